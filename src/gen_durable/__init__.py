@@ -1,0 +1,81 @@
+"""Durable state machines on PostgreSQL.
+
+A machine is a class whose steps return outcomes; what an outcome says is committed before anything else happens, so an
+instance outlives the process, the host and the database server that it runs on.
+"""
+
+from .async_client import AsyncClient
+from .client import Client
+from .config import Queue, Settings
+from .context import Children, Context
+from .errors import (
+    CodecError,
+    DatabaseError,
+    DecodeError,
+    DefinitionError,
+    EncodeError,
+    GenDurableError,
+    InstanceCancelledError,
+    InstanceFailedError,
+    InstanceUnfinishedError,
+    KeyTakenError,
+    NoTargetError,
+    NotDoneError,
+    SettingsError,
+    UsageError,
+)
+from .instance import Child, Delivered, DuplicateSignal, Instance, Status
+from .machine import Machine, Step, step
+from .outcome import Await, Done, Next, Outcome, Retry, ScheduleChildren, Stop
+from .refs import Duplicate, Inserted, Ref, Spec
+from .retry import Backoff, backoff
+from .signals import Inbox, Message, Signal
+from .worker import Worker
+
+__all__ = [
+    "AsyncClient",
+    "Await",
+    "Backoff",
+    "Child",
+    "Children",
+    "Client",
+    "CodecError",
+    "Context",
+    "DatabaseError",
+    "DecodeError",
+    "DefinitionError",
+    "Delivered",
+    "Done",
+    "Duplicate",
+    "DuplicateSignal",
+    "EncodeError",
+    "GenDurableError",
+    "Inbox",
+    "Inserted",
+    "Instance",
+    "InstanceCancelledError",
+    "InstanceFailedError",
+    "InstanceUnfinishedError",
+    "KeyTakenError",
+    "Machine",
+    "Message",
+    "Next",
+    "NoTargetError",
+    "NotDoneError",
+    "Outcome",
+    "Queue",
+    "Ref",
+    "Retry",
+    "ScheduleChildren",
+    "Settings",
+    "SettingsError",
+    "Signal",
+    "Spec",
+    "Status",
+    "Step",
+    "Stop",
+    "UsageError",
+    "Worker",
+    "backoff",
+    "step",
+]

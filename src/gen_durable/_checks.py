@@ -1,0 +1,100 @@
+"""What the database can hold: one place for the limits of names, keys, numbers, durations and moments.
+
+Each function gives the value back, normalized, or raises: an `OptionError` where a machine is defined, a
+`UsageError` where something is called.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Final, TypeAlias
+
+from .errors import OptionError, UsageError
+
+__all__ = [
+    "MAX_AWAITED",
+    "MAX_DELAY",
+    "MAX_KEY_BYTES",
+    "MAX_NAME_BYTES",
+    "checked_delay",
+    "checked_id",
+    "checked_int",
+    "checked_key",
+    "checked_moment",
+    "checked_name",
+]
+
+MAX_NAME_BYTES: Final = 255
+# A third of what one entry of a B-tree may take (2,704 bytes), so that a key fits beside other columns.
+MAX_KEY_BYTES: Final = 1024
+MAX_AWAITED: Final = 64
+# now() plus this is far from the last timestamptz, so no delay can make a commit fail.
+MAX_DELAY: Final = timedelta(days=36525)
+
+_Raises: TypeAlias = type[UsageError] | type[OptionError]
+
+
+def checked_name(value: object, what: str, error: _Raises = UsageError) -> str:
+    """Check the name of a machine, step, queue or signal: 1 to 255 bytes of text."""
+    return _text(value, what, MAX_NAME_BYTES, error)
+
+
+def checked_key(value: object, what: str) -> str:
+    """Check a key of a user: 1 to 1024 bytes of text."""
+    return _text(value, what, MAX_KEY_BYTES, UsageError)
+
+
+def checked_int(value: object, what: str, least: int, most: int, error: _Raises = UsageError) -> int:
+    """Check a whole number and its range; `True` is none."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise error(f"{what} is of type {type(value).__name__}", "give a whole number")
+    if not least <= value <= most:
+        raise error(f"{what} is {value}", f"give a number from {least} to {most}")
+    return value
+
+
+def checked_id(value: int) -> int:
+    """Check the id of an instance."""
+    return checked_int(value, "the id", 1, 2**63 - 1)
+
+
+def checked_delay(value: object, what: str) -> timedelta:
+    """Check a duration: not negative, and short enough to be added to any timestamp."""
+    if not isinstance(value, timedelta):
+        number = value if isinstance(value, int | float) else "…"
+        raise UsageError(f"{what} is of type {type(value).__name__}", f"write timedelta(seconds={number})")
+    if value < timedelta(0):
+        raise UsageError(f"{what} is negative ({value})", "give zero or more")
+    if value > MAX_DELAY:
+        raise UsageError(f"{what} is longer than 100 years ({value})", "give less")
+    return value
+
+
+def checked_moment(value: object, what: str) -> datetime:
+    """Turn a moment into UTC; without a time zone it would be another moment on another host."""
+    if not isinstance(value, datetime):
+        raise UsageError(f"{what} is of type {type(value).__name__}", "write datetime(…, tzinfo=UTC)")
+    if value.utcoffset() is None:
+        raise UsageError(f"{what} has no time zone ({value})", "write datetime(…, tzinfo=UTC)")
+    try:
+        return value.astimezone(UTC)
+    except OverflowError:
+        raise UsageError(
+            f"{what} is at the end of the calendar ({value})", "give a moment within it"
+        ) from None
+
+
+def _text(value: object, what: str, most: int, error: _Raises) -> str:
+    if not isinstance(value, str):
+        raise error(f"{what} is of type {type(value).__name__}", "give a str")
+    if not value:
+        raise error(f"{what} is empty", f"give 1 to {most} bytes")
+    try:
+        size = len(value.encode())
+    except UnicodeEncodeError:
+        raise error(f"{what} holds half of a surrogate pair", "give valid Unicode text") from None
+    if size > most:
+        raise error(f"{what} is {size} bytes long", f"give at most {most} bytes")
+    if "\0" in value:
+        raise error(f"{what} holds a NUL character", "PostgreSQL cannot store it, so take it out")
+    return value

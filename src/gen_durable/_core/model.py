@@ -1,0 +1,156 @@
+"""The nouns that cross the seams: what is inserted, what is leased, what is committed, and what became of it.
+
+insert  NewInstance → row          pick  row → Execution          settle  Execution + Outcome → CommitEntry
+commit  CommitEntry → Committed | Stale
+"""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from typing import Final, Literal, TypeAlias
+
+import msgspec
+
+__all__ = [
+    "PLAIN_KINDS",
+    "ChildRow",
+    "CommitEntry",
+    "CommitResult",
+    "Committed",
+    "Execution",
+    "Kind",
+    "NewInstance",
+    "SignalRow",
+    "Stale",
+]
+
+Kind: TypeAlias = Literal["keep", "next", "retry", "await", "schedule_childs", "done", "stop", "release"]
+"""What a commit does to a row, in the words of the SQL.
+
+`keep` is `next` on the lease that is held already; `release` gives an unfinished execution back at no cost.
+"""
+
+PLAIN_KINDS: Final = frozenset({"keep", "next", "retry", "done", "stop"})
+
+
+class NewInstance(msgspec.Struct, frozen=True, gc=False):
+    """A row to insert; every value is checked and encoded."""
+
+    fsm: str
+    version: int
+    step: str
+    state: str
+    queue: str
+    priority: int
+    eligible_at: datetime | None
+    delay: timedelta | None
+    concurrency_key: str | None
+    correlation_key: str | None
+    correlation_scope: str | None
+    unique_key: bytes | None
+    unique_scope: str | None
+
+
+class SignalRow(msgspec.Struct, frozen=True, gc=False):
+    """An unread signal as it is stored."""
+
+    id: int
+    name: str
+    payload: str
+    inserted_at: datetime
+
+
+class ChildRow(msgspec.Struct, frozen=True, gc=False):
+    """A child as it is stored."""
+
+    id: int
+    fsm: str
+    version: int
+    status: str
+    state: str
+    result: str | None
+    last_error: str | None
+
+
+class Execution(msgspec.Struct, frozen=True):
+    """One leased attempt at one step."""
+
+    id: int
+    lease_token: int
+    fsm: str
+    version: int
+    step: str
+    step_seq: int
+    """Transitions committed before this one; with the token it guards every write of this execution."""
+    attempt: int
+    state: str
+    queue: str
+    awaits: tuple[str, ...] | None = None
+    timed_out: bool = False
+    inbox: tuple[SignalRow, ...] = ()
+    children: tuple[ChildRow, ...] = ()
+    parent_id: int | None = None
+    concurrency_key: str | None = None
+    correlation_key: str | None = None
+
+    @property
+    def awaited(self) -> tuple[SignalRow, ...]:
+        """The signals that it was woken with: of the names that the last await said, all that are there."""
+        if not self.awaits or not self.inbox:
+            return ()
+        return tuple(row for row in self.inbox if row.name in self.awaits)
+
+
+class CommitEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """An outcome, ready for the group commit."""
+
+    id: int
+    lease_token: int
+    step_seq: int
+    kind: Kind
+    step: str = ""
+    payload: str | None = None
+    """The state; of `done`, the result. `None` leaves the state as it is stored."""
+    error: str | None = None
+    delay: timedelta | None = None
+    awaits: tuple[str, ...] | None = None
+    presented: tuple[int, ...] = ()
+    timeout: timedelta | None = None
+    deadline: datetime | None = None
+    children: tuple[NewInstance, ...] = ()
+    switches_key: bool = False
+    concurrency_key: str | None = None
+    """The key from now on, if `switches_key`."""
+    consumed: tuple[int, ...] = ()
+    held_key: str | None = None
+    """The key whose slot the execution holds: free again unless the lease is kept."""
+    parent_id: int | None = None
+    was_awaiting: bool = False
+    """Whether the row still carries the set of its last await, which a retry must not lose."""
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the short statement can commit it."""
+        return (
+            self.kind in PLAIN_KINDS
+            and self.parent_id is None
+            and self.held_key is None
+            and not self.switches_key
+            and not self.was_awaiting
+        )
+
+
+class Committed(msgspec.Struct, frozen=True, gc=False):
+    """The outcome is durable."""
+
+    status: str
+    """The status of the row from now on."""
+    inbox: tuple[SignalRow, ...] = ()
+    """For an execution that keeps its lease: the unread signals at this moment."""
+
+
+class Stale(msgspec.Struct, frozen=True, gc=False):
+    """The lease was lost before the commit: nothing was written, another execution does the step again."""
+
+
+CommitResult: TypeAlias = Committed | Stale

@@ -1,0 +1,120 @@
+"""From what the database holds to what users see: contexts for steps, snapshots for clients."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ..context import Children, Context
+from ..definition import MachineDef
+from ..errors import DecodeError
+from ..instance import Child, Instance, Status
+from ..signals import Inbox, Message
+from .codec import decode
+from .model import ChildRow, Execution, SignalRow
+from .registry import Registry
+
+__all__ = ["instance_of", "open_context", "state_of"]
+
+_NOTHING = Inbox()
+_NOBODY = Children()
+
+
+def open_context(execution: Execution, machine: MachineDef, registry: Registry, state: Any) -> Context[Any]:
+    """What a step of this execution sees, around a state that has been decoded."""
+    inbox = awaited = _NOTHING
+    if execution.inbox:
+        names = execution.awaits or ()
+        messages = [
+            (_message(row, machine, is_awaited=row.name in names), row.name in names)
+            for row in execution.inbox
+        ]
+        inbox = Inbox([message for message, _ in messages])
+        awaited = Inbox([message for message, is_awaited in messages if is_awaited])
+    return Context(
+        id=execution.id,
+        machine=execution.fsm,
+        version=execution.version,
+        step=execution.step,
+        attempt=execution.attempt,
+        step_seq=execution.step_seq + 1,
+        state=state,
+        raw_state=execution.state,
+        awaited=awaited,
+        inbox=inbox,
+        timed_out=execution.timed_out,
+        children=Children([_child(row, registry) for row in execution.children])
+        if execution.children
+        else _NOBODY,
+        parent_id=execution.parent_id,
+        correlation_key=execution.correlation_key,
+    )
+
+
+def state_of(execution: Execution, machine: MachineDef) -> Any:
+    """The state of an execution, decoded afresh."""
+    return decode(execution.state, machine.state_type, f"the state of {machine.name} {execution.id}")
+
+
+def instance_of(row: Mapping[str, Any], machine: MachineDef | None) -> Instance[Any, Any]:
+    """A row as a client sees it: typed if the machine is known, else as plain JSON."""
+    name, id = row["fsm"], row["id"]
+    state_type: Any = machine.state_type if machine else Any
+    result_type: Any = machine.result_type if machine else Any
+    result = row["result"]
+    return Instance(
+        id=id,
+        machine=name,
+        version=row["fsm_version"],
+        step=row["step"],
+        status=Status(row["status"]),
+        state=decode(row["state"], state_type, f"the state of {name} {id}"),
+        stored_result=None if result is None else decode(result, result_type, f"the result of {name} {id}"),
+        attempt=row["attempt"],
+        step_seq=row["step_seq"],
+        crash_count=row["crash_count"],
+        queue=row["queue"],
+        priority=row["priority"],
+        awaits=tuple(row["awaits"] or ()),
+        await_deadline=row["await_deadline"],
+        children_pending=row["children_pending"],
+        last_error=row["last_error"],
+        correlation_key=row["correlation_key"],
+        unique_key=row["unique_key"],
+        concurrency_key=row["concurrency_key"],
+        parent_id=row["parent_id"],
+        locked_by=row["locked_by"],
+        inserted_at=row["inserted_at"],
+        updated_at=row["updated_at"],
+        eligible_at=row["eligible_at"],
+        finished_at=row["finished_at"],
+        deleted_at=row["deleted_at"],
+    )
+
+
+def _message(row: SignalRow, machine: MachineDef, *, is_awaited: bool) -> Message:
+    payload_type: Any = machine.signals.get(row.name, Any)
+    try:
+        payload = decode(row.payload, payload_type, f"the payload of signal '{row.name}'")
+    except DecodeError:
+        # A misshapen signal that nobody awaits must not stop a step that has nothing to do with it.
+        if is_awaited:
+            raise
+        payload = decode(row.payload, Any, f"the payload of signal '{row.name}'")
+    return Message(id=row.id, name=row.name, payload=payload, sent_at=row.inserted_at)
+
+
+def _child(row: ChildRow, registry: Registry) -> Child[Any]:
+    known = registry.get(row.fsm, row.version)
+    machine = known.definition if known else None
+    what = f"{row.fsm} {row.id}"
+    return Child(
+        id=row.id,
+        machine=row.fsm,
+        status=Status(row.status),
+        state=decode(row.state, machine.state_type if machine else Any, f"the state of {what}"),
+        result=None
+        if row.result is None
+        else decode(row.result, machine.result_type if machine else Any, f"the result of {what}"),
+        last_error=row.last_error,
+    )

@@ -1,0 +1,110 @@
+"""Which machines a worker runs: (name, version) → definition and the object that has its steps."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable, Iterator
+from types import ModuleType
+from typing import Any, TypeAlias
+
+import msgspec
+
+from ..definition import Definition, MachineDef, definition_of
+from ..errors import DefinitionError, DuplicateMachineError, UnknownMachineError, UsageError
+from ..machine import Machine, check_annotations
+from ..refs import Insertable
+
+__all__ = ["Machines", "Registered", "Registry"]
+
+Machines: TypeAlias = Iterable[Insertable[Any, Any] | ModuleType]
+"""Machine classes, machine objects, or modules full of classes."""
+
+
+class Registered(msgspec.Struct, frozen=True):
+    """A machine that can run."""
+
+    definition: MachineDef
+    machine: Machine[Any, Any]
+
+
+class Registry:
+    """The machines of one worker. A row is always run by its own version, never by the newest."""
+
+    def __init__(self, machines: Machines = ()) -> None:
+        self._machines: dict[tuple[str, int], Registered] = {}
+        for machine in _flat(machines):
+            self.add(machine)
+
+    def add(self, machine: Insertable[Any, Any], *, replace: bool = False) -> Registered:
+        """Take a machine in; a class is made an object of here, once."""
+        definition = definition_of(machine)
+        check_annotations(_class_of(machine))
+        key = (definition.name, definition.version)
+        known = self._machines.get(key)
+        if known is not None and not replace:
+            if known.definition is definition and isinstance(machine, type):
+                return known
+            raise DuplicateMachineError(*key, known.definition.location, definition.location)
+        registered = Registered(definition, _made(machine))
+        self._machines[key] = registered
+        return registered
+
+    def find(self, fsm: str, version: int) -> Registered:
+        """The machine of a row."""
+        try:
+            return self._machines[fsm, version]
+        except KeyError:
+            raise UnknownMachineError(fsm, version, tuple(self._machines)) from None
+
+    def get(self, fsm: str, version: int) -> Registered | None:
+        """The machine of a row, if it runs here."""
+        return self._machines.get((fsm, version))
+
+    @property
+    def keys(self) -> tuple[list[str], list[int]]:
+        """Names and versions, in parallel, as the pick takes them."""
+        return [fsm for fsm, _ in self._machines], [version for _, version in self._machines]
+
+    def __iter__(self) -> Iterator[MachineDef]:
+        return (registered.definition for registered in self._machines.values())
+
+    def __len__(self) -> int:
+        return len(self._machines)
+
+
+def _flat(machines: Machines) -> Iterator[Insertable[Any, Any]]:
+    for item in machines:
+        if isinstance(item, ModuleType):
+            found = [value for value in vars(item).values() if _is_machine_of(value, item)]
+            if not found:
+                raise UsageError(f"module {item.__name__} defines no machine", "give a module that does")
+            yield from found
+        else:
+            yield item
+
+
+def _is_machine_of(value: object, module: ModuleType) -> bool:
+    return (
+        isinstance(value, type)
+        and issubclass(value, Definition)
+        and value.__module__ == module.__name__
+        and hasattr(value, "__definition__")
+    )
+
+
+def _class_of(machine: Any) -> type[Machine[Any, Any]]:
+    return machine if isinstance(machine, type) else type(machine)
+
+
+def _made(machine: Any) -> Machine[Any, Any]:
+    if not isinstance(machine, type):
+        made: Machine[Any, Any] = machine
+        return made
+    try:
+        inspect.signature(machine).bind()
+    except TypeError as error:
+        raise DefinitionError(
+            f"{machine.__name__}() cannot be made without arguments ({error}); "
+            f"give the worker an object: Worker([{machine.__name__}(…)])"
+        ) from None
+    return machine()  # type: ignore[no-any-return]  # a class of machines makes one

@@ -1,0 +1,203 @@
+"""From an outcome to what the commit writes: the heart, as one pure function."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Final, assert_never
+
+import msgspec
+
+from .._typing import KEEP, Keep
+from ..definition import MachineDef, definition_of
+from ..errors import OutcomeError, UnknownStepError, UsageError
+from ..instance import Status
+from ..outcome import Await, Done, Next, Outcome, Retry, ScheduleChildren, Stop
+from ..refs import AnySpec
+from .codec import encode
+from .model import CommitEntry, Execution, NewInstance
+
+__all__ = ["UNREAD", "Limits", "checked_outcome", "new_instance", "release", "settle"]
+
+
+class Unread:
+    """The type of `UNREAD`."""
+
+    def __repr__(self) -> str:
+        return "UNREAD"
+
+
+UNREAD: Final = Unread()
+"""In place of a state that could not be decoded: it stays in the database as it is."""
+
+
+class Limits(msgspec.Struct, frozen=True):
+    """What one outcome may weigh."""
+
+    max_payload: int
+    max_children: int
+
+
+def checked_outcome(value: object, machine: str, step: str) -> Outcome[Any]:
+    """What a step or a handler returned, if it is an outcome."""
+    if isinstance(value, Next | Retry | Await | ScheduleChildren | Done | Stop):
+        return value
+    raise OutcomeError(machine, step, type(value).__name__)
+
+
+def settle(
+    execution: Execution,
+    machine: MachineDef,
+    outcome: Outcome[Any],
+    state: object,
+    limits: Limits,
+    *,
+    may_chain: bool = False,
+    error: str | None = None,
+) -> CommitEntry:
+    """What to commit for this outcome of this execution.
+
+    Args:
+        state: `ctx.state` as the step left it, for an outcome that names none; or `UNREAD`.
+        may_chain: keep the lease over a plain Next, so that the same worker goes on at once.
+        error: why the step raised, when the outcome is that of its handler.
+
+    Raises:
+        UnknownStepError: the outcome leads to a step that the machine does not have.
+        EncodeError: its state, result or a child's state cannot be stored.
+        UsageError: it leads where the step's `to=` does not, or schedules too many children.
+    """
+    match outcome:
+        case Next():
+            chains = (
+                may_chain
+                and outcome.delay is None
+                and not outcome.requeue
+                and outcome.concurrency_key is KEEP
+            )
+            return _entry(
+                execution,
+                "keep" if chains else "next",
+                step=_target(execution, machine, outcome.step),
+                payload=_state(outcome.state, state, execution, machine, limits),
+                delay=outcome.delay,
+                error=error,
+                consumed=_ids(execution),
+                **_key(outcome.concurrency_key),
+            )
+        case Retry():
+            return _entry(
+                execution,
+                "retry",
+                payload=_state(outcome.state, state, execution, machine, limits),
+                delay=outcome.delay,
+                error=error,
+            )
+        case Await():
+            return _entry(
+                execution,
+                "await",
+                step=_target(execution, machine, outcome.then),
+                payload=_state(outcome.state, state, execution, machine, limits),
+                awaits=outcome.signals,
+                presented=_ids(execution),
+                timeout=outcome.timeout,
+                deadline=outcome.deadline,
+                error=error,
+                **_key(outcome.concurrency_key),
+            )
+        case ScheduleChildren():
+            if len(outcome.children) > limits.max_children:
+                raise UsageError(
+                    f"step '{execution.step}' of machine '{machine.name}' schedules {len(outcome.children)} children",
+                    f"at most {limits.max_children} at once; or raise settings.max_children",
+                )
+            return _entry(
+                execution,
+                "schedule_childs",
+                step=_target(execution, machine, outcome.then),
+                payload=_state(outcome.state, state, execution, machine, limits),
+                children=tuple(new_instance(spec, limits.max_payload) for spec in outcome.children),
+                error=error,
+                consumed=_ids(execution),
+            )
+        case Done():
+            what = f"the result of {machine.name} {execution.id}"
+            result = encode(outcome.result, machine.result_type, what, limits.max_payload)
+            return _entry(execution, "done", payload=result, error=error)
+        case Stop():
+            return _entry(execution, "stop", error=outcome.reason)
+        case _:
+            assert_never(outcome)
+
+
+def release(execution: Execution) -> CommitEntry:
+    """Give an unfinished execution back: a shutdown costs neither an attempt nor a place in the queue."""
+    return _entry(execution, "release")
+
+
+def new_instance(spec: AnySpec, max_payload: int) -> NewInstance:
+    """A spec as the row that it inserts."""
+    machine, values = definition_of(spec.definition), spec.values
+    return NewInstance(
+        machine.name,
+        machine.version,
+        values.step,
+        encode(spec.state, machine.state_type, f"the state of {machine.name}", max_payload),
+        values.queue,
+        values.priority,
+        values.eligible_at,
+        values.delay,
+        values.concurrency_key,
+        values.correlation_key,
+        None if values.correlation_key is None else _scope(values.correlation_scope),
+        values.unique_key,
+        None if values.unique_key is None else _scope(values.unique_scope),
+    )
+
+
+def _entry(execution: Execution, kind: Any, **fields: Any) -> CommitEntry:
+    return CommitEntry(
+        id=execution.id,
+        lease_token=execution.lease_token,
+        step_seq=execution.step_seq,
+        kind=kind,
+        held_key=execution.concurrency_key,
+        parent_id=execution.parent_id,
+        was_awaiting=execution.awaits is not None,
+        **fields,
+    )
+
+
+def _target(execution: Execution, machine: MachineDef, step: str) -> str:
+    if step not in machine.steps:
+        raise UnknownStepError(machine.name, step, tuple(machine.steps), f"step '{execution.step}'")
+    source = machine.steps.get(execution.step)
+    if source is not None and source.to is not None and step not in source.to:
+        raise UsageError(
+            f"step '{execution.step}' of machine '{machine.name}' went to '{step}'",
+            f"its to= allows only {', '.join(source.to) or 'an end'}; add the step there",
+        )
+    return step
+
+
+def _state(
+    given: object, current: object, execution: Execution, machine: MachineDef, limits: Limits
+) -> str | None:
+    value = current if given is KEEP else given
+    if value is UNREAD:
+        return None
+    return encode(
+        value, machine.state_type, f"the state of {machine.name} {execution.id}", limits.max_payload
+    )
+
+
+def _ids(execution: Execution) -> tuple[int, ...]:
+    return tuple(row.id for row in execution.awaited)
+
+
+def _key(key: str | Keep | None) -> dict[str, Any]:
+    return {} if isinstance(key, Keep) else {"switches_key": True, "concurrency_key": key}
+
+
+def _scope(statuses: Iterable[Status]) -> str:
+    return "{" + ",".join(statuses) + "}"

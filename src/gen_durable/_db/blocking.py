@@ -1,0 +1,70 @@
+"""One blocking connection of our own, over psycopg: made when it is needed, and made again when it broke."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any, TypeVar
+
+from ..errors import UsageError
+from .failures import StatementError, is_outage
+from .plan import Plan
+from .pool import PINNED, unreachable
+from .runner import run_psycopg
+
+__all__ = ["BlockingDatabase"]
+
+T = TypeVar("T")
+
+
+class BlockingDatabase:
+    """A connection that several threads may share: they take turns."""
+
+    def __init__(self, dsn: str, schema: str, *, advice: str = "") -> None:
+        self._dsn = dsn
+        self._advice = advice
+        self.schema = schema
+        self._lock = threading.RLock()
+        self._conn: Any = None
+
+    def run(self, plan: Plan[T]) -> T:
+        """Run a plan of one statement, or of several that need no common transaction."""
+        with self._lock:
+            try:
+                return run_psycopg(self._connection(), plan, self.schema)
+            except StatementError as error:
+                if is_outage(error):
+                    self.close()
+                raise
+
+    def run_in_transaction(self, plan: Plan[T]) -> T:
+        """Run a plan as one transaction."""
+        with self._lock, self._connection().transaction():
+            return self.run(plan)
+
+    def close(self) -> None:
+        """Close the connection; the next use opens another."""
+        with self._lock:
+            if self._conn is not None:
+                self._conn.close()
+                self._conn = None
+
+    def _connection(self) -> Any:
+        if self._conn is None or self._conn.closed:
+            try:
+                import psycopg
+            except ImportError:
+                raise UsageError(
+                    "the blocking Client needs psycopg, which is not installed",
+                    "pip install 'gen_durable[sync]', or use AsyncClient",
+                ) from None
+            try:
+                self._conn = psycopg.connect(
+                    self._dsn, autocommit=True, connect_timeout=10, options=_options()
+                )
+            except (psycopg.Error, ValueError) as error:
+                raise unreachable(self._dsn, error, self._advice) from error
+        return self._conn
+
+
+def _options() -> str:
+    return " ".join(f"-c {name}={value.replace(' ', chr(92) + ' ')}" for name, value in PINNED.items())

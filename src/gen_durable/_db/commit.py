@@ -1,0 +1,210 @@
+"""Group commit: the outcomes of many executions in one transaction."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import msgspec
+
+from .._core.model import CommitEntry, CommitResult, Committed, SignalRow, Stale
+from . import pick
+from .insert import insert_children
+from .lease import Lease
+from .plan import Call, Plan, Row, Rows, statements
+
+__all__ = [
+    "CommitReport",
+    "commit",
+    "commit_plain",
+    "in_lock_order",
+    "is_one_statement",
+    "resolve",
+    "unlocked",
+]
+
+_SQL = statements("commit.sql")
+
+
+class CommitReport(msgspec.Struct, frozen=True, gc=False):
+    """What became of each entry, in their order, and which queues have something to do now."""
+
+    results: list[CommitResult]
+    queues: set[str]
+
+
+def in_lock_order(entries: Iterable[CommitEntry]) -> list[CommitEntry]:
+    """Entries in the order in which every transaction takes row locks: ids descending, children before parents."""
+    return sorted(entries, key=lambda entry: -entry.id)
+
+
+def is_one_statement(entries: Sequence[CommitEntry]) -> bool:
+    """Whether `commit_plain` will do, which needs no transaction around it."""
+    return all(entry.is_plain for entry in entries)
+
+
+def commit_plain(entries: Sequence[CommitEntry]) -> Plan[CommitReport]:
+    """Commit plain outcomes: one statement, and one more if an instance that goes on has signals."""
+    rows = _by_lease((yield _plain_call(entries)))
+    inbox = yield from _inbox_of_kept(rows)
+    return _report(entries, rows, inbox, set())
+
+
+def commit(entries: Sequence[CommitEntry]) -> Plan[CommitReport]:
+    """Commit any outcomes: one statement, and at most five more, each only if needed. Needs a transaction."""
+    rows = _by_lease((yield _full_call(entries)))
+    queues: set[str] = set()
+    queues |= yield from _insert_children(entries, rows)
+    parked = [row["id"] for row in rows.values() if row["status"] == "awaiting_signal" and row["has_signals"]]
+    if parked:
+        queues |= {row["queue"] for row in (yield _SQL["recheck"](ids=parked))}
+    freed = [
+        entry.held_key
+        for entry in entries
+        if entry.held_key is not None
+        and (row := rows.get((entry.id, entry.lease_token))) is not None
+        and row["status"] != "executing"
+    ]
+    if freed:
+        queues |= yield from pick.ungate(freed)
+    inbox = yield from _inbox_of_kept(rows)
+    return _report(entries, rows, inbox, queues)
+
+
+def unlocked(entries: Sequence[CommitEntry]) -> Plan[tuple[list[CommitEntry], list[CommitEntry]]]:
+    """Tell entries whose rows are free from those for which somebody's open transaction holds a row."""
+    ids = {entry.id for entry in entries} | {
+        entry.parent_id for entry in entries if entry.parent_id is not None
+    }
+    free = {row["id"] for row in (yield _SQL["unlocked"](ids=sorted(ids)))}
+    can: list[CommitEntry] = []
+    must_wait: list[CommitEntry] = []
+    for entry in entries:
+        is_free = entry.id in free and (entry.parent_id is None or entry.parent_id in free)
+        (can if is_free else must_wait).append(entry)
+    return can, must_wait
+
+
+def resolve(entries: Sequence[CommitEntry]) -> Plan[list[CommitResult | None]]:
+    """After a COMMIT whose answer was lost: which of these are durable? `None`: not committed, send it again."""
+    rows = {row["id"]: row for row in (yield _SQL["standing"](ids=[entry.id for entry in entries]))}
+    inbox: Mapping[int, tuple[SignalRow, ...]] = {}
+    if kept := [entry.id for entry in entries if entry.kind == "keep" and entry.id in rows]:
+        inbox = yield from pick.inboxes(kept)
+    return [_standing(entry, rows.get(entry.id), inbox) for entry in entries]
+
+
+def _standing(
+    entry: CommitEntry, row: Row | None, inbox: Mapping[int, tuple[SignalRow, ...]]
+) -> CommitResult | None:
+    if row is None:
+        return Stale()
+    if row["lease_token"] == entry.lease_token and row["step_seq"] == entry.step_seq:
+        return None
+    if entry.kind == "keep":
+        is_ours = row["lease_token"] == entry.lease_token and row["step_seq"] == entry.step_seq + 1
+        return Committed("executing", inbox.get(entry.id, ())) if is_ours else Stale()
+    # The lease is gone. If the transition is there, it was ours or that of whoever took the lease over; for an
+    # execution that ends here both mean the same: this transition is committed, once.
+    advanced = 0 if entry.kind in ("retry", "release") else 1
+    return Committed(row["status"]) if row["step_seq"] >= entry.step_seq + advanced else Stale()
+
+
+def _insert_children(entries: Sequence[CommitEntry], rows: Mapping[Lease, Row]) -> Plan[set[str]]:
+    """Children only of parents that the guarded update returned as parked: a stale parent spawns nothing."""
+    spawning = [
+        entry
+        for entry in entries
+        if entry.children
+        and (row := rows.get((entry.id, entry.lease_token))) is not None
+        and row["status"] == "awaiting_children"
+    ]
+    if not spawning:
+        return set()
+    inserted, queues = yield from insert_children(
+        [child for entry in spawning for child in entry.children],
+        [entry.id for entry in spawning for _ in entry.children],
+        [entry.step_seq + 1 for entry in spawning for _ in entry.children],
+    )
+    short = [entry.id for entry in spawning if inserted[entry.id] < len(entry.children)]
+    if short:
+        fixed = yield _SQL["fix_barriers"](ids=short, pending=[inserted[id] for id in short])
+        queues |= {row["queue"] for row in fixed if row["status"] == "runnable"}
+    return queues
+
+
+def _by_lease(rows: Rows) -> Mapping[Lease, Row]:
+    """Answers by lease: one batch may hold outcomes of a lost and of a live execution of the same instance."""
+    return {(row["id"], row["lease_token"]): row for row in rows}
+
+
+def _inbox_of_kept(rows: Mapping[Lease, Row]) -> Plan[Mapping[int, tuple[SignalRow, ...]]]:
+    """A chained step sees its inbox as a picked one would."""
+    kept = [row["id"] for row in rows.values() if row["status"] == "executing" and row["has_signals"]]
+    if not kept:
+        return {}
+    return (yield from pick.inboxes(kept))
+
+
+def _report(
+    entries: Sequence[CommitEntry],
+    rows: Mapping[Lease, Row],
+    inbox: Mapping[int, tuple[SignalRow, ...]],
+    queues: set[str],
+) -> CommitReport:
+    results: list[CommitResult] = []
+    for entry in entries:
+        row = rows.get((entry.id, entry.lease_token))
+        if row is None:
+            results.append(Stale())
+            continue
+        results.append(Committed(row["status"], inbox.get(entry.id, ())))
+        if row["status"] == "runnable":
+            queues.add(row["queue"])
+        if row["released"]:
+            queues.update(row["released"])
+    return CommitReport(results, queues)
+
+
+def _plain_call(entries: Sequence[CommitEntry]) -> Call:
+    return _SQL["commit_plain"](
+        ids=[entry.id for entry in entries],
+        lease_tokens=[entry.lease_token for entry in entries],
+        step_seqs=[entry.step_seq for entry in entries],
+        kinds=[entry.kind for entry in entries],
+        steps=[entry.step for entry in entries],
+        payloads=[entry.payload for entry in entries],
+        errors=[entry.error for entry in entries],
+        delays=[entry.delay for entry in entries],
+    )
+
+
+def _full_call(entries: Sequence[CommitEntry]) -> Call:
+    return _SQL["commit"](
+        ids=[entry.id for entry in entries],
+        lease_tokens=[entry.lease_token for entry in entries],
+        step_seqs=[entry.step_seq for entry in entries],
+        kinds=[entry.kind for entry in entries],
+        steps=[entry.step for entry in entries],
+        payloads=[entry.payload for entry in entries],
+        errors=[entry.error for entry in entries],
+        delays=[entry.delay for entry in entries],
+        awaits=[None if entry.awaits is None else text_array(entry.awaits) for entry in entries],
+        presented=[id_array(entry.presented) for entry in entries],
+        timeouts=[entry.timeout for entry in entries],
+        deadlines=[entry.deadline for entry in entries],
+        children=[len(entry.children) for entry in entries],
+        switches_keys=[entry.switches_key for entry in entries],
+        concurrency_keys=[entry.concurrency_key for entry in entries],
+        consumed=[id_array(entry.consumed) if entry.consumed else None for entry in entries],
+    )
+
+
+def id_array(ids: Iterable[int]) -> str:
+    """Ids as the text of a PostgreSQL array: an array of arrays of unequal length does not exist."""
+    return "{" + ",".join(map(str, ids)) + "}"
+
+
+def text_array(names: Iterable[str]) -> str:
+    """Names as the text of a PostgreSQL array."""
+    quoted = (name.replace("\\", "\\\\").replace('"', '\\"') for name in names)
+    return "{" + ",".join(f'"{name}"' for name in quoted) + "}"

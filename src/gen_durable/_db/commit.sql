@@ -1,0 +1,155 @@
+-- Group commit: the outcomes of many executions in one transaction.
+--
+-- Every write is guarded by (id, lease_token, step_seq). The token alone would not do: a chained step keeps its lease, so an
+-- outcome that is sent twice (a COMMIT whose answer was lost) would pass a second time. A row that does not come back
+-- was stale, and nothing may be written on its behalf: all riders read only what the guarded update returned.
+-- A requested cancel wins over every outcome that has not been committed yet.
+
+-- name: commit_plain
+-- next, retry, done, stop and keep of rows without parent, key or awaited signals: the hot path, one statement, commit included.
+-- It says less than `commit` and costs two thirds of it; what both say, they say alike.
+with settled as (
+  update gen_durable.gen_durable g
+     set status = case when g.cancel_requested_at is not null then 'cancelled'::gen_durable.durable_status
+                       when o.kind = 'keep' then 'executing' when o.kind in ('next', 'retry') then 'runnable'
+                       when o.kind = 'done' then 'done' else 'failed' end,
+         step = case when g.cancel_requested_at is null and o.kind in ('keep', 'next') then o.step else g.step end,
+         state = case when g.cancel_requested_at is null and o.kind in ('keep', 'next', 'retry') and o.payload is not null
+                      then o.payload::jsonb else g.state end,
+         result = case when g.cancel_requested_at is null and o.kind = 'done' then o.payload::jsonb end,
+         last_error = case when g.cancel_requested_at is null then coalesce(o.error, g.last_error) else g.last_error end,
+         step_seq = g.step_seq + (g.cancel_requested_at is null and o.kind <> 'retry')::int,
+         execution = g.execution + (g.cancel_requested_at is null and o.kind = 'keep')::int,
+         attempt = case when o.kind = 'retry' then least(g.attempt, 2147483646) + 1 else 0 end,
+         crash_count = 0, awaits = null, presented = null, timed_out = false,
+         lease_token = case when g.cancel_requested_at is null and o.kind = 'keep' then g.lease_token end,
+         lease_expires_at = case when g.cancel_requested_at is null and o.kind = 'keep' then g.lease_expires_at end,
+         locked_by = case when g.cancel_requested_at is null and o.kind = 'keep' then g.locked_by end,
+         eligible_at = case when g.cancel_requested_at is null and o.kind in ('next', 'retry')
+                            then statement_timestamp() + coalesce(o.delay, '0') else g.eligible_at end,
+         finished_at = case when g.cancel_requested_at is not null or o.kind in ('done', 'stop')
+                            then statement_timestamp() end,
+         updated_at = statement_timestamp()
+    from unnest(:ids::bigint[], :lease_tokens::bigint[], :step_seqs::bigint[], :kinds::text[], :steps::text[],
+                :payloads::text[], :errors::text[], :delays::interval[])
+         as o (id, lease_token, step_seq, kind, step, payload, error, delay)
+   where g.id = o.id and g.lease_token = o.lease_token and g.step_seq = o.step_seq
+  returning g.id, o.lease_token, g.status, g.has_signals, g.queue
+), swept as (
+  delete from gen_durable.signals s using settled
+   where s.target_id = settled.id and settled.has_signals and settled.status in ('done', 'failed', 'cancelled')
+)
+select id, lease_token, status::text as status, has_signals, queue, null::text[] as released from settled
+
+-- name: commit
+-- Any mix of outcomes, with everything that may ride on one: consumed signals, the inbox of the ended, the parent's barrier.
+-- Later statements of the same transaction, each only if an answer asks for it: children, barrier, recheck, ungate.
+with settled as (
+  update gen_durable.gen_durable g
+     set status = case when g.cancel_requested_at is not null then 'cancelled'::gen_durable.durable_status
+                       when o.kind = 'keep' then 'executing' when o.kind in ('next', 'retry', 'release') then 'runnable'
+                       when o.kind = 'await' then 'awaiting_signal'
+                       when o.kind = 'schedule_childs' and o.children > 0 then 'awaiting_children'
+                       when o.kind = 'schedule_childs' then 'runnable'
+                       when o.kind = 'done' then 'done' else 'failed' end,
+         step = case when g.cancel_requested_at is null and o.kind in ('keep', 'next', 'await', 'schedule_childs')
+                     then o.step else g.step end,
+         state = case when g.cancel_requested_at is null and o.kind not in ('done', 'stop', 'release')
+                           and o.payload is not null then o.payload::jsonb else g.state end,
+         result = case when g.cancel_requested_at is null and o.kind = 'done' then o.payload::jsonb end,
+         last_error = case when g.cancel_requested_at is null then coalesce(o.error, g.last_error) else g.last_error end,
+         step_seq = g.step_seq + (g.cancel_requested_at is null and o.kind not in ('retry', 'release'))::int,
+         execution = g.execution + (g.cancel_requested_at is null and o.kind = 'keep')::int,
+         attempt = case when o.kind = 'retry' then least(g.attempt, 2147483646) + 1
+                        when o.kind = 'release' then g.attempt else 0 end,
+         crash_count = case when o.kind = 'release' then g.crash_count else 0 end,
+         -- A retried or released step must see what it saw: its awaited set, and whether it was woken by the clock.
+         awaits = case when g.cancel_requested_at is not null then null when o.kind = 'await' then o.awaits::text[]
+                       when o.kind in ('retry', 'release') then g.awaits end,
+         presented = case when g.cancel_requested_at is null and o.kind = 'await' then o.presented::bigint[] end,
+         timed_out = g.timed_out and o.kind in ('retry', 'release'),
+         await_deadline = case when g.cancel_requested_at is null and o.kind = 'await'
+                               then coalesce(o.deadline, statement_timestamp() + o.timeout) end,
+         spawn_round = case when g.cancel_requested_at is null and o.kind = 'schedule_childs' then g.step_seq + 1
+                            else g.spawn_round end,
+         children_pending = case when g.cancel_requested_at is null and o.kind = 'schedule_childs' then o.children else 0 end,
+         concurrency_key = case when g.cancel_requested_at is null and o.switches_key then o.concurrency_key
+                                else g.concurrency_key end,
+         concurrency_slot = case when g.cancel_requested_at is null and o.kind = 'keep' then g.concurrency_slot end,
+         lease_token = case when g.cancel_requested_at is null and o.kind = 'keep' then g.lease_token end,
+         lease_expires_at = case when g.cancel_requested_at is null and o.kind = 'keep' then g.lease_expires_at end,
+         locked_by = case when g.cancel_requested_at is null and o.kind = 'keep' then g.locked_by end,
+         eligible_at = case when g.cancel_requested_at is null and o.kind in ('next', 'retry', 'schedule_childs')
+                            then statement_timestamp() + coalesce(o.delay, '0') else g.eligible_at end,
+         finished_at = case when g.cancel_requested_at is not null or o.kind in ('done', 'stop')
+                            then statement_timestamp() end,
+         updated_at = statement_timestamp()
+    from unnest(:ids::bigint[], :lease_tokens::bigint[], :step_seqs::bigint[], :kinds::text[], :steps::text[],
+                :payloads::text[], :errors::text[], :delays::interval[], :awaits::text[], :presented::text[],
+                :timeouts::interval[], :deadlines::timestamptz[], :children::int[], :switches_keys::boolean[],
+                :concurrency_keys::text[], :consumed::text[])
+         as o (id, lease_token, step_seq, kind, step, payload, error, delay, awaits, presented, timeout, deadline, children,
+               switches_key, concurrency_key, consumed)
+   where g.id = o.id and g.lease_token = o.lease_token and g.step_seq = o.step_seq
+  returning g.id, o.lease_token, g.status, g.step_seq, g.has_signals, g.queue, g.parent_id, g.parent_round,
+            g.status in ('done', 'failed', 'cancelled') as has_ended,
+            case when g.cancel_requested_at is null and o.kind in ('keep', 'next', 'schedule_childs')
+                 then o.consumed::bigint[] end as consumed
+), ended as (
+  select parent_id, parent_round, count(*)::int as children from settled
+   where has_ended and parent_id is not null group by parent_id, parent_round
+), parent as (                                            -- locked before it is counted down, ids descending everywhere
+  select p.id, ended.children from ended
+    join gen_durable.gen_durable p on p.id = ended.parent_id and p.spawn_round = ended.parent_round
+   where p.status = 'awaiting_children' order by p.id desc for no key update of p
+), joined as (
+  update gen_durable.gen_durable p
+     set children_pending = p.children_pending - parent.children,
+         status = case when p.children_pending = parent.children then 'runnable'::gen_durable.durable_status else p.status end,
+         eligible_at = case when p.children_pending = parent.children then statement_timestamp() else p.eligible_at end,
+         updated_at = statement_timestamp()
+    from parent where p.id = parent.id and p.status = 'awaiting_children'
+  returning p.status, p.queue
+), consumed as (                                          -- progress consumes exactly the ids that the step received
+  select unnest(settled.consumed) as id, settled.step_seq from settled where settled.consumed is not null
+), forgotten as (
+  delete from gen_durable.signals s using consumed where s.id = consumed.id and s.dedup_key is null
+), kept as (                                              -- a dedup_key outlives its signal: a late duplicate is still one
+  update gen_durable.signals s set consumed_seq = consumed.step_seq, payload = 'null'
+    from consumed where s.id = consumed.id and s.dedup_key is not null
+), swept as (
+  delete from gen_durable.signals s using settled
+   where s.target_id = settled.id and settled.has_ended and settled.has_signals
+)
+select settled.id, settled.lease_token, settled.status::text as status, settled.has_signals, settled.queue,
+       (select array_agg(distinct joined.queue) from joined where joined.status = 'runnable') as released
+  from settled
+
+-- name: fix_barriers
+-- Children that were refused (their unique key is taken) are not waited for; with none left the barrier is open at once.
+update gen_durable.gen_durable g
+   set children_pending = barrier.pending,
+       status = case when barrier.pending = 0 then 'runnable'::gen_durable.durable_status else g.status end
+  from unnest(:ids::bigint[], :pending::int[]) as barrier (id, pending)
+ where g.id = barrier.id and g.status = 'awaiting_children'
+returning g.id, g.status::text as status, g.queue
+
+-- name: recheck
+-- The other half of parking, in a statement of its own so that it sees what was delivered while the first half waited for
+-- the row: an instance whose signal is already there does not sleep. Signals that the parking step had seen do not count.
+update gen_durable.gen_durable g
+   set status = 'runnable', eligible_at = statement_timestamp(), await_deadline = null
+ where g.id = any (:ids::bigint[]) and g.status = 'awaiting_signal'
+   and exists (select from gen_durable.signals s
+                where s.target_id = g.id and s.name = any (g.awaits) and s.consumed_seq is null
+                  and s.id <> all (coalesce(g.presented, '{}')))
+returning g.id, g.queue
+
+-- name: unlocked
+-- Which of these rows nobody else holds: asked when a flush gave up waiting for one of them.
+select g.id from gen_durable.gen_durable g where g.id = any (:ids::bigint[]) order by g.id desc for no key update skip locked
+
+-- name: standing
+-- After a COMMIT whose answer was lost: where do these rows stand?
+select g.id, g.step_seq, g.lease_token, g.has_signals, g.queue, g.status::text as status
+  from gen_durable.gen_durable g where g.id = any (:ids::bigint[])

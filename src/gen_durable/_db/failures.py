@@ -1,0 +1,59 @@
+"""What drivers raise, as the few kinds that the engine tells apart."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from ..errors import DatabaseError
+
+__all__ = ["StatementError", "is_data", "is_outage", "is_race"]
+
+
+class StatementError(DatabaseError):
+    """PostgreSQL refused a statement, or the connection to it broke.
+
+    `sqlstate` is empty when there was no answer at all.
+    """
+
+    sqlstate: str
+    message: str
+    detail: str
+
+    def __init__(self, sqlstate: str, message: str, detail: str = "") -> None:
+        super().__init__(sqlstate, message, detail)
+        self.sqlstate, self.message, self.detail = sqlstate, message, detail
+
+    def __str__(self) -> str:
+        code = f" (SQLSTATE {self.sqlstate})" if self.sqlstate else ""
+        return f"{self.message}{code}{': ' + self.detail if self.detail else ''}"
+
+    def facts(self) -> Mapping[str, Any]:
+        """The detail of an error that our own SQL raised: it is JSON."""
+        facts: Mapping[str, Any] = msgspec.json.decode(self.detail)
+        return facts
+
+
+# 40001 serialization_failure, 40P01 deadlock_detected, 55P03 lock_not_available: run the transaction again.
+_RACES = frozenset({"40001", "40P01", "55P03"})
+# Classes: 08 connection, 53 resources, 57 operator intervention (shutdown, cancelled), 58 system; 25P03: idle too long.
+_OUTAGES = ("08", "53", "57", "58", "25P03")
+# Classes: 22 data exception, 23 integrity constraint violation, 54 program limit exceeded: a row is to blame.
+_DATA = ("22", "23", "54")
+
+
+def is_race(error: StatementError) -> bool:
+    """Whether another transaction was in the way, so that the same statement may work at the next try."""
+    return error.sqlstate in _RACES
+
+
+def is_outage(error: StatementError) -> bool:
+    """Whether the database is away or about to go: wait, and connect again."""
+    return not error.sqlstate or error.sqlstate.startswith(_OUTAGES)
+
+
+def is_data(error: StatementError) -> bool:
+    """Whether a value is to blame, and would be again."""
+    return error.sqlstate.startswith(_DATA)

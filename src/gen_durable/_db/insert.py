@@ -1,0 +1,105 @@
+"""Inserting instances, and telling the database what a worker runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from .._core.model import NewInstance
+from ..definition import MachineDef
+from ..errors import KeyTakenError, UsageError
+from .failures import StatementError
+from .plan import Call, Plan, statements
+
+__all__ = ["Answer", "insert", "insert_children", "register"]
+
+_SQL = statements("insert.sql")
+
+
+class Answer(msgspec.Struct, frozen=True, gc=False):
+    """What became of one insert."""
+
+    id: int
+    """Of the new instance, or of the one that holds the key."""
+    is_new: bool
+    queue: str
+    key: str = ""
+    """Of a refused one: which of its keys was taken, `correlation_key` or `unique_key`."""
+
+
+def insert(rows: Sequence[NewInstance]) -> Plan[list[Answer]]:
+    """Insert any number of instances in one statement; the answers are in the order of the rows."""
+    if not rows:
+        return []
+    try:
+        found = yield _call(rows, parents=None, rounds=None)
+    except StatementError as error:
+        raise _translated(error, rows) from error
+    answers: list[Answer] = [None] * len(rows)  # type: ignore[list-item]  # every place is filled: one answer per input
+    for row in found:
+        answers[row["ord"] - 1] = Answer(row["id"], row["inserted"], row["queue"], row["holder_key"] or "")
+    return answers
+
+
+def insert_children(
+    rows: Sequence[NewInstance], parents: Sequence[int], rounds: Sequence[int]
+) -> Plan[tuple[dict[int, int], set[str]]]:
+    """Insert children of parents that a commit has just parked: how many each got, and which queues have work."""
+    found = yield _call(rows, parents=parents, rounds=rounds)
+    inserted: dict[int, int] = dict.fromkeys(parents, 0)
+    queues: set[str] = set()
+    for row in found:
+        if row["inserted"]:
+            inserted[parents[row["ord"] - 1]] += 1
+            queues.add(row["queue"])
+    return inserted, queues
+
+
+def register(machines: Sequence[MachineDef]) -> Plan[None]:
+    """Record where these machines begin and wait, for producers that know only their names."""
+    yield _SQL["register"](
+        fsms=[machine.name for machine in machines],
+        versions=[machine.version for machine in machines],
+        initial_steps=[machine.initial for machine in machines],
+        queues=[machine.queue for machine in machines],
+    )
+
+
+def _call(rows: Sequence[NewInstance], parents: Sequence[int] | None, rounds: Sequence[int] | None) -> Call:
+    return _SQL["insert"](
+        fsms=[row.fsm for row in rows],
+        versions=[row.version for row in rows],
+        steps=[row.step for row in rows],
+        states=[row.state for row in rows],
+        queues=[row.queue for row in rows],
+        priorities=[row.priority for row in rows],
+        eligible_ats=[row.eligible_at for row in rows],
+        delays=[row.delay for row in rows],
+        concurrency_keys=[row.concurrency_key for row in rows],
+        correlation_keys=[row.correlation_key for row in rows],
+        correlation_scopes=[row.correlation_scope for row in rows],
+        unique_keys=[row.unique_key for row in rows],
+        unique_scopes=[row.unique_scope for row in rows],
+        parent_ids=parents,
+        parent_rounds=rounds,
+        # A child whose key is taken is not inserted and not waited for, whoever holds the key.
+        strict=parents is None,
+    )
+
+
+def _translated(error: StatementError, rows: Sequence[NewInstance]) -> Exception:
+    if error.sqlstate == "GD001":
+        facts = error.facts()
+        row = rows[facts["ord"] - 1]
+        key = row.correlation_key if facts["key"] == "correlation_key" else _text(row.unique_key)
+        return KeyTakenError(key or "", row.fsm, facts["fsm"], facts["id"])
+    if error.sqlstate == "22008":
+        return UsageError(
+            "a time to start lies outside of what PostgreSQL can store", "give one before the year 294276"
+        )
+    return error
+
+
+def _text(key: bytes | None) -> str:
+    return (key or b"").decode(errors="backslashreplace")

@@ -1,0 +1,21 @@
+-- Inserting: the work is done by the function insert_rows, which producers of every language share.
+
+-- name: insert
+-- Any number of instances in one statement; an answer per input, numbered by its place.
+select ord, id, inserted, queue, holder_fsm, holder_key
+  from gen_durable.insert_rows(
+         :fsms::text[], :versions::int[], :steps::text[], :states::text[], :queues::text[], :priorities::int[],
+         :eligible_ats::timestamptz[], :delays::interval[], :concurrency_keys::text[],
+         :correlation_keys::text[], :correlation_scopes::text[], :unique_keys::bytea[], :unique_scopes::text[],
+         :parent_ids::bigint[], :parent_rounds::bigint[], :strict::boolean)
+
+-- name: register
+-- What a worker runs, so that producers in SQL need not know where a machine begins. Written only when it changed.
+insert into gen_durable.machines (fsm, fsm_version, initial_step, queue)
+select fsm, fsm_version, initial_step, queue
+  from unnest(:fsms::text[], :versions::int[], :initial_steps::text[], :queues::text[])
+       as given (fsm, fsm_version, initial_step, queue)
+ order by fsm, fsm_version
+    on conflict (fsm, fsm_version) do update
+   set initial_step = excluded.initial_step, queue = excluded.queue, updated_at = statement_timestamp()
+ where (machines.initial_step, machines.queue) is distinct from (excluded.initial_step, excluded.queue)

@@ -1,0 +1,66 @@
+"""Reading instances."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+
+import msgspec
+
+from .plan import Plan, Row, statements
+
+__all__ = ["Filter", "children_of", "count", "get", "page", "settled"]
+
+_SQL = statements("inspect.sql")
+# Above every id: the first page begins at the newest instance.
+_TOP = 2**63 - 1
+
+
+class Filter(msgspec.Struct, frozen=True, kw_only=True):
+    """Which instances; a field that is `None` does not matter. The fields are the parameters of the statements."""
+
+    fsm: str | None = None
+    version: int | None = None
+    step: str | None = None
+    statuses: list[str] | None = None
+    queue: str | None = None
+    correlation_key: str | None = None
+    unique_key: bytes | None = None
+    concurrency_key: str | None = None
+    parent_id: int | None = None
+    inserted_after: datetime | None = None
+    inserted_before: datetime | None = None
+
+
+def get(target: int | str) -> Plan[Row | None]:
+    """One instance, by id or by correlation key."""
+    call = _SQL["get"](id=target) if isinstance(target, int) else _SQL["get_by_key"](key=target)
+    rows = yield call
+    return rows[0] if rows else None
+
+
+def page(wanted: Filter, limit: int, before: int | None) -> Plan[Sequence[Row]]:
+    """The newest instances below the id `before`."""
+    return (yield _SQL["list"](**_values(wanted), before=_TOP if before is None else before, limit=limit))
+
+
+def count(wanted: Filter) -> Plan[int]:
+    """How many there are."""
+    rows = yield _SQL["count"](**_values(wanted))
+    number: int = rows[0]["count"]
+    return number
+
+
+def children_of(parent_id: int, *, every: bool) -> Plan[Sequence[Row]]:
+    """The children of one instance, in the order of their specs."""
+    return (yield _SQL["children_of"](id=parent_id, every=every))
+
+
+def settled(waiting: Mapping[int, bool]) -> Plan[Mapping[int, Row | None]]:
+    """Of these ids (→ does parking count?), those that have come to rest; `None` for one that does not exist."""
+    rows = yield _SQL["settled"](ids=list(waiting), parked=list(waiting.values()))
+    return {row["wanted_id"]: None if row["id"] is None else row for row in rows}
+
+
+def _values(wanted: Filter) -> dict[str, object]:
+    return msgspec.structs.asdict(wanted)

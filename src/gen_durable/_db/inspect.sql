@@ -1,0 +1,64 @@
+-- Reading instances. Each statement returns the columns of the view `snapshots`.
+
+-- name: get
+-- One instance by its id.
+select * from gen_durable.snapshots where id = :id::bigint
+
+-- name: get_by_key
+-- By correlation key: the one that occupies it now, or else the latest that had it.
+select snapshot.*
+  from (select 0 as rank, g.id from gen_durable.gen_durable g where g.correlation_guard = :key::text
+        union all
+        (select 1, g.id from gen_durable.gen_durable g where g.correlation_key = :key::text order by g.id desc limit 1)
+        order by rank limit 1) found
+  join gen_durable.snapshots snapshot on snapshot.id = found.id
+
+-- name: settled
+-- Those of these instances that have ended, or (:parked) that wait for a signal or for children; and those that are not
+-- there, with nulls. For everybody who waits.
+select wanted.id as wanted_id, snapshot.* from unnest(:ids::bigint[], :parked::boolean[]) as wanted (id, parked)
+  left join gen_durable.snapshots snapshot on snapshot.id = wanted.id
+ where snapshot.id is null or snapshot.status in ('done', 'failed', 'cancelled')
+    or wanted.parked and snapshot.status in ('awaiting_signal', 'awaiting_children')
+
+-- name: list
+-- One page, newest first, below :before. A null filter filters nothing.
+select * from gen_durable.snapshots
+ where id < :before::bigint and deleted_at is null
+   and (:fsm::text is null or fsm = :fsm::text)
+   and (:version::int is null or fsm_version = :version::int)
+   and (:step::text is null or step = :step::text)
+   and (:statuses::text[] is null or status = any (:statuses::text[]))
+   and (:queue::text is null or queue = :queue::text)
+   and (:correlation_key::text is null or correlation_key = :correlation_key::text)
+   and (:unique_key::bytea is null or unique_key = :unique_key::bytea)
+   and (:concurrency_key::text is null or concurrency_key = :concurrency_key::text)
+   and (:parent_id::bigint is null or parent_id = :parent_id::bigint)
+   and (:inserted_after::timestamptz is null or inserted_at >= :inserted_after::timestamptz)
+   and (:inserted_before::timestamptz is null or inserted_at < :inserted_before::timestamptz)
+ order by id desc limit :limit::int
+
+-- name: count
+-- How many there are, by the same filters.
+select count(*) as count from gen_durable.snapshots
+ where deleted_at is null
+   and (:fsm::text is null or fsm = :fsm::text)
+   and (:version::int is null or fsm_version = :version::int)
+   and (:step::text is null or step = :step::text)
+   and (:statuses::text[] is null or status = any (:statuses::text[]))
+   and (:queue::text is null or queue = :queue::text)
+   and (:correlation_key::text is null or correlation_key = :correlation_key::text)
+   and (:unique_key::bytea is null or unique_key = :unique_key::bytea)
+   and (:concurrency_key::text is null or concurrency_key = :concurrency_key::text)
+   and (:parent_id::bigint is null or parent_id = :parent_id::bigint)
+   and (:inserted_after::timestamptz is null or inserted_at >= :inserted_after::timestamptz)
+   and (:inserted_before::timestamptz is null or inserted_at < :inserted_before::timestamptz)
+
+-- name: children_of
+-- The children of one instance, in the order in which they were scheduled; of its last spawn, or (:every) of all.
+select snapshot.* from gen_durable.gen_durable parent
+  join gen_durable.gen_durable child on child.parent_id = parent.id
+       and (:every::boolean or child.parent_round = parent.spawn_round)
+  join gen_durable.snapshots snapshot on snapshot.id = child.id
+ where parent.id = :id::bigint
+ order by child.id

@@ -1,0 +1,70 @@
+"""Keeping leases, taking them back from the dead, and waking those whose time to wait is over."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from datetime import timedelta
+from typing import TypeAlias
+
+import msgspec
+
+from . import pick
+from .plan import Plan, statements
+
+__all__ = ["Expired", "Lease", "Reaped", "expire", "reap", "renew"]
+
+_SQL = statements("lease.sql")
+
+Lease: TypeAlias = tuple[int, int]
+"""Instance and token. An instance alone would not do: a worker may lease anew what it has just lost."""
+
+
+class Reaped(msgspec.Struct, frozen=True, gc=False):
+    """What one round of the reaper did."""
+
+    ids: list[int]
+    capped: list[int]
+    """Those that failed as poison."""
+    queues: set[str]
+
+
+class Expired(msgspec.Struct, frozen=True, gc=False):
+    """An await whose deadline passed."""
+
+    id: int
+    fsm: str
+    step: str
+    queue: str
+
+
+def renew(leases: Collection[Lease], lease: timedelta) -> Plan[set[Lease]]:
+    """Extend leases; returns those that are lost."""
+    rows = yield _SQL["renew"](
+        ids=[id for id, _ in leases], lease_tokens=[token for _, token in leases], lease=lease
+    )
+    missing = set(leases) - {(row["id"], row["lease_token"]) for row in rows}
+    if not missing:
+        return missing
+    rows = yield _SQL["still_mine"](
+        ids=[id for id, _ in missing], lease_tokens=[token for _, token in missing]
+    )
+    return missing - {(row["id"], row["lease_token"]) for row in rows}
+
+
+def reap(lease: timedelta, crash_limit: int) -> Plan[Reaped]:
+    """Return executions whose lease ran out to their queues. Needs a transaction."""
+    rows = yield _SQL["reap"](lease=lease, crash_limit=crash_limit)
+    queues = {row["queue"] for row in rows if row["status"] == "runnable"}
+    for row in rows:
+        queues.update(row["released"] or ())
+    if freed := [row["concurrency_key"] for row in rows if row["concurrency_key"] is not None]:
+        queues |= yield from pick.ungate(freed)
+    return Reaped(
+        [row["id"] for row in rows], [row["id"] for row in rows if row["status"] == "failed"], queues
+    )
+
+
+def expire() -> Plan[list[Expired]]:
+    """Wake the awaits whose deadline has passed."""
+    rows = yield _SQL["expire"]()
+    return [Expired(row["id"], row["fsm"], row["step"], row["queue"]) for row in rows]

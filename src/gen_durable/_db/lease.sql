@@ -1,0 +1,82 @@
+-- Leases: keeping them, taking them back from the dead, and the clock of parked instances.
+
+-- name: renew
+-- Push out the leases that this worker still holds. One statement for any number of rows, HOT (lease_expires_at is in no
+-- index). SKIP LOCKED: a row that a flush holds is about to end its lease anyway, and waiting for it would deadlock with it.
+with held as materialized (
+  select g.id from unnest(:ids::bigint[], :lease_tokens::bigint[]) as mine (id, lease_token)
+    join gen_durable.gen_durable g on g.id = mine.id and g.lease_token = mine.lease_token
+   order by g.id desc for no key update of g skip locked
+)
+update gen_durable.gen_durable g set lease_expires_at = statement_timestamp() + :lease::interval
+  from held where g.id = held.id
+returning g.id, g.lease_token
+
+-- name: still_mine
+-- The ids that renew did not return: skipped (still ours) or lost? A plain read decides.
+select g.id, g.lease_token from unnest(:ids::bigint[], :lease_tokens::bigint[]) as mine (id, lease_token)
+  join gen_durable.gen_durable g on g.id = mine.id and g.lease_token = mine.lease_token
+
+-- name: reap
+-- Executions whose lease ran out go back to their queue: attempt and crash_count grow, the next try waits 1, 2, 4 … 300 s,
+-- and after :crash_limit crashes in one step the instance fails as poison, through the same end as any other.
+-- Nothing is reaped within one lease of the server's start: after an outage the living renew first.
+-- Ordered, bounded, SKIP LOCKED. Then: ungate the keys that come back.
+with dead as materialized (
+  select g.id from gen_durable.gen_durable g
+   where g.status = 'executing' and g.lease_expires_at < statement_timestamp()
+     and pg_postmaster_start_time() < statement_timestamp() - :lease::interval
+   order by g.id limit 500
+     for no key update skip locked
+), reaped as (
+  update gen_durable.gen_durable g
+     set status = case when g.cancel_requested_at is not null then 'cancelled'::gen_durable.durable_status
+                       when g.crash_count + 1 >= :crash_limit::int then 'failed' else 'runnable' end,
+         last_error = case when g.cancel_requested_at is null and g.crash_count + 1 >= :crash_limit::int
+                           then format('poison: the process died %s times in step %s', g.crash_count + 1, g.step)
+                           else g.last_error end,
+         attempt = least(g.attempt, 2147483646) + 1, crash_count = least(g.crash_count, 2147483646) + 1,
+         lease_token = null, lease_expires_at = null, locked_by = null, concurrency_slot = null,
+         eligible_at = statement_timestamp() + make_interval(secs => least(300, power(2, least(g.crash_count, 10)))),
+         finished_at = case when g.cancel_requested_at is not null or g.crash_count + 1 >= :crash_limit::int
+                            then statement_timestamp() end,
+         updated_at = statement_timestamp()
+    from dead where g.id = dead.id
+  returning g.id, g.fsm, g.step, g.status, g.queue, g.concurrency_key, g.parent_id, g.parent_round, g.has_signals,
+            g.status in ('failed', 'cancelled') as has_ended
+), ended as (
+  select parent_id, parent_round, count(*)::int as children from reaped
+   where has_ended and parent_id is not null group by parent_id, parent_round
+), parent as (
+  select p.id, ended.children from ended
+    join gen_durable.gen_durable p on p.id = ended.parent_id and p.spawn_round = ended.parent_round
+   where p.status = 'awaiting_children' order by p.id desc for no key update of p
+), joined as (
+  update gen_durable.gen_durable p
+     set children_pending = p.children_pending - parent.children,
+         status = case when p.children_pending = parent.children then 'runnable'::gen_durable.durable_status else p.status end,
+         eligible_at = case when p.children_pending = parent.children then statement_timestamp() else p.eligible_at end,
+         updated_at = statement_timestamp()
+    from parent where p.id = parent.id and p.status = 'awaiting_children'
+  returning p.status, p.queue
+), swept as (
+  delete from gen_durable.signals s using reaped
+   where s.target_id = reaped.id and reaped.has_ended and reaped.has_signals
+)
+select reaped.id, reaped.fsm, reaped.step, reaped.status::text as status, reaped.queue, reaped.concurrency_key,
+       (select array_agg(distinct joined.queue) from joined where joined.status = 'runnable') as released
+  from reaped
+
+-- name: expire
+-- Awaits whose deadline has passed: the step runs with what arrived, possibly nothing. Ordered, bounded, SKIP LOCKED.
+with due as materialized (
+  select g.id from gen_durable.gen_durable g
+   where g.await_deadline <= statement_timestamp()
+   order by g.await_deadline limit 500
+     for no key update skip locked
+)
+update gen_durable.gen_durable g
+   set status = 'runnable', timed_out = true, await_deadline = null, eligible_at = statement_timestamp(),
+       updated_at = statement_timestamp()
+  from due where g.id = due.id and g.status = 'awaiting_signal'
+returning g.id, g.fsm, g.step, g.queue

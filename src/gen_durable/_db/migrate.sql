@@ -1,0 +1,23 @@
+-- The version of the schema.
+
+-- name: lock
+-- One migration of one schema at a time; freed by the end of the transaction, so no pooler can strand it.
+select pg_advisory_xact_lock(hashtextextended('gen_durable.migrate:' || :schema::text, 0))
+
+-- name: exists
+-- Whether the schema is there, and whether it has been migrated.
+select exists (select from pg_namespace where nspname = :schema::text) as has_schema,
+       exists (select from pg_class c join pg_namespace n on n.oid = c.relnamespace
+                where n.nspname = :schema::text and c.relname = 'migrations') as has_migrations
+
+-- name: version
+-- The newest increment that has been applied.
+select max(version) as version from gen_durable.migrations
+
+-- name: record
+-- An increment has been applied.
+insert into gen_durable.migrations (version) values (:version::int)
+
+-- name: forget
+-- An increment has been taken back.
+delete from gen_durable.migrations where version = :version::int

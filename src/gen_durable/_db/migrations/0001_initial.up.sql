@@ -1,0 +1,396 @@
+-- The instances, their inboxes, and the verbs that producers in any language may call.
+--
+-- Two rules shape this file. No foreign keys: whoever writes a signal or a child holds the lock of its target or parent,
+-- so a key would only add cost to every commit. And no index names a column that a chained commit or a heartbeat
+-- changes (step, state, step_seq, attempt, lease_token, lease_expires_at …), because then those updates stay HOT.
+
+create type gen_durable.durable_status as enum
+  ('runnable', 'executing', 'awaiting_signal', 'awaiting_children', 'done', 'failed', 'cancelled');
+
+create table gen_durable.gen_durable (
+  id                  bigint generated always as identity (cache 1) primary key,  -- cache 1: a child's id is above its parent's
+  fsm                 text not null,                      -- the machine's name
+  fsm_version         int not null default 1,
+  step                text not null,                      -- the step to run next, or running now
+  status              gen_durable.durable_status not null default 'runnable',
+  state               jsonb not null default '{}',
+  result              jsonb,                              -- set by done
+  awaits              text[],                             -- the signals that the last await named; kept until the woken step progresses
+  presented           bigint[],                           -- signals that the parking execution had already seen: they do not wake it again
+  await_deadline      timestamptz,                        -- null unless parked with a timeout
+  timed_out           boolean not null default false,     -- the deadline, not a signal, ended the last await
+  has_signals         boolean not null default false,     -- sticky: without it neither pick nor park looks at the inbox
+
+  -- scheduling
+  queue               text not null default 'default',
+  priority            smallint not null default 0,        -- lower runs earlier
+  eligible_at         timestamptz not null default statement_timestamp(),
+  attempt             int not null default 0,             -- tries of the current step before this one
+  crash_count         int not null default 0,             -- processes lost in the current step
+  max_attempts        int,
+  last_error          text,
+  error               jsonb,
+  rate_limit          text,
+  weight              int,
+  concurrency_key     text,
+  concurrency_slot    smallint,                           -- the slot of its key that an executing row holds
+  gated               boolean not null default false,     -- denied by a busy key: out of the pick index until the key is free
+
+  -- the live execution
+  step_seq            bigint not null default 0,          -- committed transitions so far
+  execution           int not null default 0,             -- executions so far, the live one included
+  lease_token         bigint,                             -- random per pick; every write of an execution names it
+  lease_expires_at    timestamptz,
+  locked_by           text,                               -- for people; safety is the token's
+
+  -- children
+  parent_id           bigint,
+  parent_round        bigint,                             -- the spawn_round of the parent that this child belongs to
+  spawn_round         bigint,                             -- step_seq of the last spawn; its children show while it equals step_seq
+  children_pending    int not null default 0,
+
+  -- identity
+  correlation_key     text,
+  correlation_scope   gen_durable.durable_status[],
+  correlation_guard   text generated always as (
+    case when correlation_key is not null and status = any (correlation_scope)
+          and (deleted_at is null or status = 'executing') then correlation_key end) stored,
+  unique_key          bytea,
+  unique_scope        gen_durable.durable_status[],
+  unique_guard        bytea generated always as (
+    case when unique_key is not null and status = any (unique_scope)
+          and (deleted_at is null or status = 'executing') then unique_key end) stored,
+
+  -- ends
+  cancel_requested_at timestamptz,
+  cancel_reason       text,
+  cancelled_by        text,
+  deleted_at          timestamptz,
+  delete_reason       text,
+  inserted_at         timestamptz not null default statement_timestamp(),
+  updated_at          timestamptz not null default statement_timestamp(),
+  finished_at         timestamptz,
+
+  -- With this every guard may say lease_token = … and leave status out; a guard that names status = 'executing' invites
+  -- the planner into the tiny partial index of executing rows, which is full of dead entries.
+  constraint leased_iff_executing check ((status = 'executing') = (lease_token is not null)),
+  constraint slot_only_while_executing check (concurrency_slot is null or status = 'executing'),
+  constraint children_never_negative check (children_pending >= 0),
+  -- A key that is occupied in one live status is occupied in all of them, so no transition between live statuses can
+  -- collide inside somebody's group commit.
+  constraint scopes_without_gap check (
+    (unique_scope is null or unique_scope = '{}'
+      or unique_scope @> '{runnable,executing,awaiting_signal,awaiting_children}')
+    and (correlation_scope is null or correlation_scope = '{}'
+      or correlation_scope @> '{runnable,executing,awaiting_signal,awaiting_children}'))
+) with (
+  fillfactor = 70,                                        -- room for the next version of a row on its own page
+  autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 1000, autovacuum_vacuum_cost_delay = 1,
+  autovacuum_vacuum_insert_scale_factor = 0.1, autovacuum_analyze_scale_factor = 0.05);
+
+create index gen_durable_pick on gen_durable.gen_durable (queue, priority, eligible_at, id)
+  where status = 'runnable' and not gated;
+create index gen_durable_lease on gen_durable.gen_durable (id) where status = 'executing';
+create unique index gen_durable_slot on gen_durable.gen_durable (concurrency_key, concurrency_slot)
+  where concurrency_slot is not null;
+create index gen_durable_line on gen_durable.gen_durable (concurrency_key, priority, eligible_at, id)
+  where status = 'runnable' and concurrency_key is not null;
+create unique index gen_durable_unique on gen_durable.gen_durable (unique_guard) where unique_guard is not null;
+create unique index gen_durable_correlation on gen_durable.gen_durable (correlation_guard)
+  where correlation_guard is not null;
+create index gen_durable_key on gen_durable.gen_durable (correlation_key, id) where correlation_key is not null;
+create index gen_durable_parent on gen_durable.gen_durable (parent_id, parent_round) where parent_id is not null;
+create index gen_durable_deadline on gen_durable.gen_durable (await_deadline) where await_deadline is not null;
+create index gen_durable_finished on gen_durable.gen_durable (finished_at) where finished_at is not null;
+
+create table gen_durable.signals (
+  id           bigint generated always as identity primary key,
+  target_id    bigint not null,
+  name         text not null,
+  payload      jsonb not null default 'null',
+  dedup_key    text,
+  consumed_seq bigint,                                    -- the transition that consumed it; such rows stay only for their dedup_key
+  inserted_at  timestamptz not null default statement_timestamp()
+) with (fillfactor = 90, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 1000);
+
+create unique index signals_dedup on gen_durable.signals (target_id, dedup_key) where dedup_key is not null;
+create index signals_target on gen_durable.signals (target_id, name) where consumed_seq is null;
+
+-- What workers have registered, so that a producer in SQL need not know where a machine begins or waits.
+create table gen_durable.machines (
+  fsm          text not null,
+  fsm_version  int not null,
+  initial_step text not null,
+  queue        text not null,
+  updated_at   timestamptz not null default statement_timestamp(),
+  primary key (fsm, fsm_version)
+);
+
+-- Instances as clients read them: the columns that are of use to people, in types that every driver knows.
+create view gen_durable.snapshots as
+select g.id, g.fsm, g.fsm_version, g.step, g.status::text as status, g.state::text as state, g.result::text as result,
+       g.attempt, g.step_seq, g.crash_count, g.queue, g.priority, g.awaits, g.await_deadline, g.children_pending,
+       g.last_error, g.correlation_key, g.unique_key, g.concurrency_key, g.parent_id, g.locked_by,
+       g.inserted_at, g.updated_at, g.eligible_at, g.finished_at, g.deleted_at
+  from gen_durable.gen_durable g;
+
+-- Insert many: one answer per input, numbered by its place. A refused row (its key is taken) answers with the id and the
+-- machine of the holder. One statement for the rows, one more only if some were refused.
+--   parent_ids, parent_rounds   children of one commit; null for everybody else
+--   strict                      a key that an instance of another machine holds is an error; children are merely refused
+create function gen_durable.insert_rows(
+  fsms text[], versions int[], steps text[], states text[], queues text[], priorities int[],
+  eligible_ats timestamptz[], delays interval[], concurrency_keys text[],
+  correlation_keys text[], correlation_scopes text[], unique_keys bytea[], unique_scopes text[],
+  parent_ids bigint[], parent_rounds bigint[], strict boolean)
+returns table (ord bigint, id bigint, inserted boolean, queue text, holder_fsm text, holder_key text)
+language plpgsql as $$
+#variable_conflict use_column
+declare
+  todo    bigint[];
+  refused bigint[];
+begin
+  -- A holder may end between the refusal and the look at it. Its key is free then, and the row is tried again.
+  for round in 1 .. 10 loop
+    refused := '{}';
+    for ord, id, inserted, queue in
+      with spec as materialized (
+        select nextval('gen_durable.gen_durable_id_seq') as id, given.*
+          from unnest(fsms, versions, steps, states, queues, priorities, eligible_ats, delays, concurrency_keys,
+                      correlation_keys, correlation_scopes, unique_keys, unique_scopes, parent_ids, parent_rounds)
+               with ordinality as given (fsm, version, step, state, queue, priority, eligible_at, delay, concurrency_key,
+                      correlation_key, correlation_scope, unique_key, unique_scope, parent_id, parent_round, ord)
+         where todo is null or given.ord = any (todo)
+      ), fresh as (
+        insert into gen_durable.gen_durable
+               (id, fsm, fsm_version, step, state, queue, priority, eligible_at, concurrency_key,
+                correlation_key, correlation_scope, unique_key, unique_scope, parent_id, parent_round)
+        overriding system value
+        select spec.id, spec.fsm, spec.version, spec.step, spec.state::jsonb, spec.queue, spec.priority::smallint,
+               coalesce(spec.eligible_at, statement_timestamp() + coalesce(spec.delay, '0')), spec.concurrency_key,
+               spec.correlation_key, spec.correlation_scope::gen_durable.durable_status[],
+               spec.unique_key, spec.unique_scope::gen_durable.durable_status[], spec.parent_id, spec.parent_round
+          from spec
+         order by spec.unique_key, spec.correlation_key, spec.ord    -- one order of keys: two batches do not deadlock
+            on conflict do nothing
+        returning id
+      )
+      select spec.ord, spec.id, fresh.id is not null, spec.queue from spec left join fresh on fresh.id = spec.id
+    loop
+      if inserted then
+        return next;
+      else
+        refused := refused || ord;
+      end if;
+    end loop;
+    exit when refused = '{}';
+
+    todo := '{}';
+    inserted := false;
+    for ord, id, queue, holder_fsm, holder_key in
+      select given.ord, holder.id, holder.queue, holder.fsm, holder.key
+        from unnest(correlation_keys, unique_keys) with ordinality as given (correlation_key, unique_key, ord)
+        left join lateral (
+          select g.id, g.queue, g.fsm, 'correlation_key' as key
+            from gen_durable.gen_durable g where g.correlation_guard = given.correlation_key
+          union all
+          select g.id, g.queue, g.fsm, 'unique_key'
+            from gen_durable.gen_durable g where g.unique_guard = given.unique_key
+          limit 1) holder on true
+       where given.ord = any (refused)
+    loop
+      if id is null then
+        todo := todo || ord;
+      elsif strict and holder_fsm <> fsms[ord] then
+        raise exception 'cannot insert %: its % belongs to % %', fsms[ord], holder_key, holder_fsm, id
+          using errcode = 'GD001', hint = 'keys are shared by all machines: put the name of the machine into the key',
+                detail = json_build_object('ord', ord, 'id', id, 'fsm', holder_fsm, 'key', holder_key)::text;
+      else
+        return next;
+      end if;
+    end loop;
+    exit when todo = '{}';
+  end loop;
+  if refused <> '{}' and todo <> '{}' then
+    raise exception 'an insert met a key that others kept taking and leaving' using errcode = '40001';
+  end if;
+end $$;
+
+-- insert_all('[{"fsm": "Checkout", "state": {"order": 42}}, …]') -> one row per element, in order.
+-- What is left out comes from the machine as its workers registered it: the newest version, the initial step, the queue.
+create function gen_durable.insert_all(specs jsonb)
+returns table (ord bigint, id bigint, inserted boolean)
+language plpgsql as $$
+#variable_conflict use_column
+declare
+  live  constant text[] := '{runnable,executing,awaiting_signal,awaiting_children}';
+  every constant text[] := '{runnable,executing,awaiting_signal,awaiting_children,done,failed,cancelled}';
+  batch record;
+begin
+  if jsonb_typeof(specs) is distinct from 'array' then
+    raise exception 'insert_all takes a JSON array of objects, got %', coalesce(jsonb_typeof(specs), 'null')
+      using errcode = '22023';
+  end if;
+  with given as (
+    select element.ord, element.spec, machine.fsm is not null as is_known,
+           element.spec ->> 'fsm' as fsm,
+           coalesce((element.spec ->> 'version')::int, machine.fsm_version, 1) as version,
+           coalesce(element.spec ->> 'step', machine.initial_step) as step,
+           coalesce(element.spec -> 'state', '{}') as state,
+           coalesce(element.spec ->> 'queue', machine.queue, 'default') as queue,
+           coalesce((element.spec ->> 'priority')::int, 0) as priority,
+           (element.spec ->> 'eligible_at')::timestamptz as eligible_at,
+           (element.spec ->> 'schedule_in')::interval as delay,
+           element.spec ->> 'concurrency_key' as concurrency_key,
+           element.spec ->> 'correlation_key' as correlation_key,
+           element.spec ->> 'unique_key' as unique_key,
+           array(select jsonb_array_elements_text(element.spec -> 'correlation_scope')) as correlation_scope,
+           array(select jsonb_array_elements_text(element.spec -> 'unique_scope')) as unique_scope
+      from jsonb_array_elements(specs) with ordinality as element (spec, ord)
+      left join lateral (
+        select m.* from gen_durable.machines m
+         where m.fsm = element.spec ->> 'fsm'
+           and (element.spec ->> 'version' is null or m.fsm_version = (element.spec ->> 'version')::int)
+         order by m.fsm_version desc limit 1) machine on true
+  ), checked as (
+    select given.*,
+           case when octet_length(coalesce(fsm, '')) not between 1 and 255 then 'fsm must be a name of 1 to 255 bytes'
+                when step is null then format('no worker has registered machine %L%s: give a step, or start a worker once',
+                                              fsm, coalesce(' version ' || (spec ->> 'version'), ''))
+                when octet_length(step) not between 1 and 255 then 'step must be a name of 1 to 255 bytes'
+                when octet_length(queue) not between 1 and 255 then 'queue must be a name of 1 to 255 bytes'
+                when priority not between -32768 and 32767 then format('priority %s does not fit -32768 to 32767', priority)
+                when version < 1 then format('version %s is below 1', version)
+                when delay < '0' then format('schedule_in %s is negative', delay)
+                when octet_length(concurrency_key) not between 1 and 1024 then 'concurrency_key must have 1 to 1024 bytes'
+                when octet_length(correlation_key) not between 1 and 1024 then 'correlation_key must have 1 to 1024 bytes'
+                when octet_length(unique_key) not between 1 and 1024 then 'unique_key must have 1 to 1024 bytes'
+                else (select format('there is no option %L', option) from jsonb_object_keys(spec) as option
+                       where option <> all ('{fsm,version,step,state,queue,priority,eligible_at,schedule_in,concurrency_key,
+                                              correlation_key,correlation_scope,unique_key,unique_scope}') limit 1)
+           end as problem
+      from given
+  )
+  select array_agg(fsm order by ord) as fsms, array_agg(version order by ord) as versions,
+         array_agg(step order by ord) as steps, array_agg(state::text order by ord) as states,
+         array_agg(queue order by ord) as queues, array_agg(priority order by ord) as priorities,
+         array_agg(eligible_at order by ord) as eligible_ats, array_agg(delay order by ord) as delays,
+         array_agg(concurrency_key order by ord) as concurrency_keys,
+         array_agg(correlation_key order by ord) as correlation_keys,
+         -- A scope that names some live status occupies all of them: a gap would let a transition collide.
+         array_agg(case when correlation_key is null then null when not spec ? 'correlation_scope' then live
+                        when correlation_scope = '{}' then '{}' else live || correlation_scope end::text
+                   order by ord) as correlation_scopes,
+         array_agg(convert_to(unique_key, 'UTF8') order by ord) as unique_keys,
+         array_agg(case when unique_key is null then null when not spec ? 'unique_scope' then every
+                        when unique_scope = '{}' then '{}' else live || unique_scope end::text
+                   order by ord) as unique_scopes,
+         (array_agg(format('element %s: %s', ord, problem) order by ord) filter (where problem is not null))[1] as problem
+    into batch
+    from checked;
+  if batch.problem is not null then
+    raise exception 'nothing was inserted: %', batch.problem using errcode = '22023';
+  end if;
+  return query
+    select answer.ord, answer.id, answer.inserted
+      from gen_durable.insert_rows(
+             batch.fsms, batch.versions, batch.steps, batch.states, batch.queues, batch.priorities, batch.eligible_ats,
+             batch.delays, batch.concurrency_keys, batch.correlation_keys, batch.correlation_scopes, batch.unique_keys,
+             batch.unique_scopes, null, null, true) as answer
+     order by answer.ord;
+end $$;
+
+-- insert('Checkout', '{"order": 42}', correlation_key => 'order:42') -> the id, new or of the instance that has the key.
+create function gen_durable.insert(
+  fsm text, state jsonb default '{}', step text default null, queue text default null, priority int default 0,
+  version int default null, eligible_at timestamptz default null, schedule_in interval default null,
+  correlation_key text default null, correlation_scope text[] default null,
+  unique_key text default null, unique_scope text[] default null, concurrency_key text default null)
+returns table (id bigint, inserted boolean)
+language sql as $$
+  select answer.id, answer.inserted from gen_durable.insert_all(jsonb_build_array(jsonb_strip_nulls(jsonb_build_object(
+    'fsm', fsm, 'step', step, 'queue', queue, 'priority', priority, 'version', version, 'eligible_at', eligible_at,
+    'schedule_in', schedule_in, 'correlation_key', correlation_key, 'correlation_scope', correlation_scope,
+    'unique_key', unique_key, 'unique_scope', unique_scope, 'concurrency_key', concurrency_key))
+    || jsonb_build_object('state', state))) as answer
+$$;
+
+-- Put a signal into the inbox of a live instance and wake it if it awaits that name. No row: there is no such instance.
+-- The target is locked first, and every later statement sees it as it is then: an instance that parks at this moment either
+-- is seen parked here, or has yet to look into its inbox and will find the signal there.
+create function gen_durable.deliver(target_id bigint, target_key text, name text, payload jsonb, dedup_key text)
+returns table (id bigint, signal_id bigint, woken boolean, queue text)
+language plpgsql as $$
+#variable_conflict use_variable
+declare
+  target record;
+begin
+  if octet_length(coalesce(name, '')) not between 1 and 255 then
+    raise exception 'the name of a signal must have 1 to 255 bytes, got %', coalesce(octet_length(name), 0) using errcode = '22023';
+  elsif octet_length(dedup_key) not between 1 and 1024 then
+    raise exception 'dedup_key must have 1 to 1024 bytes, got %', octet_length(dedup_key) using errcode = '22023';
+  end if;
+  -- By key twice: while we waited for the lock the key may have passed to a new instance, which only a new look sees.
+  for look in 1 .. 2 loop
+    if target_id is not null then
+      select g.id, g.status, g.awaits, g.has_signals, g.queue into target from gen_durable.gen_durable g
+       where g.id = target_id and g.status not in ('done', 'failed', 'cancelled') and g.deleted_at is null
+         for no key update;
+    else
+      select g.id, g.status, g.awaits, g.has_signals, g.queue into target from gen_durable.gen_durable g
+       where g.correlation_guard = target_key and g.status not in ('done', 'failed', 'cancelled') and g.deleted_at is null
+         for no key update;
+    end if;
+    exit when target.id is not null or target_id is not null;
+  end loop;
+  if target.id is null then
+    return;
+  end if;
+  if target.has_signals and (select count(*) from (
+       select from gen_durable.signals s where s.target_id = target.id and s.consumed_seq is null limit 10000) unread) = 10000 then
+    raise exception 'the inbox of instance % is full: 10000 signals that no step has consumed', target.id
+      using errcode = 'GD002', hint = 'let the machine await these signals, or stop sending them';
+  end if;
+  insert into gen_durable.signals (target_id, name, payload, dedup_key)
+       values (target.id, name, payload, dedup_key)
+  on conflict do nothing
+    returning signals.id into signal_id;
+  -- A duplicate wakes nobody: it would send a step that collects a pack round in circles.
+  woken := signal_id is not null and target.status = 'awaiting_signal' and name = any (target.awaits);
+  if woken then
+    update gen_durable.gen_durable g
+       set status = 'runnable', eligible_at = statement_timestamp(), await_deadline = null, has_signals = true,
+           updated_at = statement_timestamp()
+     where g.id = target.id;
+  elsif signal_id is not null and not target.has_signals then
+    update gen_durable.gen_durable g set has_signals = true where g.id = target.id;
+  end if;
+  id := target.id;
+  queue := target.queue;
+  return next;
+end $$;
+
+-- signal(42, 'paid', '{"amount": 100}', 'evt-7') or signal('order:42', …): the same for producers in any language.
+-- Nobody there is an error, so that a sender who does not look at the answer does not lose its signal.
+create function gen_durable.signal(target bigint, name text, payload jsonb default 'null', dedup_key text default null)
+returns table (id bigint, delivered boolean)
+language plpgsql as $$
+begin
+  return query select d.id, d.signal_id is not null
+                 from gen_durable.deliver(target, null, signal.name, signal.payload, signal.dedup_key) d;
+  if not found then
+    raise exception 'cannot signal %: there is no live instance %', quote_literal(name), target using errcode = 'GD003';
+  end if;
+end $$;
+
+create function gen_durable.signal(target text, name text, payload jsonb default 'null', dedup_key text default null)
+returns table (id bigint, delivered boolean)
+language plpgsql as $$
+begin
+  return query select d.id, d.signal_id is not null
+                 from gen_durable.deliver(null, target, signal.name, signal.payload, signal.dedup_key) d;
+  if not found then
+    raise exception 'cannot signal %: no live instance has correlation_key %', quote_literal(name), quote_literal(target)
+      using errcode = 'GD003';
+  end if;
+end $$;

@@ -1,0 +1,154 @@
+"""Leasing work: the pick itself, what the picked rows need, and the gate in front of busy keys."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+
+import msgspec
+
+from .._core.model import ChildRow, Execution, SignalRow
+from .plan import Plan, Row, Rows, statements
+
+__all__ = ["Denied", "Picked", "gate", "inboxes", "pick", "stuck_keys", "ungate"]
+
+_SQL = statements("pick.sql")
+
+
+class Denied(msgspec.Struct, frozen=True, gc=False):
+    """The first row of a key that a pick met and could not take."""
+
+    id: int
+    fsm: str
+    concurrency_key: str
+
+
+class Picked(msgspec.Struct, frozen=True, gc=False):
+    """What one pick brought."""
+
+    executions: list[Execution]
+    denied: list[Denied]
+
+
+def pick(
+    queue: str,
+    machines: tuple[list[str], list[int]],
+    demand: int,
+    lease_token: int,
+    worker: str,
+    lease: timedelta,
+) -> Plan[Picked]:
+    """Lease up to `demand` due instances of these machines: one statement, and at most two more for what they carry."""
+    fsms, versions = machines
+    rows = yield _SQL["pick"](
+        queue=queue,
+        fsms=fsms,
+        versions=versions,
+        demand=demand,
+        lease_token=lease_token,
+        worker=worker,
+        lease=lease,
+    )
+    if not rows:
+        return Picked([], [])
+    leased = [row for row in rows if row["lease_token"] is not None]
+    denied = [
+        Denied(row["id"], row["fsm"], row["concurrency_key"]) for row in rows if row["lease_token"] is None
+    ]
+    signals: Mapping[int, tuple[SignalRow, ...]] = {}
+    if with_signals := [row["id"] for row in leased if row["has_signals"]]:
+        signals = yield from inboxes(with_signals)
+    children: Mapping[int, list[ChildRow]] = {}
+    if joined := [row for row in leased if row["has_children"]]:
+        children = _by_parent(
+            (
+                yield _SQL["children"](
+                    ids=[row["id"] for row in joined], rounds=[row["step_seq"] for row in joined]
+                )
+            )
+        )
+    # UPDATE returns rows in no order; work starts in the order in which it was due.
+    leased.sort(key=_urgency)
+    return Picked(
+        [_execution(row, signals.get(row["id"], ()), tuple(children.get(row["id"], ()))) for row in leased],
+        denied,
+    )
+
+
+def inboxes(ids: Sequence[int]) -> Plan[Mapping[int, tuple[SignalRow, ...]]]:
+    """The unread signals of these instances, oldest first."""
+    rows = yield _SQL["inboxes"](ids=ids)
+    found: defaultdict[int, list[SignalRow]] = defaultdict(list)
+    for row in rows:
+        found[row["target_id"]].append(SignalRow(row["id"], row["name"], row["payload"], row["inserted_at"]))
+    return {id: tuple(signals) for id, signals in found.items()}
+
+
+def gate(keys: Sequence[str]) -> Plan[Counter[str]]:
+    """Take the due rows of busy keys out of the pick; how many of each key. Needs a transaction.
+
+    The holders are locked while their rows are gated, so a holder that ends now does so before, and its key is not
+    gated, or after, and then it lets the next row in.
+    """
+    rows = yield _SQL["lock_holders"](keys=sorted(keys))
+    busy = [row["concurrency_key"] for row in rows]
+    if not busy:
+        return Counter()
+    gated = yield _SQL["gate"](keys=busy)
+    return Counter(row["concurrency_key"] for row in gated)
+
+
+def ungate(keys: Sequence[str]) -> Plan[set[str]]:
+    """Let the next row of each freed key in; the queues that they wait in."""
+    rows = yield _SQL["ungate"](keys=sorted(set(keys)))
+    return {row["queue"] for row in rows}
+
+
+def stuck_keys() -> Plan[list[str]]:
+    """Keys that nobody holds and whose rows are all gated. Without faults there is none."""
+    rows = yield _SQL["stuck_keys"]()
+    return [row["key"] for row in rows]
+
+
+def _urgency(row: Row) -> tuple[int, object, int]:
+    return (row["priority"], row["eligible_at"], row["id"])
+
+
+def _by_parent(rows: Rows) -> Mapping[int, list[ChildRow]]:
+    found: defaultdict[int, list[ChildRow]] = defaultdict(list)
+    for row in rows:
+        found[row["parent_id"]].append(
+            ChildRow(
+                row["id"],
+                row["fsm"],
+                row["fsm_version"],
+                row["status"],
+                row["state"],
+                row["result"],
+                row["last_error"],
+            )
+        )
+    return found
+
+
+def _execution(row: Row, inbox: tuple[SignalRow, ...], children: tuple[ChildRow, ...]) -> Execution:
+    awaits = row["awaits"]
+    return Execution(
+        row["id"],
+        row["lease_token"],
+        row["fsm"],
+        row["fsm_version"],
+        row["step"],
+        row["step_seq"],
+        row["attempt"],
+        row["state"],
+        row["queue"],
+        None if awaits is None else tuple(awaits),
+        row["timed_out"],
+        inbox,
+        children,
+        row["parent_id"],
+        row["concurrency_key"],
+        row["correlation_key"],
+    )

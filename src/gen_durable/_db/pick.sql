@@ -1,0 +1,141 @@
+-- Leasing: which rows run next, what they need to run, and how the rows of a busy key get out of the way.
+
+-- name: pick
+-- Lease up to :demand due rows of one queue: the lowest priority first, then the longest due. One statement, and an empty
+-- queue costs only its first index probe. Nothing waits: rows that somebody holds are skipped.
+--   * Priorities are walked by a skip scan, so a million future rows on an urgent priority cost one probe.
+--   * Literal limits inside and :demand outside: a bare parameter is planned as a tenth of the table. Rows are pulled, and
+--     so locked, one by one; no more than :demand of them.
+--   * A keyed row is admitted only if nobody holds the key and no due row of the key stands before it, gated or locked by
+--     another picker or not. Two pickers can still choose two rows of one key when a more urgent row was committed
+--     between their snapshots; the unique index on the slot refuses the second, and its pick is run again.
+-- A denied row comes back without lease_token, once per key, so that its key can be gated.
+with recursive moment as materialized (
+  select statement_timestamp() as now
+), priority as (
+  (select g.priority as value from gen_durable.gen_durable g
+    where g.status = 'runnable' and not g.gated and g.queue = :queue order by g.priority limit 1)
+  union all
+  select (select g.priority from gen_durable.gen_durable g
+           where g.status = 'runnable' and not g.gated and g.queue = :queue and g.priority > priority.value
+           order by g.priority limit 1)
+    from priority where priority.value is not null
+), candidate as materialized (
+  select * from (
+    select due.* from priority cross join lateral (
+      select g.id, g.fsm, g.priority, g.eligible_at, g.concurrency_key from gen_durable.gen_durable g
+       where g.status = 'runnable' and not g.gated and g.queue = :queue and g.priority = priority.value
+         and g.eligible_at <= (select now from moment)
+         and (g.fsm, g.fsm_version) in (select * from unnest(:fsms::text[], :versions::int[]))
+       order by g.eligible_at, g.id limit 1000
+         for no key update skip locked) due
+     where priority.value is not null limit 1000) first
+  limit :demand::int
+), admitted as materialized (
+  select candidate.*, candidate.concurrency_key is null or (
+      not exists (select from gen_durable.gen_durable holder
+                   where holder.concurrency_key = candidate.concurrency_key and holder.concurrency_slot is not null)
+      and not exists (select from gen_durable.gen_durable ahead
+                   where ahead.status = 'runnable' and ahead.concurrency_key = candidate.concurrency_key
+                     and (ahead.priority, ahead.eligible_at, ahead.id)
+                       < (candidate.priority, candidate.eligible_at, candidate.id)
+                     and ahead.eligible_at <= (select now from moment))) as is_admitted
+    from candidate
+), leased as (
+  update gen_durable.gen_durable g
+     set status = 'executing', lease_token = :lease_token::bigint, locked_by = :worker::text,
+         lease_expires_at = (select now from moment) + :lease::interval,
+         concurrency_slot = case when g.concurrency_key is not null then 0 end,
+         execution = least(g.execution, 2147483646) + 1, updated_at = (select now from moment)
+    from admitted
+   where g.id = admitted.id and admitted.is_admitted
+  returning g.id, g.lease_token, g.fsm, g.fsm_version, g.step, g.step_seq, g.attempt, g.state::text as state,
+            g.awaits, g.timed_out, g.has_signals, coalesce(g.spawn_round = g.step_seq, false) as has_children,
+            g.parent_id, g.concurrency_key, g.correlation_key, g.queue, g.priority, g.eligible_at
+)
+select * from leased
+union all
+select * from (
+  select distinct on (admitted.concurrency_key) admitted.id, null::bigint, admitted.fsm, null::int, null, null::bigint,
+         null::int, null, null::text[], null::boolean, null::boolean, null::boolean, null::bigint,
+         admitted.concurrency_key, null, null, admitted.priority, admitted.eligible_at
+    from admitted where not admitted.is_admitted
+   order by admitted.concurrency_key, admitted.priority, admitted.eligible_at, admitted.id) denied
+
+-- name: inboxes
+-- The unread signals of leased rows, oldest first. Only for rows that ever had one.
+select s.target_id, s.id, s.name, s.payload::text as payload, s.inserted_at
+  from gen_durable.signals s
+ where s.target_id = any (:ids::bigint[]) and s.consumed_seq is null
+ order by s.target_id, s.id
+
+-- name: children
+-- The children of the last spawn of leased rows, in the order of their specs. Only for rows that a barrier released.
+select child.parent_id, child.id, child.fsm, child.fsm_version, child.status::text as status, child.state::text as state,
+       child.result::text as result, child.last_error
+  from unnest(:ids::bigint[], :rounds::bigint[]) as parent (id, round)
+  join gen_durable.gen_durable child on child.parent_id = parent.id and child.parent_round = parent.round
+ order by child.parent_id, child.id
+
+-- name: lock_holders
+-- First half of gating, in one transaction with the second: lock who holds these keys. A key is busy only if its holder is
+-- still there under the lock; a holder that ends at this moment is waited for, and then its key is not busy.
+select g.concurrency_key
+  from gen_durable.gen_durable g
+ where g.concurrency_key = any (:keys::text[]) and g.concurrency_slot is not null
+ order by g.id desc
+   for no key update
+
+-- name: gate
+-- Second half: the due rows of busy keys leave the pick index, in bounded chunks, so that they cannot fill every pick in
+-- front of rows that could run. Whoever frees the key lets the next one in (ungate).
+with blocked as materialized (
+  select row.id from unnest(:keys::text[]) as busy (key) cross join lateral (
+    select g.id from gen_durable.gen_durable g
+     where g.status = 'runnable' and g.concurrency_key = busy.key and not g.gated and g.eligible_at <= statement_timestamp()
+     order by g.priority, g.eligible_at, g.id limit 1000
+       for no key update skip locked) row
+)
+update gen_durable.gen_durable g set gated = true
+  from blocked where g.id = blocked.id
+returning g.concurrency_key
+
+-- name: ungate
+-- A later statement of every transaction that frees a key: let the first gated row of each key back into the pick index.
+-- It waits for a row that somebody holds; skipping it could leave a free key with all of its rows gated for ever.
+with freed as (
+  select distinct key from unnest(:keys::text[]) as freed (key)
+   where not exists (select from gen_durable.gen_durable holder
+                      where holder.concurrency_key = freed.key and holder.concurrency_slot is not null)
+   order by key
+), first as materialized (
+  select row.id from freed cross join lateral (
+    select g.id from gen_durable.gen_durable g
+     where g.status = 'runnable' and g.concurrency_key = freed.key and g.gated
+     order by g.priority, g.eligible_at, g.id limit 1
+       for no key update) row
+)
+update gen_durable.gen_durable g set gated = false
+  from first where g.id = first.id
+returning g.queue
+
+-- name: stuck_keys
+-- An alarm more than a repair: keys that nobody holds, with gated rows and none in the pick index. Without faults: none.
+with recursive line as (
+  (select g.concurrency_key as key from gen_durable.gen_durable g
+    where g.status = 'runnable' and g.concurrency_key is not null order by g.concurrency_key limit 1)
+  union all
+  select (select g.concurrency_key from gen_durable.gen_durable g
+           where g.status = 'runnable' and g.concurrency_key is not null and g.concurrency_key > line.key
+           order by g.concurrency_key limit 1)
+    from line where line.key is not null
+)
+select line.key from line
+ where line.key is not null
+   and exists (select from gen_durable.gen_durable g
+                where g.status = 'runnable' and g.concurrency_key = line.key and g.gated)
+   and not exists (select from gen_durable.gen_durable g
+                    where g.status = 'runnable' and g.concurrency_key = line.key and not g.gated
+                      and g.eligible_at <= statement_timestamp())
+   and not exists (select from gen_durable.gen_durable holder
+                    where holder.concurrency_key = line.key and holder.concurrency_slot is not null)

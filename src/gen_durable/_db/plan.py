@@ -1,0 +1,83 @@
+"""A database operation as a value: a generator that yields bound statements and receives their rows.
+
+The logic of a verb is written once, as a plan; `runner` drives it over asyncpg or psycopg, blocking or not, on a
+connection of ours or of the caller.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Generator, Mapping, Sequence
+from functools import cache
+from importlib import resources
+from typing import Any, NamedTuple, TypeAlias, TypeVar
+
+__all__ = ["Call", "Plan", "Row", "Rows", "Script", "Statement", "in_schema", "read", "statements"]
+
+T = TypeVar("T")
+
+Row: TypeAlias = Mapping[str, Any]
+Rows: TypeAlias = Sequence[Row]
+
+_NAME = re.compile(r"^-- name: (\w+)\n", re.MULTILINE)
+_COMMENT = re.compile(r"--[^\n]*")
+_PARAMETER = re.compile(r"(?<!:):([a-z_]+)")
+_SCHEMA = re.compile(r"\bgen_durable\.")
+
+
+class Statement:
+    """One statement of a `.sql` file: its text with `$n`, and the names behind the numbers."""
+
+    __slots__ = ("name", "parameters", "text")
+
+    def __init__(self, name: str, source: str) -> None:
+        bare = _COMMENT.sub("", source)
+        self.name = name
+        self.parameters: tuple[str, ...] = tuple(dict.fromkeys(_PARAMETER.findall(bare)))
+        numbers = {parameter: f"${place}" for place, parameter in enumerate(self.parameters, 1)}
+        text = _PARAMETER.sub(lambda match: numbers[match[1]], bare)
+        self.text = "\n".join(line.rstrip() for line in text.splitlines() if line.strip())
+
+    def __call__(self, **values: Any) -> Call:
+        """The statement with a value for every parameter."""
+        return Call(self, tuple([values[parameter] for parameter in self.parameters]))
+
+    def __repr__(self) -> str:
+        return f"<statement {self.name}>"
+
+
+class Call(NamedTuple):
+    """A statement and the values of its parameters, in the order of their numbers."""
+
+    statement: Statement
+    values: tuple[Any, ...]
+
+
+class Script(NamedTuple):
+    """Several statements without parameters and without rows: the text of a migration, in its schema already."""
+
+    text: str
+
+
+Plan: TypeAlias = Generator[Call | Script, Rows, T]
+"""Yields calls, receives rows, returns `T`."""
+
+
+def statements(file: str) -> Mapping[str, Statement]:
+    """The statements of one `.sql` file of this package, by name.
+
+    They are written against the schema `gen_durable` and run in psql as they stand, but for the parameters.
+    """
+    parts = _NAME.split(read(file))[1:]
+    return {name: Statement(name, body) for name, body in zip(parts[::2], parts[1::2], strict=True)}
+
+
+def read(file: str) -> str:
+    """The text of a file of this package."""
+    return resources.files(__package__).joinpath(file).read_text(encoding="utf-8")
+
+
+@cache
+def in_schema(text: str, schema: str) -> str:
+    """The text, with every object taken from `schema` (whose name Settings has checked; it is quoted all the same)."""
+    return _SCHEMA.sub(f'"{schema}".', text)

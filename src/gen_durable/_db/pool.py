@@ -1,0 +1,174 @@
+"""Connections of our own: how they are opened, what is pinned on them, and the pool that hands them out."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from types import TracebackType
+from typing import Any, Final, Self, TypeVar
+
+from ..errors import UnreachableError
+from .failures import StatementError
+from .plan import Plan
+from .runner import from_asyncpg, run_asyncpg
+
+__all__ = ["PINNED", "Database", "connect", "redacted", "unreachable"]
+
+T = TypeVar("T")
+
+# Whatever the role or the database has as defaults: the statements were proved under READ COMMITTED, an outcome is
+# acknowledged only when it is on disk, and no wait is endless. Generic plans and no JIT: planning these statements anew
+# costs more than running them, and one compiled pick took 650 ms.
+PINNED: Final = {
+    "application_name": "gen_durable",
+    "default_transaction_isolation": "read committed",
+    "default_transaction_read_only": "off",
+    "synchronous_commit": "on",
+    "statement_timeout": "30s",
+    "lock_timeout": "10s",
+    "idle_in_transaction_session_timeout": "30s",
+    "jit": "off",
+    "plan_cache_mode": "force_generic_plan",
+}
+# Beyond the server's own timeout: it strikes only when the server does not answer at all, as on a half-open connection.
+_ANSWER_WITHIN: Final = 40.0
+_CONNECT_WITHIN: Final = 10.0
+_PASSWORD: Final = re.compile(r"(?<=:)[^:@/]+(?=@)|(?<=password=)[^&\s]+")
+
+
+class Database:
+    """A pool of pinned connections to one schema."""
+
+    def __init__(self, pool: Any, schema: str) -> None:
+        self._pool = pool
+        self.schema = schema
+
+    @classmethod
+    async def open(
+        cls, dsn: str, schema: str, *, size: int = 10, advice: str = "", lock_timeout: str = "10s"
+    ) -> Self:
+        """Connect; at least one connection works then.
+
+        Raises:
+            UnreachableError: there is no way to that database.
+        """
+        import asyncpg
+
+        async def leave_as_is(connection: Any) -> None:
+            """Nothing to reset: we set nothing on a session. The usual reset would cost a round trip per use."""
+
+        try:
+            pool = await asyncpg.create_pool(
+                dsn,
+                min_size=1,
+                max_size=size,
+                server_settings={**PINNED, "lock_timeout": lock_timeout},
+                command_timeout=_ANSWER_WITHIN,
+                timeout=_CONNECT_WITHIN,
+                reset=leave_as_is,
+                max_inactive_connection_lifetime=300,
+            )
+        except (TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError, OSError, ValueError) as error:
+            raise unreachable(dsn, error, advice) from error
+        return cls(pool, schema)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close every connection, waiting a moment for those in use."""
+        try:
+            await asyncio.wait_for(self._pool.close(), 5)
+        except (TimeoutError, OSError):
+            self._pool.terminate()
+
+    async def run(self, plan: Plan[T]) -> T:
+        """Run a plan of one statement, or of several that need no common transaction."""
+        async with _Acquired(self._pool) as conn:
+            return await run_asyncpg(conn, plan, self.schema)
+
+    async def run_in_transaction(self, plan: Plan[T], *, lock_timeout: str | None = None) -> T:
+        """Run a plan as one transaction."""
+        async with _Acquired(self._pool) as conn, _Transaction(conn, lock_timeout):
+            return await run_asyncpg(conn, plan, self.schema)
+
+
+class _Acquired:
+    """A connection of the pool; what goes wrong on the way to it is one of our errors."""
+
+    def __init__(self, pool: Any) -> None:
+        self._acquire = pool.acquire()
+
+    async def __aenter__(self) -> Any:
+        import asyncpg
+
+        try:
+            return await self._acquire.__aenter__()
+        except (TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError, OSError) as error:
+            raise from_asyncpg(error) from error
+
+    async def __aexit__(self, *error: Any) -> None:
+        await self._acquire.__aexit__(*error)
+
+
+class _Transaction:
+    """BEGIN … COMMIT, pinned to READ COMMITTED by its own words."""
+
+    def __init__(self, conn: Any, lock_timeout: str | None) -> None:
+        self._conn = conn
+        self._lock_timeout = lock_timeout
+
+    async def __aenter__(self) -> None:
+        begin = "begin isolation level read committed"
+        await self._execute(
+            f"{begin}; set local lock_timeout = '{self._lock_timeout}'" if self._lock_timeout else begin
+        )
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if error is None:
+            await self._execute("commit")
+            return
+        try:
+            await self._execute("rollback")
+        except StatementError:
+            self._conn.terminate()  # the connection is broken, which rolls back as well
+
+    async def _execute(self, text: str) -> None:
+        import asyncpg
+
+        try:
+            await self._conn.execute(text)
+        except (TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError, OSError) as error:
+            raise from_asyncpg(error) from error
+
+
+async def connect(dsn: str) -> Any:
+    """One pinned connection of its own, outside of any pool."""
+    import asyncpg
+
+    try:
+        return await asyncpg.connect(
+            dsn, server_settings=PINNED, command_timeout=_ANSWER_WITHIN, timeout=_CONNECT_WITHIN
+        )
+    except (TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError, OSError) as error:
+        raise from_asyncpg(error) from error
+
+
+def redacted(dsn: str) -> str:
+    """The DSN without its password, for messages."""
+    return _PASSWORD.sub("***", dsn)
+
+
+def unreachable(dsn: str, error: BaseException, advice: str) -> UnreachableError:
+    """Why there is no connection, in one line."""
+    cause = str(error).strip().split("\n")[0] or type(error).__name__
+    return UnreachableError(
+        redacted(dsn), redacted(cause), advice or "is the server running, and is the DSN right?"
+    )

@@ -1,0 +1,129 @@
+"""Drives plans: over asyncpg, over psycopg, and over psycopg's async connections."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from ..errors import UsageError
+from .failures import StatementError
+from .plan import Plan, Rows, Script, in_schema
+
+__all__ = ["driver_of", "run_asyncpg", "run_psycopg", "run_psycopg_async"]
+
+T = TypeVar("T")
+
+
+async def run_asyncpg(conn: Any, plan: Plan[T], schema: str) -> T:
+    """Run a plan on an asyncpg connection."""
+    # Imported at the first use: a producer that brings its own psycopg connection never pays for asyncpg.
+    import asyncpg
+
+    try:
+        call = next(plan)
+        while True:
+            try:
+                if isinstance(call, Script):
+                    rows: Rows = []
+                    await conn.execute(call.text)
+                else:
+                    rows = await conn.fetch(in_schema(call.statement.text, schema), *call.values)
+            except (TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError, OSError) as error:
+                call = plan.throw(from_asyncpg(error))
+            else:
+                call = plan.send(rows)
+    except StopIteration as finished:
+        result: T = finished.value
+        return result
+
+
+def run_psycopg(conn: Any, plan: Plan[T], schema: str) -> T:
+    """Run a plan on a psycopg connection, blocking."""
+    import psycopg
+    from psycopg.rows import dict_row
+
+    try:
+        call = next(plan)
+        while True:
+            try:
+                with psycopg.RawCursor(conn, row_factory=dict_row) as cursor:
+                    if isinstance(call, Script):
+                        cursor.execute(call.text)
+                    else:
+                        cursor.execute(in_schema(call.statement.text, schema), call.values)
+                    rows: Rows = cursor.fetchall() if cursor.description else []
+            except psycopg.Error as error:
+                call = plan.throw(from_psycopg(error))
+            else:
+                call = plan.send(rows)
+    except StopIteration as finished:
+        result: T = finished.value
+        return result
+
+
+async def run_psycopg_async(conn: Any, plan: Plan[T], schema: str) -> T:
+    """Run a plan on an async connection of psycopg."""
+    import psycopg
+    from psycopg.rows import dict_row
+
+    try:
+        call = next(plan)
+        while True:
+            try:
+                async with psycopg.AsyncRawCursor(conn, row_factory=dict_row) as cursor:
+                    if isinstance(call, Script):
+                        await cursor.execute(call.text)
+                    else:
+                        await cursor.execute(in_schema(call.statement.text, schema), call.values)
+                    rows: Rows = await cursor.fetchall() if cursor.description else []
+            except psycopg.Error as error:
+                call = plan.throw(from_psycopg(error))
+            else:
+                call = plan.send(rows)
+    except StopIteration as finished:
+        result: T = finished.value
+        return result
+
+
+def driver_of(conn: Any, *, blocking: bool) -> Callable[[Any, Plan[Any], str], Any]:
+    """The driver for a connection that a caller brought."""
+    kinds = {f"{kind.__module__.split('.')[0]}.{kind.__name__}" for kind in type(conn).__mro__}
+    if blocking:
+        if "psycopg.Connection" in kinds:
+            return run_psycopg
+        wanted = "a psycopg Connection (an asyncpg or async one goes to AsyncClient)"
+    else:
+        # PoolConnectionProxy is what pool.acquire() gives: a connection, not the pool.
+        if kinds & {"asyncpg.Connection", "asyncpg.PoolConnectionProxy"}:
+            return run_asyncpg
+        if "psycopg.AsyncConnection" in kinds:
+            return run_psycopg_async
+        wanted = "an asyncpg Connection or a psycopg AsyncConnection (a blocking one goes to Client)"
+    what = f"conn= is a {type(conn).__module__.split('.')[0]} {type(conn).__name__}"
+    if "Pool" in type(conn).__name__:
+        raise UsageError(
+            what, "a pool is in no transaction of yours: acquire a connection of it and pass that"
+        )
+    raise UsageError(what, f"pass {wanted}")
+
+
+def from_asyncpg(error: BaseException) -> StatementError:
+    """What asyncpg raised, as one of ours."""
+    import asyncpg
+
+    if isinstance(error, asyncpg.PostgresError):
+        # asyncpg raises its own connection errors as PostgresError without an answer of the server: sqlstate 08….
+        failure = StatementError(error.sqlstate or "", str(error), getattr(error, "detail", None) or "")
+    elif isinstance(error, ValueError):
+        failure = StatementError("22000", str(error))  # asyncpg.DataError: a value that the wire cannot carry
+    else:
+        failure = StatementError("", str(error) or type(error).__name__)
+    failure.__cause__ = error
+    return failure
+
+
+def from_psycopg(error: Any) -> StatementError:
+    """What psycopg raised, as one of ours."""
+    failure = StatementError(error.sqlstate or "", str(error).split("\n")[0], error.diag.message_detail or "")
+    failure.__cause__ = error
+    return failure

@@ -1,0 +1,43 @@
+"""Delivering signals."""
+
+from __future__ import annotations
+
+import msgspec
+
+from ..errors import UsageError
+from .failures import StatementError
+from .plan import Plan, statements
+
+__all__ = ["Arrival", "deliver"]
+
+_SQL = statements("signal.sql")
+
+
+class Arrival(msgspec.Struct, frozen=True, gc=False):
+    """Where a signal went."""
+
+    id: int
+    is_new: bool
+    has_woken: bool
+    queue: str
+
+
+def deliver(target: int | str, name: str, payload: str, dedup_key: str | None) -> Plan[Arrival | None]:
+    """Put a signal into the inbox of a live instance; `None` when there is none."""
+    try:
+        rows = yield _SQL["deliver"](
+            target_id=target if isinstance(target, int) else None,
+            target_key=target if isinstance(target, str) else None,
+            name=name,
+            payload=payload,
+            dedup_key=dedup_key,
+        )
+    except StatementError as error:
+        if error.sqlstate == "GD002":
+            raise UsageError(
+                error.message, "let the machine await these signals, or stop sending them"
+            ) from error
+        raise
+    for row in rows:
+        return Arrival(row["id"], row["signal_id"] is not None, row["woken"], row["queue"])
+    return None

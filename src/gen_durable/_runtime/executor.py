@@ -1,0 +1,123 @@
+"""One execution: the step, its handler if it raises, and the entry that the commit will write."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Awaitable
+from typing import Any
+
+import msgspec
+
+from .._core.model import CommitEntry, Execution
+from .._core.opening import open_context, state_of
+from .._core.registry import Registered, Registry
+from .._core.settle import UNREAD, Limits, checked_outcome, settle
+from ..definition import StepDef
+from ..errors import CodecError, UnknownStepError
+from ..machine import Machine
+from ..outcome import Outcome, Stop, reason_text
+from .threads import Threads
+
+__all__ = ["Executor", "StepExitError"]
+
+
+class StepExitError(Exception):
+    """A step tried to leave by sys.exit() or by a CancelledError of its own; here that is a failure like another."""
+
+
+class Executor:
+    """Runs the steps of registered machines. Everything a user wrote is called here and nowhere else."""
+
+    def __init__(self, registry: Registry, limits: Limits, threads: Threads) -> None:
+        self._registry = registry
+        self._limits = limits
+        self._threads = threads
+
+    async def run(self, execution: Execution, *, may_chain: bool) -> CommitEntry:
+        """Execute one step. Whatever it does, an entry comes back; only our own cancellation is raised."""
+        registered = self._registry.find(execution.fsm, execution.version)
+        try:
+            return await self._step(execution, registered, may_chain=may_chain)
+        except asyncio.CancelledError as error:
+            if _is_ours():
+                raise
+            failure: Exception = StepExitError("it raised CancelledError, and nobody had cancelled it")
+            failure.__cause__ = error
+        except SystemExit as error:
+            failure = StepExitError(f"it called sys.exit({error.code!r})")
+            failure.__cause__ = error
+        except Exception as error:  # noqa: BLE001 - the user's step; its handler decides
+            failure = error
+        return await self._handle(failure, execution, registered, may_chain=may_chain)
+
+    async def _step(self, execution: Execution, registered: Registered, *, may_chain: bool) -> CommitEntry:
+        machine = registered.definition
+        step = machine.steps.get(execution.step)
+        if step is None:
+            raise UnknownStepError(
+                machine.name,
+                execution.step,
+                tuple(machine.steps),
+                f"instance {execution.id} is at a step of old code",
+            )
+        context = open_context(execution, machine, self._registry, state_of(execution, machine))
+        value = await self._call(step, registered.machine, context)
+        outcome = checked_outcome(value, machine.name, step.name)
+        return settle(execution, machine, outcome, context.state, self._limits, may_chain=may_chain)
+
+    async def _call(self, step: StepDef, machine: Machine[Any, Any], context: Any) -> object:
+        if step.is_async:
+            return await step.function(machine, context)
+        value = await self._threads.run(step.function, machine, context)
+        if inspect.iscoroutine(value):
+            value.close()
+        return value
+
+    async def _handle(
+        self, failure: Exception, execution: Execution, registered: Registered, *, may_chain: bool
+    ) -> CommitEntry:
+        """Let the machine decide. It gets the state as it was before the step: what the step half changed is gone."""
+        machine, error = registered.definition, reason_text(failure)
+        try:
+            try:
+                state = state_of(execution, machine)
+                context = open_context(execution, machine, self._registry, state)
+            except CodecError:
+                # What does not decode stays as it is stored; the handler sees it as text only.
+                state = UNREAD
+                bare = _without_what_cannot_be_read(execution)
+                context = open_context(bare, machine, self._registry, None)
+            outcome = await self._decide(registered.machine, failure, context)
+            current = UNREAD if state is UNREAD and context.state is None else context.state
+            return settle(
+                execution, machine, outcome, current, self._limits, may_chain=may_chain, error=error
+            )
+        except asyncio.CancelledError:
+            if _is_ours():
+                raise
+            second: BaseException = StepExitError("handle raised CancelledError, and nobody had cancelled it")
+        except (Exception, SystemExit) as raised:  # noqa: BLE001 - the user's handler; if it raises too, the instance fails
+            second = raised
+        reason = Stop(f"{error}; then handle raised {reason_text(second)}")
+        return settle(execution, machine, reason, UNREAD, self._limits)
+
+    async def _decide(self, machine: Machine[Any, Any], failure: Exception, context: Any) -> Outcome[Any]:
+        # A handler of the user's follows the rule of steps: `async def` on the loop, `def` in a thread.
+        if type(machine).handle is Machine.handle or inspect.iscoroutinefunction(machine.handle):
+            value: object = machine.handle(failure, context)
+        else:
+            value = await self._threads.run(machine.handle, failure, context)
+        if isinstance(value, Awaitable):
+            value = await value
+        return checked_outcome(value, context.machine, f"handle of {context.step}")
+
+
+def _is_ours() -> bool:
+    """Whether this very task was cancelled (shutdown, lost lease), as against a CancelledError from the user's code."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
+def _without_what_cannot_be_read(execution: Execution) -> Execution:
+    return msgspec.structs.replace(execution, inbox=(), children=())

@@ -1,0 +1,203 @@
+"""Group commit: outcomes gather while the previous batch is being committed, and go together.
+
+There is no delay to tune: a lone outcome is committed at once, and under load the batch grows by itself. An outcome is
+acknowledged, and its instance goes on, only after COMMIT.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from typing import Final, TypeAlias
+
+import msgspec
+
+from .._core.model import CommitEntry, CommitResult, Committed
+from .._db import commit as commits
+from .._db.failures import StatementError, is_data, is_outage
+from .._db.pool import Database
+from .service import Outage
+from .wake import Wakes
+
+__all__ = ["Flusher"]
+
+_log: Final = logging.getLogger("gen_durable.worker")
+_Waiting: TypeAlias = tuple[CommitEntry, "asyncio.Future[CommitResult]"]
+# A batch that takes a few tens of milliseconds: larger ones gain nothing and make the first outcome wait for the last.
+_MAX_BATCH: Final = 1000
+_RESTING: Final = frozenset({"done", "failed", "cancelled", "awaiting_signal", "awaiting_children"})
+
+
+class Flusher:
+    """Commits entries in batches, one batch at a time; rows that are held up by others go on their own."""
+
+    # How long a batch waits for a row that somebody's open transaction holds, before it goes without that row: the
+    # lock_timeout of the connections that it is given.
+    PATIENCE: Final = "100ms"
+
+    def __init__(self, database: Database, wakes: Wakes) -> None:
+        self._database = database
+        self._wakes = wakes
+        # Filled by executions, emptied by run(); both on the event loop.
+        self._waiting: list[_Waiting] = []
+        self._arrived = asyncio.Event()
+        self._stragglers: set[asyncio.Task[None]] = set()
+        self._outage = Outage("commit")
+
+    async def commit(self, entry: CommitEntry) -> CommitResult:
+        """Make an outcome durable; returns when it is, or when it turned out to be stale."""
+        future: asyncio.Future[CommitResult] = asyncio.get_running_loop().create_future()
+        self._waiting.append((entry, future))
+        self._arrived.set()
+        return await future
+
+    async def run(self) -> None:
+        """Commit what arrives, until cancelled."""
+        while True:
+            await self._arrived.wait()
+            batch, self._waiting = self._waiting[:_MAX_BATCH], self._waiting[_MAX_BATCH:]
+            if not self._waiting:
+                self._arrived.clear()
+            if batch:
+                await self._flush(batch)
+
+    async def _flush(self, batch: list[_Waiting]) -> None:
+        futures = {id(entry): future for entry, future in batch}
+        pending = commits.in_lock_order(entry for entry, _ in batch)
+        while pending:
+            try:
+                report = await self._send(pending)
+            except StatementError as error:
+                pending = await self._recover(error, pending, futures)
+            else:
+                self._outage.is_over()
+                self._acknowledge(pending, report.results, futures)
+                self._wakes.work(report.queues)
+                return
+
+    async def _send(self, entries: Sequence[CommitEntry]) -> commits.CommitReport:
+        if commits.is_one_statement(entries):
+            return await self._database.run(commits.commit_plain(entries))
+        return await self._database.run_in_transaction(commits.commit(entries))
+
+    async def _recover(
+        self,
+        error: StatementError,
+        entries: list[CommitEntry],
+        futures: dict[int, asyncio.Future[CommitResult]],
+    ) -> list[CommitEntry]:
+        """What is left to commit after a batch was refused."""
+        if error.sqlstate == "55P03":
+            return await self._set_aside_held(entries, futures)
+        if is_data(error):
+            return await self._isolate(error, entries, futures)
+        await asyncio.sleep(self._outage.pause(error))
+        if is_outage(error):
+            return await self._resolve(entries, futures)
+        return entries
+
+    async def _set_aside_held(
+        self, entries: list[CommitEntry], futures: dict[int, asyncio.Future[CommitResult]]
+    ) -> list[CommitEntry]:
+        """Somebody's open transaction holds a row of the batch: that row waits alone, the others do not wait for it."""
+        try:
+            free, held = await self._database.run_in_transaction(commits.unlocked(entries))
+        except StatementError as error:
+            await asyncio.sleep(self._outage.pause(error))
+            return entries
+        if not held:
+            # The held row is none of the batch's own but one that it must touch: the next in line of a key, say.
+            free, held = (
+                [entry for entry in entries if entry.held_key is None],
+                [entry for entry in entries if entry.held_key is not None],
+            )
+        for entry in held:
+            task = asyncio.get_running_loop().create_task(self._commit_alone(entry, futures[id(entry)]))
+            self._stragglers.add(task)
+            task.add_done_callback(self._stragglers.discard)
+        return free
+
+    async def _commit_alone(self, entry: CommitEntry, future: asyncio.Future[CommitResult]) -> None:
+        outage = Outage("commit of a held row")
+        while True:
+            try:
+                plan = commits.commit([entry])
+                report = await self._database.run_in_transaction(plan, lock_timeout="10s")
+            except StatementError as error:
+                if is_data(error):
+                    entry = _refused(entry, error)
+                    continue
+                if error.sqlstate != "55P03":
+                    await asyncio.sleep(outage.pause(error))
+                if is_outage(error) and not await self._resolve([entry], {id(entry): future}):
+                    return
+            else:
+                self._acknowledge([entry], report.results, {id(entry): future})
+                self._wakes.work(report.queues)
+                return
+
+    async def _isolate(
+        self,
+        error: StatementError,
+        entries: list[CommitEntry],
+        futures: dict[int, asyncio.Future[CommitResult]],
+    ) -> list[CommitEntry]:
+        """A value of one entry is to blame: halve the batch until it stands alone, and end that instance only."""
+        if len(entries) > 1:
+            half = len(entries) // 2
+            for part in (entries[:half], entries[half:]):
+                await self._flush([(entry, futures[id(entry)]) for entry in part])
+            return []
+        refused = _refused(entries[0], error)
+        _log.error("instance %d: the database refused its outcome (%s); it fails", refused.id, error)
+        futures[id(refused)] = futures.pop(id(entries[0]))
+        return [refused]
+
+    async def _resolve(
+        self, entries: list[CommitEntry], futures: dict[int, asyncio.Future[CommitResult]]
+    ) -> list[CommitEntry]:
+        """The answer to COMMIT was lost: ask the rows what became of it, before anything is sent again."""
+        standings: list[CommitResult | None] | None = None
+        while standings is None:
+            try:
+                standings = await self._database.run(commits.resolve(entries))
+            except StatementError as error:
+                await asyncio.sleep(self._outage.pause(error))
+        self._outage.is_over()
+        known = [
+            (entry, result) for entry, result in zip(entries, standings, strict=True) if result is not None
+        ]
+        self._acknowledge([entry for entry, _ in known], [result for _, result in known], futures)
+        return [entry for entry, result in zip(entries, standings, strict=True) if result is None]
+
+    def _acknowledge(
+        self,
+        entries: Sequence[CommitEntry],
+        results: Sequence[CommitResult],
+        futures: dict[int, asyncio.Future[CommitResult]],
+    ) -> None:
+        has_rest = False
+        for entry, result in zip(entries, results, strict=True):
+            future = futures[id(entry)]
+            if not future.done():
+                future.set_result(result)
+            has_rest = has_rest or (isinstance(result, Committed) and result.status in _RESTING)
+        if has_rest:
+            self._wakes.rest()
+
+
+def _refused(entry: CommitEntry, error: StatementError) -> CommitEntry:
+    return msgspec.structs.replace(
+        entry,
+        kind="stop",
+        payload=None,
+        error=f"the database refused the outcome: {error}"[:2000],
+        children=(),
+        awaits=None,
+        delay=None,
+        timeout=None,
+        deadline=None,
+        consumed=(),
+        switches_key=False,
+    )

@@ -1,0 +1,122 @@
+"""Keeps the leases of live executions, on a thread and a connection of its own.
+
+A step that blocks the event loop must not lose its lease, and neither must the steps beside it: so the heartbeat shares
+nothing with them but a table of leases.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+from .._db.failures import StatementError
+from .._db.lease import Lease, renew
+from .._db.pool import connect
+from .._db.runner import run_asyncpg
+from .service import Outage
+
+__all__ = ["Heartbeat"]
+
+
+class Heartbeat:
+    """Renews every lease that is half an interval old, and tells the event loop which ones are lost."""
+
+    def __init__(
+        self, dsn: str, schema: str, lease: timedelta, interval: timedelta, on_lost: Callable[[Lease], None]
+    ) -> None:
+        self._dsn = dsn
+        self._schema = schema
+        self._lease = lease
+        # Looking twice per interval at leases that are half an interval old: none gets older than one interval.
+        self._pause = interval.total_seconds() / 2
+        self._on_lost = on_lost
+        self._lock = threading.Lock()
+        # Lease → when it was last known to be good (monotonic). Guarded by the lock.
+        self._leases: dict[Lease, float] = {}
+        self._loop = asyncio.get_running_loop()
+        self._beating: tuple[asyncio.AbstractEventLoop, asyncio.Event] | None = None
+        self._ready = threading.Event()
+        self._thread = threading.Thread(target=self._serve, name="gen_durable heartbeat", daemon=True)
+
+    def start(self) -> None:
+        """Begin to beat."""
+        self._thread.start()
+        self._ready.wait()
+
+    def stop(self) -> None:
+        """Stop beating; does not wait for the thread."""
+        if self._beating is not None:
+            loop, stop = self._beating
+            loop.call_soon_threadsafe(stop.set)
+
+    def hold(self, lease: Lease) -> None:
+        """Keep this lease from now on."""
+        with self._lock:
+            self._leases[lease] = time.monotonic()
+
+    def let_go(self, lease: Lease) -> None:
+        """Keep it no longer."""
+        with self._lock:
+            self._leases.pop(lease, None)
+
+    def _serve(self) -> None:
+        asyncio.run(self._beat())
+
+    async def _beat(self) -> None:
+        stop = asyncio.Event()
+        self._beating = (asyncio.get_running_loop(), stop)
+        self._ready.set()
+        outage = Outage("heartbeat")
+        conn: Any = None
+        pause = self._pause
+        while not await _within(stop, pause):
+            pause = self._pause
+            due = self._due()
+            if not due:
+                continue
+            begun = time.monotonic()
+            try:
+                conn = conn or await connect(self._dsn)
+                lost = await run_asyncpg(conn, renew(due, self._lease), self._schema)
+            except StatementError as error:
+                pause = min(self._pause, outage.pause(error))
+                if conn is not None:
+                    conn.terminate()
+                    conn = None
+            else:
+                outage.is_over()
+                self._note(due, lost, begun)
+        self._beating = None
+        if conn is not None:
+            conn.terminate()
+
+    def _due(self) -> list[Lease]:
+        oldest = time.monotonic() - self._pause
+        with self._lock:
+            return [lease for lease, renewed in self._leases.items() if renewed <= oldest]
+
+    def _note(self, due: list[Lease], lost: set[Lease], begun: float) -> None:
+        with self._lock:
+            for lease in due:
+                if lease in lost:
+                    self._leases.pop(lease, None)
+                elif lease in self._leases:
+                    self._leases[lease] = begun
+        for lease in lost:
+            try:
+                self._loop.call_soon_threadsafe(self._on_lost, lease)
+            except RuntimeError:
+                return  # the worker's loop is closed
+
+
+async def _within(event: asyncio.Event, seconds: float) -> bool:
+    """Whether it happens within so long."""
+    try:
+        async with asyncio.timeout(seconds):
+            return await event.wait()
+    except TimeoutError:
+        return False

@@ -1,0 +1,92 @@
+"""The services that serve everybody: taking leases back from the dead, and waking those whose deadline has passed."""
+
+from __future__ import annotations
+
+import logging
+import time
+from datetime import timedelta
+from typing import Final
+
+from .._db import lease as leases
+from .._db import pick
+from .._db.pool import Database
+from ..config import Settings
+from ..telemetry import AwaitTimeout, ReaperReaped, Telemetry
+from .service import Service
+from .wake import Wakes
+
+__all__ = ["Reaper", "Timekeeper"]
+
+_log: Final = logging.getLogger("gen_durable.worker")
+# A deadline is met within a second of its time.
+_DEADLINES_EVERY: Final = timedelta(milliseconds=500)
+_BATCH: Final = 500
+
+
+class Reaper(Service):
+    """Returns executions whose lease ran out to their queue: the floor under every crash."""
+
+    name = "reaper"
+
+    def __init__(self, database: Database, settings: Settings, telemetry: Telemetry, wakes: Wakes) -> None:
+        super().__init__()
+        self._database = database
+        self._settings = settings
+        self._telemetry = telemetry
+        self._wakes = wakes
+        self._in_contact_since = time.monotonic()
+
+    def recovered(self) -> None:
+        """The living could not renew either while the database was away: give them one lease of time to do so."""
+        self._in_contact_since = time.monotonic()
+
+    async def tick(self) -> timedelta:
+        settings = self._settings
+        in_contact = timedelta(seconds=time.monotonic() - self._in_contact_since)
+        if in_contact < settings.lease:
+            # Asking now tells us of an outage; reaping has to wait.
+            await self._database.run(pick.stuck_keys())
+            return min(settings.reap_interval, settings.lease - in_contact)
+        reaped = await self._database.run_in_transaction(leases.reap(settings.lease, settings.crash_limit))
+        if reaped.ids:
+            _log.warning(
+                "took back the leases of %d executions that died together: %s",
+                len(reaped.ids),
+                reaped.ids[:20],
+            )
+            self._telemetry.emit(
+                ReaperReaped(count=len(reaped.ids), ids=tuple(reaped.ids), capped=tuple(reaped.capped))
+            )
+            self._wakes.work(reaped.queues)
+            self._wakes.rest()
+        if len(reaped.ids) >= _BATCH:
+            return timedelta(0)
+        await self._free_stuck_keys()
+        return settings.reap_interval
+
+    async def _free_stuck_keys(self) -> None:
+        if keys := await self._database.run(pick.stuck_keys()):
+            _log.error(
+                "keys %s were free with all of their rows gated; this should not happen, they go on now",
+                keys[:20],
+            )
+            self._wakes.work(await self._database.run_in_transaction(pick.ungate(keys)))
+
+
+class Timekeeper(Service):
+    """Wakes the awaits whose deadline has passed."""
+
+    name = "timekeeper"
+
+    def __init__(self, database: Database, telemetry: Telemetry, wakes: Wakes) -> None:
+        super().__init__()
+        self._database = database
+        self._telemetry = telemetry
+        self._wakes = wakes
+
+    async def tick(self) -> timedelta:
+        expired = await self._database.run(leases.expire())
+        for one in expired:
+            self._telemetry.emit(AwaitTimeout(id=one.id, fsm=one.fsm, step=one.step))
+        self._wakes.work({one.queue for one in expired})
+        return timedelta(0) if len(expired) >= _BATCH else _DEADLINES_EVERY

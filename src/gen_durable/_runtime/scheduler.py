@@ -1,0 +1,257 @@
+"""One queue: as many executions at once as it may have, picked as slots come free, each carried to its commit."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import secrets
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Final
+
+import msgspec
+
+from .._core.model import CommitEntry, CommitResult, Committed, Execution, Stale
+from .._core.registry import Registry
+from .._core.settle import release
+from .._db import pick as picks
+from .._db.failures import StatementError
+from .._db.lease import Lease
+from .._db.pool import Database
+from ..config import Queue, Settings
+from ..telemetry import (
+    ConcurrencyContended,
+    OutcomeStale,
+    PickStop,
+    SchedulerDrain,
+    SchedulerSaturation,
+    StepStop,
+    Telemetry,
+)
+from .executor import Executor
+from .flusher import Flusher
+from .heartbeat import Heartbeat
+from .service import Service
+
+__all__ = ["Scheduler"]
+
+# How long one instance may run from step to step on one lease before others get a turn.
+_CHAIN_STEPS: Final = 50
+_CHAIN_SECONDS: Final = 0.1
+# After so long without work a queue is looked at only once per poll_interval.
+_CALM_AFTER: Final = 30.0
+_UNIQUE_VIOLATION: Final = "23505"
+# How long a shutdown waits for its last commits: a database that is away must not hold up the exit.
+_LAST_WORDS: Final = 5.0
+
+
+class Scheduler(Service):
+    """Picks work for one queue of this worker and sees it through."""
+
+    def __init__(
+        self,
+        queue: str,
+        limits: Queue,
+        *,
+        worker: str,
+        settings: Settings,
+        registry: Registry,
+        database: Database,
+        executor: Executor,
+        flusher: Flusher,
+        heartbeat: Heartbeat,
+        telemetry: Telemetry,
+        on_bug: Callable[[BaseException], None],
+    ) -> None:
+        super().__init__()
+        self.name = f"queue {queue}"
+        self._queue = queue
+        self._concurrency = limits.concurrency
+        self._worker = worker
+        self._settings = settings
+        self._registry = registry
+        self._database = database
+        self._executor = executor
+        self._flusher = flusher
+        self._heartbeat = heartbeat
+        self._telemetry = telemetry
+        self._on_bug = on_bug
+        # Lease → the task that works on it; and what of these is inside a step just now, as against its commit.
+        # Written by this class only, on the event loop.
+        self._in_flight: dict[Lease, asyncio.Task[None]] = {}
+        self._in_step: dict[Lease, Execution] = {}
+        self._may_have_more = False
+        self._last_work = time.monotonic()
+        self._is_draining = False
+
+    async def tick(self) -> timedelta | None:
+        """Fill the free slots."""
+        demand = self._concurrency - len(self._in_flight)
+        if demand <= 0:
+            self._may_have_more = True
+            return None  # the end of an execution wakes us
+        picked = await self._pick(demand)
+        for execution in picked.executions:
+            self._start(execution)
+        self._may_have_more = len(picked.executions) == demand
+        self._report(len(picked.executions), demand)
+        if picked.denied:
+            await self._gate(picked.denied)
+            if not picked.executions:
+                return self._settings.min_poll_interval
+        if picked.executions:
+            self._last_work = time.monotonic()
+        return timedelta(0) if self._may_have_more else self._pause()
+
+    def lose(self, lease: Lease) -> None:
+        """This lease is no longer ours: whatever the step still does, it may not commit."""
+        if self._in_step.pop(lease, None) is not None:
+            self._in_flight[lease].cancel()
+
+    async def drain(self, timeout: timedelta) -> None:
+        """Let running steps end, at most so long; what is unfinished then goes back to the queue at no cost."""
+        self._is_draining = True
+        in_flight = len(self._in_flight)
+        if self._in_flight and timeout > timedelta(0):
+            await asyncio.wait(self._in_flight.values(), timeout=timeout.total_seconds())
+        unfinished, self._in_step = self._in_step, {}
+        for lease in unfinished:
+            self._in_flight[lease].cancel()
+        released = await self._release(list(unfinished.values()))
+        if committing := [task for lease, task in self._in_flight.items() if lease not in unfinished]:
+            await asyncio.wait(committing, timeout=_LAST_WORDS)
+        # A step that does not react to its cancellation is left behind: its lease is gone, it cannot commit.
+        self._telemetry.emit(SchedulerDrain(released=released, in_flight=in_flight, queue=self._queue))
+
+    async def _release(self, unfinished: list[Execution]) -> int:
+        """Give executions back, in one group commit."""
+        tasks = [
+            asyncio.get_running_loop().create_task(self._flusher.commit(release(execution)))
+            for execution in unfinished
+        ]
+        if not tasks:
+            return 0
+        done, waiting = await asyncio.wait(tasks, timeout=_LAST_WORDS)
+        for task in waiting:
+            task.cancel()
+        return sum(isinstance(task.result(), Committed) for task in done)
+
+    async def _pick(self, demand: int) -> picks.Picked:
+        while True:
+            plan = picks.pick(
+                self._queue,
+                self._registry.keys,
+                demand,
+                # One random token per pick: nobody else's, and not this worker's own of an earlier lease either.
+                secrets.randbits(62),
+                self._worker,
+                self._settings.lease,
+            )
+            try:
+                return await self._database.run(plan)
+            except StatementError as error:
+                # Two pickers chose rows of one key at the same moment; the other one has it now.
+                if error.sqlstate != _UNIQUE_VIOLATION:
+                    raise
+
+    async def _gate(self, denied: list[picks.Denied]) -> None:
+        gated = await self._database.run_in_transaction(picks.gate([row.concurrency_key for row in denied]))
+        for row in denied:
+            self._telemetry.emit(
+                ConcurrencyContended(
+                    count=max(1, gated[row.concurrency_key]),
+                    id=row.id,
+                    fsm=row.fsm,
+                    concurrency_key=row.concurrency_key,
+                )
+            )
+
+    def _start(self, execution: Execution) -> None:
+        lease = (execution.id, execution.lease_token)
+        self._heartbeat.hold(lease)
+        task = asyncio.get_running_loop().create_task(self._work(execution, lease))
+        self._in_flight[lease] = task
+        task.add_done_callback(lambda task: self._ended(lease, task))
+
+    def _ended(self, lease: Lease, task: asyncio.Task[None]) -> None:
+        self._heartbeat.let_go(lease)
+        self._in_flight.pop(lease, None)
+        self._in_step.pop(lease, None)
+        if self._may_have_more:
+            self.wake()
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._on_bug(error)
+
+    async def _work(self, execution: Execution, lease: Lease) -> None:
+        """Execute and commit, step after step, as long as the lease is kept."""
+        chain_began = time.monotonic()
+        for step_number in range(1, _CHAIN_STEPS + 1):
+            began = time.monotonic()
+            may_chain = (
+                step_number < _CHAIN_STEPS and began - chain_began < _CHAIN_SECONDS and not self._is_draining
+            )
+            self._in_step[lease] = execution
+            entry = await self._executor.run(execution, may_chain=may_chain)
+            self._in_step.pop(lease, None)
+            ended = time.monotonic()
+            result = await self._flusher.commit(entry)
+            self._observe(execution, entry, result, ended - began)
+            if entry.kind != "keep" or not isinstance(result, Committed) or result.status != "executing":
+                return
+            execution = _next(execution, entry, result)
+
+    def _observe(
+        self, execution: Execution, entry: CommitEntry, result: CommitResult, seconds: float
+    ) -> None:
+        if isinstance(result, Stale):
+            self._telemetry.emit(
+                OutcomeStale(
+                    id=execution.id, fsm=execution.fsm, step=execution.step, step_seq=execution.step_seq + 1
+                )
+            )
+        elif self._telemetry.is_wanted(StepStop):
+            self._telemetry.emit(
+                StepStop(
+                    duration=timedelta(seconds=seconds),
+                    id=execution.id,
+                    fsm=execution.fsm,
+                    step=execution.step,
+                    kind="next" if entry.kind == "keep" else entry.kind,
+                )
+            )
+
+    def _report(self, count: int, demand: int) -> None:
+        if self._telemetry.is_wanted(PickStop):
+            self._telemetry.emit(PickStop(count=count, demand=demand, queue=self._queue, worker=self._worker))
+        if self._telemetry.is_wanted(SchedulerSaturation):
+            self._telemetry.emit(
+                SchedulerSaturation(
+                    in_flight=len(self._in_flight),
+                    buffer=0,
+                    concurrency=self._concurrency,
+                    prefetch=0,
+                    queue=self._queue,
+                )
+            )
+
+    def _pause(self) -> timedelta:
+        """Short after work, growing with silence, with jitter so that many workers do not look at one moment."""
+        silence = min(1.0, (time.monotonic() - self._last_work) / _CALM_AFTER)
+        pause = max(self._settings.min_poll_interval, self._settings.poll_interval * silence)
+        return pause * random.uniform(0.9, 1.0)
+
+
+def _next(execution: Execution, entry: CommitEntry, committed: Committed) -> Execution:
+    """The next step on the lease that is held: what a fresh pick of this row would bring."""
+    return msgspec.structs.replace(
+        execution,
+        step=entry.step,
+        step_seq=execution.step_seq + 1,
+        attempt=0,
+        state=execution.state if entry.payload is None else entry.payload,
+        awaits=None,
+        timed_out=False,
+        inbox=committed.inbox,
+        children=(),
+    )

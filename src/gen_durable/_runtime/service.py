@@ -1,0 +1,94 @@
+"""The loop that every service has: do a round, pause or be woken, back off while the database is away."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from datetime import timedelta
+from typing import Final
+
+from .._db.failures import StatementError, is_outage, is_race
+
+__all__ = ["Outage", "Service"]
+
+_log: Final = logging.getLogger("gen_durable.worker")
+_FIRST_PAUSE: Final = 0.1
+# Often enough that a worker is back within seconds of its database, seldom enough not to be in its way.
+_LONGEST_PAUSE: Final = 5.0
+
+
+class Outage:
+    """One stretch of time without the database, for one service: pauses that grow, and one line of log."""
+
+    def __init__(self, who: str) -> None:
+        self._who = who
+        self._tries = 0
+
+    def pause(self, error: StatementError) -> float:
+        """Seconds until the next try. An error that no waiting can mend is raised."""
+        if not (is_outage(error) or is_race(error)):
+            raise error
+        self._tries += 1
+        if self._tries == 1 and is_outage(error):
+            _log.warning("%s: the database is away (%s); trying again until it is back", self._who, error)
+        # From the start with jitter: a fleet that lost its database at one moment must not come back at one moment.
+        return min(_LONGEST_PAUSE, _FIRST_PAUSE * 2.0 ** min(self._tries, 10)) * random.uniform(0.5, 1)
+
+    def is_over(self) -> bool:
+        """A round went well; whether there was an outage before it."""
+        was_away, self._tries = self._tries > 0, 0
+        if was_away:
+            _log.info("%s: the database is back", self._who)
+        return was_away
+
+
+class Service:
+    """A named loop. Subclasses say what one round does."""
+
+    name = "service"
+
+    def __init__(self) -> None:
+        self._woken = asyncio.Event()
+        self._is_stopping = False
+
+    async def tick(self) -> timedelta | None:
+        """Do one round; the pause until the next one, `None` to wait for a wake."""
+        raise NotImplementedError
+
+    def recovered(self) -> None:
+        """The database is back after an outage."""
+
+    def wake(self) -> None:
+        """Let the next round begin now."""
+        self._woken.set()
+
+    def stop(self) -> None:
+        """Let the current round be the last."""
+        self._is_stopping = True
+        self._woken.set()
+
+    async def run(self) -> None:
+        """Rounds until `stop`."""
+        outage = Outage(self.name)
+        while not self._is_stopping:
+            # Cleared before the round: a wake during it means that the round may have looked too early.
+            self._woken.clear()
+            try:
+                pause = await self.tick()
+            except StatementError as error:
+                await self._wait(outage.pause(error))
+                continue
+            if outage.is_over():
+                self.recovered()
+            await self._wait(None if pause is None else pause.total_seconds())
+
+    async def _wait(self, seconds: float | None) -> None:
+        if self._is_stopping or seconds == 0:
+            await asyncio.sleep(0)
+            return
+        try:
+            async with asyncio.timeout(seconds):
+                await self._woken.wait()
+        except TimeoutError:
+            pass

@@ -1,0 +1,104 @@
+"""Waiting for instances: one poller per client, however many callers wait for however many instances."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Mapping
+from typing import Any, Final
+
+from .._db.failures import StatementError
+from .._db.inspect import settled
+from .._db.pool import Database
+from ..errors import NoTargetError
+from .service import Outage
+
+__all__ = ["Waiting"]
+
+_SHORTEST: Final = 0.01
+_LONGEST: Final = 0.25
+
+
+class Waiting:
+    """Looks at all awaited instances in one statement: often at first, less often while nothing happens."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        # Instance → (does parking count?, who waits). Touched on the event loop only.
+        self._futures: defaultdict[int, list[tuple[bool, asyncio.Future[Mapping[str, Any]]]]] = defaultdict(
+            list
+        )
+        self._hint = asyncio.Event()
+        self._poller: asyncio.Task[None] | None = None
+
+    def hint(self) -> None:
+        """Something has come to rest in this process: look now."""
+        self._hint.set()
+
+    async def rest_of(self, id: int, *, parked: bool) -> Mapping[str, Any]:
+        """The row of an instance when it has ended, or (`parked`) waits for a signal or for children."""
+        future: asyncio.Future[Mapping[str, Any]] = asyncio.get_running_loop().create_future()
+        waiter = (parked, future)
+        self._futures[id].append(waiter)
+        self._hint.set()
+        if self._poller is None or self._poller.done():
+            self._poller = asyncio.get_running_loop().create_task(self._poll())
+        try:
+            return await future
+        finally:
+            if id in self._futures:
+                self._futures[id] = [other for other in self._futures[id] if other is not waiter]
+                if not self._futures[id]:
+                    del self._futures[id]
+
+    def close(self) -> None:
+        """Stop looking; whoever still waits is cancelled."""
+        if self._poller is not None:
+            self._poller.cancel()
+        for waiters in self._futures.values():
+            for _, future in waiters:
+                future.cancel()
+
+    async def _poll(self) -> None:
+        pause = _SHORTEST
+        outage = Outage("wait")
+        while self._futures:
+            # Cleared before the look: what comes to rest during it sets the hint again.
+            self._hint.clear()
+            wanted = {id: any(parked for parked, _ in waiters) for id, waiters in self._futures.items()}
+            try:
+                found = await self._database.run(settled(wanted))
+            except StatementError as error:
+                pause = outage.pause(error)
+            except BaseException as error:
+                self._fail(error)
+                raise
+            else:
+                outage.is_over()
+                pause = _SHORTEST if self._answer(found) else min(_LONGEST, pause * 1.5)
+            try:
+                async with asyncio.timeout(pause):
+                    await self._hint.wait()
+                    pause = _SHORTEST
+            except TimeoutError:
+                pass
+
+    def _answer(self, found: Mapping[int, Mapping[str, Any] | None]) -> bool:
+        answered = False
+        for id, row in found.items():
+            for parked, future in self._futures.get(id, ()):
+                if future.done():
+                    continue
+                if row is None:
+                    future.set_exception(NoTargetError(id, "wait"))
+                    answered = True
+                elif parked or row["finished_at"] is not None:
+                    future.set_result(row)
+                    answered = True
+        return answered
+
+    def _fail(self, error: BaseException) -> None:
+        for waiters in self._futures.values():
+            for _, future in waiters:
+                if not future.done():
+                    future.set_exception(error)

@@ -1,0 +1,39 @@
+"""Hints within one process: this queue has work, this instance has come to rest.
+
+A hint may be lost and may be wrong; whoever gets one looks into the database. What other processes do is found by
+polling.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+__all__ = ["Wakes"]
+
+
+class Wakes:
+    """Who wants to know about which queue, and about instances that came to rest."""
+
+    def __init__(self) -> None:
+        # Written at start and stop only, read by the event loop.
+        self._queues: dict[str, Callable[[], None]] = {}
+        self._rests: list[Callable[[], None]] = []
+
+    def on_work(self, queue: str, wake: Callable[[], None]) -> None:
+        """Call `wake` when this queue may have work."""
+        self._queues[queue] = wake
+
+    def on_rest(self, wake: Callable[[], None]) -> None:
+        """Call `wake` when some instance has ended or parked."""
+        self._rests.append(wake)
+
+    def work(self, queues: Iterable[str]) -> None:
+        """These queues may have work."""
+        for queue in queues:
+            if (wake := self._queues.get(queue)) is not None:
+                wake()
+
+    def rest(self) -> None:
+        """Some instance has ended or parked."""
+        for wake in self._rests:
+            wake()

@@ -1,0 +1,34 @@
+"""The schema as operators handle it: one look or one change, on a connection that is opened for it."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+from ._db import migrate
+from ._db.migrate import LATEST, Schema
+from ._db.plan import Plan
+from ._db.pool import Database
+from ._server import Server
+
+__all__ = ["LATEST", "Schema", "migrate_schema", "schema_status"]
+
+T = TypeVar("T")
+
+
+async def schema_status(dsn: str | None, schema: str) -> Schema:
+    """Which version is installed there."""
+    return await _run(dsn, schema, migrate.status(schema))
+
+
+async def migrate_schema(dsn: str | None, schema: str, to: int = LATEST) -> Schema:
+    """Bring it to a version, up or down; 0 takes everything back."""
+    return await _run(dsn, schema, migrate.migrate(schema, to))
+
+
+async def _run(dsn: str | None, schema: str, plan: Plan[T]) -> T:
+    server = Server.find(dsn)
+    try:
+        async with await Database.open(server.dsn, schema, size=1, advice=server.advice) as database:
+            return await database.run_in_transaction(plan)
+    finally:
+        server.close()

@@ -1,0 +1,45 @@
+"""Which PostgreSQL: the DSN that was given, the one of the environment, or the embedded server."""
+
+from __future__ import annotations
+
+from typing import Self
+
+from .config import environment_dsn
+from .embedded import EmbeddedPostgres
+
+__all__ = ["Server"]
+
+
+class Server:
+    """Where PostgreSQL is, and how we know. Close it to let go of an embedded one."""
+
+    dsn: str
+    advice: str
+    """What to do when it cannot be reached."""
+    is_embedded: bool
+
+    def __init__(self, dsn: str, advice: str, embedded: EmbeddedPostgres | None = None) -> None:
+        self.dsn = dsn
+        self.advice = advice
+        self.is_embedded = embedded is not None
+        self._embedded = embedded
+
+    @classmethod
+    def find(cls, dsn: str | None) -> Self:
+        """The argument wins over `GEN_DURABLE_DSN`, and both over the embedded server, which is started if need be."""
+        if dsn is not None:
+            return cls(dsn, "is it running? the DSN was given as an argument")
+        if (from_environment := environment_dsn()) is not None:
+            return cls(
+                from_environment,
+                "is it running? the DSN came from GEN_DURABLE_DSN; without it the embedded server is used",
+            )
+        embedded = EmbeddedPostgres()
+        return cls(
+            embedded.ensure(), "the embedded server does not answer; its log lies beside its data", embedded
+        )
+
+    def close(self) -> None:
+        """Give back the lease on the embedded server, which stops after its last client."""
+        if self._embedded is not None:
+            self._embedded.close()

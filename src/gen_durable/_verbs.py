@@ -1,0 +1,208 @@
+"""What producers can do, once for both clients: each verb is a plan that ends in the value the caller gets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import datetime
+from typing import Any, Final, TypedDict
+
+from ._checks import checked_id, checked_int, checked_key, checked_moment, checked_name
+from ._core.codec import encode
+from ._core.opening import instance_of
+from ._core.settle import new_instance
+from ._db import insert as inserts
+from ._db import inspect
+from ._db import signal as signals
+from ._db.plan import Plan
+from .config import Settings
+from .definition import MachineDef, StepRef, definition_of, step_name
+from .errors import NoTargetError, UsageError, did_you_mean
+from .instance import Delivered, Delivery, DuplicateSignal, Instance, Status
+from .refs import (
+    AnySpec,
+    Duplicate,
+    Insertable,
+    Inserted,
+    InsertResult,
+    Key,
+    Ref,
+    Target,
+    key_text,
+    target_value,
+)
+from .signals import Signal
+
+__all__ = [
+    "Filters",
+    "children",
+    "count",
+    "definition_of_target",
+    "get",
+    "insert",
+    "page",
+    "resolve",
+    "signal",
+]
+
+_MAX_PAGE: Final = 10_000
+
+
+class Filters(TypedDict, total=False):
+    """Which instances. Every filter may be left out; those that are given must all hold."""
+
+    version: int
+    step: StepRef[Any] | str
+    status: Status | Iterable[Status]
+    queue: str
+    correlation_key: str
+    unique_key: str | bytes
+    concurrency_key: Key
+    parent: Ref[Any, Any] | int
+    inserted_after: datetime
+    inserted_before: datetime
+
+
+def insert(
+    specs: Sequence[AnySpec], settings: Settings
+) -> Plan[tuple[list[InsertResult[Any, Any]], set[str]]]:
+    """Insert instances; the answers in order, and the queues that have work now."""
+    for spec in specs:
+        if not isinstance(spec, AnySpec):
+            raise UsageError(
+                f"insert_all got a value of type {type(spec).__name__}", "wrap each one: Spec(Machine, state)"
+            )
+    answers = yield from inserts.insert([new_instance(spec, settings.max_payload) for spec in specs])
+    results = [_insert_result(spec, answer) for spec, answer in zip(specs, answers, strict=True)]
+    return results, {answer.queue for answer in answers if answer.is_new}
+
+
+def signal(
+    target: Target, signal: Signal[Any] | str, payload: Any, dedup_key: str | None, settings: Settings
+) -> Plan[tuple[Delivery, set[str]]]:
+    """Deliver a signal; what became of it, and the queue that has work now."""
+    name = signal.name if isinstance(signal, Signal) else checked_name(signal, "the name of a signal")
+    payload_type = signal.payload_type if isinstance(signal, Signal) else Any
+    text = encode(payload, payload_type, f"the payload of signal '{name}'", settings.max_payload)
+    if dedup_key is not None:
+        checked_key(dedup_key, "dedup_key")
+    value = target_value(target)
+    arrival = yield from signals.deliver(value, name, text, dedup_key)
+    if arrival is None:
+        raise NoTargetError(value, f"signal '{name}'")
+    if not arrival.is_new:
+        return DuplicateSignal(arrival.id), set()
+    return Delivered(arrival.id, arrival.has_woken), {arrival.queue} if arrival.has_woken else set()
+
+
+def get(target: Target) -> Plan[Instance[Any, Any] | None]:
+    """One instance, or `None`."""
+    row = yield from inspect.get(target_value(target))
+    return None if row is None else read(row, definition_of_target(target))
+
+
+def resolve(target: Target, verb: str) -> Plan[int]:
+    """The id of an instance that must exist."""
+    value = target_value(target)
+    if isinstance(value, int):
+        return value
+    row = yield from inspect.get(value)
+    if row is None:
+        raise NoTargetError(value, verb)
+    id: int = row["id"]
+    return id
+
+
+def page(
+    machine: Insertable[Any, Any] | str | None, limit: int, before: int | None, filters: Mapping[str, Any]
+) -> Plan[Sequence[Instance[Any, Any]]]:
+    """Instances, newest first."""
+    checked_int(limit, "limit", 1, _MAX_PAGE)
+    if before is not None:
+        checked_id(before)
+    definition = None if machine is None or isinstance(machine, str) else definition_of(machine)
+    rows = yield from inspect.page(_filter(machine, filters), limit, before)
+    return [read(row, definition) for row in rows]
+
+
+def count(machine: Insertable[Any, Any] | str | None, filters: Mapping[str, Any]) -> Plan[int]:
+    """How many there are."""
+    return (yield from inspect.count(_filter(machine, filters)))
+
+
+def children(target: Target, *, every: bool) -> Plan[Sequence[Instance[Any, Any]]]:
+    """The children of an instance."""
+    id = yield from resolve(target, "list the children")
+    rows = yield from inspect.children_of(id, every=every)
+    return [read(row, None) for row in rows]
+
+
+def definition_of_target(target: Target) -> MachineDef | None:
+    """The machine of a reference; of an id or a key it is not known."""
+    return definition_of(target.definition) if isinstance(target, Ref) else None
+
+
+def read(row: Mapping[str, Any], definition: MachineDef | None) -> Instance[Any, Any]:
+    """A row as the caller sees it."""
+    if definition is not None and row["fsm"] != definition.name:
+        raise UsageError(
+            f"instance {row['id']} is a {row['fsm']}, not a {definition.name}",
+            "give the machine that it belongs to",
+        )
+    return instance_of(row, definition)
+
+
+def _insert_result(spec: AnySpec, answer: inserts.Answer) -> InsertResult[Any, Any]:
+    if answer.is_new:
+        return Inserted(spec.definition, answer.id)
+    return Duplicate(spec.definition, answer.id, spec.options[answer.key])
+
+
+def _filter(machine: Insertable[Any, Any] | str | None, filters: Mapping[str, Any]) -> inspect.Filter:
+    values: dict[str, Any] = {}
+    if machine is not None:
+        values["fsm"] = machine if isinstance(machine, str) else definition_of(machine).name
+    for name, value in filters.items():
+        if name not in _FILTERS:
+            known = tuple(_FILTERS)
+            raise UsageError(
+                f"there is no filter '{name}'{did_you_mean(name, known)}", f"there are {', '.join(known)}"
+            )
+        field, checked = _FILTERS[name]
+        values[field] = checked(value)
+    return inspect.Filter(**values)
+
+
+def _statuses(value: Any) -> list[str]:
+    return [_status(one) for one in ([value] if isinstance(value, str) else value)]
+
+
+def _unique_key(value: Any) -> bytes:
+    return value if isinstance(value, bytes) else checked_key(value, "unique_key").encode()
+
+
+def _parent_id(parent: Ref[Any, Any] | int) -> int:
+    id = parent.target if isinstance(parent, Ref) else parent
+    if isinstance(id, str):
+        raise UsageError("parent is given by its key", "give its id, or what insert returned")
+    return checked_id(id)
+
+
+def _status(value: Any) -> str:
+    try:
+        return Status(value).value
+    except ValueError:
+        raise UsageError(f"{value!r} is no status", f"the statuses are {', '.join(Status)}") from None
+
+
+_FILTERS: Final[Mapping[str, tuple[str, Callable[[Any], object]]]] = {
+    "version": ("version", lambda value: checked_int(value, "version", 1, 2**31 - 1)),
+    "step": ("step", step_name),
+    "status": ("statuses", _statuses),
+    "queue": ("queue", lambda value: checked_name(value, "queue")),
+    "correlation_key": ("correlation_key", lambda value: checked_key(value, "correlation_key")),
+    "unique_key": ("unique_key", _unique_key),
+    "concurrency_key": ("concurrency_key", key_text),
+    "parent": ("parent_id", _parent_id),
+    "inserted_after": ("inserted_after", lambda value: checked_moment(value, "inserted_after")),
+    "inserted_before": ("inserted_before", lambda value: checked_moment(value, "inserted_before")),
+}

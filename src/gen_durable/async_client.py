@@ -1,0 +1,363 @@
+"""`AsyncClient`: insert, signal, look, wait. Its blocking twin says the same in the same words."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Iterable, Sequence
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from types import TracebackType
+from typing import Any, Self, TypeVar, Unpack, overload
+
+from . import _verbs
+from ._checks import checked_delay
+from ._db import migrate
+from ._db.plan import Plan
+from ._db.pool import Database
+from ._db.runner import driver_of
+from ._runtime.waiting import Waiting
+from ._runtime.wake import Wakes
+from ._server import Server
+from ._typing import PayloadT, ResultT, StateT
+from ._verbs import Filters
+from .config import Settings
+from .connections import AsyncConnection
+from .errors import NoTargetError, NotConnectedError
+from .instance import Delivery, Instance, Until
+from .refs import AnySpec, Insertable, InsertOptions, InsertResult, Ref, Spec, Target
+from .signals import Signal
+
+__all__ = ["AsyncClient"]
+
+T = TypeVar("T")
+
+
+class AsyncClient:
+    """A producer: it inserts and addresses instances, and runs none.
+
+        async with AsyncClient(dsn) as client:
+            order = await client.insert(Checkout, Order(42), correlation_key="order:42")
+            await client.signal(order, Checkout.payment, Payment(100))
+            receipt = (await client.wait(order)).result
+
+    A call returns what happened, as a value to look at or to ignore; it raises when what it was asked for did not
+    happen. Verbs that write take `conn=`, a connection of the caller's: then they are part of the caller's
+    transaction, and happen if and when that commits.
+    """
+
+    def __init__(self, dsn: str | None = None, *, settings: Settings | None = None) -> None:
+        """Say where to work; nothing is opened yet.
+
+        Args:
+            dsn: where PostgreSQL is; left out, `GEN_DURABLE_DSN` says it, and else the embedded server is used.
+            settings: left out, they come from the environment and the defaults.
+        """
+        self.dsn: str | None = dsn
+        self.settings: Settings = Settings.load() if settings is None else settings
+        self._wakes = Wakes()
+        self._server: Server | None = None
+        self._opened: Database | None = None
+        self._waiting: Waiting | None = None
+
+    async def __aenter__(self) -> Self:
+        try:
+            await self._open()
+        except BaseException:
+            await self._close()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self._close()
+
+    @asynccontextmanager
+    async def lifespan(self, app: object) -> AsyncGenerator[None]:
+        """For Starlette and FastAPI: `FastAPI(lifespan=client.lifespan)`."""
+        async with self:
+            yield
+
+    @overload
+    async def insert(
+        self,
+        machine: Insertable[None, ResultT],
+        /,
+        *,
+        conn: AsyncConnection | None = None,
+        **options: Unpack[InsertOptions],
+    ) -> InsertResult[None, ResultT]: ...
+    @overload
+    async def insert(
+        self,
+        machine: Insertable[StateT, ResultT],
+        /,
+        state: StateT,
+        *,
+        conn: AsyncConnection | None = None,
+        **options: Unpack[InsertOptions],
+    ) -> InsertResult[StateT, ResultT]: ...
+    @overload
+    async def insert(
+        self,
+        machine: Insertable[StateT, ResultT],
+        /,
+        *,
+        args: StateT,
+        conn: AsyncConnection | None = None,
+        **options: Unpack[InsertOptions],
+    ) -> InsertResult[StateT, ResultT]: ...
+    async def insert(
+        self,
+        machine: Any,
+        /,
+        state: Any = None,
+        *,
+        args: Any = None,
+        conn: AsyncConnection | None = None,
+        **options: Any,
+    ) -> InsertResult[Any, Any]:
+        """Insert one instance of a machine. `InsertOptions` lists the options; `args=` is another name of `state=`.
+
+        Returns:
+            `Inserted`, or `Duplicate` when an instance has the correlation or unique key already. Both point at it.
+
+        Raises:
+            KeyTakenError: an instance of another machine has the key.
+            EncodeError: the state is not of the machine's type, or cannot be stored.
+        """
+        spec = Spec(machine, args if state is None else state, **options)
+        (result,) = await self._write(_verbs.insert([spec], self.settings), conn)
+        return result
+
+    @overload
+    async def insert_all(
+        self, specs: Iterable[Spec[StateT, ResultT]], /, *, conn: AsyncConnection | None = None
+    ) -> list[InsertResult[StateT, ResultT]]: ...
+    @overload
+    async def insert_all(
+        self, specs: Iterable[AnySpec], /, *, conn: AsyncConnection | None = None
+    ) -> list[InsertResult[Any, Any]]: ...
+    async def insert_all(
+        self, specs: Iterable[AnySpec], /, *, conn: AsyncConnection | None = None
+    ) -> list[InsertResult[Any, Any]]:
+        """Insert many in one statement: all of them or, if it raises, none. The answers are in order."""
+        return await self._write(_verbs.insert(list(specs), self.settings), conn)
+
+    @overload
+    async def signal(
+        self,
+        target: Target,
+        signal: Signal[None],
+        /,
+        *,
+        dedup_key: str | None = None,
+        conn: AsyncConnection | None = None,
+    ) -> Delivery: ...
+    @overload
+    async def signal(
+        self,
+        target: Target,
+        signal: Signal[PayloadT],
+        payload: PayloadT,
+        /,
+        *,
+        dedup_key: str | None = None,
+        conn: AsyncConnection | None = None,
+    ) -> Delivery: ...
+    @overload
+    async def signal(
+        self,
+        target: Target,
+        signal: str,
+        payload: Any = None,
+        /,
+        *,
+        dedup_key: str | None = None,
+        conn: AsyncConnection | None = None,
+    ) -> Delivery: ...
+    async def signal(
+        self,
+        target: Target,
+        signal: Signal[Any] | str,
+        payload: Any = None,
+        /,
+        *,
+        dedup_key: str | None = None,
+        conn: AsyncConnection | None = None,
+    ) -> Delivery:
+        """Put a signal into the inbox of a live instance, and wake it if it awaits that signal.
+
+        Returns:
+            `Delivered`, or `DuplicateSignal` when the instance has had this `dedup_key` before.
+
+        Raises:
+            NoTargetError: there is no such live instance; nothing is stored.
+        """
+        return await self._write(_verbs.signal(target, signal, payload, dedup_key, self.settings), conn)
+
+    @overload
+    async def get(self, target: Ref[StateT, ResultT], /) -> Instance[StateT, ResultT] | None: ...
+    @overload
+    async def get(self, target: int | str, /) -> Instance[Any, Any] | None: ...
+    async def get(self, target: Target, /) -> Instance[Any, Any] | None:
+        """The instance as it is now, or `None`. By key, the one that has it, or else the latest that had it."""
+        return await self._database.run(_verbs.get(target))
+
+    @overload
+    async def list(
+        self,
+        machine: Insertable[StateT, ResultT],
+        /,
+        *,
+        limit: int = 100,
+        before: int | None = None,
+        **filters: Unpack[Filters],
+    ) -> Sequence[Instance[StateT, ResultT]]: ...
+    @overload
+    async def list(
+        self,
+        machine: str | None = None,
+        /,
+        *,
+        limit: int = 100,
+        before: int | None = None,
+        **filters: Unpack[Filters],
+    ) -> Sequence[Instance[Any, Any]]: ...
+    async def list(
+        self,
+        machine: Any = None,
+        /,
+        *,
+        limit: int = 100,
+        before: int | None = None,
+        **filters: Unpack[Filters],
+    ) -> Sequence[Instance[Any, Any]]:
+        """Instances, newest first. The next page begins below the last id of this one: `before=page[-1].id`."""
+        return await self._database.run(_verbs.page(machine, limit, before, filters))
+
+    async def count(
+        self, machine: Insertable[Any, Any] | str | None = None, /, **filters: Unpack[Filters]
+    ) -> int:
+        """How many instances there are, by the same filters as `list`."""
+        return await self._database.run(_verbs.count(machine, filters))
+
+    async def children(self, target: Target, /, *, every: bool = False) -> Sequence[Instance[Any, Any]]:
+        """The children of the last `ScheduleChildren` of an instance, in order; or (`every`) all it ever had."""
+        return await self._database.run(_verbs.children(target, every=every))
+
+    @overload
+    async def wait(
+        self,
+        target: Ref[StateT, ResultT],
+        /,
+        *,
+        timeout: timedelta | None = None,
+        until: Until = "finished",
+        raise_failed: bool = False,
+    ) -> Instance[StateT, ResultT]: ...
+    @overload
+    async def wait(
+        self,
+        target: int | str,
+        /,
+        *,
+        timeout: timedelta | None = None,
+        until: Until = "finished",
+        raise_failed: bool = False,
+    ) -> Instance[Any, Any]: ...
+    async def wait(
+        self,
+        target: Target,
+        /,
+        *,
+        timeout: timedelta | None = None,
+        until: Until = "finished",
+        raise_failed: bool = False,
+    ) -> Instance[Any, Any]:
+        """Wait until an instance has ended, at most `timeout`, and return it as it is then.
+
+        `until="settled"` comes back also when it parks, for a signal or for its children. `.result` of what is returned
+        gives the result or says why there is none, so a timeout needs no `try`:
+
+            instance = await client.wait(order, timeout=timedelta(seconds=1))
+            return instance.result if instance.is_finished else Response(status_code=202)
+
+        Raises:
+            NoTargetError: there is no such instance.
+            NotDoneError: with `raise_failed=True`, it failed or was cancelled.
+        """
+        seconds = None if timeout is None else checked_delay(timeout, "timeout").total_seconds()
+        database, waiting = self._database, self._waiting
+        assert waiting is not None  # noqa: S101 - opened with the database
+        id = await database.run(_verbs.resolve(target, "wait"))
+        try:
+            async with asyncio.timeout(seconds):
+                row = await waiting.rest_of(id, parked=until == "settled")
+            instance = _verbs.read(row, _verbs.definition_of_target(target))
+        except TimeoutError:
+            instance = await self._still(target, id)
+        if raise_failed and instance.is_finished:
+            _ = instance.result
+        return instance
+
+    async def wait_all(
+        self,
+        targets: Iterable[Ref[StateT, ResultT]],
+        /,
+        *,
+        timeout: timedelta | None = None,
+        until: Until = "finished",
+    ) -> Sequence[Instance[StateT, ResultT]]:
+        """Wait for many, as for one; at most `timeout` in all. The answers are in the order of the targets."""
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(self.wait(target, timeout=timeout, until=until)) for target in targets]
+        return [task.result() for task in tasks]
+
+    async def _still(self, target: Target, id: int) -> Instance[Any, Any]:
+        instance = await self.get(Ref(target.definition, id) if isinstance(target, Ref) else id)
+        if instance is None:
+            raise NoTargetError(id, "wait")
+        return instance
+
+    async def _write(self, plan: Plan[tuple[T, set[str]]], conn: AsyncConnection | None) -> T:
+        """Run a verb; what it woke is told at once, unless the caller's transaction has yet to commit."""
+        if conn is not None:
+            return await self._write_in(conn, plan)
+        result, queues = await self._database.run(plan)
+        self._wakes.work(queues)
+        return result
+
+    async def _write_in(self, conn: AsyncConnection, plan: Plan[tuple[T, set[str]]]) -> T:
+        result: T
+        result, _ = await driver_of(conn, blocking=False)(conn, plan, self.settings.schema)
+        return result
+
+    async def _open(self) -> None:
+        self._server = await asyncio.to_thread(Server.find, self.dsn)
+        self._opened = await Database.open(
+            self._server.dsn, self.settings.schema, size=self._pool_size(), advice=self._server.advice
+        )
+        await self._opened.run_in_transaction(
+            migrate.prepare(self.settings.schema, upgrade=self._server.is_embedded)
+        )
+        self._waiting = Waiting(self._opened)
+        self._wakes.on_rest(self._waiting.hint)
+
+    async def _close(self) -> None:
+        if self._waiting is not None:
+            self._waiting.close()
+        if self._opened is not None:
+            await self._opened.close()
+        if self._server is not None:
+            await asyncio.to_thread(self._server.close)
+        self._waiting = self._opened = self._server = None
+
+    def _pool_size(self) -> int:
+        return 10
+
+    @property
+    def _database(self) -> Database:
+        if self._opened is None:
+            raise NotConnectedError(type(self).__name__, "async with")
+        return self._opened

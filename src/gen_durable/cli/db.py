@@ -1,0 +1,107 @@
+"""`gen-durable db …`: the schema of the library in the user's database."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import click
+
+from .._db.migrate import script
+from .._schema import LATEST, Schema, migrate_schema, schema_status
+from .failure import Failure
+from .options import dsn_option, load_settings, settings_options
+
+__all__ = ["db"]
+
+schema_options = settings_options(only=["schema"])
+
+
+@click.group()
+def db() -> None:
+    """Look at, install, print or remove the tables."""
+
+
+@db.command()
+@dsn_option
+@schema_options
+def status(dsn: str | None, settings_file: Path | None, **given: Any) -> None:
+    """Say which version is installed. Exit code 1 if it is not the latest."""
+    settings = load_settings(settings_file, given)
+    found = asyncio.run(schema_status(dsn, settings.schema))
+    click.echo(_described(found))
+    if not found.is_current:
+        raise SystemExit(1)
+
+
+@db.command()
+@click.option(
+    "--to",
+    type=click.IntRange(min=1),
+    default=LATEST,
+    show_default="the latest",
+    help="The version to reach.",
+)
+@dsn_option
+@schema_options
+def migrate(to: int, dsn: str | None, settings_file: Path | None, **given: Any) -> None:
+    """Install the tables, or bring them up to date. Harmless when they are."""
+    settings = load_settings(settings_file, given)
+    found = asyncio.run(schema_status(dsn, settings.schema))
+    if (found.version or 0) > to:
+        raise Failure(f"{_described(found)}; to take versions back: gen-durable db down --to {to}")
+    click.echo(_described(asyncio.run(migrate_schema(dsn, settings.schema, to))))
+
+
+@db.command()
+@click.option(
+    "--to",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default="0: nothing is left",
+    help="The version to reach.",
+)
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@dsn_option
+@schema_options
+def down(to: int, yes: bool, dsn: str | None, settings_file: Path | None, **given: Any) -> None:
+    """Take versions back. With the tables goes what they hold."""
+    settings = load_settings(settings_file, given)
+    found = asyncio.run(schema_status(dsn, settings.schema))
+    if (found.version or 0) <= to:
+        click.echo(_described(found))
+        return
+    if not yes:
+        click.confirm(f"Drop tables of schema '{settings.schema}', with all instances in them?", abort=True)
+    click.echo(_described(asyncio.run(migrate_schema(dsn, settings.schema, to))))
+
+
+@db.command()
+@click.option(
+    "--from",
+    "current",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default=True,
+    help="The version installed.",
+)
+@click.option(
+    "--to",
+    type=click.IntRange(min=0),
+    default=LATEST,
+    show_default="the latest",
+    help="The version to reach.",
+)
+@schema_options
+def sql(current: int, to: int, settings_file: Path | None, **given: Any) -> None:
+    """Print the SQL between two versions, for a tool of your own. Needs no database."""
+    settings = load_settings(settings_file, given)
+    click.echo(script(settings.schema, current, to), nl=False)
+
+
+def _described(found: Schema) -> str:
+    if found.version is None:
+        return f"schema '{found.name}' has no tables of gen_durable (latest version: {found.latest})"
+    age = "the latest" if found.is_current else f"latest is {found.latest}"
+    return f"schema '{found.name}' is at version {found.version} ({age})"

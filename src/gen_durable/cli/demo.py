@@ -1,0 +1,31 @@
+"""`gen-durable demo`."""
+
+from __future__ import annotations
+
+import asyncio
+
+import click
+
+from ..demo.screen import open_screen
+from ..demo.story import tell
+from .options import dsn_option
+
+__all__ = ["demo"]
+
+
+@click.command()
+@click.option(
+    "--orders",
+    type=click.IntRange(20, 10_000),
+    default=300,
+    show_default=True,
+    help="How many orders come in.",
+)
+@dsn_option
+def demo(orders: int, dsn: str | None) -> None:
+    """Run a shop on two worker processes, kill one, and prove that nothing was lost or committed twice."""
+    try:
+        holds = asyncio.run(tell(open_screen(), orders=orders, dsn=dsn))
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None
+    raise SystemExit(0 if holds else 1)

@@ -1,0 +1,18 @@
+"""How the command line says no: a few lines on stderr, exit code 2, no traceback."""
+
+from __future__ import annotations
+
+from typing import IO, Any
+
+import click
+
+__all__ = ["Failure"]
+
+
+class Failure(click.ClickException):
+    """Something for the person at the terminal to mend."""
+
+    exit_code = 2
+
+    def show(self, file: IO[Any] | None = None) -> None:
+        click.echo(f"gen-durable: {self.format_message()}", file=file, err=file is None)

@@ -1,0 +1,89 @@
+"""Options that several commands share. Every setting is an option of the same name, so the two cannot drift apart."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import click
+import msgspec
+
+from ..config import Queue, Settings, parse_duration
+
+__all__ = ["dsn_option", "duration", "duration_text", "load_settings", "queue", "settings_options"]
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+def duration(text: str) -> timedelta:
+    """`90s`, `1m30s`, `500ms` or `2h`."""
+    try:
+        return parse_duration(text)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
+
+
+def queue(text: str) -> tuple[str, Queue]:
+    """`default=10`: a queue, and how many of its steps run at once."""
+    name, equals, number = text.rpartition("=")
+    if not equals:
+        return text, Queue()
+    if not name or not number.isdecimal() or int(number) < 1:
+        raise click.BadParameter(f"{text!r} is not NAME=N with N of at least 1, for example default=10")
+    return name, Queue(concurrency=int(number))
+
+
+# How the type of a setting is read from the command line, and what help calls it.
+_READERS: Final[dict[type, tuple[Callable[[str], Any], str]]] = {
+    timedelta: (duration, "DURATION"),
+    int: (int, "N"),
+    str: (str, "NAME"),
+}
+
+dsn_option = click.option(
+    "--dsn",
+    metavar="DSN",
+    help="Where PostgreSQL is. Default: GEN_DURABLE_DSN, else the embedded server of this directory.",
+)
+
+
+def settings_options(*, only: Iterable[str] | None = None) -> Callable[[Command], Command]:
+    """One option for each setting, or for those named, and `--settings` for a file of them."""
+
+    def decorate(command: Command) -> Command:
+        for field in reversed(msgspec.structs.fields(Settings)):
+            if only is None or field.name in only:
+                command = _setting_option(field)(command)
+        return click.option(
+            "--settings",
+            "settings_file",
+            type=click.Path(path_type=Path, dir_okay=False),
+            help="A TOML file with a table [tool.gen_durable].",
+        )(command)
+
+    return decorate
+
+
+def _setting_option(field: msgspec.structs.FieldInfo) -> Callable[[Command], Command]:
+    reader, metavar = _READERS[type(field.default)]
+    shown = duration_text(field.default) if reader is duration else field.default
+    flag = "--" + field.name.replace("_", "-")
+    return click.option(flag, field.name, type=reader, metavar=metavar, help=f"Default: {shown}.")
+
+
+def load_settings(file: Path | None, given: dict[str, Any]) -> Settings:
+    """The settings of the file, the environment and the options that were given."""
+    return Settings.load(file, **{name: value for name, value in given.items() if value is not None})
+
+
+def duration_text(duration: timedelta) -> str:
+    """A duration as one types it: `1m30s`."""
+    milliseconds = duration // timedelta(milliseconds=1)
+    parts = []
+    for unit, size in (("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1000), ("ms", 1)):
+        count, milliseconds = divmod(milliseconds, size)
+        if count:
+            parts.append(f"{count}{unit}")
+    return "".join(parts) or "0s"

@@ -1,0 +1,36 @@
+"""The root command. Errors of the library become a `Failure`; anything else is a bug and shows its traceback."""
+
+from __future__ import annotations
+
+from importlib import metadata
+from typing import Any
+
+import click
+
+from ..errors import GenDurableError
+from .db import db
+from .demo import demo
+from .failure import Failure
+from .worker import worker
+
+__all__ = ["root"]
+
+
+class Root(click.Group):
+    """A group whose commands may raise what the library raises."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except GenDurableError as error:
+            raise Failure(str(error)) from error
+
+
+@click.group(cls=Root, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.version_option(metadata.version("gen_durable"), prog_name="gen-durable")
+def root() -> None:
+    """Durable state machines on PostgreSQL."""
+
+
+for command in (db, demo, worker):
+    root.add_command(command)

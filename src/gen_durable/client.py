@@ -1,0 +1,310 @@
+"""`Client`: the blocking twin of `AsyncClient`, for scripts and for web frameworks without a loop."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from datetime import timedelta
+from types import TracebackType
+from typing import Any, Final, Self, TypeVar, Unpack, overload
+
+from . import _verbs
+from ._checks import checked_delay
+from ._db import migrate
+from ._db.blocking import BlockingDatabase
+from ._db.inspect import settled
+from ._db.plan import Plan
+from ._db.runner import driver_of
+from ._server import Server
+from ._typing import PayloadT, ResultT, StateT
+from ._verbs import Filters
+from .config import Settings
+from .connections import Connection
+from .errors import NoTargetError, NotConnectedError
+from .instance import Delivery, Instance, Until
+from .refs import AnySpec, Insertable, InsertOptions, InsertResult, Ref, Spec, Target
+from .signals import Signal
+
+__all__ = ["Client"]
+
+T = TypeVar("T")
+_SHORTEST: Final = 0.01
+_LONGEST: Final = 0.25
+
+
+class Client:
+    """A blocking producer. Every method means what it means in `AsyncClient`, which documents them."""
+
+    def __init__(self, dsn: str | None = None, *, settings: Settings | None = None) -> None:
+        self.dsn: str | None = dsn
+        self.settings: Settings = Settings.load() if settings is None else settings
+        self._server: Server | None = None
+        self._opened: BlockingDatabase | None = None
+
+    def __enter__(self) -> Self:
+        self._server = Server.find(self.dsn)
+        self._opened = BlockingDatabase(self._server.dsn, self.settings.schema, advice=self._server.advice)
+        try:
+            self._opened.run_in_transaction(
+                migrate.prepare(self.settings.schema, upgrade=self._server.is_embedded)
+            )
+        except BaseException:
+            self._close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._close()
+
+    @overload
+    def insert(
+        self,
+        machine: Insertable[None, ResultT],
+        /,
+        *,
+        conn: Connection | None = None,
+        **options: Unpack[InsertOptions],
+    ) -> InsertResult[None, ResultT]: ...
+    @overload
+    def insert(
+        self,
+        machine: Insertable[StateT, ResultT],
+        /,
+        state: StateT,
+        *,
+        conn: Connection | None = None,
+        **options: Unpack[InsertOptions],
+    ) -> InsertResult[StateT, ResultT]: ...
+    @overload
+    def insert(
+        self,
+        machine: Insertable[StateT, ResultT],
+        /,
+        *,
+        args: StateT,
+        conn: Connection | None = None,
+        **options: Unpack[InsertOptions],
+    ) -> InsertResult[StateT, ResultT]: ...
+    def insert(
+        self,
+        machine: Any,
+        /,
+        state: Any = None,
+        *,
+        args: Any = None,
+        conn: Connection | None = None,
+        **options: Any,
+    ) -> InsertResult[Any, Any]:
+        """See `AsyncClient.insert`."""
+        spec = Spec(machine, args if state is None else state, **options)
+        (result,) = self._write(_verbs.insert([spec], self.settings), conn)
+        return result
+
+    @overload
+    def insert_all(
+        self, specs: Iterable[Spec[StateT, ResultT]], /, *, conn: Connection | None = None
+    ) -> list[InsertResult[StateT, ResultT]]: ...
+    @overload
+    def insert_all(
+        self, specs: Iterable[AnySpec], /, *, conn: Connection | None = None
+    ) -> list[InsertResult[Any, Any]]: ...
+    def insert_all(
+        self, specs: Iterable[AnySpec], /, *, conn: Connection | None = None
+    ) -> list[InsertResult[Any, Any]]:
+        """See `AsyncClient.insert_all`."""
+        return self._write(_verbs.insert(list(specs), self.settings), conn)
+
+    @overload
+    def signal(
+        self,
+        target: Target,
+        signal: Signal[None],
+        /,
+        *,
+        dedup_key: str | None = None,
+        conn: Connection | None = None,
+    ) -> Delivery: ...
+    @overload
+    def signal(
+        self,
+        target: Target,
+        signal: Signal[PayloadT],
+        payload: PayloadT,
+        /,
+        *,
+        dedup_key: str | None = None,
+        conn: Connection | None = None,
+    ) -> Delivery: ...
+    @overload
+    def signal(
+        self,
+        target: Target,
+        signal: str,
+        payload: Any = None,
+        /,
+        *,
+        dedup_key: str | None = None,
+        conn: Connection | None = None,
+    ) -> Delivery: ...
+    def signal(
+        self,
+        target: Target,
+        signal: Signal[Any] | str,
+        payload: Any = None,
+        /,
+        *,
+        dedup_key: str | None = None,
+        conn: Connection | None = None,
+    ) -> Delivery:
+        """See `AsyncClient.signal`."""
+        return self._write(_verbs.signal(target, signal, payload, dedup_key, self.settings), conn)
+
+    @overload
+    def get(self, target: Ref[StateT, ResultT], /) -> Instance[StateT, ResultT] | None: ...
+    @overload
+    def get(self, target: int | str, /) -> Instance[Any, Any] | None: ...
+    def get(self, target: Target, /) -> Instance[Any, Any] | None:
+        """See `AsyncClient.get`."""
+        return self._database.run(_verbs.get(target))
+
+    @overload
+    def list(
+        self,
+        machine: Insertable[StateT, ResultT],
+        /,
+        *,
+        limit: int = 100,
+        before: int | None = None,
+        **filters: Unpack[Filters],
+    ) -> Sequence[Instance[StateT, ResultT]]: ...
+    @overload
+    def list(
+        self,
+        machine: str | None = None,
+        /,
+        *,
+        limit: int = 100,
+        before: int | None = None,
+        **filters: Unpack[Filters],
+    ) -> Sequence[Instance[Any, Any]]: ...
+    def list(
+        self,
+        machine: Any = None,
+        /,
+        *,
+        limit: int = 100,
+        before: int | None = None,
+        **filters: Unpack[Filters],
+    ) -> Sequence[Instance[Any, Any]]:
+        """See `AsyncClient.list`."""
+        return self._database.run(_verbs.page(machine, limit, before, filters))
+
+    def count(self, machine: Insertable[Any, Any] | str | None = None, /, **filters: Unpack[Filters]) -> int:
+        """See `AsyncClient.count`."""
+        return self._database.run(_verbs.count(machine, filters))
+
+    def children(self, target: Target, /, *, every: bool = False) -> Sequence[Instance[Any, Any]]:
+        """See `AsyncClient.children`."""
+        return self._database.run(_verbs.children(target, every=every))
+
+    @overload
+    def wait(
+        self,
+        target: Ref[StateT, ResultT],
+        /,
+        *,
+        timeout: timedelta | None = None,
+        until: Until = "finished",
+        raise_failed: bool = False,
+    ) -> Instance[StateT, ResultT]: ...
+    @overload
+    def wait(
+        self,
+        target: int | str,
+        /,
+        *,
+        timeout: timedelta | None = None,
+        until: Until = "finished",
+        raise_failed: bool = False,
+    ) -> Instance[Any, Any]: ...
+    def wait(
+        self,
+        target: Target,
+        /,
+        *,
+        timeout: timedelta | None = None,
+        until: Until = "finished",
+        raise_failed: bool = False,
+    ) -> Instance[Any, Any]:
+        """See `AsyncClient.wait`."""
+        (instance,) = self._wait([target], timeout, until)
+        if raise_failed and instance.is_finished:
+            _ = instance.result
+        return instance
+
+    def wait_all(
+        self,
+        targets: Iterable[Ref[StateT, ResultT]],
+        /,
+        *,
+        timeout: timedelta | None = None,
+        until: Until = "finished",
+    ) -> Sequence[Instance[StateT, ResultT]]:
+        """See `AsyncClient.wait_all`."""
+        return self._wait(tuple(targets), timeout, until)
+
+    def _wait(
+        self, targets: Sequence[Target], timeout: timedelta | None, until: Until
+    ) -> Sequence[Instance[Any, Any]]:
+        deadline = (
+            None if timeout is None else time.monotonic() + checked_delay(timeout, "timeout").total_seconds()
+        )
+        ids = [self._database.run(_verbs.resolve(target, "wait")) for target in targets]
+        open_ids = dict.fromkeys(ids, until == "settled")
+        found: dict[int, Any] = {}
+        pause = _SHORTEST
+        while open_ids:
+            for id, row in self._database.run(settled(open_ids)).items():
+                if row is None:
+                    raise NoTargetError(id, "wait")
+                found[id] = row
+                del open_ids[id]
+            if not open_ids or (deadline is not None and time.monotonic() >= deadline):
+                break
+            time.sleep(pause if deadline is None else max(0.0, min(pause, deadline - time.monotonic())))
+            pause = min(_LONGEST, pause * 1.5)
+        return [
+            _verbs.read(found[id], _verbs.definition_of_target(target))
+            if id in found
+            else self._still(target, id)
+            for target, id in zip(targets, ids, strict=True)
+        ]
+
+    def _still(self, target: Target, id: int) -> Instance[Any, Any]:
+        instance = self.get(Ref(target.definition, id) if isinstance(target, Ref) else id)
+        if instance is None:
+            raise NoTargetError(id, "wait")
+        return instance
+
+    def _write(self, plan: Plan[tuple[T, set[str]]], conn: Connection | None) -> T:
+        if conn is not None:
+            result: T
+            result, _ = driver_of(conn, blocking=True)(conn, plan, self.settings.schema)
+            return result
+        result, _ = self._database.run(plan)
+        return result
+
+    def _close(self) -> None:
+        if self._opened is not None:
+            self._opened.close()
+        if self._server is not None:
+            self._server.close()
+        self._opened = self._server = None
+
+    @property
+    def _database(self) -> BlockingDatabase:
+        if self._opened is None:
+            raise NotConnectedError(type(self).__name__, "with")
+        return self._opened

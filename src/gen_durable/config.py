@@ -1,0 +1,236 @@
+"""Settings, and the only place that reads the environment.
+
+A setting comes from an argument, else from the environment, else from a file, else from the default here.
+What was given is merged first and becomes one `Settings`, so the checks see the values that count.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import tomllib
+from collections.abc import Mapping
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Final, Self
+
+import msgspec
+
+from .errors import SettingsError, did_you_mean
+
+__all__ = [
+    "Queue",
+    "Settings",
+    "environment_dsn",
+    "environment_home",
+    "environment_pg_bin",
+    "environment_pg_user",
+    "parse_duration",
+]
+
+_PREFIX: Final = "GEN_DURABLE_"
+_DSN: Final = "GEN_DURABLE_DSN"
+_HOME: Final = "GEN_DURABLE_HOME"
+_PG_BIN: Final = "GEN_DURABLE_PG_BIN"
+_PG_USER: Final = "GEN_DURABLE_PG_USER"
+_NOT_SETTINGS: Final = frozenset({_DSN, _HOME, _PG_BIN, _PG_USER})
+
+# 48 characters leave room for what we append to a schema name inside the 63 bytes of an identifier.
+_SCHEMA: Final = re.compile(r"[a-z_][a-z0-9_]{0,47}")
+_NUMBER: Final = r"(\d+(?:\.\d+)?)"
+_DURATION: Final = re.compile(
+    rf"(?:{_NUMBER}d)?(?:{_NUMBER}h)?(?:{_NUMBER}m(?!s))?(?:{_NUMBER}s)?(?:{_NUMBER}ms)?", re.ASCII
+)
+_UNITS: Final = ("days", "hours", "minutes", "seconds", "milliseconds")
+_MAX_DURATION: Final = timedelta(days=3650)
+# A jsonb value cannot hold more.
+_MAX_JSONB: Final = 2**28 - 1
+
+
+class Queue(msgspec.Struct, frozen=True, kw_only=True):
+    """How a worker serves one queue. In `queues=`, a bare number stands for `Queue(concurrency=number)`."""
+
+    concurrency: int = 10
+    """How many of its instances execute at once in this worker."""
+
+    def __post_init__(self) -> None:
+        _check_int("queue.concurrency", self.concurrency, 1)
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    """How clients and workers behave. Each default suits most; durations are `timedelta`."""
+
+    schema: str = "gen_durable"
+    """The PostgreSQL schema that holds the tables."""
+    lease: timedelta = timedelta(seconds=60)
+    """How long an execution stays ours without a heartbeat."""
+    # Of three heartbeats in a lease, two may be lost and the live execution still keeps it.
+    heartbeat: timedelta = timedelta(seconds=20)
+    poll_interval: timedelta = timedelta(seconds=1)
+    """The longest pause between two looks at a silent queue: how late work of another process may start."""
+    min_poll_interval: timedelta = timedelta(milliseconds=20)
+    """The pause after a look that found work."""
+    reap_interval: timedelta = timedelta(seconds=30)
+    """The pause between two searches for leases that ran out."""
+    # Supervisors send SIGKILL 30 s after SIGTERM; what is unfinished by then must have been given back.
+    drain_timeout: timedelta = timedelta(seconds=25)
+    crash_limit: int = 20
+    """An instance that lost so many executions in a row fails: it seems to be what kills its workers."""
+    threads: int = 32
+    """How many plain `def` steps run at once."""
+    max_payload: int = 2**20
+    """The size of one state, result or signal, in bytes of JSON."""
+    max_children: int = 10_000
+    """How many children one outcome may insert."""
+
+    def __post_init__(self) -> None:
+        _check_schema("settings.schema", self.schema)
+        shortest = timedelta(milliseconds=1)
+        _check_duration("settings.lease", self.lease, shortest)
+        _check_duration("settings.heartbeat", self.heartbeat, shortest)
+        _check_duration("settings.poll_interval", self.poll_interval, shortest)
+        _check_duration("settings.min_poll_interval", self.min_poll_interval, shortest)
+        _check_duration("settings.reap_interval", self.reap_interval, shortest)
+        _check_duration("settings.drain_timeout", self.drain_timeout, timedelta(0))
+        _check_int("settings.crash_limit", self.crash_limit, 1)
+        _check_int("settings.threads", self.threads, 1)
+        _check_int("settings.max_payload", self.max_payload, 1, _MAX_JSONB)
+        _check_int("settings.max_children", self.max_children, 1)
+        if self.heartbeat * 2 > self.lease:
+            raise SettingsError(
+                "settings.heartbeat",
+                f"must be at most half of settings.lease ({self.lease}), got {self.heartbeat}",
+            )
+        if self.min_poll_interval > self.poll_interval:
+            raise SettingsError(
+                "settings.min_poll_interval",
+                f"must be at most settings.poll_interval ({self.poll_interval}), got {self.min_poll_interval}",
+            )
+
+    @classmethod
+    def load(cls, file: Path | str | None = None, /, **given: Any) -> Self:
+        """Merge a file, the environment and arguments; the later of these wins.
+
+        Args:
+            file: TOML with a table `[tool.gen_durable]`; durations in it are text: "90s", "1m30s", "500ms".
+            **given: settings by name.
+
+        The environment has them as `GEN_DURABLE_LEASE=90s`; an empty variable counts as not set.
+        """
+        merged: dict[str, Any] = {}
+        if file is not None:
+            for name, value in _read_table(Path(file)).items():
+                merged[name] = _converted(name, value, f"{file}: tool.gen_durable.{name}")
+        for variable, text in os.environ.items():
+            if variable.startswith(_PREFIX) and variable not in _NOT_SETTINGS and text:
+                name = variable.removeprefix(_PREFIX).lower()
+                merged[name] = _converted(name, text, variable)
+        for name, value in given.items():
+            _refuse_unknown(name, f"settings.{name}")
+            merged[name] = value
+        return cls(**merged)
+
+
+def environment_dsn() -> str | None:
+    """Read from `GEN_DURABLE_DSN` where PostgreSQL is."""
+    return os.environ.get(_DSN) or None
+
+
+def environment_home() -> Path | None:
+    """Read from `GEN_DURABLE_HOME` where the embedded server lives."""
+    home = os.environ.get(_HOME)
+    return Path(home).expanduser() if home else None
+
+
+def environment_pg_bin() -> Path | None:
+    """Read from `GEN_DURABLE_PG_BIN` in which directory PostgreSQL's programs are."""
+    directory = os.environ.get(_PG_BIN)
+    return Path(directory).expanduser() if directory else None
+
+
+def environment_pg_user() -> str | None:
+    """Read from `GEN_DURABLE_PG_USER` which account the embedded server runs under."""
+    return os.environ.get(_PG_USER) or None
+
+
+def parse_duration(text: str) -> timedelta:
+    """Read "90s", "1m30s", "500ms" or "2h": days (d), hours, minutes, seconds, milliseconds, in this order.
+
+    Raises:
+        ValueError: it is not written like that.
+    """
+    found = _DURATION.fullmatch(text.strip())
+    if found is None or not any(found.groups()):
+        raise ValueError(f"{text!r} is no duration; write for example 90s, 1m30s, 500ms or 2h")
+    try:
+        return timedelta(**{unit: float(n) for unit, n in zip(_UNITS, found.groups(), strict=True) if n})
+    except OverflowError:
+        raise ValueError(f"{text!r} is longer than any duration can be") from None
+
+
+def _read_table(file: Path) -> Mapping[str, Any]:
+    try:
+        tree = tomllib.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise SettingsError(str(file), f"cannot be read: {error.strerror or error}") from error
+    except ValueError as error:
+        raise SettingsError(str(file), f"is not valid TOML: {error}") from error
+    tool = tree.get("tool", {})
+    table = tool.get("gen_durable", {}) if isinstance(tool, dict) else {}
+    if not isinstance(table, dict):
+        raise SettingsError(f"{file}: tool.gen_durable", "must be a table")
+    return table
+
+
+def _refuse_unknown(name: str, path: str) -> None:
+    if name in _DEFAULTS:
+        return
+    if path.startswith(_PREFIX):
+        known = [*(_PREFIX + field.upper() for field in _DEFAULTS), *sorted(_NOT_SETTINGS)]
+        raise SettingsError(path, f"is not a setting{did_you_mean(path, known)}")
+    raise SettingsError(path, f"is not a setting{did_you_mean(name, tuple(_DEFAULTS))}")
+
+
+def _converted(name: str, value: Any, path: str) -> Any:
+    """Give a value of the file or the environment the type of its setting; its range is checked later."""
+    _refuse_unknown(name, path)
+    kind = type(_DEFAULTS[name])
+    if kind is timedelta:
+        if not isinstance(value, str):
+            raise SettingsError(path, f'must be a duration like "90s" or "1m30s", got {value!r}')
+        try:
+            return parse_duration(value)
+        except ValueError as error:
+            raise SettingsError(path, f"must be a duration: {error}") from error
+    if kind is int and isinstance(value, str):
+        try:
+            return int(value)
+        except ValueError:
+            raise SettingsError(path, f"must be a whole number, got {value!r}") from None
+    return value
+
+
+def _check_schema(path: str, value: object) -> None:
+    if not isinstance(value, str) or not _SCHEMA.fullmatch(value):
+        raise SettingsError(path, f"must match [a-z_][a-z0-9_]* with at most 48 characters, got {value!r}")
+
+
+def _check_int(path: str, value: object, least: int, most: int = 2**31 - 1) -> None:
+    if type(value) is not int:
+        raise SettingsError(path, f"must be a whole number, got {value!r}")
+    if value < least:
+        raise SettingsError(path, f"must be at least {least}, got {value}")
+    if value > most:
+        raise SettingsError(path, f"must be at most {most}, got {value}")
+
+
+def _check_duration(path: str, value: object, least: timedelta) -> None:
+    if not isinstance(value, timedelta):
+        raise SettingsError(path, f"must be a timedelta, got {value!r}")
+    if value < least:
+        raise SettingsError(path, f"must be at least {least}, got {value}")
+    if value > _MAX_DURATION:
+        raise SettingsError(path, f"must be at most {_MAX_DURATION}, got {value}")
+
+
+_DEFAULTS: Final[Mapping[str, Any]] = msgspec.structs.asdict(Settings())

@@ -1,0 +1,91 @@
+"""What a step sees of its instance."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Final, Generic, overload
+
+import msgspec
+
+from ._typing import ResultT, StateT
+from .definition import definition_of
+from .instance import Child
+from .refs import Insertable
+from .signals import Inbox
+
+__all__ = ["Children", "Context"]
+
+
+class Children(Sequence[Child[Any]]):
+    """The children that a step waited for, in the order of their specs. All have ended, well or not."""
+
+    __slots__ = ("_children",)
+
+    def __init__(self, children: Sequence[Child[Any]] = ()) -> None:
+        self._children = tuple(children)
+
+    def of(self, definition: Insertable[Any, ResultT], /) -> list[Child[ResultT]]:
+        """Select those of one machine, with the type of its results."""
+        name = definition_of(definition).name
+        return [child for child in self._children if child.machine == name]
+
+    def results(self, definition: Insertable[Any, ResultT], /) -> list[ResultT]:
+        """Collect the results of those of one machine that are done."""
+        return [child.result for child in self.of(definition) if child.is_done]  # type: ignore[misc]  # `None` only if it is the result
+
+    @property
+    def failed(self) -> list[Child[Any]]:
+        """Those that failed or were cancelled."""
+        return [child for child in self._children if not child.is_done]
+
+    @overload
+    def __getitem__(self, index: int) -> Child[Any]: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Child[Any]]: ...
+    def __getitem__(self, index: int | slice) -> Child[Any] | Sequence[Child[Any]]:
+        return self._children[index]
+
+    def __iter__(self) -> Iterator[Child[Any]]:
+        return iter(self._children)
+
+    def __len__(self) -> int:
+        return len(self._children)
+
+    def __repr__(self) -> str:
+        return f"Children({list(self._children)!r})"
+
+
+# Neither can be changed, so all contexts may share them.
+_NO_MESSAGES: Final = Inbox()
+_NO_CHILDREN: Final = Children()
+
+
+class Context(msgspec.Struct, Generic[StateT], kw_only=True):
+    """What a step sees. `handle` gets another one, with the state as it was before the step."""
+
+    id: int
+    machine: str
+    version: int
+    step: str
+    attempt: int
+    """How many executions of this step came to nothing before; 0 the first time."""
+    step_seq: int
+    """The number of the transition that this execution works on: 1, 2, 3 …"""
+    state: StateT
+    """Change it in place, or leave it and give a new one to the outcome."""
+    raw_state: str = ""
+    """The state as stored, in JSON: what is left to `handle` when it could not be decoded."""
+    awaited: Inbox = _NO_MESSAGES
+    """The signals that this step was woken by; none if the `Await` timed out."""
+    inbox: Inbox = _NO_MESSAGES
+    """All signals that have come and are not consumed."""
+    timed_out: bool = False
+    """Whether it was the timeout or the deadline that woke this step."""
+    children: Children = _NO_CHILDREN
+    parent_id: int | None = None
+    correlation_key: str | None = None
+
+    @property
+    def idempotency_key(self) -> str:
+        """The same on every execution of this transition: hand it to services that must not act twice."""
+        return f"{self.id}:{self.step_seq}"

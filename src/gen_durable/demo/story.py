@@ -1,0 +1,171 @@
+"""The story: orders come in, payments arrive, one of two workers is killed, and all is finished all the same."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Final
+
+from .._schema import migrate_schema
+from ..async_client import AsyncClient
+from ..config import Settings
+from ..instance import DuplicateSignal, Status
+from ..refs import InsertResult, Spec
+from .ledger import read_ledger
+from .machines import Checkout, Order, Payment, Receipt, Shipment
+from .processes import WorkerProcess, WorkerProcesses
+from .proof import Check, Evidence, checks
+from .screen import Counts, Screen
+
+__all__ = ["SCHEMA", "tell"]
+
+SCHEMA: Final = "gen_durable_demo"
+_SETTINGS: Final = Settings(schema=SCHEMA)
+_PARCELS: Final = 3
+_PAYING: Final = 3.0  # seconds over which the payments come in
+_REPEAT_EVERY: Final = 10  # each tenth notice of the bank comes twice, as webhooks do
+_LOOK_EVERY: Final = 0.15  # seconds between two looks at the counts
+_SETTLING: Final = 0.1  # seconds after which the server has acted on all that a paused process had sent
+_DEADLINE: Final = 60.0  # seconds; a tenth of that is usual
+
+
+class _StuckError(Exception):
+    """The story cannot come to its end, and why."""
+
+
+async def tell(screen: Screen, *, orders: int, dsn: str | None) -> bool:
+    """Play it from an empty schema to the closing summary; true if every claim of that holds."""
+    began_at = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="gen_durable_demo_") as scratch, screen:
+        async with _fresh_client(screen, dsn) as client:
+            story = _Story(client, screen, Path(scratch) / "printer.jsonl", orders)
+            with WorkerProcesses(["worker 1", "worker 2"], SCHEMA, dsn) as workers:
+                try:
+                    async with asyncio.timeout(_DEADLINE):
+                        summary = await story.play(*workers.all)
+                except TimeoutError:
+                    summary = [Check("everything is finished", (f"not after {_DEADLINE:.0f} s",))]
+                except _StuckError as stuck:
+                    summary = [Check("both workers run until one is killed", (str(stuck),))]
+        screen.sum_up(summary)
+        holds = all(check.holds for check in summary)
+        verdict = "Nothing lost, nothing committed twice" if holds else "That is not what was promised"
+        screen.say(f"\n{verdict} ({time.monotonic() - began_at:.1f} s).")
+    return holds
+
+
+@asynccontextmanager
+async def _fresh_client(screen: Screen, dsn: str | None) -> AsyncIterator[AsyncClient]:
+    """A client on an empty schema of the demo's own: the last run is gone, the user's tables are not touched."""
+    await migrate_schema(dsn, SCHEMA, 0)
+    await migrate_schema(dsn, SCHEMA)
+    async with AsyncClient(dsn, settings=_SETTINGS) as client:
+        screen.say(f"PostgreSQL is up; the demo works in schema '{SCHEMA}'.")
+        yield client
+
+
+class _Story:
+    def __init__(self, client: AsyncClient, screen: Screen, ledger: Path, orders: int) -> None:
+        self._client = client
+        self._screen = screen
+        self._ledger = ledger
+        self._orders = orders
+        # Written only by the task that pays.
+        self._sent: dict[int, int] = {}
+
+    async def play(self, victim: WorkerProcess, survivor: WorkerProcess) -> list[Check]:
+        checkouts = await self._insert()
+        self._screen.say(
+            f"{victim.name} (pid {victim.pid}) and {survivor.name} (pid {survivor.pid}) are starting."
+        )
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._pay(checkouts))
+            killing = group.create_task(self._kill_in_mid_step(victim))
+            await self._watch(victim, survivor, killing)
+        return checks(await self._evidence(victim.pid, killing.result()))
+
+    async def _insert(self) -> list[InsertResult[Order, Receipt]]:
+        specs = [
+            Spec(Checkout, Order(number, _PARCELS, str(self._ledger)), correlation_key=f"order:{number}")
+            for number in range(1, self._orders + 1)
+        ]
+        checkouts = list(await self._client.insert_all(specs))
+        self._screen.say(
+            f"{len(checkouts)} checkouts inserted; each awaits its payment, then ships {_PARCELS} parcels."
+        )
+        return checkouts
+
+    async def _pay(self, checkouts: list[InsertResult[Order, Receipt]]) -> None:
+        """Let the bank confirm every order; some of the notices come twice."""
+        repeated = 0
+        for number, checkout in enumerate(checkouts, 1):
+            payment = Payment(cents=1000 + number)
+            self._sent[checkout.id] = payment.cents
+            for _ in range(2 if number % _REPEAT_EVERY == 0 else 1):
+                answer = await self._client.signal(
+                    f"order:{number}", Checkout.payment, payment, dedup_key="bank"
+                )
+                repeated += isinstance(answer, DuplicateSignal)
+            await asyncio.sleep(_PAYING / len(checkouts))
+        self._screen.say(
+            f"All {len(checkouts)} payments are in; {repeated} notices came twice and were dropped."
+        )
+
+    async def _kill_in_mid_step(self, victim: WorkerProcess) -> frozenset[int]:
+        """Kill it once a third is shipped, at a moment at which it surely has steps half done."""
+        while await self._client.count(Shipment, status=Status.DONE) < self._orders * _PARCELS // 3:
+            await asyncio.sleep(_LOOK_EVERY)
+        while True:
+            victim.pause()
+            await asyncio.sleep(_SETTLING)
+            cut_off = await self._half_printed(victim.pid)
+            if cut_off:
+                victim.kill()
+                break
+            victim.resume()
+            await asyncio.sleep(_LOOK_EVERY)
+        self._screen.say(f"{victim.name} got a SIGKILL while {len(cut_off)} of its steps were half done.")
+        return cut_off
+
+    async def _half_printed(self, pid: int) -> frozenset[int]:
+        """The shipments whose label this process has printed, but whose step is not committed."""
+        printed = {each.parcel_id for each in read_ledger(self._ledger) if each.pid == pid}
+        executing = await self._client.list(Shipment, status=Status.EXECUTING, step="label", limit=1000)
+        return frozenset(printed & {one.id for one in executing})
+
+    async def _watch(
+        self, victim: WorkerProcess, survivor: WorkerProcess, killing: asyncio.Task[frozenset[int]]
+    ) -> None:
+        """Show the counts until every checkout has ended."""
+        while (counts := await self._counts()).done < self._orders or not killing.done():
+            self._screen.show(counts)
+            for process in (survivor, *([] if killing.done() else [victim])):
+                if not process.is_alive:
+                    raise _StuckError(f"{process.name} ended by itself:\n{process.last_words()}")
+            await asyncio.sleep(_LOOK_EVERY)
+        self._screen.show(counts)
+
+    async def _counts(self) -> Counts:
+        return Counts(
+            checkouts=self._orders,
+            parcels=self._orders * _PARCELS,
+            paid=len(self._sent),
+            shipped=await self._client.count(Shipment, status=Status.DONE),
+            done=await self._client.count(Checkout, status=[Status.DONE, Status.FAILED]),
+            executing=await self._client.count(status=Status.EXECUTING),
+        )
+
+    async def _evidence(self, killed_pid: int, killed_ids: frozenset[int]) -> Evidence:
+        return Evidence(
+            sent=self._sent,
+            parcels=_PARCELS,
+            checkouts=await self._client.list(Checkout, limit=10_000),
+            shipments=await self._client.list(Shipment, limit=100_000),
+            prints=read_ledger(self._ledger),
+            killed_pid=killed_pid,
+            killed_ids=killed_ids,
+        )

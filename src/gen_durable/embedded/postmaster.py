@@ -1,0 +1,57 @@
+"""A server that lost its keeper: find it by the pid it left in its data directory, and end it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+__all__ = ["end_orphan"]
+
+_PAUSE_S = 0.01
+# How long each signal gets: SIGINT closes sessions and writes a checkpoint, SIGQUIT leaves that to recovery.
+_SIGNALS = ((signal.SIGINT, 20.0), (signal.SIGQUIT, 5.0), (signal.SIGKILL, 5.0))
+
+
+def end_orphan(data: Path) -> None:
+    """Stop the server of this data directory, if one runs.
+
+    Only for the starter that holds the start lock and saw no keeper. On Linux the kernel has already asked such
+    a server to stop, and this waits for it; elsewhere it would run on, stopped by nobody.
+    """
+    pid = _recorded_pid(data)
+    for number, patience in _SIGNALS:
+        if pid is None or not _is_server_of(data, pid):
+            return
+        with suppress(ProcessLookupError):
+            os.kill(pid, number)
+        give_up = time.monotonic() + patience
+        while _is_server_of(data, pid) and time.monotonic() < give_up:
+            time.sleep(_PAUSE_S)
+
+
+def _recorded_pid(data: Path) -> int | None:
+    try:
+        pid = int((data / "postmaster.pid").read_text(encoding="utf-8").split("\n", 1)[0])
+    except (FileNotFoundError, ValueError):
+        return None
+    return pid if pid > 0 else None
+
+
+def _is_server_of(data: Path, pid: int) -> bool:
+    """Whether that process was started on this data directory; a pid alone may be somebody else's by now."""
+    if sys.platform == "linux":
+        # Readable in every container, other than /proc/<pid>/cwd, and empty for a zombie.
+        try:
+            arguments = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        except OSError:
+            return False
+        return arguments[1:3] == [b"-D", os.fsencode(data)]
+    else:  # noqa: RET505  a platform's branch: the type checker looks at the one of its own platform
+        command = ["ps", "-ww", "-o", "command=", "-p", str(pid)]
+        listed = subprocess.run(command, capture_output=True, text=True, check=False)
+        return f" -D {data} " in listed.stdout

@@ -1,0 +1,56 @@
+"""The one question that tells whether a server is there: say hello as a client would, and hear its answer."""
+
+from __future__ import annotations
+
+import socket
+import struct
+from pathlib import Path
+
+__all__ = ["is_answering"]
+
+# A healthy server answers within milliseconds; on a starved machine the caller asks again.
+_PATIENCE_S = 2.0
+_PROTOCOL_3_0 = 3 << 16
+_TERMINATE = b"X\0\0\0\4"
+# SQLSTATE cannot_connect_now: it starts, recovers or shuts down.
+_NOT_NOW = b"C57P03\0"
+
+
+def is_answering(path: Path) -> bool:
+    """Whether a server accepts clients at this socket. A refusal of just this one counts as an answer."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        connection.settimeout(_PATIENCE_S)
+        try:
+            connection.connect(str(path))
+            connection.sendall(_startup(user="postgres", database="postgres"))
+            # Read to the end of the greeting: a client that hangs up half-way is a complaint in the log.
+            while True:
+                kind, body = _message(connection)
+                if kind == b"E":
+                    return _NOT_NOW not in body
+                if kind == b"Z":
+                    connection.sendall(_TERMINATE)
+                    return True
+        except OSError:
+            return False
+
+
+def _startup(**parameters: str) -> bytes:
+    pairs = b"".join(f"{name}\0{value}\0".encode() for name, value in parameters.items()) + b"\0"
+    return struct.pack("!ii", 8 + len(pairs), _PROTOCOL_3_0) + pairs
+
+
+def _message(connection: socket.socket) -> tuple[bytes, bytes]:
+    header = _exactly(connection, 5)
+    kind, length = struct.unpack("!ci", header)
+    return kind, _exactly(connection, length - 4)
+
+
+def _exactly(connection: socket.socket, size: int) -> bytes:
+    received = b""
+    while len(received) < size:
+        chunk = connection.recv(size - len(received))
+        if not chunk:
+            raise ConnectionResetError("the server hung up")
+        received += chunk
+    return received

@@ -1,0 +1,265 @@
+"""The embedded server as a client sees it: take a lease, find it or start it, hand out its DSN."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from datetime import timedelta
+from pathlib import Path
+from typing import BinaryIO, Self
+
+from gen_durable.errors import UnreachableError, UsageError
+
+from . import binaries, locks
+from .home import PORT, Home, settle
+from .keeper import Orders
+from .locks import Lock
+from .postmaster import end_orphan
+from .probe import is_answering
+
+__all__ = ["EmbeddedPostgres"]
+
+_START_TIMEOUT_S = 60.0
+# A second try mends what a kill in mid-start left behind; a third would fail for the reason of the second.
+_TRIES = 2
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.002, 0.02
+_MAX_LOG_BYTES = 8 * 2**20
+_KEEPER = Path(__file__).with_name("keeper.py")
+_OWN_SERVER = "or set GEN_DURABLE_DSN to a server of your own."
+_REASON = re.compile(r"(?:FATAL|PANIC|error|\w*Error): .*")
+
+
+class EmbeddedPostgres:
+    """A durable PostgreSQL of our own, shared by all processes that name the same home.
+
+    The first client starts it, and it stops by itself some time after the last one has closed or died. It
+    listens on a private socket only. It is meant for development, tests and small single-host use.
+
+    Args:
+        home: the directory it lives in; else GEN_DURABLE_HOME, else `./.gen_durable/pg<major>`.
+        idle_stop: how long it outlives its last client, so that the next one finds it warm.
+        options: server settings by name. The client that starts the server decides on them, and on `idle_stop`.
+    """
+
+    def __init__(
+        self,
+        home: Path | None = None,
+        *,
+        idle_stop: timedelta = timedelta(seconds=10),
+        options: Mapping[str, str] | None = None,
+    ) -> None:
+        if idle_stop < timedelta(0):
+            raise UsageError(f"idle_stop is negative: {idle_stop}", "give timedelta(0) to stop at once")
+        self._given_home = home
+        self._idle_stop = idle_stop
+        self._options = dict(options or {})
+        self._settled_home: Home | None = None
+        # More than one only when threads made their first calls at the same moment; close() gives all back.
+        self._leases: list[Lock] = []
+
+    def ensure(self) -> str:
+        """Return the DSN of a server that answers, started if need be. Cheap enough to call before a connect.
+
+        From here to `close` or to the end of this process the server is kept up; dropping this object does not
+        end that. A forked child has no share in it and calls `ensure` for itself.
+
+        Raises:
+            UnreachableError: there are no PostgreSQL programs, or the server does not start.
+        """
+        had_lease = bool(self._leases)
+        try:
+            home = self._home
+            home.make()
+            self._lease(home)
+            return self._reach(home)
+        except BaseException as error:
+            if not had_lease:
+                self.close()
+            if isinstance(error, OSError) and not isinstance(error, UnreachableError):
+                raise self._unusable(error) from error
+            raise
+
+    def close(self) -> None:
+        """Give the lease back. The server goes on for `idle_stop`, and longer if others hold leases."""
+        while self._leases:
+            self._leases.pop().release()
+
+    def __enter__(self) -> Self:
+        self.ensure()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def home(self) -> Path:
+        """The directory it lives in. For root that may be another than the one asked for."""
+        return self._home.path
+
+    @property
+    def _home(self) -> Home:
+        if self._settled_home is None:
+            self._settled_home = settle(self._given_home)
+        return self._settled_home
+
+    def _lease(self, home: Home) -> None:
+        if not any(lease.is_held_on(home.clients_lock) for lease in self._leases):
+            self._leases.append(_patiently(home, home.clients_lock, shared=True))
+        # The keeper may look too rarely to see a short visit; this it sees afterwards.
+        os.utime(home.clients_lock)
+
+    def _reach(self, home: Home) -> str:
+        tries, log_start = 0, _size(home.log)
+        for _ in _pauses():
+            if _has_keeper(home):
+                if home.has_safe_sockets() and is_answering(home.socket):
+                    return home.dsn
+                continue
+            if tries == _TRIES:
+                raise _failure(home, "it did not start", log_start)
+            start_lock = locks.attempt(home.start_lock)
+            if start_lock is None:
+                continue
+            try:
+                if not _has_keeper(home):
+                    tries += 1
+                    self._start(home)
+            finally:
+                start_lock.release()
+        raise _failure(home, f"it did not answer within {_START_TIMEOUT_S:.0f} s", log_start)
+
+    def _start(self, home: Home) -> None:
+        """Bring up a keeper. We hold the start lock, and there is no keeper."""
+        found = binaries.find()
+        _check_major(home, found)
+        end_orphan(home.data)
+        home.make_socket_directory()
+        home.has_safe_sockets()
+        orders = Orders(
+            home=str(home.path),
+            clients_lock=str(home.clients_lock),
+            programs=str(binaries.stage(found, home.path, home.account)),
+            socket=str(home.socket),
+            idle_stop=self._idle_stop.total_seconds(),
+            settings=_settings(home) | self._options,
+            account=(home.account.uid, home.account.gid) if home.account else None,
+        )
+        _start_keeper(home, orders)
+
+    def _unusable(self, error: OSError) -> UnreachableError:
+        where = self._settled_home.dsn if self._settled_home else "the embedded server"
+        return UnreachableError(
+            where, str(error), f"Set GEN_DURABLE_HOME to a directory that you can write, {_OWN_SERVER}"
+        )
+
+
+def _start_keeper(home: Home, orders: Orders) -> None:
+    # Taken here and handed over as an open file: from now on there is a keeper, even if this process dies.
+    keeper_lock = _patiently(home, home.keeper_lock)
+    try:
+        with _open_log(home.log) as log:
+            subprocess.run(
+                [sys.executable, "-I", "-S", _KEEPER, json.dumps(orders._asdict())],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                # It must neither pin the user's directory nor get the signals of the user's terminal.
+                cwd="/",
+                start_new_session=True,
+                pass_fds=[keeper_lock.fileno()],
+                timeout=_START_TIMEOUT_S,
+                check=True,
+            )
+    except subprocess.SubprocessError as error:
+        raise _failure(home, f"its keeper did not start: {error}") from error
+    finally:
+        keeper_lock.release()
+
+
+def _settings(home: Home) -> dict[str, str]:
+    return {
+        "listen_addresses": "",
+        "port": str(PORT),
+        "unix_socket_directories": str(home.socket_directory),
+        "unix_socket_permissions": "0700",
+        "max_connections": "200",
+        "timezone": "UTC",
+        "log_timezone": "UTC",
+        # The log is for what went wrong; nobody rotates it while the server runs.
+        "log_checkpoints": "off",
+    }
+
+
+def _has_keeper(home: Home) -> bool:
+    # Shared, so that clients who look at the same time do not take each other for the keeper.
+    free = locks.attempt(home.keeper_lock, shared=True)
+    if free is None:
+        return True
+    free.release()
+    return False
+
+
+def _check_major(home: Home, found: binaries.Binaries) -> None:
+    try:
+        made_by = (home.data / "PG_VERSION").read_text(encoding="ascii").strip()
+    except FileNotFoundError:
+        return
+    if made_by != str(found.major):
+        raise UnreachableError(
+            home.dsn,
+            f"{home.data} was made by PostgreSQL {made_by}, and {found.directory} has PostgreSQL {found.major}",
+            f"Set GEN_DURABLE_PG_BIN to the programs of PostgreSQL {made_by}, "
+            "or GEN_DURABLE_HOME to a new directory.",
+        )
+
+
+def _patiently(home: Home, path: Path, *, shared: bool = False) -> Lock:
+    """Lock the file. Others hold such a lock for moments only, or while they stop a server."""
+    for _ in _pauses():
+        lock = locks.attempt(path, shared=shared)
+        if lock is not None:
+            return lock
+    raise _failure(home, f"{path} stayed locked for {_START_TIMEOUT_S:.0f} s")
+
+
+def _pauses() -> Iterator[None]:
+    """Yield at once, and then after pauses that grow, until it is time to give up."""
+    give_up = time.monotonic() + _START_TIMEOUT_S
+    pause = _FIRST_PAUSE_S
+    yield
+    while time.monotonic() < give_up:
+        time.sleep(pause)
+        pause = min(pause * 1.5, _LONGEST_PAUSE_S)
+        yield
+
+
+def _failure(home: Home, problem: str, log_start: int | None = None) -> UnreachableError:
+    reason = "" if log_start is None else _reason(home.log, log_start)
+    cause = f"{problem}: {reason}" if reason else problem
+    return UnreachableError(home.dsn, cause, f"See {home.log}, {_OWN_SERVER}")
+
+
+def _reason(log: Path, start: int) -> str:
+    """The line of the log, from `start` on, that most likely says what is wrong."""
+    try:
+        text = log.read_bytes()[start:].decode(errors="replace")
+    except FileNotFoundError:
+        return ""
+    lines = _REASON.findall(text) or text.split("\n")
+    return next((line.strip() for line in reversed(lines) if line.strip()), "")
+
+
+def _open_log(log: Path) -> BinaryIO:
+    if _size(log) > _MAX_LOG_BYTES:
+        log.replace(log.with_suffix(".log.old"))
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
+    return os.fdopen(os.open(log, flags, 0o600), "ab", buffering=0)
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0

@@ -1,0 +1,38 @@
+"""What Windows gets: locks and sockets are others there, so it needs a server that was installed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import timedelta
+from pathlib import Path
+from typing import NoReturn, Self
+
+from gen_durable.errors import UnreachableError
+
+__all__ = ["EmbeddedPostgres"]
+
+
+class EmbeddedPostgres:
+    """Takes what the real one takes, and says at the first use that it cannot run here."""
+
+    def __init__(
+        self,
+        home: Path | None = None,
+        *,
+        idle_stop: timedelta = timedelta(seconds=10),
+        options: Mapping[str, str] | None = None,
+    ) -> None: ...
+
+    def ensure(self) -> NoReturn:
+        raise UnreachableError(
+            "the embedded server",
+            "it runs on Linux and macOS only",
+            "Install PostgreSQL, and set GEN_DURABLE_DSN to it.",
+        )
+
+    def close(self) -> None: ...
+
+    def __enter__(self) -> Self:
+        self.ensure()
+
+    def __exit__(self, *_: object) -> None: ...

@@ -1,0 +1,148 @@
+"""Instances as producers and parents see them, and the answers to a signal."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any, Final, Generic, Literal, TypeAlias
+
+import msgspec
+
+from ._typing import ResultT, ResultT_co, StateT
+from .errors import InstanceCancelledError, InstanceFailedError, InstanceUnfinishedError, NotDoneError
+
+__all__ = [
+    "LIVE_STATUSES",
+    "TERMINAL_STATUSES",
+    "Child",
+    "Delivered",
+    "Delivery",
+    "DuplicateSignal",
+    "Instance",
+    "Status",
+    "Until",
+]
+
+
+class Status(enum.StrEnum):
+    """Where an instance is in its life. The values are those of the database."""
+
+    RUNNABLE = "runnable"
+    EXECUTING = "executing"
+    AWAITING_SIGNAL = "awaiting_signal"
+    AWAITING_CHILDREN = "awaiting_children"
+    DONE = "done"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+    @property
+    def is_terminal(self) -> bool:
+        """Whether its life is over."""
+        return self in TERMINAL_STATUSES
+
+
+LIVE_STATUSES: Final = (
+    Status.RUNNABLE,
+    Status.EXECUTING,
+    Status.AWAITING_SIGNAL,
+    Status.AWAITING_CHILDREN,
+)
+TERMINAL_STATUSES: Final = (Status.DONE, Status.FAILED, Status.CANCELLED)
+
+Until: TypeAlias = Literal["finished", "settled"]
+"""What to wait for: the end, or a point from which nothing happens by itself."""
+
+_NO_RESULT: Final[Mapping[Status, type[NotDoneError]]] = {
+    Status.FAILED: InstanceFailedError,
+    Status.CANCELLED: InstanceCancelledError,
+}
+
+
+class Delivered(msgspec.Struct, frozen=True):
+    """The signal lies in the inbox of this instance."""
+
+    id: int
+    is_awaited: bool
+    """Whether the instance was waiting for it, and is awake now."""
+
+
+class DuplicateSignal(msgspec.Struct, frozen=True):
+    """This instance has had a signal with that dedup key before; nothing was added."""
+
+    id: int
+
+
+Delivery: TypeAlias = Delivered | DuplicateSignal
+"""Either way the instance has the signal."""
+
+
+class Instance(msgspec.Struct, Generic[StateT, ResultT], frozen=True, kw_only=True):
+    """One instance as it was when it was read."""
+
+    id: int
+    machine: str
+    version: int
+    step: str
+    status: Status
+    state: StateT
+    stored_result: ResultT | None = None
+    """What the database holds; `result` is the one to use."""
+    attempt: int = 0
+    step_seq: int = 0
+    """How many transitions are committed."""
+    crash_count: int = 0
+    queue: str = "default"
+    priority: int = 0
+    awaits: tuple[str, ...] = ()
+    """The names of the signals that it waits for."""
+    await_deadline: datetime | None = None
+    children_pending: int = 0
+    """How many children have not ended yet."""
+    parent_id: int | None = None
+    correlation_key: str | None = None
+    unique_key: bytes | None = None
+    concurrency_key: str | None = None
+    last_error: str | None = None
+    locked_by: str | None = None
+    """The worker that executes it."""
+    inserted_at: datetime
+    updated_at: datetime
+    eligible_at: datetime
+    finished_at: datetime | None = None
+    deleted_at: datetime | None = None
+
+    @property
+    def result(self) -> ResultT:
+        """The result of an instance that is done; of any other, a `NotDoneError` that tells what it is."""
+        if self.status is Status.DONE:
+            return self.stored_result  # type: ignore[return-value]  # `None` is a result like any other
+        error = _NO_RESULT.get(self.status, InstanceUnfinishedError)
+        raise error(self.id, self.machine, self.step, self.status.value, self.last_error)
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether it is done, failed or cancelled."""
+        return self.status.is_terminal
+
+    @property
+    def is_parked(self) -> bool:
+        """Whether only a signal, a deadline or its children can make it go on."""
+        return self.status in (Status.AWAITING_SIGNAL, Status.AWAITING_CHILDREN)
+
+
+class Child(msgspec.Struct, Generic[ResultT_co], frozen=True, kw_only=True):
+    """A child that has ended, as its parent sees it."""
+
+    id: int
+    machine: str
+    status: Status
+    state: Any
+    result: ResultT_co | None
+    """`None` unless it is done."""
+    last_error: str | None
+
+    @property
+    def is_done(self) -> bool:
+        """Whether it ended well."""
+        return self.status is Status.DONE

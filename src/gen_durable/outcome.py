@@ -1,0 +1,304 @@
+"""The six outcomes of a step.
+
+| outcome                           | what becomes of the instance              | attempt | consumes        |
+|-----------------------------------|-------------------------------------------|---------|-----------------|
+| `Next(step)`                      | goes on with `step`                       | 0       | `ctx.awaited`   |
+| `Retry(delay)`                    | runs this step again, after `delay`       | + 1     | nothing         |
+| `Await(*signals, then=step)`      | sleeps until a signal comes, then `step`  | 0       | nothing         |
+| `ScheduleChildren(…, then=step)`  | sleeps until its new children have ended  | 0       | `ctx.awaited`   |
+| `Done(result)`                    | has ended well                            | as is   | the whole inbox |
+| `Stop(reason)`                    | has failed                                | as is   | the whole inbox |
+
+They are values: made without a database, and equal when they say the same: `Next(self.ship) == Next("ship")`.
+The state that is committed with one is its `state=`; left out, it is `ctx.state` as the step left it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import datetime, timedelta
+from typing import Any, Final, Generic, TypeAlias, Union, final, overload
+
+from ._checks import MAX_AWAITED, checked_delay, checked_moment, checked_name
+from ._typing import KEEP, Keep, ResultT, ResultT_co, StateT
+from .definition import StepRef, step_name
+from .errors import UsageError
+from .refs import AnySpec, Key, key_text
+from .signals import Signal
+
+__all__ = ["Await", "Done", "Next", "Outcome", "Retry", "ScheduleChildren", "Stop", "reason_text"]
+
+# Enough for a message and what it quotes; a dumped response body should not end up in every list of failures.
+_MAX_REASON: Final = 8000
+
+
+class _Value:
+    """Equality and a repr over the slots.
+
+    Not a frozen dataclass: one of these is made for every step, and that would make it four times as slow.
+    """
+
+    __slots__: tuple[str, ...] = ()
+
+    def __eq__(self, other: object) -> bool:
+        if type(self) is not type(other):
+            return NotImplemented
+        return all(getattr(self, name) == getattr(other, name) for name in self.__slots__)
+
+    __hash__ = None  # type: ignore[assignment]  # a state may change
+
+    def __repr__(self) -> str:
+        """Only what differs from leaving it out."""
+        parts: list[str] = []
+        for name in self.__slots__:
+            value = getattr(self, name)
+            if value is not None and value is not KEEP and value is not False:
+                parts.append(f"{name}={value!r}")
+        return f"{type(self).__name__}({', '.join(parts)})"
+
+
+@final
+class Next(_Value):
+    """Go on with another step, or with this one anew."""
+
+    __slots__ = __match_args__ = ("step", "state", "delay", "concurrency_key", "requeue")
+
+    step: str
+    state: Any
+    delay: timedelta | None
+    concurrency_key: str | Keep | None
+    requeue: bool
+
+    def __init__(
+        self,
+        step: StepRef[StateT] | str,
+        state: StateT | Keep = KEEP,
+        *,
+        delay: timedelta | None = None,
+        concurrency_key: Key | Keep | None = KEEP,
+        requeue: bool = False,
+    ) -> None:
+        """Say where to go.
+
+        Args:
+            step: `self.ship`, or the name of the step.
+            state: what to commit instead of `ctx.state`.
+            delay: start no earlier than so long from now.
+            concurrency_key: the key from now on; `None` gives it back, left out it stays.
+            requeue: queue up again behind more urgent work instead of going on at once.
+        """
+        self.step = step_name(step)
+        self.state = state
+        self.delay = None if delay is None else checked_delay(delay, "the delay of this Next")
+        self.concurrency_key = _key(concurrency_key)
+        self.requeue = requeue
+
+
+@final
+class Retry(_Value):
+    """Run this step again: one attempt more, the same inbox, the same `ctx.idempotency_key`.
+
+    It is no transition. Only a new `state` is committed with it.
+    """
+
+    __slots__ = __match_args__ = ("delay", "state")
+
+    delay: timedelta
+    state: Any
+
+    def __init__(self, delay: timedelta = timedelta(0), state: object = KEEP) -> None:
+        self.delay = checked_delay(delay, "the delay of this Retry")
+        self.state = state
+
+
+@final
+class Await(_Value):
+    """Sleep until one of the signals comes, then run `then`; `ctx.awaited` has what came.
+
+    `timeout` (from now) or `deadline` (a moment) bound the sleep: then `ctx.timed_out` is true, and
+    `ctx.awaited` may be empty. With one of them, signals may be left out: `Await(then=…, timeout=…)` sleeps.
+    """
+
+    __slots__ = __match_args__ = ("signals", "then", "timeout", "deadline", "state", "concurrency_key")
+
+    signals: tuple[str, ...]
+    then: str
+    timeout: timedelta | None
+    deadline: datetime | None
+    state: Any
+    concurrency_key: str | Keep | None
+
+    @overload
+    def __init__(
+        self,
+        signal: Signal[Any] | str,
+        /,
+        *more: Signal[Any] | str,
+        then: StepRef[StateT] | str,
+        timeout: timedelta | None = None,
+        deadline: None = None,
+        state: StateT | Keep = KEEP,
+        concurrency_key: Key | Keep | None = KEEP,
+    ) -> None: ...
+    @overload
+    def __init__(
+        self,
+        signal: Signal[Any] | str,
+        /,
+        *more: Signal[Any] | str,
+        then: StepRef[StateT] | str,
+        timeout: None = None,
+        deadline: datetime,
+        state: StateT | Keep = KEEP,
+        concurrency_key: Key | Keep | None = KEEP,
+    ) -> None: ...
+    @overload
+    def __init__(
+        self,
+        *,
+        then: StepRef[StateT] | str,
+        timeout: timedelta,
+        deadline: None = None,
+        state: StateT | Keep = KEEP,
+        concurrency_key: Key | Keep | None = KEEP,
+    ) -> None: ...
+    @overload
+    def __init__(
+        self,
+        *,
+        then: StepRef[StateT] | str,
+        timeout: None = None,
+        deadline: datetime,
+        state: StateT | Keep = KEEP,
+        concurrency_key: Key | Keep | None = KEEP,
+    ) -> None: ...
+    def __init__(
+        self,
+        *signals: Signal[Any] | str,
+        then: StepRef[Any] | str,
+        timeout: timedelta | None = None,
+        deadline: datetime | None = None,
+        state: Any = KEEP,
+        concurrency_key: Key | Keep | None = KEEP,
+    ) -> None:
+        if not signals and timeout is None and deadline is None:
+            raise UsageError(
+                "this Await has no signal, no timeout and no deadline, so nothing could wake it",
+                "give it one",
+            )
+        if timeout is not None and deadline is not None:
+            raise UsageError("this Await has a timeout and a deadline", "give it one of them")
+        self.signals = _awaited(signals)
+        self.then = step_name(then)
+        self.timeout = None if timeout is None else checked_delay(timeout, "the timeout of this Await")
+        self.deadline = None if deadline is None else checked_moment(deadline, "the deadline of this Await")
+        self.state = state
+        self.concurrency_key = _key(concurrency_key)
+
+
+@final
+class ScheduleChildren(_Value):
+    """Insert children, sleep until each of them has ended, then run `then`; `ctx.children` has them."""
+
+    __slots__ = __match_args__ = ("children", "then", "state")
+
+    children: tuple[AnySpec, ...]
+    then: str
+    state: Any
+
+    def __init__(
+        self, children: Iterable[AnySpec], /, *, then: StepRef[StateT] | str, state: StateT | Keep = KEEP
+    ) -> None:
+        self.children = _specs(children)
+        self.then = step_name(then)
+        self.state = state
+
+
+@final
+class Done(_Value, Generic[ResultT_co]):
+    """End well. The result is kept with the instance, for whoever waits for it."""
+
+    __slots__ = __match_args__ = ("result",)
+
+    result: ResultT_co
+
+    @overload
+    def __init__(self: Done[None]) -> None: ...
+    @overload
+    def __init__(self, result: ResultT_co) -> None: ...
+    def __init__(self, result: Any = None) -> None:
+        self.result = result
+
+
+@final
+class Stop(_Value):
+    """End as failed. The reason is for people: a text, or the exception."""
+
+    __slots__ = __match_args__ = ("reason",)
+
+    reason: str
+
+    def __init__(self, reason: str | BaseException) -> None:
+        self.reason = reason_text(reason)
+
+
+Outcome: TypeAlias = Union[Next, Retry, Await, ScheduleChildren, Done[ResultT], Stop]  # noqa: UP007 - `A | B[T]` takes no [T]
+"""What a step returns; `Outcome[Receipt]` also tells what it may end with."""
+
+
+def reason_text(reason: str | BaseException) -> str:
+    """Turn a reason into text that the database can hold: no NUL, no lone surrogate, not endless."""
+    if isinstance(reason, str):
+        text = reason
+    elif isinstance(reason, BaseException):
+        text = _exception_text(reason)
+    else:
+        raise UsageError(
+            f"a reason of type {type(reason).__name__} cannot be kept", "give a text or an exception"
+        )
+    if len(text) > _MAX_REASON:
+        text = text[: _MAX_REASON - 1] + "…"
+    return text.replace("\0", "\\x00").encode(errors="backslashreplace").decode()
+
+
+def _exception_text(error: BaseException) -> str:
+    kind = type(error).__name__
+    try:
+        said = str(error)
+    except Exception:  # noqa: BLE001 - the user's own __str__; a failure must still find its way into the row
+        said = "(its text could not be read)"
+    return f"{kind}: {said}" if said else kind
+
+
+def _key(key: Key | Keep | None) -> str | Keep | None:
+    return key if key is None or isinstance(key, Keep) else key_text(key)
+
+
+def _awaited(signals: Iterable[object]) -> tuple[str, ...]:
+    names: dict[str, None] = {}
+    for signal in signals:
+        if isinstance(signal, list | tuple | set | frozenset):
+            raise UsageError(
+                "Await got a collection of signals", "give them one by one: Await(*signals, then=…)"
+            )
+        names[signal.name if isinstance(signal, Signal) else checked_name(signal, "the name of a signal")] = (
+            None
+        )
+    if len(names) > MAX_AWAITED:
+        raise UsageError(
+            f"this Await names {len(names)} signals",
+            f"at most {MAX_AWAITED} work; tell the rest apart by payload",
+        )
+    return tuple(names)
+
+
+def _specs(children: object) -> tuple[AnySpec, ...]:
+    if isinstance(children, AnySpec) or not isinstance(children, Iterable):
+        raise UsageError(f"the children are of type {type(children).__name__}", "give a list of Spec")
+    specs = tuple(children)
+    for index, spec in enumerate(specs):
+        if not isinstance(spec, AnySpec):
+            raise UsageError(
+                f"child {index} is of type {type(spec).__name__}", "wrap each one: Spec(Machine, state)"
+            )
+    return specs

@@ -1,0 +1,323 @@
+"""What to insert, with which options, and how to point at what was inserted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from datetime import datetime, timedelta
+from typing import Any, Final, Generic, TypeAlias, TypedDict, Unpack, overload
+
+import msgspec
+
+from ._checks import (
+    MAX_KEY_BYTES,
+    checked_delay,
+    checked_id,
+    checked_int,
+    checked_key,
+    checked_moment,
+    checked_name,
+)
+from ._typing import ResultT, StateT
+from .definition import Definition, MachineDef, StepRef, definition_of, step_name
+from .errors import UnknownStepError, UsageError, did_you_mean
+from .instance import LIVE_STATUSES, Status
+
+__all__ = [
+    "AnySpec",
+    "Duplicate",
+    "InsertOptions",
+    "InsertResult",
+    "InsertValues",
+    "Insertable",
+    "Inserted",
+    "Key",
+    "Ref",
+    "Spec",
+    "Target",
+    "insert_values",
+    "key_text",
+    "target_value",
+]
+
+Key: TypeAlias = str | tuple[str, str | int]
+"""A concurrency key: a name, `"importer"`, or a name and a part of it, `("tenant", 7)`."""
+
+Insertable: TypeAlias = type[Definition[StateT, ResultT]] | Definition[StateT, ResultT]
+"""A machine: its class, or an object of it."""
+
+
+class InsertOptions(TypedDict, total=False):
+    """The options of an insert. Every one may be left out."""
+
+    step: StepRef[Any] | str
+    """Begin here instead of at the initial step."""
+    queue: str
+    """Wait here instead of in the machine's queue."""
+    priority: int
+    """Smaller numbers run earlier; 0 if left out."""
+    eligible_at: datetime
+    """Run no earlier than this moment; it needs a time zone."""
+    schedule_at: datetime
+    """The same by another name; `eligible_at` wins."""
+    schedule_in: timedelta
+    """Run no earlier than so long from now; both moments win over it."""
+    correlation_key: str
+    """What the business calls this instance. Signals may be sent to it, and one live instance at most has it."""
+    correlation_scope: Iterable[Status]
+    """The statuses in which the key is taken; all live ones if left out. Empty: neither taken nor an address."""
+    unique_key: str | bytes
+    """Against doing it twice: whoever inserts this key while it is taken gets a `Duplicate`."""
+    unique_scope: Iterable[Status]
+    """The statuses in which the unique key is taken; every status if left out. Empty: never."""
+    concurrency_key: Key
+    """Of the instances with this key, one at a time executes."""
+
+
+class InsertValues(msgspec.Struct, frozen=True, kw_only=True):
+    """The options of one insert after checks and defaults."""
+
+    step: str
+    queue: str
+    priority: int = 0
+    eligible_at: datetime | None = None
+    delay: timedelta | None = None
+    """Added to the clock of the database; given only where `eligible_at` is not."""
+    correlation_key: str | None = None
+    correlation_scope: tuple[Status, ...] = ()
+    unique_key: bytes | None = None
+    unique_scope: tuple[Status, ...] = ()
+    concurrency_key: str | None = None
+
+
+def insert_values(definition: MachineDef, options: Mapping[str, Any]) -> InsertValues:
+    """Check the options of an insert, and fill in what the machine and the defaults say."""
+    if not options:
+        return InsertValues(step=definition.initial, queue=definition.queue)
+    given = {option: _check_of(option)(value) for option, value in options.items()}
+    step = given.get("step", definition.initial)
+    if step not in definition.steps:
+        raise UnknownStepError(definition.name, step, tuple(definition.steps))
+    moment = given.get("eligible_at", given.get("schedule_at"))
+    return InsertValues(
+        step=step,
+        queue=given.get("queue", definition.queue),
+        priority=given.get("priority", 0),
+        eligible_at=moment,
+        delay=given.get("schedule_in") if moment is None else None,
+        correlation_key=given.get("correlation_key"),
+        correlation_scope=_scope_of("correlation", given, LIVE_STATUSES),
+        unique_key=given.get("unique_key"),
+        unique_scope=_scope_of("unique", given, tuple(Status)),
+        concurrency_key=given.get("concurrency_key"),
+    )
+
+
+def key_text(key: Key) -> str:
+    """Write a concurrency key as it is stored: `"importer"`, or `"tenant:7"` for `("tenant", 7)`."""
+    if not isinstance(key, tuple):
+        return checked_key(key, "concurrency_key")
+    if len(key) != 2:
+        raise UsageError(f"concurrency_key is a tuple of {len(key)}", 'give (name, partition): ("tenant", 7)')
+    name, partition = key
+    # The first colon ends the name: with one inside, ("a:b", "c") and ("a", "b:c") would be the same key.
+    if ":" in checked_key(name, "the name in concurrency_key"):
+        raise UsageError(
+            "the name in concurrency_key holds a ':'", "it separates name and partition; take another"
+        )
+    if isinstance(partition, bool) or not isinstance(partition, int):
+        checked_key(partition, "the partition in concurrency_key")
+    return checked_key(f"{name}:{partition}", "concurrency_key")
+
+
+def _unique_key(key: object) -> bytes:
+    if not isinstance(key, bytes):
+        return checked_key(key, "unique_key").encode()
+    if not 1 <= len(key) <= MAX_KEY_BYTES:
+        raise UsageError(f"unique_key is {len(key)} bytes long", f"give 1 to {MAX_KEY_BYTES} bytes")
+    return key
+
+
+def _scope(given: object, what: str) -> tuple[Status, ...]:
+    """Put the statuses of a scope in order; if there is any, all live ones are in it.
+
+    A row moves between the live statuses all the time. Were its key free in one of them, a second row could take
+    it there, and the first could not move back.
+    """
+    if isinstance(given, str) or not isinstance(given, Iterable):
+        raise UsageError(f"{what} is of type {type(given).__name__}", "give a list of statuses")
+    chosen: set[Status] = set()
+    for status in given:
+        try:
+            chosen.add(Status(status))
+        except ValueError:
+            hint = did_you_mean(status, tuple(Status)) if isinstance(status, str) else ""
+            raise UsageError(
+                f"{what} holds something that is no status{hint}", f"the statuses are {', '.join(Status)}"
+            ) from None
+    return tuple(status for status in Status if status in chosen or status in LIVE_STATUSES) if chosen else ()
+
+
+def _scope_of(kind: str, given: Mapping[str, Any], default: tuple[Status, ...]) -> tuple[Status, ...]:
+    key, scope = f"{kind}_key", f"{kind}_scope"
+    if key in given:
+        chosen: tuple[Status, ...] = given.get(scope, default)
+        return chosen
+    if scope in given:
+        raise UsageError(f"{scope} is given without {key}", f"give {key}, or leave {scope} out")
+    return ()
+
+
+_CHECKS: Final[Mapping[str, Callable[[Any], Any]]] = {
+    "step": step_name,
+    "queue": lambda value: checked_name(value, "the queue"),
+    "priority": lambda value: checked_int(value, "the priority", -(2**15), 2**15 - 1),
+    "eligible_at": lambda value: checked_moment(value, "eligible_at"),
+    "schedule_at": lambda value: checked_moment(value, "schedule_at"),
+    "schedule_in": lambda value: checked_delay(value, "schedule_in"),
+    "correlation_key": lambda value: checked_key(value, "correlation_key"),
+    "correlation_scope": lambda value: _scope(value, "correlation_scope"),
+    "unique_key": _unique_key,
+    "unique_scope": lambda value: _scope(value, "unique_scope"),
+    "concurrency_key": key_text,
+}
+
+
+def _check_of(option: str) -> Callable[[Any], Any]:
+    check = _CHECKS.get(option)
+    if check is None:
+        raise UsageError(
+            f"insert has no option '{option}'{did_you_mean(option, tuple(_CHECKS))}",
+            f"the options are {', '.join(_CHECKS)}",
+        )
+    return check
+
+
+class AnySpec:
+    """A `Spec` of whatever machine: the element of a list that mixes machines.
+
+    A list of `Spec[Any, Any]` would not do. Checkers take the `Any` for what is wanted there, and stop to compare
+    each state with its own machine.
+    """
+
+    __slots__ = ("definition", "options", "state", "values")
+    definition: Insertable[Any, Any]
+    state: Any
+    options: Mapping[str, Any]
+    values: InsertValues
+
+
+class Spec(AnySpec, Generic[StateT, ResultT]):
+    """An insert as a value, for `insert_all` and `ScheduleChildren`: `Spec(Thumbnail, Image(url), priority=5)`."""
+
+    __slots__ = ()
+    definition: Insertable[StateT, ResultT]
+    state: StateT
+    options: Mapping[str, Any]
+    values: InsertValues
+
+    @overload
+    def __init__(
+        self, definition: Insertable[None, ResultT], /, **options: Unpack[InsertOptions]
+    ) -> None: ...
+    @overload
+    def __init__(
+        self, definition: Insertable[StateT, ResultT], state: StateT, /, **options: Unpack[InsertOptions]
+    ) -> None: ...
+    def __init__(self, definition: Any, state: Any = None, /, **options: Any) -> None:
+        self.definition = definition
+        self.state = state
+        self.options = options
+        self.values = insert_values(definition_of(definition), options)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Spec):
+            return NotImplemented
+        return (
+            definition_of(self.definition) is definition_of(other.definition)
+            and self.state == other.state
+            and self.values == other.values
+        )
+
+    __hash__ = None  # type: ignore[assignment]  # a state may change
+
+    def __repr__(self) -> str:
+        options = "".join(f", {name}={value!r}" for name, value in self.options.items())
+        return f"Spec({definition_of(self.definition).name}, {self.state!r}{options})"
+
+
+class Ref(Generic[StateT, ResultT]):
+    """A pointer with types, where all one has is an id or a key: `Ref(Checkout, 42)`, `Ref(Checkout, "order:42")`."""
+
+    __slots__ = ("definition", "target")
+    __match_args__: tuple[str, ...] = ("target",)
+    definition: Insertable[StateT, ResultT]
+    target: int | str
+
+    def __init__(self, definition: Insertable[StateT, ResultT], target: int | str) -> None:
+        definition_of(definition)
+        self.definition = definition
+        self.target = target_value(target)
+
+    def _identity(self) -> tuple[object, ...]:
+        definition = definition_of(self.definition)
+        return (type(self), definition.name, definition.version, self.target)
+
+    def __eq__(self, other: object) -> bool:
+        return self._identity() == other._identity() if isinstance(other, Ref) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self._identity())
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({definition_of(self.definition).name}, {self.target!r})"
+
+
+class Inserted(Ref[StateT, ResultT]):
+    """There is a new instance."""
+
+    __slots__ = ()
+    __match_args__ = ("id",)
+
+    def __init__(self, definition: Insertable[StateT, ResultT], target: int) -> None:
+        super().__init__(definition, target)
+
+    @property
+    def id(self) -> int:
+        """The id of the instance."""
+        return int(self.target)
+
+
+class Duplicate(Ref[StateT, ResultT]):
+    """There is nothing new: this instance had the key before."""
+
+    __slots__ = ("key",)
+    __match_args__ = ("id", "key")
+    key: str | bytes
+
+    def __init__(self, definition: Insertable[StateT, ResultT], target: int, key: str | bytes) -> None:
+        super().__init__(definition, target)
+        self.key = key
+
+    @property
+    def id(self) -> int:
+        """The id of the instance."""
+        return int(self.target)
+
+    def _identity(self) -> tuple[object, ...]:
+        return (*super()._identity(), self.key)
+
+
+InsertResult: TypeAlias = Inserted[StateT, ResultT] | Duplicate[StateT, ResultT]
+"""Both mean that the instance exists, and both point at it."""
+
+Target: TypeAlias = Ref[Any, Any] | int | str
+"""Whom to address: a reference, an id (int) or a correlation key (str)."""
+
+
+def target_value(target: Target) -> int | str:
+    """Find the id or the correlation key that a target stands for."""
+    if isinstance(target, Ref):
+        return target.target
+    if isinstance(target, str):
+        return checked_key(target, "correlation_key")
+    return checked_id(target)

@@ -1,0 +1,177 @@
+"""`Worker`: an `AsyncClient` that also runs machines. Here the services are put together, started and drained."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import signal
+import socket
+import threading
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+
+from ._core.registry import Machines, Registry
+from ._db.pool import Database
+from ._runtime.engine import Engine
+from ._runtime.flusher import Flusher
+from .async_client import AsyncClient
+from .client import Client
+from .config import Queue, Settings
+from .definition import MachineDef
+from .errors import SettingsError, UsageError
+from .telemetry import Telemetry
+
+__all__ = ["Worker"]
+
+
+class Worker(AsyncClient):
+    """Runs the instances of some machines, and is a client beside that.
+
+        async with Worker([Checkout, Refund(stripe)]) as worker:
+            order = await worker.insert(Checkout, Order(42))
+            print((await worker.wait(order)).result)
+
+    `worker.run()` works until the process is told to stop: the first SIGTERM or SIGINT lets running steps end and gives
+    back what is unfinished after `settings.drain_timeout`; a second one gives everything back at once.
+    """
+
+    def __init__(
+        self,
+        machines: Machines,
+        *,
+        dsn: str | None = None,
+        queues: Mapping[str, int | Queue] | None = None,
+        settings: Settings | None = None,
+    ) -> None:
+        """Put a worker together; nothing is opened yet.
+
+        Args:
+            machines: classes, objects (for machines whose `__init__` takes something), or modules full of classes.
+            dsn: as for a client.
+            queues: which queues to serve, and how many instances of each at once; left out, the queues of the machines.
+            settings: as for a client.
+
+        Raises:
+            DefinitionError: a machine cannot run, or two are the same name and version.
+        """
+        super().__init__(dsn, settings=settings)
+        self.telemetry: Telemetry = Telemetry()
+        self.name: str = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(3)}"
+        self._registry = Registry(machines)
+        if not len(self._registry):
+            raise UsageError("this worker has no machines", "give it at least one: Worker([Checkout])")
+        self.machines: tuple[MachineDef, ...] = tuple(self._registry)
+        self.queues: Mapping[str, Queue] = _queues(self._registry, queues)
+        self._commits: Database | None = None
+        self._engine: Engine | None = None
+
+    def run(self) -> None:
+        """Work until SIGTERM or SIGINT."""
+        asyncio.run(self._run_until_told())
+
+    @contextmanager
+    def in_thread(self) -> Generator[Client]:
+        """Work on a thread of its own, and give a blocking client to use meanwhile."""
+        started: threading.Event = threading.Event()
+        outcome: list[BaseException] = []
+        stop: list[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = []
+
+        async def work() -> None:
+            done = asyncio.Event()
+            async with self:
+                stop.append((asyncio.get_running_loop(), done))
+                started.set()
+                await self._until(done)
+
+        def serve() -> None:
+            try:
+                asyncio.run(work())
+            except BaseException as error:  # noqa: BLE001 - raised again in the thread that asked for the worker
+                outcome.append(error)
+            finally:
+                started.set()
+
+        thread = threading.Thread(target=serve, name="gen_durable worker", daemon=True)
+        thread.start()
+        started.wait()
+        try:
+            if not outcome:
+                with Client(self.dsn, settings=self.settings) as client:
+                    yield client
+        finally:
+            for loop, done in stop:
+                if not outcome:
+                    loop.call_soon_threadsafe(done.set)
+            thread.join()
+        if outcome:
+            raise outcome[0]
+
+    async def _run_until_told(self) -> None:
+        told = asyncio.Event()
+        loop = asyncio.get_running_loop()
+
+        def on_signal() -> None:
+            if told.is_set() and self._engine is not None:
+                self._engine.hurry()
+            told.set()
+
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, on_signal)
+        async with self:
+            await self._until(told)
+
+    async def _until(self, done: asyncio.Event) -> None:
+        """Wait to be told, or for a bug in a service: then leases bring the work to another worker."""
+        assert self._engine is not None  # noqa: S101 - started in __aenter__
+        await self._engine.until(done)
+
+    async def _open(self) -> None:
+        await super()._open()
+        assert self._server is not None  # noqa: S101 - opened above
+        # One connection for batches, some for rows that have to wait alone for somebody's transaction.
+        self._commits = await Database.open(
+            self._server.dsn,
+            self.settings.schema,
+            size=5,
+            advice=self._server.advice,
+            lock_timeout=Flusher.PATIENCE,
+        )
+        self._engine = Engine(
+            self.name,
+            self._server.dsn,
+            settings=self.settings,
+            registry=self._registry,
+            queues=self.queues,
+            database=self._database,
+            commits=self._commits,
+            telemetry=self.telemetry,
+            wakes=self._wakes,
+        )
+        await self._engine.start()
+
+    async def _close(self) -> None:
+        engine, self._engine = self._engine, None
+        try:
+            if engine is not None:
+                await engine.drain()
+        finally:
+            if self._commits is not None:
+                await self._commits.close()
+            await super()._close()
+
+    def _pool_size(self) -> int:
+        # A pick per queue, the reaper, the timekeeper, and some for the worker's own use as a client.
+        return len(self.queues) + 6
+
+
+def _queues(registry: Registry, given: Mapping[str, int | Queue] | None) -> Mapping[str, Queue]:
+    if given is None:
+        return {name: Queue() for name in sorted({machine.queue for machine in registry})}
+    if not given:
+        raise SettingsError(
+            "queues", "is empty; name a queue, or leave it out to serve those of the machines"
+        )
+    return {
+        name: queue if isinstance(queue, Queue) else Queue(concurrency=queue) for name, queue in given.items()
+    }

@@ -1,0 +1,91 @@
+"""`gen-durable db …` on a schema that exists for one test."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterator
+
+import pytest
+from click.testing import CliRunner, Result
+
+from gen_durable.cli.root import root
+
+Run = Callable[..., Result]
+
+
+@pytest.fixture
+def schema() -> str:
+    return f"cli_{uuid.uuid4().hex[:12]}"
+
+
+@pytest.fixture
+def run(schema: str) -> Iterator[Run]:
+    def call(*arguments: str, answer: str = "") -> Result:
+        return CliRunner().invoke(
+            root, ["db", *arguments, "--schema", schema], input=answer, prog_name="gen-durable"
+        )
+
+    yield call
+    call("down", "--yes")
+
+
+def test_tables_are_installed_looked_at_and_taken_back(run: Run, schema: str) -> None:
+    nothing = (1, f"schema '{schema}' has no tables of gen_durable (latest version: 1)\n")
+    latest = (0, f"schema '{schema}' is at version 1 (the latest)\n")
+    assert told(run("status")) == nothing
+    assert told(run("migrate")) == latest
+    assert told(run("migrate")) == latest
+    assert told(run("status")) == latest
+    assert told(run("down", "--yes")) == (0, nothing[1])
+    assert told(run("status")) == nothing
+
+
+def test_nothing_is_dropped_without_a_yes(run: Run, schema: str) -> None:
+    run("migrate")
+    refused = run("down", answer="n\n")
+    assert refused.exit_code == 1
+    assert f"Drop tables of schema '{schema}', with all instances in them?" in refused.output
+    assert run("status").exit_code == 0
+    assert run("down", answer="y\n").exit_code == 0
+    assert run("status").exit_code == 1
+
+
+def test_a_version_that_does_not_exist_is_refused_in_a_sentence(run: Run) -> None:
+    refused = run("migrate", "--to", "99")
+    assert refused.exit_code == 2
+    assert refused.stderr.startswith("gen-durable: there is no schema version 99;")
+
+
+def test_sql_needs_no_database(schema: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GEN_DURABLE_DSN", "postgresql://nobody@127.0.0.1:1/nowhere")
+    printed = CliRunner().invoke(root, ["db", "sql", "--schema", schema])
+    assert printed.exit_code == 0
+    assert printed.stdout.startswith(f'begin;\n\ncreate schema if not exists "{schema}";')
+    assert printed.stdout.endswith("commit;\n")
+    assert "gen_durable." not in code(printed.stdout)
+
+
+@pytest.mark.parametrize("command", ["status", "migrate"])
+def test_an_unreachable_database_is_told_in_a_few_lines(command: str) -> None:
+    dsn = "postgresql://app:s3:cret@127.0.0.1:1/shop"
+    failed = CliRunner().invoke(root, ["db", command, "--dsn", dsn])
+    assert (failed.exit_code, failed.stdout) == (2, "")
+    assert len(failed.stderr.splitlines()) <= 4
+    assert "cannot reach PostgreSQL at postgresql://app:***@127.0.0.1:1/shop" in failed.stderr
+    assert "Traceback" not in failed.stderr
+    assert "s3" not in failed.stderr
+    assert "cret" not in failed.stderr
+
+
+def test_a_schema_name_that_cannot_be_is_refused() -> None:
+    refused = CliRunner().invoke(root, ["db", "sql", "--schema", "Robert'); drop"])
+    assert refused.exit_code == 2
+    assert refused.stderr.startswith("gen-durable: settings.schema must match")
+
+
+def told(result: Result) -> tuple[int, str]:
+    return result.exit_code, result.output
+
+
+def code(script: str) -> str:
+    return "\n".join(line.partition("--")[0] for line in script.splitlines())

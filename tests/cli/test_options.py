@@ -1,0 +1,59 @@
+from __future__ import annotations
+
+from datetime import timedelta
+
+import click
+import msgspec
+import pytest
+
+from gen_durable.cli.options import duration, duration_text, load_settings, queue
+from gen_durable.cli.worker import worker
+from gen_durable.config import Queue, Settings, parse_duration
+from gen_durable.errors import SettingsError
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "concurrency"),
+    [("default=10", "default", 10), ("a=b=3", "a=b", 3), ("mail", "mail", 10)],
+)
+def test_a_queue_is_a_name_and_a_number(text: str, name: str, concurrency: int) -> None:
+    assert queue(text) == (name, Queue(concurrency=concurrency))
+
+
+@pytest.mark.parametrize("text", ["=3", "default=", "default=0", "default=-1", "default=many", "="])
+def test_a_queue_that_cannot_be_is_refused(text: str) -> None:
+    with pytest.raises(click.BadParameter, match="for example default=10"):
+        queue(text)
+
+
+def test_a_duration_that_is_none_is_refused() -> None:
+    with pytest.raises(click.BadParameter, match="write for example 90s"):
+        duration("90")
+
+
+def test_every_setting_is_an_option_of_the_worker() -> None:
+    options = {name for parameter in worker.params for name in parameter.opts}
+    fields = [field.name for field in msgspec.structs.fields(Settings)]
+    assert {"--" + name.replace("_", "-") for name in fields} <= options
+
+
+@pytest.mark.parametrize("text", ["2s", "500ms", "1m30s", "2h", "1d2h3m4s5ms"])
+def test_a_duration_is_shown_as_it_is_typed(text: str) -> None:
+    assert duration_text(parse_duration(text)) == text
+
+
+def test_no_time_at_all_is_zero_seconds() -> None:
+    assert duration_text(timedelta(0)) == "0s"
+
+
+def test_an_option_that_was_not_given_leaves_the_environment_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GEN_DURABLE_THREADS", "7")
+    settings = load_settings(
+        None, {"threads": None, "lease": timedelta(seconds=2), "heartbeat": timedelta(seconds=1)}
+    )
+    assert (settings.threads, settings.lease) == (7, timedelta(seconds=2))
+
+
+def test_settings_that_contradict_each_other_are_refused() -> None:
+    with pytest.raises(SettingsError, match=r"settings\.heartbeat"):
+        load_settings(None, {"lease": timedelta(seconds=2)})

@@ -1,0 +1,146 @@
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from gen_durable.worker import Worker
+
+from gen_durable.cli.failure import Failure
+from gen_durable.cli.targets import load
+from gen_durable.errors import DefinitionError
+
+APP = """
+from gen_durable import Context, Done, Machine, Outcome, Worker, step
+from neighbour import Imported
+
+class First(Machine[int, int]):
+    @step
+    async def run(self, ctx: Context[int]) -> Outcome[int]:
+        return Done(ctx.state)
+
+class Second(First, name="second"):
+    pass
+
+both = [First, Second()]
+worker = Worker([First])
+nothing = []
+number = 42
+mixed = (First, "Second")
+"""
+NEIGHBOUR = """
+from gen_durable import Context, Done, Machine, Outcome, step
+
+class Imported(Machine[int, int]):
+    @step
+    async def run(self, ctx: Context[int]) -> Outcome[int]:
+        return Done(ctx.state)
+"""
+
+
+@pytest.fixture(autouse=True)
+def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A project of a user, as the current directory; what is imported from it is forgotten afterwards."""
+    (tmp_path / "app.py").write_text(APP)
+    (tmp_path / "neighbour.py").write_text(NEIGHBOUR)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    before = set(sys.modules)
+    yield tmp_path
+    for name in set(sys.modules) - before:
+        del sys.modules[name]
+
+
+def names(target: str) -> list[str]:
+    machines = load(target)
+    assert not isinstance(machines, Worker)
+    return [(each if isinstance(each, type) else type(each)).__name__ for each in machines]
+
+
+@pytest.mark.parametrize("place", ["app.py", "app"])
+def test_a_file_stands_for_the_machines_written_in_it(place: str) -> None:
+    assert names(place) == ["First", "Second"]
+
+
+@pytest.mark.parametrize("place", ["app.py", "app", "./app.py"])
+def test_a_name_stands_for_what_it_holds(place: str) -> None:
+    assert names(f"{place}:First") == ["First"]
+    assert names(f"{place}:both") == ["First", "Second"]
+    assert names(f"{place}:Imported") == ["Imported"]
+    assert isinstance(load(f"{place}:worker"), Worker)
+
+
+def test_a_file_of_a_package_is_imported_as_part_of_it(directory: Path) -> None:
+    package = directory / "shop"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "parts.py").write_text(NEIGHBOUR)
+    (package / "app.py").write_text("from .parts import Imported\nmachines = [Imported]\n")
+    assert names("shop/app.py:machines") == ["Imported"]
+    assert names("shop.app:machines") == ["Imported"]
+
+
+def test_a_file_elsewhere_finds_its_neighbours(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (directory / "elsewhere").mkdir()
+    monkeypatch.chdir(directory / "elsewhere")
+    assert names("../app.py") == ["First", "Second"]
+
+
+def test_a_file_named_like_a_module_of_python_hides_nothing(directory: Path) -> None:
+    import queue
+
+    (directory / "queue.py").write_text(NEIGHBOUR)
+    assert names("queue.py") == ["Imported"]
+    assert sys.modules["queue"] is queue
+
+
+@pytest.mark.parametrize(
+    ("target", "message"),
+    [
+        ("missing.py", r"there is no file .*missing\.py"),
+        ("missing.module", r"there is no module missing\.module, seen from "),
+        ("app.missing:x", r"there is no module app\.missing"),
+        ("app.py:wroker", "app.py has no 'wroker'; did you mean 'worker'?"),
+        ("app.py:nothing", "app.py:nothing is empty; give a machine"),
+        ("app.py:number", "app.py:number is or holds a int; give a machine"),
+        ("app.py:mixed", "app.py:mixed is or holds a str; give a machine"),
+    ],
+)
+def test_what_cannot_be_run_is_told_in_a_sentence(target: str, message: str) -> None:
+    with pytest.raises(Failure, match=message) as raised:
+        load(target)
+    assert "\n" not in raised.value.message
+
+
+def test_a_file_without_machines_is_refused(directory: Path) -> None:
+    (directory / "empty.py").write_text("from neighbour import Imported\n")
+    with pytest.raises(
+        Failure, match=r"empty\.py defines no machine; name what holds them: empty\.py:machines"
+    ):
+        load("empty.py")
+
+
+def test_an_error_in_the_users_file_is_shown_with_the_users_lines_only(directory: Path) -> None:
+    (directory / "broken.py").write_text("def fail():\n    return 1 / 0\n\nfail()\n")
+    with pytest.raises(Failure) as raised:
+        load("broken.py")
+    assert raised.value.message.startswith("broken.py cannot be imported\nTraceback")
+    assert raised.value.message.endswith("ZeroDivisionError: division by zero")
+    assert "targets.py" not in raised.value.message
+    assert "importlib" not in raised.value.message
+
+
+def test_a_missing_dependency_of_the_users_file_is_not_a_missing_target(directory: Path) -> None:
+    (directory / "needy.py").write_text("import something_that_nobody_has\n")
+    for target in ("needy.py", "needy"):
+        with pytest.raises(Failure, match="No module named 'something_that_nobody_has'"):
+            load(target)
+
+
+def test_a_machine_that_is_written_wrongly_says_so_itself(directory: Path) -> None:
+    (directory / "wrong.py").write_text(
+        "from gen_durable import Machine, step\nclass Wrong(Machine[int, int]):\n    @step\n    def run(self): ...\n"
+    )
+    with pytest.raises(DefinitionError):
+        load("wrong.py")

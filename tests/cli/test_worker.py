@@ -1,0 +1,112 @@
+"""`gen-durable worker` in a process of its own."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from gen_durable.cli.root import root
+
+APP = """
+from gen_durable import Context, Done, Machine, Outcome, Worker, step
+
+class Hello(Machine[int, int], version=3):
+    @step
+    async def run(self, ctx: Context[int]) -> Outcome[int]:
+        return Done(ctx.state)
+
+class Mail(Hello, name="mail", queue="mail"):
+    pass
+
+worker = Worker([Hello])
+"""
+
+
+@pytest.fixture
+def app(tmp_path: Path) -> Path:
+    path = tmp_path / "app.py"
+    path.write_text(APP)
+    return path
+
+
+@pytest.fixture
+def schema() -> Iterator[str]:
+    name = f"cli_{uuid.uuid4().hex[:12]}"
+    yield name
+    CliRunner().invoke(root, ["db", "down", "--yes", "--schema", name])
+
+
+@pytest.mark.parametrize("stop", [signal.SIGTERM, signal.SIGINT])
+def test_it_says_one_line_and_ends_when_it_is_told_to(app: Path, schema: str, stop: signal.Signals) -> None:
+    with subprocess.Popen(
+        [
+            sys.executable,
+            "-m",
+            "gen_durable.cli",
+            "worker",
+            str(app),
+            "--queue",
+            "default=4",
+            "--schema",
+            schema,
+        ],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        process.send_signal(stop)
+        out, err = process.communicate(timeout=30)
+    assert line.startswith("gen-durable ")
+    assert "Hello v3, mail v1" in line
+    assert line.rstrip().endswith("queues default=4; not mail")
+    assert (process.returncode, out, err) == (0, "", "")
+
+
+def test_an_unreachable_database_is_told_in_a_few_lines(app: Path) -> None:
+    dsn = "postgresql://app:s3:cret@127.0.0.1:1/shop"
+    failed = subprocess.run(
+        [sys.executable, "-m", "gen_durable.cli", "worker", str(app), "--dsn", dsn],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (failed.returncode, failed.stdout) == (2, "")
+    assert "cannot reach PostgreSQL at postgresql://app:***@127.0.0.1:1/shop" in failed.stderr
+    assert len(failed.stderr.splitlines()) <= 4
+    assert "Traceback" not in failed.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nowhere.py"], "there is no file"),
+        (
+            ["{app}:worker", "--threads", "3"],
+            "is a Worker and has its settings in the code; leave the options out",
+        ),
+        (["{app}", "--queue", "a=1", "--queue", "a=2"], "a queue is given twice"),
+        (["{app}", "--lease", "2s"], "settings.heartbeat must be at most half of settings.lease"),
+        (["{app}", "--settings", "nowhere.toml"], "nowhere.toml cannot be read"),
+    ],
+)
+def test_a_wrong_call_is_told_in_a_sentence(app: Path, arguments: list[str], message: str) -> None:
+    refused = CliRunner().invoke(root, ["worker", *(each.format(app=app) for each in arguments)])
+    assert refused.exit_code == 2
+    assert message in refused.stderr
+    assert refused.stderr.startswith("gen-durable: ")
+    assert refused.stderr.count("\n") == 1
+
+
+def test_a_wrong_option_is_told_with_the_usage(app: Path) -> None:
+    refused = CliRunner().invoke(root, ["worker", str(app), "--lease", "2"])
+    assert refused.exit_code == 2
+    assert "'2' is no duration; write for example 90s" in refused.stderr

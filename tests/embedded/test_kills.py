@@ -1,0 +1,102 @@
+"""SIGKILL of each process, at the worst moments: nothing is lost, and the next call mends it."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable
+from contextlib import closing
+from datetime import timedelta
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from gen_durable.embedded import EmbeddedPostgres
+from tests.embedded.processes import (
+    first_line,
+    holds_within,
+    initdbs,
+    is_running,
+    keepers,
+    kill,
+    postmasters,
+    query,
+)
+
+Spawn = Callable[..., subprocess.Popen[str]]
+SHORT = timedelta(seconds=0.2)
+KEEP = "drop table if exists kept; create table kept as select 42 as answer"
+
+pytestmark = pytest.mark.timeout(40)
+
+
+def test_a_killed_keeper_takes_the_server_with_it_and_the_next_call_restarts_both(home: Path) -> None:
+    with EmbeddedPostgres(home, idle_stop=SHORT) as server:
+        query(server.ensure(), KEEP)
+        (former,) = postmasters(home)
+
+        kill(*keepers(home))
+        # At once, while the former server may still be shutting down: what is handed out is the next one.
+        assert query(server.ensure(), "select answer from kept") == 42
+
+        assert former not in postmasters(home)
+        assert (len(postmasters(home)), len(keepers(home))) == (1, 1)
+
+
+@pytest.mark.skipif(not Path("/proc").exists(), reason="only Linux tells a process of its parent's end")
+def test_a_killed_keeper_leaves_no_server_behind(home: Path) -> None:
+    with EmbeddedPostgres(home):
+        kill(*keepers(home))
+        assert holds_within(10, lambda: not is_running(home))
+
+
+def test_the_keeper_restarts_a_killed_server_even_with_a_busy_session(home: Path) -> None:
+    with EmbeddedPostgres(home, idle_stop=SHORT) as server:
+        dsn = server.ensure()
+        query(dsn, KEEP)
+        with closing(psycopg.connect(dsn)) as busy:
+            busy.pgconn.send_query(b"select count(*) from generate_series(1, 100000000000)")
+            (former,) = postmasters(home)
+
+            kill(former)
+            # A client that lives on and only reconnects finds it again, without a call of ours.
+            assert holds_within(10, lambda: _answers(dsn, "select answer from kept", 42))
+
+            assert former not in postmasters(home)
+            assert len(postmasters(home)) == 1
+
+
+def test_keeper_and_server_killed_together(home: Path) -> None:
+    with EmbeddedPostgres(home, idle_stop=SHORT) as server:
+        query(server.ensure(), KEEP)
+        kill(*keepers(home), *postmasters(home))
+        assert query(server.ensure(), "select answer from kept") == 42
+
+
+@pytest.mark.parametrize("victims", [initdbs, keepers], ids=["initdb", "keeper"])
+def test_a_kill_in_the_middle_of_initdb(
+    empty_home: Path, spawn: Spawn, victims: Callable[[Path], list[int]]
+) -> None:
+    starter = spawn(empty_home)
+    assert holds_within(20, lambda: bool(initdbs(empty_home)))
+
+    kill(*victims(empty_home))
+
+    assert query(first_line(starter), "select 1") == 1
+    assert list(empty_home.glob("data.new-*")) == []
+    assert len(postmasters(empty_home)) == 1
+
+
+def test_the_starter_killed_in_the_middle_of_initdb(empty_home: Path, spawn: Spawn) -> None:
+    starter, waiter = spawn(empty_home), spawn(empty_home)
+    assert holds_within(20, lambda: bool(initdbs(empty_home)))
+    starter.kill()
+    assert query(first_line(waiter), "select 1") == 1
+    assert len(postmasters(empty_home)) == 1
+
+
+def _answers(dsn: str, text: str, wanted: object) -> bool:
+    try:
+        return query(dsn, text) == wanted
+    except psycopg.OperationalError:
+        return False

@@ -1,0 +1,200 @@
+"""From the first start to the last client, and what it promises in between."""
+
+from __future__ import annotations
+
+import shutil
+import stat
+import subprocess
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+
+import asyncpg
+import pytest
+
+from gen_durable.embedded import EmbeddedPostgres
+from gen_durable.embedded import home as homes
+from gen_durable.errors import UsageError
+from tests.embedded.processes import (
+    CLIENT,
+    STAY,
+    end_everything,
+    first_line,
+    holds_within,
+    is_running,
+    kill,
+    postmasters,
+    query,
+)
+
+Spawn = Callable[..., subprocess.Popen[str]]
+SHORT = timedelta(seconds=0.2)
+
+pytestmark = pytest.mark.timeout(40)
+
+
+def test_a_restarted_server_still_has_what_was_committed(empty_home: Path) -> None:
+    with EmbeddedPostgres(empty_home, idle_stop=timedelta(0)) as server:
+        query(server.ensure(), "create table kept as select 42 as answer")
+    assert holds_within(10, lambda: not is_running(empty_home))
+
+    with EmbeddedPostgres(empty_home, idle_stop=timedelta(0)) as server:
+        assert query(server.ensure(), "select answer from kept") == 42
+
+
+def test_it_is_durable_private_and_the_same_everywhere(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {
+        "PGPORT": "1",
+        "PGDATESTYLE": "German",
+        "LC_ALL": "tr_TR.UTF-8",
+        "TZ": "Asia/Tokyo",
+    }.items():
+        monkeypatch.setenv(name, value)
+    wanted = {
+        "fsync": "on",
+        "synchronous_commit": "on",
+        "full_page_writes": "on",
+        "listen_addresses": "",
+        "server_encoding": "UTF8",
+        "lc_messages": "C",
+        "DateStyle": "ISO, MDY",
+        "TimeZone": "UTC",
+        "max_connections": "200",
+        "work_mem": "5MB",
+    }
+    with EmbeddedPostgres(home, idle_stop=SHORT, options={"work_mem": "5MB"}) as server:
+        dsn = server.ensure()
+        monkeypatch.delenv("PGDATESTYLE")
+        monkeypatch.delenv("TZ")
+        assert {name: query(dsn, f"show {name}") for name in wanted} == wanted
+        assert query(dsn, "select datcollate from pg_database where datname = 'postgres'") == "C"
+    assert stat.S_IMODE((home / "run").stat().st_mode) == 0o700
+
+
+@pytest.mark.parametrize("name", ['ho me "x" 50%&é=1', "ho,me"])
+async def test_both_drivers_take_the_dsn_of_a_strange_path(empty_home: Path, name: str) -> None:
+    strange = empty_home.with_name(name)
+    empty_home.symlink_to(strange)
+    try:
+        with EmbeddedPostgres(empty_home, idle_stop=timedelta(0)) as server:
+            dsn = server.ensure()
+            assert server.home == strange
+            assert query(dsn, "select 1") == 1
+            connection = await asyncpg.connect(dsn)
+            assert await connection.fetchval("select 2") == 2
+            await connection.close()
+    finally:
+        end_everything(strange)
+        shutil.rmtree(homes.settle(strange).socket_directory)
+
+
+def test_a_second_client_finds_it_warm(home: Path) -> None:
+    with EmbeddedPostgres(home, idle_stop=SHORT) as first:
+        began = time.monotonic()
+        with EmbeddedPostgres(home) as second:
+            assert second.ensure() == first.ensure()
+        # 3 ms on an idle machine.
+        assert time.monotonic() - began < 1
+        assert len(postmasters(home)) == 1
+
+
+def test_it_stays_while_one_of_two_clients_does(home: Path, spawn: Spawn) -> None:
+    stays, leaves = spawn(home, idle_stop=0), spawn(home, idle_stop=0)
+    dsn = first_line(stays)
+    assert first_line(leaves) == dsn
+    (pid,) = postmasters(home)
+
+    leaves.kill()
+    leaves.wait()
+    time.sleep(0.5)
+
+    assert query(dsn, "select 1") == 1
+    assert postmasters(home) == [pid]
+
+
+def test_it_stops_by_itself_after_its_only_client_was_killed(home: Path, spawn: Spawn) -> None:
+    only = spawn(home)
+    first_line(only)
+    only.kill()
+    assert holds_within(10, lambda: not is_running(home))
+    assert "database system is shut down" in (home / "server.log").read_text()
+
+
+def test_dropping_the_object_does_not_give_the_lease_back(home: Path, spawn: Spawn) -> None:
+    careless = spawn(home, idle_stop=0, code=CLIENT + "del server\nimport gc; gc.collect()\n" + STAY)
+    dsn = first_line(careless)
+    time.sleep(0.5)
+    assert query(dsn, "select 1") == 1
+
+
+def test_children_of_a_client_do_not_keep_it_up(home: Path, spawn: Spawn) -> None:
+    parent = spawn(
+        home,
+        code=CLIENT
+        + """
+import os, subprocess, time
+forked = os.fork()
+if forked == 0:
+    time.sleep(60)
+    os._exit(0)
+started = subprocess.Popen(["sleep", "60"], close_fds=False)
+print(forked, started.pid, flush=True)
+"""
+        + STAY,
+    )
+    first_line(parent)
+    children = [int(pid) for pid in first_line(parent).split()]
+    try:
+        parent.kill()
+        assert holds_within(10, lambda: not is_running(home))
+        kill(*children, number=0)  # type: ignore[arg-type]  # signal 0 only asks whether they live
+    finally:
+        kill(*children)
+
+
+def test_a_forked_child_can_take_a_lease_of_its_own(home: Path, spawn: Spawn) -> None:
+    parent = spawn(
+        home,
+        idle_stop=0,
+        code=CLIENT
+        + """
+import os, time
+forked = os.fork()
+if forked == 0:
+    print(server.ensure(), os.getpid(), flush=True)
+    time.sleep(60)
+    os._exit(0)
+"""
+        + STAY,
+    )
+    first_line(parent)
+    dsn, child = first_line(parent).split()
+    try:
+        parent.kill()
+        parent.wait()
+        time.sleep(0.5)
+        assert query(dsn, "select 1") == 1
+    finally:
+        kill(int(child))
+    assert holds_within(10, lambda: not is_running(home))
+
+
+def test_short_visits_keep_it_warm(home: Path) -> None:
+    for _ in range(3):
+        with EmbeddedPostgres(home, idle_stop=timedelta(seconds=1.5)):
+            pass
+        time.sleep(0.9)
+    assert len(postmasters(home)) == 1
+    assert (home / "server.log").read_text().count("starting PostgreSQL") == 1
+
+
+def test_a_removed_home_takes_its_server_with_it(base: Path, empty_home: Path) -> None:
+    with EmbeddedPostgres(empty_home):
+        empty_home.rename(base / "elsewhere")
+        assert holds_within(10, lambda: not is_running(empty_home))
+
+
+def test_idle_stop_is_no_negative_time() -> None:
+    with pytest.raises(UsageError, match="idle_stop"):
+        EmbeddedPostgres(idle_stop=timedelta(seconds=-1))

@@ -1,0 +1,48 @@
+"""Many clients at once."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from gen_durable.embedded import EmbeddedPostgres
+from tests.embedded.processes import CLIENT, STAY, first_line, keepers, postmasters, query
+
+Spawn = Callable[..., subprocess.Popen[str]]
+
+pytestmark = pytest.mark.timeout(50)
+
+CONNECT = """
+import psycopg
+with psycopg.connect(server.ensure()) as connection:
+    print(*connection.execute("select pg_postmaster_start_time()::text").fetchone(), flush=True)
+"""
+
+
+def test_twenty_clients_race_the_first_start_and_share_one_server(empty_home: Path, spawn: Spawn) -> None:
+    racers = [spawn(empty_home, code=CLIENT + CONNECT + STAY) for _ in range(20)]
+    assert len({first_line(each) for each in racers}) == 1
+    assert len({first_line(each) for each in racers}) == 1
+    assert (len(keepers(empty_home)), len(postmasters(empty_home))) == (1, 1)
+    assert (empty_home / "server.log").read_text().count("starting PostgreSQL") == 1
+
+
+def test_visits_that_race_the_stop_of_an_idle_server_all_succeed(home: Path) -> None:
+    # Every object is a client of its own, also within one process: leases belong to open files.
+    def visit(pause: float) -> object:
+        time.sleep(pause)
+        with EmbeddedPostgres(home, idle_stop=timedelta(0)) as server:
+            return query(server.ensure(), "select 1")
+
+    # The keeper looks every 20 ms and stops within a few more: some visits fall on each moment of that.
+    pauses = [random.Random(seed).uniform(0, 0.06) for seed in range(30)]
+    with ThreadPoolExecutor(2) as threads:
+        assert list(threads.map(visit, pauses)) == [1] * 30
+    assert (home / "server.log").read_text().count("starting PostgreSQL") > 3

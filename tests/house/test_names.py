@@ -1,0 +1,32 @@
+"""The public names: sorted, real, and never hidden by a module of the same name."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+
+import pytest
+
+import gen_durable
+
+MODULES = sorted(
+    module.name
+    for module in pkgutil.walk_packages(gen_durable.__path__, prefix="gen_durable.")
+    if not module.name.endswith("__main__")
+)
+
+
+def test_the_public_names_are_sorted() -> None:
+    assert list(gen_durable.__all__) == sorted(set(gen_durable.__all__))
+
+
+def test_no_public_name_is_also_a_submodule() -> None:
+    submodules = {name.split(".")[1] for name in MODULES}
+    assert not submodules & set(gen_durable.__all__)
+
+
+@pytest.mark.parametrize("name", ["gen_durable", *MODULES])
+def test_what_a_module_offers_exists(name: str) -> None:
+    module = importlib.import_module(name)
+    offered = getattr(module, "__all__", [])
+    assert [each for each in offered if not hasattr(module, each)] == []

@@ -1,0 +1,112 @@
+"""What fits into the database, to the byte."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta, timezone, tzinfo
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gen_durable import _checks
+from gen_durable.errors import OptionError, UsageError
+
+
+@pytest.mark.parametrize(
+    "name", ["a", "billing.invoice_charge.v1", "ключ", "x" * 255, "é" * 127 + "x", "with 'quotes'"]
+)
+def test_a_name_of_up_to_255_bytes_is_kept(name: str) -> None:
+    assert _checks.checked_name(name, "the name") == name
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("", "the name is empty; give 1 to 255 bytes"),
+        ("x" * 256, "the name is 256 bytes long; give at most 255 bytes"),
+        ("é" * 128, "the name is 256 bytes long"),
+        ("a\0b", "the name holds a NUL character"),
+        ("a\udfffb", "the name holds half of a surrogate pair"),
+        (7, "the name is of type int; give a str"),
+        (None, "the name is of type NoneType"),
+    ],
+)
+def test_another_name_is_refused(name: object, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        _checks.checked_name(name, "the name")
+    with pytest.raises(OptionError, match=message):
+        _checks.checked_name(name, "the name", OptionError)
+
+
+def test_a_key_may_have_1024_bytes() -> None:
+    assert _checks.checked_key("x" * 1024, "key") == "x" * 1024
+    with pytest.raises(UsageError, match="1025 bytes"):
+        _checks.checked_key("x" * 1025, "key")
+
+
+@given(st.text())
+def test_a_name_that_passes_can_be_sent_to_postgresql(name: str) -> None:
+    try:
+        kept = _checks.checked_name(name, "the name")
+    except UsageError:
+        return
+    assert kept == name
+    assert 1 <= len(kept.encode()) <= 255
+    assert "\0" not in kept
+
+
+@pytest.mark.parametrize("number", [-5, 11, True, 1.0, "1", None])
+def test_a_number_of_another_kind_or_range_is_refused(number: object) -> None:
+    with pytest.raises(UsageError, match=r"give (a whole number|a number from -4 to 10)"):
+        _checks.checked_int(number, "it", -4, 10)
+
+
+@pytest.mark.parametrize(
+    ("delay", "message"),
+    [
+        (5, r"is of type int; write timedelta\(seconds=5\)"),
+        (None, r"write timedelta\(seconds=…\)"),
+        (timedelta(microseconds=-1), "is negative .*; give zero or more"),
+        (timedelta(days=36526), "is longer than 100 years"),
+        (timedelta.max, "is longer than 100 years"),
+    ],
+)
+def test_a_delay_that_no_timestamp_could_take_is_refused(delay: object, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        _checks.checked_delay(delay, "the delay")
+
+
+def test_a_moment_becomes_utc() -> None:
+    berlin = datetime(2030, 1, 1, 12, tzinfo=timezone(timedelta(hours=1)))
+    moment = _checks.checked_moment(berlin, "the moment")
+    assert moment == berlin
+    assert moment.tzinfo is UTC
+
+
+class Vague(tzinfo):
+    """A zone that does not know its offset."""
+
+    def utcoffset(self, _: datetime | None, /) -> None:
+        return None
+
+
+@pytest.mark.parametrize(
+    "moment",
+    [
+        datetime(2030, 1, 1),
+        datetime(2030, 1, 1, tzinfo=Vague()),
+        "2030-01-01",
+        5,
+        datetime.max.replace(tzinfo=timezone(timedelta(hours=-1))),
+    ],
+)
+def test_a_moment_that_is_none_is_refused(moment: Any) -> None:
+    with pytest.raises(UsageError, match=r"has no time zone|is of type|calendar"):
+        _checks.checked_moment(moment, "the moment")
+
+
+@pytest.mark.parametrize("id", [0, -1, 2**63, True, "7"])
+def test_an_id_is_a_positive_bigint(id: Any) -> None:
+    with pytest.raises(UsageError, match="the id is"):
+        _checks.checked_id(id)

@@ -1,0 +1,523 @@
+"""What is encoded can be stored and decoded; what cannot be is refused, and the message gives nothing away."""
+
+from __future__ import annotations
+
+import base64
+import enum
+import json
+import math
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal
+from typing import Annotated, Any, Literal, NamedTuple, NewType, Protocol, TypedDict
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gen_durable._core.codec import MAX_DEPTH, MAX_DIGITS, decode, encode
+from gen_durable.errors import DecodeError, EncodeError, PayloadTooLargeError
+
+MEGABYTE = 2**20
+NOON = datetime(2030, 1, 1, 12, tzinfo=UTC)
+
+
+def stored(value: Any, type_: Any = Any, limit: int = MEGABYTE) -> str:
+    return encode(value, type_, "the state of M", limit)
+
+
+def back(value: Any, type_: Any = Any) -> Any:
+    return decode(stored(value, type_), type_, "the state of M")
+
+
+class Line(msgspec.Struct):
+    sku: str
+    price: float
+    note: str | None = None
+
+
+class Order(msgspec.Struct):
+    id: int
+    lines: list[Line] = []
+
+
+class Tree(msgspec.Struct):
+    children: list[Tree] = []
+
+
+@dataclass
+class Point:
+    x: int
+    y: float | None = None
+
+
+class Row(NamedTuple):
+    a: int
+    b: str
+
+
+class Keyed(TypedDict):
+    n: int
+
+
+class Color(enum.Enum):
+    RED = "red"
+
+
+class Cat(msgspec.Struct, tag=True):
+    lives: int
+
+
+class Dog(msgspec.Struct, tag=True):
+    name: str
+
+
+UserId = NewType("UserId", int)
+
+
+class Model:
+    """A stand-in for a pydantic model: it has the methods by which one is told."""
+
+    def __init__(self, **fields: Any) -> None:
+        self.fields = fields
+
+    def model_dump(self, **_: bool) -> dict[str, Any]:
+        return self.fields
+
+    def model_dump_json(self, **options: bool) -> str:
+        assert options == {"by_alias": True, "round_trip": True, "warnings": False}
+        if "unwritable" in self.fields:
+            raise ValueError("secret")
+        return msgspec.json.encode(self.fields).decode()
+
+    @classmethod
+    def model_validate_json(cls, text: str | bytes) -> Model:
+        fields = msgspec.json.decode(text)
+        if not isinstance(fields, dict) or "wrong" in fields:
+            raise Invalid
+        return cls(**fields)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Model) and self.fields == other.fields
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+class Invalid(ValueError):
+    """A stand-in for pydantic's ValidationError, which quotes values in its text."""
+
+    def __str__(self) -> str:
+        return "secret"
+
+    def errors(self, **_: bool) -> list[dict[str, Any]]:
+        return [{"type": "int_parsing", "loc": ("lines", 0)}]
+
+
+class Holder(msgspec.Struct):
+    model: Model
+    n: int | None = None
+
+
+# What comes back as it was
+
+
+@pytest.mark.parametrize(
+    ("value", "type_"),
+    [
+        (Order(1, [Line("a", 1.5), Line("b", 2.0, "blue")]), Order),
+        (Point(1, 2.5), Point),
+        (Point(1), Point),
+        (Row(1, "x"), Row),
+        (Keyed(n=1), Keyed),
+        (Color.RED, Color),
+        (Dog("rex"), Cat | Dog),
+        ([Cat(9), Dog("rex")], list[Cat | Dog]),
+        (UserId(7), UserId),
+        (None, None),
+        (None, type(None)),
+        (None, Any),
+        (None, int | None),
+        (7, float),
+        (7, Annotated[int, msgspec.Meta(ge=0)]),
+        (7, Annotated[int, ["an unhashable note"]]),
+        (2**100, int),
+        ("x", Literal["x", "y"]),
+        (b"\x00\xff", bytes),
+        (NOON, datetime),
+        (date(2030, 1, 1), date),
+        (timedelta(seconds=90), timedelta),
+        (Decimal("1.10"), Decimal),
+        (uuid.UUID(int=7), uuid.UUID),
+        ({1: "a"}, dict[int, str]),
+        ({"a", "b"}, set[str]),
+        ((1, "x"), tuple[int, str]),
+        ([1, 2], Sequence[int]),
+        ({"a": [1, None, True, {"b": "ü😀"}]}, dict[str, Any]),
+        (Tree([Tree(), Tree([Tree()])]), Tree),
+        (Model(a=1), Model),
+        ([Model(a=1)], list[Model]),
+        (Model(a=1), Model | None),
+        (Holder(Model(a=1)), Holder),
+    ],
+    ids=repr,
+)
+def test_a_value_comes_back_as_it_was(value: Any, type_: Any) -> None:
+    assert back(value, type_) == value
+    assert type(back(value, type_)) is type(value) or type_ is float
+
+
+JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(10**30), 10**30)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0")),
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.dictionaries(
+            st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0")), inner, max_size=4
+        )
+    ),
+    max_leaves=15,
+)
+
+
+@given(JSON)
+def test_all_of_json_comes_back_as_it_was(value: Any) -> None:
+    assert back(value) == value
+
+
+WILD = st.recursive(
+    st.none()
+    | st.integers()
+    | st.floats()
+    | st.text(st.characters(exclude_categories=()))
+    | st.sampled_from(["\0", "\\u0000", "\\", '"', "\ud83d", "\ud83d\ude00"]),
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.dictionaries(st.text(st.characters(exclude_categories=())), inner, max_size=4)
+    ),
+    max_leaves=15,
+)
+
+
+@given(WILD)
+def test_whatever_is_given_is_stored_right_or_refused(value: Any) -> None:
+    try:
+        text = stored(value)
+    except EncodeError:
+        # json sees each of these faults in its own way.
+        faulty = json.dumps(value)
+        assert any(sign in faulty for sign in ("NaN", "Infinity", "\\u0000", "\\ud"))
+    else:
+        assert json.loads(text) == value
+        assert "\0" not in text
+        text.encode()
+
+
+@given(
+    st.builds(Order, st.integers(), st.lists(st.builds(Line, st.text(), st.floats(), st.none() | st.text())))
+)
+def test_a_typed_state_is_stored_right_or_refused(order: Order) -> None:
+    try:
+        text = stored(order, Order)
+    except EncodeError:
+        assert any(
+            "\0" in line.sku + (line.note or "") or not math.isfinite(line.price) for line in order.lines
+        )
+    else:
+        assert decode(text, Order, "it") == order
+
+
+# What does not fit the declared type
+
+
+@pytest.mark.parametrize(
+    ("value", "type_", "message"),
+    [
+        ({"id": 1}, Order, "the state of M cannot be stored as Order: it is of type dict"),
+        (Order(1), dict[str, Any], "it is of type Order"),
+        (None, Order, "it is of type NoneType"),
+        (1, None, "cannot be stored as None: it is of type int"),
+        ([1], dict[str, Any], "it is of type list"),
+        (7, Annotated[str, msgspec.Meta(max_length=3)], "it is of type int"),
+        (True, int, "Expected `int`, got `bool`"),
+        (Order("secret"), Order, "Expected `int`, got `str` - at `$.id`"),  # type: ignore[arg-type]
+        (Order(1, [Line("a", 1.0), Line(5, 1.0)]), Order, "Expected `str`, got `int` - at `$.lines[1].sku`"),  # type: ignore[arg-type]
+        ({"m": "secret"}, Keyed, "Object missing required field `n`"),
+        ({"n": "secret"}, Keyed, "Expected `int`, got `str` - at `$.n`"),
+        ({"a": "secret"}, dict[str, int], "Expected `int`, got `str` - at `$[...]`"),
+        ("secret", Literal["x"], "Invalid enum value"),
+        (-5, Annotated[int, msgspec.Meta(ge=0)], "Expected `int` >= 0"),
+        ([Cat(9)], list[Dog], "Invalid value - at `$[0].type`"),
+        (Model(wrong="secret"), Model, "Invalid while it was read, int_parsing at `$.lines.0`"),
+        (Holder(Model(wrong="secret")), Holder, "Invalid while it was read - at `$.model`, int_parsing at"),
+        (Model(unwritable="secret"), Model, "Model met ValueError when it was written"),
+        (object(), Any, "a value of type object has no form in JSON"),
+        ([object()], list[object], "a value of type object has no form in JSON"),
+        ({(1, 2): "secret"}, Any, "a key of type tuple has no form in JSON"),
+        ({None: "secret"}, Any, "a key of type NoneType has no form in JSON"),
+        (1j, complex, "a value of type complex has no form in JSON"),
+        (Row(1, 2), Row, "Expected `str`, got `int` - at `$[1]`"),  # type: ignore[arg-type]
+    ],
+    ids=repr,
+)
+def test_a_value_of_another_type_is_refused_without_quoting_it(value: Any, type_: Any, message: str) -> None:
+    with pytest.raises(EncodeError) as caught:
+        stored(value, type_)
+    assert message in str(caught.value)
+    assert "secret" not in str(caught.value)
+
+
+class Strict(msgspec.Struct):
+    n: int
+
+    def __post_init__(self) -> None:
+        if self.n < 0:
+            raise ValueError(f"secret {self.n}")
+
+
+@pytest.mark.parametrize(
+    ("text", "type_", "message"),
+    [
+        (
+            '{"id": "secret"}',
+            Order,
+            "the state of M does not fit Order: Expected `int`, got `str` - at `$.id`",
+        ),
+        ('"secret"', Color, "does not fit Color: Invalid enum value"),
+        ('["secret"]', list[Color], "Invalid enum value - at `$[0]`"),
+        ('[{"n": -1}]', list[Strict], "ValueError while it was read - at `$[0]`"),
+        ('{"type": "secret"}', Cat | Dog, "Invalid value - at `$.type`"),
+        ("{", Any, "Input data was truncated"),
+        ("secret", Any, "JSON is malformed"),
+        ("1e400", Any, "Number out of range"),
+        ("[" * 100_000, Any, "nested without end"),
+        ('{"wrong": "secret"}', Model, "Invalid while it was read, int_parsing at `$.lines.0`"),
+        ('"\ud800"', Any, "UnicodeEncodeError while it was read"),
+        ("1", complex, "complex"),
+    ],
+)
+def test_text_that_does_not_fit_is_refused_without_quoting_it(text: str, type_: Any, message: str) -> None:
+    with pytest.raises(DecodeError) as caught:
+        decode(text, type_, "the state of M")
+    assert message in str(caught.value)
+    assert "secret" not in str(caught.value)
+
+
+def test_a_type_that_json_cannot_carry_is_named() -> None:
+    class Card(msgspec.Struct):
+        a: int
+
+    class Cash(msgspec.Struct):
+        b: int
+
+    for refused in (lambda: stored(Card(1), Card | Cash), lambda: decode("{}", Card | Cash, "it")):
+        with pytest.raises(
+            (EncodeError, DecodeError), match=r"that type cannot be used with JSON \(If a type union"
+        ):
+            refused()
+
+
+def test_a_type_whose_names_are_missing_is_named() -> None:
+    class Broken(msgspec.Struct):
+        a: Missing  # type: ignore[name-defined]  # noqa: F821
+
+    with pytest.raises(
+        EncodeError, match=r"that type cannot be used with JSON \(name 'Missing' is not defined\)"
+    ):
+        stored(Broken(1), Broken)
+
+
+class Named(Protocol):
+    name: str
+
+
+def test_a_protocol_is_not_asked_for_instances() -> None:
+    with pytest.raises(EncodeError, match="cannot be read from JSON|has no form in JSON|while it was read"):
+        stored(Dog("rex"), Named)
+
+
+# What PostgreSQL cannot hold
+
+
+class Sparse(msgspec.Struct):
+    x: float | None = None
+    raw: msgspec.Raw = msgspec.Raw(b"1")
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize(
+    ("wrap", "type_", "place"),
+    [
+        (lambda x: x, float, "$"),
+        (lambda x: x, Any, "$"),
+        (lambda x: Line("a", x), Line, "$.price"),
+        (lambda x: Order(1, [Line("a", 1.0, None), Line("b", x)]), Order, "$.lines[1].price"),
+        (lambda x: Line("a", 1.0, x), Line, "$.note"),
+        (Sparse, Sparse, "$.x"),
+        (lambda x: Point(1, x), Point, "$.y"),
+        (lambda x: {"a": [None, {"b": x}]}, dict[str, Any], "$.a[1].b"),
+        (lambda x: {"ada@example.com": x}, Any, "$[...]"),
+        (lambda x: Model(a=x), Model, "$.a"),
+        (lambda x: Holder(Model(a=x)), Holder, "$.model.a"),
+        (lambda x: (1, x), Any, "$[1]"),
+    ],
+)
+def test_what_json_has_no_number_for_is_refused(wrap: Any, type_: Any, place: str, number: float) -> None:
+    with pytest.raises(EncodeError) as caught:
+        stored(wrap(number), type_)
+    assert "it holds NaN or an infinite number" in str(caught.value)
+    assert str(caught.value).endswith(f" - at `{place}`")
+
+
+@pytest.mark.parametrize(
+    "value", [{"a": None}, {"null": "null"}, [None, 1.5], {"a": (None,)}, Line("null", 1.0)]
+)
+def test_null_itself_is_no_fault(value: Any) -> None:
+    assert "null" in stored(value)
+
+
+@pytest.mark.parametrize(
+    ("value", "place"),
+    [
+        ("a\0b", "`$`"),
+        ({"a": ["", "\0"]}, "`$.a[1]`"),
+        ({"a": {"x\0y": 1}}, "a key of `$.a`"),
+        (Line("\0", 1.0), "`$.sku`"),
+        (Model(a="\0"), "`$.a`"),
+        ({"a\\u0000": "\\\0"}, "`$[...]`"),
+    ],
+    ids=repr,
+)
+def test_a_nul_is_refused(value: Any, place: str) -> None:
+    with pytest.raises(EncodeError) as caught:
+        stored(value)
+    assert str(caught.value).endswith(
+        f"it holds a NUL character, which PostgreSQL cannot store; take it out - at {place}"
+    )
+
+
+@pytest.mark.parametrize(
+    "text", ["\\u0000", "\\\\u0000", "\x01\x1f\x7f", "\\ud800", "\\\\ud83d", "😀", "\u2028"]
+)
+def test_what_only_looks_like_a_bad_escape_is_kept(text: str) -> None:
+    assert back({text: text}) == {text: text}
+
+
+@pytest.mark.parametrize("half", ["\ud800", "a\udfff", "\ude00\ud83d"])
+def test_half_of_a_surrogate_pair_is_refused(half: str) -> None:
+    for value, place in ((half, "`$`"), ({"a": [half]}, "`$.a[0]`"), ({half: 1}, "a key of `$`")):
+        with pytest.raises(EncodeError) as caught:
+            stored(value)
+        assert "it holds half of a surrogate pair" in str(caught.value)
+        assert str(caught.value).endswith(f" - at {place}")
+
+
+@pytest.mark.parametrize(
+    ("raw", "message"),
+    [
+        (rb'"\ud800"', "half of a surrogate pair"),
+        (rb'"\udc00"', "half of a surrogate pair"),
+        (rb'"\ud83dx\ude00"', "half of a surrogate pair"),
+        (rb'"\ud83d\ud83d\ude00"', "half of a surrogate pair"),
+        (rb'"\ud83d\n\ude00"', "half of a surrogate pair"),
+        (rb'"\uD83D\u0000"', "NUL"),
+        (b"1e100000", "is not JSON that can be stored"),
+        (b"nonsense", "is not JSON that can be stored"),
+        (b"1" * 500, "digits"),
+        (b"0." + b"0" * 500, "digits"),
+        (b"[" * 101 + b"]" * 101, "deeper than 100"),
+    ],
+)
+def test_text_that_a_user_wrote_is_looked_at_too(raw: bytes, message: str) -> None:
+    with pytest.raises(EncodeError, match=message):
+        stored(Sparse(raw=msgspec.Raw(raw)), Sparse)
+
+
+def test_text_that_a_user_wrote_is_looked_at_where_anything_is_allowed() -> None:
+    for raw, message in (
+        (b"nonsense", "malformed"),
+        (b"1e100000", "out of range"),
+        (b"[" * 10**5, "without end"),
+    ):
+        with pytest.raises(EncodeError, match=message):
+            stored([None, msgspec.Raw(raw)])
+    assert stored([None, msgspec.Raw(b"null")]) == "[null,null]"
+
+
+def test_a_pair_that_a_user_escaped_is_kept() -> None:
+    text = stored(Sparse(1.0, msgspec.Raw(rb'"\ud83d\ude00"')), Sparse)
+    assert json.loads(text)["raw"] == "😀"
+
+
+def nested(depth: int, kind: str) -> Any:
+    value: Any = [] if kind == "list" else {}
+    for _ in range(depth - 1):
+        value = [value] if kind == "list" else {"a": value}
+    return value
+
+
+@pytest.mark.parametrize("kind", ["list", "dict"])
+def test_a_hundred_levels_are_the_most(kind: str) -> None:
+    assert back(nested(MAX_DEPTH, kind)) == nested(MAX_DEPTH, kind)
+    with pytest.raises(EncodeError, match="it is nested deeper than 100 levels; make it flatter"):
+        stored(nested(MAX_DEPTH + 1, kind))
+
+
+def test_depth_is_not_breadth() -> None:
+    broad = [{"a": [[], {}], "b": '[[[[{"\\'} for _ in range(500)]
+    assert back(broad) == broad
+    with pytest.raises(EncodeError, match="deeper than 100"):
+        stored([*broad, nested(MAX_DEPTH, "list")])
+
+
+def test_brackets_in_strings_do_not_hide_depth() -> None:
+    value: Any = ["]"]
+    for _ in range(MAX_DEPTH):
+        value = ["]", value, "["]
+    with pytest.raises(EncodeError, match="deeper than 100"):
+        stored(value)
+
+
+def test_a_value_that_contains_itself_is_refused() -> None:
+    loop: list[Any] = []
+    loop.append(loop)
+    for value in (loop, ["\ud800", loop], {"a": loop}):
+        with pytest.raises(EncodeError, match="contains itself|surrogate|cannot be stored|can't encode"):
+            stored(value)
+    deep = Tree()
+    for _ in range(5000):
+        deep = Tree([deep])
+    with pytest.raises(EncodeError, match="nested without end"):
+        stored(deep, Tree)
+
+
+def test_four_hundred_digits_are_the_most() -> None:
+    longest = 10**MAX_DIGITS - 1
+    assert back([longest, -longest, "9" * 1000]) == [longest, -longest, "9" * 1000]
+    for number in (10**MAX_DIGITS, -(10**MAX_DIGITS), 10**5000):
+        with pytest.raises(
+            EncodeError, match="it holds a number of more than 400 digits; store it as a text"
+        ):
+            stored({"n": number})
+
+
+@pytest.mark.parametrize("number", [1.7976931348623157e308, 5e-324, 1e22, 0.1, -2.5])
+def test_every_float_fits(number: float) -> None:
+    assert back([number] * 100) == [number] * 100
+
+
+def test_the_limit_counts_bytes_of_json() -> None:
+    assert stored("é", limit=4) == '"é"'
+    with pytest.raises(PayloadTooLargeError, match="it is 4 bytes of JSON, 3 are allowed") as caught:
+        stored("é", limit=3)
+    assert (caught.value.size, caught.value.limit) == (4, 3)
+
+
+def test_bytes_are_told_from_text() -> None:
+    assert stored(b"\x00", bytes) == f'"{base64.b64encode(bytes(1)).decode()}"'
+    assert decode(b'{"n": 1}', Keyed, "it") == {"n": 1}

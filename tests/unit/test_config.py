@@ -1,0 +1,208 @@
+"""Settings: defaults, ranges, and what a file, the environment and arguments make together."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gen_durable.config import (
+    Queue,
+    Settings,
+    environment_dsn,
+    environment_home,
+    environment_pg_bin,
+    environment_pg_user,
+    parse_duration,
+)
+from gen_durable.errors import SettingsError
+
+
+@pytest.fixture(autouse=True)
+def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    for name in list(os.environ):
+        if name.startswith("GEN_DURABLE_"):
+            monkeypatch.delenv(name)
+    yield
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"schema": "Shop"}, r"settings.schema must match \[a-z_\]"),
+        ({"schema": ""}, "settings.schema must match"),
+        ({"schema": "a" * 49}, "settings.schema must match"),
+        ({"schema": "shop\n"}, "settings.schema must match"),
+        ({"schema": 'x"; drop table y; --'}, "settings.schema must match"),
+        ({"schema": 7}, "settings.schema must match"),
+        ({"lease": 60}, "settings.lease must be a timedelta, got 60"),
+        ({"lease": timedelta(0)}, "settings.lease must be at least 0:00:00.001000, got 0:00:00"),
+        ({"lease": timedelta(days=4000)}, "settings.lease must be at most 3650 days"),
+        (
+            {"heartbeat": timedelta(seconds=31)},
+            r"heartbeat must be at most half of settings.lease \(0:01:00\), got 0:00:31",
+        ),
+        ({"poll_interval": timedelta(0)}, "settings.poll_interval must be at least"),
+        (
+            {"min_poll_interval": timedelta(seconds=2)},
+            "min_poll_interval must be at most settings.poll_interval",
+        ),
+        ({"reap_interval": timedelta(seconds=-1)}, "settings.reap_interval must be at least"),
+        ({"drain_timeout": timedelta(seconds=-1)}, "settings.drain_timeout must be at least 0:00:00"),
+        ({"crash_limit": 0}, "settings.crash_limit must be at least 1, got 0"),
+        ({"threads": True}, "settings.threads must be a whole number, got True"),
+        ({"max_payload": 2**28}, "settings.max_payload must be at most 268435455"),
+        ({"max_children": 1.5}, "settings.max_children must be a whole number, got 1.5"),
+    ],
+)
+def test_a_setting_out_of_range_is_refused_by_its_full_name(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(SettingsError, match=message):
+        Settings(**given)
+
+
+def test_a_heartbeat_of_half_the_lease_is_allowed() -> None:
+    assert Settings(lease=timedelta(seconds=2), heartbeat=timedelta(seconds=1)).heartbeat == timedelta(
+        seconds=1
+    )
+
+
+def test_settings_cannot_be_changed() -> None:
+    settings: Any = Settings()
+    with pytest.raises(AttributeError):
+        settings.lease = timedelta(seconds=1)
+
+
+@pytest.mark.parametrize("concurrency", [0, -1, 1.5, True, "10"])
+def test_a_queue_needs_room_for_one(concurrency: Any) -> None:
+    with pytest.raises(SettingsError, match=r"queue\.concurrency must be"):
+        Queue(concurrency=concurrency)
+
+
+def test_file_environment_and_arguments_win_in_this_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "settings.toml"
+    file.write_text('[tool.gen_durable]\nlease = "30s"\nheartbeat = "10s"\nthreads = 4\nschema = "shop"\n')
+    monkeypatch.setenv("GEN_DURABLE_THREADS", "8")
+    monkeypatch.setenv("GEN_DURABLE_LEASE", "1m30s")
+    settings = Settings.load(file, lease=timedelta(seconds=50))
+    assert settings == Settings(
+        lease=timedelta(seconds=50), heartbeat=timedelta(seconds=10), threads=8, schema="shop"
+    )
+
+
+def test_values_are_checked_after_they_are_merged(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GEN_DURABLE_LEASE", "10s")
+    with pytest.raises(SettingsError, match=r"settings\.heartbeat must be at most half"):
+        Settings.load()
+    assert Settings.load(heartbeat=timedelta(seconds=5)).lease == timedelta(seconds=10)
+
+
+def test_without_anything_given_the_defaults_apply(tmp_path: Path) -> None:
+    file = tmp_path / "pyproject.toml"
+    file.write_text("[project]\nname = 'shop'\n")
+    assert Settings.load(file) == Settings.load() == Settings()
+
+
+def test_an_unknown_argument_is_refused_with_a_hint() -> None:
+    with pytest.raises(SettingsError, match=r"settings\.leese is not a setting; did you mean 'lease'\?"):
+        Settings.load(leese=timedelta(1))
+
+
+def test_an_unknown_variable_is_refused_with_a_hint(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GEN_DURABLE_HARTBEAT", "10s")
+    expected = r"GEN_DURABLE_HARTBEAT is not a setting; did you mean 'GEN_DURABLE_HEARTBEAT'\?"
+    with pytest.raises(SettingsError, match=expected):
+        Settings.load()
+
+
+def test_an_unknown_key_of_the_file_is_refused_with_a_hint(tmp_path: Path) -> None:
+    file = tmp_path / "settings.toml"
+    file.write_text("[tool.gen_durable]\nthread = 4\n")
+    with pytest.raises(
+        SettingsError, match=r"settings\.toml: tool\.gen_durable\.thread is not a setting.*'threads'"
+    ):
+        Settings.load(file)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[tool.gen_durable]\nlease = 60\n", 'lease must be a duration like "90s" or "1m30s", got 60'),
+        ("[tool.gen_durable]\nlease = 'soon'\n", "lease must be a duration: 'soon' is no duration"),
+        ("[tool.gen_durable]\nthreads = 'many'\n", "threads must be a whole number, got 'many'"),
+        ("[tool.gen_durable]\nthreads = 1.5\n", "settings.threads must be a whole number, got 1.5"),
+        ("[tool]\ngen_durable = 3\n", "tool.gen_durable must be a table"),
+        ("[tool", "is not valid TOML"),
+    ],
+)
+def test_a_bad_file_is_refused(tmp_path: Path, text: str, message: str) -> None:
+    file = tmp_path / "settings.toml"
+    file.write_text(text)
+    with pytest.raises(SettingsError, match=message):
+        Settings.load(file)
+
+
+def test_a_missing_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match=r"none\.toml cannot be read: No such file"):
+        Settings.load(tmp_path / "none.toml")
+
+
+def test_an_empty_variable_counts_as_not_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GEN_DURABLE_LEASE", "")
+    monkeypatch.setenv("GEN_DURABLE_DSN", "")
+    assert Settings.load() == Settings()
+    assert environment_dsn() is None
+
+
+def test_the_variables_that_are_no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    read = (environment_dsn, environment_home, environment_pg_bin, environment_pg_user)
+    assert [one() for one in read] == [None] * 4
+    monkeypatch.setenv("GEN_DURABLE_DSN", "postgresql://db/shop")
+    monkeypatch.setenv("GEN_DURABLE_HOME", "/var/lib/shop")
+    monkeypatch.setenv("GEN_DURABLE_PG_BIN", "/usr/lib/postgresql/16/bin")
+    monkeypatch.setenv("GEN_DURABLE_PG_USER", "nobody")
+    assert Settings.load() == Settings()
+    assert [one() for one in read] == [
+        "postgresql://db/shop",
+        Path("/var/lib/shop"),
+        Path("/usr/lib/postgresql/16/bin"),
+        "nobody",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "duration"),
+    [
+        ("90s", timedelta(seconds=90)),
+        ("1m30s", timedelta(seconds=90)),
+        ("500ms", timedelta(milliseconds=500)),
+        ("2h", timedelta(hours=2)),
+        ("1d2h3m4s5ms", timedelta(days=1, hours=2, minutes=3, seconds=4, milliseconds=5)),
+        ("0.5s", timedelta(milliseconds=500)),
+        ("0s", timedelta(0)),
+        (" 5m ", timedelta(minutes=5)),
+    ],
+)
+def test_a_duration_is_read(text: str, duration: timedelta) -> None:
+    assert parse_duration(text) == duration
+
+
+@pytest.mark.parametrize(
+    "text", ["", "90", "s", "1s1m", "-5s", "5 s", "1e3s", "1h1h", "٣s", "inf s", "9" * 400 + "d"]
+)
+def test_what_is_no_duration_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"is no duration; write|longer than any"):
+        parse_duration(text)
+
+
+@given(st.integers(0, 10**9))
+def test_a_duration_in_milliseconds_is_read_exactly(milliseconds: int) -> None:
+    seconds, rest = divmod(milliseconds, 1000)
+    assert parse_duration(f"{seconds}s{rest}ms") == timedelta(milliseconds=milliseconds)

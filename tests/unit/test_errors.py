@@ -1,0 +1,191 @@
+"""Errors pickle, and say what happened and what to do."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator
+
+import pytest
+
+from gen_durable import errors
+from gen_durable.errors import GenDurableError, did_you_mean
+
+SAMPLES: list[tuple[GenDurableError, str]] = [
+    (
+        errors.DuplicateStepError("Checkout", "ship", 18, 27),
+        "machine 'Checkout' defines step 'ship' twice (lines 18 and 27); the first would be lost, so rename one",
+    ),
+    (
+        errors.InitialStepError("Checkout", ()),
+        "machine 'Checkout' has no steps; mark at least one method with @step",
+    ),
+    (
+        errors.InitialStepError("Checkout", ("start", "resume")),
+        "machine 'Checkout' has 2 initial steps (start, resume); keep initial=True on one of them",
+    ),
+    (
+        errors.StepSignatureError("step 'Checkout.ship'", "ship(self)", "ship(self, ctx)"),
+        "step 'Checkout.ship' is ship(self); write ship(self, ctx)",
+    ),
+    (
+        errors.StateTypeError("step 'a'", "it takes a Cart", "take an Order"),
+        "step 'a': it takes a Cart; take an Order",
+    ),
+    (
+        errors.OptionError("the queue is empty", "give 1 to 255 bytes"),
+        "the queue is empty; give 1 to 255 bytes",
+    ),
+    (
+        errors.UnknownStepError("Checkout", "chrage", ["charge", "ship"], "shop.py:31"),
+        "shop.py:31: machine 'Checkout' has no step 'chrage'; did you mean 'charge'? (it has: charge, ship)",
+    ),
+    (
+        errors.UnknownMachineError("Checkout", 3, [("Checkout", 2), ("Checkout", 1), ("Refund", 1)]),
+        "machine 'Checkout' has no version 3 here (it has: 1, 2); "
+        "register the class of that version beside the others",
+    ),
+    (
+        errors.UnknownMachineError("Chekout", 1, [("Checkout", 1)]),
+        "no machine 'Chekout' version 1 is registered; did you mean 'Checkout'? (there are: Checkout); "
+        "give it to the worker",
+    ),
+    (
+        errors.UnknownMachineError("Checkout", 1, []),
+        "no machine 'Checkout' version 1 is registered; give it to the worker",
+    ),
+    (
+        errors.DuplicateMachineError("Checkout", 1, "a.Checkout", "b.Checkout"),
+        "two machines are named 'Checkout' version 1: a.Checkout and b.Checkout; "
+        "give one of them another name= or version=",
+    ),
+    (
+        errors.SettingsError("settings.lease", "must be at least 1, got 0"),
+        "settings.lease must be at least 1, got 0",
+    ),
+    (errors.UsageError("a pool was given", "give a connection"), "a pool was given; give a connection"),
+    (
+        errors.OutcomeError("Checkout", "ship", "NoneType"),
+        "step 'ship' of machine 'Checkout' returned None, which is no outcome; "
+        "return Next, Retry, Await, ScheduleChildren, Done or Stop on every path",
+    ),
+    (
+        errors.OutcomeError("Checkout", "ship", "coroutine"),
+        "step 'ship' of machine 'Checkout' is a plain def but returned a coroutine; write `async def`",
+    ),
+    (
+        errors.DecodeError("the state of Checkout 42", "Order", "Expected `int`, got `str` - at `$.id`"),
+        "the state of Checkout 42 does not fit Order: Expected `int`, got `str` - at `$.id`",
+    ),
+    (
+        errors.EncodeError("the result of Checkout", "Receipt", "it is of type dict"),
+        "the result of Checkout cannot be stored as Receipt: it is of type dict",
+    ),
+    (
+        errors.PayloadTooLargeError("the state of Checkout", "Order", 2000, 1000),
+        "the state of Checkout cannot be stored as Order: it is 2000 bytes of JSON, 1000 are allowed; "
+        "keep large data elsewhere and store where it is, or raise settings.max_payload",
+    ),
+    (
+        errors.KeyTakenError("42", "Refund", "Checkout", 17),
+        "cannot insert Refund: the key '42' belongs to Checkout 17; keys are shared by all machines, "
+        "so put the machine into it: 'Refund:42'",
+    ),
+    (
+        errors.NoTargetError("42", "signal 'paid'"),
+        "cannot signal 'paid': no live instance has correlation_key '42' (ids are integers: did you mean 42?); "
+        "it may have finished, or not been inserted yet",
+    ),
+    (
+        errors.NoTargetError("order:42", "signal 'paid'"),
+        "cannot signal 'paid': no live instance has correlation_key 'order:42'; "
+        "it may have finished, or not been inserted yet",
+    ),
+    (
+        errors.NoTargetError(42, "signal 'paid'"),
+        "cannot signal 'paid': there is no instance 42 that could take it; "
+        "it may have finished, or not been inserted yet",
+    ),
+    (
+        errors.InstanceFailedError(42, "Checkout", "ship", "failed", "payment never came"),
+        "instance 42 (Checkout) has no result, it is failed at step 'ship': payment never came",
+    ),
+    (
+        errors.InstanceUnfinishedError(42, "Checkout", "ship", "runnable", None),
+        "instance 42 (Checkout) has no result, it is runnable at step 'ship'",
+    ),
+    (
+        errors.InstanceCancelledError(42, "Checkout", "ship", "cancelled", None),
+        "instance 42 (Checkout) has no result, it is cancelled at step 'ship'",
+    ),
+    (
+        errors.NotConnectedError("AsyncClient", "async with"),
+        "this AsyncClient is not open; use it inside `async with AsyncClient(...) as ...:`",
+    ),
+    (
+        errors.UnreachableError("postgresql://app:***@db/shop", "connection refused", "is it running?"),
+        "cannot reach PostgreSQL at postgresql://app:***@db/shop: connection refused\n  is it running?",
+    ),
+    (
+        errors.SchemaVersionError("shop", None, 3),
+        "schema 'shop' has no tables of gen_durable; run `gen-durable db migrate`",
+    ),
+    (
+        errors.SchemaVersionError("shop", 2, 3),
+        "schema 'shop' is at version 2, and this gen_durable needs 3; run `gen-durable db migrate`",
+    ),
+    (
+        errors.SchemaVersionError("shop", 4, 3),
+        "schema 'shop' is at version 4, and this gen_durable knows only 3; upgrade the package",
+    ),
+]
+
+
+@pytest.mark.parametrize(("error", "text"), SAMPLES, ids=lambda value: type(value).__name__)
+def test_an_error_says_what_happened_and_what_to_do(error: GenDurableError, text: str) -> None:
+    assert str(error) == text
+
+
+@pytest.mark.parametrize("error", [error for error, _ in SAMPLES], ids=lambda error: type(error).__name__)
+def test_an_error_survives_pickling(error: GenDurableError) -> None:
+    copy = pickle.loads(pickle.dumps(error))
+    assert type(copy) is type(error)
+    assert copy.args == error.args
+    assert vars(copy) == vars(error)
+    assert str(copy) == str(error)
+
+
+def _leaves(cls: type[GenDurableError]) -> Iterator[type[GenDurableError]]:
+    for child in cls.__subclasses__():
+        yield from _leaves(child)
+    if not cls.__subclasses__():
+        yield cls
+
+
+def test_every_error_that_is_raised_has_a_sample() -> None:
+    here = {cls for cls in _leaves(GenDurableError) if cls.__module__ == errors.__name__}
+    assert {type(error) for error, _ in SAMPLES} >= here
+
+
+def test_the_tree_at_the_top_names_every_error() -> None:
+    tree = errors.__doc__ or ""
+    assert [name for name in errors.__all__ if name.endswith("Error") and name not in tree] == []
+
+
+@pytest.mark.parametrize(
+    ("error", "base"),
+    [
+        (errors.SettingsError, ValueError),
+        (errors.NoTargetError, LookupError),
+        (errors.UnreachableError, ConnectionError),
+        (errors.OutcomeError, errors.UsageError),
+        (errors.PayloadTooLargeError, errors.EncodeError),
+        (errors.UnknownMachineError, errors.DefinitionError),
+    ],
+)
+def test_errors_are_found_under_the_names_that_people_catch(error: type, base: type) -> None:
+    assert issubclass(error, base)
+
+
+def test_a_hint_is_given_only_for_a_close_word() -> None:
+    assert did_you_mean("shp", ["ship", "charge"]) == "; did you mean 'ship'?"
+    assert did_you_mean("elephant", ["ship", "charge"]) == ""

@@ -1,0 +1,555 @@
+# mypy: ignore-errors
+"""How classes become machines, and which shapes are refused, for those who run no type checker."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Generic, TypeVar
+
+import msgspec
+import pytest
+
+from gen_durable import errors
+from gen_durable.context import Context
+from gen_durable.definition import MachineDef, StepDef, definition_of
+from gen_durable.errors import OptionError, StateTypeError, StepSignatureError, UnknownStepError
+from gen_durable.machine import BoundStep, Machine, Step, check_annotations, step
+from gen_durable.outcome import Done, Next, Outcome, Retry, Stop
+from gen_durable.retry import Backoff
+from gen_durable.signals import Signal
+
+
+class Order(msgspec.Struct):
+    id: int
+
+
+class Other(msgspec.Struct):
+    x: int
+
+
+class Receipt(msgspec.Struct, tag=True):
+    order: int
+
+
+class Refund(msgspec.Struct, tag=True):
+    order: int
+
+
+T = TypeVar("T")
+
+
+class Checkout(Machine[Order, Receipt], version=2, queue="checkout", retry=Backoff(max_attempts=5, jitter=0)):
+    payment = Signal("payment_confirmed", Other)
+    withdrawn = Signal("withdrawn")
+
+    def __init__(self, prefix: str = "") -> None:
+        self.prefix = prefix
+
+    @step
+    async def start(self, ctx: Context[Order]) -> Outcome:
+        """Begin."""
+        return Next(self.ship)
+
+    @step(retry=Backoff(max_attempts=1), to=["start"])
+    def ship(self, ctx: Context[Order]) -> Outcome[Receipt]:
+        return Stop(f"{self.prefix}{ctx.state.id}")
+
+    def helper(self, ctx: Context[Order]) -> Outcome[Receipt]:
+        return Stop("")
+
+
+def context(name: str, attempt: int = 0, state: Any = None) -> Context[Any]:
+    return Context(id=1, machine="M", version=1, step=name, attempt=attempt, step_seq=1, state=state)
+
+
+# What is read from a class
+
+
+def test_a_class_is_read_once_into_its_definition() -> None:
+    definition = Checkout.__definition__
+    assert (definition.name, definition.version, definition.queue) == ("Checkout", 2, "checkout")
+    assert list(definition.steps) == ["start", "ship"]
+    assert definition.initial == "start"
+    assert (definition.state_type, definition.result_type) == (Order, Receipt)
+    assert definition.signals == {"payment_confirmed": Other, "withdrawn": None}
+    assert definition.location == f"{__name__}.Checkout"
+    assert definition_of(Checkout) is definition_of(Checkout()) is definition
+
+
+def test_steps_are_async_or_plain_and_have_the_retry_of_step_or_machine() -> None:
+    start, ship = Checkout.__definition__.steps.values()
+    assert (start.is_async, ship.is_async) == (True, False)
+    assert (start.retry.max_attempts, ship.retry.max_attempts) == (5, 1)
+    assert (start.to, ship.to) == (None, ("start",))
+
+
+def test_a_marked_step_is_the_initial_one() -> None:
+    class M(Machine):
+        @step
+        def a(self, ctx): ...
+
+        @step(initial=True)
+        def b(self, ctx): ...
+
+    assert M.__definition__.initial == "b"
+
+
+def test_a_bare_machine_has_a_dict_as_state_and_any_result() -> None:
+    class M(Machine):
+        @step
+        def a(self, ctx: Context) -> Outcome: ...
+
+    assert (M.__definition__.state_type, M.__definition__.result_type) == (dict[str, Any], Any)
+    assert (M.__definition__.name, M.__definition__.version, M.__definition__.queue) == ("M", 1, "default")
+
+
+def test_a_nested_state_is_the_state() -> None:
+    class M(Machine):
+        @dataclass
+        class State:
+            n: int
+
+        @step
+        def a(self, ctx: Context[State]) -> Outcome: ...
+
+    assert M.__definition__.state_type is M.State
+
+
+def test_types_are_found_through_generic_bases() -> None:
+    class Batch(Machine[list[T], T]):
+        pass
+
+    class Numbers(Batch[int]):
+        @step
+        def a(self, ctx: Context[list[int]]) -> Outcome[int]: ...
+
+    class Special(Numbers):
+        pass
+
+    class Both(Machine[T], Generic[T]):
+        pass
+
+    class One(Both[Order]):
+        @step
+        def a(self, ctx: Context[Order]) -> Outcome: ...
+
+    for machine in (Numbers, Special):
+        assert (machine.__definition__.state_type, machine.__definition__.result_type) == (list[int], int)
+    assert (One.__definition__.state_type, One.__definition__.result_type) == (Order, Any)
+
+
+def test_queue_and_retry_are_inherited_and_name_and_version_are_not() -> None:
+    class Base(Machine[Order], name="b", version=7, queue="billing", retry=Backoff(max_attempts=5)):
+        pass
+
+    class Charge(Base):
+        @step
+        def go(self, ctx: Context[Order]) -> Outcome: ...
+
+    definition = Charge.__definition__
+    assert (definition.name, definition.version, definition.queue) == ("Charge", 1, "billing")
+    assert definition.steps["go"].retry.max_attempts == 5
+
+
+def test_a_step_may_be_overridden_and_called_through_super() -> None:
+    class Base(Machine[int]):
+        @step
+        def a(self, ctx: Context[int]) -> Outcome:
+            return Done(ctx.state)
+
+        @step
+        def b(self, ctx: Context[int]) -> Outcome: ...
+
+    class Twice(Base):
+        @step
+        def a(self, ctx: Context[int]) -> Outcome:
+            return Done(super().a(ctx).result * 2)
+
+        b = None
+
+    machine = Twice()
+    assert [machine.a(context("a", state=4)).result for _ in range(2)] == [8, 8]
+    assert list(Twice.__definition__.steps) == ["a"]
+    assert list(Base.__definition__.steps) == ["a", "b"]
+
+
+# Steps by reference
+
+
+def test_a_step_is_bound_once_to_its_machine() -> None:
+    one, other = Checkout("a"), Checkout("b")
+    assert one.ship is one.ship
+    assert one.ship is not other.ship
+    assert isinstance(one.ship, BoundStep)
+    assert isinstance(Checkout.ship, Step)
+    assert Checkout.ship.name == one.ship.name == "ship"
+    assert Checkout.start.__doc__ == "Begin."
+    assert (repr(one.ship), repr(Checkout.ship)) == ("<step Checkout.ship>", "<step ship>")
+
+
+def test_a_bound_step_can_be_called() -> None:
+    machine = Checkout("#")
+    assert machine.ship(context("ship", state=Order(7))) == Stop("#7")
+    assert asyncio.run(machine.start(context("start"))) == Next("ship")
+
+
+# The default handler
+
+
+def test_without_retry_an_error_stops_the_instance() -> None:
+    class M(Machine):
+        @step
+        def a(self, ctx): ...
+
+    assert M().handle(ValueError("no"), context("a")) == Stop("ValueError: no")
+
+
+def test_the_default_handler_retries_until_max_attempts() -> None:
+    error, machine = ValueError("no"), Checkout()
+    delays = [Retry(timedelta(seconds=seconds)) for seconds in (1, 2, 4, 8)]
+    assert [machine.handle(error, context("start", attempt)) for attempt in range(5)] == [
+        *delays,
+        Stop(error),
+    ]
+    assert machine.handle(error, context("ship", 0)) == Stop(error)
+
+
+def test_an_error_at_a_step_that_is_gone_stops_the_instance() -> None:
+    error = UnknownStepError("Checkout", "old", ("start",))
+    assert Checkout().handle(error, context("old")) == Stop(error)
+
+
+# Shapes that are refused
+
+
+def test_two_steps_of_one_name() -> None:
+    expected = r"machine 'M' defines step 'a' twice \(lines \d+ and \d+\)"
+    with pytest.raises(errors.DuplicateStepError, match=expected):
+
+        class M(Machine):
+            @step
+            def a(self, ctx): ...
+
+            @step
+            def a(self, ctx): ...  # noqa: F811
+
+    with pytest.raises(errors.DuplicateStepError, match=expected):
+
+        class M(Machine):
+            @step
+            def a(self, ctx): ...
+
+            @step(initial=True)
+            def a(self, ctx): ...  # noqa: F811
+
+
+def test_two_initial_steps() -> None:
+    with pytest.raises(errors.InitialStepError, match=r"machine 'M' has 2 initial steps \(a, b\)"):
+
+        class M(Machine):
+            @step(initial=True)
+            def a(self, ctx): ...
+
+            @step(initial=True)
+            def b(self, ctx): ...
+
+
+def test_a_class_without_steps_is_a_base_and_no_machine() -> None:
+    class Empty(Machine[Order]):
+        pass
+
+    with pytest.raises(errors.InitialStepError, match="machine 'Empty' has no steps"):
+        definition_of(Empty)
+
+
+@pytest.mark.parametrize("parameters", ["self", "self, ctx, more", "self, *, ctx", "", "self, ctx, *, more"])
+@pytest.mark.parametrize("decorator", ["@step", "@step()"])
+def test_a_step_with_other_parameters(parameters: str, decorator: str) -> None:
+    source = f"class M(Machine):\n  {decorator}\n  def s({parameters}): ...\n"
+    with pytest.raises(StepSignatureError, match=r"step 'M\.s' is s\(.*\); write s\(self, ctx\)"):
+        exec(source, {"Machine": Machine, "step": step})
+
+
+def test_a_step_with_a_default_can_be_called() -> None:
+    class M(Machine):
+        @step
+        def s(self, ctx, more=1): ...
+
+    assert list(M.__definition__.steps) == ["s"]
+
+
+def test_a_step_that_takes_no_context() -> None:
+    expected = r"is s\(self, order: Order\); write s\(self, order: Context\[Order\]\)"
+    with pytest.raises(StepSignatureError, match=expected):
+
+        class M(Machine[Order]):
+            @step
+            def s(self, order: Order) -> Outcome: ...
+
+
+@pytest.mark.parametrize("kind", ["def", "async def"])
+def test_a_generator_is_no_step(kind: str) -> None:
+    source = f"class M(Machine):\n  @step\n  {kind} s(self, ctx):\n    yield 1\n"
+    with pytest.raises(
+        StepSignatureError, match=r"step 'M\.s' is a generator; write a function that returns"
+    ):
+        exec(source, {"Machine": Machine, "step": step})
+
+
+@pytest.mark.parametrize("kind", [staticmethod, classmethod])
+def test_a_static_or_class_method_is_no_step(kind: Any) -> None:
+    with pytest.raises(
+        StepSignatureError, match=f"step 's' of machine 'M' is a {kind.__name__}; write @step alone"
+    ):
+
+        class M(Machine):
+            @kind
+            @step
+            def s(self, ctx): ...
+
+    with pytest.raises(StepSignatureError, match=f"@step on a {kind.__name__} is not on a function"):
+
+        class M(Machine):
+            @step
+            @kind
+            def s(self, ctx): ...
+
+
+def test_a_wrapper_around_a_step_is_no_step() -> None:
+    def logged(function):
+        @functools.wraps(function)
+        def wrapper(*args): ...
+
+        wrapper.__wrapped__ = function
+        return wrapper
+
+    with pytest.raises(StepSignatureError, match="write @step alone, on a plain method"):
+
+        class M(Machine):
+            @logged
+            @step
+            def s(self, ctx): ...
+
+
+def test_a_step_has_one_name() -> None:
+    with pytest.raises(OptionError, match="'b' of machine 'M' is the step 'a' under another name"):
+
+        class M(Machine):
+            @step
+            def a(self, ctx): ...
+
+            b = a
+
+
+def test_the_handler_is_no_step() -> None:
+    with pytest.raises(StepSignatureError, match="is named like the handler of errors; write another name"):
+
+        class M(Machine):
+            @step
+            def handle(self, ctx): ...
+
+
+@pytest.mark.parametrize(
+    "source", ["def handle(self, error): ...", "handle = 5", "def handle(self, e, c): yield 1"]
+)
+def test_a_handler_that_cannot_be_called(source: str) -> None:
+    source = f"class M(Machine):\n  @step\n  def s(self, ctx): ...\n  {source}\n"
+    with pytest.raises(StepSignatureError, match=r"'M\.handle' is .*; write"):
+        exec(source, {"Machine": Machine, "step": step})
+
+
+def test_a_step_of_another_state() -> None:
+    expected = (
+        r"step 's' of machine M: it takes Context\[Other\], but the state of the machine is Order; "
+        r"write `class M\(Machine\[Other\]\)`, or Context\[Order\]"
+    )
+    with pytest.raises(StateTypeError, match=expected):
+
+        class M(Machine[Order]):
+            @step
+            def s(self, ctx: Context[Other]) -> Outcome: ...
+
+
+def test_a_typed_step_in_an_untyped_machine() -> None:
+    with pytest.raises(StateTypeError, match=r"write `class M\(Machine\[Order\]\)`"):
+
+        class M(Machine):
+            @step
+            def s(self, ctx: Context[Order]) -> Outcome: ...
+
+
+def test_a_step_that_ends_with_another_result() -> None:
+    with pytest.raises(StateTypeError, match="it may end with int, but the result of the machine is str"):
+
+        class M(Machine[Order, str]):
+            @step
+            def s(self, ctx: Context[Order]) -> Outcome[int]: ...
+
+    with pytest.raises(StateTypeError, match="it may end with int"):
+
+        class M(Machine[Order, str]):
+            @step
+            async def s(self, ctx: Context[Order]) -> Next | Done[int]: ...
+
+
+def test_a_step_may_end_with_a_part_of_the_result() -> None:
+    class M(Machine[Order, Receipt | Refund]):
+        @step
+        def a(self, ctx: Context[Order]) -> Outcome[Receipt]: ...
+
+        @step
+        def b(self, ctx: Context[Order]) -> Done[Refund] | Stop: ...
+
+        @step
+        def c(self, ctx: Context[Order]) -> Outcome: ...
+
+    assert len(M.__definition__.steps) == 3
+
+
+class Later(Machine[Order]):
+    @step
+    def s(self, ctx: Context[DefinedBelow]) -> Outcome: ...
+
+
+class DefinedBelow(msgspec.Struct):
+    x: int
+
+
+def test_names_of_later_are_checked_when_a_worker_takes_the_machine_in() -> None:
+    with pytest.raises(StateTypeError, match=r"it takes Context\[DefinedBelow\], but the state .* is Order"):
+        check_annotations(Later)
+
+
+def test_annotations_that_make_no_sense() -> None:
+    with pytest.raises(StateTypeError, match="its annotations make no sense"):
+
+        class M(Machine[Order]):
+            @step
+            def s(self, ctx: Context[Order, Other]) -> Outcome: ...
+
+
+class Card(msgspec.Struct):
+    number: str
+
+
+class Cash(msgspec.Struct):
+    amount: int
+
+
+@pytest.mark.parametrize("where", ["state", "result", "signal"])
+def test_a_type_that_json_cannot_tell_apart(where: str) -> None:
+    types = {
+        "state": (Card | Cash, int, int),
+        "result": (int, Card | Cash, int),
+        "signal": (int, int, Card | Cash),
+    }
+    state, result, payload = types[where]
+    with pytest.raises(StateTypeError, match=rf"the .*{where}.* cannot be read from JSON .*must be tagged"):
+
+        class M(Machine[state, result]):
+            paid = Signal("paid", payload)
+
+            @step
+            def s(self, ctx): ...
+
+
+def test_two_payload_types_of_one_signal() -> None:
+    with pytest.raises(
+        StateTypeError, match="machine 'M': it declares the signal 'paid' with two payload types"
+    ):
+
+        class M(Machine):
+            a = Signal("paid", Order)
+            b = Signal("paid", Other)
+
+            @step
+            def s(self, ctx): ...
+
+
+def test_one_signal_may_have_two_attributes() -> None:
+    class M(Machine):
+        a = Signal("paid", Order)
+        b = Signal("paid", Order)
+
+        @step
+        def s(self, ctx): ...
+
+    assert M.__definition__.signals == {"paid": Order}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"name": ""}, "the name of machine .*M is empty"),
+        ({"name": "x" * 256}, "is 256 bytes long; give at most 255"),
+        ({"name": "a\0b"}, "holds a NUL character"),
+        ({"name": "\ud800"}, "holds half of a surrogate pair"),
+        ({"name": 7}, "is of type int; give a str"),
+        ({"version": 0}, "the version of machine 'M' is 0; give a number from 1 to 2147483647"),
+        ({"version": 2**31}, "the version of machine 'M' is 2147483648"),
+        ({"version": "1"}, "the version of machine 'M' is of type str"),
+        ({"queue": ""}, "the queue of machine 'M' is empty"),
+        ({"retry": 3}, r"retry of machine 'M' is of type int; give a Backoff\(…\)"),
+    ],
+)
+def test_an_option_that_cannot_be_used(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+
+        class M(Machine, **options):
+            @step
+            def s(self, ctx): ...
+
+
+def test_a_misspelt_option() -> None:
+    with pytest.raises(TypeError, match="versoin"):
+
+        class M(Machine, versoin=2): ...
+
+    with pytest.raises(TypeError, match="initail"):
+        step(initail=True)
+
+
+def test_a_retry_that_is_no_policy() -> None:
+    with pytest.raises(OptionError, match=r"retry of step '.*M\.s' is of type int"):
+
+        class M(Machine):
+            @step(retry=3)
+            def s(self, ctx): ...
+
+
+def test_a_declared_target_that_does_not_exist() -> None:
+    expected = r"to= of step 'a': machine 'M' has no step 'bb'; did you mean 'b'\? \(it has: a, b\)"
+    with pytest.raises(UnknownStepError, match=expected):
+
+        class M(Machine):
+            @step(to="bb")
+            def a(self, ctx): ...
+
+            @step
+            def b(self, ctx): ...
+
+
+def test_a_step_name_is_measured_in_bytes() -> None:
+    source = f"class M(Machine):\n  @step\n  def {'ü' * 128}(self, ctx): ...\n"
+    with pytest.raises(OptionError, match="a step name of machine 'M' is 256 bytes long"):
+        exec(source, {"Machine": Machine, "step": step})
+
+
+def test_a_definition_made_by_hand_is_checked_too() -> None:
+    one = StepDef(name="a", function=print, is_async=False)
+    given = {
+        "name": "m",
+        "version": 1,
+        "queue": "q",
+        "state_type": int,
+        "result_type": int,
+        "steps": {"a": one},
+    }
+    assert MachineDef(**given, initial="a").signals == {}
+    with pytest.raises(errors.InitialStepError):
+        MachineDef(**given, initial="b")
+    with pytest.raises(OptionError, match="a signal name of machine 'm' is empty"):
+        MachineDef(**given, initial="a", signals={"": None})

@@ -1,0 +1,192 @@
+"""Outcomes are values, and those that could never be committed cannot be made."""
+
+from __future__ import annotations
+
+import copy
+from datetime import UTC, datetime, timedelta, timezone
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gen_durable._typing import KEEP
+from gen_durable.context import Context
+from gen_durable.errors import UsageError
+from gen_durable.machine import Machine, step
+from gen_durable.outcome import Await, Done, Next, Outcome, Retry, ScheduleChildren, Stop, reason_text
+from gen_durable.refs import Spec
+from gen_durable.signals import Signal
+
+HOUR = timedelta(hours=1)
+NOON = datetime(2030, 1, 1, 12, tzinfo=UTC)
+paid = Signal("paid")
+
+
+class Toggle(Machine[int, int]):
+    @step
+    async def on(self, ctx: Context[int]) -> Outcome[int]:
+        return Next(self.off)
+
+    @step
+    async def off(self, ctx: Context[int]) -> Outcome[int]:
+        return Done(ctx.state)
+
+
+def test_outcomes_hold_names() -> None:
+    machine = Toggle()
+    assert Next(machine.on) == Next(Toggle.on) == Next("on")
+    assert Await(paid, then=Toggle.on) == Await("paid", then="on")
+    assert ScheduleChildren([], then=Toggle.on) == ScheduleChildren((), then="on")
+
+
+def test_a_state_that_is_left_out_differs_from_none() -> None:
+    assert Next("on").state is KEEP
+    assert Next("on", None) != Next("on")
+    assert Retry().state is Await(paid, then="on").state is ScheduleChildren([], then="on").state is KEEP
+
+
+def test_a_concurrency_key_stays_unless_it_is_named() -> None:
+    assert Next("on").concurrency_key is Await(paid, then="on").concurrency_key is KEEP
+    assert Next("on", concurrency_key=None).concurrency_key is None
+    assert Next("on", concurrency_key=("tenant", 7)).concurrency_key == "tenant:7"
+    assert Await(paid, then="on", concurrency_key="a").concurrency_key == "a"
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (Next("on"), Next("off")),
+        (Next("on", 1), Next("on", 2)),
+        (Next("on", delay=HOUR), Next("on")),
+        (Next("on", requeue=True), Next("on")),
+        (Retry(), Retry(HOUR)),
+        (Await("a", then="on"), Await("b", then="on")),
+        (Await("a", then="on", timeout=HOUR), Await("a", then="on")),
+        (Done(1), Done(2)),
+        (Stop("a"), Stop("b")),
+        (Done("a"), Stop("a")),
+        (ScheduleChildren([Spec(Toggle, 1)], then="on"), ScheduleChildren([Spec(Toggle, 2)], then="on")),
+    ],
+    ids=repr,
+)
+def test_outcomes_that_say_something_else_differ(one: object, other: object) -> None:
+    assert one != other
+    assert one == copy.copy(one)
+
+
+def test_an_outcome_is_read_as_it_was_written() -> None:
+    assert repr(Next("on", 1, requeue=True)) == "Next(step='on', state=1, requeue=True)"
+    assert repr(Await(paid, then="on")) == "Await(signals=('paid',), then='on')"
+    assert repr(Done()) == "Done()"
+    assert repr(Stop("late")) == "Stop(reason='late')"
+
+
+def test_outcomes_can_be_matched() -> None:
+    match Next("on", 7):
+        case Next(name, state):
+            assert (name, state) == ("on", 7)
+
+
+def test_an_await_keeps_each_name_once_and_in_order() -> None:
+    assert Await("b", paid, "a", "b", then="on").signals == ("b", "paid", "a")
+
+
+def test_an_await_may_name_64_signals() -> None:
+    assert len(Await(*map(str, range(64)), then="on").signals) == 64
+    with pytest.raises(UsageError, match="this Await names 65 signals"):
+        Await(*map(str, range(65)), then="on")
+
+
+def test_a_deadline_becomes_utc() -> None:
+    there = datetime(2030, 1, 1, 13, tzinfo=timezone(HOUR))
+    assert Await(then="on", deadline=there).deadline == NOON
+
+
+LIST: Any = [paid]
+NUMBER: Any = 5
+NOTHING: Any = None
+NAIVE = datetime(2030, 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (
+            lambda: Next(print),
+            r"is not a step; mark the method with @step and pass it uncalled: Next\(self.ship\)",
+        ),  # type: ignore[arg-type]
+        (lambda: Next(NOTHING), "a value of type NoneType is not a step"),
+        (lambda: Next(""), "the name of a step is empty"),
+        (
+            lambda: Next("on", delay=NUMBER),
+            r"the delay of this Next is of type int; write timedelta\(seconds=5\)",
+        ),
+        (lambda: Next("on", delay=-HOUR), "the delay of this Next is negative"),
+        (lambda: Next("on", delay=timedelta(days=36526)), "longer than 100 years"),
+        (lambda: Next("on", concurrency_key=NUMBER), "concurrency_key is of type int"),
+        (lambda: Retry(NUMBER), "the delay of this Retry is of type int"),
+        (lambda: Retry(-HOUR), "the delay of this Retry is negative"),
+        (lambda: Await(then="on"), "nothing could wake it"),  # type: ignore[call-overload]
+        (lambda: Await(paid, then="on", timeout=HOUR, deadline=NOON), "a timeout and a deadline"),  # type: ignore[call-overload]
+        (lambda: Await(paid, then="on", timeout=NUMBER), "the timeout of this Await is of type int"),
+        (lambda: Await(paid, then="on", timeout=-HOUR), "the timeout of this Await is negative"),
+        (lambda: Await(paid, then="on", deadline=NAIVE), "the deadline of this Await has no time zone"),
+        (lambda: Await(LIST, then="on"), r"give them one by one: Await\(\*signals, then=…\)"),
+        (lambda: Await("", then="on"), "the name of a signal is empty"),
+        (lambda: Await("x" * 256, then="on"), "the name of a signal is 256 bytes long"),
+        (lambda: Await(NUMBER, then="on"), "the name of a signal is of type int"),
+        (lambda: Await(paid, then=NOTHING), "is not a step"),
+        (
+            lambda: ScheduleChildren([NUMBER], then="on"),
+            r"child 0 is of type int; wrap each one: Spec\(Machine, state\)",
+        ),
+        (lambda: ScheduleChildren(NUMBER, then="on"), "the children are of type int; give a list of Spec"),
+        (lambda: ScheduleChildren(Spec(Toggle, 1), then="on"), "the children are of type Spec"),  # type: ignore[arg-type]
+        (lambda: Stop(NUMBER), "of type int"),
+    ],
+)
+def test_what_can_never_work_is_refused(make: Any, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        make()
+
+
+def test_no_message_quotes_a_private_value() -> None:
+    secret: Any = "secret"
+    for make in (
+        lambda: Next("on", delay=secret),
+        lambda: Await(then="on", deadline=secret),
+        lambda: Retry(secret),
+    ):
+        with pytest.raises(UsageError) as caught:
+            make()
+        assert "secret" not in str(caught.value)
+
+
+class Mute(Exception):
+    def __str__(self) -> str:
+        raise ValueError
+
+
+@pytest.mark.parametrize(
+    ("reason", "text"),
+    [
+        ("payment never came", "payment never came"),
+        (ValueError("no such card"), "ValueError: no such card"),
+        (TimeoutError(), "TimeoutError"),
+        ("a\0b", "a\\x00b"),
+        ("a\ud800b", "a\\ud800b"),
+        (Mute(), "Mute: (its text could not be read)"),
+    ],
+)
+def test_a_reason_becomes_text_for_people(reason: Any, text: str) -> None:
+    assert Stop(reason).reason == text
+
+
+def test_a_long_reason_is_cut() -> None:
+    assert len(reason_text("x" * 100_000)) == 8000
+
+
+@given(st.text(st.characters(exclude_categories=())))
+def test_every_reason_can_be_stored(reason: str) -> None:
+    assert b"\0" not in reason_text(reason).encode()

@@ -1,0 +1,258 @@
+"""Options of an insert, keys, specs and references."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta, timezone
+from typing import Any
+
+import pytest
+
+from gen_durable.context import Context
+from gen_durable.errors import InitialStepError, UnknownStepError, UsageError
+from gen_durable.instance import LIVE_STATUSES, Status
+from gen_durable.machine import Machine, step
+from gen_durable.outcome import Done, Next, Outcome
+from gen_durable.refs import (
+    Duplicate,
+    Inserted,
+    InsertOptions,
+    InsertValues,
+    Ref,
+    Spec,
+    insert_values,
+    key_text,
+)
+from gen_durable.refs import target_value as value_of
+
+NOON = datetime(2030, 1, 1, 12, tzinfo=UTC)
+NIGHT = datetime(2030, 1, 1, 23, tzinfo=UTC)
+HOUR = timedelta(hours=1)
+
+
+class Count(Machine[int, int], queue="numbers"):
+    @step
+    async def begin(self, ctx: Context[int]) -> Outcome[int]:
+        return Next(self.end)
+
+    @step
+    async def end(self, ctx: Context[int]) -> Outcome[int]:
+        return Done(ctx.state)
+
+
+class Tick(Machine[None, None], name="tick", version=3):
+    @step
+    async def go(self, ctx: Context[None]) -> Outcome[None]:
+        return Done()
+
+
+def values(**options: Any) -> InsertValues:
+    return insert_values(Count.__definition__, options)
+
+
+def test_without_options_the_machine_decides() -> None:
+    assert values() == InsertValues(step="begin", queue="numbers")
+
+
+def test_options_replace_what_the_machine_says() -> None:
+    assert values(step=Count.end, queue="other", priority=-5) == InsertValues(
+        step="end", queue="other", priority=-5
+    )
+    assert values(step="end").step == "end"
+    assert values(step=Count().end).step == "end"
+
+
+def test_every_option_that_is_typed_is_known_and_the_other_way_round() -> None:
+    every: InsertOptions = {
+        "step": "end",
+        "queue": "q",
+        "priority": 1,
+        "eligible_at": NOON,
+        "schedule_at": NOON,
+        "schedule_in": HOUR,
+        "correlation_key": "a",
+        "correlation_scope": [],
+        "unique_key": "b",
+        "unique_scope": [],
+        "concurrency_key": "c",
+    }
+    assert set(every) == set(InsertOptions.__annotations__)
+    assert insert_values(Count.__definition__, every)
+
+
+@pytest.mark.parametrize(
+    ("options", "eligible_at", "delay"),
+    [
+        ({"schedule_in": HOUR}, None, HOUR),
+        ({"schedule_at": NIGHT, "schedule_in": HOUR}, NIGHT, None),
+        ({"schedule_in": HOUR, "schedule_at": NIGHT, "eligible_at": NOON}, NOON, None),
+        ({"eligible_at": NOON, "schedule_at": NIGHT}, NOON, None),
+    ],
+)
+def test_eligible_at_wins_over_schedule_at_over_schedule_in(
+    options: dict[str, Any], eligible_at: datetime | None, delay: timedelta | None
+) -> None:
+    assert (values(**options).eligible_at, values(**options).delay) == (eligible_at, delay)
+
+
+def test_the_moment_that_loses_is_checked_too() -> None:
+    with pytest.raises(UsageError, match="schedule_at has no time zone"):
+        values(eligible_at=NOON, schedule_at=datetime(2030, 1, 1))
+
+
+def test_moments_become_utc() -> None:
+    there = datetime(2030, 1, 1, 13, tzinfo=timezone(HOUR))
+    assert values(eligible_at=there).eligible_at == NOON
+
+
+def test_a_correlation_key_counts_while_its_instance_lives() -> None:
+    assert values(correlation_key="order:42").correlation_scope == LIVE_STATUSES
+
+
+def test_a_unique_key_counts_in_every_status() -> None:
+    assert values(unique_key="evt-7").unique_scope == tuple(Status)
+
+
+@pytest.mark.parametrize("key", ["correlation", "unique"])
+def test_a_scope_is_widened_to_all_live_statuses_and_ordered(key: str) -> None:
+    given = {f"{key}_key": "k", f"{key}_scope": [Status.FAILED, "done", Status.EXECUTING]}
+    assert getattr(values(**given), f"{key}_scope") == (*LIVE_STATUSES, Status.DONE, Status.FAILED)
+
+
+@pytest.mark.parametrize("key", ["correlation", "unique"])
+def test_an_empty_scope_takes_the_effect_from_a_key(key: str) -> None:
+    found = values(**{f"{key}_key": "k", f"{key}_scope": []})
+    assert getattr(found, f"{key}_scope") == ()
+
+
+def test_a_unique_key_is_stored_as_bytes() -> None:
+    assert values(unique_key="café").unique_key == "café".encode()
+    assert values(unique_key=b"\x00\xff").unique_key == b"\x00\xff"
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "message"),
+    [
+        (
+            "priorty",
+            3,
+            r"insert has no option 'priorty'; did you mean 'priority'\?; the options are step, queue",
+        ),
+        ("state", 3, "insert has no option 'state'"),
+        ("step", print, r"is not a step; mark the method with @step and pass it uncalled"),
+        ("step", "", "the name of a step is empty"),
+        ("queue", "", "the queue is empty"),
+        ("queue", "q" * 256, "the queue is 256 bytes long"),
+        ("queue", None, "the queue is of type NoneType"),
+        ("priority", 2**15, "the priority is 32768; give a number from -32768 to 32767"),
+        ("priority", "high", "the priority is of type str"),
+        ("priority", True, "the priority is of type bool"),
+        ("eligible_at", datetime(2030, 1, 1), "eligible_at has no time zone"),
+        ("schedule_at", "tomorrow", "schedule_at is of type str"),
+        ("schedule_in", -HOUR, "schedule_in is negative"),
+        ("schedule_in", 60, r"schedule_in is of type int; write timedelta\(seconds=60\)"),
+        ("schedule_in", timedelta(days=40000), "schedule_in is longer than 100 years"),
+        ("correlation_key", "", "correlation_key is empty"),
+        ("correlation_key", "k" * 1025, "correlation_key is 1025 bytes long; give at most 1024"),
+        ("correlation_key", b"k", "correlation_key is of type bytes"),
+        ("correlation_key", "a\0", "correlation_key holds a NUL"),
+        ("unique_key", "", "unique_key is empty"),
+        ("unique_key", b"", "unique_key is 0 bytes long"),
+        ("unique_key", b"k" * 1025, "unique_key is 1025 bytes long"),
+        ("unique_key", 7, "unique_key is of type int"),
+        ("unique_key", "\ud800", "unique_key holds half of a surrogate pair"),
+        ("correlation_scope", [Status.DONE], "correlation_scope is given without correlation_key"),
+        ("unique_scope", [Status.DONE], "unique_scope is given without unique_key"),
+        ("concurrency_key", None, "concurrency_key is of type NoneType"),
+    ],
+)
+def test_a_wrong_option_is_refused(option: str, value: Any, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        values(**{option: value})
+
+
+@pytest.mark.parametrize("scope", [["finished"], [7], "done", 7, None])
+def test_a_scope_that_is_no_list_of_statuses_is_refused(scope: Any) -> None:
+    with pytest.raises(UsageError, match=r"unique_scope (holds something that is no status|is of type)"):
+        values(unique_key="k", unique_scope=scope)
+
+
+def test_an_unknown_step_is_refused_with_a_hint() -> None:
+    with pytest.raises(UnknownStepError, match=r"machine 'Count' has no step 'ende'; did you mean 'end'\?"):
+        values(step="ende")
+    with pytest.raises(UnknownStepError, match="machine 'Count' has no step 'go'"):
+        values(step=Tick.go)
+
+
+@pytest.mark.parametrize(
+    ("key", "text"),
+    [
+        ("importer", "importer"),
+        ("tenant:7", "tenant:7"),
+        (("tenant", 7), "tenant:7"),
+        (("tenant", "a:b"), "tenant:a:b"),
+        (("t", "x" * 1022), "t:" + "x" * 1022),
+    ],
+)
+def test_a_key_is_stored_as_name_and_partition(key: Any, text: str) -> None:
+    assert key_text(key) == values(concurrency_key=key).concurrency_key == text
+
+
+@pytest.mark.parametrize(
+    "key",
+    [7, ("a",), ("a", "b", "c"), ("a:b", 1), ("", 1), ("a", ""), ("a", None), ("a", True), ("t", "x" * 1023)],
+)
+def test_another_key_is_refused(key: Any) -> None:
+    with pytest.raises(UsageError, match="concurrency_key"):
+        key_text(key)
+
+
+def test_a_spec_knows_its_values() -> None:
+    spec = Spec(Count, 7, priority=3)
+    assert (spec.state, spec.values) == (7, InsertValues(step="begin", queue="numbers", priority=3))
+    assert repr(spec) == "Spec(Count, 7, priority=3)"
+    assert repr(Spec(Tick)) == "Spec(tick, None)"
+
+
+def test_specs_that_insert_the_same_are_equal() -> None:
+    assert Spec(Count, 7, concurrency_key=("a", 1)) == Spec(Count(), 7, concurrency_key="a:1")
+    assert Spec(Count, 7) != Spec(Count, 8)
+    assert Spec(Count, 7) != Spec(Count, 7, priority=1)
+    assert Spec(Count, 7) != 7
+
+
+def test_a_spec_of_something_else_is_refused() -> None:
+    wrong: Any = int
+    with pytest.raises(UsageError, match="int is not a machine; give a subclass of Machine"):
+        Spec(wrong, 7)
+
+    class Empty(Machine[int]):
+        pass
+
+    with pytest.raises(InitialStepError, match="machine 'Empty' has no steps"):
+        Spec(Empty, 7)
+
+
+def test_answers_of_an_insert_point_at_the_instance() -> None:
+    inserted, duplicate = Inserted(Count, 42), Duplicate(Count, 42, "order:42")
+    assert inserted.id == duplicate.id == 42
+    assert duplicate.key == "order:42"
+    assert repr(inserted) == "Inserted(Count, 42)"
+    assert inserted != duplicate
+    assert inserted == Inserted(Count(), 42)
+    assert len({inserted, Inserted(Count, 42), duplicate, Duplicate(Count, 42, "other")}) == 3
+    match duplicate:
+        case Duplicate(id, key):
+            assert (id, key) == (42, "order:42")
+
+
+def test_a_target_is_a_reference_an_id_or_a_key() -> None:
+    assert [value_of(target) for target in (Ref(Count, 42), Inserted(Count, 42), 42)] == [42, 42, 42]
+    assert [value_of(target) for target in (Ref(Count, "order:42"), "order:42")] == ["order:42", "order:42"]
+
+
+@pytest.mark.parametrize("target", ["", "k" * 1025, 0, 2**63, None, 1.5, True])
+def test_another_target_is_refused(target: Any) -> None:
+    with pytest.raises(UsageError, match=r"correlation_key is|the id is"):
+        value_of(target)
+    with pytest.raises(UsageError, match=r"correlation_key is|the id is"):
+        Ref(Count, target)

@@ -1,0 +1,73 @@
+"""Signals by reference and by name, and the inbox that holds them."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+import pytest
+
+from gen_durable.errors import OptionError
+from gen_durable.signals import Inbox, Message, Signal, signal_name
+
+
+class Payment(msgspec.Struct):
+    amount: int
+
+
+payment = Signal("payment_confirmed", Payment)
+withdrawn = Signal("withdrawn")
+NOON = datetime(2030, 1, 1, 12, tzinfo=UTC)
+
+
+def message(id: int, name: str, payload: Any = None) -> Message:
+    return Message(id=id, name=name, payload=payload, sent_at=NOON)
+
+
+INBOX = Inbox(
+    [
+        message(1, "payment_confirmed", Payment(5)),
+        message(2, "withdrawn"),
+        message(3, "payment_confirmed", Payment(7)),
+    ]
+)
+
+
+def test_the_oldest_message_is_got() -> None:
+    assert INBOX.get(payment) == INBOX.get("payment_confirmed") == Payment(5)
+    assert INBOX.get("other") is None
+
+
+def test_all_messages_of_a_signal_are_got_in_order() -> None:
+    assert INBOX.all(payment) == INBOX.all("payment_confirmed") == [Payment(5), Payment(7)]
+    assert INBOX.all("other") == []
+
+
+def test_a_signal_that_carries_nothing_is_asked_for_with_in() -> None:
+    assert withdrawn in INBOX
+    assert "withdrawn" in INBOX
+    assert INBOX.get(withdrawn) is None
+    assert withdrawn not in Inbox()
+
+
+def test_an_inbox_is_a_collection_of_messages() -> None:
+    assert [one.id for one in INBOX] == [1, 2, 3]
+    assert INBOX[1].name == "withdrawn"
+    assert len(INBOX) == 3
+    assert INBOX
+    assert not Inbox()
+    assert repr(Inbox()) == "Inbox([])"
+
+
+def test_a_signal_is_known_by_its_name() -> None:
+    assert signal_name(payment) == "payment_confirmed"
+    assert signal_name("other") == "other"
+    assert repr(payment) == "Signal('payment_confirmed', Payment)"
+    assert repr(withdrawn) == "Signal('withdrawn')"
+
+
+@pytest.mark.parametrize("name", ["", "a\0b", "\ud800", "é" * 128, None, b"paid"])
+def test_a_name_that_cannot_be_stored_is_refused(name: Any) -> None:
+    with pytest.raises(OptionError, match="the name of a signal"):
+        Signal(name)

@@ -1,0 +1,179 @@
+"""Events reach those who asked for them, and no subscriber can break the engine."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from gen_durable import telemetry as module
+from gen_durable.errors import UsageError
+from gen_durable.telemetry import (
+    AwaitTimeout,
+    ConcurrencyContended,
+    Event,
+    OutcomeStale,
+    PickStop,
+    ReaperReaped,
+    SchedulerDrain,
+    SchedulerSaturation,
+    StepStop,
+    Telemetry,
+)
+
+STEP = StepStop(duration=timedelta(seconds=1), id=7, fsm="Checkout", step="ship", kind="next")
+PICK = PickStop(count=3, demand=10, queue="default", worker="w1")
+EVENTS: list[Event] = [
+    STEP,
+    PICK,
+    SchedulerSaturation(in_flight=1, buffer=0, concurrency=10, prefetch=0, queue="default"),
+    SchedulerDrain(released=1, in_flight=0, queue="default"),
+    ConcurrencyContended(count=2, id=7, fsm="Checkout", concurrency_key="tenant:7"),
+    ReaperReaped(count=2, ids=(7, 8), capped=(8,)),
+    OutcomeStale(id=7, fsm="Checkout", step="ship", step_seq=3),
+    AwaitTimeout(id=7, fsm="Checkout", step="ship"),
+]
+
+
+def test_events_have_the_names_that_dashboards_know() -> None:
+    assert [event.name for event in EVENTS] == [
+        "step.stop",
+        "pick.stop",
+        "scheduler.saturation",
+        "scheduler.drain",
+        "concurrency.contended",
+        "reaper.reaped",
+        "outcome.stale",
+        "await.timeout",
+    ]
+
+
+def test_every_kind_of_event_is_here() -> None:
+    kinds = {value for value in vars(module).values() if isinstance(value, type) and issubclass(value, Event)}
+    assert {type(event) for event in EVENTS} == kinds - {Event}
+
+
+def test_events_cannot_be_changed() -> None:
+    event: Any = STEP
+    with pytest.raises(AttributeError):
+        event.id = 8
+
+
+def test_a_subscriber_gets_the_kinds_that_it_named() -> None:
+    telemetry, got = Telemetry(), list[Event]()
+    telemetry.subscribe(got.append, StepStop, AwaitTimeout)
+    for event in EVENTS:
+        telemetry.emit(event)
+    assert got == [STEP, EVENTS[-1]]
+
+
+def test_a_subscriber_that_names_no_kind_gets_all() -> None:
+    telemetry, got = Telemetry(), list[Event]()
+    telemetry.subscribe(got.append)
+    for event in EVENTS:
+        telemetry.emit(event)
+    assert got == EVENTS
+
+
+def test_what_nobody_wants_need_not_be_made() -> None:
+    telemetry = Telemetry()
+    assert not telemetry.is_wanted(StepStop)
+    unsubscribe = telemetry.subscribe(print, StepStop)
+    assert telemetry.is_wanted(StepStop)
+    assert not telemetry.is_wanted(PickStop)
+    unsubscribe()
+    assert not telemetry.is_wanted(StepStop)
+
+
+def test_unsubscribing_ends_one_subscription_however_often() -> None:
+    telemetry, got = Telemetry(), list[Event]()
+    unsubscribe = telemetry.subscribe(got.append, StepStop)
+    telemetry.subscribe(got.append, StepStop)
+    unsubscribe()
+    unsubscribe()
+    telemetry.emit(STEP)
+    assert got == [STEP]
+
+
+def test_a_subscriber_that_raises_is_logged_once_and_stops_nobody(caplog: pytest.LogCaptureFixture) -> None:
+    telemetry, got = Telemetry(), list[Event]()
+
+    def broken(event: Event) -> None:
+        raise RuntimeError(event.name)
+
+    telemetry.subscribe(broken)
+    telemetry.subscribe(got.append)
+    with caplog.at_level(logging.ERROR, logger="gen_durable.telemetry"):
+        telemetry.emit(STEP)
+        telemetry.emit(PICK)
+    assert got == [STEP, PICK]
+    assert [record.name for record in caplog.records] == ["gen_durable.telemetry"]
+    assert "failed on step.stop" in caplog.text
+
+
+def test_each_broken_subscriber_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    telemetry = Telemetry()
+    for _ in range(2):
+        telemetry.subscribe(lambda _: 1 / 0, StepStop)
+    telemetry.emit(STEP)
+    assert len(caplog.records) == 2
+
+
+def test_an_interrupt_goes_through() -> None:
+    telemetry = Telemetry()
+
+    def interrupt(event: Event) -> None:
+        raise KeyboardInterrupt
+
+    telemetry.subscribe(interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        telemetry.emit(STEP)
+
+
+def test_a_subscriber_may_unsubscribe_while_it_is_called() -> None:
+    telemetry, got = Telemetry(), list[Event]()
+
+    def once(event: Event) -> None:
+        got.append(event)
+        unsubscribe()
+
+    unsubscribe = telemetry.subscribe(once)
+    telemetry.emit(STEP)
+    telemetry.emit(STEP)
+    assert got == [STEP]
+
+
+def test_an_async_subscriber_is_refused() -> None:
+    async def later(event: Event) -> None: ...
+
+    with pytest.raises(UsageError, match="is an async function, which nobody would await"):
+        Telemetry().subscribe(later)
+
+
+def test_what_is_no_kind_of_event_is_refused() -> None:
+    wrong: Any = int
+    for kind in (wrong, Event):
+        with pytest.raises(UsageError, match="is no kind of event; the kinds are AwaitTimeout, Conc"):
+            Telemetry().subscribe(print, kind)
+
+
+def test_threads_may_subscribe_and_emit_at_once() -> None:
+    telemetry, got = Telemetry(), list[Event]()
+    telemetry.subscribe(got.append, PickStop)
+
+    def work() -> None:
+        for _ in range(50):
+            unsubscribe = telemetry.subscribe(lambda _: None, StepStop)
+            telemetry.emit(PICK)
+            unsubscribe()
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(got) == 200
+    assert not telemetry.is_wanted(StepStop)
