@@ -334,6 +334,7 @@ class AsyncClient:
         return result
 
     async def _open(self) -> None:
+        self._wakes = Wakes()
         self._server = await asyncio.to_thread(Server.find, self.dsn)
         self._opened = await Database.open(
             self._server.dsn, self.settings.schema, size=self._pool_size(), advice=self._server.advice

@@ -170,7 +170,14 @@ class Telemetry:
     @overload
     def subscribe(self, callback: Callable[[EventT], object], kind: type[EventT], /) -> Unsubscribe: ...
     @overload
-    def subscribe(self, callback: Callable[[Any], object], /, *kinds: type[Event]) -> Unsubscribe: ...
+    def subscribe(
+        self,
+        callback: Callable[[Any], object],
+        first: type[Event],
+        second: type[Event],
+        /,
+        *more: type[Event],
+    ) -> Unsubscribe: ...
     def subscribe(self, callback: Callable[[Any], object], /, *kinds: type[Event]) -> Unsubscribe:
         """Call `callback` with each event of these kinds, or of every kind if none is named.
 

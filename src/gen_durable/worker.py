@@ -129,6 +129,7 @@ class Worker(AsyncClient):
     async def _open(self) -> None:
         await super()._open()
         assert self._server is not None  # noqa: S101 - opened above
+        assert self._waiting is not None  # noqa: S101 - opened above
         # One connection for batches, some for rows that have to wait alone for somebody's transaction.
         self._commits = await Database.open(
             self._server.dsn,
@@ -147,6 +148,7 @@ class Worker(AsyncClient):
             commits=self._commits,
             telemetry=self.telemetry,
             wakes=self._wakes,
+            on_failure=self._waiting.fail,
         )
         await self._engine.start()
 

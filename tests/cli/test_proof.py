@@ -61,8 +61,8 @@ def test_a_story_that_went_well_holds() -> None:
         "4 parcels, exactly 2 for each checkout: no fan-out ran twice",
         "14 transitions committed, each once and in order",
         "€ 10.00 paid, every payment taken once",
-        "1 steps were cut off by the SIGKILL; the other worker ran each of them again",
-        "5 labels printed, 1 of them a second time under the same idempotency key",
+        "steps cut off by the SIGKILL: 1; the other worker ran each of them again",
+        "5 labels printed, 1 more than parcels: repeats, under the same idempotency key",
     ]
     assert all(check.holds for check in checks(GOOD))
 

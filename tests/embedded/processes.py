@@ -14,10 +14,6 @@ from typing import NamedTuple
 
 import psycopg
 
-from gen_durable.embedded import server as server_module
-
-SOURCES = Path(server_module.__file__).parents[2]
-
 # Prints its DSN once it is attached, then lives until its standard input ends.
 CLIENT = """
 import sys
@@ -101,7 +97,7 @@ def client(home: Path, *, idle_stop: float = 0.2, code: str = CLIENT + STAY) -> 
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env={**os.environ, "PYTHONPATH": str(SOURCES)},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
     )
 
 

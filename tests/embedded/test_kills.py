@@ -12,6 +12,8 @@ import psycopg
 import pytest
 
 from gen_durable.embedded import EmbeddedPostgres
+from gen_durable.embedded import home as homes
+from gen_durable.embedded.server import _has_keeper
 from tests.embedded.processes import (
     first_line,
     holds_within,
@@ -36,6 +38,7 @@ def test_a_killed_keeper_takes_the_server_with_it_and_the_next_call_restarts_bot
         (former,) = postmasters(home)
 
         kill(*keepers(home))
+        assert holds_within(10, lambda: not _has_keeper(homes.settle(home)))
         # At once, while the former server may still be shutting down: what is handed out is the next one.
         assert query(server.ensure(), "select answer from kept") == 42
 
@@ -70,6 +73,7 @@ def test_keeper_and_server_killed_together(home: Path) -> None:
     with EmbeddedPostgres(home, idle_stop=SHORT) as server:
         query(server.ensure(), KEEP)
         kill(*keepers(home), *postmasters(home))
+        assert holds_within(10, lambda: not _has_keeper(homes.settle(home)))
         assert query(server.ensure(), "select answer from kept") == 42
 
 

@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta, timezone, tzinfo
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gen_durable import _checks
@@ -45,6 +45,7 @@ def test_a_key_may_have_1024_bytes() -> None:
         _checks.checked_key("x" * 1025, "key")
 
 
+@settings(max_examples=50)
 @given(st.text())
 def test_a_name_that_passes_can_be_sent_to_postgresql(name: str) -> None:
     try:
@@ -90,11 +91,20 @@ class Vague(tzinfo):
     def utcoffset(self, _: datetime | None, /) -> None:
         return None
 
+    def dst(self, _: datetime | None, /) -> None:
+        return None
+
+    def tzname(self, _: datetime | None, /) -> None:
+        return None
+
+
+NAIVE = datetime(2030, 1, 1)  # noqa: DTZ001 - the fault that is looked for
+
 
 @pytest.mark.parametrize(
     "moment",
     [
-        datetime(2030, 1, 1),
+        NAIVE,
         datetime(2030, 1, 1, tzinfo=Vague()),
         "2030-01-01",
         5,

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, NamedTuple, NewType, Protocol, Typed
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gen_durable._core.codec import MAX_DEPTH, MAX_DIGITS, decode, encode
@@ -97,7 +97,7 @@ class Model:
     def model_validate_json(cls, text: str | bytes) -> Model:
         fields = msgspec.json.decode(text)
         if not isinstance(fields, dict) or "wrong" in fields:
-            raise Invalid
+            raise InvalidError
         return cls(**fields)
 
     def __eq__(self, other: object) -> bool:
@@ -106,7 +106,7 @@ class Model:
     __hash__ = None  # type: ignore[assignment]
 
 
-class Invalid(ValueError):
+class InvalidError(ValueError):
     """A stand-in for pydantic's ValidationError, which quotes values in its text."""
 
     def __str__(self) -> str:
@@ -185,6 +185,7 @@ JSON = st.recursive(
 )
 
 
+@settings(max_examples=60)
 @given(JSON)
 def test_all_of_json_comes_back_as_it_was(value: Any) -> None:
     assert back(value) == value
@@ -204,6 +205,7 @@ WILD = st.recursive(
 )
 
 
+@settings(max_examples=60)
 @given(WILD)
 def test_whatever_is_given_is_stored_right_or_refused(value: Any) -> None:
     try:
@@ -218,6 +220,7 @@ def test_whatever_is_given_is_stored_right_or_refused(value: Any) -> None:
         text.encode()
 
 
+@settings(max_examples=60)
 @given(
     st.builds(Order, st.integers(), st.lists(st.builds(Line, st.text(), st.floats(), st.none() | st.text())))
 )
@@ -253,8 +256,12 @@ def test_a_typed_state_is_stored_right_or_refused(order: Order) -> None:
         ("secret", Literal["x"], "Invalid enum value"),
         (-5, Annotated[int, msgspec.Meta(ge=0)], "Expected `int` >= 0"),
         ([Cat(9)], list[Dog], "Invalid value - at `$[0].type`"),
-        (Model(wrong="secret"), Model, "Invalid while it was read, int_parsing at `$.lines.0`"),
-        (Holder(Model(wrong="secret")), Holder, "Invalid while it was read - at `$.model`, int_parsing at"),
+        (Model(wrong="secret"), Model, "InvalidError while it was read, int_parsing at `$.lines.0`"),
+        (
+            Holder(Model(wrong="secret")),
+            Holder,
+            "InvalidError while it was read - at `$.model`, int_parsing at",
+        ),
         (Model(unwritable="secret"), Model, "Model met ValueError when it was written"),
         (object(), Any, "a value of type object has no form in JSON"),
         ([object()], list[object], "a value of type object has no form in JSON"),
@@ -296,7 +303,7 @@ class Strict(msgspec.Struct):
         ("secret", Any, "JSON is malformed"),
         ("1e400", Any, "Number out of range"),
         ("[" * 100_000, Any, "nested without end"),
-        ('{"wrong": "secret"}', Model, "Invalid while it was read, int_parsing at `$.lines.0`"),
+        ('{"wrong": "secret"}', Model, "InvalidError while it was read, int_parsing at `$.lines.0`"),
         ('"\ud800"', Any, "UnicodeEncodeError while it was read"),
         ("1", complex, "complex"),
     ],
@@ -337,7 +344,7 @@ class Named(Protocol):
 
 
 def test_a_protocol_is_not_asked_for_instances() -> None:
-    with pytest.raises(EncodeError, match="cannot be read from JSON|has no form in JSON|while it was read"):
+    with pytest.raises(EncodeError, match=r"cannot be read from JSON|has no form in JSON|while it was read"):
         stored(Dog("rex"), Named)
 
 
@@ -442,7 +449,7 @@ def test_text_that_a_user_wrote_is_looked_at_where_anything_is_allowed() -> None
     for raw, message in (
         (b"nonsense", "malformed"),
         (b"1e100000", "out of range"),
-        (b"[" * 10**5, "without end"),
+        (b"[" * 10**5, "deeper than 100"),
     ):
         with pytest.raises(EncodeError, match=message):
             stored([None, msgspec.Raw(raw)])
@@ -487,7 +494,7 @@ def test_a_value_that_contains_itself_is_refused() -> None:
     loop: list[Any] = []
     loop.append(loop)
     for value in (loop, ["\ud800", loop], {"a": loop}):
-        with pytest.raises(EncodeError, match="contains itself|surrogate|cannot be stored|can't encode"):
+        with pytest.raises(EncodeError, match=r"contains itself|surrogate"):
             stored(value)
     deep = Tree()
     for _ in range(5000):

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gen_durable.config import (
@@ -25,11 +24,10 @@ from gen_durable.errors import SettingsError
 
 
 @pytest.fixture(autouse=True)
-def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in list(os.environ):
         if name.startswith("GEN_DURABLE_"):
             monkeypatch.delenv(name)
-    yield
 
 
 @pytest.mark.parametrize(
@@ -202,6 +200,7 @@ def test_what_is_no_duration_is_refused(text: str) -> None:
         parse_duration(text)
 
 
+@settings(max_examples=40)
 @given(st.integers(0, 10**9))
 def test_a_duration_in_milliseconds_is_read_exactly(milliseconds: int) -> None:
     seconds, rest = divmod(milliseconds, 1000)

@@ -1,4 +1,5 @@
 # mypy: ignore-errors
+# ruff: noqa: ANN001, ANN002, ANN202 - what is written here is what somebody without types would write
 """How classes become machines, and which shapes are refused, for those who run no type checker."""
 
 from __future__ import annotations

@@ -27,6 +27,7 @@ from gen_durable.refs import target_value as value_of
 NOON = datetime(2030, 1, 1, 12, tzinfo=UTC)
 NIGHT = datetime(2030, 1, 1, 23, tzinfo=UTC)
 HOUR = timedelta(hours=1)
+NAIVE = datetime(2030, 1, 1)  # noqa: DTZ001 - the fault that is looked for
 
 
 class Count(Machine[int, int], queue="numbers"):
@@ -76,7 +77,7 @@ def test_every_option_that_is_typed_is_known_and_the_other_way_round() -> None:
         "concurrency_key": "c",
     }
     assert set(every) == set(InsertOptions.__annotations__)
-    assert insert_values(Count.__definition__, every)
+    assert insert_values(Count.__definition__, every).priority == 1
 
 
 @pytest.mark.parametrize(
@@ -96,7 +97,7 @@ def test_eligible_at_wins_over_schedule_at_over_schedule_in(
 
 def test_the_moment_that_loses_is_checked_too() -> None:
     with pytest.raises(UsageError, match="schedule_at has no time zone"):
-        values(eligible_at=NOON, schedule_at=datetime(2030, 1, 1))
+        values(eligible_at=NOON, schedule_at=NAIVE)
 
 
 def test_moments_become_utc() -> None:
@@ -146,7 +147,7 @@ def test_a_unique_key_is_stored_as_bytes() -> None:
         ("priority", 2**15, "the priority is 32768; give a number from -32768 to 32767"),
         ("priority", "high", "the priority is of type str"),
         ("priority", True, "the priority is of type bool"),
-        ("eligible_at", datetime(2030, 1, 1), "eligible_at has no time zone"),
+        ("eligible_at", NAIVE, "eligible_at has no time zone"),
         ("schedule_at", "tomorrow", "schedule_at is of type str"),
         ("schedule_in", -HOUR, "schedule_in is negative"),
         ("schedule_in", 60, r"schedule_in is of type int; write timedelta\(seconds=60\)"),

@@ -6,7 +6,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gen_durable.errors import OptionError
@@ -24,6 +24,7 @@ def test_the_default_begins_with_a_second() -> None:
     assert all(SECOND <= backoff(0) <= 1.5 * SECOND for _ in range(50))
 
 
+@settings(max_examples=40)
 @given(
     attempt=st.integers(0, 2**63),
     base=st.timedeltas(timedelta(0), timedelta(days=365)),

@@ -20,13 +20,21 @@ _NOTHING = Inbox()
 _NOBODY = Children()
 
 
-def open_context(execution: Execution, machine: MachineDef, registry: Registry, state: Any) -> Context[Any]:
-    """What a step of this execution sees, around a state that has been decoded."""
+def open_context(
+    execution: Execution, machine: MachineDef, registry: Registry, state: Any, *, is_strict: bool = True
+) -> Context[Any]:
+    """What a step of this execution sees, around a state that has been decoded.
+
+    Args:
+        is_strict: raise for an awaited signal or a child that does not fit its type, as a step needs it. A handler that
+            is to mend this gets the same as plain JSON.
+    """
     inbox = awaited = _NOTHING
     if execution.inbox:
         names = execution.awaits or ()
         messages = [
-            (_message(row, machine, is_awaited=row.name in names), row.name in names)
+            # A misshapen signal that nobody awaits must not stop a step that has nothing to do with it.
+            (_message(row, machine, is_strict=is_strict and row.name in names), row.name in names)
             for row in execution.inbox
         ]
         inbox = Inbox([message for message, _ in messages])
@@ -43,7 +51,7 @@ def open_context(execution: Execution, machine: MachineDef, registry: Registry, 
         awaited=awaited,
         inbox=inbox,
         timed_out=execution.timed_out,
-        children=Children([_child(row, registry) for row in execution.children])
+        children=Children([_child(row, registry, is_strict=is_strict) for row in execution.children])
         if execution.children
         else _NOBODY,
         parent_id=execution.parent_id,
@@ -92,29 +100,33 @@ def instance_of(row: Mapping[str, Any], machine: MachineDef | None) -> Instance[
     )
 
 
-def _message(row: SignalRow, machine: MachineDef, *, is_awaited: bool) -> Message:
-    payload_type: Any = machine.signals.get(row.name, Any)
-    try:
-        payload = decode(row.payload, payload_type, f"the payload of signal '{row.name}'")
-    except DecodeError:
-        # A misshapen signal that nobody awaits must not stop a step that has nothing to do with it.
-        if is_awaited:
-            raise
-        payload = decode(row.payload, Any, f"the payload of signal '{row.name}'")
+def _message(row: SignalRow, machine: MachineDef, *, is_strict: bool) -> Message:
+    what = f"the payload of signal '{row.name}'"
+    payload = _decoded(row.payload, machine.signals.get(row.name, Any), what, is_strict=is_strict)
     return Message(id=row.id, name=row.name, payload=payload, sent_at=row.inserted_at)
 
 
-def _child(row: ChildRow, registry: Registry) -> Child[Any]:
+def _child(row: ChildRow, registry: Registry, *, is_strict: bool) -> Child[Any]:
     known = registry.get(row.fsm, row.version)
-    machine = known.definition if known else None
+    state_type: Any = known.definition.state_type if known else Any
+    result_type: Any = known.definition.result_type if known else Any
     what = f"{row.fsm} {row.id}"
     return Child(
         id=row.id,
         machine=row.fsm,
         status=Status(row.status),
-        state=decode(row.state, machine.state_type if machine else Any, f"the state of {what}"),
+        state=_decoded(row.state, state_type, f"the state of {what}", is_strict=is_strict),
         result=None
         if row.result is None
-        else decode(row.result, machine.result_type if machine else Any, f"the result of {what}"),
+        else _decoded(row.result, result_type, f"the result of {what}", is_strict=is_strict),
         last_error=row.last_error,
     )
+
+
+def _decoded(text: str, type_: Any, what: str, *, is_strict: bool) -> Any:
+    try:
+        return decode(text, type_, what)
+    except DecodeError:
+        if is_strict:
+            raise
+        return decode(text, Any, what)

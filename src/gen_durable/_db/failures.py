@@ -38,8 +38,9 @@ class StatementError(DatabaseError):
 
 # 40001 serialization_failure, 40P01 deadlock_detected, 55P03 lock_not_available: run the transaction again.
 _RACES = frozenset({"40001", "40P01", "55P03"})
-# Classes: 08 connection, 53 resources, 57 operator intervention (shutdown, cancelled), 58 system; 25P03: idle too long.
-_OUTAGES = ("08", "53", "57", "58", "25P03")
+# Classes: 08 connection, 53 resources, 57 operator intervention (shutdown, cancelled), 58 system. 25006: a standby that
+# has yet to be promoted; 25P03: idle too long.
+_OUTAGES = ("08", "53", "57", "58", "25006", "25P03")
 # Classes: 22 data exception, 23 integrity constraint violation, 54 program limit exceeded: a row is to blame.
 _DATA = ("22", "23", "54")
 

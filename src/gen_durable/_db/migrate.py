@@ -75,14 +75,14 @@ def migrate(schema: str, to: int = LATEST) -> Plan[Schema]:
     """
     _check(to)
     yield _SQL["lock"](schema=schema)
-    rows = yield _SQL["exists"](schema=schema)
-    if not rows[0]["has_schema"]:
-        yield Script(f'create schema "{schema}"')
     current = (yield from status(schema)).version or 0
     if current > LATEST:
         raise SchemaVersionError(schema, current, LATEST)
     if current == to:
         return Schema(schema, current or None, LATEST)
+    rows = yield _SQL["exists"](schema=schema)
+    if not rows[0]["has_schema"]:
+        yield Script(f'create schema "{schema}"')
     yield Script(in_schema(_TABLE, schema))
     for version in range(current + 1, to + 1):
         yield Script(in_schema(_up(version), schema))

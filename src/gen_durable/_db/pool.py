@@ -33,7 +33,11 @@ PINNED: Final = {
 # Beyond the server's own timeout: it strikes only when the server does not answer at all, as on a half-open connection.
 _ANSWER_WITHIN: Final = 40.0
 _CONNECT_WITHIN: Final = 10.0
-_PASSWORD: Final = re.compile(r"(?<=:)[^:@/]+(?=@)|(?<=password=)[^&\s]+")
+# Up to the last "@": a password may hold ":" and "@". Hiding too much is better than hiding too little.
+_PASSWORDS: Final = (
+    (re.compile(r"(//[^:/@\s]*):\S*@"), r"\1:***@"),
+    (re.compile(r"(password\s*=\s*)('[^']*'|[^&\s]+)", re.IGNORECASE), r"\1***"),
+)
 
 
 class Database:
@@ -163,7 +167,9 @@ async def connect(dsn: str) -> Any:
 
 def redacted(dsn: str) -> str:
     """The DSN without its password, for messages."""
-    return _PASSWORD.sub("***", dsn)
+    for password, hidden in _PASSWORDS:
+        dsn = password.sub(hidden, dsn)
+    return dsn
 
 
 def unreachable(dsn: str, error: BaseException, advice: str) -> UnreachableError:

@@ -113,7 +113,9 @@ def from_asyncpg(error: BaseException) -> StatementError:
 
     if isinstance(error, asyncpg.PostgresError):
         # asyncpg raises its own connection errors as PostgresError without an answer of the server: sqlstate 08….
-        failure = StatementError(error.sqlstate or "", str(error), getattr(error, "detail", None) or "")
+        # Its str() would repeat the detail and the hint after the message.
+        message = str(error.args[0]) if error.args else str(error)
+        failure = StatementError(error.sqlstate or "", message, getattr(error, "detail", None) or "")
     elif isinstance(error, ValueError):
         failure = StatementError("22000", str(error))  # asyncpg.DataError: a value that the wire cannot carry
     else:

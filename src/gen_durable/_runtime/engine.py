@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Any, Final
 
@@ -20,13 +20,16 @@ from .flusher import Flusher
 from .heartbeat import Heartbeat
 from .reaper import Reaper, Timekeeper
 from .scheduler import Scheduler
-from .service import Service
+from .service import Contact, Service
 from .threads import Threads
 from .wake import Wakes
 
 __all__ = ["Engine"]
 
 _log: Final = logging.getLogger("gen_durable.worker")
+# How long a shutdown waits for the answer to its last pick. What is leased by an answer that never comes, the reaper
+# brings back.
+_LAST_PICK: Final = 2.0
 
 
 class Engine:
@@ -44,7 +47,9 @@ class Engine:
         commits: Database,
         telemetry: Telemetry,
         wakes: Wakes,
+        on_failure: Callable[[BaseException], None],
     ) -> None:
+        self._on_failure = on_failure
         self._worker = worker
         self._settings = settings
         self._registry = registry
@@ -53,8 +58,11 @@ class Engine:
         self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._hurry = asyncio.Event()
         self._threads = Threads(settings.threads)
-        self._flusher = Flusher(commits, wakes)
-        self._heartbeat = Heartbeat(dsn, settings.schema, settings.lease, settings.heartbeat, self._lose)
+        contact = Contact()
+        self._flusher = Flusher(commits, wakes, contact)
+        self._heartbeat = Heartbeat(
+            dsn, settings.schema, settings.lease, settings.heartbeat, contact, self._lose
+        )
         executor = Executor(registry, Limits(settings.max_payload, settings.max_children), self._threads)
         self._schedulers = [
             Scheduler(
@@ -68,6 +76,7 @@ class Engine:
                 flusher=self._flusher,
                 heartbeat=self._heartbeat,
                 telemetry=telemetry,
+                contact=contact,
                 on_bug=self._fail,
             )
             for name, queue in queues.items()
@@ -76,8 +85,8 @@ class Engine:
             wakes.on_work(name, scheduler.wake)
         self._services: list[Service] = [
             *self._schedulers,
-            Reaper(database, settings, telemetry, wakes),
-            Timekeeper(database, telemetry, wakes),
+            Reaper(database, settings, telemetry, wakes, contact),
+            Timekeeper(database, telemetry, wakes, contact),
         ]
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -112,25 +121,31 @@ class Engine:
         """Stop picking, let steps end, give back the rest."""
         for service in self._services:
             service.stop()
-        loop = asyncio.get_running_loop()
-        timeout = (
-            timedelta(0) if self._hurry.is_set() or self._failed.done() else self._settings.drain_timeout
-        )
-        draining = [loop.create_task(scheduler.drain(timeout)) for scheduler in self._schedulers]
-        hurry = loop.create_task(self._hurry.wait())
-        drained = loop.create_task(_all(draining))
-        await asyncio.wait([drained, hurry], return_when=asyncio.FIRST_COMPLETED)
-        if not drained.done():
-            for task in draining:
-                task.cancel()
-            await asyncio.wait(draining)
-            await _all([loop.create_task(scheduler.drain(timedelta(0))) for scheduler in self._schedulers])
-        hurry.cancel()
+        # A pick that is under way may still bring executions; those are drained like the others.
+        await _within(_LAST_PICK, self._tasks[1:])
+        await self._drain_schedulers()
         for task in self._tasks:
             task.cancel()
         await asyncio.wait(self._tasks)
         self._heartbeat.stop()
         self._threads.close()
+
+    async def _drain_schedulers(self) -> None:
+        loop = asyncio.get_running_loop()
+        is_hasty = self._hurry.is_set() or self._failed.done()
+        timeout = timedelta(0) if is_hasty else self._settings.drain_timeout
+        draining = [loop.create_task(scheduler.drain(timeout)) for scheduler in self._schedulers]
+        hurry = loop.create_task(self._hurry.wait())
+        left: set[asyncio.Future[Any]] = set(draining)
+        while left:
+            done, _ = await asyncio.wait([*left, hurry], return_when=asyncio.FIRST_COMPLETED)
+            left -= done
+            if hurry in done and left:
+                for scheduler in self._schedulers:
+                    scheduler.hurry()
+                await asyncio.wait(left)
+                break
+        hurry.cancel()
 
     def _watch(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
@@ -142,12 +157,15 @@ class Engine:
             self._failed.set_exception(error)
             # Whoever uses `async with worker` may never look; the line above has said it.
             self._failed.exception()
+            self._on_failure(error)
 
     def _lose(self, lease: Lease) -> None:
         for scheduler in self._schedulers:
             scheduler.lose(lease)
 
 
-async def _all(tasks: list[asyncio.Task[Any]]) -> None:
-    if tasks:
-        await asyncio.wait(tasks)
+async def _within(seconds: float, tasks: list[asyncio.Task[None]]) -> None:
+    """Wait for these at most so long, and then cancel what is left of them."""
+    _, late = await asyncio.wait(tasks, timeout=seconds)
+    for task in late:
+        task.cancel()

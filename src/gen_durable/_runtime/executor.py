@@ -7,8 +7,6 @@ import inspect
 from collections.abc import Awaitable
 from typing import Any
 
-import msgspec
-
 from .._core.model import CommitEntry, Execution
 from .._core.opening import open_context, state_of
 from .._core.registry import Registered, Registry
@@ -82,12 +80,12 @@ class Executor:
         try:
             try:
                 state = state_of(execution, machine)
-                context = open_context(execution, machine, self._registry, state)
             except CodecError:
                 # What does not decode stays as it is stored; the handler sees it as text only.
                 state = UNREAD
-                bare = _without_what_cannot_be_read(execution)
-                context = open_context(bare, machine, self._registry, None)
+            context = open_context(
+                execution, machine, self._registry, None if state is UNREAD else state, is_strict=False
+            )
             outcome = await self._decide(registered.machine, failure, context)
             current = UNREAD if state is UNREAD and context.state is None else context.state
             return settle(
@@ -117,7 +115,3 @@ def _is_ours() -> bool:
     """Whether this very task was cancelled (shutdown, lost lease), as against a CancelledError from the user's code."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
-
-
-def _without_what_cannot_be_read(execution: Execution) -> Execution:
-    return msgspec.structs.replace(execution, inbox=(), children=())

@@ -17,7 +17,7 @@ from .._core.model import CommitEntry, CommitResult, Committed
 from .._db import commit as commits
 from .._db.failures import StatementError, is_data, is_outage
 from .._db.pool import Database
-from .service import Outage
+from .service import Contact, Outage
 from .wake import Wakes
 
 __all__ = ["Flusher"]
@@ -36,14 +36,15 @@ class Flusher:
     # lock_timeout of the connections that it is given.
     PATIENCE: Final = "100ms"
 
-    def __init__(self, database: Database, wakes: Wakes) -> None:
+    def __init__(self, database: Database, wakes: Wakes, contact: Contact) -> None:
         self._database = database
         self._wakes = wakes
         # Filled by executions, emptied by run(); both on the event loop.
         self._waiting: list[_Waiting] = []
         self._arrived = asyncio.Event()
         self._stragglers: set[asyncio.Task[None]] = set()
-        self._outage = Outage("commit")
+        self._contact = contact
+        self._outage = Outage("commit", contact)
 
     async def commit(self, entry: CommitEntry) -> CommitResult:
         """Make an outcome durable; returns when it is, or when it turned out to be stale."""
@@ -119,7 +120,7 @@ class Flusher:
         return free
 
     async def _commit_alone(self, entry: CommitEntry, future: asyncio.Future[CommitResult]) -> None:
-        outage = Outage("commit of a held row")
+        outage = Outage("commit of a held row", self._contact)
         while True:
             try:
                 plan = commits.commit([entry])

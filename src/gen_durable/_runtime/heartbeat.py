@@ -17,7 +17,7 @@ from .._db.failures import StatementError
 from .._db.lease import Lease, renew
 from .._db.pool import connect
 from .._db.runner import run_asyncpg
-from .service import Outage
+from .service import Contact, Outage
 
 __all__ = ["Heartbeat"]
 
@@ -26,13 +26,20 @@ class Heartbeat:
     """Renews every lease that is half an interval old, and tells the event loop which ones are lost."""
 
     def __init__(
-        self, dsn: str, schema: str, lease: timedelta, interval: timedelta, on_lost: Callable[[Lease], None]
+        self,
+        dsn: str,
+        schema: str,
+        lease: timedelta,
+        interval: timedelta,
+        contact: Contact,
+        on_lost: Callable[[Lease], None],
     ) -> None:
         self._dsn = dsn
         self._schema = schema
         self._lease = lease
         # Looking twice per interval at leases that are half an interval old: none gets older than one interval.
         self._pause = interval.total_seconds() / 2
+        self._contact = contact
         self._on_lost = on_lost
         self._lock = threading.Lock()
         # Lease → when it was last known to be good (monotonic). Guarded by the lock.
@@ -70,7 +77,7 @@ class Heartbeat:
         stop = asyncio.Event()
         self._beating = (asyncio.get_running_loop(), stop)
         self._ready.set()
-        outage = Outage("heartbeat")
+        outage = Outage("heartbeat", self._contact)
         conn: Any = None
         pause = self._pause
         while not await _within(stop, pause):

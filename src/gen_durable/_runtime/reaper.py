@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from datetime import timedelta
 from typing import Final
 
@@ -12,7 +11,7 @@ from .._db import pick
 from .._db.pool import Database
 from ..config import Settings
 from ..telemetry import AwaitTimeout, ReaperReaped, Telemetry
-from .service import Service
+from .service import Contact, Service
 from .wake import Wakes
 
 __all__ = ["Reaper", "Timekeeper"]
@@ -28,24 +27,21 @@ class Reaper(Service):
 
     name = "reaper"
 
-    def __init__(self, database: Database, settings: Settings, telemetry: Telemetry, wakes: Wakes) -> None:
-        super().__init__()
+    def __init__(
+        self, database: Database, settings: Settings, telemetry: Telemetry, wakes: Wakes, contact: Contact
+    ) -> None:
+        super().__init__(contact)
         self._database = database
         self._settings = settings
         self._telemetry = telemetry
         self._wakes = wakes
-        self._in_contact_since = time.monotonic()
-
-    def recovered(self) -> None:
-        """The living could not renew either while the database was away: give them one lease of time to do so."""
-        self._in_contact_since = time.monotonic()
 
     async def tick(self) -> timedelta:
         settings = self._settings
-        in_contact = timedelta(seconds=time.monotonic() - self._in_contact_since)
+        # While the database was away the living could not renew either: give them one lease of time to do so.
+        in_contact = timedelta(seconds=self._contact.seconds)
         if in_contact < settings.lease:
-            # Asking now tells us of an outage; reaping has to wait.
-            await self._database.run(pick.stuck_keys())
+            await self._free_stuck_keys()
             return min(settings.reap_interval, settings.lease - in_contact)
         reaped = await self._database.run_in_transaction(leases.reap(settings.lease, settings.crash_limit))
         if reaped.ids:
@@ -78,8 +74,8 @@ class Timekeeper(Service):
 
     name = "timekeeper"
 
-    def __init__(self, database: Database, telemetry: Telemetry, wakes: Wakes) -> None:
-        super().__init__()
+    def __init__(self, database: Database, telemetry: Telemetry, wakes: Wakes, contact: Contact) -> None:
+        super().__init__(contact)
         self._database = database
         self._telemetry = telemetry
         self._wakes = wakes

@@ -32,7 +32,7 @@ from ..telemetry import (
 from .executor import Executor
 from .flusher import Flusher
 from .heartbeat import Heartbeat
-from .service import Service
+from .service import Contact, Service
 
 __all__ = ["Scheduler"]
 
@@ -62,9 +62,10 @@ class Scheduler(Service):
         flusher: Flusher,
         heartbeat: Heartbeat,
         telemetry: Telemetry,
+        contact: Contact,
         on_bug: Callable[[BaseException], None],
     ) -> None:
-        super().__init__()
+        super().__init__(contact)
         self.name = f"queue {queue}"
         self._queue = queue
         self._concurrency = limits.concurrency
@@ -84,6 +85,7 @@ class Scheduler(Service):
         self._may_have_more = False
         self._last_work = time.monotonic()
         self._is_draining = False
+        self._hurried = asyncio.Event()
 
     async def tick(self) -> timedelta | None:
         """Fill the free slots."""
@@ -113,8 +115,7 @@ class Scheduler(Service):
         """Let running steps end, at most so long; what is unfinished then goes back to the queue at no cost."""
         self._is_draining = True
         in_flight = len(self._in_flight)
-        if self._in_flight and timeout > timedelta(0):
-            await asyncio.wait(self._in_flight.values(), timeout=timeout.total_seconds())
+        await self._let_end(timeout)
         unfinished, self._in_step = self._in_step, {}
         for lease in unfinished:
             self._in_flight[lease].cancel()
@@ -123,6 +124,24 @@ class Scheduler(Service):
             await asyncio.wait(committing, timeout=_LAST_WORDS)
         # A step that does not react to its cancellation is left behind: its lease is gone, it cannot commit.
         self._telemetry.emit(SchedulerDrain(released=released, in_flight=in_flight, queue=self._queue))
+
+    def hurry(self) -> None:
+        """Wait no longer for running steps."""
+        self._hurried.set()
+
+    async def _let_end(self, timeout: timedelta) -> None:
+        try:
+            async with asyncio.timeout(timeout.total_seconds()):
+                while self._in_flight and not self._hurried.is_set():
+                    hurried = asyncio.get_running_loop().create_task(self._hurried.wait())
+                    try:
+                        await asyncio.wait(
+                            [hurried, *self._in_flight.values()], return_when=asyncio.FIRST_COMPLETED
+                        )
+                    finally:
+                        hurried.cancel()
+        except TimeoutError:
+            pass
 
     async def _release(self, unfinished: list[Execution]) -> int:
         """Give executions back, in one group commit."""

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+import time
 from datetime import timedelta
 from typing import Final
 
 from .._db.failures import StatementError, is_outage, is_race
 
-__all__ = ["Outage", "Service"]
+__all__ = ["Contact", "Outage", "Service"]
 
 _log: Final = logging.getLogger("gen_durable.worker")
 _FIRST_PAUSE: Final = 0.1
@@ -18,11 +19,34 @@ _FIRST_PAUSE: Final = 0.1
 _LONGEST_PAUSE: Final = 5.0
 
 
+class Contact:
+    """Since when this process has been in touch with the database; shared by all services of a worker."""
+
+    def __init__(self) -> None:
+        self._since: float | None = time.monotonic()
+
+    def lost(self) -> None:
+        """Somebody could not reach it."""
+        self._since = None
+
+    def made(self) -> None:
+        """Somebody reached it."""
+        if self._since is None:
+            self._since = time.monotonic()
+
+    @property
+    def seconds(self) -> float:
+        """How long there has been no outage."""
+        since = self._since
+        return 0.0 if since is None else time.monotonic() - since
+
+
 class Outage:
     """One stretch of time without the database, for one service: pauses that grow, and one line of log."""
 
-    def __init__(self, who: str) -> None:
+    def __init__(self, who: str, contact: Contact | None = None) -> None:
         self._who = who
+        self._contact = contact or Contact()
         self._tries = 0
 
     def pause(self, error: StatementError) -> float:
@@ -30,17 +54,19 @@ class Outage:
         if not (is_outage(error) or is_race(error)):
             raise error
         self._tries += 1
-        if self._tries == 1 and is_outage(error):
-            _log.warning("%s: the database is away (%s); trying again until it is back", self._who, error)
-        # From the start with jitter: a fleet that lost its database at one moment must not come back at one moment.
+        if is_outage(error):
+            self._contact.lost()
+            if self._tries == 1:
+                _log.warning("%s: the database is away (%s); trying again until it is back", self._who, error)
+        # With jitter: a fleet that lost its database at one moment must not come back at one moment.
         return min(_LONGEST_PAUSE, _FIRST_PAUSE * 2.0 ** min(self._tries, 10)) * random.uniform(0.5, 1)
 
-    def is_over(self) -> bool:
-        """A round went well; whether there was an outage before it."""
-        was_away, self._tries = self._tries > 0, 0
-        if was_away:
+    def is_over(self) -> None:
+        """A round went well."""
+        self._contact.made()
+        if self._tries:
+            self._tries = 0
             _log.info("%s: the database is back", self._who)
-        return was_away
 
 
 class Service:
@@ -48,16 +74,14 @@ class Service:
 
     name = "service"
 
-    def __init__(self) -> None:
+    def __init__(self, contact: Contact) -> None:
+        self._contact = contact
         self._woken = asyncio.Event()
         self._is_stopping = False
 
     async def tick(self) -> timedelta | None:
         """Do one round; the pause until the next one, `None` to wait for a wake."""
         raise NotImplementedError
-
-    def recovered(self) -> None:
-        """The database is back after an outage."""
 
     def wake(self) -> None:
         """Let the next round begin now."""
@@ -70,7 +94,7 @@ class Service:
 
     async def run(self) -> None:
         """Rounds until `stop`."""
-        outage = Outage(self.name)
+        outage = Outage(self.name, self._contact)
         while not self._is_stopping:
             # Cleared before the round: a wake during it means that the round may have looked too early.
             self._woken.clear()
@@ -79,8 +103,7 @@ class Service:
             except StatementError as error:
                 await self._wait(outage.pause(error))
                 continue
-            if outage.is_over():
-                self.recovered()
+            outage.is_over()
             await self._wait(None if pause is None else pause.total_seconds())
 
     async def _wait(self, seconds: float | None) -> None:

@@ -71,7 +71,7 @@ class Waiting:
             except StatementError as error:
                 pause = outage.pause(error)
             except BaseException as error:
-                self._fail(error)
+                self.fail(error)
                 raise
             else:
                 outage.is_over()
@@ -97,7 +97,8 @@ class Waiting:
                     answered = True
         return answered
 
-    def _fail(self, error: BaseException) -> None:
+    def fail(self, error: BaseException) -> None:
+        """Nothing more will happen here: tell everybody who waits."""
         for waiters in self._futures.values():
             for _, future in waiters:
                 if not future.done():

@@ -97,7 +97,7 @@ def down(to: int, yes: bool, dsn: str | None, settings_file: Path | None, **give
 def sql(current: int, to: int, settings_file: Path | None, **given: Any) -> None:
     """Print the SQL between two versions, for a tool of your own. Needs no database."""
     settings = load_settings(settings_file, given)
-    click.echo(script(settings.schema, current, to), nl=False)
+    click.echo(script(settings.schema, current, to).rstrip())
 
 
 def _described(found: Schema) -> str:

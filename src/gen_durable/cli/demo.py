@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 
 import click
 
@@ -16,7 +17,7 @@ __all__ = ["demo"]
 @click.command()
 @click.option(
     "--orders",
-    type=click.IntRange(20, 10_000),
+    type=click.IntRange(50, 10_000),
     default=300,
     show_default=True,
     help="How many orders come in.",
@@ -24,6 +25,8 @@ __all__ = ["demo"]
 @dsn_option
 def demo(orders: int, dsn: str | None) -> None:
     """Run a shop on two worker processes, kill one, and prove that nothing was lost or committed twice."""
+    # Ended politely in either way, it takes its worker processes with it.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         holds = asyncio.run(tell(open_screen(), orders=orders, dsn=dsn))
     except KeyboardInterrupt:

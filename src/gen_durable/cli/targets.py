@@ -70,7 +70,11 @@ def _import_file(path: Path) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     # Known by its name before it runs: annotations are looked up there.
     sys.modules[name] = module
-    spec.loader.exec_module(module)
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
     return module
 
 
@@ -102,7 +106,7 @@ def _attribute(module: ModuleType, place: str, name: str) -> object:
 def _meant(value: object, target: str) -> Machines | Worker:
     if isinstance(value, Worker):
         return value
-    found = list(value) if isinstance(value, Iterable) and not isinstance(value, str) else [value]
+    found: list[Any] = list(value) if isinstance(value, Iterable) and not isinstance(value, str) else [value]
     odd = [each for each in found if not _is_machine(each)]
     if odd:
         raise Failure(

@@ -9,8 +9,8 @@ from typing import Any
 import click
 
 from .._db.pool import redacted
-from ..config import Queue
-from ..definition import definition_of
+from ..config import Queue, environment_dsn
+from ..telemetry import PickStop
 from ..worker import Worker
 from .failure import Failure
 from .options import dsn_option, load_settings, queue, settings_options
@@ -53,7 +53,7 @@ def worker(
         ready = Worker(
             loaded, dsn=dsn, queues=_distinct(queues), settings=load_settings(settings_file, settings)
         )
-    click.echo(_start_line(ready))
+    _announce(ready)
     ready.run()
 
 
@@ -64,12 +64,22 @@ def _distinct(queues: tuple[tuple[str, Queue], ...]) -> dict[str, Queue] | None:
     return by_name or None
 
 
+def _announce(ready: Worker) -> None:
+    """Say that it works once it does: it has looked for work, and a signal from now on lets it drain."""
+
+    def on_first_look(_: PickStop) -> None:
+        unsubscribe()
+        click.echo(_start_line(ready))
+
+    unsubscribe = ready.telemetry.subscribe(on_first_look, PickStop)
+
+
 def _start_line(ready: Worker) -> str:
     """Who runs what, where. Queues of the machines that are left to other workers are named: it may be a mistake."""
-    definitions = [definition_of(machine) for machine in ready.machines]
-    machines = ", ".join(f"{each.name} v{each.version}" for each in definitions)
+    machines = ", ".join(f"{each.name} v{each.version}" for each in ready.machines)
     queues = ", ".join(f"{name}={served.concurrency}" for name, served in ready.queues.items())
-    elsewhere = sorted({each.queue for each in definitions} - set(ready.queues))
+    elsewhere = sorted({each.queue for each in ready.machines} - set(ready.queues))
     left = f"; not {', '.join(elsewhere)}" if elsewhere else ""
-    where = redacted(ready.dsn) if ready.dsn else "the embedded PostgreSQL"
+    dsn = ready.dsn or environment_dsn()
+    where = redacted(dsn) if dsn else "the embedded PostgreSQL"
     return f"gen-durable {metadata.version('gen_durable')} runs {machines} on {where}, queues {queues}{left}"

@@ -48,6 +48,11 @@ class WorkerProcess:
         """Whether it still runs."""
         return self._process.poll() is None
 
+    @property
+    def has_started(self) -> bool:
+        """Whether it has said that it works."""
+        return bool(self.last_words())
+
     def pause(self) -> None:
         """Stop it where it is, for a look at what it is doing."""
         self._process.send_signal(signal.SIGSTOP)

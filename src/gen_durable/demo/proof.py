@@ -118,7 +118,7 @@ def _euros(evidence: Evidence) -> str:
 def _killed(evidence: Evidence) -> _Claim:
     revived = {each.parcel_id for each in evidence.prints if each.pid != evidence.killed_pid}
     return (
-        f"{len(evidence.killed_ids)} steps were cut off by the SIGKILL; the other worker ran each of them again",
+        f"steps cut off by the SIGKILL: {len(evidence.killed_ids)}; the other worker ran each of them again",
         [f"shipment {id} was not run again" for id in sorted(evidence.killed_ids - revived)],
     )
 
@@ -127,9 +127,9 @@ def _prints(evidence: Evidence) -> _Claim:
     keys: dict[int, Counter[str]] = defaultdict(Counter)
     for each in evidence.prints:
         keys[each.parcel_id][each.key] += 1
-    again = sum(counts.total() - 1 for counts in keys.values())
+    again = len(evidence.prints) - len(keys)
     return (
-        f"{len(evidence.prints)} labels printed, {again} of them a second time under the same idempotency key",
+        f"{len(evidence.prints)} labels printed, {again} more than parcels: repeats, under the same idempotency key",
         [f"shipment {one.id} has no label" for one in evidence.shipments if one.id not in keys]
         + [
             f"shipment {id} printed under {len(counts)} keys"

@@ -43,8 +43,8 @@ class Screen(Protocol):
         traceback: TracebackType | None,
         /,
     ) -> None: ...
-    def say(self, line: str) -> None:
-        """Tell something that happened."""
+    def say(self, line: str, style: str = "") -> None:
+        """Tell something that happened, in a style where there are styles."""
 
     def show(self, counts: Counts) -> None:
         """Show how far it is."""
@@ -65,7 +65,7 @@ class PlainScreen:
     def __exit__(self, *_: object) -> None:
         pass
 
-    def say(self, line: str) -> None:
+    def say(self, line: str, style: str = "") -> None:
         print(line, flush=True)
 
     def show(self, counts: Counts) -> None:
@@ -108,8 +108,8 @@ class TerminalScreen:
     def __exit__(self, *_: object) -> None:
         self._live.stop()
 
-    def say(self, line: str) -> None:
-        self._console.print(Text(line))
+    def say(self, line: str, style: str = "") -> None:
+        self._console.print(Text(line, style))
 
     def show(self, counts: Counts) -> None:
         note = f"{counts.executing} executing" if counts.executing else ""

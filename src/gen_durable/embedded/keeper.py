@@ -251,7 +251,7 @@ def main(arguments: list[str]) -> int:
     """Detach, then keep."""
     # The client waits for the parent and is rid of a child; init waits for us.
     if os.fork() != 0:
-        return 0
+        os._exit(0)
     os.umask(0o077)
     return Keeper(Orders(**json.loads(arguments[0]))).run()
 

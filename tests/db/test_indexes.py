@@ -1,0 +1,98 @@
+"""Updates of live executions stay on their page: no index stands in their way."""
+
+from __future__ import annotations
+
+import re
+from datetime import timedelta
+from typing import Any
+
+from gen_durable._core.model import CommitEntry
+from gen_durable._db import commit, lease, pick
+from gen_durable._db.runner import run_asyncpg
+
+CHANGED_WHILE_EXECUTING = {
+    "step",
+    "state",
+    "step_seq",
+    "attempt",
+    "crash_count",
+    "execution",
+    "lease_token",
+    "lease_expires_at",
+    "locked_by",
+    "updated_at",
+    "has_signals",
+    "presented",
+    "timed_out",
+    "awaits",
+    "result",
+    "last_error",
+    "error",
+}
+LEASE = timedelta(seconds=60)
+
+
+async def test_no_index_names_a_column_that_a_chained_commit_or_a_heartbeat_changes(sql: Any) -> None:
+    indexes = await sql.fetch(
+        """select c.relname as name, i.indrelid, i.indkey::int2[] as keys, pg_get_indexdef(i.indexrelid) as definition,
+                  pg_get_expr(i.indpred, i.indrelid) as predicate, pg_get_expr(i.indexprs, i.indrelid) as expressions
+             from pg_index i join pg_class c on c.oid = i.indexrelid
+            where i.indrelid = 'gen_durable.gen_durable'::regclass"""
+    )
+    columns = {
+        row["attnum"]: row["attname"]
+        for row in await sql.fetch(
+            "select attnum, attname from pg_attribute where attrelid = 'gen_durable.gen_durable'::regclass and attnum > 0"
+        )
+    }
+    assert set(columns.values()) >= CHANGED_WHILE_EXECUTING
+    assert len(indexes) == 11
+    for index in indexes:
+        # Keys and INCLUDEd columns by number; what expressions and predicates name, by their text.
+        named = {columns[number] for number in index["keys"] if number}
+        for text in (index["predicate"], index["expressions"]):
+            named |= set(re.findall(r"[a-z_]+", text or "")) & set(columns.values())
+        assert not named & CHANGED_WHILE_EXECUTING, index["definition"]
+
+
+async def test_no_indexed_generated_column_is_made_of_one_either(sql: Any) -> None:
+    made = await sql.fetch(
+        """select a.attname, pg_get_expr(d.adbin, d.adrelid) as expression
+             from pg_attribute a join pg_attrdef d on d.adrelid = a.attrelid and d.adnum = a.attnum
+            where a.attrelid = 'gen_durable.gen_durable'::regclass and a.attgenerated <> ''"""
+    )
+    assert {row["attname"] for row in made} == {"correlation_guard", "unique_guard"}
+    for row in made:
+        assert not set(re.findall(r"[a-z_]+", row["expression"])) & CHANGED_WHILE_EXECUTING
+
+
+async def test_heartbeats_and_chained_commits_are_hot_updates(sql: Any) -> None:
+    await sql.execute(
+        """select gen_durable.insert_all((select jsonb_agg(jsonb_build_object('fsm', 'Greet', 'step', 'hello',
+             'correlation_key', 'c' || n, 'unique_key', 'u' || n)) from generate_series(1, 20) n))"""
+    )
+    await sql.execute("vacuum full gen_durable.gen_durable")  # pages as full as fillfactor lets them be
+    picked = await run_asyncpg(sql, pick.pick("default", (["Greet"], [1]), 20, 7, "w", LEASE), "gen_durable")
+    assert len(picked.executions) == 20
+    await sql.execute("vacuum gen_durable.gen_durable")
+
+    async with sql.transaction():
+        assert await run_asyncpg(sql, lease.renew([(e.id, 7) for e in picked.executions], LEASE), "gen_durable") == set()
+        assert await updates(sql) == (20, 20)
+    for step_seq in range(5):
+        async with sql.transaction():
+            entries = [
+                CommitEntry(id=e.id, lease_token=7, step_seq=step_seq, kind="keep", step=f"s{step_seq}", payload="[1]")
+                for e in picked.executions
+            ]
+            plan = commit.commit_plain(entries) if step_seq % 2 else commit.commit(entries)
+            await run_asyncpg(sql, plan, "gen_durable")
+            assert await updates(sql) == (20, 20)
+
+
+async def updates(sql: Any) -> tuple[int, int]:
+    """Of the current transaction: all updates of the table, and those of them that touched no index."""
+    row = await sql.fetchrow(
+        "select n_tup_upd, n_tup_hot_upd from pg_stat_xact_user_tables where relid = 'gen_durable.gen_durable'::regclass"
+    )
+    return row["n_tup_upd"], row["n_tup_hot_upd"]

@@ -1,0 +1,182 @@
+"""The schema comes and goes in numbered increments, whoever applies them and however many at once."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from gen_durable import AsyncClient, Client, Settings
+from gen_durable._db import migrate
+from gen_durable._schema import LATEST, migrate_schema, schema_status
+from gen_durable.errors import SchemaVersionError, UsageError
+from tests.db.catalog import dump, leftovers
+
+ELSEWHERE = "my_app_1"
+SECOND = {
+    2: (
+        "alter table gen_durable.machines add column note text;\ncreate index machines_note on gen_durable.machines (note);",
+        "drop index gen_durable.machines_note;\nalter table gen_durable.machines drop column note;",
+    )
+}
+
+
+async def test_replayed_increments_equal_a_fresh_schema(sql: Any, durable_dsn: str) -> None:
+    for version in range(1, LATEST + 1):
+        await migrate_schema(durable_dsn, ELSEWHERE, version)
+    assert await dump(sql, ELSEWHERE) == await dump(sql, "gen_durable")
+
+
+async def test_down_to_each_version_and_up_again_is_a_round_trip(sql: Any, durable_dsn: str) -> None:
+    fresh = await dump(sql, "gen_durable")
+    for version in range(LATEST):
+        down = await migrate_schema(durable_dsn, "gen_durable", version)
+        assert (down.version or 0, down.is_current) == (version, False)
+        up = await migrate_schema(durable_dsn, "gen_durable")
+        assert (up.version, up.is_current) == (LATEST, True)
+        assert await dump(sql, "gen_durable") == fresh
+
+
+async def test_down_to_nothing_leaves_nothing_even_with_instances_in_it(sql: Any, durable_dsn: str) -> None:
+    await sql.execute("select gen_durable.insert('Greet', step => 'hello', correlation_key => 'a')")
+    await sql.execute("select gen_durable.signal('a', 'paid')")
+    assert (await migrate_schema(durable_dsn, "gen_durable", 0)).version is None
+    assert await leftovers(sql, "gen_durable") == []
+    assert (await schema_status(durable_dsn, "gen_durable")).version is None
+
+
+async def test_objects_of_the_user_in_the_same_schema_survive(sql: Any, durable_dsn: str) -> None:
+    await sql.execute("create table gen_durable.invoices (id int)")
+    await migrate_schema(durable_dsn, "gen_durable", 0)
+    assert await leftovers(sql, "gen_durable") == ["_invoices", "invoices", "invoices"]
+
+
+async def test_taking_back_what_was_never_there_makes_nothing(sql: Any, durable_dsn: str) -> None:
+    assert (await migrate_schema(durable_dsn, ELSEWHERE, 0)).version is None
+    assert not await sql.fetchval("select exists (select from pg_namespace where nspname = $1)", ELSEWHERE)
+
+
+@pytest.mark.parametrize("schema", [ELSEWHERE, "order"])
+async def test_the_printed_script_does_what_migrate_does(sql: Any, schema: str) -> None:
+    await sql.execute(migrate.script(schema))  # as psql would: one text of many statements, no parameters
+    assert await dump(sql, schema) == await dump(sql, "gen_durable")
+    await sql.execute(migrate.script(schema, current=LATEST, to=0))
+    assert await leftovers(sql, schema) == []
+
+
+async def test_a_script_that_breaks_in_the_middle_leaves_nothing(sql: Any) -> None:
+    text = migrate.script(ELSEWHERE).replace("create view", "create nonsense", 1)
+    with pytest.raises(Exception, match="syntax error"):
+        await sql.execute(text)
+    await sql.execute("rollback")
+    assert not await sql.fetchval("select exists (select from pg_namespace where nspname = $1)", ELSEWHERE)
+
+
+async def test_ten_tasks_may_migrate_an_empty_database_at_once(sql: Any, durable_dsn: str) -> None:
+    answers = await asyncio.gather(*[migrate_schema(durable_dsn, ELSEWHERE) for _ in range(10)])
+    assert {answer.version for answer in answers} == {LATEST}
+    assert await dump(sql, ELSEWHERE) == await dump(sql, "gen_durable")
+
+
+async def test_ten_processes_may_boot_on_an_empty_database_at_once(sql: Any, durable_dsn: str) -> None:
+    code = (
+        "import sys, asyncio\n"
+        "from gen_durable import AsyncClient, Client, Settings\n"
+        "settings = Settings(schema=sys.argv[2])\n"
+        "async def boot():\n"
+        "    async with AsyncClient(sys.argv[1], settings=settings) as client:\n"
+        "        print(await client.count())\n"
+        "sys.stdin.read()\n"
+        "asyncio.run(boot())\n"
+    )
+    booting = [
+        subprocess.Popen(
+            [sys.executable, "-c", code, durable_dsn, ELSEWHERE],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for _ in range(10)
+    ]
+    for process in booting:  # all have been started; now all go
+        assert process.stdin is not None
+        process.stdin.close()
+        process.stdin = None
+    said = [process.communicate(timeout=50) for process in booting]
+    assert said == [("0\n", "")] * 10
+    assert await dump(sql, ELSEWHERE) == await dump(sql, "gen_durable")
+
+
+async def test_a_newer_schema_is_refused_by_clients_and_by_migrate(sql: Any, durable_dsn: str) -> None:
+    await sql.execute("insert into gen_durable.migrations (version) values ($1)", LATEST + 7)
+    newer = rf"schema 'gen_durable' is at version {LATEST + 7}, .* knows only {LATEST}; upgrade the package"
+    with pytest.raises(SchemaVersionError, match=newer):
+        async with AsyncClient(durable_dsn):
+            pass
+    with pytest.raises(SchemaVersionError, match=newer), Client(durable_dsn):
+        pass
+    for version in (0, LATEST):
+        with pytest.raises(SchemaVersionError, match=newer):
+            await migrate_schema(durable_dsn, "gen_durable", version)
+    assert await sql.fetchval("select count(*) from gen_durable.gen_durable") == 0
+
+
+async def test_an_older_schema_is_refused_until_somebody_decides_to_migrate(
+    sql: Any, durable_dsn: str, second_increment: None
+) -> None:
+    older = "schema 'gen_durable' is at version 1, and this gen_durable needs 2; run `gen-durable db migrate`"
+    with pytest.raises(SchemaVersionError, match=older):
+        async with AsyncClient(durable_dsn):
+            pass
+    with pytest.raises(SchemaVersionError, match=older), Client(durable_dsn):
+        pass
+    assert (await schema_status(durable_dsn, "gen_durable")).version == 1
+    await migrate_schema(durable_dsn, "gen_durable", 2)
+    async with AsyncClient(durable_dsn) as client:
+        assert await client.count() == 0
+
+
+async def test_two_increments_replay_come_back_and_print_alike(
+    sql: Any, durable_dsn: str, second_increment: None
+) -> None:
+    first = await dump(sql, "gen_durable")
+    await migrate_schema(durable_dsn, "gen_durable", 2)
+    await migrate_schema(durable_dsn, ELSEWHERE, 2)
+    await sql.execute(migrate.script("order", to=1))
+    await sql.execute(migrate.script("order", current=1, to=2))
+    both = await dump(sql, "gen_durable")
+    assert both["increments"] == [(1,), (2,)]
+    assert await dump(sql, ELSEWHERE) == both
+    assert await dump(sql, "order") == both
+    await migrate_schema(durable_dsn, "gen_durable", 1)
+    assert await dump(sql, "gen_durable") == first
+
+
+async def test_a_client_installs_into_a_database_that_has_nothing(sql: Any, durable_dsn: str) -> None:
+    settings = Settings(schema=ELSEWHERE)
+    async with AsyncClient(durable_dsn, settings=settings) as client:
+        assert await client.count() == 0
+    with Client(durable_dsn, settings=settings) as client:
+        assert client.count() == 0
+    assert (await schema_status(durable_dsn, ELSEWHERE)).is_current
+
+
+@pytest.mark.parametrize("version", [-1, LATEST + 1])
+async def test_a_version_that_does_not_exist_is_refused(durable_dsn: str, version: int) -> None:
+    with pytest.raises(UsageError, match=rf"no schema version {version}; give 0 \(nothing\) to {LATEST}"):
+        await migrate_schema(durable_dsn, "gen_durable", version)
+
+
+@pytest.fixture
+def second_increment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A library that is one increment ahead of this one."""
+    assert LATEST == 1, "there is a second increment now: use the real one"
+    monkeypatch.setattr(migrate, "LATEST", 2)
+    monkeypatch.setattr(migrate, "_INCREMENTS", {**migrate._INCREMENTS, 2: "0002_note.up.sql"})
+    known = {"migrations/0002_note.up.sql": SECOND[2][0], "migrations/0002_note.down.sql": SECOND[2][1]}
+    read = migrate.read
+    monkeypatch.setattr(migrate, "read", lambda file: known.get(file) or read(file))

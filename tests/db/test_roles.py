@@ -1,0 +1,119 @@
+"""No superuser is needed, and what a role has as defaults has no say."""
+
+from __future__ import annotations
+
+import re
+import uuid
+from collections.abc import AsyncIterator
+from typing import Any
+
+import asyncpg
+import pytest
+
+from gen_durable import AsyncClient, Client, Context, Done, Machine, Next, Outcome, Settings, Worker, step
+from gen_durable._db import migrate
+from gen_durable._db.failures import StatementError
+from gen_durable._db.pool import Database
+from gen_durable._schema import migrate_schema
+
+OWN = Settings(schema="shop")
+
+
+class Echo(Machine[str, str]):
+    @step
+    async def first(self, ctx: Context[str]) -> Outcome:
+        return Next(self.second)
+
+    @step
+    def second(self, ctx: Context[str]) -> Outcome[str]:
+        return Done(ctx.state)
+
+
+@pytest.fixture
+async def role(sql: Any) -> AsyncIterator[str]:
+    """A login without any right of its own."""
+    name = f"role_{uuid.uuid4().hex[:12]}"
+    await sql.execute(f"create role {name} login nosuperuser nocreatedb nocreaterole password 'pw'")
+    await sql.execute("revoke all on database " + await sql.fetchval("select current_database()") + " from public")
+    await sql.execute("grant connect on database " + await sql.fetchval("select current_database()") + f" to {name}")
+    yield name
+    await sql.execute(f"drop owned by {name} cascade; drop role {name}")
+
+
+def as_role(dsn: str, role: str) -> str:
+    return re.sub(r"//[^@/]*@", f"//{role}:pw@", dsn, count=1)
+
+
+async def test_the_owner_of_a_schema_needs_no_right_on_the_database(
+    sql: Any, durable_dsn: str, role: str
+) -> None:
+    await sql.execute(f"create schema shop authorization {role}")
+    dsn = as_role(durable_dsn, role)
+    async with Worker([Echo], dsn=dsn, settings=OWN) as worker:
+        assert (await worker.wait(await worker.insert(Echo, "hi"))).result == "hi"
+    with Client(dsn, settings=OWN) as client:
+        assert client.count(Echo, status="done") == 1
+    assert await sql.fetchval("select tableowner from pg_tables where schemaname = 'shop' limit 1") == role
+    assert (await migrate_schema(dsn, "shop", 0)).version is None
+
+
+async def test_a_role_that_may_create_schemas_installs_one_by_itself(
+    sql: Any, durable_dsn: str, role: str
+) -> None:
+    await sql.execute(f"grant create on database {await sql.fetchval('select current_database()')} to {role}")
+    async with AsyncClient(as_role(durable_dsn, role), settings=OWN) as client:
+        await client.insert(Echo, "hi")
+        assert await client.count() == 1
+
+
+async def test_a_role_without_any_right_is_told_so_and_nothing_is_left(
+    sql: Any, durable_dsn: str, role: str
+) -> None:
+    with pytest.raises(StatementError, match="permission denied for database"):
+        async with AsyncClient(as_role(durable_dsn, role), settings=OWN):
+            pass
+    assert not await sql.fetchval("select exists (select from pg_namespace where nspname = 'shop')")
+
+
+async def test_the_printed_script_works_for_the_owner_of_a_schema(
+    sql: Any, durable_dsn: str, role: str
+) -> None:
+    await sql.execute(f"create schema shop authorization {role}")
+    connection = await asyncpg.connect(as_role(durable_dsn, role))
+    await connection.execute(migrate.script("shop"))
+    await connection.close()
+    async with AsyncClient(as_role(durable_dsn, role), settings=OWN) as client:
+        assert await client.count() == 0
+
+
+async def test_the_defaults_of_a_role_have_no_say(sql: Any, durable_dsn: str, role: str) -> None:
+    await sql.execute(f"create schema shop authorization {role}")
+    for setting, value in {
+        "default_transaction_isolation": "'repeatable read'",
+        "default_transaction_read_only": "on",
+        "statement_timeout": "'1ms'",
+        "lock_timeout": "'1ms'",
+        "synchronous_commit": "off",
+        "plan_cache_mode": "force_custom_plan",
+        "search_path": "nowhere",
+        "datestyle": "'SQL, DMY'",
+        "intervalstyle": "sql_standard",
+        "timezone": "'Asia/Kathmandu'",
+        "bytea_output": "escape",
+    }.items():
+        await sql.execute(f"alter role {role} set {setting} = {value}")
+    dsn = as_role(durable_dsn, role)
+    async with await Database.open(dsn, "shop") as database:
+        row = await database._pool.fetchrow(
+            "select current_setting('transaction_isolation') as isolation, current_setting('jit') as jit,"
+            " current_setting('synchronous_commit') as synchronous_commit,"
+            " current_setting('plan_cache_mode') as plans, current_setting('statement_timeout') as timeout"
+        )
+        assert tuple(row) == ("read committed", "off", "on", "force_generic_plan", "30s")
+    async with Worker([Echo], dsn=dsn, settings=OWN) as worker:
+        order = await worker.insert(Echo, "hi", unique_key=b"\x00\xff\\", correlation_key="a")
+        there = await worker.wait(order)
+    with Client(dsn, settings=OWN) as client:
+        here = client.get(order)
+    assert here == there
+    assert (there.result, there.unique_key) == ("hi", b"\x00\xff\\")

@@ -1,0 +1,87 @@
+"""Every statement of ours is one that PostgreSQL takes, in whatever schema."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from importlib import resources
+from typing import Any
+
+import pytest
+
+from gen_durable._db import migrate
+from gen_durable._db.plan import Script, Statement, in_schema, statements
+from gen_durable._schema import migrate_schema
+
+SCHEMAS = ["gen_durable", "my_app_1", "order"]
+
+
+def all_statements() -> Iterator[tuple[str, Statement]]:
+    for file in sorted(resources.files("gen_durable._db").iterdir(), key=lambda path: path.name):
+        if file.name.endswith(".sql"):
+            for statement in statements(file.name).values():
+                yield file.name, statement
+
+
+def test_the_statements_are_found() -> None:
+    files = {file for file, _ in all_statements()}
+    assert files == {
+        "commit.sql",
+        "insert.sql",
+        "inspect.sql",
+        "lease.sql",
+        "migrate.sql",
+        "pick.sql",
+        "signal.sql",
+    }
+
+
+@pytest.mark.parametrize("schema", SCHEMAS)
+async def test_every_statement_prepares_on_a_fresh_schema(sql: Any, durable_dsn: str, schema: str) -> None:
+    await migrate_schema(durable_dsn, schema)
+    for _, statement in all_statements():
+        prepared = await sql.prepare(in_schema(statement.text, schema))
+        assert len(prepared.get_parameters()) == len(statement.parameters), statement
+
+
+@pytest.mark.parametrize("schema", ["my_app_1", "order"])
+async def test_a_schema_of_another_name_needs_nothing_of_the_default_one(
+    sql: Any, durable_dsn: str, schema: str
+) -> None:
+    await migrate_schema(durable_dsn, schema)
+    await sql.execute("drop schema gen_durable cascade")
+    for _, statement in all_statements():
+        await sql.prepare(in_schema(statement.text, schema))
+    # plpgsql looks at the bodies only when they run.
+    await sql.execute(
+        f"""select * from "{schema}".insert('Greet', step => 'hello', unique_key => 'a', correlation_key => 'b');
+            select * from "{schema}".insert('Greet', step => 'hello', unique_key => 'a');
+            select * from "{schema}".insert_all('[{{"fsm": "Greet", "step": "hello"}}]');
+            select * from "{schema}".signal('b', 'paid'); select * from "{schema}".signal(1, 'paid')"""
+    )
+    assert await sql.fetchval(f'select count(*) from "{schema}".gen_durable') == 2
+    assert await sql.fetchval(f'select count(*) from "{schema}".signals') == 2
+
+
+@pytest.mark.parametrize("schema", SCHEMAS)
+def test_no_text_of_ours_names_another_schema(schema: str) -> None:
+    texts = [in_schema(statement.text, schema) for _, statement in all_statements()]
+    plan = migrate.migrate(schema)
+    answers: Any = [None, [], [{"has_schema": False, "has_migrations": False}]]
+    for answer in [*answers, *[answers[2]] * 3]:
+        call = plan.send(answer)
+        if isinstance(call, Script):
+            texts.append(call.text)
+    assert len(texts) > len(list(all_statements()))
+    for text in texts:
+        assert "gen_durable." not in text.replace('"gen_durable".', "")
+
+
+def test_every_parameter_says_its_type_wherever_it_is_used() -> None:
+    """A bare one would take its type from the neighbourhood, and another driver might send another one."""
+    bare = [
+        (file, statement.name, statement.parameters[int(number) - 1])
+        for file, statement in all_statements()
+        for number in re.findall(r"\$(\d+)(?!\d|::)", statement.text)
+    ]
+    assert set(bare) == {("pick.sql", "pick", "queue")}  # compared with a text column, four times

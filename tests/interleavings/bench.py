@@ -1,0 +1,114 @@
+"""Connections to a test database, and the locks by which a session is stopped inside of a function."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Final, NamedTuple, Self
+
+import asyncpg
+
+from gen_durable._db.pool import PINNED
+
+from .product import Change, Product
+from .session import Lane
+
+_SESSIONS: Final = 3
+# The engine's own settings, but: an end to every wait that is a mistake, victims of deadlocks at once, no disk.
+_SETTINGS: Final = {
+    **PINNED,
+    "lock_timeout": "5s",
+    "deadlock_timeout": "20ms",
+    "synchronous_commit": "off",
+    "client_min_messages": "error",
+}
+_PAUSES: Final = 4
+_BLOCKERS: Final = """
+select pid, pg_blocking_pids(pid) as blockers from unnest($1::int[]) as pid where cardinality(pg_blocking_pids(pid)) > 0"""
+
+
+class Pins(NamedTuple):
+    """Which of the engine's two ways to pin READ COMMITTED are in place, in a database whose default is another."""
+
+    begin: bool = True
+    """BEGIN names the isolation. Its connection has the database's default then, to show that BEGIN is enough."""
+    connection: bool = True
+    """The connection has it as a setting: all there is for plans that run in autocommit."""
+    is_default_safe: bool = False
+    """Every connection has it: a database with PostgreSQL's own default."""
+
+
+READ_COMMITTED: Final = Pins(is_default_safe=True)
+REPEATABLE_READ: Final = Pins()
+
+
+class Bench:
+    """A database of the test's own, whose default isolation is REPEATABLE READ, and connections to it."""
+
+    def __init__(self, admin: Any, brake: Any, pinned: list[Any], unpinned: list[Any]) -> None:
+        self.admin = admin
+        self._brake = brake
+        self._pinned = pinned
+        self._unpinned = unpinned
+        self._products: dict[tuple[Change, ...], Product] = {}
+        self.brake_pid = brake.get_server_pid()
+
+    @classmethod
+    async def open(cls, dsn: str) -> Self:
+        unpinned = {name: value for name, value in _SETTINGS.items() if name != "default_transaction_isolation"}
+        return cls(
+            await asyncpg.connect(dsn, server_settings=_SETTINGS),
+            await asyncpg.connect(dsn, server_settings=_SETTINGS),
+            [await asyncpg.connect(dsn, server_settings=_SETTINGS) for _ in range(_SESSIONS)],
+            [await asyncpg.connect(dsn, server_settings=unpinned) for _ in range(_SESSIONS)],
+        )
+
+    async def close(self) -> None:
+        for conn in (*self._pinned, *self._unpinned, self._brake, self.admin):
+            await conn.close()
+
+    def lanes(self, pins: Pins) -> list[Lane]:
+        if pins.is_default_safe:
+            return [Lane(conn, conn) for conn in self._pinned]
+        statements = self._pinned if pins.connection else self._unpinned
+        return [Lane(*pair) for pair in zip(self._unpinned, statements, strict=True)]
+
+    async def install(self, changes: tuple[Change, ...]) -> Product:
+        """A schema of its own for every change of the schema; changed statements need none."""
+        key = tuple(change for change in changes if change.where == "schema")
+        if key not in self._products:
+            product = Product(f"gen_durable_{len(self._products)}", key)
+            await self.admin.execute(f'create schema "{product.schema}"; {product.ddl()}')
+            self._products[key] = product
+        return Product(self._products[key].schema, changes)
+
+    async def blockers(self, names: Mapping[int, str]) -> dict[str, set[int]]:
+        """Who of these waits, and for whom."""
+        rows = await self.admin.fetch(_BLOCKERS, list(names))
+        return {names[row["pid"]]: set(row["blockers"]) for row in rows}
+
+    async def brake_all(self) -> None:
+        """Stop every session at every pause."""
+        await self._brake.execute("select pg_advisory_unlock_all()")
+        await self._lock(conn.get_server_pid() for conn in (*self._pinned, *self._unpinned))
+
+    async def release(self, pid: int) -> int:
+        """Let a session that pauses go on; at which pause it was."""
+        place = await self._brake.fetchval(
+            "select classid::int from pg_locks where pid = $1 and locktype = 'advisory' and not granted", pid
+        )
+        await self._brake.execute(f"select pg_advisory_unlock({place}, {pid})")
+        return int(place)
+
+    async def brake(self, pid: int, place: int) -> None:
+        """Stop a session at this pause the next time."""
+        await self._brake.execute(f"select pg_advisory_lock({place}, {pid})")
+
+    async def release_all(self) -> None:
+        await self._brake.execute("select pg_advisory_unlock_all()")
+
+    async def _lock(self, pids: Iterable[int]) -> None:
+        await self._brake.fetch(
+            "select pg_advisory_lock(place, pid) from unnest($1::int[]) as pid, generate_series(1, $2) as place",
+            list(pids),
+            _PAUSES,
+        )

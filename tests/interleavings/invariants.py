@@ -1,0 +1,78 @@
+"""What must be true after every order of every scenario."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection
+
+from .session import Session, signals_gained, transitions
+from .world import TERMINAL, Row, World
+
+
+class BrokenError(Exception):
+    """An order ended in a state that must not be."""
+
+
+def require(is_so: bool, otherwise: str) -> None:
+    if not is_so:
+        raise BrokenError(otherwise)
+
+
+def check_common(before: World, after: World, sessions: Collection[Session]) -> None:
+    for row in after.instances.values():
+        require((row["status"] == "executing") == (row["lease_token"] is not None), "lease without execution")
+        _check_awake(row, after)
+        _check_barrier(row, after)
+    _check_keys(after)
+    _check_told(before, after, sessions)
+
+
+def _check_awake(row: Row, after: World) -> None:
+    if row["status"] == "awaiting_signal":
+        seen = row["presented"] or ()
+        missed = [s for s in after.unread(row["id"]) if s["name"] in row["awaits"] and s["id"] not in seen]
+        require(not missed, "lost wake-up")
+
+
+def _check_barrier(row: Row, after: World) -> None:
+    if row["spawn_round"] is None or row["spawn_round"] != row["step_seq"]:
+        return
+    live = sum(
+        child["parent_id"] == row["id"]
+        and child["parent_round"] == row["spawn_round"]
+        and child["status"] not in TERMINAL
+        for child in after.instances.values()
+    )
+    if row["status"] == "awaiting_children":
+        require(row["children_pending"] == live, "barrier counts wrong")
+        require(live > 0, "asleep on a satisfied barrier")
+    else:
+        require(live == 0, "barrier released early")
+
+
+def _check_keys(after: World) -> None:
+    lines: defaultdict[str, list[Row]] = defaultdict(list)
+    for row in after.instances.values():
+        if row["concurrency_key"] is not None:
+            lines[row["concurrency_key"]].append(row)
+    for line in lines.values():
+        holders = sum(row["status"] == "executing" for row in line)
+        require(holders <= 1, "two executions of one key")
+        due = sorted(
+            (row for row in line if row["status"] == "runnable" and row["is_due"]),
+            key=lambda row: (row["priority"], row["eligible_at"], row["id"]),
+        )
+        if due and not holders:
+            # A pick takes the first of the line or nobody: a gated first one holds up all others.
+            require(not due[0]["gated"], "free key, its line is gated")
+
+
+def _check_told(before: World, after: World, sessions: Collection[Session]) -> None:
+    told, gained = transitions(sessions), signals_gained(sessions)
+    for id, row in after.instances.items():
+        had = before.instances.get(id)
+        seq = (had["step_seq"] if had else 0) + told[id]
+        require(row["step_seq"] == seq, "step_seq is not what the engine was told")
+        if row["status"] not in TERMINAL:
+            unread = len(before.unread(id)) + gained[id]
+            require(len(after.unread(id)) == unread, "signals lost or doubled")

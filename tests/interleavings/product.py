@@ -1,0 +1,66 @@
+"""The engine's SQL as it stands, and with a mistake put into it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Final, NamedTuple
+
+from gen_durable._db import commit, insert, lease, migrate, pick, signal
+from gen_durable._db.plan import Statement, in_schema
+
+_STATEMENTS: Final[Mapping[str, Statement]] = {
+    name: statement
+    for module in (commit, insert, lease, pick, signal)
+    for name, statement in module._SQL.items()
+}
+SCHEMA: Final = "schema"
+"""The place of a change to the schema, where a statement's name would stand."""
+
+# An after-trigger, because a before-trigger would lock rows earlier than the engine does and so hide its races.
+_WATCH: Final = """
+create function gen_durable.watch() returns trigger language plpgsql as $$
+begin
+  raise exception 'instance % was % and is now %', old.id, old.status, new.status using errcode = 'GDT01';
+end $$;
+create trigger watch after update on gen_durable.gen_durable for each row
+  when (old.status in ('done', 'failed', 'cancelled')) execute function gen_durable.watch();
+create function gen_durable.pause(place int) returns void language sql as $$
+  select pg_advisory_lock(place, pg_backend_pid()), pg_advisory_unlock(place, pg_backend_pid())
+$$;
+"""
+
+
+class Change(NamedTuple):
+    """A piece of the product's text, and what stands there instead."""
+
+    where: str
+    """The name of a statement, or `SCHEMA`."""
+    old: str
+    new: str
+
+    def apply(self, text: str) -> str:
+        if self.old not in text:
+            raise LookupError(f"{self.where} no longer says {self.old!r}: the test must follow the product")
+        return text.replace(self.old, self.new)
+
+
+class Product:
+    """The statements and the schema, changed or not."""
+
+    def __init__(self, schema: str, changes: Iterable[Change] = ()) -> None:
+        self.schema = schema
+        self._changed: dict[str, str] = {}
+        self._ddl = "\n".join(map(migrate._up, migrate._INCREMENTS))
+        for change in changes:
+            if change.where == SCHEMA:
+                self._ddl = change.apply(self._ddl)
+            else:
+                before = self._changed.get(change.where, _STATEMENTS[change.where].text)
+                self._changed[change.where] = change.apply(before)
+
+    def text(self, statement: Statement) -> str:
+        return in_schema(self._changed.get(statement.name, statement.text), self.schema)
+
+    def ddl(self) -> str:
+        """The schema, with eyes on what no statement may do."""
+        return in_schema(self._ddl + _WATCH, self.schema)

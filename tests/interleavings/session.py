@@ -1,0 +1,221 @@
+"""A session: plans of the engine, run one statement at a time."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final, TypeAlias
+
+import msgspec
+
+from gen_durable._core.model import CommitEntry, Committed
+from gen_durable._db import commit as commits
+from gen_durable._db.failures import StatementError
+from gen_durable._db.plan import Call, Plan, Script
+from gen_durable._db.pool import _Transaction
+from gen_durable._db.runner import from_asyncpg
+from gen_durable._db.signal import Arrival
+
+from .product import Product
+
+Make: TypeAlias = "Callable[[Session], Plan[Any] | None]"
+
+# Plain reads hold no lock: when their transaction ends makes no difference to anybody.
+_READS: Final = frozenset({"inboxes", "children", "still_mine", "standing", "stuck_keys"})
+
+
+class Work(msgspec.Struct, frozen=True):
+    """One plan of a session, made when its turn comes: it may build on the results before it, or be left out."""
+
+    make: Make
+    in_transaction: bool
+
+
+class Flushed(msgspec.Struct, frozen=True):
+    """A flush and what the engine was told of it."""
+
+    entries: list[CommitEntry]
+    report: commits.CommitReport
+
+    def committed(self) -> list[CommitEntry]:
+        return [
+            entry
+            for entry, result in zip(self.entries, self.report.results, strict=True)
+            if isinstance(result, Committed)
+        ]
+
+
+class Lane(msgspec.Struct, frozen=True):
+    """The connections of one session."""
+
+    transactions: Any
+    """For plans that need a transaction, whose BEGIN names its isolation."""
+    statements: Any
+    """For plans that run in autocommit, under whatever isolation the connection has."""
+
+
+class Session:
+    """Runs its work step by step. A step is a statement, joined with its BEGIN, or a COMMIT.
+
+    What the engine runs in autocommit is two steps as well: between a statement and its commit others can run into its
+    locks.
+    """
+
+    def __init__(
+        self, name: str, works: Sequence[Work], lane: Lane, product: Product, *, says_isolation: bool
+    ) -> None:
+        self.name = name
+        self.results: list[Any] = []
+        self.refusals: list[str] = []
+        """SQLSTATEs of the races that it lost."""
+        self.has_waited = False
+        self._works = works
+        self._lane = lane
+        self._product = product
+        self._says_isolation = says_isolation
+        self._rewind()
+
+    @property
+    def result(self) -> Any:
+        """Of the last plan that ran."""
+        return self.results[-1] if self.results else None
+
+    @property
+    def is_finished(self) -> bool:
+        return self._plan is None
+
+    @property
+    def pid(self) -> int:
+        return int(self._connection.get_server_pid())
+
+    @property
+    def next_step(self) -> str:
+        return "COMMIT" if self._must_commit or self._call is None else self._call.statement.name
+
+    async def step(self) -> None:
+        """Do the next step.
+
+        Raises:
+            StatementError: PostgreSQL refused it.
+        """
+        if self._must_commit or self._call is None:
+            await self._commit()
+        else:
+            await self._execute(self._call)
+
+    async def roll_back(self) -> None:
+        if self._connection.is_in_transaction():
+            await self._connection.execute("rollback")
+
+    async def start_again(self, error: StatementError) -> None:
+        """Lost a race: everything of this transaction is undone, and will be done again from its first statement."""
+        self.refusals.append(error.sqlstate)
+        await self.roll_back()
+        self._begin_work()
+
+    def _rewind(self) -> None:
+        self._place = 0
+        self._begin_work()
+
+    def _begin_work(self) -> None:
+        self._plan: Plan[Any] | None = None
+        self._call: Call | None = None
+        self._must_commit = False
+        while self._place < len(self._works):
+            work = self._works[self._place]
+            self._connection = self._lane.transactions if work.in_transaction else self._lane.statements
+            self._plan = work.make(self)
+            if self._plan is not None:
+                self._call = _checked(next(self._plan))
+                return
+            self._place += 1
+
+    async def _execute(self, call: Call) -> None:
+        import asyncpg
+
+        assert self._plan is not None
+        text = self._product.text(call.statement)
+        in_transaction = self._works[self._place].in_transaction
+        try:
+            if not self._connection.is_in_transaction():
+                await self._begin(call, in_transaction=in_transaction)
+            rows = await self._connection.fetch(text, *call.values)
+        except asyncpg.PostgresError as error:
+            self._call = _checked(self._plan.throw(from_asyncpg(error)))
+            return
+        try:
+            self._call = _checked(self._plan.send(rows))
+        except StopIteration as finished:
+            self._call = None
+            self._end = finished.value
+        self._must_commit = not in_transaction and self._connection.is_in_transaction()
+        if self._call is None and not self._connection.is_in_transaction():
+            self._finish_work()
+
+    async def _begin(self, call: Call, *, in_transaction: bool) -> None:
+        if in_transaction and self._says_isolation:
+            await _Transaction(self._connection, None).__aenter__()
+        elif in_transaction or call.statement.name not in _READS:
+            await self._connection.execute("begin")
+
+    async def _commit(self) -> None:
+        await self._connection.execute("commit")
+        self._must_commit = False
+        if self._call is None:
+            self._finish_work()
+
+    def _finish_work(self) -> None:
+        self.results.append(self._end)
+        self._place += 1
+        self._begin_work()
+
+
+def transaction(make: Make) -> Work:
+    return Work(make, in_transaction=True)
+
+
+def autocommit(make: Make) -> Work:
+    return Work(make, in_transaction=False)
+
+
+def flush(*entries: CommitEntry) -> Work:
+    """Commit outcomes as the engine's flusher would."""
+    ordered = commits.in_lock_order(entries)
+    if commits.is_one_statement(ordered):
+        return autocommit(lambda _: flushed(ordered, commits.commit_plain(ordered)))
+    return transaction(lambda _: flushed(ordered, commits.commit(ordered)))
+
+
+def flushed(entries: Iterable[CommitEntry], plan: Plan[commits.CommitReport]) -> Plan[Flushed]:
+    """A flush of these entries, remembered with them."""
+    return Flushed(list(entries), (yield from plan))
+
+
+def transitions(sessions: Iterable[Session]) -> Counter[int]:
+    """How many transitions of each instance the engine was told are committed."""
+    return Counter(
+        entry.id
+        for session in sessions
+        for result in session.results
+        if isinstance(result, Flushed)
+        for entry in result.committed()
+        if entry.kind not in ("retry", "release")
+    )
+
+
+def signals_gained(sessions: Iterable[Session]) -> Counter[int]:
+    """How many unread signals each instance has more than before, by what senders and the engine were told."""
+    gained: Counter[int] = Counter()
+    for session in sessions:
+        for result in session.results:
+            if isinstance(result, Arrival) and result.is_new:
+                gained[result.id] += 1
+            elif isinstance(result, Flushed):
+                for entry in result.committed():
+                    gained[entry.id] -= len(entry.consumed)
+    return gained
+
+
+def _checked(call: Call | Script) -> Call:
+    assert isinstance(call, Call), "sessions run statements, not scripts"
+    return call

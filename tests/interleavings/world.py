@@ -1,0 +1,124 @@
+"""The database before and after an order: how rows get in, and how a test sees them afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from datetime import timedelta
+from typing import Any, Final, TypeAlias
+
+import msgspec
+
+from gen_durable._core.model import CommitEntry, NewInstance
+from gen_durable._db.plan import in_schema
+
+Row: TypeAlias = Mapping[str, Any]
+
+QUEUE: Final = "default"
+MACHINES: Final = (["F"], [1])
+TOKEN: Final = 7
+"""The lease token of every row that is leased when an order begins: one pick gives one token to all of its rows."""
+WORKER: Final = "w1"
+LEASE: Final = timedelta(minutes=1)
+PAST: Final = timedelta(seconds=-1)
+TERMINAL: Final = ("done", "failed", "cancelled")
+LIVE: Final = ("runnable", "executing", "awaiting_signal", "awaiting_children")
+FIRST_NEW_ID: Final = 100
+"""Rows that sessions insert are numbered from here."""
+
+_INSTANCES: Final = """
+select id, status::text as status, step, step_seq, attempt, timed_out, lease_token, locked_by, last_error, awaits, presented,
+       has_signals, priority, eligible_at, eligible_at <= statement_timestamp() as is_due, concurrency_key, gated,
+       parent_id, parent_round, spawn_round, children_pending, unique_guard, correlation_guard
+  from gen_durable.gen_durable order by id"""
+_SIGNALS: Final = "select id, target_id, name, dedup_key, consumed_seq from gen_durable.signals order by id"
+
+
+class World(msgspec.Struct, frozen=True):
+    """All instances by id, and all signals."""
+
+    instances: Mapping[int, Row]
+    signals: list[Row]
+
+    def unread(self, target: int) -> list[Row]:
+        return [row for row in self.signals if row["target_id"] == target and row["consumed_seq"] is None]
+
+    def status(self, id: int) -> str:
+        return str(self.instances[id]["status"])
+
+
+async def look(conn: Any, schema: str) -> World:
+    rows = await conn.fetch(in_schema(_INSTANCES, schema))
+    signals = await conn.fetch(in_schema(_SIGNALS, schema))
+    return World({row["id"]: row for row in rows}, signals)
+
+
+def reset(setup: Iterable[str]) -> str:
+    """An empty schema and then the rows of a scenario, as one text."""
+    return ";\n".join(
+        (
+            "delete from gen_durable.gen_durable",
+            "delete from gen_durable.signals",
+            f"select setval('gen_durable.gen_durable_id_seq', {FIRST_NEW_ID}, false)",
+            f"select setval('gen_durable.signals_id_seq', {FIRST_NEW_ID}, false)",
+            *setup,
+        )
+    )
+
+
+def instance(id: int, status: str = "runnable", **columns: Any) -> str:
+    """An instance of machine F. A `timedelta` means so long from now."""
+    return _insert("gen_durable", {"id": id, "fsm": "F", "step": "s", "status": status, **columns})
+
+
+def leased(id: int, **columns: Any) -> str:
+    """An instance that worker w1 executes, on a lease that has run out: the outcome comes late, the reaper may come first.
+
+    Its crash_count makes the reaper's back-off a microsecond long, so that a pick may follow at once.
+    """
+    lease = {"lease_token": TOKEN, "locked_by": WORKER, "lease_expires_at": PAST, "crash_count": -20}
+    return instance(id, "executing", **{**lease, **columns})
+
+
+def signal(id: int, target: int, name: str, dedup_key: str | None = None) -> str:
+    return _insert("signals", {"id": id, "target_id": target, "name": name, "dedup_key": dedup_key})
+
+
+def outcome(id: int, kind: Any, **fields: Any) -> CommitEntry:
+    """An outcome of an execution that was leased when the order began."""
+    return CommitEntry(
+        **{"id": id, "lease_token": TOKEN, "step_seq": 0, "kind": kind, "step": "t", "payload": "{}", **fields}
+    )
+
+
+def new(**fields: Any) -> NewInstance:
+    """A row that a producer inserts."""
+    fields = {"fsm": "F", "version": 1, "step": "s", "state": "{}", "queue": QUEUE, "priority": 0, **fields}
+    for scope, key in (("unique_scope", "unique_key"), ("correlation_scope", "correlation_key")):
+        if fields.get(key) is not None:
+            fields.setdefault(scope, _array(LIVE))
+    return NewInstance(**{**dict.fromkeys(NewInstance.__struct_fields__), **fields})
+
+
+def _insert(table: str, columns: Mapping[str, Any]) -> str:
+    values = ", ".join(map(_literal, columns.values()))
+    return f"insert into gen_durable.{table} ({', '.join(columns)}) overriding system value values ({values})"
+
+
+def _literal(value: Any) -> str:
+    match value:
+        case None:
+            return "null"
+        case bool() | int():
+            return str(value)
+        case timedelta():
+            return f"statement_timestamp() + interval '{value.total_seconds()} seconds'"
+        case tuple() | list():
+            return f"'{_array(value)}'"
+        case bytes():
+            return f"'\\x{value.hex()}'"
+        case _:
+            return f"'{value}'"
+
+
+def _array(values: Iterable[Any]) -> str:
+    return "{" + ",".join(map(str, values)) + "}"

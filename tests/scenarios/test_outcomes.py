@@ -1,0 +1,255 @@
+"""Every row of the outcome table: what one outcome makes of the stored row."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import timedelta
+from typing import Any
+
+from gen_durable import (
+    Await,
+    Context,
+    Done,
+    Machine,
+    Next,
+    Outcome,
+    Queue,
+    Retry,
+    ScheduleChildren,
+    Spec,
+    Status,
+    Stop,
+    Worker,
+    step,
+)
+from gen_durable.telemetry import StepStop
+from tests.scenarios.support import (
+    AN_HOUR,
+    CALM,
+    PATIENCE,
+    Events,
+    happens,
+    has_no_lease,
+    inbox_of,
+    is_about,
+    row_of,
+)
+
+# Tried twice and crashed once before, with an old error: what each outcome has to clear or to keep.
+_WORN = (
+    "update gen_durable.gen_durable set attempt = 2, crash_count = 1, last_error = 'old', eligible_at = now()"
+)
+
+
+async def _run_worn(
+    db: Any, worker: Worker, machine: type[Machine[int, int]], outcome_kind: str
+) -> dict[str, Any]:
+    """The row after one outcome of an instance that had a hard life before."""
+    events = Events(worker)
+    ref = await worker.insert(machine, 7, schedule_in=AN_HOUR)
+    await db.execute(_WORN)
+    event = await events.wait(StepStop, lambda event: event.id == ref.id)
+    assert event.kind == outcome_kind
+    return await row_of(db, ref.id)
+
+
+async def test_next_goes_on_with_another_step_and_starts_counting_anew(durable_dsn: str, db: Any) -> None:
+    is_there, may_go = asyncio.Event(), asyncio.Event()
+
+    class Walk(Machine[int, int]):
+        @step
+        async def one(self, ctx: Context[int]) -> Outcome[int]:
+            return Next(self.two, ctx.state + 1)
+
+        @step
+        async def two(self, ctx: Context[int]) -> Outcome[int]:
+            assert (ctx.attempt, ctx.step_seq, ctx.state) == (0, 2, 8)
+            is_there.set()
+            await may_go.wait()
+            return Done(ctx.state)
+
+    async with Worker([Walk], dsn=durable_dsn, settings=CALM) as worker:
+        row = await _run_worn(db, worker, Walk, "next")
+        await happens(is_there)
+        assert (row["step"], row["state"], row["step_seq"]) == ("two", "8", 1)
+        assert (row["attempt"], row["crash_count"], row["last_error"]) == (0, 0, "old")
+        assert (row["result"], row["awaits"], row["finished_at"]) == (None, None, None)
+        # The next step runs on the lease that its predecessor had.
+        assert (row["status"], row["execution"], row["locked_by"]) == ("executing", 2, worker.name)
+        may_go.set()
+        assert (await worker.wait(row["id"])).result == 8
+
+
+async def test_a_requeued_next_gives_its_lease_back_and_is_due_at_once(durable_dsn: str, db: Any) -> None:
+    is_there, may_go = asyncio.Event(), asyncio.Event()
+
+    class Urgent(Machine[None, None]):
+        @step
+        async def run(self, ctx: Context[None]) -> Outcome[None]:
+            is_there.set()
+            await may_go.wait()
+            return Done(None)
+
+    class Walk(Machine[int, int]):
+        @step
+        async def one(self, ctx: Context[int]) -> Outcome[int]:
+            await worker.insert(Urgent, priority=-1)
+            return Next(self.two, requeue=True)
+
+        @step
+        async def two(self, ctx: Context[int]) -> Outcome[int]:
+            return Done(ctx.state)
+
+    worker = Worker([Urgent, Walk], dsn=durable_dsn, queues={"default": Queue(concurrency=1)}, settings=CALM)
+    async with worker:
+        walk = await worker.insert(Walk, 7)
+        await happens(is_there)
+        row = await row_of(db, walk.id)
+        assert (row["status"], row["step"], row["attempt"], row["step_seq"]) == ("runnable", "two", 0, 1)
+        assert is_about(row["eligible_at"], row)
+        assert has_no_lease(row)
+        may_go.set()
+        assert (await worker.wait(walk, timeout=PATIENCE)).result == 7
+
+
+async def test_next_with_a_delay_is_due_after_it(durable_dsn: str, db: Any) -> None:
+    class Walk(Machine[int, int]):
+        @step
+        async def one(self, ctx: Context[int]) -> Outcome[int]:
+            return Next(self.two, delay=AN_HOUR)
+
+        @step
+        async def two(self, ctx: Context[int]) -> Outcome[int]:
+            return Done(ctx.state)
+
+    async with Worker([Walk], dsn=durable_dsn, settings=CALM) as worker:
+        row = await _run_worn(db, worker, Walk, "next")
+    assert (row["status"], row["step"], row["attempt"], row["step_seq"]) == ("runnable", "two", 0, 1)
+    assert is_about(row["eligible_at"], row, AN_HOUR)
+    assert has_no_lease(row)
+
+
+async def test_retry_stays_at_its_step_and_counts_an_attempt(durable_dsn: str, db: Any) -> None:
+    class Again(Machine[int, int]):
+        @step
+        async def one(self, ctx: Context[int]) -> Outcome[int]:
+            return Retry(AN_HOUR, ctx.state + 1)
+
+    async with Worker([Again], dsn=durable_dsn, settings=CALM) as worker:
+        row = await _run_worn(db, worker, Again, "retry")
+    assert (row["status"], row["step"], row["state"]) == ("runnable", "one", "8")
+    assert (row["attempt"], row["crash_count"], row["step_seq"]) == (3, 0, 0)
+    assert (row["last_error"], row["result"], row["awaits"]) == ("old", None, None)
+    assert is_about(row["eligible_at"], row, AN_HOUR)
+    assert has_no_lease(row)
+
+
+async def test_await_parks_at_the_next_step_with_its_set_of_names(durable_dsn: str, db: Any) -> None:
+    class Patient(Machine[int, int]):
+        @step
+        async def one(self, ctx: Context[int]) -> Outcome[int]:
+            return Await("paid", "withdrawn", then=self.two, timeout=AN_HOUR, state=ctx.state + 1)
+
+        @step
+        async def two(self, ctx: Context[int]) -> Outcome[int]:
+            return Done(ctx.state)
+
+    async with Worker([Patient], dsn=durable_dsn, settings=CALM) as worker:
+        row = await _run_worn(db, worker, Patient, "await")
+    assert (row["status"], row["step"], row["state"]) == ("awaiting_signal", "two", "8")
+    assert (row["attempt"], row["crash_count"], row["step_seq"]) == (0, 0, 1)
+    assert (row["awaits"], row["timed_out"], row["result"]) == (["paid", "withdrawn"], False, None)
+    assert is_about(row["await_deadline"], row, AN_HOUR)
+    assert has_no_lease(row)
+
+
+async def test_schedule_children_parks_at_the_next_step_until_they_have_ended(
+    durable_dsn: str, db: Any
+) -> None:
+    class Leaf(Machine[int, int], queue="elsewhere"):
+        @step
+        async def run(self, ctx: Context[int]) -> Outcome[int]:
+            return Done(ctx.state)
+
+    class Tree(Machine[int, int]):
+        @step
+        async def one(self, ctx: Context[int]) -> Outcome[int]:
+            return ScheduleChildren([Spec(Leaf, 1), Spec(Leaf, 2)], then=self.two, state=ctx.state + 1)
+
+        @step
+        async def two(self, ctx: Context[int]) -> Outcome[int]:
+            return Done(sum(ctx.children.results(Leaf)))
+
+    async with Worker([Tree], dsn=durable_dsn, settings=CALM) as worker:
+        row = await _run_worn(db, worker, Tree, "schedule_childs")
+        assert (row["status"], row["step"], row["state"]) == ("awaiting_children", "two", "8")
+        assert (row["attempt"], row["crash_count"], row["step_seq"]) == (0, 0, 1)
+        assert (row["children_pending"], row["awaits"], row["result"]) == (2, None, None)
+        assert has_no_lease(row)
+        async with Worker([Leaf], dsn=durable_dsn, settings=CALM):
+            ended = await worker.wait(row["id"], timeout=PATIENCE)
+        assert ended.result == 3
+        assert ended.eligible_at > row["updated_at"], "it was due when the last child ended"
+
+
+async def test_done_keeps_the_result_and_does_not_rewrite_the_state(durable_dsn: str, db: Any) -> None:
+    class End(Machine[dict[str, int], int]):
+        @step
+        async def one(self, ctx: Context[dict[str, int]]) -> Outcome[int]:
+            ctx.state["n"] = 99
+            return Done(ctx.state["n"])
+
+    async with Worker([End], dsn=durable_dsn, settings=CALM) as worker:
+        ref = await worker.insert(End, {"n": 1}, schedule_in=AN_HOUR)
+        await worker.signal(ref, "unread")
+        await db.execute(_WORN)
+        ended = await worker.wait(ref, timeout=PATIENCE)
+        row = await row_of(db, ref.id)
+    assert (ended.status, ended.result, ended.state) == (Status.DONE, 99, {"n": 1})
+    assert (row["step"], row["step_seq"], row["attempt"], row["crash_count"]) == ("one", 1, 0, 0)
+    assert (row["awaits"], row["last_error"]) == (None, "old")
+    assert is_about(row["finished_at"], row)
+    assert has_no_lease(row)
+    assert await inbox_of(db, ref.id) == []
+
+
+async def test_stop_keeps_the_reason_and_does_not_rewrite_the_state(durable_dsn: str, db: Any) -> None:
+    class End(Machine[dict[str, int], int]):
+        @step
+        async def one(self, ctx: Context[dict[str, int]]) -> Outcome[int]:
+            ctx.state["n"] = 99
+            return Stop("no more")
+
+    async with Worker([End], dsn=durable_dsn, settings=CALM) as worker:
+        ref = await worker.insert(End, {"n": 1}, schedule_in=AN_HOUR)
+        await worker.signal(ref, "unread")
+        await db.execute(_WORN)
+        ended = await worker.wait(ref, timeout=PATIENCE)
+        row = await row_of(db, ref.id)
+    assert (ended.status, ended.last_error, ended.state) == (Status.FAILED, "no more", {"n": 1})
+    assert (row["step"], row["step_seq"], row["attempt"], row["crash_count"]) == ("one", 1, 0, 0)
+    assert (row["awaits"], row["result"]) == (None, None)
+    assert is_about(row["finished_at"], row)
+    assert has_no_lease(row)
+    assert await inbox_of(db, ref.id) == []
+
+
+async def test_an_outcome_without_a_state_commits_what_the_step_made_of_it(durable_dsn: str) -> None:
+    class Walk(Machine[dict[str, int], dict[str, int]]):
+        @step
+        async def one(self, ctx: Context[dict[str, int]]) -> Outcome[dict[str, int]]:
+            ctx.state["n"] += 1
+            return Retry() if ctx.attempt < 2 else Next(self.two)
+
+        @step
+        async def two(self, ctx: Context[dict[str, int]]) -> Outcome[dict[str, int]]:
+            ctx.state["n"] += 10
+            return Await(then=self.three, timeout=timedelta(0))
+
+        @step
+        async def three(self, ctx: Context[dict[str, int]]) -> Outcome[dict[str, int]]:
+            return Done(ctx.state)
+
+    async with Worker([Walk], dsn=durable_dsn, settings=CALM) as worker:
+        ended = await worker.wait(await worker.insert(Walk, {"n": 0}), timeout=PATIENCE)
+    assert ended.result == {"n": 13}

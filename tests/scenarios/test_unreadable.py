@@ -1,0 +1,261 @@
+"""What cannot be read, or leaves in an odd way, is a failure of one step and goes to `handle` like any other."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from typing import Any
+
+import msgspec
+
+from gen_durable import (
+    Await,
+    Context,
+    DecodeError,
+    Done,
+    EncodeError,
+    Machine,
+    Next,
+    Outcome,
+    Retry,
+    Signal,
+    Status,
+    Stop,
+    Worker,
+    step,
+)
+from gen_durable.errors import UnknownStepError
+from gen_durable.telemetry import StepStop
+from tests.scenarios.support import AN_HOUR, CALM, PATIENCE, Events, row_of
+
+
+class Order(msgspec.Struct):
+    number: int
+
+
+class Payment(msgspec.Struct):
+    cents: int
+
+
+async def test_a_state_that_does_not_decode_goes_to_handle_as_text(durable_dsn: str, db: Any) -> None:
+    seen: list[tuple[type[Exception], object, str, int]] = []
+
+    class Shop(Machine[Order, int]):
+        @step
+        async def run(self, ctx: Context[Order]) -> Outcome[int]:
+            return Done(ctx.state.number)
+
+        def handle(self, error: Exception, ctx: Context[Order]) -> Outcome[int]:
+            seen.append((type(error), ctx.state, ctx.raw_state, ctx.attempt))
+            return Retry(AN_HOUR)
+
+    async with Worker([Shop], dsn=durable_dsn, settings=CALM) as worker:
+        events = Events(worker)
+        ref = await worker.insert(Shop, Order(1), schedule_in=AN_HOUR)
+        await db.execute(
+            """update gen_durable.gen_durable set state = '{"number": "x"}', eligible_at = now()"""
+        )
+        await events.wait(StepStop)
+        row = await row_of(db, ref.id)
+        assert seen == [(DecodeError, None, '{"number": "x"}', 0)]
+        # The retry keeps what is stored, so that mending the row mends the instance.
+        assert (row["status"], row["attempt"], row["state"]) == ("runnable", 1, '{"number": "x"}')
+        assert "does not fit Order" in row["last_error"]
+        await db.execute(
+            """update gen_durable.gen_durable set state = '{"number": 5}', eligible_at = now()"""
+        )
+        assert (await worker.wait(ref, timeout=PATIENCE)).result == 5
+
+
+async def test_handle_may_replace_a_state_that_does_not_decode(durable_dsn: str, db: Any) -> None:
+    class Shop(Machine[Order, int]):
+        @step
+        async def run(self, ctx: Context[Order]) -> Outcome[int]:
+            return Done(ctx.state.number)
+
+        def handle(self, error: Exception, ctx: Context[Order]) -> Outcome[int]:
+            return Next(self.run, Order(len(ctx.raw_state)))
+
+    async with Worker([Shop], dsn=durable_dsn, settings=CALM) as worker:
+        ref = await worker.insert(Shop, Order(1), schedule_in=AN_HOUR)
+        await db.execute("update gen_durable.gen_durable set state = '[1, 2]', eligible_at = now()")
+        assert (await worker.wait(ref, timeout=PATIENCE)).result == 6
+
+
+async def test_a_state_that_does_not_decode_leaves_the_inbox_readable(durable_dsn: str, db: Any) -> None:
+    class Shop(Machine[Order, list[int]]):
+        payment = Signal("payment", Payment)
+
+        @step
+        async def start(self, ctx: Context[Order]) -> Outcome[list[int]]:
+            return Await(self.payment, then=self.book)
+
+        @step
+        async def book(self, ctx: Context[Order]) -> Outcome[list[int]]:
+            return Stop("unreachable")
+
+        def handle(self, error: Exception, ctx: Context[Order]) -> Outcome[list[int]]:
+            return Done([payment.cents for payment in ctx.awaited.all(self.payment)])
+
+    async with Worker([Shop], dsn=durable_dsn, settings=CALM) as worker:
+        ref = await worker.insert(Shop, Order(1))
+        await worker.wait(ref, timeout=PATIENCE, until="settled")
+        await db.execute("update gen_durable.gen_durable set state = 'null'")
+        await worker.signal(ref, Shop.payment, Payment(100))
+        await worker.wait(ref.id, timeout=PATIENCE)
+        assert (await row_of(db, ref.id))["result"] == "[100]"
+
+
+async def test_a_signal_that_does_not_decode_leaves_handle_the_state(durable_dsn: str) -> None:
+    class Shop(Machine[Order, str]):
+        payment = Signal("payment", Payment)
+
+        @step
+        async def start(self, ctx: Context[Order]) -> Outcome[str]:
+            return Await(self.payment, then=self.book)
+
+        @step
+        async def book(self, ctx: Context[Order]) -> Outcome[str]:
+            return Done(f"{ctx.state.number} paid {ctx.awaited.all(self.payment)}")
+
+        def handle(self, error: Exception, ctx: Context[Order]) -> Outcome[str]:
+            assert isinstance(error, DecodeError)
+            return Next(self.settle, Order(ctx.state.number + 1))
+
+        @step
+        async def settle(self, ctx: Context[Order]) -> Outcome[str]:
+            return Done(f"order {ctx.state.number}, {len(ctx.inbox)} unread")
+
+    async with Worker([Shop], dsn=durable_dsn, settings=CALM) as worker:
+        ref = await worker.insert(Shop, Order(41))
+        await worker.wait(ref, timeout=PATIENCE, until="settled")
+        await worker.signal(ref, "payment", {"cents": "many"})
+        ended = await worker.wait(ref, timeout=PATIENCE)
+    # The progress of handle consumed what its step had received.
+    assert ended.result == "order 42, 0 unread"
+
+
+async def test_a_misshapen_signal_that_nobody_awaits_stops_nobody(durable_dsn: str) -> None:
+    class Shop(Machine[Order, Any]):
+        payment = Signal("payment", Payment)
+
+        @step
+        async def start(self, ctx: Context[Order]) -> Outcome[Any]:
+            return Done([message.payload for message in ctx.inbox])
+
+    async with Worker([Shop], dsn=durable_dsn, settings=CALM) as worker:
+        ref = await worker.insert(Shop, Order(1), queue="later")
+        await worker.signal(ref, "payment", {"cents": "many"})
+        async with Worker([Shop], dsn=durable_dsn, settings=CALM, queues={"later": 1}):
+            assert (await worker.wait(ref, timeout=PATIENCE)).result == [{"cents": "many"}]
+
+
+async def test_a_step_that_the_machine_no_longer_has_goes_to_handle(durable_dsn: str, db: Any) -> None:
+    class Shop(Machine[Order, str]):
+        @step
+        async def run(self, ctx: Context[Order]) -> Outcome[str]:
+            return Done("ran")
+
+        def handle(self, error: Exception, ctx: Context[Order]) -> Outcome[str]:
+            assert isinstance(error, UnknownStepError)
+            return Next(self.run) if ctx.step == "ran" else Stop(error)
+
+    async with Worker([Shop], dsn=durable_dsn, settings=CALM) as worker:
+        moved, lost = [await worker.insert(Shop, Order(n), schedule_in=AN_HOUR) for n in (1, 2)]
+        rename = "update gen_durable.gen_durable set step = $2, eligible_at = now() where id = $1"
+        await db.execute(rename, moved.id, "ran")
+        await db.execute(rename, lost.id, "gone")
+        assert (await worker.wait(moved, timeout=PATIENCE)).result == "ran"
+        failed = await worker.wait(lost, timeout=PATIENCE)
+    assert failed.status is Status.FAILED
+    assert "machine 'Shop' has no step 'gone'" in str(failed.last_error)
+
+
+async def test_an_outcome_that_cannot_be_stored_goes_to_handle(durable_dsn: str) -> None:
+    class Shop(Machine[int, Any]):
+        @step
+        async def run(self, ctx: Context[int]) -> Outcome[Any]:
+            match ctx.state:
+                case 0:
+                    return Done(float("nan"))
+                case 1:
+                    return Next(self.run, "no number")  # type: ignore[arg-type]
+                case 2:
+                    return Next("walk")
+            return None  # type: ignore[return-value]
+
+        def handle(self, error: Exception, ctx: Context[int]) -> Outcome[Any]:
+            return Done(f"{ctx.state} {type(error).__name__}")
+
+    async with Worker([Shop], dsn=durable_dsn, settings=CALM) as worker:
+        ended = await worker.wait_all([await worker.insert(Shop, n) for n in range(4)], timeout=PATIENCE)
+    wanted = [EncodeError.__name__, EncodeError.__name__, UnknownStepError.__name__, "OutcomeError"]
+    assert [one.result for one in ended] == [f"{n} {name}" for n, name in enumerate(wanted)]
+
+
+async def test_ways_to_leave_that_would_end_a_process_end_only_the_step(durable_dsn: str) -> None:
+    class Leaver(Machine[int, str]):
+        @step
+        async def exit(self, ctx: Context[int]) -> Outcome[str]:
+            sys.exit(3)
+
+        @step
+        async def cancel(self, ctx: Context[int]) -> Outcome[str]:
+            raise asyncio.CancelledError
+
+        @step
+        def exit_in_a_thread(self, ctx: Context[int]) -> Outcome[str]:
+            sys.exit("bye")
+
+        @step
+        def cancel_in_a_thread(self, ctx: Context[int]) -> Outcome[str]:
+            raise asyncio.CancelledError
+
+        @step
+        def stop_iteration(self, ctx: Context[int]) -> Outcome[str]:
+            raise StopIteration
+
+        @step
+        async def cancelled_future(self, ctx: Context[int]) -> Outcome[str]:
+            future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            future.cancel()
+            await future
+            return Done("unreachable")
+
+        def handle(self, error: Exception, ctx: Context[int]) -> Outcome[str]:
+            return Retry() if ctx.attempt == 0 else Done(str(error))
+
+    steps = ["exit", "cancel", "exit_in_a_thread", "cancel_in_a_thread", "stop_iteration", "cancelled_future"]
+    async with Worker([Leaver], dsn=durable_dsn, settings=CALM) as worker:
+        refs = [await worker.insert(Leaver, 0, step=name) for name in steps]
+        ended = await worker.wait_all(refs, timeout=PATIENCE)
+    cancelled = "it raised CancelledError, and nobody had cancelled it"
+    assert [one.result for one in ended] == [
+        "it called sys.exit(3)",
+        cancelled,
+        "it called sys.exit('bye')",
+        cancelled,
+        "a step raised StopIteration",
+        cancelled,
+    ]
+
+
+async def test_a_handle_that_exits_fails_its_instance_only(durable_dsn: str) -> None:
+    class Leaver(Machine[None, None]):
+        @step
+        async def run(self, ctx: Context[None]) -> Outcome[None]:
+            sys.exit(1)
+
+        def handle(self, error: Exception, ctx: Context[None]) -> Outcome[None]:
+            sys.exit(2)
+
+    class Fine(Machine[None, str]):
+        @step
+        async def run(self, ctx: Context[None]) -> Outcome[str]:
+            return Done("fine")
+
+    async with Worker([Leaver, Fine], dsn=durable_dsn, settings=CALM) as worker:
+        failed = await worker.wait(await worker.insert(Leaver), timeout=PATIENCE)
+        assert (await worker.wait(await worker.insert(Fine), timeout=PATIENCE)).result == "fine"
+    assert failed.status is Status.FAILED
+    assert "then handle raised SystemExit: 2" in str(failed.last_error)

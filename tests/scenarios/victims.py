@@ -1,0 +1,93 @@
+"""Machines for workers in processes of their own, which tests kill, stop and signal.
+
+Run as a program, this is such a worker: `python -m tests.scenarios.victims DSN SETTINGS-AS-JSON`. It tells what its steps
+and its engine do, one JSON object per line.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import signal
+import sys
+import threading
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from gen_durable import Context, Done, Machine, Outcome, Settings, Stop, Worker, step
+from gen_durable.telemetry import Event, PickStop, SchedulerSaturation
+
+__all__ = ["Killer", "Sleeper", "tell"]
+
+_CHATTER: Final = (PickStop, SchedulerSaturation)
+
+
+def tell(**what: Any) -> None:
+    sys.stdout.write(json.dumps({"pid": os.getpid(), **what}) + "\n")
+    sys.stdout.flush()
+
+
+class Sleeper(Machine[str, str]):
+    """Begins and, as long as the file that its state names is not there, does not end."""
+
+    @step
+    async def sleep(self, ctx: Context[str]) -> Outcome[str]:
+        tell(begun=ctx.step, id=ctx.id, attempt=ctx.attempt, key=ctx.idempotency_key)
+        while not Path(ctx.state).exists():
+            await asyncio.sleep(0.01)
+        return Done(f"{os.getpid()}")
+
+    @step
+    def block(self, ctx: Context[str]) -> Outcome[str]:
+        tell(begun=ctx.step, id=ctx.id, attempt=ctx.attempt, key=ctx.idempotency_key)
+        threading.Event().wait()
+        return Stop("nobody can get here")
+
+    @step
+    async def ignore(self, ctx: Context[str]) -> Outcome[str]:
+        tell(begun=ctx.step, id=ctx.id, attempt=ctx.attempt, key=ctx.idempotency_key)
+        while True:
+            try:
+                await asyncio.sleep(3600)
+            except asyncio.CancelledError:
+                tell(ignored=ctx.id)
+
+    def handle(self, error: Exception, ctx: Context[str]) -> Outcome[str]:
+        tell(handled=str(error), id=ctx.id)
+        return Stop(error)
+
+
+class Killer(Machine[None, None]):
+    """Takes its process with it."""
+
+    @step
+    async def kill(self, ctx: Context[None]) -> Outcome[None]:
+        tell(begun=ctx.step, id=ctx.id, attempt=ctx.attempt, key=ctx.idempotency_key)
+        os.kill(os.getpid(), signal.SIGKILL)
+        return Stop("nobody can get here")
+
+    def handle(self, error: Exception, ctx: Context[None]) -> Outcome[None]:
+        tell(handled=str(error), id=ctx.id)
+        return Stop(error)
+
+
+def _on_event(event: Event) -> None:
+    if not isinstance(event, _CHATTER):
+        tell(event=event.name, **msgspec.to_builtins(event))
+
+
+def _main(dsn: str, settings: str) -> None:
+    logging.basicConfig(level=logging.INFO)
+    worker = Worker([Sleeper, Killer], dsn=dsn, settings=msgspec.json.decode(settings, type=Settings))
+    ready = worker.telemetry.subscribe(lambda _: (ready(), tell(ready=True)), PickStop)
+    worker.telemetry.subscribe(_on_event)
+    worker.run()
+    tell(ended=True)
+
+
+if __name__ == "__main__":
+    _main(*sys.argv[1:])

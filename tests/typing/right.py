@@ -1,0 +1,257 @@
+"""Right uses, and what the types say about them. Both checkers read this file; nobody runs it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any, TypedDict, assert_never, assert_type
+
+import msgspec
+import psycopg
+
+from gen_durable import (
+    AsyncClient,
+    Await,
+    Backoff,
+    Child,
+    Client,
+    Context,
+    Delivered,
+    Done,
+    Duplicate,
+    DuplicateSignal,
+    Inserted,
+    Instance,
+    Machine,
+    Next,
+    Outcome,
+    Queue,
+    Ref,
+    Retry,
+    ScheduleChildren,
+    Settings,
+    Signal,
+    Spec,
+    Status,
+    Step,
+    Stop,
+    Worker,
+    backoff,
+    step,
+)
+from gen_durable.machine import BoundStep
+from gen_durable.telemetry import Event, PickStop, StepStop, Telemetry
+
+
+class Parcel(msgspec.Struct):
+    number: int
+    is_paid: bool = False
+
+
+class Payment(msgspec.Struct):
+    cents: int
+
+
+class Label(msgspec.Struct, tag=True):
+    number: int
+
+
+class Refund(msgspec.Struct, tag=True):
+    cents: int
+
+
+class Delivery(Machine[Parcel, Label | Refund], version=2, queue="parcels", retry=Backoff(max_attempts=5)):
+    """Targets and signals by reference; each step may end with a part of the result."""
+
+    payment = Signal("payment_confirmed", Payment)
+    withdrawn = Signal("withdrawn")
+
+    @step
+    async def wait(self, ctx: Context[Parcel]) -> Outcome:
+        assert_type(ctx.state, Parcel)
+        assert_type(ctx.idempotency_key, str)
+        assert_type(self.send, BoundStep[Parcel, Outcome[Label]])
+        assert_type(await self.wait(ctx), Outcome[Any])
+        if ctx.state.is_paid:
+            return Await("by name", then="send", deadline=datetime(2030, 1, 1, tzinfo=UTC))
+        return Await(self.payment, self.withdrawn, then=self.send, timeout=timedelta(days=1))
+
+    @step(retry=Backoff(max_attempts=1), to=["refund"])
+    def send(self, ctx: Context[Parcel]) -> Outcome[Label]:
+        payment = ctx.awaited.get(self.payment)
+        assert_type(payment, Payment | None)
+        assert_type(ctx.awaited.all(self.payment), list[Payment])
+        assert_type(self.withdrawn in ctx.awaited, bool)
+        assert_type(ctx.inbox.get("by name"), Any | None)
+        if payment is None:
+            return Next(self.refund, Parcel(ctx.state.number), concurrency_key=None)
+        return Done(Label(ctx.state.number))
+
+    @step
+    async def refund(self, ctx: Context[Parcel]) -> Next | Done[Refund] | Stop:
+        if ctx.state.is_paid:
+            return Next("wait", delay=timedelta(hours=1), concurrency_key=("tenant", 7), requeue=True)
+        return Done(Refund(ctx.state.number))
+
+    async def handle(self, error: Exception, ctx: Context[Parcel]) -> Outcome[Label | Refund]:
+        assert_type(ctx.state, Parcel)
+        return Retry(backoff(ctx.attempt), state=ctx.state) if ctx.attempt < 3 else Stop(error)
+
+
+assert_type(Delivery.send, Step[Parcel, Outcome[Label]])
+assert_type(Delivery.payment, Signal[Payment])
+assert_type(Delivery.withdrawn, Signal[None])
+
+
+class Open(Machine[Parcel]):
+    """The result may be left open, and the handler plain."""
+
+    @step
+    async def only(self, ctx: Context[Parcel]) -> Outcome:
+        return Done()
+
+    def handle(self, error: Exception, ctx: Context[Parcel]) -> Outcome:
+        return Stop(error)
+
+
+class Bare(Machine):
+    """Every name may stand bare."""
+
+    @step
+    def only(self, ctx: Context) -> Outcome:
+        assert_type(ctx.state, Any)
+        return Next(self.only)
+
+
+class Nested(Machine):
+    """The state may be a nested class."""
+
+    @dataclass
+    class State:
+        n: int
+
+    @step
+    async def only(self, ctx: Context[State]) -> Outcome:
+        assert_type(ctx.state.n, int)
+        return Next(self.only, Nested.State(1))
+
+
+class Base(Machine[Parcel, Label]):
+    """Machines may be extended."""
+
+    @step
+    async def first(self, ctx: Context[Parcel]) -> Outcome[Label]:
+        return Next(self.second)
+
+    @step
+    async def second(self, ctx: Context[Parcel]) -> Outcome[Label]:
+        return Done(Label(1))
+
+
+class Extended(Base):
+    @step
+    async def second(self, ctx: Context[Parcel]) -> Outcome[Label]:
+        return await super().second(ctx)
+
+
+class Fields(TypedDict):
+    n: int
+
+
+class Typed(Machine[Fields, None]):
+    @step
+    async def only(self, ctx: Context[Fields]) -> Outcome[None]:
+        return Next(self.only, Fields(n=1)) if ctx.state["n"] else Done()
+
+
+class Tick(Machine[None, int]):
+    """A machine may need no state."""
+
+    @step
+    async def only(self, ctx: Context[None]) -> Outcome[int]:
+        return Done(1)
+
+
+class Fleet(Machine[list[int], int]):
+    @step
+    async def split(self, ctx: Context[list[int]]) -> Outcome:
+        specs = [Spec(Delivery, Parcel(n)) for n in ctx.state]
+        return ScheduleChildren([*specs, Spec(Tick), Spec(Open(), Parcel(1), priority=3)], then=self.join)
+
+    @step
+    async def join(self, ctx: Context[list[int]]) -> Outcome[int]:
+        assert_type(ctx.children.of(Tick), list[Child[int]])
+        assert_type(ctx.children.results(Delivery), list[Label | Refund])
+        assert_type(ctx.children.failed, list[Child[Any]])
+        return Done(len(ctx.children))
+
+
+async def producer(client: AsyncClient, conn: psycopg.AsyncConnection[Any]) -> None:
+    parcel = await client.insert(
+        Delivery, Parcel(1), correlation_key="parcel:1", schedule_in=timedelta(hours=1), step=Delivery.send
+    )
+    assert_type(parcel, Inserted[Parcel, Label | Refund] | Duplicate[Parcel, Label | Refund])
+    match parcel:
+        case Inserted(id):
+            assert_type(id, int)
+        case Duplicate(id, key):
+            assert_type(key, str | bytes)
+        case _:
+            assert_never(parcel)
+    assert_type(await client.wait(parcel), Instance[Parcel, Label | Refund])
+    assert_type((await client.wait(parcel, timeout=timedelta(1), until="settled")).result, Label | Refund)
+    assert_type(await client.get(parcel), Instance[Parcel, Label | Refund] | None)
+    assert_type((await client.wait(Ref(Delivery, "parcel:1"))).state, Parcel)
+    assert_type((await client.wait("parcel:1")).result, Any)
+    assert_type((await client.wait(7)).status, Status)
+    assert_type((await client.wait(await client.insert(Tick))).result, int)
+    assert_type((await client.wait(await client.insert(Delivery, args=Parcel(1)))).state, Parcel)
+
+    many = await client.insert_all([Spec(Delivery, Parcel(n)) for n in range(3)], conn=conn)
+    assert_type(many[0].id, int)
+    await client.insert_all([Spec(Delivery, Parcel(1)), Spec(Tick)])
+
+    delivery = await client.signal(parcel, Delivery.payment, Payment(1), dedup_key="evt-7")
+    match delivery:
+        case Delivered(is_awaited=was_awaited):
+            assert_type(was_awaited, bool)
+        case DuplicateSignal(id):
+            assert_type(id, int)
+        case _:
+            assert_never(delivery)
+    await client.signal("parcel:1", Delivery.withdrawn, conn=conn)
+    await client.signal(7, "by name", {"n": 1})
+
+
+def blocking(client: Client, conn: psycopg.Connection[Any]) -> None:
+    parcel = client.insert(Delivery, Parcel(1), conn=conn)
+    assert_type(client.wait(parcel).result, Label | Refund)
+    client.signal(parcel, Delivery.payment, Payment(1), conn=conn)
+
+
+def workers() -> None:
+    settings = Settings(lease=timedelta(minutes=2))
+    Worker([Delivery, Open()], queues={"parcels": 1, "default": Queue(concurrency=2)}, settings=settings)
+
+
+def subscribers(telemetry: Telemetry) -> None:
+    def on_step(event: StepStop) -> None: ...
+    def on_either(event: StepStop | PickStop) -> None: ...
+    def on_any(event: Event) -> None: ...
+
+    telemetry.subscribe(on_step, StepStop)()
+    telemetry.subscribe(on_either, StepStop, PickStop)
+    telemetry.subscribe(on_any)
+
+
+def settle(outcome: Outcome) -> str:
+    """A seventh outcome would be an error here."""
+    match outcome:
+        case Next(step=name) | Await(then=name) | ScheduleChildren(then=name):
+            return name
+        case Retry():
+            return "again"
+        case Done() | Stop():
+            return "end"
+        case _:
+            assert_never(outcome)

@@ -1,0 +1,282 @@
+# ruff: noqa: F811, RET503, T201 - faults are what this file is for
+"""Wrong uses. Both checkers must refuse each line that is marked with an E, or the one that the mark names."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any, TypedDict, assert_never
+
+import msgspec
+import psycopg
+
+from gen_durable import (
+    AsyncClient,
+    Await,
+    Client,
+    Context,
+    Done,
+    Inserted,
+    Machine,
+    Next,
+    Outcome,
+    Queue,
+    Retry,
+    ScheduleChildren,
+    Settings,
+    Signal,
+    Spec,
+    Stop,
+    Worker,
+    step,
+)
+from gen_durable.telemetry import PickStop, StepStop, Telemetry
+
+DAY = timedelta(days=1)
+NOON = datetime(2030, 1, 1, 12, tzinfo=UTC)
+
+
+class Parcel(msgspec.Struct):
+    number: int
+    is_paid: bool = False
+
+
+class Other(msgspec.Struct):
+    x: int
+
+
+class Label(msgspec.Struct):
+    number: int
+
+
+class Payment(msgspec.Struct):
+    cents: int
+
+
+class Tick(Machine[None, int]):
+    @step
+    async def only(self, ctx: Context[None]) -> Outcome[int]:
+        return Done(1)
+
+
+class Delivery(Machine[Parcel, Label]):
+    payment = Signal("payment_confirmed", Payment)
+    withdrawn = Signal("withdrawn")
+
+    @step
+    async def states(self, ctx: Context[Parcel]) -> Outcome[Label]:
+        if ctx.attempt == 1:
+            return Next(self.send, Other(1))  # E: a state of another type
+        if ctx.attempt == 2:
+            return Await(self.payment, then=self.send, state=Other(1))  # E: a state of another type
+        if ctx.attempt == 3:
+            return ScheduleChildren([], then=self.send, state=Other(1))  # E: a state of another type
+        if ctx.attempt == 4:
+            return Next(self.send, Parcel())  # E: a field is missing
+        ctx.state.is_payed = True  # E: there is no such field
+        return Retry(state=Other(1))  # allowed: Retry does not know its machine
+
+    @step
+    async def targets(self, ctx: Context[Parcel]) -> Outcome[Label]:
+        if ctx.attempt == 1:
+            return Next(self.sned)  # E: there is no such step
+        if ctx.attempt == 2:
+            return Next(self.helper)  # E: a method that is no step
+        if ctx.attempt == 3:
+            return self.send  # E: a step is no outcome
+        if ctx.attempt == 4:
+            return Next(self.send(ctx))  # E: a step that was called
+        if ctx.attempt == 5:
+            return Next(self.foreign)  # E: a step that takes another state
+        if ctx.attempt == 6:
+            return Next(Tick)  # E: a machine is no step
+        return Next("sned")  # allowed: a name is only text
+
+    @step
+    async def results(self, ctx: Context[Parcel]) -> Outcome[Label]:
+        if ctx.attempt == 1:
+            return Done(Other(1))  # E: a result of another type
+        if ctx.attempt == 2:
+            return Done()  # E: the result is missing
+        return Stop(404)  # E: a reason is a text or an exception
+
+    @step
+    async def sleeps(self, ctx: Context[Parcel]) -> Outcome[Label]:
+        if ctx.attempt == 1:
+            return Await(then=self.send)  # E: nothing could wake it
+        if ctx.attempt == 2:
+            return Await(self.payment)  # E: nothing runs afterwards
+        if ctx.attempt == 3:
+            return Await(self.paymnt, then=self.send)  # E: there is no such signal
+        if ctx.attempt == 4:
+            return Await([self.payment], then=self.send)  # E: signals are given one by one
+        if ctx.attempt == 5:
+            return Await(self.payment, then=self.send, timeout=30)  # E: a number is no duration
+        if ctx.attempt == 6:
+            return Await(then=self.send, timeout=DAY, deadline=NOON)  # E: one of the two
+        if ctx.attempt == 7:
+            return Await("a", then=self.send, timeout=DAY, deadline=NOON)  # E: one of the two
+        payment = ctx.awaited.get(self.payment)
+        print(payment.cents)  # E: it may not have come
+        return Retry(5)  # E: a number is no duration
+
+    @step
+    async def options(self, ctx: Context[Parcel]) -> Outcome[Label]:
+        if ctx.attempt == 1:
+            return Next(self.send, delay=5)  # E: a number is no duration
+        if ctx.attempt == 2:
+            return Next(self.send, concurrency_key=7)  # E: a key is a text, or a text and a partition
+        if ctx.attempt == 3:
+            return Next(self.send, rate_limit="crm")  # E: there is no such option
+        if ctx.attempt == 4:
+            return ScheduleChildren([Parcel(1)], then=self.send)  # E: a state is no spec
+        if ctx.attempt == 5:
+            return ScheduleChildren([Spec(Delivery, Other(1))], then=self.send)  # E: a child of another state
+        return ScheduleChildren(Spec(Tick), then=self.send)  # E: a spec is no list
+
+    @step
+    def send(self, ctx: Context[Parcel]) -> Outcome[Label]:
+        return Done(Label(1))
+
+    @step
+    def foreign(self, ctx: Context[Other]) -> Outcome[Label]:
+        return Stop("refused wherever it is used, and at import")
+
+    @step  # E: there is no ctx
+    def lonely(self) -> Outcome[Label]:
+        return Stop("")
+
+    @step  # E: a parameter too many
+    async def crowded(self, ctx: Context[Parcel], more: int) -> Outcome[Label]:
+        return Stop("")
+
+    @step  # E: the parameter is no Context
+    async def direct(self, parcel: Parcel) -> Outcome[Label]:
+        return Stop("")
+
+    @step  # E: what it returns is no outcome
+    def counting(self, ctx: Context[Parcel]) -> int:
+        return 1
+
+    @step
+    def falling(self, ctx: Context[Parcel]) -> Outcome[Label]:  # E: one path returns nothing
+        if ctx.state.is_paid:
+            return Stop("")
+
+    @step(initail=True)  # E: there is no such option
+    def misspelt(self, ctx: Context[Parcel]) -> Outcome[Label]:
+        return Stop("")
+
+    @step(retry=5)  # E: a number is no policy
+    def stubborn(self, ctx: Context[Parcel]) -> Outcome[Label]:
+        return Stop("")
+
+    def helper(self, ctx: Context[Parcel]) -> Outcome[Label]:
+        return Stop("")
+
+    def handle(self, error: Exception, ctx: Context[Other]) -> Outcome[Label]:  # E: another state
+        return Stop(error)
+
+
+class Twice(Machine[Parcel]):
+    @step
+    def start(self, ctx: Context[Parcel]) -> Outcome:  # E(pyright): two steps of one name
+        return Stop("")
+
+    @step  # E(mypy): two steps of one name
+    def start(self, ctx: Context[Parcel]) -> Outcome:
+        return Stop("")
+
+
+class Misspelt(Machine[Parcel], versoin=2):  # E: there is no such option
+    @step
+    def start(self, ctx: Context[Parcel]) -> Outcome:
+        return Stop("")
+
+
+class Numbered(Machine[Parcel], name=7):  # E: a name is a text
+    @step
+    def start(self, ctx: Context[Parcel]) -> Outcome:
+        return Stop("")
+
+
+class Fields(TypedDict):
+    n: int
+
+
+class Typed(Machine[Fields]):
+    @step
+    async def start(self, ctx: Context[Fields]) -> Outcome:
+        if ctx.state["n"]:
+            return Next(self.start, Fields(m=1))  # E: there is no such key
+        return Next(self.start, Fields())  # E: a key is missing
+
+
+class Pool:
+    """As the pools of both drivers: it hands out connections and is none."""
+
+    async def acquire(self) -> object:
+        raise NotImplementedError
+
+    async def execute(self, query: str, *args: object) -> str:
+        raise NotImplementedError
+
+
+async def producer(client: AsyncClient, pool: Pool, blocking_conn: psycopg.Connection[Any]) -> None:
+    await client.insert(Delivery, Other(1))  # E: a state of another type
+    await client.insert(Delivery, args=Other(1))  # E: a state of another type, by its other name
+    await client.insert(Delivery)  # E: the state is missing
+    await client.insert(Tick, Parcel(1))  # E: it takes no state
+    await client.insert(Parcel, Parcel(1))  # E: not a machine
+    await client.insert(Delivery, Parcel(1), priorty=3)  # E: there is no such option
+    await client.insert(Delivery, Parcel(1), priority="high")  # E: an option of another type
+    await client.insert(Delivery, Parcel(1), schedule_in=60)  # E: a number is no duration
+    await client.insert(Delivery, Parcel(1), conn=pool)  # E: a pool is no transaction
+    await client.insert(Delivery, Parcel(1), conn=blocking_conn)  # E: a blocking connection
+    client.insert(Delivery, Parcel(1))  # E: it is not awaited
+    await client.insert_all([Delivery, Parcel(1)])  # E: specs are wanted
+
+    parcel = await client.insert(Delivery, Parcel(1))
+    print((await client.wait(parcel)).result.cents)  # E: a Label has none
+    print((await client.wait(parcel, timeout=5)).result)  # E: a number is no duration
+    print((await client.wait(parcel, until="done")).result)  # E: finished or settled
+    print((await client.get(parcel)).status)  # E: there may be none
+    await client.signal(parcel, Delivery.payment, Other(1))  # E: a payload of another type
+    await client.signal(parcel, Delivery.payment)  # E: the payload is missing
+    await client.signal(parcel, Delivery.withdrawn, Payment(1))  # E: it carries nothing
+    await client.signal(parcel, Delivery.paymnt, Payment(1))  # E: there is no such signal
+    match parcel:
+        case Inserted():
+            pass
+        case _:
+            assert_never(parcel)  # E: Duplicate is forgotten
+
+
+async def mixed(client: Client, conn: psycopg.AsyncConnection[Any]) -> None:
+    await client.insert(Delivery, Parcel(1))  # E: a blocking call cannot be awaited
+    client.insert(Delivery, Parcel(1), conn=conn)  # E: a connection of the other kind
+
+
+def settle(outcome: Outcome) -> str:
+    match outcome:
+        case Next() | Await() | ScheduleChildren():
+            return "on"
+        case Done() | Stop():
+            return "end"
+        case _:
+            assert_never(outcome)  # E: Retry is forgotten
+
+
+def subscribers(telemetry: Telemetry) -> None:
+    def on_step(event: StepStop) -> None: ...
+
+    telemetry.subscribe(on_step, int)  # E: not a kind of event
+    telemetry.subscribe(on_step)  # E: it would get every kind
+    print(PickStop(count=1, demand=1, queue="q"))  # E: a field is missing
+
+
+Worker([Parcel])  # E: not a machine
+Worker([Delivery], queue={"default": 1})  # E: there is no such option
+Worker([Delivery], queues={"default": "many"})  # E: a text is no number
+Settings(leese=timedelta(1))  # E: there is no such setting
+Settings(lease=60)  # E: a number is no duration
+Queue(5)  # E: by name only
