@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from datetime import timedelta
 from typing import Any
 
@@ -76,23 +79,29 @@ async def test_heartbeats_and_chained_commits_are_hot_updates(sql: Any) -> None:
     assert len(picked.executions) == 20
     await sql.execute("vacuum gen_durable.gen_durable")
 
-    async with sql.transaction():
-        assert await run_asyncpg(sql, lease.renew([(e.id, 7) for e in picked.executions], LEASE), "gen_durable") == set()
-        assert await updates(sql) == (20, 20)
-    for step_seq in range(5):
-        async with sql.transaction():
-            entries = [
-                CommitEntry(id=e.id, lease_token=7, step_seq=step_seq, kind="keep", step=f"s{step_seq}", payload="[1]")
-                for e in picked.executions
-            ]
+    async with sql.transaction(), hot_updates(sql, 20):
+        leases = [(execution.id, 7) for execution in picked.executions]
+        assert await run_asyncpg(sql, lease.renew(leases, LEASE), "gen_durable") == set()
+    for step_seq in range(6):
+        entries = [
+            CommitEntry(id=id, lease_token=7, step_seq=step_seq, kind="keep", step=f"s{step_seq}", payload="[1]")
+            for id, _ in leases
+        ]
+        async with sql.transaction(), hot_updates(sql, 20):
             plan = commit.commit_plain(entries) if step_seq % 2 else commit.commit(entries)
             await run_asyncpg(sql, plan, "gen_durable")
-            assert await updates(sql) == (20, 20)
 
 
-async def updates(sql: Any) -> tuple[int, int]:
-    """Of the current transaction: all updates of the table, and those of them that touched no index."""
+@asynccontextmanager
+async def hot_updates(sql: Any, expected: int) -> AsyncIterator[None]:
+    """So many updates of the table happen inside, and all of them without a new entry in any index."""
+    before = await updates(sql)
+    yield
+    assert await updates(sql) - before == Counter(all=expected, hot=expected)
+
+
+async def updates(sql: Any) -> Counter[str]:
     row = await sql.fetchrow(
         "select n_tup_upd, n_tup_hot_upd from pg_stat_xact_user_tables where relid = 'gen_durable.gen_durable'::regclass"
     )
-    return row["n_tup_upd"], row["n_tup_hot_upd"]
+    return Counter(all=row["n_tup_upd"], hot=row["n_tup_hot_upd"])

@@ -53,13 +53,13 @@ class Bench:
         self.brake_pid = brake.get_server_pid()
 
     @classmethod
-    async def open(cls, dsn: str) -> Self:
+    async def open(cls, dsn: str, database: str) -> Self:
         unpinned = {name: value for name, value in _SETTINGS.items() if name != "default_transaction_isolation"}
         return cls(
-            await asyncpg.connect(dsn, server_settings=_SETTINGS),
-            await asyncpg.connect(dsn, server_settings=_SETTINGS),
-            [await asyncpg.connect(dsn, server_settings=_SETTINGS) for _ in range(_SESSIONS)],
-            [await asyncpg.connect(dsn, server_settings=unpinned) for _ in range(_SESSIONS)],
+            await asyncpg.connect(dsn, database=database, server_settings=_SETTINGS),
+            await asyncpg.connect(dsn, database=database, server_settings=_SETTINGS),
+            [await asyncpg.connect(dsn, database=database, server_settings=_SETTINGS) for _ in range(_SESSIONS)],
+            [await asyncpg.connect(dsn, database=database, server_settings=unpinned) for _ in range(_SESSIONS)],
         )
 
     async def close(self) -> None:

@@ -152,6 +152,7 @@ class Order:
         self._trace: list[str] = []
         self._running: dict[str, asyncio.Task[None]] = {}
         self._paused: set[str] = set()
+        self._waiting: set[str] = set()
         self._refused: list[str] = []
 
     async def run(self, given: Choices, before: World) -> None:
@@ -166,7 +167,9 @@ class Order:
             self._scenario.check(end)
         except (BrokenError, StatementError) as error:
             self.broken = Broken(_reason(error), tuple(self._choices), self._trace)
-            await self._clean_up()
+        finally:
+            if self._running or self.broken is not None:
+                await self._clean_up()
 
     async def _go(self, given: Choices) -> None:
         while ready := self._ready():
@@ -181,7 +184,7 @@ class Order:
                 self.untaken += [(*self._choices, other) for other in ready if other != name]
             self._choices.append(name)
             await self._step(name)
-            if not self._ready() and self._running:
+            while self._running and not self._ready():
                 await self._wait_for_deadlock()
         await self._try_again()
 
@@ -209,38 +212,33 @@ class Order:
 
     async def _settle(self) -> None:
         """Let everything that runs come to its end, to a lock that another session holds, or to a pause."""
-        known_to_wait: set[str] = set()
-        while self._running:
-            fresh = [task for name, task in self._running.items() if name not in known_to_wait | self._paused]
-            if fresh:
+        while unpaused := [name for name in self._running if name not in self._paused]:
+            if fresh := [self._running[name] for name in unpaused if name not in self._waiting]:
                 await asyncio.wait(fresh, timeout=_PATIENCE, return_when=asyncio.FIRST_COMPLETED)
             if await self._collect():
-                known_to_wait.clear()  # an end may have freed others
                 continue
-            blockers = await self._bench.blockers(
-                {self.sessions[name].pid: name for name in self._running if name not in self._paused}
-            )
+            # Asked when nothing has just ended: an end grants locks before it is answered, so this is not out of date.
+            blockers = await self._bench.blockers({self.sessions[name].pid: name for name in unpaused})
             if await self._collect():
-                known_to_wait.clear()
                 continue
-            for name, pids in blockers.items():
-                if pids == {self._bench.brake_pid}:
-                    self._paused.add(name)
-                    self._trace.append(f"{name} pauses")
-                else:
-                    known_to_wait.add(name)
-                    self._waits(name)
-            if set(self._running) <= known_to_wait | self._paused:
+            self._note(blockers)
+            if self._running.keys() <= self._waiting | self._paused:
                 return
 
-    def _waits(self, name: str) -> None:
-        if not self.sessions[name].has_waited:
-            self._trace.append(f"{name} waits")
-        self.sessions[name].has_waited = True
+    def _note(self, blockers: Mapping[str, set[int]]) -> None:
+        paused = {name for name, pids in blockers.items() if pids == {self._bench.brake_pid}}
+        waiting = blockers.keys() - paused
+        self._trace += [f"{name} pauses" for name in sorted(paused)]
+        self._trace += [f"{name} waits" for name in sorted(waiting - self._waiting)]
+        for name in waiting:
+            self.sessions[name].has_waited = True
+        self._paused |= paused
+        self._waiting = waiting
 
     async def _collect(self) -> bool:
         """Take note of steps that have ended; whether there were any."""
         ended = [name for name, task in self._running.items() if task.done()]
+        self._waiting.difference_update(ended)
         for name in ended:
             try:
                 self._running.pop(name).result()
@@ -263,7 +261,8 @@ class Order:
 
     async def _try_again(self) -> None:
         """Those that lost a race do their transaction once more, after all others, as the engine does."""
-        await self._bench.release_all()
+        if self._refused:
+            await self._bench.release_all()
         while self._refused:
             session = self.sessions[self._refused[0]]
             try:

@@ -159,7 +159,7 @@ class Session:
             await self._connection.execute("begin")
 
     async def _commit(self) -> None:
-        await self._connection.execute("commit")
+        await _Transaction(self._connection, None).__aexit__(None, None, None)
         self._must_commit = False
         if self._call is None:
             self._finish_work()

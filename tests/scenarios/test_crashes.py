@@ -29,21 +29,21 @@ from tests.scenarios.victims import Killer, Sleeper
 NEVER = "/nonexistent/go"
 
 
-class Rescue(Machine[str, list[Any]], name="Sleeper"):
+class Rescue(Machine[str, str], name="Sleeper"):
     """What the survivor runs in place of the step that never ends."""
 
     def __init__(self) -> None:
         self.handled: list[Exception] = []
 
     @step
-    async def sleep(self, ctx: Context[str]) -> Outcome[list[Any]]:
-        return Done([ctx.step, ctx.attempt, ctx.idempotency_key])
+    async def sleep(self, ctx: Context[str]) -> Outcome[str]:
+        return Done(f"{ctx.step} {ctx.attempt} {ctx.idempotency_key}")
 
     @step
-    async def block(self, ctx: Context[str]) -> Outcome[list[Any]]:
-        return Done([ctx.step, ctx.attempt, ctx.idempotency_key])
+    async def block(self, ctx: Context[str]) -> Outcome[str]:
+        return Done(f"{ctx.step} {ctx.attempt} {ctx.idempotency_key}")
 
-    def handle(self, error: Exception, ctx: Context[str]) -> Outcome[list[Any]]:
+    def handle(self, error: Exception, ctx: Context[str]) -> Outcome[str]:
         self.handled.append(error)
         return Stop(error)
 
@@ -76,8 +76,8 @@ async def test_a_step_whose_process_was_killed_runs_again_with_the_same_key(
             < timedelta(milliseconds=1100)
         )
         assert has_no_lease(row)
-    results: list[Any] = [one.result for one in ended]
-    assert results == [["sleep", 1, f"{refs[0].id}:1"], ["block", 1, f"{refs[1].id}:1"]]
+    assert {line["key"] for line in victim.told if "begun" in line} == {f"{ref.id}:1" for ref in refs}
+    assert [one.result for one in ended] == [f"sleep 1 {refs[0].id}:1", f"block 1 {refs[1].id}:1"]
     assert [one.crash_count for one in ended] == [0, 0], "a committed outcome forgives"
     assert rescue.handled == []
 
@@ -127,8 +127,7 @@ async def test_a_step_that_kills_its_process_again_and_again_fails_as_poison(
             return Done(f"{child.status}: {child.last_error}")
 
     waits: list[float] = []
-    queues = {"default": 10}
-    async with Worker([Parent], dsn=durable_dsn, settings=settings, queues=queues) as worker:
+    async with Worker([Parent], dsn=durable_dsn, settings=settings) as worker:
         events = Events(worker)
         parent = await worker.insert(Parent)
         await worker.wait(parent, timeout=PATIENCE, until="settled")

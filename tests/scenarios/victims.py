@@ -1,7 +1,7 @@
 """Machines for workers in processes of their own, which tests kill, stop and signal.
 
-Run as a program, this is such a worker: `python -m tests.scenarios.victims DSN SETTINGS-AS-JSON`. It tells what its steps
-and its engine do, one JSON object per line.
+Run as a program, this is such a worker: `python -m tests.scenarios.victims DSN SETTINGS-AS-JSON`. It tells what its
+steps and its engine do, one JSON object per line.
 """
 
 from __future__ import annotations

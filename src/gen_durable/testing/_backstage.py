@@ -1,0 +1,76 @@
+"""An event loop on a thread of its own, for connections that must not belong to the loop of a test.
+
+A fixture is set up before the loop of its test runs, and every async plugin of pytest has its own idea of which loop that
+will be. What lives here works with all of them, and can be used from code that does not await, too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Coroutine
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+from .._db.plan import Plan
+from .._db.pool import Database
+
+__all__ = ["Backstage", "BackstageDatabase"]
+
+T = TypeVar("T")
+
+
+class Backstage:
+    """The thread and its loop, from the moment it is made until `close`."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(
+            target=self._loop.run_forever, name="gen_durable backstage", daemon=True
+        )
+        self._thread.start()
+
+    def begin(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+        """Let something happen there."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    def call(self, work: Coroutine[Any, Any, T]) -> T:
+        """Let something happen there, and wait for it."""
+        return self.begin(work).result()
+
+    def close(self) -> None:
+        """End the thread; whatever still happens there is cancelled."""
+        self.call(_cancel_others())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+
+class BackstageDatabase(Database):
+    """A pool that lives backstage, for use from any loop."""
+
+    def __init__(self, database: Database, backstage: Backstage) -> None:
+        self._database = database
+        self._backstage = backstage
+        self.schema = database.schema
+
+    async def close(self) -> None:
+        """Close every connection."""
+        await asyncio.wrap_future(self._backstage.begin(self._database.close()))
+
+    async def run(self, plan: Plan[T]) -> T:
+        """Run a plan of one statement, or of several that need no common transaction."""
+        return await asyncio.wrap_future(self._backstage.begin(self._database.run(plan)))
+
+    async def run_in_transaction(self, plan: Plan[T], *, lock_timeout: str | None = None) -> T:
+        """Run a plan as one transaction."""
+        work = self._database.run_in_transaction(plan, lock_timeout=lock_timeout)
+        return await asyncio.wrap_future(self._backstage.begin(work))
+
+
+async def _cancel_others() -> None:
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in others:
+        task.cancel()
+    if others:
+        await asyncio.wait(others)

@@ -1,0 +1,53 @@
+"""Time as the test wants it: plans that move the rows of the test's own database."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from datetime import timedelta
+
+from .._db import lease as leases
+from .._db.plan import Plan
+from ._sql import statements
+
+__all__ = ["advance", "collapse", "due_queues", "end_leases", "fire_timeouts", "make_due"]
+
+_SQL = statements("clock.sql")
+
+
+def advance(by: timedelta) -> Plan[None]:
+    """Let so much time pass. Nothing runs, and no await ends, until somebody looks."""
+    yield _SQL["advance_instances"](by=by)
+    yield _SQL["advance_signals"](by=by)
+
+
+def fire_timeouts() -> Plan[int]:
+    """End every await that has a deadline, however far away; how many there were."""
+    yield _SQL["end_awaits"]()
+    fired = 0
+    while expired := (yield from leases.expire()):
+        fired += len(expired)
+    return fired
+
+
+def due_queues(machines: tuple[list[str], list[int]]) -> Plan[list[str]]:
+    """Where there is work for these machines now."""
+    fsms, versions = machines
+    rows = yield _SQL["due_queues"](fsms=fsms, versions=versions)
+    return [row["queue"] for row in rows]
+
+
+def collapse(machines: tuple[list[str], list[int]]) -> Plan[bool]:
+    """Skip the time until the next instance of these machines is due; whether any waits."""
+    fsms, versions = machines
+    return bool((yield _SQL["collapse"](fsms=fsms, versions=versions)))
+
+
+def end_leases(worker: str) -> Plan[list[int]]:
+    """Let the leases of a dead process run out; which instances it had."""
+    rows = yield _SQL["end_leases"](worker=worker)
+    return [row["id"] for row in rows]
+
+
+def make_due(ids: Collection[int]) -> Plan[None]:
+    """Let these instances wait no longer."""
+    yield _SQL["make_due"](ids=list(ids))

@@ -1,0 +1,50 @@
+-- Time in the database of a test. Nothing here touches what the engine does: rows are moved into the past, and the
+-- engine's own statements find them due.
+
+-- name: advance_instances
+-- Let time pass for every instance: what lies :by ahead is due now.
+update gen_durable.gen_durable
+   set inserted_at = inserted_at - :by::interval, updated_at = updated_at - :by::interval,
+       eligible_at = eligible_at - :by::interval, await_deadline = await_deadline - :by::interval,
+       lease_expires_at = lease_expires_at - :by::interval, finished_at = finished_at - :by::interval,
+       cancel_requested_at = cancel_requested_at - :by::interval, deleted_at = deleted_at - :by::interval
+
+-- name: advance_signals
+-- … and for what lies in the inboxes.
+update gen_durable.signals set inserted_at = inserted_at - :by::interval
+
+-- name: due_queues
+-- The queues in which rows of these machines could be picked now.
+select distinct g.queue from gen_durable.gen_durable g
+ where g.status = 'runnable' and not g.gated and g.eligible_at <= statement_timestamp()
+   and (g.fsm, g.fsm_version) in (select * from unnest(:fsms::text[], :versions::int[]))
+ order by g.queue
+
+-- name: collapse
+-- Skip the time until the next row is due. All rows that wait are moved alike, so they run in the order of their delays.
+with waiting as (
+  select g.id, g.eligible_at from gen_durable.gen_durable g
+   where g.status = 'runnable' and g.eligible_at > statement_timestamp() and isfinite(g.eligible_at)
+     and (g.fsm, g.fsm_version) in (select * from unnest(:fsms::text[], :versions::int[]))
+), gap as (
+  select min(eligible_at) - statement_timestamp() as length from waiting
+)
+update gen_durable.gen_durable g set eligible_at = g.eligible_at - gap.length
+  from waiting, gap where g.id = waiting.id
+returning g.id
+
+-- name: end_leases
+-- The process that held these leases is dead, and a lease of time has passed since.
+update gen_durable.gen_durable g set lease_expires_at = statement_timestamp() - interval '1 second'
+ where g.status = 'executing' and g.locked_by = :worker::text
+returning g.id
+
+-- name: make_due
+-- The pause that the reaper prescribes after a crash is over.
+update gen_durable.gen_durable g set eligible_at = statement_timestamp()
+ where g.id = any (:ids::bigint[]) and g.status = 'runnable'
+
+-- name: end_awaits
+-- The deadline of everybody who has one is now.
+update gen_durable.gen_durable g set await_deadline = statement_timestamp()
+ where g.status = 'awaiting_signal' and g.await_deadline > statement_timestamp()
