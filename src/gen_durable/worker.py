@@ -8,8 +8,9 @@ import secrets
 import signal
 import socket
 import threading
-from collections.abc import Generator, Mapping
+from collections.abc import Coroutine, Generator, Mapping
 from contextlib import contextmanager
+from typing import Any, Final
 
 from ._core.registry import Machines, Registry
 from ._db.pool import Database
@@ -23,6 +24,9 @@ from .errors import SettingsError, UsageError
 from .telemetry import Telemetry
 
 __all__ = ["Worker"]
+
+# What a step that ignored its cancellation gets to notice the second one, in seconds.
+_FAREWELL: Final = 1.0
 
 
 class Worker(AsyncClient):
@@ -68,7 +72,7 @@ class Worker(AsyncClient):
 
     def run(self) -> None:
         """Work until SIGTERM or SIGINT."""
-        asyncio.run(self._run_until_told())
+        _run(self._run_until_told())
 
     @contextmanager
     def in_thread(self) -> Generator[Client]:
@@ -86,7 +90,7 @@ class Worker(AsyncClient):
 
         def serve() -> None:
             try:
-                asyncio.run(work())
+                _run(work())
             except BaseException as error:  # noqa: BLE001 - raised again in the thread that asked for the worker
                 outcome.append(error)
             finally:
@@ -165,6 +169,20 @@ class Worker(AsyncClient):
     def _pool_size(self) -> int:
         # A pick per queue, the reaper, the timekeeper, and some for the worker's own use as a client.
         return len(self.queues) + 6
+
+
+def _run(main: Coroutine[Any, Any, None]) -> None:
+    """As asyncio.run, but without waiting for ever for a step that ignores its cancellation: its row is given back."""
+    loop = asyncio.new_event_loop()
+    try:
+        loop.run_until_complete(main)
+    finally:
+        if left := asyncio.all_tasks(loop):
+            for task in left:
+                task.cancel()
+            loop.run_until_complete(asyncio.wait(left, timeout=_FAREWELL))
+        loop.run_until_complete(loop.shutdown_asyncgens())
+        loop.close()
 
 
 def _queues(registry: Registry, given: Mapping[str, int | Queue] | None) -> Mapping[str, Queue]:

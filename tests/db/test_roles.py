@@ -75,7 +75,6 @@ async def test_a_role_without_any_right_is_told_so_and_nothing_is_left(
     assert not await sql.fetchval("select exists (select from pg_namespace where nspname = 'shop')")
 
 
-@pytest.mark.xfail(reason="CREATE SCHEMA IF NOT EXISTS asks for CREATE on the database even if the schema is there")
 async def test_the_printed_script_works_for_the_owner_of_a_schema(
     sql: Any, durable_dsn: str, role: str
 ) -> None:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -48,7 +48,7 @@ def home(session_base: Path, plain_environment: None) -> Iterator[Path]:
 
 
 @pytest.fixture
-def spawn() -> Iterator[Callable[..., subprocess.Popen[str]]]:
+def spawn() -> Iterator[processes.Spawn]:
     """Start clients that are ended with the test."""
     started: list[subprocess.Popen[str]] = []
 

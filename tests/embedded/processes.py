@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import psycopg
 
@@ -24,6 +24,8 @@ server = EmbeddedPostgres(Path(sys.argv[1]), idle_stop=timedelta(seconds=float(s
 print(server.ensure(), flush=True)
 """
 STAY = "sys.stdin.read()\n"
+KEEP = "drop table if exists kept; create table kept as select 42 as answer"
+Spawn: TypeAlias = Callable[..., subprocess.Popen[str]]
 
 
 class Process(NamedTuple):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Callable
 from contextlib import closing
 from datetime import timedelta
@@ -15,6 +14,8 @@ from gen_durable.embedded import EmbeddedPostgres
 from gen_durable.embedded import home as homes
 from gen_durable.embedded.server import _has_keeper
 from tests.embedded.processes import (
+    KEEP,
+    Spawn,
     first_line,
     holds_within,
     initdbs,
@@ -25,9 +26,7 @@ from tests.embedded.processes import (
     query,
 )
 
-Spawn = Callable[..., subprocess.Popen[str]]
 SHORT = timedelta(seconds=0.2)
-KEEP = "drop table if exists kept; create table kept as select 42 as answer"
 
 pytestmark = pytest.mark.timeout(40)
 

@@ -14,11 +14,19 @@ import pytest
 
 from gen_durable.embedded import EmbeddedPostgres, binaries, unsupported
 from gen_durable.embedded import home as homes
+from gen_durable.embedded.probe import is_answering
 from gen_durable.errors import SettingsError, UnreachableError
-from tests.embedded.processes import end_everything, holds_within, is_running, postmasters, query
+from tests.embedded.processes import (
+    KEEP,
+    end_everything,
+    holds_within,
+    is_running,
+    keepers,
+    postmasters,
+    query,
+)
 
 AT_ONCE = timedelta(0)
-KEEP = "drop table if exists kept; create table kept as select 42 as answer"
 
 pytestmark = pytest.mark.timeout(40)
 
@@ -64,6 +72,29 @@ def test_a_strangers_pid_in_the_files_of_a_dead_server(home: Path) -> None:
         stranger.wait()
 
 
+def test_a_server_without_a_keeper_is_replaced(home: Path) -> None:
+    with EmbeddedPostgres(home, idle_stop=AT_ONCE) as server:
+        dsn = server.ensure()
+        query(dsn, KEEP)
+    assert holds_within(10, lambda: not is_running(home))
+
+    postgres = binaries.find().directory / "postgres"
+    settings = ["-c", f"unix_socket_directories={home}/run", "-c", "listen_addresses="]
+    with (home / "server.log").open("ab") as log:
+        orphan = subprocess.Popen(
+            [postgres, "-D", home / "data", *settings], user=(home / "data").stat().st_uid, stderr=log
+        )
+    try:
+        assert holds_within(10, lambda: is_answering(home / "run" / ".s.PGSQL.5432"))
+        assert query(server.ensure(), "select answer from kept") == 42
+        assert orphan.wait(10) == 0
+        assert len(keepers(home)) == 1
+    finally:
+        orphan.kill()
+        orphan.wait()
+        server.close()
+
+
 def test_a_path_too_long_for_a_socket(long_home: Path) -> None:
     with EmbeddedPostgres(long_home, idle_stop=AT_ONCE) as server:
         dsn = server.ensure()
@@ -100,6 +131,15 @@ def test_a_server_that_refuses_to_start_says_why(home: Path) -> None:
     assert str(home / "server.log") in caught.value.advice
     assert len(str(caught.value).splitlines()) <= 4
     assert not is_running(home)
+
+
+def test_a_log_that_grew_large_makes_room_for_the_next(home: Path) -> None:
+    homes.settle(home).make()
+    (home / "server.log").touch()
+    os.truncate(home / "server.log", 9 * 2**20)
+    with EmbeddedPostgres(home, idle_stop=AT_ONCE):
+        assert (home / "server.log").stat().st_size < 2**20
+        assert (home / "server.log.old").stat().st_size == 9 * 2**20
 
 
 def test_a_home_that_cannot_be_made(base: Path, empty_home: Path) -> None:

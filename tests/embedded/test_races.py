@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import random
-import subprocess
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
@@ -13,9 +11,7 @@ from pathlib import Path
 import pytest
 
 from gen_durable.embedded import EmbeddedPostgres
-from tests.embedded.processes import CLIENT, STAY, first_line, keepers, postmasters, query
-
-Spawn = Callable[..., subprocess.Popen[str]]
+from tests.embedded.processes import CLIENT, STAY, Spawn, first_line, keepers, postmasters, query
 
 pytestmark = pytest.mark.timeout(50)
 

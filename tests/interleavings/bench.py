@@ -9,8 +9,8 @@ import asyncpg
 
 from gen_durable._db.pool import PINNED
 
-from .product import Change, Product
-from .session import Lane
+from tests.interleavings.product import Change, Product
+from tests.interleavings.session import Lane
 
 _SESSIONS: Final = 3
 # The engine's own settings, but: an end to every wait that is a mistake, victims of deadlocks at once, no disk.

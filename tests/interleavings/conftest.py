@@ -13,7 +13,7 @@ import pytest_asyncio
 
 from gen_durable.embedded import EmbeddedPostgres
 
-from .bench import Bench
+from tests.interleavings.bench import Bench
 
 # Durability is not what these tests ask about. Autovacuum would be one more session, at times of its own.
 _OPTIONS = {"fsync": "off", "full_page_writes": "off", "synchronous_commit": "off", "autovacuum": "off"}

@@ -19,11 +19,11 @@ import msgspec
 from gen_durable._db.failures import StatementError
 from gen_durable._db.plan import in_schema
 
-from .bench import Bench, Pins
-from .invariants import BrokenError, check_common
-from .product import Change, Product
-from .session import Session, Work
-from .world import World, look, reset
+from tests.interleavings.bench import Bench, Pins
+from tests.interleavings.invariants import BrokenError, check_common
+from tests.interleavings.product import Change, Product
+from tests.interleavings.session import Session, Work
+from tests.interleavings.world import World, look, reset
 
 Choices: TypeAlias = tuple[str, ...]
 

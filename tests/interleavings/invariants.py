@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection
 
-from .session import Session, signals_gained, transitions
-from .world import TERMINAL, Row, World
+from tests.interleavings.session import Session, signals_gained, transitions
+from tests.interleavings.world import TERMINAL, Row, World
 
 
 class BrokenError(Exception):

@@ -16,7 +16,7 @@ from gen_durable._db.pool import _Transaction
 from gen_durable._db.runner import from_asyncpg
 from gen_durable._db.signal import Arrival
 
-from .product import Product
+from tests.interleavings.product import Product
 
 Make: TypeAlias = "Callable[[Session], Plan[Any] | None]"
 
@@ -29,6 +29,8 @@ class Work(msgspec.Struct, frozen=True):
 
     make: Make
     in_transaction: bool
+    isolation: str | None = None
+    """Of a transaction that is not the engine's but its caller's."""
 
 
 class Flushed(msgspec.Struct, frozen=True):
@@ -135,10 +137,10 @@ class Session:
 
         assert self._plan is not None
         text = self._product.text(call.statement)
-        in_transaction = self._works[self._place].in_transaction
+        work = self._works[self._place]
         try:
             if not self._connection.is_in_transaction():
-                await self._begin(call, in_transaction=in_transaction)
+                await self._begin(call, work)
             rows = await self._connection.fetch(text, *call.values)
         except asyncpg.PostgresError as error:
             self._call = _checked(self._plan.throw(from_asyncpg(error)))
@@ -148,14 +150,16 @@ class Session:
         except StopIteration as finished:
             self._call = None
             self._end = finished.value
-        self._must_commit = not in_transaction and self._connection.is_in_transaction()
+        self._must_commit = not work.in_transaction and self._connection.is_in_transaction()
         if self._call is None and not self._connection.is_in_transaction():
             self._finish_work()
 
-    async def _begin(self, call: Call, *, in_transaction: bool) -> None:
-        if in_transaction and self._says_isolation:
+    async def _begin(self, call: Call, work: Work) -> None:
+        if work.isolation is not None:
+            await self._connection.execute(f"begin isolation level {work.isolation}")
+        elif work.in_transaction and self._says_isolation:
             await _Transaction(self._connection, None).__aenter__()
-        elif in_transaction or call.statement.name not in _READS:
+        elif work.in_transaction or call.statement.name not in _READS:
             await self._connection.execute("begin")
 
     async def _commit(self) -> None:
@@ -176,6 +180,11 @@ def transaction(make: Make) -> Work:
 
 def autocommit(make: Make) -> Work:
     return Work(make, in_transaction=False)
+
+
+def callers(isolation: str, make: Make) -> Work:
+    """A plan on a connection and in a transaction of the caller's, under an isolation of the caller's choice."""
+    return Work(make, in_transaction=True, isolation=isolation)
 
 
 def flush(*entries: CommitEntry) -> Work:

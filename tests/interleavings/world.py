@@ -26,8 +26,8 @@ FIRST_NEW_ID: Final = 100
 """Rows that sessions insert are numbered from here."""
 
 _INSTANCES: Final = """
-select id, status::text as status, step, step_seq, attempt, timed_out, lease_token, locked_by, last_error, awaits, presented,
-       has_signals, priority, eligible_at, eligible_at <= statement_timestamp() as is_due, concurrency_key, gated,
+select id, status::text as status, step, step_seq, attempt, timed_out, lease_token, locked_by, last_error, awaits,
+       presented, has_signals, priority, eligible_at, eligible_at <= statement_timestamp() as is_due, concurrency_key, gated,
        parent_id, parent_round, spawn_round, children_pending, unique_guard, correlation_guard
   from gen_durable.gen_durable order by id"""
 _SIGNALS: Final = "select id, target_id, name, dedup_key, consumed_seq from gen_durable.signals order by id"
@@ -71,7 +71,7 @@ def instance(id: int, status: str = "runnable", **columns: Any) -> str:
 
 
 def leased(id: int, **columns: Any) -> str:
-    """An instance that worker w1 executes, on a lease that has run out: the outcome comes late, the reaper may come first.
+    """An instance that worker w1 executes on a lease that has run out: its outcome and the reaper race.
 
     Its crash_count makes the reaper's back-off a microsecond long, so that a pick may follow at once.
     """

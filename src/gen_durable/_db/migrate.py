@@ -101,7 +101,10 @@ def script(schema: str, current: int = 0, to: int = LATEST) -> str:
     _check(current)
     parts = ["begin;"]
     if current == 0 and to > 0:
-        parts += [f'create schema if not exists "{schema}";', in_schema(_TABLE, schema) + ";"]
+        # CREATE SCHEMA IF NOT EXISTS asks for rights on the database even if the schema is there.
+        missing = f"""to_regnamespace('"{schema}"') is null"""
+        parts.append(f'do $$ begin if {missing} then create schema "{schema}"; end if; end $$;')
+        parts.append(in_schema(_TABLE, schema) + ";")
     for version in range(current + 1, to + 1):
         parts.append(in_schema(_up(version), schema))
         parts.append(in_schema(f"insert into gen_durable.migrations (version) values ({version:d});", schema))  # noqa: S608 - a number of ours

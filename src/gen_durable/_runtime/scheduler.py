@@ -207,13 +207,13 @@ class Scheduler(Service):
         chain_began = time.monotonic()
         for step_number in range(1, _CHAIN_STEPS + 1):
             began = time.monotonic()
-            may_chain = (
-                step_number < _CHAIN_STEPS and began - chain_began < _CHAIN_SECONDS and not self._is_draining
-            )
             self._in_step[lease] = execution
-            entry = await self._executor.run(execution, may_chain=may_chain)
+            entry = await self._executor.run(execution, may_chain=step_number < _CHAIN_STEPS)
             self._in_step.pop(lease, None)
             ended = time.monotonic()
+            # Asked after the step: while it ran, a shutdown may have begun, or its turn may have passed.
+            if entry.kind == "keep" and (self._is_draining or ended - chain_began > _CHAIN_SECONDS):
+                entry = msgspec.structs.replace(entry, kind="next")
             result = await self._flusher.commit(entry)
             self._observe(execution, entry, result, ended - began)
             if entry.kind != "keep" or not isinstance(result, Committed) or result.status != "executing":

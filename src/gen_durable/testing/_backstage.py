@@ -10,7 +10,7 @@ import asyncio
 import threading
 from collections.abc import Coroutine
 from concurrent.futures import Future
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 from .._db.plan import Plan
 from .._db.pool import Database
@@ -47,16 +47,31 @@ class Backstage:
 
 
 class BackstageDatabase(Database):
-    """A pool that lives backstage, for use from any loop."""
+    """A pool that lives on a backstage of its own: awaited from any loop, or used without one."""
 
     def __init__(self, database: Database, backstage: Backstage) -> None:
         self._database = database
         self._backstage = backstage
         self.schema = database.schema
 
-    async def close(self) -> None:
-        """Close every connection."""
-        await asyncio.wrap_future(self._backstage.begin(self._database.close()))
+    @classmethod
+    def open_now(cls, dsn: str, schema: str, *, advice: str) -> Self:
+        """Connect; at least one connection works then."""
+        backstage = Backstage()
+        try:
+            return cls(backstage.call(Database.open(dsn, schema, advice=advice)), backstage)
+        except BaseException:
+            backstage.close()
+            raise
+
+    def close_now(self) -> None:
+        """Close every connection, and the backstage."""
+        self._backstage.call(self._database.close())
+        self._backstage.close()
+
+    def run_now(self, plan: Plan[T]) -> T:
+        """Run a plan, blocking."""
+        return self._backstage.call(self._database.run(plan))
 
     async def run(self, plan: Plan[T]) -> T:
         """Run a plan of one statement, or of several that need no common transaction."""

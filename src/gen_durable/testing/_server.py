@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 import tempfile
 from collections.abc import Iterator
 from datetime import timedelta
@@ -12,10 +13,9 @@ from typing import Final, Self
 
 from ..config import environment_dsn, environment_home
 from ..embedded import EmbeddedPostgres
-from ..embedded.binaries import find
 from ..errors import UnreachableError
 
-__all__ = ["TestServer"]
+__all__ = ["ScratchServer"]
 
 # Nothing here has to outlive a power cut.
 _FORGETFUL: Final = {
@@ -31,10 +31,8 @@ _MEMORY: Final = Path("/dev/shm")  # noqa: S108 - made 0700 by us, and its owner
 _ENOUGH: Final = 2**30
 
 
-class TestServer:
+class ScratchServer:
     """Where the databases of tests are made."""
-
-    __test__ = False  # a name for people, not a class of tests
 
     dsn: str
     advice: str
@@ -56,7 +54,11 @@ class TestServer:
         """
         given = dsn or environment_dsn()
         if given is not None:
-            return cls(given, "is it running? tests use the server of GEN_DURABLE_DSN, and else an embedded one")
+            return cls(
+                given, "is it running? tests use the server of GEN_DURABLE_DSN, and else an embedded one"
+            )
+        if sys.platform == "win32":
+            EmbeddedPostgres().ensure()  # says what to do instead
         failure: UnreachableError | None = None
         for home in _homes():
             embedded = EmbeddedPostgres(home, idle_stop=_IDLE_STOP, options=_FORGETFUL)
@@ -76,6 +78,8 @@ class TestServer:
 
 def _homes() -> Iterator[Path]:
     """Where the embedded server may live, the best place first: in memory, where a new database takes a tenth of the time."""
+    from ..embedded.binaries import find  # not on Windows, where this module is imported all the same
+
     name = f"tests-pg{find().major}"
     if (given := environment_home()) is not None:
         yield given / name
@@ -95,6 +99,4 @@ def _is_usable(home: Path) -> bool:
         # Anybody may make directories there: one of somebody else's is not ours to use.
         return home.stat().st_uid == os.geteuid()
     except FileNotFoundError:
-        return (
-            _MEMORY.is_dir() and os.access(_MEMORY, os.W_OK) and shutil.disk_usage(_MEMORY).free >= _ENOUGH
-        )
+        return _MEMORY.is_dir() and os.access(_MEMORY, os.W_OK) and shutil.disk_usage(_MEMORY).free >= _ENOUGH

@@ -1,15 +1,243 @@
-"""Signals against everything that may happen to their target at the same moment."""
+"""Signals, against everything that may happen to their target at the same moment."""
 
 from __future__ import annotations
 
-from gen_durable._db.insert import insert
-from gen_durable._db.lease import expire, reap
-from gen_durable._db.pick import pick
+from gen_durable._db.lease import expire
+from gen_durable._db.pick import Picked
 from gen_durable._db.plan import Plan, Statement
 from gen_durable._db.signal import Arrival, deliver
+from tests.interleavings.explore import End, Scenario
+from tests.interleavings.invariants import require
+from tests.interleavings.product import SCHEMA, Change
+from tests.interleavings.session import autocommit, callers, flush, transaction
+from tests.interleavings.works import lease_some, put, reap, send
+from tests.interleavings.world import LIVE, PAST, QUEUE, instance, leased, new, outcome, signal
 
-from ..explore import End, Scenario
-from ..invariants import require
-from ..product import SCHEMA, Change
-from ..session import Work, autocommit, flush, transaction
-from ..world import LEASE, LIVE, MACHINES, PAST, QUEUE, WORKER, instance, leased, new, outcome, signal
+PARK = outcome(1, "await", awaits=("go",))
+PAUSE_BETWEEN_LOOKS = Change(
+    SCHEMA,
+    "exit when target.id is not null or target_id is not null;",
+    "exit when target.id is not null or target_id is not null; perform gen_durable.pause(1);",
+)
+PAUSE_AFTER_REFUSAL = Change(
+    SCHEMA, "exit when refused = '{}';", "exit when refused = '{}'; perform gen_durable.pause(2);"
+)
+_STATUS = Statement("status", "select status::text as status from gen_durable.gen_durable where id = :id::bigint")
+
+
+def park_and_deliver() -> Scenario:
+    return Scenario(
+        name="park × deliver",
+        setup=[leased(1)],
+        sessions={"P": [flush(PARK)], "D": [send()]},
+        check=_woken_once,
+    )
+
+
+def park_and_two_senders() -> Scenario:
+    """The inbox holds a signal already, so a delivery need not touch the row: only its lock shows that it is there."""
+    return Scenario(
+        name="park × deliver × deliver(other name)",
+        setup=[leased(1, has_signals=True), signal(1, 1, "old")],
+        sessions={"P": [flush(PARK)], "D": [send()], "E": [send(name="other")]},
+        check=_woken_once,
+    )
+
+
+def park_and_sender_in_a_transaction(isolation: str) -> Scenario:
+    return Scenario(
+        name=f"park × deliver × deliver(in a {isolation} transaction of the caller)",
+        setup=[leased(1, has_signals=True), signal(1, 1, "old")],
+        sessions={
+            "P": [flush(PARK)],
+            "D": [callers(isolation, lambda _: deliver(1, "go", "{}", None))],
+            "E": [callers(isolation, lambda _: deliver(1, "other", "{}", None))],
+        },
+        check=_woken_once,
+        may_meet=frozenset({"40001"}),
+    )
+
+
+def park_deliver_and_reap() -> Scenario:
+    def check(end: End) -> None:
+        is_parked = bool(end.result("P").committed())
+        require(is_parked != (1 in end.result("R").ids), "outcome and reaper both won")
+        require(end.after.status(1) == "runnable", "not runnable")
+
+    return Scenario(
+        name="park × deliver × reap",
+        setup=[leased(1)],
+        sessions={"P": [flush(PARK)], "D": [send()], "R": [reap()]},
+        check=check,
+        never_wait=frozenset({"R"}),
+    )
+
+
+def park_a_pack_and_deliver() -> Scenario:
+    return Scenario(
+        name="park with a pack × deliver",
+        setup=_pack(),
+        sessions={"P": [flush(_PARK_WITH_PACK)], "D": [send()]},
+        check=_woken_once,
+    )
+
+
+def park_a_pack_and_redeliver() -> Scenario:
+    """Nothing new has come: the collector sleeps on."""
+
+    def check(end: End) -> None:
+        require(not end.result("D").is_new, "a duplicate was taken for new")
+        require(end.after.status(1) == "awaiting_signal", "woken by what it had seen")
+
+    return Scenario(
+        name="park with a pack × redeliver",
+        setup=_pack(),
+        sessions={"P": [flush(_PARK_WITH_PACK)], "D": [send(dedup_key="d")]},
+        check=check,
+    )
+
+
+def done_and_deliver(*, has_signals: bool) -> Scenario:
+    """A signal is accepted by a live instance or refused; nobody is told that it arrived after the end."""
+
+    def send_and_look() -> Plan[tuple[Arrival | None, str]]:
+        arrival = yield from deliver(1, "go", "{}", None)
+        rows = yield _STATUS(id=1)
+        return arrival, rows[0]["status"]
+
+    def check(end: End) -> None:
+        arrival, status = end.result("D")
+        require(end.after.status(1) == "done", "not done")
+        require(arrival is None or status == "executing", "accepted after the end")
+        require(arrival is not None or not end.after.signals, "refused, but stored")
+
+    return Scenario(
+        name="done × deliver" + (" (inbox in use)" if has_signals else ""),
+        setup=[leased(1, has_signals=has_signals), *([signal(1, 1, "old")] if has_signals else [])],
+        sessions={"F": [flush(outcome(1, "done"))], "D": [transaction(lambda _: send_and_look())]},
+        check=check,
+    )
+
+
+def done_deliver_and_reap() -> Scenario:
+    """An end that comes too late takes no signal with it."""
+
+    def check(end: End) -> None:
+        is_done = bool(end.result("F").committed())
+        require(is_done != (1 in end.result("R").ids), "outcome and reaper both won")
+        require(end.after.status(1) == ("done" if is_done else "runnable"), "neither done nor runnable")
+
+    return Scenario(
+        name="done × deliver × reap",
+        setup=[leased(1, has_signals=True), signal(1, 1, "old")],
+        sessions={"F": [flush(outcome(1, "done"))], "D": [send()], "R": [reap()]},
+        check=check,
+        never_wait=frozenset({"R"}),
+    )
+
+
+def consume_and_redeliver() -> Scenario:
+    def check(end: End) -> None:
+        require(not end.result("D").is_new, "the same event twice")
+        require(not end.after.unread(1), "the same event twice")
+
+    return Scenario(
+        name="consume × redeliver",
+        setup=_pack(),
+        sessions={"F": [flush(_CONSUME)], "D": [send(dedup_key="d")]},
+        check=check,
+    )
+
+
+def consume_deliver_and_reap() -> Scenario:
+    """Consuming takes what the step received and nothing else; an outcome that comes too late takes nothing."""
+
+    def check(end: End) -> None:
+        is_committed = bool(end.result("F").committed())
+        require(is_committed != (1 in end.result("R").ids), "outcome and reaper both won")
+        require(bool(end.result("D").is_new), "not delivered")
+
+    return Scenario(
+        name="consume × deliver × reap",
+        setup=_pack(),
+        sessions={"F": [flush(_CONSUME)], "D": [send()], "R": [reap()]},
+        check=check,
+        never_wait=frozenset({"R"}),
+    )
+
+
+def deadline_deliver_and_pick() -> Scenario:
+    def check(end: End) -> None:
+        expired = [row.id for row in end.result("E")]
+        require((expired == [1]) != end.result("D").has_woken, "not woken exactly once")
+        picked: Picked = end.result("K")
+        for execution in picked.executions:
+            require(execution.timed_out == bool(expired), "woken by the clock or by a signal?")
+            if end.trace.index("D COMMIT") < end.trace.index("K pick"):
+                require(len(execution.inbox) == 1, "picked without its signal")
+
+    return Scenario(
+        name="deadline × deliver × pick",
+        setup=[instance(1, "awaiting_signal", awaits=("go",), await_deadline=PAST)],
+        sessions={"E": [autocommit(lambda _: expire())], "D": [send()], "K": [lease_some(8)]},
+        check=check,
+        never_wait=frozenset({"E", "K"}),
+    )
+
+
+def done_insert_and_deliver_by_key() -> Scenario:
+    """A key passes from an instance that ends to a new one, while somebody sends to the key."""
+
+    def check(end: End) -> None:
+        (answer,) = end.result("I")
+        arrival: Arrival | None = end.result("D")
+        require(answer.is_new or answer.id == 1, "refused without a holder")
+        if answer.is_new and end.trace.index("I COMMIT") < end.trace.index("D deliver"):
+            require(arrival is not None and arrival.id == answer.id, "the holder of the key was overlooked")
+        if end.trace.index("D deliver") < end.trace.index("F commit_plain"):
+            require(arrival is not None and arrival.id == 1, "the holder of the key was overlooked")
+
+    return Scenario(
+        name="done × insert × deliver(by key)",
+        setup=[leased(1, correlation_key="c", correlation_scope=LIVE)],
+        sessions={
+            "F": [flush(outcome(1, "done"))],
+            "I": [put(new(correlation_key="c"))],
+            "D": [send("c")],
+        },
+        check=check,
+        pauses=[PAUSE_BETWEEN_LOOKS, PAUSE_AFTER_REFUSAL],
+    )
+
+
+_PARK_WITH_PACK = outcome(1, "await", awaits=("go",), presented=(1,), was_awaiting=True)
+_CONSUME = outcome(1, "next", consumed=(1,), was_awaiting=True)
+
+
+def _pack() -> list[str]:
+    """A step that collects signals, with one that it has seen."""
+    return [leased(1, awaits=("go",), has_signals=True), signal(1, 1, "go", "d")]
+
+
+def _woken_once(end: End) -> None:
+    require(end.after.status(1) == "runnable", "lost wake-up")
+    is_said_by_flush = QUEUE in end.result("P").report.queues
+    require(is_said_by_flush != end.result("D").has_woken, "not woken exactly once")
+
+
+SCENARIOS = [
+    park_and_deliver(),
+    park_and_two_senders(),
+    park_and_sender_in_a_transaction("repeatable read"),
+    park_and_sender_in_a_transaction("serializable"),
+    park_deliver_and_reap(),
+    park_a_pack_and_deliver(),
+    park_a_pack_and_redeliver(),
+    done_and_deliver(has_signals=False),
+    done_and_deliver(has_signals=True),
+    done_deliver_and_reap(),
+    consume_and_redeliver(),
+    consume_deliver_and_reap(),
+    deadline_deliver_and_pick(),
+    done_insert_and_deliver_by_key(),
+]

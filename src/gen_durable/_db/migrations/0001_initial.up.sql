@@ -160,7 +160,7 @@ begin
                       correlation_keys, correlation_scopes, unique_keys, unique_scopes, parent_ids, parent_rounds)
                with ordinality as given (fsm, version, step, state, queue, priority, eligible_at, delay, concurrency_key,
                       correlation_key, correlation_scope, unique_key, unique_scope, parent_id, parent_round, ord)
-         where todo is null or given.ord = any (todo)
+         where todo is null or exists (select from unnest(todo) as again (ord) where again.ord = given.ord)
       ), fresh as (
         insert into gen_durable.gen_durable
                (id, fsm, fsm_version, step, state, queue, priority, eligible_at, concurrency_key,
@@ -189,15 +189,16 @@ begin
     inserted := false;
     for ord, id, queue, holder_fsm, holder_key in
       select given.ord, holder.id, holder.queue, holder.fsm, holder.key
-        from unnest(correlation_keys, unique_keys) with ordinality as given (correlation_key, unique_key, ord)
-        left join lateral (
-          select g.id, g.queue, g.fsm, 'correlation_key' as key
-            from gen_durable.gen_durable g where g.correlation_guard = given.correlation_key
+        from unnest(refused) as again (ord)
+        join unnest(correlation_keys, correlation_scopes, unique_keys, unique_scopes) with ordinality
+             as given (correlation_key, correlation_scope, unique_key, unique_scope, ord) on given.ord = again.ord
+        left join lateral (                            -- a key with an empty scope is not taken by anybody
+          select g.id, g.queue, g.fsm, 'correlation_key' as key from gen_durable.gen_durable g
+           where g.correlation_guard = given.correlation_key and given.correlation_scope <> '{}'
           union all
-          select g.id, g.queue, g.fsm, 'unique_key'
-            from gen_durable.gen_durable g where g.unique_guard = given.unique_key
+          select g.id, g.queue, g.fsm, 'unique_key' from gen_durable.gen_durable g
+           where g.unique_guard = given.unique_key and given.unique_scope <> '{}'
           limit 1) holder on true
-       where given.ord = any (refused)
     loop
       if id is null then
         todo := todo || ord;

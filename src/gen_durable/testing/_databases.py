@@ -1,0 +1,181 @@
+"""A database of its own for every test: a copy of a template that is migrated once.
+
+The next copy is made while a test runs, and copies are dropped behind its back, so a test waits for neither.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import itertools
+import secrets
+from collections.abc import Generator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from typing import Any, Final, Self, TypeVar
+from urllib.parse import urlsplit
+
+from .._db import migrate
+from .._db.failures import StatementError
+from .._db.plan import Plan, Script
+from .._db.pool import Database, connect, unreachable
+from .._db.runner import run_asyncpg
+from ..errors import UsageError
+from ._backstage import Backstage
+from ._server import ScratchServer
+from ._sql import statements
+
+__all__ = ["Databases"]
+
+T = TypeVar("T")
+_SQL = statements("databases.sql")
+_NO_SUCH_DATABASE: Final = "3D000"
+_DATABASE_EXISTS: Final = "42P04"
+_NOT_ALLOWED: Final = "42501"
+
+
+class Databases:
+    """Makes and drops databases on one server, from `with` to its end."""
+
+    def __init__(self, dsn: str | None = None) -> None:
+        """Say where; left out, `GEN_DURABLE_DSN` does, and else it is the embedded server for tests."""
+        self._given_dsn = dsn
+        # In every name that this session makes, and in the name of its connection: who finds a database without such a
+        # connection may drop it.
+        self._token = secrets.token_hex(4)
+        self._numbers = itertools.count(1)
+        # Schema → a copy that nobody has taken yet. Touched by the thread of the tests only.
+        self._ready: dict[str, Future[str]] = {}
+        self._dropping: list[Future[None]] = []
+
+    def __enter__(self) -> Self:
+        self._server = ScratchServer.find(self._given_dsn)
+        self._backstage = Backstage()
+        self._backstage.call(self._open())
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        try:
+            for copy in self._ready.values():
+                self.drop(copy.result())
+            for dropping in self._dropping:
+                dropping.result()
+        finally:
+            self._backstage.call(self._conn.close())
+            self._backstage.close()
+            self._server.close()
+
+    @contextmanager
+    def fresh(self, schema: str = "gen_durable") -> Generator[str]:
+        """The DSN of an empty, migrated database, for the length of a `with` block."""
+        name = self.take(schema)
+        try:
+            yield self.dsn_of(name)
+        finally:
+            self.drop(name)
+
+    def take(self, schema: str) -> str:
+        """The name of a database that is the caller's from now on."""
+        ready = self._ready.pop(schema, None) or self._backstage.begin(self._copy(schema))
+        name = ready.result()
+        self._ready[schema] = self._backstage.begin(self._copy(schema))
+        return name
+
+    def drop(self, name: str) -> None:
+        """Drop a database, soon; whoever is still connected to it is thrown out."""
+        self._dropping.append(self._backstage.begin(self._drop(name)))
+
+    def dsn_of(self, name: str) -> str:
+        """The server's DSN, with another database in it."""
+        parts = urlsplit(self._server.dsn)
+        query = "&".join(
+            pair for pair in parts.query.split("&") if pair.partition("=")[0] not in ("dbname", "database")
+        )
+        return f"{parts.scheme}://{parts.netloc}/{name}{'?' + query if query else ''}"
+
+    async def _open(self) -> None:
+        # A connection does one thing at a time.
+        self._turn = asyncio.Lock()
+        try:
+            self._conn = await connect(self._server.dsn)
+        except StatementError as error:
+            raise unreachable(self._server.dsn, error, self._server.advice) from error
+        await self._execute(f"set application_name = 'gen_durable test {self._token}'")
+        # Older servers copy files anyway. Files carry the caches of the catalog, so the first connection is quicker; the
+        # checkpoint that this takes costs nothing where nothing is ever flushed.
+        is_fast = self._server.is_ours and self._conn.get_server_version().major >= 15
+        self._strategy = " strategy file_copy" if is_fast else ""
+        for row in await self._run(_rows("orphans")):
+            await self._drop(row["name"])
+
+    async def _copy(self, schema: str) -> str:
+        template = _template_name(schema)
+        name = f"gen_durable_test_{self._token}_{next(self._numbers)}"
+        statement = f"create database {name} template {template}{self._strategy}"
+        try:
+            await self._execute(statement)
+        except StatementError as error:
+            if error.sqlstate != _NO_SUCH_DATABASE:
+                raise self._explained(error) from error
+            await self._make_template(template, schema)
+            await self._execute(statement)
+        return name
+
+    async def _make_template(self, template: str, schema: str) -> None:
+        await self._run(_rows("lock", name=template))
+        try:
+            if not (await self._run(_rows("exists", name=template)))[0]["found"]:
+                await self._migrate(template, schema)
+                for row in await self._run(_rows("old_templates")):
+                    await self._drop(row["name"])
+        finally:
+            await self._run(_rows("unlock", name=template))
+
+    async def _migrate(self, template: str, schema: str) -> None:
+        """Under another name until it is complete: a half-made template must never be copied."""
+        name = f"gen_durable_test_{self._token}_{next(self._numbers)}"
+        try:
+            await self._execute(f"create database {name} template template0")
+        except StatementError as error:
+            raise self._explained(error) from error
+        async with await Database.open(self.dsn_of(name), schema, size=1) as database:
+            await database.run_in_transaction(migrate.migrate(schema))
+        # A template that somebody is connected to cannot be copied.
+        await self._execute(f"alter database {name} allow_connections false")
+        try:
+            await self._execute(f"alter database {name} rename to {template}")
+        except StatementError as error:
+            if error.sqlstate != _DATABASE_EXISTS:
+                raise
+            await self._drop(name)  # a run that works from another database of this server was faster
+
+    async def _drop(self, name: str) -> None:
+        await self._execute(f"drop database if exists {name} with (force)")
+
+    async def _execute(self, text: str) -> None:
+        await self._run(_script(text))
+
+    async def _run(self, plan: Plan[T]) -> T:
+        async with self._turn:
+            return await run_asyncpg(self._conn, plan, "gen_durable")
+
+    def _explained(self, error: StatementError) -> Exception:
+        if error.sqlstate == _NOT_ALLOWED:
+            return UsageError(
+                f"the role of GEN_DURABLE_DSN cannot make databases for tests ({error.message})",
+                "let it: alter role … createdb; or unset GEN_DURABLE_DSN to use an embedded server",
+            )
+        return error
+
+
+def _template_name(schema: str) -> str:
+    """Named after what is in it: another version of the schema is another template."""
+    return f"gen_durable_template_{hashlib.sha256(migrate.script(schema).encode()).hexdigest()[:12]}"
+
+
+def _rows(statement: str, **values: Any) -> Plan[Any]:
+    return (yield _SQL[statement](**values))
+
+
+def _script(text: str) -> Plan[None]:
+    yield Script(text)

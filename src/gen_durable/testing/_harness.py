@@ -1,0 +1,186 @@
+"""The harnesses: clients of a test's own database that also run what is in it, on a clock that the test owns."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Self, TypeVar
+
+from .._db.plan import Plan
+from ..async_client import AsyncClient
+from ..client import Client
+from ..config import Settings
+from ._backstage import Backstage
+from ._loop import Loop
+from ._stage import Stage
+from ._stepper import Stepper, Tally
+
+__all__ = ["AsyncHarness", "Harness", "crash_everywhere"]
+
+T = TypeVar("T")
+
+
+class Harness(Stage, Client):
+    """The fixture `durable`: a blocking client of a database that belongs to one test, and everything a test needs.
+
+    def test_an_unpaid_order_is_given_up(durable: Harness) -> None:
+        order = durable.insert(Checkout, Order(42))
+        assert durable.drain() == Tally(awaiting=1)
+        durable.advance(hours=24)
+        durable.drain()
+        durable.assert_failed(order, match="payment never came")
+    """
+
+    def __init__(self, dsn: str, *, settings: Settings | None = None) -> None:
+        """Say which database; whatever is in it belongs to the test."""
+        super().__init__(dsn, settings=settings)
+        self._stepper = Stepper(self.settings)
+        self._loop = Loop()
+
+    def drain(self, *, collapse: bool = True, max_steps: int = 1000) -> Tally:
+        """Run everything that can run, here and now, by the statements of a worker; what was committed.
+
+        Instances take turns, in the order in which they are due, until all have ended or sleep. Then the signals that
+        were not sent and the time that has not passed are up to the test.
+
+        Args:
+            collapse: do not wait for the delays of retries, schedules and `Next`: skip them, in their order. The
+                timeouts of `Await` are not skipped; let time pass with `advance`.
+            max_steps: of all instances together; more is an AssertionError, for a machine that never rests.
+        """
+        database = _Blocking(self._database)
+        draining = self._stepper.drain(database, collapse=collapse, max_steps=max_steps)
+        return self._loop.run(draining, "drain", "take the fixture async_durable and await its drain")
+
+    def _look(self, plan: Plan[T]) -> T:
+        return self._database.run(plan)
+
+    def _close(self) -> None:
+        self._stepper.close()
+        self._loop.close()
+        super()._close()
+
+
+class AsyncHarness(Stage, AsyncClient):
+    """The fixture `async_durable`: the same around an `AsyncClient`. What waits for steps is awaited, nothing else.
+
+        async def test_a_paid_order_is_shipped(async_durable: AsyncHarness) -> None:
+            order = await async_durable.insert(Checkout, Order(42))
+            await async_durable.drain()
+            await async_durable.signal(order, Checkout.payment, Payment(100))
+            await async_durable.drain()
+            assert async_durable.assert_done(order) == Receipt(42, 100)
+
+    Its connections belong to no event loop of the test's, so a plain `with` opens it as well as `async with`.
+    """
+
+    def __init__(self, dsn: str, *, settings: Settings | None = None) -> None:
+        """Say which database; whatever is in it belongs to the test."""
+        super().__init__(dsn, settings=settings)
+        self._stepper = Stepper(self.settings)
+        self._distant: BackstageDatabase | None = None
+
+    def __enter__(self) -> Self:
+        self._open_now()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._close_now()
+
+    async def drain(self, *, collapse: bool = True, max_steps: int = 1000) -> Tally:
+        """See `Harness.drain`. Async steps run on the loop of the test."""
+        return await self._stepper.drain(self._database, collapse=collapse, max_steps=max_steps)
+
+    def _look(self, plan: Plan[T]) -> T:
+        if self._distant is None:
+            raise NotConnectedError(type(self).__name__, "with")
+        return self._distant.run_now(plan)
+
+    async def _open(self) -> None:
+        self._open_now()
+
+    async def _close(self) -> None:
+        self._close_now()
+
+    def _open_now(self) -> None:
+        server = Server.find(self.dsn)
+        self._opened = self._distant = BackstageDatabase.open_now(
+            server.dsn, self.settings.schema, advice=server.advice
+        )
+        self._waiting = Waiting(self._opened)
+
+    def _close_now(self) -> None:
+        if self._waiting is not None:
+            self._waiting.close()
+        if self._distant is not None:
+            self._distant.close_now()
+        self._stepper.close()
+        self._waiting = self._opened = self._distant = None
+
+
+def crash_everywhere(
+    scenario: Callable[[Harness], object], /, *, settings: Settings | None = None
+) -> int:
+    """Run a scenario again and again, each time with the process dying at another point; how many points there are.
+
+        def scenario(durable: Harness) -> None:
+            order = durable.insert(Checkout, Order(42))
+            durable.drain()
+            durable.signal(order, Checkout.payment, Payment(100))
+            durable.drain()
+            durable.assert_done(order, Receipt(42, 100))
+
+        crash_everywhere(scenario)
+
+    A scenario inserts, signals, drains and asserts. It is played once undisturbed, and then once for every point at
+    which a process can die: before each step that it executes, and before the commit of each. Every time it gets a new
+    database; its `drain` recovers as the next process would, and its own assertions must hold again. What does not hold
+    is a step that is not safe to repeat.
+    """
+    chosen = Settings.load() if settings is None else settings
+    point_count = 0
+    with Databases() as databases:
+        while True:
+            death = _Death(point_count)
+            with databases.fresh(chosen.schema) as dsn, Harness(dsn, settings=chosen) as harness:
+                harness._stepper.crash = death  # noqa: SLF001 - the last floor of this house, and its own
+                harness._stepper.recovers = True  # noqa: SLF001
+                try:
+                    scenario(harness)
+                except BaseException as error:
+                    if death.point:
+                        error.add_note(f"The process had died {death.point}.")
+                    raise
+            if not death.point:
+                return point_count
+            point_count += 1
+
+
+class _Death:
+    """Comes once, at the chance after so many others."""
+
+    def __init__(self, spared_count: int) -> None:
+        self.point = ""
+        self._spared_count = spared_count
+
+    def __call__(self, step: str, point: CrashPoint) -> None:
+        if self.point:
+            return
+        if self._spared_count == 0:
+            self.point = f"{point.replace('_', ' ')} '{step}'" if point == "before_step" else f"before the commit of '{step}'"
+            raise Crash(self.point)
+        self._spared_count -= 1
+
+
+class _Blocking:
+    """The connection of a blocking client, for plans that are awaited. Nobody else is kept waiting: the loop is ours."""
+
+    def __init__(self, database: BlockingDatabase) -> None:
+        self._database = database
+
+    async def run(self, plan: Plan[T]) -> T:
+        return self._database.run(plan)
+
+    async def run_in_transaction(self, plan: Plan[T]) -> T:
+        return self._database.run_in_transaction(plan)

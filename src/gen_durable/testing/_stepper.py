@@ -1,0 +1,278 @@
+"""Runs instances as a worker does, but one step at a time, here and now, until nothing is due."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections import Counter
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any, Final, Literal, Protocol, TypeAlias, TypeVar
+
+import msgspec
+
+from .._core.model import CommitEntry, CommitResult, Committed, Execution
+from .._core.registry import Registry
+from .._core.settle import UNREAD, Limits, release, settle
+from .._db import commit as commits
+from .._db import insert as inserts
+from .._db import lease as leases
+from .._db import pick as picks
+from .._db.failures import StatementError, is_data
+from .._db.plan import Plan
+from .._runtime.executor import Executor
+from .._runtime.threads import Threads
+from ..config import Settings
+from ..definition import StepDef, definition_of
+from ..errors import DefinitionError, UsageError
+from ..machine import Machine
+from ..outcome import Outcome, ScheduleChildren, Stop
+from ..refs import Insertable
+from . import _clock as clock
+
+__all__ = ["Crash", "CrashPoint", "Plans", "Stepper", "Tally", "Transition"]
+
+T = TypeVar("T")
+CrashPoint: TypeAlias = Literal["before_step", "before_commit"]
+TransitionKind: TypeAlias = Literal["next", "retry", "await", "schedule_childs", "done", "stop"]
+
+
+class Crash(Exception):  # noqa: N818 - it is no error: the test asked for it
+    """The process dies here, as far as the database can tell: `crash_at` says where."""
+
+
+class Tally(msgspec.Struct, frozen=True, kw_only=True):
+    """What a drain has committed, by kind of outcome: `assert durable.drain() == Tally(next=2, done=1)`."""
+
+    next: int = 0
+    retry: int = 0
+    awaiting: int = 0
+    children: int = 0
+    done: int = 0
+    stopped: int = 0
+
+
+_FIELDS: Final = {
+    "next": "next",
+    "retry": "retry",
+    "await": "awaiting",
+    "schedule_childs": "children",
+    "done": "done",
+    "stop": "stopped",
+}
+
+
+class Transition(msgspec.Struct, frozen=True, kw_only=True):
+    """One outcome that was committed. A retry is in the history too, although it leads nowhere."""
+
+    instance_id: int
+    machine: str
+    step: str
+    """The step that ran."""
+    kind: TransitionKind
+    """What it returned, in the words of telemetry."""
+    step_seq: int
+    """As the step saw it; tries of one transition share it."""
+    correlation_key: str | None = None
+
+
+class Plans(Protocol):
+    """A database, as far as a drain needs one."""
+
+    async def run(self, plan: Plan[T]) -> T: ...
+    async def run_in_transaction(self, plan: Plan[T]) -> T: ...
+
+
+class Stepper:
+    """The machines of one test, what they have done, and how they are run."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.registry: Registry = Registry()
+        self.history: list[Transition] = []
+        self.crash: Callable[[str, CrashPoint], None] | None = None
+        """Asked at every point where a process can die; it raises `Crash`, or not."""
+        self.recovers: bool = False
+        """Whether a drain goes on after a crash, as the next process would."""
+        self._settings = settings
+        self._name = f"test:{os.getpid()}:{secrets.token_hex(3)}"
+        self._threads = Threads(settings.threads)
+        limits = Limits(settings.max_payload, settings.max_children)
+        self._limits = limits
+        self._executor = _LearningExecutor(self.registry, limits, self._threads, self.learn)
+        self._is_draining = False
+        self._has_news = False
+
+    def close(self) -> None:
+        """Let the threads end."""
+        self._threads.close()
+
+    def learn(self, machine: Insertable[Any, Any]) -> None:
+        """Run this machine from now on, unless it is known already."""
+        definition = definition_of(machine)
+        known = self.registry.get(definition.name, definition.version)
+        if known is not None and known.definition is definition:
+            return
+        try:
+            self.registry.add(machine)
+        except DefinitionError as error:
+            error.add_note(f"In a test, say what to run before: durable.use({definition.name}(…))")
+            raise
+        self._has_news = True
+
+    def use(self, machine: Insertable[Any, Any]) -> None:
+        """Run this machine from now on, in place of another of its name and version."""
+        self.registry.add(machine, replace=True)
+        self._has_news = True
+
+    async def drain(self, database: Plans, *, collapse: bool, max_steps: int) -> Tally:
+        """Run what can run; see `Harness.drain`."""
+        if self._is_draining:
+            raise UsageError(
+                "this harness is draining already", "let one drain end before the next; a step cannot drain"
+            )
+        self._is_draining = True
+        counts: Counter[str] = Counter()
+        try:
+            while True:
+                try:
+                    await self._recover(database)
+                    await self._run_all(database, counts, collapse=collapse, max_steps=max_steps)
+                except Crash:
+                    if not self.recovers:
+                        raise
+                else:
+                    return Tally(**{_FIELDS[kind]: count for kind, count in counts.items()})
+        finally:
+            self._is_draining = False
+
+    async def _recover(self, database: Plans) -> None:
+        """What a new process finds: its machines known, and the leases of the dead taken back."""
+        if self._has_news:
+            await database.run(inserts.register(list(self.registry)))
+            self._has_news = False
+        dead = await database.run(clock.end_leases(self._name))
+        # No time of grace: an embedded server may have been started a moment ago.
+        reap = (timedelta(0), self._settings.crash_limit)
+        while (await database.run_in_transaction(leases.reap(*reap))).ids:
+            pass
+        if dead:
+            await database.run(clock.make_due(dead))
+
+    async def _run_all(
+        self, database: Plans, counts: Counter[str], *, collapse: bool, max_steps: int
+    ) -> None:
+        while True:
+            has_progress = False
+            for queue in await database.run(clock.due_queues(self.registry.keys)):
+                while (execution := await self._pick(database, queue)) is not None:
+                    if counts.total() >= max_steps:
+                        await _commit(database, release(execution))
+                        raise AssertionError(self._restless(execution, max_steps))
+                    counts.update(await self._step(database, execution))
+                    has_progress = True
+            if has_progress or await database.run(leases.expire()):
+                continue
+            if not (collapse and await database.run(clock.collapse(self.registry.keys))):
+                return
+
+    async def _pick(self, database: Plans, queue: str) -> Execution | None:
+        while True:
+            plan = picks.pick(
+                queue, self.registry.keys, 1, secrets.randbits(62), self._name, self._settings.lease
+            )
+            picked = await database.run(plan)
+            if picked.executions:
+                return picked.executions[0]
+            # Somebody else in this test runs a row of the same key: those behind it make room for the rest.
+            keys = [row.concurrency_key for row in picked.denied]
+            if not keys or not await database.run_in_transaction(picks.gate(keys)):
+                return None
+
+    async def _step(self, database: Plans, execution: Execution) -> list[str]:
+        """Execute and commit one step; the kind of its outcome, or nothing if the lease was lost meanwhile."""
+        self._reach(execution, "before_step")
+        entry = await self._executor.run(execution, may_chain=False)
+        if (unknown := self._executor.unknown) is not None:
+            self._executor.unknown = None
+            raise unknown
+        self._reach(execution, "before_commit")
+        try:
+            result = await _commit(database, entry)
+        except StatementError as error:
+            if not is_data(error):
+                raise
+            # As a worker does: an outcome that the database refuses ends its instance.
+            entry = self._refused(execution, error)
+            result = await _commit(database, entry)
+        if not isinstance(result, Committed):
+            return []
+        self.history.append(_transition(execution, entry))
+        return [entry.kind]
+
+    def _refused(self, execution: Execution, error: StatementError) -> CommitEntry:
+        machine = self.registry.find(execution.fsm, execution.version).definition
+        reason = Stop(f"the database refused the outcome: {error}"[:2000])
+        return settle(execution, machine, reason, UNREAD, self._limits)
+
+    def _reach(self, execution: Execution, point: CrashPoint) -> None:
+        if self.crash is not None:
+            self.crash(execution.step, point)
+
+    def _restless(self, execution: Execution, max_steps: int) -> str:
+        last = " → ".join(t.step for t in self.history[-5:] if t.instance_id == execution.id)
+        return (
+            f"{execution.fsm} {execution.id} has not come to rest after {max_steps} steps "
+            f"(the last ones: {last or 'those of others'}); if it polls, let it wait: drain(collapse=False), "
+            "if it is just long: drain(max_steps=…)"
+        )
+
+
+class _LearningExecutor(Executor):
+    """Meets the machines of children where a step schedules them: nobody has to register those."""
+
+    def __init__(
+        self,
+        registry: Registry,
+        limits: Limits,
+        threads: Threads,
+        learn: Callable[[Insertable[Any, Any]], None],
+    ) -> None:
+        super().__init__(registry, limits, threads)
+        self._learn = learn
+        self.unknown: DefinitionError | None = None
+        """Why a child cannot run here. That is the test's fault, so the machine's handler must not see it."""
+
+    async def _call(self, step: StepDef, machine: Machine[Any, Any], context: Any) -> object:
+        return self._met(await super()._call(step, machine, context))
+
+    async def _decide(self, machine: Machine[Any, Any], failure: Exception, context: Any) -> Outcome[Any]:
+        return self._met(await super()._decide(machine, failure, context))
+
+    def _met(self, outcome: T) -> T:
+        if isinstance(outcome, ScheduleChildren):
+            try:
+                for spec in outcome.children:
+                    self._learn(spec.definition)
+            except DefinitionError as error:
+                self.unknown = error
+        return outcome
+
+
+async def _commit(database: Plans, entry: CommitEntry) -> CommitResult:
+    if commits.is_one_statement([entry]):
+        report = await database.run(commits.commit_plain([entry]))
+    else:
+        report = await database.run_in_transaction(commits.commit([entry]))
+    return report.results[0]
+
+
+def _transition(execution: Execution, entry: CommitEntry) -> Transition:
+    assert entry.kind not in ("keep", "release")  # noqa: S101 - nothing is chained or given back here
+    return Transition(
+        instance_id=execution.id,
+        machine=execution.fsm,
+        step=execution.step,
+        kind=entry.kind,
+        step_seq=execution.step_seq + 1,
+        correlation_key=execution.correlation_key,
+    )

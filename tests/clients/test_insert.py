@@ -1,0 +1,145 @@
+"""insert and insert_all, through both clients."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from gen_durable import Duplicate, Inserted, Ref, Spec, Status
+from gen_durable.errors import EncodeError, KeyTakenError, UnknownStepError
+from tests.clients.machines import Anything, Checkout, Order, Ping, Refund
+
+
+async def test_an_inserted_instance_is_what_was_asked_for(client: Any) -> None:
+    inserted = await client.insert(Checkout, Order(42))
+    assert isinstance(inserted, Inserted)
+    instance = await client.get(inserted)
+    assert (instance.id, instance.machine, instance.version) == (inserted.id, "Checkout", 2)
+    assert (instance.step, instance.status, instance.queue) == ("start", Status.RUNNABLE, "checkout")
+    assert (instance.state, instance.priority, instance.attempt, instance.step_seq) == (Order(42), 0, 0, 0)
+    assert (instance.correlation_key, instance.unique_key, instance.concurrency_key) == (None, None, None)
+    assert instance.inserted_at == instance.updated_at == instance.eligible_at
+    assert instance.inserted_at.utcoffset() is not None
+
+
+async def test_every_option_is_kept(client: Any) -> None:
+    moment = datetime(2031, 1, 2, 3, 4, 5, 678_901, tzinfo=UTC)
+    inserted = await client.insert(
+        Checkout(),
+        Order(42),
+        step=Checkout.ship,
+        queue="urgent",
+        priority=-7,
+        eligible_at=moment,
+        correlation_key="order:42",
+        unique_key=b"\x00\xff",
+        concurrency_key=("tenant", 7),
+    )
+    instance = await client.get("order:42")
+    assert instance.id == inserted.id
+    assert (instance.step, instance.queue, instance.priority) == ("ship", "urgent", -7)
+    assert instance.eligible_at == moment
+    assert (instance.unique_key, instance.concurrency_key) == (b"\x00\xff", "tenant:7")
+
+
+async def test_args_is_another_name_of_state(client: Any) -> None:
+    inserted = await client.insert(Checkout, args=Order(7))
+    assert (await client.get(inserted)).state == Order(7)
+
+
+async def test_a_machine_without_state_needs_none(client: Any) -> None:
+    inserted = await client.insert(Ping)
+    assert (await client.get(inserted)).state is None
+
+
+async def test_eligible_at_wins_over_schedule_at_and_both_over_schedule_in(client: Any) -> None:
+    first, second = datetime(2031, 1, 1, tzinfo=UTC), datetime(2032, 1, 1, tzinfo=UTC)
+    hour = timedelta(hours=1)
+    all_three = await client.insert(Ping, eligible_at=first, schedule_at=second, schedule_in=hour)
+    two = await client.insert(Ping, schedule_at=second, schedule_in=hour)
+    one = await client.insert(Ping, schedule_in=hour)
+    assert (await client.get(all_three)).eligible_at == first
+    assert (await client.get(two)).eligible_at == second
+    instance = await client.get(one)
+    assert instance.eligible_at - instance.inserted_at == hour
+
+
+async def test_a_duplicate_points_at_the_holder_and_names_the_key(client: Any) -> None:
+    first = await client.insert(Checkout, Order(1), correlation_key="order:1", unique_key=b"u")
+    by_correlation = await client.insert(Checkout, Order(2), correlation_key="order:1")
+    by_unique = await client.insert(Checkout, Order(3), unique_key="u")
+    assert (by_correlation, by_unique) == (
+        Duplicate(Checkout, first.id, "order:1"),
+        Duplicate(Checkout, first.id, "u"),
+    )
+    assert (await client.get(by_unique)).state == Order(1)
+    assert await client.count() == 1
+
+
+async def test_insert_all_answers_in_order_with_duplicates_of_the_batch_and_of_the_table(client: Any) -> None:
+    old = await client.insert(Checkout, Order(0), unique_key="old")
+    answers = await client.insert_all(
+        [
+            Spec(Checkout, Order(1), unique_key="z"),
+            Spec(Checkout, Order(2), unique_key="old"),
+            Spec(Refund, Order(3)),
+            Spec(Checkout, Order(4), unique_key="a"),
+            Spec(Checkout, Order(5), unique_key="z"),
+            Spec(Checkout, Order(6), correlation_key="c"),
+            Spec(Checkout, Order(7), correlation_key="c"),
+        ]
+    )
+    kinds = [type(answer).__name__ for answer in answers]
+    assert kinds == ["Inserted", "Duplicate", "Inserted", "Inserted", "Duplicate", "Inserted", "Duplicate"]
+    assert [answers[1].id, answers[4].id, answers[6].id] == [old.id, answers[0].id, answers[5].id]
+    assert answers[6].key == "c"
+    states = [(await client.get(answer)).state.number for answer in answers]
+    assert states == [1, 0, 3, 4, 1, 6, 6]
+
+
+async def test_insert_all_takes_any_iterable_and_nothing_too(client: Any) -> None:
+    assert await client.insert_all([]) == []
+    assert len(await client.insert_all(Spec(Ping) for _ in range(3))) == 3
+
+
+async def test_a_key_of_another_machine_refuses_the_whole_batch(client: Any) -> None:
+    first = await client.insert(Checkout, Order(1), correlation_key="42")
+    with pytest.raises(KeyTakenError) as refused:
+        await client.insert_all([Spec(Ping), Spec(Refund, Order(1), correlation_key="42"), Spec(Ping)])
+    assert str(refused.value) == (
+        f"cannot insert Refund: the key '42' belongs to Checkout {first.id}; "
+        "keys are shared by all machines, so put the machine into it: 'Refund:42'"
+    )
+    with pytest.raises(KeyTakenError, match=r"the key 'k\\xff' belongs to Checkout"):
+        await client.insert_all([Spec(Checkout, Order(1), unique_key=b"k\xff"), Spec(Ping, unique_key=b"k\xff")])
+    assert await client.count() == 1
+
+
+async def test_a_bad_element_refuses_the_whole_batch_before_anything_is_sent(client: Any) -> None:
+    with pytest.raises(EncodeError, match="the state of Checkout cannot be stored as Order: it is of type str"):
+        await client.insert_all([Spec(Ping), Spec(Checkout, "not an order")])
+    with pytest.raises(UnknownStepError, match="machine 'Checkout' has no step 'shp'; did you mean 'ship'"):
+        await client.insert_all([Spec(Ping), Spec(Checkout, Order(1), step="shp")])
+    assert await client.count() == 0
+
+
+async def test_twenty_thousand_instances_go_in_at_once(client: Any) -> None:
+    answers = await client.insert_all([Spec(Anything, number) for number in range(20_000)])
+    assert len({answer.id for answer in answers}) == 20_000
+    assert [answer.id for answer in answers] == sorted(answer.id for answer in answers)
+    assert (await client.get(answers[12_345])).state == 12_345
+    assert await client.count(Anything) == 20_000
+
+
+async def test_ids_beyond_four_bytes_work_everywhere(client: Any, sql: Any) -> None:
+    await sql.execute("select setval('gen_durable.gen_durable_id_seq', 3000000000)")
+    await sql.execute("select setval('gen_durable.signals_id_seq', 4000000000)")
+    inserted = await client.insert(Checkout, Order(1), correlation_key="k")
+    assert inserted.id == 3_000_000_001
+    assert (await client.signal(inserted, "withdrawn")).id == inserted.id
+    assert [instance.id for instance in await client.list(before=2**40)] == [inserted.id]
+    assert (await client.wait(inserted.id, timeout=timedelta(0))).id == inserted.id
+    assert await client.children(inserted.id) == []
+    assert (await client.get(Ref(Checkout, "k"))).id == inserted.id

@@ -1,0 +1,31 @@
+"""Two clients, one set of words."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+
+from gen_durable import AsyncClient, Client
+
+VERBS = sorted(name for name in vars(Client) if not name.startswith("_"))
+
+
+def test_both_have_the_same_verbs() -> None:
+    assert VERBS == ["children", "count", "get", "insert", "insert_all", "list", "signal", "wait", "wait_all"]
+    assert {name for name in vars(AsyncClient) if not name.startswith("_")} == {*VERBS, "lifespan"}
+
+
+@pytest.mark.parametrize("verb", [*VERBS, "__init__"])
+def test_both_take_the_same_arguments_and_answer_with_the_same_types(verb: str) -> None:
+    def told(client: type) -> str:
+        # A connection is of another type there; nothing else differs.
+        return str(inspect.signature(getattr(client, verb))).replace("AsyncConnection", "Connection")
+
+    assert told(AsyncClient) == told(Client)
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_one_awaits_and_the_other_blocks(verb: str) -> None:
+    assert inspect.iscoroutinefunction(getattr(AsyncClient, verb))
+    assert not inspect.iscoroutinefunction(getattr(Client, verb))

@@ -1,0 +1,117 @@
+"""Inserts with keys, against each other and against those who give a key up."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from gen_durable._db.insert import Answer, insert
+from tests.interleavings.explore import End, Scenario
+from tests.interleavings.invariants import require
+from tests.interleavings.scenarios.signals import PAUSE_AFTER_REFUSAL
+from tests.interleavings.session import callers, flush
+from tests.interleavings.works import put, reap
+from tests.interleavings.world import LIVE, leased, new, outcome
+
+
+def insert_and_done(key: str) -> Scenario:
+    """The holder ends: the insert is new, or it is told of a holder that was there."""
+    value: Any = b"u" if key == "unique" else "u"
+    return Scenario(
+        name=f"insert({key}) × done",
+        setup=[leased(1, **{f"{key}_key": value, f"{key}_scope": LIVE})],
+        sessions={"I": [put(new(**{f"{key}_key": value}))], "F": [flush(outcome(1, "done"))]},
+        check=_answered_once(key, value, "I"),
+        pauses=[PAUSE_AFTER_REFUSAL],
+    )
+
+
+def insert_insert_and_done() -> Scenario:
+    """Two producers wait for one holder to end: one of them gets the key, the other is told of the first."""
+    return Scenario(
+        name="insert(unique) × insert(unique) × done",
+        setup=[leased(1, unique_key=b"u", unique_scope=LIVE)],
+        sessions={
+            "A": [put(new(unique_key=b"u"))],
+            "B": [put(new(unique_key=b"u"))],
+            "F": [flush(outcome(1, "done"))],
+        },
+        check=_answered_once("unique", b"u", "A", "B"),
+        pauses=[PAUSE_AFTER_REFUSAL],
+    )
+
+
+def insert_in_a_transaction_and_done(isolation: str) -> Scenario:
+    return Scenario(
+        name=f"insert(unique, in a {isolation} transaction of the caller) × done",
+        setup=[leased(1, unique_key=b"u", unique_scope=LIVE)],
+        sessions={
+            "I": [callers(isolation, lambda _: insert([new(unique_key=b"u")]))],
+            "F": [flush(outcome(1, "done"))],
+        },
+        check=_answered_once("unique", b"u", "I"),
+        may_meet=frozenset({"40001"}),
+    )
+
+
+def insert_and_reap(scope: Sequence[str] = LIVE) -> Scenario:
+    """A key stays taken through a crash."""
+
+    def check(end: End) -> None:
+        require(end.after.status(1) == "runnable", "not reaped")
+        (answer,) = end.result("I")
+        require(answer.id == 1 and not answer.is_new, "two holders of one key")
+
+    return Scenario(
+        name="insert(unique) × reap",
+        setup=[leased(1, unique_key=b"u", unique_scope=scope)],
+        sessions={"I": [put(new(unique_key=b"u"))], "R": [reap()]},
+        check=check,
+    )
+
+
+def same_keys_in_opposite_order() -> Scenario:
+    """Both batches wait for the holder of the first key. Whatever order they name their keys in, they do not deadlock."""
+
+    def check(end: End) -> None:
+        for place, key in enumerate((b"a", b"b")):
+            answers = (end.result("A")[place], end.result("B")[1 - place])
+            holders = [id for id, row in end.after.instances.items() if row["unique_guard"] == key]
+            require(len(holders) == 1, "two holders, or none")
+            require(sum(answer.is_new for answer in answers) == 1, "not exactly one new")
+            require({answer.id for answer in answers} <= {1, *holders}, "an answer that names nobody")
+
+    return Scenario(
+        name="insert(a, b) × insert(b, a) × done(a)",
+        setup=[leased(1, unique_key=b"a", unique_scope=LIVE)],
+        sessions={
+            "A": [put(new(unique_key=b"a"), new(unique_key=b"b"))],
+            "B": [put(new(unique_key=b"b"), new(unique_key=b"a"))],
+            "F": [flush(outcome(1, "done"))],
+        },
+        check=check,
+    )
+
+
+def _answered_once(key: str, value: Any, *inserters: str) -> Any:
+    def check(end: End) -> None:
+        answers: list[Answer] = [end.result(name)[0] for name in inserters]
+        holders = {id for id, row in end.after.instances.items() if row[f"{key}_guard"] == value}
+        added = {answer.id for answer in answers if answer.is_new}
+        require(holders == added, "two holders, or none")
+        require(len(added) <= 1, "two holders of one key")
+        for answer in answers:
+            require(answer.is_new or answer.id in {1, *added}, "an answer that names nobody")
+
+    return check
+
+
+SCENARIOS = [
+    insert_and_done("unique"),
+    insert_and_done("correlation"),
+    insert_insert_and_done(),
+    insert_in_a_transaction_and_done("repeatable read"),
+    insert_in_a_transaction_and_done("serializable"),
+    insert_and_reap(),
+    same_keys_in_opposite_order(),
+]

@@ -1,0 +1,137 @@
+"""Concurrency keys: at most one execution of a key, and a line that never gets stuck."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.interleavings.explore import End, Scenario
+from tests.interleavings.invariants import require
+from tests.interleavings.session import flush
+from tests.interleavings.works import gate, lease_some, put, reap, send
+from tests.interleavings.world import FIRST_NEW_ID, PAST, instance, leased, new, outcome
+
+
+def pick_pick_and_urgent_insert() -> Scenario:
+    """A more urgent row arrives between the two picks' looks at the line."""
+
+    def check(end: End) -> None:
+        picked = [e.id for name in "AB" for e in end.result(name).executions]
+        require(len(picked) == 1, "a free key was left, or taken twice")
+        require(picked[0] in (1, FIRST_NEW_ID), "not the first of its line")
+        if end.trace.index("I COMMIT") < min(end.trace.index(f"{name} pick") for name in "AB"):
+            require(picked == [FIRST_NEW_ID], "not the first of its line")
+
+    return Scenario(
+        name="pick × pick × urgent insert, one key",
+        setup=[instance(id, concurrency_key="k") for id in (1, 2, 3)],
+        sessions={
+            "A": [lease_some(8)],
+            "B": [lease_some(9)],
+            "I": [put(new(concurrency_key="k", priority=-1))],
+        },
+        check=check,
+        may_meet=frozenset({"23505"}),
+    )
+
+
+def gate_and_release(kind: Any) -> Scenario:
+    return Scenario(
+        name=f"gate × commit({kind})",
+        setup=_line(gated=False),
+        sessions={"G": [gate("k")], "F": [flush(_outcome(kind))]},
+        check=_nothing_more,
+    )
+
+
+def gate_gate_and_release() -> Scenario:
+    return Scenario(
+        name="gate × gate × commit(next)",
+        setup=_line(gated=False),
+        sessions={"G": [gate("k")], "H": [gate("k")], "F": [flush(_outcome("next"))]},
+        check=_nothing_more,
+    )
+
+
+def gate_reap_and_pick() -> Scenario:
+    return Scenario(
+        name="gate × reap × pick",
+        setup=_line(gated=False),
+        sessions={"G": [gate("k")], "R": [reap()], "K": [lease_some(8)]},
+        check=_nothing_more,
+    )
+
+
+def gate_release_and_pick() -> Scenario:
+    return Scenario(
+        name="gate × commit(done) × pick",
+        setup=_line(gated=False),
+        sessions={"G": [gate("k")], "F": [flush(_outcome("done"))], "K": [lease_some(8)]},
+        check=_nothing_more,
+    )
+
+
+def release_and_deliver_to_the_next() -> Scenario:
+    """The next in line is held by a sender for a moment: whoever frees the key waits for it."""
+    return Scenario(
+        name="commit(done) × deliver(to the next in line)",
+        setup=[leased(1, concurrency_key="k", concurrency_slot=0), instance(2, concurrency_key="k", gated=True)],
+        sessions={"F": [flush(_outcome("done"))], "D": [send(2)]},
+        check=_nothing_more,
+    )
+
+
+def gate_release_and_switch() -> Scenario:
+    """An instance of another key joins the line of k while k is gated and freed."""
+    switch = outcome(4, "next", switches_key=True, concurrency_key="k", held_key="other")
+    return Scenario(
+        name="gate × commit(done) × commit(next, with another key)",
+        setup=[
+            *_line(gated=False),
+            leased(4, concurrency_key="other", concurrency_slot=0, priority=-1),
+            instance(5, concurrency_key="other", gated=True),
+        ],
+        sessions={"G": [gate("k")], "F": [flush(_outcome("done"))], "S": [flush(switch)]},
+        check=_nothing_more,
+    )
+
+
+def release_and_urgent_insert() -> Scenario:
+    """The line is gated; a more urgent row comes while the key is freed, and a pick looks."""
+    return Scenario(
+        name="commit(done) × urgent insert × pick",
+        setup=_line(gated=True),
+        sessions={
+            "F": [flush(_outcome("done"))],
+            "I": [put(new(concurrency_key="k", priority=-1))],
+            "K": [lease_some(8)],
+        },
+        check=_nothing_more,
+        may_meet=frozenset({"23505"}),
+    )
+
+
+def _line(*, gated: bool) -> list[str]:
+    """An execution that holds k, and two due rows behind it."""
+    holder = leased(1, concurrency_key="k", concurrency_slot=0)
+    return [holder, *(instance(id, concurrency_key="k", gated=gated, eligible_at=PAST) for id in (2, 3))]
+
+
+def _outcome(kind: Any) -> Any:
+    return outcome(1, kind, held_key="k")
+
+
+def _nothing_more(end: End) -> None:
+    """The line of a key is looked at after every order of every scenario."""
+
+
+SCENARIOS = [
+    pick_pick_and_urgent_insert(),
+    gate_and_release("done"),
+    gate_and_release("retry"),
+    gate_gate_and_release(),
+    gate_reap_and_pick(),
+    gate_release_and_pick(),
+    release_and_deliver_to_the_next(),
+    gate_release_and_switch(),
+    release_and_urgent_insert(),
+]

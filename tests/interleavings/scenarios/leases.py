@@ -1,0 +1,235 @@
+"""One execution, and everybody who may end it: its own outcome, the same outcome once more, the reaper, the next owner."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gen_durable._core.model import CommitEntry, Committed
+from gen_durable._db import commit as commits
+from gen_durable._db.lease import renew
+from gen_durable._db.pick import Picked
+from gen_durable._db.plan import Plan, Statement
+from tests.interleavings.explore import End, Scenario
+from tests.interleavings.invariants import require
+from tests.interleavings.session import Session, autocommit, flush, flushed, transaction
+from tests.interleavings.works import CRASH_LIMIT, commit_picked, lease_some, reap
+from tests.interleavings.world import LEASE, TOKEN, instance, leased, outcome
+
+KEEP = outcome(1, "keep")
+# What the check of a foreign key does to the row that it points at.
+_KEY_SHARE = Statement("key_share", "select from gen_durable.gen_durable where id = :id::bigint for key share")
+
+
+def commit_and_reap(kind: Any, *, crash_count: int = 0) -> Scenario:
+    entry = outcome(1, kind, **({"awaits": ("go",)} if kind == "await" else {}))
+    reaped_to = "failed" if crash_count + 1 >= CRASH_LIMIT else "runnable"
+    statuses = {"keep": "executing", "next": "runnable", "retry": "runnable", "done": "done"}
+
+    def check(end: End) -> None:
+        is_committed = bool(end.result("F").committed())
+        require(is_committed != (1 in end.result("R").ids), "outcome and reaper both won")
+        require(end.after.status(1) == (statuses[kind] if is_committed else reaped_to), "neither's status")
+
+    return Scenario(
+        name=f"commit({kind}) × reap" + (" at the cap" if reaped_to == "failed" else ""),
+        setup=[leased(1, crash_count=crash_count)],
+        sessions={"F": [flush(entry)], "R": [reap()]},
+        check=check,
+        never_wait=frozenset({"R"}),
+    )
+
+
+def zombie(kind: Any) -> Scenario:
+    """Reaped and leased again by a worker of the same name, the first execution comes back with its outcome."""
+
+    def check(end: End) -> None:
+        is_committed = bool(end.result("F").committed())
+        require(is_committed != (1 in end.result("R").ids), "outcome and reaper both won")
+
+    entry = outcome(1, kind, **({"awaits": ("go",)} if kind == "await" else {}))
+    return Scenario(
+        name=f"commit({kind}) × reap × pick and commit",
+        setup=[leased(1)],
+        sessions={"F": [flush(entry)], "R": [reap()], "K": [lease_some(8), commit_picked("done")]},
+        check=check,
+        never_wait=frozenset({"R"}),
+    )
+
+
+def same_keep_twice() -> Scenario:
+    """A chained outcome whose COMMIT went unanswered is sent again on the lease that it kept."""
+
+    def check(end: End) -> None:
+        require(end.after.instances[1]["step_seq"] == 1, "applied twice")
+
+    return Scenario(
+        name="keep × same keep again",
+        setup=[leased(1)],
+        sessions={"A": [flush(KEEP)], "B": [flush(KEEP)]},
+        check=check,
+    )
+
+
+def resolve_while_unanswered(kind: Any) -> Scenario:
+    """The connection broke at COMMIT, which may still happen: the rows are asked, and what is not there is sent again."""
+    entry = outcome(1, kind)
+
+    def unheard() -> Plan[None]:
+        yield from commits.commit_plain([entry])
+
+    def again(session: Session) -> Plan[Any] | None:
+        (standing,) = session.result
+        return flushed([entry], commits.commit_plain([entry])) if standing is None else None
+
+    def check(end: End) -> None:
+        last = end.result("B")
+        told = last[0] if isinstance(last, list) else last.report.results[0]
+        require(end.after.instances[1]["step_seq"] == (0 if kind == "retry" else 1), "applied twice")
+        require(end.after.instances[1]["attempt"] == (1 if kind == "retry" else 0), "applied twice")
+        if end.trace.index("A COMMIT") < end.trace.index("B standing"):
+            require(isinstance(told, Committed), "durable, but taken for lost")
+
+    return Scenario(
+        name=f"{kind} without an answer × resolve and commit again",
+        setup=[leased(1)],
+        sessions={
+            "A": [autocommit(lambda _: unheard())],
+            "B": [autocommit(lambda _: commits.resolve([entry])), autocommit(again)],
+        },
+        check=check,
+    )
+
+
+def release_reap_and_commit() -> Scenario:
+    def check(end: End) -> None:
+        winners = [bool(end.result(name).committed()) for name in "LF"] + [1 in end.result("R").ids]
+        require(sum(winners) == 1, "not exactly one won")
+
+    return Scenario(
+        name="release × reap × commit",
+        setup=[leased(1)],
+        sessions={"L": [flush(outcome(1, "release"))], "R": [reap()], "F": [flush(outcome(1, "done"))]},
+        check=check,
+        never_wait=frozenset({"R"}),
+    )
+
+
+def renew_and_commit() -> Scenario:
+    """A worker's heartbeat meets its own flush: it neither waits nor takes a live lease for lost."""
+    leases = [(id, TOKEN) for id in (1, 2, 3)]
+
+    def check(end: End) -> None:
+        require((2, TOKEN) not in end.result("H"), "a live lease was taken for lost")
+
+    return Scenario(
+        name="renew × commit",
+        setup=[leased(id) for id in (1, 2, 3)],
+        sessions={
+            "H": [autocommit(lambda _: renew(leases, LEASE))],
+            "F": [flush(outcome(1, "done"), outcome(3, "next"))],
+        },
+        check=check,
+        never_wait=frozenset({"H"}),
+    )
+
+
+def renew_reap_and_pick() -> Scenario:
+    """A heartbeat keeps its own lease alive and nobody else's."""
+
+    def check(end: End) -> None:
+        lost, reaped, trace = end.result("H"), end.result("R").ids, end.trace
+        if trace.index("R COMMIT") < trace.index("H renew"):
+            require(lost == ({(1, TOKEN)} if reaped else set()), "renewed a lease that was another's")
+        if "H COMMIT" in trace and trace.index("H COMMIT") < trace.index("R reap"):
+            require(not reaped, "reaped a lease that was renewed")
+
+    return Scenario(
+        name="renew × reap × pick",
+        setup=[leased(1)],
+        sessions={
+            "H": [autocommit(lambda _: renew([(1, TOKEN)], LEASE))],
+            "R": [reap()],
+            "K": [lease_some(8)],
+        },
+        check=check,
+        never_wait=frozenset({"H", "R", "K"}),
+    )
+
+
+def pick_and_pick() -> Scenario:
+    def check(end: End) -> None:
+        first, second = _ids(end.result("A")), _ids(end.result("B"))
+        require(not first & second, "leased twice")
+        require(first | second == {1, 2, 3}, "a due row was left")
+
+    return Scenario(
+        name="pick × pick",
+        setup=[instance(id) for id in (1, 2, 3)],
+        sessions={"A": [lease_some(8, demand=2)], "B": [lease_some(9, demand=2)]},
+        check=check,
+        never_wait=frozenset({"A", "B"}),
+    )
+
+
+def pick_and_foreign_key() -> Scenario:
+    """Somebody's open transaction has just pointed a foreign key at the row; that is no reason not to run it."""
+
+    def share() -> Plan[None]:
+        yield _KEY_SHARE(id=1)
+
+    def check(end: End) -> None:
+        require(_ids(end.result("K")) == {1}, "a due row was left")
+
+    return Scenario(
+        name="pick × foreign key",
+        setup=[instance(1)],
+        sessions={"U": [transaction(lambda _: share())], "K": [lease_some(8)]},
+        check=check,
+        never_wait=frozenset({"K"}),
+    )
+
+
+def commit_and_commit_of_two_owners() -> Scenario:
+    """One batch holds the outcome of a lost execution and of the live one of the same instance."""
+    old, live = outcome(1, "done"), outcome(1, "next", lease_token=8)
+
+    def check(end: End) -> None:
+        require(end.after.status(1) in ("runnable", "failed"), "the lost execution won")
+        committed: list[CommitEntry] = end.result("F").committed()
+        stopped: list[CommitEntry] = end.result("G").committed()
+        require([*committed, *stopped] in ([live], [_STOP]), "not exactly one won")
+
+    return Scenario(
+        name="commit(lost and live owner) × commit(live owner)",
+        setup=[leased(1, lease_token=8)],
+        sessions={"F": [flush(old, live)], "G": [flush(_STOP)]},
+        check=check,
+    )
+
+
+_STOP = outcome(1, "stop", lease_token=8, error="no")
+
+
+def _ids(picked: Picked) -> set[int]:
+    return {execution.id for execution in picked.executions}
+
+
+SCENARIOS = [
+    commit_and_reap("keep"),
+    commit_and_reap("next"),
+    commit_and_reap("retry"),
+    commit_and_reap("done"),
+    commit_and_reap("done", crash_count=CRASH_LIMIT - 1),
+    zombie("next"),
+    zombie("await"),
+    same_keep_twice(),
+    resolve_while_unanswered("keep"),
+    resolve_while_unanswered("done"),
+    resolve_while_unanswered("retry"),
+    release_reap_and_commit(),
+    renew_and_commit(),
+    renew_reap_and_pick(),
+    pick_and_pick(),
+    pick_and_foreign_key(),
+    commit_and_commit_of_two_owners(),
+]
