@@ -30,6 +30,10 @@ MAX_KEY_BYTES: Final = 1024
 MAX_AWAITED: Final = 64
 # now() plus this is far from the last timestamptz, so no delay can make a commit fail.
 MAX_DELAY: Final = timedelta(days=36525)
+# asyncpg stores the first and the last moment of Python's calendar as infinite, and reads those without a time zone; a
+# day within, no time zone of a session can push one out of the calendar.
+_FIRST_MOMENT: Final = datetime(1, 1, 2, tzinfo=UTC)
+_LAST_MOMENT: Final = datetime(9999, 12, 30, tzinfo=UTC)
 
 _Raises: TypeAlias = type[UsageError] | type[OptionError]
 
@@ -77,11 +81,12 @@ def checked_moment(value: object, what: str) -> datetime:
     if value.utcoffset() is None:
         raise UsageError(f"{what} has no time zone ({value})", "write datetime(…, tzinfo=UTC)")
     try:
-        return value.astimezone(UTC)
+        moment = value.astimezone(UTC)
     except OverflowError:
-        raise UsageError(
-            f"{what} is at the end of the calendar ({value})", "give a moment within it"
-        ) from None
+        moment = datetime.max.replace(tzinfo=UTC)
+    if not _FIRST_MOMENT <= moment <= _LAST_MOMENT:
+        raise UsageError(f"{what} is at the end of the calendar ({value})", "give a moment within it")
+    return moment
 
 
 def _text(value: object, what: str, most: int, error: _Raises) -> str:

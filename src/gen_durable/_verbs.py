@@ -63,7 +63,7 @@ class Filters(TypedDict, total=False):
 
 
 def insert(
-    specs: Sequence[AnySpec], settings: Settings
+    specs: Sequence[AnySpec], settings: Settings, *, is_alone: bool
 ) -> Plan[tuple[list[InsertResult[Any, Any]], set[str]]]:
     """Insert instances; the answers in order, and the queues that have work now."""
     for spec in specs:
@@ -71,7 +71,9 @@ def insert(
             raise UsageError(
                 f"insert_all got a value of type {type(spec).__name__}", "wrap each one: Spec(Machine, state)"
             )
-    answers = yield from inserts.insert([new_instance(spec, settings.max_payload) for spec in specs])
+    answers = yield from inserts.insert(
+        [new_instance(spec, settings.max_payload) for spec in specs], is_alone=is_alone
+    )
     results = [_insert_result(spec, answer) for spec, answer in zip(specs, answers, strict=True)]
     return results, {answer.queue for answer in answers if answer.is_new}
 

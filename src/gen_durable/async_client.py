@@ -127,7 +127,7 @@ class AsyncClient:
             EncodeError: the state is not of the machine's type, or cannot be stored.
         """
         spec = Spec(machine, args if state is None else state, **options)
-        (result,) = await self._write(_verbs.insert([spec], self.settings), conn)
+        (result,) = await self._write(_verbs.insert([spec], self.settings, is_alone=conn is None), conn)
         return result
 
     @overload
@@ -142,7 +142,7 @@ class AsyncClient:
         self, specs: Iterable[AnySpec], /, *, conn: AsyncConnection | None = None
     ) -> list[InsertResult[Any, Any]]:
         """Insert many in one statement: all of them or, if it raises, none. The answers are in order."""
-        return await self._write(_verbs.insert(list(specs), self.settings), conn)
+        return await self._write(_verbs.insert(list(specs), self.settings, is_alone=conn is None), conn)
 
     @overload
     async def signal(
@@ -310,8 +310,13 @@ class AsyncClient:
         until: Until = "finished",
     ) -> Sequence[Instance[StateT, ResultT]]:
         """Wait for many, as for one; at most `timeout` in all. The answers are in the order of the targets."""
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(self.wait(target, timeout=timeout, until=until)) for target in targets]
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [
+                    group.create_task(self.wait(target, timeout=timeout, until=until)) for target in targets
+                ]
+        except BaseExceptionGroup as failures:
+            raise failures.exceptions[0] from None  # as waiting for one would
         return [task.result() for task in tasks]
 
     async def _still(self, target: Target, id: int) -> Instance[Any, Any]:

@@ -99,7 +99,7 @@ class Client:
     ) -> InsertResult[Any, Any]:
         """See `AsyncClient.insert`."""
         spec = Spec(machine, args if state is None else state, **options)
-        (result,) = self._write(_verbs.insert([spec], self.settings), conn)
+        (result,) = self._write(_verbs.insert([spec], self.settings, is_alone=conn is None), conn)
         return result
 
     @overload
@@ -114,7 +114,7 @@ class Client:
         self, specs: Iterable[AnySpec], /, *, conn: Connection | None = None
     ) -> list[InsertResult[Any, Any]]:
         """See `AsyncClient.insert_all`."""
-        return self._write(_verbs.insert(list(specs), self.settings), conn)
+        return self._write(_verbs.insert(list(specs), self.settings, is_alone=conn is None), conn)
 
     @overload
     def signal(

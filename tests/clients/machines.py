@@ -95,11 +95,11 @@ class Sleeper(Machine[None, str]):
         return Done(ctx.awaited.get(self.bell) or "silence")
 
 
-class Anything(Machine[Any, Any]):
+class Number(Machine[int, Any]):
     @step
-    async def only(self, ctx: Context[Any]) -> Outcome:
+    async def only(self, ctx: Context[int]) -> Outcome:
         return Next(self.end)
 
     @step
-    async def end(self, ctx: Context[Any]) -> Outcome[Any]:
+    async def end(self, ctx: Context[int]) -> Outcome[Any]:
         return Done(ctx.state)

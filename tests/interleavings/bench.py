@@ -8,7 +8,6 @@ from typing import Any, Final, NamedTuple, Self
 import asyncpg
 
 from gen_durable._db.pool import PINNED
-
 from tests.interleavings.product import Change, Product
 from tests.interleavings.session import Lane
 
@@ -23,7 +22,8 @@ _SETTINGS: Final = {
 }
 _PAUSES: Final = 4
 _BLOCKERS: Final = """
-select pid, pg_blocking_pids(pid) as blockers from unnest($1::int[]) as pid where cardinality(pg_blocking_pids(pid)) > 0"""
+select pid, pg_blocking_pids(pid) as blockers
+  from unnest($1::int[]) as pid where cardinality(pg_blocking_pids(pid)) > 0"""
 
 
 class Pins(NamedTuple):
@@ -54,12 +54,20 @@ class Bench:
 
     @classmethod
     async def open(cls, dsn: str, database: str) -> Self:
-        unpinned = {name: value for name, value in _SETTINGS.items() if name != "default_transaction_isolation"}
+        unpinned = {
+            name: value for name, value in _SETTINGS.items() if name != "default_transaction_isolation"
+        }
         return cls(
             await asyncpg.connect(dsn, database=database, server_settings=_SETTINGS),
             await asyncpg.connect(dsn, database=database, server_settings=_SETTINGS),
-            [await asyncpg.connect(dsn, database=database, server_settings=_SETTINGS) for _ in range(_SESSIONS)],
-            [await asyncpg.connect(dsn, database=database, server_settings=unpinned) for _ in range(_SESSIONS)],
+            [
+                await asyncpg.connect(dsn, database=database, server_settings=_SETTINGS)
+                for _ in range(_SESSIONS)
+            ],
+            [
+                await asyncpg.connect(dsn, database=database, server_settings=unpinned)
+                for _ in range(_SESSIONS)
+            ],
         )
 
     async def close(self) -> None:

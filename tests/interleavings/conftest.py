@@ -12,7 +12,6 @@ import pytest
 import pytest_asyncio
 
 from gen_durable.embedded import EmbeddedPostgres
-
 from tests.interleavings.bench import Bench
 
 # Durability is not what these tests ask about. Autovacuum would be one more session, at times of its own.

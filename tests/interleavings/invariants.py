@@ -1,4 +1,4 @@
-"""What must be true after every order of every scenario."""
+"""What must be true of every scenario, in every order."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.interleavings.world import TERMINAL, Row, World
 
 
 class BrokenError(Exception):
-    """An order ended in a state that must not be."""
+    """An order led to a state that must not be."""
 
 
 def require(is_so: bool, otherwise: str) -> None:
@@ -18,30 +18,42 @@ def require(is_so: bool, otherwise: str) -> None:
         raise BrokenError(otherwise)
 
 
-def check_common(before: World, after: World, sessions: Collection[Session]) -> None:
-    for row in after.instances.values():
+def check_always(world: World) -> None:
+    """Of every committed state: nobody is there to mend it later."""
+    for row in world.instances.values():
         require((row["status"] == "executing") == (row["lease_token"] is not None), "lease without execution")
-        _check_awake(row, after)
-        _check_barrier(row, after)
-    _check_keys(after)
-    _check_told(before, after, sessions)
+        _check_awake(row, world)
+        _check_barrier(row, world)
+    _check_keys(world)
 
 
-def _check_awake(row: Row, after: World) -> None:
+def check_told(before: World, after: World, sessions: Collection[Session]) -> None:
+    """Of the end: the database is where the engine and the senders were told it is."""
+    told, gained = transitions(sessions), signals_gained(sessions)
+    for id, row in after.instances.items():
+        had = before.instances.get(id)
+        seq = (had["step_seq"] if had else 0) + told[id]
+        require(row["step_seq"] == seq, "step_seq is not what the engine was told")
+        if row["status"] not in TERMINAL:
+            unread = len(before.unread(id)) + gained[id]
+            require(len(after.unread(id)) == unread, "signals lost or doubled")
+
+
+def _check_awake(row: Row, world: World) -> None:
     if row["status"] == "awaiting_signal":
         seen = row["presented"] or ()
-        missed = [s for s in after.unread(row["id"]) if s["name"] in row["awaits"] and s["id"] not in seen]
+        missed = [s for s in world.unread(row["id"]) if s["name"] in row["awaits"] and s["id"] not in seen]
         require(not missed, "lost wake-up")
 
 
-def _check_barrier(row: Row, after: World) -> None:
+def _check_barrier(row: Row, world: World) -> None:
     if row["spawn_round"] is None or row["spawn_round"] != row["step_seq"]:
         return
     live = sum(
         child["parent_id"] == row["id"]
         and child["parent_round"] == row["spawn_round"]
         and child["status"] not in TERMINAL
-        for child in after.instances.values()
+        for child in world.instances.values()
     )
     if row["status"] == "awaiting_children":
         require(row["children_pending"] == live, "barrier counts wrong")
@@ -50,9 +62,9 @@ def _check_barrier(row: Row, after: World) -> None:
         require(live == 0, "barrier released early")
 
 
-def _check_keys(after: World) -> None:
+def _check_keys(world: World) -> None:
     lines: defaultdict[str, list[Row]] = defaultdict(list)
-    for row in after.instances.values():
+    for row in world.instances.values():
         if row["concurrency_key"] is not None:
             lines[row["concurrency_key"]].append(row)
     for line in lines.values():
@@ -65,14 +77,3 @@ def _check_keys(after: World) -> None:
         if due and not holders:
             # A pick takes the first of the line or nobody: a gated first one holds up all others.
             require(not due[0]["gated"], "free key, its line is gated")
-
-
-def _check_told(before: World, after: World, sessions: Collection[Session]) -> None:
-    told, gained = transitions(sessions), signals_gained(sessions)
-    for id, row in after.instances.items():
-        had = before.instances.get(id)
-        seq = (had["step_seq"] if had else 0) + told[id]
-        require(row["step_seq"] == seq, "step_seq is not what the engine was told")
-        if row["status"] not in TERMINAL:
-            unread = len(before.unread(id)) + gained[id]
-            require(len(after.unread(id)) == unread, "signals lost or doubled")

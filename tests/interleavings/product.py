@@ -64,3 +64,8 @@ class Product:
     def ddl(self) -> str:
         """The schema, with eyes on what no statement may do."""
         return in_schema(self._ddl + _WATCH, self.schema)
+
+
+def number(statement: str, parameter: str) -> str:
+    """The `$n` of a parameter."""
+    return f"${_STATEMENTS[statement].parameters.index(parameter) + 1}"

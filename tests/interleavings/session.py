@@ -15,7 +15,6 @@ from gen_durable._db.plan import Call, Plan, Script
 from gen_durable._db.pool import _Transaction
 from gen_durable._db.runner import from_asyncpg
 from gen_durable._db.signal import Arrival
-
 from tests.interleavings.product import Product
 
 Make: TypeAlias = "Callable[[Session], Plan[Any] | None]"
@@ -75,7 +74,8 @@ class Session:
         self._lane = lane
         self._product = product
         self._says_isolation = says_isolation
-        self._rewind()
+        self._place = 0
+        self._begin_work()
 
     @property
     def result(self) -> Any:
@@ -113,10 +113,6 @@ class Session:
         """Lost a race: everything of this transaction is undone, and will be done again from its first statement."""
         self.refusals.append(error.sqlstate)
         await self.roll_back()
-        self._begin_work()
-
-    def _rewind(self) -> None:
-        self._place = 0
         self._begin_work()
 
     def _begin_work(self) -> None:
@@ -217,9 +213,10 @@ def signals_gained(sessions: Iterable[Session]) -> Counter[int]:
     gained: Counter[int] = Counter()
     for session in sessions:
         for result in session.results:
-            if isinstance(result, Arrival) and result.is_new:
-                gained[result.id] += 1
-            elif isinstance(result, Flushed):
+            for arrival in result if isinstance(result, list | tuple) else [result]:
+                if isinstance(arrival, Arrival) and arrival.is_new:
+                    gained[arrival.id] += 1
+            if isinstance(result, Flushed):
                 for entry in result.committed():
                     gained[entry.id] -= len(entry.consumed)
     return gained

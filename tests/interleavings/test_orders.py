@@ -5,21 +5,20 @@ from __future__ import annotations
 import pytest
 
 from tests.interleavings.bench import READ_COMMITTED, REPEATABLE_READ, Bench, Pins
-from tests.interleavings.explore import Scenario, explore
-from tests.interleavings.scenarios import children, inserts, keys, leases, signals
+from tests.interleavings.explore import explore
+from tests.interleavings.scenario import Scenario
+from tests.interleavings.scenarios import children, inserts, keys, leases, mixtures, signals
 
 SCENARIOS = [
-    scenario
-    for area in (signals, leases, keys, children, inserts)
-    for scenario in area.SCENARIOS
+    scenario for area in (signals, leases, keys, children, inserts, mixtures) for scenario in area.SCENARIOS
 ]
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
 @pytest.mark.parametrize("pins", [READ_COMMITTED, REPEATABLE_READ], ids=["read committed", "repeatable read"])
-@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.name)
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.name.replace("×", "x"))
 async def test_every_order_ends_well(bench: Bench, scenario: Scenario, pins: Pins) -> None:
     verdict = await explore(bench, scenario, pins)
     print(verdict)  # noqa: T201 - with its seed, for pytest -s
-    assert not verdict.broken, verdict
+    assert not verdict.broken, str(verdict)

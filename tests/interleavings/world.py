@@ -25,12 +25,13 @@ LIVE: Final = ("runnable", "executing", "awaiting_signal", "awaiting_children")
 FIRST_NEW_ID: Final = 100
 """Rows that sessions insert are numbered from here."""
 
-_INSTANCES: Final = """
-select id, status::text as status, step, step_seq, attempt, timed_out, lease_token, locked_by, last_error, awaits,
-       presented, has_signals, priority, eligible_at, eligible_at <= statement_timestamp() as is_due, concurrency_key, gated,
-       parent_id, parent_round, spawn_round, children_pending, unique_guard, correlation_guard
-  from gen_durable.gen_durable order by id"""
-_SIGNALS: Final = "select id, target_id, name, dedup_key, consumed_seq from gen_durable.signals order by id"
+# One statement, so that what it sees is one committed state.
+_LOOK: Final = """
+select (select coalesce(jsonb_agg(to_jsonb(g) || jsonb_build_object(
+                 'is_due', g.eligible_at <= statement_timestamp(), 'eligible_at', extract(epoch from g.eligible_at),
+                 'unique_guard', convert_from(g.unique_guard, 'UTF8')) order by g.id), '[]')
+          from gen_durable.gen_durable g)::text as instances,
+       (select coalesce(jsonb_agg(to_jsonb(s) order by s.id), '[]') from gen_durable.signals s)::text as signals"""
 
 
 class World(msgspec.Struct, frozen=True):
@@ -45,11 +46,16 @@ class World(msgspec.Struct, frozen=True):
     def status(self, id: int) -> str:
         return str(self.instances[id]["status"])
 
+    def holders(self, guard: str, key: str | bytes) -> set[int]:
+        """Who has a unique or correlation key."""
+        text = key.decode() if isinstance(key, bytes) else key
+        return {id for id, row in self.instances.items() if row[guard] == text}
+
 
 async def look(conn: Any, schema: str) -> World:
-    rows = await conn.fetch(in_schema(_INSTANCES, schema))
-    signals = await conn.fetch(in_schema(_SIGNALS, schema))
-    return World({row["id"]: row for row in rows}, signals)
+    found = await conn.fetchrow(in_schema(_LOOK, schema))
+    instances: list[Row] = msgspec.json.decode(found["instances"])
+    return World({row["id"]: row for row in instances}, msgspec.json.decode(found["signals"]))
 
 
 def reset(setup: Iterable[str]) -> str:
@@ -86,7 +92,15 @@ def signal(id: int, target: int, name: str, dedup_key: str | None = None) -> str
 def outcome(id: int, kind: Any, **fields: Any) -> CommitEntry:
     """An outcome of an execution that was leased when the order began."""
     return CommitEntry(
-        **{"id": id, "lease_token": TOKEN, "step_seq": 0, "kind": kind, "step": "t", "payload": "{}", **fields}
+        **{
+            "id": id,
+            "lease_token": TOKEN,
+            "step_seq": 0,
+            "kind": kind,
+            "step": "t",
+            "payload": "{}",
+            **fields,
+        }
     )
 
 

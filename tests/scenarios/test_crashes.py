@@ -142,14 +142,15 @@ async def test_a_step_that_kills_its_process_again_and_again_fails_as_poison(
             reaped = await events.wait(ReaperReaped, count=crash)
             assert reaped.ids == (child.id,)
             assert reaped.capped == ((child.id,) if crash == 3 else ())
-            row = await row_of(db, child.id)
-            assert (row["attempt"], row["crash_count"]) == (crash, crash)
-            waits.append((row["eligible_at"] - row["updated_at"]).total_seconds())
+            hurt = await row_of(db, child.id)
+            assert (hurt["attempt"], hurt["crash_count"]) == (crash, crash)
+            waits.append((hurt["eligible_at"] - hurt["updated_at"]).total_seconds())
             # Nobody has to watch the back-off go by.
             await db.execute(
                 "update gen_durable.gen_durable set eligible_at = now() where status = 'runnable'"
             )
         ended = await worker.wait(parent, timeout=PATIENCE)
+    row = await row_of(db, child.id)
     assert waits[:2] == [1.0, 2.0]
     assert (row["status"], row["last_error"]) == ("failed", "poison: the process died 3 times in step kill")
     assert has_no_lease(row)

@@ -13,6 +13,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,7 +22,7 @@ import msgspec
 from gen_durable import Context, Done, Machine, Outcome, Settings, Stop, Worker, step
 from gen_durable.telemetry import Event, PickStop, SchedulerSaturation
 
-__all__ = ["Killer", "Sleeper", "tell"]
+__all__ = ["Hog", "Killer", "Sleeper", "tell"]
 
 _CHATTER: Final = (PickStop, SchedulerSaturation)
 
@@ -61,6 +62,24 @@ class Sleeper(Machine[str, str]):
         return Stop(error)
 
 
+class Hog(Machine[float, int]):
+    """Takes the event loop for itself, for so many seconds."""
+
+    @step
+    async def block(self, ctx: Context[float]) -> Outcome[int]:
+        tell(begun=ctx.step, id=ctx.id, attempt=ctx.attempt)
+        time.sleep(ctx.state)
+        return Done(os.getpid())
+
+    @step
+    async def compute(self, ctx: Context[float]) -> Outcome[int]:
+        tell(begun=ctx.step, id=ctx.id, attempt=ctx.attempt)
+        until = time.monotonic() + ctx.state
+        while time.monotonic() < until:
+            sum(range(10_000))
+        return Done(os.getpid())
+
+
 class Killer(Machine[None, None]):
     """Takes its process with it."""
 
@@ -82,8 +101,13 @@ def _on_event(event: Event) -> None:
 
 def _main(dsn: str, settings: str) -> None:
     logging.basicConfig(level=logging.INFO)
-    worker = Worker([Sleeper, Killer], dsn=dsn, settings=msgspec.json.decode(settings, type=Settings))
-    ready = worker.telemetry.subscribe(lambda _: (ready(), tell(ready=True)), PickStop)
+    worker = Worker([Hog, Killer, Sleeper], dsn=dsn, settings=msgspec.json.decode(settings, type=Settings))
+
+    def on_first_look(_: PickStop) -> None:
+        unsubscribe()
+        tell(ready=True)
+
+    unsubscribe = worker.telemetry.subscribe(on_first_look, PickStop)
     worker.telemetry.subscribe(_on_event)
     worker.run()
     tell(ended=True)

@@ -162,7 +162,6 @@ class Holder(msgspec.Struct):
         (Model(a=1), Model | None),
         (Holder(Model(a=1)), Holder),
     ],
-    ids=repr,
 )
 def test_a_value_comes_back_as_it_was(value: Any, type_: Any) -> None:
     assert back(value, type_) == value
@@ -270,7 +269,6 @@ def test_a_typed_state_is_stored_right_or_refused(order: Order) -> None:
         (1j, complex, "a value of type complex has no form in JSON"),
         (Row(1, 2), Row, "Expected `str`, got `int` - at `$[1]`"),  # type: ignore[arg-type]
     ],
-    ids=repr,
 )
 def test_a_value_of_another_type_is_refused_without_quoting_it(value: Any, type_: Any, message: str) -> None:
     with pytest.raises(EncodeError) as caught:
@@ -398,7 +396,7 @@ def test_null_itself_is_no_fault(value: Any) -> None:
         (Model(a="\0"), "`$.a`"),
         ({"a\\u0000": "\\\0"}, "`$[...]`"),
     ],
-    ids=repr,
+    ids=["text", "list", "key", "struct", "model", "escaped"],
 )
 def test_a_nul_is_refused(value: Any, place: str) -> None:
     with pytest.raises(EncodeError) as caught:

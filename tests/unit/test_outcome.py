@@ -68,7 +68,6 @@ def test_a_concurrency_key_stays_unless_it_is_named() -> None:
         (Done("a"), Stop("a")),
         (ScheduleChildren([Spec(Toggle, 1)], then="on"), ScheduleChildren([Spec(Toggle, 2)], then="on")),
     ],
-    ids=repr,
 )
 def test_outcomes_that_say_something_else_differ(one: object, other: object) -> None:
     assert one != other

@@ -9,12 +9,13 @@ import msgspec
 from .._core.model import NewInstance
 from ..definition import MachineDef
 from ..errors import KeyTakenError, UsageError
-from .failures import StatementError
+from .failures import StatementError, is_race
 from .plan import Call, Plan, statements
 
 __all__ = ["Answer", "insert", "insert_children", "register"]
 
 _SQL = statements("insert.sql")
+_TRIES = 3
 
 
 class Answer(msgspec.Struct, frozen=True, gc=False):
@@ -28,14 +29,26 @@ class Answer(msgspec.Struct, frozen=True, gc=False):
     """Of a refused one: which of its keys was taken, `correlation_key` or `unique_key`."""
 
 
-def insert(rows: Sequence[NewInstance]) -> Plan[list[Answer]]:
-    """Insert any number of instances in one statement; the answers are in the order of the rows."""
+def insert(rows: Sequence[NewInstance], *, is_alone: bool) -> Plan[list[Answer]]:
+    """Insert any number of instances in one statement; the answers are in the order of the rows.
+
+    Args:
+        rows: what to insert.
+        is_alone: the statement is its own transaction. If another one was in its way, it is simply run again; inside
+            a caller's transaction that is up to the caller.
+    """
     if not rows:
         return []
-    try:
-        found = yield _call(rows, parents=None, rounds=None)
-    except StatementError as error:
-        raise _translated(error, rows) from error
+    tries = _TRIES if is_alone else 1
+    while True:
+        tries -= 1
+        try:
+            found = yield _call(rows, parents=None, rounds=None)
+        except StatementError as error:
+            if not tries or not is_race(error):
+                raise _translated(error, rows) from error
+        else:
+            break
     answers: list[Answer] = [None] * len(rows)  # type: ignore[list-item]  # every place is filled: one answer per input
     for row in found:
         answers[row["ord"] - 1] = Answer(row["id"], row["inserted"], row["queue"], row["holder_key"] or "")

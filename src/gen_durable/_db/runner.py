@@ -100,7 +100,7 @@ def driver_of(conn: Any, *, blocking: bool) -> Callable[[Any, Plan[Any], str], A
             return run_psycopg_async
         wanted = "an asyncpg Connection or a psycopg AsyncConnection (a blocking one goes to Client)"
     what = f"conn= is a {type(conn).__module__.split('.')[0]} {type(conn).__name__}"
-    if "Pool" in type(conn).__name__:
+    if "Pool" in type(conn).__name__ and "asyncpg.PoolConnectionProxy" not in kinds:
         raise UsageError(
             what, "a pool is in no transaction of yours: acquire a connection of it and pass that"
         )

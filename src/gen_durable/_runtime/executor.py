@@ -21,7 +21,7 @@ __all__ = ["Executor", "StepExitError"]
 
 
 class StepExitError(Exception):
-    """A step tried to leave by sys.exit() or by a CancelledError of its own; here that is a failure like another."""
+    """A step left by sys.exit(), by a CancelledError of its own or by another BaseException: a failure like any."""
 
 
 class Executor:
@@ -37,16 +37,12 @@ class Executor:
         registered = self._registry.find(execution.fsm, execution.version)
         try:
             return await self._step(execution, registered, may_chain=may_chain)
-        except asyncio.CancelledError as error:
-            if _is_ours():
+        except (KeyboardInterrupt, GeneratorExit):
+            raise  # the process has to go, or this coroutine is thrown away
+        except BaseException as error:
+            if _is_our_cancellation(error):
                 raise
-            failure: Exception = StepExitError("it raised CancelledError, and nobody had cancelled it")
-            failure.__cause__ = error
-        except SystemExit as error:
-            failure = StepExitError(f"it called sys.exit({error.code!r})")
-            failure.__cause__ = error
-        except Exception as error:  # noqa: BLE001 - the user's step; its handler decides
-            failure = error
+            failure = _as_exception(error)
         return await self._handle(failure, execution, registered, may_chain=may_chain)
 
     async def _step(self, execution: Execution, registered: Registered, *, may_chain: bool) -> CommitEntry:
@@ -91,11 +87,11 @@ class Executor:
             return settle(
                 execution, machine, outcome, current, self._limits, may_chain=may_chain, error=error
             )
-        except asyncio.CancelledError:
-            if _is_ours():
+        except (KeyboardInterrupt, GeneratorExit):
+            raise
+        except BaseException as raised:
+            if _is_our_cancellation(raised):
                 raise
-            second: BaseException = StepExitError("handle raised CancelledError, and nobody had cancelled it")
-        except (Exception, SystemExit) as raised:  # noqa: BLE001 - the user's handler; if it raises too, the instance fails
             second = raised
         reason = Stop(f"{error}; then handle raised {reason_text(second)}")
         return settle(execution, machine, reason, UNREAD, self._limits)
@@ -111,7 +107,22 @@ class Executor:
         return checked_outcome(value, context.machine, f"handle of {context.step}")
 
 
-def _is_ours() -> bool:
+def _is_our_cancellation(error: BaseException) -> bool:
     """Whether this very task was cancelled (shutdown, lost lease), as against a CancelledError from the user's code."""
     task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0
+    return isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling() > 0
+
+
+def _as_exception(error: BaseException) -> Exception:
+    """What a step raised, as a handler gets it: what would end a process or a task must only end this execution."""
+    if isinstance(error, Exception):
+        return error
+    match error:
+        case SystemExit():
+            failure = StepExitError(f"it called sys.exit({error.code!r})")
+        case asyncio.CancelledError():
+            failure = StepExitError("it raised CancelledError, and nobody had cancelled it")
+        case _:
+            failure = StepExitError(f"it raised {reason_text(error)}")
+    failure.__cause__ = error
+    return failure

@@ -69,7 +69,12 @@ class Waiting:
             try:
                 found = await self._database.run(settled(wanted))
             except StatementError as error:
-                pause = outage.pause(error)
+                try:
+                    pause = outage.pause(error)
+                except StatementError:
+                    # No waiting mends it. Whoever waits is told; the next one to wait looks anew.
+                    self.fail(error)
+                    return
             except BaseException as error:
                 self.fail(error)
                 raise

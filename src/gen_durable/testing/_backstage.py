@@ -1,7 +1,7 @@
 """An event loop on a thread of its own, for connections that must not belong to the loop of a test.
 
-A fixture is set up before the loop of its test runs, and every async plugin of pytest has its own idea of which loop that
-will be. What lives here works with all of them, and can be used from code that does not await, too.
+A fixture is set up before the loop of its test runs, and every async plugin of pytest has its own idea of which loop
+that will be. What lives here works with all of them, and can be used from code that does not await, too.
 """
 
 from __future__ import annotations
@@ -72,6 +72,10 @@ class BackstageDatabase(Database):
     def run_now(self, plan: Plan[T]) -> T:
         """Run a plan, blocking."""
         return self._backstage.call(self._database.run(plan))
+
+    def run_in_transaction_now(self, plan: Plan[T]) -> T:
+        """Run a plan as one transaction, blocking."""
+        return self._backstage.call(self._database.run_in_transaction(plan))
 
     async def run(self, plan: Plan[T]) -> T:
         """Run a plan of one statement, or of several that need no common transaction."""

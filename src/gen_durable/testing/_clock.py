@@ -42,10 +42,10 @@ def collapse(machines: tuple[list[str], list[int]]) -> Plan[bool]:
     return bool((yield _SQL["collapse"](fsms=fsms, versions=versions)))
 
 
-def end_leases(worker: str) -> Plan[list[int]]:
-    """Let the leases of a dead process run out; which instances it had."""
+def end_leases(worker: str) -> Plan[tuple[list[int], list[int]]]:
+    """Let the leases of a dead process run out: the instances that it had, and those of others whose lease ran out."""
     rows = yield _SQL["end_leases"](worker=worker)
-    return [row["id"] for row in rows]
+    return [row["id"] for row in rows if row["is_ours"]], [row["id"] for row in rows if not row["is_ours"]]
 
 
 def make_due(ids: Collection[int]) -> Plan[None]:

@@ -47,23 +47,30 @@ class Databases:
         # Schema → a copy that nobody has taken yet. Touched by the thread of the tests only.
         self._ready: dict[str, Future[str]] = {}
         self._dropping: list[Future[None]] = []
+        # Used backstage only, and for one thing at a time.
+        self._conn: Any = None
+        self._turn = asyncio.Lock()
 
     def __enter__(self) -> Self:
         self._server = ScratchServer.find(self._given_dsn)
         self._backstage = Backstage()
-        self._backstage.call(self._open())
+        try:
+            self._conn = self._backstage.call(self._connect())
+            self._backstage.call(self._begin())
+        except BaseException:
+            self._end()
+            raise
         return self
 
     def __exit__(self, *_: object) -> None:
         try:
             for copy in self._ready.values():
-                self.drop(copy.result())
+                if copy.exception() is None:  # nobody has asked for this one
+                    self.drop(copy.result())
             for dropping in self._dropping:
                 dropping.result()
         finally:
-            self._backstage.call(self._conn.close())
-            self._backstage.close()
-            self._server.close()
+            self._end()
 
     @contextmanager
     def fresh(self, schema: str = "gen_durable") -> Generator[str]:
@@ -93,20 +100,26 @@ class Databases:
         )
         return f"{parts.scheme}://{parts.netloc}/{name}{'?' + query if query else ''}"
 
-    async def _open(self) -> None:
-        # A connection does one thing at a time.
-        self._turn = asyncio.Lock()
+    async def _connect(self) -> Any:
         try:
-            self._conn = await connect(self._server.dsn)
+            return await connect(self._server.dsn)
         except StatementError as error:
             raise unreachable(self._server.dsn, error, self._server.advice) from error
+
+    async def _begin(self) -> None:
         await self._execute(f"set application_name = 'gen_durable test {self._token}'")
-        # Older servers copy files anyway. Files carry the caches of the catalog, so the first connection is quicker; the
-        # checkpoint that this takes costs nothing where nothing is ever flushed.
+        # Older servers copy files anyway. Files carry the caches of the catalog, so a first connection is quicker; the
+        # checkpoint that this takes costs little where nothing is ever flushed.
         is_fast = self._server.is_ours and self._conn.get_server_version().major >= 15
         self._strategy = " strategy file_copy" if is_fast else ""
         for row in await self._run(_rows("orphans")):
             await self._drop(row["name"])
+
+    def _end(self) -> None:
+        if self._conn is not None:
+            self._backstage.call(self._conn.close())
+        self._backstage.close()
+        self._server.close()
 
     async def _copy(self, schema: str) -> str:
         template = _template_name(schema)

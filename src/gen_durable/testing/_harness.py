@@ -2,32 +2,45 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Final, Self, TypeVar
 
+from .._db import migrate
+from .._db.blocking import BlockingDatabase
 from .._db.plan import Plan
+from .._runtime.waiting import Waiting
+from .._server import Server
 from ..async_client import AsyncClient
 from ..client import Client
 from ..config import Settings
-from ._backstage import Backstage
+from ..errors import NotConnectedError
+from ._backstage import BackstageDatabase
+from ._databases import Databases
 from ._loop import Loop
 from ._stage import Stage
-from ._stepper import Stepper, Tally
+from ._stepper import Crash, CrashPoint, Stepper, Tally
 
 __all__ = ["AsyncHarness", "Harness", "crash_everywhere"]
 
 T = TypeVar("T")
+_PLACES: Final[Mapping[CrashPoint, str]] = {
+    "before_step": "before step '{}'",
+    "before_commit": "before the commit of step '{}'",
+}
 
 
 class Harness(Stage, Client):
     """The fixture `durable`: a blocking client of a database that belongs to one test, and everything a test needs.
 
-    def test_an_unpaid_order_is_given_up(durable: Harness) -> None:
-        order = durable.insert(Checkout, Order(42))
-        assert durable.drain() == Tally(awaiting=1)
-        durable.advance(hours=24)
-        durable.drain()
-        durable.assert_failed(order, match="payment never came")
+        def test_an_unpaid_order_is_given_up(durable: Harness) -> None:
+            order = durable.insert(Checkout, Order(42))
+            assert durable.drain() == Tally(awaiting=1)
+            durable.advance(hours=24)
+            durable.drain()
+            durable.assert_failed(order, match="payment never came")
+
+    Nothing runs but in `drain`: to `wait` for an instance that nobody drains is to wait for ever.
     """
 
     def __init__(self, dsn: str, *, settings: Settings | None = None) -> None:
@@ -80,7 +93,11 @@ class AsyncHarness(Stage, AsyncClient):
         self._distant: BackstageDatabase | None = None
 
     def __enter__(self) -> Self:
-        self._open_now()
+        try:
+            self._open_now()
+        except BaseException:
+            self._close_now()
+            raise
         return self
 
     def __exit__(
@@ -105,10 +122,10 @@ class AsyncHarness(Stage, AsyncClient):
 
     def _open_now(self) -> None:
         server = Server.find(self.dsn)
-        self._opened = self._distant = BackstageDatabase.open_now(
-            server.dsn, self.settings.schema, advice=server.advice
-        )
+        schema = self.settings.schema
+        self._opened = self._distant = BackstageDatabase.open_now(server.dsn, schema, advice=server.advice)
         self._waiting = Waiting(self._opened)
+        self._distant.run_in_transaction_now(migrate.prepare(schema, upgrade=False))
 
     def _close_now(self) -> None:
         if self._waiting is not None:
@@ -119,9 +136,7 @@ class AsyncHarness(Stage, AsyncClient):
         self._waiting = self._opened = self._distant = None
 
 
-def crash_everywhere(
-    scenario: Callable[[Harness], object], /, *, settings: Settings | None = None
-) -> int:
+def crash_everywhere(scenario: Callable[[Harness], object], /, *, settings: Settings | None = None) -> int:
     """Run a scenario again and again, each time with the process dying at another point; how many points there are.
 
         def scenario(durable: Harness) -> None:
@@ -168,13 +183,13 @@ class _Death:
         if self.point:
             return
         if self._spared_count == 0:
-            self.point = f"{point.replace('_', ' ')} '{step}'" if point == "before_step" else f"before the commit of '{step}'"
+            self.point = _PLACES[point].format(step)
             raise Crash(self.point)
         self._spared_count -= 1
 
 
 class _Blocking:
-    """The connection of a blocking client, for plans that are awaited. Nobody else is kept waiting: the loop is ours."""
+    """The connection of a blocking client, for plans that are awaited. It blocks, on a loop that nobody else uses."""
 
     def __init__(self, database: BlockingDatabase) -> None:
         self._database = database

@@ -77,7 +77,7 @@ class ScratchServer:
 
 
 def _homes() -> Iterator[Path]:
-    """Where the embedded server may live, the best place first: in memory, where a new database takes a tenth of the time."""
+    """Where the embedded server may live, the best place first: in memory a new database takes a tenth of the time."""
     from ..embedded.binaries import find  # not on Windows, where this module is imported all the same
 
     name = f"tests-pg{find().major}"

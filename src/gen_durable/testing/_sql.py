@@ -15,6 +15,6 @@ _NAME = re.compile(r"^-- name: (\w+)\n", re.MULTILINE)
 
 def statements(file: str) -> Mapping[str, Statement]:
     """The statements of one `.sql` file of this package, by name."""
-    text = resources.files(__package__).joinpath(file).read_text(encoding="utf-8")
+    text = resources.files("gen_durable.testing").joinpath(file).read_text(encoding="utf-8")
     parts = _NAME.split(text)[1:]
     return {name: Statement(name, body) for name, body in zip(parts[::2], parts[1::2], strict=True)}

@@ -45,11 +45,11 @@ class Stage:
     # The signatures are those of the client; all that is new is that the machine is known from then on.
     if not TYPE_CHECKING:
 
-        def insert(self, machine, /, *args, **options):  # noqa: ANN001, ANN002, ANN003
+        def insert(self, machine, /, *args, **options):  # noqa: ANN001, ANN002, ANN003, ANN202
             self._stepper.learn(machine)
             return super().insert(machine, *args, **options)
 
-        def insert_all(self, specs, /, **options):  # noqa: ANN001, ANN003
+        def insert_all(self, specs, /, **options):  # noqa: ANN001, ANN003, ANN202
             specs = list(specs)
             for spec in specs:
                 if isinstance(spec, AnySpec):
@@ -158,11 +158,13 @@ class Stage:
             if (reached, point) == (name, when):
                 raise Crash(f"{point} of {reached}")
 
-        before, self._stepper.crash = self._stepper.crash, crash
+        stepper = self._stepper
+        before = stepper.crash, stepper.recovers
+        stepper.crash, stepper.recovers = crash, False
         try:
             yield
         finally:
-            self._stepper.crash = before
+            stepper.crash, stepper.recovers = before
 
     def _in_status(self, target: Target, status: Status) -> Instance[Any, Any]:
         __tracebackhide__ = True

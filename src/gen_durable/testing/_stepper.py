@@ -96,9 +96,8 @@ class Stepper:
         self._settings = settings
         self._name = f"test:{os.getpid()}:{secrets.token_hex(3)}"
         self._threads = Threads(settings.threads)
-        limits = Limits(settings.max_payload, settings.max_children)
-        self._limits = limits
-        self._executor = _LearningExecutor(self.registry, limits, self._threads, self.learn)
+        self._limits = Limits(settings.max_payload, settings.max_children)
+        self._executor = _LearningExecutor(self.registry, self._limits, self._threads, self.learn)
         self._is_draining = False
         self._has_news = False
 
@@ -115,7 +114,8 @@ class Stepper:
         try:
             self.registry.add(machine)
         except DefinitionError as error:
-            error.add_note(f"In a test, say what to run before: durable.use({definition.name}(…))")
+            if known is None:
+                error.add_note(f"In a test, say what to run before: durable.use({definition.name}(…))")
             raise
         self._has_news = True
 
@@ -150,13 +150,13 @@ class Stepper:
         if self._has_news:
             await database.run(inserts.register(list(self.registry)))
             self._has_news = False
-        dead = await database.run(clock.end_leases(self._name))
-        # No time of grace: an embedded server may have been started a moment ago.
-        reap = (timedelta(0), self._settings.crash_limit)
-        while (await database.run_in_transaction(leases.reap(*reap))).ids:
+        ours, others = await database.run(clock.end_leases(self._name))
+        if not ours and not others:
+            return
+        # No time of grace: the server of a test may have been started a moment ago.
+        while (await database.run_in_transaction(leases.reap(timedelta(0), self._settings.crash_limit))).ids:
             pass
-        if dead:
-            await database.run(clock.make_due(dead))
+        await database.run(clock.make_due(ours))
 
     async def _run_all(
         self, database: Plans, counts: Counter[str], *, collapse: bool, max_steps: int
@@ -170,7 +170,9 @@ class Stepper:
                         raise AssertionError(self._restless(execution, max_steps))
                     counts.update(await self._step(database, execution))
                     has_progress = True
-            if has_progress or await database.run(leases.expire()):
+            if has_progress:
+                continue
+            if await database.run(leases.expire()):
                 continue
             if not (collapse and await database.run(clock.collapse(self.registry.keys))):
                 return
@@ -267,12 +269,13 @@ async def _commit(database: Plans, entry: CommitEntry) -> CommitResult:
 
 
 def _transition(execution: Execution, entry: CommitEntry) -> Transition:
-    assert entry.kind not in ("keep", "release")  # noqa: S101 - nothing is chained or given back here
+    kind = entry.kind
+    assert kind != "keep" and kind != "release"  # noqa: S101, PT018 - nothing is chained or given back here
     return Transition(
         instance_id=execution.id,
         machine=execution.fsm,
         step=execution.step,
-        kind=entry.kind,
+        kind=kind,
         step_seq=execution.step_seq + 1,
         correlation_key=execution.correlation_key,
     )

@@ -94,18 +94,23 @@ def run_step(step: BoundStep[Any, Any], state: Any, /, **options: Unpack[Context
     return _checked(step, value)
 
 
+@overload
 async def run_step_async(
-    step: BoundStep[StateT, Coroutine[Any, Any, _OutcomeT] | _OutcomeT],
+    step: BoundStep[StateT, Coroutine[Any, Any, _OutcomeT]],
     state: StateT,
     /,
     **options: Unpack[ContextOptions],
-) -> _OutcomeT:
+) -> _OutcomeT: ...
+@overload
+async def run_step_async(
+    step: BoundStep[StateT, _OutcomeT], state: StateT, /, **options: Unpack[ContextOptions]
+) -> _OutcomeT: ...
+async def run_step_async(step: BoundStep[Any, Any], state: Any, /, **options: Unpack[ContextOptions]) -> Any:
     """`run_step` for tests that are async themselves."""
-    value: Any = _call(step, state, options)
+    value = _call(step, state, options)
     if inspect.iscoroutine(value):
         value = await value
-    outcome: _OutcomeT = _checked(step, value)
-    return outcome
+    return _checked(step, value)
 
 
 def _call(step: BoundStep[Any, Any], state: Any, options: ContextOptions) -> Any:

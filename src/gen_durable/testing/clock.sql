@@ -34,10 +34,17 @@ update gen_durable.gen_durable g set eligible_at = g.eligible_at - gap.length
 returning g.id
 
 -- name: end_leases
--- The process that held these leases is dead, and a lease of time has passed since.
-update gen_durable.gen_durable g set lease_expires_at = statement_timestamp() - interval '1 second'
- where g.status = 'executing' and g.locked_by = :worker::text
-returning g.id
+-- The process that held leases under this name is dead, and a lease of time has passed since. With them come those whose
+-- lease had run out before, whoever held it.
+with ended as (
+  update gen_durable.gen_durable g set lease_expires_at = statement_timestamp() - interval '1 second'
+   where g.status = 'executing' and g.locked_by = :worker::text
+  returning g.id
+)
+select ended.id, true as is_ours from ended
+union all
+select g.id, false from gen_durable.gen_durable g
+ where g.status = 'executing' and g.lease_expires_at < statement_timestamp() and g.locked_by is distinct from :worker::text
 
 -- name: make_due
 -- The pause that the reaper prescribes after a crash is over.

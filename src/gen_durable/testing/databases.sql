@@ -16,7 +16,7 @@ select exists (select from pg_database where datname = :name::text) as found
 -- Templates of earlier versions of the schema, but for the last few: another checkout may use those.
 select d.datname as name from pg_database d
  where d.datname like 'gen\_durable\_template\_%' and pg_has_role(d.datdba, 'usage')
- order by d.oid desc offset 3
+ order by d.oid desc offset 8
 
 -- name: orphans
 -- Databases whose session is gone: it was killed before it could drop them. A live one shows its token as its name.

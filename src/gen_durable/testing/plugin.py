@@ -19,7 +19,7 @@ __all__ = ["async_durable", "durable", "durable_databases", "durable_dsn", "dura
 
 @pytest.fixture(scope="session")
 def durable_databases() -> Generator[Databases]:
-    """Where the databases of tests come from: `with durable_databases.fresh() as dsn`, for a test that needs several."""
+    """Where databases come from; a test that needs several says `with durable_databases.fresh() as dsn`."""
     with Databases() as databases:
         yield databases
 

@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 from gen_durable._core.model import CommitEntry
 from gen_durable._db.pick import Picked
-from tests.interleavings.explore import End, Scenario
 from tests.interleavings.invariants import require
+from tests.interleavings.scenario import End, Scenario
 from tests.interleavings.scenarios.signals import PAUSE_AFTER_REFUSAL
 from tests.interleavings.session import Work, flush
-from tests.interleavings.works import CRASH_LIMIT, lease_some, put, reap
+from tests.interleavings.works import CRASH_LIMIT, lease_some, put, reap, send
 from tests.interleavings.world import LIVE, TERMINAL, instance, leased, new, outcome
 
 SPAWN = outcome(1, "schedule_childs", children=(new(), new(unique_key=b"u")))
@@ -55,8 +55,7 @@ def spawn_and_insert() -> Scenario:
 
     def check(end: End) -> None:
         (answer,) = end.result("I")
-        holders = [row for row in end.after.instances.values() if row["unique_guard"] == b"u"]
-        require(len(holders) == 1 and holders[0]["id"] == answer.id, "two holders, or none")
+        require(end.after.holders("unique_guard", b"u") == {answer.id}, "two holders, or none")
         require(_children(end) == (1 if answer.is_new else 2), "children of a taken key")
 
     return Scenario(
@@ -111,21 +110,36 @@ def children_and_pick() -> Scenario:
     )
 
 
+def children_and_deliver_to_the_parent() -> Scenario:
+    """A signal to the parent holds the row that its children count down."""
+
+    def check(end: End) -> None:
+        require(end.after.status(1) == "runnable", "parent not released")
+        require(end.after.instances[1]["has_signals"], "a signal that nobody will look for")
+
+    return Scenario(
+        name="child × child × deliver(to the parent)",
+        setup=_family(parents=1, children=2),
+        sessions={"A": [_end(11, "done")], "B": [_end(12, "done")], "D": [send(1)]},
+        check=check,
+    )
+
+
 def flushes_with_two_parents() -> Scenario:
     """Each flush ends a child of each parent. Parents are locked in one order, so they do not deadlock."""
     return Scenario(
         name="flush × flush, two shared parents",
         setup=_family(parents=2, children=2),
         sessions={
-            "A": [flush(_child(11, "done", 1), _child(21, "stop", 2))],
-            "B": [flush(_child(22, "done", 2), _child(12, "done", 1))],
+            "A": [flush(child(11, "done", 1), child(21, "stop", 2))],
+            "B": [flush(child(22, "done", 2), child(12, "done", 1))],
         },
         check=_released(1, 2),
     )
 
 
 def _family(parents: int, children: int) -> list[str]:
-    """Parents 1, 2 … on the barrier of their first transition; the executing children of 1 are 11, 12 …, of 2: 21, 22 …"""
+    """Parents 1, 2 … on the barrier of their first transition. The children of 1 are 11, 12 …, of 2: 21, 22 …"""
     return [
         row
         for parent in range(1, parents + 1)
@@ -136,12 +150,12 @@ def _family(parents: int, children: int) -> list[str]:
     ]
 
 
-def _child(id: int, kind: str, parent: int) -> CommitEntry:
+def child(id: int, kind: str, parent: int) -> CommitEntry:
     return outcome(id, kind, parent_id=parent, error="no" if kind == "stop" else None)
 
 
 def _end(id: int, kind: str) -> Work:
-    return flush(_child(id, kind, 1))
+    return flush(child(id, kind, 1))
 
 
 def _children(end: End) -> int:
@@ -163,5 +177,6 @@ SCENARIOS = [
     three_children(),
     two_children_and_a_reaped_one(),
     children_and_pick(),
+    children_and_deliver_to_the_parent(),
     flushes_with_two_parents(),
 ]

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from gen_durable._db.insert import Answer, insert
-from tests.interleavings.explore import End, Scenario
 from tests.interleavings.invariants import require
+from tests.interleavings.scenario import End, Scenario
 from tests.interleavings.scenarios.signals import PAUSE_AFTER_REFUSAL
 from tests.interleavings.session import callers, flush
 from tests.interleavings.works import put, reap
@@ -71,39 +71,39 @@ def insert_and_reap(scope: Sequence[str] = LIVE) -> Scenario:
 
 
 def same_keys_in_opposite_order() -> Scenario:
-    """Both batches wait for the holder of the first key. Whatever order they name their keys in, they do not deadlock."""
+    """Both batches have to wait for the holder of z in their midst, and do not deadlock over x and y when it ends."""
 
     def check(end: End) -> None:
-        for place, key in enumerate((b"a", b"b")):
-            answers = (end.result("A")[place], end.result("B")[1 - place])
-            holders = [id for id, row in end.after.instances.items() if row["unique_guard"] == key]
-            require(len(holders) == 1, "two holders, or none")
-            require(sum(answer.is_new for answer in answers) == 1, "not exactly one new")
-            require({answer.id for answer in answers} <= {1, *holders}, "an answer that names nobody")
+        for place, key in enumerate((b"x", b"z", b"y")):
+            answers = (end.result("A")[place], end.result("B")[2 - place])
+            _check_answers(end, "unique", key, answers)
+            require(key == b"z" or any(answer.is_new for answer in answers), "a free key was refused")
 
     return Scenario(
-        name="insert(a, b) × insert(b, a) × done(a)",
-        setup=[leased(1, unique_key=b"a", unique_scope=LIVE)],
+        name="insert(x, z, y) × insert(y, z, x) × done(z)",
+        setup=[leased(1, unique_key=b"z", unique_scope=LIVE)],
         sessions={
-            "A": [put(new(unique_key=b"a"), new(unique_key=b"b"))],
-            "B": [put(new(unique_key=b"b"), new(unique_key=b"a"))],
+            "A": [put(*(new(unique_key=key) for key in (b"x", b"z", b"y")))],
+            "B": [put(*(new(unique_key=key) for key in (b"y", b"z", b"x")))],
             "F": [flush(outcome(1, "done"))],
         },
         check=check,
     )
 
 
-def _answered_once(key: str, value: Any, *inserters: str) -> Any:
-    def check(end: End) -> None:
-        answers: list[Answer] = [end.result(name)[0] for name in inserters]
-        holders = {id for id, row in end.after.instances.items() if row[f"{key}_guard"] == value}
-        added = {answer.id for answer in answers if answer.is_new}
-        require(holders == added, "two holders, or none")
-        require(len(added) <= 1, "two holders of one key")
-        for answer in answers:
-            require(answer.is_new or answer.id in {1, *added}, "an answer that names nobody")
+def _answered_once(key: str, value: Any, *inserters: str) -> Callable[[End], None]:
+    return lambda end: _check_answers(end, key, value, [end.result(name)[0] for name in inserters])
 
-    return check
+
+def _check_answers(end: End, key: str, value: Any, answers: Collection[Answer]) -> None:
+    """Instance 1 has ended: who was told to be new holds the key, and everybody else was told of one of the two."""
+    require(all(answers), "no answer")
+    holders = end.after.holders(f"{key}_guard", value)
+    added = [answer.id for answer in answers if answer.is_new]
+    require(len(added) <= 1, "two holders of one key")
+    require(holders == set(added), "the key is not with who was told so")
+    for answer in answers:
+        require(answer.id in {1, *added}, "an answer that names nobody")
 
 
 SCENARIOS = [

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.interleavings.explore import End, Scenario
 from tests.interleavings.invariants import require
+from tests.interleavings.scenario import End, Scenario
 from tests.interleavings.session import flush
 from tests.interleavings.works import gate, lease_some, put, reap, send
 from tests.interleavings.world import FIRST_NEW_ID, PAST, instance, leased, new, outcome
@@ -18,7 +18,7 @@ def pick_pick_and_urgent_insert() -> Scenario:
         picked = [e.id for name in "AB" for e in end.result(name).executions]
         require(len(picked) == 1, "a free key was left, or taken twice")
         require(picked[0] in (1, FIRST_NEW_ID), "not the first of its line")
-        if end.trace.index("I COMMIT") < min(end.trace.index(f"{name} pick") for name in "AB"):
+        if end.is_before("I", "A") and end.is_before("I", "B"):
             require(picked == [FIRST_NEW_ID], "not the first of its line")
 
     return Scenario(
@@ -74,7 +74,10 @@ def release_and_deliver_to_the_next() -> Scenario:
     """The next in line is held by a sender for a moment: whoever frees the key waits for it."""
     return Scenario(
         name="commit(done) × deliver(to the next in line)",
-        setup=[leased(1, concurrency_key="k", concurrency_slot=0), instance(2, concurrency_key="k", gated=True)],
+        setup=[
+            leased(1, concurrency_key="k", concurrency_slot=0),
+            instance(2, concurrency_key="k", gated=True),
+        ],
         sessions={"F": [flush(_outcome("done"))], "D": [send(2)]},
         check=_nothing_more,
     )

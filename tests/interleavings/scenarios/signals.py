@@ -6,9 +6,9 @@ from gen_durable._db.lease import expire
 from gen_durable._db.pick import Picked
 from gen_durable._db.plan import Plan, Statement
 from gen_durable._db.signal import Arrival, deliver
-from tests.interleavings.explore import End, Scenario
 from tests.interleavings.invariants import require
 from tests.interleavings.product import SCHEMA, Change
+from tests.interleavings.scenario import End, Scenario
 from tests.interleavings.session import autocommit, callers, flush, transaction
 from tests.interleavings.works import lease_some, put, reap, send
 from tests.interleavings.world import LIVE, PAST, QUEUE, instance, leased, new, outcome, signal
@@ -22,7 +22,9 @@ PAUSE_BETWEEN_LOOKS = Change(
 PAUSE_AFTER_REFUSAL = Change(
     SCHEMA, "exit when refused = '{}';", "exit when refused = '{}'; perform gen_durable.pause(2);"
 )
-_STATUS = Statement("status", "select status::text as status from gen_durable.gen_durable where id = :id::bigint")
+_STATUS = Statement(
+    "status", "select status::text as status from gen_durable.gen_durable where id = :id::bigint"
+)
 
 
 def park_and_deliver() -> Scenario:
@@ -173,7 +175,7 @@ def deadline_deliver_and_pick() -> Scenario:
         picked: Picked = end.result("K")
         for execution in picked.executions:
             require(execution.timed_out == bool(expired), "woken by the clock or by a signal?")
-            if end.trace.index("D COMMIT") < end.trace.index("K pick"):
+            if end.is_before("D", "K"):
                 require(len(execution.inbox) == 1, "picked without its signal")
 
     return Scenario(
@@ -192,9 +194,9 @@ def done_insert_and_deliver_by_key() -> Scenario:
         (answer,) = end.result("I")
         arrival: Arrival | None = end.result("D")
         require(answer.is_new or answer.id == 1, "refused without a holder")
-        if answer.is_new and end.trace.index("I COMMIT") < end.trace.index("D deliver"):
+        if answer.is_new and end.is_before("I", "D"):
             require(arrival is not None and arrival.id == answer.id, "the holder of the key was overlooked")
-        if end.trace.index("D deliver") < end.trace.index("F commit_plain"):
+        if end.began("D") < end.began("F"):
             require(arrival is not None and arrival.id == 1, "the holder of the key was overlooked")
 
     return Scenario(
@@ -207,6 +209,21 @@ def done_insert_and_deliver_by_key() -> Scenario:
         },
         check=check,
         pauses=[PAUSE_BETWEEN_LOOKS, PAUSE_AFTER_REFUSAL],
+    )
+
+
+def pass_a_key_on_and_deliver_by_key() -> Scenario:
+    """One flush ends the holder of a key and spawns the next one: at no moment is there nobody to send to."""
+    spawn = outcome(2, "schedule_childs", children=(new(correlation_key="c"),))
+
+    def check(end: End) -> None:
+        require(end.result("D") is not None, "the holder of the key was overlooked")
+
+    return Scenario(
+        name="done and spawn of the next holder × deliver(by key)",
+        setup=[leased(1, correlation_key="c", correlation_scope=LIVE), leased(2)],
+        sessions={"F": [flush(outcome(1, "done"), spawn)], "D": [send("c")]},
+        check=check,
     )
 
 
@@ -240,4 +257,5 @@ SCENARIOS = [
     consume_deliver_and_reap(),
     deadline_deliver_and_pick(),
     done_insert_and_deliver_by_key(),
+    pass_a_key_on_and_deliver_by_key(),
 ]

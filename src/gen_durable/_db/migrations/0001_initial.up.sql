@@ -348,7 +348,8 @@ begin
     return;
   end if;
   if target.has_signals and (select count(*) from (
-       select from gen_durable.signals s where s.target_id = target.id and s.consumed_seq is null limit 10000) unread) = 10000 then
+       select from gen_durable.signals s where s.target_id = target.id and s.consumed_seq is null limit 10000) unread) = 10000
+     and not exists (select from gen_durable.signals s where s.target_id = target.id and s.dedup_key = deliver.dedup_key) then
     raise exception 'the inbox of instance % is full: 10000 signals that no step has consumed', target.id
       using errcode = 'GD002', hint = 'let the machine await these signals, or stop sending them';
   end if;

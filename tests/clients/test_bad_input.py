@@ -1,0 +1,179 @@
+"""What a producer may get wrong: refused with an error that says what to do, before anything is written."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta, timezone
+from typing import Any
+
+import pytest
+
+from gen_durable import AsyncClient, Client, Context, Done, Machine, Outcome, Settings, Spec, step
+from gen_durable.errors import (
+    EncodeError,
+    InitialStepError,
+    OptionError,
+    PayloadTooLargeError,
+    UnknownStepError,
+    UsageError,
+)
+from tests.clients.machines import Checkout, Number, Order
+
+
+class Open(Machine[dict[str, Any], Any]):
+    @step
+    async def only(self, ctx: Context[dict[str, Any]]) -> Outcome[Any]:
+        return Done(ctx.state)
+
+
+class Empty(Machine[None, None]):
+    """A base class for machines: it has no steps of its own."""
+
+
+def nested(levels: int) -> Any:
+    """Brackets, so many inside each other."""
+    value: Any = []
+    for _ in range(levels - 1):
+        value = [value]
+    return value
+
+
+STATES: list[tuple[Any, type[Exception], str]] = [
+    ("text", EncodeError, "the state of Open cannot be stored as dict.*: it is of type str"),
+    (None, EncodeError, "it is of type NoneType"),
+    ({"a": float("nan")}, EncodeError, r"NaN or an infinite number.*; use None, or a text - at `\$.a`"),
+    ({"a": [1, float("-inf")]}, EncodeError, r"NaN or an infinite number.* - at `\$.a\[1\]`"),
+    ({"a": "x\0y"}, EncodeError, r"a NUL character, which PostgreSQL cannot store; take it out - at `\$.a`"),
+    ({"x\0": 1}, EncodeError, r"a NUL character.* - at a key of `\$`"),
+    ({"a": "\ud83d"}, EncodeError, r"half of a surrogate pair, which is no Unicode text; take it out - at `\$.a`"),
+    ({"a": object()}, EncodeError, "a value of type object has no form in JSON"),
+    ({("a", "b"): 1}, EncodeError, "a key of type tuple has no form in JSON"),
+    ({"a": 10**400}, EncodeError, "a number of more than 400 digits; store it as a text"),
+    ({"a": 10**5000}, EncodeError, "a number of more than 400 digits; store it as a text"),
+    ({"a": nested(100)}, EncodeError, "nested deeper than 100 levels; make it flatter"),
+    ({"a": nested(20_000)}, EncodeError, "nested"),
+    ({"a": "x" * 2**20}, PayloadTooLargeError, r"it is 1048584 bytes of JSON, 1048576 are allowed; keep large data else"),
+]
+
+
+async def test_a_state_that_cannot_be_stored_is_refused(client: Any) -> None:
+    for state, error, problem in STATES:
+        with pytest.raises(error, match=problem):
+            await client.insert(Open, state)
+        with pytest.raises(error, match=problem):
+            await client.insert_all([Spec(Open, {}), Spec(Open, state)])
+    cyclic: dict[str, Any] = {}
+    cyclic["self"] = cyclic
+    with pytest.raises(EncodeError, match="it is nested without end, or contains itself; store plain values"):
+        await client.insert(Open, cyclic)
+    assert await client.count() == 0
+
+
+async def test_what_lies_just_within_the_limits_comes_back_as_it_was(client: Any) -> None:
+    states: list[Any] = [
+        {"a": nested(99)},
+        {"a": 10**399},
+        {"a": "x" * (2**20 - 8)},
+        {"": "", "é\u202e": "\U0010ffff\u2028\x01\x7f", "\\u0000": "\\ud800"},
+        {"a": [1.5, -0.0, 1e-300, 2**53, True, None]},
+    ]
+    for state in states:
+        assert (await client.get(await client.insert(Open, state))).state == state
+
+
+async def test_the_limit_is_a_setting(durable_dsn: str) -> None:
+    settings = Settings(max_payload=10)
+    problem = "it is 11 bytes of JSON, 10 are allowed; .*or raise settings.max_payload"
+    async with AsyncClient(durable_dsn, settings=settings) as client:
+        await client.insert(Open, {"a": "xx"})
+        with pytest.raises(PayloadTooLargeError, match=problem):
+            await client.insert(Open, {"a": "xxx"})
+    with Client(durable_dsn, settings=settings) as blocking, pytest.raises(PayloadTooLargeError, match=problem):
+        blocking.insert(Open, {"a": "xxx"})
+
+
+OPTIONS: list[tuple[dict[str, Any], type[Exception], str]] = [
+    ({"prioritty": 1}, UsageError, "insert has no option 'prioritty'; did you mean 'priority'"),
+    ({"max_attempts": 3}, UsageError, "insert has no option 'max_attempts'; the options are step, queue"),
+    ({"step": "onyl"}, UnknownStepError, "machine 'Open' has no step 'onyl'; did you mean 'only'"),
+    ({"step": ""}, UsageError, "the name of a step is empty"),
+    ({"step": Open.handle}, UsageError, "a value of type function is not a step; mark the method with @step"),
+    ({"queue": ""}, UsageError, "the queue is empty; give 1 to 255 bytes"),
+    ({"queue": "ü" * 128}, UsageError, "the queue is 256 bytes long; give at most 255 bytes"),
+    ({"queue": "a\0"}, UsageError, "the queue holds a NUL character"),
+    ({"queue": 7}, UsageError, "the queue is of type int; give a str"),
+    ({"priority": 2**15}, UsageError, "the priority is 32768; give a number from -32768 to 32767"),
+    ({"priority": 1.5}, UsageError, "the priority is of type float; give a whole number"),
+    ({"priority": True}, UsageError, "the priority is of type bool; give a whole number"),
+    ({"schedule_in": timedelta(seconds=-1)}, UsageError, "schedule_in is negative .*; give zero or more"),
+    ({"schedule_in": 5}, UsageError, r"schedule_in is of type int; write timedelta\(seconds=5\)"),
+    ({"schedule_in": timedelta(days=40_000)}, UsageError, "schedule_in is longer than 100 years .*; give less"),
+    ({"eligible_at": datetime(2030, 1, 1)}, UsageError, r"eligible_at has no time zone .*; write datetime"),  # noqa: DTZ001
+    ({"schedule_at": datetime(2030, 1, 1)}, UsageError, r"schedule_at has no time zone .*; write datetime"),  # noqa: DTZ001
+    ({"eligible_at": "tomorrow"}, UsageError, "eligible_at is of type str; write datetime"),
+]
+
+
+async def test_an_option_that_cannot_be_is_refused(client: Any) -> None:
+    for options, error, problem in OPTIONS:
+        with pytest.raises(error, match=problem):
+            await client.insert(Open, {}, **options)
+        with pytest.raises(error, match=problem):
+            Spec(Open, {}, **options)
+    assert await client.count() == 0
+
+
+async def test_moments_near_both_ends_of_the_calendar_are_stored_and_the_ends_refused(client: Any) -> None:
+    for moment in (datetime(1, 1, 2, tzinfo=UTC), datetime(9999, 12, 30, tzinfo=UTC)):
+        inserted = await client.insert(Number, 1, eligible_at=moment)
+        assert (await client.get(inserted)).eligible_at == moment
+    west, east = timezone(timedelta(hours=-1)), timezone(timedelta(hours=1))
+    for moment in (
+        datetime.min.replace(tzinfo=UTC),
+        datetime.max.replace(tzinfo=UTC),
+        datetime.min.replace(tzinfo=east),
+        datetime.max.replace(tzinfo=west),
+    ):
+        with pytest.raises(UsageError, match="eligible_at is at the end of the calendar .*; give a moment within it"):
+            await client.insert(Number, 1, eligible_at=moment)
+    assert await client.count() == 2
+
+
+async def test_what_is_no_machine_is_refused(client: Any) -> None:
+    for machine, error, problem in [
+        (Order, UsageError, "Order is not a machine; give a subclass of Machine, or an object of one"),
+        ("Checkout", UsageError, "str is not a machine"),
+        (Empty, InitialStepError, "machine 'Empty' has no steps; mark at least one method with @step"),
+    ]:
+        with pytest.raises(error, match=problem):
+            await client.insert(machine, None)
+    for specs in ([Checkout], [(Checkout, Order(1))], "abc"):
+        with pytest.raises(UsageError, match=r"insert_all got a value of type .*; wrap each one: Spec\(Machine, state\)"):
+            await client.insert_all(specs)
+    assert await client.count() == 0
+
+
+def test_a_machine_with_a_name_that_cannot_be_stored_is_refused_when_it_is_written() -> None:
+    for options, problem in [
+        ({"name": ""}, "the name of machine .*Bad is empty; give 1 to 255 bytes"),
+        ({"name": "ü" * 128}, "is 256 bytes long; give at most 255 bytes"),
+        ({"name": "a\0"}, "holds a NUL character"),
+        ({"version": 0}, "the version of machine 'Bad' is 0; give a number from 1 to"),
+        ({"queue": "q" * 256}, "the queue of machine 'Bad' is 256 bytes long"),
+    ]:
+        with pytest.raises(OptionError, match=problem):
+
+            class Bad(Machine[None, None], **options):  # type: ignore[arg-type,misc]  # that is the point
+                @step
+                async def only(self, ctx: Context[None]) -> Outcome[None]:
+                    return Done()
+
+
+async def test_a_typed_state_is_compared_with_its_type(client: Any) -> None:
+    for state, problem in [
+        ({"number": 1}, "the state of Checkout cannot be stored as Order: it is of type dict"),
+        (Order("one"), r"Expected `int`, got `str` - at `\$.number`"),  # type: ignore[arg-type]  # that is the point
+        (Order(float("nan")), r"NaN or an infinite number|Expected `int`"),  # type: ignore[arg-type]
+    ]:
+        with pytest.raises(EncodeError, match=problem):
+            await client.insert(Checkout, state)
+    assert await client.count() == 0

@@ -1,0 +1,190 @@
+"""Opening a client: what is said when there is no way to the database, and when the settings cannot be."""
+
+from __future__ import annotations
+
+import re
+import socket
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from gen_durable import AsyncClient, Client, Settings, Spec, Worker
+from gen_durable.errors import NotConnectedError, SettingsError, UnreachableError, UsageError
+from tests.clients.machines import Number
+
+SECRET = "s3cr3t"
+
+
+async def refused(dsn: str, kind: str) -> str:
+    """What a client says when it cannot be opened."""
+    with pytest.raises(UnreachableError) as unreachable:
+        if kind == "Client":
+            with Client(dsn):
+                pass
+        elif kind == "Worker":
+            async with Worker([Number], dsn=dsn):
+                pass
+        else:
+            async with AsyncClient(dsn):
+                pass
+    said = str(unreachable.value)
+    assert isinstance(unreachable.value, ConnectionError)
+    assert len(said.splitlines()) <= 4
+    return said
+
+
+@pytest.fixture
+def closed_port() -> int:
+    """A port that nobody listens on."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+KINDS = pytest.mark.parametrize("kind", ["AsyncClient", "Client", "Worker"])
+
+
+@KINDS
+async def test_nobody_listens_there(kind: str, closed_port: int) -> None:
+    said = await refused(f"postgresql://app:{SECRET}@127.0.0.1:{closed_port}/shop", kind)
+    assert said.startswith(f"cannot reach PostgreSQL at postgresql://app:***@127.0.0.1:{closed_port}/shop: ")
+    assert said.endswith("\n  is it running? the DSN was given as an argument")
+    assert re.search("Connection refused|Connect call failed", said)
+
+
+@KINDS
+async def test_the_environment_gave_the_dsn(
+    kind: str, closed_port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GEN_DURABLE_DSN", f"postgresql://app:{SECRET}@127.0.0.1:{closed_port}/shop")
+    said = await refused(None, kind)  # type: ignore[arg-type]  # left out, that is
+    assert "is it running? the DSN came from GEN_DURABLE_DSN; without it the embedded server is used" in said
+    assert SECRET not in said
+
+
+@pytest.mark.parametrize(
+    "dsn",
+    [
+        "postgresql://app:{}@127.0.0.1:{}/shop",
+        "postgresql://app:a:{}:b@127.0.0.1:{}/shop",
+        "postgresql://app:%40{}%2F@127.0.0.1:{}/shop",
+        "postgresql://app@127.0.0.1:1/shop?password={}&port={}",
+        "host=127.0.0.1 user=app password={} port={}",
+        "host=127.0.0.1 user=app password='it is {}' port={}",
+        "host=127.0.0.1 user=app password = {} port={}",
+        "mysql://app:{}@127.0.0.1:{}/shop",
+        "postgresql://app:{}@127.0.0.1:port{}/shop",
+        "postgresql://app:{}@nowhere.invalid:{}/shop",
+        "postgresql://app:{}@127.0.0.1:{}/shop?nonsense=1",
+    ],
+)
+@pytest.mark.parametrize("kind", ["AsyncClient", "Client"])
+async def test_a_password_is_never_shown(kind: str, dsn: str, closed_port: int) -> None:
+    said = await refused(dsn.format(SECRET, closed_port), kind)
+    assert SECRET not in said
+    assert "***" in said
+
+
+@pytest.mark.xfail(reason="the driver quotes a part of the password, which it takes for a host or a port")
+@pytest.mark.parametrize(
+    ("kind", "dsn"),
+    [("AsyncClient", "postgresql://app:{}/x@127.0.0.1/shop"), ("Client", "postgresql://app:x@{}@127.0.0.1/shop")],
+)
+async def test_nor_is_one_that_should_have_been_encoded(kind: str, dsn: str) -> None:
+    assert SECRET not in await refused(dsn.format(SECRET), kind)
+
+
+@pytest.mark.parametrize("kind", ["AsyncClient", "Client"])
+async def test_a_dsn_that_is_none(kind: str) -> None:
+    for dsn, problem in [
+        ("not a dsn", "invalid DSN: scheme|missing \"=\" after"),
+        ("mysql://h/x", "got 'mysql'|missing \"=\" after"),
+        ("postgresql://127.0.0.1:port/x", "invalid literal|failed to resolve host|invalid integer value"),
+        ("postgresql://h/x?sslmode=bogus", "sslmode"),
+    ]:
+        assert re.search(problem, await refused(dsn, kind))
+
+
+@KINDS
+async def test_the_server_is_there_and_the_database_role_or_socket_is_not(kind: str, durable_dsn: str) -> None:
+    wrong_database = re.sub(r"@/[^?]*", "@/nowhere", durable_dsn)
+    assert 'database "nowhere" does not exist' in await refused(wrong_database, kind)
+    wrong_role = re.sub(r"//[^@]*@", "//nobody_at_all@", durable_dsn)
+    assert 'role "nobody_at_all" does not exist' in await refused(wrong_role, kind)
+    wrong_socket = re.sub(r"host=[^&]*", "host=/nowhere", durable_dsn)
+    assert "No such file or directory" in await refused(wrong_socket, kind)
+
+
+async def test_an_async_client_that_is_not_open_says_how_to_open_it(durable_dsn: str) -> None:
+    client = AsyncClient(durable_dsn)
+    calls: list[Any] = [
+        lambda: client.insert(Number, 1),
+        lambda: client.insert_all([Spec(Number, 1)]),
+        lambda: client.signal(1, "x"),
+        lambda: client.get(1),
+        lambda: client.list(),
+        lambda: client.count(),
+        lambda: client.children(1),
+        lambda: client.wait(1),
+    ]
+    for call in calls:
+        with pytest.raises(NotConnectedError, match=r"this AsyncClient is not open; use it inside `async with AsyncC"):
+            await call()
+    async with client:
+        await client.count()
+    with pytest.raises(NotConnectedError, match="this AsyncClient is not open"):
+        await client.count()
+    async with client:
+        assert await client.count() == 0, "it may be opened again"
+
+
+def test_a_blocking_client_that_is_not_open_says_how_to_open_it(durable_dsn: str) -> None:
+    client = Client(durable_dsn)
+    calls: list[Any] = [
+        lambda: client.insert(Number, 1),
+        lambda: client.insert_all([Spec(Number, 1)]),
+        lambda: client.signal(1, "x"),
+        lambda: client.get(1),
+        lambda: client.list(),
+        lambda: client.count(),
+        lambda: client.children(1),
+        lambda: client.wait(1),
+    ]
+    for call in calls:
+        with pytest.raises(NotConnectedError, match=r"this Client is not open; use it inside `with Client\(...\) as ...:`"):
+            call()
+    with client:
+        client.count()
+    with pytest.raises(NotConnectedError):
+        client.count()
+
+
+async def test_a_worker_that_is_not_open_is_called_by_its_name(durable_dsn: str) -> None:
+    with pytest.raises(NotConnectedError, match="this Worker is not open; use it inside `async with Worker"):
+        await Worker([Number], dsn=durable_dsn).insert(Number, 1)
+
+
+def test_a_worker_without_machines_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"this worker has no machines; give it at least one: Worker\(\[Checkout\]\)"):
+        Worker([])
+
+
+def test_a_setting_that_does_not_exist_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(SettingsError, match="settings.leese is not a setting; did you mean 'lease'"):
+        Settings.load(leese=timedelta(seconds=1))
+    monkeypatch.setenv("GEN_DURABLE_HEARTBEET", "1s")
+    for client in (AsyncClient, Client):
+        with pytest.raises(SettingsError, match="GEN_DURABLE_HEARTBEET is not a setting; did you mean 'GEN_DURABLE_HEARTBEAT'"):
+            client()
+
+
+def test_a_heartbeat_above_half_the_lease_is_refused_before_anything_is_opened(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    problem = r"settings.heartbeat must be at most half of settings.lease \(0:00:30\), got 0:00:20"
+    with pytest.raises(SettingsError, match=problem):
+        Settings(lease=timedelta(seconds=30), heartbeat=timedelta(seconds=20))
+    monkeypatch.setenv("GEN_DURABLE_LEASE", "30s")
+    with pytest.raises(SettingsError, match=problem):
+        Worker([Number])

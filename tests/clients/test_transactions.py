@@ -1,0 +1,216 @@
+"""`conn=`: verbs that are part of the caller's own transaction, on whichever connection the caller has."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from datetime import timedelta
+from typing import Any
+
+import asyncpg
+import psycopg
+import pytest
+from psycopg.rows import namedtuple_row
+
+from gen_durable import AsyncClient, Client, Delivered, Duplicate, Inserted, Settings, Spec, Worker
+from gen_durable._db.failures import StatementError
+from gen_durable._schema import migrate_schema
+from gen_durable.errors import KeyTakenError, NoTargetError, UsageError
+from tests.clients.conftest import Awaitable
+from tests.clients.machines import Checkout, Double, Number, Order, Payment, Refund
+
+
+class Caller:
+    """Somebody with a connection of his own, and the client that takes it."""
+
+    def __init__(self, client: Any, conn: Any, *, blocks: bool = False) -> None:
+        self.client = client
+        self.conn = conn
+        self._blocks = blocks
+
+    async def execute(self, text: str) -> None:
+        answer = self.conn.execute(text)
+        if not self._blocks:
+            await answer
+
+    @asynccontextmanager
+    async def transaction(self, isolation: str = "read committed") -> AsyncIterator[None]:
+        await self.execute(f"begin isolation level {isolation}")
+        try:
+            yield
+        except BaseException:
+            await self.execute("rollback")
+            raise
+        await self.execute("commit")
+
+
+KINDS = ["asyncpg", "asyncpg with its own jsonb", "asyncpg pool", "psycopg", "psycopg async"]
+
+
+@pytest.fixture(params=KINDS)
+async def caller(request: pytest.FixtureRequest, durable_dsn: str) -> AsyncIterator[Caller]:
+    async with opened(request.param, durable_dsn) as found:
+        yield found
+
+
+@asynccontextmanager
+async def opened(kind: str, dsn: str) -> AsyncIterator[Caller]:
+    if kind == "psycopg":
+        with psycopg.connect(dsn, autocommit=True, row_factory=namedtuple_row, prepare_threshold=0) as blocking:
+            yield Caller(Awaitable(Client(dsn)), blocking, blocks=True)
+    elif kind == "psycopg async":
+        async with await psycopg.AsyncConnection.connect(dsn, autocommit=True, prepare_threshold=None) as conn:
+            yield Caller(AsyncClient(dsn), conn)
+    elif kind == "asyncpg pool":
+        async with asyncpg.create_pool(dsn, min_size=1, max_size=1) as pool, pool.acquire() as proxy:
+            yield Caller(AsyncClient(dsn), proxy)
+    else:
+        conn = await asyncpg.connect(dsn)
+        if kind == "asyncpg with its own jsonb":
+            for type_name in ("json", "jsonb"):
+                await conn.set_type_codec(type_name, encoder=json.dumps, decoder=json.loads, schema="pg_catalog")
+        yield Caller(AsyncClient(dsn), conn)
+        await conn.close(timeout=5)
+
+
+async def work(caller: Caller) -> tuple[Any, list[Any], Any]:
+    client, conn = caller.client, caller.conn
+    order = await client.insert(Checkout, Order(1), correlation_key="order:1", conn=conn)
+    many = await client.insert_all([Spec(Number, n, unique_key=f"u{n % 2}") for n in range(4)], conn=conn)
+    signal = await client.signal("order:1", Checkout.payment, Payment(100), dedup_key="evt", conn=conn)
+    return order, many, signal
+
+
+async def counts(sql: Any) -> tuple[int, int]:
+    row = await sql.fetchrow(
+        "select (select count(*) from gen_durable.gen_durable), (select count(*) from gen_durable.signals)"
+    )
+    return row[0], row[1]
+
+
+async def test_what_is_done_happens_when_the_caller_commits(caller: Caller, sql: Any) -> None:
+    async with caller.transaction():
+        order, many, signal = await work(caller)
+        assert await counts(sql) == (0, 0), "others do not see it yet"
+    assert await counts(sql) == (3, 1)
+    assert isinstance(order, Inserted)
+    assert [type(one) for one in many] == [Inserted, Inserted, Duplicate, Duplicate]
+    assert [one.id for one in many[2:]] == [one.id for one in many[:2]]
+    assert signal == Delivered(order.id, is_awaited=False)
+    assert await sql.fetchval("select state ->> 'number' from gen_durable.gen_durable where id = $1", order.id) == "1"
+    assert await sql.fetchval("select payload ->> 'amount' from gen_durable.signals") == "100"
+
+
+async def test_a_rollback_leaves_nothing_and_the_next_transaction_works(caller: Caller, sql: Any) -> None:
+    with pytest.raises(ZeroDivisionError):
+        async with caller.transaction():
+            await work(caller)
+            _ = 1 / 0
+    assert await counts(sql) == (0, 0)
+    async with caller.transaction():
+        await work(caller)
+    assert await counts(sql) == (3, 1)
+
+
+async def test_without_a_transaction_each_verb_is_its_own(caller: Caller, sql: Any) -> None:
+    await work(caller)
+    assert await counts(sql) == (3, 1)
+
+
+async def test_an_error_of_ours_leaves_the_caller_a_way_back(caller: Caller, sql: Any) -> None:
+    await caller.client.insert(Checkout, Order(1), correlation_key="k", conn=caller.conn)
+    async with caller.transaction():
+        await caller.client.insert(Number, 1, conn=caller.conn)
+        await caller.execute("savepoint here")
+        with pytest.raises(KeyTakenError, match="the key 'k' belongs to Checkout"):
+            await caller.client.insert(Refund, Order(1), correlation_key="k", conn=caller.conn)
+        await caller.execute("rollback to here")
+        with pytest.raises(NoTargetError):
+            await caller.client.signal("nobody", "x", conn=caller.conn)  # a look that finds nobody breaks nothing
+        await caller.client.insert(Number, 2, conn=caller.conn)
+    assert await counts(sql) == (3, 0)
+
+
+async def test_it_works_under_repeatable_read(caller: Caller, sql: Any) -> None:
+    await caller.execute("set default_transaction_isolation = 'repeatable read'")
+    holder = await caller.client.insert(Number, 0, unique_key="u", conn=caller.conn)
+    async with caller.transaction("repeatable read"):
+        assert await caller.client.insert(Number, 1, unique_key="u", conn=caller.conn) == Duplicate(
+            Number, holder.id, "u"
+        )
+        await work_on_fresh_keys(caller)
+    assert await counts(sql) == (3, 1)
+
+
+async def work_on_fresh_keys(caller: Caller) -> None:
+    await caller.client.insert(Checkout, Order(1), correlation_key="order:1", conn=caller.conn)
+    await caller.client.insert_all([Spec(Number, n, unique_key="v") for n in range(2)], conn=caller.conn)
+    await caller.client.signal("order:1", Checkout.withdrawn, conn=caller.conn)
+
+
+async def test_a_key_that_was_taken_behind_a_frozen_snapshot_is_a_serialization_failure(
+    caller: Caller, sql: Any
+) -> None:
+    """Repeatable read cannot see who took it. Its transactions are run again anyway; that is what 40001 says."""
+    with pytest.raises(StatementError, match="could not serialize access") as failed:
+        async with caller.transaction("repeatable read"):
+            await caller.execute("select count(*) from gen_durable.gen_durable")
+            await sql.execute("select gen_durable.insert('Number', step => 'only', unique_key => 'u')")
+            await caller.client.insert(Number, 1, unique_key="u", conn=caller.conn)
+    assert failed.value.sqlstate == "40001"
+    async with caller.transaction("repeatable read"):
+        assert isinstance(await caller.client.insert(Number, 1, unique_key="u", conn=caller.conn), Duplicate)
+
+
+@pytest.mark.parametrize("kind", ["asyncpg", "psycopg", "psycopg async"])
+async def test_the_schema_is_that_of_the_client_and_not_of_the_connection(
+    durable_dsn: str, sql: Any, kind: str
+) -> None:
+    await migrate_schema(durable_dsn, "my_app_1")
+    async with opened(kind, durable_dsn) as caller:
+        await caller.execute("set search_path = nowhere")
+        settings = Settings(schema="my_app_1")
+        blocks = kind == "psycopg"
+        client: Any = Awaitable(Client(settings=settings)) if blocks else AsyncClient(settings=settings)
+        await client.insert(Number, 1, conn=caller.conn)
+    assert await sql.fetchval("select count(*) from my_app_1.gen_durable") == 1
+    assert await counts(sql) == (0, 0)
+
+
+async def test_a_worker_finds_by_its_poll_what_was_committed(durable_dsn: str) -> None:
+    settings = Settings(poll_interval=timedelta(milliseconds=50))
+    async with Worker([Double], dsn=durable_dsn, settings=settings) as worker:
+        connection = await asyncpg.connect(durable_dsn)
+        async with connection.transaction():
+            double = await worker.insert(Double, 21, conn=connection)
+        assert (await worker.wait(double, timeout=timedelta(seconds=20))).result == 42
+        await connection.close()
+
+
+async def test_what_is_no_connection_of_the_right_kind_is_refused(durable_dsn: str, sql: Any) -> None:
+    refused: list[tuple[Any, bool, str]] = []
+    ours: list[AbstractAsyncContextManager[Any]] = [asyncpg.create_pool(dsn=durable_dsn, min_size=1, max_size=1)]
+    async with ours[0] as pool, await psycopg.AsyncConnection.connect(durable_dsn) as async_psycopg, pool.acquire() as proxy:
+        with psycopg.connect(durable_dsn) as blocking:
+            refused += [
+                (pool, False, "conn= is a asyncpg Pool; a pool is in no transaction of yours: acquire a connection"),
+                (pool, True, "a pool is in no transaction of yours: acquire a connection of it and pass that"),
+                (blocking, False, "conn= is a psycopg Connection; pass an asyncpg Connection or a psycopg AsyncConnection"),
+                (sql, True, r"conn= is a asyncpg Connection; pass a psycopg Connection \(an asyncpg or async one goes to"),
+                (async_psycopg, True, "conn= is a psycopg AsyncConnection; pass a psycopg Connection"),
+                (proxy, True, "conn= is a asyncpg PoolConnectionProxy; pass a psycopg Connection"),
+                (blocking.cursor(), True, "conn= is a psycopg Cursor; pass a psycopg Connection"),
+                (durable_dsn, False, "conn= is a builtins str; pass an asyncpg Connection"),
+                (42, True, "conn= is a builtins int; pass a psycopg Connection"),
+            ]
+            for conn, blocks, problem in refused:
+                client: Any = Awaitable(Client(durable_dsn)) if blocks else AsyncClient(durable_dsn)
+                for call in (
+                    client.insert(Number, 1, conn=conn),
+                    client.insert_all([Spec(Number, 1)], conn=conn),
+                    client.signal(1, "x", conn=conn),
+                ):
+                    with pytest.raises(UsageError, match=problem):
+                        await call
+    assert await counts(sql) == (0, 0)

@@ -1,0 +1,79 @@
+"""The engine's own plans, run one by one: lease rows, make entries, commit them."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+from gen_durable._core.model import CommitEntry, CommitResult, Execution, NewInstance
+from gen_durable._db import insert, pick
+from gen_durable._db.pool import Database
+from gen_durable._runtime.flusher import Flusher
+from gen_durable._runtime.service import Contact
+from gen_durable._runtime.wake import Wakes
+
+LEASE = timedelta(seconds=60)
+MACHINES = (["A", "B"], [1, 1])
+_tokens = itertools.count(1)
+
+
+def new(fsm: str = "A", **values: Any) -> NewInstance:
+    """A row to insert, of which only the interesting part is said."""
+    plain: dict[str, Any] = {
+        "fsm": fsm,
+        "version": 1,
+        "step": "s",
+        "state": "{}",
+        "queue": "default",
+        "priority": 0,
+        "eligible_at": None,
+        "delay": None,
+        "concurrency_key": None,
+        "correlation_key": None,
+        "correlation_scope": None,
+        "unique_key": None,
+        "unique_scope": None,
+    }
+    if "correlation_key" in values:
+        plain["correlation_scope"] = "{runnable,executing,awaiting_signal,awaiting_children}"
+    if "unique_key" in values:
+        plain["unique_scope"] = "{runnable,executing,awaiting_signal,awaiting_children,done,failed,cancelled}"
+    return NewInstance(**{**plain, **values})
+
+
+async def inserted(database: Database, *rows: NewInstance) -> list[int]:
+    return [answer.id for answer in await database.run(insert.insert(rows, is_alone=True))]
+
+
+async def picked(database: Database, demand: int = 1000, queue: str = "default") -> list[Execution]:
+    """Lease what is due; each pick has a token of its own."""
+    plan = pick.pick(queue, MACHINES, demand, next(_tokens), "worker", LEASE)
+    return (await database.run(plan)).executions
+
+
+def entry(execution: Execution, kind: Any, **fields: Any) -> CommitEntry:
+    """An outcome of this execution, as settle would make it."""
+    return CommitEntry(
+        id=execution.id,
+        lease_token=execution.lease_token,
+        step_seq=execution.step_seq,
+        kind=kind,
+        held_key=execution.concurrency_key,
+        parent_id=execution.parent_id,
+        was_awaiting=execution.awaits is not None,
+        **{"step": "t", **fields},
+    )
+
+
+async def flushed(database: Database, entries: Sequence[CommitEntry]) -> list[CommitResult]:
+    """Commit through the flusher that workers use, all in one batch."""
+    flusher = Flusher(database, Wakes(), Contact())
+    async with asyncio.TaskGroup() as group:
+        commits = [group.create_task(flusher.commit(one)) for one in entries]
+        running = group.create_task(flusher.run())
+        await asyncio.wait(commits)
+        running.cancel()
+    return [commit.result() for commit in commits]

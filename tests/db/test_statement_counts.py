@@ -1,0 +1,225 @@
+"""How many statements the hot path sends, counted on the wire. Whoever changes a number changes the cost model."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from datetime import timedelta
+
+import pytest
+
+from gen_durable import AsyncClient, Settings, Spec
+from gen_durable._core.model import Committed, Execution, Stale
+from gen_durable._db import lease, pick
+from gen_durable._db.pool import Database
+from gen_durable._db.signal import deliver
+from gen_durable._runtime.reaper import Reaper, Timekeeper
+from gen_durable._runtime.service import Contact
+from gen_durable._runtime.wake import Wakes
+from gen_durable.telemetry import Telemetry
+from tests.clients.machines import Checkout, Order
+from tests.db.engine import LEASE, entry, flushed, inserted, new, picked
+from tests.db.wire import Wire
+
+BEGIN = "BEGIN ISOLATION LEVEL READ COMMITTED"
+COMMIT = "COMMIT"
+# asyncpg asks once per connection what these are, which takes three statements of its own.
+ARRAYS = "select $1::bigint[], $2::int[], $3::interval[], $4::timestamptz[], $5::bytea[], $6::boolean[], $7::text[]"
+
+
+@pytest.fixture
+async def wire(durable_dsn: str) -> AsyncIterator[Wire]:
+    with Wire(durable_dsn) as opened:
+        yield opened
+
+
+@pytest.fixture
+async def database(wire: Wire) -> AsyncIterator[Database]:
+    async with await Database.open(wire.dsn, "gen_durable", size=1) as opened:
+        await opened._pool.fetch(ARRAYS, *[[]] * 7)
+        yield opened
+
+
+async def test_an_empty_pick_is_one_statement(wire: Wire, database: Database) -> None:
+    for _ in range(3):
+        with wire.counted() as sent:
+            assert await picked(database) == []
+        assert sent == ["pick"]
+
+
+@pytest.mark.parametrize("count", [1, 10, 300])
+async def test_a_pick_of_plain_rows_is_one_statement_whatever_their_number(
+    wire: Wire, database: Database, count: int
+) -> None:
+    await inserted(database, *[new() for _ in range(count)])
+    with wire.counted() as sent:
+        assert len(await picked(database)) == count
+    assert sent == ["pick"]
+
+
+async def family(database: Database, parents: int) -> None:
+    """Parents whose children have ended, each with a signal in its inbox."""
+    ids = await inserted(database, *[new("A", correlation_key=f"p{n}") for n in range(parents)])
+    await flushed(database, [entry(e, "schedule_childs", children=(new("B"), new("B"))) for e in await picked(database)])
+    await flushed(database, [entry(e, "done", payload="1") for e in await picked(database)])
+    for id in ids:
+        await database.run(deliver(id, "paid", "{}", None))
+
+
+@pytest.mark.parametrize("count", [1, 50])
+async def test_a_pick_with_signals_and_children_is_three_statements(
+    wire: Wire, database: Database, count: int
+) -> None:
+    await family(database, count)
+    with wire.counted() as sent:
+        executions = await picked(database)
+    assert sent == ["pick", "inboxes", "children"]
+    assert [(len(e.inbox), len(e.children)) for e in executions] == [(1, 2)] * count
+
+
+@pytest.mark.parametrize("count", [1, 10, 300])
+async def test_a_flush_of_plain_outcomes_is_one_statement_whatever_their_number(
+    wire: Wire, database: Database, count: int
+) -> None:
+    await inserted(database, *[new() for _ in range(count)])
+    executions = await picked(database)
+    kinds = ["keep", "next", "retry", "done", "stop"]
+    entries = [
+        entry(e, kinds[n % 5], payload="{}", error="no" if kinds[n % 5] == "stop" else None)
+        for n, e in enumerate(executions)
+    ]
+    with wire.counted() as sent:
+        results = await flushed(database, entries)
+    assert sent == ["commit_plain"]
+    assert all(isinstance(result, Committed) for result in results)
+
+
+async def mixed(database: Database, sets: int) -> tuple[list[Execution], dict[str, list[Execution]]]:
+    """Executions for a flush that needs every statement it can need."""
+    rows = [
+        row
+        for n in range(sets)
+        for row in (
+            new("A", state='"keep"', correlation_key=f"keep{n}"),
+            new("A", state='"await"', correlation_key=f"await{n}"),
+            new("A", state='"spawn"'),
+            new("A", state='"free"', concurrency_key=f"key{n}"),
+        )
+    ]
+    ids = await inserted(database, *rows)
+    await inserted(database, new("B", unique_key=b"taken", queue="elsewhere"))
+    for id in ids:
+        await database.run(deliver(id, "early", "{}", None))
+    executions = await picked(database)
+    by_role: dict[str, list[Execution]] = {}
+    for execution in executions:
+        by_role.setdefault(execution.state.strip('"'), []).append(execution)
+    return executions, by_role
+
+
+@pytest.mark.parametrize("sets", [1, 60])
+async def test_a_flush_of_any_mix_is_a_fixed_number_of_statements(
+    wire: Wire, database: Database, sets: int
+) -> None:
+    _, by_role = await mixed(database, sets)
+    children = (new("B"), new("B", unique_key=b"taken"))
+    entries = [
+        *[entry(e, "keep", payload="1") for e in by_role["keep"]],
+        *[entry(e, "await", awaits=("early",)) for e in by_role["await"]],
+        *[entry(e, "schedule_childs", children=children) for e in by_role["spawn"]],
+        *[entry(e, "done", payload="1") for e in by_role["free"]],
+    ]
+    with wire.counted() as sent:
+        results = await flushed(database, entries)
+    # A child was refused, an awaited signal lay there already, a key came free, and a chained step has an inbox.
+    assert sent == [BEGIN, "commit", "insert", "fix_barriers", "recheck", "ungate", "inboxes", COMMIT]
+    assert not any(isinstance(result, Stale) for result in results)
+
+
+@pytest.mark.parametrize("sets", [1, 60])
+async def test_without_refused_children_it_is_at_most_seven(wire: Wire, database: Database, sets: int) -> None:
+    _, by_role = await mixed(database, sets)
+    entries = [
+        *[entry(e, "keep", payload="1") for e in by_role["keep"]],
+        *[entry(e, "await", awaits=("early",)) for e in by_role["await"]],
+        *[entry(e, "schedule_childs", children=(new("B"), new("B"))) for e in by_role["spawn"]],
+        *[entry(e, "done", payload="1") for e in by_role["free"]],
+    ]
+    with wire.counted() as sent:
+        await flushed(database, entries)
+    assert sent == [BEGIN, "commit", "insert", "recheck", "ungate", "inboxes", COMMIT]
+
+
+async def test_a_batch_pays_only_for_what_is_in_it(wire: Wire, database: Database) -> None:
+    _, by_role = await mixed(database, 3)
+    with wire.counted() as sent:
+        await flushed(database, [entry(e, "await", awaits=("other",)) for e in by_role["await"]])
+    assert sent == [BEGIN, "commit", "recheck", COMMIT]
+    with wire.counted() as sent:
+        await flushed(database, [entry(e, "next") for e in by_role["free"]])
+    assert sent == [BEGIN, "commit", "ungate", COMMIT]
+
+
+@pytest.mark.parametrize("count", [1, 10, 300])
+async def test_a_heartbeat_is_one_statement_and_two_if_leases_are_lost(
+    wire: Wire, database: Database, count: int
+) -> None:
+    await inserted(database, *[new() for _ in range(count)])
+    held = [(e.id, e.lease_token) for e in await picked(database)]
+    with wire.counted() as sent:
+        assert await database.run(lease.renew(held, LEASE)) == set()
+    assert sent == ["renew"]
+    lost = [(id, token + 1) for id, token in held]
+    with wire.counted() as sent:
+        assert await database.run(lease.renew(held + lost, LEASE)) == set(lost)
+    assert sent == ["renew", "still_mine"]
+
+
+@pytest.mark.parametrize("count", [0, 300])
+async def test_services_that_find_nothing_cost_the_same_in_a_full_table(
+    wire: Wire, database: Database, count: int
+) -> None:
+    await inserted(database, *[new(concurrency_key=f"k{n}") for n in range(count)])
+    await picked(database)
+    settings = Settings(lease=timedelta(milliseconds=2), heartbeat=timedelta(milliseconds=1))
+    reaper = Reaper(database, settings, Telemetry(), Wakes(), Contact())
+    await asyncio.sleep(0.005)  # the reaper itself waits one lease before it reaps
+    with wire.counted() as sent:
+        await reaper.tick()
+    assert sent == [BEGIN, "reap", COMMIT, "stuck_keys"]
+    timekeeper = Timekeeper(database, Telemetry(), Wakes(), Contact())
+    with wire.counted() as sent:
+        await timekeeper.tick()
+    assert sent == ["expire"]
+
+
+async def test_each_verb_of_a_client_is_one_statement(wire: Wire) -> None:
+    async with AsyncClient(wire.dsn) as client:
+        await client.insert_all([Spec(Checkout, Order(1))])
+        await client.list()
+        with wire.counted() as sent:
+            order = await client.insert(Checkout, Order(1), correlation_key="order:1")
+            await client.insert_all([Spec(Checkout, Order(n), unique_key=f"u{n % 700}") for n in range(1000)])
+            await client.signal(order, Checkout.withdrawn)
+            await client.signal("order:1", Checkout.withdrawn)
+            await client.get(order)
+            await client.get("order:1")
+            await client.list(Checkout, status="runnable")
+            await client.count(Checkout)
+            await client.children(order)
+    assert sent == ["insert", "insert", "deliver", "deliver", "get", "get_by_key", "list", "count", "children_of"]
+
+
+async def test_opening_a_client_is_four_statements(wire: Wire) -> None:
+    with wire.counted() as sent:
+        async with AsyncClient(wire.dsn):
+            pass
+    assert sent == [BEGIN, "exists", "version", COMMIT]
+
+
+async def test_gating_a_busy_key_is_two_statements_in_a_transaction(wire: Wire, database: Database) -> None:
+    await inserted(database, *[new(concurrency_key="k") for _ in range(50)])
+    assert len(await picked(database)) == 1
+    with wire.counted() as sent:
+        assert await database.run_in_transaction(pick.gate(["k"])) == {"k": 49}
+    assert sent == [BEGIN, "lock_holders", "gate", COMMIT]

@@ -1,0 +1,141 @@
+"""A proxy in front of PostgreSQL that notes every statement that is really sent, by whichever driver."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import struct
+import tempfile
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from importlib import resources
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+from urllib.parse import parse_qs, unquote, urlsplit
+
+from gen_durable._db.plan import in_schema, statements
+
+
+class Wire:
+    """Between `with` and its end: `dsn` leads through the proxy, `sent` has what passed: a statement of ours by its name,
+    any other in capitals.
+    """
+
+    def __init__(self, dsn: str) -> None:
+        self._upstream = _socket_of(dsn)
+        self._directory = tempfile.TemporaryDirectory(prefix="wire-")
+        self.dsn = re.sub(r"host=[^&]*", f"host={self._directory.name}", dsn)
+        # Filled by the thread of the proxy before a statement is passed on, so whoever has an answer finds it here.
+        self.sent: list[str] = []
+        self._names = _names()
+        self._loop = asyncio.new_event_loop()
+
+    def __enter__(self) -> Self:
+        ready = threading.Event()
+        self._thread = threading.Thread(target=self._serve, args=(ready,), daemon=True)
+        self._thread.start()
+        assert ready.wait(10)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._loop.call_soon_threadsafe(self._done.set)
+        self._thread.join(10)
+        self._directory.cleanup()
+
+    @contextmanager
+    def counted(self) -> Iterator[list[str]]:
+        """The statements that are sent inside the block; the list is filled at its end."""
+        found: list[str] = []
+        start = len(self.sent)
+        yield found
+        found.extend(self.sent[start:])
+
+    def _serve(self, ready: threading.Event) -> None:
+        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+            runner.run(self._listen(ready))
+
+    async def _listen(self, ready: threading.Event) -> None:
+        self._done = asyncio.Event()
+        path = Path(self._directory.name, self._upstream.name)
+        server = await asyncio.start_unix_server(self._connected, path)
+        ready.set()
+        await self._done.wait()
+        server.close()
+
+    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        answers, upstream = await asyncio.open_unix_connection(self._upstream)
+        session = _Session(self._names, self.sent)
+        with suppress(ConnectionError, asyncio.CancelledError):
+            async with asyncio.TaskGroup() as both:
+                both.create_task(_pass_on(reader, upstream, session))
+                both.create_task(_pass_on(answers, writer, None))
+
+
+class _Session:
+    """What one client says, taken apart: messages, then the statements in them."""
+
+    def __init__(self, names: Mapping[str, str], sent: list[str]) -> None:
+        self._names = names
+        self._sent = sent
+        self._unread = b""
+        self._has_started = False
+        self._prepared: dict[bytes, str] = {}
+        self._portals: dict[bytes, str] = {}
+
+    def feed(self, data: bytes) -> None:
+        self._unread += data
+        while True:
+            head = 1 if self._has_started else 0
+            if len(self._unread) < head + 4:
+                return
+            (length,) = struct.unpack_from("!I", self._unread, head)
+            if len(self._unread) < head + length:
+                return
+            kind, body = self._unread[:head], self._unread[head + 4 : head + length]
+            self._unread = self._unread[head + length :]
+            self._has_started = True
+            self._message(kind, body)
+
+    def _message(self, kind: bytes, body: bytes) -> None:
+        if kind == b"Q":
+            self._note(body.rstrip(b"\0").decode())
+        elif kind == b"P":
+            name, query, _ = body.split(b"\0", 2)
+            self._prepared[name] = query.decode()
+        elif kind == b"B":
+            portal, name, _ = body.split(b"\0", 2)
+            self._portals[portal] = self._prepared[name]
+        elif kind == b"E":
+            self._note(self._portals[body.split(b"\0", 1)[0]])
+
+    def _note(self, text: str) -> None:
+        self._sent.append(self._names.get(text) or text.upper())
+
+
+async def _pass_on(source: asyncio.StreamReader, target: asyncio.StreamWriter, session: _Session | None) -> None:
+    try:
+        while data := await source.read(2**16):
+            if session is not None:
+                session.feed(data)
+            target.write(data)
+            await target.drain()
+    finally:
+        target.close()
+
+
+def _names() -> dict[str, str]:
+    files = [file.name for file in resources.files("gen_durable._db").iterdir() if file.name.endswith(".sql")]
+    return {
+        in_schema(statement.text, "gen_durable"): statement.name
+        for file in files
+        for statement in statements(file).values()
+    }
+
+
+def _socket_of(dsn: str) -> Path:
+    options = parse_qs(urlsplit(dsn).query)
+    return Path(unquote(options["host"][0]), f".s.PGSQL.{options['port'][0]}")

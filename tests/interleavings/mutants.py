@@ -1,0 +1,466 @@
+"""Statements that look right and are not: the ones that the engine's SQL grew out of, and its own with a rule left out.
+
+Each belongs to a scenario, some order of which it breaks for the reason given here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import msgspec
+
+from gen_durable._core.model import CommitEntry, Committed
+from gen_durable._db import commit as commits
+from gen_durable._db.insert import insert_children
+from gen_durable._db.pick import ungate
+from gen_durable._db.plan import Plan, Statement
+from gen_durable._db.signal import Arrival
+from tests.interleavings.bench import READ_COMMITTED, Pins
+from tests.interleavings.product import SCHEMA, Change, number
+from tests.interleavings.scenario import Scenario
+from tests.interleavings.scenarios import children, inserts, keys, leases, signals
+from tests.interleavings.session import Flushed, Work, autocommit, flushed, transaction
+from tests.interleavings.world import QUEUE, TOKEN, outcome
+
+
+class Mutant(msgspec.Struct, frozen=True, kw_only=True):
+    """A mistake, and how it shows."""
+
+    name: str
+    scenario: Scenario
+    reason: str
+    """How the reason of a broken order begins."""
+    changes: Sequence[Change] = ()
+    pins: Pins = READ_COMMITTED
+
+
+def _with(scenario: Scenario, **sessions: Sequence[Work]) -> Scenario:
+    """The scenario, with other work for some of its sessions."""
+    assert sessions.keys() <= scenario.sessions.keys()
+    return msgspec.structs.replace(scenario, sessions={**scenario.sessions, **sessions})
+
+
+# ---------------------------------------------------------------- the first draft of the engine, fitted to its columns
+
+_AWAIT = Statement(
+    "seed_await",
+    """update gen_durable.gen_durable
+          set step = 't', awaits = '{go}', eligible_at = now(), step_seq = step_seq + 1,
+              status = (case when exists (select 1 from gen_durable.signals where target_id = 1 and name = 'go')
+                             then 'runnable' else 'awaiting_signal' end)::gen_durable.durable_status,
+              lease_token = null, locked_by = null, lease_expires_at = null
+        where id = 1""",
+)
+_INSERT_SIGNAL = Statement(
+    "seed_insert_signal", "insert into gen_durable.signals (target_id, name) values (1, 'go') returning id"
+)
+_WAKE = Statement(
+    "seed_wake",
+    """update gen_durable.gen_durable set status = 'runnable', eligible_at = now()
+        where id = 1 and status = 'awaiting_signal' and 'go' = any (awaits) returning id""",
+)
+_DELETE_CONSUMED = Statement(
+    "seed_delete_consumed", "delete from gen_durable.signals where target_id = 1 and id = 1"
+)
+_RENEW = Statement(
+    "seed_renew",
+    """update gen_durable.gen_durable set lease_expires_at = now() + interval '1 minute'
+        where id = 1 and locked_by = 'w1' returning id""",
+)
+_END_CHILD = Statement(
+    "end_child",
+    """update gen_durable.gen_durable
+          set status = 'done', step_seq = step_seq + 1, lease_token = null, locked_by = null, lease_expires_at = null
+        where id = :id::bigint and lease_token = :lease_token::bigint""",
+)
+_COUNT_SIBLINGS = Statement(
+    "count_siblings",
+    """update gen_durable.gen_durable p
+          set children_pending = live.count,
+              status = case when live.count = 0 then 'runnable'::gen_durable.durable_status else p.status end
+         from (select count(*) from gen_durable.gen_durable
+                where parent_id = 1 and status not in ('done', 'failed', 'cancelled')) live
+        where p.id = 1""",
+)
+
+
+def _believed(entry: CommitEntry, *statements: Statement) -> Plan[Flushed]:
+    """Run these and believe that they did something: the first draft did not look."""
+    for statement in statements:
+        yield statement(**{name: getattr(entry, name) for name in statement.parameters})
+    return Flushed([entry], commits.CommitReport([Committed("believed")], set()))
+
+
+def _end_and_count(id: int) -> Work:
+    return transaction(lambda _: _believed(outcome(id, "done"), _END_CHILD, _COUNT_SIBLINGS))
+
+
+def _insert_then_wake() -> Plan[Arrival]:
+    yield _INSERT_SIGNAL()
+    woken = yield _WAKE()
+    return Arrival(1, True, bool(woken), QUEUE)
+
+
+def _delete_then_lock() -> Plan[Flushed]:
+    entry = outcome(1, "next", was_awaiting=True)
+    yield _DELETE_CONSUMED()
+    return (yield from flushed([entry], commits.commit([entry])))
+
+
+def _renew_by_name() -> Plan[set[tuple[int, int]]]:
+    rows = yield _RENEW()
+    return set() if rows else {(1, TOKEN)}
+
+
+def _spawn_regardless(entry: CommitEntry) -> Plan[Flushed]:
+    rows = commits._by_lease((yield commits._full_call([entry])))
+    yield from insert_children(entry.children, [1, 1], [1, 1])
+    return Flushed([entry], commits._report([entry], rows, {}, set()))
+
+
+def _ungate_first(entry: CommitEntry) -> Plan[Flushed]:
+    yield from ungate(["k"])
+    rows = commits._by_lease((yield commits._full_call([entry])))
+    return Flushed([entry], commits._report([entry], rows, {}, set()))
+
+
+def _one_by_one(entries: Iterable[CommitEntry]) -> Plan[Flushed]:
+    """Outcomes of one transaction in the order of their arrival, each with its own statement."""
+    reports: list[Any] = []
+    for entry in entries:
+        report = yield from commits.commit([entry])
+        reports += report.results
+    return Flushed(list(entries), commits.CommitReport(reports, set()))
+
+
+_SEED_PARK = transaction(lambda _: _believed(signals.PARK, _AWAIT))
+_SEED_DELIVER = transaction(lambda _: _insert_then_wake())
+
+FIRST_DRAFT = [
+    Mutant(
+        name="await looks for its signal in the statement that parks",
+        scenario=_with(signals.park_and_deliver(), P=[_SEED_PARK]),
+        reason="lost wake-up",
+    ),
+    Mutant(
+        name="deliver inserts, then wakes whom it sees parked",
+        scenario=_with(signals.park_and_two_senders(), D=[_SEED_DELIVER]),
+        reason="lost wake-up",
+    ),
+    Mutant(
+        name="that await and that deliver",
+        scenario=_with(signals.park_and_deliver(), P=[_SEED_PARK], D=[_SEED_DELIVER]),
+        reason="lost wake-up",
+    ),
+    Mutant(
+        name="consumed signals are deleted before the row is locked",
+        scenario=_with(signals.consume_and_redeliver(), F=[transaction(lambda _: _delete_then_lock())]),
+        reason="deadlock",
+    ),
+    Mutant(
+        name="a heartbeat goes by the name of the worker",
+        scenario=_with(leases.renew_reap_and_pick(), H=[autocommit(lambda _: _renew_by_name())]),
+        reason="renewed a lease that was another's",
+    ),
+    Mutant(
+        name="the last child is found by counting its siblings",
+        scenario=_with(
+            children.three_children(),
+            A=[_end_and_count(11)],
+            B=[_end_and_count(12)],
+            C=[_end_and_count(13)],
+        ),
+        reason="barrier counts wrong",
+    ),
+    Mutant(
+        name="children whether or not their parent was parked",
+        scenario=_with(
+            children.spawn_and_reap(), F=[transaction(lambda _: _spawn_regardless(children.SPAWN))]
+        ),
+        reason="children of a lost execution",
+    ),
+    Mutant(
+        name="parents locked in the order of arrival",
+        scenario=_with(
+            children.flushes_with_two_parents(),
+            A=[
+                transaction(
+                    lambda _: _one_by_one([children.child(11, "done", 1), children.child(21, "stop", 2)])
+                )
+            ],
+            B=[
+                transaction(
+                    lambda _: _one_by_one([children.child(22, "done", 2), children.child(12, "done", 1)])
+                )
+            ],
+        ),
+        reason="deadlock",
+    ),
+    Mutant(
+        name="the line is let in before the key is free",
+        scenario=_with(
+            keys.gate_and_release("done"),
+            F=[transaction(lambda _: _ungate_first(outcome(1, "done", held_key="k")))],
+        ),
+        reason="free key, its line is gated",
+    ),
+]
+
+# ------------------------------------------------------------------------------------ the engine with a rule left out
+
+_GUARD = "g.id = o.id and g.lease_token = o.lease_token and g.step_seq = o.step_seq"
+_BY_ID = "g.id = o.id"
+_BY_WORKER = "g.id = o.id and g.locked_by = 'w1'"
+_BY_TOKEN = "g.id = o.id and g.lease_token = o.lease_token"
+_OF_THE_ENDED = "settled.has_signals and settled.status in ('done', 'failed', 'cancelled')"
+_CONSUMED = (
+    "select unnest(settled.consumed) as id, settled.step_seq from settled where settled.consumed is not null"
+)
+_ALL_CONSUMED = (
+    "select unnest(given.consumed::bigint[]) as id, given.step_seq + 1 as step_seq from unnest("
+    f"{number('commit', 'consumed')}::text[], {number('commit', 'step_seqs')}::bigint[]) as given (consumed, step_seq)"
+)
+
+GUARDS = [
+    Mutant(
+        name="outcome guarded by the id alone",
+        scenario=leases.zombie("next"),
+        reason="outcome and reaper both won",
+        changes=[Change("commit_plain", _GUARD, _BY_ID)],
+    ),
+    Mutant(
+        name="outcome guarded by the id alone, in the long statement",
+        scenario=leases.zombie("await"),
+        reason="outcome and reaper both won",
+        changes=[Change("commit", _GUARD, _BY_ID)],
+    ),
+    Mutant(
+        name="outcome guarded by the name of the worker",
+        scenario=leases.zombie("next"),
+        reason="outcome and reaper both won",
+        changes=[Change("commit_plain", _GUARD, _BY_WORKER)],
+    ),
+    Mutant(
+        name="outcome guarded by the name of the worker, in the long statement",
+        scenario=leases.zombie("await"),
+        reason="outcome and reaper both won",
+        changes=[Change("commit", _GUARD, _BY_WORKER)],
+    ),
+    Mutant(
+        name="outcome guarded without step_seq",
+        scenario=leases.same_keep_twice(),
+        reason="applied twice",
+        changes=[Change("commit_plain", _GUARD, _BY_TOKEN)],
+    ),
+    Mutant(
+        name="outcome guarded without step_seq, resolved",
+        scenario=leases.resolve_while_unanswered("keep"),
+        reason="applied twice",
+        changes=[Change("commit_plain", _GUARD, _BY_TOKEN)],
+    ),
+    Mutant(
+        name="an end that comes too late empties the inbox",
+        scenario=signals.done_deliver_and_reap(),
+        reason="signals lost or doubled",
+        changes=[
+            Change(
+                "commit_plain",
+                "signals s using settled",
+                "signals s using (select unnest($1::bigint[]) as id) gone",
+            ),
+            Change("commit_plain", "where s.target_id = settled.id", "where s.target_id = gone.id"),
+            Change("commit_plain", _OF_THE_ENDED, "true"),
+        ],
+    ),
+    Mutant(
+        name="an outcome that comes too late consumes",
+        scenario=signals.consume_deliver_and_reap(),
+        reason="signals lost or doubled",
+        changes=[Change("commit", _CONSUMED, _ALL_CONSUMED)],
+    ),
+    Mutant(
+        name="refused children are waited for",
+        scenario=children.spawn_and_reap(),
+        reason="barrier counts wrong",
+        changes=[Change("fix_barriers", "where g.id = barrier.id", "where false and g.id = barrier.id")],
+    ),
+]
+
+SIGNALS = [
+    Mutant(
+        name="no recheck after parking",
+        scenario=signals.park_and_two_senders(),
+        reason="lost wake-up",
+        changes=[Change("recheck", "g.status = 'awaiting_signal'", "false")],
+    ),
+    Mutant(
+        name="recheck counts what the step had seen",
+        scenario=signals.park_a_pack_and_redeliver(),
+        reason="woken by what it had seen",
+        changes=[Change("recheck", "s.id <> all (coalesce(g.presented, '{}'))", "true")],
+    ),
+    Mutant(
+        name="deliver does not lock its target (park)",
+        scenario=signals.park_and_two_senders(),
+        reason="lost wake-up",
+        changes=[Change(SCHEMA, "for no key update;", ";")],
+    ),
+    Mutant(
+        name="deliver does not lock its target (end)",
+        scenario=signals.done_and_deliver(has_signals=False),
+        reason="a terminal row changed",
+        changes=[Change(SCHEMA, "for no key update;", ";")],
+    ),
+    Mutant(
+        name="deliver does not lock its target (end, inbox in use)",
+        scenario=signals.done_and_deliver(has_signals=True),
+        reason="accepted after the end",
+        changes=[Change(SCHEMA, "for no key update;", ";")],
+    ),
+    Mutant(
+        name="a duplicate wakes",
+        scenario=signals.park_a_pack_and_redeliver(),
+        reason="woken by what it had seen",
+        changes=[Change(SCHEMA, "woken := signal_id is not null and ", "woken := ")],
+    ),
+    Mutant(
+        name="deliver looks up a key once",
+        scenario=signals.pass_a_key_on_and_deliver_by_key(),
+        reason="the holder of the key was overlooked",
+        changes=[Change(SCHEMA, "for look in 1 .. 2 loop", "for look in 1 .. 1 loop")],
+    ),
+    Mutant(
+        name="a dedup_key is forgotten with its signal",
+        scenario=signals.consume_and_redeliver(),
+        reason="the same event twice",
+        changes=[
+            Change("commit", "s.id = consumed.id and s.dedup_key is null", "s.id = consumed.id"),
+            Change("commit", "s.id = consumed.id and s.dedup_key is not null", "false"),
+        ],
+    ),
+]
+
+LOCKS = [
+    Mutant(
+        name="pick takes rows FOR UPDATE",
+        scenario=leases.pick_and_foreign_key(),
+        reason="a due row was left",
+        changes=[Change("pick", "for no key update skip locked", "for update skip locked")],
+    ),
+    Mutant(
+        name="pick waits for rows",
+        scenario=leases.pick_and_pick(),
+        reason="waited for a lock",
+        changes=[Change("pick", "for no key update skip locked", "for no key update")],
+    ),
+    Mutant(
+        name="renew waits for rows",
+        scenario=leases.renew_and_commit(),
+        reason="waited for a lock",
+        changes=[Change("renew", "for no key update of g skip locked", "for no key update of g")],
+    ),
+    Mutant(
+        name="renew takes what it skipped for lost",
+        scenario=leases.renew_and_commit(),
+        reason="a live lease was taken for lost",
+        changes=[Change("still_mine", "g.lease_token = mine.lease_token", "false")],
+    ),
+    Mutant(
+        name="reap waits for rows",
+        scenario=leases.commit_and_reap("next"),
+        reason="waited for a lock",
+        changes=[Change("reap", "for no key update skip locked", "for no key update")],
+    ),
+    Mutant(
+        name="expire waits for rows",
+        scenario=signals.deadline_deliver_and_pick(),
+        reason="waited for a lock",
+        changes=[Change("expire", "for no key update skip locked", "for no key update")],
+    ),
+]
+
+KEYS = [
+    Mutant(
+        name="no unique index on the slot",
+        scenario=keys.pick_pick_and_urgent_insert(),
+        reason="two executions of one key",
+        changes=[Change(SCHEMA, "create unique index gen_durable_slot", "create index gen_durable_slot")],
+    ),
+    Mutant(
+        name="pick does not look who stands before",
+        scenario=keys.pick_pick_and_urgent_insert(),
+        reason="error: duplicate key value violates unique constraint",
+        changes=[Change("pick", "where ahead.status = 'runnable'", "where false")],
+    ),
+    Mutant(
+        name="gate does not lock the holders",
+        scenario=keys.gate_and_release("done"),
+        reason="free key, its line is gated",
+        changes=[Change("lock_holders", "for no key update", "")],
+    ),
+    Mutant(
+        name="ungate skips rows that somebody holds",
+        scenario=keys.release_and_deliver_to_the_next(),
+        reason="free key, its line is gated",
+        changes=[Change("ungate", "for no key update) row", "for no key update skip locked) row")],
+    ),
+]
+
+INSERTS = [
+    Mutant(
+        name="a scope with a gap",
+        scenario=inserts.insert_and_reap(scope=("runnable",)),
+        reason="error: duplicate key value violates unique constraint",
+        changes=[
+            Change(
+                SCHEMA,
+                "or unique_scope @> '{runnable,executing,awaiting_signal,awaiting_children}'",
+                "or true",
+            )
+        ],
+    ),
+    Mutant(
+        name="keys are inserted in the order given",
+        scenario=inserts.same_keys_in_opposite_order(),
+        reason="deadlock",
+        changes=[
+            Change(SCHEMA, "order by spec.unique_key, spec.correlation_key, spec.ord", "order by spec.ord")
+        ],
+    ),
+    Mutant(
+        name="a holder that has just ended is not tried again",
+        scenario=inserts.insert_and_done("unique"),
+        reason="no answer",
+        changes=[Change(SCHEMA, "todo := todo || ord;", "null;")],
+    ),
+]
+
+ISOLATION = [
+    Mutant(
+        name="BEGIN does not pin READ COMMITTED (park)",
+        scenario=signals.park_and_two_senders(),
+        reason="lost wake-up",
+        pins=Pins(begin=False),
+    ),
+    Mutant(
+        name="BEGIN does not pin READ COMMITTED (gate)",
+        scenario=keys.gate_and_release("done"),
+        reason="free key, its line is gated",
+        pins=Pins(begin=False),
+    ),
+    Mutant(
+        name="connections do not pin READ COMMITTED",
+        scenario=leases.same_keep_twice(),
+        reason="refused by isolation",
+        pins=Pins(connection=False),
+    ),
+    Mutant(
+        name="connections do not pin READ COMMITTED (pick)",
+        scenario=leases.zombie("next"),
+        reason="refused by isolation",
+        pins=Pins(connection=False),
+    ),
+]
+
+MUTANTS = [*FIRST_DRAFT, *GUARDS, *SIGNALS, *LOCKS, *KEYS, *INSERTS, *ISOLATION]

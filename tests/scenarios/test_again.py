@@ -1,0 +1,124 @@
+"""A step that runs again after a crash or a shutdown is given what it was given the first time."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AsyncExitStack
+from datetime import timedelta
+from typing import Any
+
+import msgspec
+import pytest
+
+from gen_durable import (
+    AsyncClient,
+    Await,
+    Context,
+    Done,
+    Machine,
+    Outcome,
+    ScheduleChildren,
+    Spec,
+    Worker,
+    step,
+)
+from gen_durable.telemetry import ReaperReaped
+from tests.scenarios.support import CALM, FAST, PATIENCE, Events, happens, holds
+
+# Gives everything back as soon as it is closed.
+ABRUPT = msgspec.structs.replace(CALM, drain_timeout=timedelta(0))
+Seen = tuple[str, int, str, list[str], list[str], bool, list[int]]
+
+ways = pytest.mark.parametrize("way", ["crash", "shutdown"])
+
+
+class Leaf(Machine[int, int]):
+    @step
+    async def run(self, ctx: Context[int]) -> Outcome[int]:
+        return Done(ctx.state)
+
+
+class Interrupted(Machine[str, None]):
+    """Wakes in the way that its state names; the first execution after that never ends by itself."""
+
+    def __init__(self) -> None:
+        self.seen: list[Seen] = []
+        self.is_there = asyncio.Event()
+
+    @step
+    async def start(self, ctx: Context[str]) -> Outcome[None]:
+        if ctx.state == "children":
+            return ScheduleChildren([Spec(Leaf, 1), Spec(Leaf, 2)], then=self.woken)
+        return Await("go", then=self.woken, timeout=timedelta(0) if ctx.state == "clock" else PATIENCE)
+
+    @step
+    async def woken(self, ctx: Context[str]) -> Outcome[None]:
+        names = [[message.name for message in box] for box in (ctx.awaited, ctx.inbox)]
+        children = [child.result for child in ctx.children]
+        self.seen.append((ctx.step, ctx.attempt, ctx.idempotency_key, *names, ctx.timed_out, children))  # type: ignore[arg-type]
+        if len(self.seen) == 1:
+            self.is_there.set()
+            await asyncio.Event().wait()
+        return Done()
+
+
+async def _interrupt(
+    way: str, first: AsyncExitStack, dsn: str, db: Any, id: int, machines: list[Any]
+) -> None:
+    """End the first execution, and let another worker do it again."""
+    if way == "shutdown":
+        await first.aclose()
+    else:
+        await db.execute("update gen_durable.gen_durable set lease_expires_at = now() where id = $1", id)
+    async with Worker(machines, dsn=dsn, settings=FAST) as heir:
+        if way == "crash":
+            await Events(heir).wait(ReaperReaped)
+            await db.execute(
+                "update gen_durable.gen_durable set eligible_at = now() where status = 'runnable'"
+            )
+        await heir.wait(id, timeout=PATIENCE)
+
+
+@ways
+@pytest.mark.parametrize("waker", ["signal", "clock", "children"])
+async def test_it_sees_the_same_signals_children_and_clock(
+    durable_dsn: str, db: Any, way: str, waker: str
+) -> None:
+    machine = Interrupted()
+    machines: list[Any] = [machine, Leaf]
+    async with AsyncExitStack() as first:
+        worker = await first.enter_async_context(Worker(machines, dsn=durable_dsn, settings=ABRUPT))
+        ref = await worker.insert(machine, waker)
+        if waker == "signal":
+            await worker.wait(ref, timeout=PATIENCE, until="settled")
+            await worker.signal(ref, "chatter")
+            await worker.signal(ref, "go")
+        await happens(machine.is_there)
+        await _interrupt(way, first, durable_dsn, db, ref.id, machines)
+    awaited, inbox = (["go"], ["chatter", "go"]) if waker == "signal" else ([], [])
+    children = [1, 2] if waker == "children" else []
+    assert machine.seen == [
+        ("woken", attempt, f"{ref.id}:2", awaited, inbox, waker == "clock", children)
+        for attempt in (0, 1 if way == "crash" else 0)
+    ]
+
+
+@ways
+async def test_the_key_of_an_interrupted_step_is_free_for_the_next_in_line(
+    durable_dsn: str, db: Any, way: str
+) -> None:
+    machine = Interrupted()
+    async with AsyncExitStack() as first, AsyncClient(durable_dsn, settings=CALM) as client:
+        await first.enter_async_context(Worker([machine], dsn=durable_dsn, settings=ABRUPT))
+        held = await client.insert(machine, "", step="woken", concurrency_key="one")
+        await happens(machine.is_there)
+        line = await client.insert_all(
+            [Spec(machine, "", step="woken", concurrency_key="one") for _ in range(5)]
+        )
+        # They are gated: out of the pick until somebody frees the key.
+        await holds(db, "select gated from gen_durable.gen_durable where id = $1", line[0].id)
+        await _interrupt(way, first, durable_dsn, db, held.id, [machine])
+        async with Worker([machine], dsn=durable_dsn, settings=FAST):
+            ended = await client.wait_all([held, *line], timeout=PATIENCE)
+    assert {one.status for one in ended} == {"done"}
+    assert len(machine.seen) == 7

@@ -1,0 +1,91 @@
+"""A step cannot take its worker with it: ways to leave that would end a process or a task are failures of that step."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+
+from gen_durable import Context, Done, Machine, Outcome, Retry, Status, Worker, step
+from tests.scenarios.support import CALM, PATIENCE
+
+
+class Panic(BaseException):
+    """As extension modules in Rust raise it."""
+
+
+async def test_ways_to_leave_that_would_end_a_process_end_only_the_step(durable_dsn: str) -> None:
+    class Leaver(Machine[int, str]):
+        @step
+        async def exit(self, ctx: Context[int]) -> Outcome[str]:
+            sys.exit(3)
+
+        @step
+        async def cancel(self, ctx: Context[int]) -> Outcome[str]:
+            raise asyncio.CancelledError
+
+        @step
+        def exit_in_a_thread(self, ctx: Context[int]) -> Outcome[str]:
+            sys.exit("bye")
+
+        @step
+        def cancel_in_a_thread(self, ctx: Context[int]) -> Outcome[str]:
+            raise asyncio.CancelledError
+
+        @step
+        def stop_iteration(self, ctx: Context[int]) -> Outcome[str]:
+            raise StopIteration
+
+        @step
+        async def cancelled_future(self, ctx: Context[int]) -> Outcome[str]:
+            future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            future.cancel()
+            await future
+            return Done("unreachable")
+
+        @step
+        async def panic(self, ctx: Context[int]) -> Outcome[str]:
+            raise Panic("now")
+
+        @step
+        def panic_in_a_thread(self, ctx: Context[int]) -> Outcome[str]:
+            raise Panic("now")
+
+        def handle(self, error: Exception, ctx: Context[int]) -> Outcome[str]:
+            return Retry() if ctx.attempt == 0 else Done(str(error))
+
+    cancelled = "it raised CancelledError, and nobody had cancelled it"
+    wanted = {
+        "exit": "it called sys.exit(3)",
+        "exit_in_a_thread": "it called sys.exit('bye')",
+        "cancel": cancelled,
+        "cancel_in_a_thread": cancelled,
+        "cancelled_future": cancelled,
+        "stop_iteration": "a step raised StopIteration",
+        "panic": "it raised Panic: now",
+        "panic_in_a_thread": "it raised Panic: now",
+    }
+    async with Worker([Leaver], dsn=durable_dsn, settings=CALM) as worker:
+        refs = [await worker.insert(Leaver, 0, step=name) for name in wanted]
+        ended = await worker.wait_all(refs, timeout=PATIENCE)
+    assert {one.step: one.result for one in ended} == wanted
+
+
+async def test_a_handle_that_exits_fails_its_instance_only(durable_dsn: str) -> None:
+    class Leaver(Machine[None, None]):
+        @step
+        async def run(self, ctx: Context[None]) -> Outcome[None]:
+            sys.exit(1)
+
+        def handle(self, error: Exception, ctx: Context[None]) -> Outcome[None]:
+            sys.exit(2)
+
+    class Fine(Machine[None, str]):
+        @step
+        async def run(self, ctx: Context[None]) -> Outcome[str]:
+            return Done("fine")
+
+    async with Worker([Leaver, Fine], dsn=durable_dsn, settings=CALM) as worker:
+        failed = await worker.wait(await worker.insert(Leaver), timeout=PATIENCE)
+        assert (await worker.wait(await worker.insert(Fine), timeout=PATIENCE)).result == "fine"
+    assert failed.status is Status.FAILED
+    assert "then handle raised SystemExit: 2" in str(failed.last_error)

@@ -1,0 +1,212 @@
+"""A live execution keeps its lease whatever its step does; one that has lost it commits nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from gen_durable import (
+    AsyncClient,
+    Await,
+    Context,
+    Done,
+    Machine,
+    Next,
+    Outcome,
+    Retry,
+    ScheduleChildren,
+    Spec,
+    Stop,
+    Worker,
+    step,
+)
+from gen_durable.telemetry import OutcomeStale, ReaperReaped, StepStop
+from tests.scenarios.process import worker_process
+from tests.scenarios.support import CALM, FAST, PATIENCE, Events, happens, inbox_of, row_of
+from tests.scenarios.victims import Hog, Sleeper
+
+SHORT = msgspec.structs.replace(
+    FAST, lease=timedelta(milliseconds=600), heartbeat=timedelta(milliseconds=200)
+)
+_EXPIRE = "update gen_durable.gen_durable set lease_expires_at = now() - interval '1 s' where id = $1"
+
+
+@pytest.mark.parametrize("step", ["block", "compute"])
+async def test_a_step_that_keeps_the_loop_busy_for_three_leases_keeps_its_lease(
+    durable_dsn: str, db: Any, step: str
+) -> None:
+    async with (
+        AsyncClient(durable_dsn, settings=SHORT) as client,
+        worker_process(durable_dsn, SHORT) as first,
+        worker_process(durable_dsn, SHORT) as second,
+    ):
+        for process in (first, second):
+            await process.hears(ready=True)
+        ref = await client.insert(Hog, 1.8, step=step)
+        ended = await client.wait(ref, timeout=PATIENCE)
+        for process in (first, second):
+            process.send(signal.SIGTERM)
+            assert await process.ends() == 0
+    told = first.told + second.told
+    assert [line["pid"] for line in told if "begun" in line] == [ended.result], "it ran once"
+    assert not any(line.get("event") in ("reaper.reaped", "outcome.stale") for line in told)
+    row = await row_of(db, ref.id)
+    assert (row["attempt"], row["crash_count"], row["execution"], row["step_seq"]) == (0, 0, 1, 1)
+
+
+class Zombie(Machine[str, str]):
+    """The first execution stays in its step until it is let go, cancelled or not, and answers as its state says."""
+
+    def __init__(self) -> None:
+        self.is_there, self.may_go = asyncio.Event(), asyncio.Event()
+        self.keys: list[str] = []
+
+    @step
+    async def start(self, ctx: Context[str]) -> Outcome[str]:
+        return Await("go", then=self.work)
+
+    @step
+    async def work(self, ctx: Context[str]) -> Outcome[str]:
+        self.keys.append(ctx.idempotency_key)
+        if len(self.keys) > 1:
+            return Await("more", then=self.end, state="by the heir")
+        self.is_there.set()
+        await self.may_go.wait()
+        answers: dict[str, Outcome[str]] = {
+            "next": Next(self.end, "by the zombie"),
+            "retry": Retry(state="by the zombie"),
+            "await": Await("zombie", then=self.end, state="by the zombie"),
+            "schedule_childs": ScheduleChildren([Spec(Leaf)], then=self.end, state="by the zombie"),
+            "done": Done("by the zombie"),
+            "stop": Stop("by the zombie"),
+        }
+        return answers[ctx.state]
+
+    @step
+    async def end(self, ctx: Context[str]) -> Outcome[str]:
+        return Done(ctx.state)
+
+
+class Leaf(Machine[None, None], queue="nobody"):
+    @step
+    async def run(self, ctx: Context[None]) -> Outcome[None]:
+        return Done()
+
+
+@pytest.mark.parametrize("kind", ["next", "retry", "await", "schedule_childs", "done", "stop"])
+async def test_the_outcome_of_an_execution_that_lost_its_lease_is_dropped(
+    durable_dsn: str, db: Any, kind: str
+) -> None:
+    machine = Zombie()
+    # Its heart beats every ten seconds: it does not hear in time that its lease is gone.
+    async with Worker([machine], dsn=durable_dsn, settings=CALM) as zombie:
+        events = Events(zombie)
+        ref = await zombie.insert(machine, kind)
+        await zombie.wait(ref, timeout=PATIENCE, until="settled")
+        await zombie.signal(ref, "go")
+        await happens(machine.is_there)
+        await db.execute(_EXPIRE, ref.id)
+        async with Worker([machine], dsn=durable_dsn, settings=FAST, queues={"default": 1}) as heir:
+            await Events(heir).wait(ReaperReaped)
+            await db.execute(
+                "update gen_durable.gen_durable set eligible_at = now() where status = 'runnable'"
+            )
+            await heir.wait(ref, timeout=PATIENCE, until="settled")
+            before = await row_of(db, ref.id)
+            machine.may_go.set()
+            stale = await events.wait(OutcomeStale)
+            assert (stale.name, stale.id, stale.fsm, stale.step, stale.step_seq) == (
+                *("outcome.stale", ref.id),
+                *("Zombie", "work", 2),
+            )
+            after = await row_of(db, ref.id)
+            assert {**after, "now": None} == {**before, "now": None}
+            assert (after["state"], after["awaits"]) == ('"by the heir"', ["more"])
+            assert await inbox_of(db, ref.id) == ["go"], (
+                "the heir has not progressed, and the zombie consumed nothing"
+            )
+            assert await db.fetchval("select count(*) from gen_durable.gen_durable where fsm = 'Leaf'") == 0
+            await heir.signal(ref, "more")
+            assert (await heir.wait(ref, timeout=PATIENCE)).result == "by the heir"
+        assert machine.keys == [f"{ref.id}:2"] * 2
+        assert [event.kind for event in events.of(StepStop, lambda event: event.step == "work")] in (
+            [],
+            ["await"],
+        )
+
+
+async def test_a_step_whose_lease_is_lost_is_cancelled(durable_dsn: str, db: Any) -> None:
+    is_there, is_cancelled = asyncio.Event(), asyncio.Event()
+    attempts: list[int] = []
+
+    class Long(Machine[None, int]):
+        @step
+        async def run(self, ctx: Context[None]) -> Outcome[int]:
+            attempts.append(ctx.attempt)
+            if ctx.attempt == 0:
+                is_there.set()
+                try:
+                    await asyncio.Event().wait()
+                except asyncio.CancelledError:
+                    is_cancelled.set()
+                    raise
+            return Done(ctx.attempt)
+
+        def handle(self, error: Exception, ctx: Context[None]) -> Outcome[int]:
+            raise AssertionError("a lost lease is nothing to handle")
+
+    async with Worker([Long], dsn=durable_dsn, settings=FAST) as worker:
+        events = Events(worker)
+        ref = await worker.insert(Long)
+        await happens(is_there)
+        # As if its renewals had not come through: another lease is given out meanwhile.
+        await db.execute(
+            "update gen_durable.gen_durable set status = 'runnable', attempt = 1, lease_token = null,"
+            " lease_expires_at = null, locked_by = null where id = $1",
+            ref.id,
+        )
+        await happens(is_cancelled)
+        assert (await worker.wait(ref, timeout=PATIENCE)).result == 1
+        assert attempts == [0, 1]
+        assert events.of(OutcomeStale) == []
+
+
+async def test_a_process_that_was_stopped_comes_back_as_a_zombie_and_harms_nobody(
+    durable_dsn: str, db: Any, tmp_path: Path
+) -> None:
+    go = tmp_path / "go"
+
+    class Heir(Machine[str, str], name="Sleeper"):
+        @step
+        async def sleep(self, ctx: Context[str]) -> Outcome[str]:
+            return Done(f"heir {ctx.attempt} {ctx.idempotency_key}")
+
+    async with (
+        AsyncClient(durable_dsn, settings=CALM) as client,
+        worker_process(durable_dsn, CALM) as process,
+    ):
+        ref = await client.insert(Sleeper, str(go))
+        await process.hears(begun="sleep")
+        process.send(signal.SIGSTOP)
+        await db.execute(_EXPIRE, ref.id)
+        async with Worker([Heir], dsn=durable_dsn, settings=FAST):
+            ended = await client.wait(ref, timeout=PATIENCE)
+        assert ended.result == f"heir 1 {ref.id}:1"
+        go.touch()
+        process.send(signal.SIGCONT)
+        stale = await process.hears(event="outcome.stale")
+        assert (stale["id"], stale["fsm"], stale["step"], stale["step_seq"]) == (
+            ref.id,
+            "Sleeper",
+            "sleep",
+            1,
+        )
+        assert (await client.get(ref)) == ended
+        process.send(signal.SIGTERM)
+        assert await process.ends() == 0

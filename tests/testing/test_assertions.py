@@ -1,0 +1,157 @@
+"""Assertions return what they looked at, and say how it is when it is otherwise."""
+
+from __future__ import annotations
+
+import pytest
+
+from gen_durable import Ref
+from gen_durable.errors import UsageError
+from gen_durable.testing import Harness, Transition
+from tests.testing.machines import Checkout, Flaky, Order, Parcel, Payment, Receipt, Shipment
+
+
+def test_done_gives_the_result_with_its_type(durable: Harness) -> None:
+    order = durable.insert(Checkout, Order(42), correlation_key="order:42")
+    durable.signal(order, Checkout.payment, Payment(100))
+    durable.drain()
+    assert durable.assert_done(order, Receipt(42, 100)).amount == 100
+    assert durable.assert_done(order.id) == Receipt(42, 100)
+    assert durable.assert_done("order:42") == Receipt(42, 100)
+    assert durable.assert_done(Ref(Checkout, "order:42")) == Receipt(42, 100)
+
+
+def test_done_with_another_result_is_refused(durable: Harness) -> None:
+    parcel = durable.insert(Parcel, 1)
+    durable.drain()
+    with pytest.raises(AssertionError, match=r"^Parcel 1 is done with 'parcel 1', not with None$"):
+        durable.assert_done(parcel, None)
+
+
+@pytest.mark.parametrize(
+    ("before", "message"),
+    [
+        ("nothing", "Checkout 1 is not done; it is runnable at step 'start', drain() runs it"),
+        (
+            "drain",
+            "Checkout 1 is not done; it is awaiting_signal at step 'ship', "
+            "awaits 'payment_confirmed', 'withdrawn'",
+        ),
+        (
+            "withdraw",
+            "Checkout 1 is not done; it is failed at step 'ship', last error: the customer withdrew",
+        ),
+    ],
+)
+def test_what_is_not_done_says_what_it_is(durable: Harness, before: str, message: str) -> None:
+    order = durable.insert(Checkout, Order(42))
+    if before == "withdraw":
+        durable.signal(order, Checkout.withdrawn)
+    if before != "nothing":
+        durable.drain()
+    with pytest.raises(AssertionError) as raised:
+        durable.assert_done(order)
+    assert str(raised.value) == message
+
+
+def test_a_parent_says_how_many_children_it_waits_for(durable: Harness) -> None:
+    shipment = durable.insert(Shipment, [1, 2])
+    with pytest.raises(AssertionError, match="has not come to rest"):
+        durable.drain(max_steps=1)
+    with pytest.raises(
+        AssertionError, match=r"it is awaiting_children at step 'join', waits for 2 children$"
+    ):
+        durable.assert_done(shipment)
+
+
+def test_a_retried_step_says_its_attempt_and_its_error(durable: Harness) -> None:
+    flaky = durable.insert(Flaky, 1)
+    durable.drain(collapse=False)
+    with pytest.raises(
+        AssertionError, match=r"attempt 1, last error: ConnectionError: the bank does not answer"
+    ):
+        durable.assert_done(flaky)
+
+
+def test_a_machine_that_nobody_runs_is_named(durable: Harness) -> None:
+    with Harness(str(durable.dsn)) as other:
+        parcel = other.insert(Parcel, 1)
+    durable.drain()
+    with pytest.raises(AssertionError, match=r"nobody runs it: durable\.use\(Parcel\) first"):
+        durable.assert_done(parcel)
+
+
+def test_failed_looks_for_its_reason(durable: Harness) -> None:
+    lost, found = durable.insert(Parcel, 3), durable.insert(Parcel, 1)
+    durable.drain()
+    assert durable.assert_failed(lost).last_error == "lost in the post"
+    assert durable.assert_failed(lost, match="^lost").id == lost.id
+    with pytest.raises(AssertionError, match="failed with 'lost in the post', in which 'burnt' is not found"):
+        durable.assert_failed(lost, match="burnt")
+    with pytest.raises(AssertionError, match="Parcel 2 is not failed; it is done"):
+        durable.assert_failed(found)
+
+
+def test_awaiting_takes_signals_by_reference_or_by_name(durable: Harness) -> None:
+    order = durable.insert(Checkout, Order(42))
+    durable.drain()
+    assert durable.assert_awaiting(order, Checkout.payment, "withdrawn").state == Order(42)
+    durable.assert_awaiting(order)
+    with pytest.raises(AssertionError, match="awaits 'payment_confirmed', 'withdrawn', and not 'refund'"):
+        durable.assert_awaiting(order, Checkout.payment, "refund")
+
+
+def test_at_tells_the_step(durable: Harness) -> None:
+    order = durable.insert(Checkout, Order(42))
+    durable.assert_at(order, Checkout.start)
+    durable.drain()
+    assert durable.assert_at(order, "ship").is_parked
+    with pytest.raises(AssertionError, match="is at step 'ship', not 'start'; it is awaiting_signal"):
+        durable.assert_at(order, Checkout.start)
+
+
+def test_who_is_not_there_is_missed(durable: Harness) -> None:
+    with pytest.raises(AssertionError, match="there is no instance 7"):
+        durable.assert_done(7)
+    with pytest.raises(AssertionError, match="there is no instance 'order:7'"):
+        durable.assert_at("order:7", "start")
+
+
+def test_a_reference_to_another_machine_is_refused(durable: Harness) -> None:
+    parcel = durable.insert(Parcel, 1)
+    with pytest.raises(UsageError, match="is a Parcel, not a Checkout"):
+        durable.assert_done(Ref(Checkout, parcel.id))
+
+
+def test_instances_are_listed_oldest_first_and_typed(durable: Harness) -> None:
+    durable.insert(Parcel, 1)
+    durable.insert(Checkout, Order(42))
+    durable.insert(Parcel, 2)
+    assert [parcel.state for parcel in durable.instances(Parcel)] == [1, 2]
+    assert [instance.state for instance in durable.instances()] == [1, Order(42), 2]
+
+
+def test_history_tells_every_commit(durable: Harness) -> None:
+    flaky = durable.insert(Flaky, 1, correlation_key="flaky")
+    durable.insert(Parcel, 1)
+    durable.drain()
+    expected = [
+        Transition(
+            instance_id=flaky.id,
+            machine="Flaky",
+            step="attempt",
+            kind=kind,
+            step_seq=1,
+            correlation_key="flaky",
+        )
+        for kind in ("retry", "done")
+    ]
+    assert durable.history(flaky) == durable.history(flaky.id) == durable.history("flaky") == expected
+
+
+def test_the_history_of_a_key_is_that_of_its_last_instance(durable: Harness) -> None:
+    durable.insert(Parcel, 1, correlation_key="parcel")
+    durable.drain()
+    second = durable.insert(Parcel, 1, correlation_key="parcel")
+    durable.drain()
+    assert [t.instance_id for t in durable.history("parcel")] == [second.id]
+    assert durable.history("nobody") == []

@@ -1,0 +1,130 @@
+"""The async harness does what the blocking one does; only what waits is awaited."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from datetime import timedelta
+
+import asyncpg
+import pytest
+
+from gen_durable import Context, Done, Machine, Outcome, Settings, Spec, step
+from gen_durable.errors import NotConnectedError, UnreachableError, UsageError
+from gen_durable.testing import AsyncHarness, Crash, Tally
+from tests.testing.machines import Checkout, Flaky, Order, Parcel, Payment, Receipt, Shipment
+
+
+async def test_an_order_is_paid(async_durable: AsyncHarness) -> None:
+    order = await async_durable.insert(Checkout, Order(42))
+    assert await async_durable.drain() == Tally(awaiting=1)
+    async_durable.assert_awaiting(order, Checkout.payment)
+    await async_durable.signal(order, Checkout.payment, Payment(100))
+    assert await async_durable.drain() == Tally(done=1)
+    assert async_durable.assert_done(order) == Receipt(42, 100)
+    assert [t.kind for t in async_durable.history(order)] == ["await", "done"]
+
+
+async def test_time_and_crashes_are_the_same(async_durable: AsyncHarness) -> None:
+    order = await async_durable.insert(Checkout, Order(42))
+    with async_durable.crash_at(Checkout.start), pytest.raises(Crash):
+        await async_durable.drain()
+    assert await async_durable.drain() == Tally(awaiting=1)
+    async_durable.advance(hours=24)
+    assert await async_durable.drain() == Tally(next=2, awaiting=1)
+    assert async_durable.fire_timeouts() == 1
+    await async_durable.drain()
+    async_durable.assert_failed(order, match="never came")
+
+
+async def test_children_retries_and_batches(async_durable: AsyncHarness) -> None:
+    shipment, flaky = await async_durable.insert_all([Spec(Shipment, [1, 2, 3]), Spec(Flaky, 2)])
+    assert await async_durable.drain() == Tally(children=1, done=4, stopped=1, retry=2)
+    assert async_durable.assert_done(shipment) == ["parcel 1", "parcel 2"]
+    assert async_durable.assert_done(flaky) == 2
+    assert len(async_durable.instances(Parcel)) == 3
+
+
+async def test_waiting_ends_when_a_drain_has_run(async_durable: AsyncHarness) -> None:
+    parcel = await async_durable.insert(Parcel, 1)
+    async with asyncio.TaskGroup() as group:
+        waiting = group.create_task(async_durable.wait(parcel, timeout=timedelta(seconds=10)))
+        await async_durable.drain()
+    assert waiting.result().result == "parcel 1"
+
+
+async def test_async_steps_run_on_the_loop_of_the_test(async_durable: AsyncHarness) -> None:
+    seen: list[tuple[object, bool]] = []
+
+    class Where(Machine[None, None]):
+        @step
+        async def tell(self, ctx: Context[None]) -> Outcome[None]:
+            seen.append((asyncio.get_running_loop(), threading.current_thread() is threading.main_thread()))
+            return Done()
+
+    await async_durable.insert(Where)
+    await async_durable.drain()
+    assert seen == [(asyncio.get_running_loop(), True)]
+
+
+async def test_two_drains_at_once_are_refused(async_durable: AsyncHarness) -> None:
+    class Slow(Machine[None, None]):
+        @step
+        async def sleep(self, ctx: Context[None]) -> Outcome[None]:
+            with pytest.raises(UsageError, match="draining already"):
+                await async_durable.drain()
+            return Done()
+
+    slow = await async_durable.insert(Slow)
+    await async_durable.drain()
+    async_durable.assert_done(slow)
+
+
+async def test_a_drain_that_was_cancelled_is_recovered_by_the_next(async_durable: AsyncHarness) -> None:
+    class Hangs(Machine[None, int]):
+        @step
+        async def hang(self, ctx: Context[None]) -> Outcome[int]:
+            if ctx.attempt == 0:
+                await asyncio.sleep(3600)
+            return Done(ctx.attempt)
+
+    hangs = await async_durable.insert(Hangs)
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(async_durable.drain(), 0.2)
+    await async_durable.drain()
+    assert async_durable.assert_done(hangs) == 1
+
+
+async def test_the_callers_transaction_counts(async_durable: AsyncHarness) -> None:
+    conn = await asyncpg.connect(async_durable.dsn)
+    try:
+        async with conn.transaction():
+            parcel = await async_durable.insert(Parcel, 1, conn=conn)
+            assert await async_durable.drain() == Tally()
+        assert await async_durable.drain() == Tally(done=1)
+        async_durable.assert_done(parcel)
+    finally:
+        await conn.close()
+
+
+async def test_it_can_be_opened_without_the_fixture(durable_dsn: str) -> None:
+    async with AsyncHarness(durable_dsn) as harness:
+        parcel = await harness.insert(Parcel, 1)
+        await harness.drain()
+        harness.assert_done(parcel)
+    with pytest.raises(NotConnectedError):
+        harness.assert_done(parcel)
+    with pytest.raises(NotConnectedError):
+        await harness.drain()
+
+
+async def test_it_installs_the_tables_where_there_are_none(durable_dsn: str) -> None:
+    async with AsyncHarness(durable_dsn, settings=Settings(schema="second")) as harness:
+        parcel = await harness.insert(Parcel, 1)
+        await harness.drain()
+        harness.assert_done(parcel)
+
+
+def test_a_database_that_is_not_there_is_told() -> None:
+    with pytest.raises(UnreachableError), AsyncHarness("postgresql://nobody@127.0.0.1:1/nowhere"):
+        pass

@@ -1,0 +1,121 @@
+"""Time passes when the test says so."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from gen_durable import Await, Context, Done, Machine, Outcome, step
+from gen_durable.errors import UsageError
+from gen_durable.testing import Harness, Tally
+from tests.testing.machines import Checkout, Flaky, Order, Parcel, Payment
+
+
+class Sleep(Machine[timedelta, bool]):
+    @step
+    async def lie_down(self, ctx: Context[timedelta]) -> Outcome:
+        return Await(then=self.get_up, timeout=ctx.state)
+
+    @step
+    async def get_up(self, ctx: Context[timedelta]) -> Outcome[bool]:
+        return Done(ctx.timed_out)
+
+
+def test_an_unpaid_order_is_stopped_after_two_days(durable: Harness) -> None:
+    order = durable.insert(Checkout, Order(42))
+    assert durable.drain() == Tally(awaiting=1)
+    durable.assert_awaiting(order, Checkout.payment)
+    durable.advance(hours=24)
+    assert durable.drain() == Tally(next=2, awaiting=1)
+    durable.advance(timedelta(days=1))
+    assert durable.drain() == Tally(stopped=1)
+    durable.assert_failed(order, match="payment never came")
+    assert [t.step for t in durable.history(order)] == ["start", "ship", "remind", "start", "ship"]
+
+
+def test_a_drain_does_not_skip_timeouts(durable: Harness) -> None:
+    order = durable.insert(Checkout, Order(42))
+    flaky = durable.insert(Flaky, 2)
+    durable.drain()
+    durable.assert_done(flaky)
+    durable.assert_awaiting(order)
+
+
+def test_nothing_times_out_before_its_time(durable: Harness) -> None:
+    order = durable.insert(Checkout, Order(42))
+    durable.drain()
+    durable.advance(hours=23, minutes=59)
+    assert durable.drain() == Tally()
+    durable.assert_awaiting(order)
+    durable.advance(seconds=61)
+    assert durable.drain() == Tally(next=2, awaiting=1)
+
+
+def test_a_timeout_that_is_over_at_once_needs_no_help(durable: Harness) -> None:
+    sleep = durable.insert(Sleep, timedelta(0))
+    assert durable.drain() == Tally(awaiting=1, done=1)
+    assert durable.assert_done(sleep) is True
+
+
+def test_every_timeout_can_be_fired(durable: Harness) -> None:
+    slept = [durable.insert(Sleep, timedelta(days=days)) for days in (1, 100)]
+    order = durable.insert(Checkout, Order(42))
+    durable.drain()
+    assert durable.fire_timeouts() == 3
+    assert durable.fire_timeouts() == 0
+    assert durable.drain() == Tally(done=2, next=2, awaiting=1)
+    for sleep in slept:
+        assert durable.assert_done(sleep) is True
+    durable.assert_at(order, Checkout.ship)
+
+
+def test_a_signal_after_the_timeout_is_seen_by_the_next_await(durable: Harness) -> None:
+    order = durable.insert(Checkout, Order(42))
+    durable.drain()
+    durable.fire_timeouts()
+    durable.signal(order, Checkout.payment, Payment(5))
+    durable.drain()
+    assert durable.assert_done(order).amount == 5
+
+
+def test_a_schedule_comes_when_time_has_passed(durable: Harness) -> None:
+    durable.insert(Parcel, 1, schedule_in=timedelta(hours=2))
+    durable.advance(hours=1)
+    assert durable.drain(collapse=False) == Tally()
+    durable.advance(hours=1)
+    assert durable.drain(collapse=False) == Tally(done=1)
+
+
+def test_everything_that_is_stored_grows_older(durable: Harness, conn: Any) -> None:
+    order = durable.insert(Checkout, Order(42))
+    durable.signal(order, "noise")
+    durable.insert(Parcel, 1)
+    durable.drain()
+    ages = "select now() - inserted_at, now() - updated_at, now() - finished_at from gen_durable.gen_durable"
+    durable.advance(days=1, hours=1, minutes=1, seconds=1)
+    for row in conn.execute(
+        ages + " union all select now() - inserted_at, null, null from gen_durable.signals"
+    ):
+        assert {age // timedelta(minutes=1) for age in row if age is not None} == {25 * 60 + 1}
+
+
+def test_leases_of_the_dead_run_out(durable: Harness, conn: Any) -> None:
+    """As a worker leaves it that was killed: leased by somebody, and nobody renews."""
+    parcel = durable.insert(Parcel, 1)
+    conn.execute(
+        "update gen_durable.gen_durable set status = 'executing', lease_token = 1, locked_by = 'a dead worker',"
+        " lease_expires_at = now() + interval '60 s'"
+    )
+    assert durable.drain() == Tally()
+    durable.advance(minutes=1)
+    assert durable.drain() == Tally(done=1)
+    instance = durable.get(parcel)
+    assert instance is not None
+    assert instance.crash_count == 0
+
+
+def test_time_does_not_run_backwards(durable: Harness) -> None:
+    with pytest.raises(UsageError, match="negative"):
+        durable.advance(hours=-1)

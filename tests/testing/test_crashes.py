@@ -1,0 +1,165 @@
+"""Processes die where the test wants it, and the next drain is the next process."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+
+from gen_durable import Await, Context, Done, Machine, Next, Outcome, Settings, step
+from gen_durable.testing import Crash, Harness, Tally, crash_everywhere
+from tests.testing.machines import Checkout, Counted, Order, Parcel, Payment, Receipt, Shipment
+
+
+def test_a_crash_before_the_commit_repeats_the_step(durable: Harness) -> None:
+    order = durable.insert(Checkout, Order(42))
+    with durable.crash_at(Checkout.start), pytest.raises(Crash, match="before_commit of start"):
+        durable.drain()
+    with pytest.raises(AssertionError, match="it is executing at step 'start'"):
+        durable.assert_awaiting(order)
+    assert durable.drain() == Tally(awaiting=1)
+    durable.assert_at(order, Checkout.ship)
+
+
+def test_a_crash_before_the_step_costs_an_attempt_too(durable: Harness) -> None:
+    class Attempts(Machine[None, int]):
+        @step
+        async def tell(self, ctx: Context[None]) -> Outcome[int]:
+            return Done(ctx.attempt)
+
+    told = durable.insert(Attempts)
+    with durable.crash_at("tell", "before_step"), pytest.raises(Crash):
+        durable.drain()
+    durable.drain()
+    assert durable.assert_done(told) == 1
+
+
+def test_a_step_that_was_repeated_keeps_its_idempotency_key(durable: Harness) -> None:
+    calls: list[str] = []
+    durable.use(Counted(calls))
+    counted = durable.insert(Counted, "x")
+    with durable.crash_at(Counted.count), pytest.raises(Crash):
+        durable.drain()
+    durable.drain()
+    assert calls == [f"{counted.id}:1", f"{counted.id}:1"]
+    assert [t.kind for t in durable.history(counted)] == ["done"]
+
+
+def test_recovery_does_not_wait_even_where_delays_count(durable: Harness) -> None:
+    parcel = durable.insert(Parcel, 1)
+    with durable.crash_at(Parcel.pack), pytest.raises(Crash):
+        durable.drain(collapse=False)
+    assert durable.drain(collapse=False) == Tally(done=1)
+    durable.assert_done(parcel)
+
+
+def test_only_the_step_that_is_meant_crashes(durable: Harness) -> None:
+    order, parcel = durable.insert(Checkout, Order(42)), durable.insert(Parcel, 1)
+    with durable.crash_at(Checkout.remind):
+        assert durable.drain() == Tally(awaiting=1, done=1)
+    durable.assert_awaiting(order)
+    durable.assert_done(parcel)
+
+
+def test_a_crash_frees_the_key_that_it_held(durable: Harness) -> None:
+    first = durable.insert(Parcel, 1, concurrency_key="printer")
+    second = durable.insert(Parcel, 2, concurrency_key="printer")
+    with durable.crash_at(Parcel.pack), pytest.raises(Crash):
+        durable.drain()
+    assert durable.drain() == Tally(done=2)
+    durable.assert_done(first)
+    durable.assert_done(second)
+
+
+class TestPoison:
+    @pytest.fixture
+    def durable_settings(self) -> Settings:
+        return Settings(crash_limit=2)
+
+    def test_what_kills_its_process_again_and_again_fails(self, durable: Harness) -> None:
+        parcel = durable.insert(Parcel, 1)
+        for _ in range(2):
+            with durable.crash_at(Parcel.pack), pytest.raises(Crash):
+                durable.drain()
+        assert durable.drain() == Tally()
+        durable.assert_failed(parcel, match="^poison: the process died 2 times in step pack")
+
+
+def test_a_checkout_survives_a_crash_at_every_point() -> None:
+    def scenario(durable: Harness) -> None:
+        order = durable.insert(Checkout, Order(42))
+        assert durable.drain() == Tally(awaiting=1)
+        durable.advance(hours=24)
+        assert durable.drain() == Tally(next=2, awaiting=1)
+        durable.signal(order, Checkout.payment, Payment(100))
+        assert durable.drain() == Tally(done=1)
+        durable.assert_done(order, Receipt(42, 100))
+
+    assert crash_everywhere(scenario) == 10
+
+
+def test_children_survive_a_crash_at_every_point() -> None:
+    def scenario(durable: Harness) -> None:
+        shipment = durable.insert(Shipment, [1, 2])
+        durable.drain()
+        assert durable.assert_done(shipment) == ["parcel 1", "parcel 2"]
+        assert len(durable.instances(Parcel)) == 2
+
+    assert crash_everywhere(scenario) == 8
+
+
+def test_a_step_that_is_not_safe_to_repeat_is_found() -> None:
+    def scenario(durable: Harness) -> None:
+        durable.use(Counted([]))
+        counted = durable.insert(Counted, "x")
+        durable.drain()
+        durable.assert_done(counted, 1)
+
+    with pytest.raises(AssertionError, match="is done with 2, not with 1") as raised:
+        crash_everywhere(scenario)
+    assert raised.value.__notes__ == ["The process had died before the commit of step 'count'."]
+
+
+def test_a_scenario_may_crash_by_itself_too() -> None:
+    def scenario(durable: Harness) -> None:
+        parcel = durable.insert(Parcel, 1)
+        with durable.crash_at(Parcel.pack), pytest.raises(Crash):
+            durable.drain()
+        durable.drain()
+        durable.assert_done(parcel)
+
+    assert crash_everywhere(scenario) == 2
+
+
+def test_a_scenario_that_fails_undisturbed_says_nothing_of_crashes() -> None:
+    def scenario(durable: Harness) -> None:
+        durable.assert_done(1)
+
+    with pytest.raises(AssertionError) as raised:
+        crash_everywhere(scenario)
+    assert not hasattr(raised.value, "__notes__")
+
+
+def test_a_scenario_may_have_settings_of_its_own() -> None:
+    class Short(Machine[None, None]):
+        @step
+        async def sleep(self, ctx: Context[None]) -> Outcome[None]:
+            return Await(then=self.wake, timeout=timedelta(days=1))
+
+        @step
+        async def wake(self, ctx: Context[None]) -> Outcome[None]:
+            return Next(self.end)
+
+        @step
+        async def end(self, ctx: Context[None]) -> Outcome[None]:
+            return Done()
+
+    def scenario(durable: Harness) -> None:
+        assert durable.settings.schema == "elsewhere"
+        short = durable.insert(Short)
+        durable.drain()
+        durable.fire_timeouts()
+        durable.drain()
+        durable.assert_done(short)
+
+    assert crash_everywhere(scenario, settings=Settings(schema="elsewhere")) == 6

@@ -1,0 +1,111 @@
+"""A step alone: values in, a value out."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any, assert_type
+
+import pytest
+
+from gen_durable import Await, Child, Context, Done, Machine, Next, Outcome, Status, Stop, step
+from gen_durable.errors import OutcomeError, UsageError
+from gen_durable.testing import context, run_step, run_step_async
+from tests.testing.machines import Checkout, Order, Payment, Receipt, Shipment
+
+PAID = [(Checkout.payment, Payment(7))]
+
+
+def test_a_plain_step_is_called() -> None:
+    outcome = run_step(Checkout().ship, Order(42), awaited=PAID)
+    assert outcome == Done(Receipt(42, 7))
+
+
+def test_an_async_step_is_run() -> None:
+    outcome = run_step(Checkout().start, Order(42))
+    assert outcome == Await(
+        Checkout.payment, Checkout.withdrawn, then=Checkout.ship, timeout=timedelta(hours=24)
+    )
+
+
+async def test_an_async_test_awaits_it() -> None:
+    assert await run_step_async(Checkout().ship, Order(42), awaited=PAID) == Done(Receipt(42, 7))
+    assert await run_step_async(Checkout().remind, Order(42)) == Next(Checkout.start)
+
+
+async def test_an_async_step_in_an_async_test_says_what_to_do() -> None:
+    with pytest.raises(UsageError, match="await run_step_async"):
+        run_step(Checkout().start, Order(42))
+
+
+def test_what_a_step_changes_is_seen() -> None:
+    order = Order(42)
+    run_step(Checkout().remind, order)
+    assert order.reminded
+
+
+def test_a_timeout_can_be_played() -> None:
+    assert run_step(Checkout().ship, Order(42), timed_out=True) == Next(Checkout.remind)
+    assert run_step(Checkout().ship, Order(42, reminded=True), timed_out=True) == Stop("payment never came")
+
+
+def test_children_can_be_played() -> None:
+    children = [
+        Child(id=2, machine="Parcel", status=Status.DONE, state=1, result="parcel 1", last_error=None),
+        Child(id=3, machine="Parcel", status=Status.FAILED, state=3, result=None, last_error="lost"),
+    ]
+    assert run_step(Shipment().join, [1, 3], children=children) == Done(["parcel 1"])
+
+
+def test_the_context_has_what_was_said() -> None:
+    seen: list[Context[int]] = []
+
+    class Seen(Machine[int, None], name="seen"):
+        @step
+        def look(self, ctx: Context[int]) -> Outcome[None]:
+            seen.append(ctx)
+            return Done()
+
+    run_step(
+        Seen().look,
+        5,
+        attempt=3,
+        awaited=[("a", 1)],
+        inbox=[("b", 2)],
+        id=9,
+        step_seq=4,
+        parent_id=8,
+        correlation_key="nine",
+    )
+    (ctx,) = seen
+    assert (ctx.machine, ctx.step, ctx.attempt, ctx.idempotency_key) == ("seen", "look", 3, "9:4")
+    assert (ctx.parent_id, ctx.correlation_key, ctx.state) == (8, "nine", 5)
+    assert [message.name for message in ctx.awaited] == ["a"]
+    assert [message.name for message in ctx.inbox] == ["a", "b"]
+
+
+def test_what_a_step_raises_is_raised() -> None:
+    class Raises(Machine[None, None]):
+        @step
+        async def fail(self, ctx: Context[None]) -> Outcome[None]:
+            raise ValueError("no")
+
+    with pytest.raises(ValueError, match="no"):
+        run_step(Raises().fail, None)
+
+
+def test_what_is_no_outcome_is_refused() -> None:
+    class Forgets(Machine[None, None]):
+        @step
+        def forget(self, ctx: Context[None]) -> Any: ...
+
+    with pytest.raises(OutcomeError, match="step 'forget' of machine 'Forgets' returned None"):
+        run_step(Forgets().forget, None)
+
+
+def test_a_handler_is_called_with_a_context() -> None:
+    assert Checkout().handle(ValueError("no"), context(Order(42))) == Stop("ValueError: no")
+
+
+def test_types_are_those_of_the_step() -> None:
+    assert_type(run_step(Checkout().ship, Order(42)), Outcome[Receipt])
+    assert_type(context(Order(42)), Context[Order])
