@@ -162,7 +162,8 @@ def _insert_result(spec: AnySpec, answer: inserts.Answer) -> InsertResult[Any, A
 def _filter(machine: Insertable[Any, Any] | str | None, filters: Mapping[str, Any]) -> inspect.Filter:
     values: dict[str, Any] = {}
     if machine is not None:
-        values["fsm"] = machine if isinstance(machine, str) else definition_of(machine).name
+        name = machine if isinstance(machine, str) else definition_of(machine).name
+        values["fsm"] = checked_name(name, "the machine")
     for name, value in filters.items():
         if name not in _FILTERS:
             known = tuple(_FILTERS)

@@ -44,14 +44,22 @@ STATES: list[tuple[Any, type[Exception], str]] = [
     ({"a": [1, float("-inf")]}, EncodeError, r"NaN or an infinite number.* - at `\$.a\[1\]`"),
     ({"a": "x\0y"}, EncodeError, r"a NUL character, which PostgreSQL cannot store; take it out - at `\$.a`"),
     ({"x\0": 1}, EncodeError, r"a NUL character.* - at a key of `\$`"),
-    ({"a": "\ud83d"}, EncodeError, r"half of a surrogate pair, which is no Unicode text; take it out - at `\$.a`"),
+    (
+        {"a": "\ud83d"},
+        EncodeError,
+        r"half of a surrogate pair, which is no Unicode text; take it out - at `\$.a`",
+    ),
     ({"a": object()}, EncodeError, "a value of type object has no form in JSON"),
     ({("a", "b"): 1}, EncodeError, "a key of type tuple has no form in JSON"),
     ({"a": 10**400}, EncodeError, "a number of more than 400 digits; store it as a text"),
     ({"a": 10**5000}, EncodeError, "a number of more than 400 digits; store it as a text"),
     ({"a": nested(100)}, EncodeError, "nested deeper than 100 levels; make it flatter"),
     ({"a": nested(20_000)}, EncodeError, "nested"),
-    ({"a": "x" * 2**20}, PayloadTooLargeError, r"it is 1048584 bytes of JSON, 1048576 are allowed; keep large data else"),
+    (
+        {"a": "x" * 2**20},
+        PayloadTooLargeError,
+        r"it is 1048584 bytes of JSON, 1048576 are allowed; keep large data else",
+    ),
 ]
 
 
@@ -87,7 +95,10 @@ async def test_the_limit_is_a_setting(durable_dsn: str) -> None:
         await client.insert(Open, {"a": "xx"})
         with pytest.raises(PayloadTooLargeError, match=problem):
             await client.insert(Open, {"a": "xxx"})
-    with Client(durable_dsn, settings=settings) as blocking, pytest.raises(PayloadTooLargeError, match=problem):
+    with (
+        Client(durable_dsn, settings=settings) as blocking,
+        pytest.raises(PayloadTooLargeError, match=problem),
+    ):
         blocking.insert(Open, {"a": "xxx"})
 
 
@@ -106,7 +117,11 @@ OPTIONS: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"priority": True}, UsageError, "the priority is of type bool; give a whole number"),
     ({"schedule_in": timedelta(seconds=-1)}, UsageError, "schedule_in is negative .*; give zero or more"),
     ({"schedule_in": 5}, UsageError, r"schedule_in is of type int; write timedelta\(seconds=5\)"),
-    ({"schedule_in": timedelta(days=40_000)}, UsageError, "schedule_in is longer than 100 years .*; give less"),
+    (
+        {"schedule_in": timedelta(days=40_000)},
+        UsageError,
+        "schedule_in is longer than 100 years .*; give less",
+    ),
     ({"eligible_at": datetime(2030, 1, 1)}, UsageError, r"eligible_at has no time zone .*; write datetime"),  # noqa: DTZ001
     ({"schedule_at": datetime(2030, 1, 1)}, UsageError, r"schedule_at has no time zone .*; write datetime"),  # noqa: DTZ001
     ({"eligible_at": "tomorrow"}, UsageError, "eligible_at is of type str; write datetime"),
@@ -133,7 +148,9 @@ async def test_moments_near_both_ends_of_the_calendar_are_stored_and_the_ends_re
         datetime.min.replace(tzinfo=east),
         datetime.max.replace(tzinfo=west),
     ):
-        with pytest.raises(UsageError, match="eligible_at is at the end of the calendar .*; give a moment within it"):
+        with pytest.raises(
+            UsageError, match=r"eligible_at is at the end of the calendar .*; give a moment within it"
+        ):
             await client.insert(Number, 1, eligible_at=moment)
     assert await client.count() == 2
 
@@ -147,7 +164,9 @@ async def test_what_is_no_machine_is_refused(client: Any) -> None:
         with pytest.raises(error, match=problem):
             await client.insert(machine, None)
     for specs in ([Checkout], [(Checkout, Order(1))], "abc"):
-        with pytest.raises(UsageError, match=r"insert_all got a value of type .*; wrap each one: Spec\(Machine, state\)"):
+        with pytest.raises(
+            UsageError, match=r"insert_all got a value of type .*; wrap each one: Spec\(Machine, state\)"
+        ):
             await client.insert_all(specs)
     assert await client.count() == 0
 
@@ -162,7 +181,7 @@ def test_a_machine_with_a_name_that_cannot_be_stored_is_refused_when_it_is_writt
     ]:
         with pytest.raises(OptionError, match=problem):
 
-            class Bad(Machine[None, None], **options):  # type: ignore[arg-type,misc]  # that is the point
+            class Bad(Machine[None, None], **options):
                 @step
                 async def only(self, ctx: Context[None]) -> Outcome[None]:
                     return Done()

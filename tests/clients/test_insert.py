@@ -113,13 +113,17 @@ async def test_a_key_of_another_machine_refuses_the_whole_batch(client: Any) -> 
         "keys are shared by all machines, so put the machine into it: 'Refund:42'"
     )
     with pytest.raises(KeyTakenError, match=r"the key 'k\\\\xff' belongs to Checkout"):
-        await client.insert_all([Spec(Checkout, Order(1), unique_key=b"k\xff"), Spec(Ping, unique_key=b"k\xff")])
+        await client.insert_all(
+            [Spec(Checkout, Order(1), unique_key=b"k\xff"), Spec(Ping, unique_key=b"k\xff")]
+        )
     assert await client.count() == 1
 
 
 async def test_a_bad_element_refuses_the_whole_batch_before_anything_is_sent(client: Any) -> None:
-    with pytest.raises(EncodeError, match="the state of Checkout cannot be stored as Order: it is of type str"):
-        await client.insert_all([Spec(Ping), Spec(Checkout, "not an order")])
+    with pytest.raises(
+        EncodeError, match="the state of Checkout cannot be stored as Order: it is of type str"
+    ):
+        await client.insert_all([Spec(Ping), Spec(Checkout, "not an order")])  # type: ignore[misc]  # that is the point
     with pytest.raises(UnknownStepError, match="machine 'Checkout' has no step 'shp'; did you mean 'ship'"):
         await client.insert_all([Spec(Ping), Spec(Checkout, Order(1), step="shp")])
     assert await client.count() == 0

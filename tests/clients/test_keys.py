@@ -27,7 +27,9 @@ SCOPES: list[tuple[list[Status] | None, list[Status]]] = [
 
 
 async def move(sql: Any, id: int, status: Status) -> None:
-    lease = "lease_token = 1, lease_expires_at = now()" if status is Status.EXECUTING else "lease_token = null"
+    lease = (
+        "lease_token = 1, lease_expires_at = now()" if status is Status.EXECUTING else "lease_token = null"
+    )
     await sql.execute(
         f"update gen_durable.gen_durable set status = $2::text::gen_durable.durable_status, {lease} where id = $1",
         id,
@@ -78,7 +80,9 @@ async def test_an_empty_scope_neither_takes_a_key_nor_minds_who_has_it(client: A
     assert (await client.get("d")).id == third.id, "it can be read by its key all the same"
 
 
-async def test_a_row_is_refused_by_the_key_that_is_taken_and_not_by_one_of_the_empty_scope(client: Any) -> None:
+async def test_a_row_is_refused_by_the_key_that_is_taken_and_not_by_one_of_the_empty_scope(
+    client: Any,
+) -> None:
     await client.insert(Checkout, Order(1), correlation_key="same")
     holder = await client.insert(Number, 1, unique_key="u")
     refused = await client.insert(Number, 2, correlation_key="same", correlation_scope=[], unique_key="u")
@@ -124,14 +128,23 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"unique_key": 7}, "unique_key is of type int; give a str"),
     ({"correlation_key": "é" * 513}, "correlation_key is 1026 bytes long"),
     ({"correlation_key": "a\0b"}, "correlation_key holds a NUL character; PostgreSQL cannot store it"),
-    ({"correlation_key": "\udfff"}, "correlation_key holds half of a surrogate pair; give valid Unicode text"),
+    (
+        {"correlation_key": "\udfff"},
+        "correlation_key holds half of a surrogate pair; give valid Unicode text",
+    ),
     ({"correlation_key": b"bytes"}, "correlation_key is of type bytes; give a str"),
     ({"concurrency_key": ""}, "concurrency_key is empty"),
-    ({"concurrency_key": ("a:b", 1)}, "the name in concurrency_key holds a ':'; it separates name and partition"),
+    (
+        {"concurrency_key": ("a:b", 1)},
+        "the name in concurrency_key holds a ':'; it separates name and partition",
+    ),
     ({"unique_scope": ["done"]}, "unique_scope is given without unique_key; give unique_key, or leave"),
     ({"correlation_scope": []}, "correlation_scope is given without correlation_key"),
     ({"unique_key": "k", "unique_scope": "done"}, "unique_scope is of type str; give a list of statuses"),
-    ({"unique_key": "k", "unique_scope": ["dnoe"]}, "unique_scope holds something that is no status; did you mean 'done'"),
+    (
+        {"unique_key": "k", "unique_scope": ["dnoe"]},
+        "unique_scope holds something that is no status; did you mean 'done'",
+    ),
     ({"unique_key": "k", "unique_scope": None}, "unique_scope is of type NoneType; give a list of statuses"),
 ]
 
@@ -143,7 +156,9 @@ async def test_a_key_or_scope_that_cannot_be_is_refused(client: Any) -> None:
     assert await client.count() == 0
 
 
-async def test_two_clients_insert_the_same_keys_in_opposite_orders_and_every_key_once(durable_dsn: str) -> None:
+async def test_two_clients_insert_the_same_keys_in_opposite_orders_and_every_key_once(
+    durable_dsn: str,
+) -> None:
     async with AsyncClient(durable_dsn) as one, AsyncClient(durable_dsn) as other:
         for round_number in range(15):
             specs = [
@@ -164,10 +179,11 @@ async def test_many_clients_insert_one_key_and_one_of_them_wins(durable_dsn: str
     assert [type(answer) for answer in answers].count(Inserted) == 1
 
 
-@pytest.mark.xfail(reason="an insert that lost a deadlock is not tried again", raises=Exception)
 async def test_an_insert_that_meets_a_deadlock_is_tried_again(durable_dsn: str, sql: Any) -> None:
     """Rows are inserted in the order of their unique keys, so correlation keys may come in any order."""
-    await sql.execute(f"alter database {await sql.fetchval('select current_database()')} set deadlock_timeout = '100ms'")
+    await sql.execute(
+        f"alter database {await sql.fetchval('select current_database()')} set deadlock_timeout = '100ms'"
+    )
     crossing = await asyncpg.connect(durable_dsn)
     insert = "select gen_durable.insert('Number', step => 'only', version => 1, correlation_key => $1)"
     try:

@@ -16,18 +16,10 @@ from tests.clients.machines import Number
 SECRET = "s3cr3t"
 
 
-async def refused(dsn: str, kind: str) -> str:
+async def refused(dsn: str | None, kind: str) -> str:
     """What a client says when it cannot be opened."""
     with pytest.raises(UnreachableError) as unreachable:
-        if kind == "Client":
-            with Client(dsn):
-                pass
-        elif kind == "Worker":
-            async with Worker([Number], dsn=dsn):
-                pass
-        else:
-            async with AsyncClient(dsn):
-                pass
+        await open_and_close(dsn, kind)
     said = str(unreachable.value)
     assert isinstance(unreachable.value, ConnectionError)
     assert len(said.splitlines()) <= 4
@@ -40,6 +32,15 @@ def closed_port() -> int:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return int(listener.getsockname()[1])
+
+
+async def open_and_close(dsn: str | None, kind: str) -> None:
+    if kind == "Client":
+        with Client(dsn):
+            return
+    client = Worker([Number], dsn=dsn) if kind == "Worker" else AsyncClient(dsn)
+    async with client:
+        return
 
 
 KINDS = pytest.mark.parametrize("kind", ["AsyncClient", "Client", "Worker"])
@@ -58,7 +59,7 @@ async def test_the_environment_gave_the_dsn(
     kind: str, closed_port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("GEN_DURABLE_DSN", f"postgresql://app:{SECRET}@127.0.0.1:{closed_port}/shop")
-    said = await refused(None, kind)  # type: ignore[arg-type]  # left out, that is
+    said = await refused(None, kind)
     assert "is it running? the DSN came from GEN_DURABLE_DSN; without it the embedded server is used" in said
     assert SECRET not in said
 
@@ -89,7 +90,10 @@ async def test_a_password_is_never_shown(kind: str, dsn: str, closed_port: int) 
 @pytest.mark.xfail(reason="the driver quotes a part of the password, which it takes for a host or a port")
 @pytest.mark.parametrize(
     ("kind", "dsn"),
-    [("AsyncClient", "postgresql://app:{}/x@127.0.0.1/shop"), ("Client", "postgresql://app:x@{}@127.0.0.1/shop")],
+    [
+        ("AsyncClient", "postgresql://app:{}/x@127.0.0.1/shop"),
+        ("Client", "postgresql://app:x@{}@127.0.0.1/shop"),
+    ],
 )
 async def test_nor_is_one_that_should_have_been_encoded(kind: str, dsn: str) -> None:
     assert SECRET not in await refused(dsn.format(SECRET), kind)
@@ -98,7 +102,7 @@ async def test_nor_is_one_that_should_have_been_encoded(kind: str, dsn: str) -> 
 @pytest.mark.parametrize("kind", ["AsyncClient", "Client"])
 async def test_a_dsn_that_is_none(kind: str) -> None:
     for dsn, problem in [
-        ("not a dsn", "invalid DSN: scheme|missing \"=\" after"),
+        ("not a dsn", 'invalid DSN: scheme|missing "=" after'),
         ("mysql://h/x", "got 'mysql'|missing \"=\" after"),
         ("postgresql://127.0.0.1:port/x", "invalid literal|failed to resolve host|invalid integer value"),
         ("postgresql://h/x?sslmode=bogus", "sslmode"),
@@ -107,7 +111,9 @@ async def test_a_dsn_that_is_none(kind: str) -> None:
 
 
 @KINDS
-async def test_the_server_is_there_and_the_database_role_or_socket_is_not(kind: str, durable_dsn: str) -> None:
+async def test_the_server_is_there_and_the_database_role_or_socket_is_not(
+    kind: str, durable_dsn: str
+) -> None:
     wrong_database = re.sub(r"@/[^?]*", "@/nowhere", durable_dsn)
     assert 'database "nowhere" does not exist' in await refused(wrong_database, kind)
     wrong_role = re.sub(r"//[^@]*@", "//nobody_at_all@", durable_dsn)
@@ -129,7 +135,9 @@ async def test_an_async_client_that_is_not_open_says_how_to_open_it(durable_dsn:
         lambda: client.wait(1),
     ]
     for call in calls:
-        with pytest.raises(NotConnectedError, match=r"this AsyncClient is not open; use it inside `async with AsyncC"):
+        with pytest.raises(
+            NotConnectedError, match=r"this AsyncClient is not open; use it inside `async with AsyncC"
+        ):
             await call()
     async with client:
         await client.count()
@@ -152,7 +160,9 @@ def test_a_blocking_client_that_is_not_open_says_how_to_open_it(durable_dsn: str
         lambda: client.wait(1),
     ]
     for call in calls:
-        with pytest.raises(NotConnectedError, match=r"this Client is not open; use it inside `with Client\(...\) as ...:`"):
+        with pytest.raises(
+            NotConnectedError, match=r"this Client is not open; use it inside `with Client\(...\) as ...:`"
+        ):
             call()
     with client:
         client.count()
@@ -166,16 +176,21 @@ async def test_a_worker_that_is_not_open_is_called_by_its_name(durable_dsn: str)
 
 
 def test_a_worker_without_machines_is_refused() -> None:
-    with pytest.raises(UsageError, match=r"this worker has no machines; give it at least one: Worker\(\[Checkout\]\)"):
+    with pytest.raises(
+        UsageError, match=r"this worker has no machines; give it at least one: Worker\(\[Checkout\]\)"
+    ):
         Worker([])
 
 
 def test_a_setting_that_does_not_exist_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(SettingsError, match="settings.leese is not a setting; did you mean 'lease'"):
+    with pytest.raises(SettingsError, match=r"settings\.leese is not a setting; did you mean 'lease'"):
         Settings.load(leese=timedelta(seconds=1))
     monkeypatch.setenv("GEN_DURABLE_HEARTBEET", "1s")
     for client in (AsyncClient, Client):
-        with pytest.raises(SettingsError, match="GEN_DURABLE_HEARTBEET is not a setting; did you mean 'GEN_DURABLE_HEARTBEAT'"):
+        with pytest.raises(
+            SettingsError,
+            match="GEN_DURABLE_HEARTBEET is not a setting; did you mean 'GEN_DURABLE_HEARTBEAT'",
+        ):
             client()
 
 

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 
-from gen_durable import Instance, Ref, Spec, Status, Worker
+from gen_durable import Context, Done, Instance, Machine, Outcome, Ref, Spec, Status, Worker, step
 from gen_durable.errors import UsageError
 from tests.clients.machines import Checkout, Double, Family, Number, Order, Ping, Refund
 
 
 async def finish(sql: Any, id: int, status: str = "done") -> None:
     await sql.execute(
-        "update gen_durable.gen_durable set status = $2::text::gen_durable.durable_status, finished_at = now() where id = $1",
+        "update gen_durable.gen_durable set status = $2::text::gen_durable.durable_status, finished_at = now()"
+        " where id = $1",
         id,
         status,
     )
@@ -28,7 +28,9 @@ async def test_nobody_is_none(client: Any) -> None:
 
 async def test_with_a_reference_the_state_has_its_type_and_without_it_is_plain_json(client: Any) -> None:
     order = await client.insert(Checkout, Order(42), correlation_key="order:42")
-    typed = [await client.get(target) for target in (order, Ref(Checkout, "order:42"), Ref(Checkout, order.id))]
+    typed = [
+        await client.get(target) for target in (order, Ref(Checkout, "order:42"), Ref(Checkout, order.id))
+    ]
     plain = [await client.get(target) for target in (order.id, "order:42")]
     assert [instance.state for instance in typed] == [Order(42)] * 3
     assert [instance.state for instance in plain] == [{"number": 42, "paid": False}] * 2
@@ -37,7 +39,9 @@ async def test_with_a_reference_the_state_has_its_type_and_without_it_is_plain_j
 
 async def test_a_reference_to_another_machine_is_refused(client: Any) -> None:
     order = await client.insert(Checkout, Order(42))
-    with pytest.raises(UsageError, match=f"instance {order.id} is a Checkout, not a Refund; give the machine that it"):
+    with pytest.raises(
+        UsageError, match=f"instance {order.id} is a Checkout, not a Refund; give the machine that it"
+    ):
         await client.get(Ref(Refund, order.id))
 
 
@@ -91,7 +95,14 @@ FILTERS: list[tuple[Any, Wanted, list[str]]] = [
     (None, {"inserted_after": datetime(2021, 1, 1, tzinfo=UTC)}, ["new", "child", "refund", "keyed"]),
     (None, {"inserted_before": datetime(2021, 1, 1, tzinfo=UTC)}, ["old"]),
     (None, {"inserted_before": datetime(2020, 1, 1, tzinfo=UTC)}, []),
-    (None, {"inserted_after": datetime(2020, 1, 1, tzinfo=UTC), "inserted_before": datetime(2020, 1, 2, tzinfo=UTC)}, ["old"]),
+    (
+        None,
+        {
+            "inserted_after": datetime(2020, 1, 1, tzinfo=UTC),
+            "inserted_before": datetime(2020, 1, 2, tzinfo=UTC),
+        },
+        ["old"],
+    ),
     (Checkout, {"version": 2, "queue": "checkout", "status": "runnable"}, ["new", "child"]),
 ]
 
@@ -109,8 +120,12 @@ async def test_every_filter_selects_and_all_of_them_must_hold(client: Any, sql: 
     ids = dict(zip(["new", "old", "child", "refund", "keyed"], [one.id for one in answers], strict=True))
     await finish(sql, ids["old"])
     await finish(sql, ids["refund"], "failed")
-    await sql.execute("update gen_durable.gen_durable set inserted_at = '2020-01-01 00:00+00' where id = $1", ids["old"])
-    await sql.execute("update gen_durable.gen_durable set parent_id = $2 where id = $1", ids["child"], ids["new"])
+    await sql.execute(
+        "update gen_durable.gen_durable set inserted_at = '2020-01-01 00:00+00' where id = $1", ids["old"]
+    )
+    await sql.execute(
+        "update gen_durable.gen_durable set parent_id = $2 where id = $1", ids["child"], ids["new"]
+    )
     of_parent: list[tuple[Any, Wanted, list[str]]] = [
         (None, {"parent": ids["new"]}, ["child"]),
         (None, {"parent": answers[0]}, ["child"]),
@@ -123,6 +138,17 @@ async def test_every_filter_selects_and_all_of_them_must_hold(client: Any, sql: 
         assert await client.count(machine, **wanted) == len(names), (machine, wanted)
 
 
+@pytest.mark.xfail(reason="every row of a page is read as the state of the class that was asked for")
+async def test_rows_of_another_version_do_not_hide_the_page(client: Any) -> None:
+    class Older(Machine[int, int], name="Checkout", version=1):
+        @step
+        async def start(self, ctx: Context[int]) -> Outcome[int]:
+            return Done(ctx.state)
+
+    await client.insert_all([Spec(Older, 7), Spec(Checkout, Order(1))])
+    assert [instance.state for instance in await client.list(Checkout)] == [Order(1), 7]
+
+
 async def test_the_deleted_are_not_listed(client: Any, sql: Any) -> None:
     order = await client.insert(Checkout, Order(1))
     await sql.execute("update gen_durable.gen_durable set deleted_at = now()")
@@ -131,7 +157,10 @@ async def test_the_deleted_are_not_listed(client: Any, sql: Any) -> None:
 
 
 BAD: list[tuple[Wanted, str]] = [
-    ({"sttus": "done"}, "there is no filter 'sttus'; did you mean 'status'.*; there are version, step, status"),
+    (
+        {"sttus": "done"},
+        "there is no filter 'sttus'; did you mean 'status'.*; there are version, step, status",
+    ),
     ({"status": "dnoe"}, "'dnoe' is no status; the statuses are runnable, executing"),
     ({"version": 0}, "version is 0; give a number from 1 to"),
     ({"version": "2"}, "version is of type str; give a whole number"),
@@ -147,10 +176,19 @@ BAD: list[tuple[Wanted, str]] = [
 
 
 async def test_a_filter_that_cannot_be_is_refused(client: Any) -> None:
+    for name, problem in [
+        ("", "the machine is empty"),
+        ("a\0", "holds a NUL"),
+        ("\ud800", "half of a surrogate pair"),
+    ]:
+        for verb in (client.list, client.count):
+            with pytest.raises(UsageError, match=problem):
+                await verb(name)
     for wanted, problem in BAD:
         for verb in (client.list, client.count):
             with pytest.raises(UsageError, match=problem):
                 await verb(**wanted)
+    options: Wanted
     for options, problem in [
         ({"limit": 0}, "limit is 0; give a number from 1 to 10000"),
         ({"limit": 10_001}, "limit is 10001"),
@@ -167,9 +205,19 @@ async def test_children_are_those_of_the_last_round_or_all(client: Any, durable_
         assert (await worker.wait(family, timeout=timedelta(seconds=20))).result == 24
     parent: Instance[Any, Any] = await client.get(family)
     assert (parent.children_pending, parent.step_seq) == (0, 3)
-    numbers: Callable[[Any], list[Any]] = lambda found: [(child.state, child.result) for child in found]  # noqa: E731
+
+    def numbers(found: Any) -> list[Any]:
+        return [(child.state, child.result) for child in found]
+
     assert numbers(await client.children(family)) == [(2, 4), (4, 8), (6, 12)]
-    assert numbers(await client.children(family, every=True)) == [(1, 2), (2, 4), (3, 6), (2, 4), (4, 8), (6, 12)]
+    assert numbers(await client.children(family, every=True)) == [
+        (1, 2),
+        (2, 4),
+        (3, 6),
+        (2, 4),
+        (4, 8),
+        (6, 12),
+    ]
     assert {child.parent_id for child in await client.children(family.id)} == {family.id}
     assert await client.count(parent=family) == 6
 
@@ -177,5 +225,7 @@ async def test_children_are_those_of_the_last_round_or_all(client: Any, durable_
 async def test_whoever_has_no_children_has_none_and_an_unknown_key_is_an_error(client: Any) -> None:
     order = await client.insert(Checkout, Order(1), correlation_key="k")
     assert [await client.children(target) for target in (order, "k", 4711)] == [[], [], []]
-    with pytest.raises(LookupError, match="cannot list the children: no live instance has correlation_key 'nobody'"):
+    with pytest.raises(
+        LookupError, match="cannot list the children: no live instance has correlation_key 'nobody'"
+    ):
         await client.children("nobody")

@@ -27,7 +27,9 @@ async def inbox(sql: Any) -> list[tuple[Any, ...]]:
 async def test_a_signal_reaches_a_live_instance_by_reference_id_or_key(client: Any, sql: Any) -> None:
     order = await client.insert(Checkout, Order(42), correlation_key="order:42")
     for target in (order, order.id, "order:42", Ref(Checkout, "order:42"), Ref(Checkout, order.id)):
-        assert await client.signal(target, Checkout.payment, Payment(100)) == Delivered(order.id, is_awaited=False)
+        assert await client.signal(target, Checkout.payment, Payment(100)) == Delivered(
+            order.id, is_awaited=False
+        )
     assert await inbox(sql) == [("payment_confirmed", '{"amount": 100}', None)] * 5
 
 
@@ -35,7 +37,9 @@ async def test_a_signal_that_is_awaited_says_so(client: Any, sql: Any) -> None:
     order = await client.insert(Checkout, Order(42))
     await park(sql, "payment_confirmed")
     assert await client.signal(order, Checkout.withdrawn) == Delivered(order.id, is_awaited=False)
-    assert await client.signal(order, "payment_confirmed", {"amount": 1}) == Delivered(order.id, is_awaited=True)
+    assert await client.signal(order, "payment_confirmed", {"amount": 1}) == Delivered(
+        order.id, is_awaited=True
+    )
     assert (await client.get(order)).status == "runnable"
 
 
@@ -54,7 +58,9 @@ async def test_nobody_there_is_an_error_that_says_what_may_have_happened(client:
         "it may have finished, or not been inserted yet"
     )
     assert (missing.value.target, isinstance(missing.value, LookupError)) == (4711, True)
-    with pytest.raises(NoTargetError, match="no live instance has correlation_key 'order:43'; it may have finished"):
+    with pytest.raises(
+        NoTargetError, match="no live instance has correlation_key 'order:43'; it may have finished"
+    ):
         await client.signal(Ref(Checkout, "order:43"), Checkout.withdrawn)
     assert await inbox(sql) == []
 
@@ -77,7 +83,8 @@ async def test_a_full_inbox_says_what_to_do(client: Any, sql: Any) -> None:
     order = await client.insert(Checkout, Order(42))
     await client.signal(order, "x")
     await sql.execute(
-        "insert into gen_durable.signals (target_id, name) select $1, 'x' from generate_series(2, 10000)", order.id
+        "insert into gen_durable.signals (target_id, name) select $1, 'x' from generate_series(2, 10000)",
+        order.id,
     )
     with pytest.raises(UsageError) as full:
         await client.signal(order, "x")
@@ -88,18 +95,42 @@ async def test_a_full_inbox_says_what_to_do(client: Any, sql: Any) -> None:
 
 
 BAD_SIGNALS: list[tuple[Any, Any, dict[str, Any], type[Exception], str]] = [
-    (Checkout.payment, 5, {}, EncodeError, "the payload of signal 'payment_confirmed' cannot be stored as Payment"),
+    (
+        Checkout.payment,
+        5,
+        {},
+        EncodeError,
+        "the payload of signal 'payment_confirmed' cannot be stored as Payment",
+    ),
     (Checkout.withdrawn, 5, {}, EncodeError, "signal 'withdrawn' cannot be stored as None"),
-    ("x", float("nan"), {}, EncodeError, "NaN or an infinite number, which JSON does not have; use None, or a text"),
+    (
+        "x",
+        float("nan"),
+        {},
+        EncodeError,
+        "NaN or an infinite number, which JSON does not have; use None, or a text",
+    ),
     ("x", {"a": ["\0"]}, {}, EncodeError, r"a NUL character, .* take it out - at `\$.a\[0\]`"),
     ("x", "\ud800", {}, EncodeError, "half of a surrogate pair, which is no Unicode text"),
-    ("x", "y" * 2**20, {}, PayloadTooLargeError, "1048578 bytes of JSON, 1048576 are allowed; .* settings.max_payload"),
+    (
+        "x",
+        "y" * 2**20,
+        {},
+        PayloadTooLargeError,
+        "1048578 bytes of JSON, 1048576 are allowed; .* settings.max_payload",
+    ),
     ("x", object(), {}, EncodeError, "a value of type object has no form in JSON"),
     ("", None, {}, UsageError, "the name of a signal is empty; give 1 to 255 bytes"),
     ("ü" * 128, None, {}, UsageError, "the name of a signal is 256 bytes long; give at most 255 bytes"),
     ("a\0", None, {}, UsageError, "the name of a signal holds a NUL character"),
     ("x", None, {"dedup_key": ""}, UsageError, "dedup_key is empty; give 1 to 1024 bytes"),
-    ("x", None, {"dedup_key": "k" * 1025}, UsageError, "dedup_key is 1025 bytes long; give at most 1024 bytes"),
+    (
+        "x",
+        None,
+        {"dedup_key": "k" * 1025},
+        UsageError,
+        "dedup_key is 1025 bytes long; give at most 1024 bytes",
+    ),
     ("x", None, {"dedup_key": 7}, UsageError, "dedup_key is of type int; give a str"),
 ]
 

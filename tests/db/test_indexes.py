@@ -45,7 +45,8 @@ async def test_no_index_names_a_column_that_a_chained_commit_or_a_heartbeat_chan
     columns = {
         row["attnum"]: row["attname"]
         for row in await sql.fetch(
-            "select attnum, attname from pg_attribute where attrelid = 'gen_durable.gen_durable'::regclass and attnum > 0"
+            "select attnum, attname from pg_attribute"
+            " where attrelid = 'gen_durable.gen_durable'::regclass and attnum > 0"
         )
     }
     assert set(columns.values()) >= CHANGED_WHILE_EXECUTING
@@ -82,7 +83,9 @@ async def test_heartbeats_and_chained_commits_are_hot_updates(sql: Any) -> None:
         assert await run_asyncpg(sql, lease.renew(leases, LEASE), "gen_durable") == set()
     for step_seq in range(6):
         entries = [
-            CommitEntry(id=id, lease_token=7, step_seq=step_seq, kind="keep", step=f"s{step_seq}", payload="[1]")
+            CommitEntry(
+                id=id, lease_token=7, step_seq=step_seq, kind="keep", step=f"s{step_seq}", payload="[1]"
+            )
             for id, _ in leases
         ]
         async with sql.transaction(), hot_updates(sql, 2):
@@ -100,6 +103,7 @@ async def hot_updates(sql: Any, expected: int) -> AsyncIterator[None]:
 
 async def updates(sql: Any) -> Counter[str]:
     row = await sql.fetchrow(
-        "select n_tup_upd, n_tup_hot_upd from pg_stat_xact_user_tables where relid = 'gen_durable.gen_durable'::regclass"
+        "select n_tup_upd, n_tup_hot_upd from pg_stat_xact_user_tables"
+        " where relid = 'gen_durable.gen_durable'::regclass"
     )
     return Counter(all=row["n_tup_upd"], hot=row["n_tup_hot_upd"])

@@ -10,17 +10,17 @@ from typing import Any
 import pytest
 
 from gen_durable import AsyncClient, Client, Settings
-from gen_durable._db import migrate
+from gen_durable._db import migrate, plan
 from gen_durable._schema import LATEST, migrate_schema, schema_status
 from gen_durable.errors import SchemaVersionError, UsageError
 from tests.db.catalog import dump, leftovers
 
 ELSEWHERE = "my_app_1"
 SECOND = {
-    2: (
-        "alter table gen_durable.machines add column note text;\ncreate index machines_note on gen_durable.machines (note);",
-        "drop index gen_durable.machines_note;\nalter table gen_durable.machines drop column note;",
-    )
+    "migrations/0002_note.up.sql": """alter table gen_durable.machines add column note text;
+        create index machines_note on gen_durable.machines (note);""",
+    "migrations/0002_note.down.sql": """drop index gen_durable.machines_note;
+        alter table gen_durable.machines drop column note;""",
 }
 
 
@@ -177,6 +177,4 @@ def second_increment(monkeypatch: pytest.MonkeyPatch) -> None:
     assert LATEST == 1, "there is a second increment now: use the real one"
     monkeypatch.setattr(migrate, "LATEST", 2)
     monkeypatch.setattr(migrate, "_INCREMENTS", {**migrate._INCREMENTS, 2: "0002_note.up.sql"})
-    known = {"migrations/0002_note.up.sql": SECOND[2][0], "migrations/0002_note.down.sql": SECOND[2][1]}
-    read = migrate.read
-    monkeypatch.setattr(migrate, "read", lambda file: known.get(file) or read(file))
+    monkeypatch.setattr(migrate, "read", lambda file: SECOND.get(file) or plan.read(file))

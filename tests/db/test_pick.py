@@ -16,13 +16,17 @@ from tests.db.engine import LEASE, entry, flushed, inserted, new, picked
 LARGEST = 2**31 - 1
 
 
-@pytest.mark.xfail(reason="rows are sorted by a time that the driver cannot read", raises=(OverflowError, TypeError))
+@pytest.mark.xfail(
+    reason="rows are sorted by a time that the driver cannot read", raises=(OverflowError, TypeError)
+)
 @pytest.mark.parametrize("moment", ["-infinity", "0044-03-15 00:00:00+00 BC"])
 async def test_a_row_that_is_due_since_ever_does_not_stop_the_queue(
     database: Database, sql: Any, moment: str
 ) -> None:
     ids = await inserted(database, new(), new(), new())
-    await sql.execute("update gen_durable.gen_durable set eligible_at = $2::text::timestamptz where id = $1", ids[1], moment)
+    await sql.execute(
+        "update gen_durable.gen_durable set eligible_at = $2::text::timestamptz where id = $1", ids[1], moment
+    )
     assert [execution.id for execution in await picked(database)] == [ids[1], ids[0], ids[2]]
 
 
@@ -39,9 +43,13 @@ async def test_counters_at_their_end_neither_stop_a_pick_nor_a_commit(database: 
     assert await statuses(database, executions, kinds) == ["runnable", "done", "runnable", "executing"]
 
 
-@pytest.mark.xfail(reason="the count of executions is not bounded when a step is chained", raises=AssertionError)
+@pytest.mark.xfail(
+    reason="the count of executions is not bounded when a step is chained", raises=AssertionError
+)
 @pytest.mark.parametrize("is_plain", [True, False])
-async def test_an_instance_that_has_run_for_ever_goes_on(database: Database, sql: Any, *, is_plain: bool) -> None:
+async def test_an_instance_that_has_run_for_ever_goes_on(
+    database: Database, sql: Any, *, is_plain: bool
+) -> None:
     """Chained steps count too: at some thousand per second the end of the counter is days away."""
     await inserted(database, new(), new(concurrency_key=None if is_plain else "k"))
     await sql.execute("update gen_durable.gen_durable set execution = $1", LARGEST)
@@ -58,7 +66,9 @@ async def test_a_crash_count_at_its_end_does_not_stop_the_reaper(database: Datab
     ids = await inserted(database, new(), new())
     await picked(database)
     await sql.execute("update gen_durable.gen_durable set lease_expires_at = now() - interval '1 hour'")
-    await sql.execute("update gen_durable.gen_durable set crash_count = $2, attempt = $2 where id = $1", ids[0], LARGEST)
+    await sql.execute(
+        "update gen_durable.gen_durable set crash_count = $2, attempt = $2 where id = $1", ids[0], LARGEST
+    )
     reaped = await database.run_in_transaction(lease.reap(timedelta(0), 20))
     assert (sorted(reaped.ids), reaped.capped) == (ids, [ids[0]])
 

@@ -10,7 +10,19 @@ from typing import Any
 import asyncpg
 import pytest
 
-from gen_durable import AsyncClient, Client, Context, Done, Machine, Next, Outcome, Settings, Worker, step
+from gen_durable import (
+    AsyncClient,
+    Client,
+    Context,
+    Done,
+    Machine,
+    Next,
+    Outcome,
+    Settings,
+    Status,
+    Worker,
+    step,
+)
 from gen_durable._db import migrate
 from gen_durable._db.failures import StatementError
 from gen_durable._db.pool import Database
@@ -34,8 +46,12 @@ async def role(sql: Any) -> AsyncIterator[str]:
     """A login without any right of its own."""
     name = f"role_{uuid.uuid4().hex[:12]}"
     await sql.execute(f"create role {name} login nosuperuser nocreatedb nocreaterole password 'pw'")
-    await sql.execute("revoke all on database " + await sql.fetchval("select current_database()") + " from public")
-    await sql.execute("grant connect on database " + await sql.fetchval("select current_database()") + f" to {name}")
+    await sql.execute(
+        "revoke all on database " + await sql.fetchval("select current_database()") + " from public"
+    )
+    await sql.execute(
+        "grant connect on database " + await sql.fetchval("select current_database()") + f" to {name}"
+    )
     yield name
     await sql.execute(f"drop owned by {name} cascade; drop role {name}")
 
@@ -52,7 +68,7 @@ async def test_the_owner_of_a_schema_needs_no_right_on_the_database(
     async with Worker([Echo], dsn=dsn, settings=OWN) as worker:
         assert (await worker.wait(await worker.insert(Echo, "hi"))).result == "hi"
     with Client(dsn, settings=OWN) as client:
-        assert client.count(Echo, status="done") == 1
+        assert client.count(Echo, status=Status.DONE) == 1
     assert await sql.fetchval("select tableowner from pg_tables where schemaname = 'shop' limit 1") == role
     assert (await migrate_schema(dsn, "shop", 0)).version is None
 

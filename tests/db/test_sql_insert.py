@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
 from typing import Any
 
 import asyncpg
@@ -31,9 +30,8 @@ def machine(version: int, initial: str, queue: str) -> MachineDef:
 
 
 @pytest.fixture
-async def registered(database: Database) -> AsyncIterator[None]:
+async def registered(database: Database) -> None:
     await database.run(register([machine(2, "begin", "checkout"), machine(10, "start", "fast")]))
-    yield
 
 
 async def row(sql: Any, id: int) -> Any:
@@ -65,7 +63,9 @@ async def test_an_older_version_brings_its_own_defaults(sql: Any) -> None:
 
 
 @pytest.mark.usefixtures("registered")
-async def test_a_worker_that_starts_again_with_other_defaults_changes_them(sql: Any, database: Database) -> None:
+async def test_a_worker_that_starts_again_with_other_defaults_changes_them(
+    sql: Any, database: Database
+) -> None:
     before = await sql.fetch("select * from gen_durable.machines order by fsm_version")
     await database.run(register([machine(2, "begin", "checkout")]))
     assert await sql.fetch("select * from gen_durable.machines order by fsm_version") == before
@@ -78,7 +78,8 @@ async def test_every_option_finds_its_column(sql: Any) -> None:
     id = await sql.fetchval(
         """select id from gen_durable.insert('Shop.checkout.v1', '[1]', step => 'ship', queue => 'q', priority => -5,
              version => 3, eligible_at => '2031-01-02 03:04:05+00', correlation_key => 'order:1',
-             correlation_scope => '{done}', unique_key => 'u', unique_scope => '{failed}', concurrency_key => 'tenant:7')"""
+             correlation_scope => '{done}', unique_key => 'u', unique_scope => '{failed}',
+             concurrency_key => 'tenant:7')"""
     )
     found = await row(sql, id)
     assert (found["fsm"], found["fsm_version"], found["step"]) == ("Shop.checkout.v1", 3, "ship")
@@ -87,12 +88,18 @@ async def test_every_option_finds_its_column(sql: Any) -> None:
         -5,
         "2031-01-02T03:04:05+00:00",
     )
-    assert (found["correlation_key"], found["unique_key"], found["concurrency_key"]) == ("order:1", b"u", "tenant:7")
+    assert (found["correlation_key"], found["unique_key"], found["concurrency_key"]) == (
+        "order:1",
+        b"u",
+        "tenant:7",
+    )
     assert (found["correlation_scope"], found["unique_scope"]) == ([*LIVE, "done"], [*LIVE, "failed"])
 
 
 async def test_a_delay_is_added_to_the_clock_of_the_database(sql: Any) -> None:
-    id = await sql.fetchval("select id from gen_durable.insert('A', step => 's', schedule_in => '90 minutes')")
+    id = await sql.fetchval(
+        "select id from gen_durable.insert('A', step => 's', schedule_in => '90 minutes')"
+    )
     assert await sql.fetchval(
         "select eligible_at - inserted_at = '90 minutes' from gen_durable.gen_durable where id = $1", id
     )
@@ -102,8 +109,14 @@ async def test_a_delay_is_added_to_the_clock_of_the_database(sql: Any) -> None:
 @pytest.mark.parametrize(
     ("call", "problem"),
     [
-        ("insert('Chekout')", "no worker has registered machine 'Chekout': give a step, or start a worker once"),
-        ("insert('Checkout', version => 9)", "no worker has registered machine 'Checkout' version 9: give a step"),
+        (
+            "insert('Chekout')",
+            "no worker has registered machine 'Chekout': give a step, or start a worker once",
+        ),
+        (
+            "insert('Checkout', version => 9)",
+            "no worker has registered machine 'Checkout' version 9: give a step",
+        ),
         ("insert('')", "fsm must be a name of 1 to 255 bytes"),
         ("insert(null)", "fsm must be a name of 1 to 255 bytes"),
         ("insert(repeat('x', 256), step => 's')", "fsm must be a name of 1 to 255 bytes"),
@@ -114,16 +127,31 @@ async def test_a_delay_is_added_to_the_clock_of_the_database(sql: Any) -> None:
         ("insert('Checkout', schedule_in => '-1 s')", "schedule_in -00:00:01 is negative"),
         ("insert('Checkout', correlation_key => '')", "correlation_key must have 1 to 1024 bytes"),
         ("insert('Checkout', unique_key => repeat('x', 1025))", "unique_key must have 1 to 1024 bytes"),
-        ("insert('Checkout', concurrency_key => repeat('x', 1025))", "concurrency_key must have 1 to 1024 bytes"),
-        ("insert('Checkout', unique_key => 'u', unique_scope => '{dnoe}')", 'enum "?gen_durable.durable_status"?: "dnoe"'),
-        ("""insert_all('[{"fsm": "Checkout"}, {"fsm": "Checkout", "prio": 1}]')""", "element 2: there is no option 'prio'"),
+        (
+            "insert('Checkout', concurrency_key => repeat('x', 1025))",
+            "concurrency_key must have 1 to 1024 bytes",
+        ),
+        (
+            "insert('Checkout', unique_key => 'u', unique_scope => '{dnoe}')",
+            'enum "?gen_durable.durable_status"?: "dnoe"',
+        ),
+        (
+            """insert_all('[{"fsm": "Checkout"}, {"fsm": "Checkout", "prio": 1}]')""",
+            "element 2: there is no option 'prio'",
+        ),
         ("insert_all('[{}]')", "element 1: fsm must be a name"),
         ("insert_all('[1]')", "element 1: fsm must be a name"),
         ("""insert_all('[{"fsm": "Checkout"}, null]')""", "element 2: fsm must be a name"),
         ("insert_all('{}')", "insert_all takes a JSON array of objects, got object"),
         ("insert_all(null)", "insert_all takes a JSON array of objects, got null"),
-        ("""insert_all('[{"fsm": "Checkout", "version": "two"}]')""", 'invalid input syntax for type integer: "two"'),
-        ("""insert_all('[{"fsm": "Checkout", "unique_key": "u", "unique_scope": "done"}]')""", "cannot extract elements"),
+        (
+            """insert_all('[{"fsm": "Checkout", "version": "two"}]')""",
+            'invalid input syntax for type integer: "two"',
+        ),
+        (
+            """insert_all('[{"fsm": "Checkout", "unique_key": "u", "unique_scope": "done"}]')""",
+            "cannot extract elements",
+        ),
     ],
 )
 async def test_a_bad_option_is_refused_and_nothing_is_inserted(sql: Any, call: str, problem: str) -> None:
@@ -146,7 +174,7 @@ async def test_a_bad_option_is_refused_and_nothing_is_inserted(sql: Any, call: s
 )
 async def test_a_moment_that_python_cannot_hold_is_refused(sql: Any, option: str) -> None:
     """A worker could not read the row that it has just leased."""
-    with pytest.raises(asyncpg.DataError, match="eligible_at|schedule_in"):
+    with pytest.raises(asyncpg.DataError, match=r"eligible_at|schedule_in"):
         await sql.fetch(f"select * from gen_durable.insert('A', step => 's', {option})")
     assert await sql.fetchval("select count(*) from gen_durable.gen_durable") == 0
 
@@ -170,7 +198,9 @@ async def test_no_elements_are_no_rows(sql: Any) -> None:
 async def test_a_duplicate_answers_with_the_holder_whichever_key_it_was(sql: Any) -> None:
     first = await insert_all(sql, {"fsm": "A", "step": "s", "correlation_key": "order:1", "unique_key": "u"})
     ((_, holder, _),) = first
-    assert await insert_all(sql, {"fsm": "A", "step": "s", "correlation_key": "order:1"}) == [(1, holder, False)]
+    assert await insert_all(sql, {"fsm": "A", "step": "s", "correlation_key": "order:1"}) == [
+        (1, holder, False)
+    ]
     assert await insert_all(sql, {"fsm": "A", "step": "s", "unique_key": "u"}) == [(1, holder, False)]
     found = await sql.fetchrow("select * from gen_durable.insert('A', step => 's', unique_key => 'u')")
     assert (found["id"], found["inserted"]) == (holder, False)
@@ -178,7 +208,9 @@ async def test_a_duplicate_answers_with_the_holder_whichever_key_it_was(sql: Any
 
 async def test_a_key_of_another_machine_is_an_error_and_nothing_is_inserted(sql: Any) -> None:
     ((_, holder, _),) = await insert_all(sql, {"fsm": "A", "step": "s", "correlation_key": "k"})
-    with pytest.raises(asyncpg.PostgresError, match=f"cannot insert B: its correlation_key belongs to A {holder}") as e:
+    with pytest.raises(
+        asyncpg.PostgresError, match=f"cannot insert B: its correlation_key belongs to A {holder}"
+    ) as e:
         await insert_all(sql, {"fsm": "B", "step": "s"}, {"fsm": "B", "step": "s", "correlation_key": "k"})
     assert e.value.sqlstate == "GD001"
     assert "put the name of the machine into the key" in e.value.hint

@@ -8,7 +8,7 @@ from datetime import timedelta
 
 import pytest
 
-from gen_durable import AsyncClient, Settings, Spec
+from gen_durable import AsyncClient, Settings, Spec, Status
 from gen_durable._core.model import Committed, Execution, Stale
 from gen_durable._db import lease, pick
 from gen_durable._db.pool import Database
@@ -60,7 +60,9 @@ async def test_a_pick_of_plain_rows_is_one_statement_whatever_their_number(
 async def family(database: Database, parents: int) -> None:
     """Parents whose children have ended, each with a signal in its inbox."""
     ids = await inserted(database, *[new("A", correlation_key=f"p{n}") for n in range(parents)])
-    await flushed(database, [entry(e, "schedule_childs", children=(new("B"), new("B"))) for e in await picked(database)])
+    await flushed(
+        database, [entry(e, "schedule_childs", children=(new("B"), new("B"))) for e in await picked(database)]
+    )
     await flushed(database, [entry(e, "done", payload="1") for e in await picked(database)])
     for id in ids:
         await database.run(deliver(id, "paid", "{}", None))
@@ -137,7 +139,9 @@ async def test_a_flush_of_any_mix_is_a_fixed_number_of_statements(
 
 
 @pytest.mark.parametrize("sets", [1, 60])
-async def test_without_refused_children_it_is_at_most_seven(wire: Wire, database: Database, sets: int) -> None:
+async def test_without_refused_children_it_is_at_most_seven(
+    wire: Wire, database: Database, sets: int
+) -> None:
     _, by_role = await mixed(database, sets)
     entries = [
         *[entry(e, "keep", payload="1") for e in by_role["keep"]],
@@ -204,10 +208,20 @@ async def test_each_verb_of_a_client_is_one_statement(wire: Wire) -> None:
             await client.signal("order:1", Checkout.withdrawn)
             await client.get(order)
             await client.get("order:1")
-            await client.list(Checkout, status="runnable")
+            await client.list(Checkout, status=Status.RUNNABLE)
             await client.count(Checkout)
             await client.children(order)
-    assert sent == ["insert", "insert", "deliver", "deliver", "get", "get_by_key", "list", "count", "children_of"]
+    assert sent == [
+        "insert",
+        "insert",
+        "deliver",
+        "deliver",
+        "get",
+        "get_by_key",
+        "list",
+        "count",
+        "children_of",
+    ]
 
 
 async def test_opening_a_client_is_four_statements(wire: Wire) -> None:

@@ -22,9 +22,8 @@ async def test_every_statement_of_asyncpg_is_seen(durable_dsn: str) -> None:
 
 
 def test_every_statement_of_psycopg_is_seen(durable_dsn: str) -> None:
-    with Wire(durable_dsn) as wire, psycopg.connect(wire.dsn) as connection:
-        with wire.counted() as sent:
-            for number in range(7):  # from the sixth on it is prepared under a name
-                connection.execute("select %s::int", (number,))
-            connection.commit()
+    with Wire(durable_dsn) as wire, psycopg.connect(wire.dsn) as connection, wire.counted() as sent:
+        for number in range(7):  # from the sixth on it is prepared under a name
+            connection.execute("select %s::int", (number,))
+        connection.commit()
     assert sent == ["BEGIN", *["SELECT $1::INT"] * 7, "COMMIT"]

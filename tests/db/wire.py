@@ -19,8 +19,9 @@ from gen_durable._db.plan import in_schema, statements
 
 
 class Wire:
-    """Between `with` and its end: `dsn` leads through the proxy, `sent` has what passed: a statement of ours by its name,
-    any other in capitals.
+    """Between `with` and its end, `dsn` leads through the proxy, and `sent` has what passed.
+
+    A statement of ours is noted by its name, any other in capitals.
     """
 
     def __init__(self, dsn: str) -> None:
@@ -116,7 +117,9 @@ class _Session:
         self._sent.append(self._names.get(text) or text.upper())
 
 
-async def _pass_on(source: asyncio.StreamReader, target: asyncio.StreamWriter, session: _Session | None) -> None:
+async def _pass_on(
+    source: asyncio.StreamReader, target: asyncio.StreamWriter, session: _Session | None
+) -> None:
     try:
         while data := await source.read(2**16):
             if session is not None:

@@ -89,6 +89,12 @@ class Bench:
             self._products[key] = product
         return Product(self._products[key].schema, changes)
 
+    async def tables(self, product: Product) -> list[str]:
+        rows = await self.admin.fetch(
+            "select tablename from pg_tables where schemaname = $1 order by 1", product.schema
+        )
+        return [row["tablename"] for row in rows]
+
     async def blockers(self, names: Mapping[int, str]) -> dict[str, set[int]]:
         """Who of these waits, and for whom."""
         rows = await self.admin.fetch(_BLOCKERS, list(names))

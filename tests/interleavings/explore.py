@@ -105,7 +105,7 @@ class Stage(msgspec.Struct, frozen=True):
     @classmethod
     async def set(cls, bench: Bench, scenario: Scenario, pins: Pins, changes: Iterable[Change] = ()) -> Self:
         product = await bench.install((*scenario.pauses, *changes))
-        setup = in_schema(reset(scenario.setup), product.schema)
+        setup = in_schema(reset(await bench.tables(product), scenario.setup), product.schema)
         await bench.admin.execute(setup)
         return cls(bench, scenario, pins, product, setup, await look(bench.admin, product.schema))
 

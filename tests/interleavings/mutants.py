@@ -5,12 +5,11 @@ Each belongs to a scenario, some order of which it breaks for the reason given h
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import msgspec
 
-from gen_durable._core.model import CommitEntry, Committed
+from gen_durable._core.model import CommitEntry, CommitResult, Committed
 from gen_durable._db import commit as commits
 from gen_durable._db.insert import insert_children
 from gen_durable._db.pick import ungate
@@ -20,7 +19,7 @@ from tests.interleavings.bench import READ_COMMITTED, Pins
 from tests.interleavings.product import SCHEMA, Change, number
 from tests.interleavings.scenario import Scenario
 from tests.interleavings.scenarios import children, inserts, keys, leases, signals
-from tests.interleavings.session import Flushed, Work, autocommit, flushed, transaction
+from tests.interleavings.session import Flushed, Work, autocommit, commit, transaction
 from tests.interleavings.world import QUEUE, TOKEN, outcome
 
 
@@ -105,7 +104,7 @@ def _insert_then_wake() -> Plan[Arrival]:
 def _delete_then_lock() -> Plan[Flushed]:
     entry = outcome(1, "next", was_awaiting=True)
     yield _DELETE_CONSUMED()
-    return (yield from flushed([entry], commits.commit([entry])))
+    return (yield from commit([entry]))
 
 
 def _renew_by_name() -> Plan[set[tuple[int, int]]]:
@@ -125,13 +124,12 @@ def _ungate_first(entry: CommitEntry) -> Plan[Flushed]:
     return Flushed([entry], commits._report([entry], rows, {}, set()))
 
 
-def _one_by_one(entries: Iterable[CommitEntry]) -> Plan[Flushed]:
+def _one_by_one(entries: list[CommitEntry]) -> Plan[Flushed]:
     """Outcomes of one transaction in the order of their arrival, each with its own statement."""
-    reports: list[Any] = []
+    results: list[CommitResult] = []
     for entry in entries:
-        report = yield from commits.commit([entry])
-        reports += report.results
-    return Flushed(list(entries), commits.CommitReport(reports, set()))
+        results += (yield from commit([entry])).report.results
+    return Flushed(entries, commits.CommitReport(results, set()))
 
 
 _SEED_PARK = transaction(lambda _: _believed(signals.PARK, _AWAIT))
@@ -301,6 +299,12 @@ SIGNALS = [
         changes=[Change("recheck", "s.id <> all (coalesce(g.presented, '{}'))", "true")],
     ),
     Mutant(
+        name="recheck counts what was consumed",
+        scenario=signals.park_and_redeliver_what_was_consumed(),
+        reason="woken by what it had seen",
+        changes=[Change("recheck", "and s.consumed_seq is null", "")],
+    ),
+    Mutant(
         name="deliver does not lock its target (park)",
         scenario=signals.park_and_two_senders(),
         reason="lost wake-up",
@@ -398,6 +402,20 @@ KEYS = [
         scenario=keys.gate_and_release("done"),
         reason="free key, its line is gated",
         changes=[Change("lock_holders", "for no key update", "")],
+    ),
+    Mutant(
+        name="gate takes rows whose time has not come",
+        scenario=keys.gate_and_release("done"),
+        reason="free key, its line is gated",
+        changes=[Change("gate", "and g.eligible_at <= statement_timestamp()", "")],
+    ),
+    Mutant(
+        name="ungate lets in anybody",
+        scenario=keys.gate_and_release("done"),
+        reason="free key, its line is gated",
+        changes=[
+            Change("ungate", "order by g.priority, g.eligible_at, g.id limit 1", "order by g.id desc limit 1")
+        ],
     ),
     Mutant(
         name="ungate skips rows that somebody holds",

@@ -142,11 +142,12 @@ class Order:
         ended = [name for name, task in self._running.items() if task.done()]
         self._waiting.difference_update(ended)
         for name in ended:
+            session = self.sessions[name]
             try:
                 self._running.pop(name).result()
             except StatementError as error:
                 self.trace.append(f"{name} refused {error.sqlstate}")
-                await self._lose(self.sessions[name], error)
+                await self._lose(session, error)
                 self._refused.append(name)
         return bool(ended)
 

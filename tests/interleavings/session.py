@@ -139,7 +139,11 @@ class Session:
                 await self._begin(call, work)
             rows = await self._connection.fetch(text, *call.values)
         except asyncpg.PostgresError as error:
-            self._call = _checked(self._plan.throw(from_asyncpg(error)))
+            failure = from_asyncpg(error)
+            self._call = _checked(self._plan.throw(failure))
+            # The plan goes on by itself. In autocommit nothing is left of the statement that failed.
+            self.refusals.append(failure.sqlstate)
+            await self.roll_back()
             return
         try:
             self._call = _checked(self._plan.send(rows))
@@ -187,13 +191,18 @@ def flush(*entries: CommitEntry) -> Work:
     """Commit outcomes as the engine's flusher would."""
     ordered = commits.in_lock_order(entries)
     if commits.is_one_statement(ordered):
-        return autocommit(lambda _: flushed(ordered, commits.commit_plain(ordered)))
-    return transaction(lambda _: flushed(ordered, commits.commit(ordered)))
+        return autocommit(lambda _: commit_plain(ordered))
+    return transaction(lambda _: commit(ordered))
 
 
-def flushed(entries: Iterable[CommitEntry], plan: Plan[commits.CommitReport]) -> Plan[Flushed]:
-    """A flush of these entries, remembered with them."""
-    return Flushed(list(entries), (yield from plan))
+def commit(entries: list[CommitEntry]) -> Plan[Flushed]:
+    """The long statement and what follows it."""
+    return Flushed(entries, (yield from commits.commit(entries)))
+
+
+def commit_plain(entries: list[CommitEntry]) -> Plan[Flushed]:
+    """The short statement."""
+    return Flushed(entries, (yield from commits.commit_plain(entries)))
 
 
 def transitions(sessions: Iterable[Session]) -> Counter[int]:

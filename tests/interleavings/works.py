@@ -6,12 +6,11 @@ from datetime import timedelta
 from typing import Any
 
 from gen_durable._core.model import NewInstance
-from gen_durable._db import commit as commits
 from gen_durable._db import lease, pick
 from gen_durable._db.insert import insert
 from gen_durable._db.plan import Plan
 from gen_durable._db.signal import deliver
-from tests.interleavings.session import Session, Work, autocommit, flushed, transaction
+from tests.interleavings.session import Session, Work, autocommit, commit_plain, transaction
 from tests.interleavings.world import LEASE, MACHINES, QUEUE, WORKER, outcome
 
 CRASH_LIMIT = 20
@@ -22,7 +21,7 @@ def send(target: int | str = 1, name: str = "go", dedup_key: str | None = None) 
 
 
 def put(*rows: NewInstance) -> Work:
-    return autocommit(lambda _: insert(rows))
+    return autocommit(lambda _: insert(rows, is_alone=True))
 
 
 def reap() -> Work:
@@ -44,7 +43,7 @@ def commit_picked(kind: Any) -> Work:
             outcome(execution.id, kind, lease_token=execution.lease_token, step_seq=execution.step_seq)
             for execution in picked.executions
         ]
-        return flushed(entries, commits.commit_plain(entries)) if entries else None
+        return commit_plain(entries) if entries else None
 
     return autocommit(make)
 

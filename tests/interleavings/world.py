@@ -20,6 +20,7 @@ TOKEN: Final = 7
 WORKER: Final = "w1"
 LEASE: Final = timedelta(minutes=1)
 PAST: Final = timedelta(seconds=-1)
+FUTURE: Final = timedelta(hours=1)
 TERMINAL: Final = ("done", "failed", "cancelled")
 LIVE: Final = ("runnable", "executing", "awaiting_signal", "awaiting_children")
 FIRST_NEW_ID: Final = 100
@@ -58,12 +59,11 @@ async def look(conn: Any, schema: str) -> World:
     return World({row["id"]: row for row in instances}, msgspec.json.decode(found["signals"]))
 
 
-def reset(setup: Iterable[str]) -> str:
-    """An empty schema and then the rows of a scenario, as one text."""
+def reset(tables: Iterable[str], setup: Iterable[str]) -> str:
+    """Empty tables and then the rows of a scenario, as one text."""
     return ";\n".join(
         (
-            "delete from gen_durable.gen_durable",
-            "delete from gen_durable.signals",
+            *(f"delete from gen_durable.{table}" for table in tables),
             f"select setval('gen_durable.gen_durable_id_seq', {FIRST_NEW_ID}, false)",
             f"select setval('gen_durable.signals_id_seq', {FIRST_NEW_ID}, false)",
             *setup,
@@ -85,8 +85,10 @@ def leased(id: int, **columns: Any) -> str:
     return instance(id, "executing", **{**lease, **columns})
 
 
-def signal(id: int, target: int, name: str, dedup_key: str | None = None) -> str:
-    return _insert("signals", {"id": id, "target_id": target, "name": name, "dedup_key": dedup_key})
+def signal(id: int, target: int, name: str, dedup_key: str | None = None, **columns: Any) -> str:
+    return _insert(
+        "signals", {"id": id, "target_id": target, "name": name, "dedup_key": dedup_key, **columns}
+    )
 
 
 def outcome(id: int, kind: Any, **fields: Any) -> CommitEntry:

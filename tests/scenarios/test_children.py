@@ -168,7 +168,11 @@ async def test_a_child_of_another_round_does_not_touch_the_barrier(durable_dsn: 
     class Parent(Machine[None, None]):
         @step
         async def start(self, ctx: Context[None]) -> Outcome[None]:
-            return ScheduleChildren([Spec(Slow)], then=self.start)
+            return ScheduleChildren([Spec(Slow)], then=self.end)
+
+        @step
+        async def end(self, ctx: Context[None]) -> Outcome[None]:
+            return Done()
 
     async with (
         Worker([Parent, Slow], dsn=durable_dsn, settings=CALM) as worker,

@@ -6,6 +6,8 @@ import asyncio
 from datetime import timedelta
 from typing import Any
 
+import pytest
+
 from gen_durable import (
     Await,
     Context,
@@ -14,6 +16,7 @@ from gen_durable import (
     Next,
     Outcome,
     Queue,
+    Ref,
     Retry,
     ScheduleChildren,
     Spec,
@@ -35,6 +38,8 @@ from tests.scenarios.support import (
     row_of,
 )
 
+# Plain rows and others are committed by two statements, which have to say the same.
+both_statements = pytest.mark.parametrize("key", [None, "one"], ids=["plain", "keyed"])
 # Tried twice and crashed once before, with an old error: what each outcome has to clear or to keep.
 _WORN = (
     "update gen_durable.gen_durable set attempt = 2, crash_count = 1, last_error = 'old', eligible_at = now()"
@@ -42,18 +47,22 @@ _WORN = (
 
 
 async def _run_worn(
-    db: Any, worker: Worker, machine: type[Machine[int, int]], outcome_kind: str
-) -> dict[str, Any]:
-    """The row after one outcome of an instance that had a hard life before."""
+    db: Any, worker: Worker, machine: type[Machine[Any, int]], state: Any, key: str | None
+) -> tuple[str, dict[str, Any]]:
+    """What an instance with a hard life behind it answered, and its row after that."""
     events = Events(worker)
-    ref = await worker.insert(machine, 7, schedule_in=AN_HOUR)
+    ref = await worker.insert(machine, state, schedule_in=AN_HOUR)
+    await worker.signal(ref, "unread")
     await db.execute(_WORN)
+    await db.execute("update gen_durable.gen_durable set concurrency_key = $1", key)
     event = await events.wait(StepStop, lambda event: event.id == ref.id)
-    assert event.kind == outcome_kind
-    return await row_of(db, ref.id)
+    return event.kind, await row_of(db, ref.id)
 
 
-async def test_next_goes_on_with_another_step_and_starts_counting_anew(durable_dsn: str, db: Any) -> None:
+@both_statements
+async def test_next_goes_on_with_another_step_and_starts_counting_anew(
+    durable_dsn: str, db: Any, key: str | None
+) -> None:
     is_there, may_go = asyncio.Event(), asyncio.Event()
 
     class Walk(Machine[int, int]):
@@ -69,7 +78,8 @@ async def test_next_goes_on_with_another_step_and_starts_counting_anew(durable_d
             return Done(ctx.state)
 
     async with Worker([Walk], dsn=durable_dsn, settings=CALM) as worker:
-        row = await _run_worn(db, worker, Walk, "next")
+        kind, row = await _run_worn(db, worker, Walk, 7, key)
+        assert kind == "next"
         await happens(is_there)
         assert (row["step"], row["state"], row["step_seq"]) == ("two", "8", 1)
         assert (row["attempt"], row["crash_count"], row["last_error"]) == (0, 0, "old")
@@ -112,7 +122,8 @@ async def test_a_requeued_next_gives_its_lease_back_and_is_due_at_once(durable_d
         assert (await worker.wait(walk, timeout=PATIENCE)).result == 7
 
 
-async def test_next_with_a_delay_is_due_after_it(durable_dsn: str, db: Any) -> None:
+@both_statements
+async def test_next_with_a_delay_is_due_after_it(durable_dsn: str, db: Any, key: str | None) -> None:
     class Walk(Machine[int, int]):
         @step
         async def one(self, ctx: Context[int]) -> Outcome[int]:
@@ -123,20 +134,25 @@ async def test_next_with_a_delay_is_due_after_it(durable_dsn: str, db: Any) -> N
             return Done(ctx.state)
 
     async with Worker([Walk], dsn=durable_dsn, settings=CALM) as worker:
-        row = await _run_worn(db, worker, Walk, "next")
+        kind, row = await _run_worn(db, worker, Walk, 7, key)
+        assert kind == "next"
     assert (row["status"], row["step"], row["attempt"], row["step_seq"]) == ("runnable", "two", 0, 1)
     assert is_about(row["eligible_at"], row, AN_HOUR)
     assert has_no_lease(row)
 
 
-async def test_retry_stays_at_its_step_and_counts_an_attempt(durable_dsn: str, db: Any) -> None:
+@both_statements
+async def test_retry_stays_at_its_step_and_counts_an_attempt(
+    durable_dsn: str, db: Any, key: str | None
+) -> None:
     class Again(Machine[int, int]):
         @step
         async def one(self, ctx: Context[int]) -> Outcome[int]:
             return Retry(AN_HOUR, ctx.state + 1)
 
     async with Worker([Again], dsn=durable_dsn, settings=CALM) as worker:
-        row = await _run_worn(db, worker, Again, "retry")
+        kind, row = await _run_worn(db, worker, Again, 7, key)
+    assert kind == "retry"
     assert (row["status"], row["step"], row["state"]) == ("runnable", "one", "8")
     assert (row["attempt"], row["crash_count"], row["step_seq"]) == (3, 0, 0)
     assert (row["last_error"], row["result"], row["awaits"]) == ("old", None, None)
@@ -144,7 +160,10 @@ async def test_retry_stays_at_its_step_and_counts_an_attempt(durable_dsn: str, d
     assert has_no_lease(row)
 
 
-async def test_await_parks_at_the_next_step_with_its_set_of_names(durable_dsn: str, db: Any) -> None:
+@both_statements
+async def test_await_parks_at_the_next_step_with_its_set_of_names(
+    durable_dsn: str, db: Any, key: str | None
+) -> None:
     class Patient(Machine[int, int]):
         @step
         async def one(self, ctx: Context[int]) -> Outcome[int]:
@@ -155,7 +174,8 @@ async def test_await_parks_at_the_next_step_with_its_set_of_names(durable_dsn: s
             return Done(ctx.state)
 
     async with Worker([Patient], dsn=durable_dsn, settings=CALM) as worker:
-        row = await _run_worn(db, worker, Patient, "await")
+        kind, row = await _run_worn(db, worker, Patient, 7, key)
+    assert kind == "await"
     assert (row["status"], row["step"], row["state"]) == ("awaiting_signal", "two", "8")
     assert (row["attempt"], row["crash_count"], row["step_seq"]) == (0, 0, 1)
     assert (row["awaits"], row["timed_out"], row["result"]) == (["paid", "withdrawn"], False, None)
@@ -163,8 +183,9 @@ async def test_await_parks_at_the_next_step_with_its_set_of_names(durable_dsn: s
     assert has_no_lease(row)
 
 
+@both_statements
 async def test_schedule_children_parks_at_the_next_step_until_they_have_ended(
-    durable_dsn: str, db: Any
+    durable_dsn: str, db: Any, key: str | None
 ) -> None:
     class Leaf(Machine[int, int], queue="elsewhere"):
         @step
@@ -181,7 +202,8 @@ async def test_schedule_children_parks_at_the_next_step_until_they_have_ended(
             return Done(sum(ctx.children.results(Leaf)))
 
     async with Worker([Tree], dsn=durable_dsn, settings=CALM) as worker:
-        row = await _run_worn(db, worker, Tree, "schedule_childs")
+        kind, row = await _run_worn(db, worker, Tree, 7, key)
+        assert kind == "schedule_childs"
         assert (row["status"], row["step"], row["state"]) == ("awaiting_children", "two", "8")
         assert (row["attempt"], row["crash_count"], row["step_seq"]) == (0, 0, 1)
         assert (row["children_pending"], row["awaits"], row["result"]) == (2, None, None)
@@ -192,7 +214,10 @@ async def test_schedule_children_parks_at_the_next_step_until_they_have_ended(
         assert ended.eligible_at > row["updated_at"], "it was due when the last child ended"
 
 
-async def test_done_keeps_the_result_and_does_not_rewrite_the_state(durable_dsn: str, db: Any) -> None:
+@both_statements
+async def test_done_keeps_the_result_and_does_not_rewrite_the_state(
+    durable_dsn: str, db: Any, key: str | None
+) -> None:
     class End(Machine[dict[str, int], int]):
         @step
         async def one(self, ctx: Context[dict[str, int]]) -> Outcome[int]:
@@ -200,20 +225,21 @@ async def test_done_keeps_the_result_and_does_not_rewrite_the_state(durable_dsn:
             return Done(ctx.state["n"])
 
     async with Worker([End], dsn=durable_dsn, settings=CALM) as worker:
-        ref = await worker.insert(End, {"n": 1}, schedule_in=AN_HOUR)
-        await worker.signal(ref, "unread")
-        await db.execute(_WORN)
-        ended = await worker.wait(ref, timeout=PATIENCE)
-        row = await row_of(db, ref.id)
+        kind, row = await _run_worn(db, worker, End, {"n": 1}, key)
+        ended = await worker.wait(Ref(End, row["id"]))
+    assert kind == "done"
     assert (ended.status, ended.result, ended.state) == (Status.DONE, 99, {"n": 1})
     assert (row["step"], row["step_seq"], row["attempt"], row["crash_count"]) == ("one", 1, 0, 0)
     assert (row["awaits"], row["last_error"]) == (None, "old")
     assert is_about(row["finished_at"], row)
     assert has_no_lease(row)
-    assert await inbox_of(db, ref.id) == []
+    assert await inbox_of(db, row["id"]) == []
 
 
-async def test_stop_keeps_the_reason_and_does_not_rewrite_the_state(durable_dsn: str, db: Any) -> None:
+@both_statements
+async def test_stop_keeps_the_reason_and_does_not_rewrite_the_state(
+    durable_dsn: str, db: Any, key: str | None
+) -> None:
     class End(Machine[dict[str, int], int]):
         @step
         async def one(self, ctx: Context[dict[str, int]]) -> Outcome[int]:
@@ -221,17 +247,15 @@ async def test_stop_keeps_the_reason_and_does_not_rewrite_the_state(durable_dsn:
             return Stop("no more")
 
     async with Worker([End], dsn=durable_dsn, settings=CALM) as worker:
-        ref = await worker.insert(End, {"n": 1}, schedule_in=AN_HOUR)
-        await worker.signal(ref, "unread")
-        await db.execute(_WORN)
-        ended = await worker.wait(ref, timeout=PATIENCE)
-        row = await row_of(db, ref.id)
+        kind, row = await _run_worn(db, worker, End, {"n": 1}, key)
+        ended = await worker.wait(Ref(End, row["id"]))
+    assert kind == "stop"
     assert (ended.status, ended.last_error, ended.state) == (Status.FAILED, "no more", {"n": 1})
     assert (row["step"], row["step_seq"], row["attempt"], row["crash_count"]) == ("one", 1, 0, 0)
     assert (row["awaits"], row["result"]) == (None, None)
     assert is_about(row["finished_at"], row)
     assert has_no_lease(row)
-    assert await inbox_of(db, ref.id) == []
+    assert await inbox_of(db, row["id"]) == []
 
 
 async def test_an_outcome_without_a_state_commits_what_the_step_made_of_it(durable_dsn: str) -> None:

@@ -8,7 +8,7 @@ from tests.interleavings.invariants import require
 from tests.interleavings.scenario import End, Scenario
 from tests.interleavings.session import flush
 from tests.interleavings.works import gate, lease_some, put, reap, send
-from tests.interleavings.world import FIRST_NEW_ID, PAST, instance, leased, new, outcome
+from tests.interleavings.world import FIRST_NEW_ID, FUTURE, PAST, instance, leased, new, outcome
 
 
 def pick_pick_and_urgent_insert() -> Scenario:
@@ -114,9 +114,12 @@ def release_and_urgent_insert() -> Scenario:
 
 
 def _line(*, gated: bool) -> list[str]:
-    """An execution that holds k, and two due rows behind it."""
-    holder = leased(1, concurrency_key="k", concurrency_slot=0)
-    return [holder, *(instance(id, concurrency_key="k", gated=gated, eligible_at=PAST) for id in (2, 3))]
+    """An execution that holds k, two due rows behind it, and an urgent one whose time has not come."""
+    return [
+        leased(1, concurrency_key="k", concurrency_slot=0),
+        *(instance(id, concurrency_key="k", gated=gated, eligible_at=PAST) for id in (2, 3)),
+        instance(9, concurrency_key="k", priority=-9, eligible_at=FUTURE),
+    ]
 
 
 def _outcome(kind: Any) -> Any:

@@ -11,7 +11,7 @@ from gen_durable._db.pick import Picked
 from gen_durable._db.plan import Plan, Statement
 from tests.interleavings.invariants import require
 from tests.interleavings.scenario import End, Scenario
-from tests.interleavings.session import Session, autocommit, flush, flushed, transaction
+from tests.interleavings.session import Session, autocommit, commit_plain, flush, transaction
 from tests.interleavings.works import CRASH_LIMIT, commit_picked, lease_some, reap
 from tests.interleavings.world import LEASE, TOKEN, instance, leased, outcome
 
@@ -79,7 +79,7 @@ def resolve_while_unanswered(kind: Any) -> Scenario:
 
     def again(session: Session) -> Plan[Any] | None:
         (standing,) = session.result
-        return flushed([entry], commits.commit_plain([entry])) if standing is None else None
+        return commit_plain([entry]) if standing is None else None
 
     def check(end: End) -> None:
         last = end.result("B")

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from gen_durable._db import commit as commits
 from gen_durable._db.pick import Picked, stuck_keys
 from gen_durable._db.plan import Plan
 from gen_durable._db.signal import Arrival, deliver
 from tests.interleavings.invariants import require
 from tests.interleavings.scenario import End, Scenario
-from tests.interleavings.session import Session, autocommit, callers, flush, flushed, transaction
+from tests.interleavings.session import Session, autocommit, callers, commit, flush, transaction
 from tests.interleavings.works import gate, lease_some, send
 from tests.interleavings.world import instance, leased, outcome, signal
 
@@ -66,7 +65,7 @@ def pick_and_park_a_pack() -> Scenario:
             )
             for execution in picked.executions
         ]
-        return flushed(entries, commits.commit(entries)) if entries else None
+        return commit(entries) if entries else None
 
     def check(end: End) -> None:
         row = end.after.instances[1]

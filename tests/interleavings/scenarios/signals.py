@@ -99,6 +99,21 @@ def park_a_pack_and_redeliver() -> Scenario:
     )
 
 
+def park_and_redeliver_what_was_consumed() -> Scenario:
+    """What is left of a consumed signal keeps duplicates out, and wakes nobody."""
+
+    def check(end: End) -> None:
+        require(not end.result("D").is_new, "the same event twice")
+        require(end.after.status(1) == "awaiting_signal", "woken by what it had seen")
+
+    return Scenario(
+        name="park × redeliver of a consumed signal",
+        setup=[leased(1, has_signals=True), signal(1, 1, "go", "d", consumed_seq=0)],
+        sessions={"P": [flush(PARK)], "D": [send(dedup_key="d")]},
+        check=check,
+    )
+
+
 def done_and_deliver(*, has_signals: bool) -> Scenario:
     """A signal is accepted by a live instance or refused; nobody is told that it arrived after the end."""
 
@@ -250,6 +265,7 @@ SCENARIOS = [
     park_deliver_and_reap(),
     park_a_pack_and_deliver(),
     park_a_pack_and_redeliver(),
+    park_and_redeliver_what_was_consumed(),
     done_and_deliver(has_signals=False),
     done_and_deliver(has_signals=True),
     done_deliver_and_reap(),

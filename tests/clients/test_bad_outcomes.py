@@ -1,0 +1,215 @@
+"""What a step may get wrong: its instance fails with words that help, its state is kept, and its neighbours go on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime, timedelta
+from typing import Any
+
+from gen_durable import (
+    Await,
+    Context,
+    Done,
+    Instance,
+    Machine,
+    Next,
+    Outcome,
+    Retry,
+    ScheduleChildren,
+    Settings,
+    Spec,
+    Status,
+    Stop,
+    Worker,
+    step,
+)
+from tests.clients.machines import Number
+
+LONG = timedelta(seconds=30)
+
+
+def nested(levels: int) -> Any:
+    value: Any = []
+    for _ in range(levels):
+        value = [value]
+    return value
+
+
+async def nothing() -> None: ...
+
+
+# What the step returns → what the row says afterwards.
+OUTCOMES: dict[str, tuple[Callable[[], Any], str]] = {
+    "an unknown step": (
+        lambda: Next("edn"),
+        "UnknownStepError: step 'bad': machine 'Bad' has no step 'edn'; did you mean 'end'? (it has: bad, worse, end)",
+    ),
+    "an unknown step after a signal": (
+        lambda: Await("x", then="nowhere"),
+        "machine 'Bad' has no step 'nowhere'",
+    ),
+    "an unknown step after children": (lambda: ScheduleChildren([], then="nowhere"), "has no step 'nowhere'"),
+    "a step outside of to=": (
+        lambda: Next("worse"),
+        "went to 'worse'; its to= allows only end; add the step there",
+    ),
+    "nothing": (
+        lambda: None,
+        "OutcomeError: step 'bad' of machine 'Bad' returned None, which is no outcome; "
+        "return Next, Retry, Await, ScheduleChildren, Done or Stop on every path",
+    ),
+    "a text": (lambda: "done", "returned a value of type str, which is no outcome; return Next, Retry"),
+    "the class of an outcome": (lambda: Done, "returned a value of type type, which is no outcome"),
+    "a result of NaN": (
+        lambda: Done(float("nan")),
+        "NaN or an infinite number, which JSON does not have; use None",
+    ),
+    "an infinite result": (lambda: Done([1, float("inf")]), "NaN or an infinite number"),
+    "a result with NUL": (
+        lambda: Done({"a": "\0"}),
+        "a NUL character, which PostgreSQL cannot store; take it out",
+    ),
+    "a result with half a pair": (
+        lambda: Done("\udc00"),
+        "half of a surrogate pair, which is no Unicode text",
+    ),
+    "a result that is no JSON": (lambda: Done(object()), "a value of type object has no form in JSON"),
+    "a result that is too large": (lambda: Done("x" * 2000), "it is 2002 bytes of JSON, 2000 are allowed"),
+    "a result that is too deep": (
+        lambda: Done(nested(100)),
+        "it is nested deeper than 100 levels; make it flatter",
+    ),
+    "a result that has no end": (lambda: Done(nested(50_000)), "nested"),
+    "a result of too many digits": (
+        lambda: Done(10**400),
+        "a number of more than 400 digits; store it as a text",
+    ),
+    "a state of another type": (
+        lambda: Next("end", 5),
+        "the state of Bad {id} cannot be stored as str: it is of type int",
+    ),
+    "a state with NUL": (lambda: Next("end", "\0"), "a NUL character"),
+    "a state that is too large": (lambda: Await("x", then="end", state="x" * 2000), "2000 are allowed"),
+    "a state of a retry": (lambda: Retry(state=5), "the state of Bad {id} cannot be stored as str"),
+    "a negative delay": (
+        lambda: Next("end", delay=timedelta(seconds=-1)),
+        "UsageError: the delay of this Next is negative (-1 day, 23:59:59); give zero or more",
+    ),
+    "a negative delay of a retry": (
+        lambda: Retry(timedelta(seconds=-1)),
+        "the delay of this Retry is negative",
+    ),
+    "a bare number": (lambda: Retry(5), "the delay of this Retry is of type int; write timedelta(seconds=5)"),  # type: ignore[arg-type]
+    "a negative timeout": (
+        lambda: Await("x", then="end", timeout=timedelta(-1)),
+        "the timeout of this Await is negative",
+    ),
+    "a naive deadline": (
+        lambda: Await("x", then="end", deadline=datetime(2030, 1, 1)),  # noqa: DTZ001
+        "the deadline of this Await has no time zone (2030-01-01 00:00:00); write datetime(…, tzinfo=UTC)",
+    ),
+    "an await of nothing": (lambda: Await(then="end"), "so nothing could wake it; give it one"),  # type: ignore[call-overload]
+    "an await of a list": (lambda: Await(["x"], then="end"), "give them one by one: Await(*signals, then=…)"),  # type: ignore[call-overload]
+    "65 signals": (lambda: Await(*map(str, range(65)), then="end"), "names 65 signals; at most 64 work"),
+    "a signal without name": (
+        lambda: Await("", then="end"),
+        "the name of a signal is empty; give 1 to 255 bytes",
+    ),
+    "a signal of a long name": (
+        lambda: Await("x" * 256, then="end"),
+        "the name of a signal is 256 bytes long",
+    ),
+    "a long key": (
+        lambda: Next("end", concurrency_key="k" * 1025),
+        "concurrency_key is 1025 bytes long; give at most",
+    ),
+    "a step without name": (lambda: Next(""), "the name of a step is empty"),
+    "too many children": (
+        lambda: ScheduleChildren([Spec(Number, n) for n in range(4)], then="end"),
+        "schedules 4 children; at most 3 at once; or raise settings.max_children",
+    ),
+    "a child of another type": (
+        lambda: ScheduleChildren([Spec(Number, 1), Spec(Number, "x")], then="end"),  # type: ignore[misc]  # that is the point
+        "EncodeError: the state of Number cannot be stored as int: it is of type str",
+    ),
+    "children that are none": (
+        lambda: ScheduleChildren([1], then="end"),  # type: ignore[list-item]
+        "child 0 is of type int; wrap each one: Spec(",
+    ),
+    "a child with a bad option": (
+        lambda: ScheduleChildren([Spec(Number, 1, priority=10**6)], then="end"),
+        "the priority is 1000000; give a number from",
+    ),
+    "an exception": (lambda: 1 / 0, "ZeroDivisionError: division by zero"),
+    "a stop that cannot be stored": (lambda: Stop("x\0y\ud800"), "x\\x00y\\ud800"),
+}
+
+
+class Bad(Machine[str, Any]):
+    @step(to=["end"])
+    async def bad(self, ctx: Context[str]) -> Outcome[Any]:
+        if ctx.attempt:
+            return Stop("it was retried, and nobody asked for that")
+        returned: Outcome[Any] = OUTCOMES[ctx.state][0]()
+        return returned
+
+    @step
+    def worse(self, ctx: Context[str]) -> Outcome[Any]:
+        return nothing()  # type: ignore[return-value]  # a plain def that returns a coroutine
+
+    @step
+    async def end(self, ctx: Context[str]) -> Outcome[Any]:
+        return Done("well")
+
+
+class Handler(Machine[str, Any]):
+    """Its handler is no better than its step."""
+
+    @step
+    async def only(self, ctx: Context[str]) -> Outcome[Any]:
+        raise RuntimeError("the first")
+
+    def handle(self, error: Exception, ctx: Context[str]) -> Outcome[Any]:
+        if ctx.state == "raises":
+            raise ValueError("the second")
+        if ctx.state == "unknown":
+            return Next("nowhere")
+        if ctx.state == "nan":
+            return Done(float("nan"))
+        return None  # type: ignore[return-value]  # that is the point
+
+
+# The state → what the handler raises in its turn.
+HANDLERS = {
+    "raises": "ValueError: the second",
+    "unknown": "UnknownStepError: step 'only': machine 'Handler' has no step 'nowhere'",
+    "nan": "EncodeError: the result of Handler {id} cannot be stored as Any: it holds NaN",
+    "none": "OutcomeError: step 'handle of only' of machine 'Handler' returned None, which is no outcome",
+}
+
+
+def assert_failed(instance: Instance[Any, Any], state: object, said: str) -> None:
+    assert instance.status is Status.FAILED, instance
+    assert said.replace("{id}", str(instance.id)) in (instance.last_error or ""), instance.last_error
+    # What was committed before is all there, and the end counts as one transition.
+    assert (instance.state, instance.step_seq, instance.attempt) == (state, 1, 0)
+    assert instance.finished_at is not None
+    assert instance.locked_by is None
+
+
+async def test_every_bad_outcome_fails_its_instance_alone_and_says_why(durable_dsn: str) -> None:
+    settings = Settings(max_payload=2000, max_children=3)
+    async with Worker([Bad, Handler, Number], dsn=durable_dsn, settings=settings) as worker:
+        good = await worker.insert_all([Spec(Number, n) for n in range(20)])
+        bad = await worker.insert_all([Spec(Bad, name) for name in OUTCOMES])
+        coroutine = await worker.insert(Bad, "a coroutine", step=Bad.worse)
+        handled = await worker.insert_all([Spec(Handler, name) for name in HANDLERS])
+        for instance in await worker.wait_all(bad, timeout=LONG):
+            assert_failed(instance, instance.state, OUTCOMES[instance.state][1])
+        for instance in await worker.wait_all(handled, timeout=LONG):
+            said = f"RuntimeError: the first; then handle raised {HANDLERS[instance.state]}"
+            assert_failed(instance, instance.state, said)
+        plain_def = await worker.wait(coroutine, timeout=LONG)
+        assert_failed(plain_def, "a coroutine", "is a plain def but returned a coroutine; write `async def`")
+        assert [one.result for one in await worker.wait_all(good, timeout=LONG)] == list(range(20))
+        assert await worker.count(Number) == 20, "no child of a refused outcome is there"

@@ -1,0 +1,158 @@
+"""Names and keys of every kind survive the way into the database and back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import psycopg
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from gen_durable._core.model import Committed, Execution
+from gen_durable._db import inspect
+from gen_durable._db.commit import id_array, text_array
+from gen_durable._db.pick import pick
+from gen_durable._db.pool import Database
+from gen_durable._db.signal import Arrival, deliver
+from tests.db.engine import LEASE, entry, flushed, inserted, new
+
+NASTY = [
+    "'",
+    '"',
+    "\\",
+    "\\\\'\"",
+    "%",
+    "%s%(x)s$1:name::",
+    "NULL",
+    "null",
+    "{}",
+    "{a,b}",
+    ",",
+    " ",
+    "\t\n\r\x01\x7f",
+    "--",
+    "/*",
+    ";drop table gen_durable.gen_durable;",
+    "$$",
+    "gen_durable.",
+    "\u202eright to left",
+    "e\u0301",
+    "\ufeff",
+    "\U0001f9ff",
+    "\uffff",
+    "ß",
+    "x" * 255,
+    "ü" * 127,
+]
+
+
+def texts(most: int) -> st.SearchStrategy[str]:
+    """What `_checks` lets through: not empty, no NUL, no half of a surrogate pair, so many bytes."""
+    characters = st.characters(exclude_categories=["Cs"], exclude_characters="\0")
+    longest = st.text(characters, min_size=1, max_size=most).filter(lambda text: len(text.encode()) <= most)
+    return st.sampled_from(NASTY) | longest
+
+
+NAMES = texts(255)
+KEYS = texts(1024)
+SPARE = settings(
+    max_examples=60,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+
+
+@given(st.lists(KEYS, max_size=64))
+@example(NASTY)
+@SPARE
+def test_an_array_of_names_is_read_by_postgresql_as_it_was_written(
+    durable_dsn: str, names: list[str]
+) -> None:
+    with psycopg.connect(durable_dsn) as conn:
+        assert conn.execute("select %s::text::text[]", (text_array(names),)).fetchone() == (names,)
+
+
+@given(st.lists(st.integers(1, 2**63 - 1), max_size=100))
+@SPARE
+def test_an_array_of_ids_is_too(durable_dsn: str, ids: list[int]) -> None:
+    with psycopg.connect(durable_dsn) as conn:
+        assert conn.execute("select %s::text::bigint[]", (id_array(ids),)).fetchone() == (ids,)
+
+
+@given(
+    fsm=NAMES,
+    step=NAMES,
+    queue=NAMES,
+    concurrency_key=KEYS,
+    correlation_key=KEYS,
+    unique_key=st.binary(min_size=1, max_size=1024) | KEYS.map(str.encode),
+    signal=NAMES,
+    dedup_key=KEYS,
+    others=st.lists(NAMES, max_size=5),
+)
+@SPARE
+async def test_names_and_keys_survive_insert_pick_await_signal_and_get(
+    database: Database,
+    sql: Any,
+    fsm: str,
+    step: str,
+    queue: str,
+    concurrency_key: str,
+    correlation_key: str,
+    unique_key: bytes,
+    signal: str,
+    dedup_key: str,
+    others: list[str],
+) -> None:
+    await sql.execute("truncate gen_durable.gen_durable, gen_durable.signals")
+    (id,) = await inserted(
+        database,
+        new(
+            fsm,
+            step=step,
+            queue=queue,
+            concurrency_key=concurrency_key,
+            correlation_key=correlation_key,
+            unique_key=unique_key,
+        ),
+    )
+    (execution,) = await leased(database, fsm, queue)
+    assert (execution.id, execution.fsm, execution.step, execution.queue) == (id, fsm, step, queue)
+    assert (execution.concurrency_key, execution.correlation_key) == (concurrency_key, correlation_key)
+
+    awaited = tuple(dict.fromkeys([*others, signal]))
+    (parked,) = await flushed(database, [entry(execution, "await", step=step, awaits=awaited)])
+    assert parked == Committed("awaiting_signal")
+    arrival = await database.run(deliver(correlation_key, signal, "1", dedup_key))
+    assert arrival == Arrival(id, True, True, queue)
+    again = await database.run(deliver(id, signal, "1", dedup_key))
+    assert again == Arrival(id, False, False, queue)
+    (execution,) = await leased(database, fsm, queue)
+    assert execution.awaits == awaited
+    assert [message.name for message in execution.awaited] == [signal]
+
+    by_id, by_key = await database.run(inspect.get(id)), await database.run(inspect.get(correlation_key))
+    assert by_id is not None
+    assert by_key is not None
+    assert dict(by_id) == dict(by_key)
+    assert (by_id["fsm"], by_id["step"], by_id["queue"], tuple(by_id["awaits"])) == (
+        fsm,
+        step,
+        queue,
+        awaited,
+    )
+    assert (by_id["unique_key"], by_id["concurrency_key"]) == (unique_key, concurrency_key)
+    found = await database.run(
+        inspect.page(
+            inspect.Filter(
+                fsm=fsm, step=step, queue=queue, unique_key=unique_key, concurrency_key=concurrency_key
+            ),
+            10,
+            None,
+        )
+    )
+    assert [row["id"] for row in found] == [id]
+
+
+async def leased(database: Database, fsm: str, queue: str) -> list[Execution]:
+    return (await database.run(pick(queue, ([fsm], [1]), 10, 1, "worker", LEASE))).executions
