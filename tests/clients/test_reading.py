@@ -188,13 +188,13 @@ async def test_a_filter_that_cannot_be_is_refused(client: Any) -> None:
         for verb in (client.list, client.count):
             with pytest.raises(UsageError, match=problem):
                 await verb(**wanted)
-    options: Wanted
-    for options, problem in [
+    paging: list[tuple[Wanted, str]] = [
         ({"limit": 0}, "limit is 0; give a number from 1 to 10000"),
         ({"limit": 10_001}, "limit is 10001"),
         ({"before": 0}, "the id is 0"),
         ({"before": "x"}, "the id is of type str"),
-    ]:
+    ]
+    for options, problem in paging:
         with pytest.raises(UsageError, match=problem):
             await client.list(**options)
 
