@@ -44,21 +44,21 @@ with recursive moment as materialized (
 ), leased as (
   update gen_durable.gen_durable g
      set status = 'executing', lease_token = :lease_token::bigint, locked_by = :worker::text,
-         lease_expires_at = (select now from moment) + :lease::interval,
+         lease_expires_at = (select now from moment) + :lease::interval, leased_at = (select now from moment),
          concurrency_slot = case when g.concurrency_key is not null then 0 end,
          execution = least(g.execution, 2147483646) + 1, updated_at = (select now from moment)
     from admitted
    where g.id = admitted.id and admitted.is_admitted
   returning g.id, g.lease_token, g.fsm, g.fsm_version, g.step, g.step_seq, g.attempt, g.state::text as state,
             g.awaits, g.timed_out, g.has_signals, coalesce(g.spawn_round = g.step_seq, false) as has_children,
-            g.parent_id, g.concurrency_key, g.correlation_key, g.queue, g.priority, g.eligible_at
+            g.parent_id, g.concurrency_key, g.correlation_key, g.queue, g.priority, g.eligible_at, g.leased_at
 )
 select * from leased
 union all
 select * from (
   select distinct on (admitted.concurrency_key) admitted.id, null::bigint, admitted.fsm, null::int, null, null::bigint,
          null::int, null, null::text[], null::boolean, null::boolean, null::boolean, null::bigint,
-         admitted.concurrency_key, null, null, admitted.priority, admitted.eligible_at
+         admitted.concurrency_key, null, null, admitted.priority, admitted.eligible_at, null::timestamptz
     from admitted where not admitted.is_admitted
    order by admitted.concurrency_key, admitted.priority, admitted.eligible_at, admitted.id) denied
 
