@@ -9,6 +9,7 @@ from typing import Any, Final, TypedDict
 from ._checks import checked_id, checked_int, checked_key, checked_moment, checked_name
 from ._core.codec import encode
 from ._core.opening import instance_of
+from ._core.records import record_of
 from ._core.settle import new_instance
 from ._db import insert as inserts
 from ._db import inspect
@@ -17,7 +18,7 @@ from ._db.plan import Plan
 from .config import Settings
 from .definition import MachineDef, StepRef, definition_of, step_name
 from .errors import NoTargetError, UsageError, did_you_mean
-from .instance import Delivered, Delivery, DuplicateSignal, Instance, Status
+from .instance import Delivered, Delivery, DuplicateSignal, ExecutionRecord, Instance, Status
 from .refs import (
     AnySpec,
     Duplicate,
@@ -37,6 +38,7 @@ __all__ = [
     "children",
     "count",
     "definition_of_target",
+    "executions",
     "get",
     "insert",
     "page",
@@ -136,6 +138,13 @@ def children(target: Target, *, every: bool) -> Plan[Sequence[Instance[Any, Any]
     id = yield from resolve(target, "list the children")
     rows = yield from inspect.children_of(id, every=every)
     return [read(row, None) for row in rows]
+
+
+def executions(target: Target) -> Plan[Sequence[ExecutionRecord]]:
+    """The executions of an instance."""
+    id = yield from resolve(target, "list the executions")
+    rows = yield from inspect.executions(id)
+    return [record_of(row) for row in rows]
 
 
 def definition_of_target(target: Target) -> MachineDef | None:

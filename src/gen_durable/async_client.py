@@ -23,7 +23,7 @@ from ._verbs import Filters
 from .config import Settings
 from .connections import AsyncConnection
 from .errors import NoTargetError, NotConnectedError
-from .instance import Delivery, Instance, Until
+from .instance import Delivery, ExecutionRecord, Instance, Until
 from .refs import AnySpec, Insertable, InsertOptions, InsertResult, Ref, Spec, Target
 from .signals import Signal
 
@@ -245,6 +245,10 @@ class AsyncClient:
     async def children(self, target: Target, /, *, every: bool = False) -> Sequence[Instance[Any, Any]]:
         """The children of the last `ScheduleChildren` of an instance, in order; or (`every`) all it ever had."""
         return await self._database.run(_verbs.children(target, every=every))
+
+    async def executions(self, target: Target, /) -> Sequence[ExecutionRecord]:
+        """Every execution of an instance, oldest first: the ended ones as they are recorded, and the live one."""
+        return await self._database.run(_verbs.executions(target))
 
     @overload
     async def wait(

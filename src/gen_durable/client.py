@@ -21,7 +21,7 @@ from ._verbs import Filters
 from .config import Settings
 from .connections import Connection
 from .errors import NoTargetError, NotConnectedError
-from .instance import Delivery, Instance, Until
+from .instance import Delivery, ExecutionRecord, Instance, Until
 from .refs import AnySpec, Insertable, InsertOptions, InsertResult, Ref, Spec, Target
 from .signals import Signal
 
@@ -208,6 +208,10 @@ class Client:
     def children(self, target: Target, /, *, every: bool = False) -> Sequence[Instance[Any, Any]]:
         """See `AsyncClient.children`."""
         return self._database.run(_verbs.children(target, every=every))
+
+    def executions(self, target: Target, /) -> Sequence[ExecutionRecord]:
+        """See `AsyncClient.executions`."""
+        return self._database.run(_verbs.executions(target))
 
     @overload
     def wait(

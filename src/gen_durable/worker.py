@@ -68,6 +68,7 @@ class Worker(AsyncClient):
         self.machines: tuple[MachineDef, ...] = tuple(self._registry)
         self.queues: Mapping[str, Queue] = _queues(self._registry, queues)
         self._commits: Database | None = None
+        self._effects: Database | None = None
         self._engine: Engine | None = None
 
     def run(self) -> None:
@@ -142,6 +143,8 @@ class Worker(AsyncClient):
             advice=self._server.advice,
             lock_timeout=Flusher.PATIENCE,
         )
+        # Made as effects come up; each holds one for as long as it takes.
+        self._effects = await Database.open(self._server.dsn, self.settings.schema, least=0)
         self._engine = Engine(
             self.name,
             self._server.dsn,
@@ -150,6 +153,7 @@ class Worker(AsyncClient):
             queues=self.queues,
             database=self._database,
             commits=self._commits,
+            effects=self._effects,
             telemetry=self.telemetry,
             wakes=self._wakes,
             on_failure=self._waiting.fail,
@@ -162,8 +166,9 @@ class Worker(AsyncClient):
             if engine is not None:
                 await engine.drain()
         finally:
-            if self._commits is not None:
-                await self._commits.close()
+            for database in (self._commits, self._effects):
+                if database is not None:
+                    await database.close()
             await super()._close()
 
     def _pool_size(self) -> int:

@@ -151,4 +151,5 @@ def _execution(row: Row, inbox: tuple[SignalRow, ...], children: tuple[ChildRow,
         row["parent_id"],
         row["concurrency_key"],
         row["correlation_key"],
+        row["leased_at"],
     )

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections.abc import Awaitable, Callable
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
-from ..errors import UnreachableError
+from ..errors import UnreachableError, UsageError
 from .failures import StatementError
 from .plan import Plan
 from .runner import from_asyncpg, run_asyncpg
@@ -51,9 +52,16 @@ class Database:
 
     @classmethod
     async def open(
-        cls, dsn: str, schema: str, *, size: int = 10, advice: str = "", lock_timeout: str = "10s"
+        cls,
+        dsn: str,
+        schema: str,
+        *,
+        least: int = 1,
+        size: int = 10,
+        advice: str = "",
+        lock_timeout: str = "10s",
     ) -> Self:
-        """Connect; at least one connection works then.
+        """Make a pool, with `least` connections at once and `size` of them at most.
 
         Raises:
             UnreachableError: there is no way to that database.
@@ -66,7 +74,7 @@ class Database:
         try:
             pool = await asyncpg.create_pool(
                 dsn,
-                min_size=1,
+                min_size=least,
                 max_size=size,
                 server_settings={**PINNED, "lock_timeout": lock_timeout},
                 command_timeout=_ANSWER_WITHIN,
@@ -102,6 +110,19 @@ class Database:
         """Run a plan as one transaction."""
         async with _Acquired(self._pool) as conn, _Transaction(conn, lock_timeout):
             return await run_asyncpg(conn, plan, self.schema)
+
+    async def run_around(
+        self, before: Plan[bool], inside: Callable[[Any], Awaitable[object]], after: Plan[T]
+    ) -> T:
+        """One transaction: `before`; if it says so, `inside` on the very connection; and `after`."""
+        async with _Acquired(self._pool) as conn, _Transaction(conn, None):
+            if await run_asyncpg(conn, before, self.schema):
+                await inside(conn)
+                if not conn.is_in_transaction():
+                    raise UsageError(
+                        "the effect ended the transaction that it runs in", "leave COMMIT and ROLLBACK out"
+                    )
+            return await run_asyncpg(conn, after, self.schema)
 
 
 class _Acquired:

@@ -11,6 +11,7 @@ from typing import Any, Final
 from .._core.registry import Registry
 from .._core.settle import Limits
 from .._db import insert as inserts
+from .._db.commit import Recorder
 from .._db.lease import Lease
 from .._db.pool import Database
 from ..config import Queue, Settings
@@ -45,6 +46,7 @@ class Engine:
         queues: Mapping[str, Queue],
         database: Database,
         commits: Database,
+        effects: Database,
         telemetry: Telemetry,
         wakes: Wakes,
         on_failure: Callable[[BaseException], None],
@@ -59,7 +61,7 @@ class Engine:
         self._hurry = asyncio.Event()
         self._threads = Threads(settings.threads)
         contact = Contact()
-        self._flusher = Flusher(commits, wakes, contact)
+        self._flusher = Flusher(commits, effects, Recorder(worker, settings.executions), wakes, contact)
         self._heartbeat = Heartbeat(
             dsn, settings.schema, settings.lease, settings.heartbeat, contact, self._lose
         )

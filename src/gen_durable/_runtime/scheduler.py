@@ -6,13 +6,13 @@ import asyncio
 import random
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from datetime import timedelta
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
-from .._core.model import CommitEntry, CommitResult, Committed, Execution, Stale
+from .._core.model import CommitEntry, CommitResult, Committed, EffectFailed, Execution, Stale
 from .._core.registry import Registry
 from .._core.settle import release
 from .._db import pick as picks
@@ -207,18 +207,39 @@ class Scheduler(Service):
         chain_began = time.monotonic()
         for step_number in range(1, _CHAIN_STEPS + 1):
             began = time.monotonic()
-            self._in_step[lease] = execution
-            entry = await self._executor.run(execution, may_chain=step_number < _CHAIN_STEPS)
-            self._in_step.pop(lease, None)
+            may_chain = step_number < _CHAIN_STEPS
+            entry = await self._inside(lease, execution, self._executor.run(execution, may_chain=may_chain))
             ended = time.monotonic()
-            # Asked after the step: while it ran, a shutdown may have begun, or its turn may have passed.
-            if entry.kind == "keep" and (self._is_draining or ended - chain_began > _CHAIN_SECONDS):
-                entry = msgspec.structs.replace(entry, kind="next")
-            result = await self._flusher.commit(entry)
+            result = await self._commit(entry, began, chain_began)
+            if isinstance(result, EffectFailed):
+                recovery = self._executor.recover(result.error, execution, may_chain=may_chain)
+                entry = await self._inside(lease, execution, recovery)
+                result = await self._commit(entry, began, chain_began)
+            if isinstance(result, EffectFailed):
+                entry = self._executor.give_up(result.error, execution)
+                result = await self._commit(entry, began, chain_began)
             self._observe(execution, entry, result, ended - began)
             if entry.kind != "keep" or not isinstance(result, Committed) or result.status != "executing":
                 return
             execution = _next(execution, entry, result)
+
+    async def _inside(
+        self, lease: Lease, execution: Execution, step: Coroutine[Any, Any, CommitEntry]
+    ) -> CommitEntry:
+        """Await what a user wrote: only here may a shutdown or a lost lease cut in."""
+        self._in_step[lease] = execution
+        self._heartbeat.begin(lease, execution.step_seq)
+        entry = await step
+        self._heartbeat.end(lease)
+        self._in_step.pop(lease, None)
+        return entry
+
+    async def _commit(self, entry: CommitEntry, began: float, chain_began: float) -> CommitResult:
+        # Asked after the step: while it ran, a shutdown may have begun, or its turn may have passed.
+        if entry.kind == "keep" and (self._is_draining or time.monotonic() - chain_began > _CHAIN_SECONDS):
+            entry.kind = "next"
+        entry.started = began
+        return await self._flusher.commit(entry)
 
     def _observe(
         self, execution: Execution, entry: CommitEntry, result: CommitResult, seconds: float
@@ -273,4 +294,5 @@ def _next(execution: Execution, entry: CommitEntry, committed: Committed) -> Exe
         timed_out=False,
         inbox=committed.inbox,
         children=(),
+        leased_at=committed.leased_at,
     )

@@ -26,15 +26,20 @@ create unique index executions_commit on gen_durable.executions (instance_id, st
 create index executions_aborted on gen_durable.executions (instance_id, step_seq) where status = 'ABORTED';
 create index executions_committed on gen_durable.executions (finished_at) where status = 'COMMITTED';
 
--- All executions under the names of the state model, live ones included.
+-- All executions under the names of the state model: committed, aborted, live. Three branches, so that a look at one job
+-- finds each of them by its index.
 create view gen_durable.gen_durable_executions as
 select e.instance_id || ':' || e.execution as exec_id, e.instance_id as job_id, e.execution as attempt, e.lease_owner,
-       null::timestamptz as lease_expires_at, e.status, e.started_at, e.finished_at, e.leased_at, e.step, e.step_seq,
+       null::timestamptz as lease_expires_at, e.status, e.leased_at, e.started_at, e.finished_at, e.step, e.step_seq,
        e.attempt as step_attempt, e.outcome, e.error
-  from gen_durable.executions e
+  from gen_durable.executions e where e.status in ('COMMITTED', 'DONE')
+union all
+select e.instance_id || ':' || e.execution, e.instance_id, e.execution, e.lease_owner, null, e.status, e.leased_at,
+       e.started_at, e.finished_at, e.step, e.step_seq, e.attempt, e.outcome, e.error
+  from gen_durable.executions e where e.status = 'ABORTED'
 union all
 select g.id || ':' || g.execution, g.id, g.execution, g.locked_by, g.lease_expires_at,
-       case when g.started_at is null then 'LEASED' else 'IN_PROGRESS' end, g.started_at, null, g.leased_at, g.step,
+       case when g.started_at is null then 'LEASED' else 'IN_PROGRESS' end, g.leased_at, g.started_at, null, g.step,
        g.step_seq + 1, g.attempt, null, null
   from gen_durable.gen_durable g where g.status = 'executing';
 
@@ -43,15 +48,12 @@ select g.id || ':' || g.execution, g.id, g.execution, g.locked_by, g.lease_expir
 create view gen_durable.gen_durable_job_state as
 select g.id as job_id, g.state as payload, g.execution as attempt, g.inserted_at as created_at, g.updated_at,
        coalesce(
-         (select case when e.outcome = 'done' then 'SUCCEEDED' when e.outcome = 'cancelled' then 'CANCELLED' else 'FAILED' end
-            from gen_durable.executions e
-           where e.instance_id = g.id
-             and (e.status in ('COMMITTED', 'DONE') and e.outcome in ('done', 'stop')
-                  or e.status = 'ABORTED' and e.outcome in ('cancelled', 'poison'))
-           order by e.execution desc limit 1),
+         (select case e.outcome when 'done' then 'SUCCEEDED' else 'FAILED' end from gen_durable.executions e
+           where e.instance_id = g.id and e.status in ('COMMITTED', 'DONE') and e.outcome in ('done', 'stop')
+           order by e.step_seq desc limit 1),
+         (select case e.outcome when 'cancelled' then 'CANCELLED' else 'FAILED' end from gen_durable.executions e
+           where e.instance_id = g.id and e.status = 'ABORTED' and e.outcome in ('cancelled', 'poison')
+           order by e.step_seq desc limit 1),
          case g.status when 'done' then 'SUCCEEDED' when 'failed' then 'FAILED' when 'cancelled' then 'CANCELLED' end,
-         case when g.lease_token is not null or g.step_seq > 0
-                or exists (select from gen_durable.executions e
-                            where e.instance_id = g.id and e.status in ('COMMITTED', 'DONE'))
-              then 'RUNNING' else 'PENDING' end) as state
+         case when g.lease_token is not null or g.step_seq > 0 then 'RUNNING' else 'PENDING' end) as state
   from gen_durable.gen_durable g;
