@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 from datetime import timedelta
 from pathlib import Path
 
-from gen_durable import AsyncClient, Queue, Settings, Spec, Worker
+from gen_durable import AsyncClient, Queue, Settings, Spec, Status, Worker
 from gen_durable._core.settle import new_instance
 from gen_durable._db.pool import Database, connect
 from gen_durable.embedded import EmbeddedPostgres
@@ -109,7 +109,7 @@ class Bench:
         async with AsyncClient(self.dsn, settings=self.settings) as client:
             begun = time.monotonic()
             async with self._worker():
-                while await client.count(status=("runnable", "executing")):
+                while await client.count(status=(Status.RUNNABLE, Status.EXECUTING)):
                     await asyncio.sleep(0.02)
                 return steps / (time.monotonic() - begun)
 
@@ -169,7 +169,9 @@ def _table(found: dict[str, list[float]], latencies: list[list[float]], jobs: in
 def main() -> None:
     """Run the benchmark on a server of its own, or on a given one."""
     parser = argparse.ArgumentParser(prog="./run bench", description=__doc__)
-    parser.add_argument("--dsn", help="another server than the embedded one; its schema gen_durable_bench is emptied")
+    parser.add_argument(
+        "--dsn", help="another server than the embedded one; its schema gen_durable_bench is emptied"
+    )
     parser.add_argument("--jobs", type=int, default=20_000)
     parser.add_argument("--rounds", type=int, default=3)
     given = parser.parse_args()

@@ -77,10 +77,10 @@ class Heartbeat:
             self._leases.pop(lease, None)
             self._begun.pop(lease, None)
 
-    def begin(self, lease: Lease, step_seq: int) -> None:
-        """A step begins on this lease."""
+    def begin(self, lease: Lease, step_seq: int, at: float) -> None:
+        """A step begins on this lease, at this time (monotonic)."""
         with self._lock:
-            self._begun[lease] = (step_seq, time.monotonic())
+            self._begun[lease] = (step_seq, at)
 
     def end(self, lease: Lease) -> None:
         """It has ended."""
