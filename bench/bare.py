@@ -24,7 +24,7 @@ _RECORDER = commits.Recorder("bare", "all")
 
 async def bare_inserts(database: Database, rows: list[NewInstance]) -> None:
     """One statement for all of them, from values that are ready."""
-    await database.run(inserts.insert(rows))
+    await database.run(inserts.insert(rows, is_alone=True))
 
 
 async def bare_loop(database: Database, fsm: str, queue: str, steps: int) -> int:

@@ -346,7 +346,11 @@ class AsyncClient:
         self._wakes = Wakes()
         self._server = await asyncio.to_thread(Server.find, self.dsn)
         self._opened = await Database.open(
-            self._server.dsn, self.settings.schema, size=self._pool_size(), advice=self._server.advice
+            self._server.dsn,
+            self.settings.schema,
+            size=self._pool_size(),
+            advice=self._server.advice,
+            pooler=self.settings.pooler,
         )
         await self._opened.run_in_transaction(
             migrate.prepare(self.settings.schema, upgrade=self._server.is_embedded)

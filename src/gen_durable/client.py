@@ -43,7 +43,12 @@ class Client:
 
     def __enter__(self) -> Self:
         self._server = Server.find(self.dsn)
-        self._opened = BlockingDatabase(self._server.dsn, self.settings.schema, advice=self._server.advice)
+        self._opened = BlockingDatabase(
+            self._server.dsn,
+            self.settings.schema,
+            advice=self._server.advice,
+            pooler=self.settings.pooler,
+        )
         try:
             self._opened.run_in_transaction(
                 migrate.prepare(self.settings.schema, upgrade=self._server.is_embedded)

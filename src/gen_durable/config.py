@@ -19,6 +19,7 @@ import msgspec
 from .errors import SettingsError, did_you_mean
 
 __all__ = [
+    "Pooler",
     "Queue",
     "RecordLevel",
     "Settings",
@@ -49,6 +50,7 @@ _MAX_JSONB: Final = 2**28 - 1
 
 
 RecordLevel: TypeAlias = Literal["all", "failures", "off"]
+Pooler: TypeAlias = Literal["none", "transaction"]
 
 
 class Queue(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,6 +86,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """How many plain `def` steps run at once."""
     executions: RecordLevel = "all"
     """Which executions leave a record: `all`, only `failures` (what was aborted or stopped), or none (`off`)."""
+    pooler: Pooler = "none"
+    """What stands before PostgreSQL: `transaction` for PgBouncer and its like in transaction mode."""
     max_payload: int = 2**20
     """The size of one state, result or signal, in bytes of JSON."""
     max_children: int = 10_000
@@ -104,6 +108,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             raise SettingsError(
                 "settings.executions", f"must be all, failures or off, got {self.executions!r}"
             )
+        if self.pooler not in get_args(Pooler):
+            raise SettingsError("settings.pooler", f"must be none or transaction, got {self.pooler!r}")
         _check_int("settings.max_payload", self.max_payload, 1, _MAX_JSONB)
         _check_int("settings.max_children", self.max_children, 1)
         if self.heartbeat * 2 > self.lease:

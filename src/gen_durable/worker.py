@@ -136,15 +136,12 @@ class Worker(AsyncClient):
         assert self._server is not None  # noqa: S101 - opened above
         assert self._waiting is not None  # noqa: S101 - opened above
         # One connection for batches, some for rows that have to wait alone for somebody's transaction.
+        dsn, schema, pooler = self._server.dsn, self.settings.schema, self.settings.pooler
         self._commits = await Database.open(
-            self._server.dsn,
-            self.settings.schema,
-            size=5,
-            advice=self._server.advice,
-            lock_timeout=Flusher.PATIENCE,
+            dsn, schema, size=5, advice=self._server.advice, lock_timeout=Flusher.PATIENCE, pooler=pooler
         )
         # Made as effects come up; each holds one for as long as it takes.
-        self._effects = await Database.open(self._server.dsn, self.settings.schema, least=0)
+        self._effects = await Database.open(dsn, schema, least=0, pooler=pooler)
         self._engine = Engine(
             self.name,
             self._server.dsn,
@@ -156,6 +153,7 @@ class Worker(AsyncClient):
             effects=self._effects,
             telemetry=self.telemetry,
             wakes=self._wakes,
+            on_lost=self._server.revive,
             on_failure=self._waiting.fail,
         )
         await self._engine.start()

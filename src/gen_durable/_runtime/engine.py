@@ -49,6 +49,7 @@ class Engine:
         effects: Database,
         telemetry: Telemetry,
         wakes: Wakes,
+        on_lost: Callable[[], None],
         on_failure: Callable[[BaseException], None],
     ) -> None:
         self._on_failure = on_failure
@@ -60,11 +61,9 @@ class Engine:
         self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._hurry = asyncio.Event()
         self._threads = Threads(settings.threads)
-        contact = Contact()
+        contact = Contact(on_lost)
         self._flusher = Flusher(commits, effects, Recorder(worker, settings.executions), wakes, contact)
-        self._heartbeat = Heartbeat(
-            dsn, settings.schema, settings.lease, settings.heartbeat, contact, self._lose
-        )
+        self._heartbeat = Heartbeat(dsn, settings, contact, self._lose)
         executor = Executor(registry, Limits(settings.max_payload, settings.max_children), self._threads)
         self._schedulers = [
             Scheduler(

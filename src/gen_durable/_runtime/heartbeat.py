@@ -11,12 +11,12 @@ import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any, Final
+from typing import Final
 
 from .._db.failures import StatementError
 from .._db.lease import Lease, mark_started, renew
-from .._db.pool import connect
-from .._db.runner import run_asyncpg
+from .._db.pool import Database
+from ..config import Settings
 from .service import Contact, Outage
 
 __all__ = ["Heartbeat"]
@@ -32,17 +32,14 @@ class Heartbeat:
     def __init__(
         self,
         dsn: str,
-        schema: str,
-        lease: timedelta,
-        interval: timedelta,
+        settings: Settings,
         contact: Contact,
         on_lost: Callable[[Lease], None],
     ) -> None:
         self._dsn = dsn
-        self._schema = schema
-        self._lease = lease
+        self._settings = settings
         # Looking twice per interval at leases that are half an interval old: none gets older than one interval.
-        self._pause = interval.total_seconds() / 2
+        self._pause = settings.heartbeat.total_seconds() / 2
         self._contact = contact
         self._on_lost = on_lost
         self._lock = threading.Lock()
@@ -94,31 +91,28 @@ class Heartbeat:
         stop = asyncio.Event()
         self._beating = (asyncio.get_running_loop(), stop)
         self._ready.set()
+        # A pool of one: it connects when there is something to keep, and again when the connection broke.
+        settings = self._settings
+        database = await Database.open(self._dsn, settings.schema, least=0, size=1, pooler=settings.pooler)
         outage = Outage("heartbeat", self._contact)
-        conn: Any = None
         pause = rhythm = min(self._pause, _NOTE_EVERY)
         while not await _within(stop, pause):
             pause = rhythm
-            due, begun = self._due(), self._long_running()
-            if not due and not begun:
-                continue
             try:
-                conn = conn or await connect(self._dsn)
-                if due:
-                    asked = time.monotonic()
-                    self._note(due, await run_asyncpg(conn, renew(due, self._lease), self._schema), asked)
-                if begun:
-                    self._forget(await run_asyncpg(conn, mark_started(begun), self._schema))
+                await self._keep(database)
             except StatementError as error:
                 pause = min(rhythm, outage.pause(error))
-                if conn is not None:
-                    conn.terminate()
-                    conn = None
             else:
                 outage.is_over()
         self._beating = None
-        if conn is not None:
-            conn.terminate()
+        await database.close()
+
+    async def _keep(self, database: Database) -> None:
+        if due := self._due():
+            asked = time.monotonic()
+            self._note(due, await database.run(renew(due, self._settings.lease)), asked)
+        if begun := self._long_running():
+            self._forget(await database.run(mark_started(begun)))
 
     def _long_running(self) -> dict[tuple[Lease, int], timedelta]:
         """Steps that have run for a while and are not noted: most steps are over before anybody could look."""
