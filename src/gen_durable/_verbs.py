@@ -159,7 +159,23 @@ def read(row: Mapping[str, Any], definition: MachineDef | None) -> Instance[Any,
             f"instance {row['id']} is a {row['fsm']}, not a {definition.name}",
             "give the machine that it belongs to",
         )
-    return instance_of(row, definition)
+    # Another version may have another state; it is shown as plain JSON.
+    is_known = definition is not None and row["fsm_version"] == definition.version
+    return instance_of(row, definition if is_known else None)
+
+
+def checked_until(until: object) -> bool:
+    """Whether parking counts as the end of a wait."""
+    if until not in ("finished", "settled"):
+        raise UsageError(f"until is {until!r}", "give 'finished' or 'settled'")
+    return until == "settled"
+
+
+def given_state(state: Any, args: Any) -> Any:
+    """The state of an insert, under either of its names."""
+    if state is not None and args is not None:
+        raise UsageError("both state and args are given", "they are two names of one thing: give one")
+    return args if state is None else state
 
 
 def _insert_result(spec: AnySpec, answer: inserts.Answer) -> InsertResult[Any, Any]:

@@ -126,7 +126,7 @@ class AsyncClient:
             KeyTakenError: an instance of another machine has the key.
             EncodeError: the state is not of the machine's type, or cannot be stored.
         """
-        spec = Spec(machine, args if state is None else state, **options)
+        spec = Spec(machine, _verbs.given_state(state, args), **options)
         (result,) = await self._write(_verbs.insert([spec], self.settings, is_alone=conn is None), conn)
         return result
 
@@ -292,12 +292,13 @@ class AsyncClient:
             NotDoneError: with `raise_failed=True`, it failed or was cancelled.
         """
         seconds = None if timeout is None else checked_delay(timeout, "timeout").total_seconds()
+        parked = _verbs.checked_until(until)
         database, waiting = self._database, self._waiting
         assert waiting is not None  # noqa: S101 - opened with the database
         id = await database.run(_verbs.resolve(target, "wait"))
         try:
             async with asyncio.timeout(seconds):
-                row = await waiting.rest_of(id, parked=until == "settled")
+                row = await waiting.rest_of(id, parked=parked)
             instance = _verbs.read(row, _verbs.definition_of_target(target))
         except TimeoutError:
             instance = await self._still(target, id)

@@ -103,7 +103,7 @@ class Client:
         **options: Any,
     ) -> InsertResult[Any, Any]:
         """See `AsyncClient.insert`."""
-        spec = Spec(machine, args if state is None else state, **options)
+        spec = Spec(machine, _verbs.given_state(state, args), **options)
         (result,) = self._write(_verbs.insert([spec], self.settings, is_alone=conn is None), conn)
         return result
 
@@ -271,7 +271,7 @@ class Client:
             None if timeout is None else time.monotonic() + checked_delay(timeout, "timeout").total_seconds()
         )
         ids = [self._database.run(_verbs.resolve(target, "wait")) for target in targets]
-        open_ids = dict.fromkeys(ids, until == "settled")
+        open_ids = dict.fromkeys(ids, _verbs.checked_until(until))
         found: dict[int, Any] = {}
         pause = _SHORTEST
         while open_ids:

@@ -6,8 +6,8 @@
 | `Retry(delay)`                    | runs this step again, after `delay`       | + 1     | nothing         |
 | `Await(*signals, then=step)`      | sleeps until a signal comes, then `step`  | 0       | nothing         |
 | `ScheduleChildren(…, then=step)`  | sleeps until its new children have ended  | 0       | `ctx.awaited`   |
-| `Done(result)`                    | has ended well                            | as is   | the whole inbox |
-| `Stop(reason)`                    | has failed                                | as is   | the whole inbox |
+| `Done(result)`                    | has ended well                            | 0       | the whole inbox |
+| `Stop(reason)`                    | has failed                                | 0       | the whole inbox |
 
 They are values: made without a database, and equal when they say the same: `Next(self.ship) == Next("ship")`.
 The state that is committed with one is its `state=`; left out, it is `ctx.state` as the step left it.

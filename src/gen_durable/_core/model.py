@@ -131,6 +131,8 @@ class CommitEntry(msgspec.Struct, kw_only=True):
     parent_id: int | None = None
     was_awaiting: bool = False
     """Whether the row still carries the set of its last await, which a retry must not lose."""
+    has_inbox: bool = False
+    """Whether there are unread signals, which go in the same transaction if the instance ends."""
     effect: Effect | None = None
     """What runs in the transaction of this very outcome."""
     # For the record of the execution: which step, which attempt, since when.
@@ -149,6 +151,7 @@ class CommitEntry(msgspec.Struct, kw_only=True):
             and self.held_key is None
             and not self.switches_key
             and not self.was_awaiting
+            and not self.has_inbox
             and self.effect is None
         )
 

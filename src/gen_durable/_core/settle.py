@@ -167,6 +167,7 @@ def _entry(execution: Execution, kind: Any, **fields: Any) -> CommitEntry:
         held_key=execution.concurrency_key,
         parent_id=execution.parent_id,
         was_awaiting=execution.awaits is not None,
+        has_inbox=bool(execution.inbox),
         from_step=execution.step,
         attempt=execution.attempt,
         leased_at=execution.leased_at,

@@ -15,6 +15,7 @@ from . import pick
 from .insert import insert_children
 from .lease import Lease
 from .plan import Call, Plan, Row, Rows, statements
+from .signal import sweep
 
 __all__ = [
     "CommitReport",
@@ -31,6 +32,7 @@ __all__ = [
 ]
 
 _SQL = statements("commit.sql")
+_ENDED = frozenset({"done", "failed", "cancelled"})
 
 
 class Recorder(msgspec.Struct, frozen=True, gc=False):
@@ -58,20 +60,22 @@ def is_one_statement(entries: Sequence[CommitEntry]) -> bool:
 
 
 def commit_plain(entries: Sequence[CommitEntry], recorder: Recorder) -> Plan[CommitReport]:
-    """Commit plain outcomes: one statement, and one more if an instance that goes on has signals."""
+    """Commit plain outcomes: one statement, and at most two more if there are signals that nobody knew of."""
     rows = _by_lease((yield _plain_call(entries, recorder)))
+    yield from _sweep(rows)
     inbox = yield from _inbox_of_kept(rows)
     return _report(entries, rows, inbox, set())
 
 
 def commit(entries: Sequence[CommitEntry], recorder: Recorder) -> Plan[CommitReport]:
-    """Commit any outcomes: one statement, and at most five more, each only if needed. Needs a transaction."""
+    """Commit any outcomes: one statement, and at most six more, each only if needed. Needs a transaction."""
     rows = _by_lease((yield _full_call(entries, recorder)))
     queues: set[str] = set()
     queues |= yield from _insert_children(entries, rows)
     parked = [row["id"] for row in rows.values() if row["status"] == "awaiting_signal" and row["has_signals"]]
     if parked:
         queues |= {row["queue"] for row in (yield _SQL["recheck"](ids=parked))}
+    yield from _sweep(rows)
     freed = [
         entry.held_key
         for entry in entries
@@ -163,6 +167,11 @@ def _insert_children(entries: Sequence[CommitEntry], rows: Mapping[Lease, Row]) 
         fixed = yield _SQL["fix_barriers"](ids=short, pending=[inserted[id] for id in short])
         queues |= {row["queue"] for row in fixed if row["status"] == "runnable"}
     return queues
+
+
+def _sweep(rows: Mapping[Lease, Row]) -> Plan[None]:
+    if ended := [row["id"] for row in rows.values() if row["has_signals"] and row["status"] in _ENDED]:
+        yield from sweep(ended)
 
 
 def _by_lease(rows: Rows) -> Mapping[Lease, Row]:

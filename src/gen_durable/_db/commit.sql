@@ -19,7 +19,7 @@ with settled as (
          result = case when g.cancel_requested_at is null and o.kind = 'done' then o.payload::jsonb end,
          last_error = case when g.cancel_requested_at is null then coalesce(o.error, g.last_error) else g.last_error end,
          step_seq = g.step_seq + (g.cancel_requested_at is null and o.kind <> 'retry')::int,
-         execution = g.execution + (g.cancel_requested_at is null and o.kind = 'keep')::int,
+         execution = g.execution + (g.cancel_requested_at is null and o.kind = 'keep' and g.execution < 2147483647)::int,
          attempt = case when o.kind = 'retry' then least(g.attempt, 2147483646) + 1 else 0 end,
          crash_count = 0, awaits = null, presented = null, timed_out = false,
          lease_token = case when g.cancel_requested_at is null and o.kind = 'keep' then g.lease_token end,
@@ -48,15 +48,12 @@ with settled as (
          leased_at, statement_timestamp() - started_ago, statement_timestamp(), error
     from settled
    where :record::text = 'all' or :record::text = 'failures' and (is_cancelled or kind in ('retry', 'stop'))
-), swept as (
-  delete from gen_durable.signals s using settled
-   where s.target_id = settled.id and settled.has_signals and settled.status in ('done', 'failed', 'cancelled')
 )
 select id, lease_token, status::text as status, has_signals, queue, kept_at, null::text[] as released from settled
 
 -- name: commit
--- Any mix of outcomes, with everything that may ride on one: consumed signals, the inbox of the ended, the parent's barrier.
--- Later statements of the same transaction, each only if an answer asks for it: children, barrier, recheck, ungate.
+-- Any mix of outcomes, with everything that may ride on one: consumed signals, the parent's barrier, the record.
+-- Later statements of the same transaction, each only if an answer asks for it: children, barrier, recheck, sweep, ungate.
 with settled as (
   update gen_durable.gen_durable g
      set status = case when g.cancel_requested_at is not null then 'cancelled'::gen_durable.durable_status
@@ -72,7 +69,7 @@ with settled as (
          result = case when g.cancel_requested_at is null and o.kind = 'done' then o.payload::jsonb end,
          last_error = case when g.cancel_requested_at is null then coalesce(o.error, g.last_error) else g.last_error end,
          step_seq = g.step_seq + (g.cancel_requested_at is null and o.kind not in ('retry', 'release'))::int,
-         execution = g.execution + (g.cancel_requested_at is null and o.kind = 'keep')::int,
+         execution = g.execution + (g.cancel_requested_at is null and o.kind = 'keep' and g.execution < 2147483647)::int,
          attempt = case when o.kind = 'retry' then least(g.attempt, 2147483646) + 1
                         when o.kind = 'release' then g.attempt else 0 end,
          crash_count = case when o.kind = 'release' then g.crash_count else 0 end,
@@ -146,9 +143,6 @@ with settled as (
 ), kept as (                                              -- a dedup_key outlives its signal: a late duplicate is still one
   update gen_durable.signals s set consumed_seq = consumed.step_seq, payload = 'null'
     from consumed where s.id = consumed.id and s.dedup_key is not null
-), swept as (
-  delete from gen_durable.signals s using settled
-   where s.target_id = settled.id and settled.has_ended and settled.has_signals
 )
 select settled.id, settled.lease_token, settled.status::text as status, settled.has_signals, settled.queue, settled.kept_at,
        (select array_agg(distinct joined.queue) from joined where joined.status = 'runnable') as released

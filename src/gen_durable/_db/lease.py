@@ -11,6 +11,7 @@ import msgspec
 from ..config import RecordLevel
 from . import pick
 from .plan import Plan, statements
+from .signal import sweep
 
 __all__ = ["Expired", "Lease", "Reaped", "expire", "mark_started", "reap", "renew"]
 
@@ -69,6 +70,8 @@ def reap(lease: timedelta, crash_limit: int, level: RecordLevel) -> Plan[Reaped]
     queues = {row["queue"] for row in rows if row["status"] == "runnable"}
     for row in rows:
         queues.update(row["released"] or ())
+    if ended := [row["id"] for row in rows if row["has_inbox"]]:
+        yield from sweep(ended)
     if freed := [row["concurrency_key"] for row in rows if row["concurrency_key"] is not None]:
         queues |= yield from pick.ungate(freed)
     return Reaped(

@@ -45,15 +45,15 @@ with dead as materialized (
 ), reaped as (
   update gen_durable.gen_durable g
      set status = case when g.cancel_requested_at is not null then 'cancelled'::gen_durable.durable_status
-                       when g.crash_count + 1 >= :crash_limit::int then 'failed' else 'runnable' end,
-         last_error = case when g.cancel_requested_at is null and g.crash_count + 1 >= :crash_limit::int
-                           then format('poison: the process died %s times in step %s', g.crash_count + 1, g.step)
+                       when g.crash_count >= :crash_limit::int - 1 then 'failed' else 'runnable' end,
+         last_error = case when g.cancel_requested_at is null and g.crash_count >= :crash_limit::int - 1
+                           then format('poison: the process died %s times in step %s', least(g.crash_count, 2147483646) + 1, g.step)
                            else g.last_error end,
          attempt = least(g.attempt, 2147483646) + 1, crash_count = least(g.crash_count, 2147483646) + 1,
          lease_token = null, lease_expires_at = null, locked_by = null, concurrency_slot = null,
          leased_at = null, started_at = null,
          eligible_at = statement_timestamp() + make_interval(secs => least(300, power(2, least(g.crash_count, 10)))),
-         finished_at = case when g.cancel_requested_at is not null or g.crash_count + 1 >= :crash_limit::int
+         finished_at = case when g.cancel_requested_at is not null or g.crash_count >= :crash_limit::int - 1
                             then statement_timestamp() end,
          updated_at = statement_timestamp()
     from dead where g.id = dead.id
@@ -82,11 +82,9 @@ with dead as materialized (
          updated_at = statement_timestamp()
     from parent where p.id = parent.id and p.status = 'awaiting_children'
   returning p.status, p.queue
-), swept as (
-  delete from gen_durable.signals s using reaped
-   where s.target_id = reaped.id and reaped.has_ended and reaped.has_signals
 )
 select reaped.id, reaped.fsm, reaped.step, reaped.status::text as status, reaped.queue, reaped.concurrency_key,
+       reaped.has_ended and reaped.has_signals as has_inbox,
        (select array_agg(distinct joined.queue) from joined where joined.status = 'runnable') as released
   from reaped
 

@@ -213,5 +213,14 @@ def unreachable(dsn: str, error: BaseException, advice: str) -> UnreachableError
     """Why there is no connection, in one line."""
     cause = str(error).strip().split("\n")[0] or type(error).__name__
     return UnreachableError(
-        redacted(dsn), redacted(cause), advice or "is the server running, and is the DSN right?"
+        redacted(dsn), _hidden(cause, dsn), advice or "is the server running, and is the DSN right?"
     )
+
+
+def _hidden(cause: str, dsn: str) -> str:
+    """The cause without the password. One with a bare "/" or "@" in it is taken for a port or a host, and quoted."""
+    found = re.search(r"//[^:/@\s]*:(\S*)@", dsn)
+    for part in re.split(r"[:/@?#]", found[1]) if found else ():
+        if len(part) > 2:
+            cause = cause.replace(part, "***")
+    return redacted(cause)

@@ -13,7 +13,7 @@ from typing import Final, TypeAlias
 
 import msgspec
 
-from .._core.model import CommitEntry, CommitResult, Committed, EffectFailed
+from .._core.model import CommitEntry, CommitResult, Committed, EffectFailed, Stale
 from .._db import commit as commits
 from .._db.failures import StatementError, is_data, is_outage
 from .._db.pool import Database
@@ -82,16 +82,29 @@ class Flusher:
     async def _flush(self, batch: list[_Waiting]) -> None:
         futures = {id(entry): future for entry, future in batch}
         pending = commits.in_lock_order(entry for entry, _ in batch)
+        is_doubtful = False
         while pending:
             try:
                 report = await self._send(pending)
             except StatementError as error:
+                is_doubtful = is_doubtful or is_outage(error)
                 pending = await self._recover(error, pending, futures)
             else:
                 self._outage.is_over()
-                self._acknowledge(pending, report.results, futures)
+                results = await self._look_again(pending, report.results) if is_doubtful else report.results
+                self._acknowledge(pending, results, futures)
                 self._wakes.work(report.queues)
                 return
+
+    async def _look_again(
+        self, entries: list[CommitEntry], results: list[CommitResult]
+    ) -> list[CommitResult]:
+        """After an outage, "stale" may mean that the lost connection committed after all, while we sent it again."""
+        stale = [entry for entry, result in zip(entries, results, strict=True) if isinstance(result, Stale)]
+        if not stale:
+            return results
+        standings = dict(zip(map(id, stale), await self._standings(stale), strict=True))
+        return [standings.get(id(entry)) or result for entry, result in zip(entries, results, strict=True)]
 
     async def _send(self, entries: Sequence[CommitEntry]) -> commits.CommitReport:
         if commits.is_one_statement(entries):
@@ -124,10 +137,11 @@ class Flusher:
             await asyncio.sleep(self._outage.pause(error))
             return entries
         if not held:
-            # The held row is none of the batch's own but one that it must touch: the next in line of a key, say.
+            # What is held is no row of the batch but something that it must touch: the next in line of a key, or the
+            # key of a child.
             free, held = (
-                [entry for entry in entries if entry.held_key is None],
-                [entry for entry in entries if entry.held_key is not None],
+                [entry for entry in entries if entry.held_key is None and not entry.children],
+                [entry for entry in entries if entry.held_key is not None or entry.children],
             )
         for entry in held:
             task = asyncio.get_running_loop().create_task(self._commit_alone(entry, futures[id(entry)]))
