@@ -4,6 +4,7 @@ A machine is a class whose steps return outcomes; what an outcome says is commit
 instance outlives the process, the host and the database server that it runs on.
 """
 
+from ._core.records import job_state
 from .async_client import AsyncClient
 from .client import Client
 from .config import Queue, Settings
@@ -24,9 +25,18 @@ from .errors import (
     SettingsError,
     UsageError,
 )
-from .instance import Child, Delivered, DuplicateSignal, Instance, Status
+from .instance import (
+    Child,
+    Delivered,
+    DuplicateSignal,
+    ExecutionRecord,
+    ExecutionStatus,
+    Instance,
+    JobState,
+    Status,
+)
 from .machine import Machine, Step, step
-from .outcome import Await, Done, Next, Outcome, Retry, ScheduleChildren, Stop
+from .outcome import Await, Done, Next, Outcome, Retry, ScheduleChildren, Sql, Stop, Transaction
 from .refs import Duplicate, Inserted, Ref, Spec
 from .retry import Backoff, backoff
 from .signals import Inbox, Message, Signal
@@ -49,6 +59,8 @@ __all__ = [
     "Duplicate",
     "DuplicateSignal",
     "EncodeError",
+    "ExecutionRecord",
+    "ExecutionStatus",
     "GenDurableError",
     "Inbox",
     "Inserted",
@@ -56,6 +68,7 @@ __all__ = [
     "InstanceCancelledError",
     "InstanceFailedError",
     "InstanceUnfinishedError",
+    "JobState",
     "KeyTakenError",
     "Machine",
     "Message",
@@ -71,11 +84,14 @@ __all__ = [
     "SettingsError",
     "Signal",
     "Spec",
+    "Sql",
     "Status",
     "Step",
     "Stop",
+    "Transaction",
     "UsageError",
     "Worker",
     "backoff",
+    "job_state",
     "step",
 ]

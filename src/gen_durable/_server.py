@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Self
+import threading
+import time
+from contextlib import suppress
+from typing import Final, Self
 
 from .config import environment_dsn
 from .embedded import EmbeddedPostgres
+from .errors import UnreachableError
 
 __all__ = ["Server"]
+
+_REVIVE_EVERY: Final = 1.0  # seconds
 
 
 class Server:
@@ -23,6 +29,7 @@ class Server:
         self.advice = advice
         self.is_embedded = embedded is not None
         self._embedded = embedded
+        self._revived_at = 0.0
 
     @classmethod
     def find(cls, dsn: str | None) -> Self:
@@ -38,6 +45,19 @@ class Server:
         return cls(
             embedded.ensure(), "the embedded server does not answer; its log lies beside its data", embedded
         )
+
+    def revive(self) -> None:
+        """The server does not answer. One of ours is started again, on a thread; anybody else's is left alone."""
+        now = time.monotonic()
+        if self._embedded is None or now - self._revived_at < _REVIVE_EVERY:
+            return
+        self._revived_at = now
+        threading.Thread(target=self._restart, name="gen_durable revive", daemon=True).start()
+
+    def _restart(self) -> None:
+        if self._embedded is not None:
+            with suppress(UnreachableError):  # whoever cannot connect says so, and asks again
+                self._embedded.ensure()
 
     def close(self) -> None:
         """Give back the lease on the embedded server, which stops after its last client."""

@@ -9,6 +9,7 @@ from typing import Any, Final, TypedDict
 from ._checks import checked_id, checked_int, checked_key, checked_moment, checked_name
 from ._core.codec import encode
 from ._core.opening import instance_of
+from ._core.records import record_of
 from ._core.settle import new_instance
 from ._db import insert as inserts
 from ._db import inspect
@@ -17,7 +18,7 @@ from ._db.plan import Plan
 from .config import Settings
 from .definition import MachineDef, StepRef, definition_of, step_name
 from .errors import NoTargetError, UsageError, did_you_mean
-from .instance import Delivered, Delivery, DuplicateSignal, Instance, Status
+from .instance import Delivered, Delivery, DuplicateSignal, ExecutionRecord, Instance, Status
 from .refs import (
     AnySpec,
     Duplicate,
@@ -37,6 +38,7 @@ __all__ = [
     "children",
     "count",
     "definition_of_target",
+    "executions",
     "get",
     "insert",
     "page",
@@ -138,6 +140,13 @@ def children(target: Target, *, every: bool) -> Plan[Sequence[Instance[Any, Any]
     return [read(row, None) for row in rows]
 
 
+def executions(target: Target) -> Plan[Sequence[ExecutionRecord]]:
+    """The executions of an instance."""
+    id = yield from resolve(target, "list the executions")
+    rows = yield from inspect.executions(id)
+    return [record_of(row) for row in rows]
+
+
 def definition_of_target(target: Target) -> MachineDef | None:
     """The machine of a reference; of an id or a key it is not known."""
     return definition_of(target.definition) if isinstance(target, Ref) else None
@@ -150,7 +159,23 @@ def read(row: Mapping[str, Any], definition: MachineDef | None) -> Instance[Any,
             f"instance {row['id']} is a {row['fsm']}, not a {definition.name}",
             "give the machine that it belongs to",
         )
-    return instance_of(row, definition)
+    # Another version may have another state; it is shown as plain JSON.
+    is_known = definition is not None and row["fsm_version"] == definition.version
+    return instance_of(row, definition if is_known else None)
+
+
+def checked_until(until: object) -> bool:
+    """Whether parking counts as the end of a wait."""
+    if until not in ("finished", "settled"):
+        raise UsageError(f"until is {until!r}", "give 'finished' or 'settled'")
+    return until == "settled"
+
+
+def given_state(state: Any, args: Any) -> Any:
+    """The state of an insert, under either of its names."""
+    if state is not None and args is not None:
+        raise UsageError("both state and args are given", "they are two names of one thing: give one")
+    return args if state is None else state
 
 
 def _insert_result(spec: AnySpec, answer: inserts.Answer) -> InsertResult[Any, Any]:

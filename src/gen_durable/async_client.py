@@ -23,7 +23,7 @@ from ._verbs import Filters
 from .config import Settings
 from .connections import AsyncConnection
 from .errors import NoTargetError, NotConnectedError
-from .instance import Delivery, Instance, Until
+from .instance import Delivery, ExecutionRecord, Instance, Until
 from .refs import AnySpec, Insertable, InsertOptions, InsertResult, Ref, Spec, Target
 from .signals import Signal
 
@@ -126,7 +126,7 @@ class AsyncClient:
             KeyTakenError: an instance of another machine has the key.
             EncodeError: the state is not of the machine's type, or cannot be stored.
         """
-        spec = Spec(machine, args if state is None else state, **options)
+        spec = Spec(machine, _verbs.given_state(state, args), **options)
         (result,) = await self._write(_verbs.insert([spec], self.settings, is_alone=conn is None), conn)
         return result
 
@@ -246,6 +246,10 @@ class AsyncClient:
         """The children of the last `ScheduleChildren` of an instance, in order; or (`every`) all it ever had."""
         return await self._database.run(_verbs.children(target, every=every))
 
+    async def executions(self, target: Target, /) -> Sequence[ExecutionRecord]:
+        """Every execution of an instance, oldest first: the ended ones as they are recorded, and the live one."""
+        return await self._database.run(_verbs.executions(target))
+
     @overload
     async def wait(
         self,
@@ -288,12 +292,13 @@ class AsyncClient:
             NotDoneError: with `raise_failed=True`, it failed or was cancelled.
         """
         seconds = None if timeout is None else checked_delay(timeout, "timeout").total_seconds()
+        parked = _verbs.checked_until(until)
         database, waiting = self._database, self._waiting
         assert waiting is not None  # noqa: S101 - opened with the database
         id = await database.run(_verbs.resolve(target, "wait"))
         try:
             async with asyncio.timeout(seconds):
-                row = await waiting.rest_of(id, parked=until == "settled")
+                row = await waiting.rest_of(id, parked=parked)
             instance = _verbs.read(row, _verbs.definition_of_target(target))
         except TimeoutError:
             instance = await self._still(target, id)
@@ -342,7 +347,11 @@ class AsyncClient:
         self._wakes = Wakes()
         self._server = await asyncio.to_thread(Server.find, self.dsn)
         self._opened = await Database.open(
-            self._server.dsn, self.settings.schema, size=self._pool_size(), advice=self._server.advice
+            self._server.dsn,
+            self.settings.schema,
+            size=self._pool_size(),
+            advice=self._server.advice,
+            pooler=self.settings.pooler,
         )
         await self._opened.run_in_transaction(
             migrate.prepare(self.settings.schema, upgrade=self._server.is_embedded)

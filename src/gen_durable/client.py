@@ -21,7 +21,7 @@ from ._verbs import Filters
 from .config import Settings
 from .connections import Connection
 from .errors import NoTargetError, NotConnectedError
-from .instance import Delivery, Instance, Until
+from .instance import Delivery, ExecutionRecord, Instance, Until
 from .refs import AnySpec, Insertable, InsertOptions, InsertResult, Ref, Spec, Target
 from .signals import Signal
 
@@ -43,7 +43,12 @@ class Client:
 
     def __enter__(self) -> Self:
         self._server = Server.find(self.dsn)
-        self._opened = BlockingDatabase(self._server.dsn, self.settings.schema, advice=self._server.advice)
+        self._opened = BlockingDatabase(
+            self._server.dsn,
+            self.settings.schema,
+            advice=self._server.advice,
+            pooler=self.settings.pooler,
+        )
         try:
             self._opened.run_in_transaction(
                 migrate.prepare(self.settings.schema, upgrade=self._server.is_embedded)
@@ -98,7 +103,7 @@ class Client:
         **options: Any,
     ) -> InsertResult[Any, Any]:
         """See `AsyncClient.insert`."""
-        spec = Spec(machine, args if state is None else state, **options)
+        spec = Spec(machine, _verbs.given_state(state, args), **options)
         (result,) = self._write(_verbs.insert([spec], self.settings, is_alone=conn is None), conn)
         return result
 
@@ -209,6 +214,10 @@ class Client:
         """See `AsyncClient.children`."""
         return self._database.run(_verbs.children(target, every=every))
 
+    def executions(self, target: Target, /) -> Sequence[ExecutionRecord]:
+        """See `AsyncClient.executions`."""
+        return self._database.run(_verbs.executions(target))
+
     @overload
     def wait(
         self,
@@ -262,7 +271,7 @@ class Client:
             None if timeout is None else time.monotonic() + checked_delay(timeout, "timeout").total_seconds()
         )
         ids = [self._database.run(_verbs.resolve(target, "wait")) for target in targets]
-        open_ids = dict.fromkeys(ids, until == "settled")
+        open_ids = dict.fromkeys(ids, _verbs.checked_until(until))
         found: dict[int, Any] = {}
         pause = _SHORTEST
         while open_ids:

@@ -12,14 +12,16 @@ import tomllib
 from collections.abc import Mapping
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, Final, Literal, Self, TypeAlias, get_args
 
 import msgspec
 
 from .errors import SettingsError, did_you_mean
 
 __all__ = [
+    "Pooler",
     "Queue",
+    "RecordLevel",
     "Settings",
     "environment_dsn",
     "environment_home",
@@ -45,6 +47,10 @@ _UNITS: Final = ("days", "hours", "minutes", "seconds", "milliseconds")
 _MAX_DURATION: Final = timedelta(days=3650)
 # A jsonb value cannot hold more.
 _MAX_JSONB: Final = 2**28 - 1
+
+
+RecordLevel: TypeAlias = Literal["all", "failures", "off"]
+Pooler: TypeAlias = Literal["none", "transaction"]
 
 
 class Queue(msgspec.Struct, frozen=True, kw_only=True):
@@ -78,6 +84,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """An instance that lost so many executions in a row fails: it seems to be what kills its workers."""
     threads: int = 32
     """How many plain `def` steps run at once."""
+    executions: RecordLevel = "all"
+    """Which executions leave a record: `all`, only `failures` (what was aborted or stopped), or none (`off`)."""
+    pooler: Pooler = "none"
+    """What stands before PostgreSQL: `transaction` for PgBouncer and its like in transaction mode."""
     max_payload: int = 2**20
     """The size of one state, result or signal, in bytes of JSON."""
     max_children: int = 10_000
@@ -94,6 +104,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         _check_duration("settings.drain_timeout", self.drain_timeout, timedelta(0))
         _check_int("settings.crash_limit", self.crash_limit, 1)
         _check_int("settings.threads", self.threads, 1)
+        if self.executions not in get_args(RecordLevel):
+            raise SettingsError(
+                "settings.executions", f"must be all, failures or off, got {self.executions!r}"
+            )
+        if self.pooler not in get_args(Pooler):
+            raise SettingsError("settings.pooler", f"must be none or transaction, got {self.pooler!r}")
         _check_int("settings.max_payload", self.max_payload, 1, _MAX_JSONB)
         _check_int("settings.max_children", self.max_children, 1)
         if self.heartbeat * 2 > self.lease:

@@ -19,7 +19,10 @@ __all__ = [
     "Delivered",
     "Delivery",
     "DuplicateSignal",
+    "ExecutionRecord",
+    "ExecutionStatus",
     "Instance",
+    "JobState",
     "Status",
     "Until",
 ]
@@ -129,6 +132,51 @@ class Instance(msgspec.Struct, Generic[StateT, ResultT], frozen=True, kw_only=Tr
     def is_parked(self) -> bool:
         """Whether only a signal, a deadline or its children can make it go on."""
         return self.status in (Status.AWAITING_SIGNAL, Status.AWAITING_CHILDREN)
+
+
+class ExecutionStatus(enum.StrEnum):
+    """Where an execution is. `COMMITTED` is the boundary: effects happen there, once, and are never repeated."""
+
+    LEASED = "LEASED"
+    IN_PROGRESS = "IN_PROGRESS"
+    COMMITTED = "COMMITTED"
+    DONE = "DONE"
+    ABORTED = "ABORTED"
+
+
+class JobState(enum.StrEnum):
+    """How a job stands, seen from its executions."""
+
+    PENDING = "PENDING"
+    RUNNING = "RUNNING"
+    SUCCEEDED = "SUCCEEDED"
+    FAILED = "FAILED"
+    CANCELLED = "CANCELLED"
+
+
+class ExecutionRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """One leased attempt at one step: live, or as it ended."""
+
+    exec_id: str
+    """`<instance>:<attempt>`."""
+    job_id: int
+    """The instance."""
+    attempt: int
+    """Its number in the life of the instance: 1, 2, 3 …"""
+    status: ExecutionStatus
+    step: str
+    step_seq: int
+    """The transition that it made, or tried to make."""
+    step_attempt: int
+    """How often that step had been tried before."""
+    outcome: str | None = None
+    """The kind of its outcome; of an aborted one the reason: retry, shutdown, lease, poison or cancelled."""
+    lease_owner: str | None = None
+    lease_expires_at: datetime | None = None
+    leased_at: datetime | None = None
+    started_at: datetime | None = None
+    finished_at: datetime | None = None
+    error: str | None = None
 
 
 class Child(msgspec.Struct, Generic[ResultT_co], frozen=True, kw_only=True):

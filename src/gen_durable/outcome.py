@@ -6,8 +6,8 @@
 | `Retry(delay)`                    | runs this step again, after `delay`       | + 1     | nothing         |
 | `Await(*signals, then=step)`      | sleeps until a signal comes, then `step`  | 0       | nothing         |
 | `ScheduleChildren(…, then=step)`  | sleeps until its new children have ended  | 0       | `ctx.awaited`   |
-| `Done(result)`                    | has ended well                            | as is   | the whole inbox |
-| `Stop(reason)`                    | has failed                                | as is   | the whole inbox |
+| `Done(result)`                    | has ended well                            | 0       | the whole inbox |
+| `Stop(reason)`                    | has failed                                | 0       | the whole inbox |
 
 They are values: made without a database, and equal when they say the same: `Next(self.ship) == Next("ship")`.
 The state that is committed with one is its `state=`; left out, it is `ctx.state` as the step left it.
@@ -15,9 +15,10 @@ The state that is committed with one is its `state=`; left out, it is `ctx.state
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import inspect
+from collections.abc import Awaitable, Callable, Iterable
 from datetime import datetime, timedelta
-from typing import Any, Final, Generic, TypeAlias, Union, final, overload
+from typing import Any, Final, Generic, Protocol, TypeAlias, Union, final, overload
 
 from ._checks import MAX_AWAITED, checked_delay, checked_moment, checked_name
 from ._typing import KEEP, Keep, ResultT, ResultT_co, StateT
@@ -26,7 +27,19 @@ from .errors import UsageError
 from .refs import AnySpec, Key, key_text
 from .signals import Signal
 
-__all__ = ["Await", "Done", "Next", "Outcome", "Retry", "ScheduleChildren", "Stop", "reason_text"]
+__all__ = [
+    "Await",
+    "Done",
+    "Effect",
+    "Next",
+    "Outcome",
+    "Retry",
+    "ScheduleChildren",
+    "Sql",
+    "Stop",
+    "Transaction",
+    "reason_text",
+]
 
 # Enough for a message and what it quotes; a dumped response body should not end up in every list of failures.
 _MAX_REASON: Final = 8000
@@ -57,17 +70,45 @@ class _Value:
         return f"{type(self).__name__}({', '.join(parts)})"
 
 
+class Transaction(Protocol):
+    """The transaction of an outcome, as an effect sees it: statements go in, rows come out. It ends by itself."""
+
+    async def execute(self, query: str, *args: Any) -> str: ...
+    async def fetch(self, query: str, *args: Any) -> list[Any]: ...
+    async def fetchrow(self, query: str, *args: Any) -> Any: ...
+    async def fetchval(self, query: str, *args: Any) -> Any: ...
+
+
+@final
+class Sql(_Value):
+    """One statement as an effect: `Sql("update invoice set paid = true where id = $1", 42)`."""
+
+    __slots__ = __match_args__ = ("query", "args")
+
+    query: str
+    args: tuple[Any, ...]
+
+    def __init__(self, query: str, /, *args: Any) -> None:
+        self.query = query
+        self.args = args
+
+
+Effect: TypeAlias = Sql | Callable[[Transaction], Awaitable[object]]
+"""What happens in the transaction of an outcome, exactly once: a statement, or an async function of it."""
+
+
 @final
 class Next(_Value):
     """Go on with another step, or with this one anew."""
 
-    __slots__ = __match_args__ = ("step", "state", "delay", "concurrency_key", "requeue")
+    __slots__ = __match_args__ = ("step", "state", "delay", "concurrency_key", "requeue", "effect")
 
     step: str
     state: Any
     delay: timedelta | None
     concurrency_key: str | Keep | None
     requeue: bool
+    effect: Effect | None
 
     def __init__(
         self,
@@ -77,6 +118,7 @@ class Next(_Value):
         delay: timedelta | None = None,
         concurrency_key: Key | Keep | None = KEEP,
         requeue: bool = False,
+        effect: Effect | None = None,
     ) -> None:
         """Say where to go.
 
@@ -86,12 +128,14 @@ class Next(_Value):
             delay: start no earlier than so long from now.
             concurrency_key: the key from now on; `None` gives it back, left out it stays.
             requeue: queue up again behind more urgent work instead of going on at once.
+            effect: what to do in the transaction that commits this outcome, exactly once.
         """
         self.step = step_name(step)
         self.state = state
         self.delay = None if delay is None else checked_delay(delay, "the delay of this Next")
         self.concurrency_key = _key(concurrency_key)
         self.requeue = requeue
+        self.effect = _effect(effect)
 
 
 @final
@@ -119,7 +163,15 @@ class Await(_Value):
     `ctx.awaited` may be empty. With one of them, signals may be left out: `Await(then=…, timeout=…)` sleeps.
     """
 
-    __slots__ = __match_args__ = ("signals", "then", "timeout", "deadline", "state", "concurrency_key")
+    __slots__ = __match_args__ = (
+        "signals",
+        "then",
+        "timeout",
+        "deadline",
+        "state",
+        "concurrency_key",
+        "effect",
+    )
 
     signals: tuple[str, ...]
     then: str
@@ -127,6 +179,7 @@ class Await(_Value):
     deadline: datetime | None
     state: Any
     concurrency_key: str | Keep | None
+    effect: Effect | None
 
     @overload
     def __init__(
@@ -139,6 +192,7 @@ class Await(_Value):
         deadline: None = None,
         state: StateT | Keep = KEEP,
         concurrency_key: Key | Keep | None = KEEP,
+        effect: Effect | None = None,
     ) -> None: ...
     @overload
     def __init__(
@@ -151,6 +205,7 @@ class Await(_Value):
         deadline: datetime,
         state: StateT | Keep = KEEP,
         concurrency_key: Key | Keep | None = KEEP,
+        effect: Effect | None = None,
     ) -> None: ...
     @overload
     def __init__(
@@ -161,6 +216,7 @@ class Await(_Value):
         deadline: None = None,
         state: StateT | Keep = KEEP,
         concurrency_key: Key | Keep | None = KEEP,
+        effect: Effect | None = None,
     ) -> None: ...
     @overload
     def __init__(
@@ -171,6 +227,7 @@ class Await(_Value):
         deadline: datetime,
         state: StateT | Keep = KEEP,
         concurrency_key: Key | Keep | None = KEEP,
+        effect: Effect | None = None,
     ) -> None: ...
     def __init__(
         self,
@@ -180,6 +237,7 @@ class Await(_Value):
         deadline: datetime | None = None,
         state: Any = KEEP,
         concurrency_key: Key | Keep | None = KEEP,
+        effect: Effect | None = None,
     ) -> None:
         if not signals and timeout is None and deadline is None:
             raise UsageError(
@@ -194,52 +252,65 @@ class Await(_Value):
         self.deadline = None if deadline is None else checked_moment(deadline, "the deadline of this Await")
         self.state = state
         self.concurrency_key = _key(concurrency_key)
+        self.effect = _effect(effect)
 
 
 @final
 class ScheduleChildren(_Value):
     """Insert children, sleep until each of them has ended, then run `then`; `ctx.children` has them."""
 
-    __slots__ = __match_args__ = ("children", "then", "state")
+    __slots__ = __match_args__ = ("children", "then", "state", "effect")
 
     children: tuple[AnySpec, ...]
     then: str
     state: Any
+    effect: Effect | None
 
     def __init__(
-        self, children: Iterable[AnySpec], /, *, then: StepRef[StateT] | str, state: StateT | Keep = KEEP
+        self,
+        children: Iterable[AnySpec],
+        /,
+        *,
+        then: StepRef[StateT] | str,
+        state: StateT | Keep = KEEP,
+        effect: Effect | None = None,
     ) -> None:
         self.children = _specs(children)
         self.then = step_name(then)
         self.state = state
+        self.effect = _effect(effect)
 
 
 @final
 class Done(_Value, Generic[ResultT_co]):
     """End well. The result is kept with the instance, for whoever waits for it."""
 
-    __slots__ = __match_args__ = ("result",)
+    __slots__ = __match_args__ = ("result", "effect")
 
     result: ResultT_co
+    effect: Effect | None
 
     @overload
-    def __init__(self: Done[None]) -> None: ...
+    def __init__(self: Done[None], *, effect: Effect | None = None) -> None: ...
     @overload
-    def __init__(self, result: ResultT_co) -> None: ...
-    def __init__(self, result: Any = None) -> None:
+    def __init__(self, result: ResultT_co, *, effect: Effect | None = None) -> None: ...
+    def __init__(self, result: Any = None, *, effect: Effect | None = None) -> None:
         self.result = result
+        self.effect = _effect(effect)
 
 
 @final
 class Stop(_Value):
     """End as failed. The reason is for people: a text, or the exception."""
 
-    __slots__ = __match_args__ = ("reason",)
+    __slots__ = __match_args__ = ("reason", "effect")
 
     reason: str
+    effect: Effect | None
 
-    def __init__(self, reason: str | BaseException) -> None:
+    def __init__(self, reason: str | BaseException, *, effect: Effect | None = None) -> None:
         self.reason = reason_text(reason)
+        self.effect = _effect(effect)
 
 
 Outcome: TypeAlias = Union[Next, Retry, Await, ScheduleChildren, Done[ResultT], Stop]  # noqa: UP007 - `A | B[T]` takes no [T]
@@ -268,6 +339,20 @@ def _exception_text(error: BaseException) -> str:
     except Exception:  # noqa: BLE001 - the user's own __str__; a failure must still find its way into the row
         said = "(its text could not be read)"
     return f"{kind}: {said}" if said else kind
+
+
+def _effect(effect: Effect | None) -> Effect | None:
+    if effect is None or isinstance(effect, Sql) or inspect.iscoroutinefunction(effect):
+        return effect
+    call = getattr(effect, "__call__", None)  # noqa: B004 - an object with an async __call__, or a partial of one
+    if inspect.iscoroutinefunction(call) or inspect.iscoroutinefunction(getattr(effect, "func", None)):
+        return effect
+    if isinstance(effect, str):
+        raise UsageError("the effect is a bare text", "wrap it: effect=Sql(text, *arguments)")
+    raise UsageError(
+        f"the effect is of type {type(effect).__name__}, which is no async function",
+        "give Sql(text, *arguments), or an `async def` of one transaction",
+    )
 
 
 def _key(key: Key | Keep | None) -> str | Keep | None:

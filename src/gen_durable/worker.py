@@ -68,6 +68,7 @@ class Worker(AsyncClient):
         self.machines: tuple[MachineDef, ...] = tuple(self._registry)
         self.queues: Mapping[str, Queue] = _queues(self._registry, queues)
         self._commits: Database | None = None
+        self._effects: Database | None = None
         self._engine: Engine | None = None
 
     def run(self) -> None:
@@ -135,13 +136,12 @@ class Worker(AsyncClient):
         assert self._server is not None  # noqa: S101 - opened above
         assert self._waiting is not None  # noqa: S101 - opened above
         # One connection for batches, some for rows that have to wait alone for somebody's transaction.
+        dsn, schema, pooler = self._server.dsn, self.settings.schema, self.settings.pooler
         self._commits = await Database.open(
-            self._server.dsn,
-            self.settings.schema,
-            size=5,
-            advice=self._server.advice,
-            lock_timeout=Flusher.PATIENCE,
+            dsn, schema, size=5, advice=self._server.advice, lock_timeout=Flusher.PATIENCE, pooler=pooler
         )
+        # Made as effects come up; each holds one for as long as it takes.
+        self._effects = await Database.open(dsn, schema, least=0, pooler=pooler)
         self._engine = Engine(
             self.name,
             self._server.dsn,
@@ -150,8 +150,10 @@ class Worker(AsyncClient):
             queues=self.queues,
             database=self._database,
             commits=self._commits,
+            effects=self._effects,
             telemetry=self.telemetry,
             wakes=self._wakes,
+            on_lost=self._server.revive,
             on_failure=self._waiting.fail,
         )
         await self._engine.start()
@@ -162,8 +164,9 @@ class Worker(AsyncClient):
             if engine is not None:
                 await engine.drain()
         finally:
-            if self._commits is not None:
-                await self._commits.close()
+            for database in (self._commits, self._effects):
+                if database is not None:
+                    await database.close()
             await super()._close()
 
     def _pool_size(self) -> int:

@@ -11,12 +11,15 @@ from typing import Final, Literal, TypeAlias
 
 import msgspec
 
+from ..outcome import Effect
+
 __all__ = [
     "PLAIN_KINDS",
     "ChildRow",
     "CommitEntry",
     "CommitResult",
     "Committed",
+    "EffectFailed",
     "Execution",
     "Kind",
     "NewInstance",
@@ -92,6 +95,7 @@ class Execution(msgspec.Struct, frozen=True):
     parent_id: int | None = None
     concurrency_key: str | None = None
     correlation_key: str | None = None
+    leased_at: datetime | None = None
 
     @property
     def awaited(self) -> tuple[SignalRow, ...]:
@@ -101,7 +105,7 @@ class Execution(msgspec.Struct, frozen=True):
         return tuple(row for row in self.inbox if row.name in self.awaits)
 
 
-class CommitEntry(msgspec.Struct, frozen=True, kw_only=True):
+class CommitEntry(msgspec.Struct, kw_only=True):
     """An outcome, ready for the group commit."""
 
     id: int
@@ -127,6 +131,16 @@ class CommitEntry(msgspec.Struct, frozen=True, kw_only=True):
     parent_id: int | None = None
     was_awaiting: bool = False
     """Whether the row still carries the set of its last await, which a retry must not lose."""
+    has_inbox: bool = False
+    """Whether there are unread signals, which go in the same transaction if the instance ends."""
+    effect: Effect | None = None
+    """What runs in the transaction of this very outcome."""
+    # For the record of the execution: which step, which attempt, since when.
+    from_step: str = ""
+    attempt: int = 0
+    leased_at: datetime | None = None
+    started: float | None = None
+    """By the monotonic clock of this process; set by whoever ran the step."""
 
     @property
     def is_plain(self) -> bool:
@@ -137,6 +151,8 @@ class CommitEntry(msgspec.Struct, frozen=True, kw_only=True):
             and self.held_key is None
             and not self.switches_key
             and not self.was_awaiting
+            and not self.has_inbox
+            and self.effect is None
         )
 
 
@@ -147,10 +163,18 @@ class Committed(msgspec.Struct, frozen=True, gc=False):
     """The status of the row from now on."""
     inbox: tuple[SignalRow, ...] = ()
     """For an execution that keeps its lease: the unread signals at this moment."""
+    leased_at: datetime | None = None
+    """For the same: when its next execution began."""
+
+
+class EffectFailed(msgspec.Struct, frozen=True, gc=False):
+    """The effect of the outcome raised: nothing was written, and the lease is still held."""
+
+    error: Exception
 
 
 class Stale(msgspec.Struct, frozen=True, gc=False):
     """The lease was lost before the commit: nothing was written, another execution does the step again."""
 
 
-CommitResult: TypeAlias = Committed | Stale
+CommitResult: TypeAlias = Committed | Stale | EffectFailed

@@ -65,7 +65,7 @@ def state_of(execution: Execution, machine: MachineDef) -> Any:
 
 
 def instance_of(row: Mapping[str, Any], machine: MachineDef | None) -> Instance[Any, Any]:
-    """A row as a client sees it: typed if the machine is known, else as plain JSON."""
+    """A row as a client sees it: typed if the machine is known and its types fit, else as plain JSON."""
     name, id = row["fsm"], row["id"]
     state_type: Any = machine.state_type if machine else Any
     result_type: Any = machine.result_type if machine else Any
@@ -76,7 +76,7 @@ def instance_of(row: Mapping[str, Any], machine: MachineDef | None) -> Instance[
         version=row["fsm_version"],
         step=row["step"],
         status=Status(row["status"]),
-        state=decode(row["state"], state_type, f"the state of {name} {id}"),
+        state=_decoded(row["state"], state_type, f"the state of {name} {id}", is_strict=False),
         stored_result=None if result is None else decode(result, result_type, f"the result of {name} {id}"),
         attempt=row["attempt"],
         step_seq=row["step_seq"],

@@ -82,6 +82,7 @@ def settle(
                 delay=outcome.delay,
                 error=error,
                 consumed=_ids(execution),
+                effect=outcome.effect,
                 **_key(outcome.concurrency_key),
             )
         case Retry():
@@ -103,6 +104,7 @@ def settle(
                 timeout=outcome.timeout,
                 deadline=outcome.deadline,
                 error=error,
+                effect=outcome.effect,
                 **_key(outcome.concurrency_key),
             )
         case ScheduleChildren():
@@ -119,13 +121,14 @@ def settle(
                 children=tuple(new_instance(spec, limits.max_payload) for spec in outcome.children),
                 error=error,
                 consumed=_ids(execution),
+                effect=outcome.effect,
             )
         case Done():
             what = f"the result of {machine.name} {execution.id}"
             result = encode(outcome.result, machine.result_type, what, limits.max_payload)
-            return _entry(execution, "done", payload=result, error=error)
+            return _entry(execution, "done", payload=result, error=error, effect=outcome.effect)
         case Stop():
-            return _entry(execution, "stop", error=outcome.reason)
+            return _entry(execution, "stop", error=outcome.reason, effect=outcome.effect)
         case _:
             assert_never(outcome)
 
@@ -164,6 +167,10 @@ def _entry(execution: Execution, kind: Any, **fields: Any) -> CommitEntry:
         held_key=execution.concurrency_key,
         parent_id=execution.parent_id,
         was_awaiting=execution.awaits is not None,
+        has_inbox=bool(execution.inbox),
+        from_step=execution.step,
+        attempt=execution.attempt,
+        leased_at=execution.leased_at,
         **fields,
     )
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
+from ..config import Pooler
 from ..errors import UsageError
 from .failures import StatementError, is_outage
 from .plan import Plan
@@ -15,31 +16,45 @@ __all__ = ["BlockingDatabase"]
 
 T = TypeVar("T")
 
+# The settings that we rely on: for a session of ours, and (behind a pooler) for one transaction.
+_OPTIONS: Final = " ".join(f"-c {name}={value.replace(' ', chr(92) + ' ')}" for name, value in PINNED.items())
+_LOCAL: Final = "; ".join(f"set local {name} = '{value}'" for name, value in PINNED.items())
+
 
 class BlockingDatabase:
     """A connection that several threads may share: they take turns."""
 
-    def __init__(self, dsn: str, schema: str, *, advice: str = "") -> None:
+    def __init__(self, dsn: str, schema: str, *, advice: str = "", pooler: Pooler = "none") -> None:
         self._dsn = dsn
         self._advice = advice
+        self._is_pooled = pooler == "transaction"
         self.schema = schema
         self._lock = threading.RLock()
         self._conn: Any = None
 
     def run(self, plan: Plan[T]) -> T:
         """Run a plan of one statement, or of several that need no common transaction."""
+        if self._is_pooled:
+            return self.run_in_transaction(plan)
         with self._lock:
-            try:
-                return run_psycopg(self._connection(), plan, self.schema)
-            except StatementError as error:
-                if is_outage(error):
-                    self.close()
-                raise
+            return self._run(self._connection(), plan)
 
     def run_in_transaction(self, plan: Plan[T]) -> T:
         """Run a plan as one transaction."""
-        with self._lock, self._connection().transaction():
-            return self.run(plan)
+        with self._lock:
+            conn = self._connection()
+            with conn.transaction():
+                if self._is_pooled:
+                    conn.execute(_LOCAL)
+                return self._run(conn, plan)
+
+    def _run(self, conn: Any, plan: Plan[T]) -> T:
+        try:
+            return run_psycopg(conn, plan, self.schema)
+        except StatementError as error:
+            if is_outage(error):
+                self.close()
+            raise
 
     def close(self) -> None:
         """Close the connection; the next use opens another."""
@@ -59,12 +74,11 @@ class BlockingDatabase:
                 ) from None
             try:
                 self._conn = psycopg.connect(
-                    self._dsn, autocommit=True, connect_timeout=10, options=_options()
+                    self._dsn,
+                    autocommit=True,
+                    connect_timeout=10,
+                    **({"prepare_threshold": None} if self._is_pooled else {"options": _OPTIONS}),
                 )
             except (psycopg.Error, ValueError) as error:
                 raise unreachable(self._dsn, error, self._advice) from error
         return self._conn
-
-
-def _options() -> str:
-    return " ".join(f"-c {name}={value.replace(' ', chr(92) + ' ')}" for name, value in PINNED.items())

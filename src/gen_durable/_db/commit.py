@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import timedelta
+from typing import Any
 
 import msgspec
 
 from .._core.model import CommitEntry, CommitResult, Committed, SignalRow, Stale
+from ..config import RecordLevel
 from . import pick
 from .insert import insert_children
 from .lease import Lease
 from .plan import Call, Plan, Row, Rows, statements
+from .signal import sweep
 
 __all__ = [
     "CommitReport",
+    "Recorder",
     "commit",
     "commit_plain",
+    "finish",
+    "finish_abandoned",
+    "hold",
     "in_lock_order",
     "is_one_statement",
     "resolve",
@@ -23,6 +32,14 @@ __all__ = [
 ]
 
 _SQL = statements("commit.sql")
+_ENDED = frozenset({"done", "failed", "cancelled"})
+
+
+class Recorder(msgspec.Struct, frozen=True, gc=False):
+    """Who commits, and which executions leave a record."""
+
+    worker: str
+    level: RecordLevel
 
 
 class CommitReport(msgspec.Struct, frozen=True, gc=False):
@@ -42,21 +59,23 @@ def is_one_statement(entries: Sequence[CommitEntry]) -> bool:
     return all(entry.is_plain for entry in entries)
 
 
-def commit_plain(entries: Sequence[CommitEntry]) -> Plan[CommitReport]:
-    """Commit plain outcomes: one statement, and one more if an instance that goes on has signals."""
-    rows = _by_lease((yield _plain_call(entries)))
+def commit_plain(entries: Sequence[CommitEntry], recorder: Recorder) -> Plan[CommitReport]:
+    """Commit plain outcomes: one statement, and at most two more if there are signals that nobody knew of."""
+    rows = _by_lease((yield _plain_call(entries, recorder)))
+    yield from _sweep(rows)
     inbox = yield from _inbox_of_kept(rows)
     return _report(entries, rows, inbox, set())
 
 
-def commit(entries: Sequence[CommitEntry]) -> Plan[CommitReport]:
-    """Commit any outcomes: one statement, and at most five more, each only if needed. Needs a transaction."""
-    rows = _by_lease((yield _full_call(entries)))
+def commit(entries: Sequence[CommitEntry], recorder: Recorder) -> Plan[CommitReport]:
+    """Commit any outcomes: one statement, and at most six more, each only if needed. Needs a transaction."""
+    rows = _by_lease((yield _full_call(entries, recorder)))
     queues: set[str] = set()
     queues |= yield from _insert_children(entries, rows)
     parked = [row["id"] for row in rows.values() if row["status"] == "awaiting_signal" and row["has_signals"]]
     if parked:
         queues |= {row["queue"] for row in (yield _SQL["recheck"](ids=parked))}
+    yield from _sweep(rows)
     freed = [
         entry.held_key
         for entry in entries
@@ -68,6 +87,24 @@ def commit(entries: Sequence[CommitEntry]) -> Plan[CommitReport]:
         queues |= yield from pick.ungate(freed)
     inbox = yield from _inbox_of_kept(rows)
     return _report(entries, rows, inbox, queues)
+
+
+def hold(entry: CommitEntry) -> Plan[bool]:
+    """Lock the row of an outcome that has an effect; whether the effect may run."""
+    rows = yield _SQL["hold"](id=entry.id, lease_token=entry.lease_token, step_seq=entry.step_seq)
+    return bool(rows)
+
+
+def finish(entries: Sequence[CommitEntry]) -> Plan[None]:
+    """Nothing is left to do for these committed executions: COMMITTED becomes DONE."""
+    yield _SQL["finish"](
+        ids=[entry.id for entry in entries], step_seqs=[entry.step_seq + 1 for entry in entries]
+    )
+
+
+def finish_abandoned(lease: timedelta) -> Plan[int]:
+    """The same for executions whose worker died in between; how many there were."""
+    return len((yield _SQL["finish_abandoned"](lease=lease)))
 
 
 def unlocked(entries: Sequence[CommitEntry]) -> Plan[tuple[list[CommitEntry], list[CommitEntry]]]:
@@ -102,7 +139,7 @@ def _standing(
         return None
     if entry.kind == "keep":
         is_ours = row["lease_token"] == entry.lease_token and row["step_seq"] == entry.step_seq + 1
-        return Committed("executing", inbox.get(entry.id, ())) if is_ours else Stale()
+        return Committed("executing", inbox.get(entry.id, ()), row["leased_at"]) if is_ours else Stale()
     # The lease is gone. If the transition is there, it was ours or that of whoever took the lease over; for an
     # execution that ends here both mean the same: this transition is committed, once.
     advanced = 0 if entry.kind in ("retry", "release") else 1
@@ -132,6 +169,11 @@ def _insert_children(entries: Sequence[CommitEntry], rows: Mapping[Lease, Row]) 
     return queues
 
 
+def _sweep(rows: Mapping[Lease, Row]) -> Plan[None]:
+    if ended := [row["id"] for row in rows.values() if row["has_signals"] and row["status"] in _ENDED]:
+        yield from sweep(ended)
+
+
 def _by_lease(rows: Rows) -> Mapping[Lease, Row]:
     """Answers by lease: one batch may hold outcomes of a lost and of a live execution of the same instance."""
     return {(row["id"], row["lease_token"]): row for row in rows}
@@ -157,7 +199,7 @@ def _report(
         if row is None:
             results.append(Stale())
             continue
-        results.append(Committed(row["status"], inbox.get(entry.id, ())))
+        results.append(Committed(row["status"], inbox.get(entry.id, ()), row["kept_at"]))
         if row["status"] == "runnable":
             queues.add(row["queue"])
         if row["released"]:
@@ -165,7 +207,7 @@ def _report(
     return CommitReport(results, queues)
 
 
-def _plain_call(entries: Sequence[CommitEntry]) -> Call:
+def _plain_call(entries: Sequence[CommitEntry], recorder: Recorder) -> Call:
     return _SQL["commit_plain"](
         ids=[entry.id for entry in entries],
         lease_tokens=[entry.lease_token for entry in entries],
@@ -175,10 +217,11 @@ def _plain_call(entries: Sequence[CommitEntry]) -> Call:
         payloads=[entry.payload for entry in entries],
         errors=[entry.error for entry in entries],
         delays=[entry.delay for entry in entries],
+        **_record(entries, recorder),
     )
 
 
-def _full_call(entries: Sequence[CommitEntry]) -> Call:
+def _full_call(entries: Sequence[CommitEntry], recorder: Recorder) -> Call:
     return _SQL["commit"](
         ids=[entry.id for entry in entries],
         lease_tokens=[entry.lease_token for entry in entries],
@@ -196,7 +239,24 @@ def _full_call(entries: Sequence[CommitEntry]) -> Call:
         switches_keys=[entry.switches_key for entry in entries],
         concurrency_keys=[entry.concurrency_key for entry in entries],
         consumed=[id_array(entry.consumed) if entry.consumed else None for entry in entries],
+        has_effects=[entry.effect is not None for entry in entries],
+        **_record(entries, recorder),
     )
+
+
+def _record(entries: Sequence[CommitEntry], recorder: Recorder) -> dict[str, Any]:
+    """What the record of an execution says beside its outcome. Its clock is the database's, so durations are sent."""
+    now = time.monotonic()
+    return {
+        "worker": recorder.worker,
+        "record": recorder.level,
+        "from_steps": [entry.from_step for entry in entries],
+        "attempts": [entry.attempt for entry in entries],
+        "leased_ats": [entry.leased_at for entry in entries],
+        "started_agos": [
+            None if entry.started is None else timedelta(seconds=now - entry.started) for entry in entries
+        ],
+    }
 
 
 def id_array(ids: Iterable[int]) -> str:

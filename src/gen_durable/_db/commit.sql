@@ -19,31 +19,41 @@ with settled as (
          result = case when g.cancel_requested_at is null and o.kind = 'done' then o.payload::jsonb end,
          last_error = case when g.cancel_requested_at is null then coalesce(o.error, g.last_error) else g.last_error end,
          step_seq = g.step_seq + (g.cancel_requested_at is null and o.kind <> 'retry')::int,
-         execution = g.execution + (g.cancel_requested_at is null and o.kind = 'keep')::int,
+         execution = g.execution + (g.cancel_requested_at is null and o.kind = 'keep' and g.execution < 2147483647)::int,
          attempt = case when o.kind = 'retry' then least(g.attempt, 2147483646) + 1 else 0 end,
          crash_count = 0, awaits = null, presented = null, timed_out = false,
          lease_token = case when g.cancel_requested_at is null and o.kind = 'keep' then g.lease_token end,
          lease_expires_at = case when g.cancel_requested_at is null and o.kind = 'keep' then g.lease_expires_at end,
          locked_by = case when g.cancel_requested_at is null and o.kind = 'keep' then g.locked_by end,
+         leased_at = case when g.cancel_requested_at is null and o.kind = 'keep' then statement_timestamp() end,
+         started_at = null,
          eligible_at = case when g.cancel_requested_at is null and o.kind in ('next', 'retry')
                             then statement_timestamp() + coalesce(o.delay, '0') else g.eligible_at end,
          finished_at = case when g.cancel_requested_at is not null or o.kind in ('done', 'stop')
                             then statement_timestamp() end,
          updated_at = statement_timestamp()
     from unnest(:ids::bigint[], :lease_tokens::bigint[], :step_seqs::bigint[], :kinds::text[], :steps::text[],
-                :payloads::text[], :errors::text[], :delays::interval[])
-         as o (id, lease_token, step_seq, kind, step, payload, error, delay)
+                :payloads::text[], :errors::text[], :delays::interval[],
+                :from_steps::text[], :attempts::int[], :leased_ats::timestamptz[], :started_agos::interval[])
+         as o (id, lease_token, step_seq, kind, step, payload, error, delay, from_step, attempt, leased_at, started_ago)
    where g.id = o.id and g.lease_token = o.lease_token and g.step_seq = o.step_seq
-  returning g.id, o.lease_token, g.status, g.has_signals, g.queue
-), swept as (
-  delete from gen_durable.signals s using settled
-   where s.target_id = settled.id and settled.has_signals and settled.status in ('done', 'failed', 'cancelled')
+  returning g.id, o.lease_token, g.status, g.has_signals, g.queue, g.step_seq, g.execution, g.leased_at as kept_at,
+            g.cancel_requested_at is not null as is_cancelled, o.kind, o.from_step, o.attempt, o.leased_at, o.started_ago, o.error
+), recorded as (
+  insert into gen_durable.executions (instance_id, step_seq, execution, attempt, status, outcome, step, lease_owner,
+                                      leased_at, started_at, finished_at, error)
+  select id, step_seq + (is_cancelled or kind = 'retry')::int, execution - (kind = 'keep' and not is_cancelled)::int, attempt,
+         case when is_cancelled or kind = 'retry' then 'ABORTED' else 'DONE' end,
+         case when is_cancelled then 'cancelled' when kind = 'keep' then 'next' else kind end, from_step, :worker::text,
+         leased_at, statement_timestamp() - started_ago, statement_timestamp(), error
+    from settled
+   where :record::text = 'all' or :record::text = 'failures' and (is_cancelled or kind in ('retry', 'stop'))
 )
-select id, lease_token, status::text as status, has_signals, queue, null::text[] as released from settled
+select id, lease_token, status::text as status, has_signals, queue, kept_at, null::text[] as released from settled
 
 -- name: commit
--- Any mix of outcomes, with everything that may ride on one: consumed signals, the inbox of the ended, the parent's barrier.
--- Later statements of the same transaction, each only if an answer asks for it: children, barrier, recheck, ungate.
+-- Any mix of outcomes, with everything that may ride on one: consumed signals, the parent's barrier, the record.
+-- Later statements of the same transaction, each only if an answer asks for it: children, barrier, recheck, sweep, ungate.
 with settled as (
   update gen_durable.gen_durable g
      set status = case when g.cancel_requested_at is not null then 'cancelled'::gen_durable.durable_status
@@ -59,7 +69,7 @@ with settled as (
          result = case when g.cancel_requested_at is null and o.kind = 'done' then o.payload::jsonb end,
          last_error = case when g.cancel_requested_at is null then coalesce(o.error, g.last_error) else g.last_error end,
          step_seq = g.step_seq + (g.cancel_requested_at is null and o.kind not in ('retry', 'release'))::int,
-         execution = g.execution + (g.cancel_requested_at is null and o.kind = 'keep')::int,
+         execution = g.execution + (g.cancel_requested_at is null and o.kind = 'keep' and g.execution < 2147483647)::int,
          attempt = case when o.kind = 'retry' then least(g.attempt, 2147483646) + 1
                         when o.kind = 'release' then g.attempt else 0 end,
          crash_count = case when o.kind = 'release' then g.crash_count else 0 end,
@@ -79,6 +89,8 @@ with settled as (
          lease_token = case when g.cancel_requested_at is null and o.kind = 'keep' then g.lease_token end,
          lease_expires_at = case when g.cancel_requested_at is null and o.kind = 'keep' then g.lease_expires_at end,
          locked_by = case when g.cancel_requested_at is null and o.kind = 'keep' then g.locked_by end,
+         leased_at = case when g.cancel_requested_at is null and o.kind = 'keep' then statement_timestamp() end,
+         started_at = null,
          eligible_at = case when g.cancel_requested_at is null and o.kind in ('next', 'retry', 'schedule_childs')
                             then statement_timestamp() + coalesce(o.delay, '0') else g.eligible_at end,
          finished_at = case when g.cancel_requested_at is not null or o.kind in ('done', 'stop')
@@ -87,14 +99,28 @@ with settled as (
     from unnest(:ids::bigint[], :lease_tokens::bigint[], :step_seqs::bigint[], :kinds::text[], :steps::text[],
                 :payloads::text[], :errors::text[], :delays::interval[], :awaits::text[], :presented::text[],
                 :timeouts::interval[], :deadlines::timestamptz[], :children::int[], :switches_keys::boolean[],
-                :concurrency_keys::text[], :consumed::text[])
+                :concurrency_keys::text[], :consumed::text[], :from_steps::text[], :attempts::int[],
+                :leased_ats::timestamptz[], :started_agos::interval[], :has_effects::boolean[])
          as o (id, lease_token, step_seq, kind, step, payload, error, delay, awaits, presented, timeout, deadline, children,
-               switches_key, concurrency_key, consumed)
+               switches_key, concurrency_key, consumed, from_step, attempt, leased_at, started_ago, has_effect)
    where g.id = o.id and g.lease_token = o.lease_token and g.step_seq = o.step_seq
   returning g.id, o.lease_token, g.status, g.step_seq, g.has_signals, g.queue, g.parent_id, g.parent_round,
-            g.status in ('done', 'failed', 'cancelled') as has_ended,
+            g.status in ('done', 'failed', 'cancelled') as has_ended, g.execution, g.leased_at as kept_at,
+            g.cancel_requested_at is not null as is_cancelled, o.kind, o.from_step, o.attempt, o.leased_at, o.started_ago,
+            o.error, o.has_effect,
             case when g.cancel_requested_at is null and o.kind in ('keep', 'next', 'schedule_childs')
                  then o.consumed::bigint[] end as consumed
+), recorded as (
+  insert into gen_durable.executions (instance_id, step_seq, execution, attempt, status, outcome, step, lease_owner,
+                                      leased_at, started_at, finished_at, error)
+  select id, step_seq + (is_cancelled or kind in ('retry', 'release'))::int,
+         execution - (kind = 'keep' and not is_cancelled)::int, attempt,
+         case when is_cancelled or kind in ('retry', 'release') then 'ABORTED' when has_effect then 'COMMITTED' else 'DONE' end,
+         case when is_cancelled then 'cancelled' when kind = 'keep' then 'next' when kind = 'release' then 'shutdown'
+              else kind end,
+         from_step, :worker::text, leased_at, statement_timestamp() - started_ago, statement_timestamp(), error
+    from settled
+   where :record::text = 'all' or :record::text = 'failures' and (is_cancelled or kind in ('retry', 'release', 'stop'))
 ), ended as (
   select parent_id, parent_round, count(*)::int as children from settled
    where has_ended and parent_id is not null group by parent_id, parent_round
@@ -117,11 +143,8 @@ with settled as (
 ), kept as (                                              -- a dedup_key outlives its signal: a late duplicate is still one
   update gen_durable.signals s set consumed_seq = consumed.step_seq, payload = 'null'
     from consumed where s.id = consumed.id and s.dedup_key is not null
-), swept as (
-  delete from gen_durable.signals s using settled
-   where s.target_id = settled.id and settled.has_ended and settled.has_signals
 )
-select settled.id, settled.lease_token, settled.status::text as status, settled.has_signals, settled.queue,
+select settled.id, settled.lease_token, settled.status::text as status, settled.has_signals, settled.queue, settled.kept_at,
        (select array_agg(distinct joined.queue) from joined where joined.status = 'runnable') as released
   from settled
 
@@ -145,11 +168,38 @@ update gen_durable.gen_durable g
                   and s.id <> all (coalesce(g.presented, '{}')))
 returning g.id, g.queue
 
+-- name: hold
+-- First statement of an outcome with an effect: the effect may run only while this execution still has its lease, and the
+-- lock keeps it so until the end of the transaction. No row: stale, or cancelled; then there is no effect.
+select g.id from gen_durable.gen_durable g
+ where g.id = :id::bigint and g.lease_token = :lease_token::bigint and g.step_seq = :step_seq::bigint
+   and g.cancel_requested_at is null
+   for no key update
+
+-- name: finish
+-- After its transaction: nothing is left to do for these executions.
+update gen_durable.executions e set status = 'DONE'
+  from unnest(:ids::bigint[], :step_seqs::bigint[]) as done (instance_id, step_seq)
+ where e.instance_id = done.instance_id and e.step_seq = done.step_seq and e.status = 'COMMITTED'
+
+-- name: finish_abandoned
+-- The same for those whose worker died between COMMITTED and DONE: their effect has happened, and is not repeated.
+with abandoned as materialized (
+  select e.instance_id, e.step_seq from gen_durable.executions e
+   where e.status = 'COMMITTED' and e.finished_at < statement_timestamp() - :lease::interval
+   order by e.finished_at limit 500
+     for update skip locked
+)
+update gen_durable.executions e set status = 'DONE'
+  from abandoned
+ where e.instance_id = abandoned.instance_id and e.step_seq = abandoned.step_seq and e.status = 'COMMITTED'
+returning e.instance_id
+
 -- name: unlocked
 -- Which of these rows nobody else holds: asked when a flush gave up waiting for one of them.
 select g.id from gen_durable.gen_durable g where g.id = any (:ids::bigint[]) order by g.id desc for no key update skip locked
 
 -- name: standing
 -- After a COMMIT whose answer was lost: where do these rows stand?
-select g.id, g.step_seq, g.lease_token, g.has_signals, g.queue, g.status::text as status
+select g.id, g.step_seq, g.lease_token, g.has_signals, g.queue, g.status::text as status, g.leased_at
   from gen_durable.gen_durable g where g.id = any (:ids::bigint[])

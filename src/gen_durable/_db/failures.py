@@ -9,7 +9,7 @@ import msgspec
 
 from ..errors import DatabaseError
 
-__all__ = ["StatementError", "is_data", "is_outage", "is_race"]
+__all__ = ["RACES", "StatementError", "is_data", "is_outage", "is_race"]
 
 
 class StatementError(DatabaseError):
@@ -37,7 +37,7 @@ class StatementError(DatabaseError):
 
 
 # 40001 serialization_failure, 40P01 deadlock_detected, 55P03 lock_not_available: run the transaction again.
-_RACES = frozenset({"40001", "40P01", "55P03"})
+RACES = frozenset({"40001", "40P01", "55P03"})
 # Classes: 08 connection, 53 resources, 57 operator intervention (shutdown, cancelled), 58 system. 25006: a standby that
 # has yet to be promoted; 25P03: idle too long.
 _OUTAGES = ("08", "53", "57", "58", "25006", "25P03")
@@ -47,7 +47,7 @@ _DATA = ("22", "23", "54")
 
 def is_race(error: StatementError) -> bool:
     """Whether another transaction was in the way, so that the same statement may work at the next try."""
-    return error.sqlstate in _RACES
+    return error.sqlstate in RACES
 
 
 def is_outage(error: StatementError) -> bool:

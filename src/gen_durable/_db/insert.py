@@ -10,7 +10,7 @@ from .._core.model import NewInstance
 from ..definition import MachineDef
 from ..errors import KeyTakenError, UsageError
 from .failures import StatementError, is_race
-from .plan import Call, Plan, statements
+from .plan import Call, Plan, Rows, statements
 
 __all__ = ["Answer", "insert", "insert_children", "register"]
 
@@ -39,20 +39,21 @@ def insert(rows: Sequence[NewInstance], *, is_alone: bool) -> Plan[list[Answer]]
     """
     if not rows:
         return []
-    tries = _TRIES if is_alone else 1
-    while True:
-        tries -= 1
-        try:
-            found = yield _call(rows, parents=None, rounds=None)
-        except StatementError as error:
-            if not tries or not is_race(error):
-                raise _translated(error, rows) from error
-        else:
-            break
+    found = yield from _insert(rows, tries=_TRIES if is_alone else 1)
     answers: list[Answer] = [None] * len(rows)  # type: ignore[list-item]  # every place is filled: one answer per input
     for row in found:
         answers[row["ord"] - 1] = Answer(row["id"], row["inserted"], row["queue"], row["holder_key"] or "")
     return answers
+
+
+def _insert(rows: Sequence[NewInstance], tries: int) -> Plan[Rows]:
+    while True:
+        tries -= 1
+        try:
+            return (yield _call(rows, parents=None, rounds=None))
+        except StatementError as error:
+            if not tries or not is_race(error):
+                raise _translated(error, rows) from error
 
 
 def insert_children(

@@ -9,7 +9,7 @@ import msgspec
 
 from .plan import Plan, Row, statements
 
-__all__ = ["Filter", "children_of", "count", "get", "page", "settled"]
+__all__ = ["Filter", "children_of", "count", "executions", "get", "page", "settled"]
 
 _SQL = statements("inspect.sql")
 # Above every id: the first page begins at the newest instance.
@@ -54,6 +54,11 @@ def count(wanted: Filter) -> Plan[int]:
 def children_of(parent_id: int, *, every: bool) -> Plan[Sequence[Row]]:
     """The children of one instance, in the order of their specs."""
     return (yield _SQL["children_of"](id=parent_id, every=every))
+
+
+def executions(id: int) -> Plan[Sequence[Row]]:
+    """Every execution of one instance, oldest first."""
+    return (yield _SQL["executions"](id=id))
 
 
 def settled(waiting: Mapping[int, bool]) -> Plan[Mapping[int, Row | None]]:

@@ -62,3 +62,9 @@ select snapshot.* from gen_durable.gen_durable parent
   join gen_durable.snapshots snapshot on snapshot.id = child.id
  where parent.id = :id::bigint
  order by child.id
+
+-- name: executions
+-- Every execution of one instance, live and ended, oldest first.
+select exec_id, job_id, attempt, lease_owner, lease_expires_at, status, started_at, finished_at, leased_at, step, step_seq,
+       step_attempt, outcome, error
+  from gen_durable.gen_durable_executions where job_id = :id::bigint order by attempt

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from datetime import timedelta
 from typing import TypeAlias
 
 import msgspec
 
+from ..config import RecordLevel
 from . import pick
 from .plan import Plan, statements
+from .signal import sweep
 
-__all__ = ["Expired", "Lease", "Reaped", "expire", "reap", "renew"]
+__all__ = ["Expired", "Lease", "Reaped", "expire", "mark_started", "reap", "renew"]
 
 _SQL = statements("lease.sql")
 
@@ -51,12 +53,25 @@ def renew(leases: Collection[Lease], lease: timedelta) -> Plan[set[Lease]]:
     return missing - {(row["id"], row["lease_token"]) for row in rows}
 
 
-def reap(lease: timedelta, crash_limit: int) -> Plan[Reaped]:
+def mark_started(begun: Mapping[tuple[Lease, int], timedelta]) -> Plan[set[tuple[Lease, int]]]:
+    """Note executions (lease and step_seq → for how long) whose step has begun; those that are noted."""
+    rows = yield _SQL["mark_started"](
+        ids=[lease[0] for lease, _ in begun],
+        lease_tokens=[lease[1] for lease, _ in begun],
+        step_seqs=[step_seq for _, step_seq in begun],
+        agos=list(begun.values()),
+    )
+    return {((row["id"], row["lease_token"]), row["step_seq"]) for row in rows}
+
+
+def reap(lease: timedelta, crash_limit: int, level: RecordLevel) -> Plan[Reaped]:
     """Return executions whose lease ran out to their queues. Needs a transaction."""
-    rows = yield _SQL["reap"](lease=lease, crash_limit=crash_limit)
+    rows = yield _SQL["reap"](lease=lease, crash_limit=crash_limit, record=level)
     queues = {row["queue"] for row in rows if row["status"] == "runnable"}
     for row in rows:
         queues.update(row["released"] or ())
+    if ended := [row["id"] for row in rows if row["has_inbox"]]:
+        yield from sweep(ended)
     if freed := [row["concurrency_key"] for row in rows if row["concurrency_key"] is not None]:
         queues |= yield from pick.ungate(freed)
     return Reaped(

@@ -12,6 +12,19 @@ update gen_durable.gen_durable g set lease_expires_at = statement_timestamp() + 
   from held where g.id = held.id
 returning g.id, g.lease_token
 
+-- name: mark_started
+-- Note that these executions have begun their step: LEASED becomes IN_PROGRESS. HOT, and only for steps that take long.
+with begun as materialized (
+  select g.id, mine.ago from unnest(:ids::bigint[], :lease_tokens::bigint[], :step_seqs::bigint[], :agos::interval[])
+         as mine (id, lease_token, step_seq, ago)
+    join gen_durable.gen_durable g
+      on g.id = mine.id and g.lease_token = mine.lease_token and g.step_seq = mine.step_seq
+   order by g.id desc for no key update of g skip locked
+)
+update gen_durable.gen_durable g set started_at = statement_timestamp() - begun.ago
+  from begun where g.id = begun.id
+returning g.id, g.lease_token, g.step_seq
+
 -- name: still_mine
 -- The ids that renew did not return: skipped (still ours) or lost? A plain read decides.
 select g.id, g.lease_token from unnest(:ids::bigint[], :lease_tokens::bigint[]) as mine (id, lease_token)
@@ -23,7 +36,8 @@ select g.id, g.lease_token from unnest(:ids::bigint[], :lease_tokens::bigint[]) 
 -- Nothing is reaped within one lease of the server's start: after an outage the living renew first.
 -- Ordered, bounded, SKIP LOCKED. Then: ungate the keys that come back.
 with dead as materialized (
-  select g.id from gen_durable.gen_durable g
+  select g.id, g.step_seq, g.execution, g.attempt, g.step, g.locked_by, g.leased_at, g.started_at
+    from gen_durable.gen_durable g
    where g.status = 'executing' and g.lease_expires_at < statement_timestamp()
      and pg_postmaster_start_time() < statement_timestamp() - :lease::interval
    order by g.id limit 500
@@ -31,19 +45,28 @@ with dead as materialized (
 ), reaped as (
   update gen_durable.gen_durable g
      set status = case when g.cancel_requested_at is not null then 'cancelled'::gen_durable.durable_status
-                       when g.crash_count + 1 >= :crash_limit::int then 'failed' else 'runnable' end,
-         last_error = case when g.cancel_requested_at is null and g.crash_count + 1 >= :crash_limit::int
-                           then format('poison: the process died %s times in step %s', g.crash_count + 1, g.step)
+                       when g.crash_count >= :crash_limit::int - 1 then 'failed' else 'runnable' end,
+         last_error = case when g.cancel_requested_at is null and g.crash_count >= :crash_limit::int - 1
+                           then format('poison: the process died %s times in step %s', least(g.crash_count, 2147483646) + 1, g.step)
                            else g.last_error end,
          attempt = least(g.attempt, 2147483646) + 1, crash_count = least(g.crash_count, 2147483646) + 1,
          lease_token = null, lease_expires_at = null, locked_by = null, concurrency_slot = null,
+         leased_at = null, started_at = null,
          eligible_at = statement_timestamp() + make_interval(secs => least(300, power(2, least(g.crash_count, 10)))),
-         finished_at = case when g.cancel_requested_at is not null or g.crash_count + 1 >= :crash_limit::int
+         finished_at = case when g.cancel_requested_at is not null or g.crash_count >= :crash_limit::int - 1
                             then statement_timestamp() end,
          updated_at = statement_timestamp()
     from dead where g.id = dead.id
   returning g.id, g.fsm, g.step, g.status, g.queue, g.concurrency_key, g.parent_id, g.parent_round, g.has_signals,
-            g.status in ('failed', 'cancelled') as has_ended
+            g.status in ('failed', 'cancelled') as has_ended, dead.step_seq, dead.execution, dead.attempt,
+            dead.locked_by, dead.leased_at, dead.started_at
+), recorded as (
+  insert into gen_durable.executions (instance_id, step_seq, execution, attempt, status, outcome, step, lease_owner,
+                                      leased_at, started_at, finished_at)
+  select id, step_seq + 1, execution, attempt, 'ABORTED',
+         case status when 'cancelled' then 'cancelled' when 'failed' then 'poison' else 'lease' end, step, locked_by,
+         leased_at, started_at, statement_timestamp()
+    from reaped where :record::text <> 'off'
 ), ended as (
   select parent_id, parent_round, count(*)::int as children from reaped
    where has_ended and parent_id is not null group by parent_id, parent_round
@@ -59,11 +82,9 @@ with dead as materialized (
          updated_at = statement_timestamp()
     from parent where p.id = parent.id and p.status = 'awaiting_children'
   returning p.status, p.queue
-), swept as (
-  delete from gen_durable.signals s using reaped
-   where s.target_id = reaped.id and reaped.has_ended and reaped.has_signals
 )
 select reaped.id, reaped.fsm, reaped.step, reaped.status::text as status, reaped.queue, reaped.concurrency_key,
+       reaped.has_ended and reaped.has_signals as has_inbox,
        (select array_agg(distinct joined.queue) from joined where joined.status = 'runnable') as released
   from reaped
 

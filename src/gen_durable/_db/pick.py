@@ -112,7 +112,7 @@ def stuck_keys() -> Plan[list[str]]:
 
 
 def _urgency(row: Row) -> tuple[int, object, int]:
-    return (row["priority"], row["eligible_at"], row["id"])
+    return (row["priority"], row["due"], row["id"])
 
 
 def _by_parent(rows: Rows) -> Mapping[int, list[ChildRow]]:
@@ -151,4 +151,5 @@ def _execution(row: Row, inbox: tuple[SignalRow, ...], children: tuple[ChildRow,
         row["parent_id"],
         row["concurrency_key"],
         row["correlation_key"],
+        row["leased_at"],
     )

@@ -9,6 +9,7 @@
 --   * A keyed row is admitted only if nobody holds the key and no due row of the key stands before it, gated or locked by
 --     another picker or not. Two pickers can still choose two rows of one key when a more urgent row was committed
 --     between their snapshots; the unique index on the slot refuses the second, and its pick is run again.
+-- The time that a row is due since comes back as a number: a timestamp may lie where no driver can follow.
 -- A denied row comes back without lease_token, once per key, so that its key can be gated.
 with recursive moment as materialized (
   select statement_timestamp() as now
@@ -44,21 +45,22 @@ with recursive moment as materialized (
 ), leased as (
   update gen_durable.gen_durable g
      set status = 'executing', lease_token = :lease_token::bigint, locked_by = :worker::text,
-         lease_expires_at = (select now from moment) + :lease::interval,
+         lease_expires_at = (select now from moment) + :lease::interval, leased_at = (select now from moment),
          concurrency_slot = case when g.concurrency_key is not null then 0 end,
          execution = least(g.execution, 2147483646) + 1, updated_at = (select now from moment)
     from admitted
    where g.id = admitted.id and admitted.is_admitted
   returning g.id, g.lease_token, g.fsm, g.fsm_version, g.step, g.step_seq, g.attempt, g.state::text as state,
             g.awaits, g.timed_out, g.has_signals, coalesce(g.spawn_round = g.step_seq, false) as has_children,
-            g.parent_id, g.concurrency_key, g.correlation_key, g.queue, g.priority, g.eligible_at
+            g.parent_id, g.concurrency_key, g.correlation_key, g.queue, g.priority,
+            extract(epoch from g.eligible_at)::float8 as due, g.leased_at
 )
 select * from leased
 union all
 select * from (
   select distinct on (admitted.concurrency_key) admitted.id, null::bigint, admitted.fsm, null::int, null, null::bigint,
          null::int, null, null::text[], null::boolean, null::boolean, null::boolean, null::bigint,
-         admitted.concurrency_key, null, null, admitted.priority, admitted.eligible_at
+         admitted.concurrency_key, null, null, admitted.priority, null::float8, null::timestamptz
     from admitted where not admitted.is_admitted
    order by admitted.concurrency_key, admitted.priority, admitted.eligible_at, admitted.id) denied
 

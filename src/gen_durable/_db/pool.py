@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections.abc import Awaitable, Callable, Mapping
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
-from ..errors import UnreachableError
+from ..config import Pooler
+from ..errors import UnreachableError, UsageError
 from .failures import StatementError
 from .plan import Plan
 from .runner import from_asyncpg, run_asyncpg
@@ -45,15 +47,28 @@ _PASSWORDS: Final = (
 class Database:
     """A pool of pinned connections to one schema."""
 
-    def __init__(self, pool: Any, schema: str) -> None:
+    def __init__(self, pool: Any, schema: str, pins: Mapping[str, str] | None = None) -> None:
         self._pool = pool
         self.schema = schema
+        # What each transaction has to say for itself, because no session of ours lasts: behind a pooler.
+        self._pins = pins
 
     @classmethod
     async def open(
-        cls, dsn: str, schema: str, *, size: int = 10, advice: str = "", lock_timeout: str = "10s"
+        cls,
+        dsn: str,
+        schema: str,
+        *,
+        least: int = 1,
+        size: int = 10,
+        advice: str = "",
+        lock_timeout: str = "10s",
+        pooler: Pooler = "none",
     ) -> Self:
-        """Connect; at least one connection works then.
+        """Make a pool, with `least` connections at once and `size` of them at most.
+
+        Behind a pooler in transaction mode a session is somebody else's a moment later: nothing is prepared, and the
+        settings that we rely on go with every BEGIN.
 
         Raises:
             UnreachableError: there is no way to that database.
@@ -63,12 +78,15 @@ class Database:
         async def leave_as_is(connection: Any) -> None:
             """Nothing to reset: we set nothing on a session. The usual reset would cost a round trip per use."""
 
+        pins = {**PINNED, "lock_timeout": lock_timeout}
+        is_pooled = pooler == "transaction"
         try:
             pool = await asyncpg.create_pool(
                 dsn,
-                min_size=1,
+                min_size=least,
                 max_size=size,
-                server_settings={**PINNED, "lock_timeout": lock_timeout},
+                server_settings=None if is_pooled else pins,
+                statement_cache_size=0 if is_pooled else 100,
                 command_timeout=_ANSWER_WITHIN,
                 timeout=_CONNECT_WITHIN,
                 reset=leave_as_is,
@@ -76,7 +94,7 @@ class Database:
             )
         except (TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError, OSError, ValueError) as error:
             raise unreachable(dsn, error, advice) from error
-        return cls(pool, schema)
+        return cls(pool, schema, pins if is_pooled else None)
 
     async def __aenter__(self) -> Self:
         return self
@@ -95,13 +113,32 @@ class Database:
 
     async def run(self, plan: Plan[T]) -> T:
         """Run a plan of one statement, or of several that need no common transaction."""
+        if self._pins is not None:
+            return await self.run_in_transaction(plan)
         async with _Acquired(self._pool) as conn:
             return await run_asyncpg(conn, plan, self.schema)
 
     async def run_in_transaction(self, plan: Plan[T], *, lock_timeout: str | None = None) -> T:
         """Run a plan as one transaction."""
-        async with _Acquired(self._pool) as conn, _Transaction(conn, lock_timeout):
+        async with _Acquired(self._pool) as conn, _Transaction(conn, self._settings(lock_timeout)):
             return await run_asyncpg(conn, plan, self.schema)
+
+    async def run_around(
+        self, before: Plan[bool], inside: Callable[[Any], Awaitable[object]], after: Plan[T]
+    ) -> T:
+        """One transaction: `before`; if it says so, `inside` on the very connection; and `after`."""
+        async with _Acquired(self._pool) as conn, _Transaction(conn, self._settings()):
+            if await run_asyncpg(conn, before, self.schema):
+                await inside(conn)
+                if not conn.is_in_transaction():
+                    raise UsageError(
+                        "the effect ended the transaction that it runs in", "leave COMMIT and ROLLBACK out"
+                    )
+            return await run_asyncpg(conn, after, self.schema)
+
+    def _settings(self, lock_timeout: str | None = None) -> Mapping[str, str]:
+        settings = self._pins or {}
+        return settings if lock_timeout is None else {**settings, "lock_timeout": lock_timeout}
 
 
 class _Acquired:
@@ -125,15 +162,13 @@ class _Acquired:
 class _Transaction:
     """BEGIN … COMMIT, pinned to READ COMMITTED by its own words."""
 
-    def __init__(self, conn: Any, lock_timeout: str | None) -> None:
+    def __init__(self, conn: Any, settings: Mapping[str, str]) -> None:
         self._conn = conn
-        self._lock_timeout = lock_timeout
+        self._settings = settings
 
     async def __aenter__(self) -> None:
-        begin = "begin isolation level read committed"
-        await self._execute(
-            f"{begin}; set local lock_timeout = '{self._lock_timeout}'" if self._lock_timeout else begin
-        )
+        local = "".join(f"; set local {name} = '{value}'" for name, value in self._settings.items())
+        await self._execute(f"begin isolation level read committed{local}")
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
@@ -156,7 +191,7 @@ class _Transaction:
 
 
 async def connect(dsn: str) -> Any:
-    """One pinned connection of its own, outside of any pool."""
+    """One pinned connection outside of any pool."""
     import asyncpg
 
     try:
@@ -178,5 +213,14 @@ def unreachable(dsn: str, error: BaseException, advice: str) -> UnreachableError
     """Why there is no connection, in one line."""
     cause = str(error).strip().split("\n")[0] or type(error).__name__
     return UnreachableError(
-        redacted(dsn), redacted(cause), advice or "is the server running, and is the DSN right?"
+        redacted(dsn), _hidden(cause, dsn), advice or "is the server running, and is the DSN right?"
     )
+
+
+def _hidden(cause: str, dsn: str) -> str:
+    """The cause without the password. One with a bare "/" or "@" in it is taken for a port or a host, and quoted."""
+    found = re.search(r"//[^:/@\s]*:(\S*)@", dsn)
+    for part in re.split(r"[:/@?#]", found[1]) if found else ():
+        if len(part) > 2:
+            cause = cause.replace(part, "***")
+    return redacted(cause)

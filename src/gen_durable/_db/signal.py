@@ -1,6 +1,8 @@
-"""Delivering signals."""
+"""Delivering signals, and clearing inboxes."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import msgspec
 
@@ -8,7 +10,7 @@ from ..errors import UsageError
 from .failures import StatementError
 from .plan import Plan, statements
 
-__all__ = ["Arrival", "deliver"]
+__all__ = ["Arrival", "deliver", "sweep"]
 
 _SQL = statements("signal.sql")
 
@@ -20,6 +22,11 @@ class Arrival(msgspec.Struct, frozen=True, gc=False):
     is_new: bool
     has_woken: bool
     queue: str
+
+
+def sweep(ids: Sequence[int]) -> Plan[None]:
+    """Clear the inboxes of instances that have just ended."""
+    yield _SQL["sweep"](ids=ids)
 
 
 def deliver(target: int | str, name: str, payload: str, dedup_key: str | None) -> Plan[Arrival | None]:

@@ -1,7 +1,12 @@
--- Signals, from the sender's side.
+-- Signals: delivering them, and clearing the inbox of the ended.
 
 -- name: deliver
 -- One signal to one live instance, by id or by correlation key. No row: there is no such instance.
 -- The payload goes as text: a caller's connection may have a jsonb codec of its own.
 select id, signal_id, woken, queue
   from gen_durable.deliver(:target_id::bigint, :target_key::text, :name::text, :payload::text::jsonb, :dedup_key::text)
+
+-- name: sweep
+-- The inbox of the ended: nothing will read it any more, and deliver adds nothing to it. In a statement of its own, which sees
+-- what was delivered while the first one waited for the row.
+delete from gen_durable.signals s where s.target_id = any (:ids::bigint[])

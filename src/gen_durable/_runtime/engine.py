@@ -11,6 +11,7 @@ from typing import Any, Final
 from .._core.registry import Registry
 from .._core.settle import Limits
 from .._db import insert as inserts
+from .._db.commit import Recorder
 from .._db.lease import Lease
 from .._db.pool import Database
 from ..config import Queue, Settings
@@ -45,8 +46,10 @@ class Engine:
         queues: Mapping[str, Queue],
         database: Database,
         commits: Database,
+        effects: Database,
         telemetry: Telemetry,
         wakes: Wakes,
+        on_lost: Callable[[], None],
         on_failure: Callable[[BaseException], None],
     ) -> None:
         self._on_failure = on_failure
@@ -58,11 +61,9 @@ class Engine:
         self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._hurry = asyncio.Event()
         self._threads = Threads(settings.threads)
-        contact = Contact()
-        self._flusher = Flusher(commits, wakes, contact)
-        self._heartbeat = Heartbeat(
-            dsn, settings.schema, settings.lease, settings.heartbeat, contact, self._lose
-        )
+        contact = Contact(on_lost)
+        self._flusher = Flusher(commits, effects, Recorder(worker, settings.executions), wakes, contact)
+        self._heartbeat = Heartbeat(dsn, settings, contact, self._lose)
         executor = Executor(registry, Limits(settings.max_payload, settings.max_children), self._threads)
         self._schedulers = [
             Scheduler(

@@ -45,6 +45,17 @@ class Executor:
             failure = _as_exception(error)
         return await self._handle(failure, execution, registered, may_chain=may_chain)
 
+    async def recover(self, error: Exception, execution: Execution, *, may_chain: bool) -> CommitEntry:
+        """The effect of the step's outcome failed: the step has failed, and its machine decides."""
+        registered = self._registry.find(execution.fsm, execution.version)
+        return await self._handle(error, execution, registered, may_chain=may_chain)
+
+    def give_up(self, error: Exception, execution: Execution) -> CommitEntry:
+        """The effect of the handler's outcome failed too: the instance ends."""
+        machine = self._registry.find(execution.fsm, execution.version).definition
+        reason = Stop(f"{reason_text(error)} (in the effect of what handle returned)")
+        return settle(execution, machine, reason, UNREAD, self._limits)
+
     async def _step(self, execution: Execution, registered: Registered, *, may_chain: bool) -> CommitEntry:
         machine = registered.definition
         step = machine.steps.get(execution.step)

@@ -13,10 +13,11 @@ from typing import Final, TypeAlias
 
 import msgspec
 
-from .._core.model import CommitEntry, CommitResult, Committed
+from .._core.model import CommitEntry, CommitResult, Committed, EffectFailed, Stale
 from .._db import commit as commits
 from .._db.failures import StatementError, is_data, is_outage
 from .._db.pool import Database
+from .effects import EffectError, commit_with_effect
 from .service import Contact, Outage
 from .wake import Wakes
 
@@ -36,18 +37,31 @@ class Flusher:
     # lock_timeout of the connections that it is given.
     PATIENCE: Final = "100ms"
 
-    def __init__(self, database: Database, wakes: Wakes, contact: Contact) -> None:
+    def __init__(
+        self,
+        database: Database,
+        effects: Database,
+        recorder: commits.Recorder,
+        wakes: Wakes,
+        contact: Contact,
+    ) -> None:
         self._database = database
+        self._effects = effects
+        self._recorder = recorder
         self._wakes = wakes
         # Filled by executions, emptied by run(); both on the event loop.
         self._waiting: list[_Waiting] = []
         self._arrived = asyncio.Event()
         self._stragglers: set[asyncio.Task[None]] = set()
+        # Committed with an effect, not yet marked as done.
+        self._unfinished: list[CommitEntry] = []
         self._contact = contact
         self._outage = Outage("commit", contact)
 
     async def commit(self, entry: CommitEntry) -> CommitResult:
-        """Make an outcome durable; returns when it is, or when it turned out to be stale."""
+        """Make an outcome durable; returns when it is, or when it turned out to be stale, or its effect failed."""
+        if entry.effect is not None:
+            return await self._commit_with_effect(entry)
         future: asyncio.Future[CommitResult] = asyncio.get_running_loop().create_future()
         self._waiting.append((entry, future))
         self._arrived.set()
@@ -62,25 +76,40 @@ class Flusher:
                 self._arrived.clear()
             if batch:
                 await self._flush(batch)
+            if self._unfinished:
+                await self._finish()
 
     async def _flush(self, batch: list[_Waiting]) -> None:
         futures = {id(entry): future for entry, future in batch}
         pending = commits.in_lock_order(entry for entry, _ in batch)
+        is_doubtful = False
         while pending:
             try:
                 report = await self._send(pending)
             except StatementError as error:
+                is_doubtful = is_doubtful or is_outage(error)
                 pending = await self._recover(error, pending, futures)
             else:
                 self._outage.is_over()
-                self._acknowledge(pending, report.results, futures)
+                results = await self._look_again(pending, report.results) if is_doubtful else report.results
+                self._acknowledge(pending, results, futures)
                 self._wakes.work(report.queues)
                 return
 
+    async def _look_again(
+        self, entries: list[CommitEntry], results: list[CommitResult]
+    ) -> list[CommitResult]:
+        """After an outage, "stale" may mean that the lost connection committed after all, while we sent it again."""
+        stale = [entry for entry, result in zip(entries, results, strict=True) if isinstance(result, Stale)]
+        if not stale:
+            return results
+        standings = dict(zip(map(id, stale), await self._standings(stale), strict=True))
+        return [standings.get(id(entry)) or result for entry, result in zip(entries, results, strict=True)]
+
     async def _send(self, entries: Sequence[CommitEntry]) -> commits.CommitReport:
         if commits.is_one_statement(entries):
-            return await self._database.run(commits.commit_plain(entries))
-        return await self._database.run_in_transaction(commits.commit(entries))
+            return await self._database.run(commits.commit_plain(entries, self._recorder))
+        return await self._database.run_in_transaction(commits.commit(entries, self._recorder))
 
     async def _recover(
         self,
@@ -108,10 +137,11 @@ class Flusher:
             await asyncio.sleep(self._outage.pause(error))
             return entries
         if not held:
-            # The held row is none of the batch's own but one that it must touch: the next in line of a key, say.
+            # What is held is no row of the batch but something that it must touch: the next in line of a key, or the
+            # key of a child.
             free, held = (
-                [entry for entry in entries if entry.held_key is None],
-                [entry for entry in entries if entry.held_key is not None],
+                [entry for entry in entries if entry.held_key is None and not entry.children],
+                [entry for entry in entries if entry.held_key is not None or entry.children],
             )
         for entry in held:
             task = asyncio.get_running_loop().create_task(self._commit_alone(entry, futures[id(entry)]))
@@ -123,7 +153,7 @@ class Flusher:
         outage = Outage("commit of a held row", self._contact)
         while True:
             try:
-                plan = commits.commit([entry])
+                plan = commits.commit([entry], self._recorder)
                 report = await self._database.run_in_transaction(plan, lock_timeout="10s")
             except StatementError as error:
                 if is_data(error):
@@ -137,6 +167,42 @@ class Flusher:
                 self._acknowledge([entry], report.results, {id(entry): future})
                 self._wakes.work(report.queues)
                 return
+
+    async def _commit_with_effect(self, entry: CommitEntry) -> CommitResult:
+        """On a connection of its own, in the task of its own execution: nobody waits for somebody else's effect."""
+        outage = Outage("commit with effect", self._contact)
+        while True:
+            try:
+                report = await commit_with_effect(self._effects, entry, self._recorder)
+            except EffectError as error:
+                return EffectFailed(error.cause)
+            except StatementError as error:
+                if is_data(error):
+                    return await self.commit(_refused(entry, error))
+                await asyncio.sleep(outage.pause(error))
+                if is_outage(error):
+                    (standing,) = await self._standings([entry])
+                    if standing is not None:
+                        return standing
+            else:
+                outage.is_over()
+                (result,) = report.results
+                if isinstance(result, Committed):
+                    self._unfinished.append(entry)
+                    self._arrived.set()
+                    self._wakes.rest()
+                self._wakes.work(report.queues)
+                return result
+
+    async def _finish(self) -> None:
+        """COMMITTED becomes DONE. If that fails, or this process dies before it, the reaper does it later."""
+        finished, self._unfinished = self._unfinished, []
+        try:
+            await self._database.run(commits.finish(finished))
+        except StatementError as error:
+            _log.warning(
+                "could not mark %d executions as done (%s); that is made up for", len(finished), error
+            )
 
     async def _isolate(
         self,
@@ -159,18 +225,23 @@ class Flusher:
         self, entries: list[CommitEntry], futures: dict[int, asyncio.Future[CommitResult]]
     ) -> list[CommitEntry]:
         """The answer to COMMIT was lost: ask the rows what became of it, before anything is sent again."""
-        standings: list[CommitResult | None] | None = None
-        while standings is None:
-            try:
-                standings = await self._database.run(commits.resolve(entries))
-            except StatementError as error:
-                await asyncio.sleep(self._outage.pause(error))
-        self._outage.is_over()
+        standings = await self._standings(entries)
         known = [
             (entry, result) for entry, result in zip(entries, standings, strict=True) if result is not None
         ]
         self._acknowledge([entry for entry, _ in known], [result for _, result in known], futures)
         return [entry for entry, result in zip(entries, standings, strict=True) if result is None]
+
+    async def _standings(self, entries: list[CommitEntry]) -> list[CommitResult | None]:
+        """What became of these; asked until the database answers."""
+        while True:
+            try:
+                standings = await self._database.run(commits.resolve(entries))
+            except StatementError as error:
+                await asyncio.sleep(self._outage.pause(error))
+            else:
+                self._outage.is_over()
+                return standings
 
     def _acknowledge(
         self,
@@ -201,4 +272,5 @@ def _refused(entry: CommitEntry, error: StatementError) -> CommitEntry:
         deadline=None,
         consumed=(),
         switches_key=False,
+        effect=None,
     )

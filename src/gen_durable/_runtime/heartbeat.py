@@ -11,15 +11,19 @@ import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
+from typing import Final
 
 from .._db.failures import StatementError
-from .._db.lease import Lease, renew
-from .._db.pool import connect
-from .._db.runner import run_asyncpg
+from .._db.lease import Lease, mark_started, renew
+from .._db.pool import Database
+from ..config import Settings
 from .service import Contact, Outage
 
 __all__ = ["Heartbeat"]
+
+# A step that runs for half a second is noted as begun within the next half: IN_PROGRESS is true within a second.
+_LONG: Final = 0.5
+_NOTE_EVERY: Final = 0.5
 
 
 class Heartbeat:
@@ -28,22 +32,21 @@ class Heartbeat:
     def __init__(
         self,
         dsn: str,
-        schema: str,
-        lease: timedelta,
-        interval: timedelta,
+        settings: Settings,
         contact: Contact,
         on_lost: Callable[[Lease], None],
     ) -> None:
         self._dsn = dsn
-        self._schema = schema
-        self._lease = lease
+        self._settings = settings
         # Looking twice per interval at leases that are half an interval old: none gets older than one interval.
-        self._pause = interval.total_seconds() / 2
+        self._pause = settings.heartbeat.total_seconds() / 2
         self._contact = contact
         self._on_lost = on_lost
         self._lock = threading.Lock()
         # Lease → when it was last known to be good (monotonic). Guarded by the lock.
         self._leases: dict[Lease, float] = {}
+        # Lease → the step_seq of the step that runs on it, and since when, until that is noted. Guarded by the lock.
+        self._begun: dict[Lease, tuple[int, float]] = {}
         self._loop = asyncio.get_running_loop()
         self._beating: tuple[asyncio.AbstractEventLoop, asyncio.Event] | None = None
         self._ready = threading.Event()
@@ -69,6 +72,17 @@ class Heartbeat:
         """Keep it no longer."""
         with self._lock:
             self._leases.pop(lease, None)
+            self._begun.pop(lease, None)
+
+    def begin(self, lease: Lease, step_seq: int, at: float) -> None:
+        """A step begins on this lease, at this time (monotonic)."""
+        with self._lock:
+            self._begun[lease] = (step_seq, at)
+
+    def end(self, lease: Lease) -> None:
+        """It has ended."""
+        with self._lock:
+            self._begun.pop(lease, None)
 
     def _serve(self) -> None:
         asyncio.run(self._beat())
@@ -77,29 +91,44 @@ class Heartbeat:
         stop = asyncio.Event()
         self._beating = (asyncio.get_running_loop(), stop)
         self._ready.set()
+        # A pool of one: it connects when there is something to keep, and again when the connection broke.
+        settings = self._settings
+        database = await Database.open(self._dsn, settings.schema, least=0, size=1, pooler=settings.pooler)
         outage = Outage("heartbeat", self._contact)
-        conn: Any = None
-        pause = self._pause
+        pause = rhythm = min(self._pause, _NOTE_EVERY)
         while not await _within(stop, pause):
-            pause = self._pause
-            due = self._due()
-            if not due:
-                continue
-            begun = time.monotonic()
+            pause = rhythm
             try:
-                conn = conn or await connect(self._dsn)
-                lost = await run_asyncpg(conn, renew(due, self._lease), self._schema)
+                await self._keep(database)
             except StatementError as error:
-                pause = min(self._pause, outage.pause(error))
-                if conn is not None:
-                    conn.terminate()
-                    conn = None
+                pause = min(rhythm, outage.pause(error))
             else:
                 outage.is_over()
-                self._note(due, lost, begun)
         self._beating = None
-        if conn is not None:
-            conn.terminate()
+        await database.close()
+
+    async def _keep(self, database: Database) -> None:
+        if due := self._due():
+            asked = time.monotonic()
+            self._note(due, await database.run(renew(due, self._settings.lease)), asked)
+        if begun := self._long_running():
+            self._forget(await database.run(mark_started(begun)))
+
+    def _long_running(self) -> dict[tuple[Lease, int], timedelta]:
+        """Steps that have run for a while and are not noted: most steps are over before anybody could look."""
+        now = time.monotonic()
+        with self._lock:
+            return {
+                (lease, step_seq): timedelta(seconds=now - since)
+                for lease, (step_seq, since) in self._begun.items()
+                if now - since >= _LONG
+            }
+
+    def _forget(self, noted: set[tuple[Lease, int]]) -> None:
+        with self._lock:
+            for lease, step_seq in noted:
+                if lease in self._begun and self._begun[lease][0] == step_seq:
+                    del self._begun[lease]
 
     def _due(self) -> list[Lease]:
         oldest = time.monotonic() - self._pause

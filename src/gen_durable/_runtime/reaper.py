@@ -6,6 +6,7 @@ import logging
 from datetime import timedelta
 from typing import Final
 
+from .._db import commit as commits
 from .._db import lease as leases
 from .._db import pick
 from .._db.pool import Database
@@ -43,7 +44,9 @@ class Reaper(Service):
         if in_contact < settings.lease:
             await self._free_stuck_keys()
             return min(settings.reap_interval, settings.lease - in_contact)
-        reaped = await self._database.run_in_transaction(leases.reap(settings.lease, settings.crash_limit))
+        reaped = await self._database.run_in_transaction(
+            leases.reap(settings.lease, settings.crash_limit, settings.executions)
+        )
         if reaped.ids:
             _log.warning(
                 "took back the leases of %d executions that died together: %s",
@@ -57,6 +60,7 @@ class Reaper(Service):
             self._wakes.rest()
         if len(reaped.ids) >= _BATCH:
             return timedelta(0)
+        await self._database.run(commits.finish_abandoned(settings.lease))
         await self._free_stuck_keys()
         return settings.reap_interval
 

@@ -6,13 +6,13 @@ import asyncio
 import random
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from datetime import timedelta
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
-from .._core.model import CommitEntry, CommitResult, Committed, Execution, Stale
+from .._core.model import CommitEntry, CommitResult, Committed, EffectFailed, Execution, Stale
 from .._core.registry import Registry
 from .._core.settle import release
 from .._db import pick as picks
@@ -33,6 +33,7 @@ from .executor import Executor
 from .flusher import Flusher
 from .heartbeat import Heartbeat
 from .service import Contact, Service
+from .slots import Slots
 
 __all__ = ["Scheduler"]
 
@@ -42,6 +43,8 @@ _CHAIN_SECONDS: Final = 0.1
 # After so long without work a queue is looked at only once per poll_interval.
 _CALM_AFTER: Final = 30.0
 _UNIQUE_VIOLATION: Final = "23505"
+# For each step that may run, how many executions may be leased: one that runs, one that is being committed.
+_LAG: Final = 2
 # How long a shutdown waits for its last commits: a database that is away must not hold up the exit.
 _LAST_WORDS: Final = 5.0
 
@@ -68,7 +71,7 @@ class Scheduler(Service):
         super().__init__(contact)
         self.name = f"queue {queue}"
         self._queue = queue
-        self._concurrency = limits.concurrency
+        self._slots = Slots(limits.concurrency)
         self._worker = worker
         self._settings = settings
         self._registry = registry
@@ -88,8 +91,8 @@ class Scheduler(Service):
         self._hurried = asyncio.Event()
 
     async def tick(self) -> timedelta | None:
-        """Fill the free slots."""
-        demand = self._concurrency - len(self._in_flight)
+        """Fill the free slots. What is being committed holds none, but there is an end to how far commits may lag."""
+        demand = min(self._slots.free, _LAG * self._slots.limit - len(self._in_flight))
         if demand <= 0:
             self._may_have_more = True
             return None  # the end of an execution wakes us
@@ -206,19 +209,50 @@ class Scheduler(Service):
         """Execute and commit, step after step, as long as the lease is kept."""
         chain_began = time.monotonic()
         for step_number in range(1, _CHAIN_STEPS + 1):
-            began = time.monotonic()
-            self._in_step[lease] = execution
-            entry = await self._executor.run(execution, may_chain=step_number < _CHAIN_STEPS)
-            self._in_step.pop(lease, None)
-            ended = time.monotonic()
-            # Asked after the step: while it ran, a shutdown may have begun, or its turn may have passed.
-            if entry.kind == "keep" and (self._is_draining or ended - chain_began > _CHAIN_SECONDS):
-                entry = msgspec.structs.replace(entry, kind="next")
-            result = await self._flusher.commit(entry)
-            self._observe(execution, entry, result, ended - began)
+            may_chain = step_number < _CHAIN_STEPS
+            entry = await self._inside(lease, execution, self._executor.run(execution, may_chain=may_chain))
+            seconds = time.monotonic() - (entry.started or chain_began)
+            result = await self._commit(entry, chain_began)
+            if isinstance(result, EffectFailed):
+                recovery = self._executor.recover(result.error, execution, may_chain=may_chain)
+                entry = await self._inside(lease, execution, recovery)
+                result = await self._commit(entry, chain_began)
+            if isinstance(result, EffectFailed):
+                entry = self._executor.give_up(result.error, execution)
+                result = await self._commit(entry, chain_began)
+            self._observe(execution, entry, result, seconds)
             if entry.kind != "keep" or not isinstance(result, Committed) or result.status != "executing":
                 return
             execution = _next(execution, entry, result)
+
+    async def _inside(
+        self, lease: Lease, execution: Execution, step: Coroutine[Any, Any, CommitEntry]
+    ) -> CommitEntry:
+        """Await what a user wrote, in a slot: only here may a shutdown or a lost lease cut in."""
+        self._in_step[lease] = execution
+        try:
+            await self._slots.take()
+        except asyncio.CancelledError:
+            step.close()
+            raise
+        started = time.monotonic()
+        self._heartbeat.begin(lease, execution.step_seq, started)
+        try:
+            entry = await step
+        finally:
+            self._heartbeat.end(lease)
+            self._in_step.pop(lease, None)
+            self._slots.give()
+            if self._may_have_more:
+                self.wake()
+        entry.started = started
+        return entry
+
+    async def _commit(self, entry: CommitEntry, chain_began: float) -> CommitResult:
+        # Asked after the step: while it ran, a shutdown may have begun, or its turn may have passed.
+        if entry.kind == "keep" and (self._is_draining or time.monotonic() - chain_began > _CHAIN_SECONDS):
+            entry.kind = "next"
+        return await self._flusher.commit(entry)
 
     def _observe(
         self, execution: Execution, entry: CommitEntry, result: CommitResult, seconds: float
@@ -248,7 +282,7 @@ class Scheduler(Service):
                 SchedulerSaturation(
                     in_flight=len(self._in_flight),
                     buffer=0,
-                    concurrency=self._concurrency,
+                    concurrency=self._slots.limit,
                     prefetch=0,
                     queue=self._queue,
                 )
@@ -273,4 +307,5 @@ def _next(execution: Execution, entry: CommitEntry, committed: Committed) -> Exe
         timed_out=False,
         inbox=committed.inbox,
         children=(),
+        leased_at=committed.leased_at,
     )

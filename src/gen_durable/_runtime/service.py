@@ -6,6 +6,7 @@ import asyncio
 import logging
 import random
 import time
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Final
 
@@ -22,12 +23,14 @@ _LONGEST_PAUSE: Final = 5.0
 class Contact:
     """Since when this process has been in touch with the database; shared by all services of a worker."""
 
-    def __init__(self) -> None:
+    def __init__(self, on_lost: Callable[[], None] = lambda: None) -> None:
         self._since: float | None = time.monotonic()
+        self._on_lost = on_lost
 
     def lost(self) -> None:
         """Somebody could not reach it."""
         self._since = None
+        self._on_lost()
 
     def made(self) -> None:
         """Somebody reached it."""

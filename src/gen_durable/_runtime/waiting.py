@@ -10,7 +10,7 @@ from typing import Any, Final
 from .._db.failures import StatementError
 from .._db.inspect import settled
 from .._db.pool import Database
-from ..errors import NoTargetError
+from ..errors import NoTargetError, NotConnectedError
 from .service import Outage
 
 __all__ = ["Waiting"]
@@ -52,12 +52,10 @@ class Waiting:
                     del self._futures[id]
 
     def close(self) -> None:
-        """Stop looking; whoever still waits is cancelled."""
+        """Stop looking; whoever still waits is told that the client is closed."""
         if self._poller is not None:
             self._poller.cancel()
-        for waiters in self._futures.values():
-            for _, future in waiters:
-                future.cancel()
+        self.fail(NotConnectedError("client", "async with"))
 
     async def _poll(self) -> None:
         pause = _SHORTEST

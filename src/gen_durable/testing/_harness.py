@@ -46,7 +46,7 @@ class Harness(Stage, Client):
     def __init__(self, dsn: str, *, settings: Settings | None = None) -> None:
         """Say which database; whatever is in it belongs to the test."""
         super().__init__(dsn, settings=settings)
-        self._stepper = Stepper(self.settings)
+        self._stepper = Stepper(dsn, self.settings)
         self._loop = Loop()
 
     def drain(self, *, collapse: bool = True, max_steps: int = 1000) -> Tally:
@@ -89,7 +89,7 @@ class AsyncHarness(Stage, AsyncClient):
     def __init__(self, dsn: str, *, settings: Settings | None = None) -> None:
         """Say which database; whatever is in it belongs to the test."""
         super().__init__(dsn, settings=settings)
-        self._stepper = Stepper(self.settings)
+        self._stepper = Stepper(dsn, self.settings)
         self._distant: BackstageDatabase | None = None
 
     def __enter__(self) -> Self:

@@ -11,7 +11,7 @@ from typing import Any, Final, Literal, Protocol, TypeAlias, TypeVar
 
 import msgspec
 
-from .._core.model import CommitEntry, CommitResult, Committed, Execution
+from .._core.model import CommitEntry, CommitResult, Committed, EffectFailed, Execution
 from .._core.registry import Registry
 from .._core.settle import UNREAD, Limits, release, settle
 from .._db import commit as commits
@@ -20,6 +20,8 @@ from .._db import lease as leases
 from .._db import pick as picks
 from .._db.failures import StatementError, is_data
 from .._db.plan import Plan
+from .._db.pool import Database
+from .._runtime.effects import EffectError, commit_with_effect
 from .._runtime.executor import Executor
 from .._runtime.threads import Threads
 from ..config import Settings
@@ -86,17 +88,19 @@ class Plans(Protocol):
 class Stepper:
     """The machines of one test, what they have done, and how they are run."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, dsn: str, settings: Settings) -> None:
         self.registry: Registry = Registry()
         self.history: list[Transition] = []
         self.crash: Callable[[str, CrashPoint], None] | None = None
         """Asked at every point where a process can die; it raises `Crash`, or not."""
         self.recovers: bool = False
         """Whether a drain goes on after a crash, as the next process would."""
+        self._dsn = dsn
         self._settings = settings
         self._name = f"test:{os.getpid()}:{secrets.token_hex(3)}"
         self._threads = Threads(settings.threads)
         self._limits = Limits(settings.max_payload, settings.max_children)
+        self._recorder = commits.Recorder(self._name, settings.executions)
         self._executor = _LearningExecutor(self.registry, self._limits, self._threads, self.learn)
         self._is_draining = False
         self._has_news = False
@@ -154,8 +158,10 @@ class Stepper:
         if not ours and not others:
             return
         # No time of grace: the server of a test may have been started a moment ago.
-        while (await database.run_in_transaction(leases.reap(timedelta(0), self._settings.crash_limit))).ids:
-            pass
+        settings = self._settings
+        plan = leases.reap(timedelta(0), settings.crash_limit, settings.executions)
+        while (await database.run_in_transaction(plan)).ids:
+            plan = leases.reap(timedelta(0), settings.crash_limit, settings.executions)
         await database.run(clock.make_due(ours))
 
     async def _run_all(
@@ -166,7 +172,7 @@ class Stepper:
             for queue in await database.run(clock.due_queues(self.registry.keys)):
                 while (execution := await self._pick(database, queue)) is not None:
                     if counts.total() >= max_steps:
-                        await _commit(database, release(execution))
+                        await self._commit(database, release(execution))
                         raise AssertionError(self._restless(execution, max_steps))
                     counts.update(await self._step(database, execution))
                     has_progress = True
@@ -199,17 +205,42 @@ class Stepper:
             raise unknown
         self._reach(execution, "before_commit")
         try:
-            result = await _commit(database, entry)
+            result = await self._commit(database, entry)
+            if isinstance(result, EffectFailed):
+                entry = await self._executor.recover(result.error, execution, may_chain=False)
+                result = await self._commit(database, entry)
+            if isinstance(result, EffectFailed):
+                entry = self._executor.give_up(result.error, execution)
+                result = await self._commit(database, entry)
         except StatementError as error:
             if not is_data(error):
                 raise
             # As a worker does: an outcome that the database refuses ends its instance.
             entry = self._refused(execution, error)
-            result = await _commit(database, entry)
+            result = await self._commit(database, entry)
         if not isinstance(result, Committed):
             return []
         self.history.append(_transition(execution, entry))
         return [entry.kind]
+
+    async def _commit(self, database: Plans, entry: CommitEntry) -> CommitResult:
+        if entry.effect is not None:
+            return await self._commit_with_effect(entry)
+        if commits.is_one_statement([entry]):
+            report = await database.run(commits.commit_plain([entry], self._recorder))
+        else:
+            report = await database.run_in_transaction(commits.commit([entry], self._recorder))
+        return report.results[0]
+
+    async def _commit_with_effect(self, entry: CommitEntry) -> CommitResult:
+        """On a connection of the loop that steps run on, because the effect is awaited there."""
+        async with await Database.open(self._dsn, self._settings.schema, size=1) as database:
+            try:
+                report = await commit_with_effect(database, entry, self._recorder)
+            except EffectError as error:
+                return EffectFailed(error.cause)
+            await database.run(commits.finish([entry]))
+        return report.results[0]
 
     def _refused(self, execution: Execution, error: StatementError) -> CommitEntry:
         machine = self.registry.find(execution.fsm, execution.version).definition
@@ -258,14 +289,6 @@ class _LearningExecutor(Executor):
             except DefinitionError as error:
                 self.unknown = error
         return outcome
-
-
-async def _commit(database: Plans, entry: CommitEntry) -> CommitResult:
-    if commits.is_one_statement([entry]):
-        report = await database.run(commits.commit_plain([entry]))
-    else:
-        report = await database.run_in_transaction(commits.commit([entry]))
-    return report.results[0]
 
 
 def _transition(execution: Execution, entry: CommitEntry) -> Transition:

@@ -7,11 +7,17 @@ update gen_durable.gen_durable
    set inserted_at = inserted_at - :by::interval, updated_at = updated_at - :by::interval,
        eligible_at = eligible_at - :by::interval, await_deadline = await_deadline - :by::interval,
        lease_expires_at = lease_expires_at - :by::interval, finished_at = finished_at - :by::interval,
-       cancel_requested_at = cancel_requested_at - :by::interval, deleted_at = deleted_at - :by::interval
+       cancel_requested_at = cancel_requested_at - :by::interval, deleted_at = deleted_at - :by::interval,
+       leased_at = leased_at - :by::interval, started_at = started_at - :by::interval
 
 -- name: advance_signals
 -- … and for what lies in the inboxes.
 update gen_durable.signals set inserted_at = inserted_at - :by::interval
+
+-- name: advance_executions
+-- … and for the records of what has run.
+update gen_durable.executions
+   set leased_at = leased_at - :by::interval, started_at = started_at - :by::interval, finished_at = finished_at - :by::interval
 
 -- name: due_queues
 -- The queues in which rows of these machines could be picked now.

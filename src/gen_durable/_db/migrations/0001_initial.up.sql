@@ -263,6 +263,9 @@ begin
                 when priority not between -32768 and 32767 then format('priority %s does not fit -32768 to 32767', priority)
                 when version < 1 then format('version %s is below 1', version)
                 when delay < '0' then format('schedule_in %s is negative', delay)
+                when delay > '100 years' then format('schedule_in %s is longer than 100 years', delay)
+                when eligible_at not between '0001-01-02 00:00+00' and '9999-12-30 00:00+00'
+                  then format('eligible_at %s lies outside of the years 1 to 9999', eligible_at)
                 when octet_length(concurrency_key) not between 1 and 1024 then 'concurrency_key must have 1 to 1024 bytes'
                 when octet_length(correlation_key) not between 1 and 1024 then 'correlation_key must have 1 to 1024 bytes'
                 when octet_length(unique_key) not between 1 and 1024 then 'unique_key must have 1 to 1024 bytes'

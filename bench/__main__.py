@@ -1,0 +1,186 @@
+"""`./run bench`: rounds of every measurement, interleaved, and their medians."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import statistics
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from datetime import timedelta
+from pathlib import Path
+
+from gen_durable import AsyncClient, Queue, Settings, Spec, Status, Worker
+from gen_durable._core.settle import new_instance
+from gen_durable._db.pool import Database, connect
+from gen_durable.embedded import EmbeddedPostgres
+from gen_durable.telemetry import StepStop
+
+from .bare import bare_inserts, bare_loop
+from .machines import CHAIN, Chain, Family, One
+
+CONCURRENCY = 1000
+SCHEMA = "gen_durable_bench"
+
+
+class Bench:
+    """One server, one schema, emptied before every measurement."""
+
+    def __init__(self, dsn: str, jobs: int) -> None:
+        self.dsn = dsn
+        self.jobs = jobs
+        self.settings = Settings(schema=SCHEMA)
+
+    async def prepare(self) -> None:
+        """An empty, vacuumed schema, so that no measurement pays for the one before."""
+        async with AsyncClient(self.dsn, settings=self.settings):
+            pass  # installs the schema
+        conn = await connect(self.dsn)
+        try:
+            await conn.execute(f'truncate "{SCHEMA}".gen_durable, "{SCHEMA}".signals, "{SCHEMA}".executions')
+            await conn.execute(f'vacuum analyze "{SCHEMA}".gen_durable')
+            await conn.execute("checkpoint")
+        finally:
+            await conn.close()
+
+    async def jobs_bare(self) -> float:
+        await self._insert(One, self.jobs)
+        async with await Database.open(self.dsn, SCHEMA, size=2) as database:
+            return await _rate(self.jobs, bare_loop(database, "One", "default", 1))
+
+    async def jobs_engine(self) -> float:
+        await self._insert(One, self.jobs)
+        return await self._work(self.jobs)
+
+    async def chain_bare(self) -> float:
+        rows = self.jobs // CHAIN
+        await self._insert(Chain, rows)
+        async with await Database.open(self.dsn, SCHEMA, size=2) as database:
+            return await _rate(rows * CHAIN, bare_loop(database, "Chain", "default", CHAIN))
+
+    async def chain_engine(self) -> float:
+        await self._insert(Chain, self.jobs // CHAIN)
+        return await self._work(self.jobs // CHAIN * CHAIN)
+
+    async def inserts_bare(self) -> float:
+        rows = [new_instance(Spec(One, number), 2**20) for number in range(self.jobs)]
+        async with await Database.open(self.dsn, SCHEMA, size=1) as database:
+            return await _rate(self.jobs, bare_inserts(database, rows))
+
+    async def inserts_engine(self) -> float:
+        async with AsyncClient(self.dsn, settings=self.settings) as client:
+            specs = [Spec(One, number) for number in range(self.jobs)]
+            return await _rate(self.jobs, client.insert_all(specs))
+
+    async def fan_out(self) -> float:
+        children = min(self.jobs, 10_000)
+        async with self._worker() as worker:
+            async with asyncio.timeout(120):
+                return await _rate(children, _finish(worker, Spec(Family, children)))
+
+    async def latency(self) -> list[float]:
+        """Milliseconds from the call of insert to the start of the step, in one process; sorted."""
+        started: list[float] = []
+        times: list[float] = []
+        async with self._worker() as worker:
+            worker.telemetry.subscribe(
+                lambda event: started.append(time.monotonic() - event.duration.total_seconds()), StepStop
+            )
+            for number in range(300):
+                before = time.monotonic()
+                await worker.wait(await worker.insert(One, number))
+                times.append((started[-1] - before) * 1000)
+        return sorted(times[20:])  # the first ones prepare their statements
+
+    def _worker(self) -> Worker:
+        return Worker(
+            [One, Chain, Family],
+            dsn=self.dsn,
+            queues={"default": Queue(concurrency=CONCURRENCY)},
+            settings=self.settings,
+        )
+
+    async def _insert(self, machine: type[One] | type[Chain], count: int) -> None:
+        async with AsyncClient(self.dsn, settings=self.settings) as client:
+            await client.insert_all([Spec(machine, 0) for _ in range(count)])
+
+    async def _work(self, steps: int) -> float:
+        async with AsyncClient(self.dsn, settings=self.settings) as client:
+            begun = time.monotonic()
+            async with self._worker():
+                while await client.count(status=(Status.RUNNABLE, Status.EXECUTING)):
+                    await asyncio.sleep(0.02)
+                return steps / (time.monotonic() - begun)
+
+
+async def _rate(count: int, work: Awaitable[object]) -> float:
+    begun = time.monotonic()
+    await work
+    return count / (time.monotonic() - begun)
+
+
+async def _finish(worker: Worker, spec: Spec[int, int]) -> None:
+    (parent,) = await worker.insert_all([spec])
+    await worker.wait(parent)
+
+
+PAIRS: tuple[tuple[str, str, str], ...] = (
+    ("jobs/s", "jobs_engine", "jobs_bare"),
+    ("chained steps/s", "chain_engine", "chain_bare"),
+    ("batch inserts/s", "inserts_engine", "inserts_bare"),
+)
+
+
+async def measure(dsn: str, jobs: int, rounds: int) -> None:
+    """All rounds, then a table."""
+    bench = Bench(dsn, jobs)
+    found: dict[str, list[float]] = {}
+    latencies: list[list[float]] = []
+    for number in range(1, rounds + 1):
+        for name in [name for _, *pair in PAIRS for name in pair] + ["fan_out"]:
+            await bench.prepare()
+            work: Callable[[], Awaitable[float]] = getattr(bench, name)
+            found.setdefault(name, []).append(await work())
+            print(f"round {number}/{rounds}: {name:<15} {found[name][-1]:>10,.0f}/s", file=sys.stderr)
+        await bench.prepare()
+        latencies.append(await bench.latency())
+    print(_table(found, latencies, jobs, rounds))
+
+
+def _table(found: dict[str, list[float]], latencies: list[list[float]], jobs: int, rounds: int) -> str:
+    median = {name: statistics.median(values) for name, values in found.items()}
+    lines = [
+        f"{jobs:,} jobs, medians of {rounds} interleaved rounds, execution records on, fsync on",
+        "",
+        f"{'':<26}{'engine':>12}{'bare loop':>12}{'ratio':>8}",
+    ]
+    for title, engine, bare in PAIRS:
+        ratio = statistics.median(e / b for e, b in zip(found[engine], found[bare], strict=True))
+        lines.append(f"{title:<26}{median[engine]:>12,.0f}{median[bare]:>12,.0f}{ratio:>8.2f}")
+    share = median["fan_out"] / median["jobs_engine"]
+    lines.append(f"{'fan-out, children/s':<26}{median['fan_out']:>12,.0f}{'':>12}{share:>8.2f} of jobs/s")
+    p50 = statistics.median(times[len(times) // 2] for times in latencies)
+    p99 = statistics.median(times[len(times) * 99 // 100] for times in latencies)
+    lines.append(f"{'insert to start, ms':<26}{f'p50 {p50:.1f}':>12}{f'p99 {p99:.1f}':>12}")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Run the benchmark on a server of its own, or on a given one."""
+    parser = argparse.ArgumentParser(prog="./run bench", description=__doc__)
+    parser.add_argument(
+        "--dsn", help="another server than the embedded one; its schema gen_durable_bench is emptied"
+    )
+    parser.add_argument("--jobs", type=int, default=20_000)
+    parser.add_argument("--rounds", type=int, default=3)
+    given = parser.parse_args()
+    if given.dsn is not None:
+        asyncio.run(measure(given.dsn, given.jobs, given.rounds))
+        return
+    with EmbeddedPostgres(Path(".gen_durable/bench"), idle_stop=timedelta(seconds=1)) as server:
+        asyncio.run(measure(server.ensure(), given.jobs, given.rounds))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,64 @@
+"""The bare loop: the engine's own pick and commit on two connections, in batches, with nothing around them.
+
+It runs no user code, keeps no leases and answers nobody; what it reaches is what the statements allow.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from datetime import timedelta
+
+from gen_durable._core.model import CommitEntry, Execution, NewInstance
+from gen_durable._db import commit as commits
+from gen_durable._db import insert as inserts
+from gen_durable._db import pick as picks
+from gen_durable._db.pool import Database
+
+__all__ = ["bare_inserts", "bare_loop"]
+
+BATCH = 500
+_LEASE = timedelta(minutes=5)
+_RECORDER = commits.Recorder("bare", "all")
+
+
+async def bare_inserts(database: Database, rows: list[NewInstance]) -> None:
+    """One statement for all of them, from values that are ready."""
+    await database.run(inserts.insert(rows, is_alone=True))
+
+
+async def bare_loop(database: Database, fsm: str, queue: str, steps: int) -> int:
+    """Pick and commit until the queue is empty; each row `steps` times. How many rows there were."""
+    picked: asyncio.Queue[list[Execution]] = asyncio.Queue(2)
+
+    async def pick_all() -> None:
+        while True:
+            token = secrets.randbits(62)
+            plan = picks.pick(queue, ([fsm], [1]), BATCH, token, "bare", _LEASE)
+            executions = (await database.run(plan)).executions
+            await picked.put(executions)
+            if not executions:
+                return
+
+    count = 0
+    async with asyncio.TaskGroup() as group:
+        group.create_task(pick_all())
+        while executions := await picked.get():
+            count += len(executions)
+            for number in range(steps):
+                entries = [_entry(one, number, is_last=number == steps - 1) for one in executions]
+                await database.run(commits.commit_plain(commits.in_lock_order(entries), _RECORDER))
+    return count
+
+
+def _entry(execution: Execution, number: int, *, is_last: bool) -> CommitEntry:
+    return CommitEntry(
+        id=execution.id,
+        lease_token=execution.lease_token,
+        step_seq=number,
+        kind="done" if is_last else "keep",
+        step="run",
+        payload="1",
+        from_step="run",
+        leased_at=execution.leased_at,
+    )

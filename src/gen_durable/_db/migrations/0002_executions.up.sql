@@ -1,0 +1,59 @@
+-- Execution records: every leased attempt at a step, live and ended, and the state of a job as a function of them.
+--
+-- The live execution is columns of the instance; what has ended is a row here, written by the transaction that ended it.
+
+alter table gen_durable.gen_durable
+  add column leased_at  timestamptz,                      -- of the live execution; in no index
+  add column started_at timestamptz;                      -- when its step began, noted within a second; null: not yet
+
+create table gen_durable.executions (
+  instance_id  bigint not null,
+  step_seq     bigint not null,                           -- the transition that it made, or tried to make
+  execution    int not null,                              -- its number in the life of the instance
+  attempt      int not null,                              -- tries of that step before it
+  status       text not null check (status in ('COMMITTED', 'DONE', 'ABORTED')),
+  outcome      text not null,                             -- next … stop; of an aborted one the reason: retry, shutdown, lease, poison, cancelled
+  step         text not null,
+  lease_owner  text,
+  leased_at    timestamptz,
+  started_at   timestamptz,
+  finished_at  timestamptz not null,
+  error        text
+) with (autovacuum_vacuum_insert_scale_factor = 0.1);
+
+-- At most one execution makes a transition. The lease token already sees to that; this makes it a law.
+create unique index executions_commit on gen_durable.executions (instance_id, step_seq) where status in ('COMMITTED', 'DONE');
+create index executions_aborted on gen_durable.executions (instance_id, step_seq) where status = 'ABORTED';
+create index executions_committed on gen_durable.executions (finished_at) where status = 'COMMITTED';
+
+-- All executions under the names of the state model: committed, aborted, live. Three branches, so that a look at one job
+-- finds each of them by its index.
+create view gen_durable.gen_durable_executions as
+select e.instance_id || ':' || e.execution as exec_id, e.instance_id as job_id, e.execution as attempt, e.lease_owner,
+       null::timestamptz as lease_expires_at, e.status, e.leased_at, e.started_at, e.finished_at, e.step, e.step_seq,
+       e.attempt as step_attempt, e.outcome, e.error
+  from gen_durable.executions e where e.status in ('COMMITTED', 'DONE')
+union all
+select e.instance_id || ':' || e.execution, e.instance_id, e.execution, e.lease_owner, null, e.status, e.leased_at,
+       e.started_at, e.finished_at, e.step, e.step_seq, e.attempt, e.outcome, e.error
+  from gen_durable.executions e where e.status = 'ABORTED'
+union all
+select g.id || ':' || g.execution, g.id, g.execution, g.locked_by, g.lease_expires_at,
+       case when g.started_at is null then 'LEASED' else 'IN_PROGRESS' end, g.leased_at, g.started_at, null, g.step,
+       g.step_seq + 1, g.attempt, null, null
+  from gen_durable.gen_durable g where g.status = 'executing';
+
+-- The state of a job, as executions tell it: by the one that ended it; else running if one is live or has committed; else
+-- pending. Where records are not kept, status and step_seq of the instance say the same.
+create view gen_durable.gen_durable_job_state as
+select g.id as job_id, g.state as payload, g.execution as attempt, g.inserted_at as created_at, g.updated_at,
+       coalesce(
+         (select case e.outcome when 'done' then 'SUCCEEDED' else 'FAILED' end from gen_durable.executions e
+           where e.instance_id = g.id and e.status in ('COMMITTED', 'DONE') and e.outcome in ('done', 'stop')
+           order by e.step_seq desc limit 1),
+         (select case e.outcome when 'cancelled' then 'CANCELLED' else 'FAILED' end from gen_durable.executions e
+           where e.instance_id = g.id and e.status = 'ABORTED' and e.outcome in ('cancelled', 'poison')
+           order by e.step_seq desc limit 1),
+         case g.status when 'done' then 'SUCCEEDED' when 'failed' then 'FAILED' when 'cancelled' then 'CANCELLED' end,
+         case when g.lease_token is not null or g.step_seq > 0 then 'RUNNING' else 'PENDING' end) as state
+  from gen_durable.gen_durable g;
