@@ -87,7 +87,6 @@ async def test_a_password_is_never_shown(kind: str, dsn: str, closed_port: int) 
     assert "***" in said
 
 
-@pytest.mark.xfail(reason="the driver quotes a part of the password, which it takes for a host or a port")
 @pytest.mark.parametrize(
     ("kind", "dsn"),
     [

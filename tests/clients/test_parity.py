@@ -12,7 +12,18 @@ VERBS = sorted(name for name in vars(Client) if not name.startswith("_"))
 
 
 def test_both_have_the_same_verbs() -> None:
-    assert VERBS == ["children", "count", "get", "insert", "insert_all", "list", "signal", "wait", "wait_all"]
+    assert VERBS == [
+        "children",
+        "count",
+        "executions",
+        "get",
+        "insert",
+        "insert_all",
+        "list",
+        "signal",
+        "wait",
+        "wait_all",
+    ]
     assert {name for name in vars(AsyncClient) if not name.startswith("_")} == {*VERBS, "lifespan"}
 
 

@@ -138,7 +138,6 @@ async def test_every_filter_selects_and_all_of_them_must_hold(client: Any, sql: 
         assert await client.count(machine, **wanted) == len(names), (machine, wanted)
 
 
-@pytest.mark.xfail(reason="every row of a page is read as the state of the class that was asked for")
 async def test_rows_of_another_version_do_not_hide_the_page(client: Any) -> None:
     class Older(Machine[int, int], name="Checkout", version=1):
         @step

@@ -9,7 +9,8 @@ _QUERIES = {
         select c.relname, c.relkind::text, c.relpersistence::text, c.reloptions, pg_get_viewdef(c.oid) as definition
           from pg_class c where c.relnamespace = $1::text::regnamespace order by 1, 2""",
     "columns": """
-        select c.relname, a.attnum, a.attname, format_type(a.atttypid, a.atttypmod) as type, a.attnotnull,
+        select c.relname, row_number() over (partition by c.oid order by a.attnum), a.attname,
+               format_type(a.atttypid, a.atttypmod) as type, a.attnotnull,
                a.attidentity::text, a.attgenerated::text, a.attstorage::text, pg_get_expr(d.adbin, d.adrelid) as value
           from pg_attribute a join pg_class c on c.oid = a.attrelid
           left join pg_attrdef d on d.adrelid = a.attrelid and d.adnum = a.attnum

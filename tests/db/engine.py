@@ -10,6 +10,7 @@ from typing import Any
 
 from gen_durable._core.model import CommitEntry, CommitResult, Execution, NewInstance
 from gen_durable._db import insert, pick
+from gen_durable._db.commit import Recorder
 from gen_durable._db.pool import Database
 from gen_durable._runtime.flusher import Flusher
 from gen_durable._runtime.service import Contact
@@ -17,6 +18,7 @@ from gen_durable._runtime.wake import Wakes
 
 LEASE = timedelta(seconds=60)
 MACHINES = (["A", "B"], [1, 1])
+RECORDER = Recorder("worker", "all")
 _tokens = itertools.count(1)
 
 
@@ -70,7 +72,7 @@ def entry(execution: Execution, kind: Any, **fields: Any) -> CommitEntry:
 
 async def flushed(database: Database, entries: Sequence[CommitEntry]) -> list[CommitResult]:
     """Commit through the flusher that workers use, all in one batch."""
-    flusher = Flusher(database, Wakes(), Contact())
+    flusher = Flusher(database, database, RECORDER, Wakes(), Contact())
     async with asyncio.TaskGroup() as group:
         commits = [group.create_task(flusher.commit(one)) for one in entries]
         running = group.create_task(flusher.run())

@@ -6,12 +6,12 @@ import re
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from datetime import timedelta
 from typing import Any
 
 from gen_durable._core.model import CommitEntry
 from gen_durable._db import commit, lease, pick
 from gen_durable._db.runner import run_asyncpg
+from tests.db.engine import LEASE, RECORDER
 
 CHANGED_WHILE_EXECUTING = {
     "step",
@@ -22,6 +22,8 @@ CHANGED_WHILE_EXECUTING = {
     "execution",
     "lease_token",
     "lease_expires_at",
+    "leased_at",
+    "started_at",
     "locked_by",
     "updated_at",
     "has_signals",
@@ -32,7 +34,6 @@ CHANGED_WHILE_EXECUTING = {
     "last_error",
     "error",
 }
-LEASE = timedelta(seconds=60)
 
 
 async def test_no_index_names_a_column_that_a_chained_commit_or_a_heartbeat_changes(sql: Any) -> None:
@@ -89,7 +90,9 @@ async def test_heartbeats_and_chained_commits_are_hot_updates(sql: Any) -> None:
             for id, _ in leases
         ]
         async with sql.transaction(), hot_updates(sql, 2):
-            plan = commit.commit_plain(entries) if step_seq % 2 else commit.commit(entries)
+            plan = (
+                commit.commit_plain(entries, RECORDER) if step_seq % 2 else commit.commit(entries, RECORDER)
+            )
             await run_asyncpg(sql, plan, "gen_durable")
 
 

@@ -10,18 +10,13 @@ from typing import Any
 import pytest
 
 from gen_durable import AsyncClient, Client, Settings
-from gen_durable._db import migrate, plan
+from gen_durable._db import migrate
+from gen_durable._db.pool import Database
 from gen_durable._schema import LATEST, migrate_schema, schema_status
 from gen_durable.errors import SchemaVersionError, UsageError
 from tests.db.catalog import dump, leftovers
 
 ELSEWHERE = "my_app_1"
-SECOND = {
-    "migrations/0002_note.up.sql": """alter table gen_durable.machines add column note text;
-        create index machines_note on gen_durable.machines (note);""",
-    "migrations/0002_note.down.sql": """drop index gen_durable.machines_note;
-        alter table gen_durable.machines drop column note;""",
-}
 
 
 async def test_replayed_increments_equal_a_fresh_schema(sql: Any, durable_dsn: str) -> None:
@@ -125,35 +120,41 @@ async def test_a_newer_schema_is_refused_by_clients_and_by_migrate(sql: Any, dur
     assert await sql.fetchval("select count(*) from gen_durable.gen_durable") == 0
 
 
-async def test_an_older_schema_is_refused_until_somebody_decides_to_migrate(
-    sql: Any, durable_dsn: str, second_increment: None
-) -> None:
-    older = "schema 'gen_durable' is at version 1, and this gen_durable needs 2; run `gen-durable db migrate`"
+async def test_an_older_schema_is_refused_until_somebody_decides_to_migrate(durable_dsn: str) -> None:
+    await migrate_schema(durable_dsn, "gen_durable", LATEST - 1)
+    older = f"is at version {LATEST - 1}, and this gen_durable needs {LATEST}; run `gen-durable db migrate`"
     with pytest.raises(SchemaVersionError, match=older):
         async with AsyncClient(durable_dsn):
             pass
     with pytest.raises(SchemaVersionError, match=older), Client(durable_dsn):
         pass
-    assert (await schema_status(durable_dsn, "gen_durable")).version == 1
-    await migrate_schema(durable_dsn, "gen_durable", 2)
+    assert (await schema_status(durable_dsn, "gen_durable")).version == LATEST - 1
+    await migrate_schema(durable_dsn, "gen_durable")
     async with AsyncClient(durable_dsn) as client:
         assert await client.count() == 0
 
 
-async def test_two_increments_replay_come_back_and_print_alike(
-    sql: Any, durable_dsn: str, second_increment: None
-) -> None:
-    first = await dump(sql, "gen_durable")
-    await migrate_schema(durable_dsn, "gen_durable", 2)
-    await migrate_schema(durable_dsn, ELSEWHERE, 2)
-    await sql.execute(migrate.script("order", to=1))
-    await sql.execute(migrate.script("order", current=1, to=2))
-    both = await dump(sql, "gen_durable")
-    assert both["increments"] == [(1,), (2,)]
-    assert await dump(sql, ELSEWHERE) == both
-    assert await dump(sql, "order") == both
-    await migrate_schema(durable_dsn, "gen_durable", 1)
-    assert await dump(sql, "gen_durable") == first
+async def test_only_the_embedded_server_is_upgraded_by_opening_a_client(sql: Any, durable_dsn: str) -> None:
+    fresh = await dump(sql, "gen_durable")
+    await migrate_schema(durable_dsn, "gen_durable", LATEST - 1)
+    async with await Database.open(durable_dsn, "gen_durable") as database:
+        await database.run_in_transaction(migrate.prepare("gen_durable", upgrade=True))
+    assert await dump(sql, "gen_durable") == fresh
+
+
+async def test_each_increment_printed_alone_adds_up_to_the_whole(sql: Any, durable_dsn: str) -> None:
+    for version in range(LATEST):
+        await migrate_schema(durable_dsn, ELSEWHERE, version + 1)
+        await sql.execute(migrate.script("order", current=version, to=version + 1))
+        assert await dump(sql, "order") == await dump(sql, ELSEWHERE)
+    for version in range(LATEST, 0, -1):
+        before = await dump(sql, "order")
+        await sql.execute(migrate.script("order", current=version, to=version - 1))
+        if version > 1:
+            await sql.execute(migrate.script("order", current=version - 1, to=version))
+            assert await dump(sql, "order") == before
+            await sql.execute(migrate.script("order", current=version, to=version - 1))
+    assert await leftovers(sql, "order") == []
 
 
 async def test_a_client_installs_into_a_database_that_has_nothing(sql: Any, durable_dsn: str) -> None:
@@ -169,12 +170,3 @@ async def test_a_client_installs_into_a_database_that_has_nothing(sql: Any, dura
 async def test_a_version_that_does_not_exist_is_refused(durable_dsn: str, version: int) -> None:
     with pytest.raises(UsageError, match=rf"no schema version {version}; give 0 \(nothing\) to {LATEST}"):
         await migrate_schema(durable_dsn, "gen_durable", version)
-
-
-@pytest.fixture
-def second_increment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A library that is one increment ahead of this one."""
-    assert LATEST == 1, "there is a second increment now: use the real one"
-    monkeypatch.setattr(migrate, "LATEST", 2)
-    monkeypatch.setattr(migrate, "_INCREMENTS", {**migrate._INCREMENTS, 2: "0002_note.up.sql"})
-    monkeypatch.setattr(migrate, "read", lambda file: SECOND.get(file) or plan.read(file))

@@ -73,7 +73,6 @@ async def test_a_bad_option_is_refused_and_nothing_is_inserted(sql: Any, call: s
     assert await sql.fetchval("select count(*) from gen_durable.gen_durable") == 0
 
 
-@pytest.mark.xfail(reason="SQL producers may store moments that Python cannot hold", strict=True)
 @pytest.mark.parametrize(
     "option",
     [

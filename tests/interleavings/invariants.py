@@ -39,6 +39,23 @@ def check_told(before: World, after: World, sessions: Collection[Session]) -> No
             require(len(after.unread(id)) == unread, "signals lost or doubled")
 
 
+def check_traces(before: World, after: World) -> None:
+    """Of the end: what has ended leaves a record of each of its executions, and nothing else."""
+    for id, row in after.instances.items():
+        if row["status"] in TERMINAL:
+            require(not [s for s in after.signals if s["target_id"] == id], "the inbox of the ended is left")
+        records = [record for record in after.executions if record["instance_id"] == id]
+        had = before.instances.get(id)
+        first = had["step_seq"] if had else 0
+        made = [record["step_seq"] for record in records if record["status"] != "ABORTED"]
+        require(made == list(range(first + 1, row["step_seq"] + 1)), "not one record for each transition")
+        # All that were ever leased, the live one included.
+        numbers = [record["execution"] for record in records] + [row["execution"]] * (
+            row["status"] == "executing"
+        )
+        require(numbers == list(range(1, row["execution"] + 1)), "executions are not numbered in order")
+
+
 def _check_awake(row: Row, world: World) -> None:
     if row["status"] == "awaiting_signal":
         seen = row["presented"] or ()

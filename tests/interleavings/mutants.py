@@ -14,12 +14,12 @@ from gen_durable._db import commit as commits
 from gen_durable._db.insert import insert_children
 from gen_durable._db.pick import ungate
 from gen_durable._db.plan import Plan, Statement
-from gen_durable._db.signal import Arrival
+from gen_durable._db.signal import Arrival, sweep
 from tests.interleavings.bench import READ_COMMITTED, Pins
 from tests.interleavings.product import SCHEMA, Change, number
 from tests.interleavings.scenario import Scenario
 from tests.interleavings.scenarios import children, inserts, keys, leases, signals
-from tests.interleavings.session import Flushed, Work, autocommit, commit, transaction
+from tests.interleavings.session import RECORDER, Flushed, Work, autocommit, commit, transaction
 from tests.interleavings.world import QUEUE, TOKEN, outcome
 
 
@@ -113,14 +113,20 @@ def _renew_by_name() -> Plan[set[tuple[int, int]]]:
 
 
 def _spawn_regardless(entry: CommitEntry) -> Plan[Flushed]:
-    rows = commits._by_lease((yield commits._full_call([entry])))
+    rows = commits._by_lease((yield commits._full_call([entry], RECORDER)))
     yield from insert_children(entry.children, [1, 1], [1, 1])
+    return Flushed([entry], commits._report([entry], rows, {}, set()))
+
+
+def _sweep_regardless(entry: CommitEntry) -> Plan[Flushed]:
+    rows = commits._by_lease((yield commits._full_call([entry], RECORDER)))
+    yield from sweep([entry.id])
     return Flushed([entry], commits._report([entry], rows, {}, set()))
 
 
 def _ungate_first(entry: CommitEntry) -> Plan[Flushed]:
     yield from ungate(["k"])
-    rows = commits._by_lease((yield commits._full_call([entry])))
+    rows = commits._by_lease((yield commits._full_call([entry], RECORDER)))
     return Flushed([entry], commits._report([entry], rows, {}, set()))
 
 
@@ -211,7 +217,6 @@ _GUARD = "g.id = o.id and g.lease_token = o.lease_token and g.step_seq = o.step_
 _BY_ID = "g.id = o.id"
 _BY_WORKER = "g.id = o.id and g.locked_by = 'w1'"
 _BY_TOKEN = "g.id = o.id and g.lease_token = o.lease_token"
-_OF_THE_ENDED = "settled.has_signals and settled.status in ('done', 'failed', 'cancelled')"
 _CONSUMED = (
     "select unnest(settled.consumed) as id, settled.step_seq from settled where settled.consumed is not null"
 )
@@ -259,23 +264,35 @@ GUARDS = [
     ),
     Mutant(
         name="an end that comes too late empties the inbox",
-        scenario=signals.done_deliver_and_reap(),
+        scenario=_with(
+            signals.done_deliver_and_reap(),
+            F=[transaction(lambda _: _sweep_regardless(signals.DONE_WITH_INBOX))],
+        ),
         reason="signals lost or doubled",
-        changes=[
-            Change(
-                "commit_plain",
-                "signals s using settled",
-                "signals s using (select unnest($1::bigint[]) as id) gone",
-            ),
-            Change("commit_plain", "where s.target_id = settled.id", "where s.target_id = gone.id"),
-            Change("commit_plain", _OF_THE_ENDED, "true"),
-        ],
     ),
     Mutant(
         name="an outcome that comes too late consumes",
         scenario=signals.consume_deliver_and_reap(),
         reason="signals lost or doubled",
         changes=[Change("commit", _CONSUMED, _ALL_CONSUMED)],
+    ),
+    Mutant(
+        name="an effect without a lock on its row",
+        scenario=leases.effect_reap_and_pick(),
+        reason="not one effect for each transition",
+        changes=[Change("hold", "for no key update", "")],
+    ),
+    Mutant(
+        name="an effect whether or not the lease is held",
+        scenario=leases.effect_reap_and_pick(),
+        reason="not one effect for each transition",
+        changes=[Change("hold", "and g.lease_token = $2::bigint", "and $2::bigint is not null")],
+    ),
+    Mutant(
+        name="the record of a reaped execution tells what was before the lock",
+        scenario=leases.commit_and_reap("keep"),
+        reason="executions are not numbered in order",
+        changes=[Change("reap", "dead.step_seq, dead.execution,", "0 as step_seq, 1 as execution,")],
     ),
     Mutant(
         name="refused children are waited for",

@@ -24,6 +24,7 @@ begin
 end $$;
 create trigger watch after update on gen_durable.gen_durable for each row
   when (old.status in ('done', 'failed', 'cancelled')) execute function gen_durable.watch();
+create table gen_durable.effects (instance_id bigint not null);
 create function gen_durable.pause(place int) returns void language sql as $$
   select pg_advisory_lock(place, pg_backend_pid()), pg_advisory_unlock(place, pg_backend_pid())
 $$;
@@ -62,7 +63,7 @@ class Product:
         return in_schema(self._changed.get(statement.name, statement.text), self.schema)
 
     def ddl(self) -> str:
-        """The schema, with eyes on what no statement may do."""
+        """The schema, with an eye on what no statement may do, and with what scenarios need."""
         return in_schema(self._ddl + _WATCH, self.schema)
 
 

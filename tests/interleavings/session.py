@@ -16,9 +16,11 @@ from gen_durable._db.pool import _Transaction
 from gen_durable._db.runner import from_asyncpg
 from gen_durable._db.signal import Arrival
 from tests.interleavings.product import Product
+from tests.interleavings.world import WORKER
 
 Make: TypeAlias = "Callable[[Session], Plan[Any] | None]"
 
+RECORDER: Final = commits.Recorder(WORKER, "all")
 # Plain reads hold no lock: when their transaction ends makes no difference to anybody.
 _READS: Final = frozenset({"inboxes", "children", "still_mine", "standing", "stuck_keys"})
 
@@ -158,12 +160,12 @@ class Session:
         if work.isolation is not None:
             await self._connection.execute(f"begin isolation level {work.isolation}")
         elif work.in_transaction and self._says_isolation:
-            await _Transaction(self._connection, None).__aenter__()
+            await _Transaction(self._connection, {}).__aenter__()
         elif work.in_transaction or call.statement.name not in _READS:
             await self._connection.execute("begin")
 
     async def _commit(self) -> None:
-        await _Transaction(self._connection, None).__aexit__(None, None, None)
+        await _Transaction(self._connection, {}).__aexit__(None, None, None)
         self._must_commit = False
         if self._call is None:
             self._finish_work()
@@ -197,12 +199,12 @@ def flush(*entries: CommitEntry) -> Work:
 
 def commit(entries: list[CommitEntry]) -> Plan[Flushed]:
     """The long statement and what follows it."""
-    return Flushed(entries, (yield from commits.commit(entries)))
+    return Flushed(entries, (yield from commits.commit(entries, RECORDER)))
 
 
 def commit_plain(entries: list[CommitEntry]) -> Plan[Flushed]:
     """The short statement."""
-    return Flushed(entries, (yield from commits.commit_plain(entries)))
+    return Flushed(entries, (yield from commits.commit_plain(entries, RECORDER)))
 
 
 def transitions(sessions: Iterable[Session]) -> Counter[int]:

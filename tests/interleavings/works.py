@@ -10,7 +10,7 @@ from gen_durable._db import lease, pick
 from gen_durable._db.insert import insert
 from gen_durable._db.plan import Plan
 from gen_durable._db.signal import deliver
-from tests.interleavings.session import Session, Work, autocommit, commit_plain, transaction
+from tests.interleavings.session import RECORDER, Session, Work, autocommit, commit_plain, transaction
 from tests.interleavings.world import LEASE, MACHINES, QUEUE, WORKER, outcome
 
 CRASH_LIMIT = 20
@@ -26,7 +26,7 @@ def put(*rows: NewInstance) -> Work:
 
 def reap() -> Work:
     # A lease of a millisecond: the server has been up for longer.
-    return transaction(lambda _: lease.reap(timedelta(milliseconds=1), CRASH_LIMIT))
+    return transaction(lambda _: lease.reap(timedelta(milliseconds=1), CRASH_LIMIT, RECORDER.level))
 
 
 def lease_some(token: int, demand: int = 10) -> Work:

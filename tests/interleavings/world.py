@@ -32,14 +32,21 @@ select (select coalesce(jsonb_agg(to_jsonb(g) || jsonb_build_object(
                  'is_due', g.eligible_at <= statement_timestamp(), 'eligible_at', extract(epoch from g.eligible_at),
                  'unique_guard', convert_from(g.unique_guard, 'UTF8')) order by g.id), '[]')
           from gen_durable.gen_durable g)::text as instances,
-       (select coalesce(jsonb_agg(to_jsonb(s) order by s.id), '[]') from gen_durable.signals s)::text as signals"""
+       (select coalesce(jsonb_agg(to_jsonb(s) order by s.id), '[]') from gen_durable.signals s)::text as signals,
+       (select coalesce(jsonb_agg(to_jsonb(e) order by e.execution), '[]')
+          from gen_durable.executions e)::text as executions,
+       (select count(*) from gen_durable.effects) as effects"""
 
 
 class World(msgspec.Struct, frozen=True):
-    """All instances by id, and all signals."""
+    """All there is at one moment."""
 
     instances: Mapping[int, Row]
     signals: list[Row]
+    executions: list[Row]
+    """The records of what has ended, in the order of their numbers."""
+    effects: int
+    """How often the effect of an outcome has happened."""
 
     def unread(self, target: int) -> list[Row]:
         return [row for row in self.signals if row["target_id"] == target and row["consumed_seq"] is None]
@@ -56,7 +63,12 @@ class World(msgspec.Struct, frozen=True):
 async def look(conn: Any, schema: str) -> World:
     found = await conn.fetchrow(in_schema(_LOOK, schema))
     instances: list[Row] = msgspec.json.decode(found["instances"])
-    return World({row["id"]: row for row in instances}, msgspec.json.decode(found["signals"]))
+    return World(
+        {row["id"]: row for row in instances},
+        msgspec.json.decode(found["signals"]),
+        msgspec.json.decode(found["executions"]),
+        found["effects"],
+    )
 
 
 def reset(tables: Iterable[str], setup: Iterable[str]) -> str:
@@ -81,8 +93,8 @@ def leased(id: int, **columns: Any) -> str:
 
     Its crash_count makes the reaper's back-off a microsecond long, so that a pick may follow at once.
     """
-    lease = {"lease_token": TOKEN, "locked_by": WORKER, "lease_expires_at": PAST, "crash_count": -20}
-    return instance(id, "executing", **{**lease, **columns})
+    lease = {"lease_token": TOKEN, "locked_by": WORKER, "lease_expires_at": PAST, "execution": 1}
+    return instance(id, "executing", **{**lease, "crash_count": -20, **columns})
 
 
 def signal(id: int, target: int, name: str, dedup_key: str | None = None, **columns: Any) -> str:

@@ -19,6 +19,7 @@ from gen_durable import (
     Outcome,
     ScheduleChildren,
     Spec,
+    Status,
     Worker,
     step,
 )
@@ -120,5 +121,33 @@ async def test_the_key_of_an_interrupted_step_is_free_for_the_next_in_line(
         await _interrupt(way, first, durable_dsn, db, held.id, [machine])
         async with Worker([machine], dsn=durable_dsn, settings=FAST):
             ended = await client.wait_all([held, *line], timeout=PATIENCE)
-    assert {one.status for one in ended} == {"done"}
+    assert {one.status for one in ended} == {Status.DONE}
     assert len(machine.seen) == 7
+
+
+async def test_the_line_of_a_key_does_not_wait_until_its_dead_holder_is_tried_again(
+    durable_dsn: str, db: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    machine = Interrupted()
+    async with (
+        Worker([machine], dsn=durable_dsn, settings=ABRUPT) as worker,
+        AsyncClient(durable_dsn, settings=CALM) as client,
+    ):
+        held = await client.insert(machine, "", step="woken", concurrency_key="one")
+        await happens(machine.is_there)
+        line = await client.insert_all(
+            [Spec(machine, "", step="woken", concurrency_key="one") for _ in range(3)]
+        )
+        await holds(db, "select gated from gen_durable.gen_durable where id = $1", line[0].id)
+        # The sixth crash in a row: the next try is half a minute away.
+        await db.execute(
+            "update gen_durable.gen_durable set lease_expires_at = now(), crash_count = 5 where id = $1",
+            held.id,
+        )
+        async with Worker([machine], dsn=durable_dsn, settings=FAST):
+            ended = await client.wait_all(line, timeout=PATIENCE)
+        dead = await worker.get(held)
+    assert {one.status for one in ended} == {Status.DONE}
+    assert dead is not None
+    assert (dead.status, dead.crash_count) == (Status.RUNNABLE, 6)
+    assert "should not happen" not in caplog.text, "the reaper let them in, and not the sweep behind it"

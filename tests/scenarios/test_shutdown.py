@@ -54,7 +54,7 @@ async def test_a_step_longer_than_the_drain_goes_back_at_no_cost(
         told_at = time.monotonic()
         process.send(number)
         assert await process.ends() == 0
-        assert time.monotonic() - told_at < 3, "a thread does not hold up the exit"
+        assert time.monotonic() - told_at < 10, "a thread does not hold up the exit"
     assert _is_given_back(await row_of(db, id))
     (drain,) = [line for line in process.told if line.get("event") == "scheduler.drain"]
     assert (drain["released"], drain["in_flight"], drain["queue"]) == (1, 1, "default")
@@ -108,7 +108,7 @@ async def test_a_second_signal_is_immediate(durable_dsn: str, db: Any, number: s
         process.send(number)
         process.send(signal.SIGTERM if number == signal.SIGINT else signal.SIGINT)
         assert await process.ends() == 0
-        assert time.monotonic() - told_at < 3
+        assert time.monotonic() - told_at < 10
     assert _is_given_back(await row_of(db, id))
 
 
@@ -203,7 +203,7 @@ async def test_a_blocked_thread_does_not_hold_up_the_end_of_a_worker(durable_dsn
         ref = await worker.insert(Blocked)
         await happens(is_there)
         told_at = time.monotonic()
-    assert time.monotonic() - told_at < 3
+    assert time.monotonic() - told_at < 10
     row = await row_of(db, ref.id)
     assert (row["status"], row["attempt"], row["crash_count"]) == ("runnable", 0, 0)
     never.set()

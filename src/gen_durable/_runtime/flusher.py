@@ -52,6 +52,7 @@ class Flusher:
         # Filled by executions, emptied by run(); both on the event loop.
         self._waiting: list[_Waiting] = []
         self._arrived = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
         self._stragglers: set[asyncio.Task[None]] = set()
         # Committed with an effect, not yet marked as done.
         self._unfinished: list[CommitEntry] = []
@@ -62,7 +63,7 @@ class Flusher:
         """Make an outcome durable; returns when it is, or when it turned out to be stale, or its effect failed."""
         if entry.effect is not None:
             return await self._commit_with_effect(entry)
-        future: asyncio.Future[CommitResult] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[CommitResult] = self._loop.create_future()
         self._waiting.append((entry, future))
         self._arrived.set()
         return await future

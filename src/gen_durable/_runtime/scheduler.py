@@ -37,7 +37,7 @@ from .slots import Slots
 
 __all__ = ["Scheduler"]
 
-# How long one instance may run from step to step on one lease before others get a turn.
+# How many steps, and how much time in them, one instance may have on one lease before others get a turn.
 _CHAIN_STEPS: Final = 50
 _CHAIN_SECONDS: Final = 0.1
 # After so long without work a queue is looked at only once per poll_interval.
@@ -207,19 +207,20 @@ class Scheduler(Service):
 
     async def _work(self, execution: Execution, lease: Lease) -> None:
         """Execute and commit, step after step, as long as the lease is kept."""
-        chain_began = time.monotonic()
+        busy = 0.0
         for step_number in range(1, _CHAIN_STEPS + 1):
-            may_chain = step_number < _CHAIN_STEPS
+            may_chain = step_number < _CHAIN_STEPS and busy < _CHAIN_SECONDS
             entry = await self._inside(lease, execution, self._executor.run(execution, may_chain=may_chain))
-            seconds = time.monotonic() - (entry.started or chain_began)
-            result = await self._commit(entry, chain_began)
+            seconds = time.monotonic() - (entry.started or 0.0)
+            busy += seconds
+            result = await self._commit(entry, busy)
             if isinstance(result, EffectFailed):
                 recovery = self._executor.recover(result.error, execution, may_chain=may_chain)
                 entry = await self._inside(lease, execution, recovery)
-                result = await self._commit(entry, chain_began)
+                result = await self._commit(entry, busy)
             if isinstance(result, EffectFailed):
                 entry = self._executor.give_up(result.error, execution)
-                result = await self._commit(entry, chain_began)
+                result = await self._commit(entry, busy)
             self._observe(execution, entry, result, seconds)
             if entry.kind != "keep" or not isinstance(result, Committed) or result.status != "executing":
                 return
@@ -248,9 +249,9 @@ class Scheduler(Service):
         entry.started = started
         return entry
 
-    async def _commit(self, entry: CommitEntry, chain_began: float) -> CommitResult:
+    async def _commit(self, entry: CommitEntry, busy: float) -> CommitResult:
         # Asked after the step: while it ran, a shutdown may have begun, or its turn may have passed.
-        if entry.kind == "keep" and (self._is_draining or time.monotonic() - chain_began > _CHAIN_SECONDS):
+        if entry.kind == "keep" and (self._is_draining or busy > _CHAIN_SECONDS):
             entry.kind = "next"
         return await self._flusher.commit(entry)
 

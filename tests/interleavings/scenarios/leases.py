@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
 
 from gen_durable._core.model import CommitEntry, Committed
 from gen_durable._db import commit as commits
-from gen_durable._db.lease import renew
+from gen_durable._db.lease import mark_started, renew
 from gen_durable._db.pick import Picked
 from gen_durable._db.plan import Plan, Statement
+from gen_durable.outcome import Sql
 from tests.interleavings.invariants import require
 from tests.interleavings.scenario import End, Scenario
-from tests.interleavings.session import Session, autocommit, commit_plain, flush, transaction
+from tests.interleavings.session import (
+    Flushed,
+    Session,
+    autocommit,
+    commit,
+    commit_plain,
+    flush,
+    transaction,
+    transitions,
+)
 from tests.interleavings.works import CRASH_LIMIT, commit_picked, lease_some, reap
 from tests.interleavings.world import LEASE, TOKEN, instance, leased, outcome
 
 KEEP = outcome(1, "keep")
+_EFFECT = Statement("effect", "insert into gen_durable.effects values (:id::bigint)")
 # What the check of a foreign key does to the row that it points at.
 _KEY_SHARE = Statement(
     "key_share", "select from gen_durable.gen_durable where id = :id::bigint for key share"
@@ -130,6 +142,81 @@ def release_reap_and_commit() -> Scenario:
     )
 
 
+def effect_reap_and_pick() -> Scenario:
+    """An effect happens in the transaction of its outcome, and only if that execution still has its lease."""
+
+    def commit_with_effect(entry: CommitEntry) -> Plan[Flushed]:
+        if (yield from commits.hold(entry)):
+            yield _EFFECT(id=entry.id)
+        return (yield from commit([entry]))
+
+    def of_picked(session: Session) -> Plan[Flushed] | None:
+        picked: Picked = session.result
+        for execution in picked.executions:
+            return commit_with_effect(
+                _effective(execution.id, lease_token=execution.lease_token, step_seq=execution.step_seq)
+            )
+        return None
+
+    def check(end: End) -> None:
+        told = transitions(end.sessions.values()).total()
+        require(end.after.effects == told, "not one effect for each transition")
+
+    return Scenario(
+        name="commit with effect × reap × pick and commit with effect",
+        setup=[leased(1)],
+        sessions={
+            "F": [transaction(lambda _: commit_with_effect(_effective(1)))],
+            "R": [reap()],
+            "K": [lease_some(8), transaction(of_picked)],
+        },
+        check=check,
+        never_wait=frozenset({"R"}),
+    )
+
+
+def finish_and_finish_abandoned() -> Scenario:
+    """A worker marks its committed execution as done, and a reaper takes that worker for dead."""
+
+    def check(end: End) -> None:
+        require([record["status"] for record in end.after.executions] == ["DONE"], "not done")
+
+    return Scenario(
+        name="finish × finish abandoned",
+        setup=[
+            instance(1, step_seq=1, execution=1),
+            """insert into gen_durable.executions
+                      (instance_id, step_seq, execution, attempt, status, outcome, step, finished_at)
+               values (1, 1, 1, 0, 'COMMITTED', 'next', 's', statement_timestamp() - interval '1 hour')""",
+        ],
+        sessions={
+            "F": [autocommit(lambda _: commits.finish([outcome(1, "next")]))],
+            "R": [autocommit(lambda _: commits.finish_abandoned(LEASE))],
+        },
+        check=check,
+        never_wait=frozenset({"R"}),
+    )
+
+
+def mark_started_and_commit() -> Scenario:
+    """A worker notes that a step has begun, while the step ends and the next one is leased."""
+    begun = {((1, TOKEN), 0): timedelta(seconds=1)}
+
+    def check(end: End) -> None:
+        require(end.after.instances[1]["started_at"] is None, "noted for a step that has not begun")
+
+    return Scenario(
+        name="mark started × commit(keep), commit(next) and pick",
+        setup=[leased(1)],
+        sessions={
+            "M": [autocommit(lambda _: mark_started(begun))],
+            "F": [flush(KEEP), flush(outcome(1, "next", step_seq=1)), lease_some(8)],
+        },
+        check=check,
+        never_wait=frozenset({"M"}),
+    )
+
+
 def renew_and_commit() -> Scenario:
     """A worker's heartbeat meets its own flush: it neither waits nor takes a live lease for lost."""
     leases = [(id, TOKEN) for id in (1, 2, 3)]
@@ -225,6 +312,11 @@ def commit_and_commit_of_two_owners() -> Scenario:
 _STOP = outcome(1, "stop", lease_token=8, error="no")
 
 
+def _effective(id: int, **fields: Any) -> CommitEntry:
+    """An outcome with an effect; which one it is makes no difference to the commit."""
+    return outcome(id, "next", effect=Sql("select 1"), **fields)
+
+
 def _ids(picked: Picked) -> set[int]:
     return {execution.id for execution in picked.executions}
 
@@ -243,6 +335,9 @@ SCENARIOS = [
     resolve_while_unanswered("retry"),
     reap_reap_and_pick(),
     release_reap_and_commit(),
+    effect_reap_and_pick(),
+    finish_and_finish_abandoned(),
+    mark_started_and_commit(),
     renew_and_commit(),
     renew_reap_and_pick(),
     pick_and_pick(),
