@@ -127,7 +127,10 @@ class AsyncClient:
             EncodeError: the state is not of the machine's type, or cannot be stored.
         """
         spec = Spec(machine, _verbs.given_state(state, args), **options)
-        (result,) = await self._write(_verbs.insert([spec], self.settings, is_alone=conn is None), conn)
+        (result,) = await self._write(
+            _verbs.insert([spec], self.settings, is_alone=conn is None and self.settings.pooler == "none"),
+            conn,
+        )
         return result
 
     @overload
@@ -142,7 +145,12 @@ class AsyncClient:
         self, specs: Iterable[AnySpec], /, *, conn: AsyncConnection | None = None
     ) -> list[InsertResult[Any, Any]]:
         """Insert many in one statement: all of them or, if it raises, none. The answers are in order."""
-        return await self._write(_verbs.insert(list(specs), self.settings, is_alone=conn is None), conn)
+        return await self._write(
+            _verbs.insert(
+                list(specs), self.settings, is_alone=conn is None and self.settings.pooler == "none"
+            ),
+            conn,
+        )
 
     @overload
     async def signal(

@@ -104,7 +104,10 @@ class Client:
     ) -> InsertResult[Any, Any]:
         """See `AsyncClient.insert`."""
         spec = Spec(machine, _verbs.given_state(state, args), **options)
-        (result,) = self._write(_verbs.insert([spec], self.settings, is_alone=conn is None), conn)
+        (result,) = self._write(
+            _verbs.insert([spec], self.settings, is_alone=conn is None and self.settings.pooler == "none"),
+            conn,
+        )
         return result
 
     @overload
@@ -119,7 +122,12 @@ class Client:
         self, specs: Iterable[AnySpec], /, *, conn: Connection | None = None
     ) -> list[InsertResult[Any, Any]]:
         """See `AsyncClient.insert_all`."""
-        return self._write(_verbs.insert(list(specs), self.settings, is_alone=conn is None), conn)
+        return self._write(
+            _verbs.insert(
+                list(specs), self.settings, is_alone=conn is None and self.settings.pooler == "none"
+            ),
+            conn,
+        )
 
     @overload
     def signal(

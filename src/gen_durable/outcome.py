@@ -89,7 +89,7 @@ class Sql(_Value):
     args: tuple[Any, ...]
 
     def __init__(self, query: str, /, *args: Any) -> None:
-        self.query = query
+        self.query = _statement(query)
         self.args = args
 
 
@@ -339,6 +339,13 @@ def _exception_text(error: BaseException) -> str:
     except Exception:  # noqa: BLE001 - the user's own __str__; a failure must still find its way into the row
         said = "(its text could not be read)"
     return f"{kind}: {said}" if said else kind
+
+
+def _statement(query: object) -> str:
+    if isinstance(query, str) and query.strip():
+        return query
+    what = "empty" if isinstance(query, str) else f"of type {type(query).__name__}"
+    raise UsageError(f"the statement of this Sql is {what}", 'write Sql("update …", *arguments)')
 
 
 def _effect(effect: Effect | None) -> Effect | None:

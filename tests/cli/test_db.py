@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from click.testing import CliRunner, Result
 
+from gen_durable._db.migrate import LATEST
 from gen_durable.cli.root import root
 
 Run = Callable[..., Result]
@@ -30,8 +31,8 @@ def run(schema: str) -> Iterator[Run]:
 
 
 def test_tables_are_installed_looked_at_and_taken_back(run: Run, schema: str) -> None:
-    nothing = (1, f"schema '{schema}' has no tables of gen_durable (latest version: 1)\n")
-    latest = (0, f"schema '{schema}' is at version 1 (the latest)\n")
+    nothing = (1, f"schema '{schema}' has no tables of gen_durable (latest version: {LATEST})\n")
+    latest = (0, f"schema '{schema}' is at version {LATEST} (the latest)\n")
     assert told(run("status")) == nothing
     assert told(run("migrate")) == latest
     assert told(run("migrate")) == latest

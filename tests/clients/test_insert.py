@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gen_durable import Duplicate, Inserted, Ref, Spec, Status
-from gen_durable.errors import EncodeError, KeyTakenError, UnknownStepError
+from gen_durable.errors import EncodeError, KeyTakenError, UnknownStepError, UsageError
 from tests.clients.machines import Checkout, Number, Order, Ping, Refund
 
 
@@ -47,6 +47,12 @@ async def test_every_option_is_kept(client: Any) -> None:
 async def test_args_is_another_name_of_state(client: Any) -> None:
     inserted = await client.insert(Checkout, args=Order(7))
     assert (await client.get(inserted)).state == Order(7)
+
+
+async def test_state_and_args_together_are_refused(client: Any) -> None:
+    with pytest.raises(UsageError, match="args"):
+        await client.insert(Checkout, Order(1), args=Order(2))
+    assert await client.count() == 0
 
 
 async def test_a_machine_without_state_needs_none(client: Any) -> None:

@@ -26,6 +26,10 @@ SCOPES: list[tuple[list[Status] | None, list[Status]]] = [
 ]
 
 
+BLOCKED = """select count(*) from pg_stat_activity
+              where datname = current_database() and cardinality(pg_blocking_pids(pid)) > 0"""
+
+
 async def move(sql: Any, id: int, status: Status) -> None:
     lease = (
         "lease_token = 1, lease_expires_at = now()" if status is Status.EXECUTING else "lease_token = null"
@@ -170,6 +174,36 @@ async def test_two_clients_insert_the_same_keys_in_opposite_orders_and_every_key
                 assert first.id == second.id
                 assert {type(first), type(second)} == {Inserted, Duplicate}
         assert await one.count() == 1500
+
+
+@pytest.mark.parametrize("kind", ["unique_key", "correlation_key"])
+async def test_batches_that_overlap_take_their_keys_in_one_order(
+    durable_dsn: str, sql: Any, kind: str
+) -> None:
+    """With `conn=` nobody tries again: a deadlock between the two would come out."""
+    client = AsyncClient(durable_dsn)
+
+    def spec(letter: str) -> Spec[int, Any]:
+        return (
+            Spec(Number, 0, unique_key=letter)
+            if kind == "unique_key"
+            else Spec(Number, 0, correlation_key=letter)
+        )
+
+    specs = [spec(letter) for letter in "abcdefghijklmnopqrstuvwxyz"]
+    async with asyncpg.create_pool(durable_dsn, min_size=3, max_size=3) as pool, pool.acquire() as holder:
+        transaction = holder.transaction()
+        await transaction.start()
+        await client.insert_all([spec("m")], conn=holder)
+        async with pool.acquire() as one, pool.acquire() as other, asyncio.TaskGroup() as group:
+            forth = group.create_task(client.insert_all(specs, conn=one))
+            back = group.create_task(client.insert_all(reversed(specs), conn=other))
+            while await sql.fetchval(BLOCKED) < 2:
+                await asyncio.sleep(0.01)
+            await transaction.rollback()
+    pairs = list(zip(forth.result(), reversed(back.result()), strict=True))
+    assert all(first.id == second.id for first, second in pairs)
+    assert len({first.id for first, _ in pairs}) == 26
 
 
 async def test_many_clients_insert_one_key_and_one_of_them_wins(durable_dsn: str) -> None:

@@ -15,6 +15,7 @@ from gen_durable.errors import (
     InstanceFailedError,
     InstanceUnfinishedError,
     NoTargetError,
+    NotConnectedError,
     UsageError,
 )
 from tests.clients.machines import Checkout, Double, Number, Order, Sleeper
@@ -150,6 +151,22 @@ async def test_a_bad_timeout_is_refused(client: Any) -> None:
     ]:
         with pytest.raises(UsageError, match=problem):
             await client.wait(number, timeout=timeout)
+
+
+async def test_there_are_two_things_to_wait_for_and_no_third(client: Any) -> None:
+    number = await client.insert(Number, 1)
+    for verb, target in ((client.wait, number), (client.wait_all, [number])):
+        with pytest.raises(UsageError, match="until is 'finshed'; give 'finished' or 'settled'"):
+            await verb(target, until="finshed", timeout=LONG)
+
+
+async def test_whoever_waits_when_the_client_is_closed_is_told_so(durable_dsn: str) -> None:
+    async with AsyncClient(durable_dsn) as client:
+        number = await client.insert(Number, 1)
+        waiting = asyncio.ensure_future(client.wait(number))
+        await asyncio.sleep(0.05)
+    with pytest.raises(NotConnectedError, match="is not open"):
+        await asyncio.wait_for(waiting, 10)
 
 
 async def test_a_signal_and_a_wait_make_a_conversation(client: Any, durable_dsn: str) -> None:

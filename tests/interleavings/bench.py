@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple, Self
 import asyncpg
 
 from gen_durable._db.pool import PINNED
-from tests.interleavings.product import Change, Product
+from tests.interleavings.product import SCHEMA, Change, Product
 from tests.interleavings.session import Lane
 
 _SESSIONS: Final = 3
@@ -20,7 +20,7 @@ _SETTINGS: Final = {
     "synchronous_commit": "off",
     "client_min_messages": "error",
 }
-_PAUSES: Final = 4
+_PAUSES: Final = 2
 _BLOCKERS: Final = """
 select pid, pg_blocking_pids(pid) as blockers
   from unnest($1::int[]) as pid where cardinality(pg_blocking_pids(pid)) > 0"""
@@ -82,7 +82,7 @@ class Bench:
 
     async def install(self, changes: tuple[Change, ...]) -> Product:
         """A schema of its own for every change of the schema; changed statements need none."""
-        key = tuple(change for change in changes if change.where == "schema")
+        key = tuple(change for change in changes if change.where == SCHEMA)
         if key not in self._products:
             product = Product(f"gen_durable_{len(self._products)}", key)
             await self.admin.execute(f'create schema "{product.schema}"; {product.ddl()}')

@@ -36,12 +36,16 @@ class Verdict(msgspec.Struct):
     merges: int = 0
     """How many ways there are to merge the sessions, had each always its largest number of steps."""
     waits: int = 0
+    detours: int = 0
+    """Orders that PostgreSQL would not follow: it decides which of two sessions goes on that one commit wakes."""
     refusals: Counter[str] = msgspec.field(default_factory=Counter)
     broken: list[Broken] = msgspec.field(default_factory=list)
 
     def __str__(self) -> str:
         share = f"stand for {self.merges} merges" if self.is_complete else f"seed {SEED}, not all"
         text = f"{self.scenario}: {self.orders} orders ({share}), {self.waits} with a wait, {len(self.broken)} broken"
+        if self.detours:
+            text += f", {self.detours} decided by PostgreSQL"
         if self.refusals:
             text += ", retried " + ", ".join(f"{n} × {state}" for state, n in sorted(self.refusals.items()))
         return "\n  ".join((text, *map(str, self.broken[:3])))
@@ -82,6 +86,7 @@ async def explore(
         steps |= order.steps()
         verdict.orders += 1
         verdict.waits += any(session.has_waited for session in order.sessions.values())
+        verdict.detours += order.is_detour
         verdict.refusals.update(state for session in order.sessions.values() for state in session.refusals)
         if order.broken is not None:
             verdict.broken.append(order.broken)

@@ -44,15 +44,14 @@ def check_traces(before: World, after: World) -> None:
     for id, row in after.instances.items():
         if row["status"] in TERMINAL:
             require(not [s for s in after.signals if s["target_id"] == id], "the inbox of the ended is left")
-        records = [record for record in after.executions if record["instance_id"] == id]
         had = before.instances.get(id)
-        first = had["step_seq"] if had else 0
-        made = [record["step_seq"] for record in records if record["status"] != "ABORTED"]
-        require(made == list(range(first + 1, row["step_seq"] + 1)), "not one record for each transition")
+        seq = had["step_seq"] if had else 0
+        made = [record["step_seq"] for record in after.records(id) if record["status"] != "ABORTED"]
+        new = made[len(before.records(id)) :]
+        require(new == list(range(seq + 1, row["step_seq"] + 1)), "not one record for each transition")
         # All that were ever leased, the live one included.
-        numbers = [record["execution"] for record in records] + [row["execution"]] * (
-            row["status"] == "executing"
-        )
+        numbers = [record["execution"] for record in after.records(id)]
+        numbers += [row["execution"]] * (row["status"] == "executing")
         require(numbers == list(range(1, row["execution"] + 1)), "executions are not numbered in order")
 
 

@@ -43,7 +43,7 @@ def _with(scenario: Scenario, **sessions: Sequence[Work]) -> Scenario:
 # ---------------------------------------------------------------- the first draft of the engine, fitted to its columns
 
 _AWAIT = Statement(
-    "seed_await",
+    "draft_await",
     """update gen_durable.gen_durable
           set step = 't', awaits = '{go}', eligible_at = now(), step_seq = step_seq + 1,
               status = (case when exists (select 1 from gen_durable.signals where target_id = 1 and name = 'go')
@@ -52,18 +52,18 @@ _AWAIT = Statement(
         where id = 1""",
 )
 _INSERT_SIGNAL = Statement(
-    "seed_insert_signal", "insert into gen_durable.signals (target_id, name) values (1, 'go') returning id"
+    "draft_insert_signal", "insert into gen_durable.signals (target_id, name) values (1, 'go') returning id"
 )
 _WAKE = Statement(
-    "seed_wake",
+    "draft_wake",
     """update gen_durable.gen_durable set status = 'runnable', eligible_at = now()
         where id = 1 and status = 'awaiting_signal' and 'go' = any (awaits) returning id""",
 )
 _DELETE_CONSUMED = Statement(
-    "seed_delete_consumed", "delete from gen_durable.signals where target_id = 1 and id = 1"
+    "draft_delete_consumed", "delete from gen_durable.signals where target_id = 1 and id = 1"
 )
 _RENEW = Statement(
-    "seed_renew",
+    "draft_renew",
     """update gen_durable.gen_durable set lease_expires_at = now() + interval '1 minute'
         where id = 1 and locked_by = 'w1' returning id""",
 )
@@ -138,23 +138,23 @@ def _one_by_one(entries: list[CommitEntry]) -> Plan[Flushed]:
     return Flushed(entries, commits.CommitReport(results, set()))
 
 
-_SEED_PARK = transaction(lambda _: _believed(signals.PARK, _AWAIT))
-_SEED_DELIVER = transaction(lambda _: _insert_then_wake())
+_DRAFT_PARK = transaction(lambda _: _believed(signals.PARK, _AWAIT))
+_DRAFT_DELIVER = transaction(lambda _: _insert_then_wake())
 
 FIRST_DRAFT = [
     Mutant(
         name="await looks for its signal in the statement that parks",
-        scenario=_with(signals.park_and_deliver(), P=[_SEED_PARK]),
+        scenario=_with(signals.park_and_deliver(), P=[_DRAFT_PARK]),
         reason="lost wake-up",
     ),
     Mutant(
         name="deliver inserts, then wakes whom it sees parked",
-        scenario=_with(signals.park_and_two_senders(), D=[_SEED_DELIVER]),
+        scenario=_with(signals.park_and_two_senders(), D=[_DRAFT_DELIVER]),
         reason="lost wake-up",
     ),
     Mutant(
         name="that await and that deliver",
-        scenario=_with(signals.park_and_deliver(), P=[_SEED_PARK], D=[_SEED_DELIVER]),
+        scenario=_with(signals.park_and_deliver(), P=[_DRAFT_PARK], D=[_DRAFT_DELIVER]),
         reason="lost wake-up",
     ),
     Mutant(
@@ -279,13 +279,13 @@ GUARDS = [
     Mutant(
         name="an effect without a lock on its row",
         scenario=leases.effect_reap_and_pick(),
-        reason="not one effect for each transition",
+        reason="not one effect for its transition",
         changes=[Change("hold", "for no key update", "")],
     ),
     Mutant(
         name="an effect whether or not the lease is held",
         scenario=leases.effect_reap_and_pick(),
-        reason="not one effect for each transition",
+        reason="not one effect for its transition",
         changes=[Change("hold", "and g.lease_token = $2::bigint", "and $2::bigint is not null")],
     ),
     Mutant(
@@ -293,6 +293,12 @@ GUARDS = [
         scenario=leases.commit_and_reap("keep"),
         reason="executions are not numbered in order",
         changes=[Change("reap", "dead.step_seq, dead.execution,", "0 as step_seq, 1 as execution,")],
+    ),
+    Mutant(
+        name="the beginning of a step is noted for the next one",
+        scenario=leases.mark_started_and_commit(),
+        reason="noted for a step that has not begun",
+        changes=[Change("mark_started", "and g.step_seq = mine.step_seq", "")],
     ),
     Mutant(
         name="refused children are waited for",
@@ -344,6 +350,12 @@ SIGNALS = [
         scenario=signals.park_a_pack_and_redeliver(),
         reason="woken by what it had seen",
         changes=[Change(SCHEMA, "woken := signal_id is not null and ", "woken := ")],
+    ),
+    Mutant(
+        name="nobody sweeps the inbox of the ended",
+        scenario=signals.done_and_deliver(has_signals=False),
+        reason="the inbox of the ended is left",
+        changes=[Change("sweep", "where s.target_id", "where false and s.target_id")],
     ),
     Mutant(
         name="deliver looks up a key once",

@@ -36,6 +36,7 @@ class Order:
         self.untaken: list[Choices] = []
         self.trace: list[str] = []
         self.broken: Broken | None = None
+        self.is_detour = False
         self._bench = bench
         self._product = product
         self._scenario = scenario
@@ -89,9 +90,13 @@ class Order:
 
     def _choose(self, ready: list[str], choices: Iterator[str]) -> str:
         given = next(choices, None)
+        if given in ready:
+            return given
         if given is not None:
-            # It may not be ready where it was before: of two that one commit wakes, PostgreSQL decides who is first.
-            return given if given in ready else ready[0]
+            # It was ready when this order was first thought of: of two that one commit wakes, PostgreSQL decides who is
+            # first.
+            self.is_detour = True
+            return ready[0]
         chosen = self._chance.choice(ready)
         self.untaken += [(*self._choices, other) for other in ready if other != chosen]
         return chosen

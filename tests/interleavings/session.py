@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, TypeAlias
 
+import asyncpg
 import msgspec
 
 from gen_durable._core.model import CommitEntry, Committed
@@ -131,8 +132,6 @@ class Session:
             self._place += 1
 
     async def _execute(self, call: Call) -> None:
-        import asyncpg
-
         assert self._plan is not None
         text = self._product.text(call.statement)
         work = self._works[self._place]

@@ -51,6 +51,9 @@ class World(msgspec.Struct, frozen=True):
     def unread(self, target: int) -> list[Row]:
         return [row for row in self.signals if row["target_id"] == target and row["consumed_seq"] is None]
 
+    def records(self, id: int) -> list[Row]:
+        return [record for record in self.executions if record["instance_id"] == id]
+
     def status(self, id: int) -> str:
         return str(self.instances[id]["status"])
 

@@ -112,7 +112,9 @@ async def test_a_requeued_next_gives_its_lease_back_and_is_due_at_once(durable_d
 
     worker = Worker([Urgent, Walk], dsn=durable_dsn, queues={"default": Queue(concurrency=1)}, settings=CALM)
     async with worker:
+        events = Events(worker)
         walk = await worker.insert(Walk, 7)
+        await events.wait(StepStop)
         await happens(is_there)
         row = await row_of(db, walk.id)
         assert (row["status"], row["step"], row["attempt"], row["step_seq"]) == ("runnable", "two", 0, 1)

@@ -65,6 +65,22 @@ async def test_a_state_that_does_not_decode_goes_to_handle_as_text(durable_dsn: 
         assert (await worker.wait(ref, timeout=PATIENCE)).result == 5
 
 
+async def test_an_instance_that_failed_for_its_state_can_still_be_read(durable_dsn: str, db: Any) -> None:
+    class Shop(Machine[Order, int]):
+        @step
+        async def run(self, ctx: Context[Order]) -> Outcome[int]:
+            return Done(ctx.state.number)
+
+    async with Worker([Shop], dsn=durable_dsn, settings=CALM) as worker:
+        ref = await worker.insert(Shop, Order(1), schedule_in=AN_HOUR)
+        await db.execute(
+            """update gen_durable.gen_durable set state = '{"number": "x"}', eligible_at = now()"""
+        )
+        failed = await worker.wait(ref, timeout=PATIENCE)
+    assert (failed.status, failed.state) == (Status.FAILED, {"number": "x"})
+    assert "does not fit Order" in str(failed.last_error)
+
+
 async def test_handle_may_replace_a_state_that_does_not_decode(durable_dsn: str, db: Any) -> None:
     class Shop(Machine[Order, int]):
         @step

@@ -141,6 +141,8 @@ class CommitEntry(msgspec.Struct, kw_only=True):
     leased_at: datetime | None = None
     started: float | None = None
     """By the monotonic clock of this process; set by whoever ran the step."""
+    is_refused: bool = False
+    """Whether it stands for an outcome that the database refused."""
 
     @property
     def is_plain(self) -> bool:

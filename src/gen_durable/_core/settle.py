@@ -133,9 +133,9 @@ def settle(
             assert_never(outcome)
 
 
-def release(execution: Execution) -> CommitEntry:
+def release(execution: Execution, started: float | None = None) -> CommitEntry:
     """Give an unfinished execution back: a shutdown costs neither an attempt nor a place in the queue."""
-    return _entry(execution, "release")
+    return _entry(execution, "release", started=started)
 
 
 def new_instance(spec: AnySpec, max_payload: int) -> NewInstance:

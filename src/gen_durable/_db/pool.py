@@ -9,12 +9,12 @@ from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
 from ..config import Pooler
-from ..errors import UnreachableError, UsageError
+from ..errors import UnreachableError
 from .failures import StatementError
 from .plan import Plan
 from .runner import from_asyncpg, run_asyncpg
 
-__all__ = ["PINNED", "Database", "connect", "redacted", "unreachable"]
+__all__ = ["PINNED", "Database", "connect", "is_gone", "redacted", "unreachable"]
 
 T = TypeVar("T")
 
@@ -127,13 +127,12 @@ class Database:
         self, before: Plan[bool], inside: Callable[[Any], Awaitable[object]], after: Plan[T]
     ) -> T:
         """One transaction: `before`; if it says so, `inside` on the very connection; and `after`."""
-        async with _Acquired(self._pool) as conn, _Transaction(conn, self._settings()):
+        async with (
+            _Acquired(self._pool) as conn,
+            _Transaction(conn, self._settings(), is_lent=self._pins is None),
+        ):
             if await run_asyncpg(conn, before, self.schema):
                 await inside(conn)
-                if not conn.is_in_transaction():
-                    raise UsageError(
-                        "the effect ended the transaction that it runs in", "leave COMMIT and ROLLBACK out"
-                    )
             return await run_asyncpg(conn, after, self.schema)
 
     def _settings(self, lock_timeout: str | None = None) -> Mapping[str, str]:
@@ -162,13 +161,15 @@ class _Acquired:
 class _Transaction:
     """BEGIN … COMMIT, pinned to READ COMMITTED by its own words."""
 
-    def __init__(self, conn: Any, settings: Mapping[str, str]) -> None:
+    def __init__(self, conn: Any, settings: Mapping[str, str], *, is_lent: bool = False) -> None:
         self._conn = conn
         self._settings = settings
+        # What others ran on this session before, the user's own code, may have left settings behind.
+        self._fresh = "reset all; reset role; " if is_lent else ""
 
     async def __aenter__(self) -> None:
         local = "".join(f"; set local {name} = '{value}'" for name, value in self._settings.items())
-        await self._execute(f"begin isolation level read committed{local}")
+        await self._execute(f"{self._fresh}begin isolation level read committed{local}")
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
@@ -179,7 +180,9 @@ class _Transaction:
         try:
             await self._execute("rollback")
         except StatementError:
-            self._conn.terminate()  # the connection is broken, which rolls back as well
+            # The connection is broken or busy; its end rolls back as well.
+            if not is_gone(self._conn):
+                self._conn.terminate()
 
     async def _execute(self, text: str) -> None:
         import asyncpg
@@ -188,6 +191,16 @@ class _Transaction:
             await self._conn.execute(text)
         except (TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError, OSError) as error:
             raise from_asyncpg(error) from error
+
+
+def is_gone(conn: Any) -> bool:
+    """Whether a connection of a pool broke. The pool takes a broken one away, and then even this question raises."""
+    import asyncpg
+
+    try:
+        return bool(conn.is_closed())
+    except asyncpg.InterfaceError:
+        return True
 
 
 async def connect(dsn: str) -> Any:

@@ -7,15 +7,25 @@ or was cancelled. A slow effect holds its own row and nobody else's.
 
 from __future__ import annotations
 
-from typing import Any
+import re
+from typing import Any, Final
 
 from .._core.model import CommitEntry
 from .._db import commit as commits
-from .._db.failures import RACES, StatementError
-from .._db.pool import Database
+from .._db.failures import RACES, StatementError, is_outage, is_race
+from .._db.pool import Database, is_gone
+from ..errors import UsageError
 from ..outcome import Effect, Sql
+from .executor import as_exception, is_our_cancellation
 
 __all__ = ["EffectError", "commit_with_effect"]
+
+# Where a word is not one of SQL: comments, texts, quoted names, and bodies of functions.
+_QUOTED: Final = re.compile(r"""--[^\n]*|/\*.*?\*/|'(?:[^']|'')*'|"[^"]*"|\$(\w*)\$.*?\$\1\$""", re.DOTALL)
+_ENDS_TRANSACTION: Final = re.compile(
+    r"(?:^|;)\s*(?:commit|end|abort|prepare\s+transaction|rollback(?!\s+(?:(?:work|transaction)\s+)?to\b))\b",
+    re.IGNORECASE,
+)
 
 
 class EffectError(Exception):
@@ -32,33 +42,62 @@ async def commit_with_effect(
     """Run the effect and commit the outcome, in one transaction.
 
     Raises:
-        EffectError: the effect raised; nothing of the outcome was written.
+        EffectError: the effect failed; nothing of the outcome was written.
     """
     effect = entry.effect
     assert effect is not None  # noqa: S101 - the flusher sends only such entries here
+    has_run = False
 
     async def inside(conn: Any) -> None:
-        try:
-            await _apply(effect, _Transaction(conn))
-        except Exception as error:
-            # Not the effect's fault: the connection broke, or another transaction was in the way. It is run again.
-            if conn.is_closed():
-                raise StatementError("", str(error)) from error
-            if getattr(error, "sqlstate", None) in RACES:
-                raise StatementError(str(getattr(error, "sqlstate", "")), str(error)) from error
+        nonlocal has_run
+        await _apply(effect, conn)
+        has_run = True
+
+    try:
+        return await database.run_around(commits.hold(entry), inside, commits.commit([entry], recorder))
+    except StatementError as error:
+        # The effect left a transaction in which nothing can be written, or one that a deferred constraint refuses.
+        if has_run and not (is_outage(error) or is_race(error)):
             raise EffectError(error) from error
+        raise
 
-    return await database.run_around(commits.hold(entry), inside, commits.commit([entry], recorder))
+
+async def _apply(effect: Effect, conn: Any) -> None:
+    """Run what a user wrote. Whatever it does, it harms nobody but its own outcome."""
+    try:
+        await _run(effect, _Transaction(conn))
+    except (KeyboardInterrupt, GeneratorExit):
+        raise
+    except BaseException as error:
+        if is_our_cancellation(error):
+            raise
+        # Not its fault: the connection broke, or another transaction was in the way. It is run again.
+        if is_gone(conn):
+            raise StatementError("", str(error)) from error
+        if getattr(error, "sqlstate", None) in RACES:
+            raise StatementError(str(getattr(error, "sqlstate", "")), str(error)) from error
+        raise EffectError(as_exception(error)) from error
+    if is_gone(conn):
+        raise StatementError("", "the connection broke, and the effect did not mind")
+    if not conn.is_in_transaction():
+        raise EffectError(_ended())
 
 
-async def _apply(effect: Effect, transaction: _Transaction) -> None:
+async def _run(effect: Effect, transaction: _Transaction) -> None:
     try:
         if isinstance(effect, Sql):
             await transaction.execute(effect.query, *effect.args)
         else:
             await effect(transaction)
     finally:
+        is_busy = transaction.is_busy
         transaction.close()
+    if is_busy:
+        raise UsageError("the effect ended before a statement of its own did", "await each of them")
+
+
+def _ended() -> UsageError:
+    return UsageError("the effect ends the transaction that it runs in", "leave COMMIT and ROLLBACK out")
 
 
 class _Transaction:
@@ -66,25 +105,37 @@ class _Transaction:
 
     def __init__(self, conn: Any) -> None:
         self._conn: Any = conn
+        self._running_count = 0
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a statement is under way."""
+        return self._running_count > 0
 
     def close(self) -> None:
         """The effect is over; whoever kept this may not use it any more."""
         self._conn = None
 
     async def execute(self, query: str, *args: Any) -> str:
-        return str(await self._open.execute(query, *args))
+        return str(await self._do("execute", query, args))
 
     async def fetch(self, query: str, *args: Any) -> list[Any]:
-        return list(await self._open.fetch(query, *args))
+        return list(await self._do("fetch", query, args))
 
     async def fetchrow(self, query: str, *args: Any) -> Any:
-        return await self._open.fetchrow(query, *args)
+        return await self._do("fetchrow", query, args)
 
     async def fetchval(self, query: str, *args: Any) -> Any:
-        return await self._open.fetchval(query, *args)
+        return await self._do("fetchval", query, args)
 
-    @property
-    def _open(self) -> Any:
+    async def _do(self, verb: str, query: str, args: tuple[Any, ...]) -> Any:
         if self._conn is None:
-            raise RuntimeError("this transaction is over; an effect may use it only while it runs")
-        return self._conn
+            raise UsageError("this transaction is over", "an effect may use it only while it runs")
+        # Refused before it is sent: what has been committed cannot be taken back.
+        if _ENDS_TRANSACTION.search(_QUOTED.sub(" ", query)):
+            raise _ended()
+        self._running_count += 1
+        try:
+            return await getattr(self._conn, verb)(query, *args)
+        finally:
+            self._running_count -= 1

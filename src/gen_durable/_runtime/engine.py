@@ -28,9 +28,9 @@ from .wake import Wakes
 __all__ = ["Engine"]
 
 _log: Final = logging.getLogger("gen_durable.worker")
-# How long a shutdown waits for the answer to its last pick. What is leased by an answer that never comes, the reaper
-# brings back.
-_LAST_PICK: Final = 2.0
+# How long a shutdown waits for the answer to its last pick, and to its last word on what is done. What is leased or
+# left open by an answer that never comes, the reaper of another worker sees to.
+_LAST_ANSWER: Final = 2.0
 
 
 class Engine:
@@ -123,11 +123,12 @@ class Engine:
         for service in self._services:
             service.stop()
         # A pick that is under way may still bring executions; those are drained like the others.
-        await _within(_LAST_PICK, self._tasks[1:])
+        await _within(_LAST_ANSWER, self._tasks[1:])
         await self._drain_schedulers()
         for task in self._tasks:
             task.cancel()
         await asyncio.wait(self._tasks)
+        await _within(_LAST_ANSWER, [asyncio.get_running_loop().create_task(self._flusher.finish())])
         self._heartbeat.stop()
         self._threads.close()
 

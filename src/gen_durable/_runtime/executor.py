@@ -17,7 +17,7 @@ from ..machine import Machine
 from ..outcome import Outcome, Stop, reason_text
 from .threads import Threads
 
-__all__ = ["Executor", "StepExitError"]
+__all__ = ["Executor", "StepExitError", "as_exception", "is_our_cancellation"]
 
 
 class StepExitError(Exception):
@@ -40,9 +40,9 @@ class Executor:
         except (KeyboardInterrupt, GeneratorExit):
             raise  # the process has to go, or this coroutine is thrown away
         except BaseException as error:
-            if _is_our_cancellation(error):
+            if is_our_cancellation(error):
                 raise
-            failure = _as_exception(error)
+            failure = as_exception(error)
         return await self._handle(failure, execution, registered, may_chain=may_chain)
 
     async def recover(self, error: Exception, execution: Execution, *, may_chain: bool) -> CommitEntry:
@@ -50,10 +50,12 @@ class Executor:
         registered = self._registry.find(execution.fsm, execution.version)
         return await self._handle(error, execution, registered, may_chain=may_chain)
 
-    def give_up(self, error: Exception, execution: Execution) -> CommitEntry:
+    def give_up(self, error: Exception, second: Exception, execution: Execution) -> CommitEntry:
         """The effect of the handler's outcome failed too: the instance ends."""
         machine = self._registry.find(execution.fsm, execution.version).definition
-        reason = Stop(f"{reason_text(error)} (in the effect of what handle returned)")
+        reason = Stop(
+            f"{reason_text(error)}; then the effect of what handle returned raised {reason_text(second)}"
+        )
         return settle(execution, machine, reason, UNREAD, self._limits)
 
     async def _step(self, execution: Execution, registered: Registered, *, may_chain: bool) -> CommitEntry:
@@ -101,7 +103,7 @@ class Executor:
         except (KeyboardInterrupt, GeneratorExit):
             raise
         except BaseException as raised:
-            if _is_our_cancellation(raised):
+            if is_our_cancellation(raised):
                 raise
             second = raised
         reason = Stop(f"{error}; then handle raised {reason_text(second)}")
@@ -118,14 +120,14 @@ class Executor:
         return checked_outcome(value, context.machine, f"handle of {context.step}")
 
 
-def _is_our_cancellation(error: BaseException) -> bool:
+def is_our_cancellation(error: BaseException) -> bool:
     """Whether this very task was cancelled (shutdown, lost lease), as against a CancelledError from the user's code."""
     task = asyncio.current_task()
     return isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling() > 0
 
 
-def _as_exception(error: BaseException) -> Exception:
-    """What a step raised, as a handler gets it: what would end a process or a task must only end this execution."""
+def as_exception(error: BaseException) -> Exception:
+    """What a step or an effect raised, as a handler gets it: what would end a process must only end this execution."""
     if isinstance(error, Exception):
         return error
     match error:

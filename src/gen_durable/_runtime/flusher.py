@@ -77,8 +77,7 @@ class Flusher:
                 self._arrived.clear()
             if batch:
                 await self._flush(batch)
-            if self._unfinished:
-                await self._finish()
+            await self.finish()
 
     async def _flush(self, batch: list[_Waiting]) -> None:
         futures = {id(entry): future for entry, future in batch}
@@ -152,26 +151,33 @@ class Flusher:
 
     async def _commit_alone(self, entry: CommitEntry, future: asyncio.Future[CommitResult]) -> None:
         outage = Outage("commit of a held row", self._contact)
+        is_doubtful = False
         while True:
             try:
                 plan = commits.commit([entry], self._recorder)
                 report = await self._database.run_in_transaction(plan, lock_timeout="10s")
             except StatementError as error:
+                if is_data(error) and entry.is_refused:
+                    self._give_up(error, entry, {id(entry): future})
+                    return
                 if is_data(error):
                     entry = _refused(entry, error)
                     continue
+                is_doubtful = is_doubtful or is_outage(error)
                 if error.sqlstate != "55P03":
                     await asyncio.sleep(outage.pause(error))
                 if is_outage(error) and not await self._resolve([entry], {id(entry): future}):
                     return
             else:
-                self._acknowledge([entry], report.results, {id(entry): future})
+                results = await self._look_again([entry], report.results) if is_doubtful else report.results
+                self._acknowledge([entry], results, {id(entry): future})
                 self._wakes.work(report.queues)
                 return
 
     async def _commit_with_effect(self, entry: CommitEntry) -> CommitResult:
         """On a connection of its own, in the task of its own execution: nobody waits for somebody else's effect."""
         outage = Outage("commit with effect", self._contact)
+        is_doubtful = False
         while True:
             try:
                 report = await commit_with_effect(self._effects, entry, self._recorder)
@@ -182,28 +188,35 @@ class Flusher:
                     return await self.commit(_refused(entry, error))
                 await asyncio.sleep(outage.pause(error))
                 if is_outage(error):
+                    is_doubtful = True
                     (standing,) = await self._standings([entry])
                     if standing is not None:
-                        return standing
+                        return self._effect_committed(entry, standing)
             else:
                 outage.is_over()
-                (result,) = report.results
-                if isinstance(result, Committed):
-                    self._unfinished.append(entry)
-                    self._arrived.set()
-                    self._wakes.rest()
                 self._wakes.work(report.queues)
-                return result
+                results = await self._look_again([entry], report.results) if is_doubtful else report.results
+                return self._effect_committed(entry, results[0])
 
-    async def _finish(self) -> None:
+    def _effect_committed(self, entry: CommitEntry, result: CommitResult) -> CommitResult:
+        if isinstance(result, Committed):
+            self._unfinished.append(entry)
+            self._arrived.set()
+            self._wakes.rest()
+        return result
+
+    async def finish(self) -> None:
         """COMMITTED becomes DONE. If that fails, or this process dies before it, the reaper does it later."""
-        finished, self._unfinished = self._unfinished, []
+        # Forgotten only afterwards: whoever is cut short here may do it again.
+        finished = list(self._unfinished)
         try:
-            await self._database.run(commits.finish(finished))
+            if finished:
+                await self._database.run(commits.finish(finished))
         except StatementError as error:
             _log.warning(
                 "could not mark %d executions as done (%s); that is made up for", len(finished), error
             )
+        del self._unfinished[: len(finished)]
 
     async def _isolate(
         self,
@@ -217,10 +230,20 @@ class Flusher:
             for part in (entries[:half], entries[half:]):
                 await self._flush([(entry, futures[id(entry)]) for entry in part])
             return []
+        if entries[0].is_refused:
+            self._give_up(error, entries[0], futures)
+            return []
         refused = _refused(entries[0], error)
         _log.error("instance %d: the database refused its outcome (%s); it fails", refused.id, error)
         futures[id(refused)] = futures.pop(id(entries[0]))
         return [refused]
+
+    def _give_up(
+        self, error: StatementError, entry: CommitEntry, futures: dict[int, asyncio.Future[CommitResult]]
+    ) -> None:
+        """Not even its failure can be written: its lease runs out, and in the end the reaper fails it as poison."""
+        _log.error("instance %d: the database refuses its failure too (%s)", entry.id, error)
+        self._acknowledge([entry], [Stale()], futures)
 
     async def _resolve(
         self, entries: list[CommitEntry], futures: dict[int, asyncio.Future[CommitResult]]
@@ -274,4 +297,5 @@ def _refused(entry: CommitEntry, error: StatementError) -> CommitEntry:
         consumed=(),
         switches_key=False,
         effect=None,
+        is_refused=True,
     )

@@ -85,6 +85,8 @@ class Scheduler(Service):
         # Written by this class only, on the event loop.
         self._in_flight: dict[Lease, asyncio.Task[None]] = {}
         self._in_step: dict[Lease, Execution] = {}
+        # Since when (monotonic), for those of them that have a slot.
+        self._began: dict[Lease, float] = {}
         self._may_have_more = False
         self._last_work = time.monotonic()
         self._is_draining = False
@@ -124,7 +126,10 @@ class Scheduler(Service):
             self._in_flight[lease].cancel()
         released = await self._release(list(unfinished.values()))
         if committing := [task for lease, task in self._in_flight.items() if lease not in unfinished]:
-            await asyncio.wait(committing, timeout=_LAST_WORDS)
+            _, late = await asyncio.wait(committing, timeout=_LAST_WORDS)
+            # An effect that is not over by now is rolled back; whoever runs the step again runs it again.
+            for task in late:
+                task.cancel()
         # A step that does not react to its cancellation is left behind: its lease is gone, it cannot commit.
         self._telemetry.emit(SchedulerDrain(released=released, in_flight=in_flight, queue=self._queue))
 
@@ -149,7 +154,11 @@ class Scheduler(Service):
     async def _release(self, unfinished: list[Execution]) -> int:
         """Give executions back, in one group commit."""
         tasks = [
-            asyncio.get_running_loop().create_task(self._flusher.commit(release(execution)))
+            asyncio.get_running_loop().create_task(
+                self._flusher.commit(
+                    release(execution, self._began.get((execution.id, execution.lease_token)))
+                )
+            )
             for execution in unfinished
         ]
         if not tasks:
@@ -200,6 +209,7 @@ class Scheduler(Service):
         self._heartbeat.let_go(lease)
         self._in_flight.pop(lease, None)
         self._in_step.pop(lease, None)
+        self._began.pop(lease, None)
         if self._may_have_more:
             self.wake()
         if not task.cancelled() and (error := task.exception()) is not None:
@@ -215,19 +225,25 @@ class Scheduler(Service):
             busy += seconds
             result = await self._commit(entry, busy)
             if isinstance(result, EffectFailed):
-                recovery = self._executor.recover(result.error, execution, may_chain=may_chain)
-                entry = await self._inside(lease, execution, recovery)
+                first, started = result.error, entry.started
+                recovery = self._executor.recover(first, execution, may_chain=may_chain)
+                entry = await self._inside(lease, execution, recovery, started)
                 result = await self._commit(entry, busy)
-            if isinstance(result, EffectFailed):
-                entry = self._executor.give_up(result.error, execution)
-                result = await self._commit(entry, busy)
+                if isinstance(result, EffectFailed):
+                    entry = self._executor.give_up(first, result.error, execution)
+                    entry.started = started
+                    result = await self._commit(entry, busy)
             self._observe(execution, entry, result, seconds)
             if entry.kind != "keep" or not isinstance(result, Committed) or result.status != "executing":
                 return
             execution = _next(execution, entry, result)
 
     async def _inside(
-        self, lease: Lease, execution: Execution, step: Coroutine[Any, Any, CommitEntry]
+        self,
+        lease: Lease,
+        execution: Execution,
+        step: Coroutine[Any, Any, CommitEntry],
+        started: float | None = None,
     ) -> CommitEntry:
         """Await what a user wrote, in a slot: only here may a shutdown or a lost lease cut in."""
         self._in_step[lease] = execution
@@ -236,13 +252,14 @@ class Scheduler(Service):
         except asyncio.CancelledError:
             step.close()
             raise
-        started = time.monotonic()
+        self._began[lease] = started = started or time.monotonic()
         self._heartbeat.begin(lease, execution.step_seq, started)
         try:
             entry = await step
         finally:
             self._heartbeat.end(lease)
             self._in_step.pop(lease, None)
+            self._began.pop(lease, None)
             self._slots.give()
             if self._may_have_more:
                 self.wake()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import time
 from collections import Counter
 from collections.abc import Callable
 from datetime import timedelta
@@ -199,7 +200,9 @@ class Stepper:
     async def _step(self, database: Plans, execution: Execution) -> list[str]:
         """Execute and commit one step; the kind of its outcome, or nothing if the lease was lost meanwhile."""
         self._reach(execution, "before_step")
+        started = time.monotonic()
         entry = await self._executor.run(execution, may_chain=False)
+        entry.started = started
         if (unknown := self._executor.unknown) is not None:
             self._executor.unknown = None
             raise unknown
@@ -207,11 +210,14 @@ class Stepper:
         try:
             result = await self._commit(database, entry)
             if isinstance(result, EffectFailed):
-                entry = await self._executor.recover(result.error, execution, may_chain=False)
+                first = result.error
+                entry = await self._executor.recover(first, execution, may_chain=False)
+                entry.started = started
                 result = await self._commit(database, entry)
-            if isinstance(result, EffectFailed):
-                entry = self._executor.give_up(result.error, execution)
-                result = await self._commit(database, entry)
+                if isinstance(result, EffectFailed):
+                    entry = self._executor.give_up(first, result.error, execution)
+                    entry.started = started
+                    result = await self._commit(database, entry)
         except StatementError as error:
             if not is_data(error):
                 raise

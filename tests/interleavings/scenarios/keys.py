@@ -84,16 +84,23 @@ def release_and_deliver_to_the_next() -> Scenario:
 
 
 def gate_release_and_switch() -> Scenario:
-    """An instance of another key joins the line of k while k is gated and freed."""
-    switch = outcome(4, "next", switches_key=True, concurrency_key="k", held_key="other")
+    """An instance without a key joins the line of k while k is gated and freed."""
+    switch = outcome(4, "next", switches_key=True, concurrency_key="k")
     return Scenario(
-        name="gate × commit(done) × commit(next, with another key)",
-        setup=[
-            *_line(gated=False),
-            leased(4, concurrency_key="other", concurrency_slot=0, priority=-1),
-            instance(5, concurrency_key="other", gated=True),
-        ],
+        name="gate × commit(done) × commit(next, with this key)",
+        setup=[*_line(gated=False), leased(4, priority=-1)],
         sessions={"G": [gate("k")], "F": [flush(_outcome("done"))], "S": [flush(switch)]},
+        check=_nothing_more,
+    )
+
+
+def gate_and_switch_away() -> Scenario:
+    """The holder goes on under another key: that is a release too."""
+    switch = outcome(1, "next", switches_key=True, concurrency_key="other", held_key="k")
+    return Scenario(
+        name="gate × commit(next, with another key)",
+        setup=_line(gated=False),
+        sessions={"G": [gate("k")], "S": [flush(switch)]},
         check=_nothing_more,
     )
 
@@ -139,5 +146,6 @@ SCENARIOS = [
     gate_release_and_pick(),
     release_and_deliver_to_the_next(),
     gate_release_and_switch(),
+    gate_and_switch_away(),
     release_and_urgent_insert(),
 ]

@@ -1,0 +1,90 @@
+"""Everything that one test has: a server, workers, a client, and the reckoning at the end."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+
+from gen_durable import AsyncClient, Settings
+from tests.chaos.checker import Report, check, sealed
+from tests.chaos.cluster import Cluster
+from tests.chaos.fleet import CHAOS, PATIENCE, Fleet
+from tests.chaos.history import Producer
+
+__all__ = ["Arena"]
+
+_UNFINISHED = """
+select (select count(*) from gen_durable.gen_durable where status not in ('done', 'failed', 'cancelled'))
+     + (select count(*) from gen_durable.executions where status = 'COMMITTED')"""
+
+
+class Arena:
+    def __init__(self, cluster: Cluster, fleet: Fleet, producer: Producer) -> None:
+        self.cluster = cluster
+        self.fleet = fleet
+        self.producer = producer
+        # Id → what it looked like when it was first seen to have ended.
+        self.seals: dict[int, str] = {}
+
+    @classmethod
+    @asynccontextmanager
+    async def open(cls, cluster: Cluster, directory: Path, settings: Settings = CHAOS) -> AsyncIterator[Arena]:
+        async with AsyncClient(cluster.dsn, settings=settings) as client:
+            with Fleet.open(cluster.dsn, directory, settings) as fleet:
+                yield cls(cluster, fleet, Producer(client))
+
+    async def ask(self, query: str, *args: Any) -> Any:
+        """One value, by plain SQL."""
+        conn = await asyncpg.connect(self.cluster.dsn, timeout=5)
+        try:
+            return await conn.fetchval(query, *args)
+        finally:
+            await conn.close()
+
+    async def seal(self) -> None:
+        """Note what has ended by now: it must not change any more."""
+        conn = await asyncpg.connect(self.cluster.dsn, timeout=5)
+        try:
+            self.seals = {**await sealed(conn), **self.seals}
+        finally:
+            await conn.close()
+
+    async def finishes(self, within: float = PATIENCE) -> None:
+        """Wait until everything has ended, by the hands of whoever lives."""
+        give_up = time.monotonic() + within
+        while left := await self.ask(_UNFINISHED):
+            assert time.monotonic() < give_up, f"{left} unfinished\n{await self._leftovers()}"
+            await asyncio.sleep(0.05)
+            await self.seal()
+
+    async def reckoning(self) -> Report:
+        """Wait for the end, let the workers go, and look whether all promises were kept."""
+        await self.finishes()
+        await self.fleet.dismiss()
+        report = await check(self.cluster.dsn, self.fleet.diary, self.producer.history, self.seals)
+        assert not report.breaches, "\n".join([*report.breaches[:20], f"… {len(report.breaches)} in all"])
+        return report
+
+    async def reaped(self) -> int:
+        """How many executions have lost their lease."""
+        found: int = await self.ask("select count(*) from gen_durable.executions where outcome = 'lease'")
+        return found
+
+    async def _leftovers(self) -> str:
+        conn = await asyncpg.connect(self.cluster.dsn)
+        try:
+            rows = await conn.fetch(
+                """select id, fsm, step, status, step_seq, attempt, crash_count, gated, locked_by,
+                          eligible_at - now() as due_in, lease_expires_at - now() as lease_left
+                     from gen_durable.gen_durable where status not in ('done', 'failed', 'cancelled') limit 20"""
+            )
+        finally:
+            await conn.close()
+        logs = [process.log.read_text(encoding="utf-8")[-1500:] for process in self.fleet.processes]
+        return "\n".join([*map(str, rows), *logs])

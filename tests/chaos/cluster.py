@@ -1,0 +1,203 @@
+"""A PostgreSQL server of the test's own: it may be stopped, frozen, killed and started again."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from gen_durable.embedded import account, binaries
+from gen_durable.embedded.keeper import _bound_to_us
+from gen_durable.embedded.probe import is_answering
+
+__all__ = ["DURABLE", "FORGETFUL", "Cluster", "Installation"]
+
+_MEMORY: Final = Path("/dev/shm")
+_ENOUGH: Final = 2**30
+_PATIENCE: Final = 20.0
+# Below the range that the kernel takes the ports of outgoing connections from: nobody moves in while the server is down.
+_PORTS: Final = (20_000, 30_000)
+FORGETFUL: Final = {"fsync": "off", "full_page_writes": "off"}
+# For servers that are going to crash: what was acknowledged must be there afterwards.
+DURABLE: Final = {"fsync": "on", "full_page_writes": "on"}
+_OPTIONS: Final = {
+    "listen_addresses": "127.0.0.1",
+    "max_connections": "150",
+    "timezone": "UTC",
+    "log_timezone": "UTC",
+    "log_checkpoints": "off",
+    "shared_buffers": "32MB",
+    "autovacuum_naptime": "5s",
+}
+
+
+class Installation:
+    """The programs, the account that runs them, and a data directory to copy."""
+
+    def __init__(self, directory: Path) -> None:
+        self.account = account.choose(directory / "data")
+        self.programs = binaries.stage(binaries.find(), directory, self.account)
+        self.template = directory / "template"
+
+    @classmethod
+    @contextmanager
+    def make(cls) -> Iterator[Installation]:
+        with _directory(is_in_memory=True) as directory:
+            installation = cls(directory)
+            installation.own(directory)
+            installation._initdb()
+            yield installation
+
+    @contextmanager
+    def cluster(self, options: Mapping[str, str]) -> Iterator[Cluster]:
+        """A running server on a copy of the template; on a disk if it is to survive a crash."""
+        with _directory(is_in_memory=options.get("fsync") != "on") as directory:
+            self.own(directory)
+            shutil.copytree(self.template, directory / "data", copy_function=shutil.copyfile)
+            self.own(directory)
+            cluster = Cluster(self, directory, options)
+            try:
+                cluster.start()
+                yield cluster
+            finally:
+                cluster.end()
+
+    def keep(self, cluster: Cluster) -> None:
+        """Let later servers begin as this one, which is stopped, has ended."""
+        shutil.rmtree(self.template)
+        (cluster.directory / "data").rename(self.template)
+
+    def run(self, program: str, *arguments: str) -> subprocess.Popen[bytes]:
+        """Start a program of PostgreSQL; it does not outlive us."""
+        owner = self.account
+        return subprocess.Popen(
+            [self.programs / program, *arguments],
+            user=None if owner is None else owner.uid,
+            group=None if owner is None else owner.gid,
+            extra_groups=None if owner is None else [owner.gid],
+            env={"PATH": os.defpath, "LC_ALL": "C", "TZ": "UTC"},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE if program == "initdb" else subprocess.DEVNULL,
+            preexec_fn=_bound_to_us(signal.SIGQUIT),
+        )
+
+    def own(self, directory: Path) -> None:
+        """Give a directory and all that is in it to the account of the server."""
+        directory.chmod(0o700)
+        for path in (directory, *directory.rglob("*")):
+            if self.account is not None:
+                os.chown(path, self.account.uid, self.account.gid)
+            if path.is_dir():
+                path.chmod(0o700)
+
+    def _initdb(self) -> None:
+        options = ("--username=postgres", "--auth=trust", "--encoding=UTF8", "--locale=C", "--no-sync")
+        process = self.run("initdb", "-D", str(self.template), "--wal-segsize=4", *options)
+        _, said = process.communicate(timeout=60)
+        assert process.returncode == 0, said.decode()
+
+
+class Cluster:
+    """One server, from its first start to its end; it keeps its port."""
+
+    def __init__(self, installation: Installation, directory: Path, options: Mapping[str, str]) -> None:
+        self._installation = installation
+        self.directory = directory
+        self.port = _free_port()
+        self.starts = 0
+        self._options = {
+            **_OPTIONS,
+            **options,
+            "port": str(self.port),
+            "unix_socket_directories": str(directory),
+            "logging_collector": "off",
+        }
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def dsn(self) -> str:
+        return self.dsn_at(self.port)
+
+    def dsn_at(self, port: int) -> str:
+        """The same database, by way of another port."""
+        return f"postgresql://postgres@127.0.0.1:{port}/postgres?sslmode=disable"
+
+    def start(self) -> None:
+        """Start it, and wait until it answers: after a crash, until it has recovered."""
+        assert self._process is None
+        settings = [word for name, value in self._options.items() for word in ("-c", f"{name}={value}")]
+        data = str(self.directory / "data")
+        self._process = self._installation.run("postgres", "-D", data, *settings)
+        self.starts += 1
+        give_up = time.monotonic() + _PATIENCE
+        while not is_answering(self.directory / f".s.PGSQL.{self.port}"):
+            assert self._process.poll() is None, "the server ended instead of starting"
+            assert time.monotonic() < give_up, "the server does not answer"
+            time.sleep(0.01)
+
+    def stop(self) -> None:
+        """Stop it in good order; whoever is connected is thrown out."""
+        self._end(signal.SIGINT)
+
+    def crash(self) -> None:
+        """Stop it at once, as `immediate` does: the next start has to recover."""
+        self._end(signal.SIGQUIT)
+
+    def freeze(self) -> None:
+        """It hears and says nothing, and its clock goes on: a virtual machine that is paused, a disk that hangs."""
+        for pid in self._pids():
+            os.kill(pid, signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        for pid in self._pids():
+            os.kill(pid, signal.SIGCONT)
+
+    def end(self) -> None:
+        if self._process is not None and self._process.poll() is None:
+            self.thaw()
+            self.crash()
+
+    def _end(self, number: signal.Signals) -> None:
+        assert self._process is not None
+        self._process.send_signal(number)
+        self._process.wait(_PATIENCE)
+        self._process = None
+
+    def _pids(self) -> list[int]:
+        """The postmaster first, so that it has no new children after we have looked."""
+        assert self._process is not None
+        pid = self._process.pid
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii")
+        return [pid, *map(int, children.split())]
+
+
+def _free_port() -> int:
+    while True:
+        port = random.randrange(*_PORTS)
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
+
+
+@contextmanager
+def _directory(*, is_in_memory: bool) -> Iterator[Path]:
+    has_room = _MEMORY.is_dir() and shutil.disk_usage(_MEMORY).free >= _ENOUGH
+    parent = _MEMORY if is_in_memory and has_room else None
+    path = Path(tempfile.mkdtemp(prefix="gen_durable-chaos-", dir=parent))
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)

@@ -1,0 +1,53 @@
+"""Servers that tests may do anything to."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import asyncpg
+import pytest
+
+from gen_durable._schema import migrate_schema
+from tests.chaos.arena import Arena
+from tests.chaos.cluster import DURABLE, FORGETFUL, Cluster, Installation
+from tests.chaos.machines import LEDGER
+
+
+@pytest.fixture(scope="session")
+def installation() -> Iterator[Installation]:
+    """PostgreSQL, and a data directory with our tables and a ledger in it."""
+    with Installation.make() as installation:
+        with installation.cluster(FORGETFUL) as cluster:
+            asyncio.run(_furnish(cluster.dsn))
+            cluster.stop()
+            installation.keep(cluster)
+        yield installation
+
+
+@pytest.fixture
+def cluster(installation: Installation) -> Iterator[Cluster]:
+    """A server that need not survive a crash."""
+    with installation.cluster(FORGETFUL) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def durable_cluster(installation: Installation) -> Iterator[Cluster]:
+    """A server that loses nothing in a crash."""
+    with installation.cluster(DURABLE) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+async def arena(cluster: Cluster, tmp_path: Path) -> AsyncIterator[Arena]:
+    async with Arena.open(cluster, tmp_path) as arena:
+        yield arena
+
+
+async def _furnish(dsn: str) -> None:
+    await migrate_schema(dsn, "gen_durable")
+    conn = await asyncpg.connect(dsn)
+    await conn.execute(LEDGER)
+    await conn.close()

@@ -1,0 +1,182 @@
+"""Worker processes: started, killed, stopped, and watched."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from gen_durable import Settings
+from gen_durable.embedded.keeper import _bound_to_us
+from tests.chaos.diary import lines_of
+from tests.chaos.worker import Orders
+
+__all__ = ["CHAOS", "PATIENCE", "Fleet", "Process", "happens"]
+
+_ROOT: Final = Path(__file__).parents[2]
+# Leases run out while the test watches.
+CHAOS: Final = Settings(
+    lease=timedelta(seconds=1),
+    heartbeat=timedelta(milliseconds=300),
+    poll_interval=timedelta(milliseconds=50),
+    reap_interval=timedelta(milliseconds=200),
+    drain_timeout=timedelta(seconds=5),
+    crash_limit=1000,
+)
+# Long enough for a busy machine; a test that gets here has failed.
+PATIENCE: Final = 25.0
+
+
+class Process:
+    """One worker."""
+
+    def __init__(self, popen: subprocess.Popen[bytes], log: Path) -> None:
+        self._popen = popen
+        self.log = log
+        self.is_stopped = False
+
+    @property
+    def pid(self) -> int:
+        return self._popen.pid
+
+    @property
+    def exit_code(self) -> int | None:
+        return self._popen.poll()
+
+    def kill(self) -> None:
+        self._popen.kill()
+        self._popen.wait()
+
+    def stop(self) -> None:
+        os.kill(self.pid, signal.SIGSTOP)
+        self.is_stopped = True
+
+    def resume(self) -> None:
+        os.kill(self.pid, signal.SIGCONT)
+        self.is_stopped = False
+
+    def terminate(self) -> None:
+        self._popen.terminate()
+
+    async def ends(self) -> int:
+        await happens(lambda: self.exit_code is not None, f"worker {self.pid} does not end")
+        assert self.exit_code is not None
+        return self.exit_code
+
+    def said(self, text: str) -> int:
+        """How often its log has this text."""
+        return self.log.read_text(encoding="utf-8").count(text)
+
+
+class Fleet:
+    """All workers of a test, and the diary that they share."""
+
+    def __init__(self, dsn: str, directory: Path, settings: Settings = CHAOS) -> None:
+        self.dsn = dsn
+        self.settings = settings
+        self.diary = directory / "diary"
+        self._directory = directory
+        self._numbers = itertools.count(1)
+        self.processes: list[Process] = []
+
+    @classmethod
+    @contextmanager
+    def open(cls, dsn: str, directory: Path, settings: Settings = CHAOS) -> Iterator[Fleet]:
+        """Nobody outlives the block; a worker that ended for a reason of its own fails the test."""
+        fleet = cls(dsn, directory, settings)
+        try:
+            yield fleet
+        finally:
+            broken = [process for process in fleet.processes if process.exit_code not in (None, 0, -9)]
+            for process in fleet.processes:
+                if process.exit_code is None:
+                    process.kill()
+        assert not broken, "\n".join(process.log.read_text(encoding="utf-8")[-4000:] for process in broken)
+
+    def launch(
+        self,
+        dsn: str | None = None,
+        *,
+        queues: dict[str, int] | None = None,
+        answer_within: float | None = None,
+        settings: Settings | None = None,
+    ) -> Process:
+        """Start a worker, and do not wait for it."""
+        orders = Orders(
+            dsn=dsn or self.dsn,
+            diary=str(self.diary),
+            settings=settings or self.settings,
+            queues=queues or {"default": 10},
+            answer_within=answer_within,
+        )
+        log = self._directory / f"worker-{next(self._numbers)}.log"
+        with log.open("wb") as output:
+            popen = subprocess.Popen(
+                [sys.executable, "-m", "tests.chaos.worker", msgspec.json.encode(orders).decode()],
+                cwd=_ROOT,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                preexec_fn=_bound_to_us(signal.SIGKILL),
+            )
+        process = Process(popen, log)
+        self.processes.append(process)
+        return process
+
+    async def start(self, dsn: str | None = None, **orders: Any) -> Process:
+        """Start a worker, and wait until it looks for work."""
+        process = self.launch(dsn, **orders)
+        await self.hears(what="ready", pid=process.pid)
+        return process
+
+    async def hears(self, *, count: int = 1, **wanted: Any) -> list[dict[str, Any]]:
+        """Wait until the diary has so many lines like this."""
+        found: list[dict[str, Any]] = []
+
+        def is_there() -> bool:
+            found[:] = self.told(**wanted)
+            return len(found) >= count
+
+        await happens(is_there, f"the diary does not have {count} × {wanted}", self._story)
+        return found
+
+    def told(self, **wanted: Any) -> list[dict[str, Any]]:
+        """The lines of the diary that look like this."""
+        return [
+            line
+            for line in lines_of(self.diary)
+            if all(name in line and value in (..., line[name]) for name, value in wanted.items())
+        ]
+
+    async def dismiss(self) -> None:
+        """Let everybody who lives end in good order."""
+        living = [process for process in self.processes if process.exit_code is None]
+        for process in living:
+            process.terminate()
+        for process in living:
+            assert await process.ends() == 0, process.log.read_text(encoding="utf-8")[-4000:]
+
+    def _story(self) -> str:
+        logs = "\n".join(process.log.read_text(encoding="utf-8")[-2000:] for process in self.processes)
+        return f"{self.told()[-30:]}\n{logs}"
+
+
+async def happens(
+    fact: Callable[[], bool], otherwise: str, story: Callable[[], str] = str, within: float = PATIENCE
+) -> None:
+    """Wait for a fact that nobody announces."""
+    give_up = time.monotonic() + within
+    while not fact():
+        assert time.monotonic() < give_up, f"{otherwise}\n{story()}"
+        await asyncio.sleep(0.01)

@@ -1,0 +1,70 @@
+"""What a client was told: each call with what was asked, and whether it went well, failed, or nobody knows."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+from typing import Any, Literal, TypeAlias, TypeVar
+
+from gen_durable import AsyncClient, Delivered, DuplicateSignal, Machine, NoTargetError
+from gen_durable.errors import DatabaseError, UnreachableError
+from tests.chaos.machines import Collector, Result, Work
+
+__all__ = ["History", "Producer"]
+
+T = TypeVar("T")
+History: TypeAlias = list[dict[str, Any]]
+Answer: TypeAlias = Literal["ok", "fail", "unknown"]
+
+
+class Producer:
+    """A client that writes down what it asked for, before, and what it was told, after."""
+
+    def __init__(self, client: AsyncClient) -> None:
+        self._client = client
+        self.history: History = []
+
+    async def insert(
+        self, key: str, machine: type[Machine[Work, Result]], work: Work, **options: Any
+    ) -> int | None:
+        """Insert under a key that makes it safe to try again; the id, or None when nobody knows."""
+        call = self._invoke("insert", key=key)
+        answer, result = await self._answer(self._client.insert(machine, work, unique_key=key, **options))
+        call.update(answer=answer, id=None if result is None else result.id)
+        return None if result is None else result.id
+
+    async def insert_surely(
+        self, key: str, machine: type[Machine[Work, Result]], work: Work, **options: Any
+    ) -> int:
+        """The same, again and again until it is known to be there."""
+        while (id := await self.insert(key, machine, work, **options)) is None:
+            await asyncio.sleep(0.05)
+        return id
+
+    async def signal(self, target: int, token: str) -> Answer:
+        call = self._invoke("signal", key=token, target=target)
+        try:
+            answer, result = await self._answer(
+                self._client.signal(target, Collector.token, token, dedup_key=token)
+            )
+        except NoTargetError:
+            answer, result = "fail", None
+        assert result is None or isinstance(result, Delivered | DuplicateSignal)
+        call.update(answer=answer)
+        return answer
+
+    async def signal_surely(self, target: int, token: str) -> None:
+        """Send until it is known to have arrived, or that nobody is there to get it."""
+        while await self.signal(target, token) == "unknown":
+            await asyncio.sleep(0.05)
+
+    def _invoke(self, call: str, **asked: Any) -> dict[str, Any]:
+        line = {"call": call, **asked, "answer": "unknown"}
+        self.history.append(line)
+        return line
+
+    async def _answer(self, call: Awaitable[T]) -> tuple[Answer, T | None]:
+        try:
+            return "ok", await call
+        except (DatabaseError, UnreachableError):
+            return "unknown", None

@@ -1,0 +1,240 @@
+"""The machines that faults are thrown at.
+
+Each execution of a step writes begin, effect and end into the diary. What it ends with is signed: every state carries the
+signature of the execution that made it, so the next step tells whose outcome it was that got committed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import signal
+import time
+from collections.abc import Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, ClassVar, Final, TypeVar
+
+import msgspec
+
+from gen_durable import (
+    Await,
+    Context,
+    Done,
+    Machine,
+    Next,
+    Outcome,
+    Retry,
+    ScheduleChildren,
+    Signal,
+    Spec,
+    Sql,
+    Stop,
+    Transaction,
+    step,
+)
+from tests.chaos.diary import Diary
+
+__all__ = ["LEDGER", "MACHINES", "Blocker", "Chain", "Collector", "Fan", "Payer", "Result", "Stubborn", "Work"]
+
+# No unique index: a payment that is made twice has to show.
+LEDGER: Final = "create table ledger (instance bigint not null, step_seq bigint not null, signature text not null)"
+_PAY: Final = "insert into ledger (instance, step_seq, signature) values ($1, $2, $3)"
+
+
+class Work(msgspec.Struct):
+    """The state of them all."""
+
+    steps: int = 1
+    """How many steps are left."""
+    pace: float = 0.0
+    """How long each of them takes, in seconds."""
+    saw: str = ""
+    """The signature of the execution that made this state."""
+    requeues: bool = False
+    fails: int = 0
+    """How many attempts of each step raise."""
+    kill: str = ""
+    """Where the first execution of a step takes its process with it: `effect@2` is after the effect of step 2."""
+    until: str = ""
+    """A file: steps go on when it is there."""
+    wants: int = 0
+    tokens: list[str] = msgspec.field(default_factory=list)
+    timeout: float = 0.0
+    queue: str = "default"
+    """Where the children go that are made of this."""
+    rounds: list[list[Work]] = msgspec.field(default_factory=list)
+    """For each barrier, the work of the children; those with rounds of their own fan out in turn."""
+
+
+class Result(msgspec.Struct):
+    saw: str
+    tokens: list[str] = msgspec.field(default_factory=list)
+
+
+WorkT = TypeVar("WorkT", bound=Work)
+
+
+class Page:
+    """What one execution writes into the diary."""
+
+    diary: ClassVar[Diary]
+
+    def __init__(self, ctx: Context[Work]) -> None:
+        self._ctx = ctx
+        self.signature = f"{os.getpid()}:{secrets.token_hex(4)}"
+        children = [[child.id, child.status.value] for child in ctx.children]
+        self._note("begin", saw=ctx.state.saw, **({"children": children} if children else {}))
+
+    def effect(self) -> None:
+        """Something that the world outside sees, and sees again if the step is run again."""
+        self._note("effect")
+
+    def end(self, *, spawns: int = 0, pays: bool = False, **changes: Any) -> Work:
+        """The state that this execution leaves."""
+        self._note(
+            "end",
+            signature=self.signature,
+            **({"spawns": spawns} if spawns else {}),
+            **({"pays": True} if pays else {}),
+        )
+        return msgspec.structs.replace(self._ctx.state, saw=self.signature, **changes)
+
+    def ended(self, *, pays: bool = False) -> Result:
+        """The result that this execution leaves."""
+        state = self.end(pays=pays)
+        return Result(state.saw, state.tokens)
+
+    def _note(self, what: str, **facts: Any) -> None:
+        ctx = self._ctx
+        self.diary.note(
+            what, instance=ctx.id, step=ctx.step, step_seq=ctx.step_seq, attempt=ctx.attempt, **facts
+        )
+        self.dies(what)
+
+    def dies(self, point: str) -> None:
+        if self._ctx.attempt == 0 and self._ctx.state.kill == f"{point}@{self._ctx.step_seq}":
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+async def _takes_its_time(work: Work) -> None:
+    await asyncio.sleep(work.pace)
+    while work.until and not Path(work.until).exists():
+        await asyncio.sleep(0.01)
+
+
+class Chain(Machine[Work, Result]):
+    """Step after step, on the event loop and in a thread by turns."""
+
+    @step
+    async def hop(self, ctx: Context[Work]) -> Outcome[Result]:
+        page = Page(ctx)
+        await _takes_its_time(ctx.state)
+        page.effect()
+        if ctx.state.steps <= 1:
+            return Done(page.ended())
+        return Next(self.walk, page.end(steps=ctx.state.steps - 1), requeue=ctx.state.requeues)
+
+    @step
+    def walk(self, ctx: Context[Work]) -> Outcome[Result]:
+        page = Page(ctx)
+        time.sleep(ctx.state.pace)
+        page.effect()
+        if ctx.state.steps <= 1:
+            return Done(page.ended())
+        return Next(self.hop, page.end(steps=ctx.state.steps - 1), requeue=ctx.state.requeues)
+
+
+class Blocker(Machine[Work, Result]):
+    """Takes the event loop for itself."""
+
+    @step
+    async def block(self, ctx: Context[Work]) -> Outcome[Result]:
+        page = Page(ctx)
+        time.sleep(ctx.state.pace)
+        page.effect()
+        return Done(page.ended())
+
+
+class Stubborn(Machine[Work, Result]):
+    """Raises in the first attempts of each step."""
+
+    @step
+    async def go(self, ctx: Context[Work]) -> Outcome[Result]:
+        page = Page(ctx)
+        await _takes_its_time(ctx.state)
+        if ctx.attempt < ctx.state.fails:
+            raise RuntimeError("not yet")
+        page.effect()
+        if ctx.state.steps <= 1:
+            return Done(page.ended())
+        return Next(self.go, page.end(steps=ctx.state.steps - 1))
+
+    def handle(self, error: Exception, ctx: Context[Work]) -> Outcome[Result]:
+        return Retry(timedelta(milliseconds=20)) if str(error) == "not yet" else Stop(error)
+
+
+class Collector(Machine[Work, Result]):
+    """Ends when it has as many tokens as it wants."""
+
+    token: ClassVar = Signal("token", str)
+
+    @step
+    async def start(self, ctx: Context[Work]) -> Outcome[Result]:
+        page = Page(ctx)
+        if len(ctx.state.tokens) >= ctx.state.wants:
+            return Done(page.ended())
+        timeout = timedelta(seconds=ctx.state.timeout) if ctx.state.timeout else None
+        return Await(self.token, then=self.take, timeout=timeout, state=page.end())
+
+    @step
+    async def take(self, ctx: Context[Work]) -> Outcome[Result]:
+        page = Page(ctx)
+        await _takes_its_time(ctx.state)
+        page.effect()
+        came = [message.payload for message in ctx.awaited]
+        return Next(self.start, page.end(tokens=ctx.state.tokens + came))
+
+
+class Fan(Machine[Work, Result]):
+    """Spawns, waits for all of them, and spawns again."""
+
+    @step
+    async def spawn(self, ctx: Context[Work]) -> Outcome[Result]:
+        page = Page(ctx)
+        page.effect()
+        if not ctx.state.rounds:
+            return Done(page.ended())
+        children = _specs(ctx.state.rounds[0])
+        state = page.end(rounds=ctx.state.rounds[1:], spawns=len(children))
+        return ScheduleChildren(children, then=self.spawn, state=state)
+
+
+class Payer(Machine[Work, Result]):
+    """Pays with every step, by one statement and by several in turn."""
+
+    @step
+    async def pay(self, ctx: Context[Work]) -> Outcome[Result]:
+        page = Page(ctx)
+        await _takes_its_time(ctx.state)
+        page.effect()
+        row = (ctx.id, ctx.step_seq, page.signature)
+        if ctx.state.steps <= 1:
+            return Done(page.ended(pays=True), effect=Sql(_PAY, *row))
+
+        async def slowly(transaction: Transaction) -> None:
+            await transaction.execute(_PAY, *row)
+            page.dies("paid")
+            await asyncio.sleep(ctx.state.pace)
+            assert await transaction.fetchval("select count(*) from ledger where signature = $1", row[2]) == 1
+
+        effect = slowly if ctx.step_seq % 2 else Sql(_PAY, *row)
+        return Next(self.pay, page.end(steps=ctx.state.steps - 1, pays=True), effect=effect)
+
+
+MACHINES: Final = (Blocker, Chain, Collector, Fan, Payer, Stubborn)
+
+
+def _specs(children: Sequence[Work]) -> list[Spec[Work, Result]]:
+    return [Spec(Fan if child.rounds else Chain, child, queue=child.queue) for child in children]

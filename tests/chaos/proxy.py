@@ -1,0 +1,346 @@
+"""A proxy before PostgreSQL that knows where messages begin and end, and may be told to come in between.
+
+It sees the statements that a client runs. At each of them it can hold what the client asks or what the server answers,
+pass it on, cut the connection there, let the request arrive after its client is gone, or fall silent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import struct
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import Final, Literal, TypeAlias
+
+__all__ = [
+    "BEGIN",
+    "COMMIT",
+    "FINISH",
+    "FLUSH",
+    "HOLD",
+    "INBOX",
+    "INSERT",
+    "MARK",
+    "PICK",
+    "PLAIN",
+    "REAP",
+    "RENEW",
+    "SIGNAL",
+    "UNGATE",
+    "Exchange",
+    "Held",
+    "Proxy",
+    "Trap",
+    "Verdict",
+    "saying",
+]
+
+_CANCEL: Final = 80877102
+_HEADER: Final = struct.Struct("!ci")
+
+# By what the statements of the engine are told apart on the wire.
+PICK: Final = r"from admitted"
+PLAIN: Final = r"null::text\[\] as released from settled"
+FLUSH: Final = r"kind in \('retry', 'release'\)"
+HOLD: Final = r"^select g\.id from .* and g\.cancel_requested_at is null\s+for no key update\s*$"
+FINISH: Final = r"as done \(instance_id, step_seq\)"
+RENEW: Final = r"set lease_expires_at = statement_timestamp\(\) \+"
+MARK: Final = r"set started_at = statement_timestamp\(\)"
+REAP: Final = r"dead as materialized"
+INBOX: Final = r"^select s\.target_id, s\.id, s\.name"
+UNGATE: Final = r"set gated = false"
+INSERT: Final = r"insert_rows\("
+SIGNAL: Final = r"deliver\("
+BEGIN: Final = r"^begin isolation level"
+COMMIT: Final = r"^commit$"
+
+
+class Verdict(Enum):
+    PASS = auto()
+    CUT = auto()
+    """Both sides lose their connection. A request is not passed on; an answer is not either."""
+    LATE = auto()
+    """Of a request: the client loses its connection now, and the server gets the request a while later."""
+    SILENCE = auto()
+    """Nothing more is passed on, and the connection stays open."""
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """A statement that a client runs: what it says, and what its transaction said before."""
+
+    text: str
+    earlier: tuple[str, ...]
+
+
+Match: TypeAlias = Callable[[Exchange], bool]
+When: TypeAlias = Literal["asked", "answered"]
+
+
+def saying(text: str, *, after: str | None = None) -> Match:
+    """Statements like this; or those that come in a transaction after one like that."""
+    now = re.compile(text, re.DOTALL)
+    before = None if after is None else re.compile(after, re.DOTALL)
+
+    def matches(exchange: Exchange) -> bool:
+        return now.search(exchange.text) is not None and (
+            before is None or any(before.search(earlier) for earlier in exchange.earlier)
+        )
+
+    return matches
+
+
+@dataclass
+class Held:
+    """An exchange that waits for a verdict."""
+
+    exchange: Exchange
+    verdict: asyncio.Future[Verdict] = field(
+        default_factory=lambda: asyncio.get_running_loop().create_future()
+    )
+
+    def give(self, verdict: Verdict) -> None:
+        if not self.verdict.done():
+            self.verdict.set_result(verdict)
+
+
+@dataclass
+class _Rule:
+    match: Match
+    when: When
+    decide: Callable[[Exchange], Awaitable[Verdict]]
+    left: int | None
+    skips: int = 0
+
+
+class Trap:
+    """Holds exchanges one by one, for a test to decide about."""
+
+    def __init__(self) -> None:
+        self._held: asyncio.Queue[Held] = asyncio.Queue()
+
+    async def decide(self, exchange: Exchange) -> Verdict:
+        held = Held(exchange)
+        self._held.put_nowait(held)
+        return await held.verdict
+
+    async def springs(self, within: float = 20.0) -> Held:
+        """Wait for something to be held."""
+        async with asyncio.timeout(within):
+            return await self._held.get()
+
+    @property
+    def is_empty(self) -> bool:
+        return self._held.empty()
+
+
+class Proxy:
+    def __init__(self, server_port: int) -> None:
+        self._server_port = server_port
+        self._rules: list[_Rule] = []
+        self._links: set[asyncio.Task[None]] = set()
+        self.port = 0
+        self.cuts = 0
+
+    @classmethod
+    @asynccontextmanager
+    async def open(cls, server_port: int) -> AsyncIterator[Proxy]:
+        proxy = cls(server_port)
+        server = await asyncio.start_server(proxy._accept, "127.0.0.1", 0)
+        proxy.port = server.sockets[0].getsockname()[1]
+        try:
+            yield proxy
+        finally:
+            server.close()
+            for link in proxy._links:
+                link.cancel()
+            if proxy._links:
+                await asyncio.wait(proxy._links, timeout=5)
+
+    def trap(self, match: Match, when: When, *, times: int | None = 1, skips: int = 0) -> Trap:
+        """Hold the next such exchanges, after letting some go."""
+        trap = Trap()
+        self._rules.append(_Rule(match, when, trap.decide, times, skips))
+        return trap
+
+    def on(self, match: Match, when: When, verdict: Callable[[], Verdict], *, times: int | None = 1) -> None:
+        """Deal with such exchanges by themselves."""
+
+        async def decide(_: Exchange) -> Verdict:
+            return verdict()
+
+        self._rules.append(_Rule(match, when, decide, times))
+
+    def behave(self) -> None:
+        """From now on, pass everything on."""
+        self._rules.clear()
+
+    def rule_for(self, exchange: Exchange) -> _Rule | None:
+        for rule in self._rules:
+            if rule.left == 0 or not rule.match(exchange):
+                continue
+            if rule.skips:
+                rule.skips -= 1
+                continue
+            if rule.left is not None:
+                rule.left -= 1
+            return rule
+        return None
+
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.get_running_loop().create_task(self._serve(reader, writer))
+        self._links.add(task)
+        task.add_done_callback(self._links.discard)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            to_server = await asyncio.open_connection("127.0.0.1", self._server_port)
+        except OSError:
+            writer.transport.abort()
+        else:
+            await _Link(self, (reader, writer), to_server).run()
+
+
+_Streams: TypeAlias = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+class _Link:
+    """One client and its connection to the server."""
+
+    def __init__(self, proxy: Proxy, client: _Streams, server: _Streams) -> None:
+        self._proxy = proxy
+        self._from_client, self._to_client = client
+        self._from_server, self._to_server = server
+        self._prepared: dict[bytes, str] = {}
+        self._earlier: list[str] = []
+        # What to do with the answer that is under way; None lets it flow.
+        self._answer: tuple[_Rule, Exchange] | None = None
+        self._is_silent = False
+
+    async def run(self) -> None:
+        tasks = [
+            asyncio.get_running_loop().create_task(self._requests()),
+            asyncio.get_running_loop().create_task(self._answers()),
+        ]
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in tasks:
+                task.cancel()
+            for task in tasks:
+                with suppress(asyncio.CancelledError, OSError, EOFError):
+                    await task
+            self._hang_up()
+
+    def _hang_up(self) -> None:
+        for writer in (self._to_client, self._to_server):
+            writer.transport.abort()
+
+    async def _requests(self) -> None:
+        with suppress(OSError, EOFError):
+            if not await self._startup():
+                return
+            while True:
+                group, exchange = await self._group()
+                rule = None if exchange is None else self._proxy.rule_for(exchange)
+                if rule is not None and exchange is not None:
+                    if rule.when == "asked":
+                        if not await self._asked(await rule.decide(exchange), group):
+                            return
+                        continue
+                    self._answer = (rule, exchange)
+                self._to_server.write(group)
+                await self._to_server.drain()
+
+    async def _asked(self, verdict: Verdict, group: bytes) -> bool:
+        """Deal with a request; whether the connection goes on."""
+        match verdict:
+            case Verdict.PASS:
+                self._to_server.write(group)
+                return True
+            case Verdict.SILENCE:
+                await asyncio.Event().wait()
+            case Verdict.LATE:
+                self._proxy.cuts += 1
+                self._is_silent = True
+                self._to_client.transport.abort()
+                await asyncio.sleep(0.4)
+                self._to_server.write(group)
+                await asyncio.sleep(0.2)
+            case Verdict.CUT:
+                self._proxy.cuts += 1
+        return False
+
+    async def _answers(self) -> None:
+        with suppress(OSError, EOFError):
+            kept = b""
+            while True:
+                kind, message = await self._message(self._from_server)
+                if self._is_silent:
+                    continue
+                if self._answer is None:
+                    self._to_client.write(message)
+                    await self._to_client.drain()
+                    continue
+                kept += message
+                if kind != b"Z":
+                    continue
+                # The server is ready for the next query: whatever this one did is done and committed.
+                (rule, exchange), self._answer = self._answer, None
+                verdict = await rule.decide(exchange)
+                if verdict is Verdict.SILENCE:
+                    self._is_silent = True
+                elif verdict is Verdict.PASS:
+                    self._to_client.write(kept)
+                else:
+                    self._proxy.cuts += 1
+                    return
+                kept = b""
+
+    async def _startup(self) -> bool:
+        """The first message has no type. A request to cancel is all that such a connection says."""
+        length = await self._from_client.readexactly(4)
+        body = await self._from_client.readexactly(struct.unpack("!i", length)[0] - 4)
+        self._to_server.write(length + body)
+        await self._to_server.drain()
+        return bool(struct.unpack("!i", body[:4])[0] != _CANCEL)
+
+    async def _group(self) -> tuple[bytes, Exchange | None]:
+        """Everything up to the point where the client waits for an answer, and the statement that it runs, if any."""
+        group, text, runs = b"", "", False
+        while True:
+            kind, message = await self._message(self._from_client)
+            group += message
+            match kind:
+                case b"P":
+                    name, query, _ = message[5:].split(b"\0", 2)
+                    text = self._prepared[name] = query.decode()
+                case b"B":
+                    _, name, _ = message[5:].split(b"\0", 2)
+                    text = self._prepared.get(name, "")
+                case b"E":
+                    runs = True
+                case b"Q":
+                    return group, self._exchange(message[5:-1].decode())
+                case b"S":
+                    return group, self._exchange(text) if runs else None
+                case b"H" | b"X":
+                    return group, None
+
+    def _exchange(self, text: str) -> Exchange:
+        exchange = Exchange(text, tuple(self._earlier))
+        if text.startswith("begin"):
+            self._earlier = [text]
+        elif text in ("commit", "rollback"):
+            self._earlier = []
+        elif self._earlier:
+            self._earlier.append(text)
+        return exchange
+
+    async def _message(self, reader: asyncio.StreamReader) -> tuple[bytes, bytes]:
+        header = await reader.readexactly(5)
+        kind, length = _HEADER.unpack(header)
+        return kind, header + await reader.readexactly(length - 4)

@@ -1,0 +1,27 @@
+"""A plain connection to the test's database, with a ledger in it: what an effect writes there has happened."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import asyncpg
+import pytest
+
+from gen_durable._db.pool import Database
+from tests.executions.ledger import LEDGER
+
+
+@pytest.fixture
+async def db(durable_dsn: str) -> AsyncIterator[Any]:
+    connection = await asyncpg.connect(durable_dsn)
+    await connection.execute(LEDGER)
+    yield connection
+    await connection.close()
+
+
+@pytest.fixture
+async def database(durable_dsn: str) -> AsyncIterator[Database]:
+    """The engine's own pool, for tests that run its plans one by one."""
+    async with await Database.open(durable_dsn, "gen_durable", size=4) as opened:
+        yield opened
