@@ -351,7 +351,8 @@ def _statement(query: object) -> str:
 def _effect(effect: Effect | None) -> Effect | None:
     if effect is None or isinstance(effect, Sql) or inspect.iscoroutinefunction(effect):
         return effect
-    call = getattr(effect, "__call__", None)  # noqa: B004 - an object with an async __call__, or a partial of one
+    # An object with an async __call__ (its class has one too, but to call that makes only the object), or a partial.
+    call = getattr(type(effect), "__call__", None)  # noqa: B004
     if inspect.iscoroutinefunction(call) or inspect.iscoroutinefunction(getattr(effect, "func", None)):
         return effect
     if isinstance(effect, str):

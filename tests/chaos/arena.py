@@ -7,7 +7,7 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import asyncpg
 
@@ -17,7 +17,10 @@ from tests.chaos.cluster import Cluster
 from tests.chaos.fleet import CHAOS, PATIENCE, Fleet
 from tests.chaos.history import Producer
 
-__all__ = ["Arena"]
+__all__ = ["AWAY", "Arena"]
+
+# What a plain connection raises when the server is away or has thrown it out.
+AWAY: Final = (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError)
 
 _UNFINISHED = """
 select (select count(*) from gen_durable.gen_durable where status not in ('done', 'failed', 'cancelled'))
@@ -34,7 +37,9 @@ class Arena:
 
     @classmethod
     @asynccontextmanager
-    async def open(cls, cluster: Cluster, directory: Path, settings: Settings = CHAOS) -> AsyncIterator[Arena]:
+    async def open(
+        cls, cluster: Cluster, directory: Path, settings: Settings = CHAOS
+    ) -> AsyncIterator[Arena]:
         async with AsyncClient(cluster.dsn, settings=settings) as client:
             with Fleet.open(cluster.dsn, directory, settings) as fleet:
                 yield cls(cluster, fleet, Producer(client))
@@ -46,6 +51,23 @@ class Arena:
             return await conn.fetchval(query, *args)
         finally:
             await conn.close()
+
+    async def holds(self, query: str, *args: Any) -> None:
+        """Wait for a fact that only the database knows."""
+        async with asyncio.timeout(PATIENCE):
+            while not await self.ask(query, *args):
+                await asyncio.sleep(0.02)
+
+    async def comes_back(self) -> None:
+        """Wait until the server answers again."""
+        async with asyncio.timeout(PATIENCE):
+            while True:
+                try:
+                    await self.ask("select 1")
+                except AWAY:
+                    await asyncio.sleep(0.02)
+                else:
+                    return
 
     async def seal(self) -> None:
         """Note what has ended by now: it must not change any more."""

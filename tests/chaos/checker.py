@@ -3,8 +3,8 @@
 Nothing here knows the engine: no import of it, and no trust in its own view of things. What is checked:
 
     lost         what was acknowledged is there, nothing is there that nobody asked for, and all of it has ended well
-    commits      every transition has exactly one committed execution, made by the last of its executions; none is missing,
-                 none is left half done, and every execution that was ever begun is accounted for
+    commits      every transition has exactly one committed execution, and none is missing
+    records      it is the last of its executions, none is left half done, and all that ever were are accounted for
     chain        a step begins after the one before it was over, with the state that the committed execution left
     attempts     a step runs once, and once more for each execution of it that was aborted
     signals      a token that was acknowledged was consumed exactly once, or lies in the inbox of somebody who lives
@@ -17,6 +17,7 @@ Nothing here knows the engine: no import of it, and no trust in its own view of 
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,7 +28,7 @@ from typing import Any, Final, TypeAlias
 
 import asyncpg
 
-__all__ = ["Evidence", "Report", "check", "sealed"]
+__all__ = ["Evidence", "Report", "check", "judge", "sealed"]
 
 _ENDED: Final = ("done", "failed", "cancelled")
 _COMMITTED: Final = ("COMMITTED", "DONE")
@@ -77,8 +78,8 @@ class Evidence:
         id, step_seq = transition
         if following := self.begins.get((id, step_seq + 1)):
             return str(following[0][1]["saw"])
-        instance = self.instances[id]
-        if instance["status"] == "done" and instance["step_seq"] == step_seq:
+        instance = self.instances.get(id)
+        if instance is not None and instance["status"] == "done" and instance["step_seq"] == step_seq:
             return str(instance["result"]["saw"])
         return None
 
@@ -90,7 +91,25 @@ async def check(dsn: str, diary: Path, history: Sequence[Line], seals: Mapping[i
         evidence = await _gather(conn, diary, history, seals)
     finally:
         await conn.close()
-    checks = (_lost, _commits, _chain, _attempts, _signals, _ledger, _barriers, _sleepers, _ends, _keys)
+    return judge(evidence)
+
+
+def judge(evidence: Evidence) -> Report:
+    """What the evidence says."""
+    checks = (
+        _lost,
+        _commits,
+        _records,
+        _chain,
+        _attempts,
+        _signals,
+        _inboxes,
+        _ledger,
+        _barriers,
+        _sleepers,
+        _ends,
+        _keys,
+    )
     breaches = [f"{look.__name__[1:]}: {breach}" for look in checks for breach in look(evidence)]
     return Report(breaches, _counters(evidence))
 
@@ -98,7 +117,8 @@ async def check(dsn: str, diary: Path, history: Sequence[Line], seals: Mapping[i
 async def sealed(conn: Any) -> dict[int, str]:
     """Everything that has ended by now, with a digest of its whole row."""
     rows = await conn.fetch(
-        "select id, md5(g::text) as digest from gen_durable.gen_durable g where status in ('done', 'failed', 'cancelled')"
+        """select id, md5(g::text) as digest from gen_durable.gen_durable g
+            where status in ('done', 'failed', 'cancelled')"""
     )
     return {row["id"]: row["digest"] for row in rows}
 
@@ -108,7 +128,6 @@ async def _gather(conn: Any, diary: Path, history: Sequence[Line], seals: Mappin
         """select id, fsm, status::text as status, step_seq, execution, state::text as state, result::text as result,
                   last_error, parent_id, parent_round, spawn_round, children_pending, awaits, presented,
                   lease_token, locked_by, lease_expires_at, concurrency_key, concurrency_slot, gated, queue,
-                  eligible_at <= statement_timestamp() as is_due,
                   convert_from(unique_key, 'UTF8') as key, md5(g::text) as digest
              from gen_durable.gen_durable g order by id"""
     )
@@ -130,21 +149,19 @@ async def _gather(conn: Any, diary: Path, history: Sequence[Line], seals: Mappin
 
 
 def _lost(evidence: Evidence) -> Iterator[str]:
-    asked = {call["key"]: call for call in evidence.history if call["call"] == "insert"}
+    calls = [call for call in evidence.history if call["call"] == "insert"]
     by_key: dict[str, list[int]] = defaultdict(list)
     for row in evidence.instances.values():
         if row["parent_id"] is None:
             by_key[row["key"]].append(row["id"])
-            if row["key"] not in asked:
-                yield f"nobody asked for {row['id']} ({row['key']})"
         if row["status"] != "done":
             yield f"{row['id']} {row['fsm']} is {row['status']}, not done: {row['last_error']}"
+    for key in by_key.keys() - {call["key"] for call in calls}:
+        yield f"nobody asked for {by_key[key]} ({key})"
     for key, ids in by_key.items():
         if len(ids) > 1:
             yield f"{key} was inserted {len(ids)} times: {ids}"
-    for call in evidence.history:
-        if call["call"] != "insert":
-            continue
+    for call in calls:
         if call["answer"] == "ok" and call["id"] not in by_key.get(call["key"], ()):
             yield f"the insert of {call['key']} was acknowledged as {call['id']}, which is not there"
         if call["answer"] == "fail" and call["key"] in by_key:
@@ -152,28 +169,32 @@ def _lost(evidence: Evidence) -> Iterator[str]:
 
 
 def _commits(evidence: Evidence) -> Iterator[str]:
-    for transition, made in evidence.committed.items():
-        if len(made) > 1:
-            yield f"{transition} was committed {len(made)} times"
-        if transition[0] not in evidence.instances:
-            yield f"{transition} was committed for an instance that is not there"
-    numbers: dict[int, list[int]] = defaultdict(list)
-    last: dict[Transition, Line] = {}
-    for execution in evidence.executions:
-        numbers[execution["instance_id"]].append(execution["execution"])
-        last[execution["instance_id"], execution["step_seq"]] = execution
-        if execution["status"] == "COMMITTED":
-            yield f"{execution['instance_id']}:{execution['step_seq']} is COMMITTED and was never finished"
     made_of: dict[int, list[int]] = defaultdict(list)
-    for id, step_seq in evidence.committed:
+    for (id, step_seq), made in evidence.committed.items():
         made_of[id].append(step_seq)
+        if len(made) > 1:
+            yield f"{id}:{step_seq} was committed {len(made)} times"
+        if id not in evidence.instances:
+            yield f"{id}:{step_seq} was committed for an instance that is not there"
     for id, row in evidence.instances.items():
         if sorted(made_of[id]) != list(range(1, row["step_seq"] + 1)):
             yield f"{id} is at step_seq {row['step_seq']}, and its commits are {sorted(made_of[id])}"
+        yield from _end_of(evidence, id, row)
+
+
+def _records(evidence: Evidence) -> Iterator[str]:
+    numbers: dict[int, list[int]] = defaultdict(list)
+    last: dict[Transition, Line] = {}
+    for execution in evidence.executions:
+        id, step_seq = execution["instance_id"], execution["step_seq"]
+        numbers[id].append(execution["execution"])
+        last[id, step_seq] = execution
+        if execution["status"] == "COMMITTED":
+            yield f"{id}:{step_seq} is COMMITTED and was never finished"
+    for id, row in evidence.instances.items():
         live = 1 if row["status"] == "executing" else 0
         if numbers[id] != list(range(1, row["execution"] + 1 - live)):
             yield f"{id} had {row['execution']} executions, and records of {numbers[id]}"
-        yield from _end_of(evidence, id, row)
     for (id, step_seq), execution in last.items():
         if (id, step_seq) in evidence.committed and execution["status"] not in _COMMITTED:
             yield f"{id}:{step_seq} was aborted by execution {execution['execution']} after its commit"
@@ -224,26 +245,27 @@ def _signals(evidence: Evidence) -> Iterator[str]:
     tokens: Counter[tuple[int, str]] = Counter()
     for id, row in evidence.instances.items():
         value = row["result"] if row["status"] == "done" else json.loads(row["state"])
-        for token in value.get("tokens", ()):
-            tokens[id, token] += 1
+        tokens.update((id, token) for token in value.get("tokens", ()))
     unread = {
         (signal["target_id"], json.loads(signal["text"]))
         for signal in evidence.signals
         if signal["consumed_seq"] is None
     }
     calls = [call for call in evidence.history if call["call"] == "signal"]
-    sent = {(call["target"], call["key"]) for call in calls}
+    for id, token in tokens.keys() - {(call["target"], call["key"]) for call in calls}:
+        yield f"{id} consumed {token}, which nobody sent"
     for (id, token), count in tokens.items():
         if count > 1:
             yield f"{id} consumed {token} {count} times"
-        if (id, token) not in sent:
-            yield f"{id} consumed {token}, which nobody sent"
     for call in calls:
         arrived = (call["target"], call["key"])
         if call["answer"] == "ok" and not tokens[arrived] and arrived not in unread:
             yield f"{call['key']} was acknowledged, and {call['target']} has not got it"
         if call["answer"] == "fail" and not tokens[arrived]:
             yield f"{call['key']} was refused, and {call['target']} was waiting for it"
+
+
+def _inboxes(evidence: Evidence) -> Iterator[str]:
     for signal in evidence.signals:
         target = evidence.instances.get(signal["target_id"])
         if target is None or target["status"] in _ENDED:
@@ -259,7 +281,7 @@ def _ledger(evidence: Evidence) -> Iterator[str]:
     }
     for transition in owed | set(paid):
         if paid[transition] != (1 if transition in owed else 0):
-            yield f"{transition} was {'committed' if transition in owed else 'not committed'} and paid {paid[transition]} times"
+            yield f"{transition} was paid {paid[transition]} times, and committed: {transition in owed}"
     for row in evidence.ledger:
         transition = (row["instance"], row["step_seq"])
         committed = evidence.signature_of(transition)
@@ -276,17 +298,23 @@ def _barriers(evidence: Evidence) -> Iterator[str]:
         if (parent, round) not in evidence.committed:
             yield f"{parent} has children of round {round}, which was not committed"
         for place, line in evidence.begins.get((parent, round + 1), ()):
-            seen = [[child["id"], child["status"]] for child in born]
-            if sorted(line.get("children", [])) != seen:
-                yield f"{parent}:{round + 1} saw {line.get('children')} of its children {seen}"
-            for child in born:
-                ends = evidence.ends.get((child["id"], child["step_seq"]), ())
-                if not any(when < place for when, _ in ends):
-                    yield f"{parent}:{round + 1} began before its child {child['id']} had ended"
+            yield from _early(evidence, place, line, born)
     for transition in evidence.committed:
         wanted = {line.get("spawns", 0) for _, line in evidence.ends.get(transition, ())}
         if wanted and wanted != {len(children.get(transition, ()))}:
             yield f"{transition} spawned {len(children.get(transition, ()))} children, and asked for {wanted}"
+
+
+def _early(evidence: Evidence, place: int, begin: Line, children: Sequence[Line]) -> Iterator[str]:
+    """Whether this beginning of a parent came before the end of a child, or did not see it."""
+    who = f"{begin['instance']}:{begin['step_seq']}"
+    seen = [[child["id"], child["status"]] for child in children]
+    if sorted(begin.get("children", [])) != seen:
+        yield f"{who} saw {begin.get('children')} of its children {seen}"
+    for child in children:
+        ends = evidence.ends.get((child["id"], child["step_seq"]), ())
+        if not any(when < place for when, _ in ends):
+            yield f"{who} began before its child {child['id']} had ended"
 
 
 def _sleepers(evidence: Evidence) -> Iterator[str]:
@@ -294,29 +322,26 @@ def _sleepers(evidence: Evidence) -> Iterator[str]:
     for signal in evidence.signals:
         if signal["consumed_seq"] is None:
             unread[signal["target_id"]].append(signal)
+    living = Counter(
+        (row["parent_id"], row["parent_round"])
+        for row in evidence.instances.values()
+        if row["status"] not in _ENDED
+    )
     held = {
         row["concurrency_key"] for row in evidence.instances.values() if row["concurrency_slot"] is not None
     }
     for id, row in evidence.instances.items():
-        if row["status"] == "awaiting_signal":
-            presented = row["presented"] or ()
-            for signal in unread[id]:
-                if signal["name"] in row["awaits"] and signal["id"] not in presented:
-                    yield f"{id} sleeps, and signal {signal['id']} is there"
-        elif row["status"] == "awaiting_children":
-            living = [
-                child
-                for child in evidence.instances.values()
-                if (child["parent_id"], child["parent_round"]) == (id, row["spawn_round"])
-                and child["status"] not in _ENDED
-            ]
-            if len(living) != row["children_pending"] or not living:
-                yield f"{id} waits for {row['children_pending']} children, and {len(living)} live"
-        elif row["status"] == "runnable":
-            if row["gated"] and row["concurrency_key"] not in held:
+        match row["status"]:
+            case "awaiting_signal":
+                for signal in unread[id]:
+                    if signal["name"] in row["awaits"] and signal["id"] not in (row["presented"] or ()):
+                        yield f"{id} sleeps, and signal {signal['id']} is there"
+            case "awaiting_children":
+                count = living[id, row["spawn_round"]]
+                if count != row["children_pending"] or not count:
+                    yield f"{id} waits for {row['children_pending']} children, and {count} live"
+            case "runnable" if row["gated"] and row["concurrency_key"] not in held:
                 yield f"{id} waits for key {row['concurrency_key']}, which is free"
-            elif not row["gated"] and row["is_due"]:
-                yield f"{id} is due, and nobody runs it"
 
 
 def _ends(evidence: Evidence) -> Iterator[str]:
@@ -340,7 +365,7 @@ def _keys(evidence: Evidence) -> Iterator[str]:
             by_key[row["concurrency_key"]].append(execution)
     for key, executions in by_key.items():
         executions.sort(key=lambda execution: execution["leased_at"])
-        for one, other in zip(executions, executions[1:], strict=False):
+        for one, other in itertools.pairwise(executions):
             if one["finished_at"] - other["leased_at"] > _BLUR:
                 yield f"{key}: {_name(one)} and {_name(other)} executed at the same time"
 
@@ -367,5 +392,6 @@ def _counters(evidence: Evidence) -> dict[str, int]:
         "released": aborted["shutdown"],
         "stale outcomes": events["outcome.stale"],
         "timeouts": events["await.timeout"],
-        "duplicate step runs": begins - len(evidence.begins),
+        # Beyond those that a step asked for itself, by a retry.
+        "duplicate step runs": begins - len(evidence.begins) - aborted["retry"],
     }

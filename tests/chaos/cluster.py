@@ -11,7 +11,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -24,7 +24,7 @@ __all__ = ["DURABLE", "FORGETFUL", "Cluster", "Installation"]
 _MEMORY: Final = Path("/dev/shm")
 _ENOUGH: Final = 2**30
 _PATIENCE: Final = 20.0
-# Below the range that the kernel takes the ports of outgoing connections from: nobody moves in while the server is down.
+# Below those that the kernel gives to outgoing connections: nobody moves in while the server is down.
 _PORTS: Final = (20_000, 30_000)
 FORGETFUL: Final = {"fsync": "off", "full_page_writes": "off"}
 # For servers that are going to crash: what was acknowledged must be there afterwards.
@@ -155,12 +155,10 @@ class Cluster:
 
     def freeze(self) -> None:
         """It hears and says nothing, and its clock goes on: a virtual machine that is paused, a disk that hangs."""
-        for pid in self._pids():
-            os.kill(pid, signal.SIGSTOP)
+        self._send(signal.SIGSTOP)
 
     def thaw(self) -> None:
-        for pid in self._pids():
-            os.kill(pid, signal.SIGCONT)
+        self._send(signal.SIGCONT)
 
     def end(self) -> None:
         if self._process is not None and self._process.poll() is None:
@@ -173,12 +171,15 @@ class Cluster:
         self._process.wait(_PATIENCE)
         self._process = None
 
-    def _pids(self) -> list[int]:
-        """The postmaster first, so that it has no new children after we have looked."""
+    def _send(self, number: signal.Signals) -> None:
+        """To all of its processes; the postmaster first, so that it has no new children after we have looked."""
         assert self._process is not None
-        pid = self._process.pid
-        children = Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii")
-        return [pid, *map(int, children.split())]
+        postmaster = self._process.pid
+        os.kill(postmaster, number)
+        children = Path(f"/proc/{postmaster}/task/{postmaster}/children").read_text(encoding="ascii")
+        for pid in map(int, children.split()):
+            with suppress(ProcessLookupError):
+                os.kill(pid, number)
 
 
 def _free_port() -> int:

@@ -1,7 +1,7 @@
 """The machines that faults are thrown at.
 
-Each execution of a step writes begin, effect and end into the diary. What it ends with is signed: every state carries the
-signature of the execution that made it, so the next step tells whose outcome it was that got committed.
+Each execution of a step writes begin, effect and end into the diary. What it ends with is signed: every state carries
+the signature of the execution that made it, so the next step tells whose outcome it was that got committed.
 """
 
 from __future__ import annotations
@@ -36,10 +36,23 @@ from gen_durable import (
 )
 from tests.chaos.diary import Diary
 
-__all__ = ["LEDGER", "MACHINES", "Blocker", "Chain", "Collector", "Fan", "Payer", "Result", "Stubborn", "Work"]
+__all__ = [
+    "LEDGER",
+    "MACHINES",
+    "Blocker",
+    "Chain",
+    "Collector",
+    "Fan",
+    "Payer",
+    "Result",
+    "Stubborn",
+    "Work",
+]
 
 # No unique index: a payment that is made twice has to show.
-LEDGER: Final = "create table ledger (instance bigint not null, step_seq bigint not null, signature text not null)"
+LEDGER: Final = (
+    "create table ledger (instance bigint not null, step_seq bigint not null, signature text not null)"
+)
 _PAY: Final = "insert into ledger (instance, step_seq, signature) values ($1, $2, $3)"
 
 

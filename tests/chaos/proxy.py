@@ -29,12 +29,15 @@ __all__ = [
     "REAP",
     "RENEW",
     "SIGNAL",
+    "SWEEP",
     "UNGATE",
     "Exchange",
     "Held",
+    "Match",
     "Proxy",
     "Trap",
     "Verdict",
+    "When",
     "saying",
 ]
 
@@ -53,8 +56,9 @@ REAP: Final = r"dead as materialized"
 INBOX: Final = r"^select s\.target_id, s\.id, s\.name"
 UNGATE: Final = r"set gated = false"
 INSERT: Final = r"insert_rows\("
+SWEEP: Final = r"^delete from .*signals s where s\.target_id = any"
 SIGNAL: Final = r"deliver\("
-BEGIN: Final = r"^begin isolation level"
+BEGIN: Final = r"\bbegin isolation level"
 COMMIT: Final = r"^commit$"
 
 
@@ -144,6 +148,7 @@ class Proxy:
         self._links: set[asyncio.Task[None]] = set()
         self.port = 0
         self.cuts = 0
+        self.silences = 0
 
     @classmethod
     @asynccontextmanager
@@ -262,6 +267,7 @@ class _Link:
                 self._to_server.write(group)
                 return True
             case Verdict.SILENCE:
+                self._proxy.silences += 1
                 await asyncio.Event().wait()
             case Verdict.LATE:
                 self._proxy.cuts += 1
@@ -292,6 +298,7 @@ class _Link:
                 (rule, exchange), self._answer = self._answer, None
                 verdict = await rule.decide(exchange)
                 if verdict is Verdict.SILENCE:
+                    self._proxy.silences += 1
                     self._is_silent = True
                 elif verdict is Verdict.PASS:
                     self._to_client.write(kept)
@@ -332,7 +339,7 @@ class _Link:
 
     def _exchange(self, text: str) -> Exchange:
         exchange = Exchange(text, tuple(self._earlier))
-        if text.startswith("begin"):
+        if re.search(BEGIN, text):
             self._earlier = [text]
         elif text in ("commit", "rollback"):
             self._earlier = []

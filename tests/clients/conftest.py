@@ -37,8 +37,8 @@ async def client(request: pytest.FixtureRequest, durable_dsn: str) -> AsyncItera
 
 
 @pytest.fixture
-async def sql(durable_dsn: str) -> AsyncIterator[Any]:
+async def sql(direct_dsn: str) -> AsyncIterator[Any]:
     """A connection beside the client's, to see what is really there."""
-    connection = await asyncpg.connect(durable_dsn)
+    connection = await asyncpg.connect(direct_dsn)
     yield connection
     await connection.close(timeout=5)

@@ -89,7 +89,7 @@ async def test_what_lies_just_within_the_limits_comes_back_as_it_was(client: Any
 
 
 async def test_the_limit_is_a_setting(durable_dsn: str) -> None:
-    settings = Settings(max_payload=10)
+    settings = Settings.load(max_payload=10)
     problem = "it is 11 bytes of JSON, 10 are allowed; .*or raise settings.max_payload"
     async with AsyncClient(durable_dsn, settings=settings) as client:
         await client.insert(Open, {"a": "xx"})

@@ -198,7 +198,7 @@ def assert_failed(instance: Instance[Any, Any], state: object, said: str) -> Non
 
 
 async def test_every_bad_outcome_fails_its_instance_alone_and_says_why(durable_dsn: str) -> None:
-    settings = Settings(max_payload=2000, max_children=3)
+    settings = Settings.load(max_payload=2000, max_children=3)
     async with Worker([Bad, Handler, Number], dsn=durable_dsn, settings=settings) as worker:
         good = await worker.insert_all([Spec(Number, n) for n in range(20)])
         bad = await worker.insert_all([Spec(Bad, name) for name in OUTCOMES])

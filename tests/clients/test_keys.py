@@ -178,7 +178,7 @@ async def test_two_clients_insert_the_same_keys_in_opposite_orders_and_every_key
 
 @pytest.mark.parametrize("kind", ["unique_key", "correlation_key"])
 async def test_batches_that_overlap_take_their_keys_in_one_order(
-    durable_dsn: str, sql: Any, kind: str
+    durable_dsn: str, direct_dsn: str, sql: Any, kind: str
 ) -> None:
     """With `conn=` nobody tries again: a deadlock between the two would come out."""
     client = AsyncClient(durable_dsn)
@@ -191,7 +191,7 @@ async def test_batches_that_overlap_take_their_keys_in_one_order(
         )
 
     specs = [spec(letter) for letter in "abcdefghijklmnopqrstuvwxyz"]
-    async with asyncpg.create_pool(durable_dsn, min_size=3, max_size=3) as pool, pool.acquire() as holder:
+    async with asyncpg.create_pool(direct_dsn, min_size=3, max_size=3) as pool, pool.acquire() as holder:
         transaction = holder.transaction()
         await transaction.start()
         await client.insert_all([spec("m")], conn=holder)
@@ -213,12 +213,14 @@ async def test_many_clients_insert_one_key_and_one_of_them_wins(durable_dsn: str
     assert [type(answer) for answer in answers].count(Inserted) == 1
 
 
-async def test_an_insert_that_meets_a_deadlock_is_tried_again(durable_dsn: str, sql: Any) -> None:
+async def test_an_insert_that_meets_a_deadlock_is_tried_again(
+    durable_dsn: str, direct_dsn: str, sql: Any
+) -> None:
     """Rows are inserted in the order of their unique keys, so correlation keys may come in any order."""
     await sql.execute(
         f"alter database {await sql.fetchval('select current_database()')} set deadlock_timeout = '100ms'"
     )
-    crossing = await asyncpg.connect(durable_dsn)
+    crossing = await asyncpg.connect(direct_dsn)
     insert = "select gen_durable.insert('Number', step => 'only', version => 1, correlation_key => $1)"
     try:
         async with AsyncClient(durable_dsn) as client, asyncio.TaskGroup() as group:

@@ -183,12 +183,12 @@ async def test_a_key_that_was_taken_behind_a_frozen_snapshot_is_a_serialization_
 
 @pytest.mark.parametrize("kind", ["asyncpg", "psycopg", "psycopg async"])
 async def test_the_schema_is_that_of_the_client_and_not_of_the_connection(
-    durable_dsn: str, sql: Any, kind: str
+    durable_dsn: str, direct_dsn: str, sql: Any, kind: str
 ) -> None:
-    await migrate_schema(durable_dsn, "my_app_1")
+    await migrate_schema(direct_dsn, "my_app_1")
     async with opened(kind, durable_dsn) as caller:
         await caller.execute("set search_path = nowhere")
-        settings = Settings(schema="my_app_1")
+        settings = Settings.load(schema="my_app_1")
         blocks = kind == "psycopg"
         client: Any = Awaitable(Client(settings=settings)) if blocks else AsyncClient(settings=settings)
         await client.insert(Number, 1, conn=caller.conn)
@@ -196,10 +196,10 @@ async def test_the_schema_is_that_of_the_client_and_not_of_the_connection(
     assert await counts(sql) == (0, 0)
 
 
-async def test_a_worker_finds_by_its_poll_what_was_committed(durable_dsn: str) -> None:
-    settings = Settings(poll_interval=timedelta(milliseconds=50))
+async def test_a_worker_finds_by_its_poll_what_was_committed(durable_dsn: str, direct_dsn: str) -> None:
+    settings = Settings.load(poll_interval=timedelta(milliseconds=50))
     async with Worker([Double], dsn=durable_dsn, settings=settings) as worker:
-        connection = await asyncpg.connect(durable_dsn)
+        connection = await asyncpg.connect(direct_dsn)
         async with connection.transaction():
             double = await worker.insert(Double, 21, conn=connection)
         assert (await worker.wait(double, timeout=timedelta(seconds=20))).result == 42

@@ -14,7 +14,7 @@ from gen_durable import Context, Done, Machine, Outcome, Settings, Stop, step
 from gen_durable.testing import Harness
 
 # Nobody loses a lease unless a test takes it away; what others insert is found soon.
-CALM: Final = Settings(poll_interval=timedelta(milliseconds=100), drain_timeout=timedelta(seconds=1))
+CALM: Final = Settings.load(poll_interval=timedelta(milliseconds=100), drain_timeout=timedelta(seconds=1))
 # A worker that soon reaps what others have left behind.
 BRISK: Final = msgspec.structs.replace(
     CALM,
@@ -31,11 +31,16 @@ class Sql:
     """A connection beside the engine's, on which each statement is a transaction of its own."""
 
     def __init__(self, dsn: str) -> None:
+        self._dsn = dsn
         self.conn = psycopg.connect(dsn, autocommit=True, row_factory=dict_row)
 
     def __call__(self, query: str, *values: Any) -> list[dict[str, Any]]:
         cursor = self.conn.execute(query.encode(), values or None)
         return cursor.fetchall() if cursor.description else []
+
+    def another(self) -> psycopg.Connection:
+        """Somebody else's connection, with a transaction that lasts until it is told to end."""
+        return psycopg.connect(self._dsn)
 
     def value(self, query: str, *values: Any) -> Any:
         (row,) = self(query, *values)

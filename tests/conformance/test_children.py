@@ -7,7 +7,6 @@ from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
-import psycopg
 import pytest
 
 from gen_durable import (
@@ -20,7 +19,9 @@ from gen_durable import (
     Outcome,
     ScheduleChildren,
     Spec,
+    Status,
     Stop,
+    Worker,
     step,
 )
 from gen_durable.testing import Crash, Harness, Tally
@@ -67,7 +68,7 @@ def test_a_child_is_specified_like_an_insert(durable: Harness, sql: Sql) -> None
         concurrency_key=("tenant", 7),
         correlation_key="order:7",
         unique_key=b"u",
-        unique_scope=["runnable"],
+        unique_scope=[Status.RUNNABLE],
     )
     parent = durable.insert(spawning(spec, Spec(Grown, "plain", schedule_in=AN_HOUR)), 7)
     durable.drain(collapse=False)
@@ -90,13 +91,14 @@ async def test_children_and_the_sleep_of_their_parent_are_one_commit(durable_dsn
         "select min(status::text) filter (where parent_id is null) as parent, count(parent_id) as children"
         " from gen_durable.gen_durable"
     )
+    waiting = "select 1 from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'"
     machine = spawning(later("a"), later("b", unique_key="u"))
     async with Worker([machine], dsn=durable_dsn, settings=CALM) as worker:
-        with psycopg.connect(durable_dsn) as other:
+        with sql.another() as other:
             # The second child has to wait for somebody who may get its key: so the commit stands half done.
             other.execute("select gen_durable.insert('Say', '\"x\"', 'say', unique_key => 'u')")
             parent = await worker.insert(machine, 7)
-            while not sql("select from pg_locks where not granted and locktype = 'transactionid'"):
+            while not sql(waiting):
                 await asyncio.sleep(0.01)
             assert sql(parent_and_children) == [{"parent": "executing", "children": 0}]
             other.rollback()
@@ -183,7 +185,7 @@ def test_the_woken_step_sees_its_children_in_order(durable: Harness) -> None:
 
 @pytest.mark.clause("CHD-10", "CHD-11")
 def test_children_stay_and_are_shown_to_the_woken_step_only(durable: Harness) -> None:
-    seen: list[list[str]] = []
+    seen: list[list[Any]] = []
 
     def two(ctx: Context[int]) -> Outcome[Any]:
         seen.append([child.result for child in ctx.children])

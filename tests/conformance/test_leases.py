@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import time
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import msgspec
-import psycopg
 import pytest
 
 from gen_durable import (
+    AsyncClient,
     Await,
     Context,
     Done,
@@ -30,7 +31,9 @@ from gen_durable._db.pool import Database
 from gen_durable.telemetry import OutcomeStale, ReaperReaped
 from gen_durable.testing import AsyncHarness, Crash, Harness
 from tests.conformance.support import BRISK, CALM, PATIENCE, Say, Sql, has_no_lease, is_near, probe
-from tests.scenarios.support import Events, happens
+from tests.scenarios.process import worker_process
+from tests.scenarios.support import FAST, Events, happens
+from tests.scenarios.victims import Sleeper
 
 # Leases that end while a test watches, and are renewed so often that a busy machine does not lose them.
 STEADY = msgspec.structs.replace(BRISK, lease=timedelta(milliseconds=800))
@@ -206,7 +209,7 @@ def test_what_kills_its_workers_again_and_again_fails_as_poison(durable_dsn: str
     machine = probe(
         lambda ctx: ScheduleChildren([Spec(Say, "a", schedule_in=BRISK.lease * 100)], then="two"), join
     )
-    with Harness(durable_dsn, settings=Settings(crash_limit=3)) as durable:
+    with Harness(durable_dsn, settings=Settings.load(crash_limit=3)) as durable:
         parent = durable.insert(machine, 7)
         durable.drain(collapse=False)
         (child,) = durable.children(parent)
@@ -256,13 +259,11 @@ async def test_any_worker_reaps_for_all(durable_dsn: str, sql: Sql) -> None:
 
 
 @pytest.mark.clause("CRASH-7")
-def test_a_row_that_somebody_holds_does_not_hold_up_the_reaper(
-    durable: Harness, durable_dsn: str, sql: Sql
-) -> None:
+def test_a_row_that_somebody_holds_does_not_hold_up_the_reaper(durable: Harness, sql: Sql) -> None:
     held, free = durable.insert(Say, "held"), durable.insert(Say, "free")
     sql.abandon(held.id)
     sql.abandon(free.id)
-    with psycopg.connect(durable_dsn) as other:
+    with sql.another() as other:
         other.execute("select from gen_durable.gen_durable where id = %s for update", [held.id])
         durable.drain(collapse=False)
         assert sql.columns(free.id, "status attempt") == ("runnable", 1)
@@ -270,11 +271,11 @@ def test_a_row_that_somebody_holds_does_not_hold_up_the_reaper(
 
 
 @pytest.mark.clause("CRASH-8")
-async def test_after_an_outage_the_living_renew_first(durable_dsn: str, sql: Sql) -> None:
+async def test_after_an_outage_the_living_renew_first(durable_dsn: str, direct_dsn: str, sql: Sql) -> None:
     with Harness(durable_dsn) as client:
         ref = client.insert(Say, "hi")
     sql.abandon(ref.id)
-    async with await Database.open(durable_dsn, "gen_durable", size=1) as database:
+    async with await Database.open(direct_dsn, "gen_durable", size=1) as database:
         # As if the server had been started less than one lease ago.
         plan = leases.reap(timedelta(days=3650), 20, "all")
         assert (await database.run_in_transaction(plan)).ids == []
@@ -325,3 +326,22 @@ def test_a_step_that_runs_again_sees_what_it_saw(durable: Harness, ends_by: str)
         "clock": (True, 0, 1, 0),
         "children": (False, 0, 1, 2),
     }[ends_by]
+
+
+@pytest.mark.clause("CRASH-10")
+async def test_what_a_killed_process_was_executing_is_finished_by_another(
+    durable_dsn: str, sql: Sql, tmp_path: Path
+) -> None:
+    go = tmp_path / "go"
+    async with AsyncClient(durable_dsn, settings=FAST) as client:
+        ref = await client.insert(Sleeper, str(go))
+        async with worker_process(durable_dsn, FAST) as victim:
+            begun = await victim.hears(begun="sleep")
+            await victim.kill()
+        go.touch()
+        async with worker_process(durable_dsn, FAST) as heir:
+            again = await heir.hears(begun="sleep")
+            ended = await client.wait(ref, timeout=PATIENCE)
+    assert (begun["attempt"], again["attempt"], begun["key"]) == (0, 1, again["key"])
+    assert ended.status == "done"
+    assert [row["outcome"] for row in sql.executions(ref.id)] == ["lease", "done"]

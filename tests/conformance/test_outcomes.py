@@ -41,7 +41,9 @@ def after(durable: Harness, sql: Sql, outcome: Outcome[Any]) -> dict[str, Any]:
     """The row of an instance with a hard life behind it, after a step that returned this outcome."""
     ref = durable.insert(probe(lambda ctx: outcome), 7)
     durable.signal(ref, "unread")
-    sql("update gen_durable.gen_durable set attempt = 2, crash_count = 1, last_error = 'old'")
+    sql(
+        "update gen_durable.gen_durable set attempt = 2, crash_count = 1, last_error = 'old', awaits = '{past}'"
+    )
     one_step(durable)
     row = sql.row(ref.id)
     assert has_no_lease(row)
@@ -67,7 +69,7 @@ def test_next(durable: Harness, sql: Sql, delay: Any) -> None:
 def test_retry(durable: Harness, sql: Sql) -> None:
     row = after(durable, sql, Retry(AN_HOUR, 8))
     assert facts(row, "status step state step_seq") == ("runnable", "one", 8, 0)
-    assert facts(row, "attempt crash_count awaits result") == (3, 0, None, None)
+    assert facts(row, "attempt crash_count awaits result") == (3, 0, ["past"], None)
     assert row["eligible_at"] - row["updated_at"] == AN_HOUR
     assert sql.inbox(row["id"]) == ["unread"]
 
@@ -174,9 +176,9 @@ def test_the_delay_of_a_retry_is_that_of_the_step(durable: Harness, sql: Sql) ->
 
 @pytest.mark.clause("OUT-12")
 def test_retries_are_counted_and_not_capped(durable: Harness) -> None:
-    ref = durable.insert(probe(lambda ctx: Retry() if ctx.attempt < 200 else Done(ctx.attempt)), 7)
+    ref = durable.insert(probe(lambda ctx: Retry() if ctx.attempt < 60 else Done(ctx.attempt)), 7)
     durable.drain()
-    assert durable.assert_done(ref) == 200
+    assert durable.assert_done(ref) == 60
 
 
 @pytest.mark.clause("OUT-14")

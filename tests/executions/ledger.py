@@ -8,7 +8,9 @@ from typing import Any, Final
 from gen_durable import Context, Sql
 from tests.scenarios.support import PATIENCE
 
-LEDGER: Final = "create table if not exists ledger (id bigint generated always as identity, key text, who text)"
+LEDGER: Final = (
+    "create table if not exists ledger (id bigint generated always as identity, key text, who text)"
+)
 BOOK: Final = "insert into ledger (key, who) values ($1, $2)"
 _BUSY: Final = """
 select pid from pg_stat_activity

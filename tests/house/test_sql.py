@@ -38,11 +38,13 @@ def test_no_statement_name_is_used_twice_in_a_file(path: Path) -> None:
     assert sorted(names) == sorted(set(names))
 
 
+@pytest.mark.clause("PICK-10")
 @pytest.mark.parametrize("path", sql_files(), ids=name_of)
 def test_sql_files_neither_listen_nor_notify(path: Path) -> None:
     assert LISTENS.findall(COMMENT.sub("", path.read_text(encoding="utf-8"))) == []
 
 
+@pytest.mark.clause("PICK-10")
 @pytest.mark.parametrize("path", python_files(), ids=name_of)
 def test_python_neither_listens_nor_notifies(path: Path) -> None:
     spoken = [text.value for text in strings_of(path) if LISTEN_STATEMENT.match(str(text.value))]

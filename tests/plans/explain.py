@@ -1,7 +1,7 @@
 """How PostgreSQL runs the statements of a plan, told by the server while it runs them.
 
 `auto_explain` reports every statement, those inside of functions too, to the very session: prepared by the driver that
-workers use, under the settings that workers pin. Nothing is copied from the .sql files, so nothing can differ from them.
+workers use, under the settings that workers pin. Nothing is copied from the .sql files, so nothing differs from them.
 """
 
 from __future__ import annotations
@@ -63,15 +63,23 @@ class Explained:
     @property
     def rows(self) -> int:
         """How many rows it returned."""
-        rows: int = self._plan["Actual Rows"]
-        return rows
+        return int(self._plan["Actual Rows"])
 
     @property
     def blocks(self) -> int:
-        """How many blocks it touched. A CTE is counted with whoever reads it; one that writes, and is never read, is not."""
+        """How many blocks it touched. A CTE is counted with whoever reads it; one that only writes, by itself."""
         read = {f"CTE {node['CTE Name']}" for node in self.nodes if "CTE Name" in node}
-        unread = [node for node in self.nodes if node["Node Type"] == "ModifyTable" and _is_unread(node, read)]
+        unread = [
+            node for node in self.nodes if node["Node Type"] == "ModifyTable" and _is_unread(node, read)
+        ]
         return sum(node["Shared Hit Blocks"] + node["Shared Read Blocks"] for node in [self._plan, *unread])
+
+
+def check(explained: Explained, indexes: set[str], *, blocks: int) -> None:
+    """It was found by these indexes and no other way, and touched no more than so many blocks."""
+    assert not explained.seq_scans, explained
+    assert explained.indexes == indexes, explained
+    assert explained.blocks <= blocks, explained
 
 
 class Explainer:
@@ -86,11 +94,16 @@ class Explainer:
     @asynccontextmanager
     async def open(cls, dsn: str) -> AsyncIterator[Explainer]:
         connection = await asyncpg.connect(dsn, server_settings=PINNED)
-        await connection.execute("load 'auto_explain'")
-        for name, value in _REPORTS.items():
-            await connection.execute(f"set {name} = '{value}'")
-        yield cls(connection)
-        await connection.close()
+        try:
+            # asyncpg asks the catalog about these before their first use; from then on every statement is ours.
+            await connection.fetch("select null::bigint[], null::int[], null::boolean[], null::bytea[]")
+            await connection.fetch("select null::interval[], null::timestamptz[]")
+            await connection.execute("load 'auto_explain'")
+            for name, value in _REPORTS.items():
+                await connection.execute(f"set {name} = '{value}'")
+            yield cls(connection)
+        finally:
+            await connection.close()
 
     async def explain(self, plan: Plan[Any]) -> list[Explained]:
         """Run it, for good, and tell how each of its statements went; of a function, those inside come first."""
@@ -99,12 +112,16 @@ class Explainer:
 
     async def run(self, plan: Plan[T]) -> tuple[T, list[Explained]]:
         """The same, with what the plan returned."""
+        await self._listen()
         self._heard.clear()
         result = await run_asyncpg(self.connection, plan, "gen_durable")
+        await self._listen()
+        return result, list(self._heard)
+
+    async def _listen(self) -> None:
         # In a transaction the portal of a SELECT stays open, and unreported, until the next one takes its place.
         await self.connection.execute("show jit")
         await asyncio.sleep(0)  # asyncpg calls listeners in the next round of the loop
-        return result, list(self._heard)
 
     def _hear(self, _: object, message: Any) -> None:
         _, found, report = message.message.partition("plan:\n")

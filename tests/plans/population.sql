@@ -1,11 +1,11 @@
 -- 200,000 instances in every state that there is, side by side on the same pages, with their signals and execution records.
--- Two draws of luck are left out: a row's neighbours are never of its own kind, and all of it is there at once.
+-- No row has a neighbour of its own kind, so whatever is found together was not stored together.
 --
 --   n % 20   what                                                   how many
---   0 … 7    ended, the seventh of them under a key of their own      80,000
+--   0 … 7    ended; those of 7 had a correlation key                  80,000
 --   8 … 11   due, in queues q0 … q3, priorities 0, 10 and 20          40,000
 --   12, 13   due in the future, in the same queues                    20,000
---   14 … 16  parked for a signal; every fifth with a deadline         30,000
+--   14 … 16  parked for a signal; half of 14 with a deadline          30,000
 --   17       children of 1,000 parents, ten each; one of ten executes 10,000
 --   18       keyed: 1,000 keys of ten rows, the first of a key executes, the others are due, half of them gated
 --   19       parents (1,000), executing (2,000), and due at times to come (7,000)
@@ -20,7 +20,7 @@ select n, 'Machine' || n % 3, 'step', status, jsonb_build_object('order', n, 'no
        case when kind = 18 then 'keyed' else 'q' || m % 4 end,
        case when kind between 8 and 11 then m % 3 * 10 else 0 end,
        case when kind in (12, 13) or (kind = 19 and m >= 3000) then now() + interval '1 day' + n * interval '1 second'
-            else now() - n * interval '1 ms' end,
+            else now() - (200001 - n) * interval '1 ms' end,
        case when is_ended then 2 when kind >= 17 then 1 else 0 end, case when is_ended then 3 else 0 end,
        case when kind between 14 and 16 then '{paid,shipped}'::text[] end,
        case when kind = 14 and m % 2 = 0 then case when m < 200 then now() - interval '1 s' else now() + interval '1 h' end end,
@@ -35,7 +35,7 @@ select n, 'Machine' || n % 3, 'step', status, jsonb_build_object('order', n, 'no
        case when kind in (7, 14) then '{runnable,executing,awaiting_signal,awaiting_children}'::gen_durable.durable_status[] end,
        case when kind = 15 then convert_to('unique:' || n, 'UTF8') end,
        case when kind = 15 then '{runnable,executing,awaiting_signal,awaiting_children}'::gen_durable.durable_status[] end,
-       now() - (200001 - n) * interval '1 s', case when is_ended then now() - n * interval '1 s' end
+       now() - (200001 - n) * interval '1 s', case when is_ended then now() - interval '1 h' - n * interval '1 s' end
   from (select n, n % 20 as kind, (n / 20)::int as m from generate_series(0, 199999) as n) numbered
  cross join lateral (
    select case when kind <= 7 then case m % 10 when 0 then 'failed' else 'done' end

@@ -10,7 +10,7 @@ import pytest
 
 
 @pytest.fixture
-async def db(durable_dsn: str) -> AsyncIterator[Any]:
-    connection = await asyncpg.connect(durable_dsn)
+async def db(direct_dsn: str) -> AsyncIterator[Any]:
+    connection = await asyncpg.connect(direct_dsn)
     yield connection
     await connection.close()

@@ -13,7 +13,7 @@ from gen_durable.telemetry import Event
 EventT = TypeVar("EventT", bound=Event)
 
 # Leases run out while somebody watches, and nothing waits long for a poll.
-FAST: Final = Settings(
+FAST: Final = Settings.load(
     lease=timedelta(seconds=1),
     heartbeat=timedelta(milliseconds=300),
     reap_interval=timedelta(milliseconds=100),
@@ -21,7 +21,7 @@ FAST: Final = Settings(
     drain_timeout=timedelta(seconds=5),
 )
 # Nobody loses a lease unless a test takes it away.
-CALM: Final = Settings(poll_interval=timedelta(milliseconds=100), drain_timeout=timedelta(seconds=1))
+CALM: Final = Settings.load(poll_interval=timedelta(milliseconds=100), drain_timeout=timedelta(seconds=1))
 AN_HOUR: Final = timedelta(hours=1)
 # Long enough for a busy machine; a test that gets here has failed.
 PATIENCE: Final = timedelta(seconds=20)

@@ -97,6 +97,7 @@ async def test_a_step_that_ends_within_the_drain_is_committed(
 
 
 @both_signals
+@pytest.mark.clause("DRN-4")
 async def test_a_second_signal_is_immediate(durable_dsn: str, db: Any, number: signal.Signals) -> None:
     async with (
         AsyncClient(durable_dsn, settings=CALM) as client,

@@ -77,7 +77,8 @@ async def test_an_instance_that_failed_for_its_state_can_still_be_read(durable_d
             """update gen_durable.gen_durable set state = '{"number": "x"}', eligible_at = now()"""
         )
         failed = await worker.wait(ref, timeout=PATIENCE)
-    assert (failed.status, failed.state) == (Status.FAILED, {"number": "x"})
+    stored: Any = failed.state
+    assert (failed.status, stored) == (Status.FAILED, {"number": "x"})
     assert "does not fit Order" in str(failed.last_error)
 
 

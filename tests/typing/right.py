@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, TypedDict, assert_never, assert_type
@@ -20,6 +21,8 @@ from gen_durable import (
     Done,
     Duplicate,
     DuplicateSignal,
+    ExecutionRecord,
+    ExecutionStatus,
     Inserted,
     Instance,
     Machine,
@@ -32,9 +35,11 @@ from gen_durable import (
     Settings,
     Signal,
     Spec,
+    Sql,
     Status,
     Step,
     Stop,
+    Transaction,
     Worker,
     backoff,
     step,
@@ -154,6 +159,43 @@ class Extended(Base):
         return await super().second(ctx)
 
 
+class Booker:
+    """An object may be an effect."""
+
+    async def __call__(self, tx: Transaction) -> int:
+        return 1
+
+
+class Booking(Machine[Parcel, Label]):
+    """A statement or an async function, with any outcome but Retry."""
+
+    async def book(self, tx: Transaction) -> None:
+        assert_type(await tx.execute("update a set b = $1", 5), str)
+        assert_type(await tx.fetch("select 1"), list[Any])
+        assert_type(await tx.fetchval("select 1"), Any)
+        row = await tx.fetchrow("select 1 as n")
+        assert_type(row["n"], Any)
+
+    async def book_for(self, number: int, tx: Transaction) -> str:
+        return await tx.execute("update a set b = $1", number)
+
+    @step
+    async def only(self, ctx: Context[Parcel]) -> Outcome[Label]:
+        if ctx.attempt == 1:
+            return Next(self.only, effect=Sql("update a set b = $1 where c = $2", ctx.state.number, "x"))
+        if ctx.attempt == 2:
+            return Await("paid", then=self.only, effect=self.book)
+        if ctx.attempt == 3:
+            return ScheduleChildren([], then=self.only, effect=Booker())
+        if ctx.attempt == 4:
+            return Done(Label(1), effect=functools.partial(self.book_for, ctx.state.number))
+
+        async def inner(tx: Transaction) -> None:
+            await tx.execute("select 1", ctx.id)
+
+        return Stop("late", effect=inner)
+
+
 class Fields(TypedDict):
     n: int
 
@@ -207,6 +249,11 @@ async def producer(client: AsyncClient, conn: psycopg.AsyncConnection[Any]) -> N
     assert_type((await client.wait(await client.insert(Tick))).result, int)
     assert_type((await client.wait(await client.insert(Delivery, args=Parcel(1)))).state, Parcel)
 
+    for execution in await client.executions(parcel):
+        assert_type(execution, ExecutionRecord)
+        assert_type(execution.status is ExecutionStatus.COMMITTED, bool)
+        assert_type(execution.started_at, datetime | None)
+
     many = await client.insert_all([Spec(Delivery, Parcel(n)) for n in range(3)], conn=conn)
     assert_type(many[0].id, int)
     await client.insert_all([Spec(Delivery, Parcel(1)), Spec(Tick)])
@@ -227,10 +274,11 @@ def blocking(client: Client, conn: psycopg.Connection[Any]) -> None:
     parcel = client.insert(Delivery, Parcel(1), conn=conn)
     assert_type(client.wait(parcel).result, Label | Refund)
     client.signal(parcel, Delivery.payment, Payment(1), conn=conn)
+    assert_type(client.executions(parcel)[0].attempt, int)
 
 
 def workers() -> None:
-    settings = Settings(lease=timedelta(minutes=2))
+    settings = Settings(lease=timedelta(minutes=2), executions="failures", pooler="transaction")
     Worker([Delivery, Open()], queues={"parcels": 1, "default": Queue(concurrency=2)}, settings=settings)
 
 

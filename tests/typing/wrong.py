@@ -25,7 +25,9 @@ from gen_durable import (
     Settings,
     Signal,
     Spec,
+    Sql,
     Stop,
+    Transaction,
     Worker,
     step,
 )
@@ -177,6 +179,53 @@ class Delivery(Machine[Parcel, Label]):
         return Stop(error)
 
 
+async def book(tx: Transaction) -> None:
+    await tx.commit()  # E: it ends by itself
+    await tx.execute()  # E: there is no statement
+    await tx.execute(Sql("select 1"))  # E: a text is wanted
+    tx.execute("select 1")  # E: it is not awaited
+
+
+def plain(tx: Transaction) -> None: ...
+
+
+async def two(tx: Transaction, number: int) -> None: ...
+
+
+async def none() -> None: ...
+
+
+async def other(client: AsyncClient) -> None: ...
+
+
+class Booking(Machine[Parcel, Label]):
+    @step
+    async def only(self, ctx: Context[Parcel]) -> Outcome[Label]:
+        if ctx.attempt == 1:
+            return Next(self.only, effect="update a set b = 1")  # E: a bare text
+        if ctx.attempt == 2:
+            return Await("a", then=self.only, effect=plain)  # E: a plain function
+        if ctx.attempt == 3:
+            return ScheduleChildren([], then=self.only, effect=two)  # E: a parameter too many
+        if ctx.attempt == 4:
+            return Done(Label(1), effect=none)  # E: no parameter
+        return Retry(effect=Sql("select 1"))  # E: a retry is no transition
+
+    @step
+    async def more(self, ctx: Context[Parcel]) -> Outcome[Label]:
+        if ctx.attempt == 5:
+            return Done(Label(1), effect=other)  # E: a parameter of another type
+        if ctx.attempt == 6:
+            return Stop("late", effect=lambda tx: None)  # E: a plain function
+        if ctx.attempt == 7:
+            return Stop("late", effect=[Sql("select 1"), Sql("select 2")])  # E: one is enough
+        if ctx.attempt == 8:
+            return Stop("late", effect=Sql())  # E: there is no statement
+        if ctx.attempt == 9:
+            return Stop("late", effect=Sql(5))  # E: a statement is a text
+        return Next(self.only, effect=book(ctx))  # E: an effect that was called
+
+
 class Twice(Machine[Parcel]):
     @step
     def start(self, ctx: Context[Parcel]) -> Outcome:  # E(pyright): two steps of one name
@@ -253,6 +302,7 @@ async def producer(client: AsyncClient, pool: Pool, blocking_conn: psycopg.Conne
 
 async def mixed(client: Client, conn: psycopg.AsyncConnection[Any]) -> None:
     await client.insert(Delivery, Parcel(1))  # E: a blocking call cannot be awaited
+    print(client.executions(7)[0].state)  # E: an execution has none
     client.insert(Delivery, Parcel(1), conn=conn)  # E: a connection of the other kind
 
 
@@ -279,4 +329,6 @@ Worker([Delivery], queue={"default": 1})  # E: there is no such option
 Worker([Delivery], queues={"default": "many"})  # E: a text is no number
 Settings(leese=timedelta(1))  # E: there is no such setting
 Settings(lease=60)  # E: a number is no duration
+Settings(executions="some")  # E: all, failures or off
+Settings(pooler="session")  # E: none or transaction
 Queue(5)  # E: by name only

@@ -57,6 +57,11 @@ def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"threads": True}, "settings.threads must be a whole number, got True"),
         ({"max_payload": 2**28}, "settings.max_payload must be at most 268435455"),
         ({"max_children": 1.5}, "settings.max_children must be a whole number, got 1.5"),
+        ({"executions": "some"}, "settings.executions must be all, failures or off, got 'some'"),
+        ({"executions": True}, "settings.executions must be all, failures or off, got True"),
+        ({"executions": None}, "settings.executions must be all, failures or off, got None"),
+        ({"pooler": "session"}, "settings.pooler must be none or transaction, got 'session'"),
+        ({"pooler": None}, "settings.pooler must be none or transaction, got None"),
     ],
 )
 def test_a_setting_out_of_range_is_refused_by_its_full_name(given: dict[str, Any], message: str) -> None:
@@ -68,6 +73,36 @@ def test_a_heartbeat_of_half_the_lease_is_allowed() -> None:
     assert Settings(lease=timedelta(seconds=2), heartbeat=timedelta(seconds=1)).heartbeat == timedelta(
         seconds=1
     )
+
+
+def test_every_execution_is_recorded_and_nothing_stands_before_the_server_unless_somebody_says_so() -> None:
+    assert (Settings().executions, Settings().pooler) == ("all", "none")
+
+
+@pytest.mark.parametrize("level", ["all", "failures", "off"])
+def test_the_level_of_records_may_come_from_the_environment_or_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, level: str
+) -> None:
+    file = tmp_path / "settings.toml"
+    file.write_text(f'[tool.gen_durable]\nexecutions = "{level}"\npooler = "transaction"\n')
+    settings = Settings.load(file)
+    assert (settings.executions, settings.pooler) == (level, "transaction")
+    monkeypatch.setenv("GEN_DURABLE_EXECUTIONS", "off")
+    monkeypatch.setenv("GEN_DURABLE_POOLER", "none")
+    settings = Settings.load(file)
+    assert (settings.executions, settings.pooler) == ("off", "none")
+
+
+def test_a_level_that_is_none_is_refused_wherever_it_comes_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "settings.toml"
+    file.write_text("[tool.gen_durable]\nexecutions = false\n")
+    with pytest.raises(SettingsError, match=r"settings\.executions must be all, failures or off, got False"):
+        Settings.load(file)
+    monkeypatch.setenv("GEN_DURABLE_POOLER", "pgbouncer")
+    with pytest.raises(SettingsError, match=r"settings\.pooler must be none or transaction, got 'pgbouncer'"):
+        Settings.load()
 
 
 def test_settings_cannot_be_changed() -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import functools
 from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 from hypothesis import given, settings
@@ -14,7 +16,18 @@ from gen_durable._typing import KEEP
 from gen_durable.context import Context
 from gen_durable.errors import UsageError
 from gen_durable.machine import Machine, step
-from gen_durable.outcome import Await, Done, Next, Outcome, Retry, ScheduleChildren, Stop, reason_text
+from gen_durable.outcome import (
+    Await,
+    Done,
+    Next,
+    Outcome,
+    Retry,
+    ScheduleChildren,
+    Sql,
+    Stop,
+    Transaction,
+    reason_text,
+)
 from gen_durable.refs import Spec
 from gen_durable.signals import Signal
 
@@ -160,6 +173,116 @@ def test_no_message_quotes_a_private_value() -> None:
         with pytest.raises(UsageError) as caught:
             make()
         assert "secret" not in str(caught.value)
+
+
+async def book(tx: Transaction) -> None:
+    await tx.execute("select 1")
+
+
+def plain(tx: Transaction) -> None:
+    raise AssertionError
+
+
+async def generate(tx: Transaction) -> Any:
+    yield tx
+
+
+class Booker:
+    async def __call__(self, tx: Transaction) -> None:
+        await book(tx)
+
+    async def book(self, who: str, tx: Transaction) -> None:
+        await book(tx)
+
+
+def _with_effect(effect: Any) -> list[Any]:
+    return [
+        Next("on", effect=effect),
+        Await(paid, then="on", effect=effect),
+        ScheduleChildren([], then="on", effect=effect),
+        Done(1, effect=effect),
+        Done(effect=effect),
+        Stop("late", effect=effect),
+    ]
+
+
+@pytest.mark.parametrize(
+    "effect",
+    [
+        Sql("select 1"),
+        book,
+        Booker(),
+        functools.partial(Booker().book, "me"),
+        functools.partial(functools.partial(Booker().book, "me")),
+        AsyncMock(),
+        None,
+    ],
+)
+def test_an_effect_is_a_statement_or_an_async_function(effect: Any) -> None:
+    assert [outcome.effect for outcome in _with_effect(effect)] == [effect] * 6
+
+
+@pytest.mark.parametrize(
+    ("effect", "message"),
+    [
+        ("update invoice", r"the effect is a bare text; wrap it: effect=Sql\(text, \*arguments\)"),
+        (plain, "the effect is of type function, which is no async function; give Sql"),
+        (lambda tx: None, "the effect is of type function"),
+        (generate, "the effect is of type function"),
+        (Booker, "the effect is of type type"),
+        (functools.partial(plain), "the effect is of type partial"),
+        (5, "the effect is of type int"),
+        ([Sql("select 1")], "the effect is of type list"),
+        (False, "the effect is of type bool"),
+        (b"update invoice", "the effect is of type bytes"),
+    ],
+)
+def test_what_can_be_no_effect_is_refused(effect: Any, message: str) -> None:
+    makers: list[Any] = [
+        lambda: Next("on", effect=effect),
+        lambda: Await(paid, then="on", effect=effect),
+        lambda: ScheduleChildren([], then="on", effect=effect),
+        lambda: Done(1, effect=effect),
+        lambda: Stop("late", effect=effect),
+    ]
+    for make in makers:
+        with pytest.raises(UsageError, match=message):
+            make()
+
+
+def test_a_coroutine_that_was_made_too_early_is_no_effect() -> None:
+    made: Any = book(AsyncMock())
+    with pytest.raises(UsageError, match="the effect is of type coroutine"):
+        Done(effect=made)
+    made.close()
+
+
+def test_a_retry_takes_no_effect() -> None:
+    with pytest.raises(TypeError, match="unexpected keyword argument 'effect'"):
+        Retry(effect=Sql("select 1"))  # type: ignore[call-arg]
+
+
+def test_an_outcome_with_another_effect_is_another_outcome() -> None:
+    assert Done(1, effect=Sql("update a set b = $1", 5)) == Done(1, effect=Sql("update a set b = $1", 5))
+    for other in (Sql("update a set b = $1", 6), Sql("update a set c = $1", 5), book, None):
+        assert Done(1, effect=Sql("update a set b = $1", 5)) != Done(1, effect=other)
+    assert Next("on", effect=book) == Next("on", effect=book) != Next("on")
+
+
+def test_a_statement_is_read_as_it_was_written() -> None:
+    assert repr(Sql("update a set b = $1", 5)) == "Sql(query='update a set b = $1', args=(5,))"
+    match Sql("update a set b = $1", 5):
+        case Sql(query, args):
+            assert (query, args) == ("update a set b = $1", (5,))
+
+
+@pytest.mark.parametrize(
+    ("query", "message"),
+    [("", "is empty"), (" \n", "is empty"), (5, "is of type int"), (None, "is of type NoneType")],
+)
+def test_a_statement_is_a_text_that_says_something(query: Any, message: str) -> None:
+    with pytest.raises(UsageError, match=f"the statement of this Sql {message}; write Sql"):
+        Sql(query)
 
 
 class MuteError(Exception):

@@ -9,8 +9,8 @@ from ..config import Pooler
 from ..errors import UsageError
 from .failures import StatementError, is_outage
 from .plan import Plan
-from .pool import PINNED, unreachable
-from .runner import run_psycopg
+from .pool import PINNED, local, only, unreachable
+from .runner import from_psycopg, run_psycopg
 
 __all__ = ["BlockingDatabase"]
 
@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 # The settings that we rely on: for a session of ours, and (behind a pooler) for one transaction.
 _OPTIONS: Final = " ".join(f"-c {name}={value.replace(' ', chr(92) + ' ')}" for name, value in PINNED.items())
-_LOCAL: Final = "; ".join(f"set local {name} = '{value}'" for name, value in PINNED.items())
+_LOCAL: Final = "; ".join(local(PINNED))
 
 
 class BlockingDatabase:
@@ -34,27 +34,54 @@ class BlockingDatabase:
 
     def run(self, plan: Plan[T]) -> T:
         """Run a plan of one statement, or of several that need no common transaction."""
-        if self._is_pooled:
-            return self.run_in_transaction(plan)
         with self._lock:
-            return self._run(self._connection(), plan)
+            if self._is_pooled:
+                return self._run_one_by_one(plan)
+            conn = self._connection()
+            try:
+                return run_psycopg(conn, plan, self.schema)
+            except StatementError as error:
+                self._note(error)
+                raise
 
     def run_in_transaction(self, plan: Plan[T]) -> T:
         """Run a plan as one transaction."""
         with self._lock:
             conn = self._connection()
-            with conn.transaction():
-                if self._is_pooled:
-                    conn.execute(_LOCAL)
-                return self._run(conn, plan)
+            import psycopg
 
-    def _run(self, conn: Any, plan: Plan[T]) -> T:
+            try:
+                with conn.transaction():
+                    if self._is_pooled:
+                        conn.execute(_LOCAL)
+                    return run_psycopg(conn, plan, self.schema)
+            except StatementError as error:
+                self._note(error)
+                raise
+            except psycopg.Error as error:  # of BEGIN or COMMIT
+                failure = from_psycopg(error)
+                self._note(failure)
+                raise failure from error
+
+    def _run_one_by_one(self, plan: Plan[T]) -> T:
+        """Every statement as a transaction of its own: after one that failed, the plan may go on with another."""
         try:
-            return run_psycopg(conn, plan, self.schema)
-        except StatementError as error:
-            if is_outage(error):
-                self.close()
-            raise
+            call = next(plan)
+            while True:
+                try:
+                    rows = self.run_in_transaction(only(call))
+                except StatementError as error:
+                    call = plan.throw(error)
+                else:
+                    call = plan.send(rows)
+        except StopIteration as finished:
+            result: T = finished.value
+            return result
+
+    def _note(self, error: StatementError) -> None:
+        """After an outage the next use opens another connection."""
+        if is_outage(error):
+            self.close()
 
     def close(self) -> None:
         """Close the connection; the next use opens another."""
@@ -81,4 +108,7 @@ class BlockingDatabase:
                 )
             except (psycopg.Error, ValueError) as error:
                 raise unreachable(self._dsn, error, self._advice) from error
+            if self._is_pooled:  # said by every BEGIN, because the session has the defaults of its role
+                self._conn.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
+                self._conn.read_only = False
         return self._conn

@@ -62,7 +62,7 @@ def is_one_statement(entries: Sequence[CommitEntry]) -> bool:
 def commit_plain(entries: Sequence[CommitEntry], recorder: Recorder) -> Plan[CommitReport]:
     """Commit plain outcomes: one statement, and at most two more if there are signals that nobody knew of."""
     rows = _by_lease((yield _plain_call(entries, recorder)))
-    yield from _sweep(rows)
+    yield from _sweep(rows.values())
     inbox = yield from _inbox_of_kept(rows)
     return _report(entries, rows, inbox, set())
 
@@ -75,7 +75,7 @@ def commit(entries: Sequence[CommitEntry], recorder: Recorder) -> Plan[CommitRep
     parked = [row["id"] for row in rows.values() if row["status"] == "awaiting_signal" and row["has_signals"]]
     if parked:
         queues |= {row["queue"] for row in (yield _SQL["recheck"](ids=parked))}
-    yield from _sweep(rows)
+    yield from _sweep(rows.values())
     freed = [
         entry.held_key
         for entry in entries
@@ -124,6 +124,8 @@ def unlocked(entries: Sequence[CommitEntry]) -> Plan[tuple[list[CommitEntry], li
 def resolve(entries: Sequence[CommitEntry]) -> Plan[list[CommitResult | None]]:
     """After a COMMIT whose answer was lost: which of these are durable? `None`: not committed, send it again."""
     rows = {row["id"]: row for row in (yield _SQL["standing"](ids=[entry.id for entry in entries]))}
+    # `commit_plain` sweeps after it has committed: the connection may have been lost in between.
+    yield from _sweep(rows.values())
     inbox: Mapping[int, tuple[SignalRow, ...]] = {}
     if kept := [entry.id for entry in entries if entry.kind == "keep" and entry.id in rows]:
         inbox = yield from pick.inboxes(kept)
@@ -169,8 +171,8 @@ def _insert_children(entries: Sequence[CommitEntry], rows: Mapping[Lease, Row]) 
     return queues
 
 
-def _sweep(rows: Mapping[Lease, Row]) -> Plan[None]:
-    if ended := [row["id"] for row in rows.values() if row["has_signals"] and row["status"] in _ENDED]:
+def _sweep(rows: Iterable[Row]) -> Plan[None]:
+    if ended := [row["id"] for row in rows if row["has_signals"] and row["status"] in _ENDED]:
         yield from sweep(ended)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import TypeAlias
 
 import msgspec
@@ -13,7 +13,7 @@ from . import pick
 from .plan import Plan, statements
 from .signal import sweep
 
-__all__ = ["Expired", "Lease", "Reaped", "expire", "mark_started", "reap", "renew"]
+__all__ = ["Expired", "Lease", "Reaped", "expire", "mark_started", "reap", "renew", "suspect"]
 
 _SQL = statements("lease.sql")
 
@@ -64,9 +64,18 @@ def mark_started(begun: Mapping[tuple[Lease, int], timedelta]) -> Plan[set[tuple
     return {((row["id"], row["lease_token"]), row["step_seq"]) for row in rows}
 
 
-def reap(lease: timedelta, crash_limit: int, level: RecordLevel) -> Plan[Reaped]:
-    """Return executions whose lease ran out to their queues. Needs a transaction."""
-    rows = yield _SQL["reap"](lease=lease, crash_limit=crash_limit, record=level)
+def suspect() -> Plan[datetime | None]:
+    """The database's time, if a lease has run out by now."""
+    (row,) = yield _SQL["suspect"]()
+    now: datetime = row["now"]
+    return now if row["is_any"] else None
+
+
+def reap(
+    lease: timedelta, crash_limit: int, level: RecordLevel, suspected_at: datetime | None = None
+) -> Plan[Reaped]:
+    """Return executions whose lease had run out at that time, or has now, to their queues. Needs a transaction."""
+    rows = yield _SQL["reap"](lease=lease, crash_limit=crash_limit, record=level, suspected_at=suspected_at)
     queues = {row["queue"] for row in rows if row["status"] == "runnable"}
     for row in rows:
         queues.update(row["released"] or ())

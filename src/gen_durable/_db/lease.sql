@@ -30,15 +30,22 @@ returning g.id, g.lease_token, g.step_seq
 select g.id, g.lease_token from unnest(:ids::bigint[], :lease_tokens::bigint[]) as mine (id, lease_token)
   join gen_durable.gen_durable g on g.id = mine.id and g.lease_token = mine.lease_token
 
+-- name: suspect
+-- What time is it, and has any lease run out by now? Whoever has not renewed it one heartbeat later is dead.
+select statement_timestamp() as now,
+       exists (select from gen_durable.gen_durable g
+                where g.status = 'executing' and g.lease_expires_at < statement_timestamp()) as is_any
+
 -- name: reap
 -- Executions whose lease ran out go back to their queue: attempt and crash_count grow, the next try waits 1, 2, 4 … 300 s,
 -- and after :crash_limit crashes in one step the instance fails as poison, through the same end as any other.
--- Nothing is reaped within one lease of the server's start: after an outage the living renew first.
+-- Nothing is reaped within one lease of the server's start: after an outage the living renew first. And only what had run
+-- out at :suspected_at: a server that was frozen, this very statement in its ears, reaps nobody who could not renew meanwhile.
 -- Ordered, bounded, SKIP LOCKED. Then: ungate the keys that come back.
 with dead as materialized (
   select g.id, g.step_seq, g.execution, g.attempt, g.step, g.locked_by, g.leased_at, g.started_at
     from gen_durable.gen_durable g
-   where g.status = 'executing' and g.lease_expires_at < statement_timestamp()
+   where g.status = 'executing' and g.lease_expires_at < coalesce(:suspected_at::timestamptz, statement_timestamp())
      and pg_postmaster_start_time() < statement_timestamp() - :lease::interval
    order by g.id limit 500
      for no key update skip locked

@@ -5,22 +5,24 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
 from ..config import Pooler
 from ..errors import UnreachableError
 from .failures import StatementError
-from .plan import Plan
-from .runner import from_asyncpg, run_asyncpg
+from .plan import Call, Plan, Rows, Script
+from .runner import asyncpg_failures, from_asyncpg, run_asyncpg
 
-__all__ = ["PINNED", "Database", "connect", "is_gone", "redacted", "unreachable"]
+__all__ = ["PINNED", "Database", "connect", "is_gone", "local", "only", "redacted", "unreachable"]
 
 T = TypeVar("T")
 
 # Whatever the role or the database has as defaults: the statements were proved under READ COMMITTED, an outcome is
 # acknowledged only when it is on disk, and no wait is endless. Generic plans and no JIT: planning these statements anew
-# costs more than running them, and one compiled pick took 650 ms. psycopg reads times only as ISO writes them.
+# costs more than running them, and one compiled pick took 650 ms. No sequential scans: a plan that was made while the
+# table was empty would else go on reading all of it when it no longer is. psycopg reads times only as ISO writes them.
 PINNED: Final = {
     "application_name": "gen_durable",
     "default_transaction_isolation": "read committed",
@@ -31,12 +33,20 @@ PINNED: Final = {
     "idle_in_transaction_session_timeout": "30s",
     "jit": "off",
     "plan_cache_mode": "force_generic_plan",
+    "enable_seqscan": "off",
     "datestyle": "ISO",
     "intervalstyle": "postgres",
 }
 # Beyond the server's own timeout: it strikes only when the server does not answer at all, as on a half-open connection.
 _ANSWER_WITHIN: Final = 40.0
 _CONNECT_WITHIN: Final = 10.0
+# A plan is made for the size that the table has at that time; after so many seconds it is made anew. Otherwise a table
+# that grows in a rush is served by the plans of a tiny one until the server gets to analyze it.
+_PLAN_LIFETIME: Final = 10
+# What asyncpg has to ask the server about before it can send them.
+_ARRAYS: Final = ("bigint[]", "int[]", "boolean[]", "bytea[]", "interval[]", "timestamptz[]")
+_READ_ONLY: Final = "25006"
+_NOT_SUPPORTED: Final = "0A000"
 # Up to the last "@": a password may hold ":" and "@". Hiding too much is better than hiding too little.
 _PASSWORDS: Final = (
     (re.compile(r"(//[^:/@\s]*):\S*@"), r"\1:***@"),
@@ -63,6 +73,7 @@ class Database:
         size: int = 10,
         advice: str = "",
         lock_timeout: str = "10s",
+        answer_within: float | None = None,
         pooler: Pooler = "none",
     ) -> Self:
         """Make a pool, with `least` connections at once and `size` of them at most.
@@ -78,8 +89,14 @@ class Database:
         async def leave_as_is(connection: Any) -> None:
             """Nothing to reset: we set nothing on a session. The usual reset would cost a round trip per use."""
 
+        async def learn_types(connection: Any) -> None:
+            """Now, because asyncpg turns jit off for it, and back to what it finds: it must not find what we pin."""
+            async with connection.transaction():
+                await connection.fetch("select " + ", ".join(f"null::{kind}" for kind in _ARRAYS))
+
         pins = {**PINNED, "lock_timeout": lock_timeout}
         is_pooled = pooler == "transaction"
+        failures: tuple[type[Exception], ...] = (*asyncpg_failures(), ValueError)
         try:
             pool = await asyncpg.create_pool(
                 dsn,
@@ -87,12 +104,14 @@ class Database:
                 max_size=size,
                 server_settings=None if is_pooled else pins,
                 statement_cache_size=0 if is_pooled else 100,
-                command_timeout=_ANSWER_WITHIN,
-                timeout=_CONNECT_WITHIN,
+                max_cached_statement_lifetime=_PLAN_LIFETIME,
+                init=learn_types if is_pooled else None,
+                command_timeout=min(answer_within or _ANSWER_WITHIN, _ANSWER_WITHIN),
+                timeout=min(answer_within or _CONNECT_WITHIN, _CONNECT_WITHIN),
                 reset=leave_as_is,
                 max_inactive_connection_lifetime=300,
             )
-        except (TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError, OSError, ValueError) as error:
+        except failures as error:
             raise unreachable(dsn, error, advice) from error
         return cls(pool, schema, pins if is_pooled else None)
 
@@ -114,9 +133,24 @@ class Database:
     async def run(self, plan: Plan[T]) -> T:
         """Run a plan of one statement, or of several that need no common transaction."""
         if self._pins is not None:
-            return await self.run_in_transaction(plan)
+            return await self._run_one_by_one(plan)
         async with _Acquired(self._pool) as conn:
             return await run_asyncpg(conn, plan, self.schema)
+
+    async def _run_one_by_one(self, plan: Plan[T]) -> T:
+        """Every statement as a transaction of its own: after one that failed, the plan may go on with another."""
+        try:
+            call = next(plan)
+            while True:
+                try:
+                    rows = await self.run_in_transaction(only(call))
+                except StatementError as error:
+                    call = plan.throw(error)
+                else:
+                    call = plan.send(rows)
+        except StopIteration as finished:
+            result: T = finished.value
+            return result
 
     async def run_in_transaction(self, plan: Plan[T], *, lock_timeout: str | None = None) -> T:
         """Run a plan as one transaction."""
@@ -147,15 +181,15 @@ class _Acquired:
         self._acquire = pool.acquire()
 
     async def __aenter__(self) -> Any:
-        import asyncpg
-
         try:
             return await self._acquire.__aenter__()
-        except (TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError, OSError) as error:
+        except asyncpg_failures() as error:
             raise from_asyncpg(error) from error
 
     async def __aexit__(self, *error: Any) -> None:
-        await self._acquire.__aexit__(*error)
+        # A connection that breaks on its way back has done what it had to; the pool drops it.
+        with suppress(*asyncpg_failures()):
+            await self._acquire.__aexit__(*error)
 
 
 class _Transaction:
@@ -168,15 +202,24 @@ class _Transaction:
         self._fresh = "reset all; reset role; " if is_lent else ""
 
     async def __aenter__(self) -> None:
-        local = "".join(f"; set local {name} = '{value}'" for name, value in self._settings.items())
-        await self._execute(f"{self._fresh}begin isolation level read committed{local}")
+        try:
+            await self._execute(f"{self._fresh}{_begin(self._settings)}")
+        except BaseException as error:
+            await self._roll_back()  # it may have begun all the same
+            # A standby answers so to READ WRITE; otherwise it would refuse the first write as read-only.
+            if isinstance(error, StatementError) and error.sqlstate == _NOT_SUPPORTED:
+                raise StatementError(_READ_ONLY, error.message) from error
+            raise
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         if error is None:
             await self._execute("commit")
-            return
+        else:
+            await self._roll_back()
+
+    async def _roll_back(self) -> None:
         try:
             await self._execute("rollback")
         except StatementError:
@@ -185,12 +228,29 @@ class _Transaction:
                 self._conn.terminate()
 
     async def _execute(self, text: str) -> None:
-        import asyncpg
-
         try:
             await self._conn.execute(text)
-        except (TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError, OSError) as error:
+        except asyncpg_failures() as error:
             raise from_asyncpg(error) from error
+
+
+def only(call: Call | Script) -> Plan[Rows]:
+    """A plan of one statement."""
+    return (yield call)
+
+
+def local(settings: Mapping[str, str]) -> list[str]:
+    """These settings for one transaction. Of its own kind it is told by its BEGIN; later it cannot be."""
+    return [
+        f"set local {name} = '{value}'"
+        for name, value in settings.items()
+        if not name.startswith("default_transaction_")
+    ]
+
+
+def _begin(settings: Mapping[str, str]) -> str:
+    read_write = " read write" if "default_transaction_read_only" in settings else ""
+    return "; ".join([f"begin isolation level read committed{read_write}", *local(settings)])
 
 
 def is_gone(conn: Any) -> bool:
@@ -211,7 +271,7 @@ async def connect(dsn: str) -> Any:
         return await asyncpg.connect(
             dsn, server_settings=PINNED, command_timeout=_ANSWER_WITHIN, timeout=_CONNECT_WITHIN
         )
-    except (TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError, OSError) as error:
+    except asyncpg_failures() as error:
         raise from_asyncpg(error) from error
 
 
@@ -225,6 +285,8 @@ def redacted(dsn: str) -> str:
 def unreachable(dsn: str, error: BaseException, advice: str) -> UnreachableError:
     """Why there is no connection, in one line."""
     cause = str(error).strip().split("\n")[0] or type(error).__name__
+    if "unsupported startup parameter" in cause:
+        advice = 'is that PgBouncer? then set GEN_DURABLE_POOLER, or settings.pooler, to "transaction"'
     return UnreachableError(
         redacted(dsn), _hidden(cause, dsn), advice or "is the server running, and is the DSN right?"
     )

@@ -9,16 +9,13 @@ from ..errors import UsageError
 from .failures import StatementError
 from .plan import Plan, Rows, Script, in_schema
 
-__all__ = ["driver_of", "run_asyncpg", "run_psycopg", "run_psycopg_async"]
+__all__ = ["asyncpg_failures", "driver_of", "run_asyncpg", "run_psycopg", "run_psycopg_async"]
 
 T = TypeVar("T")
 
 
 async def run_asyncpg(conn: Any, plan: Plan[T], schema: str) -> T:
     """Run a plan on an asyncpg connection."""
-    # Imported at the first use: a producer that brings its own psycopg connection never pays for asyncpg.
-    import asyncpg
-
     try:
         call = next(plan)
         while True:
@@ -28,7 +25,7 @@ async def run_asyncpg(conn: Any, plan: Plan[T], schema: str) -> T:
                     await conn.execute(call.text)
                 else:
                     rows = await conn.fetch(in_schema(call.statement.text, schema), *call.values)
-            except (TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError, OSError) as error:
+            except asyncpg_failures() as error:
                 call = plan.throw(from_asyncpg(error))
             else:
                 call = plan.send(rows)
@@ -105,6 +102,24 @@ def driver_of(conn: Any, *, blocking: bool) -> Callable[[Any, Plan[Any], str], A
             what, "a pool is in no transaction of yours: acquire a connection of it and pass that"
         )
     raise UsageError(what, f"pass {wanted}")
+
+
+def asyncpg_failures() -> tuple[type[Exception], ...]:
+    """Everything that asyncpg raises when a statement or a connection fails.
+
+    The internal error is among it: a connection that the server has ended while nobody used it answers so to its next
+    use, if that comes before asyncpg has heard the last of it.
+    """
+    # Imported at the first use: a producer that brings its own psycopg connection never pays for asyncpg.
+    import asyncpg
+
+    return (
+        TimeoutError,
+        OSError,
+        asyncpg.PostgresError,
+        asyncpg.InterfaceError,
+        asyncpg.InternalClientError,
+    )
 
 
 def from_asyncpg(error: BaseException) -> StatementError:

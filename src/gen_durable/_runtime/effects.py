@@ -7,6 +7,7 @@ or was cancelled. A slow effect holds its own row and nobody else's.
 
 from __future__ import annotations
 
+import asyncio
 import re
 from typing import Any, Final
 
@@ -90,9 +91,12 @@ async def _run(effect: Effect, transaction: _Transaction) -> None:
         else:
             await effect(transaction)
     finally:
-        is_busy = transaction.is_busy
-        transaction.close()
-    if is_busy:
+        if left := transaction.close():
+            # Cancelled, not just left: on the server such a statement would hold its locks until it ends.
+            for task in left:
+                task.cancel()
+            await asyncio.wait(left)
+    if left:
         raise UsageError("the effect ended before a statement of its own did", "await each of them")
 
 
@@ -105,16 +109,13 @@ class _Transaction:
 
     def __init__(self, conn: Any) -> None:
         self._conn: Any = conn
-        self._running_count = 0
+        # Who waits for a statement at this moment. On one event loop.
+        self._waiting: set[asyncio.Task[Any]] = set()
 
-    @property
-    def is_busy(self) -> bool:
-        """Whether a statement is under way."""
-        return self._running_count > 0
-
-    def close(self) -> None:
-        """The effect is over; whoever kept this may not use it any more."""
+    def close(self) -> set[asyncio.Task[Any]]:
+        """The effect is over; whoever kept this may not use it any more. Returns who is still using it."""
         self._conn = None
+        return set(self._waiting)
 
     async def execute(self, query: str, *args: Any) -> str:
         return str(await self._do("execute", query, args))
@@ -134,8 +135,10 @@ class _Transaction:
         # Refused before it is sent: what has been committed cannot be taken back.
         if _ENDS_TRANSACTION.search(_QUOTED.sub(" ", query)):
             raise _ended()
-        self._running_count += 1
+        task = asyncio.current_task()
+        assert task is not None  # noqa: S101 - whatever is awaited is awaited by one
+        self._waiting.add(task)
         try:
             return await getattr(self._conn, verb)(query, *args)
         finally:
-            self._running_count -= 1
+            self._waiting.discard(task)

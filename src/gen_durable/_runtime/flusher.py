@@ -79,16 +79,16 @@ class Flusher:
                 await self._flush(batch)
             await self.finish()
 
-    async def _flush(self, batch: list[_Waiting]) -> None:
+    async def _flush(self, batch: list[_Waiting], *, is_doubtful: bool = False) -> None:
+        """Commit these. Doubtful: a lost connection may yet commit them, and then ours finds them stale."""
         futures = {id(entry): future for entry, future in batch}
         pending = commits.in_lock_order(entry for entry, _ in batch)
-        is_doubtful = False
         while pending:
             try:
                 report = await self._send(pending)
             except StatementError as error:
                 is_doubtful = is_doubtful or is_outage(error)
-                pending = await self._recover(error, pending, futures)
+                pending = await self._recover(error, pending, futures, is_doubtful=is_doubtful)
             else:
                 self._outage.is_over()
                 results = await self._look_again(pending, report.results) if is_doubtful else report.results
@@ -116,19 +116,25 @@ class Flusher:
         error: StatementError,
         entries: list[CommitEntry],
         futures: dict[int, asyncio.Future[CommitResult]],
+        *,
+        is_doubtful: bool,
     ) -> list[CommitEntry]:
         """What is left to commit after a batch was refused."""
         if error.sqlstate == "55P03":
-            return await self._set_aside_held(entries, futures)
+            return await self._set_aside_held(entries, futures, is_doubtful=is_doubtful)
         if is_data(error):
-            return await self._isolate(error, entries, futures)
+            return await self._isolate(error, entries, futures, is_doubtful=is_doubtful)
         await asyncio.sleep(self._outage.pause(error))
         if is_outage(error):
             return await self._resolve(entries, futures)
         return entries
 
     async def _set_aside_held(
-        self, entries: list[CommitEntry], futures: dict[int, asyncio.Future[CommitResult]]
+        self,
+        entries: list[CommitEntry],
+        futures: dict[int, asyncio.Future[CommitResult]],
+        *,
+        is_doubtful: bool,
     ) -> list[CommitEntry]:
         """Somebody's open transaction holds a row of the batch: that row waits alone, the others do not wait for it."""
         try:
@@ -144,14 +150,17 @@ class Flusher:
                 [entry for entry in entries if entry.held_key is not None or entry.children],
             )
         for entry in held:
-            task = asyncio.get_running_loop().create_task(self._commit_alone(entry, futures[id(entry)]))
+            task = self._loop.create_task(
+                self._commit_alone(entry, futures[id(entry)], is_doubtful=is_doubtful)
+            )
             self._stragglers.add(task)
             task.add_done_callback(self._stragglers.discard)
         return free
 
-    async def _commit_alone(self, entry: CommitEntry, future: asyncio.Future[CommitResult]) -> None:
+    async def _commit_alone(
+        self, entry: CommitEntry, future: asyncio.Future[CommitResult], *, is_doubtful: bool
+    ) -> None:
         outage = Outage("commit of a held row", self._contact)
-        is_doubtful = False
         while True:
             try:
                 plan = commits.commit([entry], self._recorder)
@@ -223,12 +232,14 @@ class Flusher:
         error: StatementError,
         entries: list[CommitEntry],
         futures: dict[int, asyncio.Future[CommitResult]],
+        *,
+        is_doubtful: bool,
     ) -> list[CommitEntry]:
         """A value of one entry is to blame: halve the batch until it stands alone, and end that instance only."""
         if len(entries) > 1:
             half = len(entries) // 2
             for part in (entries[:half], entries[half:]):
-                await self._flush([(entry, futures[id(entry)]) for entry in part])
+                await self._flush([(entry, futures[id(entry)]) for entry in part], is_doubtful=is_doubtful)
             return []
         if entries[0].is_refused:
             self._give_up(error, entries[0], futures)

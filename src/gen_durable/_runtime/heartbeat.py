@@ -93,7 +93,15 @@ class Heartbeat:
         self._ready.set()
         # A pool of one: it connects when there is something to keep, and again when the connection broke.
         settings = self._settings
-        database = await Database.open(self._dsn, settings.schema, least=0, size=1, pooler=settings.pooler)
+        database = await Database.open(
+            self._dsn,
+            settings.schema,
+            least=0,
+            size=1,
+            # A connection that has fallen silent is given up while there is time to renew on another one.
+            answer_within=settings.lease.total_seconds() / 3,
+            pooler=settings.pooler,
+        )
         outage = Outage("heartbeat", self._contact)
         pause = rhythm = min(self._pause, _NOTE_EVERY)
         while not await _within(stop, pause):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from datetime import timedelta
+import time
+from datetime import datetime, timedelta
 from typing import Final
 
 from .._db import commit as commits
@@ -24,7 +25,11 @@ _BATCH: Final = 500
 
 
 class Reaper(Service):
-    """Returns executions whose lease ran out to their queue: the floor under every crash."""
+    """Returns executions whose lease ran out to their queue: the floor under every crash.
+
+    It looks twice, one heartbeat apart: a lease that had run out at the first look and is not renewed at the second was
+    that of the dead. If everybody was held up, the database or all the workers, the living renew in between.
+    """
 
     name = "reaper"
 
@@ -36,16 +41,34 @@ class Reaper(Service):
         self._settings = settings
         self._telemetry = telemetry
         self._wakes = wakes
+        # When leases that had run out were seen first: by our clock (monotonic), and by that of the database.
+        self._suspected: tuple[float, datetime] | None = None
 
     async def tick(self) -> timedelta:
         settings = self._settings
         # While the database was away the living could not renew either: give them one lease of time to do so.
         in_contact = timedelta(seconds=self._contact.seconds)
         if in_contact < settings.lease:
+            self._suspected = None
             await self._free_stuck_keys()
             return min(settings.reap_interval, settings.lease - in_contact)
+        if self._suspected is not None and self._is_confirmed(self._suspected[0]):
+            if await self._reap(self._suspected[1]) >= _BATCH:
+                return timedelta(0)
+            self._suspected = None
+        if self._suspected is None and (now := await self._database.run(leases.suspect())) is not None:
+            self._suspected = (time.monotonic(), now)
+        await self._database.run(commits.finish_abandoned(settings.lease))
+        await self._free_stuck_keys()
+        return settings.reap_interval if self._suspected is None else settings.heartbeat
+
+    def _is_confirmed(self, seen: float) -> bool:
+        return time.monotonic() - seen >= self._settings.heartbeat.total_seconds()
+
+    async def _reap(self, suspected_at: datetime) -> int:
+        settings = self._settings
         reaped = await self._database.run_in_transaction(
-            leases.reap(settings.lease, settings.crash_limit, settings.executions)
+            leases.reap(settings.lease, settings.crash_limit, settings.executions, suspected_at)
         )
         if reaped.ids:
             _log.warning(
@@ -58,11 +81,7 @@ class Reaper(Service):
             )
             self._wakes.work(reaped.queues)
             self._wakes.rest()
-        if len(reaped.ids) >= _BATCH:
-            return timedelta(0)
-        await self._database.run(commits.finish_abandoned(settings.lease))
-        await self._free_stuck_keys()
-        return settings.reap_interval
+        return len(reaped.ids)
 
     async def _free_stuck_keys(self) -> None:
         if keys := await self._database.run(pick.stuck_keys()):

@@ -1,0 +1,92 @@
+"""Throws one fault after the other, as a seed says, and counts them."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections import Counter
+
+import asyncpg
+
+from tests.chaos.arena import Arena
+from tests.chaos.fleet import Process
+
+__all__ = ["Nemesis"]
+
+_BACKENDS = "select pid from pg_stat_activity where application_name = 'gen_durable' order by pid"
+# A server that has just been started takes nothing back for one lease; crashes that follow each other more closely
+# would only prove that nothing happens then.
+_CALM_AFTER_CRASH = 6.0
+
+
+class Nemesis:
+    """Kills, stops, terminates and crashes; in the end it heals everything."""
+
+    def __init__(self, arena: Arena, rng: random.Random, workers: int) -> None:
+        self._arena = arena
+        self._rng = rng
+        self._crew: list[Process] = []
+        self._wanted = workers
+        self._last_crash = time.monotonic()
+        self.counters: Counter[str] = Counter()
+
+    async def rage(self, seconds: float) -> None:
+        """Faults for so long; then the healing."""
+        give_up = time.monotonic() + seconds
+        lease = self._arena.fleet.settings.lease.total_seconds()
+        stops: set[asyncio.Task[None]] = set()
+        while time.monotonic() < give_up:
+            self._man()
+            await asyncio.sleep(self._rng.uniform(0.2, 0.9))
+            match self._rng.choices(["kill", "stop", "terminate", "crash"], [4, 3, 4, 2])[0]:
+                case "kill":
+                    self._kill()
+                case "stop":
+                    # Now and then it comes back in time.
+                    stop = self._stop(self._rng.uniform(0.5, 2.0) * lease)
+                    stops.add(asyncio.get_running_loop().create_task(stop))
+                case "terminate":
+                    await self._terminate()
+                case "crash" if time.monotonic() - self._last_crash > _CALM_AFTER_CRASH:
+                    await self._crash()
+        if stops:
+            await asyncio.wait(stops)
+        self._man()
+
+    def _man(self) -> None:
+        """As many workers as there should be: who was killed is replaced, and who met no server when it started."""
+        self._crew = [process for process in self._crew if process.exit_code is None]
+        while len(self._crew) < self._wanted:
+            self._crew.append(self._arena.fleet.launch())
+
+    def _kill(self) -> None:
+        victim = self._rng.choice(self._crew)
+        if victim.exit_code is None and not victim.is_stopped:
+            victim.kill()
+            self.counters["kills"] += 1
+
+    async def _stop(self, seconds: float) -> None:
+        victim = self._rng.choice(self._crew)
+        if victim.exit_code is None and not victim.is_stopped:
+            victim.stop()
+            self.counters["stops"] += 1
+            await asyncio.sleep(seconds)
+            victim.resume()
+
+    async def _terminate(self) -> None:
+        conn = await asyncpg.connect(self._arena.cluster.dsn)
+        try:
+            pids = [row["pid"] for row in await conn.fetch(_BACKENDS)]
+            for pid in self._rng.sample(pids, min(len(pids), self._rng.randint(1, 4))):
+                await conn.execute("select pg_terminate_backend($1)", pid)
+                self.counters["backends terminated"] += 1
+        finally:
+            await conn.close()
+
+    async def _crash(self) -> None:
+        self._arena.cluster.crash()
+        await asyncio.sleep(self._rng.choice([0.0, self._rng.uniform(0, 1)]))
+        await asyncio.to_thread(self._arena.cluster.start)
+        self._last_crash = time.monotonic()
+        self.counters["server crashes"] += 1

@@ -1,0 +1,85 @@
+"""Half a minute of everything at once, from a seed; then the healing, and the reckoning.
+
+CHAOS_SEED repeats the faults and the work of a run (not its timing); CHAOS_SECONDS makes it longer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import sys
+from contextlib import suppress
+from datetime import timedelta
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from tests.chaos.arena import AWAY, Arena
+from tests.chaos.cluster import Cluster
+from tests.chaos.fleet import CHAOS
+from tests.chaos.nemesis import Nemesis
+from tests.chaos.workload import mixed, place
+
+SEED = int(os.environ.get("CHAOS_SEED") or random.randrange(2**31))
+SECONDS = float(os.environ.get("CHAOS_SECONDS") or 30)
+_SETTINGS = msgspec.structs.replace(CHAOS, lease=timedelta(seconds=2), heartbeat=timedelta(milliseconds=600))
+_WORKERS = 3
+_PRODUCERS = 8
+# Enough to keep all slots busy, few enough to be done soon after the healing.
+_BACKLOG = 60
+_LIVE = "select count(*) from gen_durable.gen_durable where status in ('runnable', 'executing')"
+
+
+@pytest.mark.timeout(SECONDS + 90)
+async def test_a_campaign_of_random_faults(
+    durable_cluster: Cluster, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    _say(capfd, f"chaos: seed {SEED}; CHAOS_SEED={SEED} repeats it")
+    async with Arena.open(durable_cluster, tmp_path, _SETTINGS) as arena:
+        nemesis = Nemesis(arena, random.Random(f"{SEED} nemesis"), _WORKERS)
+        campaign = _Campaign(arena)
+        async with asyncio.TaskGroup() as group:
+            for number in range(_PRODUCERS):
+                group.create_task(campaign.produce(f"{SEED} {number}"))
+            group.create_task(campaign.watch())
+            await nemesis.rage(SECONDS)
+            campaign.is_over = True
+        report = await arena.reckoning()
+    counters = {**nemesis.counters, **report.counters}
+    _say(capfd, f"chaos: seed {SEED}: " + ", ".join(f"{count} {name}" for name, count in counters.items()))
+    for name in ("kills", "stops", "backends terminated", "server crashes", "reaped", "duplicate step runs"):
+        assert counters[name] > 0, f"{name}: these faults did not bite"
+
+
+class _Campaign:
+    def __init__(self, arena: Arena) -> None:
+        self._arena = arena
+        self._backlog = 0
+        self.is_over = False
+
+    async def produce(self, name: str) -> None:
+        """Place one order after the other, as long as the workers keep up with them."""
+        rng = random.Random(name)
+        while not self.is_over:
+            for order in mixed(rng, 7, pace=0.3, prefix=f"{name} {rng.random()} "):
+                while self._backlog > _BACKLOG and not self.is_over:
+                    await asyncio.sleep(0.05)
+                if not self.is_over:
+                    await place(self._arena.producer, order, rng)
+                    await asyncio.sleep(rng.uniform(0, 0.2))
+
+    async def watch(self) -> None:
+        """Look at the backlog, and note what has ended: it must not change any more."""
+        while not self.is_over:
+            with suppress(*AWAY):
+                self._backlog = await self._arena.ask(_LIVE)
+                await self._arena.seal()
+            await asyncio.sleep(0.2)
+
+
+def _say(capfd: pytest.CaptureFixture[str], text: str) -> None:
+    """To the terminal, whether or not the test fails, and also from a process of pytest-xdist."""
+    with capfd.disabled():
+        sys.stderr.write(f"\n{text}\n")

@@ -1,0 +1,150 @@
+"""Connections that break: in mid-statement, between COMMIT and its answer, or without a word."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+import asyncpg
+import pytest
+
+from gen_durable import AsyncClient
+from tests.chaos.arena import Arena
+from tests.chaos.fleet import CHAOS
+from tests.chaos.history import Producer
+from tests.chaos.machines import Chain, Collector, Fan, Payer, Work
+from tests.chaos.proxy import (
+    COMMIT,
+    FLUSH,
+    HOLD,
+    INSERT,
+    PICK,
+    PLAIN,
+    RENEW,
+    SIGNAL,
+    SWEEP,
+    Match,
+    Proxy,
+    Verdict,
+    When,
+    saying,
+)
+from tests.chaos.workload import mixed, place
+
+_BACKENDS = "select pid from pg_stat_activity where application_name = 'gen_durable' order by pid"
+
+
+async def test_backends_that_are_terminated_under_load_cost_nothing(arena: Arena) -> None:
+    rng = random.Random(1)
+    for _ in range(2):
+        await arena.fleet.start()
+    terminated = 0
+    async with asyncio.TaskGroup() as group:
+        for order in mixed(rng, 60):
+            group.create_task(place(arena.producer, order, rng))
+        conn = await asyncpg.connect(arena.cluster.dsn)
+        for _ in range(40):
+            pids = [row["pid"] for row in await conn.fetch(_BACKENDS)]
+            for pid in rng.sample(pids, min(len(pids), 2)):
+                terminated += bool(await conn.fetchval("select pg_terminate_backend($1)", pid))
+            await asyncio.sleep(0.05)
+        await conn.close()
+    report = await arena.reckoning()
+    assert terminated >= 40
+    assert report.counters["duplicate step runs"] == 0, "nobody died, so nobody lost a lease"
+
+
+@pytest.mark.parametrize(
+    ("verdict", "when"),
+    [
+        pytest.param(Verdict.CUT, "asked", id="the request is lost"),
+        pytest.param(Verdict.CUT, "answered", id="the answer is lost"),
+        pytest.param(Verdict.LATE, "asked", id="the request comes late"),
+    ],
+)
+async def test_a_commit_that_got_lost_is_asked_about_before_it_is_sent_again(
+    arena: Arena, verdict: Verdict, when: When
+) -> None:
+    async with Proxy.open(arena.cluster.port) as proxy:
+        for match in (saying(PLAIN), saying(COMMIT, after=HOLD), saying(COMMIT, after=FLUSH)):
+            proxy.on(match, when, lambda: verdict, times=5)
+        await arena.fleet.start(arena.cluster.dsn_at(proxy.port))
+        rng = random.Random(2)
+        async with asyncio.TaskGroup() as group:
+            for order in mixed(rng, 40):
+                group.create_task(place(arena.producer, order, rng))
+        report = await arena.reckoning()
+    assert proxy.cuts == 15
+    assert (report.counters["reaped"], report.counters["stale outcomes"]) == (0, 0)
+    assert report.counters["duplicate step runs"] == 0
+
+
+async def test_the_inbox_of_an_end_whose_answer_got_lost_is_swept_all_the_same(arena: Arena) -> None:
+    async with Proxy.open(arena.cluster.port) as proxy:
+        trap = proxy.trap(saying(SWEEP), "asked")
+        await arena.fleet.start(arena.cluster.dsn_at(proxy.port))
+        await _collect(arena.producer, 1)
+        (await trap.springs()).give(Verdict.CUT)
+        await arena.reckoning()
+
+
+async def test_the_answer_of_a_pick_that_got_lost_costs_a_lease(arena: Arena) -> None:
+    async with Proxy.open(arena.cluster.port) as proxy:
+        for number in range(4):
+            await arena.producer.insert_surely(f"chain {number}", Chain, Work(steps=2))
+        trap = proxy.trap(saying(PICK), "answered")
+        arena.fleet.launch(arena.cluster.dsn_at(proxy.port))
+        (await trap.springs()).give(Verdict.CUT)
+        report = await arena.reckoning()
+    assert (report.counters["reaped"], report.counters["duplicate step runs"]) == (4, 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "match"),
+    [
+        ("plain commit", saying(PLAIN)),
+        ("commit", saying(COMMIT, after=FLUSH)),
+        ("effect", saying(HOLD)),
+        ("pick", saying(PICK)),
+        ("heartbeat", saying(RENEW)),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+async def test_a_connection_that_falls_silent_is_given_up(arena: Arena, name: str, match: Match) -> None:
+    async with Proxy.open(arena.cluster.port) as proxy:
+        await arena.producer.insert_surely("chain", Chain, Work(steps=2, pace=0.5))
+        await arena.producer.insert_surely("payer", Payer, Work(steps=2, pace=0.2))
+        await arena.producer.insert_surely("fan", Fan, Work(rounds=[[Work(pace=0.2)]]))
+        proxy.on(match, "answered", lambda: Verdict.SILENCE)
+        # The heartbeat knows by itself how long it can wait.
+        answer_within = None if name == "heartbeat" else 0.4
+        arena.fleet.launch(arena.cluster.dsn_at(proxy.port), answer_within=answer_within)
+        report = await arena.reckoning()
+    assert proxy.silences == 1
+    assert (report.counters["reaped"] > 0) == (name == "pick"), "only what a lost answer has leased"
+    assert report.counters["duplicate step runs"] == 0
+
+
+async def test_a_producer_that_does_not_know_asks_again_and_changes_nothing(arena: Arena) -> None:
+    await arena.fleet.start()
+    async with (
+        Proxy.open(arena.cluster.port) as proxy,
+        AsyncClient(arena.cluster.dsn_at(proxy.port), settings=CHAOS) as client,
+    ):
+        producer = Producer(client)
+        producer.history = arena.producer.history
+        rng = random.Random(3)
+        for match in (saying(INSERT), saying(SIGNAL)):
+            for when in ("asked", "answered"):
+                proxy.on(match, when, lambda: rng.choice([Verdict.CUT, Verdict.PASS]), times=12)
+        async with asyncio.TaskGroup() as group:
+            for number in range(8):
+                group.create_task(_collect(producer, number))
+        report = await arena.reckoning()
+    assert (report.counters["instances"], report.counters["unknown answers"] > 5) == (8, True)
+
+
+async def _collect(producer: Producer, number: int) -> None:
+    id = await producer.insert_surely(f"collector {number}", Collector, Work(wants=2))
+    for token in ("first", "second"):
+        await producer.signal_surely(id, token)

@@ -1,0 +1,107 @@
+"""A server that crashes, is away for longer than a lease, or freezes: nothing is lost, and the living keep theirs."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.chaos.arena import Arena
+from tests.chaos.cluster import Cluster
+from tests.chaos.fleet import CHAOS
+from tests.chaos.machines import Chain, Payer, Work
+from tests.chaos.workload import mixed, place
+
+_LEASE = CHAOS.lease.total_seconds()
+_A_BACKEND = (
+    "select pid from pg_stat_activity where application_name = 'gen_durable' order by random() limit 1"
+)
+
+
+async def test_a_server_that_crashes_in_mid_work_loses_nothing(
+    durable_cluster: Cluster, tmp_path: Path
+) -> None:
+    async with Arena.open(durable_cluster, tmp_path) as arena:
+        for _ in range(2):
+            await arena.fleet.start()
+        rng = random.Random(4)
+        async with asyncio.TaskGroup() as group:
+            for order in mixed(rng, 60, pace=0.1):
+                group.create_task(place(arena.producer, order, rng))
+            for _ in range(3):
+                await asyncio.sleep(rng.uniform(0.2, 0.5))
+                durable_cluster.crash()
+                await asyncio.to_thread(durable_cluster.start)
+                await arena.seal()
+        report = await arena.reckoning()
+    assert report.counters["duplicate step runs"] == 0, (
+        "no worker died, so no step that had begun was taken away"
+    )
+
+
+async def test_a_backend_that_dies_takes_all_of_them_along_and_costs_nothing(arena: Arena) -> None:
+    for _ in range(2):
+        await arena.fleet.start()
+    rng = random.Random(5)
+    async with asyncio.TaskGroup() as group:
+        for order in mixed(rng, 40, pace=0.1):
+            group.create_task(place(arena.producer, order, rng))
+        for _ in range(2):
+            await asyncio.sleep(rng.uniform(0.2, 0.4))
+            # The postmaster lives, throws everybody out and recovers.
+            os.kill(await arena.ask(_A_BACKEND), signal.SIGKILL)
+            await arena.comes_back()
+    report = await arena.reckoning()
+    assert report.counters["duplicate step runs"] == 0
+
+
+@pytest.mark.parametrize("kind", ["stopped", "crashed", "frozen"])
+async def test_an_outage_longer_than_the_lease_takes_nothing_from_the_living(
+    durable_cluster: Cluster, tmp_path: Path, kind: str
+) -> None:
+    away: dict[str, tuple[Callable[[], None], Callable[[], None]]] = {
+        "stopped": (durable_cluster.stop, durable_cluster.start),
+        "crashed": (durable_cluster.crash, durable_cluster.start),
+        "frozen": (durable_cluster.freeze, durable_cluster.thaw),
+    }
+    async with Arena.open(durable_cluster, tmp_path) as arena:
+        workers = [await arena.fleet.start() for _ in range(2)]
+        go = tmp_path / "go"
+        for number in range(12):
+            await arena.producer.insert_surely(f"long {number}", Chain, Work(until=str(go)))
+        for number in range(4):
+            # Ends while the server is away, and has to wait with its outcome.
+            await arena.producer.insert_surely(f"short {number}", Chain, Work(steps=2, pace=_LEASE))
+        await arena.fleet.hears(what="begin", count=16)
+        goes, returns = away[kind]
+        goes()
+        await asyncio.sleep(2.5 * _LEASE)
+        await asyncio.to_thread(returns)
+        # Two more leases: whoever would take something from the living does it now.
+        await asyncio.sleep(2 * _LEASE)
+        go.touch()
+        report = await arena.reckoning()
+    assert (report.counters["reaped"], report.counters["duplicate step runs"]) == (0, 0)
+    assert {line["pid"] for line in arena.fleet.told(what="begin")} == {worker.pid for worker in workers}
+
+
+async def test_payments_that_an_outage_interrupts_are_made_once(
+    durable_cluster: Cluster, tmp_path: Path
+) -> None:
+    async with Arena.open(durable_cluster, tmp_path) as arena:
+        for _ in range(2):
+            await arena.fleet.start()
+        for number in range(20):
+            await arena.producer.insert_surely(f"payer {number}", Payer, Work(steps=6, pace=0.05))
+        for pause in (0.3, 0.3, 0.3):
+            await asyncio.sleep(pause)
+            durable_cluster.crash()
+            await asyncio.to_thread(durable_cluster.start)
+        report = await arena.reckoning()
+    assert (report.counters["payments"], report.counters["transitions"]) == (120, 120)
+    assert report.counters["duplicate step runs"] == 0

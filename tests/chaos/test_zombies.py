@@ -1,0 +1,112 @@
+"""Executions that outlive their lease: whatever they do, they commit nothing, and take no lease from their heirs."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from tests.chaos.arena import Arena
+from tests.chaos.fleet import CHAOS
+from tests.chaos.machines import Blocker, Chain, Payer, Work
+from tests.chaos.proxy import HOLD, RENEW, Proxy, Verdict, saying
+
+_LEASE = CHAOS.lease.total_seconds()
+_HOLDER = "select split_part(locked_by, ':', 2)::int from gen_durable.gen_durable where id = $1"
+_EXPIRED = "select lease_expires_at < now() from gen_durable.gen_durable where id = $1"
+
+
+async def test_a_worker_that_was_stopped_past_its_leases_commits_nothing_when_it_goes_on(
+    arena: Arena,
+) -> None:
+    zombie = await arena.fleet.start()
+    for number in range(6):
+        await arena.producer.insert_surely(f"chain {number}", Chain, Work(steps=2, pace=0.4))
+    for number in range(3):
+        await arena.producer.insert_surely(f"payer {number}", Payer, Work(steps=2, pace=0.4))
+    await arena.fleet.hears(what="begin", count=9)
+    zombie.stop()
+    begun = {line["instance"] for line in arena.fleet.told(what="begin")}
+    ended = {line["instance"] for line in arena.fleet.told(what="end")}
+    await arena.fleet.start()
+    await arena.finishes()
+    assert await arena.reaped() == len(begun)
+    zombie.resume()
+    # Those whose step was sleeping wake, end, and come too late.
+    stale = await arena.fleet.hears(what="event", event="outcome.stale", count=len(begun - ended))
+    assert {line["pid"] for line in stale} == {zombie.pid}
+    report = await arena.reckoning()
+    assert report.counters["duplicate step runs"] == len(begun)
+
+
+async def test_a_zombie_does_not_keep_the_lease_of_its_heir(arena: Arena, tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    zombie = await arena.fleet.start()
+    id = await arena.producer.insert_surely("one", Chain, Work(until=str(go)))
+    await arena.fleet.hears(what="begin", pid=zombie.pid)
+    zombie.stop()
+    heir = await arena.fleet.start()
+    await arena.fleet.hears(what="begin", pid=heir.pid)
+    zombie.resume()
+    # Two leases with both of them alive, and both of their hearts beating.
+    for _ in range(20):
+        assert await arena.ask(_HOLDER, id) == heir.pid
+        assert not await arena.ask(_EXPIRED, id)
+        await asyncio.sleep(_LEASE / 10)
+    go.touch()
+    await arena.reckoning()
+    assert not arena.fleet.told(what="end", pid=zombie.pid), "its step was cancelled when the lease was lost"
+
+
+async def test_a_worker_that_was_stopped_inside_of_its_effect_still_has_its_row(
+    arena: Arena, tmp_path: Path
+) -> None:
+    async with Proxy.open(arena.cluster.port) as proxy:
+        trap = proxy.trap(saying(HOLD), "answered")
+        stopped = await arena.fleet.start(arena.cluster.dsn_at(proxy.port))
+        await arena.fleet.start(queues={"other": 1})
+        id = await arena.producer.insert_surely("one", Payer, Work(steps=2))
+        held = await trap.springs()
+        stopped.stop()
+        held.give(Verdict.PASS)
+        await arena.holds(_EXPIRED, id)
+        await asyncio.sleep(_LEASE)
+        assert await arena.ask(_HOLDER, id) == stopped.pid, (
+            "its transaction is open: nobody takes the row away"
+        )
+        stopped.resume()
+        report = await arena.reckoning()
+    assert (report.counters["reaped"], report.counters["duplicate step runs"]) == (0, 0)
+
+
+async def test_a_worker_whose_event_loop_is_blocked_for_three_leases_keeps_them(arena: Arena) -> None:
+    blocked = await arena.fleet.start()
+    await arena.fleet.start(queues={"other": 1})
+    for number in range(3):
+        await arena.producer.insert_surely(f"sleeper {number}", Chain, Work(pace=0.2))
+    await arena.fleet.hears(what="begin", count=3)
+    await arena.producer.insert_surely("blocker", Blocker, Work(pace=3.2 * _LEASE))
+    await arena.fleet.hears(what="begin", step="block")
+    report = await arena.reckoning()
+    assert (report.counters["reaped"], report.counters["duplicate step runs"]) == (0, 0)
+    assert {line["pid"] for line in arena.fleet.told(what="begin")} == {blocked.pid}
+
+
+async def test_a_worker_that_leases_anew_what_it_has_lost_keeps_the_two_apart(
+    arena: Arena, tmp_path: Path
+) -> None:
+    go = tmp_path / "go"
+    async with Proxy.open(arena.cluster.port) as proxy:
+        # Its heart beats into the void, and it does not know: no error, only no answer.
+        trap = proxy.trap(saying(RENEW), "asked")
+        worker = await arena.fleet.start(arena.cluster.dsn_at(proxy.port))
+        id = await arena.producer.insert_surely("one", Chain, Work(steps=2, until=str(go)))
+        held = await trap.springs()
+        begins = await arena.fleet.hears(what="begin", instance=id, count=2)
+        assert {(line["pid"], line["step_seq"]) for line in begins} == {(worker.pid, 1)}
+        assert await arena.ask(_HOLDER, id) == worker.pid
+        go.touch()
+        await arena.fleet.hears(what="event", event="outcome.stale", id=id)
+        held.give(Verdict.PASS)
+        report = await arena.reckoning()
+    assert report.counters["stale outcomes"] == 1
+    assert report.counters["reaped"] == 1

@@ -1,0 +1,79 @@
+"""Work of every kind, made from a seed."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Iterator
+from typing import Any, NamedTuple
+
+from gen_durable import Machine
+from tests.chaos.history import Producer
+from tests.chaos.machines import Chain, Collector, Fan, Payer, Result, Stubborn, Work
+
+__all__ = ["Order", "mixed", "place"]
+
+
+class Order(NamedTuple):
+    """An instance to be inserted, and the tokens that it is going to be sent."""
+
+    key: str
+    machine: type[Machine[Work, Result]]
+    work: Work
+    options: dict[str, Any]
+    tokens: list[str]
+
+
+def mixed(rng: random.Random, count: int, *, pace: float = 0.03, prefix: str = "") -> Iterator[Order]:
+    """So many orders: chains, retries, awaits, fan-outs, keys, payments."""
+    kinds = ["chain", "chain", "stubborn", "collector", "fan", "keyed", "payer"]
+    for number in range(count):
+        kind = kinds[number % len(kinds)] if number < len(kinds) else rng.choice(kinds)
+        key = f"{prefix}{kind} {number}"
+        steps, paced = rng.randint(1, 6), rng.choice([0.0, rng.uniform(0, pace)])
+        match kind:
+            case "chain":
+                yield Order(key, Chain, Work(steps=steps, pace=paced, requeues=rng.random() < 0.2), {}, [])
+            case "stubborn":
+                yield Order(key, Stubborn, Work(steps=rng.randint(1, 3), fails=rng.randint(1, 3)), {}, [])
+            case "collector":
+                tokens = [f"{key} token {token}" for token in range(rng.randint(1, 4))]
+                work = Work(
+                    wants=len(tokens), pace=paced, timeout=rng.choice([0.0, 0.0, rng.uniform(0.3, 1.5)])
+                )
+                yield Order(key, Collector, work, {}, tokens)
+            case "fan":
+                yield Order(key, Fan, Work(rounds=[*_rounds(rng, pace)]), {}, [])
+            case "keyed":
+                options = {"concurrency_key": f"{prefix}key {rng.randint(1, 3)}"}
+                yield Order(key, Chain, Work(steps=rng.randint(1, 2), pace=rng.uniform(0, pace)), options, [])
+            case "payer":
+                yield Order(key, Payer, Work(steps=steps, pace=paced), {}, [])
+
+
+def _rounds(rng: random.Random, pace: float, depth: int = 1) -> Iterator[list[Work]]:
+    for _ in range(rng.randint(1, 2)):
+        width = rng.randint(1, 20) if depth == 1 else rng.randint(1, 3)
+        yield [
+            Work(rounds=[*_rounds(rng, pace, depth + 1)])
+            if depth < 2 and rng.random() < 0.15
+            else Work(steps=rng.randint(1, 2), pace=rng.choice([0.0, rng.uniform(0, pace)]))
+            for _ in range(width)
+        ]
+
+
+async def place(producer: Producer, order: Order, rng: random.Random) -> None:
+    """Insert it and send what it waits for, each again and again until that is known to be there."""
+    id = await producer.insert_surely(order.key, order.machine, order.work, **order.options)
+    if order.tokens and rng.random() < 0.3:
+        await asyncio.sleep(rng.uniform(0, 1.5))  # late enough for one or the other to lose patience
+    tokens = list(order.tokens)
+    rng.shuffle(tokens)
+    sends: list[Awaitable[None]] = []
+    for token in tokens:
+        sends.append(producer.signal_surely(id, token))
+        if rng.random() < 0.2:
+            sends.append(producer.signal_surely(id, token))  # whoever sends twice is heard once
+    for send in sends:
+        await send
+        await asyncio.sleep(rng.choice([0.0, rng.uniform(0, 0.3)]))

@@ -1,0 +1,36 @@
+"""`GEN_DURABLE_POOLER=transaction pytest …` runs tests behind PgBouncer; so do those whose settings say so."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from urllib.parse import urlsplit
+
+import pytest
+
+from gen_durable import Settings
+from gen_durable.testing._databases import Databases
+from tests.pooler.bouncer import MISSING, PROGRAM, Bouncer
+
+
+@pytest.fixture(scope="session")
+def bouncer(durable_databases: Databases) -> Iterator[Bouncer]:
+    """One for all tests of this process; it serves every database that they make."""
+    if PROGRAM is None:
+        pytest.skip(MISSING)
+    with Bouncer(durable_databases.dsn_of("postgres")) as started:
+        yield started
+
+
+@pytest.fixture
+def durable_dsn(durable_dsn: str, durable_settings: Settings, request: pytest.FixtureRequest) -> str:
+    """The way to the test's own database: a straight one, or through PgBouncer."""
+    if durable_settings.pooler == "none":
+        return durable_dsn
+    bouncer: Bouncer = request.getfixturevalue("bouncer")
+    return bouncer.in_front_of(durable_dsn)
+
+
+@pytest.fixture
+def direct_dsn(durable_dsn: str, durable_databases: Databases) -> str:
+    """The straight way, for connections that look behind the engine's back."""
+    return durable_databases.dsn_of(urlsplit(durable_dsn).path.removeprefix("/"))

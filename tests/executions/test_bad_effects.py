@@ -1,0 +1,268 @@
+"""Whatever an effect does, it harms its own outcome and nothing else: not the worker, not the next effect."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+from typing import Any
+
+import pytest
+
+from gen_durable import Context, Done, Machine, Outcome, Sql, Transaction, Worker, step
+from gen_durable.errors import UsageError
+from gen_durable.outcome import Effect
+from tests.executions.ledger import BOOK, booked
+from tests.scenarios.support import CALM, PATIENCE
+
+
+class Bad(Machine[None, str]):
+    def __init__(self, effect: Effect) -> None:
+        self.effect = effect
+        self.handled: list[Exception] = []
+
+    @step
+    async def run(self, ctx: Context[None]) -> Outcome[str]:
+        return Done("done", effect=self.effect)
+
+    def handle(self, error: Exception, ctx: Context[None]) -> Outcome[str]:
+        self.handled.append(error)
+        return Done(f"{type(error).__name__}: {error}")
+
+
+async def _result(dsn: str, effect: Effect) -> str:
+    """What comes of an instance with this effect. The worker that runs it has to live on."""
+    bad, good = Bad(effect), Good()
+    async with Worker([bad, good], dsn=dsn, settings=CALM) as worker:
+        ended = await worker.wait(await worker.insert(bad), timeout=PATIENCE)
+        assert (await worker.wait(await worker.insert(good), timeout=PATIENCE)).result == "alive"
+    return ended.result
+
+
+class Good(Machine[None, str]):
+    @step
+    async def run(self, ctx: Context[None]) -> Outcome[str]:
+        return Done("alive", effect=Sql("select 1"))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "commit",
+        "COMMIT;",
+        "  /* done */ commit work",
+        "-- now\ncommit",
+        "insert into ledger (key) values ('a'); commit",
+        "insert into ledger (key) values ('$$'); commit",
+        "commit and chain",
+        "end",
+        "End Transaction",
+        "rollback",
+        "rollback and chain",
+        "abort",
+        "prepare transaction 'x'",
+        "rollback transaction",
+    ],
+)
+@pytest.mark.parametrize("is_function", [False, True])
+async def test_an_effect_that_ends_its_transaction_is_refused_before_it_does(
+    durable_dsn: str, db: Any, text: str, *, is_function: bool
+) -> None:
+    async def function(tx: Transaction) -> None:
+        await tx.execute(BOOK, "first", "")
+        await tx.execute(text)
+
+    result = await _result(durable_dsn, function if is_function else Sql(text))
+    assert result == (
+        "UsageError: the effect ends the transaction that it runs in; leave COMMIT and ROLLBACK out"
+    )
+    assert await booked(db) == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "select 'commit; rollback'",
+        "select 1 as end",
+        'select 1 as "; commit"',
+        "select 1 -- ; commit",
+        "/* commit; */ select 1",
+        "do $$ begin perform 1; end $$",
+        "savepoint a; select 1; rollback to a; release a",
+        "savepoint a; rollback to savepoint a",
+        "savepoint a; rollback work to a",
+        "select case when true then 1 end",
+    ],
+)
+async def test_words_that_only_look_like_an_end_are_none(durable_dsn: str, db: Any, text: str) -> None:
+    assert await _result(durable_dsn, Sql(text)) == "done"
+
+
+async def test_an_end_that_is_well_hidden_is_found_afterwards(
+    durable_dsn: str, db: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Should a text get past the look at it, the outcome is not committed as if nothing had been."""
+    monkeypatch.setattr("gen_durable._runtime.effects._ENDS_TRANSACTION", __import__("re").compile("(?!)"))
+    assert "the effect ends the transaction" in await _result(durable_dsn, Sql("commit"))
+
+
+async def test_an_sql_error_that_an_effect_swallows_fails_it_all_the_same(durable_dsn: str, db: Any) -> None:
+    async def swallow(tx: Transaction) -> None:
+        await tx.execute(BOOK, "first", "")
+        with contextlib.suppress(Exception):
+            await tx.execute("select 1 / 0")
+
+    result = await _result(durable_dsn, swallow)
+    assert result.startswith("StatementError: current transaction is aborted")
+    assert await booked(db) == []
+
+
+async def test_an_sql_error_behind_a_savepoint_may_be_swallowed(durable_dsn: str, db: Any) -> None:
+    async def careful(tx: Transaction) -> None:
+        await tx.execute("savepoint here")
+        with contextlib.suppress(Exception):
+            await tx.execute("select 1 / 0")
+        await tx.execute("rollback to here")
+        await tx.execute(BOOK, "second", "")
+
+    assert await _result(durable_dsn, careful) == "done"
+    assert await booked(db) == ["second"]
+
+
+async def test_what_a_deferred_trigger_refuses_at_commit_goes_to_handle(durable_dsn: str, db: Any) -> None:
+    await db.execute("""
+        create function refuse() returns trigger language plpgsql as $$ begin raise 'the books are closed'; end $$;
+        create constraint trigger refuse after insert on ledger deferrable initially deferred
+          for each row execute function refuse()""")
+    result = await _result(durable_dsn, Sql(BOOK, "a", ""))
+    assert result == "StatementError: the books are closed (SQLSTATE P0001)"
+    assert await booked(db) == []
+
+
+async def test_what_a_deferred_foreign_key_refuses_at_commit_goes_to_handle(
+    durable_dsn: str, db: Any
+) -> None:
+    await db.execute("""
+        create table customer (id int primary key);
+        create table bill (customer int references customer deferrable initially deferred)""")
+    result = await _result(durable_dsn, Sql("insert into bill values (7)"))
+    assert result.startswith('StatementError: insert or update on table "bill" violates foreign key')
+
+
+async def test_an_effect_that_calls_exit_ends_no_process(durable_dsn: str, db: Any) -> None:
+    async def leave(tx: Transaction) -> None:
+        await tx.execute(BOOK, "first", "")
+        sys.exit(3)
+
+    assert await _result(durable_dsn, leave) == "StepExitError: it called sys.exit(3)"
+    assert await booked(db) == []
+
+
+async def test_a_cancelled_error_of_its_own_is_a_failure(durable_dsn: str, db: Any) -> None:
+    async def cancel(tx: Transaction) -> None:
+        raise asyncio.CancelledError
+
+    assert (await _result(durable_dsn, cancel)).startswith("StepExitError: it raised CancelledError")
+
+
+async def test_a_wrong_number_of_parameters_is_a_failure(durable_dsn: str, db: Any) -> None:
+    async def two(tx: Transaction, more: int) -> None:
+        raise AssertionError
+
+    effect: Any = two
+    assert "missing 1 required positional argument: 'more'" in await _result(durable_dsn, effect)
+
+
+async def test_an_effect_that_does_not_await_its_statement_is_a_failure(durable_dsn: str, db: Any) -> None:
+    left: list[asyncio.Task[str]] = []
+
+    async def hasten(tx: Transaction) -> None:
+        left.append(asyncio.get_running_loop().create_task(tx.execute("select pg_sleep(50)")))
+        await asyncio.sleep(0.05)
+
+    assert await _result(durable_dsn, hasten) == (
+        "UsageError: the effect ended before a statement of its own did; await each of them"
+    )
+    assert left[0].cancelled()
+
+
+async def test_a_statement_after_the_end_of_the_effect_is_refused(durable_dsn: str, db: Any) -> None:
+    left: list[asyncio.Task[str]] = []
+
+    async def later(tx: Transaction) -> None:
+        async def book() -> str:
+            await asyncio.sleep(0.2)
+            return await tx.execute(BOOK, "later", "")
+
+        left.append(asyncio.get_running_loop().create_task(book()))
+
+    assert await _result(durable_dsn, later) == "done"
+    with pytest.raises(UsageError, match="this transaction is over; an effect may use it only while it runs"):
+        await left[0]
+    assert await booked(db) == []
+
+
+async def test_rights_that_an_effect_gives_away_are_its_own_loss(durable_dsn: str, db: Any) -> None:
+    role = await db.fetchval("select 'nobody_' || pg_backend_pid()")
+    await db.execute(f"create role {role}")
+    try:
+        result = await _result(durable_dsn, Sql(f"set local role {role}"))
+        assert result.startswith("StatementError: permission denied")
+    finally:
+        await db.execute(f"drop role {role}")
+
+
+async def test_the_search_path_is_the_users(durable_dsn: str, db: Any) -> None:
+    name = await db.fetchval("select current_database()")
+    await db.execute("create schema shop; create table shop.bill (id int)")
+    await db.execute(f'alter database "{name}" set search_path = shop')
+    assert await _result(durable_dsn, Sql("insert into bill values (1)")) == "done"
+    assert await db.fetchval("select count(*) from shop.bill") == 1
+
+
+async def test_the_user_may_change_the_search_path_for_one_effect(durable_dsn: str, db: Any) -> None:
+    await db.execute("create schema shop; create table shop.bill (id int)")
+    assert (
+        await _result(durable_dsn, Sql("set local search_path = shop; insert into bill values (1)")) == "done"
+    )
+    assert await db.fetchval("select count(*) from shop.bill") == 1
+
+
+@pytest.mark.parametrize("fails", [False, True])
+async def test_settings_of_one_effect_are_not_those_of_the_next(
+    durable_dsn: str, db: Any, *, fails: bool
+) -> None:
+    role = await db.fetchval("select 'guest_' || pg_backend_pid()")
+    await db.execute(f"create role {role}; grant all on schema gen_durable to {role}")
+    await db.execute(f"grant all on all tables in schema gen_durable to {role}")
+    seen: list[tuple[str, ...]] = []
+    look = """
+        select current_setting('search_path'), current_setting('statement_timeout'), current_setting('lock_timeout'),
+               current_setting('jit'), current_user::text"""
+
+    class First(Machine[None, None]):
+        @step
+        async def run(self, ctx: Context[None]) -> Outcome[None]:
+            return Done(
+                effect=Sql(
+                    f"set search_path = nowhere; set statement_timeout = 7; set lock_timeout = 7; set role {role}"
+                )
+            )
+
+    class Second(Machine[None, None]):
+        @step
+        async def run(self, ctx: Context[None]) -> Outcome[None]:
+            async def note(tx: Transaction) -> None:
+                seen.append(tuple(await tx.fetchrow(look)))
+                if fails:
+                    raise ValueError
+
+            return Done(effect=note)
+
+    async with Worker([First, Second], dsn=durable_dsn, settings=CALM) as worker:
+        for machine in (Second, First, Second, Second):
+            await worker.wait(await worker.insert(machine), timeout=PATIENCE)
+    await db.execute(f"drop owned by {role}; drop role {role}")
+    assert len(seen) == 3
+    assert len(set(seen)) == 1
+    assert seen[0][1:4] == ("30s", "10s", "off")

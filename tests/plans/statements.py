@@ -1,0 +1,47 @@
+"""Single statements, and entries for the rows of the population."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import timedelta
+from typing import Any, Final
+
+from gen_durable._core.model import CommitEntry, Kind
+from gen_durable._db.commit import Recorder
+from gen_durable._db.plan import Plan, Rows, statements
+
+LEASE: Final = timedelta(seconds=60)
+MACHINES: Final = (["Machine0", "Machine1", "Machine2"], [1, 1, 1])
+RECORDER: Final = Recorder("worker", "all")
+
+# Ids of the population by what they are; see population.sql. The token of a lease is the id of its instance.
+PARENTS: Final = range(19, 20_000, 20)
+EXECUTING: Final = range(20_019, 60_000, 20)
+EXECUTING_CHILDREN: Final = range(17, 200_000, 200)
+HOLDERS: Final = range(18, 200_000, 200)
+PARKED: Final = range(14, 200_000, 20)
+ENDED: Final = range(7, 200_000, 20)
+
+
+def statement(file: str, name: str, **values: Any) -> Plan[Rows]:
+    """One statement of a file by its name: those that plans run only on certain answers."""
+    return (yield statements(file)[name](**values))
+
+
+def outcomes(ids: Iterable[int], kind: Kind, **fields: Any) -> list[CommitEntry]:
+    """The same outcome for each of these, in the order in which they are locked."""
+    return [
+        CommitEntry(
+            **{
+                "id": id,
+                "lease_token": id,
+                "step_seq": 1,
+                "kind": kind,
+                "step": "next",
+                "payload": '{"order": 7}',
+                "from_step": "step",
+                **fields,
+            }
+        )
+        for id in sorted(ids, reverse=True)
+    ]

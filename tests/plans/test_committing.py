@@ -1,0 +1,139 @@
+"""Group commits: every row is found by its id, whatever rides on it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gen_durable._core.model import Kind
+from gen_durable._db import commit
+from tests.db.engine import new
+from tests.plans.explain import Explainer, check
+from tests.plans.statements import (
+    EXECUTING,
+    EXECUTING_CHILDREN,
+    HOLDERS,
+    LEASE,
+    PARENTS,
+    PARKED,
+    RECORDER,
+    outcomes,
+    statement,
+)
+
+PKEY = {"gen_durable_pkey"}
+# Found, read and written again, in every index that knows the new status, with a record of the execution.
+PER_ROW = {"keep": 14, "next": 25, "retry": 25, "done": 25, "stop": 25, "await": 25, "release": 25}
+
+
+@pytest.mark.parametrize("batch", [1, 100, 500])
+@pytest.mark.parametrize("kind", ["keep", "next", "retry", "done", "stop"])
+async def test_plain_outcomes(explainer: Explainer, kind: Kind, batch: int) -> None:
+    found, *_ = await explainer.explain(commit.commit_plain(outcomes(EXECUTING[:batch], kind), RECORDER))
+    assert found.rows == batch
+    check(found, PKEY, blocks=80 + PER_ROW[kind] * batch)
+
+
+@pytest.mark.parametrize("batch", [1, 100, 500])
+@pytest.mark.parametrize("kind", ["keep", "next", "done", "await", "release"])
+async def test_any_outcomes(explainer: Explainer, kind: Kind, batch: int) -> None:
+    entries = outcomes(EXECUTING[:batch], kind, awaits=("paid",) if kind == "await" else None)
+    found, *_ = await explainer.explain(commit.commit(entries, RECORDER))
+    assert found.rows == batch
+    check(found, PKEY, blocks=80 + (PER_ROW[kind] + 5) * batch)
+
+
+async def test_stale_outcomes_cost_a_look(explainer: Explainer) -> None:
+    found, *_ = await explainer.explain(
+        commit.commit_plain(outcomes(EXECUTING[:100], "done", lease_token=1), RECORDER)
+    )
+    assert found.rows == 0
+    check(found, PKEY, blocks=6 * 100)
+
+
+@pytest.mark.parametrize("batch", [1, 100, 500])
+async def test_children_that_end_count_their_parents_down(explainer: Explainer, batch: int) -> None:
+    entries = outcomes(EXECUTING_CHILDREN[:batch], "done", parent_id=19)
+    found, *_ = await explainer.explain(commit.commit(entries, RECORDER))
+    assert found.rows == batch
+    check(found, PKEY, blocks=80 + 45 * batch)
+    waiting = await explainer.connection.fetchval(
+        "select count(*) from gen_durable.gen_durable where children_pending = 9"
+    )
+    assert waiting == batch
+
+
+async def test_keys_that_become_free(explainer: Explainer) -> None:
+    entries = [
+        entry
+        for number, id in enumerate(HOLDERS[:100])
+        for entry in outcomes([id], "done", held_key=f"key{number}")
+    ]
+    committed, ungated = await explainer.explain(commit.commit(entries, RECORDER))
+    check(committed, PKEY, blocks=80 + 30 * 100)
+    assert ungated.rows == 100
+    check(ungated, {"gen_durable_slot", "gen_durable_line", "gen_durable_pkey"}, blocks=40 * 100)
+
+
+async def test_consumed_signals_are_found_by_their_ids(explainer: Explainer) -> None:
+    rows = await explainer.connection.fetch("select id from gen_durable.signals order by id limit 300")
+    entries = outcomes(EXECUTING[:1], "next", consumed=tuple(row["id"] for row in rows))
+    found, *_ = await explainer.explain(commit.commit(entries, RECORDER))
+    check(found, {"gen_durable_pkey", "signals_pkey"}, blocks=80 + 12 * 300)
+
+
+async def test_children_are_inserted_without_looking_for_anything(explainer: Explainer) -> None:
+    entries = outcomes(EXECUTING[:10], "schedule_childs", children=tuple(new() for _ in range(10)))
+    committed, inserted, call = await explainer.explain(commit.commit(entries, RECORDER))
+    check(committed, PKEY, blocks=80 + 30 * 10)
+    assert inserted.rows == 100
+    check(inserted, set(), blocks=100 + 25 * 100)
+    assert call.rows == 100
+
+
+async def test_parked_rows_look_into_their_inboxes(explainer: Explainer) -> None:
+    (found,) = await explainer.explain(statement("commit.sql", "recheck", ids=PARKED[:100]))
+    check(found, {"gen_durable_pkey", "signals_target"}, blocks=10 * 100)
+
+
+async def test_refused_children(explainer: Explainer) -> None:
+    (found,) = await explainer.explain(
+        statement("commit.sql", "fix_barriers", ids=PARENTS[:100], pending=[1] * 100)
+    )
+    assert found.rows == 100
+    check(found, PKEY, blocks=12 * 100)
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "per_row"),
+    [
+        ("unlocked", {"ids": EXECUTING[:100]}, 10),
+        ("standing", {"ids": EXECUTING[:100]}, 10),
+        ("hold", {"id": EXECUTING[0], "lease_token": EXECUTING[0], "step_seq": 1}, 12),
+    ],
+)
+async def test_looks_at_single_rows(
+    explainer: Explainer, name: str, values: dict[str, Any], per_row: int
+) -> None:
+    (found,) = await explainer.explain(statement("commit.sql", name, **values))
+    assert found.rows == len(values.get("ids", [0]))
+    check(found, PKEY, blocks=per_row * found.rows)
+
+
+async def test_committed_executions_are_finished(explainer: Explainer) -> None:
+    """Those that are not finished yet are few, and have an index of their own."""
+    (found,) = await explainer.explain(
+        statement("commit.sql", "finish", ids=[7, 26, 27], step_seqs=[1, 1, 1])
+    )
+    assert not found.seq_scans, found
+    assert found.indexes <= {"executions_committed", "executions_commit"}, found
+    assert found.blocks <= 200, found
+
+
+async def test_abandoned_executions_are_finished(explainer: Explainer) -> None:
+    finished, (found,) = await explainer.run(commit.finish_abandoned(LEASE))
+    assert finished == 80
+    assert not found.seq_scans, found
+    assert found.indexes <= {"executions_committed", "executions_commit"}, found
+    assert found.blocks <= 40 * 80, found

@@ -1,0 +1,106 @@
+"""Plans that were made for another table than there is now: it was empty then, and nobody has analyzed it since."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Any
+
+import asyncpg
+import psycopg
+import pytest
+
+from gen_durable._db import commit, inspect, lease, pick, pool, signal
+from gen_durable._db.plan import Plan, Statement
+from gen_durable._db.pool import Database
+from gen_durable._db.runner import run_asyncpg
+from tests.plans.conftest import POPULATION
+from tests.plans.explain import Explained, Explainer
+from tests.plans.statements import EXECUTING, EXECUTING_CHILDREN, LEASE, MACHINES, PARKED, RECORDER, outcomes
+
+TABLES = ("gen_durable.gen_durable", "gen_durable.signals", "gen_durable.executions")
+
+
+async def test_plans_made_for_an_empty_table_serve_a_full_one(durable_dsn: str) -> None:
+    """As in every new installation: the worker is first, then comes the work."""
+    async with Explainer.open(durable_dsn) as explainer:
+        with psycopg.connect(durable_dsn, autocommit=True) as conn:
+            for table in TABLES:
+                conn.execute(f"alter table {table} set (autovacuum_enabled = off)")
+            await explained(explainer)
+            conn.execute(POPULATION)
+        await no_statement_reads_everything(explainer)
+
+
+async def test_plans_are_made_for_the_size_of_today_even_if_statistics_say_empty(
+    explainer: Explainer,
+) -> None:
+    """What was analyzed while it was empty, and has grown since: a new plan sees how large the file is."""
+    for table in TABLES:
+        await explainer.connection.execute(
+            f"""delete from pg_statistic where starelid = '{table}'::regclass;
+                update pg_class set relpages = 0, reltuples = 0 where oid = '{table}'::regclass
+                    or oid in (select indexrelid from pg_index where indrelid = '{table}'::regclass)"""
+        )
+    await no_statement_reads_everything(explainer)
+
+
+async def test_plans_do_not_grow_old(durable_dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool, "_PLAN_LIFETIME", 0.2)
+    mine = Statement(
+        "mine",
+        "select name, prepare_time from pg_prepared_statements where statement like '%pg_prepared_statements%'",
+    )
+
+    def prepared() -> Plan[list[Any]]:
+        return [tuple(row) for row in (yield mine())]
+
+    async with await Database.open(durable_dsn, "gen_durable", size=1) as database:
+        first = await database.run(prepared())
+        assert await database.run(prepared()) == first
+        await asyncio.sleep(0.3)
+        assert first[0] not in await database.run(prepared())
+
+
+async def test_every_plan_is_generic(durable_dsn: str) -> None:
+    connection = await asyncpg.connect(durable_dsn, server_settings=pool.PINNED)
+    for _ in range(10):
+        await run_asyncpg(connection, pick.pick("q", MACHINES, 10, 7, "worker", LEASE), "gen_durable")
+    counts = await connection.fetch(
+        "select generic_plans, custom_plans from pg_prepared_statements where statement like 'with recursive moment%'"
+    )
+    assert [tuple(count) for count in counts] == [(10, 0)]
+    await connection.close()
+
+
+async def no_statement_reads_everything(explainer: Explainer) -> None:
+    for name, found in (await explained(explainer)).items():
+        assert not found.seq_scans, (name, found)
+        assert found.blocks <= 4000, (name, found)
+
+
+async def explained(explainer: Explainer) -> Mapping[str, Explained]:
+    """The statements that workers run all the time, by name. What they do is undone."""
+    ids = EXECUTING[:100]
+    plans: dict[str, Plan[Any]] = {
+        "pick": pick.pick("q1", MACHINES, 100, 7, "worker", LEASE),
+        "commit_plain": commit.commit_plain(outcomes(ids, "next"), RECORDER),
+        "commit": commit.commit(outcomes(ids, "await", awaits=("paid",)), RECORDER),
+        "join": commit.commit(outcomes(EXECUTING_CHILDREN[:50], "done", parent_id=19), RECORDER),
+        "renew": lease.renew([(id, id) for id in ids], LEASE),
+        "mark_started": lease.mark_started({((id, id), 1): timedelta(seconds=1) for id in ids}),
+        "deliver": signal.deliver(PARKED[7], "paid", "1", None),
+        "deliver by key": signal.deliver(f"order:{PARKED[7]}", "paid", "1", None),
+        "inboxes": pick.inboxes(PARKED[:100]),
+        "get": inspect.get(PARKED[7]),
+        "settled": inspect.settled(dict.fromkeys(ids, True)),
+    }
+    found: dict[str, Explained] = {}
+    for name, plan in plans.items():
+        transaction = explainer.connection.transaction()
+        await transaction.start()
+        for number, statement in enumerate(await explainer.explain(plan)):
+            found[f"{name} {number}"] = statement
+        await transaction.rollback()
+    return found

@@ -1,0 +1,60 @@
+"""Heartbeats, the reaper and the timekeeper."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+
+from gen_durable._db import lease
+from tests.plans.explain import Explainer, check
+from tests.plans.statements import EXECUTING, EXECUTING_CHILDREN, HOLDERS, LEASE
+
+PKEY = {"gen_durable_pkey"}
+
+
+@pytest.mark.parametrize("batch", [1, 100, 1000])
+async def test_a_heartbeat_finds_its_rows_by_id(explainer: Explainer, batch: int) -> None:
+    lost, (found,) = await explainer.run(lease.renew([(id, id) for id in EXECUTING[:batch]], LEASE))
+    assert not lost
+    check(found, PKEY, blocks=40 + 14 * batch)
+
+
+async def test_a_heartbeat_that_missed_looks_twice(explainer: Explainer) -> None:
+    lost, (renewed, looked) = await explainer.run(lease.renew([(id, 1) for id in EXECUTING[:100]], LEASE))
+    assert len(lost) == 100
+    check(renewed, PKEY, blocks=8 * 100)
+    check(looked, PKEY, blocks=6 * 100)
+
+
+async def test_long_steps_are_noted(explainer: Explainer) -> None:
+    begun = {((id, id), 1): timedelta(seconds=1) for id in EXECUTING[:100]}
+    noted, (found,) = await explainer.run(lease.mark_started(begun))
+    assert len(noted) == 100
+    check(found, PKEY, blocks=14 * 100)
+
+
+async def test_the_reaper_reads_the_executing_and_nobody_else(explainer: Explainer) -> None:
+    """When a lease ends is in no index, or heartbeats would not be HOT: it looks at all that execute, 4,000 here."""
+    reaped, (found,) = await explainer.run(lease.reap(timedelta(0), 20, "all"))
+    assert not reaped.ids
+    check(found, {"gen_durable_lease"}, blocks=2 * 4000)
+
+
+async def test_the_reaper_takes_back_what_is_dead(explainer: Explainer) -> None:
+    """100 of each: plain ones, children (which count down) and holders of keys (whose line moves up)."""
+    dead = [*EXECUTING[:100], *EXECUTING_CHILDREN[:100], *HOLDERS[:100]]
+    await explainer.connection.execute(
+        "update gen_durable.gen_durable set lease_expires_at = now() - interval '1 h' where id = any ($1)",
+        dead,
+    )
+    reaped, (found, ungated) = await explainer.run(lease.reap(timedelta(0), 1, "all"))
+    assert sorted(reaped.ids) == sorted(reaped.capped) == sorted(dead)
+    check(found, {"gen_durable_lease", "gen_durable_pkey"}, blocks=2 * 4000 + 40 * 300)
+    check(ungated, {"gen_durable_slot", "gen_durable_line", "gen_durable_pkey"}, blocks=40 * 100)
+
+
+async def test_the_timekeeper_reads_the_deadlines_that_have_passed(explainer: Explainer) -> None:
+    expired, (found,) = await explainer.run(lease.expire())
+    assert len(expired) == 100
+    check(found, {"gen_durable_deadline", "gen_durable_pkey"}, blocks=30 * 100)

@@ -1,0 +1,82 @@
+"""What a worker does all the time to find work."""
+
+from __future__ import annotations
+
+import pytest
+
+from gen_durable._db import pick
+from tests.plans.explain import Explainer, check
+from tests.plans.statements import LEASE, MACHINES, PARENTS, PARKED, statement
+
+PICK = {"gen_durable_pick", "gen_durable_pkey"}
+
+
+@pytest.mark.parametrize("demand", [1, 10, 100, 1000])
+async def test_a_pick_touches_what_it_takes(explainer: Explainer, demand: int) -> None:
+    picked, (found,) = await explainer.run(pick.pick("q1", MACHINES, demand, 7, "worker", LEASE))
+    assert len(picked.executions) == found.rows == demand
+    check(found, PICK, blocks=60 + 22 * demand)
+
+
+async def test_a_look_at_an_empty_queue_is_one_probe(explainer: Explainer) -> None:
+    picked, (found,) = await explainer.run(pick.pick("nothing", MACHINES, 100, 7, "worker", LEASE))
+    assert not picked.executions
+    check(found, {"gen_durable_pick"}, blocks=40)
+
+
+async def test_rows_of_unknown_machines_are_passed_over_one_by_one(explainer: Explainer) -> None:
+    """The price of a queue that others share: the index does not know machines, so each due row is looked at."""
+    picked, (found,) = await explainer.run(pick.pick("q1", (["Other"], [1]), 10, 7, "worker", LEASE))
+    assert not picked.executions
+    check(found, {"gen_durable_pick"}, blocks=10_000)
+
+
+async def test_keys_are_admitted_by_their_holders_and_their_line(explainer: Explainer) -> None:
+    """Every second key loses its holder, so the first of its line may go; those of the others may not."""
+    await explainer.connection.execute(
+        "update gen_durable.gen_durable set status = 'done', lease_token = null, concurrency_slot = null"
+        " where concurrency_slot = 0 and id % 400 < 200"
+    )
+    picked, (found,) = await explainer.run(pick.pick("keyed", MACHINES, 1000, 7, "worker", LEASE))
+    assert picked.executions
+    assert picked.denied
+    check(found, PICK | {"gen_durable_slot", "gen_durable_line"}, blocks=20 * 1000)
+
+
+async def test_inboxes_of_a_hundred_rows(explainer: Explainer) -> None:
+    inboxes, (found,) = await explainer.run(pick.inboxes(PARKED[:100]))
+    assert sum(map(len, inboxes.values())) == found.rows == 200
+    check(found, {"signals_target"}, blocks=4 * 100)
+
+
+async def test_children_of_a_hundred_barriers(explainer: Explainer) -> None:
+    rows, (found,) = await explainer.run(
+        statement("pick.sql", "children", ids=PARENTS[:100], rounds=[1] * 100)
+    )
+    assert len(rows) == 1000
+    check(found, {"gen_durable_parent"}, blocks=2 * 1000)
+
+
+async def test_gating_the_lines_of_fifty_keys(explainer: Explainer) -> None:
+    gated, (holders, lines) = await explainer.run(pick.gate([f"key{number}" for number in range(50)]))
+    assert gated.total() == 50 * 5
+    check(holders, {"gen_durable_slot"}, blocks=8 * 50)
+    check(lines, {"gen_durable_line", "gen_durable_pkey"}, blocks=25 * gated.total())
+
+
+async def test_ungating_fifty_keys(explainer: Explainer) -> None:
+    await explainer.connection.execute(
+        "update gen_durable.gen_durable set status = 'done', lease_token = null, concurrency_slot = null"
+        " where concurrency_slot = 0 and id < 10000"
+    )
+    queues, (found,) = await explainer.run(pick.ungate([f"key{number}" for number in range(50)]))
+    assert queues == {"keyed"}
+    check(found, {"gen_durable_slot", "gen_durable_line", "gen_durable_pkey"}, blocks=40 * 50)
+
+
+async def test_the_alarm_about_stuck_keys_goes_from_key_to_key(explainer: Explainer) -> None:
+    keys, (found,) = await explainer.run(pick.stuck_keys())
+    assert keys == []
+    assert not found.seq_scans, found
+    assert found.indexes <= {"gen_durable_line", "gen_durable_slot"}, found
+    assert found.blocks <= 20 * 1000, found

@@ -1,0 +1,98 @@
+"""What clients read, and what waiting costs."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from gen_durable._db import inspect
+from gen_durable._db.inspect import Filter
+from tests.plans.explain import Explainer, check
+from tests.plans.statements import ENDED, EXECUTING, PARENTS, PARKED
+
+PKEY = {"gen_durable_pkey"}
+LONG_AGO = datetime(2000, 1, 1, tzinfo=UTC)
+# What 200,000 rows and the index of their ids take: no page costs more, whatever it looks for.
+EVERYTHING = 13_000
+
+
+async def test_an_instance_by_its_id(explainer: Explainer) -> None:
+    row, (found,) = await explainer.run(inspect.get(EXECUTING[5]))
+    assert row is not None
+    check(found, PKEY, blocks=40)
+
+
+@pytest.mark.parametrize("id", [PARKED[3], ENDED[3]], ids=["live", "ended"])
+async def test_an_instance_by_its_key(explainer: Explainer, id: int) -> None:
+    row, (found,) = await explainer.run(inspect.get(f"order:{id}"))
+    assert row is not None
+    assert row["id"] == id
+    check(found, {"gen_durable_correlation", "gen_durable_key", "gen_durable_pkey"}, blocks=60)
+
+
+@pytest.mark.parametrize("batch", [1, 100, 1000])
+async def test_those_who_wait_look_at_their_own_instances(explainer: Explainer, batch: int) -> None:
+    wanted = dict.fromkeys([*EXECUTING[: batch // 2], *PARENTS[: batch - batch // 2]], True)
+    settled, (found,) = await explainer.run(inspect.settled(wanted))
+    assert len(settled) == batch - batch // 2
+    check(found, PKEY, blocks=40 + 6 * batch)
+
+
+@pytest.mark.parametrize("every", [False, True])
+async def test_the_children_of_an_instance(explainer: Explainer, every: bool) -> None:
+    rows, (found,) = await explainer.run(inspect.children_of(PARENTS[4], every=every))
+    assert len(rows) == 10
+    check(found, {"gen_durable_parent", "gen_durable_pkey"}, blocks=80)
+
+
+@pytest.mark.parametrize(("id", "count"), [(ENDED[3], 3), (EXECUTING[3], 1)], ids=["ended", "live"])
+async def test_the_executions_of_an_instance(explainer: Explainer, id: int, count: int) -> None:
+    rows, (found,) = await explainer.run(inspect.executions(id))
+    assert len(rows) == count
+    check(found, {"executions_commit", "executions_aborted", "gen_durable_lease"}, blocks=60)
+
+
+@pytest.mark.parametrize("before", [None, 100_000])
+async def test_a_page_is_read_from_where_it_begins(explainer: Explainer, before: int | None) -> None:
+    rows, (found,) = await explainer.run(inspect.page(Filter(), 100, before))
+    assert len(rows) == 100
+    check(found, PKEY, blocks=150)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "blocks"),
+    [
+        # One row in so many fits, so the page is full after so many times its own length …
+        ({"fsm": "Machine1"}, 3 * 100),
+        ({"queue": "q1"}, 4 * 100),
+        ({"statuses": ["awaiting_signal"]}, 7 * 100),
+        ({"statuses": ["executing"]}, 50 * 100),
+        # … and if hardly any does, all instances are looked at, the newest first.
+        ({"fsm": "Nobody"}, EVERYTHING),
+        ({"version": 2}, EVERYTHING),
+        ({"step": "nowhere"}, EVERYTHING),
+        ({"statuses": ["cancelled"]}, EVERYTHING),
+        ({"queue": "nothing"}, EVERYTHING),
+        ({"correlation_key": f"order:{ENDED[3]}"}, EVERYTHING),
+        ({"unique_key": b"unique:15"}, EVERYTHING),
+        ({"concurrency_key": "key7"}, EVERYTHING),
+        ({"parent_id": PARENTS[4]}, EVERYTHING),
+        ({"inserted_before": LONG_AGO}, EVERYTHING),
+    ],
+    ids=str,
+)
+async def test_a_filter_is_a_walk_along_the_ids(
+    explainer: Explainer, wanted: dict[str, Any], blocks: int
+) -> None:
+    _, (found,) = await explainer.run(inspect.page(Filter(**wanted), 100, None))
+    assert not found.seq_scans, found
+    assert "gen_durable_pkey" in found.indexes, found
+    assert found.blocks <= blocks, found
+
+
+async def test_counting_reads_everything_once(explainer: Explainer) -> None:
+    count, (found,) = await explainer.run(inspect.count(Filter(statuses=["executing"])))
+    assert count == 4000
+    assert found.blocks <= EVERYTHING, found

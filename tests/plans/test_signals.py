@@ -1,0 +1,56 @@
+"""Signals: whom they reach, and what is left of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gen_durable._db import signal
+from tests.plans.explain import Explainer, check
+from tests.plans.statements import PARKED
+
+TARGET = PARKED[7]
+
+
+@pytest.mark.parametrize(
+    ("target", "index"),
+    [(TARGET, "gen_durable_pkey"), (f"order:{TARGET}", "gen_durable_correlation")],
+    ids=["id", "key"],
+)
+async def test_a_delivery(explainer: Explainer, target: Any, index: str) -> None:
+    arrival, (found, counted, written, woken, _) = await explainer.run(
+        signal.deliver(target, "paid", "100", "event-7")
+    )
+    assert arrival is not None
+    assert arrival.has_woken
+    check(found, {index}, blocks=40)
+    assert counted.indexes <= {"signals_target", "signals_dedup"}, counted
+    check(written, set(), blocks=60)
+    check(woken, {"gen_durable_pkey"}, blocks=60)
+
+
+async def test_a_delivery_to_nobody_is_two_probes(explainer: Explainer) -> None:
+    arrival, (first, second, _) = await explainer.run(signal.deliver("order:nobody", "paid", "100", None))
+    assert arrival is None
+    for look in (first, second):
+        check(look, {"gen_durable_correlation"}, blocks=40)
+
+
+async def test_a_full_inbox_is_counted_by_its_index(explainer: Explainer) -> None:
+    await explainer.connection.execute(
+        "insert into gen_durable.signals (target_id, name) select $1, 'note' from generate_series(1, 9000)",
+        TARGET,
+    )
+    _, (_, counted, *_) = await explainer.run(signal.deliver(TARGET, "note", "1", None))
+    check(counted, {"signals_target"}, blocks=9000)
+
+
+@pytest.mark.xfail(
+    strict=True,
+    reason="no index knows signals by target alone: unread and kept ones have one each, both partial",
+)
+@pytest.mark.parametrize("batch", [1, 100])
+async def test_the_inboxes_of_the_ended_are_swept(explainer: Explainer, batch: int) -> None:
+    (found,) = await explainer.explain(signal.sweep(PARKED[:batch]))
+    check(found, {"signals_target", "signals_dedup"}, blocks=20 + 6 * batch)

@@ -1,0 +1,122 @@
+"""PgBouncer in transaction mode, in front of the server that tests use."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import shutil
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self
+from urllib.parse import quote
+
+import psycopg
+from psycopg.conninfo import conninfo_to_dict
+
+PROGRAM: Final = shutil.which("pgbouncer", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin")
+MISSING: Final = "there is no pgbouncer here (on Debian: apt-get install pgbouncer)"
+
+# Fewer server connections than clients, and the next transaction of a client goes to another one whenever it can:
+# whatever belongs to a session is soon found missing, or somebody else's. No startup parameter is ignored, so one that
+# PgBouncer does not know is refused.
+_CONFIGURATION: Final = """\
+[databases]
+* = host={host} port={port}
+
+[pgbouncer]
+listen_addr =
+listen_port = 6432
+unix_socket_dir = {directory}
+auth_type = trust
+auth_file = {directory}/users
+pool_mode = transaction
+default_pool_size = 5
+max_client_conn = 500
+server_round_robin = 1
+admin_users = {user}
+log_connections = 0
+log_disconnections = 0
+"""
+
+
+class Bouncer:
+    """One PgBouncer, from `with` to its end."""
+
+    def __init__(self, server: str) -> None:
+        self._server = conninfo_to_dict(server)
+        self.directory = Path(tempfile.mkdtemp(prefix="gd-")).resolve()
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Self:
+        server = {"host": "localhost", "port": 5432, "user": "postgres", **self._server}
+        self._write("pgbouncer.ini", _CONFIGURATION.format(directory=self.directory, **server))
+        self._write("users", f'"{server["user"]}" "{server.get("password", "")}"\n')
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.stop()
+        shutil.rmtree(self.directory)
+
+    def start(self) -> None:
+        """As somebody who may enter the server's socket directory; PgBouncer will not run as root."""
+        assert PROGRAM is not None
+        switch: list[str] = []
+        if (account := self._account()) is not None:
+            switch = ["-u", account.pw_name]
+            for path in (self.directory, *self.directory.iterdir()):
+                os.chown(path, account.pw_uid, account.pw_gid)
+        with (self.directory / "log").open("ab") as log:
+            self._process = subprocess.Popen(
+                [PROGRAM, "-q", *switch, self.directory / "pgbouncer.ini"], stdout=log, stderr=log
+            )
+        deadline = time.monotonic() + 10
+        while not self._answers():
+            if self._process.poll() is not None or time.monotonic() > deadline:
+                raise AssertionError((self.directory / "log").read_text())
+            time.sleep(0.02)
+
+    def stop(self) -> None:
+        """At once; whoever is connected is thrown out."""
+        if self._process is not None:
+            self._process.terminate()
+            self._process.wait(10)
+            self._process = None
+
+    def in_front_of(self, dsn: str) -> str:
+        """The way to the same database through here."""
+        given = conninfo_to_dict(dsn)
+        user = quote(str(given.get("user", "postgres")))
+        return f"postgresql://{user}@/{given['dbname']}?host={quote(str(self.directory), safe='/')}&port=6432"
+
+    def show(self, what: str) -> list[dict[str, Any]]:
+        """What it tells of itself: `show("servers")`."""
+        # Its console knows neither transactions nor parameters.
+        with (
+            psycopg.connect(
+                self.in_front_of("dbname=pgbouncer"), autocommit=True, row_factory=psycopg.rows.dict_row
+            ) as console,
+            psycopg.ClientCursor(console) as cursor,
+        ):
+            return cursor.execute(f"show {what}").fetchall()
+
+    def _write(self, name: str, text: str) -> None:
+        (self.directory / name).write_text(text)
+
+    def _answers(self) -> bool:
+        try:
+            self.show("version")
+        except psycopg.OperationalError:
+            return False
+        return True
+
+    def _account(self) -> pwd.struct_passwd | None:
+        if os.geteuid() != 0:
+            return None
+        host = str(self._server.get("host", ""))
+        return pwd.getpwuid(Path(host).stat().st_uid) if host.startswith("/") else pwd.getpwnam("nobody")
