@@ -103,7 +103,8 @@ class Fleet:
             broken = [
                 process
                 for process in fleet.processes
-                if process.exit_code not in (None, 0, -9) and process.pid in started
+                if (process.exit_code not in (None, 0, -9) and process.pid in started)
+                or process.said("should not happen")
             ]
             for process in fleet.processes:
                 if process.exit_code is None:

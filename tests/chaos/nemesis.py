@@ -39,9 +39,11 @@ class Nemesis:
         while time.monotonic() < give_up:
             self._man()
             await asyncio.sleep(self._rng.uniform(0.2, 0.9))
-            match self._rng.choices(["kill", "stop", "terminate", "crash"], [4, 3, 4, 2])[0]:
+            match self._rng.choices(["kill", "retire", "stop", "terminate", "crash"], [4, 1, 3, 4, 2])[0]:
                 case "kill":
                     self._kill()
+                case "retire":
+                    self._retire()
                 case "stop":
                     # Now and then it comes back in time.
                     stop = self._stop(self._rng.uniform(0.5, 2.0) * lease)
@@ -65,6 +67,14 @@ class Nemesis:
         if victim.exit_code is None and not victim.is_stopped:
             victim.kill()
             self.counters["kills"] += 1
+
+    def _retire(self) -> None:
+        """SIGTERM, as a deployment does it; the next one starts while this one gives back what it has."""
+        victim = self._rng.choice(self._crew)
+        if victim.exit_code is None and not victim.is_stopped:
+            victim.terminate()
+            self._crew.remove(victim)
+            self.counters["retirements"] += 1
 
     async def _stop(self, seconds: float) -> None:
         victim = self._rng.choice(self._crew)

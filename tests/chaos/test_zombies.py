@@ -110,3 +110,17 @@ async def test_a_worker_that_leases_anew_what_it_has_lost_keeps_the_two_apart(
         report = await arena.reckoning()
     assert report.counters["stale outcomes"] == 1
     assert report.counters["reaped"] == 1
+
+
+async def test_workers_that_were_all_stopped_at_once_take_nothing_from_each_other(arena: Arena) -> None:
+    workers = [await arena.fleet.start() for _ in range(2)]
+    for number in range(12):
+        await arena.producer.insert_surely(f"chain {number}", Chain, Work(steps=2, pace=2 * _LEASE))
+    await arena.fleet.hears(what="begin", count=12)
+    for worker in workers:
+        worker.stop()
+    await asyncio.sleep(2.5 * _LEASE)
+    for worker in workers:
+        worker.resume()
+    report = await arena.reckoning()
+    assert (report.counters["reaped"], report.counters["duplicate step runs"]) == (0, 0)

@@ -52,8 +52,11 @@ def ledger(sql: support.Sql) -> list[str]:
 
 
 @pytest.mark.clause("EFF-1", "EXEC-5")
-@pytest.mark.parametrize("effect", [PAY, pay], ids=["statement", "function"])
-@pytest.mark.parametrize("kind", [Next, Await, ScheduleChildren, Done, Stop])
+@pytest.mark.parametrize(
+    ("kind", "effect"),
+    [(Next, PAY), (Next, pay), (Await, PAY), (ScheduleChildren, pay), (Done, PAY), (Stop, pay)],
+    ids=lambda value: getattr(value, "__name__", "statement"),
+)
 def test_an_effect_rides_on_its_outcome(durable: Harness, sql: support.Sql, kind: Any, effect: Any) -> None:
     outcomes: dict[Any, Outcome[Any]] = {
         Next: Next("two", delay=AN_HOUR, effect=effect),

@@ -345,3 +345,24 @@ async def test_what_a_killed_process_was_executing_is_finished_by_another(
     assert (begun["attempt"], again["attempt"], begun["key"]) == (0, 1, again["key"])
     assert ended.status == "done"
     assert [row["outcome"] for row in sql.executions(ref.id)] == ["lease", "done"]
+
+
+@pytest.mark.clause("CRASH-11")
+async def test_a_lease_that_has_run_out_may_still_be_renewed(
+    durable_dsn: str, direct_dsn: str, sql: Sql
+) -> None:
+    settings = msgspec.structs.replace(BRISK, lease=timedelta(milliseconds=600), heartbeat=BRISK.lease)
+    async with Worker([Say], dsn=durable_dsn, settings=settings) as worker:
+        events = Events(worker)
+        ref = await worker.insert(Say, "hi", schedule_in=PATIENCE)
+        await asyncio.sleep(0.7)  # in touch for longer than a lease
+        sql.abandon(ref.id)
+        began = time.monotonic()
+        await events.wait(ReaperReaped)
+        assert time.monotonic() - began >= settings.heartbeat.total_seconds()
+    sql.abandon(ref.id)
+    async with await Database.open(direct_dsn, "gen_durable", size=1) as database:
+        suspected_at = await database.run(leases.suspect())
+        sql("update gen_durable.gen_durable set lease_expires_at = now() + interval '1 minute'")
+        reaped = await database.run_in_transaction(leases.reap(timedelta(0), 20, "all", suspected_at))
+    assert reaped.ids == []

@@ -31,11 +31,11 @@ def is_new(durable: Harness, **options: Any) -> bool:
 
 
 @pytest.mark.clause("UNQ-1")
-@pytest.mark.parametrize("key", [b"\x00\xff raw", "größe: 1", b"x" * 1024], ids=["bytes", "text", "long"])
-def test_a_key_is_stored_as_it_was_given(durable: Harness, sql: Sql, key: str | bytes) -> None:
-    ref = durable.insert(Say, "hi", unique_key=key)
-    stored = key if isinstance(key, bytes) else key.encode()
-    assert sql.columns(ref.id, "unique_key unique_guard") == (stored, stored)
+def test_a_key_is_stored_as_it_was_given(durable: Harness, sql: Sql) -> None:
+    for key, stored in ((b"\x00\xff raw", b"\x00\xff raw"), ("größe: 1", "größe: 1".encode())):
+        ref = durable.insert(Say, "hi", unique_key=key)
+        assert sql.columns(ref.id, "unique_key unique_guard") == (stored, stored)
+    assert isinstance(durable.insert(Say, "hi", unique_key="größe: 1".encode()), Duplicate)
 
 
 @pytest.mark.clause("UNQ-2", "UNQ-4", "UNQ-7")

@@ -4,39 +4,32 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import sys
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Final
 
 import pytest
 
-from gen_durable import Context, Done, Machine, Outcome, Sql, Transaction, Worker, step
+from gen_durable import Context, Done, Machine, Outcome, Spec, Sql, Transaction, Worker, step
 from gen_durable.errors import UsageError
 from gen_durable.outcome import Effect
 from tests.executions.ledger import BOOK, booked
 from tests.scenarios.support import CALM, PATIENCE
 
 
-class Bad(Machine[None, str]):
-    def __init__(self, effect: Effect) -> None:
-        self.effect = effect
-        self.handled: list[Exception] = []
+class Bad(Machine[int, str]):
+    """Has the effect of that number."""
+
+    def __init__(self, *effects: Effect) -> None:
+        self._effects = effects
 
     @step
-    async def run(self, ctx: Context[None]) -> Outcome[str]:
-        return Done("done", effect=self.effect)
+    async def run(self, ctx: Context[int]) -> Outcome[str]:
+        return Done("done", effect=self._effects[ctx.state])
 
-    def handle(self, error: Exception, ctx: Context[None]) -> Outcome[str]:
-        self.handled.append(error)
+    def handle(self, error: Exception, ctx: Context[int]) -> Outcome[str]:
         return Done(f"{type(error).__name__}: {error}")
-
-
-async def _result(dsn: str, effect: Effect) -> str:
-    """What comes of an instance with this effect. The worker that runs it has to live on."""
-    bad, good = Bad(effect), Good()
-    async with Worker([bad, good], dsn=dsn, settings=CALM) as worker:
-        ended = await worker.wait(await worker.insert(bad), timeout=PATIENCE)
-        assert (await worker.wait(await worker.insert(good), timeout=PATIENCE)).result == "alive"
-    return ended.result
 
 
 class Good(Machine[None, str]):
@@ -45,64 +38,79 @@ class Good(Machine[None, str]):
         return Done("alive", effect=Sql("select 1"))
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "commit",
-        "COMMIT;",
-        "  /* done */ commit work",
-        "-- now\ncommit",
-        "insert into ledger (key) values ('a'); commit",
-        "insert into ledger (key) values ('$$'); commit",
-        "commit and chain",
-        "end",
-        "End Transaction",
-        "rollback",
-        "rollback and chain",
-        "abort",
-        "prepare transaction 'x'",
-        "rollback transaction",
-    ],
-)
-@pytest.mark.parametrize("is_function", [False, True])
-async def test_an_effect_that_ends_its_transaction_is_refused_before_it_does(
-    durable_dsn: str, db: Any, text: str, *, is_function: bool
-) -> None:
-    async def function(tx: Transaction) -> None:
+async def _results(dsn: str, *effects: Effect) -> list[str]:
+    """What comes of instances with these effects. The worker that runs them has to live on."""
+    bad = Bad(*effects)
+    async with Worker([bad, Good], dsn=dsn, settings=CALM) as worker:
+        refs = await worker.insert_all([Spec(bad, number) for number in range(len(effects))])
+        ended = await worker.wait_all(refs, timeout=PATIENCE)
+        assert (await worker.wait(await worker.insert(Good), timeout=PATIENCE)).result == "alive"
+    return [one.result for one in ended]
+
+
+async def _result(dsn: str, effect: Effect) -> str:
+    (result,) = await _results(dsn, effect)
+    return result
+
+
+ENDS: Final = [
+    "commit",
+    "COMMIT;",
+    "  /* done */ commit work",
+    "-- now\ncommit",
+    "insert into ledger (key) values ('a'); commit",
+    "insert into ledger (key) values ('$$'); commit",
+    "commit and chain",
+    "end",
+    "End Transaction",
+    "rollback",
+    "rollback and chain",
+    "rollback transaction",
+    "abort",
+    "prepare transaction 'x'",
+]
+NO_ENDS: Final = [
+    "select 'commit; rollback'",
+    "select 1 as end",
+    'select 1 as "; commit"',
+    "select 1 -- ; commit",
+    "/* commit; */ select 1",
+    "do $$ begin perform 1; end $$",
+    "savepoint a; select 1; rollback to a; release a",
+    "savepoint a; rollback to savepoint a",
+    "savepoint a; rollback work to a",
+    "select case when true then 1 end",
+]
+
+
+def _function(text: str) -> Effect:
+    async def effect(tx: Transaction) -> None:
         await tx.execute(BOOK, "first", "")
         await tx.execute(text)
 
-    result = await _result(durable_dsn, function if is_function else Sql(text))
-    assert result == (
-        "UsageError: the effect ends the transaction that it runs in; leave COMMIT and ROLLBACK out"
-    )
+    return effect
+
+
+@pytest.mark.parametrize("make", [Sql, _function])
+async def test_an_effect_that_ends_its_transaction_is_refused_before_it_does(
+    durable_dsn: str, db: Any, make: Callable[[str], Effect]
+) -> None:
+    results = await _results(durable_dsn, *map(make, ENDS))
+    refused = "UsageError: the effect ends the transaction that it runs in; leave COMMIT and ROLLBACK out"
+    assert dict(zip(ENDS, results, strict=True)) == dict.fromkeys(ENDS, refused)
     assert await booked(db) == []
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "select 'commit; rollback'",
-        "select 1 as end",
-        'select 1 as "; commit"',
-        "select 1 -- ; commit",
-        "/* commit; */ select 1",
-        "do $$ begin perform 1; end $$",
-        "savepoint a; select 1; rollback to a; release a",
-        "savepoint a; rollback to savepoint a",
-        "savepoint a; rollback work to a",
-        "select case when true then 1 end",
-    ],
-)
-async def test_words_that_only_look_like_an_end_are_none(durable_dsn: str, db: Any, text: str) -> None:
-    assert await _result(durable_dsn, Sql(text)) == "done"
+async def test_words_that_only_look_like_an_end_are_none(durable_dsn: str, db: Any) -> None:
+    results = await _results(durable_dsn, *map(Sql, NO_ENDS))
+    assert dict(zip(NO_ENDS, results, strict=True)) == dict.fromkeys(NO_ENDS, "done")
 
 
 async def test_an_end_that_is_well_hidden_is_found_afterwards(
     durable_dsn: str, db: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Should a text get past the look at it, the outcome is not committed as if nothing had been."""
-    monkeypatch.setattr("gen_durable._runtime.effects._ENDS_TRANSACTION", __import__("re").compile("(?!)"))
+    monkeypatch.setattr("gen_durable._runtime.effects._ENDS_TRANSACTION", re.compile("(?!)"))
     assert "the effect ends the transaction" in await _result(durable_dsn, Sql("commit"))
 
 
@@ -245,7 +253,7 @@ async def test_settings_of_one_effect_are_not_those_of_the_next(
         async def run(self, ctx: Context[None]) -> Outcome[None]:
             return Done(
                 effect=Sql(
-                    f"set search_path = nowhere; set statement_timeout = 7; set lock_timeout = 7; set role {role}"
+                    f"set search_path = nowhere; set statement_timeout = '7s'; set lock_timeout = '7s'; set role {role}"
                 )
             )
 

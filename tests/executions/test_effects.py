@@ -34,7 +34,7 @@ from gen_durable import (
     step,
 )
 from tests.executions.ledger import BOOK, booked, booking, busy_with
-from tests.scenarios.support import CALM, PATIENCE, happens, holds, row_of
+from tests.scenarios.support import CALM, FAST, PATIENCE, happens, holds, row_of
 
 # Much less than anything that would have to wait for a slow effect.
 SOON = timedelta(seconds=1.5)
@@ -482,6 +482,23 @@ async def test_a_slow_effect_of_one_child_does_not_hold_up_the_joins_of_the_othe
         assert await busy_with(db, "%pg_sleep%") == pid
         await db.execute("select pg_cancel_backend($1)", pid)
         assert (await worker.wait(ref, timeout=PATIENCE)).result == 7
+
+
+async def test_an_effect_may_take_longer_than_the_lease(durable_dsn: str, db: Any) -> None:
+    class Long(Machine[None, int]):
+        @step
+        async def run(self, ctx: Context[None]) -> Outcome[int]:
+            async def book(tx: Transaction) -> None:
+                await tx.execute(BOOK, ctx.idempotency_key, "")
+                await tx.execute("select pg_sleep(1.6)")
+
+            return Done(ctx.attempt, effect=book)
+
+    async with Worker([Long], dsn=durable_dsn, settings=FAST) as worker:
+        ref = await worker.insert(Long)
+        assert (await worker.wait(ref, timeout=PATIENCE)).result == 0
+        assert [one.attempt for one in await worker.executions(ref)] == [1]
+    assert await booked(db) == [f"{ref.id}:1"]
 
 
 async def test_a_key_is_free_only_after_the_effect_is_committed(durable_dsn: str, db: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from datetime import timedelta
+from typing import Any, Final
 
 from gen_durable import (
     Await,
@@ -59,7 +60,7 @@ class Stubborn(Machine[None, int]):
 class Waiter(Machine[float, list[str]]):
     """Waits for a note, but not for ever."""
 
-    note = Signal[str]("note")
+    note = Signal("note", str)
 
     @step
     async def wait(self, ctx: Context[float]) -> Outcome[list[str]]:
@@ -81,7 +82,7 @@ class Parent(Machine[int, int]):
 
     @step
     async def add(self, ctx: Context[int]) -> Outcome[int]:
-        return Done(sum(child.result for child in ctx.children))
+        return Done(sum(child.result or 0 for child in ctx.children))
 
 
 class Alone(Machine[str, None]):
@@ -128,4 +129,4 @@ class Slow(Machine[float, int]):
         return Done(ctx.attempt)
 
 
-ALL = [Chain, Stubborn, Waiter, Parent, Alone, Payment, Slow]
+ALL: Final[list[Any]] = [Chain, Stubborn, Waiter, Parent, Alone, Payment, Slow]

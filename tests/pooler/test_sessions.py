@@ -14,15 +14,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 
+import asyncpg
 import psycopg
 import pytest
 from psycopg.rows import dict_row
 
 from gen_durable import AsyncClient, Client, Settings, Spec, Worker
 from gen_durable._db.blocking import BlockingDatabase
-from gen_durable._db.failures import StatementError
+from gen_durable._db.failures import StatementError, is_outage
 from gen_durable._db.plan import Plan, Row, Statement
-from gen_durable._db.pool import PINNED, Database
+from gen_durable._db.pool import PINNED, Database, _Transaction
 from tests.clients.conftest import Awaitable
 from tests.pooler.machines import ALL, Chain, Parent
 
@@ -125,7 +126,7 @@ async def test_nothing_is_left_behind_on_a_server_connection(
     async with Worker(ALL, dsn=durable_dsn, settings=durable_settings) as worker:
         refs: list[Any] = await worker.insert_all([Spec(Chain, 1), Spec(Parent, 10)])
         with Client(durable_dsn, settings=durable_settings) as client:
-            client.wait_all(refs)
+            await asyncio.to_thread(client.wait_all, refs)
             assert client.count() == 12
     seen: dict[int, Any] = {}
     with psycopg.connect(
@@ -163,6 +164,37 @@ async def test_whoever_is_cancelled_leaves_no_transaction_open(durable_dsn: str,
                 await asyncio.sleep(0.02)
         for _ in range(10):
             await database.run(one_row("select 1"))
+
+
+class Interrupted:
+    """A connection on which BEGIN goes out, and its answer does not come back as it should."""
+
+    def __init__(self, answer: BaseException) -> None:
+        self._answer = answer
+        self.said: list[str] = []
+
+    async def execute(self, text: str) -> None:
+        self.said.append(text)
+        if text.startswith("begin"):
+            raise self._answer
+
+
+async def test_a_begin_that_was_interrupted_is_taken_back() -> None:
+    """Otherwise the next use of the connection would go on in a transaction that somebody else began."""
+    connection = Interrupted(asyncio.CancelledError())
+    with pytest.raises(asyncio.CancelledError):
+        async with _Transaction(connection, PINNED):
+            pass
+    assert connection.said[1:] == ["rollback"]
+
+
+async def test_a_standby_is_an_outage() -> None:
+    """It cannot begin READ WRITE, and says so in other words than to a write."""
+    connection = Interrupted(asyncpg.FeatureNotSupportedError("cannot set transaction read-write mode"))
+    with pytest.raises(StatementError) as refused:
+        async with _Transaction(connection, PINNED):
+            pass
+    assert is_outage(refused.value)
 
 
 @pytest.mark.parametrize("kind", ["AsyncClient", "Client"])

@@ -8,6 +8,7 @@ from contextlib import AsyncExitStack
 from datetime import timedelta
 from typing import Any
 
+import msgspec
 import pytest
 
 from gen_durable import AsyncClient, Settings, Spec, Status, Worker
@@ -94,9 +95,10 @@ async def test_a_step_that_outlives_its_lease_keeps_it(worker: Worker) -> None:
 async def test_a_worker_that_closes_gives_back_what_it_has(
     durable_dsn: str, durable_settings: Settings, db: Any
 ) -> None:
+    impatient = msgspec.structs.replace(durable_settings, drain_timeout=timedelta(seconds=1))
     async with AsyncClient(durable_dsn, settings=durable_settings) as client:
         refs = await client.insert_all([Spec(Slow, seconds) for seconds in (0.5, 0.5, 3600.0)])
-        async with Worker([Slow], dsn=durable_dsn, settings=durable_settings):
+        async with Worker([Slow], dsn=durable_dsn, settings=impatient):
             async with asyncio.timeout(PATIENCE.total_seconds()):
                 while await db.fetchval(
                     "select count(*) < 3 from gen_durable.gen_durable where status = 'executing'"
