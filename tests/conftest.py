@@ -1,4 +1,7 @@
-"""`GEN_DURABLE_POOLER=transaction pytest …` runs tests behind PgBouncer; so do those whose settings say so."""
+"""What all tests share: patience, and the way through PgBouncer.
+
+`GEN_DURABLE_POOLER=transaction pytest …` runs tests behind PgBouncer; so do those whose settings say so.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +9,19 @@ from collections.abc import Iterator
 from urllib.parse import urlsplit
 
 import pytest
+from hypothesis import HealthCheck
+from hypothesis import settings as hypothesis_settings
 
 from gen_durable import Settings
 from gen_durable.testing._databases import Databases
 from tests.pooler.bouncer import MISSING, PROGRAM, Bouncer
+
+
+# How long an example takes says something about the machine, not about the engine.
+hypothesis_settings.register_profile(
+    "patient", deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
+)
+hypothesis_settings.load_profile("patient")
 
 
 @pytest.fixture(scope="session")
