@@ -16,7 +16,6 @@ from gen_durable import Settings
 from gen_durable.testing._databases import Databases
 from tests.pooler.bouncer import MISSING, PROGRAM, Bouncer
 
-
 # How long an example takes says something about the machine, not about the engine.
 hypothesis_settings.register_profile(
     "patient", deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]

@@ -70,8 +70,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """The PostgreSQL schema that holds the tables."""
     lease: timedelta = timedelta(seconds=60)
     """How long an execution stays ours without a heartbeat."""
-    # Of three heartbeats in a lease, two may be lost and the live execution still keeps it.
-    heartbeat: timedelta = timedelta(seconds=20)
+    heartbeat: timedelta = timedelta(0)
+    """How often leases are renewed; left out, a third of the lease: two may be lost, and a live execution keeps it."""
     poll_interval: timedelta = timedelta(seconds=1)
     """The longest pause between two looks at a silent queue: how late work of another process may start."""
     min_poll_interval: timedelta = timedelta(milliseconds=20)
@@ -95,6 +95,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         _check_schema("settings.schema", self.schema)
+        if self.heartbeat == timedelta(0):
+            msgspec.structs.force_setattr(self, "heartbeat", self.lease / 3)
         shortest = timedelta(milliseconds=1)
         _check_duration("settings.lease", self.lease, shortest)
         _check_duration("settings.heartbeat", self.heartbeat, shortest)

@@ -76,7 +76,7 @@ class Context(msgspec.Struct, Generic[StateT], kw_only=True):
     raw_state: str = ""
     """The state as stored, in JSON: what is left to `handle` when it could not be decoded."""
     awaited: Inbox = _NO_MESSAGES
-    """The signals that this step was woken by; none if the `Await` timed out."""
+    """The signals of the last `Await` that have come; with `timed_out`, possibly none."""
     inbox: Inbox = _NO_MESSAGES
     """All signals that have come and are not consumed."""
     timed_out: bool = False

@@ -338,6 +338,8 @@ def _exception_text(error: BaseException) -> str:
         said = str(error)
     except Exception:  # noqa: BLE001 - the user's own __str__; a failure must still find its way into the row
         said = "(its text could not be read)"
+    if isinstance(error, BaseExceptionGroup):
+        said = "; ".join(_exception_text(inner) for inner in error.exceptions)
     return f"{kind}: {said}" if said else kind
 
 

@@ -20,7 +20,7 @@ from ._checks import (
 from ._typing import ResultT, StateT
 from .definition import Definition, MachineDef, StepRef, definition_of, step_name
 from .errors import UnknownStepError, UsageError, did_you_mean
-from .instance import LIVE_STATUSES, Status
+from .instance import LIVE_STATUSES, Instance, Status
 
 __all__ = [
     "AnySpec",
@@ -310,14 +310,16 @@ class Duplicate(Ref[StateT, ResultT]):
 InsertResult: TypeAlias = Inserted[StateT, ResultT] | Duplicate[StateT, ResultT]
 """Both mean that the instance exists, and both point at it."""
 
-Target: TypeAlias = Ref[Any, Any] | int | str
-"""Whom to address: a reference, an id (int) or a correlation key (str)."""
+Target: TypeAlias = Ref[Any, Any] | Instance[Any, Any] | int | str
+"""Whom to address: a reference, an instance as it was read, an id (int) or a correlation key (str)."""
 
 
 def target_value(target: Target) -> int | str:
     """Find the id or the correlation key that a target stands for."""
     if isinstance(target, Ref):
         return target.target
+    if isinstance(target, Instance):
+        return target.id
     if isinstance(target, str):
         return checked_key(target, "correlation_key")
     return checked_id(target)

@@ -159,11 +159,12 @@ class Worker(AsyncClient):
         await self._engine.start()
 
     async def _close(self) -> None:
-        engine, self._engine = self._engine, None
         try:
-            if engine is not None:
-                await engine.drain()
+            # Kept until it is drained: a second signal has to reach it.
+            if self._engine is not None:
+                await self._engine.drain()
         finally:
+            self._engine = None
             for database in (self._commits, self._effects):
                 if database is not None:
                     await database.close()

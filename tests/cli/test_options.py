@@ -56,4 +56,4 @@ def test_an_option_that_was_not_given_leaves_the_environment_alone(monkeypatch: 
 
 def test_settings_that_contradict_each_other_are_refused() -> None:
     with pytest.raises(SettingsError, match=r"settings\.heartbeat"):
-        load_settings(None, {"lease": timedelta(seconds=2)})
+        load_settings(None, {"lease": timedelta(seconds=2), "heartbeat": timedelta(seconds=2)})

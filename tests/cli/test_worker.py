@@ -94,7 +94,10 @@ def test_an_unreachable_database_is_told_in_a_few_lines(app: Path) -> None:
             "is a Worker and has its settings in the code; leave the options out",
         ),
         (["{app}", "--queue", "a=1", "--queue", "a=2"], "a queue is given twice"),
-        (["{app}", "--lease", "2s"], "settings.heartbeat must be at most half of settings.lease"),
+        (
+            ["{app}", "--lease", "2s", "--heartbeat", "2s"],
+            "settings.heartbeat must be at most half of settings.lease",
+        ),
         (["{app}", "--settings", "nowhere.toml"], "nowhere.toml cannot be read"),
     ],
 )

@@ -133,8 +133,13 @@ def test_file_environment_and_arguments_win_in_this_order(
 def test_values_are_checked_after_they_are_merged(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GEN_DURABLE_LEASE", "10s")
     with pytest.raises(SettingsError, match=r"settings\.heartbeat must be at most half"):
-        Settings.load()
+        Settings.load(heartbeat=timedelta(seconds=6))
     assert Settings.load(heartbeat=timedelta(seconds=5)).lease == timedelta(seconds=10)
+
+
+def test_a_heartbeat_that_is_left_out_is_a_third_of_the_lease() -> None:
+    assert Settings().heartbeat == timedelta(seconds=20)
+    assert Settings(lease=timedelta(seconds=3)).heartbeat == timedelta(seconds=1)
 
 
 def test_without_anything_given_the_defaults_apply(tmp_path: Path) -> None:

@@ -107,7 +107,9 @@ class BlockingDatabase:
                     **({"prepare_threshold": None} if self._is_pooled else {"options": _OPTIONS}),
                 )
             except (psycopg.Error, ValueError) as error:
-                raise unreachable(self._dsn, error, self._advice) from error
+                raise unreachable(
+                    self._dsn, error, self._advice
+                ) from None  # the driver's text may quote the DSN
             if self._is_pooled:  # said by every BEGIN, because the session has the defaults of its role
                 self._conn.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
                 self._conn.read_only = False

@@ -112,7 +112,7 @@ class Database:
                 max_inactive_connection_lifetime=300,
             )
         except failures as error:
-            raise unreachable(dsn, error, advice) from error
+            raise unreachable(dsn, error, advice) from None  # the driver's text may quote the DSN
         return cls(pool, schema, pins if is_pooled else None)
 
     async def __aenter__(self) -> Self:
@@ -179,14 +179,19 @@ class _Acquired:
 
     def __init__(self, pool: Any) -> None:
         self._acquire = pool.acquire()
+        self._conn: Any = None
 
     async def __aenter__(self) -> Any:
         try:
-            return await self._acquire.__aenter__()
+            self._conn = await self._acquire.__aenter__()
         except asyncpg_failures() as error:
             raise from_asyncpg(error) from error
+        return self._conn
 
     async def __aexit__(self, *error: Any) -> None:
+        # Who has fallen silent is not asked to finish: some versions of asyncpg would wait for that for ever.
+        if _is_silence(error[1]) and not is_gone(self._conn):
+            self._conn.terminate()
         # A connection that breaks on its way back has done what it had to; the pool drops it.
         with suppress(*asyncpg_failures()):
             await self._acquire.__aexit__(*error)
@@ -205,7 +210,7 @@ class _Transaction:
         try:
             await self._execute(f"{self._fresh}{_begin(self._settings)}")
         except BaseException as error:
-            await self._roll_back()  # it may have begun all the same
+            await self._roll_back(error)  # it may have begun all the same
             # A standby answers so to READ WRITE; otherwise it would refuse the first write as read-only.
             if isinstance(error, StatementError) and error.sqlstate == _NOT_SUPPORTED:
                 raise StatementError(_READ_ONLY, error.message) from error
@@ -217,9 +222,11 @@ class _Transaction:
         if error is None:
             await self._execute("commit")
         else:
-            await self._roll_back()
+            await self._roll_back(error)
 
-    async def _roll_back(self) -> None:
+    async def _roll_back(self, because: BaseException) -> None:
+        if _is_silence(because):
+            return  # the connection is going to be ended, and that rolls back as well
         try:
             await self._execute("rollback")
         except StatementError:
@@ -232,6 +239,13 @@ class _Transaction:
             await self._conn.execute(text)
         except asyncpg_failures() as error:
             raise from_asyncpg(error) from error
+
+
+def _is_silence(error: BaseException | None) -> bool:
+    """Whether a statement was given up because no answer came."""
+    return isinstance(error, TimeoutError) or (
+        error is not None and isinstance(error.__cause__, TimeoutError)
+    )
 
 
 def only(call: Call | Script) -> Plan[Rows]:

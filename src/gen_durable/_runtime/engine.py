@@ -120,6 +120,12 @@ class Engine:
 
     async def drain(self) -> None:
         """Stop picking, let steps end, give back the rest."""
+        if running := sum(scheduler.in_flight for scheduler in self._schedulers):
+            _log.info(
+                "stopping: %d executions are under way and get up to %s; a second signal gives them back at once",
+                running,
+                self._settings.drain_timeout,
+            )
         for service in self._services:
             service.stop()
         # A pick that is under way may still bring executions; those are drained like the others.

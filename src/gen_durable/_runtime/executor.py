@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import logging
 from collections.abc import Awaitable
-from typing import Any
+from typing import Any, Final
 
 from .._core.model import CommitEntry, Execution
 from .._core.opening import open_context, state_of
@@ -18,6 +19,8 @@ from ..outcome import Outcome, Stop, reason_text
 from .threads import Threads
 
 __all__ = ["Executor", "StepExitError", "as_exception", "is_our_cancellation"]
+
+_log: Final = logging.getLogger("gen_durable.worker")
 
 
 class StepExitError(Exception):
@@ -96,6 +99,7 @@ class Executor:
                 execution, machine, self._registry, None if state is UNREAD else state, is_strict=False
             )
             outcome = await self._decide(registered.machine, failure, context)
+            _tell(execution, failure, outcome)
             current = UNREAD if state is UNREAD and context.state is None else context.state
             return settle(
                 execution, machine, outcome, current, self._limits, may_chain=may_chain, error=error
@@ -118,6 +122,21 @@ class Executor:
         if isinstance(value, Awaitable):
             value = await value
         return checked_outcome(value, context.machine, f"handle of {context.step}")
+
+
+def _tell(execution: Execution, failure: Exception, outcome: Outcome[Any]) -> None:
+    """Where a step raised is known here and nowhere else: the row keeps only what it said."""
+    level = logging.WARNING if isinstance(outcome, Stop) else logging.INFO
+    _log.log(
+        level,
+        "%s %d: step '%s' raised at attempt %d; %s",
+        execution.fsm,
+        execution.id,
+        execution.step,
+        execution.attempt + 1,
+        "it fails" if isinstance(outcome, Stop) else f"its handler says {type(outcome).__name__}",
+        exc_info=failure,
+    )
 
 
 def is_our_cancellation(error: BaseException) -> bool:

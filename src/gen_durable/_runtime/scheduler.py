@@ -111,6 +111,11 @@ class Scheduler(Service):
             self._last_work = time.monotonic()
         return timedelta(0) if self._may_have_more else self._pause()
 
+    @property
+    def in_flight(self) -> int:
+        """How many executions are under way."""
+        return len(self._in_flight)
+
     def lose(self, lease: Lease) -> None:
         """This lease is no longer ours: whatever the step still does, it may not commit."""
         if self._in_step.pop(lease, None) is not None:

@@ -14,6 +14,7 @@ from typing import Any, Self, TypeVar
 
 from .._db.plan import Plan
 from .._db.pool import Database
+from ..config import Pooler
 
 __all__ = ["Backstage", "BackstageDatabase"]
 
@@ -55,11 +56,11 @@ class BackstageDatabase(Database):
         self.schema = database.schema
 
     @classmethod
-    def open_now(cls, dsn: str, schema: str, *, advice: str) -> Self:
+    def open_now(cls, dsn: str, schema: str, *, advice: str, pooler: Pooler = "none") -> Self:
         """Connect; at least one connection works then."""
         backstage = Backstage()
         try:
-            return cls(backstage.call(Database.open(dsn, schema, advice=advice)), backstage)
+            return cls(backstage.call(Database.open(dsn, schema, advice=advice, pooler=pooler)), backstage)
         except BaseException:
             backstage.close()
             raise

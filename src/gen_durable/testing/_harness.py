@@ -123,7 +123,9 @@ class AsyncHarness(Stage, AsyncClient):
     def _open_now(self) -> None:
         server = Server.find(self.dsn)
         schema = self.settings.schema
-        self._opened = self._distant = BackstageDatabase.open_now(server.dsn, schema, advice=server.advice)
+        self._opened = self._distant = BackstageDatabase.open_now(
+            server.dsn, schema, advice=server.advice, pooler=self.settings.pooler
+        )
         self._waiting = Waiting(self._opened)
         self._distant.run_in_transaction_now(migrate.prepare(schema, upgrade=False))
 

@@ -240,7 +240,9 @@ class Stepper:
 
     async def _commit_with_effect(self, entry: CommitEntry) -> CommitResult:
         """On a connection of the loop that steps run on, because the effect is awaited there."""
-        async with await Database.open(self._dsn, self._settings.schema, size=1) as database:
+        async with await Database.open(
+            self._dsn, self._settings.schema, size=1, pooler=self._settings.pooler
+        ) as database:
             try:
                 report = await commit_with_effect(database, entry, self._recorder)
             except EffectError as error:
