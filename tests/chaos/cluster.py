@@ -114,7 +114,6 @@ class Cluster:
         self._installation = installation
         self.directory = directory
         self.port = _free_port()
-        self.starts = 0
         self._options = {
             **_OPTIONS,
             **options,
@@ -138,7 +137,6 @@ class Cluster:
         settings = [word for name, value in self._options.items() for word in ("-c", f"{name}={value}")]
         data = str(self.directory / "data")
         self._process = self._installation.run("postgres", "-D", data, *settings)
-        self.starts += 1
         give_up = time.monotonic() + _PATIENCE
         while not is_answering(self.directory / f".s.PGSQL.{self.port}"):
             assert self._process.poll() is None, "the server ended instead of starting"

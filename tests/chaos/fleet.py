@@ -22,7 +22,7 @@ from gen_durable.embedded.keeper import _bound_to_us
 from tests.chaos.diary import lines_of
 from tests.chaos.worker import Orders
 
-__all__ = ["CHAOS", "PATIENCE", "Fleet", "Process", "happens"]
+__all__ = ["CHAOS", "PATIENCE", "PATIENT", "Fleet", "Process", "happens"]
 
 _ROOT: Final = Path(__file__).parents[2]
 # Leases run out while the test watches.
@@ -33,6 +33,10 @@ CHAOS: Final = Settings(
     reap_interval=timedelta(milliseconds=200),
     drain_timeout=timedelta(seconds=5),
     crash_limit=1000,
+)
+# For tests in which nobody dies, and nobody may seem to, however busy the machine is.
+PATIENT: Final = msgspec.structs.replace(
+    CHAOS, lease=timedelta(seconds=3), heartbeat=timedelta(milliseconds=700)
 )
 # Long enough for a busy machine; a test that gets here has failed.
 PATIENCE: Final = 25.0

@@ -14,7 +14,7 @@ import time
 from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, ClassVar, Final, TypeVar
+from typing import Any, ClassVar, Final
 
 import msgspec
 
@@ -84,9 +84,6 @@ class Work(msgspec.Struct):
 class Result(msgspec.Struct):
     saw: str
     tokens: list[str] = msgspec.field(default_factory=list)
-
-
-WorkT = TypeVar("WorkT", bound=Work)
 
 
 class Page:

@@ -23,7 +23,6 @@ __all__ = [
     "HOLD",
     "INBOX",
     "INSERT",
-    "MARK",
     "PICK",
     "PLAIN",
     "REAP",
@@ -51,7 +50,6 @@ FLUSH: Final = r"kind in \('retry', 'release'\)"
 HOLD: Final = r"^select g\.id from .* and g\.cancel_requested_at is null\s+for no key update\s*$"
 FINISH: Final = r"as done \(instance_id, step_seq\)"
 RENEW: Final = r"set lease_expires_at = statement_timestamp\(\) \+"
-MARK: Final = r"set started_at = statement_timestamp\(\)"
 REAP: Final = r"dead as materialized"
 INBOX: Final = r"^select s\.target_id, s\.id, s\.name"
 UNGATE: Final = r"set gated = false"
@@ -135,10 +133,6 @@ class Trap:
         """Wait for something to be held."""
         async with asyncio.timeout(within):
             return await self._held.get()
-
-    @property
-    def is_empty(self) -> bool:
-        return self._held.empty()
 
 
 class Proxy:

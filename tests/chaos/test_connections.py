@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import random
+from pathlib import Path
 
 import asyncpg
 import pytest
 
 from gen_durable import AsyncClient
 from tests.chaos.arena import Arena
-from tests.chaos.fleet import CHAOS
+from tests.chaos.cluster import Cluster
+from tests.chaos.fleet import CHAOS, PATIENT
 from tests.chaos.history import Producer
 from tests.chaos.machines import Chain, Collector, Fan, Payer, Work
 from tests.chaos.proxy import (
@@ -34,22 +36,23 @@ from tests.chaos.workload import mixed, place
 _BACKENDS = "select pid from pg_stat_activity where application_name = 'gen_durable' order by pid"
 
 
-async def test_backends_that_are_terminated_under_load_cost_nothing(arena: Arena) -> None:
+async def test_backends_that_are_terminated_under_load_cost_nothing(cluster: Cluster, tmp_path: Path) -> None:
     rng = random.Random(1)
-    for _ in range(2):
-        await arena.fleet.start()
     terminated = 0
-    async with asyncio.TaskGroup() as group:
-        for order in mixed(rng, 60):
-            group.create_task(place(arena.producer, order, rng))
-        conn = await asyncpg.connect(arena.cluster.dsn)
-        for _ in range(40):
-            pids = [row["pid"] for row in await conn.fetch(_BACKENDS)]
-            for pid in rng.sample(pids, min(len(pids), 2)):
-                terminated += bool(await conn.fetchval("select pg_terminate_backend($1)", pid))
-            await asyncio.sleep(0.05)
-        await conn.close()
-    report = await arena.reckoning()
+    async with Arena.open(cluster, tmp_path, PATIENT) as arena:
+        for _ in range(2):
+            await arena.fleet.start()
+        async with asyncio.TaskGroup() as group:
+            for order in mixed(rng, 60):
+                group.create_task(place(arena.producer, order, rng))
+            conn = await asyncpg.connect(cluster.dsn)
+            for _ in range(40):
+                pids = [row["pid"] for row in await conn.fetch(_BACKENDS)]
+                for pid in rng.sample(pids, min(len(pids), 2)):
+                    terminated += bool(await conn.fetchval("select pg_terminate_backend($1)", pid))
+                await asyncio.sleep(0.05)
+            await conn.close()
+        report = await arena.reckoning()
     assert terminated >= 40
     assert report.counters["duplicate step runs"] == 0, "nobody died, so nobody lost a lease"
 

@@ -13,7 +13,7 @@ import pytest
 
 from tests.chaos.arena import Arena
 from tests.chaos.cluster import Cluster
-from tests.chaos.fleet import CHAOS
+from tests.chaos.fleet import CHAOS, PATIENT
 from tests.chaos.machines import Chain, Payer, Work
 from tests.chaos.workload import mixed, place
 
@@ -26,7 +26,7 @@ _A_BACKEND = (
 async def test_a_server_that_crashes_in_mid_work_loses_nothing(
     durable_cluster: Cluster, tmp_path: Path
 ) -> None:
-    async with Arena.open(durable_cluster, tmp_path) as arena:
+    async with Arena.open(durable_cluster, tmp_path, PATIENT) as arena:
         for _ in range(2):
             await arena.fleet.start()
         rng = random.Random(4)
@@ -44,19 +44,22 @@ async def test_a_server_that_crashes_in_mid_work_loses_nothing(
     )
 
 
-async def test_a_backend_that_dies_takes_all_of_them_along_and_costs_nothing(arena: Arena) -> None:
-    for _ in range(2):
-        await arena.fleet.start()
-    rng = random.Random(5)
-    async with asyncio.TaskGroup() as group:
-        for order in mixed(rng, 40, pace=0.1):
-            group.create_task(place(arena.producer, order, rng))
+async def test_a_backend_that_dies_takes_all_of_them_along_and_costs_nothing(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    async with Arena.open(cluster, tmp_path, PATIENT) as arena:
         for _ in range(2):
-            await asyncio.sleep(rng.uniform(0.2, 0.4))
-            # The postmaster lives, throws everybody out and recovers.
-            os.kill(await arena.ask(_A_BACKEND), signal.SIGKILL)
-            await arena.comes_back()
-    report = await arena.reckoning()
+            await arena.fleet.start()
+        rng = random.Random(5)
+        async with asyncio.TaskGroup() as group:
+            for order in mixed(rng, 40, pace=0.1):
+                group.create_task(place(arena.producer, order, rng))
+            for _ in range(2):
+                await asyncio.sleep(rng.uniform(0.2, 0.4))
+                # The postmaster lives, throws everybody out and recovers.
+                os.kill(await arena.ask(_A_BACKEND), signal.SIGKILL)
+                await arena.comes_back()
+        report = await arena.reckoning()
     assert report.counters["duplicate step runs"] == 0
 
 
@@ -93,7 +96,7 @@ async def test_an_outage_longer_than_the_lease_takes_nothing_from_the_living(
 async def test_payments_that_an_outage_interrupts_are_made_once(
     durable_cluster: Cluster, tmp_path: Path
 ) -> None:
-    async with Arena.open(durable_cluster, tmp_path) as arena:
+    async with Arena.open(durable_cluster, tmp_path, PATIENT) as arena:
         for _ in range(2):
             await arena.fleet.start()
         for number in range(20):

@@ -19,8 +19,8 @@ INSERT: Final = (
 
 
 @pytest.mark.timeout(120)
-async def test_a_million_future_rows_on_an_urgent_priority_cost_a_probe(durable_dsn: str) -> None:
-    async with Explainer.open(durable_dsn) as explainer:
+async def test_a_million_future_rows_on_an_urgent_priority_cost_a_probe(direct_dsn: str) -> None:
+    async with Explainer.open(direct_dsn) as explainer:
         await insert(explainer, 1000, priority=0, ahead=timedelta(minutes=-1))
         alone = await picked(explainer)
         await insert(explainer, 1_000_000, priority=-100, ahead=timedelta(days=1))
@@ -29,8 +29,8 @@ async def test_a_million_future_rows_on_an_urgent_priority_cost_a_probe(durable_
     assert behind.blocks <= alone.blocks + 50, behind
 
 
-async def test_urgent_priorities_of_future_rows_cost_a_probe_each(durable_dsn: str) -> None:
-    async with Explainer.open(durable_dsn) as explainer:
+async def test_urgent_priorities_of_future_rows_cost_a_probe_each(direct_dsn: str) -> None:
+    async with Explainer.open(direct_dsn) as explainer:
         await insert(explainer, 1000, priority=0, ahead=timedelta(minutes=-1))
         alone = await picked(explainer)
         for priority in range(-100, 0):
@@ -39,8 +39,8 @@ async def test_urgent_priorities_of_future_rows_cost_a_probe_each(durable_dsn: s
     assert behind.blocks <= alone.blocks + 50 + 8 * 100, behind
 
 
-async def test_fifty_thousand_gated_rows_at_the_head_cost_nothing(durable_dsn: str) -> None:
-    async with Explainer.open(durable_dsn) as explainer:
+async def test_fifty_thousand_gated_rows_at_the_head_cost_nothing(direct_dsn: str) -> None:
+    async with Explainer.open(direct_dsn) as explainer:
         await insert(explainer, 1000, priority=0, ahead=timedelta(minutes=-1))
         alone = await picked(explainer)
         await insert(explainer, 50_000, priority=-100, ahead=timedelta(minutes=-2), key="busy", is_gated=True)
@@ -58,7 +58,9 @@ async def insert(
     key: str | None = None,
     is_gated: bool = False,
 ) -> None:
-    await explainer.connection.execute(INSERT, priority, ahead, key, is_gated, count)
+    for begin in range(0, count, 100_000):
+        rows = min(100_000, count - begin)
+        await explainer.connection.execute(INSERT, priority, ahead, key, is_gated, rows)
 
 
 async def picked(explainer: Explainer) -> Explained:

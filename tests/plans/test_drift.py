@@ -22,10 +22,10 @@ from tests.plans.statements import EXECUTING, EXECUTING_CHILDREN, LEASE, MACHINE
 TABLES = ("gen_durable.gen_durable", "gen_durable.signals", "gen_durable.executions")
 
 
-async def test_plans_made_for_an_empty_table_serve_a_full_one(durable_dsn: str) -> None:
+async def test_plans_made_for_an_empty_table_serve_a_full_one(direct_dsn: str) -> None:
     """As in every new installation: the worker is first, then comes the work."""
-    async with Explainer.open(durable_dsn) as explainer:
-        with psycopg.connect(durable_dsn, autocommit=True) as conn:
+    async with Explainer.open(direct_dsn) as explainer:
+        with psycopg.connect(direct_dsn, autocommit=True) as conn:
             for table in TABLES:
                 conn.execute(f"alter table {table} set (autovacuum_enabled = off)")
             await explained(explainer)
@@ -46,7 +46,7 @@ async def test_plans_are_made_for_the_size_of_today_even_if_statistics_say_empty
     await no_statement_reads_everything(explainer)
 
 
-async def test_plans_do_not_grow_old(durable_dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_plans_do_not_grow_old(direct_dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pool, "_PLAN_LIFETIME", 0.2)
     mine = Statement(
         "mine",
@@ -56,15 +56,15 @@ async def test_plans_do_not_grow_old(durable_dsn: str, monkeypatch: pytest.Monke
     def prepared() -> Plan[list[Any]]:
         return [tuple(row) for row in (yield mine())]
 
-    async with await Database.open(durable_dsn, "gen_durable", size=1) as database:
+    async with await Database.open(direct_dsn, "gen_durable", size=1) as database:
         first = await database.run(prepared())
         assert await database.run(prepared()) == first
         await asyncio.sleep(0.3)
         assert first[0] not in await database.run(prepared())
 
 
-async def test_every_plan_is_generic(durable_dsn: str) -> None:
-    connection = await asyncpg.connect(durable_dsn, server_settings=pool.PINNED)
+async def test_every_plan_is_generic(direct_dsn: str) -> None:
+    connection = await asyncpg.connect(direct_dsn, server_settings=pool.PINNED)
     for _ in range(10):
         await run_asyncpg(connection, pick.pick("q", MACHINES, 10, 7, "worker", LEASE), "gen_durable")
     counts = await connection.fetch(

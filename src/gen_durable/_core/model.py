@@ -96,6 +96,8 @@ class Execution(msgspec.Struct, frozen=True):
     concurrency_key: str | None = None
     correlation_key: str | None = None
     leased_at: datetime | None = None
+    has_signals: bool = False
+    """Whether it ever had a signal, unread or not."""
 
     @property
     def awaited(self) -> tuple[SignalRow, ...]:
@@ -133,6 +135,8 @@ class CommitEntry(msgspec.Struct, kw_only=True):
     """Whether the row still carries the set of its last await, which a retry must not lose."""
     has_inbox: bool = False
     """Whether there are unread signals, which go in the same transaction if the instance ends."""
+    has_signals: bool = False
+    """Whether there may be others, consumed ones that stay for their dedup_key: the same is true of them."""
     effect: Effect | None = None
     """What runs in the transaction of this very outcome."""
     # For the record of the execution: which step, which attempt, since when.
@@ -154,6 +158,7 @@ class CommitEntry(msgspec.Struct, kw_only=True):
             and not self.switches_key
             and not self.was_awaiting
             and not self.has_inbox
+            and not (self.has_signals and self.kind in ("done", "stop"))
             and self.effect is None
         )
 

@@ -168,6 +168,7 @@ def _entry(execution: Execution, kind: Any, **fields: Any) -> CommitEntry:
         parent_id=execution.parent_id,
         was_awaiting=execution.awaits is not None,
         has_inbox=bool(execution.inbox),
+        has_signals=execution.has_signals,
         from_step=execution.step,
         attempt=execution.attempt,
         leased_at=execution.leased_at,

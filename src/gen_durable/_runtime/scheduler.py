@@ -331,4 +331,5 @@ def _next(execution: Execution, entry: CommitEntry, committed: Committed) -> Exe
         inbox=committed.inbox,
         children=(),
         leased_at=committed.leased_at,
+        has_signals=execution.has_signals or bool(committed.inbox),
     )
