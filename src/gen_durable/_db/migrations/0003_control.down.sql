@@ -1,0 +1,9 @@
+-- Everything that controls instances from outside.
+drop function gen_durable.retry_rows(bigint[], text, text, text);
+drop function gen_durable.restore_rows(bigint[], text);
+drop function gen_durable.delete_rows(bigint[], text, text);
+drop function gen_durable.cancel_rows(bigint[], text, text, boolean);
+drop function gen_durable.join_parents(bigint[]);
+drop function gen_durable.ungate(text[]);
+drop table gen_durable.audit_events;
+drop index gen_durable.gen_durable_type;

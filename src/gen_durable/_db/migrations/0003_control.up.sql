@@ -1,0 +1,196 @@
+-- Cancelling, deleting, restoring and retrying: what people and services do to instances, as functions that every producer
+-- shares. Each is one transaction over any number of instances; row locks are taken as everywhere: ids descending, children
+-- before parents.
+
+-- Work by the prefix of a machine's name: `billing.` owns every type that begins with it. Collated "C", so that a prefix is a
+-- range of the index.
+create index gen_durable_type on gen_durable.gen_durable (fsm collate "C", priority, eligible_at, id)
+  where status = 'runnable' and not gated;
+
+-- Who did what to an instance, and why. Append only.
+create table gen_durable.audit_events (
+  id          bigint generated always as identity primary key,
+  instance_id bigint not null,
+  event       text not null,
+  actor       text,
+  reason      text,
+  data        jsonb,
+  created_at  timestamptz not null default statement_timestamp()
+);
+create index audit_events_instance on gen_durable.audit_events (instance_id, id);
+
+-- Let the first gated row of each freed key back into the pick index; the queues that have work now. A later statement of
+-- every transaction that frees a key. It waits for a row that somebody holds: skipping it could leave a free key with all of
+-- its rows gated for ever.
+create function gen_durable.ungate(keys text[]) returns setof text
+language sql as $$
+  with freed as (
+    select distinct key from unnest(keys) as freed (key)
+     where not exists (select from gen_durable.gen_durable holder
+                        where holder.concurrency_key = freed.key and holder.concurrency_slot is not null)
+     order by key
+  ), first as materialized (
+    select row.id from freed cross join lateral (
+      select g.id from gen_durable.gen_durable g
+       where g.status = 'runnable' and g.concurrency_key = freed.key and g.gated
+       order by g.priority, g.eligible_at, g.id limit 1
+         for no key update) row
+  )
+  update gen_durable.gen_durable g set gated = false
+    from first where g.id = first.id
+  returning g.queue
+$$;
+
+-- Count down the barriers of the parents of children that have just ended; the queues of parents that are released.
+create function gen_durable.join_parents(ended_ids bigint[]) returns setof text
+language sql as $$
+  with ended as (
+    select child.parent_id, child.parent_round, count(*)::int as children from gen_durable.gen_durable child
+     where child.id = any (ended_ids) and child.parent_id is not null group by child.parent_id, child.parent_round
+  ), parent as (
+    select p.id, ended.children from ended
+      join gen_durable.gen_durable p on p.id = ended.parent_id and p.spawn_round = ended.parent_round
+     where p.status = 'awaiting_children' order by p.id desc for no key update of p
+  ), joined as (
+    update gen_durable.gen_durable p
+       set children_pending = p.children_pending - parent.children,
+           status = case when p.children_pending = parent.children then 'runnable'::gen_durable.durable_status
+                         else p.status end,
+           eligible_at = case when p.children_pending = parent.children then statement_timestamp() else p.eligible_at end,
+           updated_at = statement_timestamp()
+      from parent where p.id = parent.id and p.status = 'awaiting_children'
+    returning p.status, p.queue
+  )
+  select queue from joined where status = 'runnable'
+$$;
+
+-- Cancel instances. What is parked or runnable ends now; what executes is asked to, and ends so whatever its step returns, or
+-- ends now if forced: then the lease is revoked, and its worker can commit nothing. One answer per instance that exists.
+--   was      the status before
+--   status   the status now: cancelled, executing (requested), or the end that it had already
+create function gen_durable.cancel_rows(target_ids bigint[], reason text, actor text, force boolean)
+returns table (id bigint, was text, status text, queues text[])
+language plpgsql as $$
+#variable_conflict use_column
+declare
+  live    record;
+  ending  bigint[];
+  woken   text[];
+begin
+  -- In a statement of its own: what follows sees the rows as they are under the lock.
+  perform from gen_durable.gen_durable g where g.id = any (target_ids) order by g.id desc for no key update;
+  return query
+    select g.id, g.status::text, g.status::text, null::text[] from gen_durable.gen_durable g
+     where g.id = any (target_ids) and g.status in ('done', 'failed', 'cancelled');
+  select array_agg(g.id) as ids, array_agg(g.status::text) as statuses, array_agg(g.concurrency_key) as keys,
+         array_agg(g.id) filter (where g.status <> 'executing' or force) as ending
+    into live from gen_durable.gen_durable g
+   where g.id = any (target_ids) and g.status not in ('done', 'failed', 'cancelled');
+  if live.ids is null then
+    return;
+  end if;
+  ending := coalesce(live.ending, '{}');
+  update gen_durable.gen_durable g
+     set cancel_requested_at = coalesce(g.cancel_requested_at, statement_timestamp()),
+         cancel_reason = coalesce(g.cancel_reason, reason), cancelled_by = coalesce(g.cancelled_by, actor)
+   where g.id = any (live.ids);
+  insert into gen_durable.executions (instance_id, step_seq, execution, attempt, status, outcome, step, lease_owner,
+                                      leased_at, started_at, finished_at)
+  select g.id, g.step_seq + 1, g.execution + (g.status <> 'executing')::int, g.attempt, 'ABORTED', 'cancelled', g.step,
+         g.locked_by, g.leased_at, g.started_at, statement_timestamp()
+    from gen_durable.gen_durable g where g.id = any (ending);
+  update gen_durable.gen_durable g
+     set execution = g.execution + (g.status <> 'executing')::int,
+         status = 'cancelled', finished_at = statement_timestamp(), updated_at = statement_timestamp(),
+         lease_token = null, lease_expires_at = null, locked_by = null, concurrency_slot = null, leased_at = null,
+         started_at = null, awaits = null, presented = null, await_deadline = null, gated = false, children_pending = 0
+   where g.id = any (ending);
+  insert into gen_durable.audit_events (instance_id, event, actor, reason)
+  select ids.id, case when ids.id = any (ending) then 'cancelled' else 'cancel_requested' end, actor, reason
+    from unnest(live.ids) as ids (id);
+  delete from gen_durable.signals s where s.target_id = any (ending);
+  woken := array(select gen_durable.join_parents(ending)) || array(select gen_durable.ungate(live.keys));
+  return query
+    select row.id, row.was, case when row.id = any (ending) then 'cancelled' else row.was end, woken
+      from unnest(live.ids, live.statuses) as row (id, was);
+end $$;
+
+-- Delete instances softly: they are never leased or signalled again, and hidden unless asked for. A live one is cancelled first,
+-- else its parent would wait for ever; one that executes keeps its keys until its step has ended.
+create function gen_durable.delete_rows(target_ids bigint[], reason text, actor text)
+returns table (id bigint, deleted_at timestamptz, status text, queues text[])
+language plpgsql as $$
+#variable_conflict use_column
+declare
+  woken text[] := '{}';
+  one   record;
+begin
+  for one in select * from gen_durable.cancel_rows(target_ids, reason, actor, false) loop
+    woken := woken || coalesce(one.queues, '{}');
+  end loop;
+  insert into gen_durable.audit_events (instance_id, event, actor, reason)
+  select g.id, 'deleted', actor, reason from gen_durable.gen_durable g where g.id = any (target_ids) and g.deleted_at is null;
+  update gen_durable.gen_durable g
+     set deleted_at = statement_timestamp(), delete_reason = reason, updated_at = statement_timestamp()
+   where g.id = any (target_ids) and g.deleted_at is null;
+  return query
+    select g.id, g.deleted_at, g.status::text, woken from gen_durable.gen_durable g where g.id = any (target_ids);
+end $$;
+
+-- Undo a soft delete. The instance stays what it became, cancelled if it was live; retry makes it go on. A key that somebody
+-- else has taken meanwhile is an error of the whole call.
+create function gen_durable.restore_rows(target_ids bigint[], actor text)
+returns table (id bigint, status text)
+language plpgsql as $$
+#variable_conflict use_column
+begin
+  perform from gen_durable.gen_durable g where g.id = any (target_ids) order by g.id desc for no key update;
+  insert into gen_durable.audit_events (instance_id, event, actor)
+  select g.id, 'restored', actor from gen_durable.gen_durable g where g.id = any (target_ids) and g.deleted_at is not null;
+  begin
+    update gen_durable.gen_durable g set deleted_at = null, delete_reason = null, updated_at = statement_timestamp()
+     where g.id = any (target_ids) and g.deleted_at is not null;
+  exception when unique_violation then
+    raise exception 'cannot restore: a key of one of these instances belongs to another one now' using errcode = 'GD004';
+  end;
+  return query select g.id, g.status::text from gen_durable.gen_durable g where g.id = any (target_ids);
+end $$;
+
+-- Let failed or cancelled instances go on at the step where they ended, with a fresh count of attempts, optionally with another
+-- state. A child whose parent still waits for its round is waited for again. One answer per instance; is_retried is false for
+-- one that is live, done or deleted.
+create function gen_durable.retry_rows(target_ids bigint[], new_state text, reason text, actor text)
+returns table (id bigint, is_retried boolean, status text, queue text)
+language plpgsql as $$
+#variable_conflict use_column
+declare
+  retried bigint[];
+begin
+  perform from gen_durable.gen_durable g where g.id = any (target_ids) order by g.id desc for no key update;
+  select coalesce(array_agg(g.id), '{}') into retried from gen_durable.gen_durable g
+   where g.id = any (target_ids) and g.status in ('failed', 'cancelled') and g.deleted_at is null;
+  -- The barrier first: were the parent released between the two, the child would run without anybody waiting for it.
+  with again as (
+    select child.parent_id, child.parent_round, count(*)::int as children from gen_durable.gen_durable child
+     where child.id = any (retried) and child.parent_id is not null group by child.parent_id, child.parent_round
+  ), parent as (
+    select p.id, again.children from again
+      join gen_durable.gen_durable p on p.id = again.parent_id and p.spawn_round = again.parent_round
+     where p.status = 'awaiting_children' order by p.id desc for no key update of p
+  )
+  update gen_durable.gen_durable p set children_pending = p.children_pending + parent.children
+    from parent where p.id = parent.id and p.status = 'awaiting_children';
+  begin
+    update gen_durable.gen_durable g
+       set status = 'runnable', state = coalesce(new_state::jsonb, g.state), attempt = 0, crash_count = 0, result = null,
+           eligible_at = statement_timestamp(), finished_at = null, cancel_requested_at = null, cancel_reason = null,
+           cancelled_by = null, updated_at = statement_timestamp()
+     where g.id = any (retried);
+  exception when unique_violation then
+    raise exception 'cannot retry: a key of one of these instances belongs to another one now' using errcode = 'GD004';
+  end;
+  insert into gen_durable.audit_events (instance_id, event, actor, reason)
+  select retry.id, 'retried', actor, reason from unnest(retried) as retry (id);
+  return query
+    select g.id, g.id = any (retried), g.status::text, g.queue from gen_durable.gen_durable g where g.id = any (target_ids);
+end $$;
