@@ -26,13 +26,20 @@ from .errors import (
     UsageError,
 )
 from .instance import (
+    AlreadyFinished,
+    Cancelled,
+    CancelRequested,
     Child,
+    Deleted,
     Delivered,
     DuplicateSignal,
     ExecutionRecord,
     ExecutionStatus,
     Instance,
     JobState,
+    NotRetried,
+    Restored,
+    Retried,
     Status,
 )
 from .machine import Machine, Step, step
@@ -43,9 +50,12 @@ from .signals import Inbox, Message, Signal
 from .worker import Worker
 
 __all__ = [
+    "AlreadyFinished",
     "AsyncClient",
     "Await",
     "Backoff",
+    "CancelRequested",
+    "Cancelled",
     "Child",
     "Children",
     "Client",
@@ -54,6 +64,7 @@ __all__ = [
     "DatabaseError",
     "DecodeError",
     "DefinitionError",
+    "Deleted",
     "Delivered",
     "Done",
     "Duplicate",
@@ -75,9 +86,12 @@ __all__ = [
     "Next",
     "NoTargetError",
     "NotDoneError",
+    "NotRetried",
     "Outcome",
     "Queue",
     "Ref",
+    "Restored",
+    "Retried",
     "Retry",
     "ScheduleChildren",
     "Settings",

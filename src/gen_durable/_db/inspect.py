@@ -30,6 +30,7 @@ class Filter(msgspec.Struct, frozen=True, kw_only=True):
     parent_id: int | None = None
     inserted_after: datetime | None = None
     inserted_before: datetime | None = None
+    with_deleted: bool = False
 
 
 def get(target: int | str) -> Plan[Row | None]:

@@ -24,7 +24,7 @@ select wanted.id as wanted_id, snapshot.* from unnest(:ids::bigint[], :parked::b
 -- name: list
 -- One page, newest first, below :before. A null filter filters nothing.
 select * from gen_durable.snapshots
- where id < :before::bigint and deleted_at is null
+ where id < :before::bigint and (:with_deleted::boolean or deleted_at is null)
    and (:fsm::text is null or fsm = :fsm::text)
    and (:version::int is null or fsm_version = :version::int)
    and (:step::text is null or step = :step::text)
@@ -41,7 +41,7 @@ select * from gen_durable.snapshots
 -- name: count
 -- How many there are, by the same filters.
 select count(*) as count from gen_durable.snapshots
- where deleted_at is null
+ where (:with_deleted::boolean or deleted_at is null)
    and (:fsm::text is null or fsm = :fsm::text)
    and (:version::int is null or fsm_version = :version::int)
    and (:step::text is null or step = :step::text)

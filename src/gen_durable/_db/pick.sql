@@ -103,23 +103,8 @@ update gen_durable.gen_durable g set gated = true
 returning g.concurrency_key
 
 -- name: ungate
--- A later statement of every transaction that frees a key: let the first gated row of each key back into the pick index.
--- It waits for a row that somebody holds; skipping it could leave a free key with all of its rows gated for ever.
-with freed as (
-  select distinct key from unnest(:keys::text[]) as freed (key)
-   where not exists (select from gen_durable.gen_durable holder
-                      where holder.concurrency_key = freed.key and holder.concurrency_slot is not null)
-   order by key
-), first as materialized (
-  select row.id from freed cross join lateral (
-    select g.id from gen_durable.gen_durable g
-     where g.status = 'runnable' and g.concurrency_key = freed.key and g.gated
-     order by g.priority, g.eligible_at, g.id limit 1
-       for no key update) row
-)
-update gen_durable.gen_durable g set gated = false
-  from first where g.id = first.id
-returning g.queue
+-- A later statement of every transaction that frees a key: let the next row of each key in.
+select queue from gen_durable.ungate(:keys::text[]) as queue
 
 -- name: stuck_keys
 -- An alarm more than a repair: keys that nobody holds, with gated rows and none in the pick index. Without faults: none.
