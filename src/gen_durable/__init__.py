@@ -42,8 +42,22 @@ from .instance import (
     Retried,
     Status,
 )
+from .jobs import Job, job
 from .machine import Machine, Step, step
-from .outcome import Await, Done, Next, Outcome, Retry, ScheduleChildren, Sql, Stop, Transaction
+from .outcome import (
+    Await,
+    Cancel,
+    Discard,
+    Done,
+    Next,
+    Outcome,
+    Retry,
+    RetryAfter,
+    ScheduleChildren,
+    Sql,
+    Stop,
+    Transaction,
+)
 from .refs import Duplicate, Inserted, Ref, Spec
 from .retry import Backoff, backoff
 from .signals import Inbox, Message, Signal
@@ -54,6 +68,7 @@ __all__ = [
     "AsyncClient",
     "Await",
     "Backoff",
+    "Cancel",
     "CancelRequested",
     "Cancelled",
     "Child",
@@ -66,6 +81,7 @@ __all__ = [
     "DefinitionError",
     "Deleted",
     "Delivered",
+    "Discard",
     "Done",
     "Duplicate",
     "DuplicateSignal",
@@ -79,6 +95,7 @@ __all__ = [
     "InstanceCancelledError",
     "InstanceFailedError",
     "InstanceUnfinishedError",
+    "Job",
     "JobState",
     "KeyTakenError",
     "Machine",
@@ -93,6 +110,7 @@ __all__ = [
     "Restored",
     "Retried",
     "Retry",
+    "RetryAfter",
     "ScheduleChildren",
     "Settings",
     "SettingsError",
@@ -106,6 +124,7 @@ __all__ = [
     "UsageError",
     "Worker",
     "backoff",
+    "job",
     "job_state",
     "step",
 ]

@@ -91,7 +91,7 @@ class Machine(Definition[StateT, ResultT]):
         """
         step = self.__definition__.steps.get(ctx.step)  # a row may stand at a step that is gone
         retry = step.retry if step else None
-        if retry is not None and ctx.attempt + 1 < retry.max_attempts:
+        if retry is not None and ctx.attempt + 1 < (ctx.max_attempts or retry.max_attempts):
             return Retry(retry(ctx.attempt))
         return Stop(error)
 
@@ -123,6 +123,7 @@ class Step(StepRef[StateT], Generic[StateT, T_co]):
     function: Callable[[Any, Context[StateT]], T_co]
     is_initial: bool
     retry: Backoff | None
+    interrupt: bool
     to: tuple[str, ...] | None
 
     def __init__(
@@ -131,12 +132,14 @@ class Step(StepRef[StateT], Generic[StateT, T_co]):
         *,
         initial: bool = False,
         retry: Backoff | None = None,
+        interrupt: bool = False,
         to: tuple[str, ...] | None = None,
     ) -> None:
         self.name = function.__name__
         self.function = function
         self.is_initial = initial
         self.retry = retry
+        self.interrupt = interrupt
         self.to = to
         self.__doc__ = function.__doc__
 
@@ -167,7 +170,11 @@ class _StepDecorator(Protocol):
 def step(function: Callable[[Any, Context[StateT]], _ReturnT], /) -> Step[StateT, _ReturnT]: ...
 @overload
 def step(
-    *, initial: bool = False, retry: Backoff | None = None, to: Iterable[str] | None = None
+    *,
+    initial: bool = False,
+    retry: Backoff | None = None,
+    interrupt: bool = False,
+    to: Iterable[str] | None = None,
 ) -> _StepDecorator: ...
 def step(
     function: Any = None,
@@ -175,6 +182,7 @@ def step(
     *,
     initial: bool = False,
     retry: Backoff | None = None,
+    interrupt: bool = False,
     to: Iterable[str] | None = None,
 ) -> Any:
     """Make a step of a method: `@step`, or with options `@step(retry=Backoff(max_attempts=5))`.
@@ -182,6 +190,8 @@ def step(
     Args:
         initial: instances begin here, although it is not the first step.
         retry: how the default `handle` repeats this step; as the machine says if left out.
+        interrupt: an `async def` step is cut off where it awaits when its instance is cancelled, instead of being
+            left to end by itself.
         to: the names of all steps that may follow. For a step that computes its target; any other is refused then.
     """
     targets = None if to is None else (to,) if isinstance(to, str) else tuple(to)
@@ -190,7 +200,12 @@ def step(
         _refuse_second(function, sys._getframe(1).f_locals)  # noqa: SLF001 - the class body, while it runs
         _check_function(function)
         _check_retry(retry, f"step '{function.__qualname__}'")
-        return Step(function, initial=initial, retry=retry, to=targets)
+        if interrupt and not inspect.iscoroutinefunction(function):
+            raise OptionError(
+                f"step '{function.__qualname__}' is a plain def with interrupt=True",
+                "a thread cannot be cut off: write `async def`, or ask ctx.cancelled",
+            )
+        return Step(function, initial=initial, retry=retry, interrupt=interrupt, to=targets)
 
     if function is None:
         return decorate
@@ -231,6 +246,7 @@ def _define(cls: type[Machine[Any, Any]], name: str, version: int) -> None:
                 is_async=inspect.iscoroutinefunction(item.function),
                 is_initial=item.is_initial,
                 retry=item.retry or retry,
+                interrupt=item.interrupt,
                 to=item.to,
             )
             for item in steps.values()

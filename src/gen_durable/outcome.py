@@ -29,11 +29,14 @@ from .signals import Signal
 
 __all__ = [
     "Await",
+    "Cancel",
+    "Discard",
     "Done",
     "Effect",
     "Next",
     "Outcome",
     "Retry",
+    "RetryAfter",
     "ScheduleChildren",
     "Sql",
     "Stop",
@@ -315,6 +318,29 @@ class Stop(_Value):
 
 Outcome: TypeAlias = Union[Next, Retry, Await, ScheduleChildren, Done[ResultT], Stop]  # noqa: UP007 - `A | B[T]` takes no [T]
 """What a step returns; `Outcome[Receipt]` also tells what it may end with."""
+
+
+class Discard(Exception):  # noqa: N818 - not an error but a decision, raised from wherever it is made
+    """Raise it anywhere in a step: end as failed now, without another attempt and without `handle`."""
+
+
+class Cancel(Exception):  # noqa: N818 - as above
+    """Raise it anywhere in a step: end as cancelled now, without another attempt and without `handle`."""
+
+
+class RetryAfter(Exception):  # noqa: N818 - as above
+    """Raise it anywhere in a step: run the step again after so long. It counts as an attempt."""
+
+    delay: timedelta
+    reason: str
+
+    def __init__(self, delay: timedelta, reason: str = "") -> None:
+        super().__init__(delay, reason)
+        self.delay = checked_delay(delay, "the delay of this RetryAfter")
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return self.reason or f"again after {self.delay}"
 
 
 def reason_text(reason: str | BaseException) -> str:

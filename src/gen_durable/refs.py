@@ -71,6 +71,8 @@ class InsertOptions(TypedDict, total=False):
     """The statuses in which the unique key is taken; every status if left out. Empty: never."""
     concurrency_key: Key
     """Of the instances with this key, one at a time executes."""
+    max_attempts: int
+    """How often a step may be executed in all, where a retry policy counts; instead of what that policy says."""
 
 
 class InsertValues(msgspec.Struct, frozen=True, kw_only=True):
@@ -87,6 +89,7 @@ class InsertValues(msgspec.Struct, frozen=True, kw_only=True):
     unique_key: bytes | None = None
     unique_scope: tuple[Status, ...] = ()
     concurrency_key: str | None = None
+    max_attempts: int | None = None
 
 
 def insert_values(definition: MachineDef, options: Mapping[str, Any]) -> InsertValues:

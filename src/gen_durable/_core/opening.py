@@ -56,6 +56,8 @@ def open_context(
         else _NOBODY,
         parent_id=execution.parent_id,
         correlation_key=execution.correlation_key,
+        max_attempts=execution.max_attempts,
+        cancellation=execution.cancellation,
     )
 
 

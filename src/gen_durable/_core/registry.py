@@ -11,20 +11,21 @@ import msgspec
 
 from ..definition import Definition, MachineDef, definition_of
 from ..errors import DefinitionError, DuplicateMachineError, UnknownMachineError, UsageError
+from ..jobs import Job
 from ..machine import Machine, check_annotations
 from ..refs import Insertable
 
 __all__ = ["Machines", "Registered", "Registry"]
 
 Machines: TypeAlias = Iterable[Insertable[Any, Any] | ModuleType]
-"""Machine classes, machine objects, or modules full of classes."""
+"""Machine classes, machine objects, jobs, or modules full of them."""
 
 
 class Registered(msgspec.Struct, frozen=True):
     """A machine that can run."""
 
     definition: MachineDef
-    machine: Machine[Any, Any]
+    machine: Machine[Any, Any] | Job[Any, Any]
 
 
 class Registry:
@@ -38,7 +39,8 @@ class Registry:
     def add(self, machine: Insertable[Any, Any], *, replace: bool = False) -> Registered:
         """Take a machine in; a class is made an object of here, once."""
         definition = definition_of(machine)
-        check_annotations(_class_of(machine))
+        if not isinstance(machine, Job):
+            check_annotations(_class_of(machine))
         key = (definition.name, definition.version)
         known = self._machines.get(key)
         if known is not None and not replace:
@@ -59,6 +61,11 @@ class Registry:
     def get(self, fsm: str, version: int) -> Registered | None:
         """The machine of a row, if it runs here."""
         return self._machines.get((fsm, version))
+
+    def newest(self, fsm: str) -> MachineDef | None:
+        """The newest version of a machine that runs here, if any does."""
+        versions = [version for name, version in self._machines if name == fsm]
+        return self._machines[fsm, max(versions)].definition if versions else None
 
     @property
     def keys(self) -> tuple[list[str], list[int]]:
@@ -84,6 +91,8 @@ def _flat(machines: Machines) -> Iterator[Insertable[Any, Any]]:
 
 
 def _is_machine_of(value: object, module: ModuleType) -> bool:
+    if isinstance(value, Job):
+        return value.__definition__.location.startswith(f"{module.__name__}.")
     return (
         isinstance(value, type)
         and issubclass(value, Definition)
@@ -96,9 +105,9 @@ def _class_of(machine: Any) -> type[Machine[Any, Any]]:
     return machine if isinstance(machine, type) else type(machine)
 
 
-def _made(machine: Any) -> Machine[Any, Any]:
+def _made(machine: Any) -> Machine[Any, Any] | Job[Any, Any]:
     if not isinstance(machine, type):
-        made: Machine[Any, Any] = machine
+        made: Machine[Any, Any] | Job[Any, Any] = machine
         return made
     try:
         inspect.signature(machine).bind()

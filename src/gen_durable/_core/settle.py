@@ -16,7 +16,16 @@ from ..refs import AnySpec
 from .codec import encode
 from .model import CommitEntry, Execution, NewInstance
 
-__all__ = ["UNREAD", "Limits", "checked_outcome", "new_instance", "release", "settle"]
+__all__ = [
+    "UNREAD",
+    "Limits",
+    "cancel",
+    "checked_outcome",
+    "dead_letter",
+    "new_instance",
+    "release",
+    "settle",
+]
 
 
 class Unread:
@@ -138,6 +147,41 @@ def release(execution: Execution, started: float | None = None) -> CommitEntry:
     return _entry(execution, "release", started=started)
 
 
+def cancel(execution: Execution, reason: str) -> CommitEntry:
+    """End as cancelled, by the step's own decision."""
+    return _entry(execution, "cancel", error=reason)
+
+
+def dead_letter(
+    execution: Execution, machine: MachineDef, letters: MachineDef | None, error: str
+) -> NewInstance:
+    """The payload of a failed instance and why it failed, as a job for whoever looks after such things."""
+    content = {
+        "id": execution.id,
+        "job": machine.name,
+        "version": machine.version,
+        "payload": msgspec.Raw(execution.state.encode()),
+        "error": error,
+        "attempts": execution.attempt + 1,
+    }
+    return NewInstance(
+        machine.dead_letter or "",
+        letters.version if letters else 1,
+        letters.initial if letters else "run",
+        msgspec.json.encode(content).decode(),
+        letters.queue if letters else "default",
+        0,
+        None,
+        None,
+        None,
+        None,
+        None,
+        None,
+        None,
+        None,
+    )
+
+
 def new_instance(spec: AnySpec, max_payload: int) -> NewInstance:
     """A spec as the row that it inserts."""
     machine, values = definition_of(spec.definition), spec.values
@@ -155,6 +199,7 @@ def new_instance(spec: AnySpec, max_payload: int) -> NewInstance:
         None if values.correlation_key is None else _scope(values.correlation_scope),
         values.unique_key,
         None if values.unique_key is None else _scope(values.unique_scope),
+        values.max_attempts,
     )
 
 

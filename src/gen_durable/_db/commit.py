@@ -12,7 +12,7 @@ import msgspec
 from .._core.model import CommitEntry, CommitResult, Committed, SignalRow, Stale
 from ..config import RecordLevel
 from . import pick
-from .insert import insert_children
+from .insert import insert, insert_children
 from .lease import Lease
 from .plan import Call, Plan, Row, Rows, statements
 from .signal import sweep
@@ -68,10 +68,11 @@ def commit_plain(entries: Sequence[CommitEntry], recorder: Recorder) -> Plan[Com
 
 
 def commit(entries: Sequence[CommitEntry], recorder: Recorder) -> Plan[CommitReport]:
-    """Commit any outcomes: one statement, and at most six more, each only if needed. Needs a transaction."""
+    """Commit any outcomes: one statement, and at most seven more, each only if needed. Needs a transaction."""
     rows = _by_lease((yield _full_call(entries, recorder)))
     queues: set[str] = set()
     queues |= yield from _insert_children(entries, rows)
+    queues |= yield from _insert_dead_letters(entries, rows)
     parked = [row["id"] for row in rows.values() if row["status"] == "awaiting_signal" and row["has_signals"]]
     if parked:
         queues |= {row["queue"] for row in (yield _SQL["recheck"](ids=parked))}
@@ -179,6 +180,22 @@ def _by_lease(rows: Rows) -> Mapping[Lease, Row]:
     return {(row["id"], row["lease_token"]): row for row in rows}
 
 
+def _insert_dead_letters(entries: Sequence[CommitEntry], rows: Mapping[Lease, Row]) -> Plan[set[str]]:
+    """What failed instances leave to somebody; of a stale or cancelled one there is nothing to leave."""
+    letters = [
+        letter
+        for entry in entries
+        if entry.dead_letters
+        and (row := rows.get((entry.id, entry.lease_token))) is not None
+        and row["status"] == "failed"
+        for letter in entry.dead_letters
+    ]
+    if not letters:
+        return set()
+    answers = yield from insert(letters, is_alone=False)
+    return {answer.queue for answer in answers}
+
+
 def _inbox_of_kept(rows: Mapping[Lease, Row]) -> Plan[Mapping[int, tuple[SignalRow, ...]]]:
     """A chained step sees its inbox as a picked one would."""
     kept = [row["id"] for row in rows.values() if row["status"] == "executing" and row["has_signals"]]
@@ -230,6 +247,7 @@ def _full_call(entries: Sequence[CommitEntry], recorder: Recorder) -> Call:
         steps=[entry.step for entry in entries],
         payloads=[entry.payload for entry in entries],
         errors=[entry.error for entry in entries],
+        failures=[entry.failure for entry in entries],
         delays=[entry.delay for entry in entries],
         awaits=[None if entry.awaits is None else text_array(entry.awaits) for entry in entries],
         presented=[id_array(entry.presented) for entry in entries],

@@ -56,7 +56,8 @@ select id, lease_token, status::text as status, has_signals, queue, kept_at, nul
 -- Later statements of the same transaction, each only if an answer asks for it: children, barrier, recheck, sweep, ungate.
 with settled as (
   update gen_durable.gen_durable g
-     set status = case when g.cancel_requested_at is not null then 'cancelled'::gen_durable.durable_status
+     set status = case when g.cancel_requested_at is not null or o.kind = 'cancel'
+                       then 'cancelled'::gen_durable.durable_status
                        when o.kind = 'keep' then 'executing' when o.kind in ('next', 'retry', 'release') then 'runnable'
                        when o.kind = 'await' then 'awaiting_signal'
                        when o.kind = 'schedule_childs' and o.children > 0 then 'awaiting_children'
@@ -68,7 +69,8 @@ with settled as (
                            and o.payload is not null then o.payload::jsonb else g.state end,
          result = case when g.cancel_requested_at is null and o.kind = 'done' then o.payload::jsonb end,
          last_error = case when g.cancel_requested_at is null then coalesce(o.error, g.last_error) else g.last_error end,
-         step_seq = g.step_seq + (g.cancel_requested_at is null and o.kind not in ('retry', 'release'))::int,
+         error = case when g.cancel_requested_at is null then coalesce(o.failure::jsonb, g.error) else g.error end,
+         step_seq = g.step_seq + (g.cancel_requested_at is null and o.kind not in ('retry', 'release', 'cancel'))::int,
          execution = g.execution + (g.cancel_requested_at is null and o.kind = 'keep' and g.execution < 2147483647)::int,
          attempt = case when o.kind = 'retry' then least(g.attempt, 2147483646) + 1
                         when o.kind = 'release' then g.attempt else 0 end,
@@ -93,20 +95,20 @@ with settled as (
          started_at = null,
          eligible_at = case when g.cancel_requested_at is null and o.kind in ('next', 'retry', 'schedule_childs')
                             then statement_timestamp() + coalesce(o.delay, '0') else g.eligible_at end,
-         finished_at = case when g.cancel_requested_at is not null or o.kind in ('done', 'stop')
+         finished_at = case when g.cancel_requested_at is not null or o.kind in ('done', 'stop', 'cancel')
                             then statement_timestamp() end,
          updated_at = statement_timestamp()
     from unnest(:ids::bigint[], :lease_tokens::bigint[], :step_seqs::bigint[], :kinds::text[], :steps::text[],
-                :payloads::text[], :errors::text[], :delays::interval[], :awaits::text[], :presented::text[],
+                :payloads::text[], :errors::text[], :failures::text[], :delays::interval[], :awaits::text[], :presented::text[],
                 :timeouts::interval[], :deadlines::timestamptz[], :children::int[], :switches_keys::boolean[],
                 :concurrency_keys::text[], :consumed::text[], :from_steps::text[], :attempts::int[],
                 :leased_ats::timestamptz[], :started_agos::interval[], :has_effects::boolean[])
-         as o (id, lease_token, step_seq, kind, step, payload, error, delay, awaits, presented, timeout, deadline, children,
+         as o (id, lease_token, step_seq, kind, step, payload, error, failure, delay, awaits, presented, timeout, deadline, children,
                switches_key, concurrency_key, consumed, from_step, attempt, leased_at, started_ago, has_effect)
    where g.id = o.id and g.lease_token = o.lease_token and g.step_seq = o.step_seq
   returning g.id, o.lease_token, g.status, g.step_seq, g.has_signals, g.queue, g.parent_id, g.parent_round,
             g.status in ('done', 'failed', 'cancelled') as has_ended, g.execution, g.leased_at as kept_at,
-            g.cancel_requested_at is not null as is_cancelled, o.kind, o.from_step, o.attempt, o.leased_at, o.started_ago,
+            g.cancel_requested_at is not null or o.kind = 'cancel' as is_cancelled, o.kind, o.from_step, o.attempt, o.leased_at, o.started_ago,
             o.error, o.has_effect,
             case when g.cancel_requested_at is null and o.kind in ('keep', 'next', 'schedule_childs')
                  then o.consumed::bigint[] end as consumed

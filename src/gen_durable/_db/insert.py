@@ -95,6 +95,7 @@ def _call(rows: Sequence[NewInstance], parents: Sequence[int] | None, rounds: Se
         correlation_scopes=[row.correlation_scope for row in rows],
         unique_keys=[row.unique_key for row in rows],
         unique_scopes=[row.unique_scope for row in rows],
+        max_attempts=[row.max_attempts for row in rows],
         parent_ids=parents,
         parent_rounds=rounds,
         # A child whose key is taken is not inserted and not waited for, whoever holds the key.

@@ -7,7 +7,7 @@ select ord, id, inserted, queue, holder_fsm, holder_key
          :fsms::text[], :versions::int[], :steps::text[], :states::text[], :queues::text[], :priorities::int[],
          :eligible_ats::timestamptz[], :delays::interval[], :concurrency_keys::text[],
          :correlation_keys::text[], :correlation_scopes::text[], :unique_keys::bytea[], :unique_scopes::text[],
-         :parent_ids::bigint[], :parent_rounds::bigint[], :strict::boolean)
+         :max_attempts::int[], :parent_ids::bigint[], :parent_rounds::bigint[], :strict::boolean)
 
 -- name: register
 -- What a worker runs, so that producers in SQL need not know where a machine begins. Written only when it changed.

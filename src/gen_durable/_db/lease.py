@@ -13,7 +13,7 @@ from . import pick
 from .plan import Plan, statements
 from .signal import sweep
 
-__all__ = ["Expired", "Lease", "Reaped", "expire", "mark_started", "reap", "renew"]
+__all__ = ["Expired", "Lease", "Reaped", "expire", "mark_started", "reap", "renew", "watch"]
 
 _SQL = statements("lease.sql")
 
@@ -51,6 +51,13 @@ def renew(leases: Collection[Lease], lease: timedelta) -> Plan[set[Lease]]:
         ids=[id for id, _ in missing], lease_tokens=[token for _, token in missing]
     )
     return missing - {(row["id"], row["lease_token"]) for row in rows}
+
+
+def watch(leases: Collection[Lease]) -> Plan[tuple[set[Lease], set[Lease]]]:
+    """Of these leases, those that are lost, and those whose instance somebody wants cancelled."""
+    rows = yield _SQL["watch"](ids=[id for id, _ in leases], lease_tokens=[token for _, token in leases])
+    lost = {(row["id"], row["lease_token"]) for row in rows if row["is_lost"]}
+    return lost, {(row["id"], row["lease_token"]) for row in rows} - lost
 
 
 def mark_started(begun: Mapping[tuple[Lease, int], timedelta]) -> Plan[set[tuple[Lease, int]]]:

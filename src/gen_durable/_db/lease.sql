@@ -25,6 +25,13 @@ update gen_durable.gen_durable g set started_at = statement_timestamp() - begun.
   from begun where g.id = begun.id
 returning g.id, g.lease_token, g.step_seq
 
+-- name: watch
+-- What has happened to these leases behind the back of their steps: taken away, or asked to end. For steps that take long.
+select mine.id, mine.lease_token, g.id is null as is_lost
+  from unnest(:ids::bigint[], :lease_tokens::bigint[]) as mine (id, lease_token)
+  left join gen_durable.gen_durable g on g.id = mine.id and g.lease_token = mine.lease_token
+ where g.id is null or g.cancel_requested_at is not null
+
 -- name: still_mine
 -- The ids that renew did not return: skipped (still ours) or lost? A plain read decides.
 select g.id, g.lease_token from unnest(:ids::bigint[], :lease_tokens::bigint[]) as mine (id, lease_token)

@@ -152,4 +152,5 @@ def _execution(row: Row, inbox: tuple[SignalRow, ...], children: tuple[ChildRow,
         row["concurrency_key"],
         row["correlation_key"],
         row["leased_at"],
+        row["max_attempts"],
     )

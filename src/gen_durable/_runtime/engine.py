@@ -63,7 +63,7 @@ class Engine:
         self._threads = Threads(settings.threads)
         contact = Contact(on_lost)
         self._flusher = Flusher(commits, effects, Recorder(worker, settings.executions), wakes, contact)
-        self._heartbeat = Heartbeat(dsn, settings, contact, self._lose)
+        self._heartbeat = Heartbeat(dsn, settings, contact, self._lose, self._cancel)
         executor = Executor(registry, Limits(settings.max_payload, settings.max_children), self._threads)
         self._schedulers = [
             Scheduler(
@@ -160,6 +160,10 @@ class Engine:
             # Whoever uses `async with worker` may never look; the line above has said it.
             self._failed.exception()
             self._on_failure(error)
+
+    def _cancel(self, lease: Lease) -> None:
+        for scheduler in self._schedulers:
+            scheduler.cancel(lease)
 
     def _lose(self, lease: Lease) -> None:
         for scheduler in self._schedulers:

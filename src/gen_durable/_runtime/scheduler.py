@@ -89,6 +89,8 @@ class Scheduler(Service):
         self._began: dict[Lease, float] = {}
         self._may_have_more = False
         self._last_work = time.monotonic()
+        # Leases whose step was cut off because its instance is cancelled, until the step has noticed.
+        self._interrupted: set[Lease] = set()
         self._is_draining = False
         self._hurried = asyncio.Event()
 
@@ -114,6 +116,16 @@ class Scheduler(Service):
     def lose(self, lease: Lease) -> None:
         """This lease is no longer ours: whatever the step still does, it may not commit."""
         if self._in_step.pop(lease, None) is not None:
+            self._in_flight[lease].cancel()
+
+    def cancel(self, lease: Lease) -> None:
+        """Somebody wants this instance cancelled: its step may look, and one that wants it so is cut off."""
+        execution = self._in_step.get(lease)
+        if execution is None or execution.cancellation.is_requested:
+            return
+        execution.cancellation.is_requested = True
+        if self._executor.may_interrupt(execution):
+            self._interrupted.add(lease)
             self._in_flight[lease].cancel()
 
     async def drain(self, timeout: timedelta) -> None:
@@ -256,7 +268,14 @@ class Scheduler(Service):
         self._heartbeat.begin(lease, execution.step_seq, started)
         try:
             entry = await step
+        except asyncio.CancelledError:
+            if lease not in self._interrupted or lease not in self._in_step:
+                raise
+            # Not this task but its step was meant. Whatever is committed now ends as cancelled.
+            _uncancelled()
+            entry = release(execution)
         finally:
+            self._interrupted.discard(lease)
             self._heartbeat.end(lease)
             self._in_step.pop(lease, None)
             self._began.pop(lease, None)
@@ -311,6 +330,12 @@ class Scheduler(Service):
         silence = min(1.0, (time.monotonic() - self._last_work) / _CALM_AFTER)
         pause = max(self._settings.min_poll_interval, self._settings.poll_interval * silence)
         return pause * random.uniform(0.9, 1.0)
+
+
+def _uncancelled() -> None:
+    task = asyncio.current_task()
+    if task is not None:
+        task.uncancel()
 
 
 def _next(execution: Execution, entry: CommitEntry, committed: Committed) -> Execution:

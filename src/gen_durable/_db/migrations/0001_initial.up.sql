@@ -141,7 +141,7 @@ select g.id, g.fsm, g.fsm_version, g.step, g.status::text as status, g.state::te
 create function gen_durable.insert_rows(
   fsms text[], versions int[], steps text[], states text[], queues text[], priorities int[],
   eligible_ats timestamptz[], delays interval[], concurrency_keys text[],
-  correlation_keys text[], correlation_scopes text[], unique_keys bytea[], unique_scopes text[],
+  correlation_keys text[], correlation_scopes text[], unique_keys bytea[], unique_scopes text[], max_attempts int[],
   parent_ids bigint[], parent_rounds bigint[], strict boolean)
 returns table (ord bigint, id bigint, inserted boolean, queue text, holder_fsm text, holder_key text)
 language plpgsql as $$
@@ -157,19 +157,22 @@ begin
       with spec as materialized (
         select nextval('gen_durable.gen_durable_id_seq') as id, given.*
           from unnest(fsms, versions, steps, states, queues, priorities, eligible_ats, delays, concurrency_keys,
-                      correlation_keys, correlation_scopes, unique_keys, unique_scopes, parent_ids, parent_rounds)
+                      correlation_keys, correlation_scopes, unique_keys, unique_scopes, max_attempts, parent_ids,
+                      parent_rounds)
                with ordinality as given (fsm, version, step, state, queue, priority, eligible_at, delay, concurrency_key,
-                      correlation_key, correlation_scope, unique_key, unique_scope, parent_id, parent_round, ord)
+                      correlation_key, correlation_scope, unique_key, unique_scope, max_attempts, parent_id,
+                      parent_round, ord)
          where todo is null or exists (select from unnest(todo) as again (ord) where again.ord = given.ord)
       ), fresh as (
         insert into gen_durable.gen_durable
                (id, fsm, fsm_version, step, state, queue, priority, eligible_at, concurrency_key,
-                correlation_key, correlation_scope, unique_key, unique_scope, parent_id, parent_round)
+                correlation_key, correlation_scope, unique_key, unique_scope, max_attempts, parent_id, parent_round)
         overriding system value
         select spec.id, spec.fsm, spec.version, spec.step, spec.state::jsonb, spec.queue, spec.priority::smallint,
                coalesce(spec.eligible_at, statement_timestamp() + coalesce(spec.delay, '0')), spec.concurrency_key,
                spec.correlation_key, spec.correlation_scope::gen_durable.durable_status[],
-               spec.unique_key, spec.unique_scope::gen_durable.durable_status[], spec.parent_id, spec.parent_round
+               spec.unique_key, spec.unique_scope::gen_durable.durable_status[], spec.max_attempts, spec.parent_id,
+               spec.parent_round
           from spec
          order by spec.unique_key, spec.correlation_key, spec.ord    -- one order of keys: two batches do not deadlock
             on conflict do nothing
@@ -245,6 +248,7 @@ begin
            element.spec ->> 'concurrency_key' as concurrency_key,
            element.spec ->> 'correlation_key' as correlation_key,
            element.spec ->> 'unique_key' as unique_key,
+           (element.spec ->> 'max_attempts')::int as max_attempts,
            array(select jsonb_array_elements_text(element.spec -> 'correlation_scope')) as correlation_scope,
            array(select jsonb_array_elements_text(element.spec -> 'unique_scope')) as unique_scope
       from jsonb_array_elements(specs) with ordinality as element (spec, ord)
@@ -269,9 +273,10 @@ begin
                 when octet_length(concurrency_key) not between 1 and 1024 then 'concurrency_key must have 1 to 1024 bytes'
                 when octet_length(correlation_key) not between 1 and 1024 then 'correlation_key must have 1 to 1024 bytes'
                 when octet_length(unique_key) not between 1 and 1024 then 'unique_key must have 1 to 1024 bytes'
+                when max_attempts < 1 then format('max_attempts %s is below 1', max_attempts)
                 else (select format('there is no option %L', option) from jsonb_object_keys(spec) as option
                        where option <> all ('{fsm,version,step,state,queue,priority,eligible_at,schedule_in,concurrency_key,
-                                              correlation_key,correlation_scope,unique_key,unique_scope}') limit 1)
+                                              correlation_key,correlation_scope,unique_key,unique_scope,max_attempts}') limit 1)
            end as problem
       from given
   )
@@ -289,6 +294,7 @@ begin
          array_agg(case when unique_key is null then null when not spec ? 'unique_scope' then every
                         when unique_scope = '{}' then '{}' else live || unique_scope end::text
                    order by ord) as unique_scopes,
+         array_agg(max_attempts order by ord) as max_attempts,
          (array_agg(format('element %s: %s', ord, problem) order by ord) filter (where problem is not null))[1] as problem
     into batch
     from checked;
@@ -300,7 +306,7 @@ begin
       from gen_durable.insert_rows(
              batch.fsms, batch.versions, batch.steps, batch.states, batch.queues, batch.priorities, batch.eligible_ats,
              batch.delays, batch.concurrency_keys, batch.correlation_keys, batch.correlation_scopes, batch.unique_keys,
-             batch.unique_scopes, null, null, true) as answer
+             batch.unique_scopes, batch.max_attempts, null, null, true) as answer
      order by answer.ord;
 end $$;
 
@@ -309,13 +315,15 @@ create function gen_durable.insert(
   fsm text, state jsonb default '{}', step text default null, queue text default null, priority int default 0,
   version int default null, eligible_at timestamptz default null, schedule_in interval default null,
   correlation_key text default null, correlation_scope text[] default null,
-  unique_key text default null, unique_scope text[] default null, concurrency_key text default null)
+  unique_key text default null, unique_scope text[] default null, concurrency_key text default null,
+  max_attempts int default null)
 returns table (id bigint, inserted boolean)
 language sql as $$
   select answer.id, answer.inserted from gen_durable.insert_all(jsonb_build_array(jsonb_strip_nulls(jsonb_build_object(
     'fsm', fsm, 'step', step, 'queue', queue, 'priority', priority, 'version', version, 'eligible_at', eligible_at,
     'schedule_in', schedule_in, 'correlation_key', correlation_key, 'correlation_scope', correlation_scope,
-    'unique_key', unique_key, 'unique_scope', unique_scope, 'concurrency_key', concurrency_key))
+    'unique_key', unique_key, 'unique_scope', unique_scope, 'concurrency_key', concurrency_key,
+    'max_attempts', max_attempts))
     || jsonb_build_object('state', state))) as answer
 $$;
 
