@@ -71,6 +71,8 @@ class InsertOptions(TypedDict, total=False):
     """The statuses in which the unique key is taken; every status if left out. Empty: never."""
     concurrency_key: Key
     """Of the instances with this key, one at a time executes."""
+    idempotency_key: str
+    """A unique key that stays taken for ever, until the instance is deleted: the same request gives the first run."""
     max_attempts: int
     """How often a step may be executed in all, where a retry policy counts; instead of what that policy says."""
 
@@ -293,13 +295,22 @@ class Inserted(Ref[StateT, ResultT]):
 class Duplicate(Ref[StateT, ResultT]):
     """There is nothing new: this instance had the key before."""
 
-    __slots__ = ("key",)
+    __slots__ = ("key", "status")
     __match_args__ = ("id", "key")
     key: str | bytes
+    status: Status
+    """What had become of that instance when it was met."""
 
-    def __init__(self, definition: Insertable[StateT, ResultT], target: int, key: str | bytes) -> None:
+    def __init__(
+        self,
+        definition: Insertable[StateT, ResultT],
+        target: int,
+        key: str | bytes,
+        status: Status = Status.RUNNABLE,
+    ) -> None:
         super().__init__(definition, target)
         self.key = key
+        self.status = status
 
     @property
     def id(self) -> int:

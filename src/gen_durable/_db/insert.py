@@ -27,6 +27,8 @@ class Answer(msgspec.Struct, frozen=True, gc=False):
     queue: str
     key: str = ""
     """Of a refused one: which of its keys was taken, `correlation_key` or `unique_key`."""
+    status: str = ""
+    """Of a refused one: the status of the instance that holds the key."""
 
 
 def insert(rows: Sequence[NewInstance], *, is_alone: bool) -> Plan[list[Answer]]:
@@ -42,7 +44,9 @@ def insert(rows: Sequence[NewInstance], *, is_alone: bool) -> Plan[list[Answer]]
     found = yield from _insert(rows, tries=_TRIES if is_alone else 1)
     answers: list[Answer] = [None] * len(rows)  # type: ignore[list-item]  # every place is filled: one answer per input
     for row in found:
-        answers[row["ord"] - 1] = Answer(row["id"], row["inserted"], row["queue"], row["holder_key"] or "")
+        answers[row["ord"] - 1] = Answer(
+            row["id"], row["inserted"], row["queue"], row["holder_key"] or "", row["holder_status"] or ""
+        )
     return answers
 
 

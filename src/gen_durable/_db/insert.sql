@@ -2,7 +2,7 @@
 
 -- name: insert
 -- Any number of instances in one statement; an answer per input, numbered by its place.
-select ord, id, inserted, queue, holder_fsm, holder_key
+select ord, id, inserted, queue, holder_fsm, holder_key, holder_status
   from gen_durable.insert_rows(
          :fsms::text[], :versions::int[], :steps::text[], :states::text[], :queues::text[], :priorities::int[],
          :eligible_ats::timestamptz[], :delays::interval[], :concurrency_keys::text[],

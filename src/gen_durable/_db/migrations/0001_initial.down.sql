@@ -2,7 +2,8 @@
 drop function gen_durable.signal(text, text, jsonb, text);
 drop function gen_durable.signal(bigint, text, jsonb, text);
 drop function gen_durable.deliver(bigint, text, text, jsonb, text);
-drop function gen_durable.insert(text, jsonb, text, text, int, int, timestamptz, interval, text, text[], text, text[], text, int);
+drop function gen_durable.insert(text, jsonb, text, text, int, int, timestamptz, interval, text, text[], text, text[], text, int,
+  text);
 drop function gen_durable.insert_all(jsonb);
 drop function gen_durable.insert_rows(text[], int[], text[], text[], text[], int[], timestamptz[], interval[], text[],
   text[], text[], bytea[], text[], int[], bigint[], bigint[], boolean);

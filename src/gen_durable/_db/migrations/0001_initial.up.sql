@@ -143,7 +143,7 @@ create function gen_durable.insert_rows(
   eligible_ats timestamptz[], delays interval[], concurrency_keys text[],
   correlation_keys text[], correlation_scopes text[], unique_keys bytea[], unique_scopes text[], max_attempts int[],
   parent_ids bigint[], parent_rounds bigint[], strict boolean)
-returns table (ord bigint, id bigint, inserted boolean, queue text, holder_fsm text, holder_key text)
+returns table (ord bigint, id bigint, inserted boolean, queue text, holder_fsm text, holder_key text, holder_status text)
 language plpgsql as $$
 #variable_conflict use_column
 declare
@@ -190,16 +190,16 @@ begin
 
     todo := '{}';
     inserted := false;
-    for ord, id, queue, holder_fsm, holder_key in
-      select given.ord, holder.id, holder.queue, holder.fsm, holder.key
+    for ord, id, queue, holder_fsm, holder_key, holder_status in
+      select given.ord, holder.id, holder.queue, holder.fsm, holder.key, holder.status
         from unnest(refused) as again (ord)
         join unnest(correlation_keys, correlation_scopes, unique_keys, unique_scopes) with ordinality
              as given (correlation_key, correlation_scope, unique_key, unique_scope, ord) on given.ord = again.ord
         left join lateral (                            -- a key with an empty scope is not taken by anybody
-          select g.id, g.queue, g.fsm, 'correlation_key' as key from gen_durable.gen_durable g
+          select g.id, g.queue, g.fsm, 'correlation_key' as key, g.status::text as status from gen_durable.gen_durable g
            where g.correlation_guard = given.correlation_key and given.correlation_scope <> '{}'
           union all
-          select g.id, g.queue, g.fsm, 'unique_key' from gen_durable.gen_durable g
+          select g.id, g.queue, g.fsm, 'unique_key', g.status::text from gen_durable.gen_durable g
            where g.unique_guard = given.unique_key and given.unique_scope <> '{}'
           limit 1) holder on true
     loop
@@ -247,7 +247,7 @@ begin
            (element.spec ->> 'schedule_in')::interval as delay,
            element.spec ->> 'concurrency_key' as concurrency_key,
            element.spec ->> 'correlation_key' as correlation_key,
-           element.spec ->> 'unique_key' as unique_key,
+           coalesce(element.spec ->> 'unique_key', element.spec ->> 'idempotency_key') as unique_key,
            (element.spec ->> 'max_attempts')::int as max_attempts,
            array(select jsonb_array_elements_text(element.spec -> 'correlation_scope')) as correlation_scope,
            array(select jsonb_array_elements_text(element.spec -> 'unique_scope')) as unique_scope
@@ -273,10 +273,12 @@ begin
                 when octet_length(concurrency_key) not between 1 and 1024 then 'concurrency_key must have 1 to 1024 bytes'
                 when octet_length(correlation_key) not between 1 and 1024 then 'correlation_key must have 1 to 1024 bytes'
                 when octet_length(unique_key) not between 1 and 1024 then 'unique_key must have 1 to 1024 bytes'
+                when spec ? 'unique_key' and spec ? 'idempotency_key' then 'unique_key and idempotency_key are both given'
                 when max_attempts < 1 then format('max_attempts %s is below 1', max_attempts)
                 else (select format('there is no option %L', option) from jsonb_object_keys(spec) as option
                        where option <> all ('{fsm,version,step,state,queue,priority,eligible_at,schedule_in,concurrency_key,
-                                              correlation_key,correlation_scope,unique_key,unique_scope,max_attempts}') limit 1)
+                                              correlation_key,correlation_scope,unique_key,unique_scope,
+                                              idempotency_key,max_attempts}') limit 1)
            end as problem
       from given
   )
@@ -316,14 +318,14 @@ create function gen_durable.insert(
   version int default null, eligible_at timestamptz default null, schedule_in interval default null,
   correlation_key text default null, correlation_scope text[] default null,
   unique_key text default null, unique_scope text[] default null, concurrency_key text default null,
-  max_attempts int default null)
+  max_attempts int default null, idempotency_key text default null)
 returns table (id bigint, inserted boolean)
 language sql as $$
   select answer.id, answer.inserted from gen_durable.insert_all(jsonb_build_array(jsonb_strip_nulls(jsonb_build_object(
     'fsm', fsm, 'step', step, 'queue', queue, 'priority', priority, 'version', version, 'eligible_at', eligible_at,
     'schedule_in', schedule_in, 'correlation_key', correlation_key, 'correlation_scope', correlation_scope,
     'unique_key', unique_key, 'unique_scope', unique_scope, 'concurrency_key', concurrency_key,
-    'max_attempts', max_attempts))
+    'max_attempts', max_attempts, 'idempotency_key', idempotency_key))
     || jsonb_build_object('state', state))) as answer
 $$;
 

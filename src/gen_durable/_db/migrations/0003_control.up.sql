@@ -194,3 +194,79 @@ begin
   return query
     select g.id, g.id = any (retried), g.status::text, g.queue from gen_durable.gen_durable g where g.id = any (target_ids);
 end $$;
+
+-- How a job stands, in the words of simple workflows: pending, leased, succeeded, failed, cancelled; null if there is none.
+create function gen_durable.job_status(target bigint) returns text
+language sql stable as $$
+  select case g.status when 'runnable' then 'pending' when 'done' then 'succeeded' when 'failed' then 'failed'
+                       when 'cancelled' then 'cancelled' else 'leased' end
+    from gen_durable.gen_durable g where g.id = target
+$$;
+
+-- The same for people and for services in other languages, by id or by correlation key. Nobody there is an error, so that a
+-- caller who does not look at the answer is not deceived.
+create function gen_durable.resolve(target_id bigint, target_key text) returns bigint
+language plpgsql stable as $$
+declare
+  found_id bigint;
+begin
+  if target_id is not null then
+    select g.id into found_id from gen_durable.gen_durable g where g.id = target_id;
+  else
+    select g.id into found_id from gen_durable.gen_durable g where g.correlation_guard = target_key;
+    if found_id is null then
+      select g.id into found_id from gen_durable.gen_durable g
+       where g.correlation_key = target_key order by g.id desc limit 1;
+    end if;
+  end if;
+  if found_id is null then
+    raise exception 'there is no instance %', coalesce(target_id::text, quote_literal(target_key)) using errcode = 'GD003';
+  end if;
+  return found_id;
+end $$;
+
+-- cancel(42, 'no longer wanted') -> cancelled | requested | finished
+create function gen_durable.cancel(target bigint, reason text default null, actor text default null, force boolean default false)
+returns text
+language sql as $$
+  select case when was in ('done', 'failed', 'cancelled') then 'finished' when status = 'cancelled' then 'cancelled'
+              else 'requested' end
+    from gen_durable.cancel_rows(array[gen_durable.resolve(target, null)], reason, actor, force)
+$$;
+
+create function gen_durable.cancel(target text, reason text default null, actor text default null, force boolean default false)
+returns text
+language sql as $$
+  select gen_durable.cancel(gen_durable.resolve(null, target), reason, actor, force)
+$$;
+
+create function gen_durable.soft_delete(target bigint, reason text default null, actor text default null)
+returns timestamptz
+language sql as $$
+  select deleted_at from gen_durable.delete_rows(array[gen_durable.resolve(target, null)], reason, actor)
+$$;
+
+create function gen_durable.soft_delete(target text, reason text default null, actor text default null)
+returns timestamptz
+language sql as $$
+  select gen_durable.soft_delete(gen_durable.resolve(null, target), reason, actor)
+$$;
+
+create function gen_durable.restore(target bigint, actor text default null)
+returns text
+language sql as $$
+  select gen_durable.job_status(id) from gen_durable.restore_rows(array[gen_durable.resolve(target, null)], actor)
+$$;
+
+-- retry(42) -> whether it goes on
+create function gen_durable.retry(target bigint, state jsonb default null, reason text default null, actor text default null)
+returns boolean
+language sql as $$
+  select is_retried from gen_durable.retry_rows(array[gen_durable.resolve(target, null)], state::text, reason, actor)
+$$;
+
+create function gen_durable.retry(target text, state jsonb default null, reason text default null, actor text default null)
+returns boolean
+language sql as $$
+  select gen_durable.retry(gen_durable.resolve(null, target), state, reason, actor)
+$$;
