@@ -17,12 +17,14 @@ from .codec import encode
 from .model import CommitEntry, Execution, NewInstance
 
 __all__ = [
+    "NO_HANDLER",
     "UNREAD",
     "Limits",
     "cancel",
     "checked_outcome",
     "dead_letter",
     "new_instance",
+    "no_handler",
     "release",
     "settle",
 ]
@@ -37,6 +39,9 @@ class Unread:
 
 UNREAD: Final = Unread()
 """In place of a state that could not be decoded: it stays in the database as it is."""
+
+
+NO_HANDLER: Final = "no_handler_registered"
 
 
 class Limits(msgspec.Struct, frozen=True):
@@ -150,6 +155,11 @@ def release(execution: Execution, started: float | None = None) -> CommitEntry:
 def cancel(execution: Execution, reason: str) -> CommitEntry:
     """End as cancelled, by the step's own decision."""
     return _entry(execution, "cancel", error=reason)
+
+
+def no_handler(execution: Execution) -> CommitEntry:
+    """End as failed, because no machine of that name and version is registered where it would have to be."""
+    return _entry(execution, "stop", error=NO_HANDLER)
 
 
 def dead_letter(

@@ -32,6 +32,44 @@ with recursive moment as materialized (
          for no key update skip locked) due
      where priority.value is not null limit 1000) first
   limit :demand::int
+{leasing}
+
+-- name: pick_by_prefix
+-- The same for every machine whose name lies in [:low, :high), whatever its queue: the lowest priority first, then the longest
+-- due, over all types together. A skip scan walks the types and, within each, the priorities; rows are chosen first and
+-- locked then, so that nothing is locked that is not taken. Null :fsms: known here or not, the namespace is ours.
+with recursive moment as materialized (
+  select statement_timestamp() as now
+), line as (
+  (select g.fsm, g.priority from gen_durable.gen_durable g
+    where g.status = 'runnable' and not g.gated and g.fsm collate "C" >= :low::text and g.fsm collate "C" < :high::text
+    order by g.fsm collate "C", g.priority limit 1)
+  union all
+  select next.fsm, next.priority from line cross join lateral (
+    select g.fsm, g.priority from gen_durable.gen_durable g
+     where g.status = 'runnable' and not g.gated and g.fsm collate "C" < :high::text
+       and (g.fsm collate "C", g.priority) > (line.fsm collate "C", line.priority)
+     order by g.fsm collate "C", g.priority limit 1) next
+), chosen as materialized (
+  select due.id from line cross join lateral (
+    select g.id, g.priority, g.eligible_at from gen_durable.gen_durable g
+     where g.status = 'runnable' and not g.gated and g.fsm collate "C" = line.fsm and g.priority = line.priority
+       and g.eligible_at <= (select now from moment)
+       and (:fsms::text[] is null or (g.fsm, g.fsm_version) in (select * from unnest(:fsms::text[], :versions::int[])))
+     order by g.eligible_at, g.id limit 1000) due
+   order by due.priority, due.eligible_at, due.id limit :demand::int * 2
+), candidate as materialized (
+  select * from (
+    select g.id, g.fsm, g.priority, g.eligible_at, g.concurrency_key
+      from chosen join gen_durable.gen_durable g on g.id = chosen.id
+     where g.status = 'runnable' and not g.gated
+     order by g.priority, g.eligible_at, g.id
+       for no key update of g skip locked) free
+  limit :demand::int
+{leasing}
+
+-- part: leasing
+-- What both picks do with their candidates.
 ), admitted as materialized (
   select candidate.*, candidate.concurrency_key is null or (
       not exists (select from gen_durable.gen_durable holder

@@ -11,7 +11,17 @@ from .._core.failures import failure_json
 from .._core.model import CommitEntry, Execution
 from .._core.opening import open_context, state_of
 from .._core.registry import Registered, Registry
-from .._core.settle import UNREAD, Limits, cancel, checked_outcome, dead_letter, release, settle
+from .._core.settle import (
+    NO_HANDLER,
+    UNREAD,
+    Limits,
+    cancel,
+    checked_outcome,
+    dead_letter,
+    no_handler,
+    release,
+    settle,
+)
 from ..definition import StepDef
 from ..errors import CodecError, UnknownStepError
 from ..jobs import Job
@@ -19,7 +29,7 @@ from ..machine import Machine
 from ..outcome import Cancel, Discard, Outcome, Retry, RetryAfter, Stop, reason_text
 from .threads import Threads
 
-__all__ = ["Executor", "StepExitError", "as_exception", "is_our_cancellation"]
+__all__ = ["NO_HANDLER", "Executor", "StepExitError", "as_exception", "is_our_cancellation"]
 
 
 class StepExitError(Exception):
@@ -36,7 +46,10 @@ class Executor:
 
     async def run(self, execution: Execution, *, may_chain: bool) -> CommitEntry:
         """Execute one step. Whatever it does, an entry comes back; only our own cancellation is raised."""
-        registered = self._registry.find(execution.fsm, execution.version)
+        registered = self._registry.get(execution.fsm, execution.version)
+        if registered is None:
+            # Only a worker that owns a namespace leases what it does not know: nobody else would ever run it.
+            return no_handler(execution)
         try:
             return await self._step(execution, registered, may_chain=may_chain)
         except (KeyboardInterrupt, GeneratorExit):
@@ -54,7 +67,8 @@ class Executor:
 
     def may_interrupt(self, execution: Execution) -> bool:
         """Whether a cancel may cut off the step that runs."""
-        step = self._registry.find(execution.fsm, execution.version).definition.steps.get(execution.step)
+        registered = self._registry.get(execution.fsm, execution.version)
+        step = registered.definition.steps.get(execution.step) if registered else None
         return step is not None and step.interrupt
 
     def _obey(

@@ -8,7 +8,7 @@ import secrets
 import time
 from collections.abc import Callable, Coroutine
 from datetime import timedelta
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import msgspec
 
@@ -18,10 +18,12 @@ from .._core.settle import release
 from .._db import pick as picks
 from .._db.failures import StatementError
 from .._db.lease import Lease
+from .._db.plan import Plan
 from .._db.pool import Database
 from ..config import Queue, Settings
 from ..telemetry import (
     ConcurrencyContended,
+    HandlerMissing,
     OutcomeStale,
     PickStop,
     SchedulerDrain,
@@ -29,13 +31,13 @@ from ..telemetry import (
     StepStop,
     Telemetry,
 )
-from .executor import Executor
+from .executor import NO_HANDLER, Executor
 from .flusher import Flusher
 from .heartbeat import Heartbeat
 from .service import Contact, Service
 from .slots import Slots
 
-__all__ = ["Scheduler"]
+__all__ = ["FromPrefix", "FromQueue", "Scheduler", "Source"]
 
 # How many steps, and how much time in them, one instance may have on one lease before others get a turn.
 _CHAIN_STEPS: Final = 50
@@ -49,12 +51,59 @@ _LAG: Final = 2
 _LAST_WORDS: Final = 5.0
 
 
+class Source(Protocol):
+    """Where a scheduler takes its work from."""
+
+    @property
+    def name(self) -> str:
+        """For the log."""
+
+    @property
+    def label(self) -> str:
+        """For telemetry, in the place of the queue."""
+
+    def pick(
+        self, machines: picks.Machines, demand: int, lease_token: int, worker: str, lease: timedelta
+    ) -> Plan[picks.Picked]:
+        """The plan of one pick."""
+
+
+class FromQueue:
+    """The instances of one queue that belong to machines registered here: others are left to those who know them."""
+
+    def __init__(self, queue: str) -> None:
+        self.name = f"queue {queue}"
+        self.label = queue
+
+    def pick(
+        self, machines: picks.Machines, demand: int, lease_token: int, worker: str, lease: timedelta
+    ) -> Plan[picks.Picked]:
+        """The plan of one pick."""
+        return picks.pick(self.label, machines, demand, lease_token, worker, lease)
+
+
+class FromPrefix:
+    """All instances of machines under one prefix; `leaves_unknown` leaves those that are not registered here."""
+
+    def __init__(self, prefix: str, *, leaves_unknown: bool) -> None:
+        self.name = f"prefix {prefix}"
+        self.label = prefix
+        self._leaves_unknown = leaves_unknown
+
+    def pick(
+        self, machines: picks.Machines, demand: int, lease_token: int, worker: str, lease: timedelta
+    ) -> Plan[picks.Picked]:
+        """The plan of one pick."""
+        known = machines if self._leaves_unknown else None
+        return picks.pick_by_prefix(self.label, known, demand, lease_token, worker, lease)
+
+
 class Scheduler(Service):
     """Picks work for one queue of this worker and sees it through."""
 
     def __init__(
         self,
-        queue: str,
+        source: Source,
         limits: Queue,
         *,
         worker: str,
@@ -69,8 +118,9 @@ class Scheduler(Service):
         on_bug: Callable[[BaseException], None],
     ) -> None:
         super().__init__(contact)
-        self.name = f"queue {queue}"
-        self._queue = queue
+        self.name = source.name
+        self._source = source
+        self._queue = source.label
         self._slots = Slots(limits.concurrency)
         self._worker = worker
         self._settings = settings
@@ -182,15 +232,9 @@ class Scheduler(Service):
 
     async def _pick(self, demand: int) -> picks.Picked:
         while True:
-            plan = picks.pick(
-                self._queue,
-                self._registry.keys,
-                demand,
-                # One random token per pick: nobody else's, and not this worker's own of an earlier lease either.
-                secrets.randbits(62),
-                self._worker,
-                self._settings.lease,
-            )
+            # One random token per pick: nobody else's, and not this worker's own of an earlier lease either.
+            token = secrets.randbits(62)
+            plan = self._source.pick(self._registry.keys, demand, token, self._worker, self._settings.lease)
             try:
                 return await self._database.run(plan)
             except StatementError as error:
@@ -294,6 +338,10 @@ class Scheduler(Service):
     def _observe(
         self, execution: Execution, entry: CommitEntry, result: CommitResult, seconds: float
     ) -> None:
+        if entry.error == NO_HANDLER and isinstance(result, Committed):
+            self._telemetry.emit(
+                HandlerMissing(id=execution.id, fsm=execution.fsm, version=execution.version)
+            )
         if isinstance(result, Stale):
             self._telemetry.emit(
                 OutcomeStale(
