@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from datetime import timedelta
 from typing import Any, Generic
 
 import msgspec
@@ -30,6 +31,8 @@ class StepDef(msgspec.Struct, frozen=True, kw_only=True):
     is_initial: bool = False
     retry: Backoff | None = None
     """The policy of the default handler: the step's own, else that of its machine."""
+    lease: timedelta | None = None
+    """How long its executions stay leased without a heartbeat; as the worker says if left out."""
     interrupt: bool = False
     """Whether a cancel request cuts it off where it awaits, instead of waiting for it to end."""
     to: tuple[str, ...] | None = None

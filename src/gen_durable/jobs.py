@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import typing
 from collections.abc import Awaitable, Callable, Coroutine
+from datetime import timedelta
 from types import FunctionType
 from typing import Any, Concatenate, Final, Generic, ParamSpec, Protocol, overload
 
@@ -94,6 +95,7 @@ def job(
     queue: str = "default",
     max_attempts: int | None = None,
     retry: Backoff = backoff,
+    lease: timedelta | None = None,
     dead_letter: str | Definition[Any, Any] | None = None,
 ) -> _JobDecorator:
     """Make a job of a function `(payload)`, `(payload, ctx)` or `()`.
@@ -111,6 +113,7 @@ def job(
         queue: where it waits, unless an insert says otherwise.
         max_attempts: how often it is executed in all; short for that part of `retry`.
         retry: when to try again.
+        lease: how long an execution stays leased without a heartbeat, instead of the worker's setting.
         dead_letter: the job that gets the payload and the error when this one fails, in the same transaction.
     """
 
@@ -123,6 +126,7 @@ def job(
             is_async=inspect.iscoroutinefunction(function),
             is_initial=True,
             retry=policy,
+            lease=lease,
             to=(),
         )
         definition = MachineDef(

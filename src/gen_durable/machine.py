@@ -6,6 +6,7 @@ import inspect
 import sys
 import typing
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
+from datetime import timedelta
 from types import FunctionType, UnionType
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, Self, TypeAlias, overload
 
@@ -47,7 +48,7 @@ class Machine(Definition[StateT, ResultT]):
     object of the class: it may hold a mailer that `__init__` was given, but nothing that belongs to an instance.
     """
 
-    __options__: ClassVar[Mapping[str, Any]] = {"queue": "default", "retry": None}
+    __options__: ClassVar[Mapping[str, Any]] = {"queue": "default", "retry": None, "lease": None}
 
     if not TYPE_CHECKING:
 
@@ -64,18 +65,21 @@ class Machine(Definition[StateT, ResultT]):
         version: int = 1,
         queue: str | None = None,
         retry: Backoff | None = None,
+        lease: timedelta | None = None,
     ) -> None:
-        """Read the class. Queue and retry are inherited, name and version belong to one class.
+        """Read the class. Queue, retry and lease are inherited, name and version belong to one class.
 
         Args:
             name: what the database calls it; the name of the class if left out.
             version: stays with an instance for life, so old classes are registered beside new ones.
             queue: where its instances wait, unless an insert says otherwise; `"default"` if left out.
             retry: how the default `handle` repeats every step; not at all if left out.
+            lease: how long an execution stays leased without a heartbeat, instead of the worker's setting.
         """
         super().__init_subclass__()
         _check_retry(retry, f"machine '{cls.__name__}'")
-        given = {"queue": queue, "retry": retry}
+        _check_lease(lease, f"machine '{cls.__name__}'")
+        given = {"queue": queue, "retry": retry, "lease": lease}
         cls.__options__ = {
             **cls.__options__,
             **{key: value for key, value in given.items() if value is not None},
@@ -123,6 +127,7 @@ class Step(StepRef[StateT], Generic[StateT, T_co]):
     function: Callable[[Any, Context[StateT]], T_co]
     is_initial: bool
     retry: Backoff | None
+    lease: timedelta | None
     interrupt: bool
     to: tuple[str, ...] | None
 
@@ -132,6 +137,7 @@ class Step(StepRef[StateT], Generic[StateT, T_co]):
         *,
         initial: bool = False,
         retry: Backoff | None = None,
+        lease: timedelta | None = None,
         interrupt: bool = False,
         to: tuple[str, ...] | None = None,
     ) -> None:
@@ -139,6 +145,7 @@ class Step(StepRef[StateT], Generic[StateT, T_co]):
         self.function = function
         self.is_initial = initial
         self.retry = retry
+        self.lease = lease
         self.interrupt = interrupt
         self.to = to
         self.__doc__ = function.__doc__
@@ -173,6 +180,7 @@ def step(
     *,
     initial: bool = False,
     retry: Backoff | None = None,
+    lease: timedelta | None = None,
     interrupt: bool = False,
     to: Iterable[str] | None = None,
 ) -> _StepDecorator: ...
@@ -182,6 +190,7 @@ def step(
     *,
     initial: bool = False,
     retry: Backoff | None = None,
+    lease: timedelta | None = None,
     interrupt: bool = False,
     to: Iterable[str] | None = None,
 ) -> Any:
@@ -190,6 +199,7 @@ def step(
     Args:
         initial: instances begin here, although it is not the first step.
         retry: how the default `handle` repeats this step; as the machine says if left out.
+        lease: instead of that of the machine or of the worker.
         interrupt: an `async def` step is cut off where it awaits when its instance is cancelled, instead of being
             left to end by itself.
         to: the names of all steps that may follow. For a step that computes its target; any other is refused then.
@@ -205,7 +215,8 @@ def step(
                 f"step '{function.__qualname__}' is a plain def with interrupt=True",
                 "a thread cannot be cut off: write `async def`, or ask ctx.cancelled",
             )
-        return Step(function, initial=initial, retry=retry, interrupt=interrupt, to=targets)
+        _check_lease(lease, f"step '{function.__qualname__}'")
+        return Step(function, initial=initial, retry=retry, lease=lease, interrupt=interrupt, to=targets)
 
     if function is None:
         return decorate
@@ -246,6 +257,7 @@ def _define(cls: type[Machine[Any, Any]], name: str, version: int) -> None:
                 is_async=inspect.iscoroutinefunction(item.function),
                 is_initial=item.is_initial,
                 retry=item.retry or retry,
+                lease=item.lease or cls.__options__["lease"],
                 interrupt=item.interrupt,
                 to=item.to,
             )
@@ -343,6 +355,15 @@ def _check_callable(function: FunctionType, where: str, count: int, expected: st
         signature.bind(*range(count))
     except TypeError:
         raise StepSignatureError(where, f"{function.__name__}{signature}", expected) from None
+
+
+def _check_lease(lease: object, where: str) -> None:
+    if lease is None:
+        return
+    if not isinstance(lease, timedelta):
+        raise OptionError(f"lease of {where} is of type {type(lease).__name__}", "give a timedelta")
+    if not timedelta(milliseconds=100) <= lease <= timedelta(days=1):
+        raise OptionError(f"lease of {where} is {lease}", "give a tenth of a second to a day")
 
 
 def _check_retry(retry: object, where: str) -> None:

@@ -61,8 +61,8 @@ class Worker(AsyncClient):
             dsn: as for a client.
             queues: which queues to serve, and how many instances of each at once; left out (with `prefixes` too), the
                 queues of the machines. Instances of machines that are not registered here are left to others.
-            prefixes: instead of or beside queues, namespaces of machines that this worker owns: `["billing."]`. An empty
-                list is `["default."]`; left out, `WORKER_TYPE_PREFIXES` says it, if anything does and `queues` does not.
+            prefixes: instead of or beside queues, namespaces of machines that this worker owns: `["billing."]`. An
+                empty list is `["default."]`; left out, `WORKER_TYPE_PREFIXES` may say it, if `queues` does not.
             on_unknown: what becomes of an instance under a prefix whose machine is not registered here: it fails, or
                 it is left where it is.
             settings: as for a client.
@@ -76,6 +76,13 @@ class Worker(AsyncClient):
         self._registry = Registry(machines)
         if not len(self._registry):
             raise UsageError("this worker has no machines", "give it at least one: Worker([Checkout])")
+        for (fsm, _, step), lease in self._registry.leases.items():
+            if self.settings.heartbeat * 2 > lease:
+                raise SettingsError(
+                    "settings.heartbeat",
+                    f"must be at most half of every lease: step '{step}' of machine '{fsm}' has {lease}, "
+                    f"got {self.settings.heartbeat}",
+                )
         self.machines: tuple[MachineDef, ...] = tuple(self._registry)
         if prefixes is None and queues is None:
             prefixes = environment_prefixes()

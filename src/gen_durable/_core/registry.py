@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterable, Iterator
+from datetime import timedelta
 from types import ModuleType
 from typing import Any, TypeAlias
 
@@ -66,6 +67,16 @@ class Registry:
         """The newest version of a machine that runs here, if any does."""
         versions = [version for name, version in self._machines if name == fsm]
         return self._machines[fsm, max(versions)].definition if versions else None
+
+    @property
+    def leases(self) -> dict[tuple[str, int, str], timedelta]:
+        """The steps that have a lease length of their own."""
+        return {
+            (machine.name, machine.version, step.name): step.lease
+            for machine in self
+            for step in machine.steps.values()
+            if step.lease is not None
+        }
 
     @property
     def keys(self) -> tuple[list[str], list[int]]:

@@ -39,10 +39,12 @@ class Expired(msgspec.Struct, frozen=True, gc=False):
     queue: str
 
 
-def renew(leases: Collection[Lease], lease: timedelta) -> Plan[set[Lease]]:
-    """Extend leases; returns those that are lost."""
+def renew(leases: Mapping[Lease, timedelta]) -> Plan[set[Lease]]:
+    """Extend leases, each by its length; returns those that are lost."""
     rows = yield _SQL["renew"](
-        ids=[id for id, _ in leases], lease_tokens=[token for _, token in leases], lease=lease
+        ids=[id for id, _ in leases],
+        lease_tokens=[token for _, token in leases],
+        leases=list(leases.values()),
     )
     missing = set(leases) - {(row["id"], row["lease_token"]) for row in rows}
     if not missing:

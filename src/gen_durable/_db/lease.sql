@@ -4,11 +4,12 @@
 -- Push out the leases that this worker still holds. One statement for any number of rows, HOT (lease_expires_at is in no
 -- index). SKIP LOCKED: a row that a flush holds is about to end its lease anyway, and waiting for it would deadlock with it.
 with held as materialized (
-  select g.id from unnest(:ids::bigint[], :lease_tokens::bigint[]) as mine (id, lease_token)
+  select g.id, mine.lease
+    from unnest(:ids::bigint[], :lease_tokens::bigint[], :leases::interval[]) as mine (id, lease_token, lease)
     join gen_durable.gen_durable g on g.id = mine.id and g.lease_token = mine.lease_token
    order by g.id desc for no key update of g skip locked
 )
-update gen_durable.gen_durable g set lease_expires_at = statement_timestamp() + :lease::interval
+update gen_durable.gen_durable g set lease_expires_at = statement_timestamp() + held.lease
   from held where g.id = held.id
 returning g.id, g.lease_token
 

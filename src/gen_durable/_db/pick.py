@@ -6,7 +6,7 @@ import sys
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import msgspec
 
@@ -32,6 +32,27 @@ Machines: TypeAlias = tuple[list[str], list[int]]
 """Names and versions, in parallel."""
 
 
+class Leases(msgspec.Struct, frozen=True):
+    """How long executions are leased: the rule, and the steps that have a length of their own."""
+
+    rule: timedelta
+    own: Mapping[tuple[str, int, str], timedelta] = {}
+
+    def values(self) -> dict[str, Any]:
+        """As the statements take them."""
+        return {
+            "lease": self.rule,
+            "own_fsms": [fsm for fsm, _, _ in self.own],
+            "own_versions": [version for _, version, _ in self.own],
+            "own_steps": [step for _, _, step in self.own],
+            "own_leases": list(self.own.values()),
+        }
+
+    def of(self, fsm: str, version: int, step: str) -> timedelta:
+        """The length for one step."""
+        return self.own.get((fsm, version, step), self.rule)
+
+
 class Denied(msgspec.Struct, frozen=True, gc=False):
     """The first row of a key that a pick met and could not take."""
 
@@ -53,7 +74,7 @@ def pick(
     demand: int,
     lease_token: int,
     worker: str,
-    lease: timedelta,
+    leases: Leases,
 ) -> Plan[Picked]:
     """Lease up to `demand` due instances of these machines: one statement, and at most two more for what they carry."""
     fsms, versions = machines
@@ -64,7 +85,7 @@ def pick(
         demand=demand,
         lease_token=lease_token,
         worker=worker,
-        lease=lease,
+        **leases.values(),
     )
     return (yield from _picked((yield call)))
 
@@ -75,7 +96,7 @@ def pick_by_prefix(
     demand: int,
     lease_token: int,
     worker: str,
-    lease: timedelta,
+    leases: Leases,
 ) -> Plan[Picked]:
     """The same for every machine whose name begins with the prefix; of these machines only, if any are given."""
     fsms, versions = machines or (None, None)
@@ -87,7 +108,7 @@ def pick_by_prefix(
         demand=demand,
         lease_token=lease_token,
         worker=worker,
-        lease=lease,
+        **leases.values(),
     )
     return (yield from _picked((yield call)))
 

@@ -83,7 +83,11 @@ with recursive moment as materialized (
 ), leased as (
   update gen_durable.gen_durable g
      set status = 'executing', lease_token = :lease_token::bigint, locked_by = :worker::text,
-         lease_expires_at = (select now from moment) + :lease::interval, leased_at = (select now from moment),
+         lease_expires_at = (select now from moment) + coalesce(
+           (select own.lease from unnest(:own_fsms::text[], :own_versions::int[], :own_steps::text[], :own_leases::interval[])
+                   as own (fsm, version, step, lease)
+             where own.fsm = g.fsm and own.version = g.fsm_version and own.step = g.step), :lease::interval),
+         leased_at = (select now from moment),
          concurrency_slot = case when g.concurrency_key is not null then 0 end,
          execution = least(g.execution, 2147483646) + 1, updated_at = (select now from moment)
     from admitted

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import timedelta
 from typing import Final
 
@@ -45,8 +45,8 @@ class Heartbeat:
         self._on_lost = on_lost
         self._on_cancelled = on_cancelled
         self._lock = threading.Lock()
-        # Lease → when it was last known to be good (monotonic). Guarded by the lock.
-        self._leases: dict[Lease, float] = {}
+        # Lease → when it was last known to be good (monotonic), and its length. Guarded by the lock.
+        self._leases: dict[Lease, tuple[float, timedelta]] = {}
         # Lease → the step_seq of the step that runs on it, since when, and whether that is noted. Guarded by the lock.
         self._begun: dict[Lease, tuple[int, float, bool]] = {}
         self._loop = asyncio.get_running_loop()
@@ -65,10 +65,10 @@ class Heartbeat:
             loop, stop = self._beating
             loop.call_soon_threadsafe(stop.set)
 
-    def hold(self, lease: Lease) -> None:
-        """Keep this lease from now on."""
+    def hold(self, lease: Lease, length: timedelta) -> None:
+        """Keep this lease from now on, renewing it by so much."""
         with self._lock:
-            self._leases[lease] = time.monotonic()
+            self._leases[lease] = (time.monotonic(), length)
 
     def let_go(self, lease: Lease) -> None:
         """Keep it no longer."""
@@ -112,7 +112,7 @@ class Heartbeat:
     async def _keep(self, database: Database) -> None:
         if due := self._due():
             asked = time.monotonic()
-            lost = await database.run(renew(due, self._settings.lease))
+            lost = await database.run(renew(due))
             self._note(due, lost, asked)
             self._tell(self._on_lost, lost)
         running = self._long_running()
@@ -148,18 +148,18 @@ class Heartbeat:
             except RuntimeError:
                 return  # the worker's loop is closed
 
-    def _due(self) -> list[Lease]:
+    def _due(self) -> dict[Lease, timedelta]:
         oldest = time.monotonic() - self._pause
         with self._lock:
-            return [lease for lease, renewed in self._leases.items() if renewed <= oldest]
+            return {lease: length for lease, (renewed, length) in self._leases.items() if renewed <= oldest}
 
-    def _note(self, due: list[Lease], lost: set[Lease], begun: float) -> None:
+    def _note(self, due: Iterable[Lease], lost: set[Lease], begun: float) -> None:
         with self._lock:
             for lease in due:
                 if lease in lost:
                     self._leases.pop(lease, None)
                 elif lease in self._leases:
-                    self._leases[lease] = begun
+                    self._leases[lease] = (begun, self._leases[lease][1])
 
 
 async def _within(event: asyncio.Event, seconds: float) -> bool:

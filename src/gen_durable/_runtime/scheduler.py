@@ -63,7 +63,7 @@ class Source(Protocol):
         """For telemetry, in the place of the queue."""
 
     def pick(
-        self, machines: picks.Machines, demand: int, lease_token: int, worker: str, lease: timedelta
+        self, machines: picks.Machines, demand: int, lease_token: int, worker: str, leases: picks.Leases
     ) -> Plan[picks.Picked]:
         """The plan of one pick."""
 
@@ -76,10 +76,10 @@ class FromQueue:
         self.label = queue
 
     def pick(
-        self, machines: picks.Machines, demand: int, lease_token: int, worker: str, lease: timedelta
+        self, machines: picks.Machines, demand: int, lease_token: int, worker: str, leases: picks.Leases
     ) -> Plan[picks.Picked]:
         """The plan of one pick."""
-        return picks.pick(self.label, machines, demand, lease_token, worker, lease)
+        return picks.pick(self.label, machines, demand, lease_token, worker, leases)
 
 
 class FromPrefix:
@@ -91,11 +91,11 @@ class FromPrefix:
         self._leaves_unknown = leaves_unknown
 
     def pick(
-        self, machines: picks.Machines, demand: int, lease_token: int, worker: str, lease: timedelta
+        self, machines: picks.Machines, demand: int, lease_token: int, worker: str, leases: picks.Leases
     ) -> Plan[picks.Picked]:
         """The plan of one pick."""
         known = machines if self._leaves_unknown else None
-        return picks.pick_by_prefix(self.label, known, demand, lease_token, worker, lease)
+        return picks.pick_by_prefix(self.label, known, demand, lease_token, worker, leases)
 
 
 class Scheduler(Service):
@@ -125,6 +125,7 @@ class Scheduler(Service):
         self._worker = worker
         self._settings = settings
         self._registry = registry
+        self._leases = picks.Leases(settings.lease, registry.leases)
         self._database = database
         self._executor = executor
         self._flusher = flusher
@@ -234,7 +235,7 @@ class Scheduler(Service):
         while True:
             # One random token per pick: nobody else's, and not this worker's own of an earlier lease either.
             token = secrets.randbits(62)
-            plan = self._source.pick(self._registry.keys, demand, token, self._worker, self._settings.lease)
+            plan = self._source.pick(self._registry.keys, demand, token, self._worker, self._leases)
             try:
                 return await self._database.run(plan)
             except StatementError as error:
@@ -256,7 +257,7 @@ class Scheduler(Service):
 
     def _start(self, execution: Execution) -> None:
         lease = (execution.id, execution.lease_token)
-        self._heartbeat.hold(lease)
+        self._heartbeat.hold(lease, self._leases.of(execution.fsm, execution.version, execution.step))
         task = asyncio.get_running_loop().create_task(self._work(execution, lease))
         self._in_flight[lease] = task
         task.add_done_callback(lambda task: self._ended(lease, task))
@@ -279,16 +280,16 @@ class Scheduler(Service):
             entry = await self._inside(lease, execution, self._executor.run(execution, may_chain=may_chain))
             seconds = time.monotonic() - (entry.started or 0.0)
             busy += seconds
-            result = await self._commit(entry, busy)
+            result = await self._commit(execution, entry, busy)
             if isinstance(result, EffectFailed):
                 first, started = result.error, entry.started
                 recovery = self._executor.recover(first, execution, may_chain=may_chain)
                 entry = await self._inside(lease, execution, recovery, started)
-                result = await self._commit(entry, busy)
+                result = await self._commit(execution, entry, busy)
                 if isinstance(result, EffectFailed):
                     entry = self._executor.give_up(first, result.error, execution)
                     entry.started = started
-                    result = await self._commit(entry, busy)
+                    result = await self._commit(execution, entry, busy)
             self._observe(execution, entry, result, seconds)
             if entry.kind != "keep" or not isinstance(result, Committed) or result.status != "executing":
                 return
@@ -329,11 +330,18 @@ class Scheduler(Service):
         entry.started = started
         return entry
 
-    async def _commit(self, entry: CommitEntry, busy: float) -> CommitResult:
+    async def _commit(self, execution: Execution, entry: CommitEntry, busy: float) -> CommitResult:
         # Asked after the step: while it ran, a shutdown may have begun, or its turn may have passed.
-        if entry.kind == "keep" and (self._is_draining or busy > _CHAIN_SECONDS):
+        # And a step with a lease of another length has to be leased anew.
+        if entry.kind == "keep" and (
+            self._is_draining or busy > _CHAIN_SECONDS or not self._same_lease(execution, entry)
+        ):
             entry.kind = "next"
         return await self._flusher.commit(entry)
+
+    def _same_lease(self, execution: Execution, entry: CommitEntry) -> bool:
+        fsm, version = execution.fsm, execution.version
+        return self._leases.of(fsm, version, entry.step) == self._leases.of(fsm, version, execution.step)
 
     def _observe(
         self, execution: Execution, entry: CommitEntry, result: CommitResult, seconds: float

@@ -190,7 +190,12 @@ class Stepper:
     async def _pick(self, database: Plans, queue: str) -> Execution | None:
         while True:
             plan = picks.pick(
-                queue, self.registry.keys, 1, secrets.randbits(62), self._name, self._settings.lease
+                queue,
+                self.registry.keys,
+                1,
+                secrets.randbits(62),
+                self._name,
+                picks.Leases(self._settings.lease),
             )
             picked = await database.run(plan)
             if picked.executions:
