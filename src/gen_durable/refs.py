@@ -102,6 +102,13 @@ def insert_values(definition: MachineDef, options: Mapping[str, Any]) -> InsertV
     step = given.get("step", definition.initial)
     if step not in definition.steps:
         raise UnknownStepError(definition.name, step, tuple(definition.steps))
+    if "idempotency_key" in given:
+        if "unique_key" in given or "unique_scope" in given:
+            raise UsageError(
+                "idempotency_key is given beside unique_key or unique_scope",
+                "it is a unique key that stays taken for ever: give one of the two",
+            )
+        given["unique_key"] = given["idempotency_key"]
     moment = given.get("eligible_at", given.get("schedule_at"))
     return InsertValues(
         step=step,
@@ -114,6 +121,7 @@ def insert_values(definition: MachineDef, options: Mapping[str, Any]) -> InsertV
         unique_key=given.get("unique_key"),
         unique_scope=_scope_of("unique", given, tuple(Status)),
         concurrency_key=given.get("concurrency_key"),
+        max_attempts=given.get("max_attempts"),
     )
 
 
@@ -184,6 +192,8 @@ _CHECKS: Final[Mapping[str, Callable[[Any], Any]]] = {
     "unique_key": _unique_key,
     "unique_scope": lambda value: _scope(value, "unique_scope"),
     "concurrency_key": key_text,
+    "idempotency_key": lambda value: checked_key(value, "idempotency_key").encode(),
+    "max_attempts": lambda value: checked_int(value, "max_attempts", 1, 2**31 - 1),
 }
 
 
