@@ -323,8 +323,7 @@ def given_state(state: Any, args: Any) -> Any:
 
 
 def _ids(wanted: inspect.Filter, before: int) -> Plan[list[int]]:
-    rows = yield from inspect.page(wanted, _BATCH, before)
-    return [row["id"] for row in rows]
+    return (yield from inspect.ids(wanted, _BATCH, before))
 
 
 def _cancel_result(row: Mapping[str, Any]) -> CancelResult:
@@ -357,7 +356,7 @@ def _filter(machine: Insertable[Any, Any] | str | None, filters: Mapping[str, An
     values: dict[str, Any] = {}
     if machine is not None:
         name = machine if isinstance(machine, str) else definition_of(machine).name
-        values["fsm"] = checked_name(name, "the machine")
+        values["fsms"] = [checked_name(name, "the machine")]
     for name, value in filters.items():
         if name not in _FILTERS:
             known = tuple(_FILTERS)
@@ -393,7 +392,7 @@ def _status(value: Any) -> str:
 
 _FILTERS: Final[Mapping[str, tuple[str, Callable[[Any], object]]]] = {
     "version": ("version", lambda value: checked_int(value, "version", 1, 2**31 - 1)),
-    "step": ("step", step_name),
+    "step": ("steps", lambda value: [step_name(value)]),
     "status": ("statuses", _statuses),
     "queue": ("queue", lambda value: checked_name(value, "queue")),
     "correlation_key": ("correlation_key", lambda value: checked_key(value, "correlation_key")),

@@ -241,6 +241,8 @@ class ExecutionRecord(msgspec.Struct, frozen=True, kw_only=True):
     started_at: datetime | None = None
     finished_at: datetime | None = None
     error: str | None = None
+    retried_at: datetime | None = None
+    """It had ended the instance, and then somebody let that go on."""
 
 
 class Child(msgspec.Struct, Generic[ResultT_co], frozen=True, kw_only=True):

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import inspect
+import sys
 import typing
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from datetime import timedelta
-from types import FunctionType
+from types import FunctionType, UnionType
 from typing import Any, Concatenate, Final, Generic, ParamSpec, Protocol, overload
 
 import msgspec
@@ -15,8 +16,10 @@ from ._checks import checked_name
 from ._typing import ResultT, StateT, TypeVar
 from .context import Context
 from .definition import Definition, MachineDef, StepDef, definition_of
-from .errors import OptionError, StateTypeError, StepSignatureError
-from .outcome import Done, Outcome, Retry, Stop
+from .errors import OptionError, StateTypeError, StepSignatureError, UsageError
+from .machine import check_lease, check_retry, check_storable
+from .outcome import Await, Done, Next, Outcome, Retry, ScheduleChildren, Stop
+from .refs import Insertable
 from .retry import Backoff, backoff
 
 __all__ = ["STEP", "Job", "JobFunction", "job"]
@@ -37,6 +40,7 @@ class Job(Definition[StateT, ResultT]):
     def __init__(self, function: FunctionType, definition: MachineDef) -> None:
         self.__definition__: MachineDef = definition
         self.__doc__ = function.__doc__
+        self.__module__ = function.__module__
         self._function: FunctionType = function
 
     @property
@@ -96,7 +100,7 @@ def job(
     max_attempts: int | None = None,
     retry: Backoff = backoff,
     lease: timedelta | None = None,
-    dead_letter: str | Definition[Any, Any] | None = None,
+    dead_letter: str | Insertable[Any, Any] | None = None,
 ) -> _JobDecorator:
     """Make a job of a function `(payload)`, `(payload, ctx)` or `()`.
 
@@ -116,10 +120,18 @@ def job(
         lease: how long an execution stays leased without a heartbeat, instead of the worker's setting.
         dead_letter: the job that gets the payload and the error when this one fails, in the same transaction.
     """
+    where = f"job '{checked_name(name, 'the name of a job', OptionError)}'"
+    check_retry(retry, where)
+    check_lease(lease, where)
+    policy = retry if max_attempts is None else msgspec.structs.replace(retry, max_attempts=max_attempts)
+    letters = _dead_letter(dead_letter, name)
 
     def decorate(function: Any) -> JobFunction[Any, Any, Any, Any]:
-        payload_type, result_type, takes = _read(function, name)
-        policy = retry if max_attempts is None else msgspec.structs.replace(retry, max_attempts=max_attempts)
+        # A job may stand in a function, with its types beside it.
+        beside = sys._getframe(1).f_locals  # noqa: SLF001 - where the decorator is written
+        payload_type, result_type, takes = _read(function, where, beside)
+        check_storable(payload_type, f"the payload of {where}")
+        check_storable(result_type, f"the result of {where}")
         step = StepDef(
             name=STEP,
             function=_adapted(function, takes),
@@ -138,17 +150,24 @@ def job(
             state_type=payload_type,
             result_type=result_type,
             location=f"{function.__module__}.{function.__qualname__}",
-            dead_letter=_dead_letter(dead_letter),
+            dead_letter=letters,
         )
         return JobFunction(function, definition)
 
     return decorate
 
 
-def _dead_letter(given: str | Definition[Any, Any] | None) -> str | None:
-    if given is None or isinstance(given, str):
-        return None if given is None else checked_name(given, "dead_letter", OptionError)
-    return definition_of(given).name
+def _dead_letter(given: str | Insertable[Any, Any] | None, name: str) -> str | None:
+    if given is None:
+        return None
+    letters = (
+        checked_name(given, "dead_letter", OptionError)
+        if isinstance(given, str)
+        else definition_of(given).name
+    )
+    if letters == name:
+        raise OptionError(f"job '{name}' is its own dead_letter", "it would fail for ever: name another job")
+    return letters
 
 
 def _adapted(function: Any, takes: int) -> Callable[[Any, Context[Any]], Any]:
@@ -156,39 +175,57 @@ def _adapted(function: Any, takes: int) -> Callable[[Any, Context[Any]], Any]:
     if inspect.iscoroutinefunction(function):
 
         async def run_async(job: Any, ctx: Context[Any]) -> Done[Any]:
-            return _done(await function(*(ctx.state, ctx)[:takes]))
+            return _done(await function(*(ctx.state, ctx)[:takes]), ctx)
 
         return run_async
 
     def run(job: Any, ctx: Context[Any]) -> Any:
         value = function(*(ctx.state, ctx)[:takes])
-        return value if inspect.iscoroutine(value) else _done(value)
+        return value if inspect.iscoroutine(value) else _done(value, ctx)
 
     return run
 
 
-def _done(value: Any) -> Done[Any]:
-    return value if isinstance(value, Done) else Done(value)
+def _done(value: Any, ctx: Context[Any]) -> Done[Any]:
+    if isinstance(value, Done):
+        return value
+    if isinstance(value, Next | Retry | Await | ScheduleChildren | Stop):
+        raise UsageError(
+            f"job '{ctx.machine}' returned {type(value).__name__}",
+            "a job returns its result, and raises RetryAfter, Discard or Cancel; what needs more steps is a Machine",
+        )
+    return Done(value)
 
 
-def _read(function: Any, name: str) -> tuple[Any, Any, int]:
-    """The payload type, the result type and the number of parameters of a job's function."""
-    where = f"job '{name}'"
+def _read(function: Any, where: str, beside: Mapping[str, Any]) -> tuple[Any, Any, int]:
+    """The payload type, the result type, and how many arguments a job's function takes."""
     if not isinstance(function, FunctionType):
-        raise StepSignatureError(where, f"on {function!r}", "@job directly above `def` or `async def`")
+        raise StepSignatureError(where, f"on {function!r}", "@job(name) directly above `def` or `async def`")
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
         raise StepSignatureError(where, "a generator", "a function that returns its result, without `yield`")
-    signature = inspect.signature(function)
-    required = [
-        p for p in signature.parameters.values() if p.default is p.empty and p.kind is not p.VAR_KEYWORD
-    ]
-    if len(required) > 2 or any(p.kind is p.KEYWORD_ONLY for p in required):
-        called = function.__name__
-        raise StepSignatureError(
-            where, f"{called}{signature}", f"{called}(payload), {called}(payload, ctx) or {called}()"
-        )
+    hints = _hints(function, where, beside)
+    signature, called = inspect.signature(function), function.__name__
+    payload, ctx = (*_positional(signature), None, None)[:2]
+    if payload is not None and _is_context(hints.get(payload.name)):
+        raise StateTypeError(where, "its first parameter is a Context", "write (payload, ctx), in this order")
+    # A second parameter of another type that has a default is the function's own affair.
+    says_ctx = ctx is not None and (_is_context(hints.get(ctx.name, Context)) or hints[ctx.name] is Any)
+    takes = 0 if payload is None else 2 if says_ctx else 1
     try:
-        hints = typing.get_type_hints(function)
+        signature.bind(*range(takes))
+    except TypeError:
+        expected = f"{called}(payload), {called}(payload, ctx) or {called}()"
+        raise StepSignatureError(where, f"{called}{signature}", expected) from None
+    payload_type = None if payload is None else _value_type(hints.get(payload.name, Any))
+    return payload_type, _result_type(hints.get("return", Any)), takes
+
+
+def _hints(function: FunctionType, where: str, beside: Mapping[str, Any]) -> Mapping[str, Any]:
+    try:
+        try:
+            return typing.get_type_hints(function)
+        except NameError:
+            return typing.get_type_hints(function, localns=dict(beside))
     except NameError as error:
         # Only here does a job say its types. Without them its payload would silently arrive as plain JSON.
         raise StateTypeError(
@@ -196,13 +233,29 @@ def _read(function: Any, name: str) -> tuple[Any, Any, int]:
             f"its annotations name '{error.name}', which is not known at run time",
             "define it above the job, and import it outside of `if TYPE_CHECKING:`",
         ) from None
-    parameters = list(signature.parameters)[:2]
-    payload = hints.get(parameters[0], Any) if parameters else None
-    if payload is Context or typing.get_origin(payload) is Context:
-        raise StateTypeError(where, "its first parameter is a Context", "write (payload, ctx), in this order")
-    result = hints.get("return", Any)
-    if result is type(None):
-        result = None
-    if typing.get_origin(result) is Done:
-        (result,) = typing.get_args(result)
-    return payload, result, len(parameters)
+    except (TypeError, AttributeError, SyntaxError) as error:
+        raise StateTypeError(where, f"its annotations make no sense ({error})", "correct them") from error
+
+
+def _positional(signature: inspect.Signature) -> list[inspect.Parameter]:
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return [parameter for parameter in signature.parameters.values() if parameter.kind in kinds]
+
+
+def _is_context(annotation: Any) -> bool:
+    return (typing.get_origin(annotation) or annotation) is Context
+
+
+def _value_type(annotation: Any) -> Any:
+    return None if annotation in (type(None), typing.NoReturn, typing.Never) else annotation
+
+
+def _result_type(annotation: Any) -> Any:
+    """What an annotation says about the result: `Done[Receipt]` and `Receipt` are the same."""
+    if annotation is Done:
+        return Any
+    if typing.get_origin(annotation) is Done:
+        return _value_type(typing.get_args(annotation)[0])
+    if typing.get_origin(annotation) in (typing.Union, UnionType):
+        return typing.Union[tuple(_result_type(each) for each in typing.get_args(annotation))]  # noqa: UP007 - its parts are not known here
+    return _value_type(annotation)

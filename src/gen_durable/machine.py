@@ -26,7 +26,16 @@ from .outcome import Done, Outcome, Retry, Stop
 from .retry import Backoff
 from .signals import Signal
 
-__all__ = ["BoundStep", "Machine", "Step", "check_annotations", "step"]
+__all__ = [
+    "BoundStep",
+    "Machine",
+    "Step",
+    "check_annotations",
+    "check_lease",
+    "check_retry",
+    "check_storable",
+    "step",
+]
 
 _AnyOutcome: TypeAlias = Outcome[Any]
 # Because of this bound a step that returns something else is a type error, right at its decorator.
@@ -77,8 +86,8 @@ class Machine(Definition[StateT, ResultT]):
             lease: how long an execution stays leased without a heartbeat, instead of the worker's setting.
         """
         super().__init_subclass__()
-        _check_retry(retry, f"machine '{cls.__name__}'")
-        _check_lease(lease, f"machine '{cls.__name__}'")
+        check_retry(retry, f"machine '{cls.__name__}'")
+        check_lease(lease, f"machine '{cls.__name__}'")
         given = {"queue": queue, "retry": retry, "lease": lease}
         cls.__options__ = {
             **cls.__options__,
@@ -209,13 +218,13 @@ def step(
     def decorate(function: Any) -> Step[Any, Any]:
         _refuse_second(function, sys._getframe(1).f_locals)  # noqa: SLF001 - the class body, while it runs
         _check_function(function)
-        _check_retry(retry, f"step '{function.__qualname__}'")
+        check_retry(retry, f"step '{function.__qualname__}'")
         if interrupt and not inspect.iscoroutinefunction(function):
             raise OptionError(
                 f"step '{function.__qualname__}' is a plain def with interrupt=True",
                 "a thread cannot be cut off: write `async def`, or ask ctx.cancelled",
             )
-        _check_lease(lease, f"step '{function.__qualname__}'")
+        check_lease(lease, f"step '{function.__qualname__}'")
         return Step(function, initial=initial, retry=retry, lease=lease, interrupt=interrupt, to=targets)
 
     if function is None:
@@ -269,10 +278,10 @@ def _define(cls: type[Machine[Any, Any]], name: str, version: int) -> None:
         signals=_signals_of(cls, name),
         location=f"{cls.__module__}.{cls.__qualname__}",
     )
-    _check_storable(state_type, f"the state of machine '{name}'")
-    _check_storable(result_type, f"the result of machine '{name}'")
+    check_storable(state_type, f"the state of machine '{name}'")
+    check_storable(result_type, f"the result of machine '{name}'")
     for signal, payload_type in cls.__definition__.signals.items():
-        _check_storable(payload_type, f"the payload of signal '{signal}' of machine '{name}'")
+        check_storable(payload_type, f"the payload of signal '{signal}' of machine '{name}'")
     check_annotations(cls)
 
 
@@ -357,7 +366,8 @@ def _check_callable(function: FunctionType, where: str, count: int, expected: st
         raise StepSignatureError(where, f"{function.__name__}{signature}", expected) from None
 
 
-def _check_lease(lease: object, where: str) -> None:
+def check_lease(lease: object, where: str) -> None:
+    """Refuse what is no length of a lease."""
     if lease is None:
         return
     if not isinstance(lease, timedelta):
@@ -366,12 +376,14 @@ def _check_lease(lease: object, where: str) -> None:
         raise OptionError(f"lease of {where} is {lease}", "give a tenth of a second to a day")
 
 
-def _check_retry(retry: object, where: str) -> None:
+def check_retry(retry: object, where: str) -> None:
+    """Refuse what is no policy."""
     if retry is not None and not isinstance(retry, Backoff):
         raise OptionError(f"retry of {where} is of type {type(retry).__name__}", "give a Backoff(…)")
 
 
-def _check_storable(type_: Any, where: str) -> None:
+def check_storable(type_: Any, where: str) -> None:
+    """Refuse a type of which no value could be read back."""
     try:
         msgspec.json.Decoder(type_)
     except NameError:

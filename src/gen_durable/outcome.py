@@ -41,6 +41,7 @@ __all__ = [
     "Sql",
     "Stop",
     "Transaction",
+    "message_text",
     "reason_text",
 ]
 
@@ -353,18 +354,30 @@ def reason_text(reason: str | BaseException) -> str:
         raise UsageError(
             f"a reason of type {type(reason).__name__} cannot be kept", "give a text or an exception"
         )
+    return _storable(text)
+
+
+def message_text(error: BaseException) -> str:
+    """What an exception says, without its type, as the database can hold it."""
+    return _storable(_said(error))
+
+
+def _storable(text: str) -> str:
     if len(text) > _MAX_REASON:
         text = text[: _MAX_REASON - 1] + "…"
     return text.replace("\0", "\\x00").encode(errors="backslashreplace").decode()
 
 
 def _exception_text(error: BaseException) -> str:
-    kind = type(error).__name__
-    try:
-        said = str(error)
-    except Exception:  # noqa: BLE001 - the user's own __str__; a failure must still find its way into the row
-        said = "(its text could not be read)"
+    kind, said = type(error).__name__, _said(error)
     return f"{kind}: {said}" if said else kind
+
+
+def _said(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception:  # noqa: BLE001 - the user's own __str__; a failure must still find its way into the row
+        return "(its text could not be read)"
 
 
 def _statement(query: object) -> str:

@@ -14,6 +14,7 @@ from typing import Any, Final, Literal
 
 from ._checks import checked_name
 from ._core.registry import Machines, Registry
+from ._db.pick import after
 from ._db.pool import Database
 from ._runtime.engine import Engine
 from ._runtime.flusher import Flusher
@@ -228,8 +229,10 @@ def _prefixes(given: Mapping[str, int | Queue] | Iterable[str]) -> Mapping[str, 
         raise SettingsError("prefixes", "is a text; give a list of prefixes")
     named = given if isinstance(given, Mapping) else dict.fromkeys(given, Queue())
     named = named or {_DEFAULT_PREFIX: Queue()}
+    for prefix in named:
+        after(checked_name(prefix, "a prefix"))
     return {
-        checked_name(prefix, "a prefix"): limits if isinstance(limits, Queue) else Queue(concurrency=limits)
+        prefix: limits if isinstance(limits, Queue) else Queue(concurrency=limits)
         for prefix, limits in named.items()
     }
 

@@ -5,11 +5,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from gen_durable.worker import Worker
 
 from gen_durable.cli.failure import Failure
 from gen_durable.cli.targets import load
 from gen_durable.errors import DefinitionError
+from gen_durable.worker import Worker
 
 APP = """
 from gen_durable import Context, Done, Machine, Outcome, Worker, step

@@ -2,32 +2,34 @@
 
 from __future__ import annotations
 
+import os
 import traceback
+from collections import deque
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
-from ..outcome import reason_text
+from ..outcome import message_text, reason_text
 
 __all__ = ["failure_json"]
 
 _FRAMES: Final = 20
-_OURS: Final = str(Path(__file__).parents[1])
+_OURS: Final = f"{Path(__file__).parents[1]}{os.sep}"
 
 
 def failure_json(error: BaseException, attempt: int) -> str:
     """An exception as the JSON text of the column `error`."""
-    # The engine's own frames tell a user nothing.
-    frames = [
-        frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(_OURS)
-    ]
-    frames = frames[-_FRAMES:]
-    lines = [f"{frame.filename}:{frame.lineno} in {frame.name}" for frame in frames]
+    # The engine's own frames tell a user nothing. The innermost of the others tell most.
+    places = (
+        f"{frame.f_code.co_filename}:{line} in {frame.f_code.co_name}"
+        for frame, line in traceback.walk_tb(error.__traceback__)
+        if not frame.f_code.co_filename.startswith(_OURS)
+    )
     facts = {
         "type": type(error).__name__,
-        "message": reason_text(error),
-        "traceback": [line.replace("\0", "").encode(errors="backslashreplace").decode() for line in lines],
+        "message": message_text(error),
+        "traceback": [reason_text(place) for place in deque(places, _FRAMES)],
         "attempt": attempt,
     }
     return msgspec.json.encode(facts).decode()

@@ -20,6 +20,7 @@ __all__ = [
     "CommitEntry",
     "CommitResult",
     "Committed",
+    "DeadLetter",
     "EffectFailed",
     "Execution",
     "Kind",
@@ -57,6 +58,13 @@ class NewInstance(msgspec.Struct, frozen=True, gc=False):
     unique_key: bytes | None
     unique_scope: str | None
     max_attempts: int | None
+
+
+class DeadLetter(msgspec.Struct, frozen=True, gc=False):
+    """What a failed instance leaves to another machine, which may be known to other workers only."""
+
+    fsm: str
+    state: str
 
 
 class SignalRow(msgspec.Struct, frozen=True, gc=False):
@@ -132,7 +140,7 @@ class CommitEntry(msgspec.Struct, kw_only=True):
     timeout: timedelta | None = None
     deadline: datetime | None = None
     children: tuple[NewInstance, ...] = ()
-    dead_letters: tuple[NewInstance, ...] = ()
+    letter: DeadLetter | None = None
     """What is inserted if this ends as failed, in the same transaction."""
     switches_key: bool = False
     concurrency_key: str | None = None
@@ -167,7 +175,7 @@ class CommitEntry(msgspec.Struct, kw_only=True):
             and not self.was_awaiting
             and not self.has_inbox
             and self.failure is None
-            and not self.dead_letters
+            and self.letter is None
             and self.effect is None
         )
 

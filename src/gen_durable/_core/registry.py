@@ -45,7 +45,7 @@ class Registry:
         key = (definition.name, definition.version)
         known = self._machines.get(key)
         if known is not None and not replace:
-            if known.definition is definition and isinstance(machine, type):
+            if known.definition is definition and (isinstance(machine, type) or known.machine is machine):
                 return known
             raise DuplicateMachineError(*key, known.definition.location, definition.location)
         registered = Registered(definition, _made(machine))
@@ -62,11 +62,6 @@ class Registry:
     def get(self, fsm: str, version: int) -> Registered | None:
         """The machine of a row, if it runs here."""
         return self._machines.get((fsm, version))
-
-    def newest(self, fsm: str) -> MachineDef | None:
-        """The newest version of a machine that runs here, if any does."""
-        versions = [version for name, version in self._machines if name == fsm]
-        return self._machines[fsm, max(versions)].definition if versions else None
 
     @property
     def leases(self) -> dict[tuple[str, int, str], timedelta]:
@@ -103,7 +98,7 @@ def _flat(machines: Machines) -> Iterator[Insertable[Any, Any]]:
 
 def _is_machine_of(value: object, module: ModuleType) -> bool:
     if isinstance(value, Job):
-        return value.__definition__.location.startswith(f"{module.__name__}.")
+        return value.__module__ == module.__name__
     return (
         isinstance(value, type)
         and issubclass(value, Definition)

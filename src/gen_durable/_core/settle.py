@@ -14,7 +14,7 @@ from ..instance import Status
 from ..outcome import Await, Done, Next, Outcome, Retry, ScheduleChildren, Stop
 from ..refs import AnySpec
 from .codec import encode
-from .model import CommitEntry, Execution, NewInstance
+from .model import CommitEntry, DeadLetter, Execution, NewInstance
 
 __all__ = [
     "NO_HANDLER",
@@ -162,10 +162,8 @@ def no_handler(execution: Execution) -> CommitEntry:
     return _entry(execution, "stop", error=NO_HANDLER)
 
 
-def dead_letter(
-    execution: Execution, machine: MachineDef, letters: MachineDef | None, error: str
-) -> NewInstance:
-    """The payload of a failed instance and why it failed, as a job for whoever looks after such things."""
+def dead_letter(execution: Execution, machine: MachineDef, receiver: str, error: str) -> DeadLetter:
+    """The payload of a failed instance and why it failed, for whoever looks after such things."""
     content = {
         "id": execution.id,
         "job": machine.name,
@@ -174,22 +172,7 @@ def dead_letter(
         "error": error,
         "attempts": execution.attempt + 1,
     }
-    return NewInstance(
-        machine.dead_letter or "",
-        letters.version if letters else 1,
-        letters.initial if letters else "run",
-        msgspec.json.encode(content).decode(),
-        letters.queue if letters else "default",
-        0,
-        None,
-        None,
-        None,
-        None,
-        None,
-        None,
-        None,
-        None,
-    )
+    return DeadLetter(receiver, msgspec.json.encode(content).decode())
 
 
 def new_instance(spec: AnySpec, max_payload: int) -> NewInstance:

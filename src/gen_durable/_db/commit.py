@@ -12,7 +12,7 @@ import msgspec
 from .._core.model import CommitEntry, CommitResult, Committed, SignalRow, Stale
 from ..config import RecordLevel
 from . import pick
-from .insert import insert, insert_children
+from .insert import insert_children, insert_letters
 from .lease import Lease
 from .plan import Call, Plan, Row, Rows, statements
 from .signal import sweep
@@ -68,11 +68,11 @@ def commit_plain(entries: Sequence[CommitEntry], recorder: Recorder) -> Plan[Com
 
 
 def commit(entries: Sequence[CommitEntry], recorder: Recorder) -> Plan[CommitReport]:
-    """Commit any outcomes: one statement, and at most seven more, each only if needed. Needs a transaction."""
+    """Commit any outcomes: one statement, and at most eight more, each only if needed. Needs a transaction."""
     rows = _by_lease((yield _full_call(entries, recorder)))
     queues: set[str] = set()
     queues |= yield from _insert_children(entries, rows)
-    queues |= yield from _insert_dead_letters(entries, rows)
+    queues |= yield from _insert_letters(entries, rows)
     parked = [row["id"] for row in rows.values() if row["status"] == "awaiting_signal" and row["has_signals"]]
     if parked:
         queues |= {row["queue"] for row in (yield _SQL["recheck"](ids=parked))}
@@ -143,7 +143,7 @@ def _standing(
         return Committed("executing", inbox.get(entry.id, ()), row["leased_at"]) if is_ours else Stale()
     # The lease is gone. If the transition is there, it was ours or that of whoever took the lease over; for an
     # execution that ends here both mean the same: this transition is committed, once.
-    advanced = 0 if entry.kind in ("retry", "release") else 1
+    advanced = 0 if entry.kind in ("retry", "release", "cancel") else 1
     return Committed(row["status"]) if row["step_seq"] >= entry.step_seq + advanced else Stale()
 
 
@@ -180,20 +180,18 @@ def _by_lease(rows: Rows) -> Mapping[Lease, Row]:
     return {(row["id"], row["lease_token"]): row for row in rows}
 
 
-def _insert_dead_letters(entries: Sequence[CommitEntry], rows: Mapping[Lease, Row]) -> Plan[set[str]]:
+def _insert_letters(entries: Sequence[CommitEntry], rows: Mapping[Lease, Row]) -> Plan[set[str]]:
     """What failed instances leave to somebody; of a stale or cancelled one there is nothing to leave."""
     letters = [
-        letter
+        entry.letter
         for entry in entries
-        if entry.dead_letters
+        if entry.letter is not None
         and (row := rows.get((entry.id, entry.lease_token))) is not None
         and row["status"] == "failed"
-        for letter in entry.dead_letters
     ]
     if not letters:
         return set()
-    answers = yield from insert(letters, is_alone=False)
-    return {answer.queue for answer in answers}
+    return (yield from insert_letters(letters))
 
 
 def _inbox_of_kept(rows: Mapping[Lease, Row]) -> Plan[Mapping[int, tuple[SignalRow, ...]]]:

@@ -75,11 +75,12 @@ with settled as (
          attempt = case when o.kind = 'retry' then least(g.attempt, 2147483646) + 1
                         when o.kind = 'release' then g.attempt else 0 end,
          crash_count = case when o.kind = 'release' then g.crash_count else 0 end,
-         -- A retried or released step must see what it saw: its awaited set, and whether it was woken by the clock.
-         awaits = case when g.cancel_requested_at is not null then null when o.kind = 'await' then o.awaits::text[]
-                       when o.kind in ('retry', 'release') then g.awaits end,
+         -- A step that may run again must see what it saw, its awaited set and whether it was woken by the clock: one that is
+         -- retried or released, and one that ended its instance, which somebody may retry.
+         awaits = case when g.cancel_requested_at is null and o.kind = 'await' then o.awaits::text[]
+                       when g.cancel_requested_at is not null or o.kind in ('retry', 'release', 'stop', 'cancel') then g.awaits end,
          presented = case when g.cancel_requested_at is null and o.kind = 'await' then o.presented::bigint[] end,
-         timed_out = g.timed_out and o.kind in ('retry', 'release'),
+         timed_out = g.timed_out and (g.cancel_requested_at is not null or o.kind in ('retry', 'release', 'stop', 'cancel')),
          await_deadline = case when g.cancel_requested_at is null and o.kind = 'await'
                                then coalesce(o.deadline, statement_timestamp() + o.timeout) end,
          spawn_round = case when g.cancel_requested_at is null and o.kind = 'schedule_childs' then g.step_seq + 1
@@ -126,17 +127,18 @@ with settled as (
 ), ended as (
   select parent_id, parent_round, count(*)::int as children from settled
    where has_ended and parent_id is not null group by parent_id, parent_round
-), parent as (                                            -- locked before it is counted down, ids descending everywhere
-  select p.id, ended.children from ended
-    join gen_durable.gen_durable p on p.id = ended.parent_id and p.spawn_round = ended.parent_round
-   where p.status = 'awaiting_children' order by p.id desc for no key update of p
+-- Parents are locked before they are counted down, ids descending everywhere; and whether one waits is told by the row that was
+-- locked, not by the snapshot of this statement: a retry may have put it back on its barrier while we waited for its child.
+), parent as (
+  select p.id, ended.children, p.status = 'awaiting_children' and p.spawn_round = ended.parent_round as is_waiting
+    from ended join gen_durable.gen_durable p on p.id = ended.parent_id order by p.id desc for no key update of p
 ), joined as (
   update gen_durable.gen_durable p
-     set children_pending = p.children_pending - parent.children,
+     set children_pending = greatest(p.children_pending - parent.children, 0),
          status = case when p.children_pending = parent.children then 'runnable'::gen_durable.durable_status else p.status end,
          eligible_at = case when p.children_pending = parent.children then statement_timestamp() else p.eligible_at end,
          updated_at = statement_timestamp()
-    from parent where p.id = parent.id and p.status = 'awaiting_children'
+    from parent where p.id = parent.id and parent.is_waiting
   returning p.status, p.queue
 ), consumed as (                                          -- progress consumes exactly the ids that the step received
   select unnest(settled.consumed) as id, settled.step_seq from settled where settled.consumed is not null

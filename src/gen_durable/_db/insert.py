@@ -6,13 +6,13 @@ from collections.abc import Sequence
 
 import msgspec
 
-from .._core.model import NewInstance
+from .._core.model import DeadLetter, NewInstance
 from ..definition import MachineDef
 from ..errors import KeyTakenError, UsageError
 from .failures import StatementError, is_race
 from .plan import Call, Plan, Rows, statements
 
-__all__ = ["Answer", "insert", "insert_children", "register"]
+__all__ = ["Answer", "insert", "insert_children", "insert_letters", "register"]
 
 _SQL = statements("insert.sql")
 _TRIES = 3
@@ -72,6 +72,14 @@ def insert_children(
             inserted[parents[row["ord"] - 1]] += 1
             queues.add(row["queue"])
     return inserted, queues
+
+
+def insert_letters(letters: Sequence[DeadLetter]) -> Plan[set[str]]:
+    """Insert what failed instances leave behind; the queues that have work now."""
+    rows = yield _SQL["insert_letters"](
+        fsms=[letter.fsm for letter in letters], states=[letter.state for letter in letters]
+    )
+    return {row["queue"] for row in rows}
 
 
 def register(machines: Sequence[MachineDef]) -> Plan[None]:

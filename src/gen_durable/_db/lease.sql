@@ -79,16 +79,15 @@ with dead as materialized (
   select parent_id, parent_round, count(*)::int as children from reaped
    where has_ended and parent_id is not null group by parent_id, parent_round
 ), parent as (
-  select p.id, ended.children from ended
-    join gen_durable.gen_durable p on p.id = ended.parent_id and p.spawn_round = ended.parent_round
-   where p.status = 'awaiting_children' order by p.id desc for no key update of p
+  select p.id, ended.children, p.status = 'awaiting_children' and p.spawn_round = ended.parent_round as is_waiting
+    from ended join gen_durable.gen_durable p on p.id = ended.parent_id order by p.id desc for no key update of p
 ), joined as (
   update gen_durable.gen_durable p
-     set children_pending = p.children_pending - parent.children,
+     set children_pending = greatest(p.children_pending - parent.children, 0),
          status = case when p.children_pending = parent.children then 'runnable'::gen_durable.durable_status else p.status end,
          eligible_at = case when p.children_pending = parent.children then statement_timestamp() else p.eligible_at end,
          updated_at = statement_timestamp()
-    from parent where p.id = parent.id and p.status = 'awaiting_children'
+    from parent where p.id = parent.id and parent.is_waiting
   returning p.status, p.queue
 )
 select reaped.id, reaped.fsm, reaped.step, reaped.status::text as status, reaped.queue, reaped.concurrency_key,
@@ -100,7 +99,7 @@ select reaped.id, reaped.fsm, reaped.step, reaped.status::text as status, reaped
 -- Awaits whose deadline has passed: the step runs with what arrived, possibly nothing. Ordered, bounded, SKIP LOCKED.
 with due as materialized (
   select g.id from gen_durable.gen_durable g
-   where g.await_deadline <= statement_timestamp()
+   where g.status = 'awaiting_signal' and g.await_deadline <= statement_timestamp()
    order by g.await_deadline limit 500
      for no key update skip locked
 )

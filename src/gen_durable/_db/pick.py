@@ -16,8 +16,10 @@ from .plan import Plan, Row, Rows, statements
 
 __all__ = [
     "Denied",
+    "Leases",
     "Machines",
     "Picked",
+    "after",
     "gate",
     "inboxes",
     "pick",
@@ -94,11 +96,15 @@ def pick_by_prefix(
     prefix: str,
     machines: Machines | None,
     demand: int,
+    reach: int,
     lease_token: int,
     worker: str,
     leases: Leases,
 ) -> Plan[Picked]:
-    """The same for every machine whose name begins with the prefix; of these machines only, if any are given."""
+    """The same for every machine whose name begins with the prefix; of these machines only, if any are given.
+
+    Of the first `reach` due rows, those that nobody else holds are leased, at most `demand` of them.
+    """
     fsms, versions = machines or (None, None)
     call = _SQL["pick_by_prefix"](
         low=prefix,
@@ -106,6 +112,7 @@ def pick_by_prefix(
         fsms=fsms,
         versions=versions,
         demand=demand,
+        reach=reach,
         lease_token=lease_token,
         worker=worker,
         **leases.values(),

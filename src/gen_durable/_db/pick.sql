@@ -36,35 +36,70 @@ with recursive moment as materialized (
 
 -- name: pick_by_prefix
 -- The same for every machine whose name lies in [:low, :high), whatever its queue: the lowest priority first, then the longest
--- due, over all types together. A skip scan walks the types and, within each, the priorities; rows are chosen first and
--- locked then, so that nothing is locked that is not taken. Null :fsms: known here or not, the namespace is ours.
+-- due, over all types together. What it costs grows with the number of types and with :reach, not with the number of rows.
+--   line     every type and priority that there is, with its first row: a skip scan.
+--   head     the lines that matter: of the first :reach rows, none is in a line that begins behind the :reach-th of these.
+--   sample   some rows of each, of every priority twice :reach in all; where they put the :reach-th, everything behind it is
+--            out of the question (bound). Without that, a hundred types would be read :reach deep each.
+--   chosen   the first :reach rows. They are locked one by one in this order, no more of them than :demand; :reach is larger,
+--            because some may be locked by others.
+-- Null :fsms: known here or not, the namespace is ours.
 with recursive moment as materialized (
   select statement_timestamp() as now
 ), line as (
-  (select g.fsm, g.priority from gen_durable.gen_durable g
+  (select g.fsm, g.priority, g.eligible_at, g.id from gen_durable.gen_durable g
     where g.status = 'runnable' and not g.gated and g.fsm collate "C" >= :low::text and g.fsm collate "C" < :high::text
-    order by g.fsm collate "C", g.priority limit 1)
+    order by g.fsm collate "C", g.priority, g.eligible_at, g.id limit 1)
   union all
-  select next.fsm, next.priority from line cross join lateral (
-    select g.fsm, g.priority from gen_durable.gen_durable g
+  select next.* from line cross join lateral (
+    select g.fsm, g.priority, g.eligible_at, g.id from gen_durable.gen_durable g
      where g.status = 'runnable' and not g.gated and g.fsm collate "C" < :high::text
        and (g.fsm collate "C", g.priority) > (line.fsm collate "C", line.priority)
-     order by g.fsm collate "C", g.priority limit 1) next
+     order by g.fsm collate "C", g.priority, g.eligible_at, g.id limit 1) next
+), head as materialized (
+  select first.*, count(*) over (partition by first.priority) as lines from (
+    select line.fsm, line.priority from line cross join lateral (
+      select line.eligible_at, line.id where :fsms::text[] is null
+      union all
+      (select g.eligible_at, g.id from gen_durable.gen_durable g
+        where :fsms::text[] is not null
+          and g.status = 'runnable' and not g.gated and g.fsm collate "C" = line.fsm and g.priority = line.priority
+          and g.eligible_at <= (select now from moment)
+          and (g.fsm, g.fsm_version) in (select * from unnest(:fsms::text[], :versions::int[]))
+        order by g.eligible_at, g.id limit 1)) first
+     where line.eligible_at <= (select now from moment) and (:fsms::text[] is null or line.fsm = any (:fsms::text[]))
+     order by line.priority, first.eligible_at, first.id limit :reach::int) first
+), sample as (
+  select due.* from head cross join lateral (
+    select * from (
+      select g.priority, g.eligible_at, g.id from gen_durable.gen_durable g
+       where g.status = 'runnable' and not g.gated and g.fsm collate "C" = head.fsm and g.priority = head.priority
+         and g.eligible_at <= (select now from moment)
+         and (:fsms::text[] is null or (g.fsm, g.fsm_version) in (select * from unnest(:fsms::text[], :versions::int[])))
+       order by g.eligible_at, g.id limit 1000) first
+    limit 2 * :reach::int / head.lines + 1) due
+), bound as materialized (
+  select sample.priority, sample.eligible_at from sample
+   order by sample.priority, sample.eligible_at, sample.id offset :reach::int - 1 limit 1
 ), chosen as materialized (
-  select due.id from line cross join lateral (
-    select g.id, g.priority, g.eligible_at from gen_durable.gen_durable g
-     where g.status = 'runnable' and not g.gated and g.fsm collate "C" = line.fsm and g.priority = line.priority
-       and g.eligible_at <= (select now from moment)
-       and (:fsms::text[] is null or (g.fsm, g.fsm_version) in (select * from unnest(:fsms::text[], :versions::int[])))
-     order by g.eligible_at, g.id limit 1000) due
-   order by due.priority, due.eligible_at, due.id limit :demand::int * 2
+  select due.* from head cross join lateral (
+    select * from (
+      select g.id, g.priority, g.eligible_at from gen_durable.gen_durable g
+       where g.status = 'runnable' and not g.gated and g.fsm collate "C" = head.fsm and g.priority = head.priority
+         and g.eligible_at <= coalesce((select case when bound.priority = head.priority then bound.eligible_at end from bound),
+                                       (select now from moment))
+         and (:fsms::text[] is null or (g.fsm, g.fsm_version) in (select * from unnest(:fsms::text[], :versions::int[])))
+       order by g.eligible_at, g.id limit 1000) first
+    limit :reach::int) due
+   where not exists (select from bound where head.priority > bound.priority)
+   order by due.priority, due.eligible_at, due.id limit :reach::int
 ), candidate as materialized (
   select * from (
-    select g.id, g.fsm, g.priority, g.eligible_at, g.concurrency_key
-      from chosen join gen_durable.gen_durable g on g.id = chosen.id
-     where g.status = 'runnable' and not g.gated
-     order by g.priority, g.eligible_at, g.id
-       for no key update of g skip locked) free
+    select free.* from chosen cross join lateral (
+      select g.id, g.fsm, g.priority, g.eligible_at, g.concurrency_key from gen_durable.gen_durable g
+       where g.id = chosen.id and g.status = 'runnable' and not g.gated and g.eligible_at <= (select now from moment)
+         for no key update skip locked) free
+    limit 1000) first
   limit :demand::int
 {leasing}
 

@@ -12,7 +12,6 @@ from .._core.model import CommitEntry, Execution
 from .._core.opening import open_context, state_of
 from .._core.registry import Registered, Registry
 from .._core.settle import (
-    NO_HANDLER,
     UNREAD,
     Limits,
     cancel,
@@ -26,10 +25,10 @@ from ..definition import StepDef
 from ..errors import CodecError, UnknownStepError
 from ..jobs import Job
 from ..machine import Machine
-from ..outcome import Cancel, Discard, Outcome, Retry, RetryAfter, Stop, reason_text
+from ..outcome import Cancel, Discard, Outcome, Retry, RetryAfter, Stop, message_text, reason_text
 from .threads import Threads
 
-__all__ = ["NO_HANDLER", "Executor", "StepExitError", "as_exception", "is_our_cancellation"]
+__all__ = ["Executor", "StepExitError", "as_exception", "is_our_cancellation"]
 
 
 class StepExitError(Exception):
@@ -75,29 +74,30 @@ class Executor:
         self, decision: Discard | Cancel | RetryAfter, execution: Execution, registered: Registered
     ) -> CommitEntry:
         """The step has decided by raising: `handle` is not asked."""
-        machine, error = registered.definition, reason_text(str(decision) or decision)
+        machine, error = registered.definition, message_text(decision) or type(decision).__name__
         if isinstance(decision, Cancel):
             return cancel(execution, error)
         step = machine.steps.get(execution.step)
         limit = execution.max_attempts or (step.retry.max_attempts if step and step.retry else None)
         if isinstance(decision, RetryAfter) and (limit is None or execution.attempt + 1 < limit):
-            return settle(execution, machine, Retry(decision.delay), UNREAD, self._limits, error=error)
-        return self._failed(
-            settle(execution, machine, Stop(error), UNREAD, self._limits), execution, decision
-        )
+            entry = settle(execution, machine, Retry(decision.delay), UNREAD, self._limits, error=error)
+        else:
+            entry = settle(execution, machine, Stop(error), UNREAD, self._limits)
+        return self._failed(entry, execution, decision)
 
     def _failed(self, entry: CommitEntry, execution: Execution, error: BaseException) -> CommitEntry:
         """An outcome that came of an exception: keep that, and leave a failed instance to its dead-letter job."""
         entry.failure = failure_json(error, execution.attempt)
         machine = self._registry.find(execution.fsm, execution.version).definition
         if entry.kind == "stop" and machine.dead_letter is not None:
-            letters = self._registry.newest(machine.dead_letter)
-            entry.dead_letters = (dead_letter(execution, machine, letters, entry.error or ""),)
+            entry.letter = dead_letter(execution, machine, machine.dead_letter, entry.error or "")
         return entry
 
     async def recover(self, error: Exception, execution: Execution, *, may_chain: bool) -> CommitEntry:
         """The effect of the step's outcome failed: the step has failed, and its machine decides."""
         registered = self._registry.find(execution.fsm, execution.version)
+        if isinstance(error, Discard | Cancel | RetryAfter):
+            return self._obey(error, execution, registered)
         return await self._handle(error, execution, registered, may_chain=may_chain)
 
     def give_up(self, error: Exception, second: Exception, execution: Execution) -> CommitEntry:
@@ -106,7 +106,7 @@ class Executor:
         reason = Stop(
             f"{reason_text(error)}; then the effect of what handle returned raised {reason_text(second)}"
         )
-        return settle(execution, machine, reason, UNREAD, self._limits)
+        return self._failed(settle(execution, machine, reason, UNREAD, self._limits), execution, second)
 
     async def _step(self, execution: Execution, registered: Registered, *, may_chain: bool) -> CommitEntry:
         machine = registered.definition

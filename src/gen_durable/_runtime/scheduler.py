@@ -31,7 +31,7 @@ from ..telemetry import (
     StepStop,
     Telemetry,
 )
-from .executor import NO_HANDLER, Executor
+from .executor import Executor
 from .flusher import Flusher
 from .heartbeat import Heartbeat
 from .service import Contact, Service
@@ -47,6 +47,8 @@ _CALM_AFTER: Final = 30.0
 _UNIQUE_VIOLATION: Final = "23505"
 # For each step that may run, how many executions may be leased: one that runs, one that is being committed.
 _LAG: Final = 2
+# How far a pick by prefix looks for rows that nobody else holds. Where there are fewer, looking farther costs nothing.
+_MAX_REACH: Final = 1000
 # How long a shutdown waits for its last commits: a database that is away must not hold up the exit.
 _LAST_WORDS: Final = 5.0
 
@@ -89,13 +91,21 @@ class FromPrefix:
         self.name = f"prefix {prefix}"
         self.label = prefix
         self._leaves_unknown = leaves_unknown
+        # How many rows to consider; grows while picks come back short, because others may hold the first ones.
+        self._reach = 0
 
     def pick(
         self, machines: picks.Machines, demand: int, lease_token: int, worker: str, leases: picks.Leases
     ) -> Plan[picks.Picked]:
         """The plan of one pick."""
         known = machines if self._leaves_unknown else None
-        return picks.pick_by_prefix(self.label, known, demand, lease_token, worker, leases)
+        reach = max(2 * demand, self._reach)
+        picked = yield from picks.pick_by_prefix(
+            self.label, known, demand, reach, lease_token, worker, leases
+        )
+        is_short = len(picked.executions) + len(picked.denied) < demand
+        self._reach = min(4 * reach, _MAX_REACH) if is_short else 0
+        return picked
 
 
 class Scheduler(Service):
@@ -346,7 +356,8 @@ class Scheduler(Service):
     def _observe(
         self, execution: Execution, entry: CommitEntry, result: CommitResult, seconds: float
     ) -> None:
-        if entry.error == NO_HANDLER and isinstance(result, Committed):
+        is_failed = isinstance(result, Committed) and result.status == "failed"
+        if is_failed and self._registry.get(execution.fsm, execution.version) is None:
             self._telemetry.emit(
                 HandlerMissing(id=execution.id, fsm=execution.fsm, version=execution.version)
             )

@@ -15,7 +15,7 @@ create table gen_durable.gen_durable (
   status              gen_durable.durable_status not null default 'runnable',
   state               jsonb not null default '{}',
   result              jsonb,                              -- set by done
-  awaits              text[],                             -- the signals that the last await named; kept until the woken step progresses
+  awaits              text[],                             -- the signals that the last await named; kept until the woken step progresses, and by ends
   presented           bigint[],                           -- signals that the parking execution had already seen: they do not wake it again
   await_deadline      timestamptz,                        -- null unless parked with a timeout
   timed_out           boolean not null default false,     -- the deadline, not a signal, ended the last await
@@ -100,7 +100,8 @@ create unique index gen_durable_correlation on gen_durable.gen_durable (correlat
   where correlation_guard is not null;
 create index gen_durable_key on gen_durable.gen_durable (correlation_key, id) where correlation_key is not null;
 create index gen_durable_parent on gen_durable.gen_durable (parent_id, parent_round) where parent_id is not null;
-create index gen_durable_deadline on gen_durable.gen_durable (await_deadline) where await_deadline is not null;
+create index gen_durable_deadline on gen_durable.gen_durable (await_deadline)
+  where status = 'awaiting_signal' and await_deadline is not null;
 create index gen_durable_finished on gen_durable.gen_durable (finished_at) where finished_at is not null;
 
 create table gen_durable.signals (
@@ -129,7 +130,10 @@ create table gen_durable.machines (
 -- Instances as clients read them: the columns that are of use to people, in types that every driver knows.
 create view gen_durable.snapshots as
 select g.id, g.fsm, g.fsm_version, g.step, g.status::text as status, g.state::text as state, g.result::text as result,
-       g.attempt, g.step_seq, g.crash_count, g.queue, g.priority, g.awaits, g.await_deadline, g.children_pending,
+       g.attempt, g.step_seq, g.crash_count, g.queue, g.priority,
+       -- What has ended keeps both, for a retry; it awaits nothing.
+       case when g.finished_at is null then g.awaits end as awaits,
+       case when g.finished_at is null then g.await_deadline end as await_deadline, g.children_pending,
        g.last_error, g.correlation_key, g.unique_key, g.concurrency_key, g.parent_id, g.locked_by,
        g.inserted_at, g.updated_at, g.eligible_at, g.finished_at, g.deleted_at
   from gen_durable.gen_durable g;
@@ -220,10 +224,18 @@ begin
   end if;
 end $$;
 
+-- A status in the words of simple workflows.
+create function gen_durable.job_word(status text) returns text
+language sql immutable as $$
+  select case status when 'runnable' then 'pending' when 'done' then 'succeeded' when 'failed' then 'failed'
+                     when 'cancelled' then 'cancelled' else 'leased' end
+$$;
+
 -- insert_all('[{"fsm": "Checkout", "state": {"order": 42}}, …]') -> one row per element, in order.
 -- What is left out comes from the machine as its workers registered it: the newest version, the initial step, the queue.
+-- A refused element answers with the instance that has its key, and how that one stands.
 create function gen_durable.insert_all(specs jsonb)
-returns table (ord bigint, id bigint, inserted boolean)
+returns table (ord bigint, id bigint, inserted boolean, status text)
 language plpgsql as $$
 #variable_conflict use_column
 declare
@@ -274,6 +286,8 @@ begin
                 when octet_length(correlation_key) not between 1 and 1024 then 'correlation_key must have 1 to 1024 bytes'
                 when octet_length(unique_key) not between 1 and 1024 then 'unique_key must have 1 to 1024 bytes'
                 when spec ? 'unique_key' and spec ? 'idempotency_key' then 'unique_key and idempotency_key are both given'
+                when spec ? 'unique_scope' and spec ? 'idempotency_key'
+                  then 'unique_scope is given, but an idempotency_key is taken in every status'
                 when max_attempts < 1 then format('max_attempts %s is below 1', max_attempts)
                 else (select format('there is no option %L', option) from jsonb_object_keys(spec) as option
                        where option <> all ('{fsm,version,step,state,queue,priority,eligible_at,schedule_in,concurrency_key,
@@ -304,7 +318,7 @@ begin
     raise exception 'nothing was inserted: %', batch.problem using errcode = '22023';
   end if;
   return query
-    select answer.ord, answer.id, answer.inserted
+    select answer.ord, answer.id, answer.inserted, gen_durable.job_word(coalesce(answer.holder_status, 'runnable'))
       from gen_durable.insert_rows(
              batch.fsms, batch.versions, batch.steps, batch.states, batch.queues, batch.priorities, batch.eligible_ats,
              batch.delays, batch.concurrency_keys, batch.correlation_keys, batch.correlation_scopes, batch.unique_keys,
@@ -312,16 +326,17 @@ begin
      order by answer.ord;
 end $$;
 
--- insert('Checkout', '{"order": 42}', correlation_key => 'order:42') -> the id, new or of the instance that has the key.
+-- insert('Checkout', '{"order": 42}', correlation_key => 'order:42') -> the id, new or of the instance that has the key, and how
+-- that one stands.
 create function gen_durable.insert(
   fsm text, state jsonb default '{}', step text default null, queue text default null, priority int default 0,
   version int default null, eligible_at timestamptz default null, schedule_in interval default null,
   correlation_key text default null, correlation_scope text[] default null,
   unique_key text default null, unique_scope text[] default null, concurrency_key text default null,
   max_attempts int default null, idempotency_key text default null)
-returns table (id bigint, inserted boolean)
+returns table (id bigint, inserted boolean, status text)
 language sql as $$
-  select answer.id, answer.inserted from gen_durable.insert_all(jsonb_build_array(jsonb_strip_nulls(jsonb_build_object(
+  select answer.id, answer.inserted, answer.status from gen_durable.insert_all(jsonb_build_array(jsonb_strip_nulls(jsonb_build_object(
     'fsm', fsm, 'step', step, 'queue', queue, 'priority', priority, 'version', version, 'eligible_at', eligible_at,
     'schedule_in', schedule_in, 'correlation_key', correlation_key, 'correlation_scope', correlation_scope,
     'unique_key', unique_key, 'unique_scope', unique_scope, 'concurrency_key', concurrency_key,
