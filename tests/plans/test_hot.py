@@ -20,7 +20,7 @@ ROWS = EXECUTING[:500]
 async def test_heartbeats_are_hot(explainer: Explainer) -> None:
     before = await updates(explainer)
     for _ in range(3):
-        lost, _ = await explainer.run(lease.renew([(id, id) for id in ROWS], LEASE))
+        lost, _ = await explainer.run(lease.renew({(id, id): LEASE for id in ROWS}))
         assert not lost
     assert await updates(explainer) - before == Counter(all=1500, hot=1500)
 
