@@ -18,7 +18,7 @@ from gen_durable._db.pool import Database
 __all__ = ["bare_inserts", "bare_loop"]
 
 BATCH = 500
-_LEASE = timedelta(minutes=5)
+_LEASES = picks.Leases(timedelta(minutes=5))
 _RECORDER = commits.Recorder("bare", "all")
 
 
@@ -34,7 +34,7 @@ async def bare_loop(database: Database, fsm: str, queue: str, steps: int) -> int
     async def pick_all() -> None:
         while True:
             token = secrets.randbits(62)
-            plan = picks.pick(queue, ([fsm], [1]), BATCH, token, "bare", _LEASE)
+            plan = picks.pick(queue, ([fsm], [1]), BATCH, token, "bare", _LEASES)
             executions = (await database.run(plan)).executions
             await picked.put(executions)
             if not executions:

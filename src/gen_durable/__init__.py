@@ -26,26 +26,51 @@ from .errors import (
     UsageError,
 )
 from .instance import (
+    AlreadyFinished,
+    Cancelled,
+    CancelRequested,
     Child,
+    Deleted,
     Delivered,
     DuplicateSignal,
     ExecutionRecord,
     ExecutionStatus,
     Instance,
     JobState,
+    NotRetried,
+    Restored,
+    Retried,
     Status,
 )
+from .jobs import Job, job
 from .machine import Machine, Step, step
-from .outcome import Await, Done, Next, Outcome, Retry, ScheduleChildren, Sql, Stop, Transaction
+from .outcome import (
+    Await,
+    Cancel,
+    Discard,
+    Done,
+    Next,
+    Outcome,
+    Retry,
+    RetryAfter,
+    ScheduleChildren,
+    Sql,
+    Stop,
+    Transaction,
+)
 from .refs import Duplicate, Inserted, Ref, Spec
 from .retry import Backoff, backoff
 from .signals import Inbox, Message, Signal
 from .worker import Worker
 
 __all__ = [
+    "AlreadyFinished",
     "AsyncClient",
     "Await",
     "Backoff",
+    "Cancel",
+    "CancelRequested",
+    "Cancelled",
     "Child",
     "Children",
     "Client",
@@ -54,7 +79,9 @@ __all__ = [
     "DatabaseError",
     "DecodeError",
     "DefinitionError",
+    "Deleted",
     "Delivered",
+    "Discard",
     "Done",
     "Duplicate",
     "DuplicateSignal",
@@ -68,6 +95,7 @@ __all__ = [
     "InstanceCancelledError",
     "InstanceFailedError",
     "InstanceUnfinishedError",
+    "Job",
     "JobState",
     "KeyTakenError",
     "Machine",
@@ -75,10 +103,14 @@ __all__ = [
     "Next",
     "NoTargetError",
     "NotDoneError",
+    "NotRetried",
     "Outcome",
     "Queue",
     "Ref",
+    "Restored",
+    "Retried",
     "Retry",
+    "RetryAfter",
     "ScheduleChildren",
     "Settings",
     "SettingsError",
@@ -92,6 +124,7 @@ __all__ = [
     "UsageError",
     "Worker",
     "backoff",
+    "job",
     "job_state",
     "step",
 ]

@@ -11,14 +11,33 @@ from ._core.codec import encode
 from ._core.opening import instance_of
 from ._core.records import record_of
 from ._core.settle import new_instance
+from ._db import control, inspect
 from ._db import insert as inserts
-from ._db import inspect
 from ._db import signal as signals
 from ._db.plan import Plan
+from ._typing import KEEP
 from .config import Settings
 from .definition import MachineDef, StepRef, definition_of, step_name
 from .errors import NoTargetError, UsageError, did_you_mean
-from .instance import Delivered, Delivery, DuplicateSignal, ExecutionRecord, Instance, Status
+from .instance import (
+    LIVE_STATUSES,
+    AlreadyFinished,
+    Cancelled,
+    CancelRequested,
+    CancelResult,
+    Deleted,
+    Delivered,
+    Delivery,
+    DuplicateSignal,
+    ExecutionRecord,
+    Instance,
+    NotRetried,
+    Restored,
+    Retried,
+    RetryResult,
+    Status,
+)
+from .outcome import reason_text
 from .refs import (
     AnySpec,
     Duplicate,
@@ -35,18 +54,29 @@ from .signals import Signal
 
 __all__ = [
     "Filters",
+    "cancel",
+    "cancel_all",
     "children",
     "count",
     "definition_of_target",
+    "delete_all",
     "executions",
     "get",
     "insert",
     "page",
     "resolve",
+    "restore",
+    "retry",
+    "retry_all",
     "signal",
+    "soft_delete",
 ]
 
 _MAX_PAGE: Final = 10_000
+# Above every id: a walk through all of them begins here.
+_TOP: Final = 2**63 - 1
+# How many instances one transaction of a bulk verb changes.
+_BATCH: Final = 500
 
 
 class Filters(TypedDict, total=False):
@@ -62,6 +92,8 @@ class Filters(TypedDict, total=False):
     parent: Ref[Any, Any] | int
     inserted_after: datetime
     inserted_before: datetime
+    with_deleted: bool
+    """Those that are deleted softly as well."""
 
 
 def insert(
@@ -98,10 +130,12 @@ def signal(
     return Delivered(arrival.id, arrival.has_woken), {arrival.queue} if arrival.has_woken else set()
 
 
-def get(target: Target) -> Plan[Instance[Any, Any] | None]:
+def get(target: Target, *, with_deleted: bool = False) -> Plan[Instance[Any, Any] | None]:
     """One instance, or `None`."""
     row = yield from inspect.get(target_value(target))
-    return None if row is None else read(row, definition_of_target(target))
+    if row is None or (row["deleted_at"] is not None and not with_deleted):
+        return None
+    return read(row, definition_of_target(target))
 
 
 def resolve(target: Target, verb: str) -> Plan[int]:
@@ -138,6 +172,116 @@ def children(target: Target, *, every: bool) -> Plan[Sequence[Instance[Any, Any]
     id = yield from resolve(target, "list the children")
     rows = yield from inspect.children_of(id, every=every)
     return [read(row, None) for row in rows]
+
+
+def cancel(
+    target: Target, reason: str | None, actor: str | None, *, force: bool, cascade: bool
+) -> Plan[tuple[CancelResult, set[str]]]:
+    """Cancel an instance, and (`cascade`) whatever it has spawned; and the queues that have work now."""
+    id = yield from resolve(target, "cancel")
+    rows = yield from control.cancel([id], _reason(reason), _actor(actor), force=force)
+    if not rows:
+        raise NoTargetError(id, "cancel")
+    queues = _woken(rows)
+    # Downwards, a transaction per level: parents and children in one would take their locks in the wrong order.
+    parents = [id] if cascade else []
+    while parents and (children := (yield from control.live_children(parents))):
+        below = yield from control.cancel(children, _reason(reason), _actor(actor), force=force)
+        queues |= _woken(below)
+        parents = children
+    return _cancel_result(rows[0]), queues
+
+
+def cancel_all(
+    machine: Insertable[Any, Any] | str | None,
+    filters: Mapping[str, Any],
+    reason: str | None,
+    actor: str | None,
+    *,
+    force: bool,
+) -> Plan[tuple[int, set[str]]]:
+    """Cancel every live instance that the filters choose; how many, and the queues that have work now."""
+    wanted = _filter(machine, {"status": LIVE_STATUSES, **filters})
+    count, queues, before = 0, set[str](), _TOP
+    while ids := (yield from _ids(wanted, before)):
+        rows = yield from control.cancel(ids, _reason(reason), _actor(actor), force=force)
+        count += sum(not Status(row["was"]).is_terminal for row in rows)
+        queues |= _woken(rows)
+        before = ids[-1]
+    return count, queues
+
+
+def soft_delete(target: Target, reason: str | None, actor: str | None) -> Plan[tuple[Deleted, set[str]]]:
+    """Delete an instance softly."""
+    id = yield from resolve(target, "delete")
+    rows = yield from control.delete([id], _reason(reason), _actor(actor))
+    if not rows:
+        raise NoTargetError(id, "delete")
+    row = rows[0]
+    return Deleted(id, row["deleted_at"], row["status"] == Status.EXECUTING), _woken(rows)
+
+
+def delete_all(
+    machine: Insertable[Any, Any] | str | None,
+    filters: Mapping[str, Any],
+    reason: str | None,
+    actor: str | None,
+) -> Plan[tuple[int, set[str]]]:
+    """Delete every instance that the filters choose; how many, and the queues that have work now."""
+    wanted = _filter(machine, filters)
+    count, queues, before = 0, set[str](), _TOP
+    while ids := (yield from _ids(wanted, before)):
+        rows = yield from control.delete(ids, _reason(reason), _actor(actor))
+        count += len(rows)
+        queues |= _woken(rows)
+        before = ids[-1]
+    return count, queues
+
+
+def restore(target: Target, actor: str | None) -> Plan[tuple[Restored, set[str]]]:
+    """Undo a soft delete."""
+    id = yield from resolve(target, "restore")
+    rows = yield from control.restore([id], _actor(actor))
+    if not rows:
+        raise NoTargetError(id, "restore")
+    return Restored(id, Status(rows[0]["status"])), set()
+
+
+def retry(
+    target: Target, state: Any, reason: str | None, actor: str | None, settings: Settings
+) -> Plan[tuple[RetryResult, set[str]]]:
+    """Let an instance go on where it ended."""
+    id = yield from resolve(target, "retry")
+    text = None
+    if state is not KEEP:
+        definition = definition_of_target(target)
+        type_ = definition.state_type if definition else Any
+        text = encode(state, type_, "the new state", settings.max_payload)
+    rows = yield from control.retry([id], text, _reason(reason), _actor(actor))
+    if not rows:
+        raise NoTargetError(id, "retry")
+    row = rows[0]
+    if not row["is_retried"]:
+        return NotRetried(id, Status(row["status"])), set()
+    return Retried(id), {row["queue"]}
+
+
+def retry_all(
+    machine: Insertable[Any, Any] | str | None,
+    filters: Mapping[str, Any],
+    reason: str | None,
+    actor: str | None,
+) -> Plan[tuple[int, set[str]]]:
+    """Retry every failed or cancelled instance that the filters choose; how many, and the queues that have work."""
+    wanted = _filter(machine, {"status": (Status.FAILED, Status.CANCELLED), **filters})
+    count, queues, before = 0, set[str](), _TOP
+    while ids := (yield from _ids(wanted, before)):
+        rows = yield from control.retry(ids, None, _reason(reason), _actor(actor))
+        retried = [row for row in rows if row["is_retried"]]
+        count += len(retried)
+        queues |= {row["queue"] for row in retried}
+        before = ids[-1]
+    return count, queues
 
 
 def executions(target: Target) -> Plan[Sequence[ExecutionRecord]]:
@@ -178,17 +322,41 @@ def given_state(state: Any, args: Any) -> Any:
     return args if state is None else state
 
 
+def _ids(wanted: inspect.Filter, before: int) -> Plan[list[int]]:
+    return (yield from inspect.ids(wanted, _BATCH, before))
+
+
+def _cancel_result(row: Mapping[str, Any]) -> CancelResult:
+    id: int = row["id"]
+    if Status(row["was"]).is_terminal:
+        return AlreadyFinished(id, Status(row["was"]))
+    return Cancelled(id) if row["status"] == Status.CANCELLED else CancelRequested(id)
+
+
+def _woken(rows: Sequence[Mapping[str, Any]]) -> set[str]:
+    return {queue for row in rows for queue in row["queues"] or ()}
+
+
+def _reason(reason: str | None) -> str | None:
+    return None if not reason else reason_text(reason)
+
+
+def _actor(actor: str | None) -> str | None:
+    return None if actor is None else checked_name(actor, "actor")
+
+
 def _insert_result(spec: AnySpec, answer: inserts.Answer) -> InsertResult[Any, Any]:
     if answer.is_new:
         return Inserted(spec.definition, answer.id)
-    return Duplicate(spec.definition, answer.id, spec.options[answer.key])
+    key = spec.options[answer.key] if answer.key in spec.options else spec.options["idempotency_key"]
+    return Duplicate(spec.definition, answer.id, key, Status(answer.status))
 
 
 def _filter(machine: Insertable[Any, Any] | str | None, filters: Mapping[str, Any]) -> inspect.Filter:
     values: dict[str, Any] = {}
     if machine is not None:
         name = machine if isinstance(machine, str) else definition_of(machine).name
-        values["fsm"] = checked_name(name, "the machine")
+        values["fsms"] = [checked_name(name, "the machine")]
     for name, value in filters.items():
         if name not in _FILTERS:
             known = tuple(_FILTERS)
@@ -224,7 +392,7 @@ def _status(value: Any) -> str:
 
 _FILTERS: Final[Mapping[str, tuple[str, Callable[[Any], object]]]] = {
     "version": ("version", lambda value: checked_int(value, "version", 1, 2**31 - 1)),
-    "step": ("step", step_name),
+    "step": ("steps", lambda value: [step_name(value)]),
     "status": ("statuses", _statuses),
     "queue": ("queue", lambda value: checked_name(value, "queue")),
     "correlation_key": ("correlation_key", lambda value: checked_key(value, "correlation_key")),
@@ -232,5 +400,6 @@ _FILTERS: Final[Mapping[str, tuple[str, Callable[[Any], object]]]] = {
     "concurrency_key": ("concurrency_key", key_text),
     "parent": ("parent_id", _parent_id),
     "inserted_after": ("inserted_after", lambda value: checked_moment(value, "inserted_after")),
+    "with_deleted": ("with_deleted", bool),
     "inserted_before": ("inserted_before", lambda value: checked_moment(value, "inserted_before")),
 }

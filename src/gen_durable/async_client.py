@@ -18,12 +18,21 @@ from ._db.runner import driver_of
 from ._runtime.waiting import Waiting
 from ._runtime.wake import Wakes
 from ._server import Server
-from ._typing import PayloadT, ResultT, StateT
+from ._typing import KEEP, PayloadT, ResultT, StateT
 from ._verbs import Filters
 from .config import Settings
 from .connections import AsyncConnection
 from .errors import NoTargetError, NotConnectedError
-from .instance import Delivery, ExecutionRecord, Instance, Until
+from .instance import (
+    CancelResult,
+    Deleted,
+    Delivery,
+    ExecutionRecord,
+    Instance,
+    Restored,
+    RetryResult,
+    Until,
+)
 from .refs import AnySpec, Insertable, InsertOptions, InsertResult, Ref, Spec, Target
 from .signals import Signal
 
@@ -204,13 +213,135 @@ class AsyncClient:
         """
         return await self._write(_verbs.signal(target, signal, payload, dedup_key, self.settings), conn)
 
+    async def cancel(
+        self,
+        target: Target,
+        /,
+        *,
+        reason: str | None = None,
+        actor: str | None = None,
+        force: bool = False,
+        cascade: bool = False,
+        conn: AsyncConnection | None = None,
+    ) -> CancelResult:
+        """Cancel an instance: at once if it is parked or runnable, and as soon as its step ends if one executes.
+
+        An acknowledged cancel wins over every later outcome of the step: that is dropped, and its effect does not run.
+
+        Args:
+            target: a reference, an id, or a correlation key.
+            reason: for whoever looks at it later.
+            actor: who asked for it.
+            force: do not wait for the step: revoke its lease now. It cannot commit any more, but it may still run.
+            cascade: cancel the children that it waits for, and theirs, as well.
+            conn: a connection of the caller's, to take part in its transaction.
+
+        Raises:
+            NoTargetError: there is no such instance.
+        """
+        return await self._write(_verbs.cancel(target, reason, actor, force=force, cascade=cascade), conn)
+
+    async def cancel_all(
+        self,
+        machine: Insertable[Any, Any] | str | None = None,
+        /,
+        *,
+        reason: str | None = None,
+        actor: str | None = None,
+        force: bool = False,
+        **filters: Unpack[Filters],
+    ) -> int:
+        """Cancel every live instance that the filters of `list` choose, in batches; how many there were."""
+        return await self._write(_verbs.cancel_all(machine, filters, reason, actor, force=force), None)
+
+    async def soft_delete(
+        self,
+        target: Target,
+        /,
+        *,
+        reason: str | None = None,
+        actor: str | None = None,
+        conn: AsyncConnection | None = None,
+    ) -> Deleted:
+        """Take an instance out of sight and out of work, and keep its row. A live one is cancelled; twice is once.
+
+        Raises:
+            NoTargetError: there is no such instance.
+        """
+        return await self._write(_verbs.soft_delete(target, reason, actor), conn)
+
+    async def delete_all(
+        self,
+        machine: Insertable[Any, Any] | str | None = None,
+        /,
+        *,
+        reason: str | None = None,
+        actor: str | None = None,
+        **filters: Unpack[Filters],
+    ) -> int:
+        """Delete softly every instance that the filters of `list` choose, in batches; how many there were."""
+        return await self._write(_verbs.delete_all(machine, filters, reason, actor), None)
+
+    async def restore(
+        self, target: Target, /, *, actor: str | None = None, conn: AsyncConnection | None = None
+    ) -> Restored:
+        """Undo a soft delete. What it cancelled stays cancelled; `retry` lets it go on.
+
+        Raises:
+            NoTargetError: there is no such instance.
+            UsageError: another instance has one of its keys now.
+        """
+        return await self._write(_verbs.restore(target, actor), conn)
+
+    async def retry(
+        self,
+        target: Target,
+        /,
+        *,
+        state: Any = KEEP,
+        reason: str | None = None,
+        actor: str | None = None,
+        conn: AsyncConnection | None = None,
+    ) -> RetryResult:
+        """Let a failed or cancelled instance go on at the step where it ended, with a fresh count of attempts.
+
+        Args:
+            target: a reference, an id, or a correlation key.
+            state: instead of the one that it ended with.
+            reason: for whoever looks at it later.
+            actor: who asked for it.
+            conn: a connection of the caller's, to take part in its transaction.
+
+        Raises:
+            NoTargetError: there is no such instance.
+            UsageError: another instance has one of its keys now.
+        """
+        return await self._write(_verbs.retry(target, state, reason, actor, self.settings), conn)
+
+    async def retry_all(
+        self,
+        machine: Insertable[Any, Any] | str | None = None,
+        /,
+        *,
+        reason: str | None = None,
+        actor: str | None = None,
+        **filters: Unpack[Filters],
+    ) -> int:
+        """Retry every failed or cancelled instance that the filters of `list` choose, in batches; how many."""
+        return await self._write(_verbs.retry_all(machine, filters, reason, actor), None)
+
     @overload
-    async def get(self, target: Ref[StateT, ResultT], /) -> Instance[StateT, ResultT] | None: ...
+    async def get(
+        self, target: Ref[StateT, ResultT], /, *, with_deleted: bool = False
+    ) -> Instance[StateT, ResultT] | None: ...
     @overload
-    async def get(self, target: int | str, /) -> Instance[Any, Any] | None: ...
-    async def get(self, target: Target, /) -> Instance[Any, Any] | None:
-        """The instance as it is now, or `None`. By key, the one that has it, or else the latest that had it."""
-        return await self._database.run(_verbs.get(target))
+    async def get(self, target: int | str, /, *, with_deleted: bool = False) -> Instance[Any, Any] | None: ...
+    async def get(self, target: Target, /, *, with_deleted: bool = False) -> Instance[Any, Any] | None:
+        """The instance as it is now, or `None`. By key, the one that has it, or else the latest that had it.
+
+        One that is deleted softly shows only `with_deleted=True`.
+        """
+        return await self._database.run(_verbs.get(target, with_deleted=with_deleted))
 
     @overload
     async def list(
@@ -333,7 +464,9 @@ class AsyncClient:
         return [task.result() for task in tasks]
 
     async def _still(self, target: Target, id: int) -> Instance[Any, Any]:
-        instance = await self.get(Ref(target.definition, id) if isinstance(target, Ref) else id)
+        instance = await self.get(
+            Ref(target.definition, id) if isinstance(target, Ref) else id, with_deleted=True
+        )
         if instance is None:
             raise NoTargetError(id, "wait")
         return instance

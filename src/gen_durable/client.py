@@ -16,12 +16,21 @@ from ._db.inspect import settled
 from ._db.plan import Plan
 from ._db.runner import driver_of
 from ._server import Server
-from ._typing import PayloadT, ResultT, StateT
+from ._typing import KEEP, PayloadT, ResultT, StateT
 from ._verbs import Filters
 from .config import Settings
 from .connections import Connection
 from .errors import NoTargetError, NotConnectedError
-from .instance import Delivery, ExecutionRecord, Instance, Until
+from .instance import (
+    CancelResult,
+    Deleted,
+    Delivery,
+    ExecutionRecord,
+    Instance,
+    Restored,
+    RetryResult,
+    Until,
+)
 from .refs import AnySpec, Insertable, InsertOptions, InsertResult, Ref, Spec, Target
 from .signals import Signal
 
@@ -174,13 +183,97 @@ class Client:
         """See `AsyncClient.signal`."""
         return self._write(_verbs.signal(target, signal, payload, dedup_key, self.settings), conn)
 
+    def cancel(
+        self,
+        target: Target,
+        /,
+        *,
+        reason: str | None = None,
+        actor: str | None = None,
+        force: bool = False,
+        cascade: bool = False,
+        conn: Connection | None = None,
+    ) -> CancelResult:
+        """See `AsyncClient.cancel`."""
+        return self._write(_verbs.cancel(target, reason, actor, force=force, cascade=cascade), conn)
+
+    def cancel_all(
+        self,
+        machine: Insertable[Any, Any] | str | None = None,
+        /,
+        *,
+        reason: str | None = None,
+        actor: str | None = None,
+        force: bool = False,
+        **filters: Unpack[Filters],
+    ) -> int:
+        """See `AsyncClient.cancel_all`."""
+        return self._write(_verbs.cancel_all(machine, filters, reason, actor, force=force), None)
+
+    def soft_delete(
+        self,
+        target: Target,
+        /,
+        *,
+        reason: str | None = None,
+        actor: str | None = None,
+        conn: Connection | None = None,
+    ) -> Deleted:
+        """See `AsyncClient.soft_delete`."""
+        return self._write(_verbs.soft_delete(target, reason, actor), conn)
+
+    def delete_all(
+        self,
+        machine: Insertable[Any, Any] | str | None = None,
+        /,
+        *,
+        reason: str | None = None,
+        actor: str | None = None,
+        **filters: Unpack[Filters],
+    ) -> int:
+        """See `AsyncClient.delete_all`."""
+        return self._write(_verbs.delete_all(machine, filters, reason, actor), None)
+
+    def restore(
+        self, target: Target, /, *, actor: str | None = None, conn: Connection | None = None
+    ) -> Restored:
+        """See `AsyncClient.restore`."""
+        return self._write(_verbs.restore(target, actor), conn)
+
+    def retry(
+        self,
+        target: Target,
+        /,
+        *,
+        state: Any = KEEP,
+        reason: str | None = None,
+        actor: str | None = None,
+        conn: Connection | None = None,
+    ) -> RetryResult:
+        """See `AsyncClient.retry`."""
+        return self._write(_verbs.retry(target, state, reason, actor, self.settings), conn)
+
+    def retry_all(
+        self,
+        machine: Insertable[Any, Any] | str | None = None,
+        /,
+        *,
+        reason: str | None = None,
+        actor: str | None = None,
+        **filters: Unpack[Filters],
+    ) -> int:
+        """See `AsyncClient.retry_all`."""
+        return self._write(_verbs.retry_all(machine, filters, reason, actor), None)
+
     @overload
-    def get(self, target: Ref[StateT, ResultT], /) -> Instance[StateT, ResultT] | None: ...
+    def get(
+        self, target: Ref[StateT, ResultT], /, *, with_deleted: bool = False
+    ) -> Instance[StateT, ResultT] | None: ...
     @overload
-    def get(self, target: int | str, /) -> Instance[Any, Any] | None: ...
-    def get(self, target: Target, /) -> Instance[Any, Any] | None:
+    def get(self, target: int | str, /, *, with_deleted: bool = False) -> Instance[Any, Any] | None: ...
+    def get(self, target: Target, /, *, with_deleted: bool = False) -> Instance[Any, Any] | None:
         """See `AsyncClient.get`."""
-        return self._database.run(_verbs.get(target))
+        return self._database.run(_verbs.get(target, with_deleted=with_deleted))
 
     @overload
     def list(
@@ -300,7 +393,7 @@ class Client:
         ]
 
     def _still(self, target: Target, id: int) -> Instance[Any, Any]:
-        instance = self.get(Ref(target.definition, id) if isinstance(target, Ref) else id)
+        instance = self.get(Ref(target.definition, id) if isinstance(target, Ref) else id, with_deleted=True)
         if instance is None:
             raise NoTargetError(id, "wait")
         return instance

@@ -27,6 +27,7 @@ __all__ = [
     "environment_home",
     "environment_pg_bin",
     "environment_pg_user",
+    "environment_prefixes",
     "parse_duration",
 ]
 
@@ -35,6 +36,7 @@ _DSN: Final = "GEN_DURABLE_DSN"
 _HOME: Final = "GEN_DURABLE_HOME"
 _PG_BIN: Final = "GEN_DURABLE_PG_BIN"
 _PG_USER: Final = "GEN_DURABLE_PG_USER"
+_PREFIXES: Final = "WORKER_TYPE_PREFIXES"
 _NOT_SETTINGS: Final = frozenset({_DSN, _HOME, _PG_BIN, _PG_USER})
 
 # 48 characters leave room for what we append to a schema name inside the 63 bytes of an identifier.
@@ -169,6 +171,12 @@ def environment_pg_bin() -> Path | None:
 def environment_pg_user() -> str | None:
     """Read from `GEN_DURABLE_PG_USER` which account the embedded server runs under."""
     return os.environ.get(_PG_USER) or None
+
+
+def environment_prefixes() -> list[str] | None:
+    """The namespaces that a worker owns, if `WORKER_TYPE_PREFIXES` says so: `billing.,media.`; empty is `default.`."""
+    given = os.environ.get(_PREFIXES)
+    return None if given is None else [prefix.strip() for prefix in given.split(",") if prefix.strip()]
 
 
 def parse_duration(text: str) -> timedelta:

@@ -10,10 +10,11 @@ import msgspec
 from ._typing import ResultT, StateT
 from .definition import definition_of
 from .instance import Child
+from .outcome import Cancel
 from .refs import Insertable
 from .signals import Inbox
 
-__all__ = ["Children", "Context"]
+__all__ = ["Cancellation", "Children", "Context"]
 
 
 class Children(Sequence[Child[Any]]):
@@ -55,6 +56,15 @@ class Children(Sequence[Child[Any]]):
         return f"Children({list(self._children)!r})"
 
 
+class Cancellation:
+    """Whether a cancel has been requested while a step runs. The worker sets it; steps on any thread read it."""
+
+    __slots__ = ("is_requested",)
+
+    def __init__(self, *, is_requested: bool = False) -> None:
+        self.is_requested = is_requested
+
+
 # Neither can be changed, so all contexts may share them.
 _NO_MESSAGES: Final = Inbox()
 _NO_CHILDREN: Final = Children()
@@ -84,6 +94,19 @@ class Context(msgspec.Struct, Generic[StateT], kw_only=True):
     children: Children = _NO_CHILDREN
     parent_id: int | None = None
     correlation_key: str | None = None
+    max_attempts: int | None = None
+    """How often a step may be executed, if this instance has a limit of its own."""
+    cancellation: Cancellation = msgspec.field(default_factory=Cancellation)
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether somebody asked to cancel this instance. What the step returns will not count: stop when you can."""
+        return self.cancellation.is_requested
+
+    def raise_if_cancelled(self) -> None:
+        """End here as cancelled, if somebody asked for it."""
+        if self.cancellation.is_requested:
+            raise Cancel("cancelled on request")
 
     @property
     def idempotency_key(self) -> str:

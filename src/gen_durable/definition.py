@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from datetime import timedelta
 from typing import Any, Generic
 
 import msgspec
@@ -30,6 +31,10 @@ class StepDef(msgspec.Struct, frozen=True, kw_only=True):
     is_initial: bool = False
     retry: Backoff | None = None
     """The policy of the default handler: the step's own, else that of its machine."""
+    lease: timedelta | None = None
+    """How long its executions stay leased without a heartbeat; as the worker says if left out."""
+    interrupt: bool = False
+    """Whether a cancel request cuts it off where it awaits, instead of waiting for it to end."""
     to: tuple[str, ...] | None = None
     """The only steps that it may lead to; `None` when that is not declared."""
 
@@ -48,6 +53,8 @@ class MachineDef(msgspec.Struct, frozen=True, kw_only=True):
     """Payload types by the name of the signal; `None` for one that carries nothing."""
     location: str = ""
     """Where it is written, for messages: `shop.Checkout`."""
+    dead_letter: str | None = None
+    """The job that is inserted, with the failed payload, when an instance fails."""
 
     def __post_init__(self) -> None:
         checked_name(self.name, f"the name of machine {self.location}", OptionError)
@@ -72,13 +79,14 @@ class Definition(Generic[StateT, ResultT]):
 
 
 def definition_of(insertable: type[Definition[Any, Any]] | Definition[Any, Any]) -> MachineDef:
-    """Find the definition behind a machine, given as its class or as an object of it."""
+    """Find the definition behind a machine (its class, or an object of it) or a job."""
     cls = insertable if isinstance(insertable, type) else type(insertable)
     if not issubclass(cls, Definition):
         raise UsageError(
-            f"{cls.__name__} is not a machine", "give a subclass of Machine, or an object of one"
+            f"{cls.__name__} is neither a machine nor a job",
+            "give a subclass of Machine, an object of one, or a job",
         )
-    definition: MachineDef | None = getattr(cls, "__definition__", None)
+    definition: MachineDef | None = getattr(insertable, "__definition__", None)
     if definition is None:
         raise InitialStepError(cls.__name__, ())
     return definition

@@ -15,7 +15,12 @@ from .errors import InstanceCancelledError, InstanceFailedError, InstanceUnfinis
 __all__ = [
     "LIVE_STATUSES",
     "TERMINAL_STATUSES",
+    "AlreadyFinished",
+    "CancelRequested",
+    "CancelResult",
+    "Cancelled",
     "Child",
+    "Deleted",
     "Delivered",
     "Delivery",
     "DuplicateSignal",
@@ -23,6 +28,10 @@ __all__ = [
     "ExecutionStatus",
     "Instance",
     "JobState",
+    "NotRetried",
+    "Restored",
+    "Retried",
+    "RetryResult",
     "Status",
     "Until",
 ]
@@ -78,6 +87,61 @@ class DuplicateSignal(msgspec.Struct, frozen=True):
 
 Delivery: TypeAlias = Delivered | DuplicateSignal
 """Either way the instance has the signal."""
+
+
+class Cancelled(msgspec.Struct, frozen=True):
+    """It was parked or runnable (or the cancel was forced), and is cancelled now."""
+
+    id: int
+
+
+class CancelRequested(msgspec.Struct, frozen=True):
+    """A step of it executes. The step sees `ctx.cancelled`, and whatever it returns, the instance ends as cancelled."""
+
+    id: int
+
+
+class AlreadyFinished(msgspec.Struct, frozen=True):
+    """It had ended before."""
+
+    id: int
+    status: Status
+
+
+CancelResult: TypeAlias = Cancelled | CancelRequested | AlreadyFinished
+"""Either way it comes to an end, or has."""
+
+
+class Deleted(msgspec.Struct, frozen=True):
+    """It is deleted softly: never leased or signalled again, hidden, and kept for a while."""
+
+    id: int
+    deleted_at: datetime
+    is_executing: bool
+    """Whether a step was running. Its keys stay taken until that step has ended."""
+
+
+class Restored(msgspec.Struct, frozen=True):
+    """It is not deleted (any more); it stays what it had become."""
+
+    id: int
+    status: Status
+
+
+class Retried(msgspec.Struct, frozen=True):
+    """It goes on, at the step where it had ended."""
+
+    id: int
+
+
+class NotRetried(msgspec.Struct, frozen=True):
+    """There was nothing to retry: it is live or done, or deleted."""
+
+    id: int
+    status: Status
+
+
+RetryResult: TypeAlias = Retried | NotRetried
 
 
 class Instance(msgspec.Struct, Generic[StateT, ResultT], frozen=True, kw_only=True):
@@ -177,6 +241,8 @@ class ExecutionRecord(msgspec.Struct, frozen=True, kw_only=True):
     started_at: datetime | None = None
     finished_at: datetime | None = None
     error: str | None = None
+    retried_at: datetime | None = None
+    """It had ended the instance, and then somebody let that go on."""
 
 
 class Child(msgspec.Struct, Generic[ResultT_co], frozen=True, kw_only=True):

@@ -6,6 +6,7 @@ import inspect
 import sys
 import typing
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
+from datetime import timedelta
 from types import FunctionType, UnionType
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, Self, TypeAlias, overload
 
@@ -25,7 +26,16 @@ from .outcome import Done, Outcome, Retry, Stop
 from .retry import Backoff
 from .signals import Signal
 
-__all__ = ["BoundStep", "Machine", "Step", "check_annotations", "step"]
+__all__ = [
+    "BoundStep",
+    "Machine",
+    "Step",
+    "check_annotations",
+    "check_lease",
+    "check_retry",
+    "check_storable",
+    "step",
+]
 
 _AnyOutcome: TypeAlias = Outcome[Any]
 # Because of this bound a step that returns something else is a type error, right at its decorator.
@@ -47,7 +57,7 @@ class Machine(Definition[StateT, ResultT]):
     object of the class: it may hold a mailer that `__init__` was given, but nothing that belongs to an instance.
     """
 
-    __options__: ClassVar[Mapping[str, Any]] = {"queue": "default", "retry": None}
+    __options__: ClassVar[Mapping[str, Any]] = {"queue": "default", "retry": None, "lease": None}
 
     if not TYPE_CHECKING:
 
@@ -64,18 +74,21 @@ class Machine(Definition[StateT, ResultT]):
         version: int = 1,
         queue: str | None = None,
         retry: Backoff | None = None,
+        lease: timedelta | None = None,
     ) -> None:
-        """Read the class. Queue and retry are inherited, name and version belong to one class.
+        """Read the class. Queue, retry and lease are inherited, name and version belong to one class.
 
         Args:
             name: what the database calls it; the name of the class if left out.
             version: stays with an instance for life, so old classes are registered beside new ones.
             queue: where its instances wait, unless an insert says otherwise; `"default"` if left out.
             retry: how the default `handle` repeats every step; not at all if left out.
+            lease: how long an execution stays leased without a heartbeat, instead of the worker's setting.
         """
         super().__init_subclass__()
-        _check_retry(retry, f"machine '{cls.__name__}'")
-        given = {"queue": queue, "retry": retry}
+        check_retry(retry, f"machine '{cls.__name__}'")
+        check_lease(lease, f"machine '{cls.__name__}'")
+        given = {"queue": queue, "retry": retry, "lease": lease}
         cls.__options__ = {
             **cls.__options__,
             **{key: value for key, value in given.items() if value is not None},
@@ -91,7 +104,7 @@ class Machine(Definition[StateT, ResultT]):
         """
         step = self.__definition__.steps.get(ctx.step)  # a row may stand at a step that is gone
         retry = step.retry if step else None
-        if retry is not None and ctx.attempt + 1 < retry.max_attempts:
+        if retry is not None and ctx.attempt + 1 < (ctx.max_attempts or retry.max_attempts):
             return Retry(retry(ctx.attempt))
         return Stop(error)
 
@@ -123,6 +136,8 @@ class Step(StepRef[StateT], Generic[StateT, T_co]):
     function: Callable[[Any, Context[StateT]], T_co]
     is_initial: bool
     retry: Backoff | None
+    lease: timedelta | None
+    interrupt: bool
     to: tuple[str, ...] | None
 
     def __init__(
@@ -131,12 +146,16 @@ class Step(StepRef[StateT], Generic[StateT, T_co]):
         *,
         initial: bool = False,
         retry: Backoff | None = None,
+        lease: timedelta | None = None,
+        interrupt: bool = False,
         to: tuple[str, ...] | None = None,
     ) -> None:
         self.name = function.__name__
         self.function = function
         self.is_initial = initial
         self.retry = retry
+        self.lease = lease
+        self.interrupt = interrupt
         self.to = to
         self.__doc__ = function.__doc__
 
@@ -167,7 +186,12 @@ class _StepDecorator(Protocol):
 def step(function: Callable[[Any, Context[StateT]], _ReturnT], /) -> Step[StateT, _ReturnT]: ...
 @overload
 def step(
-    *, initial: bool = False, retry: Backoff | None = None, to: Iterable[str] | None = None
+    *,
+    initial: bool = False,
+    retry: Backoff | None = None,
+    lease: timedelta | None = None,
+    interrupt: bool = False,
+    to: Iterable[str] | None = None,
 ) -> _StepDecorator: ...
 def step(
     function: Any = None,
@@ -175,6 +199,8 @@ def step(
     *,
     initial: bool = False,
     retry: Backoff | None = None,
+    lease: timedelta | None = None,
+    interrupt: bool = False,
     to: Iterable[str] | None = None,
 ) -> Any:
     """Make a step of a method: `@step`, or with options `@step(retry=Backoff(max_attempts=5))`.
@@ -182,6 +208,9 @@ def step(
     Args:
         initial: instances begin here, although it is not the first step.
         retry: how the default `handle` repeats this step; as the machine says if left out.
+        lease: instead of that of the machine or of the worker.
+        interrupt: an `async def` step is cut off where it awaits when its instance is cancelled, instead of being
+            left to end by itself.
         to: the names of all steps that may follow. For a step that computes its target; any other is refused then.
     """
     targets = None if to is None else (to,) if isinstance(to, str) else tuple(to)
@@ -189,8 +218,14 @@ def step(
     def decorate(function: Any) -> Step[Any, Any]:
         _refuse_second(function, sys._getframe(1).f_locals)  # noqa: SLF001 - the class body, while it runs
         _check_function(function)
-        _check_retry(retry, f"step '{function.__qualname__}'")
-        return Step(function, initial=initial, retry=retry, to=targets)
+        check_retry(retry, f"step '{function.__qualname__}'")
+        if interrupt and not inspect.iscoroutinefunction(function):
+            raise OptionError(
+                f"step '{function.__qualname__}' is a plain def with interrupt=True",
+                "a thread cannot be cut off: write `async def`, or ask ctx.cancelled",
+            )
+        check_lease(lease, f"step '{function.__qualname__}'")
+        return Step(function, initial=initial, retry=retry, lease=lease, interrupt=interrupt, to=targets)
 
     if function is None:
         return decorate
@@ -231,6 +266,8 @@ def _define(cls: type[Machine[Any, Any]], name: str, version: int) -> None:
                 is_async=inspect.iscoroutinefunction(item.function),
                 is_initial=item.is_initial,
                 retry=item.retry or retry,
+                lease=item.lease or cls.__options__["lease"],
+                interrupt=item.interrupt,
                 to=item.to,
             )
             for item in steps.values()
@@ -241,10 +278,10 @@ def _define(cls: type[Machine[Any, Any]], name: str, version: int) -> None:
         signals=_signals_of(cls, name),
         location=f"{cls.__module__}.{cls.__qualname__}",
     )
-    _check_storable(state_type, f"the state of machine '{name}'")
-    _check_storable(result_type, f"the result of machine '{name}'")
+    check_storable(state_type, f"the state of machine '{name}'")
+    check_storable(result_type, f"the result of machine '{name}'")
     for signal, payload_type in cls.__definition__.signals.items():
-        _check_storable(payload_type, f"the payload of signal '{signal}' of machine '{name}'")
+        check_storable(payload_type, f"the payload of signal '{signal}' of machine '{name}'")
     check_annotations(cls)
 
 
@@ -329,12 +366,24 @@ def _check_callable(function: FunctionType, where: str, count: int, expected: st
         raise StepSignatureError(where, f"{function.__name__}{signature}", expected) from None
 
 
-def _check_retry(retry: object, where: str) -> None:
+def check_lease(lease: object, where: str) -> None:
+    """Refuse what is no length of a lease."""
+    if lease is None:
+        return
+    if not isinstance(lease, timedelta):
+        raise OptionError(f"lease of {where} is of type {type(lease).__name__}", "give a timedelta")
+    if not timedelta(milliseconds=100) <= lease <= timedelta(days=1):
+        raise OptionError(f"lease of {where} is {lease}", "give a tenth of a second to a day")
+
+
+def check_retry(retry: object, where: str) -> None:
+    """Refuse what is no policy."""
     if retry is not None and not isinstance(retry, Backoff):
         raise OptionError(f"retry of {where} is of type {type(retry).__name__}", "give a Backoff(…)")
 
 
-def _check_storable(type_: Any, where: str) -> None:
+def check_storable(type_: Any, where: str) -> None:
+    """Refuse a type of which no value could be read back."""
     try:
         msgspec.json.Decoder(type_)
     except NameError:

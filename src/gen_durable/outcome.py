@@ -29,15 +29,19 @@ from .signals import Signal
 
 __all__ = [
     "Await",
+    "Cancel",
+    "Discard",
     "Done",
     "Effect",
     "Next",
     "Outcome",
     "Retry",
+    "RetryAfter",
     "ScheduleChildren",
     "Sql",
     "Stop",
     "Transaction",
+    "message_text",
     "reason_text",
 ]
 
@@ -317,6 +321,29 @@ Outcome: TypeAlias = Union[Next, Retry, Await, ScheduleChildren, Done[ResultT], 
 """What a step returns; `Outcome[Receipt]` also tells what it may end with."""
 
 
+class Discard(Exception):  # noqa: N818 - not an error but a decision, raised from wherever it is made
+    """Raise it anywhere in a step: end as failed now, without another attempt and without `handle`."""
+
+
+class Cancel(Exception):  # noqa: N818 - as above
+    """Raise it anywhere in a step: end as cancelled now, without another attempt and without `handle`."""
+
+
+class RetryAfter(Exception):  # noqa: N818 - as above
+    """Raise it anywhere in a step: run the step again after so long. It counts as an attempt."""
+
+    delay: timedelta
+    reason: str
+
+    def __init__(self, delay: timedelta, reason: str = "") -> None:
+        super().__init__(delay, reason)
+        self.delay = checked_delay(delay, "the delay of this RetryAfter")
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return self.reason or f"again after {self.delay}"
+
+
 def reason_text(reason: str | BaseException) -> str:
     """Turn a reason into text that the database can hold: no NUL, no lone surrogate, not endless."""
     if isinstance(reason, str):
@@ -327,20 +354,32 @@ def reason_text(reason: str | BaseException) -> str:
         raise UsageError(
             f"a reason of type {type(reason).__name__} cannot be kept", "give a text or an exception"
         )
+    return _storable(text)
+
+
+def message_text(error: BaseException) -> str:
+    """What an exception says, without its type, as the database can hold it."""
+    return _storable(_said(error))
+
+
+def _storable(text: str) -> str:
     if len(text) > _MAX_REASON:
         text = text[: _MAX_REASON - 1] + "…"
     return text.replace("\0", "\\x00").encode(errors="backslashreplace").decode()
 
 
 def _exception_text(error: BaseException) -> str:
-    kind = type(error).__name__
-    try:
-        said = str(error)
-    except Exception:  # noqa: BLE001 - the user's own __str__; a failure must still find its way into the row
-        said = "(its text could not be read)"
+    kind, said = type(error).__name__, _said(error)
     if isinstance(error, BaseExceptionGroup):
         said = "; ".join(_exception_text(inner) for inner in error.exceptions)
     return f"{kind}: {said}" if said else kind
+
+
+def _said(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception:  # noqa: BLE001 - the user's own __str__; a failure must still find its way into the row
+        return "(its text could not be read)"
 
 
 def _statement(query: object) -> str:

@@ -71,6 +71,10 @@ class InsertOptions(TypedDict, total=False):
     """The statuses in which the unique key is taken; every status if left out. Empty: never."""
     concurrency_key: Key
     """Of the instances with this key, one at a time executes."""
+    idempotency_key: str
+    """A unique key that stays taken for ever, until the instance is deleted: the same request gives the first run."""
+    max_attempts: int
+    """How often a step may be executed in all, where a retry policy counts; instead of what that policy says."""
 
 
 class InsertValues(msgspec.Struct, frozen=True, kw_only=True):
@@ -87,6 +91,7 @@ class InsertValues(msgspec.Struct, frozen=True, kw_only=True):
     unique_key: bytes | None = None
     unique_scope: tuple[Status, ...] = ()
     concurrency_key: str | None = None
+    max_attempts: int | None = None
 
 
 def insert_values(definition: MachineDef, options: Mapping[str, Any]) -> InsertValues:
@@ -97,6 +102,13 @@ def insert_values(definition: MachineDef, options: Mapping[str, Any]) -> InsertV
     step = given.get("step", definition.initial)
     if step not in definition.steps:
         raise UnknownStepError(definition.name, step, tuple(definition.steps))
+    if "idempotency_key" in given:
+        if "unique_key" in given or "unique_scope" in given:
+            raise UsageError(
+                "idempotency_key is given beside unique_key or unique_scope",
+                "it is a unique key that stays taken for ever: give one of the two",
+            )
+        given["unique_key"] = given["idempotency_key"]
     moment = given.get("eligible_at", given.get("schedule_at"))
     return InsertValues(
         step=step,
@@ -109,6 +121,7 @@ def insert_values(definition: MachineDef, options: Mapping[str, Any]) -> InsertV
         unique_key=given.get("unique_key"),
         unique_scope=_scope_of("unique", given, tuple(Status)),
         concurrency_key=given.get("concurrency_key"),
+        max_attempts=given.get("max_attempts"),
     )
 
 
@@ -179,6 +192,8 @@ _CHECKS: Final[Mapping[str, Callable[[Any], Any]]] = {
     "unique_key": _unique_key,
     "unique_scope": lambda value: _scope(value, "unique_scope"),
     "concurrency_key": key_text,
+    "idempotency_key": lambda value: checked_key(value, "idempotency_key").encode(),
+    "max_attempts": lambda value: checked_int(value, "max_attempts", 1, 2**31 - 1),
 }
 
 
@@ -290,13 +305,22 @@ class Inserted(Ref[StateT, ResultT]):
 class Duplicate(Ref[StateT, ResultT]):
     """There is nothing new: this instance had the key before."""
 
-    __slots__ = ("key",)
+    __slots__ = ("key", "status")
     __match_args__ = ("id", "key")
     key: str | bytes
+    status: Status
+    """What had become of that instance when it was met."""
 
-    def __init__(self, definition: Insertable[StateT, ResultT], target: int, key: str | bytes) -> None:
+    def __init__(
+        self,
+        definition: Insertable[StateT, ResultT],
+        target: int,
+        key: str | bytes,
+        status: Status = Status.RUNNABLE,
+    ) -> None:
         super().__init__(definition, target)
         self.key = key
+        self.status = status
 
     @property
     def id(self) -> int:

@@ -23,6 +23,7 @@ __all__ = [
     "AwaitTimeout",
     "ConcurrencyContended",
     "Event",
+    "HandlerMissing",
     "OutcomeStale",
     "PickStop",
     "ReaperReaped",
@@ -122,6 +123,15 @@ class AwaitTimeout(Event, frozen=True, kw_only=True):
     step: str
 
 
+class HandlerMissing(Event, frozen=True, kw_only=True):
+    """A worker owns the namespace of this machine and does not know the machine: the instance has failed."""
+
+    name: ClassVar[str] = "handler.missing"
+    id: int
+    fsm: str
+    version: int
+
+
 EventT = TypeVar("EventT", bound=Event)
 Unsubscribe: TypeAlias = Callable[[], None]
 
@@ -218,6 +228,7 @@ _KINDS: Final[frozenset[type[Event]]] = frozenset(
         ReaperReaped,
         OutcomeStale,
         AwaitTimeout,
+        HandlerMissing,
     }
 )
 _KIND_NAMES: Final = ", ".join(sorted(kind.__name__ for kind in _KINDS))

@@ -8,17 +8,20 @@ import secrets
 import signal
 import socket
 import threading
-from collections.abc import Coroutine, Generator, Mapping
+from collections.abc import Coroutine, Generator, Iterable, Mapping
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import Any, Final, Literal
 
+from ._checks import checked_name
 from ._core.registry import Machines, Registry
+from ._db.pick import after
 from ._db.pool import Database
 from ._runtime.engine import Engine
 from ._runtime.flusher import Flusher
+from ._runtime.scheduler import FromPrefix, FromQueue, Source
 from .async_client import AsyncClient
 from .client import Client
-from .config import Queue, Settings
+from .config import Queue, Settings, environment_prefixes
 from .definition import MachineDef
 from .errors import SettingsError, UsageError
 from .telemetry import Telemetry
@@ -27,6 +30,8 @@ __all__ = ["Worker"]
 
 # What a step that ignored its cancellation gets to notice the second one, in seconds.
 _FAREWELL: Final = 1.0
+# What a worker owns that was asked to work by prefix and was given none.
+_DEFAULT_PREFIX: Final = "default."
 
 
 class Worker(AsyncClient):
@@ -46,6 +51,8 @@ class Worker(AsyncClient):
         *,
         dsn: str | None = None,
         queues: Mapping[str, int | Queue] | None = None,
+        prefixes: Mapping[str, int | Queue] | Iterable[str] | None = None,
+        on_unknown: Literal["fail", "leave"] = "fail",
         settings: Settings | None = None,
     ) -> None:
         """Put a worker together; nothing is opened yet.
@@ -53,7 +60,12 @@ class Worker(AsyncClient):
         Args:
             machines: classes, objects (for machines whose `__init__` takes something), or modules full of classes.
             dsn: as for a client.
-            queues: which queues to serve, and how many instances of each at once; left out, the queues of the machines.
+            queues: which queues to serve, and how many instances of each at once; left out (with `prefixes` too), the
+                queues of the machines. Instances of machines that are not registered here are left to others.
+            prefixes: instead of or beside queues, namespaces of machines that this worker owns: `["billing."]`. An
+                empty list is `["default."]`; left out, `WORKER_TYPE_PREFIXES` may say it, if `queues` does not.
+            on_unknown: what becomes of an instance under a prefix whose machine is not registered here: it fails, or
+                it is left where it is.
             settings: as for a client.
 
         Raises:
@@ -65,8 +77,23 @@ class Worker(AsyncClient):
         self._registry = Registry(machines)
         if not len(self._registry):
             raise UsageError("this worker has no machines", "give it at least one: Worker([Checkout])")
+        for (fsm, _, step), lease in self._registry.leases.items():
+            if self.settings.heartbeat * 2 > lease:
+                raise SettingsError(
+                    "settings.heartbeat",
+                    f"must be at most half of every lease: step '{step}' of machine '{fsm}' has {lease}, "
+                    f"got {self.settings.heartbeat}",
+                )
         self.machines: tuple[MachineDef, ...] = tuple(self._registry)
-        self.queues: Mapping[str, Queue] = _queues(self._registry, queues)
+        if prefixes is None and queues is None:
+            prefixes = environment_prefixes()
+        self.prefixes: Mapping[str, Queue] = {} if prefixes is None else _prefixes(prefixes)
+        self.queues: Mapping[str, Queue] = (
+            {} if self.prefixes and queues is None else _queues(self._registry, queues)
+        )
+        if on_unknown not in ("fail", "leave"):
+            raise SettingsError("on_unknown", f"must be 'fail' or 'leave', got {on_unknown!r}")
+        self._leaves_unknown = on_unknown == "leave"
         self._commits: Database | None = None
         self._effects: Database | None = None
         self._engine: Engine | None = None
@@ -147,7 +174,7 @@ class Worker(AsyncClient):
             self._server.dsn,
             settings=self.settings,
             registry=self._registry,
-            queues=self.queues,
+            sources=self._sources(),
             database=self._database,
             commits=self._commits,
             effects=self._effects,
@@ -172,7 +199,16 @@ class Worker(AsyncClient):
 
     def _pool_size(self) -> int:
         # A pick per queue, the reaper, the timekeeper, and some for the worker's own use as a client.
-        return len(self.queues) + 6
+        return len(self.queues) + len(self.prefixes) + 6
+
+    def _sources(self) -> list[tuple[Source, Queue]]:
+        return [
+            *((FromQueue(name), limits) for name, limits in self.queues.items()),
+            *(
+                (FromPrefix(prefix, leaves_unknown=self._leaves_unknown), limits)
+                for prefix, limits in self.prefixes.items()
+            ),
+        ]
 
 
 def _run(main: Coroutine[Any, Any, None]) -> None:
@@ -187,6 +223,19 @@ def _run(main: Coroutine[Any, Any, None]) -> None:
             loop.run_until_complete(asyncio.wait(left, timeout=_FAREWELL))
         loop.run_until_complete(loop.shutdown_asyncgens())
         loop.close()
+
+
+def _prefixes(given: Mapping[str, int | Queue] | Iterable[str]) -> Mapping[str, Queue]:
+    if isinstance(given, str):
+        raise SettingsError("prefixes", "is a text; give a list of prefixes")
+    named = given if isinstance(given, Mapping) else dict.fromkeys(given, Queue())
+    named = named or {_DEFAULT_PREFIX: Queue()}
+    for prefix in named:
+        after(checked_name(prefix, "a prefix"))
+    return {
+        prefix: limits if isinstance(limits, Queue) else Queue(concurrency=limits)
+        for prefix, limits in named.items()
+    }
 
 
 def _queues(registry: Registry, given: Mapping[str, int | Queue] | None) -> Mapping[str, Queue]:

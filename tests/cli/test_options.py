@@ -1,12 +1,21 @@
 from __future__ import annotations
 
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 
 import click
 import msgspec
 import pytest
 
-from gen_durable.cli.options import duration, duration_text, load_settings, queue
+from gen_durable.cli.options import (
+    duration,
+    duration_text,
+    load_settings,
+    moment,
+    moment_or_age,
+    prefix,
+    queue,
+    target,
+)
 from gen_durable.cli.worker import worker
 from gen_durable.config import Queue, Settings, parse_duration
 from gen_durable.errors import SettingsError
@@ -20,7 +29,38 @@ def test_a_queue_is_a_name_and_a_number(text: str, name: str, concurrency: int) 
     assert queue(text) == (name, Queue(concurrency=concurrency))
 
 
-@pytest.mark.parametrize("text", ["=3", "default=", "default=0", "default=-1", "default=many", "="])
+@pytest.mark.parametrize(
+    ("text", "name", "concurrency"),
+    [("billing.", "billing.", 10), ("media.=20", "media.", 20), ("a=b.", None, 0)],
+)
+def test_a_prefix_is_a_namespace_and_perhaps_a_number(text: str, name: str | None, concurrency: int) -> None:
+    if name is None:
+        with pytest.raises(click.BadParameter, match=r"for example billing\. or media\.=20"):
+            prefix(text)
+    else:
+        assert prefix(text) == (name, Queue(concurrency=concurrency))
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("42", 42), ("0042", 42), ("order:42", "order:42"), ("4_2", "4_2"), ("-1", "-1"), ("٤٢", "٤٢")],
+)
+def test_a_target_of_digits_is_an_id(text: str, value: int | str) -> None:
+    assert target(text) == value
+
+
+def test_a_moment_is_iso_with_an_offset() -> None:
+    assert moment("2026-01-31T09:00Z") == datetime(2026, 1, 31, 9, tzinfo=UTC)
+    assert moment("2026-01-31 10:00:00+01:00") == datetime(2026, 1, 31, 9, tzinfo=UTC)
+    assert moment_or_age("1h30m") == timedelta(minutes=90)
+    assert moment_or_age("2026-01-31T09:00Z") == datetime(2026, 1, 31, 9, tzinfo=UTC)
+    with pytest.raises(
+        click.BadParameter, match="'2026-01-31T09:00' has no time zone; write 2026-01-31T09:00Z"
+    ):
+        moment("2026-01-31T09:00")
+
+
+@pytest.mark.parametrize("text", ["=3", "default=", "default=0", "default=-1", "default=many", "=", ""])
 def test_a_queue_that_cannot_be_is_refused(text: str) -> None:
     with pytest.raises(click.BadParameter, match="for example default=10"):
         queue(text)

@@ -7,12 +7,16 @@ import subprocess
 import sys
 import uuid
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 
+import psycopg
 import pytest
 from click.testing import CliRunner
 
+from gen_durable import Status
 from gen_durable.cli.root import root
+from gen_durable.testing import Harness
 
 APP = """
 from gen_durable import Context, Done, Machine, Outcome, Worker, step
@@ -71,6 +75,62 @@ def test_it_says_one_line_and_ends_when_it_is_told_to(app: Path, schema: str, st
     assert (process.returncode, out, err) == (0, "", "")
 
 
+@pytest.mark.parametrize(
+    ("options", "end"),
+    [
+        (["--prefix", "ma", "--prefix", "media.=20"], ", prefixes ma=10, media.=20; not default\n"),
+        (
+            ["--prefix", "Hel", "--queue", "mail=2", "--on-unknown", "leave"],
+            ", queues mail=2, prefixes Hel=10\n",
+        ),
+    ],
+)
+def test_it_says_which_namespaces_it_owns(app: Path, schema: str, options: list[str], end: str) -> None:
+    command = [sys.executable, "-m", "gen_durable.cli", "worker", str(app), "--schema", schema, *options]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=30) == 0
+    assert line.endswith(end)
+
+
+@pytest.mark.parametrize("option", [[], ["--on-unknown", "fail"], ["--on-unknown", "leave"]])
+def test_what_nobody_knows_in_a_namespace_fails_or_is_left(
+    app: Path, durable: Harness, durable_dsn: str, option: list[str]
+) -> None:
+    with psycopg.connect(durable_dsn) as connection:
+        connection.execute("select gen_durable.insert('mail', '7', step => 'run', queue => 'elsewhere')")
+        connection.execute("select gen_durable.insert('mail.new.v1', step => 'run')")
+        connection.execute("select gen_durable.insert('Hello', '7', step => 'run')")
+    command = [
+        sys.executable,
+        "-m",
+        "gen_durable.cli",
+        "worker",
+        str(app),
+        "--dsn",
+        durable_dsn,
+        "--prefix",
+        "mail",
+    ]
+    with subprocess.Popen([*command, *option], stdout=subprocess.PIPE, text=True) as process:
+        durable.wait(1, timeout=timedelta(seconds=30))
+        if option[-1:] != ["leave"]:
+            durable.wait(2, timeout=timedelta(seconds=30))
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=30) == 0
+    durable.assert_done(1, 7)
+    unknown, elsewhere = durable.get(2), durable.get(3)
+    assert unknown is not None
+    assert elsewhere is not None
+    assert elsewhere.status is Status.RUNNABLE
+    if option[-1:] == ["leave"]:
+        assert unknown.status is Status.RUNNABLE
+    else:
+        durable.assert_failed(2, match="^no_handler_registered")
+
+
 def test_an_unreachable_database_is_told_in_a_few_lines(app: Path) -> None:
     dsn = "postgresql://app:s3:cret@127.0.0.1:1/shop"
     failed = subprocess.run(
@@ -98,6 +158,9 @@ def test_an_unreachable_database_is_told_in_a_few_lines(app: Path) -> None:
             ["{app}", "--lease", "2s", "--heartbeat", "2s"],
             "settings.heartbeat must be at most half of settings.lease",
         ),
+        (["{app}", "--prefix", "a.", "--prefix", "a.=2"], "a prefix is given twice"),
+        (["{app}:worker", "--prefix", "a."], "is a Worker and has its settings in the code"),
+        (["{app}:worker", "--on-unknown", "leave"], "is a Worker and has its settings in the code"),
         (["{app}", "--settings", "nowhere.toml"], "nowhere.toml cannot be read"),
     ],
 )

@@ -104,7 +104,9 @@ async def test_the_limit_is_a_setting(durable_dsn: str) -> None:
 
 OPTIONS: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"prioritty": 1}, UsageError, "insert has no option 'prioritty'; did you mean 'priority'"),
-    ({"max_attempts": 3}, UsageError, "insert has no option 'max_attempts'; the options are step, queue"),
+    ({"deadline": 3}, UsageError, "insert has no option 'deadline'; the options are step, queue"),
+    ({"max_attempts": 0}, UsageError, "max_attempts is 0; give a number from 1 to"),
+    ({"idempotency_key": "a", "unique_key": "b"}, UsageError, "idempotency_key is given beside unique_key"),
     ({"step": "onyl"}, UnknownStepError, "machine 'Open' has no step 'onyl'; did you mean 'only'"),
     ({"step": ""}, UsageError, "the name of a step is empty"),
     ({"step": Open.handle}, UsageError, "a value of type function is not a step; mark the method with @step"),
@@ -157,8 +159,8 @@ async def test_moments_near_both_ends_of_the_calendar_are_stored_and_the_ends_re
 
 async def test_what_is_no_machine_is_refused(client: Any) -> None:
     for machine, error, problem in [
-        (Order, UsageError, "Order is not a machine; give a subclass of Machine, or an object of one"),
-        ("Checkout", UsageError, "str is not a machine"),
+        (Order, UsageError, "Order is neither a machine nor a job; give a subclass of Machine, an object"),
+        ("Checkout", UsageError, "str is neither a machine nor a job"),
         (Empty, InitialStepError, "machine 'Empty' has no steps; mark at least one method with @step"),
     ]:
         with pytest.raises(error, match=problem):

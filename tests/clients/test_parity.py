@@ -13,14 +13,21 @@ VERBS = sorted(name for name in vars(Client) if not name.startswith("_"))
 
 def test_both_have_the_same_verbs() -> None:
     assert VERBS == [
+        "cancel",
+        "cancel_all",
         "children",
         "count",
+        "delete_all",
         "executions",
         "get",
         "insert",
         "insert_all",
         "list",
+        "restore",
+        "retry",
+        "retry_all",
         "signal",
+        "soft_delete",
         "wait",
         "wait_all",
     ]

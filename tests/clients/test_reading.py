@@ -152,7 +152,10 @@ async def test_the_deleted_are_not_listed(client: Any, sql: Any) -> None:
     order = await client.insert(Checkout, Order(1))
     await sql.execute("update gen_durable.gen_durable set deleted_at = now()")
     assert (await client.list(), await client.count()) == ([], 0)
-    assert (await client.get(order)).deleted_at is not None
+    assert await client.get(order) is None
+    assert (await client.get(order, with_deleted=True)).deleted_at is not None
+    assert [one.id for one in await client.list(with_deleted=True)] == [order.id]
+    assert await client.count(with_deleted=True) == 1
 
 
 BAD: list[tuple[Wanted, str]] = [

@@ -38,6 +38,7 @@ def new(fsm: str = "A", **values: Any) -> NewInstance:
         "correlation_scope": None,
         "unique_key": None,
         "unique_scope": None,
+        "max_attempts": None,
     }
     if "correlation_key" in values:
         plain["correlation_scope"] = "{runnable,executing,awaiting_signal,awaiting_children}"
@@ -52,7 +53,7 @@ async def inserted(database: Database, *rows: NewInstance) -> list[int]:
 
 async def picked(database: Database, demand: int = 1000, queue: str = "default") -> list[Execution]:
     """Lease what is due; each pick has a token of its own."""
-    plan = pick.pick(queue, MACHINES, demand, next(_tokens), "worker", LEASE)
+    plan = pick.pick(queue, MACHINES, demand, next(_tokens), "worker", pick.Leases(LEASE))
     return (await database.run(plan)).executions
 
 

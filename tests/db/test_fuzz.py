@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from gen_durable._core.model import Committed, Execution
 from gen_durable._db import inspect
 from gen_durable._db.commit import id_array, text_array
-from gen_durable._db.pick import pick
+from gen_durable._db.pick import Leases, pick
 from gen_durable._db.pool import Database
 from gen_durable._db.signal import Arrival, deliver
 from tests.db.engine import LEASE, entry, flushed, inserted, new
@@ -145,7 +145,7 @@ async def test_names_and_keys_survive_insert_pick_await_signal_and_get(
     found = await database.run(
         inspect.page(
             inspect.Filter(
-                fsm=fsm, step=step, queue=queue, unique_key=unique_key, concurrency_key=concurrency_key
+                fsms=[fsm], steps=[step], queue=queue, unique_key=unique_key, concurrency_key=concurrency_key
             ),
             10,
             None,
@@ -155,4 +155,4 @@ async def test_names_and_keys_survive_insert_pick_await_signal_and_get(
 
 
 async def leased(database: Database, fsm: str, queue: str) -> list[Execution]:
-    return (await database.run(pick(queue, ([fsm], [1]), 10, 1, "worker", LEASE))).executions
+    return (await database.run(pick(queue, ([fsm], [1]), 10, 1, "worker", Leases(LEASE)))).executions

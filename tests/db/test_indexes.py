@@ -76,12 +76,14 @@ async def test_heartbeats_and_chained_commits_are_hot_updates(sql: Any) -> None:
         """select gen_durable.insert_all((select jsonb_agg(jsonb_build_object('fsm', 'Greet', 'step', 'hello',
              'correlation_key', 'c' || n, 'unique_key', 'u' || n)) from generate_series(1, 2) n))"""
     )
-    picked = await run_asyncpg(sql, pick.pick("default", (["Greet"], [1]), 2, 7, "w", LEASE), "gen_durable")
+    picked = await run_asyncpg(
+        sql, pick.pick("default", (["Greet"], [1]), 2, 7, "w", pick.Leases(LEASE)), "gen_durable"
+    )
     # All versions of two rows fit into one page, so only an index could make one of these updates a cold one.
 
     async with sql.transaction(), hot_updates(sql, 2):
-        leases = [(execution.id, 7) for execution in picked.executions]
-        assert await run_asyncpg(sql, lease.renew(leases, LEASE), "gen_durable") == set()
+        leases = {(execution.id, 7): LEASE for execution in picked.executions}
+        assert await run_asyncpg(sql, lease.renew(leases), "gen_durable") == set()
     for step_seq in range(6):
         entries = [
             CommitEntry(

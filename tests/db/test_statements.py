@@ -27,10 +27,12 @@ def test_the_statements_are_found() -> None:
     files = {file for file, _ in all_statements()}
     assert files == {
         "commit.sql",
+        "control.sql",
         "insert.sql",
         "inspect.sql",
         "lease.sql",
         "migrate.sql",
+        "named.sql",
         "pick.sql",
         "signal.sql",
     }

@@ -24,6 +24,7 @@ def check_always(world: World) -> None:
         require((row["status"] == "executing") == (row["lease_token"] is not None), "lease without execution")
         _check_awake(row, world)
         _check_barrier(row, world)
+        require(world.states[row["id"]] == _job_state(row), "the state of a job is not that of its instance")
     _check_keys(world)
 
 
@@ -46,13 +47,27 @@ def check_traces(before: World, after: World) -> None:
             require(not [s for s in after.signals if s["target_id"] == id], "the inbox of the ended is left")
         had = before.instances.get(id)
         seq = had["step_seq"] if had else 0
-        made = [record["step_seq"] for record in after.records(id) if record["status"] != "ABORTED"]
-        new = made[len(before.records(id)) :]
+        made, had_made = _transitions(after, id), _transitions(before, id)
+        new = made[len(had_made) :]
         require(new == list(range(seq + 1, row["step_seq"] + 1)), "not one record for each transition")
         # All that were ever leased, the live one included.
         numbers = [record["execution"] for record in after.records(id)]
         numbers += [row["execution"]] * (row["status"] == "executing")
         require(numbers == list(range(1, row["execution"] + 1)), "executions are not numbered in order")
+
+
+def _transitions(world: World, id: int) -> list[int]:
+    return [record["step_seq"] for record in world.records(id) if record["status"] != "ABORTED"]
+
+
+def _job_state(row: Row) -> str:
+    match row["status"]:
+        case "done":
+            return "SUCCEEDED"
+        case "failed" | "cancelled":
+            return str(row["status"]).upper()
+        case status:
+            return "RUNNING" if status == "executing" or row["step_seq"] else "PENDING"
 
 
 def _check_awake(row: Row, world: World) -> None:
@@ -65,17 +80,19 @@ def _check_awake(row: Row, world: World) -> None:
 def _check_barrier(row: Row, world: World) -> None:
     if row["spawn_round"] is None or row["spawn_round"] != row["step_seq"]:
         return
-    live = sum(
-        child["parent_id"] == row["id"]
+    live = [
+        child["id"]
+        for child in world.instances.values()
+        if child["parent_id"] == row["id"]
         and child["parent_round"] == row["spawn_round"]
         and child["status"] not in TERMINAL
-        for child in world.instances.values()
-    )
+    ]
     if row["status"] == "awaiting_children":
-        require(row["children_pending"] == live, "barrier counts wrong")
-        require(live > 0, "asleep on a satisfied barrier")
-    else:
-        require(live == 0, "barrier released early")
+        require(row["children_pending"] == len(live), "barrier counts wrong")
+        require(len(live) > 0, "asleep on a satisfied barrier")
+    elif row["status"] not in TERMINAL:
+        # A child that was retried when its parent had gone on is nobody's concern but its own.
+        require(all(world.told(id, "retried") for id in live), "barrier released early")
 
 
 def _check_keys(world: World) -> None:

@@ -443,14 +443,18 @@ KEYS = [
         scenario=keys.gate_and_release("done"),
         reason="free key, its line is gated",
         changes=[
-            Change("ungate", "order by g.priority, g.eligible_at, g.id limit 1", "order by g.id desc limit 1")
+            Change(
+                SCHEMA,
+                "order by g.priority, g.eligible_at, g.id limit 1\n         for no key update) row",
+                "order by g.id desc limit 1 for no key update) row",
+            )
         ],
     ),
     Mutant(
         name="ungate skips rows that somebody holds",
         scenario=keys.release_and_deliver_to_the_next(),
         reason="free key, its line is gated",
-        changes=[Change("ungate", "for no key update) row", "for no key update skip locked) row")],
+        changes=[Change(SCHEMA, "for no key update) row", "for no key update skip locked) row")],
     ),
 ]
 

@@ -42,10 +42,11 @@ class Flushed(msgspec.Struct, frozen=True):
     report: commits.CommitReport
 
     def committed(self) -> list[CommitEntry]:
+        """Those that took effect: not stale, and not overtaken by a cancel."""
         return [
             entry
             for entry, result in zip(self.entries, self.report.results, strict=True)
-            if isinstance(result, Committed)
+            if isinstance(result, Committed) and result.status != "cancelled"
         ]
 
 
@@ -141,7 +142,14 @@ class Session:
             rows = await self._connection.fetch(text, *call.values)
         except asyncpg.PostgresError as error:
             failure = from_asyncpg(error)
-            self._call = _checked(self._plan.throw(failure))
+            try:
+                self._call = _checked(self._plan.throw(failure))
+            except StopIteration as finished:
+                # To this plan it is an answer.
+                self._call, self._end = None, finished.value
+                await self.roll_back()
+                self._finish_work()
+                return
             # The plan goes on by itself. In autocommit nothing is left of the statement that failed.
             self.refusals.append(failure.sqlstate)
             await self.roll_back()

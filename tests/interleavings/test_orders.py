@@ -7,10 +7,22 @@ import pytest
 from tests.interleavings.bench import READ_COMMITTED, REPEATABLE_READ, Bench, Pins
 from tests.interleavings.explore import explore
 from tests.interleavings.scenario import Scenario
-from tests.interleavings.scenarios import children, inserts, keys, leases, mixtures, signals
+from tests.interleavings.scenarios import (
+    cancels,
+    children,
+    deletes,
+    inserts,
+    keys,
+    leases,
+    mixtures,
+    retries,
+    signals,
+)
 
 SCENARIOS = [
-    scenario for area in (signals, leases, keys, children, inserts, mixtures) for scenario in area.SCENARIOS
+    scenario
+    for area in (signals, leases, keys, children, inserts, mixtures, cancels, deletes, retries)
+    for scenario in area.SCENARIOS
 ]
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

@@ -5,15 +5,26 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any
 
-from gen_durable._core.model import NewInstance
-from gen_durable._db import lease, pick
+from gen_durable._core.model import CommitEntry, NewInstance
+from gen_durable._db import commit as commits
+from gen_durable._db import control, lease, pick
 from gen_durable._db.insert import insert
-from gen_durable._db.plan import Plan
+from gen_durable._db.plan import Plan, Statement
 from gen_durable._db.signal import deliver
-from tests.interleavings.session import RECORDER, Session, Work, autocommit, commit_plain, transaction
+from tests.interleavings.session import (
+    RECORDER,
+    Flushed,
+    Session,
+    Work,
+    autocommit,
+    commit,
+    commit_plain,
+    transaction,
+)
 from tests.interleavings.world import LEASE, MACHINES, QUEUE, WORKER, outcome
 
 CRASH_LIMIT = 20
+_EFFECT = Statement("effect", "insert into gen_durable.effects values (:id::bigint)")
 
 
 def send(target: int | str = 1, name: str = "go", dedup_key: str | None = None) -> Work:
@@ -31,7 +42,7 @@ def reap() -> Work:
 
 def lease_some(token: int, demand: int = 10) -> Work:
     """A pick, by the worker whose leases ran out: same name, new token."""
-    return autocommit(lambda _: pick.pick(QUEUE, MACHINES, demand, token, WORKER, LEASE))
+    return autocommit(lambda _: pick.pick(QUEUE, MACHINES, demand, token, WORKER, pick.Leases(LEASE)))
 
 
 def commit_picked(kind: Any) -> Work:
@@ -46,6 +57,49 @@ def commit_picked(kind: Any) -> Work:
         return commit_plain(entries) if entries else None
 
     return autocommit(make)
+
+
+def flush_with_effect(entry: CommitEntry) -> Work:
+    """Commit an outcome together with its effect, as the engine would: not in a batch."""
+
+    def plan() -> Plan[Flushed]:
+        if (yield from commits.hold(entry)):
+            yield _EFFECT(id=entry.id)
+        return (yield from commit([entry]))
+
+    return transaction(lambda _: plan())
+
+
+def cancel(*ids: int, force: bool = False) -> Work:
+    return autocommit(lambda _: control.cancel(ids, "no longer wanted", "ann", force=force))
+
+
+def delete(*ids: int) -> Work:
+    return autocommit(lambda _: control.delete(ids, "obsolete", "ben"))
+
+
+def restore(*ids: int) -> Work:
+    return autocommit(lambda _: control.restore(ids, "ben"))
+
+
+def retry(*ids: int, state: str | None = None) -> Work:
+    return autocommit(lambda _: control.retry(ids, state, "mended", "eve"))
+
+
+def flush_picked(kind: Any, **fields: Any) -> Work:
+    """The same with the long statement, for what rides on an outcome."""
+
+    def make(session: Session) -> Plan[Any] | None:
+        picked: pick.Picked = session.result
+        entries = [
+            outcome(
+                execution.id, kind, lease_token=execution.lease_token, step_seq=execution.step_seq, **fields
+            )
+            for execution in picked.executions
+        ]
+        return commit(entries) if entries else None
+
+    return transaction(make)
 
 
 def gate(*keys: str) -> Work:

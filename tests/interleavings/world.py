@@ -35,6 +35,8 @@ select (select coalesce(jsonb_agg(to_jsonb(g) || jsonb_build_object(
        (select coalesce(jsonb_agg(to_jsonb(s) order by s.id), '[]') from gen_durable.signals s)::text as signals,
        (select coalesce(jsonb_agg(to_jsonb(e) order by e.execution), '[]')
           from gen_durable.executions e)::text as executions,
+       (select coalesce(jsonb_agg(to_jsonb(a) order by a.id), '[]') from gen_durable.audit_events a)::text as audit,
+       (select coalesce(jsonb_object_agg(job_id, state), '{}') from gen_durable.gen_durable_job_state)::text as states,
        (select count(*) from gen_durable.effects) as effects"""
 
 
@@ -45,6 +47,10 @@ class World(msgspec.Struct, frozen=True):
     signals: list[Row]
     executions: list[Row]
     """The records of what has ended, in the order of their numbers."""
+    audit: list[Row]
+    """Who did what to an instance, in order."""
+    states: Mapping[int, str]
+    """What the view of job states says of each instance."""
     effects: int
     """How often the effect of an outcome has happened."""
 
@@ -53,6 +59,10 @@ class World(msgspec.Struct, frozen=True):
 
     def records(self, id: int) -> list[Row]:
         return [record for record in self.executions if record["instance_id"] == id]
+
+    def told(self, id: int, event: str) -> list[Row]:
+        """The audit of one kind of event of an instance."""
+        return [row for row in self.audit if row["instance_id"] == id and row["event"] == event]
 
     def status(self, id: int) -> str:
         return str(self.instances[id]["status"])
@@ -70,6 +80,8 @@ async def look(conn: Any, schema: str) -> World:
         {row["id"]: row for row in instances},
         msgspec.json.decode(found["signals"]),
         msgspec.json.decode(found["executions"]),
+        msgspec.json.decode(found["audit"]),
+        msgspec.json.decode(found["states"], type=dict[int, str]),
         found["effects"],
     )
 
@@ -98,6 +110,26 @@ def leased(id: int, **columns: Any) -> str:
     """
     lease = {"lease_token": TOKEN, "locked_by": WORKER, "lease_expires_at": PAST, "execution": 1}
     return instance(id, "executing", **{**lease, "crash_count": -20, **columns})
+
+
+def failed(id: int, **columns: Any) -> list[str]:
+    """An instance that its first step has stopped."""
+    ended = instance(id, "failed", **{"step_seq": 1, "execution": 1, "finished_at": PAST, **columns})
+    return [ended, _record(id, "DONE", "stop")]
+
+
+def cancelled(id: int, **columns: Any) -> list[str]:
+    """An instance that was cancelled before it did anything."""
+    end = {"execution": 1, "finished_at": PAST, "cancel_requested_at": PAST, "cancel_reason": "by mistake"}
+    seq: int = columns.get("step_seq", 0)
+    return [instance(id, "cancelled", **{**end, **columns}), _record(id, "ABORTED", "cancelled", seq + 1)]
+
+
+def _record(id: int, status: str, outcome: str, step_seq: int = 1) -> str:
+    return (
+        "insert into gen_durable.executions (instance_id, step_seq, execution, attempt, status, outcome, step, finished_at)"
+        f" values ({id}, {step_seq}, 1, 0, '{status}', '{outcome}', 's', statement_timestamp())"
+    )
 
 
 def signal(id: int, target: int, name: str, dedup_key: str | None = None, **columns: Any) -> str:

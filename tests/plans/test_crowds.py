@@ -64,7 +64,7 @@ async def insert(
 
 
 async def picked(explainer: Explainer) -> Explained:
-    found, (explained,) = await explainer.run(pick.pick("q", MACHINES, 10, 7, "worker", LEASE))
+    found, (explained,) = await explainer.run(pick.pick("q", MACHINES, 10, 7, "worker", pick.Leases(LEASE)))
     assert len(found.executions) == 10
     check(explained, {"gen_durable_pick", "gen_durable_pkey"}, blocks=1000)
     return explained

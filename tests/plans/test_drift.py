@@ -66,7 +66,9 @@ async def test_plans_do_not_grow_old(direct_dsn: str, monkeypatch: pytest.Monkey
 async def test_every_plan_is_generic(direct_dsn: str) -> None:
     connection = await asyncpg.connect(direct_dsn, server_settings=pool.PINNED)
     for _ in range(10):
-        await run_asyncpg(connection, pick.pick("q", MACHINES, 10, 7, "worker", LEASE), "gen_durable")
+        await run_asyncpg(
+            connection, pick.pick("q", MACHINES, 10, 7, "worker", pick.Leases(LEASE)), "gen_durable"
+        )
     counts = await connection.fetch(
         "select generic_plans, custom_plans from pg_prepared_statements where statement like 'with recursive moment%'"
     )
@@ -84,11 +86,11 @@ async def explained(explainer: Explainer) -> Mapping[str, Explained]:
     """The statements that workers run all the time, by name. What they do is undone."""
     ids = EXECUTING[:100]
     plans: dict[str, Plan[Any]] = {
-        "pick": pick.pick("q1", MACHINES, 100, 7, "worker", LEASE),
+        "pick": pick.pick("q1", MACHINES, 100, 7, "worker", pick.Leases(LEASE)),
         "commit_plain": commit.commit_plain(outcomes(ids, "next"), RECORDER),
         "commit": commit.commit(outcomes(ids, "await", awaits=("paid",)), RECORDER),
         "join": commit.commit(outcomes(EXECUTING_CHILDREN[:50], "done", parent_id=19), RECORDER),
-        "renew": lease.renew([(id, id) for id in ids], LEASE),
+        "renew": lease.renew({(id, id): LEASE for id in ids}),
         "mark_started": lease.mark_started({((id, id), 1): timedelta(seconds=1) for id in ids}),
         "deliver": signal.deliver(PARKED[7], "paid", "1", None),
         "deliver by key": signal.deliver(f"order:{PARKED[7]}", "paid", "1", None),

@@ -13,20 +13,24 @@ PICK = {"gen_durable_pick", "gen_durable_pkey"}
 
 @pytest.mark.parametrize("demand", [1, 10, 100, 1000])
 async def test_a_pick_touches_what_it_takes(explainer: Explainer, demand: int) -> None:
-    picked, (found,) = await explainer.run(pick.pick("q1", MACHINES, demand, 7, "worker", LEASE))
+    picked, (found,) = await explainer.run(pick.pick("q1", MACHINES, demand, 7, "worker", pick.Leases(LEASE)))
     assert len(picked.executions) == found.rows == demand
     check(found, PICK, blocks=60 + 22 * demand)
 
 
 async def test_a_look_at_an_empty_queue_is_one_probe(explainer: Explainer) -> None:
-    picked, (found,) = await explainer.run(pick.pick("nothing", MACHINES, 100, 7, "worker", LEASE))
+    picked, (found,) = await explainer.run(
+        pick.pick("nothing", MACHINES, 100, 7, "worker", pick.Leases(LEASE))
+    )
     assert not picked.executions
     check(found, {"gen_durable_pick"}, blocks=40)
 
 
 async def test_rows_of_unknown_machines_are_passed_over_one_by_one(explainer: Explainer) -> None:
     """The price of a queue that others share: the index does not know machines, so each due row is looked at."""
-    picked, (found,) = await explainer.run(pick.pick("q1", (["Other"], [1]), 10, 7, "worker", LEASE))
+    picked, (found,) = await explainer.run(
+        pick.pick("q1", (["Other"], [1]), 10, 7, "worker", pick.Leases(LEASE))
+    )
     assert not picked.executions
     check(found, {"gen_durable_pick"}, blocks=10_000)
 
@@ -37,7 +41,9 @@ async def test_keys_are_admitted_by_their_holders_and_their_line(explainer: Expl
         "update gen_durable.gen_durable set status = 'done', lease_token = null, concurrency_slot = null"
         " where concurrency_slot = 0 and id % 400 < 200"
     )
-    picked, (found,) = await explainer.run(pick.pick("keyed", MACHINES, 1000, 7, "worker", LEASE))
+    picked, (found,) = await explainer.run(
+        pick.pick("keyed", MACHINES, 1000, 7, "worker", pick.Leases(LEASE))
+    )
     assert picked.executions
     assert picked.denied
     check(found, PICK | {"gen_durable_slot", "gen_durable_line"}, blocks=20 * 1000)

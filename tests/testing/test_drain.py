@@ -356,4 +356,4 @@ def test_an_outcome_that_the_database_refuses_ends_its_instance_only(durable: Ha
 def _lease(durable: Harness, key: str) -> None:
     """As if another process executed a row of this key."""
     durable.insert(Parcel, 9, concurrency_key=key, priority=-1)
-    durable._look(pick.pick("parcels", (["Parcel"], [1]), 1, 1, "another", timedelta(minutes=1)))
+    durable._look(pick.pick("parcels", (["Parcel"], [1]), 1, 1, "another", pick.Leases(timedelta(minutes=1))))

@@ -75,8 +75,9 @@ def test_every_option_that_is_typed_is_known_and_the_other_way_round() -> None:
         "unique_key": "b",
         "unique_scope": [],
         "concurrency_key": "c",
+        "max_attempts": 2,
     }
-    assert set(every) == set(InsertOptions.__annotations__)
+    assert {*every, "idempotency_key"} == set(InsertOptions.__annotations__)
     assert insert_values(Count.__definition__, every).priority == 1
 
 
@@ -223,7 +224,7 @@ def test_specs_that_insert_the_same_are_equal() -> None:
 
 def test_a_spec_of_something_else_is_refused() -> None:
     wrong: Any = int
-    with pytest.raises(UsageError, match="int is not a machine; give a subclass of Machine"):
+    with pytest.raises(UsageError, match="int is neither a machine nor a job; give a subclass of Machine"):
         Spec(wrong, 7)
 
     class Empty(Machine[int]):

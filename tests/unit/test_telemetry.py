@@ -15,6 +15,7 @@ from gen_durable.telemetry import (
     AwaitTimeout,
     ConcurrencyContended,
     Event,
+    HandlerMissing,
     OutcomeStale,
     PickStop,
     ReaperReaped,
@@ -34,6 +35,7 @@ EVENTS: list[Event] = [
     ConcurrencyContended(count=2, id=7, fsm="Checkout", concurrency_key="tenant:7"),
     ReaperReaped(count=2, ids=(7, 8), capped=(8,)),
     OutcomeStale(id=7, fsm="Checkout", step="ship", step_seq=3),
+    HandlerMissing(id=7, fsm="Checkout", version=1),
     AwaitTimeout(id=7, fsm="Checkout", step="ship"),
 ]
 
@@ -47,6 +49,7 @@ def test_events_have_the_names_that_dashboards_know() -> None:
         "concurrency.contended",
         "reaper.reaped",
         "outcome.stale",
+        "handler.missing",
         "await.timeout",
     ]
 

@@ -11,6 +11,7 @@ from typing import Final, Literal, TypeAlias
 
 import msgspec
 
+from ..context import Cancellation
 from ..outcome import Effect
 
 __all__ = [
@@ -19,6 +20,7 @@ __all__ = [
     "CommitEntry",
     "CommitResult",
     "Committed",
+    "DeadLetter",
     "EffectFailed",
     "Execution",
     "Kind",
@@ -27,10 +29,13 @@ __all__ = [
     "Stale",
 ]
 
-Kind: TypeAlias = Literal["keep", "next", "retry", "await", "schedule_childs", "done", "stop", "release"]
+Kind: TypeAlias = Literal[
+    "keep", "next", "retry", "await", "schedule_childs", "done", "stop", "release", "cancel"
+]
 """What a commit does to a row, in the words of the SQL.
 
-`keep` is `next` on the lease that is held already; `release` gives an unfinished execution back at no cost.
+`keep` is `next` on the lease that is held already; `release` gives an unfinished execution back at no cost; `cancel` is
+a step that cancelled itself.
 """
 
 PLAIN_KINDS: Final = frozenset({"keep", "next", "retry", "done", "stop"})
@@ -52,6 +57,14 @@ class NewInstance(msgspec.Struct, frozen=True, gc=False):
     correlation_scope: str | None
     unique_key: bytes | None
     unique_scope: str | None
+    max_attempts: int | None
+
+
+class DeadLetter(msgspec.Struct, frozen=True, gc=False):
+    """What a failed instance leaves to another machine, which may be known to other workers only."""
+
+    fsm: str
+    state: str
 
 
 class SignalRow(msgspec.Struct, frozen=True, gc=False):
@@ -96,8 +109,14 @@ class Execution(msgspec.Struct, frozen=True):
     concurrency_key: str | None = None
     correlation_key: str | None = None
     leased_at: datetime | None = None
+<<<<<<< HEAD
     has_signals: bool = False
     """Whether it ever had a signal, unread or not."""
+=======
+    max_attempts: int | None = None
+    """Of this instance alone, instead of what its machine says."""
+    cancellation: Cancellation = msgspec.field(default_factory=Cancellation)
+>>>>>>> trial
 
     @property
     def awaited(self) -> tuple[SignalRow, ...]:
@@ -118,12 +137,16 @@ class CommitEntry(msgspec.Struct, kw_only=True):
     payload: str | None = None
     """The state; of `done`, the result. `None` leaves the state as it is stored."""
     error: str | None = None
+    failure: str | None = None
+    """The exception behind it, as JSON."""
     delay: timedelta | None = None
     awaits: tuple[str, ...] | None = None
     presented: tuple[int, ...] = ()
     timeout: timedelta | None = None
     deadline: datetime | None = None
     children: tuple[NewInstance, ...] = ()
+    letter: DeadLetter | None = None
+    """What is inserted if this ends as failed, in the same transaction."""
     switches_key: bool = False
     concurrency_key: str | None = None
     """The key from now on, if `switches_key`."""
@@ -158,7 +181,12 @@ class CommitEntry(msgspec.Struct, kw_only=True):
             and not self.switches_key
             and not self.was_awaiting
             and not self.has_inbox
+<<<<<<< HEAD
             and not (self.has_signals and self.kind in ("done", "stop"))
+=======
+            and self.failure is None
+            and self.letter is None
+>>>>>>> trial
             and self.effect is None
         )
 

@@ -56,11 +56,18 @@ def open_context(
         else _NOBODY,
         parent_id=execution.parent_id,
         correlation_key=execution.correlation_key,
+        max_attempts=execution.max_attempts,
+        cancellation=execution.cancellation,
     )
 
 
 def state_of(execution: Execution, machine: MachineDef) -> Any:
-    """The state of an execution, decoded afresh."""
+    """The state of an execution, decoded afresh.
+
+    A producer in SQL that gives no state has given {}; where a machine has none, that is meant.
+    """
+    if machine.state_type is None and execution.state == "{}":
+        return None
     return decode(execution.state, machine.state_type, f"the state of {machine.name} {execution.id}")
 
 

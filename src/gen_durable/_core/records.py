@@ -13,11 +13,14 @@ __all__ = ["job_state", "record_of"]
 def job_state(executions: Iterable[ExecutionRecord]) -> JobState:
     """The state of a job as a function of its executions and of nothing else.
 
-    The execution that ended it says how; else it runs if one is live or has committed something; else it is pending.
+    The execution that ended it says how, unless the job was retried after it; else it runs if one is live or has
+    committed something; else it is pending.
     """
     state = JobState.PENDING
     for execution in executions:
-        match execution.status, execution.outcome:
+        # A stop that was retried is a transition like any other; a cancel or poison that was is none.
+        outcome = "retry" if execution.retried_at is not None else execution.outcome
+        match execution.status, outcome:
             case ((ExecutionStatus.COMMITTED | ExecutionStatus.DONE), "done"):
                 return JobState.SUCCEEDED
             case ((ExecutionStatus.COMMITTED | ExecutionStatus.DONE), "stop"):
@@ -50,4 +53,5 @@ def record_of(row: Mapping[str, Any]) -> ExecutionRecord:
         started_at=row["started_at"],
         finished_at=row["finished_at"],
         error=row["error"],
+        retried_at=row["retried_at"],
     )

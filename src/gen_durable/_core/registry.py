@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterable, Iterator
+from datetime import timedelta
 from types import ModuleType
 from typing import Any, TypeAlias
 
@@ -11,20 +12,21 @@ import msgspec
 
 from ..definition import Definition, MachineDef, definition_of
 from ..errors import DefinitionError, DuplicateMachineError, UnknownMachineError, UsageError
+from ..jobs import Job
 from ..machine import Machine, check_annotations
 from ..refs import Insertable
 
 __all__ = ["Machines", "Registered", "Registry"]
 
 Machines: TypeAlias = Iterable[Insertable[Any, Any] | ModuleType]
-"""Machine classes, machine objects, or modules full of classes."""
+"""Machine classes, machine objects, jobs, or modules full of them."""
 
 
 class Registered(msgspec.Struct, frozen=True):
     """A machine that can run."""
 
     definition: MachineDef
-    machine: Machine[Any, Any]
+    machine: Machine[Any, Any] | Job[Any, Any]
 
 
 class Registry:
@@ -38,11 +40,12 @@ class Registry:
     def add(self, machine: Insertable[Any, Any], *, replace: bool = False) -> Registered:
         """Take a machine in; a class is made an object of here, once."""
         definition = definition_of(machine)
-        check_annotations(_class_of(machine))
+        if not isinstance(machine, Job):
+            check_annotations(_class_of(machine))
         key = (definition.name, definition.version)
         known = self._machines.get(key)
         if known is not None and not replace:
-            if known.definition is definition and isinstance(machine, type):
+            if known.definition is definition and (isinstance(machine, type) or known.machine is machine):
                 return known
             raise DuplicateMachineError(*key, known.definition.location, definition.location)
         registered = Registered(definition, _made(machine))
@@ -59,6 +62,16 @@ class Registry:
     def get(self, fsm: str, version: int) -> Registered | None:
         """The machine of a row, if it runs here."""
         return self._machines.get((fsm, version))
+
+    @property
+    def leases(self) -> dict[tuple[str, int, str], timedelta]:
+        """The steps that have a lease length of their own."""
+        return {
+            (machine.name, machine.version, step.name): step.lease
+            for machine in self
+            for step in machine.steps.values()
+            if step.lease is not None
+        }
 
     @property
     def keys(self) -> tuple[list[str], list[int]]:
@@ -84,6 +97,8 @@ def _flat(machines: Machines) -> Iterator[Insertable[Any, Any]]:
 
 
 def _is_machine_of(value: object, module: ModuleType) -> bool:
+    if isinstance(value, Job):
+        return value.__module__ == module.__name__
     return (
         isinstance(value, type)
         and issubclass(value, Definition)
@@ -96,9 +111,9 @@ def _class_of(machine: Any) -> type[Machine[Any, Any]]:
     return machine if isinstance(machine, type) else type(machine)
 
 
-def _made(machine: Any) -> Machine[Any, Any]:
+def _made(machine: Any) -> Machine[Any, Any] | Job[Any, Any]:
     if not isinstance(machine, type):
-        made: Machine[Any, Any] = machine
+        made: Machine[Any, Any] | Job[Any, Any] = machine
         return made
     try:
         inspect.signature(machine).bind()

@@ -14,9 +14,20 @@ from ..instance import Status
 from ..outcome import Await, Done, Next, Outcome, Retry, ScheduleChildren, Stop
 from ..refs import AnySpec
 from .codec import encode
-from .model import CommitEntry, Execution, NewInstance
+from .model import CommitEntry, DeadLetter, Execution, NewInstance
 
-__all__ = ["UNREAD", "Limits", "checked_outcome", "new_instance", "release", "settle"]
+__all__ = [
+    "NO_HANDLER",
+    "UNREAD",
+    "Limits",
+    "cancel",
+    "checked_outcome",
+    "dead_letter",
+    "new_instance",
+    "no_handler",
+    "release",
+    "settle",
+]
 
 
 class Unread:
@@ -28,6 +39,9 @@ class Unread:
 
 UNREAD: Final = Unread()
 """In place of a state that could not be decoded: it stays in the database as it is."""
+
+
+NO_HANDLER: Final = "no_handler_registered"
 
 
 class Limits(msgspec.Struct, frozen=True):
@@ -138,6 +152,29 @@ def release(execution: Execution, started: float | None = None) -> CommitEntry:
     return _entry(execution, "release", started=started)
 
 
+def cancel(execution: Execution, reason: str) -> CommitEntry:
+    """End as cancelled, by the step's own decision."""
+    return _entry(execution, "cancel", error=reason)
+
+
+def no_handler(execution: Execution) -> CommitEntry:
+    """End as failed, because no machine of that name and version is registered where it would have to be."""
+    return _entry(execution, "stop", error=NO_HANDLER)
+
+
+def dead_letter(execution: Execution, machine: MachineDef, receiver: str, error: str) -> DeadLetter:
+    """The payload of a failed instance and why it failed, for whoever looks after such things."""
+    content = {
+        "id": execution.id,
+        "job": machine.name,
+        "version": machine.version,
+        "payload": msgspec.Raw(execution.state.encode()),
+        "error": error,
+        "attempts": execution.attempt + 1,
+    }
+    return DeadLetter(receiver, msgspec.json.encode(content).decode())
+
+
 def new_instance(spec: AnySpec, max_payload: int) -> NewInstance:
     """A spec as the row that it inserts."""
     machine, values = definition_of(spec.definition), spec.values
@@ -155,6 +192,7 @@ def new_instance(spec: AnySpec, max_payload: int) -> NewInstance:
         None if values.correlation_key is None else _scope(values.correlation_scope),
         values.unique_key,
         None if values.unique_key is None else _scope(values.unique_scope),
+        values.max_attempts,
     )
 
 

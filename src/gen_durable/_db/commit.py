@@ -12,7 +12,7 @@ import msgspec
 from .._core.model import CommitEntry, CommitResult, Committed, SignalRow, Stale
 from ..config import RecordLevel
 from . import pick
-from .insert import insert_children
+from .insert import insert_children, insert_letters
 from .lease import Lease
 from .plan import Call, Plan, Row, Rows, statements
 from .signal import sweep
@@ -68,10 +68,11 @@ def commit_plain(entries: Sequence[CommitEntry], recorder: Recorder) -> Plan[Com
 
 
 def commit(entries: Sequence[CommitEntry], recorder: Recorder) -> Plan[CommitReport]:
-    """Commit any outcomes: one statement, and at most six more, each only if needed. Needs a transaction."""
+    """Commit any outcomes: one statement, and at most eight more, each only if needed. Needs a transaction."""
     rows = _by_lease((yield _full_call(entries, recorder)))
     queues: set[str] = set()
     queues |= yield from _insert_children(entries, rows)
+    queues |= yield from _insert_letters(entries, rows)
     parked = [row["id"] for row in rows.values() if row["status"] == "awaiting_signal" and row["has_signals"]]
     if parked:
         queues |= {row["queue"] for row in (yield _SQL["recheck"](ids=parked))}
@@ -144,7 +145,7 @@ def _standing(
         return Committed("executing", inbox.get(entry.id, ()), row["leased_at"]) if is_ours else Stale()
     # The lease is gone. If the transition is there, it was ours or that of whoever took the lease over; for an
     # execution that ends here both mean the same: this transition is committed, once.
-    advanced = 0 if entry.kind in ("retry", "release") else 1
+    advanced = 0 if entry.kind in ("retry", "release", "cancel") else 1
     return Committed(row["status"]) if row["step_seq"] >= entry.step_seq + advanced else Stale()
 
 
@@ -179,6 +180,20 @@ def _sweep(rows: Iterable[Row]) -> Plan[None]:
 def _by_lease(rows: Rows) -> Mapping[Lease, Row]:
     """Answers by lease: one batch may hold outcomes of a lost and of a live execution of the same instance."""
     return {(row["id"], row["lease_token"]): row for row in rows}
+
+
+def _insert_letters(entries: Sequence[CommitEntry], rows: Mapping[Lease, Row]) -> Plan[set[str]]:
+    """What failed instances leave to somebody; of a stale or cancelled one there is nothing to leave."""
+    letters = [
+        entry.letter
+        for entry in entries
+        if entry.letter is not None
+        and (row := rows.get((entry.id, entry.lease_token))) is not None
+        and row["status"] == "failed"
+    ]
+    if not letters:
+        return set()
+    return (yield from insert_letters(letters))
 
 
 def _inbox_of_kept(rows: Mapping[Lease, Row]) -> Plan[Mapping[int, tuple[SignalRow, ...]]]:
@@ -232,6 +247,7 @@ def _full_call(entries: Sequence[CommitEntry], recorder: Recorder) -> Call:
         steps=[entry.step for entry in entries],
         payloads=[entry.payload for entry in entries],
         errors=[entry.error for entry in entries],
+        failures=[entry.failure for entry in entries],
         delays=[entry.delay for entry in entries],
         awaits=[None if entry.awaits is None else text_array(entry.awaits) for entry in entries],
         presented=[id_array(entry.presented) for entry in entries],

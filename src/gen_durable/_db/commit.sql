@@ -56,7 +56,8 @@ select id, lease_token, status::text as status, has_signals, queue, kept_at, nul
 -- Later statements of the same transaction, each only if an answer asks for it: children, barrier, recheck, sweep, ungate.
 with settled as (
   update gen_durable.gen_durable g
-     set status = case when g.cancel_requested_at is not null then 'cancelled'::gen_durable.durable_status
+     set status = case when g.cancel_requested_at is not null or o.kind = 'cancel'
+                       then 'cancelled'::gen_durable.durable_status
                        when o.kind = 'keep' then 'executing' when o.kind in ('next', 'retry', 'release') then 'runnable'
                        when o.kind = 'await' then 'awaiting_signal'
                        when o.kind = 'schedule_childs' and o.children > 0 then 'awaiting_children'
@@ -68,16 +69,18 @@ with settled as (
                            and o.payload is not null then o.payload::jsonb else g.state end,
          result = case when g.cancel_requested_at is null and o.kind = 'done' then o.payload::jsonb end,
          last_error = case when g.cancel_requested_at is null then coalesce(o.error, g.last_error) else g.last_error end,
-         step_seq = g.step_seq + (g.cancel_requested_at is null and o.kind not in ('retry', 'release'))::int,
+         error = case when g.cancel_requested_at is null then coalesce(o.failure::jsonb, g.error) else g.error end,
+         step_seq = g.step_seq + (g.cancel_requested_at is null and o.kind not in ('retry', 'release', 'cancel'))::int,
          execution = g.execution + (g.cancel_requested_at is null and o.kind = 'keep' and g.execution < 2147483647)::int,
          attempt = case when o.kind = 'retry' then least(g.attempt, 2147483646) + 1
                         when o.kind = 'release' then g.attempt else 0 end,
          crash_count = case when o.kind = 'release' then g.crash_count else 0 end,
-         -- A retried or released step must see what it saw: its awaited set, and whether it was woken by the clock.
-         awaits = case when g.cancel_requested_at is not null then null when o.kind = 'await' then o.awaits::text[]
-                       when o.kind in ('retry', 'release') then g.awaits end,
+         -- A step that may run again must see what it saw, its awaited set and whether it was woken by the clock: one that is
+         -- retried or released, and one that ended its instance, which somebody may retry.
+         awaits = case when g.cancel_requested_at is null and o.kind = 'await' then o.awaits::text[]
+                       when g.cancel_requested_at is not null or o.kind in ('retry', 'release', 'stop', 'cancel') then g.awaits end,
          presented = case when g.cancel_requested_at is null and o.kind = 'await' then o.presented::bigint[] end,
-         timed_out = g.timed_out and o.kind in ('retry', 'release'),
+         timed_out = g.timed_out and (g.cancel_requested_at is not null or o.kind in ('retry', 'release', 'stop', 'cancel')),
          await_deadline = case when g.cancel_requested_at is null and o.kind = 'await'
                                then coalesce(o.deadline, statement_timestamp() + o.timeout) end,
          spawn_round = case when g.cancel_requested_at is null and o.kind = 'schedule_childs' then g.step_seq + 1
@@ -93,20 +96,20 @@ with settled as (
          started_at = null,
          eligible_at = case when g.cancel_requested_at is null and o.kind in ('next', 'retry', 'schedule_childs')
                             then statement_timestamp() + coalesce(o.delay, '0') else g.eligible_at end,
-         finished_at = case when g.cancel_requested_at is not null or o.kind in ('done', 'stop')
+         finished_at = case when g.cancel_requested_at is not null or o.kind in ('done', 'stop', 'cancel')
                             then statement_timestamp() end,
          updated_at = statement_timestamp()
     from unnest(:ids::bigint[], :lease_tokens::bigint[], :step_seqs::bigint[], :kinds::text[], :steps::text[],
-                :payloads::text[], :errors::text[], :delays::interval[], :awaits::text[], :presented::text[],
+                :payloads::text[], :errors::text[], :failures::text[], :delays::interval[], :awaits::text[], :presented::text[],
                 :timeouts::interval[], :deadlines::timestamptz[], :children::int[], :switches_keys::boolean[],
                 :concurrency_keys::text[], :consumed::text[], :from_steps::text[], :attempts::int[],
                 :leased_ats::timestamptz[], :started_agos::interval[], :has_effects::boolean[])
-         as o (id, lease_token, step_seq, kind, step, payload, error, delay, awaits, presented, timeout, deadline, children,
+         as o (id, lease_token, step_seq, kind, step, payload, error, failure, delay, awaits, presented, timeout, deadline, children,
                switches_key, concurrency_key, consumed, from_step, attempt, leased_at, started_ago, has_effect)
    where g.id = o.id and g.lease_token = o.lease_token and g.step_seq = o.step_seq
   returning g.id, o.lease_token, g.status, g.step_seq, g.has_signals, g.queue, g.parent_id, g.parent_round,
             g.status in ('done', 'failed', 'cancelled') as has_ended, g.execution, g.leased_at as kept_at,
-            g.cancel_requested_at is not null as is_cancelled, o.kind, o.from_step, o.attempt, o.leased_at, o.started_ago,
+            g.cancel_requested_at is not null or o.kind = 'cancel' as is_cancelled, o.kind, o.from_step, o.attempt, o.leased_at, o.started_ago,
             o.error, o.has_effect,
             case when g.cancel_requested_at is null and o.kind in ('keep', 'next', 'schedule_childs')
                  then o.consumed::bigint[] end as consumed
@@ -124,17 +127,18 @@ with settled as (
 ), ended as (
   select parent_id, parent_round, count(*)::int as children from settled
    where has_ended and parent_id is not null group by parent_id, parent_round
-), parent as (                                            -- locked before it is counted down, ids descending everywhere
-  select p.id, ended.children from ended
-    join gen_durable.gen_durable p on p.id = ended.parent_id and p.spawn_round = ended.parent_round
-   where p.status = 'awaiting_children' order by p.id desc for no key update of p
+-- Parents are locked before they are counted down, ids descending everywhere; and whether one waits is told by the row that was
+-- locked, not by the snapshot of this statement: a retry may have put it back on its barrier while we waited for its child.
+), parent as (
+  select p.id, ended.children, p.status = 'awaiting_children' and p.spawn_round = ended.parent_round as is_waiting
+    from ended join gen_durable.gen_durable p on p.id = ended.parent_id order by p.id desc for no key update of p
 ), joined as (
   update gen_durable.gen_durable p
-     set children_pending = p.children_pending - parent.children,
+     set children_pending = greatest(p.children_pending - parent.children, 0),
          status = case when p.children_pending = parent.children then 'runnable'::gen_durable.durable_status else p.status end,
          eligible_at = case when p.children_pending = parent.children then statement_timestamp() else p.eligible_at end,
          updated_at = statement_timestamp()
-    from parent where p.id = parent.id and p.status = 'awaiting_children'
+    from parent where p.id = parent.id and parent.is_waiting
   returning p.status, p.queue
 ), consumed as (                                          -- progress consumes exactly the ids that the step received
   select unnest(settled.consumed) as id, settled.step_seq from settled where settled.consumed is not null

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 
 import msgspec
 
-from .._core.model import NewInstance
+from .._core.model import DeadLetter, NewInstance
 from ..definition import MachineDef
 from ..errors import KeyTakenError, UsageError
 from .failures import StatementError, is_race
 from .plan import Call, Plan, Rows, statements
 
-__all__ = ["Answer", "insert", "insert_children", "register"]
+__all__ = ["Answer", "insert", "insert_children", "insert_letters", "register"]
 
 _SQL = statements("insert.sql")
 _TRIES = 3
@@ -27,6 +27,8 @@ class Answer(msgspec.Struct, frozen=True, gc=False):
     queue: str
     key: str = ""
     """Of a refused one: which of its keys was taken, `correlation_key` or `unique_key`."""
+    status: str = ""
+    """Of a refused one: the status of the instance that holds the key."""
 
 
 def insert(rows: Sequence[NewInstance], *, is_alone: bool) -> Plan[list[Answer]]:
@@ -42,7 +44,9 @@ def insert(rows: Sequence[NewInstance], *, is_alone: bool) -> Plan[list[Answer]]
     found = yield from _insert(rows, tries=_TRIES if is_alone else 1)
     answers: list[Answer] = [None] * len(rows)  # type: ignore[list-item]  # every place is filled: one answer per input
     for row in found:
-        answers[row["ord"] - 1] = Answer(row["id"], row["inserted"], row["queue"], row["holder_key"] or "")
+        answers[row["ord"] - 1] = Answer(
+            row["id"], row["inserted"], row["queue"], row["holder_key"] or "", row["holder_status"] or ""
+        )
     return answers
 
 
@@ -70,6 +74,14 @@ def insert_children(
     return inserted, queues
 
 
+def insert_letters(letters: Sequence[DeadLetter]) -> Plan[set[str]]:
+    """Insert what failed instances leave behind; the queues that have work now."""
+    rows = yield _SQL["insert_letters"](
+        fsms=[letter.fsm for letter in letters], states=[letter.state for letter in letters]
+    )
+    return {row["queue"] for row in rows}
+
+
 def register(machines: Sequence[MachineDef]) -> Plan[None]:
     """Record where these machines begin and wait, for producers that know only their names."""
     yield _SQL["register"](
@@ -95,6 +107,7 @@ def _call(rows: Sequence[NewInstance], parents: Sequence[int] | None, rounds: Se
         correlation_scopes=[row.correlation_scope for row in rows],
         unique_keys=[row.unique_key for row in rows],
         unique_scopes=[row.unique_scope for row in rows],
+        max_attempts=[row.max_attempts for row in rows],
         parent_ids=parents,
         parent_rounds=rounds,
         # A child whose key is taken is not inserted and not waited for, whoever holds the key.

@@ -9,7 +9,22 @@ import msgspec
 
 from .plan import Plan, Row, statements
 
-__all__ = ["Filter", "children_of", "count", "executions", "get", "page", "settled"]
+__all__ = [
+    "Filter",
+    "audit",
+    "brood",
+    "children_of",
+    "count",
+    "details",
+    "executions",
+    "get",
+    "ids",
+    "inbox",
+    "now",
+    "page",
+    "settled",
+    "tally",
+]
 
 _SQL = statements("inspect.sql")
 # Above every id: the first page begins at the newest instance.
@@ -19,9 +34,9 @@ _TOP = 2**63 - 1
 class Filter(msgspec.Struct, frozen=True, kw_only=True):
     """Which instances; a field that is `None` does not matter. The fields are the parameters of the statements."""
 
-    fsm: str | None = None
+    fsms: list[str] | None = None
     version: int | None = None
-    step: str | None = None
+    steps: list[str] | None = None
     statuses: list[str] | None = None
     queue: str | None = None
     correlation_key: str | None = None
@@ -30,6 +45,8 @@ class Filter(msgspec.Struct, frozen=True, kw_only=True):
     parent_id: int | None = None
     inserted_after: datetime | None = None
     inserted_before: datetime | None = None
+    with_deleted: bool = False
+    only_deleted: bool = False
 
 
 def get(target: int | str) -> Plan[Row | None]:
@@ -44,11 +61,22 @@ def page(wanted: Filter, limit: int, before: int | None) -> Plan[Sequence[Row]]:
     return (yield _SQL["list"](**_values(wanted), before=_TOP if before is None else before, limit=limit))
 
 
+def ids(wanted: Filter, limit: int, before: int | None) -> Plan[list[int]]:
+    """The same without the instances."""
+    rows = yield _SQL["ids"](**_values(wanted), before=_TOP if before is None else before, limit=limit)
+    return [row["id"] for row in rows]
+
+
 def count(wanted: Filter) -> Plan[int]:
     """How many there are."""
     rows = yield _SQL["count"](**_values(wanted))
     number: int = rows[0]["count"]
     return number
+
+
+def tally(wanted: Filter) -> Plan[Sequence[Row]]:
+    """How many there are of each machine in each status."""
+    return (yield _SQL["tally"](**_values(wanted)))
 
 
 def children_of(parent_id: int, *, every: bool) -> Plan[Sequence[Row]]:
@@ -59,6 +87,34 @@ def children_of(parent_id: int, *, every: bool) -> Plan[Sequence[Row]]:
 def executions(id: int) -> Plan[Sequence[Row]]:
     """Every execution of one instance, oldest first."""
     return (yield _SQL["executions"](id=id))
+
+
+def details(id: int) -> Plan[Row | None]:
+    """What the snapshot of one instance leaves out."""
+    rows = yield _SQL["details"](id=id)
+    return rows[0] if rows else None
+
+
+def inbox(id: int) -> Plan[Sequence[Row]]:
+    """How many unread signals of each name one instance has."""
+    return (yield _SQL["inbox"](id=id))
+
+
+def brood(id: int) -> Plan[Sequence[Row]]:
+    """All children of one instance, in brief."""
+    return (yield _SQL["brood"](id=id))
+
+
+def audit(id: int) -> Plan[Sequence[Row]]:
+    """Who did what to one instance."""
+    return (yield _SQL["audit"](id=id))
+
+
+def now() -> Plan[datetime]:
+    """What time it is in the database."""
+    rows = yield _SQL["now"]()
+    moment: datetime = rows[0]["now"]
+    return moment
 
 
 def settled(waiting: Mapping[int, bool]) -> Plan[Mapping[int, Row | None]]:

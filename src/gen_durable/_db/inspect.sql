@@ -21,13 +21,11 @@ select wanted.id as wanted_id, snapshot.* from unnest(:ids::bigint[], :parked::b
  where snapshot.id is null or snapshot.status in ('done', 'failed', 'cancelled')
     or wanted.parked and snapshot.status in ('awaiting_signal', 'awaiting_children')
 
--- name: list
--- One page, newest first, below :before. A null filter filters nothing.
-select * from gen_durable.snapshots
- where id < :before::bigint and deleted_at is null
-   and (:fsm::text is null or fsm = :fsm::text)
+-- part: wanted
+   (:with_deleted::boolean or deleted_at is null) and (not :only_deleted::boolean or deleted_at is not null)
+   and (:fsms::text[] is null or fsm = any (:fsms::text[]))
    and (:version::int is null or fsm_version = :version::int)
-   and (:step::text is null or step = :step::text)
+   and (:steps::text[] is null or step = any (:steps::text[]))
    and (:statuses::text[] is null or status = any (:statuses::text[]))
    and (:queue::text is null or queue = :queue::text)
    and (:correlation_key::text is null or correlation_key = :correlation_key::text)
@@ -36,23 +34,26 @@ select * from gen_durable.snapshots
    and (:parent_id::bigint is null or parent_id = :parent_id::bigint)
    and (:inserted_after::timestamptz is null or inserted_at >= :inserted_after::timestamptz)
    and (:inserted_before::timestamptz is null or inserted_at < :inserted_before::timestamptz)
+
+-- name: list
+-- One page, newest first, below :before. A null filter filters nothing.
+select * from gen_durable.snapshots
+ where id < :before::bigint and {wanted}
+ order by id desc limit :limit::int
+
+-- name: ids
+-- The same without the instances: what a walk through all of them needs.
+select id from gen_durable.snapshots
+ where id < :before::bigint and {wanted}
  order by id desc limit :limit::int
 
 -- name: count
 -- How many there are, by the same filters.
-select count(*) as count from gen_durable.snapshots
- where deleted_at is null
-   and (:fsm::text is null or fsm = :fsm::text)
-   and (:version::int is null or fsm_version = :version::int)
-   and (:step::text is null or step = :step::text)
-   and (:statuses::text[] is null or status = any (:statuses::text[]))
-   and (:queue::text is null or queue = :queue::text)
-   and (:correlation_key::text is null or correlation_key = :correlation_key::text)
-   and (:unique_key::bytea is null or unique_key = :unique_key::bytea)
-   and (:concurrency_key::text is null or concurrency_key = :concurrency_key::text)
-   and (:parent_id::bigint is null or parent_id = :parent_id::bigint)
-   and (:inserted_after::timestamptz is null or inserted_at >= :inserted_after::timestamptz)
-   and (:inserted_before::timestamptz is null or inserted_at < :inserted_before::timestamptz)
+select count(*) as count from gen_durable.snapshots where {wanted}
+
+-- name: tally
+-- How many there are of each machine in each status, by the same filters.
+select fsm, status, count(*) as count from gen_durable.snapshots where {wanted} group by fsm, status order by fsm, status
 
 -- name: children_of
 -- The children of one instance, in the order in which they were scheduled; of its last spawn, or (:every) of all.
@@ -66,5 +67,30 @@ select snapshot.* from gen_durable.gen_durable parent
 -- name: executions
 -- Every execution of one instance, live and ended, oldest first.
 select exec_id, job_id, attempt, lease_owner, lease_expires_at, status, started_at, finished_at, leased_at, step, step_seq,
-       step_attempt, outcome, error
+       step_attempt, outcome, error, retried_at
   from gen_durable.gen_durable_executions where job_id = :id::bigint order by attempt
+
+-- name: details
+-- What the snapshot of one instance leaves out: how it ended, who meddled, the lease.
+select g.error::text as error, g.max_attempts, g.execution, g.timed_out, g.gated, g.lease_expires_at, g.leased_at, g.started_at,
+       g.cancel_requested_at, g.cancel_reason, g.cancelled_by, g.delete_reason
+  from gen_durable.gen_durable g where g.id = :id::bigint
+
+-- name: inbox
+-- The signals of one instance that no step has consumed, by name.
+select s.name, count(*) as count, min(s.inserted_at) as oldest_at from gen_durable.signals s
+ where s.target_id = :id::bigint and s.consumed_seq is null group by s.name order by s.name
+
+-- name: brood
+-- All children of one instance, oldest first, without what they carry.
+select child.id, child.fsm, child.step, child.status::text as status, child.parent_round, child.last_error
+  from gen_durable.gen_durable child where child.parent_id = :id::bigint order by child.id
+
+-- name: audit
+-- Who did what to one instance, oldest first.
+select event, actor, reason, data::text as data, created_at
+  from gen_durable.audit_events where instance_id = :id::bigint order by id
+
+-- name: now
+-- The clock of the database: what "an hour ago" is measured from.
+select statement_timestamp() as now

@@ -13,7 +13,17 @@ from . import pick
 from .plan import Plan, statements
 from .signal import sweep
 
-__all__ = ["Expired", "Lease", "Reaped", "expire", "mark_started", "reap", "renew", "suspect"]
+__all__ = [
+    "Expired",
+    "Lease",
+    "Reaped",
+    "expire",
+    "mark_started",
+    "reap",
+    "renew",
+    "suspect",
+    "watch",
+]
 
 _SQL = statements("lease.sql")
 
@@ -39,10 +49,12 @@ class Expired(msgspec.Struct, frozen=True, gc=False):
     queue: str
 
 
-def renew(leases: Collection[Lease], lease: timedelta) -> Plan[set[Lease]]:
-    """Extend leases; returns those that are lost."""
+def renew(leases: Mapping[Lease, timedelta]) -> Plan[set[Lease]]:
+    """Extend leases, each by its length; returns those that are lost."""
     rows = yield _SQL["renew"](
-        ids=[id for id, _ in leases], lease_tokens=[token for _, token in leases], lease=lease
+        ids=[id for id, _ in leases],
+        lease_tokens=[token for _, token in leases],
+        leases=list(leases.values()),
     )
     missing = set(leases) - {(row["id"], row["lease_token"]) for row in rows}
     if not missing:
@@ -51,6 +63,13 @@ def renew(leases: Collection[Lease], lease: timedelta) -> Plan[set[Lease]]:
         ids=[id for id, _ in missing], lease_tokens=[token for _, token in missing]
     )
     return missing - {(row["id"], row["lease_token"]) for row in rows}
+
+
+def watch(leases: Collection[Lease]) -> Plan[tuple[set[Lease], set[Lease]]]:
+    """Of these leases, those that are lost, and those whose instance somebody wants cancelled."""
+    rows = yield _SQL["watch"](ids=[id for id, _ in leases], lease_tokens=[token for _, token in leases])
+    lost = {(row["id"], row["lease_token"]) for row in rows if row["is_lost"]}
+    return lost, {(row["id"], row["lease_token"]) for row in rows} - lost
 
 
 def mark_started(begun: Mapping[tuple[Lease, int], timedelta]) -> Plan[set[tuple[Lease, int]]]:

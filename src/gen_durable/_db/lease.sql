@@ -4,11 +4,12 @@
 -- Push out the leases that this worker still holds. One statement for any number of rows, HOT (lease_expires_at is in no
 -- index). SKIP LOCKED: a row that a flush holds is about to end its lease anyway, and waiting for it would deadlock with it.
 with held as materialized (
-  select g.id from unnest(:ids::bigint[], :lease_tokens::bigint[]) as mine (id, lease_token)
+  select g.id, mine.lease
+    from unnest(:ids::bigint[], :lease_tokens::bigint[], :leases::interval[]) as mine (id, lease_token, lease)
     join gen_durable.gen_durable g on g.id = mine.id and g.lease_token = mine.lease_token
    order by g.id desc for no key update of g skip locked
 )
-update gen_durable.gen_durable g set lease_expires_at = statement_timestamp() + :lease::interval
+update gen_durable.gen_durable g set lease_expires_at = statement_timestamp() + held.lease
   from held where g.id = held.id
 returning g.id, g.lease_token
 
@@ -24,6 +25,13 @@ with begun as materialized (
 update gen_durable.gen_durable g set started_at = statement_timestamp() - begun.ago
   from begun where g.id = begun.id
 returning g.id, g.lease_token, g.step_seq
+
+-- name: watch
+-- What has happened to these leases behind the back of their steps: taken away, or asked to end. For steps that take long.
+select mine.id, mine.lease_token, g.id is null as is_lost
+  from unnest(:ids::bigint[], :lease_tokens::bigint[]) as mine (id, lease_token)
+  left join gen_durable.gen_durable g on g.id = mine.id and g.lease_token = mine.lease_token
+ where g.id is null or g.cancel_requested_at is not null
 
 -- name: still_mine
 -- The ids that renew did not return: skipped (still ours) or lost? A plain read decides.
@@ -78,16 +86,15 @@ with dead as materialized (
   select parent_id, parent_round, count(*)::int as children from reaped
    where has_ended and parent_id is not null group by parent_id, parent_round
 ), parent as (
-  select p.id, ended.children from ended
-    join gen_durable.gen_durable p on p.id = ended.parent_id and p.spawn_round = ended.parent_round
-   where p.status = 'awaiting_children' order by p.id desc for no key update of p
+  select p.id, ended.children, p.status = 'awaiting_children' and p.spawn_round = ended.parent_round as is_waiting
+    from ended join gen_durable.gen_durable p on p.id = ended.parent_id order by p.id desc for no key update of p
 ), joined as (
   update gen_durable.gen_durable p
-     set children_pending = p.children_pending - parent.children,
+     set children_pending = greatest(p.children_pending - parent.children, 0),
          status = case when p.children_pending = parent.children then 'runnable'::gen_durable.durable_status else p.status end,
          eligible_at = case when p.children_pending = parent.children then statement_timestamp() else p.eligible_at end,
          updated_at = statement_timestamp()
-    from parent where p.id = parent.id and p.status = 'awaiting_children'
+    from parent where p.id = parent.id and parent.is_waiting
   returning p.status, p.queue
 )
 select reaped.id, reaped.fsm, reaped.step, reaped.status::text as status, reaped.queue, reaped.concurrency_key,
@@ -99,7 +106,7 @@ select reaped.id, reaped.fsm, reaped.step, reaped.status::text as status, reaped
 -- Awaits whose deadline has passed: the step runs with what arrived, possibly nothing. Ordered, bounded, SKIP LOCKED.
 with due as materialized (
   select g.id from gen_durable.gen_durable g
-   where g.await_deadline <= statement_timestamp()
+   where g.status = 'awaiting_signal' and g.await_deadline <= statement_timestamp()
    order by g.await_deadline limit 500
      for no key update skip locked
 )

@@ -2,18 +2,57 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
+from typing import Any, TypeAlias
 
 import msgspec
 
 from .._core.model import ChildRow, Execution, SignalRow
+from ..errors import UsageError
 from .plan import Plan, Row, Rows, statements
 
-__all__ = ["Denied", "Picked", "gate", "inboxes", "pick", "stuck_keys", "ungate"]
+__all__ = [
+    "Denied",
+    "Leases",
+    "Machines",
+    "Picked",
+    "after",
+    "gate",
+    "inboxes",
+    "pick",
+    "pick_by_prefix",
+    "stuck_keys",
+    "ungate",
+]
 
 _SQL = statements("pick.sql")
+
+Machines: TypeAlias = tuple[list[str], list[int]]
+"""Names and versions, in parallel."""
+
+
+class Leases(msgspec.Struct, frozen=True):
+    """How long executions are leased: the rule, and the steps that have a length of their own."""
+
+    rule: timedelta
+    own: Mapping[tuple[str, int, str], timedelta] = {}
+
+    def values(self) -> dict[str, Any]:
+        """As the statements take them."""
+        return {
+            "lease": self.rule,
+            "own_fsms": [fsm for fsm, _, _ in self.own],
+            "own_versions": [version for _, version, _ in self.own],
+            "own_steps": [step for _, _, step in self.own],
+            "own_leases": list(self.own.values()),
+        }
+
+    def of(self, fsm: str, version: int, step: str) -> timedelta:
+        """The length for one step."""
+        return self.own.get((fsm, version, step), self.rule)
 
 
 class Denied(msgspec.Struct, frozen=True, gc=False):
@@ -33,23 +72,65 @@ class Picked(msgspec.Struct, frozen=True, gc=False):
 
 def pick(
     queue: str,
-    machines: tuple[list[str], list[int]],
+    machines: Machines,
     demand: int,
     lease_token: int,
     worker: str,
-    lease: timedelta,
+    leases: Leases,
 ) -> Plan[Picked]:
     """Lease up to `demand` due instances of these machines: one statement, and at most two more for what they carry."""
     fsms, versions = machines
-    rows = yield _SQL["pick"](
+    call = _SQL["pick"](
         queue=queue,
         fsms=fsms,
         versions=versions,
         demand=demand,
         lease_token=lease_token,
         worker=worker,
-        lease=lease,
+        **leases.values(),
     )
+    return (yield from _picked((yield call)))
+
+
+def pick_by_prefix(
+    prefix: str,
+    machines: Machines | None,
+    demand: int,
+    reach: int,
+    lease_token: int,
+    worker: str,
+    leases: Leases,
+) -> Plan[Picked]:
+    """The same for every machine whose name begins with the prefix; of these machines only, if any are given.
+
+    Of the first `reach` due rows, those that nobody else holds are leased, at most `demand` of them.
+    """
+    fsms, versions = machines or (None, None)
+    call = _SQL["pick_by_prefix"](
+        low=prefix,
+        high=after(prefix),
+        fsms=fsms,
+        versions=versions,
+        demand=demand,
+        reach=reach,
+        lease_token=lease_token,
+        worker=worker,
+        **leases.values(),
+    )
+    return (yield from _picked((yield call)))
+
+
+def after(prefix: str) -> str:
+    """The first text, in the order of code points, that is above everything that begins with the prefix."""
+    for place in range(len(prefix) - 1, -1, -1):
+        code = ord(prefix[place]) + 1
+        if code <= sys.maxunicode:
+            # Surrogates are no characters of their own.
+            return prefix[:place] + chr(0xE000 if 0xD800 <= code <= 0xDFFF else code)
+    raise UsageError(f"the prefix {prefix!r} has no end", "give one with another character in it")
+
+
+def _picked(rows: Rows) -> Plan[Picked]:
     if not rows:
         return Picked([], [])
     leased = [row for row in rows if row["lease_token"] is not None]
@@ -152,5 +233,9 @@ def _execution(row: Row, inbox: tuple[SignalRow, ...], children: tuple[ChildRow,
         row["concurrency_key"],
         row["correlation_key"],
         row["leased_at"],
+<<<<<<< HEAD
         row["has_signals"],
+=======
+        row["max_attempts"],
+>>>>>>> trial
     )

@@ -32,6 +32,79 @@ with recursive moment as materialized (
          for no key update skip locked) due
      where priority.value is not null limit 1000) first
   limit :demand::int
+{leasing}
+
+-- name: pick_by_prefix
+-- The same for every machine whose name lies in [:low, :high), whatever its queue: the lowest priority first, then the longest
+-- due, over all types together. What it costs grows with the number of types and with :reach, not with the number of rows.
+--   line     every type and priority that there is, with its first row: a skip scan.
+--   head     the lines that matter: of the first :reach rows, none is in a line that begins behind the :reach-th of these.
+--   sample   some rows of each, of every priority twice :reach in all; where they put the :reach-th, everything behind it is
+--            out of the question (bound). Without that, a hundred types would be read :reach deep each.
+--   chosen   the first :reach rows. They are locked one by one in this order, no more of them than :demand; :reach is larger,
+--            because some may be locked by others.
+-- Null :fsms: known here or not, the namespace is ours.
+with recursive moment as materialized (
+  select statement_timestamp() as now
+), line as (
+  (select g.fsm, g.priority, g.eligible_at, g.id from gen_durable.gen_durable g
+    where g.status = 'runnable' and not g.gated and g.fsm collate "C" >= :low::text and g.fsm collate "C" < :high::text
+    order by g.fsm collate "C", g.priority, g.eligible_at, g.id limit 1)
+  union all
+  select next.* from line cross join lateral (
+    select g.fsm, g.priority, g.eligible_at, g.id from gen_durable.gen_durable g
+     where g.status = 'runnable' and not g.gated and g.fsm collate "C" < :high::text
+       and (g.fsm collate "C", g.priority) > (line.fsm collate "C", line.priority)
+     order by g.fsm collate "C", g.priority, g.eligible_at, g.id limit 1) next
+), head as materialized (
+  select first.*, count(*) over (partition by first.priority) as lines from (
+    select line.fsm, line.priority from line cross join lateral (
+      select line.eligible_at, line.id where :fsms::text[] is null
+      union all
+      (select g.eligible_at, g.id from gen_durable.gen_durable g
+        where :fsms::text[] is not null
+          and g.status = 'runnable' and not g.gated and g.fsm collate "C" = line.fsm and g.priority = line.priority
+          and g.eligible_at <= (select now from moment)
+          and (g.fsm, g.fsm_version) in (select * from unnest(:fsms::text[], :versions::int[]))
+        order by g.eligible_at, g.id limit 1)) first
+     where line.eligible_at <= (select now from moment) and (:fsms::text[] is null or line.fsm = any (:fsms::text[]))
+     order by line.priority, first.eligible_at, first.id limit :reach::int) first
+), sample as (
+  select due.* from head cross join lateral (
+    select * from (
+      select g.priority, g.eligible_at, g.id from gen_durable.gen_durable g
+       where g.status = 'runnable' and not g.gated and g.fsm collate "C" = head.fsm and g.priority = head.priority
+         and g.eligible_at <= (select now from moment)
+         and (:fsms::text[] is null or (g.fsm, g.fsm_version) in (select * from unnest(:fsms::text[], :versions::int[])))
+       order by g.eligible_at, g.id limit 1000) first
+    limit 2 * :reach::int / head.lines + 1) due
+), bound as materialized (
+  select sample.priority, sample.eligible_at from sample
+   order by sample.priority, sample.eligible_at, sample.id offset :reach::int - 1 limit 1
+), chosen as materialized (
+  select due.* from head cross join lateral (
+    select * from (
+      select g.id, g.priority, g.eligible_at from gen_durable.gen_durable g
+       where g.status = 'runnable' and not g.gated and g.fsm collate "C" = head.fsm and g.priority = head.priority
+         and g.eligible_at <= coalesce((select case when bound.priority = head.priority then bound.eligible_at end from bound),
+                                       (select now from moment))
+         and (:fsms::text[] is null or (g.fsm, g.fsm_version) in (select * from unnest(:fsms::text[], :versions::int[])))
+       order by g.eligible_at, g.id limit 1000) first
+    limit :reach::int) due
+   where not exists (select from bound where head.priority > bound.priority)
+   order by due.priority, due.eligible_at, due.id limit :reach::int
+), candidate as materialized (
+  select * from (
+    select free.* from chosen cross join lateral (
+      select g.id, g.fsm, g.priority, g.eligible_at, g.concurrency_key from gen_durable.gen_durable g
+       where g.id = chosen.id and g.status = 'runnable' and not g.gated and g.eligible_at <= (select now from moment)
+         for no key update skip locked) free
+    limit 1000) first
+  limit :demand::int
+{leasing}
+
+-- part: leasing
+-- What both picks do with their candidates.
 ), admitted as materialized (
   select candidate.*, candidate.concurrency_key is null or (
       not exists (select from gen_durable.gen_durable holder
@@ -45,7 +118,11 @@ with recursive moment as materialized (
 ), leased as (
   update gen_durable.gen_durable g
      set status = 'executing', lease_token = :lease_token::bigint, locked_by = :worker::text,
-         lease_expires_at = (select now from moment) + :lease::interval, leased_at = (select now from moment),
+         lease_expires_at = (select now from moment) + coalesce(
+           (select own.lease from unnest(:own_fsms::text[], :own_versions::int[], :own_steps::text[], :own_leases::interval[])
+                   as own (fsm, version, step, lease)
+             where own.fsm = g.fsm and own.version = g.fsm_version and own.step = g.step), :lease::interval),
+         leased_at = (select now from moment),
          concurrency_slot = case when g.concurrency_key is not null then 0 end,
          execution = least(g.execution, 2147483646) + 1, updated_at = (select now from moment)
     from admitted
@@ -53,14 +130,14 @@ with recursive moment as materialized (
   returning g.id, g.lease_token, g.fsm, g.fsm_version, g.step, g.step_seq, g.attempt, g.state::text as state,
             g.awaits, g.timed_out, g.has_signals, coalesce(g.spawn_round = g.step_seq, false) as has_children,
             g.parent_id, g.concurrency_key, g.correlation_key, g.queue, g.priority,
-            extract(epoch from g.eligible_at)::float8 as due, g.leased_at
+            extract(epoch from g.eligible_at)::float8 as due, g.leased_at, g.max_attempts
 )
 select * from leased
 union all
 select * from (
   select distinct on (admitted.concurrency_key) admitted.id, null::bigint, admitted.fsm, null::int, null, null::bigint,
          null::int, null, null::text[], null::boolean, null::boolean, null::boolean, null::bigint,
-         admitted.concurrency_key, null, null, admitted.priority, null::float8, null::timestamptz
+         admitted.concurrency_key, null, null, admitted.priority, null::float8, null::timestamptz, null::int
     from admitted where not admitted.is_admitted
    order by admitted.concurrency_key, admitted.priority, admitted.eligible_at, admitted.id) denied
 
@@ -103,23 +180,8 @@ update gen_durable.gen_durable g set gated = true
 returning g.concurrency_key
 
 -- name: ungate
--- A later statement of every transaction that frees a key: let the first gated row of each key back into the pick index.
--- It waits for a row that somebody holds; skipping it could leave a free key with all of its rows gated for ever.
-with freed as (
-  select distinct key from unnest(:keys::text[]) as freed (key)
-   where not exists (select from gen_durable.gen_durable holder
-                      where holder.concurrency_key = freed.key and holder.concurrency_slot is not null)
-   order by key
-), first as materialized (
-  select row.id from freed cross join lateral (
-    select g.id from gen_durable.gen_durable g
-     where g.status = 'runnable' and g.concurrency_key = freed.key and g.gated
-     order by g.priority, g.eligible_at, g.id limit 1
-       for no key update) row
-)
-update gen_durable.gen_durable g set gated = false
-  from first where g.id = first.id
-returning g.queue
+-- A later statement of every transaction that frees a key: let the next row of each key in.
+select queue from gen_durable.ungate(:keys::text[]) as queue
 
 -- name: stuck_keys
 -- An alarm more than a repair: keys that nobody holds, with gated rows and none in the pick index. Without faults: none.

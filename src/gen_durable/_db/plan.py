@@ -19,7 +19,8 @@ T = TypeVar("T")
 Row: TypeAlias = Mapping[str, Any]
 Rows: TypeAlias = Sequence[Row]
 
-_NAME = re.compile(r"^-- name: (\w+)\n", re.MULTILINE)
+_SECTION = re.compile(r"^-- (name|part): (\w+)\n", re.MULTILINE)
+_PART = re.compile(r"\{(\w+)\}")
 _COMMENT = re.compile(r"--[^\n]*")
 _PARAMETER = re.compile(r"(?<!:):([a-z_]+)")
 _SCHEMA = re.compile(r"\bgen_durable\.")
@@ -66,10 +67,17 @@ Plan: TypeAlias = Generator[Call | Script, Rows, T]
 def statements(file: str) -> Mapping[str, Statement]:
     """The statements of one `.sql` file of this package, by name.
 
-    They are written against the schema `gen_durable` and run in psql as they stand, but for the parameters.
+    They are written against the schema `gen_durable` and run in psql as they stand, but for the parameters. What two of
+    them share is a part: `-- part: x` names it, `{x}` stands for it.
     """
-    parts = _NAME.split(read(file))[1:]
-    return {name: Statement(name, body) for name, body in zip(parts[::2], parts[1::2], strict=True)}
+    sections = _SECTION.split(read(file))[1:]
+    bodies = list(zip(sections[::3], sections[1::3], sections[2::3], strict=True))
+    parts = {name: _COMMENT.sub("", body) for kind, name, body in bodies if kind == "part"}
+    return {
+        name: Statement(name, _PART.sub(lambda match: parts[match[1]], _COMMENT.sub("", body)))
+        for kind, name, body in bodies
+        if kind == "name"
+    }
 
 
 def read(file: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any, Final
 
@@ -20,7 +20,7 @@ from .executor import Executor
 from .flusher import Flusher
 from .heartbeat import Heartbeat
 from .reaper import Reaper, Timekeeper
-from .scheduler import Scheduler
+from .scheduler import FromQueue, Scheduler, Source
 from .service import Contact, Service
 from .threads import Threads
 from .wake import Wakes
@@ -43,7 +43,7 @@ class Engine:
         *,
         settings: Settings,
         registry: Registry,
-        queues: Mapping[str, Queue],
+        sources: Sequence[tuple[Source, Queue]],
         database: Database,
         commits: Database,
         effects: Database,
@@ -56,19 +56,19 @@ class Engine:
         self._worker = worker
         self._settings = settings
         self._registry = registry
-        self._queues = queues
+        self._sources = sources
         self._database = database
         self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._hurry = asyncio.Event()
         self._threads = Threads(settings.threads)
         contact = Contact(on_lost)
         self._flusher = Flusher(commits, effects, Recorder(worker, settings.executions), wakes, contact)
-        self._heartbeat = Heartbeat(dsn, settings, contact, self._lose)
+        self._heartbeat = Heartbeat(dsn, settings, contact, self._lose, self._cancel)
         executor = Executor(registry, Limits(settings.max_payload, settings.max_children), self._threads)
         self._schedulers = [
             Scheduler(
-                name,
-                queue,
+                source,
+                limits,
                 worker=worker,
                 settings=settings,
                 registry=registry,
@@ -80,10 +80,13 @@ class Engine:
                 contact=contact,
                 on_bug=self._fail,
             )
-            for name, queue in queues.items()
+            for source, limits in sources
         ]
-        for name, scheduler in zip(queues, self._schedulers, strict=True):
-            wakes.on_work(name, scheduler.wake)
+        for (source, _), scheduler in zip(sources, self._schedulers, strict=True):
+            if isinstance(source, FromQueue):
+                wakes.on_work(source.label, scheduler.wake)
+            else:
+                wakes.on_any_work(scheduler.wake)
         self._services: list[Service] = [
             *self._schedulers,
             Reaper(database, settings, telemetry, wakes, contact),
@@ -100,7 +103,7 @@ class Engine:
             task = loop.create_task(run())
             task.add_done_callback(self._watch)
             self._tasks.append(task)
-        served = ", ".join(f"{name}={queue.concurrency}" for name, queue in self._queues.items())
+        served = ", ".join(f"{source.name} ({limits.concurrency})" for source, limits in self._sources)
         machines = ", ".join(f"{machine.name} v{machine.version}" for machine in self._registry)
         _log.info("worker %s serves %s; machines: %s", self._worker, served, machines)
 
@@ -166,6 +169,10 @@ class Engine:
             # Whoever uses `async with worker` may never look; the line above has said it.
             self._failed.exception()
             self._on_failure(error)
+
+    def _cancel(self, lease: Lease) -> None:
+        for scheduler in self._schedulers:
+            scheduler.cancel(lease)
 
     def _lose(self, lease: Lease) -> None:
         for scheduler in self._schedulers:

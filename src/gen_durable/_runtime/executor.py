@@ -5,17 +5,29 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
+import traceback
 from collections.abc import Awaitable
 from typing import Any, Final
 
+from .._core.failures import failure_json
 from .._core.model import CommitEntry, Execution
 from .._core.opening import open_context, state_of
 from .._core.registry import Registered, Registry
-from .._core.settle import UNREAD, Limits, checked_outcome, settle
+from .._core.settle import (
+    UNREAD,
+    Limits,
+    cancel,
+    checked_outcome,
+    dead_letter,
+    no_handler,
+    release,
+    settle,
+)
 from ..definition import StepDef
 from ..errors import CodecError, UnknownStepError
+from ..jobs import Job
 from ..machine import Machine
-from ..outcome import Outcome, Stop, reason_text
+from ..outcome import Cancel, Discard, Outcome, Retry, RetryAfter, Stop, message_text, reason_text
 from .threads import Threads
 
 __all__ = ["Executor", "StepExitError", "as_exception", "is_our_cancellation"]
@@ -37,20 +49,59 @@ class Executor:
 
     async def run(self, execution: Execution, *, may_chain: bool) -> CommitEntry:
         """Execute one step. Whatever it does, an entry comes back; only our own cancellation is raised."""
-        registered = self._registry.find(execution.fsm, execution.version)
+        registered = self._registry.get(execution.fsm, execution.version)
+        if registered is None:
+            # Only a worker that owns a namespace leases what it does not know: nobody else would ever run it.
+            return no_handler(execution)
         try:
             return await self._step(execution, registered, may_chain=may_chain)
         except (KeyboardInterrupt, GeneratorExit):
             raise  # the process has to go, or this coroutine is thrown away
+        except (Discard, Cancel, RetryAfter) as decision:
+            return self._obey(decision, execution, registered)
         except BaseException as error:
             if is_our_cancellation(error):
                 raise
             failure = as_exception(error)
+        if execution.cancellation.is_requested:
+            # A cancel was acknowledged: whatever is committed now ends as cancelled, so there is nothing to decide.
+            return release(execution)
         return await self._handle(failure, execution, registered, may_chain=may_chain)
+
+    def may_interrupt(self, execution: Execution) -> bool:
+        """Whether a cancel may cut off the step that runs."""
+        registered = self._registry.get(execution.fsm, execution.version)
+        step = registered.definition.steps.get(execution.step) if registered else None
+        return step is not None and step.interrupt
+
+    def _obey(
+        self, decision: Discard | Cancel | RetryAfter, execution: Execution, registered: Registered
+    ) -> CommitEntry:
+        """The step has decided by raising: `handle` is not asked."""
+        machine, error = registered.definition, message_text(decision) or type(decision).__name__
+        if isinstance(decision, Cancel):
+            return cancel(execution, error)
+        step = machine.steps.get(execution.step)
+        limit = execution.max_attempts or (step.retry.max_attempts if step and step.retry else None)
+        if isinstance(decision, RetryAfter) and (limit is None or execution.attempt + 1 < limit):
+            entry = settle(execution, machine, Retry(decision.delay), UNREAD, self._limits, error=error)
+        else:
+            entry = settle(execution, machine, Stop(error), UNREAD, self._limits)
+        return self._failed(entry, execution, decision)
+
+    def _failed(self, entry: CommitEntry, execution: Execution, error: BaseException) -> CommitEntry:
+        """An outcome that came of an exception: keep that, and leave a failed instance to its dead-letter job."""
+        entry.failure = failure_json(error, execution.attempt)
+        machine = self._registry.find(execution.fsm, execution.version).definition
+        if entry.kind == "stop" and machine.dead_letter is not None:
+            entry.letter = dead_letter(execution, machine, machine.dead_letter, entry.error or "")
+        return entry
 
     async def recover(self, error: Exception, execution: Execution, *, may_chain: bool) -> CommitEntry:
         """The effect of the step's outcome failed: the step has failed, and its machine decides."""
         registered = self._registry.find(execution.fsm, execution.version)
+        if isinstance(error, Discard | Cancel | RetryAfter):
+            return self._obey(error, execution, registered)
         return await self._handle(error, execution, registered, may_chain=may_chain)
 
     def give_up(self, error: Exception, second: Exception, execution: Execution) -> CommitEntry:
@@ -59,7 +110,7 @@ class Executor:
         reason = Stop(
             f"{reason_text(error)}; then the effect of what handle returned raised {reason_text(second)}"
         )
-        return settle(execution, machine, reason, UNREAD, self._limits)
+        return self._failed(settle(execution, machine, reason, UNREAD, self._limits), execution, second)
 
     async def _step(self, execution: Execution, registered: Registered, *, may_chain: bool) -> CommitEntry:
         machine = registered.definition
@@ -76,7 +127,7 @@ class Executor:
         outcome = checked_outcome(value, machine.name, step.name)
         return settle(execution, machine, outcome, context.state, self._limits, may_chain=may_chain)
 
-    async def _call(self, step: StepDef, machine: Machine[Any, Any], context: Any) -> object:
+    async def _call(self, step: StepDef, machine: Machine[Any, Any] | Job[Any, Any], context: Any) -> object:
         if step.is_async:
             return await step.function(machine, context)
         value = await self._threads.run(step.function, machine, context)
@@ -101,21 +152,28 @@ class Executor:
             outcome = await self._decide(registered.machine, failure, context)
             _tell(execution, failure, outcome)
             current = UNREAD if state is UNREAD and context.state is None else context.state
-            return settle(
+            entry = settle(
                 execution, machine, outcome, current, self._limits, may_chain=may_chain, error=error
             )
+            return self._failed(entry, execution, failure)
         except (KeyboardInterrupt, GeneratorExit):
             raise
         except BaseException as raised:
             if is_our_cancellation(raised):
                 raise
             second = raised
+        if isinstance(second, Discard | Cancel | RetryAfter):
+            return self._obey(second, execution, registered)
         reason = Stop(f"{error}; then handle raised {reason_text(second)}")
-        return settle(execution, machine, reason, UNREAD, self._limits)
+        return self._failed(settle(execution, machine, reason, UNREAD, self._limits), execution, failure)
 
-    async def _decide(self, machine: Machine[Any, Any], failure: Exception, context: Any) -> Outcome[Any]:
+    async def _decide(
+        self, machine: Machine[Any, Any] | Job[Any, Any], failure: Exception, context: Any
+    ) -> Outcome[Any]:
         # A handler of the user's follows the rule of steps: `async def` on the loop, `def` in a thread.
-        if type(machine).handle is Machine.handle or inspect.iscoroutinefunction(machine.handle):
+        if type(machine).handle in (Machine.handle, Job.handle) or inspect.iscoroutinefunction(
+            machine.handle
+        ):
             value: object = machine.handle(failure, context)
         else:
             value = await self._threads.run(machine.handle, failure, context)
@@ -127,15 +185,19 @@ class Executor:
 def _tell(execution: Execution, failure: Exception, outcome: Outcome[Any]) -> None:
     """Where a step raised is known here and nowhere else: the row keeps only what it said."""
     level = logging.WARNING if isinstance(outcome, Stop) else logging.INFO
+    if not _log.isEnabledFor(level):
+        return
+    # As text that every handler can write: an exception may quote half of a surrogate pair.
+    told = "".join(traceback.format_exception(failure)).encode(errors="backslashreplace").decode()
     _log.log(
         level,
-        "%s %d: step '%s' raised at attempt %d; %s",
+        "%s %d: step '%s' raised at attempt %d; %s\n%s",
         execution.fsm,
         execution.id,
         execution.step,
         execution.attempt + 1,
         "it fails" if isinstance(outcome, Stop) else f"its handler says {type(outcome).__name__}",
-        exc_info=failure,
+        told.rstrip(),
     )
 
 

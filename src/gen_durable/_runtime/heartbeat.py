@@ -9,19 +9,19 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import timedelta
 from typing import Final
 
 from .._db.failures import StatementError
-from .._db.lease import Lease, mark_started, renew
+from .._db.lease import Lease, mark_started, renew, watch
 from .._db.pool import Database
 from ..config import Settings
 from .service import Contact, Outage
 
 __all__ = ["Heartbeat"]
 
-# A step that runs for half a second is noted as begun within the next half: IN_PROGRESS is true within a second.
+# A step that runs for half a second is noted as begun within the next half, and hears of a cancel within a second.
 _LONG: Final = 0.5
 _NOTE_EVERY: Final = 0.5
 
@@ -35,6 +35,7 @@ class Heartbeat:
         settings: Settings,
         contact: Contact,
         on_lost: Callable[[Lease], None],
+        on_cancelled: Callable[[Lease], None],
     ) -> None:
         self._dsn = dsn
         self._settings = settings
@@ -42,11 +43,12 @@ class Heartbeat:
         self._pause = settings.heartbeat.total_seconds() / 2
         self._contact = contact
         self._on_lost = on_lost
+        self._on_cancelled = on_cancelled
         self._lock = threading.Lock()
-        # Lease → when it was last known to be good (monotonic). Guarded by the lock.
-        self._leases: dict[Lease, float] = {}
-        # Lease → the step_seq of the step that runs on it, and since when, until that is noted. Guarded by the lock.
-        self._begun: dict[Lease, tuple[int, float]] = {}
+        # Lease → when it was last known to be good (monotonic), and its length. Guarded by the lock.
+        self._leases: dict[Lease, tuple[float, timedelta]] = {}
+        # Lease → the step_seq of the step that runs on it, since when, and whether that is noted. Guarded by the lock.
+        self._begun: dict[Lease, tuple[int, float, bool]] = {}
         self._loop = asyncio.get_running_loop()
         self._beating: tuple[asyncio.AbstractEventLoop, asyncio.Event] | None = None
         self._ready = threading.Event()
@@ -63,10 +65,10 @@ class Heartbeat:
             loop, stop = self._beating
             loop.call_soon_threadsafe(stop.set)
 
-    def hold(self, lease: Lease) -> None:
-        """Keep this lease from now on."""
+    def hold(self, lease: Lease, length: timedelta) -> None:
+        """Keep this lease from now on, renewing it by so much."""
         with self._lock:
-            self._leases[lease] = time.monotonic()
+            self._leases[lease] = (time.monotonic(), length)
 
     def let_go(self, lease: Lease) -> None:
         """Keep it no longer."""
@@ -77,7 +79,7 @@ class Heartbeat:
     def begin(self, lease: Lease, step_seq: int, at: float) -> None:
         """A step begins on this lease, at this time (monotonic)."""
         with self._lock:
-            self._begun[lease] = (step_seq, at)
+            self._begun[lease] = (step_seq, at, False)
 
     def end(self, lease: Lease) -> None:
         """It has ended."""
@@ -118,43 +120,54 @@ class Heartbeat:
     async def _keep(self, database: Database) -> None:
         if due := self._due():
             asked = time.monotonic()
-            self._note(due, await database.run(renew(due, self._settings.lease)), asked)
-        if begun := self._long_running():
-            self._forget(await database.run(mark_started(begun)))
+            lost = await database.run(renew(due))
+            self._note(due, lost, asked)
+            self._tell(self._on_lost, lost)
+        running = self._long_running()
+        if not running:
+            return
+        if fresh := {key: ago for key, (ago, is_noted) in running.items() if not is_noted}:
+            self._noted(await database.run(mark_started(fresh)))
+        lost, cancelled = await database.run(watch([lease for lease, _ in running]))
+        self._tell(self._on_lost, lost)
+        self._tell(self._on_cancelled, cancelled)
 
-    def _long_running(self) -> dict[tuple[Lease, int], timedelta]:
-        """Steps that have run for a while and are not noted: most steps are over before anybody could look."""
+    def _long_running(self) -> dict[tuple[Lease, int], tuple[timedelta, bool]]:
+        """Steps that have run for a while: most are over before anybody could look."""
         now = time.monotonic()
         with self._lock:
             return {
-                (lease, step_seq): timedelta(seconds=now - since)
-                for lease, (step_seq, since) in self._begun.items()
+                (lease, step_seq): (timedelta(seconds=now - since), is_noted)
+                for lease, (step_seq, since, is_noted) in self._begun.items()
                 if now - since >= _LONG
             }
 
-    def _forget(self, noted: set[tuple[Lease, int]]) -> None:
+    def _noted(self, noted: set[tuple[Lease, int]]) -> None:
         with self._lock:
             for lease, step_seq in noted:
-                if lease in self._begun and self._begun[lease][0] == step_seq:
-                    del self._begun[lease]
+                begun = self._begun.get(lease)
+                if begun is not None and begun[0] == step_seq:
+                    self._begun[lease] = (step_seq, begun[1], True)
 
-    def _due(self) -> list[Lease]:
+    def _tell(self, whom: Callable[[Lease], None], leases: set[Lease]) -> None:
+        for lease in leases:
+            try:
+                self._loop.call_soon_threadsafe(whom, lease)
+            except RuntimeError:
+                return  # the worker's loop is closed
+
+    def _due(self) -> dict[Lease, timedelta]:
         oldest = time.monotonic() - self._pause
         with self._lock:
-            return [lease for lease, renewed in self._leases.items() if renewed <= oldest]
+            return {lease: length for lease, (renewed, length) in self._leases.items() if renewed <= oldest}
 
-    def _note(self, due: list[Lease], lost: set[Lease], begun: float) -> None:
+    def _note(self, due: Iterable[Lease], lost: set[Lease], begun: float) -> None:
         with self._lock:
             for lease in due:
                 if lease in lost:
                     self._leases.pop(lease, None)
                 elif lease in self._leases:
-                    self._leases[lease] = begun
-        for lease in lost:
-            try:
-                self._loop.call_soon_threadsafe(self._on_lost, lease)
-            except RuntimeError:
-                return  # the worker's loop is closed
+                    self._leases[lease] = (begun, self._leases[lease][1])
 
 
 async def _within(event: asyncio.Event, seconds: float) -> bool:

@@ -8,7 +8,7 @@ import secrets
 import time
 from collections.abc import Callable, Coroutine
 from datetime import timedelta
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import msgspec
 
@@ -18,10 +18,12 @@ from .._core.settle import release
 from .._db import pick as picks
 from .._db.failures import StatementError
 from .._db.lease import Lease
+from .._db.plan import Plan
 from .._db.pool import Database
 from ..config import Queue, Settings
 from ..telemetry import (
     ConcurrencyContended,
+    HandlerMissing,
     OutcomeStale,
     PickStop,
     SchedulerDrain,
@@ -35,7 +37,7 @@ from .heartbeat import Heartbeat
 from .service import Contact, Service
 from .slots import Slots
 
-__all__ = ["Scheduler"]
+__all__ = ["FromPrefix", "FromQueue", "Scheduler", "Source"]
 
 # How many steps, and how much time in them, one instance may have on one lease before others get a turn.
 _CHAIN_STEPS: Final = 50
@@ -45,8 +47,65 @@ _CALM_AFTER: Final = 30.0
 _UNIQUE_VIOLATION: Final = "23505"
 # For each step that may run, how many executions may be leased: one that runs, one that is being committed.
 _LAG: Final = 2
+# How far a pick by prefix looks for rows that nobody else holds. Where there are fewer, looking farther costs nothing.
+_MAX_REACH: Final = 1000
 # How long a shutdown waits for its last commits: a database that is away must not hold up the exit.
 _LAST_WORDS: Final = 5.0
+
+
+class Source(Protocol):
+    """Where a scheduler takes its work from."""
+
+    @property
+    def name(self) -> str:
+        """For the log."""
+
+    @property
+    def label(self) -> str:
+        """For telemetry, in the place of the queue."""
+
+    def pick(
+        self, machines: picks.Machines, demand: int, lease_token: int, worker: str, leases: picks.Leases
+    ) -> Plan[picks.Picked]:
+        """The plan of one pick."""
+
+
+class FromQueue:
+    """The instances of one queue that belong to machines registered here: others are left to those who know them."""
+
+    def __init__(self, queue: str) -> None:
+        self.name = f"queue {queue}"
+        self.label = queue
+
+    def pick(
+        self, machines: picks.Machines, demand: int, lease_token: int, worker: str, leases: picks.Leases
+    ) -> Plan[picks.Picked]:
+        """The plan of one pick."""
+        return picks.pick(self.label, machines, demand, lease_token, worker, leases)
+
+
+class FromPrefix:
+    """All instances of machines under one prefix; `leaves_unknown` leaves those that are not registered here."""
+
+    def __init__(self, prefix: str, *, leaves_unknown: bool) -> None:
+        self.name = f"prefix {prefix}"
+        self.label = prefix
+        self._leaves_unknown = leaves_unknown
+        # How many rows to consider; grows while picks come back short, because others may hold the first ones.
+        self._reach = 0
+
+    def pick(
+        self, machines: picks.Machines, demand: int, lease_token: int, worker: str, leases: picks.Leases
+    ) -> Plan[picks.Picked]:
+        """The plan of one pick."""
+        known = machines if self._leaves_unknown else None
+        reach = max(2 * demand, self._reach)
+        picked = yield from picks.pick_by_prefix(
+            self.label, known, demand, reach, lease_token, worker, leases
+        )
+        is_short = len(picked.executions) + len(picked.denied) < demand
+        self._reach = min(4 * reach, _MAX_REACH) if is_short else 0
+        return picked
 
 
 class Scheduler(Service):
@@ -54,7 +113,7 @@ class Scheduler(Service):
 
     def __init__(
         self,
-        queue: str,
+        source: Source,
         limits: Queue,
         *,
         worker: str,
@@ -69,12 +128,14 @@ class Scheduler(Service):
         on_bug: Callable[[BaseException], None],
     ) -> None:
         super().__init__(contact)
-        self.name = f"queue {queue}"
-        self._queue = queue
+        self.name = source.name
+        self._source = source
+        self._queue = source.label
         self._slots = Slots(limits.concurrency)
         self._worker = worker
         self._settings = settings
         self._registry = registry
+        self._leases = picks.Leases(settings.lease, registry.leases)
         self._database = database
         self._executor = executor
         self._flusher = flusher
@@ -89,6 +150,8 @@ class Scheduler(Service):
         self._began: dict[Lease, float] = {}
         self._may_have_more = False
         self._last_work = time.monotonic()
+        # Leases whose step was cut off because its instance is cancelled, until the step has noticed.
+        self._interrupted: set[Lease] = set()
         self._is_draining = False
         self._hurried = asyncio.Event()
 
@@ -119,6 +182,16 @@ class Scheduler(Service):
     def lose(self, lease: Lease) -> None:
         """This lease is no longer ours: whatever the step still does, it may not commit."""
         if self._in_step.pop(lease, None) is not None:
+            self._in_flight[lease].cancel()
+
+    def cancel(self, lease: Lease) -> None:
+        """Somebody wants this instance cancelled: its step may look, and one that wants it so is cut off."""
+        execution = self._in_step.get(lease)
+        if execution is None or execution.cancellation.is_requested:
+            return
+        execution.cancellation.is_requested = True
+        if self._executor.may_interrupt(execution):
+            self._interrupted.add(lease)
             self._in_flight[lease].cancel()
 
     async def drain(self, timeout: timedelta) -> None:
@@ -175,15 +248,9 @@ class Scheduler(Service):
 
     async def _pick(self, demand: int) -> picks.Picked:
         while True:
-            plan = picks.pick(
-                self._queue,
-                self._registry.keys,
-                demand,
-                # One random token per pick: nobody else's, and not this worker's own of an earlier lease either.
-                secrets.randbits(62),
-                self._worker,
-                self._settings.lease,
-            )
+            # One random token per pick: nobody else's, and not this worker's own of an earlier lease either.
+            token = secrets.randbits(62)
+            plan = self._source.pick(self._registry.keys, demand, token, self._worker, self._leases)
             try:
                 return await self._database.run(plan)
             except StatementError as error:
@@ -205,7 +272,7 @@ class Scheduler(Service):
 
     def _start(self, execution: Execution) -> None:
         lease = (execution.id, execution.lease_token)
-        self._heartbeat.hold(lease)
+        self._heartbeat.hold(lease, self._leases.of(execution.fsm, execution.version, execution.step))
         task = asyncio.get_running_loop().create_task(self._work(execution, lease))
         self._in_flight[lease] = task
         task.add_done_callback(lambda task: self._ended(lease, task))
@@ -228,16 +295,16 @@ class Scheduler(Service):
             entry = await self._inside(lease, execution, self._executor.run(execution, may_chain=may_chain))
             seconds = time.monotonic() - (entry.started or 0.0)
             busy += seconds
-            result = await self._commit(entry, busy)
+            result = await self._commit(execution, entry, busy)
             if isinstance(result, EffectFailed):
                 first, started = result.error, entry.started
                 recovery = self._executor.recover(first, execution, may_chain=may_chain)
                 entry = await self._inside(lease, execution, recovery, started)
-                result = await self._commit(entry, busy)
+                result = await self._commit(execution, entry, busy)
                 if isinstance(result, EffectFailed):
                     entry = self._executor.give_up(first, result.error, execution)
                     entry.started = started
-                    result = await self._commit(entry, busy)
+                    result = await self._commit(execution, entry, busy)
             self._observe(execution, entry, result, seconds)
             if entry.kind != "keep" or not isinstance(result, Committed) or result.status != "executing":
                 return
@@ -261,7 +328,14 @@ class Scheduler(Service):
         self._heartbeat.begin(lease, execution.step_seq, started)
         try:
             entry = await step
+        except asyncio.CancelledError:
+            if lease not in self._interrupted or lease not in self._in_step:
+                raise
+            # Not this task but its step was meant. Whatever is committed now ends as cancelled.
+            _uncancelled()
+            entry = release(execution)
         finally:
+            self._interrupted.discard(lease)
             self._heartbeat.end(lease)
             self._in_step.pop(lease, None)
             self._began.pop(lease, None)
@@ -271,15 +345,27 @@ class Scheduler(Service):
         entry.started = started
         return entry
 
-    async def _commit(self, entry: CommitEntry, busy: float) -> CommitResult:
+    async def _commit(self, execution: Execution, entry: CommitEntry, busy: float) -> CommitResult:
         # Asked after the step: while it ran, a shutdown may have begun, or its turn may have passed.
-        if entry.kind == "keep" and (self._is_draining or busy > _CHAIN_SECONDS):
+        # And a step with a lease of another length has to be leased anew.
+        if entry.kind == "keep" and (
+            self._is_draining or busy > _CHAIN_SECONDS or not self._same_lease(execution, entry)
+        ):
             entry.kind = "next"
         return await self._flusher.commit(entry)
+
+    def _same_lease(self, execution: Execution, entry: CommitEntry) -> bool:
+        fsm, version = execution.fsm, execution.version
+        return self._leases.of(fsm, version, entry.step) == self._leases.of(fsm, version, execution.step)
 
     def _observe(
         self, execution: Execution, entry: CommitEntry, result: CommitResult, seconds: float
     ) -> None:
+        is_failed = isinstance(result, Committed) and result.status == "failed"
+        if is_failed and self._registry.get(execution.fsm, execution.version) is None:
+            self._telemetry.emit(
+                HandlerMissing(id=execution.id, fsm=execution.fsm, version=execution.version)
+            )
         if isinstance(result, Stale):
             self._telemetry.emit(
                 OutcomeStale(
@@ -316,6 +402,12 @@ class Scheduler(Service):
         silence = min(1.0, (time.monotonic() - self._last_work) / _CALM_AFTER)
         pause = max(self._settings.min_poll_interval, self._settings.poll_interval * silence)
         return pause * random.uniform(0.9, 1.0)
+
+
+def _uncancelled() -> None:
+    task = asyncio.current_task()
+    if task is not None:
+        task.uncancel()
 
 
 def _next(execution: Execution, entry: CommitEntry, committed: Committed) -> Execution:

@@ -17,11 +17,16 @@ class Wakes:
     def __init__(self) -> None:
         # Written at start and stop only, read by the event loop.
         self._queues: dict[str, Callable[[], None]] = {}
+        self._any: list[Callable[[], None]] = []
         self._rests: list[Callable[[], None]] = []
 
     def on_work(self, queue: str, wake: Callable[[], None]) -> None:
         """Call `wake` when this queue may have work."""
         self._queues[queue] = wake
+
+    def on_any_work(self, wake: Callable[[], None]) -> None:
+        """Call `wake` when any queue may have work."""
+        self._any.append(wake)
 
     def on_rest(self, wake: Callable[[], None]) -> None:
         """Call `wake` when some instance has ended or parked."""
@@ -31,6 +36,8 @@ class Wakes:
         """These queues may have work."""
         for queue in queues:
             if (wake := self._queues.get(queue)) is not None:
+                wake()
+            for wake in self._any:
                 wake()
 
     def rest(self) -> None:

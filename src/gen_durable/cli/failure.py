@@ -6,7 +6,7 @@ from typing import IO, Any
 
 import click
 
-__all__ = ["Failure"]
+__all__ = ["Failure", "nobody"]
 
 
 class Failure(click.ClickException):
@@ -16,3 +16,10 @@ class Failure(click.ClickException):
 
     def show(self, file: IO[Any] | None = None) -> None:
         click.echo(f"gen-durable: {self.format_message()}", file=file, err=file is None)
+
+
+def nobody(target: int | str) -> Failure:
+    """There is no such instance."""
+    if isinstance(target, int):
+        return Failure(f"there is no instance {target}")
+    return Failure(f"there is no instance with correlation key {target!r}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from datetime import timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -12,7 +12,18 @@ import msgspec
 
 from ..config import Queue, Settings, parse_duration
 
-__all__ = ["dsn_option", "duration", "duration_text", "load_settings", "queue", "settings_options"]
+__all__ = [
+    "dsn_option",
+    "duration",
+    "duration_text",
+    "load_settings",
+    "moment",
+    "moment_or_age",
+    "prefix",
+    "queue",
+    "settings_options",
+    "target",
+]
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -27,12 +38,49 @@ def duration(text: str) -> timedelta:
 
 def queue(text: str) -> tuple[str, Queue]:
     """`default=10`: a queue, and how many of its steps run at once."""
+    return _source(text, "NAME=N with N of at least 1, for example default=10")
+
+
+def prefix(text: str) -> tuple[str, Queue]:
+    """`billing.` or `media.=20`: a namespace of machines, and how many of their steps run at once."""
+    return _source(text, "PREFIX or PREFIX=N with N of at least 1, for example billing. or media.=20")
+
+
+def _source(text: str, form: str) -> tuple[str, Queue]:
     name, equals, number = text.rpartition("=")
-    if not equals:
+    if text and not equals:
         return text, Queue()
     if not name or not number.isdecimal() or int(number) < 1:
-        raise click.BadParameter(f"{text!r} is not NAME=N with N of at least 1, for example default=10")
+        raise click.BadParameter(f"{text!r} is not {form}")
     return name, Queue(concurrency=int(number))
+
+
+def target(text: str) -> int | str:
+    """`42`: an instance by its id; anything but digits is a correlation key."""
+    return int(text) if text.isascii() and text.isdecimal() else text
+
+
+def moment(text: str) -> datetime:
+    """`2026-01-31T09:00Z`: a moment in ISO 8601. Without an offset it would be another one on another host."""
+    try:
+        read = datetime.fromisoformat(text)
+    except ValueError:
+        raise click.BadParameter(f"{text!r} is no moment; write for example 2026-01-31T09:00Z") from None
+    if read.utcoffset() is None:
+        raise click.BadParameter(f"{text!r} has no time zone; write {text}Z or {text}+01:00")
+    return read
+
+
+def moment_or_age(text: str) -> datetime | timedelta:
+    """A moment, or how long ago it was: `1h`."""
+    try:
+        return parse_duration(text)
+    except ValueError:
+        pass
+    try:
+        return moment(text)
+    except click.BadParameter as error:
+        raise click.BadParameter(f"{error.message}, or how long ago: 1h") from None
 
 
 # How the type of a setting is read from the command line, and what help calls it.

@@ -8,9 +8,14 @@ from typing import Any
 import click
 
 from ..errors import GenDurableError
+from .control import cancel, delete, restore, retry
 from .db import db
 from .demo import demo
 from .failure import Failure
+from .ls import ls
+from .producing import insert, signal
+from .show import show
+from .wait import wait
 from .worker import worker
 
 __all__ = ["root"]
@@ -32,5 +37,5 @@ def root() -> None:
     """Durable state machines on PostgreSQL."""
 
 
-for command in (db, demo, worker):
+for command in (db, demo, worker, insert, signal, ls, show, wait, cancel, retry, delete, restore):
     root.add_command(command)

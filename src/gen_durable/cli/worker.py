@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import click
 
@@ -13,7 +14,7 @@ from ..config import Queue, environment_dsn
 from ..telemetry import PickStop
 from ..worker import Worker
 from .failure import Failure
-from .options import dsn_option, load_settings, queue, settings_options
+from .options import dsn_option, load_settings, prefix, queue, settings_options
 from .targets import load
 
 __all__ = ["worker"]
@@ -29,11 +30,27 @@ __all__ = ["worker"]
     multiple=True,
     help="A queue, and how many of its steps run at once; may be repeated. Default: the machines' queues, 10 each.",
 )
+@click.option(
+    "--prefix",
+    "prefixes",
+    type=prefix,
+    metavar="PREFIX[=N]",
+    multiple=True,
+    help="A namespace of machines that this worker owns (billing.), and how many of their steps run at once; may be "
+    "repeated, and stands instead of queues unless those are given too. Default: WORKER_TYPE_PREFIXES, if it is set.",
+)
+@click.option(
+    "--on-unknown",
+    type=click.Choice(["fail", "leave"]),
+    help="What becomes of an instance under a prefix whose machine TARGET does not have. Default: fail.",
+)
 @dsn_option
 @settings_options()
 def worker(
     target: str,
     queues: tuple[tuple[str, Queue], ...],
+    prefixes: tuple[tuple[str, Queue], ...],
+    on_unknown: Literal["fail", "leave"] | None,
     dsn: str | None,
     settings_file: Path | None,
     **settings: Any,
@@ -46,21 +63,26 @@ def worker(
     loaded = load(target)
     if isinstance(loaded, Worker):
         given = [name for name, value in settings.items() if value is not None]
-        if queues or dsn or settings_file or given:
+        if queues or prefixes or on_unknown or dsn or settings_file or given:
             raise Failure(f"{target} is a Worker and has its settings in the code; leave the options out")
         ready = loaded
     else:
         ready = Worker(
-            loaded, dsn=dsn, queues=_distinct(queues), settings=load_settings(settings_file, settings)
+            loaded,
+            dsn=dsn,
+            queues=_distinct(queues, "queue"),
+            prefixes=_distinct(prefixes, "prefix"),
+            on_unknown=on_unknown or "fail",
+            settings=load_settings(settings_file, settings),
         )
     _announce(ready)
     ready.run()
 
 
-def _distinct(queues: tuple[tuple[str, Queue], ...]) -> dict[str, Queue] | None:
-    by_name = dict(queues)
-    if len(by_name) < len(queues):
-        raise Failure("a queue is given twice; one --queue NAME=N for each")
+def _distinct(given: tuple[tuple[str, Queue], ...], what: str) -> dict[str, Queue] | None:
+    by_name = dict(given)
+    if len(by_name) < len(given):
+        raise Failure(f"a {what} is given twice; one --{what} for each")
     return by_name or None
 
 
@@ -77,9 +99,18 @@ def _announce(ready: Worker) -> None:
 def _start_line(ready: Worker) -> str:
     """Who runs what, where. Queues of the machines that are left to other workers are named: it may be a mistake."""
     machines = ", ".join(f"{each.name} v{each.version}" for each in ready.machines)
-    queues = ", ".join(f"{name}={served.concurrency}" for name, served in ready.queues.items())
-    elsewhere = sorted({each.queue for each in ready.machines} - set(ready.queues))
+    served = [*_sources("queues", ready.queues), *_sources("prefixes", ready.prefixes)]
+    elsewhere = sorted(
+        {each.queue for each in ready.machines if not each.name.startswith(tuple(ready.prefixes))}
+        - set(ready.queues)
+    )
     left = f"; not {', '.join(elsewhere)}" if elsewhere else ""
     dsn = ready.dsn or environment_dsn()
     where = redacted(dsn) if dsn else "the embedded PostgreSQL"
-    return f"gen-durable {metadata.version('gen_durable')} runs {machines} on {where}, queues {queues}{left}"
+    version = metadata.version("gen_durable")
+    return f"gen-durable {version} runs {machines} on {where}, {', '.join(served)}{left}"
+
+
+def _sources(kind: str, sources: Mapping[str, Queue]) -> list[str]:
+    named = ", ".join(f"{name}={limits.concurrency}" for name, limits in sources.items())
+    return [f"{kind} {named}"] if named else []

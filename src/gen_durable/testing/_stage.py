@@ -129,7 +129,7 @@ class Stage:
         wanted = (
             inspect.Filter()
             if definition is None
-            else inspect.Filter(fsm=definition.name, version=definition.version)
+            else inspect.Filter(fsms=[definition.name], version=definition.version)
         )
         rows = self._look(inspect.page(wanted, _MANY, None))
         return [_verbs.read(row, definition or self._definition_of(row)) for row in reversed(rows)]

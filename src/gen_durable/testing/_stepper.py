@@ -28,6 +28,7 @@ from .._runtime.threads import Threads
 from ..config import Settings
 from ..definition import StepDef, definition_of
 from ..errors import DefinitionError, UsageError
+from ..jobs import Job
 from ..machine import Machine
 from ..outcome import Outcome, ScheduleChildren, Stop
 from ..refs import Insertable
@@ -37,7 +38,7 @@ __all__ = ["Crash", "CrashPoint", "Plans", "Stepper", "Tally", "Transition"]
 
 T = TypeVar("T")
 CrashPoint: TypeAlias = Literal["before_step", "before_commit"]
-TransitionKind: TypeAlias = Literal["next", "retry", "await", "schedule_childs", "done", "stop"]
+TransitionKind: TypeAlias = Literal["next", "retry", "await", "schedule_childs", "done", "stop", "cancel"]
 
 
 class Crash(Exception):  # noqa: N818 - it is no error: the test asked for it
@@ -53,6 +54,7 @@ class Tally(msgspec.Struct, frozen=True, kw_only=True):
     children: int = 0
     done: int = 0
     stopped: int = 0
+    cancelled: int = 0
 
 
 _FIELDS: Final = {
@@ -62,6 +64,7 @@ _FIELDS: Final = {
     "schedule_childs": "children",
     "done": "done",
     "stop": "stopped",
+    "cancel": "cancelled",
 }
 
 
@@ -187,7 +190,12 @@ class Stepper:
     async def _pick(self, database: Plans, queue: str) -> Execution | None:
         while True:
             plan = picks.pick(
-                queue, self.registry.keys, 1, secrets.randbits(62), self._name, self._settings.lease
+                queue,
+                self.registry.keys,
+                1,
+                secrets.randbits(62),
+                self._name,
+                picks.Leases(self._settings.lease),
             )
             picked = await database.run(plan)
             if picked.executions:
@@ -283,10 +291,12 @@ class _LearningExecutor(Executor):
         self.unknown: DefinitionError | None = None
         """Why a child cannot run here. That is the test's fault, so the machine's handler must not see it."""
 
-    async def _call(self, step: StepDef, machine: Machine[Any, Any], context: Any) -> object:
+    async def _call(self, step: StepDef, machine: Machine[Any, Any] | Job[Any, Any], context: Any) -> object:
         return self._met(await super()._call(step, machine, context))
 
-    async def _decide(self, machine: Machine[Any, Any], failure: Exception, context: Any) -> Outcome[Any]:
+    async def _decide(
+        self, machine: Machine[Any, Any] | Job[Any, Any], failure: Exception, context: Any
+    ) -> Outcome[Any]:
         return self._met(await super()._decide(machine, failure, context))
 
     def _met(self, outcome: T) -> T:

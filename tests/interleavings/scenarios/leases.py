@@ -17,16 +17,14 @@ from tests.interleavings.session import (
     Flushed,
     Session,
     autocommit,
-    commit,
     commit_plain,
     flush,
     transaction,
 )
-from tests.interleavings.works import CRASH_LIMIT, commit_picked, lease_some, reap
+from tests.interleavings.works import CRASH_LIMIT, commit_picked, flush_with_effect, lease_some, reap
 from tests.interleavings.world import LEASE, TOKEN, instance, leased, outcome
 
 KEEP = outcome(1, "keep")
-_EFFECT = Statement("effect", "insert into gen_durable.effects values (:id::bigint)")
 # What the check of a foreign key does to the row that it points at.
 _KEY_SHARE = Statement(
     "key_share", "select from gen_durable.gen_durable where id = :id::bigint for key share"
@@ -156,11 +154,6 @@ def effect_reap_and_pick() -> Scenario:
     # Which effect it is makes no difference to the commit.
     entry = outcome(1, "next", effect=Sql("select 1"))
 
-    def commit_with_effect() -> Plan[Flushed]:
-        if (yield from commits.hold(entry)):
-            yield _EFFECT(id=entry.id)
-        return (yield from commit([entry]))
-
     def check(end: End) -> None:
         require(end.after.effects == len(end.result("F").committed()), "not one effect for its transition")
 
@@ -168,7 +161,7 @@ def effect_reap_and_pick() -> Scenario:
         name="commit with effect × reap × pick and commit",
         setup=[leased(1)],
         sessions={
-            "F": [transaction(lambda _: commit_with_effect())],
+            "F": [flush_with_effect(entry)],
             "R": [reap()],
             "K": [lease_some(8), commit_picked("done")],
         },
@@ -221,7 +214,7 @@ def mark_started_and_commit() -> Scenario:
 
 def renew_and_commit() -> Scenario:
     """A worker's heartbeat meets its own flush: it neither waits nor takes a live lease for lost."""
-    leases = [(id, TOKEN) for id in (1, 2, 3)]
+    leases = {(id, TOKEN): LEASE for id in (1, 2, 3)}
 
     def check(end: End) -> None:
         require(end.result("H") <= {(1, TOKEN)}, "a live lease was taken for lost")
@@ -230,7 +223,7 @@ def renew_and_commit() -> Scenario:
         name="renew × commit",
         setup=[leased(id) for id in (1, 2, 3)],
         sessions={
-            "H": [autocommit(lambda _: renew(leases, LEASE))],
+            "H": [autocommit(lambda _: renew(leases))],
             "F": [flush(outcome(1, "done"), outcome(3, "keep"))],
         },
         check=check,
@@ -251,7 +244,7 @@ def renew_reap_and_pick() -> Scenario:
         name="renew × reap × pick",
         setup=[leased(1)],
         sessions={
-            "H": [autocommit(lambda _: renew([(1, TOKEN)], LEASE))],
+            "H": [autocommit(lambda _: renew({(1, TOKEN): LEASE}))],
             "R": [reap()],
             "K": [lease_some(8)],
         },

@@ -15,7 +15,7 @@ create table gen_durable.gen_durable (
   status              gen_durable.durable_status not null default 'runnable',
   state               jsonb not null default '{}',
   result              jsonb,                              -- set by done
-  awaits              text[],                             -- the signals that the last await named; kept until the woken step progresses
+  awaits              text[],                             -- the signals that the last await named; kept until the woken step progresses, and by ends
   presented           bigint[],                           -- signals that the parking execution had already seen: they do not wake it again
   await_deadline      timestamptz,                        -- null unless parked with a timeout
   timed_out           boolean not null default false,     -- the deadline, not a signal, ended the last await
@@ -100,7 +100,8 @@ create unique index gen_durable_correlation on gen_durable.gen_durable (correlat
   where correlation_guard is not null;
 create index gen_durable_key on gen_durable.gen_durable (correlation_key, id) where correlation_key is not null;
 create index gen_durable_parent on gen_durable.gen_durable (parent_id, parent_round) where parent_id is not null;
-create index gen_durable_deadline on gen_durable.gen_durable (await_deadline) where await_deadline is not null;
+create index gen_durable_deadline on gen_durable.gen_durable (await_deadline)
+  where status = 'awaiting_signal' and await_deadline is not null;
 create index gen_durable_finished on gen_durable.gen_durable (finished_at) where finished_at is not null;
 
 create table gen_durable.signals (
@@ -129,7 +130,10 @@ create table gen_durable.machines (
 -- Instances as clients read them: the columns that are of use to people, in types that every driver knows.
 create view gen_durable.snapshots as
 select g.id, g.fsm, g.fsm_version, g.step, g.status::text as status, g.state::text as state, g.result::text as result,
-       g.attempt, g.step_seq, g.crash_count, g.queue, g.priority, g.awaits, g.await_deadline, g.children_pending,
+       g.attempt, g.step_seq, g.crash_count, g.queue, g.priority,
+       -- What has ended keeps both, for a retry; it awaits nothing.
+       case when g.finished_at is null then g.awaits end as awaits,
+       case when g.finished_at is null then g.await_deadline end as await_deadline, g.children_pending,
        g.last_error, g.correlation_key, g.unique_key, g.concurrency_key, g.parent_id, g.locked_by,
        g.inserted_at, g.updated_at, g.eligible_at, g.finished_at, g.deleted_at
   from gen_durable.gen_durable g;
@@ -141,9 +145,9 @@ select g.id, g.fsm, g.fsm_version, g.step, g.status::text as status, g.state::te
 create function gen_durable.insert_rows(
   fsms text[], versions int[], steps text[], states text[], queues text[], priorities int[],
   eligible_ats timestamptz[], delays interval[], concurrency_keys text[],
-  correlation_keys text[], correlation_scopes text[], unique_keys bytea[], unique_scopes text[],
+  correlation_keys text[], correlation_scopes text[], unique_keys bytea[], unique_scopes text[], max_attempts int[],
   parent_ids bigint[], parent_rounds bigint[], strict boolean)
-returns table (ord bigint, id bigint, inserted boolean, queue text, holder_fsm text, holder_key text)
+returns table (ord bigint, id bigint, inserted boolean, queue text, holder_fsm text, holder_key text, holder_status text)
 language plpgsql as $$
 #variable_conflict use_column
 declare
@@ -157,19 +161,22 @@ begin
       with spec as materialized (
         select nextval('gen_durable.gen_durable_id_seq') as id, given.*
           from unnest(fsms, versions, steps, states, queues, priorities, eligible_ats, delays, concurrency_keys,
-                      correlation_keys, correlation_scopes, unique_keys, unique_scopes, parent_ids, parent_rounds)
+                      correlation_keys, correlation_scopes, unique_keys, unique_scopes, max_attempts, parent_ids,
+                      parent_rounds)
                with ordinality as given (fsm, version, step, state, queue, priority, eligible_at, delay, concurrency_key,
-                      correlation_key, correlation_scope, unique_key, unique_scope, parent_id, parent_round, ord)
+                      correlation_key, correlation_scope, unique_key, unique_scope, max_attempts, parent_id,
+                      parent_round, ord)
          where todo is null or exists (select from unnest(todo) as again (ord) where again.ord = given.ord)
       ), fresh as (
         insert into gen_durable.gen_durable
                (id, fsm, fsm_version, step, state, queue, priority, eligible_at, concurrency_key,
-                correlation_key, correlation_scope, unique_key, unique_scope, parent_id, parent_round)
+                correlation_key, correlation_scope, unique_key, unique_scope, max_attempts, parent_id, parent_round)
         overriding system value
         select spec.id, spec.fsm, spec.version, spec.step, spec.state::jsonb, spec.queue, spec.priority::smallint,
                coalesce(spec.eligible_at, statement_timestamp() + coalesce(spec.delay, '0')), spec.concurrency_key,
                spec.correlation_key, spec.correlation_scope::gen_durable.durable_status[],
-               spec.unique_key, spec.unique_scope::gen_durable.durable_status[], spec.parent_id, spec.parent_round
+               spec.unique_key, spec.unique_scope::gen_durable.durable_status[], spec.max_attempts, spec.parent_id,
+               spec.parent_round
           from spec
          order by spec.unique_key, spec.correlation_key, spec.ord    -- one order of keys: two batches do not deadlock
             on conflict do nothing
@@ -187,16 +194,16 @@ begin
 
     todo := '{}';
     inserted := false;
-    for ord, id, queue, holder_fsm, holder_key in
-      select given.ord, holder.id, holder.queue, holder.fsm, holder.key
+    for ord, id, queue, holder_fsm, holder_key, holder_status in
+      select given.ord, holder.id, holder.queue, holder.fsm, holder.key, holder.status
         from unnest(refused) as again (ord)
         join unnest(correlation_keys, correlation_scopes, unique_keys, unique_scopes) with ordinality
              as given (correlation_key, correlation_scope, unique_key, unique_scope, ord) on given.ord = again.ord
         left join lateral (                            -- a key with an empty scope is not taken by anybody
-          select g.id, g.queue, g.fsm, 'correlation_key' as key from gen_durable.gen_durable g
+          select g.id, g.queue, g.fsm, 'correlation_key' as key, g.status::text as status from gen_durable.gen_durable g
            where g.correlation_guard = given.correlation_key and given.correlation_scope <> '{}'
           union all
-          select g.id, g.queue, g.fsm, 'unique_key' from gen_durable.gen_durable g
+          select g.id, g.queue, g.fsm, 'unique_key', g.status::text from gen_durable.gen_durable g
            where g.unique_guard = given.unique_key and given.unique_scope <> '{}'
           limit 1) holder on true
     loop
@@ -217,10 +224,18 @@ begin
   end if;
 end $$;
 
+-- A status in the words of simple workflows.
+create function gen_durable.job_word(status text) returns text
+language sql immutable as $$
+  select case status when 'runnable' then 'pending' when 'done' then 'succeeded' when 'failed' then 'failed'
+                     when 'cancelled' then 'cancelled' else 'leased' end
+$$;
+
 -- insert_all('[{"fsm": "Checkout", "state": {"order": 42}}, …]') -> one row per element, in order.
 -- What is left out comes from the machine as its workers registered it: the newest version, the initial step, the queue.
+-- A refused element answers with the instance that has its key, and how that one stands.
 create function gen_durable.insert_all(specs jsonb)
-returns table (ord bigint, id bigint, inserted boolean)
+returns table (ord bigint, id bigint, inserted boolean, status text)
 language plpgsql as $$
 #variable_conflict use_column
 declare
@@ -244,7 +259,8 @@ begin
            (element.spec ->> 'schedule_in')::interval as delay,
            element.spec ->> 'concurrency_key' as concurrency_key,
            element.spec ->> 'correlation_key' as correlation_key,
-           element.spec ->> 'unique_key' as unique_key,
+           coalesce(element.spec ->> 'unique_key', element.spec ->> 'idempotency_key') as unique_key,
+           (element.spec ->> 'max_attempts')::int as max_attempts,
            array(select jsonb_array_elements_text(element.spec -> 'correlation_scope')) as correlation_scope,
            array(select jsonb_array_elements_text(element.spec -> 'unique_scope')) as unique_scope
       from jsonb_array_elements(specs) with ordinality as element (spec, ord)
@@ -269,9 +285,14 @@ begin
                 when octet_length(concurrency_key) not between 1 and 1024 then 'concurrency_key must have 1 to 1024 bytes'
                 when octet_length(correlation_key) not between 1 and 1024 then 'correlation_key must have 1 to 1024 bytes'
                 when octet_length(unique_key) not between 1 and 1024 then 'unique_key must have 1 to 1024 bytes'
+                when spec ? 'unique_key' and spec ? 'idempotency_key' then 'unique_key and idempotency_key are both given'
+                when spec ? 'unique_scope' and spec ? 'idempotency_key'
+                  then 'unique_scope is given, but an idempotency_key is taken in every status'
+                when max_attempts < 1 then format('max_attempts %s is below 1', max_attempts)
                 else (select format('there is no option %L', option) from jsonb_object_keys(spec) as option
                        where option <> all ('{fsm,version,step,state,queue,priority,eligible_at,schedule_in,concurrency_key,
-                                              correlation_key,correlation_scope,unique_key,unique_scope}') limit 1)
+                                              correlation_key,correlation_scope,unique_key,unique_scope,
+                                              idempotency_key,max_attempts}') limit 1)
            end as problem
       from given
   )
@@ -289,6 +310,7 @@ begin
          array_agg(case when unique_key is null then null when not spec ? 'unique_scope' then every
                         when unique_scope = '{}' then '{}' else live || unique_scope end::text
                    order by ord) as unique_scopes,
+         array_agg(max_attempts order by ord) as max_attempts,
          (array_agg(format('element %s: %s', ord, problem) order by ord) filter (where problem is not null))[1] as problem
     into batch
     from checked;
@@ -296,26 +318,29 @@ begin
     raise exception 'nothing was inserted: %', batch.problem using errcode = '22023';
   end if;
   return query
-    select answer.ord, answer.id, answer.inserted
+    select answer.ord, answer.id, answer.inserted, gen_durable.job_word(coalesce(answer.holder_status, 'runnable'))
       from gen_durable.insert_rows(
              batch.fsms, batch.versions, batch.steps, batch.states, batch.queues, batch.priorities, batch.eligible_ats,
              batch.delays, batch.concurrency_keys, batch.correlation_keys, batch.correlation_scopes, batch.unique_keys,
-             batch.unique_scopes, null, null, true) as answer
+             batch.unique_scopes, batch.max_attempts, null, null, true) as answer
      order by answer.ord;
 end $$;
 
--- insert('Checkout', '{"order": 42}', correlation_key => 'order:42') -> the id, new or of the instance that has the key.
+-- insert('Checkout', '{"order": 42}', correlation_key => 'order:42') -> the id, new or of the instance that has the key, and how
+-- that one stands.
 create function gen_durable.insert(
   fsm text, state jsonb default '{}', step text default null, queue text default null, priority int default 0,
   version int default null, eligible_at timestamptz default null, schedule_in interval default null,
   correlation_key text default null, correlation_scope text[] default null,
-  unique_key text default null, unique_scope text[] default null, concurrency_key text default null)
-returns table (id bigint, inserted boolean)
+  unique_key text default null, unique_scope text[] default null, concurrency_key text default null,
+  max_attempts int default null, idempotency_key text default null)
+returns table (id bigint, inserted boolean, status text)
 language sql as $$
-  select answer.id, answer.inserted from gen_durable.insert_all(jsonb_build_array(jsonb_strip_nulls(jsonb_build_object(
+  select answer.id, answer.inserted, answer.status from gen_durable.insert_all(jsonb_build_array(jsonb_strip_nulls(jsonb_build_object(
     'fsm', fsm, 'step', step, 'queue', queue, 'priority', priority, 'version', version, 'eligible_at', eligible_at,
     'schedule_in', schedule_in, 'correlation_key', correlation_key, 'correlation_scope', correlation_scope,
-    'unique_key', unique_key, 'unique_scope', unique_scope, 'concurrency_key', concurrency_key))
+    'unique_key', unique_key, 'unique_scope', unique_scope, 'concurrency_key', concurrency_key,
+    'max_attempts', max_attempts, 'idempotency_key', idempotency_key))
     || jsonb_build_object('state', state))) as answer
 $$;
 

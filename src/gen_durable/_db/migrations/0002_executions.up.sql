@@ -18,7 +18,8 @@ create table gen_durable.executions (
   leased_at    timestamptz,
   started_at   timestamptz,
   finished_at  timestamptz not null,
-  error        text
+  error        text,
+  retried_at   timestamptz                                -- it had ended the job, and then somebody let that go on
 ) with (autovacuum_vacuum_insert_scale_factor = 0.1);
 
 -- At most one execution makes a transition. The lease token already sees to that; this makes it a law.
@@ -31,28 +32,30 @@ create index executions_committed on gen_durable.executions (finished_at) where 
 create view gen_durable.gen_durable_executions as
 select e.instance_id || ':' || e.execution as exec_id, e.instance_id as job_id, e.execution as attempt, e.lease_owner,
        null::timestamptz as lease_expires_at, e.status, e.leased_at, e.started_at, e.finished_at, e.step, e.step_seq,
-       e.attempt as step_attempt, e.outcome, e.error
+       e.attempt as step_attempt, e.outcome, e.error, e.retried_at
   from gen_durable.executions e where e.status in ('COMMITTED', 'DONE')
 union all
 select e.instance_id || ':' || e.execution, e.instance_id, e.execution, e.lease_owner, null, e.status, e.leased_at,
-       e.started_at, e.finished_at, e.step, e.step_seq, e.attempt, e.outcome, e.error
+       e.started_at, e.finished_at, e.step, e.step_seq, e.attempt, e.outcome, e.error, e.retried_at
   from gen_durable.executions e where e.status = 'ABORTED'
 union all
 select g.id || ':' || g.execution, g.id, g.execution, g.locked_by, g.lease_expires_at,
        case when g.started_at is null then 'LEASED' else 'IN_PROGRESS' end, g.leased_at, g.started_at, null, g.step,
-       g.step_seq + 1, g.attempt, null, null
+       g.step_seq + 1, g.attempt, null, null, null
   from gen_durable.gen_durable g where g.status = 'executing';
 
--- The state of a job, as executions tell it: by the one that ended it; else running if one is live or has committed; else
+-- The state of a job, as executions tell it: by the one that ended it, if it was not retried; else running if one is live or has committed; else
 -- pending. Where records are not kept, status and step_seq of the instance say the same.
 create view gen_durable.gen_durable_job_state as
 select g.id as job_id, g.state as payload, g.execution as attempt, g.inserted_at as created_at, g.updated_at,
        coalesce(
          (select case e.outcome when 'done' then 'SUCCEEDED' else 'FAILED' end from gen_durable.executions e
            where e.instance_id = g.id and e.status in ('COMMITTED', 'DONE') and e.outcome in ('done', 'stop')
+             and e.retried_at is null
            order by e.step_seq desc limit 1),
          (select case e.outcome when 'cancelled' then 'CANCELLED' else 'FAILED' end from gen_durable.executions e
            where e.instance_id = g.id and e.status = 'ABORTED' and e.outcome in ('cancelled', 'poison')
+             and e.retried_at is null
            order by e.step_seq desc limit 1),
          case g.status when 'done' then 'SUCCEEDED' when 'failed' then 'FAILED' when 'cancelled' then 'CANCELLED' end,
          case when g.lease_token is not null or g.step_seq > 0 then 'RUNNING' else 'PENDING' end) as state

@@ -1,0 +1,30 @@
+-- Everything that controls instances from outside. What is older is everybody's again, and runs with the rights of its caller.
+drop function gen_durable.revoke_producer(name);
+drop function gen_durable.grant_producer(name);
+drop function gen_durable.producer_functions();
+alter function gen_durable.insert_all security invoker reset search_path;
+alter function gen_durable.insert security invoker reset search_path;
+alter function gen_durable.signal(bigint, text, jsonb, text) security invoker reset search_path;
+alter function gen_durable.signal(text, text, jsonb, text) security invoker reset search_path;
+grant execute on function
+  gen_durable.insert_rows, gen_durable.job_word, gen_durable.insert_all, gen_durable.insert, gen_durable.deliver,
+  gen_durable.signal(bigint, text, jsonb, text), gen_durable.signal(text, text, jsonb, text) to public;
+drop function gen_durable.retry(text, jsonb, text, text);
+drop function gen_durable.retry(bigint, jsonb, text, text);
+drop function gen_durable.restore(text, text);
+drop function gen_durable.restore(bigint, text);
+drop function gen_durable.soft_delete(text, text, text);
+drop function gen_durable.soft_delete(bigint, text, text);
+drop function gen_durable.cancel(text, text, text, boolean);
+drop function gen_durable.cancel(bigint, text, text, boolean);
+drop function gen_durable.resolve(bigint, text);
+drop function gen_durable.job_status(text);
+drop function gen_durable.job_status(bigint);
+drop function gen_durable.retry_rows(bigint[], text, text, text);
+drop function gen_durable.restore_rows(bigint[], text);
+drop function gen_durable.delete_rows(bigint[], text, text);
+drop function gen_durable.cancel_rows(bigint[], text, text, boolean);
+drop function gen_durable.join_parents(bigint[]);
+drop function gen_durable.ungate(text[]);
+drop table gen_durable.audit_events;
+drop index gen_durable.gen_durable_type;

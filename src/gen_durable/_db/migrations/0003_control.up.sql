@@ -1,0 +1,379 @@
+-- Cancelling, deleting, restoring and retrying: what people and services do to instances, as functions that every producer
+-- shares. Each is one transaction over any number of instances; row locks are taken as everywhere: ids descending, children
+-- before parents.
+
+-- Work by the prefix of a machine's name: `billing.` owns every type that begins with it. Collated "C", so that a prefix is a
+-- range of the index.
+create index gen_durable_type on gen_durable.gen_durable (fsm collate "C", priority, eligible_at, id)
+  where status = 'runnable' and not gated;
+
+-- Who did what to an instance, and why. Append only.
+create table gen_durable.audit_events (
+  id          bigint generated always as identity primary key,
+  instance_id bigint not null,
+  event       text not null,
+  actor       text,
+  reason      text,
+  data        jsonb,
+  created_at  timestamptz not null default statement_timestamp()
+);
+create index audit_events_instance on gen_durable.audit_events (instance_id, id);
+
+-- Let the first gated row of each freed key back into the pick index; the queues that have work now. A later statement of
+-- every transaction that frees a key. It waits for a row that somebody holds: skipping it could leave a free key with all of
+-- its rows gated for ever.
+create function gen_durable.ungate(keys text[]) returns setof text
+language sql as $$
+  with freed as (
+    select distinct key from unnest(keys) as freed (key)
+     where not exists (select from gen_durable.gen_durable holder
+                        where holder.concurrency_key = freed.key and holder.concurrency_slot is not null)
+     order by key
+  ), first as materialized (
+    select row.id from freed cross join lateral (
+      select g.id from gen_durable.gen_durable g
+       where g.status = 'runnable' and g.concurrency_key = freed.key and g.gated
+       order by g.priority, g.eligible_at, g.id limit 1
+         for no key update) row
+  )
+  update gen_durable.gen_durable g set gated = false
+    from first where g.id = first.id
+  returning g.queue
+$$;
+
+-- Count down the barriers of the parents of children that have just ended; the queues of parents that are released.
+create function gen_durable.join_parents(ended_ids bigint[]) returns setof text
+language sql as $$
+  with ended as (
+    select child.parent_id, child.parent_round, count(*)::int as children from gen_durable.gen_durable child
+     where child.id = any (ended_ids) and child.parent_id is not null group by child.parent_id, child.parent_round
+  ), parent as (
+    select p.id, ended.children, p.status = 'awaiting_children' and p.spawn_round = ended.parent_round as is_waiting
+      from ended join gen_durable.gen_durable p on p.id = ended.parent_id order by p.id desc for no key update of p
+  ), joined as (
+    update gen_durable.gen_durable p
+       set children_pending = greatest(p.children_pending - parent.children, 0),
+           status = case when p.children_pending = parent.children then 'runnable'::gen_durable.durable_status
+                         else p.status end,
+           eligible_at = case when p.children_pending = parent.children then statement_timestamp() else p.eligible_at end,
+           updated_at = statement_timestamp()
+      from parent where p.id = parent.id and parent.is_waiting
+    returning p.status, p.queue
+  )
+  select queue from joined where status = 'runnable'
+$$;
+
+-- Cancel instances. What is parked or runnable ends now; what executes is asked to, and ends so whatever its step returns, or
+-- ends now if forced: then the lease is revoked, and its worker can commit nothing. One answer per instance that exists.
+--   was      the status before
+--   status   the status now: cancelled, executing (requested), or the end that it had already
+create function gen_durable.cancel_rows(target_ids bigint[], reason text, actor text, force boolean)
+returns table (id bigint, was text, status text, queues text[])
+language plpgsql as $$
+#variable_conflict use_column
+declare
+  live    record;
+  ending  bigint[];
+  woken   text[];
+begin
+  -- In a statement of its own: what follows sees the rows as they are under the lock.
+  perform from gen_durable.gen_durable g where g.id = any (target_ids) order by g.id desc for no key update;
+  return query
+    select g.id, g.status::text, g.status::text, null::text[] from gen_durable.gen_durable g
+     where g.id = any (target_ids) and g.status in ('done', 'failed', 'cancelled');
+  select array_agg(g.id) as ids, array_agg(g.status::text) as statuses, array_agg(g.concurrency_key) as keys,
+         array_agg(g.id) filter (where g.status <> 'executing' or force) as ending
+    into live from gen_durable.gen_durable g
+   where g.id = any (target_ids) and g.status not in ('done', 'failed', 'cancelled');
+  if live.ids is null then
+    return;
+  end if;
+  ending := coalesce(live.ending, '{}');
+  update gen_durable.gen_durable g
+     set cancel_requested_at = coalesce(g.cancel_requested_at, statement_timestamp()),
+         cancel_reason = coalesce(g.cancel_reason, reason), cancelled_by = coalesce(g.cancelled_by, actor)
+   where g.id = any (live.ids);
+  insert into gen_durable.executions (instance_id, step_seq, execution, attempt, status, outcome, step, lease_owner,
+                                      leased_at, started_at, finished_at)
+  select g.id, g.step_seq + 1, g.execution + (g.status <> 'executing')::int, g.attempt, 'ABORTED', 'cancelled', g.step,
+         g.locked_by, g.leased_at, g.started_at, statement_timestamp()
+    from gen_durable.gen_durable g where g.id = any (ending);
+  update gen_durable.gen_durable g
+     set execution = g.execution + (g.status <> 'executing')::int,
+         status = 'cancelled', finished_at = statement_timestamp(), updated_at = statement_timestamp(),
+         lease_token = null, lease_expires_at = null, locked_by = null, concurrency_slot = null, leased_at = null,
+         started_at = null, presented = null, gated = false, children_pending = 0
+   where g.id = any (ending);
+  insert into gen_durable.audit_events (instance_id, event, actor, reason)
+  select ids.id, case when ids.id = any (ending) then 'cancelled' else 'cancel_requested' end, actor, reason
+    from unnest(live.ids) as ids (id);
+  delete from gen_durable.signals s where s.target_id = any (ending);
+  woken := array(select gen_durable.join_parents(ending)) || array(select gen_durable.ungate(live.keys));
+  return query
+    select row.id, row.was, case when row.id = any (ending) then 'cancelled' else row.was end, woken
+      from unnest(live.ids, live.statuses) as row (id, was);
+end $$;
+
+-- Delete instances softly: they are never leased or signalled again, and hidden unless asked for. A live one is cancelled first,
+-- else its parent would wait for ever; one that executes keeps its keys until its step has ended.
+create function gen_durable.delete_rows(target_ids bigint[], reason text, actor text)
+returns table (id bigint, deleted_at timestamptz, status text, queues text[])
+language plpgsql as $$
+#variable_conflict use_column
+declare
+  woken text[] := '{}';
+  one   record;
+begin
+  for one in select * from gen_durable.cancel_rows(target_ids, reason, actor, false) loop
+    woken := woken || coalesce(one.queues, '{}');
+  end loop;
+  insert into gen_durable.audit_events (instance_id, event, actor, reason)
+  select g.id, 'deleted', actor, reason from gen_durable.gen_durable g where g.id = any (target_ids) and g.deleted_at is null;
+  update gen_durable.gen_durable g
+     set deleted_at = statement_timestamp(), delete_reason = reason, updated_at = statement_timestamp()
+   where g.id = any (target_ids) and g.deleted_at is null;
+  return query
+    select g.id, g.deleted_at, g.status::text, woken from gen_durable.gen_durable g where g.id = any (target_ids);
+end $$;
+
+-- Undo a soft delete. The instance stays what it became, cancelled if it was live; retry makes it go on. A key that somebody
+-- else has taken meanwhile is an error of the whole call.
+create function gen_durable.restore_rows(target_ids bigint[], actor text)
+returns table (id bigint, status text)
+language plpgsql as $$
+#variable_conflict use_column
+begin
+  perform from gen_durable.gen_durable g where g.id = any (target_ids) order by g.id desc for no key update;
+  insert into gen_durable.audit_events (instance_id, event, actor)
+  select g.id, 'restored', actor from gen_durable.gen_durable g where g.id = any (target_ids) and g.deleted_at is not null;
+  begin
+    update gen_durable.gen_durable g set deleted_at = null, delete_reason = null, updated_at = statement_timestamp()
+     where g.id = any (target_ids) and g.deleted_at is not null;
+  exception when unique_violation then
+    raise exception 'cannot restore: a key of one of these instances belongs to another one now' using errcode = 'GD004';
+  end;
+  return query select g.id, g.status::text from gen_durable.gen_durable g where g.id = any (target_ids);
+end $$;
+
+-- Let failed or cancelled instances go on at the step where they ended, with a fresh count of attempts, optionally with another
+-- state. One answer per instance; is_retried is false for one that is live, done or deleted.
+--   * What waited for a signal, or was woken by one, waits for it again: the inbox went with the end, and no step may take a
+--     signal for granted that it does not see. One that the clock woke runs.
+--   * A parent with live children waits for them again, and sees those of its round when it runs.
+--   * A child whose parent still waits for its round is waited for again.
+create function gen_durable.retry_rows(target_ids bigint[], new_state text, reason text, actor text)
+returns table (id bigint, is_retried boolean, status text, queue text)
+language plpgsql as $$
+#variable_conflict use_column
+declare
+  family  bigint[];
+  retried bigint[];
+begin
+  -- With their children, so that none ends between the count and the barrier; and these first, as everywhere.
+  family := array(select unnest(target_ids) union
+                  select child.id from gen_durable.gen_durable child
+                   where child.parent_id = any (target_ids) and child.status not in ('done', 'failed', 'cancelled'));
+  perform from gen_durable.gen_durable g where g.id = any (family) order by g.id desc for no key update;
+  select coalesce(array_agg(g.id), '{}') into retried from gen_durable.gen_durable g
+   where g.id = any (target_ids) and g.status in ('failed', 'cancelled') and g.deleted_at is null;
+  if retried = '{}' then
+    return query
+      select g.id, false, g.status::text, g.queue from gen_durable.gen_durable g where g.id = any (target_ids);
+    return;
+  end if;
+  perform from gen_durable.gen_durable child
+    where child.parent_id = any (retried) and child.status not in ('done', 'failed', 'cancelled')
+    order by child.id desc for no key update;
+  with again as (
+    select child.parent_id, child.parent_round, count(*)::int as children from gen_durable.gen_durable child
+     where child.id = any (retried) and child.parent_id is not null group by child.parent_id, child.parent_round
+  ), parent as (
+    select p.id, again.children from again
+      join gen_durable.gen_durable p on p.id = again.parent_id and p.spawn_round = again.parent_round
+     where p.status = 'awaiting_children' order by p.id desc for no key update of p
+  )
+  update gen_durable.gen_durable p set children_pending = p.children_pending + parent.children
+    from parent where p.id = parent.id and p.status = 'awaiting_children';
+  -- A stop is a transition, poison and cancel are none: after a stop the children of the step that failed are a round behind.
+  update gen_durable.gen_durable child set parent_round = p.step_seq
+    from gen_durable.gen_durable p
+   where p.id = any (retried) and p.status = 'failed' and p.crash_count = 0 and p.spawn_round = p.step_seq - 1
+     and child.parent_id = p.id and child.parent_round = p.spawn_round;
+  update gen_durable.executions e set retried_at = statement_timestamp()
+    from gen_durable.gen_durable g
+   where g.id = any (retried) and e.instance_id = g.id and e.step_seq = g.step_seq and e.status in ('COMMITTED', 'DONE')
+     and e.outcome = 'stop';
+  update gen_durable.executions e set retried_at = statement_timestamp()
+    from gen_durable.gen_durable g
+   where g.id = any (retried) and e.instance_id = g.id and e.step_seq = g.step_seq + 1 and e.status = 'ABORTED'
+     and e.outcome in ('cancelled', 'poison') and e.retried_at is null;
+  begin
+    update gen_durable.gen_durable g
+       set status = case when g.awaits is not null and not g.timed_out then 'awaiting_signal'::gen_durable.durable_status
+                         else 'runnable' end,
+           spawn_round = case when g.status = 'failed' and g.crash_count = 0 and g.spawn_round = g.step_seq - 1
+                              then g.step_seq else g.spawn_round end,
+           state = coalesce(new_state::jsonb, g.state), attempt = 0, crash_count = 0, result = null,
+           eligible_at = statement_timestamp(), finished_at = null, cancel_requested_at = null, cancel_reason = null,
+           cancelled_by = null, updated_at = statement_timestamp()
+     where g.id = any (retried);
+  exception when unique_violation then
+    raise exception 'cannot retry: a key of one of these instances belongs to another one now' using errcode = 'GD004';
+  end;
+  update gen_durable.gen_durable p set status = 'awaiting_children', children_pending = live.children
+    from (select child.parent_id, child.parent_round, count(*)::int as children from gen_durable.gen_durable child
+           where child.parent_id = any (retried) and child.status not in ('done', 'failed', 'cancelled')
+           group by child.parent_id, child.parent_round) live
+   where p.id = live.parent_id and p.spawn_round = live.parent_round and p.spawn_round = p.step_seq;
+  insert into gen_durable.audit_events (instance_id, event, actor, reason)
+  select retry.id, 'retried', actor, reason from unnest(retried) as retry (id);
+  return query
+    select g.id, g.id = any (retried), g.status::text, g.queue from gen_durable.gen_durable g where g.id = any (target_ids);
+end $$;
+
+-- How a job stands, in the words of simple workflows: pending, leased, succeeded, failed, cancelled; null if there is none. By
+-- key, the job that has it now, or else the latest that had it.
+create function gen_durable.job_status(target bigint) returns text
+language sql stable as $$
+  select gen_durable.job_word(g.status::text) from gen_durable.gen_durable g where g.id = target
+$$;
+
+create function gen_durable.job_status(target text) returns text
+language sql stable as $$
+  select gen_durable.job_word(found.status) from (
+    select 0 as rank, g.status::text as status from gen_durable.gen_durable g where g.correlation_guard = target
+    union all
+    (select 1, g.status::text from gen_durable.gen_durable g where g.correlation_key = target order by g.id desc limit 1)
+    order by rank limit 1) found
+$$;
+
+-- The same for people and for services in other languages, by id or by correlation key. Nobody there is an error, so that a
+-- caller who does not look at the answer is not deceived. A default is worked out by the caller: the actor is the role that
+-- calls, not the owner of the function.
+create function gen_durable.resolve(target_id bigint, target_key text) returns bigint
+language plpgsql stable as $$
+declare
+  found_id bigint;
+begin
+  if target_id is not null then
+    select g.id into found_id from gen_durable.gen_durable g where g.id = target_id;
+  else
+    select g.id into found_id from gen_durable.gen_durable g where g.correlation_guard = target_key;
+    if found_id is null then
+      select g.id into found_id from gen_durable.gen_durable g
+       where g.correlation_key = target_key order by g.id desc limit 1;
+    end if;
+  end if;
+  if found_id is null then
+    raise exception 'there is no instance %', coalesce(target_id::text, quote_literal(target_key)) using errcode = 'GD003';
+  end if;
+  return found_id;
+end $$;
+
+-- cancel(42, 'no longer wanted') -> cancelled | requested | finished
+create function gen_durable.cancel(target bigint, reason text default null, actor text default current_user, force boolean default false)
+returns text
+language sql as $$
+  select case when was in ('done', 'failed', 'cancelled') then 'finished' when status = 'cancelled' then 'cancelled'
+              else 'requested' end
+    from gen_durable.cancel_rows(array[gen_durable.resolve(target, null)], reason, actor, force)
+$$;
+
+create function gen_durable.cancel(target text, reason text default null, actor text default current_user, force boolean default false)
+returns text
+language sql as $$
+  select gen_durable.cancel(gen_durable.resolve(null, target), reason, actor, force)
+$$;
+
+create function gen_durable.soft_delete(target bigint, reason text default null, actor text default current_user)
+returns timestamptz
+language sql as $$
+  select deleted_at from gen_durable.delete_rows(array[gen_durable.resolve(target, null)], reason, actor)
+$$;
+
+create function gen_durable.soft_delete(target text, reason text default null, actor text default current_user)
+returns timestamptz
+language sql as $$
+  select gen_durable.soft_delete(gen_durable.resolve(null, target), reason, actor)
+$$;
+
+create function gen_durable.restore(target bigint, actor text default current_user)
+returns text
+language sql as $$
+  select gen_durable.job_status(id) from gen_durable.restore_rows(array[gen_durable.resolve(target, null)], actor)
+$$;
+
+create function gen_durable.restore(target text, actor text default current_user)
+returns text
+language sql as $$
+  select gen_durable.restore(gen_durable.resolve(null, target), actor)
+$$;
+
+-- retry(42) -> whether it goes on
+create function gen_durable.retry(target bigint, state jsonb default null, reason text default null, actor text default current_user)
+returns boolean
+language sql as $$
+  select is_retried from gen_durable.retry_rows(array[gen_durable.resolve(target, null)], state::text, reason, actor)
+$$;
+
+create function gen_durable.retry(target text, state jsonb default null, reason text default null, actor text default current_user)
+returns boolean
+language sql as $$
+  select gen_durable.retry(gen_durable.resolve(null, target), state, reason, actor)
+$$;
+
+-- A producer is a role that may call these functions and nothing else. They run with the rights of their owner, so that it needs
+-- none on the tables; the search path is pinned, so that nothing of the caller's can take the place of what they name.
+create function gen_durable.producer_functions() returns setof regprocedure
+language sql stable set search_path = pg_catalog, pg_temp as $$
+  select p.oid::regprocedure from pg_proc p
+   where p.pronamespace = (select home.pronamespace from pg_proc home where home.oid = 'gen_durable.insert_all'::regproc)
+     and p.proname in ('insert', 'insert_all', 'signal', 'job_status', 'cancel', 'soft_delete', 'restore', 'retry')
+$$;
+
+do $$
+declare
+  one regprocedure;
+begin
+  for one in select gen_durable.producer_functions() loop
+    execute format('alter function %s security definer set search_path = pg_catalog, pg_temp', one);
+  end loop;
+end $$;
+
+-- grant_producer('webhooks'): for the owner of the schema. Again is harmless, and needed after an upgrade that brings functions.
+create function gen_durable.grant_producer(role name) returns void
+language plpgsql set search_path = pg_catalog, pg_temp as $$
+declare
+  one regprocedure;
+begin
+  execute format('grant usage on schema %s to %I',
+                 (select p.pronamespace::regnamespace from pg_proc p where p.oid = 'gen_durable.insert_all'::regproc), role);
+  for one in select gen_durable.producer_functions() loop
+    execute format('grant execute on function %s to %I', one, role);
+  end loop;
+end $$;
+
+create function gen_durable.revoke_producer(role name) returns void
+language plpgsql set search_path = pg_catalog, pg_temp as $$
+declare
+  one regprocedure;
+begin
+  for one in select gen_durable.producer_functions() loop
+    execute format('revoke execute on function %s from %I', one, role);
+  end loop;
+  execute format('revoke usage on schema %s from %I',
+                 (select p.pronamespace::regnamespace from pg_proc p where p.oid = 'gen_durable.insert_all'::regproc), role);
+end $$;
+
+-- Every function is everybody's when it is made. Of ours, none is; a migration that makes one has to say so too.
+revoke execute on function
+  gen_durable.insert_rows, gen_durable.job_word, gen_durable.insert_all, gen_durable.insert, gen_durable.deliver,
+  gen_durable.signal(bigint, text, jsonb, text), gen_durable.signal(text, text, jsonb, text),
+  gen_durable.ungate, gen_durable.join_parents, gen_durable.cancel_rows, gen_durable.delete_rows, gen_durable.restore_rows,
+  gen_durable.retry_rows, gen_durable.job_status(bigint), gen_durable.job_status(text), gen_durable.resolve,
+  gen_durable.cancel(bigint, text, text, boolean), gen_durable.cancel(text, text, text, boolean),
+  gen_durable.soft_delete(bigint, text, text), gen_durable.soft_delete(text, text, text),
+  gen_durable.restore(bigint, text), gen_durable.restore(text, text),
+  gen_durable.retry(bigint, jsonb, text, text), gen_durable.retry(text, jsonb, text, text),
+  gen_durable.producer_functions, gen_durable.grant_producer, gen_durable.revoke_producer
+  from public;

@@ -1,0 +1,69 @@
+"""Inserting instances of machines of which only the name is known."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+
+import msgspec
+
+from ..errors import KeyTakenError, UsageError
+from .failures import StatementError, is_data
+from .plan import Plan, statements
+
+__all__ = ["NamedInsert", "insert", "known_versions"]
+
+_SQL = statements("named.sql")
+
+
+class NamedInsert(msgspec.Struct, frozen=True, kw_only=True):
+    """What to insert. A field that is `None` is left to the machine as its workers registered it, or is not wanted.
+
+    The fields are the parameters of the statement.
+    """
+
+    fsm: str
+    state: str
+    step: str | None = None
+    queue: str | None = None
+    priority: int = 0
+    version: int | None = None
+    eligible_at: datetime | None = None
+    delay: timedelta | None = None
+    correlation_key: str | None = None
+    unique_key: str | None = None
+    idempotency_key: str | None = None
+    concurrency_key: str | None = None
+    max_attempts: int | None = None
+
+
+def insert(new: NamedInsert) -> Plan[tuple[int, bool]]:
+    """Insert one instance: its id, and whether it is new; else the id is that of the instance that has the key."""
+    try:
+        rows = yield _SQL["insert"](**msgspec.structs.asdict(new))
+    except StatementError as error:
+        raise _translated(error, new) from error
+    return rows[0]["id"], rows[0]["inserted"]
+
+
+def known_versions() -> Plan[Mapping[str, list[int]]]:
+    """The machines that workers have registered, and their versions."""
+    known: dict[str, list[int]] = {}
+    for row in (yield _SQL["machines"]()):
+        known.setdefault(row["fsm"], []).append(row["fsm_version"])
+    return known
+
+
+def _translated(error: StatementError, new: NamedInsert) -> Exception:
+    if error.sqlstate == "GD001":
+        facts = error.facts()
+        key = (
+            new.correlation_key
+            if facts["key"] == "correlation_key"
+            else new.unique_key or new.idempotency_key
+        )
+        return KeyTakenError(key or "", new.fsm, facts["fsm"], facts["id"])
+    if is_data(error):
+        problem = error.message.removeprefix("nothing was inserted: element 1: ")
+        return UsageError(f"cannot insert {new.fsm}: {problem}", "nothing was inserted")
+    return error

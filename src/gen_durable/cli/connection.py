@@ -1,0 +1,63 @@
+"""From the options that say where to an open database."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import msgspec
+
+from .._db import migrate
+from .._db.pool import Database
+from .._server import Server
+from ..config import Settings
+from ..errors import SchemaVersionError
+from .options import dsn_option, load_settings, settings_options
+
+__all__ = ["Place", "place_options"]
+
+Command: TypeAlias = Callable[..., Any]
+
+
+class Place(msgspec.Struct, frozen=True):
+    """Where to work, as the options say it."""
+
+    dsn: str | None
+    settings: Settings
+
+    @asynccontextmanager
+    async def open(self) -> AsyncGenerator[Database]:
+        """A connection to tables of our age. It makes or upgrades none: that is not what the command was asked for."""
+        server = await asyncio.to_thread(Server.find, self.dsn)
+        schema = self.settings.schema
+        try:
+            async with await Database.open(
+                server.dsn, schema, size=1, advice=server.advice, pooler=self.settings.pooler
+            ) as database:
+                found = await database.run(migrate.status(schema))
+                if not found.is_current:
+                    raise SchemaVersionError(schema, found.version, found.latest)
+                yield database
+        finally:
+            await asyncio.to_thread(server.close)
+
+
+def place_options(*more: str) -> Callable[[Command], Command]:
+    """`--dsn`, `--schema` and the like, and settings that the command needs beside these; it gets a `place`."""
+    names = ("schema", "pooler", *more)
+
+    def decorate(command: Command) -> Command:
+        @dsn_option
+        @settings_options(only=names)
+        @functools.wraps(command)
+        def placed(*, dsn: str | None, settings_file: Path | None, **given: Any) -> Any:
+            settings = load_settings(settings_file, {name: given.pop(name) for name in names})
+            return command(place=Place(dsn, settings), **given)
+
+        return placed
+
+    return decorate

@@ -1,0 +1,240 @@
+"""`gen-durable cancel | retry | delete | restore`: a few instances, or all that match."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import getpass
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import click
+import msgspec
+
+from .._checks import checked_name
+from .._db.plan import Row
+from ..outcome import reason_text
+from ..refs import target_value
+from .bulk import Preview, carry_out, preview
+from .connection import Place, place_options
+from .failure import Failure
+from .json_text import json_option, print_json, read_json
+from .options import target
+from .rows import clean
+from .selection import Selection, read_where, where_option
+from .verbs import IDLE, Cancel, Change, Delete, Restore, Retry, Verb
+
+__all__ = ["cancel", "delete", "restore", "retry"]
+
+
+class Wish(msgspec.Struct, frozen=True, kw_only=True):
+    """Whom to change, and how to go about it."""
+
+    chosen: tuple[int | str, ...] | Selection
+    """Those that are named, or those that match."""
+    cascade: bool
+    dry_run: bool
+    yes: bool
+    as_json: bool
+
+    @property
+    def is_bulk(self) -> bool:
+        """Whether it may concern more than one."""
+        return isinstance(self.chosen, Selection) or len(self.chosen) > 1
+
+
+reason_option = click.option("--reason", metavar="TEXT", help="Why, for whoever looks at it later.")
+
+
+def _control_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """What all of these have; the command gets a `wish`, and who wishes it as `actor`."""
+
+    @click.argument("targets", metavar="[TARGET]...", nargs=-1, type=target)
+    @where_option
+    @click.option("--actor", metavar="NAME", help="Who does it. Default: the user of this process.")
+    @click.option("--dry-run", is_flag=True, help="Only show what would be touched.")
+    @click.option("--yes", is_flag=True, help="Do not ask before more than one instance is changed.")
+    @json_option
+    @functools.wraps(command)
+    def controlled(
+        *,
+        targets: tuple[int | str, ...],
+        where: tuple[str, ...],
+        actor: str | None,
+        dry_run: bool,
+        yes: bool,
+        as_json: bool,
+        cascade: bool = False,
+        **given: Any,
+    ) -> Any:
+        if where and targets:
+            raise Failure(f"give instances or --where, not both; did you mean --where {targets[-1]}?")
+        if not where and not targets:
+            raise Failure("which instances? give ids or correlation keys, or --where")
+        wish = Wish(
+            chosen=read_where(where) if where else tuple(target_value(one) for one in targets),
+            cascade=cascade,
+            dry_run=dry_run,
+            yes=yes,
+            as_json=as_json,
+        )
+        return command(wish=wish, actor=_actor(actor), **given)
+
+    return controlled
+
+
+@click.command()
+@_control_options
+@reason_option
+@click.option("--force", is_flag=True, help="Do not wait for a step that executes: revoke its lease now.")
+@click.option("--cascade", is_flag=True, help="The children that they wait for as well, and theirs.")
+@place_options()
+def cancel(place: Place, wish: Wish, actor: str | None, reason: str | None, force: bool) -> None:
+    """Cancel instances.
+
+    TARGET is an id or a correlation key. What is parked or runnable ends at once; a step that executes may end first,
+    and its outcome is dropped. With --where, those that have not ended.
+    """
+    _run(place, wish, Cancel(reason=_reason(reason), actor=actor, force=force))
+
+
+@click.command()
+@_control_options
+@reason_option
+@click.option(
+    "--state", metavar="JSON", help='With this state instead of the one it ended with; "-": standard input.'
+)
+@place_options("max_payload")
+def retry(place: Place, wish: Wish, actor: str | None, reason: str | None, state: str | None) -> None:
+    """Let failed or cancelled instances go on where they ended.
+
+    TARGET is an id or a correlation key. They begin the step at which they ended anew, with a fresh count of attempts.
+    """
+    text = None if state is None else read_json(state, "the state", place.settings.max_payload)
+    _run(place, wish, Retry(reason=_reason(reason), actor=actor, state=text))
+
+
+@click.command()
+@_control_options
+@reason_option
+@place_options()
+def delete(place: Place, wish: Wish, actor: str | None, reason: str | None) -> None:
+    """Delete instances softly.
+
+    TARGET is an id or a correlation key. They are hidden and never run again; what is live is cancelled. `restore`
+    brings them back.
+    """
+    _run(place, wish, Delete(reason=_reason(reason), actor=actor))
+
+
+@click.command()
+@_control_options
+@place_options()
+def restore(place: Place, wish: Wish, actor: str | None) -> None:
+    """Bring deleted instances back.
+
+    TARGET is an id or a correlation key. What the deletion cancelled stays cancelled; `retry` lets it go on. With
+    --where, those that are deleted.
+    """
+    _run(place, wish, Restore(actor=actor))
+
+
+def _run(place: Place, wish: Wish, verb: Verb) -> None:
+    raise SystemExit(asyncio.run(_change(place, wish, verb)))
+
+
+async def _change(place: Place, wish: Wish, verb: Verb) -> int:
+    """Look, ask, do, tell; the exit code."""
+    async with place.open() as database:
+        shown = await preview(database, verb, wish.chosen, cascade=wish.cascade)
+        if wish.dry_run:
+            _tell_preview(shown, wish, verb)
+            return 0
+        if (wish.is_bulk or shown.child_count) and shown.count and not wish.yes and not _agrees(shown, verb):
+            click.echo("nothing was changed", err=True)
+            return 1
+        changes = await carry_out(database, verb, shown)
+    _tell(changes, shown, wish, verb)
+    disappointing = {"refused"} if shown.wanted else {"refused", "left"}
+    return 1 if any(change.outcome in disappointing for change in changes) else 0
+
+
+def _agrees(shown: Preview, verb: Verb) -> bool:
+    what = ", ".join(f"{group.count} {clean(group.machine)} {group.status}" for group in shown.groups)
+    below = f" and {shown.child_count} children below" if shown.child_count else ""
+    try:
+        return click.confirm(f"{verb.name.capitalize()} {_counted(shown.count)} ({what}{below})?", err=True)
+    except click.Abort:
+        click.echo(err=True)
+        raise Failure(
+            f"nothing was changed: {_counted(shown.count)} would be; answer the question, or say --yes"
+        ) from None
+
+
+def _tell_preview(shown: Preview, wish: Wish, verb: Verb) -> None:
+    if wish.as_json:
+        print_json(
+            {
+                "verb": verb.name,
+                "dry_run": True,
+                "count": shown.count,
+                "groups": shown.groups,
+                "child_count": shown.child_count,
+            }
+        )
+        return
+    click.echo(f"{verb.name} would change {_counted(shown.count)}")
+    for group in shown.groups:
+        click.echo(f"  {group.count} {clean(group.machine)} {group.status}: {group.outcome}")
+    if shown.child_count:
+        click.echo(f"  {shown.child_count} children below")
+
+
+def _tell(changes: Sequence[Change], shown: Preview, wish: Wish, verb: Verb) -> None:
+    outcomes = Counter(change.outcome for change in changes)
+    count = sum(number for outcome, number in outcomes.items() if outcome not in IDLE)
+    if wish.as_json:
+        print_json(
+            {"verb": verb.name, "dry_run": False, "count": count, "outcomes": outcomes, "instances": changes}
+        )
+    elif shown.wanted:
+        click.echo(
+            ", ".join(f"{number} {outcome}" for outcome, number in outcomes.items()) or "no instance matches"
+        )
+    else:
+        rows = {row["id"]: row for row in shown.rows}
+        for change in changes:
+            click.echo(f"{change.id} {_sentence(change, rows.get(change.id))}")
+
+
+def _sentence(change: Change, row: Row | None) -> str:
+    match change.outcome:
+        case "requested":
+            return "executes a step, and is cancelled when that ends"
+        case "finished":
+            return f"had ended before: it is {row['status']}" if row else "had ended before"
+        case "refused":
+            return "was left as it is: another instance has one of its keys now"
+        case "left":
+            deleted = "deleted" if row and row["deleted_at"] is not None else "not deleted"
+            return f"was left as it is: {row['status'] if row else ''}, {deleted}"
+        case _:
+            return f"is {change.outcome}"
+
+
+def _counted(count: int) -> str:
+    return "1 instance" if count == 1 else f"{count} instances"
+
+
+def _reason(reason: str | None) -> str | None:
+    return reason_text(reason) if reason else None
+
+
+def _actor(given: str | None) -> str | None:
+    if given is not None:
+        return checked_name(given, "--actor")
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return None  # a container whose user has no name

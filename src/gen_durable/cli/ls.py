@@ -1,0 +1,133 @@
+"""`gen-durable ls`: the instances, newest first."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any, Final
+
+import click
+from rich.cells import cell_len
+from rich.console import Console, JustifyMethod
+from rich.table import Table
+from rich.text import Text
+
+from .._checks import checked_id
+from .._db import inspect
+from .._db.plan import Plan, Row
+from .connection import Place, place_options
+from .json_text import json_option, print_json_rows
+from .rows import STYLES, age_text, clean, instance_json, note
+from .selection import Selection, filter_options, read_options
+
+__all__ = ["ls"]
+
+_COLUMNS: Final = ("ID", "MACHINE", "V", "STEP", "STATUS", "QUEUE", "KEY", "TRY", "AGE", "NOTE")
+_NUMBERS: Final = ("ID", "V", "TRY", "AGE")
+_NARROW: Final = 12
+_STATUS: Final = _COLUMNS.index("STATUS")
+
+
+@click.command()
+@filter_options
+@click.option("--deleted", is_flag=True, help="Those that are deleted as well.")
+@click.option(
+    "--limit",
+    type=click.IntRange(1, 10_000),
+    metavar="N",
+    default=50,
+    show_default=True,
+    help="How many at most.",
+)
+@click.option(
+    "--before",
+    type=click.IntRange(min=1),
+    metavar="ID",
+    help="Only ids below this one: the last of a page begins the next.",
+)
+@json_option
+@place_options()
+def ls(place: Place, deleted: bool, limit: int, before: int | None, as_json: bool, **filters: Any) -> None:
+    """List instances, newest first. Without a filter: all that are not deleted."""
+    if before is not None:
+        checked_id(before)
+    selection = read_options(filters)
+    now, rows = asyncio.run(_look(place, selection, deleted=deleted, limit=limit, before=before))
+    if as_json:
+        print_json_rows(instance_json(row) for row in rows)
+        return
+    _print(rows, now)
+    if len(rows) == limit:
+        click.echo(f"{limit} shown; older ones: --before {rows[-1]['id']}", err=True)
+
+
+async def _look(
+    place: Place, selection: Selection, *, deleted: bool, limit: int, before: int | None
+) -> tuple[datetime, Sequence[Row]]:
+    def plan() -> Plan[tuple[datetime, Sequence[Row]]]:
+        wanted = yield from selection.filter(with_deleted=deleted)
+        now = yield from inspect.now()
+        return now, (yield from inspect.page(wanted, limit, before))
+
+    async with place.open() as database:
+        return await database.run(plan())
+
+
+def _print(rows: Sequence[Row], now: datetime) -> None:
+    cells = [_cells(row, now) for row in rows]
+    if not rows:
+        click.echo("no instance matches", err=True)
+    elif sys.stdout.isatty():
+        _print_table(rows, cells)
+    else:
+        _print_lines([_COLUMNS, *cells])
+
+
+def _cells(row: Mapping[str, Any], now: datetime) -> tuple[str, ...]:
+    return (
+        str(row["id"]),
+        clean(row["fsm"]),
+        str(row["fsm_version"]),
+        clean(row["step"]),
+        row["status"],
+        clean(row["queue"]),
+        clean(row["correlation_key"] or "-"),
+        str(row["attempt"] + 1),
+        age_text(now - row["inserted_at"]),
+        note(row, now) or "-",
+    )
+
+
+def _print_table(rows: Sequence[Row], cells: Sequence[Sequence[str]]) -> None:
+    console = Console()
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column, width in _widths(cells, console.width).items():
+        justify: JustifyMethod = "right" if column in _NUMBERS else "left"
+        table.add_column(column, justify=justify, width=width, no_wrap=True, overflow="ellipsis")
+    for row, line in zip(rows, cells, strict=True):
+        texts = [Text(cell) for cell in line]
+        texts[_STATUS].stylize(STYLES[row["status"]])
+        table.add_row(*texts, style="dim" if row["deleted_at"] is not None else "")
+    console.print(table)
+
+
+def _widths(cells: Sequence[Sequence[str]], screen: int) -> dict[str, int]:
+    """As wide as each column needs. What the screen cannot hold is cut where it hurts least."""
+    needed = {
+        column: max(len(column), *(cell_len(line[place]) for line in cells))
+        for place, column in enumerate(_COLUMNS)
+    }
+    rest = sum(width + 2 for column, width in needed.items() if column not in ("KEY", "NOTE")) + 2
+    room = max(screen - rest, 2 * _NARROW)
+    key = min(needed["KEY"], max(_NARROW, room - needed["NOTE"]))
+    return {**needed, "KEY": key, "NOTE": min(needed["NOTE"], room - key)}
+
+
+def _print_lines(lines: Sequence[Sequence[str]]) -> None:
+    """Columns for programs and pagers: nothing is cut off."""
+    widths = [max(len(line[place]) for line in lines) for place in range(len(_COLUMNS))]
+    for line in lines:
+        padded = (cell.ljust(width) for cell, width in zip(line, widths, strict=True))
+        click.echo("  ".join(padded).rstrip())

@@ -1,0 +1,83 @@
+"""Instances on their way to the screen: as JSON, and as the few words that fit into a line."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+from typing import Any, Final
+
+from ..instance import Status
+from .json_text import raw
+
+__all__ = ["STYLES", "age_text", "clean", "instance_json", "key_text", "note", "waits"]
+
+STYLES: Final[Mapping[str, str]] = {
+    Status.RUNNABLE: "blue",
+    Status.EXECUTING: "cyan",
+    Status.AWAITING_SIGNAL: "magenta",
+    Status.AWAITING_CHILDREN: "magenta",
+    Status.DONE: "green",
+    Status.FAILED: "red",
+    Status.CANCELLED: "yellow",
+}
+_UNITS: Final = (("d", 86_400), ("h", 3_600), ("m", 60), ("s", 1))
+
+
+def instance_json(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A snapshot under the names of the Python API; state and result are the database's own text."""
+    named = dict(row)
+    given = {
+        "id": named.pop("id"),
+        "machine": named.pop("fsm"),
+        "version": named.pop("fsm_version"),
+        **named,
+    }
+    given["state"], given["result"] = raw(row["state"]), raw(row["result"])
+    given["unique_key"] = key_text(row["unique_key"])
+    return given
+
+
+def key_text(key: bytes | None) -> str | None:
+    """A unique key as text; bytes that are none are escaped."""
+    return None if key is None else key.decode(errors="backslashreplace")
+
+
+def note(row: Mapping[str, Any], now: datetime) -> str:
+    """What else there is to say about an instance, in a line: what it waits for, and what went wrong."""
+    has_failed = row["last_error"] and row["status"] not in (Status.DONE, Status.CANCELLED)
+    return "; ".join(filter(None, [waits(row, now), clean(row["last_error"]) if has_failed else ""]))
+
+
+def waits(row: Mapping[str, Any], now: datetime) -> str:
+    """What an instance waits for, or who has it."""
+    said = []
+    if row["deleted_at"] is not None:
+        said.append("deleted")
+    match row["status"]:
+        case Status.RUNNABLE if row["eligible_at"] > now:
+            said.append(f"in {age_text(row['eligible_at'] - now)}")
+        case Status.AWAITING_SIGNAL:
+            said.append(f"for {', '.join(row['awaits'] or ())}")
+        case Status.AWAITING_CHILDREN:
+            said.append(f"for {row['children_pending']} children")
+        case Status.EXECUTING:
+            said.append(f"by {row['locked_by']}")
+        case _:
+            pass
+    return clean("; ".join(said))
+
+
+def age_text(age: timedelta) -> str:
+    """A duration in its two largest units: `3d4h`, `12s`."""
+    seconds = max(0, int(age.total_seconds()))
+    parts = []
+    for unit, size in _UNITS:
+        count, seconds = divmod(seconds, size)
+        if count:
+            parts.append(f"{count}{unit}")
+    return "".join(parts[:2]) or "0s"
+
+
+def clean(text: str) -> str:
+    """One line without control characters: what users store must not move the cursor of whoever looks at it."""
+    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)

@@ -1,0 +1,205 @@
+"""`gen-durable show`: everything that is known about one instance."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from datetime import datetime
+from typing import Any, Final
+
+import click
+import msgspec
+
+from .._db import inspect
+from .._db.plan import Plan, Row
+from ..instance import Status
+from ..refs import target_value
+from .connection import Place, place_options
+from .failure import nobody
+from .json_text import json_option, print_json, raw, readable
+from .options import target
+from .rows import STYLES, age_text, clean, instance_json, key_text, waits
+
+__all__ = ["show"]
+
+_MOST: Final = 20  # lines of one list; --json has them all
+
+
+class Portrait(msgspec.Struct, frozen=True, kw_only=True):
+    """What the tables hold of one instance."""
+
+    now: datetime
+    row: Row
+    details: Row
+    inbox: Sequence[Row]
+    children: Sequence[Row]
+    executions: Sequence[Row]
+    audit: Sequence[Row]
+
+
+@click.command()
+@click.argument("to", metavar="TARGET", type=target)
+@json_option
+@place_options()
+def show(place: Place, to: int | str, as_json: bool) -> None:
+    """Show everything about an instance.
+
+    TARGET is an id or a correlation key. It may be deleted.
+    """
+    portrait = asyncio.run(_look(place, target_value(to)))
+    if as_json:
+        print_json(_json(portrait))
+    else:
+        for line in _lines(portrait):
+            click.echo(line)
+
+
+async def _look(place: Place, to: int | str) -> Portrait:
+    async with place.open() as database:
+        return await database.run(_portrait(to))
+
+
+def _portrait(to: int | str) -> Plan[Portrait]:
+    row = yield from inspect.get(to)
+    details = None if row is None else (yield from inspect.details(row["id"]))
+    if row is None or details is None:
+        raise nobody(to)
+    id = row["id"]
+    return Portrait(
+        now=(yield from inspect.now()),
+        row=row,
+        details=details,
+        inbox=(yield from inspect.inbox(id)),
+        children=(yield from inspect.brood(id)),
+        executions=(yield from inspect.executions(id)),
+        audit=(yield from inspect.audit(id)),
+    )
+
+
+def _json(portrait: Portrait) -> dict[str, Any]:
+    return {
+        **instance_json(portrait.row),
+        **portrait.details,
+        "error": raw(portrait.details["error"]),
+        "inbox": [dict(row) for row in portrait.inbox],
+        "children": [_renamed(row) for row in portrait.children],
+        "executions": [dict(row) for row in portrait.executions],
+        "audit_events": [{**row, "data": raw(row["data"])} for row in portrait.audit],
+    }
+
+
+def _renamed(row: Row) -> dict[str, Any]:
+    child = dict(row)
+    return {"id": child.pop("id"), "machine": child.pop("fsm"), **child}
+
+
+def _lines(portrait: Portrait) -> Iterator[str]:
+    row = portrait.row
+    version = f" v{row['fsm_version']}" if row["fsm_version"] > 1 else ""
+    yield _bold(f"{clean(row['fsm'])}{version} {row['id']}") + "  " + _status(row["status"])
+    for name, value in _facts(portrait):
+        if value is not None:
+            # A value of several lines stays in its column.
+            yield f"  {name + ':':<17}" + value.replace("\n", "\n" + " " * 19)
+    for name, texts in _lists(portrait):
+        yield ""
+        yield _bold(name)
+        yield from (f"  {text}" for text in texts[-_MOST:])
+        if len(texts) > _MOST:
+            yield f"  … and {len(texts) - _MOST} before; --json shows all"
+
+
+def _facts(portrait: Portrait) -> Iterator[tuple[str, str | None]]:
+    row, details, now = portrait.row, portrait.details, portrait.now
+    yield "step", f"{clean(row['step'])}, attempt {row['attempt'] + 1}{_limit(details['max_attempts'])}"
+    yield "waits", waits(row, now) or None
+    yield "queue", f"{clean(row['queue'])}, priority {row['priority']}"
+    for name in ("correlation_key", "concurrency_key"):
+        yield name.replace("_", " "), None if row[name] is None else clean(row[name])
+    key = key_text(row["unique_key"])
+    yield "unique key", None if key is None else clean(key)
+    yield "parent", None if row["parent_id"] is None else str(row["parent_id"])
+    yield "inserted", _when(row["inserted_at"], now)
+    yield "changed", _when(row["updated_at"], now)
+    yield "due", _when(row["eligible_at"], now) if row["status"] == Status.RUNNABLE else None
+    yield "deadline", _when(row["await_deadline"], now)
+    yield "ended", _when(row["finished_at"], now)
+    yield "lease", _when(details["lease_expires_at"], now)
+    yield (
+        "cancel",
+        _deed(details["cancel_requested_at"], details["cancelled_by"], details["cancel_reason"], now),
+    )
+    yield "deleted", _deed(row["deleted_at"], None, details["delete_reason"], now)
+    yield "crashes", str(row["crash_count"]) if row["crash_count"] else None
+    yield "state", readable(row["state"])
+    yield "result", None if row["result"] is None else readable(row["result"])
+    yield "last error", None if row["last_error"] is None else clean(row["last_error"])
+    yield "error", None if details["error"] is None else readable(details["error"])
+
+
+def _lists(portrait: Portrait) -> Iterator[tuple[str, list[str]]]:
+    now = portrait.now
+    if portrait.inbox:
+        size = sum(row["count"] for row in portrait.inbox)
+        named = [
+            f"{clean(row['name'])} × {row['count']}, {_when(row['oldest_at'], now)}" for row in portrait.inbox
+        ]
+        yield f"inbox: {size} unread", named
+    if portrait.children:
+        counts = Counter(row["status"] for row in portrait.children)
+        summary = ", ".join(f"{count} {status}" for status, count in sorted(counts.items()))
+        yield f"children: {summary}", [_child(row) for row in portrait.children]
+    if portrait.executions:
+        yield "executions", [_execution(row) for row in portrait.executions]
+    if portrait.audit:
+        yield (
+            "audit",
+            [
+                f"{row['event']}, {_deed(row['created_at'], row['actor'], row['reason'], now)}"
+                for row in portrait.audit
+            ],
+        )
+
+
+def _child(row: Row) -> str:
+    said = f": {clean(row['last_error'])}" if row["last_error"] else ""
+    return f"{row['id']} {clean(row['fsm'])} {clean(row['step'])} {_status(row['status'])}{said}"
+
+
+def _execution(row: Row) -> str:
+    began = row["started_at"] or row["leased_at"]
+    took = f" in {_seconds(began, row['finished_at'])}" if began and row["finished_at"] else ""
+    outcome = f" {row['outcome']}" if row["outcome"] else ""
+    said = f": {clean(row['error'])}" if row["error"] else ""
+    return f"{row['attempt']} {clean(row['step'])} {row['status']}{outcome}{took} by {row['lease_owner'] or '-'}{said}"
+
+
+def _bold(text: str) -> str:
+    return click.style(text, bold=True)
+
+
+def _status(status: str) -> str:
+    return click.style(status, fg=STYLES[status])
+
+
+def _limit(max_attempts: int | None) -> str:
+    return "" if max_attempts is None else f" of {max_attempts}"
+
+
+def _when(moment: datetime | None, now: datetime) -> str | None:
+    if moment is None:
+        return None
+    distance = f"in {age_text(moment - now)}" if moment > now else f"{age_text(now - moment)} ago"
+    return f"{moment.astimezone():%Y-%m-%d %H:%M:%S %z} ({distance})"
+
+
+def _deed(at: datetime | None, actor: str | None, reason: str | None, now: datetime) -> str | None:
+    if at is None:
+        return None
+    by = f" by {clean(actor)}" if actor else ""
+    return f"{_when(at, now)}{by}{': ' + clean(reason) if reason else ''}"
+
+
+def _seconds(began: datetime, ended: datetime) -> str:
+    return f"{max(0.0, (ended - began).total_seconds()):.3f} s"

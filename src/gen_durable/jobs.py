@@ -1,0 +1,261 @@
+"""`@job`: a machine of one step, written as a function."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import typing
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from datetime import timedelta
+from types import FunctionType, UnionType
+from typing import Any, Concatenate, Final, Generic, ParamSpec, Protocol, overload
+
+import msgspec
+
+from ._checks import checked_name
+from ._typing import ResultT, StateT, TypeVar
+from .context import Context
+from .definition import Definition, MachineDef, StepDef, definition_of
+from .errors import OptionError, StateTypeError, StepSignatureError, UsageError
+from .machine import check_lease, check_retry, check_storable
+from .outcome import Await, Done, Next, Outcome, Retry, ScheduleChildren, Stop
+from .refs import Insertable
+from .retry import Backoff, backoff
+
+__all__ = ["STEP", "Job", "JobFunction", "job"]
+
+STEP: Final = "run"
+"""The one step of every job. A machine of the same name and version that has a step `run` takes its instances over."""
+
+Q = ParamSpec("Q")
+# Without defaults, because they stand before Q in the signatures below.
+InT = TypeVar("InT")
+OutT = TypeVar("OutT")
+T_out = TypeVar("T_out", covariant=True)
+
+
+class Job(Definition[StateT, ResultT]):
+    """A payload in, a result out. Made by `@job`."""
+
+    def __init__(self, function: FunctionType, definition: MachineDef) -> None:
+        self.__definition__: MachineDef = definition
+        self.__doc__ = function.__doc__
+        self.__module__ = function.__module__
+        self._function: FunctionType = function
+
+    @property
+    def name(self) -> str:
+        """What the database calls it."""
+        return self.__definition__.name
+
+    def handle(self, error: Exception, ctx: Context[Any]) -> Outcome[Any] | Awaitable[Outcome[Any]]:
+        """Retry as the policy says, and then fail."""
+        policy = self.__definition__.steps[STEP].retry or backoff
+        if ctx.attempt + 1 < (ctx.max_attempts or policy.max_attempts):
+            return Retry(policy(ctx.attempt))
+        return Stop(error)
+
+    def __repr__(self) -> str:
+        return f"<job {self.name}>"
+
+
+class JobFunction(Job[InT, OutT], Generic[InT, OutT, Q, T_out]):
+    """A job that can still be called as the function that it was: `await invoice_charge(Invoice(7), ctx)`."""
+
+    def __call__(self, *args: Q.args, **kwargs: Q.kwargs) -> T_out:
+        result: T_out = self._function(*args, **kwargs)
+        return result
+
+
+class _JobDecorator(Protocol):
+    @overload
+    def __call__(
+        self, function: Callable[Concatenate[InT, Q], Coroutine[Any, Any, Done[OutT]]], /
+    ) -> JobFunction[InT, OutT, Concatenate[InT, Q], Coroutine[Any, Any, Done[OutT]]]: ...
+    @overload
+    def __call__(
+        self, function: Callable[Concatenate[InT, Q], Coroutine[Any, Any, OutT]], /
+    ) -> JobFunction[InT, OutT, Concatenate[InT, Q], Coroutine[Any, Any, OutT]]: ...
+    @overload
+    def __call__(
+        self, function: Callable[[], Coroutine[Any, Any, OutT]], /
+    ) -> JobFunction[None, OutT, [], Coroutine[Any, Any, OutT]]: ...
+    @overload
+    def __call__(
+        self, function: Callable[Concatenate[InT, Q], Done[OutT]], /
+    ) -> JobFunction[InT, OutT, Concatenate[InT, Q], Done[OutT]]: ...
+    @overload
+    def __call__(
+        self, function: Callable[Concatenate[InT, Q], OutT], /
+    ) -> JobFunction[InT, OutT, Concatenate[InT, Q], OutT]: ...
+    @overload
+    def __call__(self, function: Callable[[], OutT], /) -> JobFunction[None, OutT, [], OutT]: ...
+
+
+def job(
+    name: str,
+    *,
+    version: int = 1,
+    queue: str = "default",
+    max_attempts: int | None = None,
+    retry: Backoff = backoff,
+    lease: timedelta | None = None,
+    dead_letter: str | Insertable[Any, Any] | None = None,
+) -> _JobDecorator:
+    """Make a job of a function `(payload)`, `(payload, ctx)` or `()`.
+
+        @job("billing.invoice_charge.v1", max_attempts=5)
+        async def invoice_charge(invoice: Invoice, ctx: Context[Invoice]) -> Receipt: ...
+
+    What it returns is the result; `Done(result, effect=…)` adds what shall commit with it. What it raises is retried as
+    `retry` says; `Discard`, `Cancel` and `RetryAfter` are obeyed at once. `async def` runs on the loop, `def` in a
+    thread.
+
+    Args:
+        name: what the database calls it; dots make namespaces that workers can own by prefix.
+        version: stays with an instance for life.
+        queue: where it waits, unless an insert says otherwise.
+        max_attempts: how often it is executed in all; short for that part of `retry`.
+        retry: when to try again.
+        lease: how long an execution stays leased without a heartbeat, instead of the worker's setting.
+        dead_letter: the job that gets the payload and the error when this one fails, in the same transaction.
+    """
+    where = f"job '{checked_name(name, 'the name of a job', OptionError)}'"
+    check_retry(retry, where)
+    check_lease(lease, where)
+    policy = retry if max_attempts is None else msgspec.structs.replace(retry, max_attempts=max_attempts)
+    letters = _dead_letter(dead_letter, name)
+
+    def decorate(function: Any) -> JobFunction[Any, Any, Any, Any]:
+        # A job may stand in a function, with its types beside it.
+        beside = sys._getframe(1).f_locals  # noqa: SLF001 - where the decorator is written
+        payload_type, result_type, takes = _read(function, where, beside)
+        check_storable(payload_type, f"the payload of {where}")
+        check_storable(result_type, f"the result of {where}")
+        step = StepDef(
+            name=STEP,
+            function=_adapted(function, takes),
+            is_async=inspect.iscoroutinefunction(function),
+            is_initial=True,
+            retry=policy,
+            lease=lease,
+            to=(),
+        )
+        definition = MachineDef(
+            name=name,
+            version=version,
+            queue=queue,
+            steps={STEP: step},
+            initial=STEP,
+            state_type=payload_type,
+            result_type=result_type,
+            location=f"{function.__module__}.{function.__qualname__}",
+            dead_letter=letters,
+        )
+        return JobFunction(function, definition)
+
+    return decorate
+
+
+def _dead_letter(given: str | Insertable[Any, Any] | None, name: str) -> str | None:
+    if given is None:
+        return None
+    letters = (
+        checked_name(given, "dead_letter", OptionError)
+        if isinstance(given, str)
+        else definition_of(given).name
+    )
+    if letters == name:
+        raise OptionError(f"job '{name}' is its own dead_letter", "it would fail for ever: name another job")
+    return letters
+
+
+def _adapted(function: Any, takes: int) -> Callable[[Any, Context[Any]], Any]:
+    """The function as a step: of the job and a context, with an outcome."""
+    if inspect.iscoroutinefunction(function):
+
+        async def run_async(job: Any, ctx: Context[Any]) -> Done[Any]:
+            return _done(await function(*(ctx.state, ctx)[:takes]), ctx)
+
+        return run_async
+
+    def run(job: Any, ctx: Context[Any]) -> Any:
+        value = function(*(ctx.state, ctx)[:takes])
+        return value if inspect.iscoroutine(value) else _done(value, ctx)
+
+    return run
+
+
+def _done(value: Any, ctx: Context[Any]) -> Done[Any]:
+    if isinstance(value, Done):
+        return value
+    if isinstance(value, Next | Retry | Await | ScheduleChildren | Stop):
+        raise UsageError(
+            f"job '{ctx.machine}' returned {type(value).__name__}",
+            "a job returns its result, and raises RetryAfter, Discard or Cancel; what needs more steps is a Machine",
+        )
+    return Done(value)
+
+
+def _read(function: Any, where: str, beside: Mapping[str, Any]) -> tuple[Any, Any, int]:
+    """The payload type, the result type, and how many arguments a job's function takes."""
+    if not isinstance(function, FunctionType):
+        raise StepSignatureError(where, f"on {function!r}", "@job(name) directly above `def` or `async def`")
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        raise StepSignatureError(where, "a generator", "a function that returns its result, without `yield`")
+    hints = _hints(function, where, beside)
+    signature, called = inspect.signature(function), function.__name__
+    payload, ctx = (*_positional(signature), None, None)[:2]
+    if payload is not None and _is_context(hints.get(payload.name)):
+        raise StateTypeError(where, "its first parameter is a Context", "write (payload, ctx), in this order")
+    # A second parameter of another type that has a default is the function's own affair.
+    says_ctx = ctx is not None and (_is_context(hints.get(ctx.name, Context)) or hints[ctx.name] is Any)
+    takes = 0 if payload is None else 2 if says_ctx else 1
+    try:
+        signature.bind(*range(takes))
+    except TypeError:
+        expected = f"{called}(payload), {called}(payload, ctx) or {called}()"
+        raise StepSignatureError(where, f"{called}{signature}", expected) from None
+    payload_type = None if payload is None else _value_type(hints.get(payload.name, Any))
+    return payload_type, _result_type(hints.get("return", Any)), takes
+
+
+def _hints(function: FunctionType, where: str, beside: Mapping[str, Any]) -> Mapping[str, Any]:
+    try:
+        try:
+            return typing.get_type_hints(function)
+        except NameError:
+            return typing.get_type_hints(function, localns=dict(beside))
+    except NameError as error:
+        # Only here does a job say its types. Without them its payload would silently arrive as plain JSON.
+        raise StateTypeError(
+            where,
+            f"its annotations name '{error.name}', which is not known at run time",
+            "define it above the job, and import it outside of `if TYPE_CHECKING:`",
+        ) from None
+    except (TypeError, AttributeError, SyntaxError) as error:
+        raise StateTypeError(where, f"its annotations make no sense ({error})", "correct them") from error
+
+
+def _positional(signature: inspect.Signature) -> list[inspect.Parameter]:
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return [parameter for parameter in signature.parameters.values() if parameter.kind in kinds]
+
+
+def _is_context(annotation: Any) -> bool:
+    return (typing.get_origin(annotation) or annotation) is Context
+
+
+def _value_type(annotation: Any) -> Any:
+    return None if annotation in (type(None), typing.NoReturn, typing.Never) else annotation
+
+
+def _result_type(annotation: Any) -> Any:
+    """What an annotation says about the result: `Done[Receipt]` and `Receipt` are the same."""
+    if annotation is Done:
+        return Any
+    if typing.get_origin(annotation) is Done:
+        return _value_type(typing.get_args(annotation)[0])
+    if typing.get_origin(annotation) in (typing.Union, UnionType):
+        return typing.Union[tuple(_result_type(each) for each in typing.get_args(annotation))]  # noqa: UP007 - its parts are not known here
+    return _value_type(annotation)

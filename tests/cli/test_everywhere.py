@@ -1,0 +1,43 @@
+"""What holds for every command that goes to the database."""
+
+from __future__ import annotations
+
+import uuid
+
+import pytest
+
+from gen_durable.cli.root import root
+from tests.cli.conftest import Gd, refused
+
+COMMANDS = [
+    ["insert", "Checkout"],
+    ["signal", "1", "paid"],
+    ["ls"],
+    ["show", "1"],
+    ["wait", "1"],
+    ["cancel", "1"],
+    ["retry", "1"],
+    ["delete", "1"],
+    ["restore", "1"],
+]
+every_command = pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command[0])
+
+
+@every_command
+def test_an_unreachable_database_is_told_in_a_few_lines(gd: Gd, command: list[str]) -> None:
+    message = refused(gd(*command, "--dsn", "postgresql://app:s3:cret@127.0.0.1:1/shop"))
+    assert message.startswith("cannot reach PostgreSQL at postgresql://app:***@127.0.0.1:1/shop")
+    assert "cret" not in message
+
+
+@every_command
+def test_tables_are_neither_made_nor_upgraded_by_the_way(gd: Gd, command: list[str]) -> None:
+    schema = f"cli_{uuid.uuid4().hex[:12]}"
+    message = refused(gd(*command, "--schema", schema))
+    assert message == f"schema '{schema}' has no tables of gen_durable; run `gen-durable db migrate`"
+
+
+@every_command
+def test_it_says_json_if_asked(command: list[str]) -> None:
+    options = {name for parameter in root.commands[command[0]].params for name in parameter.opts}
+    assert {"--json", "--dsn", "--schema"} <= options

@@ -1,0 +1,123 @@
+"""`gen-durable ls`: which instances, in which form."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import psycopg
+import pytest
+
+from gen_durable.testing import Harness
+from tests.cli.conftest import Gd, execute, parsed, refused, told
+from tests.cli.machines import BIG, Checkout, Parcel, Shipment
+
+
+@pytest.fixture
+def full(shop: Harness) -> Harness:
+    """One of each kind, from 1 to 7."""
+    shop.insert(Checkout, {"big": BIG}, correlation_key="order:1", unique_key="u:1")
+    shop.insert(Parcel, -1, queue="parcels")
+    shop.insert(Parcel, 1, concurrency_key=("tenant", 7))
+    shop.insert(Shipment, [1])
+    shop.drain()
+    shop.insert(Checkout, {}, correlation_key="late", unique_key="u:2")
+    shop.insert(Checkout, {})
+    shop.soft_delete(7)
+    return shop
+
+
+def listed(gd: Gd, *arguments: object) -> list[int]:
+    return [row["id"] for row in parsed(gd("ls", *arguments, "--json"))]
+
+
+@pytest.mark.usefixtures("full")
+@pytest.mark.parametrize(
+    ("filters", "ids"),
+    [
+        ([], [6, 5, 4, 3, 2, 1]),
+        (["--deleted"], [7, 6, 5, 4, 3, 2, 1]),
+        (["--machine", "Parcel"], [3, 2]),
+        (["--machine", "Parcel", "--machine", "Shipment"], [4, 3, 2]),
+        (["--status", "failed"], [2]),
+        (["--status", "failed", "--status", "awaiting_children"], [4, 2]),
+        (["--step", "ship", "--step", "join"], [5, 4, 1]),
+        (["--version", "2", "--status", "done"], [3]),
+        (["--queue", "parcels"], [2]),
+        (["--correlation-key", "order:1"], [1]),
+        (["--unique-key", "u:2"], [6]),
+        (["--concurrency-key", "tenant:7"], [3]),
+        (["--parent", "4"], [5]),
+        (["--limit", "2", "--before", "5"], [4, 3]),
+        (["--since", "1h", "--machine", "Checkout"], [6, 5, 1]),
+        (["--until", "1h"], []),
+        (["--since", "2001-01-01T00:00Z", "--until", "2002-01-01T00:00Z"], []),
+    ],
+)
+def test_filters(gd: Gd, filters: list[str], ids: list[int]) -> None:
+    assert listed(gd, *filters) == ids
+
+
+@pytest.mark.usefixtures("full")
+def test_in_json_everything_is_there_and_big_numbers_are_whole(gd: Gd) -> None:
+    printed = gd("ls", "--json")
+    assert f'"big": {BIG}' in printed.stdout
+    assert len(printed.stdout.splitlines()) == 6
+    first = json.loads(printed.stdout)[-1]
+    assert (first["machine"], first["version"], first["step"]) == ("Checkout", 1, "ship")
+    assert (first["status"], first["awaits"], first["unique_key"]) == ("awaiting_signal", ["payment"], "u:1")
+    assert first["inserted_at"].endswith("Z")
+    assert first["result"] is None
+
+
+@pytest.mark.usefixtures("full")
+def test_without_a_terminal_there_are_columns_of_plain_text(gd: Gd, sql: psycopg.Connection[Any]) -> None:
+    execute(sql, 6)
+    sql.execute("update gen_durable.gen_durable set inserted_at = inserted_at - interval '3 h 4 m'")
+    assert [line.split(maxsplit=8) for line in gd("ls", "--deleted").stdout.splitlines()] == [
+        ["ID", "MACHINE", "V", "STEP", "STATUS", "QUEUE", "KEY", "TRY", "AGE   NOTE"],
+        ["7", "Checkout", "1", "start", "cancelled", "checkout", "-", "1", "3h4m  deleted"],
+        ["6", "Checkout", "1", "start", "executing", "checkout", "late", "1", "3h4m  by w"],
+        ["5", "Checkout", "1", "ship", "awaiting_signal", "checkout", "-", "1", "3h4m  for payment"],
+        ["4", "Shipment", "1", "join", "awaiting_children", "default", "-", "1", "3h4m  for 1 children"],
+        ["3", "Parcel", "2", "pack", "done", "default", "-", "1", "3h4m  -"],
+        ["2", "Parcel", "2", "pack", "failed", "parcels", "-", "1", "3h4m  ValueError: lost\\nin the post"],
+        ["1", "Checkout", "1", "ship", "awaiting_signal", "checkout", "order:1", "1", "3h4m  for payment"],
+    ]
+
+
+def test_what_is_not_due_says_when_it_will_be(gd: Gd, shop: Harness) -> None:
+    assert gd("insert", "Checkout", "--in", "2h1s").exit_code == 0
+    assert gd("ls").stdout.splitlines()[1].endswith("in 2h")
+
+
+def test_a_full_page_says_where_the_next_one_begins(gd: Gd, full: Harness) -> None:
+    page = gd("ls", "--limit", 3)
+    assert page.stderr == "3 shown; older ones: --before 4\n"
+    assert told(gd("ls", "--status", "cancelled")) == (0, "", "no instance matches\n")
+    assert told(gd("ls", "--status", "cancelled", "--json")) == (0, "[]\n", "")
+
+
+def test_what_users_store_does_not_move_the_cursor(gd: Gd, shop: Harness) -> None:
+    shop.insert(Checkout, {}, correlation_key="a\n\x1b[2J\x9bb")
+    assert "a\\n\\x1b[2J\\x9bb" in gd("ls").stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--status", "faild"], "--status: 'faild' is no status; did you mean 'failed'?"),
+        (["--parent", "x"], "--parent: 'x' is no id"),
+        (["--parent", "0"], "the id is 0"),
+        (["--version", "two"], "--version: 'two' is no version"),
+        (["--queue", "a", "--queue", "b"], "--queue is given 2 times; it can have one value only"),
+        (
+            ["--since", "yesterday"],
+            "--since: 'yesterday' is no moment; write for example 2026-01-31T09:00Z, or how",
+        ),
+        (["--machine", ""], "machine is empty"),
+        (["--before", 2**63], "the id is 9223372036854775808"),
+    ],
+)
+def test_a_filter_that_cannot_be_is_told_in_a_sentence(gd: Gd, arguments: list[object], message: str) -> None:
+    assert refused(gd("ls", *arguments)).startswith(message)

@@ -1,0 +1,125 @@
+"""`gen-durable show`: everything of one instance."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import psycopg
+import pytest
+
+from gen_durable.testing import Harness
+from tests.cli.conftest import Gd, execute, parsed, refused
+from tests.cli.machines import BIG, Checkout, Parcel, Shipment
+
+
+def lines(gd: Gd, target: object) -> dict[str, str]:
+    """The lines of the first part, by their names."""
+    shown = gd("show", target).stdout.split("\n\n")[0].splitlines()[1:]
+    return {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in shown)}
+
+
+def section(gd: Gd, target: object, name: str) -> list[str]:
+    for part in gd("show", target).stdout.split("\n\n")[1:]:
+        head, *rest = part.splitlines()
+        if head.partition(":")[0] == name:
+            return [head, *(line.strip() for line in rest)]
+    return []
+
+
+@pytest.mark.parametrize("target", ["1", "order:1"])
+def test_a_parked_instance(gd: Gd, shop: Harness, target: str) -> None:
+    shop.insert(Checkout, {"big": BIG}, correlation_key="order:1", unique_key=b"\xffu", concurrency_key="k")
+    shop.signal(1, "note")
+    shop.drain()
+    assert gd("show", target).stdout.startswith("Checkout 1  awaiting_signal\n")
+    facts = lines(gd, target)
+    assert (facts["step"], facts["waits"], facts["queue"]) == (
+        "ship, attempt 1",
+        "for payment",
+        "checkout, priority 0",
+    )
+    assert (facts["correlation key"], facts["unique key"], facts["concurrency key"]) == (
+        "order:1",
+        "\\xffu",
+        "k",
+    )
+    assert facts["state"] == f'{{"big": {BIG}}}'
+    assert "(in 23h59m)" in facts["deadline"]
+    assert section(gd, target, "inbox")[0] == "inbox: 1 unread"
+    assert section(gd, target, "inbox")[1].startswith("note × 1, ")
+    assert section(gd, target, "executions")[1].startswith("1 start DONE await in 0.")
+
+
+def test_a_failed_one_with_its_error(gd: Gd, shop: Harness) -> None:
+    shop.insert(Parcel, -1)
+    shop.drain()
+    shown = gd("show", 1).stdout
+    assert shown.startswith("Parcel v2 1  failed\n")
+    assert "last error:      ValueError: lost\\nin the post\n" in shown
+    assert '"type": "ValueError"' in shown
+    found = parsed(gd("show", 1, "--json"))
+    assert found["error"]["message"] == "lost\nin the post"
+    assert found["executions"][0]["outcome"] == "stop"
+
+
+def test_a_parent_with_its_children(gd: Gd, shop: Harness) -> None:
+    shop.insert(Shipment, list(range(25)))
+    shop.drain()
+    shop.cancel(26, reason="out of stock")
+    assert lines(gd, 1)["waits"] == "for 24 children"
+    head, *rest = section(gd, 1, "children")
+    assert head == "children: 24 awaiting_signal, 1 cancelled"
+    assert len(rest) == 21
+    assert rest[19] == "26 Checkout ship cancelled"
+    assert rest[20] == "… and 5 before; --json shows all"
+    found = parsed(gd("show", 1, "--json"))
+    assert [child["id"] for child in found["children"]] == list(range(2, 27))
+    assert found["children"][0]["machine"] == "Checkout"
+    assert lines(gd, 26)["parent"] == "1"
+
+
+def test_one_that_is_cancelled_deleted_and_restored_tells_by_whom(gd: Gd, shop: Harness) -> None:
+    shop.insert(Checkout, {})
+    shop.cancel(1, reason="wrong one", actor="ada")
+    shop.soft_delete(1, reason="tidy", actor="bob")
+    assert shop.get(1) is None
+    assert lines(gd, 1)["cancel"].endswith("by ada: wrong one")
+    assert lines(gd, 1)["deleted"].endswith(": tidy")
+    assert [line.split(",")[0] for line in section(gd, 1, "audit")[1:]] == ["cancelled", "deleted"]
+    found = parsed(gd("show", 1, "--json"))
+    assert (found["cancelled_by"], found["cancel_reason"], found["delete_reason"]) == (
+        "ada",
+        "wrong one",
+        "tidy",
+    )
+    assert [(event["event"], event["actor"], event["data"]) for event in found["audit_events"]] == [
+        ("cancelled", "ada", None),
+        ("deleted", "bob", None),
+    ]
+
+
+def test_one_that_executes_tells_who_has_it(gd: Gd, shop: Harness, sql: psycopg.Connection[Any]) -> None:
+    shop.insert(Checkout, {}, max_attempts=4)
+    execute(sql, 1)
+    facts = lines(gd, 1)
+    assert (facts["waits"], facts["step"]) == ("by w", "start, attempt 1 of 4")
+    assert "(in 59m" in facts["lease"]
+    found = parsed(gd("show", 1, "--json"))
+    assert (found["executions"][0]["status"], found["executions"][0]["lease_owner"]) == ("LEASED", "w")
+    assert found["max_attempts"] == 4
+
+
+def test_a_done_one_has_its_result_and_long_json_is_spread_out(gd: Gd, shop: Harness) -> None:
+    shop.insert(Checkout, {"order": BIG, "text": "x" * 100})
+    shop.drain()
+    shop.signal(1, "payment", BIG)
+    shop.drain()
+    assert lines(gd, 1)["result"] == f'{{"paid": {BIG}, "order": {BIG}}}'
+    assert f'  state:           {{\n                     "text": "{"x" * 100}",' in gd("show", 1).stdout
+    found = gd("show", 1, "--json")
+    assert f'"result":{{"paid": {BIG}, "order": {BIG}}}' in found.stdout
+
+
+def test_nobody_there_is_an_error(gd: Gd) -> None:
+    assert refused(gd("show", 9)) == "there is no instance 9"
+    assert refused(gd("show", "order:9")) == "there is no instance with correlation key 'order:9'"

@@ -1,0 +1,87 @@
+"""`gen-durable wait`: its exit codes, and what it prints."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+
+from gen_durable.testing import Harness
+from tests.cli.conftest import Gd, parsed, refused, told
+from tests.cli.machines import BIG, Checkout, Parcel
+
+
+def test_done_is_zero_and_prints_the_result(gd: Gd, shop: Harness) -> None:
+    shop.insert(Checkout, {"order": 1}, correlation_key="order:1")
+    shop.signal(1, "payment", BIG)
+    shop.drain()
+    assert told(gd("wait", 1)) == (0, f'{{"paid": {BIG}, "order": 1}}\n', "")
+    assert told(gd("wait", "order:1", "--timeout", "0s"))[0] == 0
+    found = parsed(gd("wait", 1, "--json"))
+    assert (found["status"], found["result"]["paid"]) == ("done", BIG)
+
+
+def test_failed_and_cancelled_are_one(gd: Gd, shop: Harness) -> None:
+    shop.insert(Parcel, -1)
+    shop.insert(Checkout, {})
+    shop.cancel(2)
+    shop.drain()
+    failed = gd("wait", 1)
+    assert told(failed) == (1, "", "Parcel 1 is failed at step 'pack': ValueError: lost\\nin the post\n")
+    assert told(gd("wait", 2)) == (1, "", "Checkout 2 is cancelled at step 'start'\n")
+    as_json = gd("wait", 2, "--json")
+    assert (as_json.exit_code, '"status":"cancelled"' in as_json.stdout) == (1, True)
+
+
+def test_a_timeout_is_three(gd: Gd, shop: Harness) -> None:
+    shop.insert(Checkout, {})
+    began = time.monotonic()
+    late = gd("wait", 1, "--timeout", "300ms")
+    assert told(late) == (3, "", "Checkout 1 is still runnable at step 'start'\n")
+    assert 0.3 <= time.monotonic() - began < 3
+
+
+def test_settled_is_also_parked(gd: Gd, shop: Harness) -> None:
+    shop.insert(Checkout, {})
+    shop.drain()
+    parked = gd("wait", 1, "--until", "settled")
+    assert told(parked) == (0, "", "Checkout 1 is awaiting_signal at step 'ship': for payment\n")
+    assert gd("wait", 1, "--timeout", "50ms").exit_code == 3
+
+
+def test_it_waits_for_what_has_yet_to_happen(gd: Gd, shop: Harness) -> None:
+    shop.insert(Checkout, {})
+    cancelling = threading.Timer(0.3, shop.cancel, [1])
+    cancelling.start()
+    assert gd("wait", 1, "--timeout", "20s").exit_code == 1
+    cancelling.join()
+
+
+def test_a_database_that_goes_away_is_waited_for(
+    gd: Gd, shop: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from gen_durable._db.failures import StatementError
+    from gen_durable.cli import wait as module
+
+    shop.insert(Parcel, 1)
+    shop.drain()
+    looks = iter([None, StatementError("", "the server closed the connection"), None])
+    look = module._look
+
+    async def fragile(*arguments: object) -> object:
+        if (trouble := next(looks)) is not None:
+            raise trouble
+        return await look(*arguments)  # type: ignore[arg-type]  # as they came
+
+    shop.insert(Parcel, 1)
+    monkeypatch.setattr(module, "_look", fragile)
+    running = threading.Timer(0.01, shop.drain)
+    assert gd("wait", 1).exit_code == 0
+    running.cancel()
+
+
+def test_nobody_there_is_an_error(gd: Gd) -> None:
+    assert refused(gd("wait", 9)) == "there is no instance 9"
+    assert gd("wait", 9, "--until", "never").exit_code == 2
+    assert gd("wait", 9, "--timeout", "5").exit_code == 2

@@ -1,0 +1,280 @@
+"""Soft deletes and their undoing: never leased, never signalled, and a key is never with two live runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from gen_durable.errors import UsageError
+from tests.interleavings.invariants import require
+from tests.interleavings.scenario import End, Scenario
+from tests.interleavings.scenarios.signals import PAUSE_AFTER_REFUSAL, PAUSE_BETWEEN_LOOKS
+from tests.interleavings.session import Session, Work, autocommit, flush
+from tests.interleavings.works import (
+    commit_picked,
+    delete,
+    lease_some,
+    put,
+    reap,
+    restore,
+    retry,
+    send,
+)
+from tests.interleavings.world import LIVE, TERMINAL, Row, instance, leased, new, outcome
+
+_UNIQUE: Mapping[str, Any] = {"unique_key": b"u", "unique_scope": LIVE}
+_EVER: Mapping[str, Any] = {"unique_key": b"u", "unique_scope": (*LIVE, *TERMINAL)}
+_CORRELATED: Mapping[str, Any] = {"correlation_key": "c", "correlation_scope": LIVE}
+
+
+def delete_pick_and_commit(kind: Any) -> Scenario:
+    """Deleted is never leased; leased and then deleted commits nothing."""
+
+    def check(end: End) -> None:
+        row = _check_deleted(end)
+        picked = end.sessions["K"].results[0].executions
+        if end.is_before("X", "K"):
+            require(not picked, "leased after it was deleted")
+        require(row["status"] in TERMINAL, "deleted, and goes on")
+
+    return Scenario(
+        name=f"delete × pick and commit({kind})",
+        setup=[instance(1)],
+        sessions={"X": [delete(1)], "K": [lease_some(8), commit_picked(kind)]},
+        check=check,
+    )
+
+
+def delete_and_insert() -> Scenario:
+    """The key is free as soon as nobody who had it can run: at once, if it did not execute."""
+
+    def check(end: End) -> None:
+        _check_deleted(end)
+        (answer,) = end.result("I")
+        require(answer.is_new or answer.id == 1, "refused without a holder")
+        if end.is_before("X", "I"):
+            require(answer.is_new, "a key of the deleted is still taken")
+        require(end.after.holders("unique_guard", b"u") == ({answer.id} if answer.is_new else set()), _KEYS)
+
+    return Scenario(
+        name="delete(parked) × insert(same key)",
+        setup=[instance(1, "awaiting_signal", awaits=("go",), **_EVER)],
+        sessions={"X": [delete(1)], "I": [put(new(**_new(_EVER)))]},
+        check=check,
+        pauses=[PAUSE_AFTER_REFUSAL],
+    )
+
+
+def delete_executing_insert_and_commit(kind: Any) -> Scenario:
+    """While the old run executes its key is taken, deleted or not: there are never two live runs of one key."""
+
+    def check(end: End) -> None:
+        row = _check_deleted(end)
+        (answer,) = end.result("I")
+        if answer.is_new:
+            require(row["status"] in TERMINAL, "two live runs of one key")
+        if end.is_before("X", "I") and end.is_before("I", "F") and kind != "done":
+            require(not answer.is_new, "two live runs of one key")
+        if end.is_before("X", "I") and end.is_before("F", "I"):
+            require(answer.is_new, "a key of the deleted is still taken")
+
+    return Scenario(
+        name=f"delete(executing) × insert(same key) × commit({kind})",
+        setup=[leased(1, **_EVER)],
+        sessions={
+            "X": [delete(1)],
+            "I": [put(new(**_new(_EVER)))],
+            "F": [flush(outcome(1, kind))],
+        },
+        check=check,
+        pauses=[PAUSE_AFTER_REFUSAL],
+    )
+
+
+def delete_executing_and_reap() -> Scenario:
+    """Its process died: the reaper ends it as cancelled, and its key is free."""
+
+    def check(end: End) -> None:
+        row = _check_deleted(end)
+        if end.is_before("X", "R"):
+            require(row["status"] == "cancelled", "brought back by the reaper")
+        require(not end.result("K").executions or end.is_before("R", "X"), "leased after it was deleted")
+
+    return Scenario(
+        name="delete(executing) × reap × pick",
+        setup=[leased(1, **_UNIQUE)],
+        sessions={"X": [delete(1)], "R": [reap()], "K": [lease_some(8)]},
+        check=check,
+        never_wait=frozenset({"R", "K"}),
+    )
+
+
+def delete_and_deliver(target: int | str) -> Scenario:
+    """A signal is accepted before the delete or not at all."""
+
+    def check(end: End) -> None:
+        _check_deleted(end)
+        if end.is_before("X", "D"):
+            require(end.result("D") is None, "a signal to the deleted was accepted")
+        require(
+            not end.after.signals or end.after.status(1) == "executing", "the inbox of the deleted is left"
+        )
+
+    by = "id" if isinstance(target, int) else "key"
+    return Scenario(
+        name=f"delete(executing) × deliver(by {by}) × commit(done)",
+        setup=[leased(1, **_CORRELATED)],
+        sessions={"X": [delete(1)], "D": [send(target)], "F": [flush(outcome(1, "done"))]},
+        check=check,
+        pauses=[PAUSE_BETWEEN_LOOKS] if by == "key" else [],
+    )
+
+
+def delete_child_and_end_of_sibling() -> Scenario:
+    """A deleted child has ended like any other: nobody waits for what nobody can see."""
+
+    def check(end: End) -> None:
+        _check_deleted(end, 11)
+        require(end.after.status(1) == "runnable", "parent not released")
+
+    family = {"parent_id": 1, "parent_round": 1}
+    return Scenario(
+        name="delete(child) × done(sibling)",
+        setup=[
+            instance(1, "awaiting_children", step_seq=1, spawn_round=1, children_pending=2),
+            instance(11, "awaiting_signal", awaits=("go",), **family),
+            leased(12, **family),
+        ],
+        sessions={"X": [delete(11)], "F": [flush(outcome(12, "done", parent_id=1))]},
+        check=check,
+    )
+
+
+def delete_and_delete() -> Scenario:
+    def check(end: End) -> None:
+        first, second = (end.result(name)[0]["deleted_at"] for name in "XY")
+        require(first == second, "deleted twice")
+        require(len(end.after.told(1, "deleted")) == 1, "not noted exactly once")
+
+    return Scenario(
+        name="delete × delete",
+        setup=[instance(1)],
+        sessions={"X": [delete(1)], "Y": [delete(1)]},
+        check=check,
+    )
+
+
+def restore_and_insert() -> Scenario:
+    """The key goes to one of them; who asks in vain is told."""
+
+    def check(end: End) -> None:
+        (answer,) = end.result("I")
+        is_restored = end.result("U") is not None
+        require(is_restored != answer.is_new, "both have the key, or nobody")
+        require(end.after.holders("unique_guard", b"u") == {1 if is_restored else answer.id}, _KEYS)
+        require((end.after.instances[1]["deleted_at"] is None) == is_restored, "neither deleted nor restored")
+
+    return Scenario(
+        name="restore × insert(same key)",
+        setup=[_deleted(**_EVER)],
+        sessions={"U": [refusable(restore(1))], "I": [put(new(**_new(_EVER)))]},
+        check=check,
+        pauses=[PAUSE_AFTER_REFUSAL],
+    )
+
+
+def restore_and_delete() -> Scenario:
+    """Each does what it says to what it finds."""
+
+    def check(end: End) -> None:
+        row = end.after.instances[1]
+        is_last = end.is_before("U", "X")
+        if is_last or end.is_before("X", "U"):
+            require((row["deleted_at"] is not None) == is_last, "the last word did not count")
+        require(row["status"] == "cancelled", "brought back to life")
+
+    return Scenario(
+        name="restore × delete × pick",
+        setup=[_deleted(**_UNIQUE)],
+        sessions={"U": [restore(1)], "X": [delete(1)], "K": [lease_some(8)]},
+        check=check,
+    )
+
+
+def restore_and_retry() -> Scenario:
+    """A retry finds it restored, or leaves it alone."""
+
+    def check(end: End) -> None:
+        row = end.after.instances[1]
+        is_retried = end.result("T")[0]["is_retried"]
+        require(row["status"] == ("runnable" if is_retried else "cancelled"), "not what it was told")
+        require(row["deleted_at"] is None, "not restored")
+
+    return Scenario(
+        name="restore × retry",
+        setup=[_deleted(**_UNIQUE)],
+        sessions={"U": [restore(1)], "T": [retry(1)]},
+        check=check,
+    )
+
+
+_KEYS = "the key is not with who was told so"
+
+
+def refusable(work: Work) -> Work:
+    """Work that may be told that another instance has the key; its result is `None` then."""
+
+    def make(session: Session) -> Any:
+        def plan() -> Any:
+            try:
+                return (yield from work.make(session))  # type: ignore[misc]  # never left out
+            except UsageError:
+                return None
+
+        return plan()
+
+    return autocommit(make)
+
+
+def _deleted(**columns: Any) -> str:
+    return instance(
+        1,
+        "cancelled",
+        **columns,
+        deleted_at="2026-01-01",
+        finished_at="2026-01-01",
+        cancel_requested_at="2026-01-01",
+    )
+
+
+def _new(key: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        name: "{" + ",".join(value) + "}" if isinstance(value, tuple) else value
+        for name, value in key.items()
+    }
+
+
+def _check_deleted(end: End, id: int = 1) -> Row:
+    row = end.after.instances[id]
+    require(row["deleted_at"] is not None and row["delete_reason"] == "obsolete", "not deleted")
+    require(len(end.after.told(id, "deleted")) == 1, "not noted exactly once")
+    require(row["status"] in (*TERMINAL, "executing"), "deleted, and waits for work")
+    require(row["status"] != "executing" or row["cancel_requested_at"] is not None, "deleted, and goes on")
+    return row
+
+
+SCENARIOS = [
+    delete_pick_and_commit("done"),
+    delete_pick_and_commit("next"),
+    delete_and_insert(),
+    delete_executing_insert_and_commit("next"),
+    delete_executing_insert_and_commit("done"),
+    delete_executing_and_reap(),
+    delete_and_deliver(1),
+    delete_and_deliver("c"),
+    delete_child_and_end_of_sibling(),
+    delete_and_delete(),
+    restore_and_insert(),
+    restore_and_delete(),
+    restore_and_retry(),
+]

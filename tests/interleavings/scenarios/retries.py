@@ -1,0 +1,300 @@
+"""Retries: what has ended goes on once, with the keys that are still its own, and whoever waits for it waits again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from tests.interleavings.invariants import require
+from tests.interleavings.scenario import End, Scenario
+from tests.interleavings.scenarios.deletes import refusable
+from tests.interleavings.scenarios.signals import PAUSE_AFTER_REFUSAL
+from tests.interleavings.session import flush
+from tests.interleavings.works import cancel, commit_picked, lease_some, put, retry, send
+from tests.interleavings.world import LIVE, PAST, cancelled, failed, instance, leased, new, outcome
+
+_OF_1: Mapping[str, Any] = {"parent_id": 1, "parent_round": 1}
+
+
+def retry_and_insert(key: str) -> Scenario:
+    """The key that its end gave up is with one of them; who asks in vain is told."""
+    value: Any = b"u" if key == "unique" else "u"
+
+    def check(end: End) -> None:
+        (answer,) = end.result("I")
+        is_retried = end.result("T") is not None
+        require(is_retried != answer.is_new, "both have the key, or nobody")
+        require(
+            end.after.holders(f"{key}_guard", value) == {1 if is_retried else answer.id},
+            "two holders, or none",
+        )
+        require(end.after.status(1) == ("runnable" if is_retried else "failed"), "neither failed nor retried")
+
+    return Scenario(
+        name=f"retry × insert(same {key} key)",
+        setup=failed(1, **{f"{key}_key": value, f"{key}_scope": LIVE}),
+        sessions={"T": [refusable(retry(1))], "I": [put(new(**{f"{key}_key": value}))]},
+        check=check,
+        pauses=[PAUSE_AFTER_REFUSAL],
+    )
+
+
+def retry_insert_and_done() -> Scenario:
+    """The key is with a third one that ends at this moment."""
+
+    def check(end: End) -> None:
+        (answer,) = end.result("I")
+        is_retried = end.result("T") is not None
+        holders = end.after.holders("unique_guard", b"u")
+        require(
+            holders == ({1} if is_retried else set()) | ({answer.id} if answer.is_new else set()), "keys lost"
+        )
+        require(len(holders) <= 1, "two holders of one key")
+
+    return Scenario(
+        name="retry × insert(same key) × done(of the holder)",
+        setup=[*failed(1, unique_key=b"u", unique_scope=LIVE), leased(2, unique_key=b"u", unique_scope=LIVE)],
+        sessions={
+            "T": [refusable(retry(1))],
+            "I": [put(new(unique_key=b"u"))],
+            "F": [flush(outcome(2, "done"))],
+        },
+        check=check,
+    )
+
+
+def retry_and_retry() -> Scenario:
+    def check(end: End) -> None:
+        told = sorted(end.result(name)[0]["is_retried"] for name in "TU")
+        require(told == [False, True], "not retried exactly once")
+        require(len(end.after.told(1, "retried")) == 1, "not noted exactly once")
+
+    return Scenario(
+        name="retry × retry × pick and commit(done)",
+        setup=failed(1),
+        sessions={"T": [retry(1)], "U": [retry(1)], "K": [lease_some(8), commit_picked("done")]},
+        check=check,
+    )
+
+
+def retry_and_cancel() -> Scenario:
+    """A cancel that came first is over with the retry; one that comes after it ends the instance again."""
+
+    def check(end: End) -> None:
+        row = end.after.instances[1]
+        (answer,) = end.result("C")
+        if end.is_before("T", "C") and not end.result("K").executions:
+            require(answer["was"] == "runnable", "a retried instance was taken for ended")
+        if answer["was"] == "cancelled":
+            require(row["status"] in ("runnable", "executing"), "an old cancel stopped what was retried")
+            require(row["cancel_requested_at"] is None, "an old cancel stopped what was retried")
+        else:
+            require(row["cancel_requested_at"] is not None, "the request was lost")
+            require(row["status"] in ("cancelled", "executing"), "an acknowledged cancel did not win")
+
+    return Scenario(
+        name="retry × cancel × pick",
+        setup=cancelled(1),
+        sessions={"T": [retry(1)], "C": [cancel(1)], "K": [lease_some(8)]},
+        check=check,
+        never_wait=frozenset({"K"}),
+    )
+
+
+def cancel_and_retry_of_an_execution() -> Scenario:
+    """The execution of before the retry is nobody's: its outcome is stale, whoever runs now."""
+
+    def check(end: End) -> None:
+        (told,) = end.result("T")
+        (answer,) = end.result("C")
+        is_committed = bool(end.result("F").committed())
+        require(answer["was"] == "executing" or is_committed, "neither was first")
+        if told["is_retried"] and not is_committed:
+            require(end.after.instances[1]["step_seq"] == 0, "a transition of a cancelled execution")
+            require(end.after.status(1) == "runnable", "retried, and not runnable")
+
+    return Scenario(
+        name="force cancel × retry × commit(next)",
+        setup=[leased(1)],
+        sessions={"C": [cancel(1, force=True)], "T": [retry(1)], "F": [flush(outcome(1, "next"))]},
+        check=check,
+    )
+
+
+def retry_child_and_end_of_sibling() -> Scenario:
+    """A parent that still waits waits for the retried child as well; one that has gone on goes on."""
+
+    def check(end: End) -> None:
+        parent = end.after.instances[1]
+        picked = end.result("K").executions
+        if parent["status"] == "awaiting_children":
+            require(parent["children_pending"] == 1, "barrier counts wrong")
+            require(not any(execution.id == 1 for execution in picked), "it runs while it waits")
+        if end.is_before("T", "F"):
+            require(parent["status"] == "awaiting_children", "a retried child is not waited for")
+
+    return Scenario(
+        name="retry(child) × done(sibling) × pick",
+        setup=[
+            instance(1, "awaiting_children", step_seq=1, spawn_round=1, children_pending=1),
+            *failed(11, **_OF_1),
+            leased(12, **_OF_1),
+        ],
+        sessions={
+            "T": [retry(11)],
+            "F": [flush(outcome(12, "done", parent_id=1))],
+            "K": [lease_some(8, demand=1)],
+        },
+        check=check,
+        never_wait=frozenset({"K"}),
+    )
+
+
+def retry_two_children() -> Scenario:
+    """Two retries of one child, and its sibling's: the barrier counts each child once."""
+
+    def check(end: End) -> None:
+        require(end.after.instances[1]["children_pending"] == 3, "barrier counts wrong")
+
+    return Scenario(
+        name="retry(child) × retry(same child and its sibling)",
+        setup=[
+            instance(1, "awaiting_children", step_seq=1, spawn_round=1, children_pending=1),
+            *failed(11, **_OF_1),
+            *cancelled(12, **_OF_1),
+            leased(13, **_OF_1),
+        ],
+        sessions={"T": [retry(11)], "U": [retry(11, 12)]},
+        check=check,
+    )
+
+
+def retry_parent_and_end_of_child() -> Scenario:
+    """A parent that was cancelled on its barrier waits again for whoever still runs, and sees everybody."""
+
+    def check(end: End) -> None:
+        status = end.after.status(1)
+        require(status in ("runnable", "executing"), "asleep on a satisfied barrier")
+        for execution in end.result("K").executions:
+            require(
+                [child.status for child in execution.children] == ["done", "done"],
+                "picked without its children",
+            )
+
+    return Scenario(
+        name="retry(parent) × done(child) × pick(parent)",
+        setup=[
+            *cancelled(1, step_seq=1, spawn_round=1),
+            leased(11, **_OF_1),
+            instance(12, "done", **_OF_1, step_seq=0, finished_at=PAST),
+        ],
+        sessions={
+            "T": [retry(1)],
+            "F": [flush(outcome(11, "done", parent_id=1))],
+            "K": [lease_some(8)],
+        },
+        check=check,
+    )
+
+
+def cancel_and_retry_parent_and_end_of_child() -> Scenario:
+    """The same with the cancel in between: the child's end sees its parent waiting, cancelled, or waiting again."""
+
+    def check(end: End) -> None:
+        require(end.after.status(1) in ("cancelled", "runnable"), "asleep on a satisfied barrier")
+
+    return Scenario(
+        name="cancel(parent) × retry(parent) × done(child)",
+        setup=[
+            instance(1, "awaiting_children", step_seq=1, spawn_round=1, children_pending=1),
+            leased(11, **_OF_1),
+        ],
+        sessions={
+            "C": [cancel(1)],
+            "T": [retry(1)],
+            "F": [flush(outcome(11, "done", parent_id=1))],
+        },
+        check=check,
+    )
+
+
+def retry_failed_join_and_retry_child() -> Scenario:
+    """The step that joined has failed, and so has a child: whichever is retried first, the parent sees its round."""
+
+    def check(end: End) -> None:
+        parent, child = end.after.instances[1], end.after.instances[11]
+        require(parent["spawn_round"] == parent["step_seq"] == child["parent_round"], "the round was lost")
+        if end.is_before("U", "T"):
+            require(parent["status"] == "awaiting_children", "a retried child is not waited for")
+        for execution in end.result("K").executions:
+            if execution.id == 1:
+                require(len(execution.children) == 2, "picked without its children")
+
+    return Scenario(
+        name="retry(parent whose join failed) × retry(child) × pick",
+        setup=[
+            *failed(1, step_seq=2, spawn_round=1, execution=0),
+            "delete from gen_durable.executions",
+            *failed(11, **_OF_1),
+            instance(12, "done", **_OF_1, step_seq=0, finished_at=PAST),
+        ],
+        sessions={"T": [retry(1)], "U": [retry(11)], "K": [lease_some(8)]},
+        check=check,
+    )
+
+
+def retry_parked_and_deliver() -> Scenario:
+    """What waited for a signal waits for it again: it never runs without one."""
+
+    def check(end: End) -> None:
+        arrival = end.result("D")
+        status = end.after.status(1)
+        if arrival is None:
+            require(status == "awaiting_signal", "it runs without its signal")
+        else:
+            require(status in ("runnable", "executing"), "lost wake-up")
+        for execution in end.result("K").executions:
+            require(len(execution.awaited) == 1, "it runs without its signal")
+
+    return Scenario(
+        name="retry(parked) × deliver × pick",
+        setup=cancelled(1, awaits=("go",), has_signals=True),
+        sessions={"T": [retry(1)], "D": [send()], "K": [lease_some(8)]},
+        check=check,
+    )
+
+
+def retry_in_line() -> Scenario:
+    """A retried row joins the line of its key, while the key is freed."""
+    return Scenario(
+        name="retry(keyed) × commit(done, of the holder) × pick",
+        setup=[
+            *failed(1, concurrency_key="k"),
+            leased(2, concurrency_key="k", concurrency_slot=0),
+            instance(3, concurrency_key="k", gated=True),
+        ],
+        sessions={
+            "T": [retry(1)],
+            "F": [flush(outcome(2, "done", held_key="k"))],
+            "K": [lease_some(8)],
+        },
+        check=lambda end: require(end.result("T")[0]["is_retried"], "not retried"),
+        may_meet=frozenset({"23505"}),
+    )
+
+
+SCENARIOS = [
+    retry_and_insert("unique"),
+    retry_and_insert("correlation"),
+    retry_insert_and_done(),
+    retry_and_retry(),
+    retry_and_cancel(),
+    cancel_and_retry_of_an_execution(),
+    retry_child_and_end_of_sibling(),
+    retry_two_children(),
+    retry_parent_and_end_of_child(),
+    cancel_and_retry_parent_and_end_of_child(),
+    retry_failed_join_and_retry_child(),
+    retry_parked_and_deliver(),
+    retry_in_line(),
+]

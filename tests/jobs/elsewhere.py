@@ -1,0 +1,10 @@
+"""A job that another module imports, because it inserts it."""
+
+from __future__ import annotations
+
+from gen_durable import job
+
+
+@job("ops.notify.v1")
+async def notify(text: str) -> int:
+    return len(text)

@@ -1,0 +1,274 @@
+"""A job that has failed for good leaves its payload to another one, in the transaction in which it fails."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import timedelta
+from typing import Any, NoReturn
+
+import msgspec
+import psycopg
+import pytest
+from psycopg.rows import DictRow
+
+from gen_durable import (
+    AsyncClient,
+    Cancel,
+    Context,
+    Discard,
+    Done,
+    Machine,
+    Outcome,
+    RetryAfter,
+    Spec,
+    Sql,
+    Status,
+    Worker,
+    job,
+    step,
+)
+from gen_durable.telemetry import OutcomeStale
+from gen_durable.testing import Harness, Tally
+from tests.jobs.support import row
+from tests.scenarios.support import CALM, PATIENCE, Events, happens
+
+
+class Invoice(msgspec.Struct):
+    number: int
+
+
+class Letter(msgspec.Struct):
+    """What a receiver gets."""
+
+    id: int
+    job: str
+    version: int
+    payload: Any
+    error: str
+    attempts: int
+
+
+@job("ops.dead.v2", version=2, queue="ops")
+async def dead(letter: Letter) -> int:
+    return letter.id
+
+
+@job("letters.charge.v1", dead_letter="ops.dead.v2", max_attempts=2)
+async def charge(invoice: Invoice, ctx: Context[Invoice]) -> int:
+    match invoice.number:
+        case 1:
+            raise ValueError("no")
+        case 2:
+            raise Discard("declined")
+        case 3:
+            raise Cancel("not needed")
+        case 4:
+            raise RetryAfter(timedelta(0), "busy")
+        case 5 if ctx.attempt == 0:
+            raise ValueError("at first")
+        case 6:
+            return Done(6, effect=Sql("select 1 / 0"))  # type: ignore[return-value]
+    return invoice.number
+
+
+LETTERS = "select * from gen_durable.gen_durable where fsm like 'ops.dead%' order by id"
+
+
+@pytest.mark.parametrize(
+    ("number", "error", "attempts"),
+    [
+        (1, "ValueError: no", 2),
+        (2, "declined", 1),
+        (4, "busy", 2),
+        (6, "DivisionByZeroError: division by zero", 2),
+    ],
+)
+def test_a_letter_holds_payload_and_reason(durable: Harness, number: int, error: str, attempts: int) -> None:
+    durable.use(dead)
+    ref = durable.insert(charge, Invoice(number))
+    assert durable.drain().done == 1
+    durable.assert_failed(ref)
+    (letter,) = durable.instances(dead)
+    assert letter.state == Letter(ref.id, "letters.charge.v1", 1, {"number": number}, error, attempts)
+    assert durable.assert_done(letter.id) == ref.id
+    assert (letter.version, letter.queue, letter.priority, letter.parent_id) == (2, "ops", 0, None)
+
+
+@pytest.mark.parametrize("number", [3, 5, 7])
+def test_what_is_cancelled_or_done_leaves_none(durable: Harness, number: int) -> None:
+    durable.use(dead)
+    durable.insert(charge, Invoice(number))
+    durable.drain()
+    assert durable.instances(dead) == []
+
+
+def test_a_payload_that_nobody_can_read_is_left_as_it_is(
+    durable: Harness, conn: psycopg.Connection[DictRow]
+) -> None:
+    durable.insert(charge, Invoice(1))
+    conn.execute("""update gen_durable.gen_durable set state = '{"nummer": [1, null, "ä"]}'""")
+    assert durable.drain() == Tally(retry=1, stopped=1)
+    (letter,) = conn.execute(LETTERS).fetchall()
+    assert letter["state"]["payload"] == {"nummer": [1, None, "ä"]}
+    assert letter["state"]["error"].startswith("DecodeError: the state of letters.charge.v1")
+
+
+def test_a_receiver_that_nobody_has_registered_waits_as_a_plain_job(
+    durable: Harness, conn: psycopg.Connection[DictRow]
+) -> None:
+    durable.insert(charge, Invoice(2))
+    durable.drain()
+    (letter,) = conn.execute(LETTERS).fetchall()
+    assert (letter["fsm"], letter["fsm_version"], letter["step"], letter["queue"]) == (
+        "ops.dead.v2",
+        1,
+        "run",
+        "default",
+    )
+    assert (letter["status"], letter["attempt"], letter["parent_id"]) == ("runnable", 0, None)
+
+
+async def test_a_receiver_that_others_have_registered_waits_where_they_look(
+    durable_dsn: str, db: Any
+) -> None:
+    class Archive(Machine[Letter, str], name="ops.dead.v2", version=3, queue="archive"):
+        @step
+        async def look(self, ctx: Context[Letter]) -> Outcome[str]:
+            return Done("unused")
+
+        @step(initial=True)
+        async def file(self, ctx: Context[Letter]) -> Outcome[str]:
+            return Done(ctx.state.error)
+
+    async with AsyncClient(durable_dsn) as client:
+        async with Worker([dead, Archive], dsn=durable_dsn, settings=CALM) as ops:
+            async with Worker([charge], dsn=durable_dsn, settings=CALM) as shop:
+                await shop.wait(await shop.insert(charge, Invoice(2)), timeout=PATIENCE)
+            found = await db.fetchrow(LETTERS)
+            assert (found["fsm_version"], found["step"], found["queue"]) == (3, "file", "archive")
+            assert (await ops.wait(found["id"], timeout=PATIENCE)).result == "declined"
+        assert await client.count(status=Status.RUNNABLE) == 0
+
+
+def test_a_receiver_may_be_given_as_it_is(durable: Harness) -> None:
+    @job("letters.typed.v1", dead_letter=dead, max_attempts=1)
+    def typed() -> NoReturn:
+        raise ValueError("no")
+
+    durable.use(dead)
+    durable.insert(typed)
+    assert durable.drain() == Tally(stopped=1, done=1)
+    (letter,) = durable.instances(dead)
+    assert letter.state.payload is None
+
+
+def test_a_receiver_that_fails_has_letters_of_its_own(durable: Harness) -> None:
+    @job("ops.last.v1")
+    def last(letter: Letter) -> str:
+        return f"{letter.job}: {letter.payload['job']}"
+
+    @job("ops.dead.v2", max_attempts=1, dead_letter=last)
+    def failing(letter: Letter) -> NoReturn:
+        raise ValueError("full")
+
+    durable.use(failing)
+    durable.use(last)
+    durable.insert(charge, Invoice(2))
+    durable.drain()
+    (letter,) = durable.instances(last)
+    assert durable.assert_done(letter.id) == "ops.dead.v2: letters.charge.v1"
+
+
+async def test_many_failures_of_one_batch_leave_one_letter_each(durable_dsn: str, db: Any) -> None:
+    async with Worker(
+        [charge, dead], dsn=durable_dsn, settings=CALM, queues={"default": 50, "ops": 50}
+    ) as worker:
+        refs = await worker.insert_all([Spec(charge, Invoice(2)) for _ in range(100)])
+        for ref in refs:
+            assert (await worker.wait(ref, timeout=PATIENCE)).status is Status.FAILED
+    letters = await db.fetch(LETTERS)
+    assert sorted(_content(letter).id for letter in letters) == [ref.id for ref in refs]
+
+
+def _content(row: Any) -> Letter:
+    return msgspec.json.decode(row["state"], type=Letter)
+
+
+class Slow:
+    """A job that fails when it is told to."""
+
+    def __init__(self) -> None:
+        self.is_there, self.may_go = asyncio.Event(), asyncio.Event()
+
+        @job("letters.slow.v1", max_attempts=1, dead_letter="ops.dead.v1")
+        async def slow() -> None:
+            self.is_there.set()
+            await self.may_go.wait()
+            raise ValueError("too late")
+
+        self.job = slow
+
+
+async def test_an_execution_that_lost_its_lease_leaves_none(durable_dsn: str, db: Any) -> None:
+    slow = Slow()
+    async with Worker([slow.job], dsn=durable_dsn, settings=CALM) as worker:
+        events = Events(worker)
+        ref = await worker.insert(slow.job)
+        await happens(slow.is_there)
+        await db.execute("update gen_durable.gen_durable set lease_token = lease_token + 1")
+        slow.may_go.set()
+        await events.wait(OutcomeStale)
+    assert await db.fetch(LETTERS) == []
+    assert (
+        await db.fetchval("select status::text from gen_durable.gen_durable where id = $1", ref.id)
+        == "executing"
+    )
+
+
+async def test_an_execution_that_was_cancelled_leaves_none(durable_dsn: str, db: Any) -> None:
+    slow = Slow()
+    async with Worker([slow.job], dsn=durable_dsn, settings=CALM) as worker:
+        ref = await worker.insert(slow.job)
+        await happens(slow.is_there)
+        await worker.cancel(ref)
+        slow.may_go.set()
+        assert (await worker.wait(ref, timeout=PATIENCE)).status is Status.CANCELLED
+    assert await db.fetch(LETTERS) == []
+
+
+async def test_letter_and_failure_are_one_transaction(durable_dsn: str, db: Any) -> None:
+    """A database that refuses the letter refuses the failure with it; neither is ever seen without the other."""
+    await db.execute(
+        """create function refuse() returns trigger language plpgsql as $$ begin
+             if exists (select from gen_durable.gen_durable where fsm = 'letters.charge.v1' and status = 'failed')
+                and (select count(*) from gate) = 0 then
+               raise exception 'not yet' using errcode = '40001';
+             end if;
+             return new; end $$;
+           create table gate (open int);
+           create trigger refuse before insert on gen_durable.gen_durable for each row
+             when (new.fsm = 'ops.dead.v2') execute function refuse()"""
+    )
+    async with Worker([charge], dsn=durable_dsn, settings=CALM) as worker:
+        ref = await worker.insert(charge, Invoice(2))
+        async with asyncio.timeout(PATIENCE.total_seconds()):
+            # The failure is in the same transaction as the letter, seen from inside; and from outside it is not there.
+            await asyncio.sleep(0.5)
+            assert (
+                await db.fetchval("select status::text from gen_durable.gen_durable where id = $1", ref.id)
+                == "executing"
+            )
+            await db.execute("insert into gate values (1)")
+        assert (await worker.wait(ref, timeout=PATIENCE)).status is Status.FAILED
+    assert len(await db.fetch(LETTERS)) == 1
+
+
+def test_a_retried_job_may_fail_again_and_leave_another(
+    durable: Harness, conn: psycopg.Connection[DictRow]
+) -> None:
+    ref = durable.insert(charge, Invoice(2))
+    durable.drain()
+    durable.retry(ref)
+    durable.drain()
+    assert [letter["state"]["id"] for letter in conn.execute(LETTERS)] == [ref.id, ref.id]
+    assert row(conn, ref.id)["step_seq"] == 2

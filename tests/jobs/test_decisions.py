@@ -1,0 +1,223 @@
+"""`Discard`, `Cancel` and `RetryAfter`, raised from anywhere in a step, are obeyed at once: nobody else is asked."""
+
+from __future__ import annotations
+
+import json
+from datetime import timedelta
+from typing import Any, NoReturn
+
+import psycopg
+import pytest
+from psycopg.rows import DictRow
+
+from gen_durable import (
+    Cancel,
+    Context,
+    Discard,
+    Done,
+    ExecutionStatus,
+    InstanceCancelledError,
+    JobState,
+    Machine,
+    Outcome,
+    RetryAfter,
+    ScheduleChildren,
+    Spec,
+    Status,
+    Transaction,
+    Worker,
+    job,
+    job_state,
+    step,
+)
+from gen_durable.testing import Harness, Tally
+from tests.jobs.support import row, waits
+from tests.scenarios.support import CALM, PATIENCE
+
+
+def deep(what: Exception, depth: int = 5) -> NoReturn:
+    if depth:
+        deep(what, depth - 1)
+    raise what
+
+
+DECISIONS: dict[str, Exception] = {
+    "discard": Discard("card declined"),
+    "cancel": Cancel("not needed any more"),
+    "later": RetryAfter(timedelta(hours=1), "the bank rests"),
+}
+
+
+@job("decisions.on_the_loop.v1")
+async def on_the_loop(which: str) -> None:
+    deep(DECISIONS[which])
+
+
+@job("decisions.in_a_thread.v1")
+def in_a_thread(which: str) -> None:
+    deep(DECISIONS[which])
+
+
+class Decided(Machine[str, None]):
+    """Its handler must not be asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[Exception] = []
+
+    @step
+    async def run(self, ctx: Context[str]) -> Outcome[None]:
+        deep(DECISIONS[ctx.state])
+
+    @step
+    def handled(self, ctx: Context[str]) -> Outcome[None]:
+        raise ValueError("let the handler decide")
+
+    @step
+    async def affected(self, ctx: Context[str]) -> Outcome[None]:
+        async def effect(transaction: Transaction) -> None:
+            await transaction.execute("insert into ledger values (1)")
+            deep(DECISIONS[ctx.state])
+
+        return Done(effect=effect)
+
+    def handle(self, error: Exception, ctx: Context[str]) -> Outcome[None]:
+        self.asked.append(error)
+        deep(DECISIONS[ctx.state])
+
+
+KINDS = ["job on the loop", "job in a thread", "step", "handler", "effect"]
+
+
+def raised(durable: Harness, conn: psycopg.Connection[DictRow], kind: str, which: str) -> int:
+    """The id of an instance that has decided so, at its first and only execution."""
+    machine = Decided()
+    durable.use(machine)
+    conn.execute("create table if not exists ledger (entry int)")
+    steps = {"step": "run", "handler": "handled", "effect": "affected"}
+    if kind in steps:
+        id = durable.insert(machine, which, step=steps[kind]).id
+    else:
+        id = durable.insert(on_the_loop if kind == "job on the loop" else in_a_thread, which).id
+    tally = {"discard": Tally(stopped=1), "cancel": Tally(cancelled=1), "later": Tally(retry=1)}[which]
+    assert durable.drain(collapse=False) == tally
+    assert len(machine.asked) == (kind == "handler")
+    assert conn.execute("select count(*) from ledger").fetchone() == {"count": 0}
+    return id
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_discard_fails_at_once(durable: Harness, conn: psycopg.Connection[DictRow], kind: str) -> None:
+    id = raised(durable, conn, kind, "discard")
+    assert durable.assert_failed(id).last_error == "card declined"
+    found = row(conn, id)
+    assert (found["execution"], found["step_seq"], found["error"]["type"]) == (1, 1, "Discard")
+    (record,) = durable.executions(id)
+    assert (record.status, record.outcome, record.error) == (ExecutionStatus.DONE, "stop", "card declined")
+    assert job_state(durable.executions(id)) is JobState.FAILED
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_cancel_ends_as_cancelled_without_a_transition(
+    durable: Harness, conn: psycopg.Connection[DictRow], kind: str
+) -> None:
+    id = raised(durable, conn, kind, "cancel")
+    found = row(conn, id)
+    assert (found["status"], found["last_error"]) == ("cancelled", "not needed any more")
+    assert (found["execution"], found["step_seq"], found["result"]) == (1, 0, None)
+    assert found["finished_at"] is not None
+    (record,) = durable.executions(id)
+    assert (record.status, record.outcome, record.step_seq) == (ExecutionStatus.ABORTED, "cancelled", 1)
+    assert job_state(durable.executions(id)) is JobState.CANCELLED
+    with pytest.raises(InstanceCancelledError, match="not needed any more"):
+        durable.wait(id).result  # noqa: B018 - raises
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_retry_after_waits_as_it_says(durable: Harness, conn: psycopg.Connection[DictRow], kind: str) -> None:
+    id = raised(durable, conn, kind, "later")
+    assert waits(conn, id) == timedelta(hours=1)
+    found = row(conn, id)
+    assert (found["attempt"], found["step_seq"], found["last_error"]) == (1, 0, "the bank rests")
+    (record,) = durable.executions(id)
+    assert (record.status, record.outcome) == (ExecutionStatus.ABORTED, "retry")
+
+
+def test_a_decision_without_words_is_known_by_its_name(durable: Harness) -> None:
+    @job("decisions.silent.v1")
+    def silent(which: str) -> None:
+        raise Discard if which == "discard" else Cancel
+
+    discarded, cancelled = durable.insert(silent, "discard"), durable.insert(silent, "cancel")
+    durable.drain()
+    durable.assert_failed(discarded, match="^Discard$")
+    ended = durable.get(cancelled)
+    assert ended is not None
+    assert (ended.status, ended.last_error) == (Status.CANCELLED, "Cancel")
+
+
+def test_a_cancelled_child_releases_its_parent(durable: Harness) -> None:
+    class Parent(Machine[None, list[str]]):
+        @step
+        async def split(self, ctx: Context[None]) -> Outcome[list[str]]:
+            return ScheduleChildren(
+                [Spec(on_the_loop, "cancel"), Spec(in_a_thread, "discard")], then=self.join
+            )
+
+        @step
+        async def join(self, ctx: Context[None]) -> Outcome[list[str]]:
+            return Done([f"{child.status}: {child.last_error}" for child in ctx.children])
+
+    parent = durable.insert(Parent)
+    durable.drain()
+    assert durable.assert_done(parent) == ["cancelled: not needed any more", "failed: card declined"]
+
+
+def test_a_key_that_a_decision_held_is_free_again(durable: Harness) -> None:
+    @job("decisions.keyed.v1")
+    def keyed(which: str) -> str:
+        if which in DECISIONS:
+            raise DECISIONS[which]
+        return which
+
+    refs = [durable.insert(keyed, which, concurrency_key="one") for which in ("cancel", "discard", "go on")]
+    durable.drain()
+    assert durable.assert_done(refs[-1]) == "go on"
+
+
+class Mute(Discard):
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+
+class MuteCancel(Cancel, Mute):
+    pass
+
+
+class MuteFailureError(ValueError):
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+
+async def test_exceptions_that_cannot_be_told_do_not_stop_the_worker(durable_dsn: str, db: Any) -> None:
+    @job("decisions.mute.v1", max_attempts=1)
+    async def mute(which: str) -> str:
+        if which == "fine":
+            return which
+        raise {"discard": Mute, "cancel": MuteCancel, "failure": MuteFailureError}[which]
+
+    async with Worker([mute], dsn=durable_dsn, settings=CALM) as worker:
+        refs = [await worker.insert(mute, which) for which in ("discard", "cancel", "failure", "fine")]
+        ended = [await worker.wait(ref, timeout=PATIENCE) for ref in refs]
+    assert [each.status.value for each in ended] == ["failed", "cancelled", "failed", "done"]
+    assert [each.last_error for each in ended] == [
+        "(its text could not be read)",
+        "(its text could not be read)",
+        "MuteFailureError: (its text could not be read)",
+        None,
+    ]
+    assert [kind["type"] for kind in await _errors(db)] == ["Mute", "MuteFailureError"]
+
+
+async def _errors(db: Any) -> list[dict[str, Any]]:
+    rows = await db.fetch("select error from gen_durable.gen_durable where error is not null order by id")
+    return [json.loads(row["error"]) for row in rows]

@@ -1,0 +1,131 @@
+"""Of what went wrong, a short text for people and the facts for programs stay with the instance."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, NoReturn
+
+import psycopg
+from psycopg.rows import DictRow
+
+from gen_durable import Context, Machine, Outcome, Retry, Stop, Worker, job, step
+from gen_durable.testing import Harness
+from tests.jobs.support import row
+from tests.scenarios.support import CALM, PATIENCE
+
+HERE = str(Path(__file__))
+
+
+def bank(token: str) -> NoReturn:
+    secret = f"secret {token}"
+    raise ConnectionError("the bank does not answer") from ValueError(secret)
+
+
+@job("errors.plain.v1")
+def plain(token: str) -> None:
+    bank(token)
+
+
+@job("errors.on_the_loop.v1")
+async def on_the_loop(token: str) -> None:
+    bank(token)
+
+
+async def test_a_failed_job_tells_type_message_place_and_attempt(durable_dsn: str, db: Any) -> None:
+    async with Worker([plain, on_the_loop], dsn=durable_dsn, settings=CALM) as worker:
+        refs = [await worker.insert(each, "12345", max_attempts=1) for each in (plain, on_the_loop)]
+        ended = [await worker.wait(ref, timeout=PATIENCE) for ref in refs]
+    assert {each.last_error for each in ended} == {"ConnectionError: the bank does not answer"}
+    for ref, name in zip(refs, ("plain", "on_the_loop"), strict=True):
+        text = await db.fetchval("select error from gen_durable.gen_durable where id = $1", ref.id)
+        error = json.loads(text)
+        assert set(error) == {"type", "message", "traceback", "attempt"}
+        assert (error["type"], error["message"], error["attempt"]) == (
+            "ConnectionError",
+            "the bank does not answer",
+            0,
+        )
+        *_, caller, place = error["traceback"]
+        assert caller.startswith(f"{HERE}:")
+        assert caller.endswith(f" in {name}")
+        assert place.startswith(f"{HERE}:")
+        assert place.endswith(" in bank")
+        assert not [line for line in error["traceback"] if "src/gen_durable/" in line], (
+            "our own frames are cut"
+        )
+        assert "12345" not in text, "no locals, and nothing of what they hold"
+
+
+def test_the_last_failure_is_the_one_that_is_kept(
+    durable: Harness, conn: psycopg.Connection[DictRow]
+) -> None:
+    @job("errors.changing.v1")
+    def changing(number: int, ctx: Context[int]) -> None:
+        raise ValueError("first") if ctx.attempt == 0 else KeyError("then")
+
+    ref = durable.insert(changing, 1)
+    durable.drain(collapse=False)
+    found = row(conn, ref.id)
+    assert (found["last_error"], found["error"]["type"], found["error"]["attempt"]) == (
+        "ValueError: first",
+        "ValueError",
+        0,
+    )
+    durable.drain()
+    found = row(conn, ref.id)
+    assert (found["last_error"], found["error"]["type"], found["error"]["attempt"]) == (
+        "KeyError: 'then'",
+        "KeyError",
+        2,
+    )
+
+
+def test_a_job_that_recovered_still_tells_what_was_wrong(
+    durable: Harness, conn: psycopg.Connection[DictRow]
+) -> None:
+    @job("errors.recovers.v1")
+    def recovers(number: int, ctx: Context[int]) -> int:
+        if ctx.attempt == 0:
+            raise ValueError("at first")
+        return ctx.attempt
+
+    ref = durable.insert(recovers, 1)
+    durable.drain()
+    assert durable.assert_done(ref) == 1
+    found = row(conn, ref.id)
+    assert (found["last_error"], found["error"]["type"]) == ("ValueError: at first", "ValueError")
+
+
+def test_words_that_the_database_cannot_hold_are_written_so_that_it_can(
+    durable: Harness, conn: psycopg.Connection[DictRow]
+) -> None:
+    @job("errors.odd.v1", max_attempts=1)
+    def odd() -> None:
+        raise ValueError("a\0b\ud800c" + "x" * 20_000)
+
+    ref = durable.insert(odd)
+    durable.drain()
+    found = row(conn, ref.id)
+    assert found["last_error"].startswith(r"ValueError: a\x00b\ud800cxxx")
+    assert found["error"]["message"].startswith(r"a\x00b\ud800cxxx")
+    assert len(found["last_error"]) < 8100, "a dumped page does not fill every list of failures"
+    assert len(found["error"]["message"]) < 8100
+
+
+def test_a_machine_leaves_the_same_when_its_handler_stops_or_retries(
+    durable: Harness, conn: psycopg.Connection[DictRow]
+) -> None:
+    class Handled(Machine[None, None]):
+        @step
+        def run(self, ctx: Context[None]) -> Outcome[None]:
+            bank("12345")
+
+        def handle(self, error: Exception, ctx: Context[None]) -> Outcome[None]:
+            return Stop("the handler's own words") if ctx.attempt else Retry()
+
+    ref = durable.insert(Handled)
+    durable.drain()
+    found = row(conn, ref.id)
+    assert (found["last_error"], found["error"]["type"]) == ("the handler's own words", "ConnectionError")
+    assert found["error"]["attempt"] == 1

@@ -1,0 +1,226 @@
+"""What a job raises is tried again: so often, and after so long."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any, NoReturn
+
+import psycopg
+import pytest
+from psycopg.rows import DictRow
+
+from gen_durable import (
+    Backoff,
+    Context,
+    Discard,
+    Done,
+    Machine,
+    Outcome,
+    RetryAfter,
+    ScheduleChildren,
+    Spec,
+    Worker,
+    job,
+    step,
+)
+from gen_durable.testing import Harness, Tally
+from tests.jobs.billing import flaky
+from tests.jobs.support import row, waits
+from tests.scenarios.support import CALM, PATIENCE
+
+
+@job("retries.fail.v1")
+def fail(number: int) -> NoReturn:
+    raise ValueError(f"no {number}")
+
+
+@job("retries.once.v1", max_attempts=1)
+async def once(number: int) -> NoReturn:
+    raise ValueError(f"no {number}")
+
+
+@job(
+    "retries.often.v1",
+    retry=Backoff(max_attempts=5, base=timedelta(hours=1), cap=timedelta(hours=3), jitter=0),
+)
+async def often(number: int) -> NoReturn:
+    raise ValueError(f"no {number}")
+
+
+@pytest.mark.parametrize(
+    ("which", "options", "executions"),
+    [
+        (fail, {}, 3),
+        (fail, {"max_attempts": 1}, 1),
+        (fail, {"max_attempts": 5}, 5),
+        (once, {}, 1),
+        (once, {"max_attempts": 2}, 2),
+        (often, {}, 5),
+        (often, {"max_attempts": 2}, 2),
+    ],
+)
+def test_a_job_is_executed_so_often_in_all(
+    durable: Harness, conn: psycopg.Connection[DictRow], which: Any, options: Any, executions: int
+) -> None:
+    ref = durable.insert(which, 7, **options)
+    assert durable.drain() == Tally(retry=executions - 1, stopped=1)
+    assert durable.assert_failed(ref).last_error == "ValueError: no 7"
+    found = row(conn, ref.id)
+    assert (found["execution"], found["step_seq"], found["max_attempts"]) == (
+        executions,
+        1,
+        options.get("max_attempts"),
+    )
+    records = durable.executions(ref)
+    assert [each.outcome for each in records] == ["retry"] * (executions - 1) + ["stop"]
+    assert [each.step_attempt for each in records] == list(range(executions))
+    assert {each.error for each in records} == {"ValueError: no 7"}
+    assert {each.step_seq for each in records} == {1}, "however often it is tried, it is one transition"
+
+
+def test_max_attempts_of_a_spec_holds_in_a_batch_and_for_children(durable: Harness) -> None:
+    class Parent(Machine[None, int]):
+        @step
+        async def split(self, ctx: Context[None]) -> Outcome[int]:
+            return ScheduleChildren([Spec(fail, n, max_attempts=n) for n in (1, 2)], then=self.join)
+
+        @step
+        async def join(self, ctx: Context[None]) -> Outcome[int]:
+            return Done(len(ctx.children.failed))
+
+    batch = durable.insert_all([Spec(fail, n, max_attempts=n) for n in (1, 2)])
+    parent = durable.insert(Parent)
+    durable.drain()
+    assert durable.assert_done(parent) == 2
+    children = durable.children(parent)
+    assert [len(durable.executions(ref.id)) for ref in (*batch, *children)] == [1, 2, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("attempt", "raw"), [(0, 1.0), (1, 2.0), (2, 4.0), (7, 128.0), (8, 256.0), (9, 300.0), (60, 300.0)]
+)
+def test_waits_double_from_a_second_to_five_minutes_with_jitter_up_to_half(
+    durable: Harness, conn: psycopg.Connection[DictRow], attempt: int, raw: float
+) -> None:
+    ref = durable.insert(fail, 7, max_attempts=1000)
+    conn.execute("update gen_durable.gen_durable set attempt = %s", (attempt,))
+    assert durable.drain(collapse=False) == Tally(retry=1)
+    assert row(conn, ref.id)["attempt"] == attempt + 1
+    slack = timedelta(milliseconds=1)
+    assert timedelta(seconds=raw) - slack <= waits(conn, ref.id) <= timedelta(seconds=1.5 * raw) + slack
+
+
+def test_two_that_failed_at_one_moment_are_torn_apart(
+    durable: Harness, conn: psycopg.Connection[DictRow]
+) -> None:
+    refs = durable.insert_all([Spec(fail, n) for n in range(20)])
+    durable.drain(collapse=False)
+    lengths = {waits(conn, ref.id) for ref in refs}
+    assert len(lengths) > 15
+    assert max(lengths) - min(lengths) > timedelta(milliseconds=50)
+
+
+@pytest.mark.parametrize(("attempt", "hours"), [(0, 1), (1, 2), (2, 3), (3, 3)])
+def test_a_job_may_have_waits_of_its_own(
+    durable: Harness, conn: psycopg.Connection[DictRow], attempt: int, hours: int
+) -> None:
+    ref = durable.insert(often, 7)
+    conn.execute("update gen_durable.gen_durable set attempt = %s", (attempt,))
+    durable.drain(collapse=False)
+    assert waits(conn, ref.id) == timedelta(hours=hours)
+
+
+async def test_a_worker_tries_again_when_the_wait_is_over(durable_dsn: str) -> None:
+    async with Worker([flaky], dsn=durable_dsn, settings=CALM) as worker:
+        twice = await worker.insert(flaky, 2)
+        often = await worker.insert(flaky, 3)
+        assert (await worker.wait(twice, timeout=PATIENCE)).result == 2
+        ended = await worker.wait(often, timeout=PATIENCE)
+        assert (ended.status, ended.last_error) == ("failed", "ConnectionError: refusal 2")
+        enough = await worker.insert(flaky, 3, max_attempts=4)
+        assert (await worker.wait(enough, timeout=PATIENCE)).result == 3
+
+
+# RetryAfter
+
+
+@job("retries.later.v1", max_attempts=3)
+async def later(seconds: int, ctx: Context[int]) -> int:
+    if ctx.attempt < 5:
+        raise RetryAfter(timedelta(seconds=seconds), f"the bank rests, {ctx.attempt}")
+    return ctx.attempt
+
+
+def test_retry_after_chooses_the_wait_and_counts_as_an_attempt(
+    durable: Harness, conn: psycopg.Connection[DictRow]
+) -> None:
+    ref = durable.insert(later, 5000)
+    assert durable.drain(collapse=False) == Tally(retry=1)
+    assert waits(conn, ref.id) == timedelta(seconds=5000)
+    found = row(conn, ref.id)
+    assert (found["attempt"], found["last_error"]) == (1, "the bank rests, 0")
+    assert found["error"]["type"] == "RetryAfter"
+    assert durable.drain() == Tally(retry=1, stopped=1)
+    durable.assert_failed(ref, match="^the bank rests, 2$")
+    assert row(conn, ref.id)["error"]["attempt"] == 2
+
+
+def test_retry_after_knows_the_limit_of_the_instance(durable: Harness) -> None:
+    once, enough = durable.insert(later, 0, max_attempts=1), durable.insert(later, 0, max_attempts=6)
+    assert durable.drain() == Tally(retry=5, stopped=1, done=1)
+    durable.assert_failed(once, match="^the bank rests, 0$")
+    assert durable.assert_done(enough) == 5
+
+
+def test_without_a_reason_it_says_how_long(durable: Harness) -> None:
+    @job("retries.silent.v1")
+    def silent() -> NoReturn:
+        raise RetryAfter(timedelta(minutes=2))
+
+    ref = durable.insert(silent)
+    durable.drain()
+    durable.assert_failed(ref, match="^again after 0:02:00$")
+
+
+def test_a_wait_that_is_none_is_a_failure_like_any(durable: Harness) -> None:
+    @job("retries.wrong.v1", max_attempts=2)
+    def wrong() -> NoReturn:
+        seconds: Any = 60
+        raise RetryAfter(seconds)
+
+    ref = durable.insert(wrong)
+    assert durable.drain() == Tally(retry=1, stopped=1)
+    durable.assert_failed(
+        ref, match=r"the delay of this RetryAfter is of type int; write timedelta\(seconds=60\)"
+    )
+
+
+def test_a_machine_without_a_policy_may_be_told_to_wait_as_often_as_it_likes(durable: Harness) -> None:
+    class Patient(Machine[None, int]):
+        @step
+        async def ask(self, ctx: Context[None]) -> Outcome[int]:
+            if ctx.attempt < 7:
+                raise RetryAfter(timedelta(hours=1))
+            return Done(ctx.attempt)
+
+    ref, limited = durable.insert(Patient), durable.insert(Patient, max_attempts=3)
+    durable.drain()
+    assert durable.assert_done(ref) == 7
+    durable.assert_failed(limited)
+
+
+def test_a_retried_job_keeps_the_payload_that_it_was_given(durable: Harness) -> None:
+    seen: list[list[int]] = []
+
+    @job("retries.mutates.v1")
+    def mutates(numbers: list[int]) -> list[int]:
+        seen.append(list(numbers))
+        numbers.append(0)
+        if len(seen) < 3:
+            raise ValueError("half done")
+        raise Discard("enough")
+
+    ref = durable.insert(mutates, [1])
+    durable.drain()
+    assert durable.assert_failed(ref).state == [1]
+    assert seen == [[1], [1], [1]]

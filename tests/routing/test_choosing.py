@@ -1,0 +1,84 @@
+"""What a worker is asked to serve: queues, prefixes, or what the environment says."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gen_durable import Context, Done, Machine, Outcome, Queue, SettingsError, UsageError, Worker, job, step
+
+
+@job("billing.charge.v1", queue="billing")
+async def charge() -> None: ...
+
+
+class Report(Machine[None, None]):
+    @step
+    async def run(self, ctx: Context[None]) -> Outcome[None]:
+        return Done()
+
+
+def served(**options: Any) -> tuple[dict[str, int], dict[str, int]]:
+    """Queues and prefixes, each with its concurrency."""
+    worker = Worker([charge, Report], **options)
+    return (
+        {name: queue.concurrency for name, queue in worker.queues.items()},
+        {name: queue.concurrency for name, queue in worker.prefixes.items()},
+    )
+
+
+def test_left_to_itself_it_serves_the_queues_of_its_machines() -> None:
+    assert served() == ({"billing": 10, "default": 10}, {})
+
+
+def test_with_prefixes_it_serves_no_queue_unless_it_is_asked_to() -> None:
+    assert served(prefixes=["billing.", "media."]) == ({}, {"billing.": 10, "media.": 10})
+    assert served(prefixes=["billing."], queues={"default": 3}) == ({"default": 3}, {"billing.": 10})
+
+
+def test_prefixes_may_have_a_concurrency_each() -> None:
+    assert served(prefixes={"billing.": 5, "media.": Queue(concurrency=2)})[1] == {"billing.": 5, "media.": 2}
+    assert served(prefixes=("billing.", "billing."))[1] == {"billing.": 10}
+    assert served(prefixes=(name for name in ["a.", "b."]))[1] == {"a.": 10, "b.": 10}
+
+
+@pytest.mark.parametrize("nothing", [[], (), {}])
+def test_asked_for_prefixes_without_any_it_owns_the_default_ones(nothing: Any) -> None:
+    assert served(prefixes=nothing) == ({}, {"default.": 10})
+
+
+@pytest.mark.parametrize(
+    ("text", "prefixes"),
+    [
+        ("billing.", ["billing."]),
+        ("media.,email.", ["media.", "email."]),
+        (" media. , email. ,", ["media.", "email."]),
+        ("", ["default."]),
+        (" , ", ["default."]),
+    ],
+)
+def test_the_environment_may_say_it(monkeypatch: pytest.MonkeyPatch, text: str, prefixes: list[str]) -> None:
+    monkeypatch.setenv("WORKER_TYPE_PREFIXES", text)
+    assert served() == ({}, dict.fromkeys(prefixes, 10))
+
+
+def test_what_the_code_says_wins_over_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORKER_TYPE_PREFIXES", "media.")
+    assert served(prefixes=["billing."]) == ({}, {"billing.": 10})
+    assert served(queues={"default": 1}) == ({"default": 1}, {})
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    ["billing.", [""], [7], ["a\0"], ["x" * 256], ["\U0010ffff"], {"billing.": 0}, {"billing.": "many"}],
+)
+def test_what_is_no_prefix_is_refused(wrong: Any) -> None:
+    with pytest.raises((SettingsError, UsageError), match=r"prefix|concurrency"):
+        served(prefixes=wrong)
+
+
+def test_unknown_types_are_failed_or_left_and_nothing_else() -> None:
+    wrong: Any = "ignore"
+    with pytest.raises(SettingsError, match="on_unknown must be 'fail' or 'leave', got 'ignore'"):
+        Worker([charge], prefixes=["billing."], on_unknown=wrong)

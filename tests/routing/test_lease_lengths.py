@@ -1,0 +1,241 @@
+"""How long an execution is leased: as the worker says, or its machine, or its step; at the pick and at every heartbeat."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import timedelta
+from typing import Any
+
+import msgspec
+import pytest
+
+from gen_durable import Context, Done, Machine, Next, Outcome, Settings, SettingsError, Worker, job, step
+from gen_durable.errors import OptionError
+from tests.scenarios.support import PATIENCE, happens, holds, row_of
+
+SETTINGS = Settings(
+    lease=timedelta(seconds=20),
+    heartbeat=timedelta(milliseconds=200),
+    poll_interval=timedelta(milliseconds=100),
+    drain_timeout=timedelta(seconds=1),
+)
+
+
+class Held:
+    """Where steps wait until a test has looked at their rows."""
+
+    def __init__(self) -> None:
+        self.is_there, self.may_go = asyncio.Event(), asyncio.Event()
+
+    async def wait(self) -> None:
+        self.is_there.set()
+        await self.may_go.wait()
+        self.is_there.clear()
+        self.may_go.clear()
+
+    async def next(self) -> None:
+        self.may_go.set()
+        while self.may_go.is_set():
+            await asyncio.sleep(0)
+        await happens(self.is_there)
+
+
+class Plain(Machine[None, None], name="m.plain"):
+    """As the worker says."""
+
+    def __init__(self, held: Held) -> None:
+        self.held = held
+
+    @step
+    async def run(self, ctx: Context[None]) -> Outcome[None]:
+        await self.held.wait()
+        return Done()
+
+
+class Own(Plain, name="m.own", lease=timedelta(seconds=40)):
+    """A length for the machine, another for one of its steps."""
+
+    @step(lease=timedelta(minutes=3))
+    async def long(self, ctx: Context[None]) -> Outcome[None]:
+        await self.held.wait()
+        return Done()
+
+
+async def lengths(db: Any, id: int) -> tuple[float, float]:
+    """How long the lease was at the pick, and what it is from now on after a heartbeat."""
+    row = await row_of(db, id)
+    first = (row["lease_expires_at"] - row["leased_at"]).total_seconds()
+    await holds(
+        db,
+        "select lease_expires_at > $2 from gen_durable.gen_durable where id = $1",
+        id,
+        row["lease_expires_at"],
+    )
+    row = await row_of(db, id)
+    return first, (row["lease_expires_at"] - row["now"]).total_seconds()
+
+
+@pytest.mark.parametrize(
+    "source", [{"queues": {"default": 5}}, {"prefixes": ["m."]}], ids=["queue", "prefix"]
+)
+@pytest.mark.parametrize(
+    ("kind", "name", "length"),
+    [("plain", "run", 20), ("own", "run", 40), ("own", "long", 180), ("job", "run", 7)],
+)
+async def test_a_lease_has_its_length_at_the_pick_and_at_every_heartbeat(
+    durable_dsn: str, db: Any, kind: str, name: str, length: float, source: Any
+) -> None:
+    held = Held()
+
+    @job("m.job", lease=timedelta(seconds=7))
+    async def short() -> None:
+        await held.wait()
+
+    machines: dict[str, Any] = {"plain": Plain(held), "own": Own(held), "job": short}
+    async with Worker(machines.values(), dsn=durable_dsn, settings=SETTINGS, **source) as worker:
+        ref = await worker.insert(machines[kind], step=name)
+        await happens(held.is_there)
+        first, renewed = await lengths(db, ref.id)
+        held.may_go.set()
+        await worker.wait(ref.id, timeout=PATIENCE)
+    assert first == length
+    assert length - 5 < renewed <= length
+
+
+class Chain(Machine[None, list[int]], name="m.chain"):
+    """Two steps of the worker's length, two of another one, and one of a third."""
+
+    def __init__(self, held: Held) -> None:
+        self.held = held
+
+    @step
+    async def a(self, ctx: Context[None]) -> Outcome[list[int]]:
+        await self.held.wait()
+        return Next(self.b)
+
+    @step
+    async def b(self, ctx: Context[None]) -> Outcome[list[int]]:
+        await self.held.wait()
+        return Next(self.c)
+
+    @step(lease=timedelta(seconds=50))
+    async def c(self, ctx: Context[None]) -> Outcome[list[int]]:
+        await self.held.wait()
+        return Next(self.d)
+
+    @step(lease=timedelta(seconds=50))
+    async def d(self, ctx: Context[None]) -> Outcome[list[int]]:
+        await self.held.wait()
+        return Next(self.e)
+
+    @step(lease=timedelta(seconds=2))
+    async def e(self, ctx: Context[None]) -> Outcome[list[int]]:
+        await self.held.wait()
+        return Done([])
+
+
+async def test_a_chain_into_a_step_of_another_length_is_leased_anew(durable_dsn: str, db: Any) -> None:
+    held = Held()
+    # No heartbeat in the way: what the row has is what the pick gave it.
+    settings = msgspec.structs.replace(SETTINGS, heartbeat=timedelta(seconds=1))
+    seen: dict[str, tuple[int, float]] = {}
+    async with Worker([chain := Chain(held)], dsn=durable_dsn, settings=settings) as worker:
+        ref = await worker.insert(chain)
+        await happens(held.is_there)
+        while True:
+            row = await row_of(db, ref.id)
+            left = (row["lease_expires_at"] - row["now"]).total_seconds()
+            seen[row["step"]] = (row["lease_token"], left)
+            if row["step"] == "e":
+                break
+            await held.next()
+        held.may_go.set()
+        ended = await worker.wait(ref, timeout=PATIENCE)
+        records = await worker.executions(ref)
+    assert ended.step_seq == 5
+    tokens = {name: token for name, (token, _) in seen.items()}
+    assert tokens["a"] == tokens["b"] != tokens["c"] == tokens["d"] != tokens["e"]
+    for name, length in {"a": 20, "b": 20, "c": 50, "d": 50, "e": 2}.items():
+        assert length - 2 < seen[name][1] <= length, name
+    assert [(each.step, each.outcome, each.attempt) for each in records] == [
+        ("a", "next", 1),
+        ("b", "next", 2),
+        ("c", "next", 3),
+        ("d", "next", 4),
+        ("e", "done", 5),
+    ]
+
+
+async def test_a_short_lease_of_its_own_survives_long_steps(durable_dsn: str, db: Any) -> None:
+    """Three times its length: the heartbeat of the worker is quick enough for the shortest lease that there is."""
+
+    @job("m.short", lease=timedelta(milliseconds=500))
+    async def short() -> int:
+        await asyncio.sleep(1.5)
+        return 1
+
+    async with Worker([short], dsn=durable_dsn, settings=SETTINGS) as worker:
+        ref = await worker.insert(short)
+        assert (await worker.wait(ref, timeout=PATIENCE)).result == 1
+    row = await row_of(db, ref.id)
+    assert (row["execution"], row["attempt"], row["crash_count"]) == (1, 0, 0)
+
+
+# What cannot work
+
+
+def refused(*machines: Any, heartbeat: float) -> str:
+    with pytest.raises(SettingsError) as caught:
+        Worker(machines, settings=Settings(heartbeat=timedelta(seconds=heartbeat)))
+    return str(caught.value)
+
+
+def test_a_heartbeat_above_half_of_any_lease_is_refused() -> None:
+    @job("m.job", lease=timedelta(seconds=7))
+    async def short() -> None: ...
+
+    assert refused(Own(Held()), heartbeat=20.1) == (
+        "settings.heartbeat must be at most half of every lease: step 'run' of machine 'm.own' has 0:00:40, "
+        "got 0:00:20.100000"
+    )
+    assert "step 'run' of machine 'm.job' has 0:00:07" in refused(short, heartbeat=3.51)
+    assert "step 'e' of machine 'm.chain' has 0:00:02" in refused(Chain(Held()), heartbeat=1.01)
+    Worker([Own(Held())], settings=Settings(heartbeat=timedelta(seconds=20)))
+    Worker([short], settings=Settings(heartbeat=timedelta(seconds=3.5)))
+
+
+@pytest.mark.parametrize(
+    "length", [timedelta(0), timedelta(milliseconds=99), timedelta(days=2), -timedelta(1), 60]
+)
+def test_a_length_that_cannot_be_one_is_refused(length: Any) -> None:
+    with pytest.raises(OptionError, match="lease of machine 'Wrong' is"):
+
+        class Wrong(Machine[None, None], lease=length):
+            @step
+            async def run(self, ctx: Context[None]) -> Outcome[None]:
+                return Done()
+
+    with pytest.raises(OptionError, match=r"lease of step '.*run' is"):
+
+        class WrongStep(Machine[None, None]):
+            @step(lease=length)
+            async def run(self, ctx: Context[None]) -> Outcome[None]:
+                return Done()
+
+    with pytest.raises(OptionError, match=r"lease of job 'm\.wrong' is"):
+        job("m.wrong", lease=length)
+
+
+def test_a_step_wins_over_its_machine_and_a_subclass_over_its_base() -> None:
+    class Sub(Own, lease=timedelta(seconds=90)):
+        pass
+
+    leases = [
+        {name: found.lease for name, found in machine.__definition__.steps.items()}
+        for machine in (Plain, Own, Sub)
+    ]
+    assert leases == [
+        {"run": None},
+        {"run": timedelta(seconds=40), "long": timedelta(minutes=3)},
+        {"run": timedelta(seconds=90), "long": timedelta(minutes=3)},
+    ]

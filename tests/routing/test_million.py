@@ -1,0 +1,118 @@
+"""At a million rows, with many types, priorities and times to come, a pick by prefix reads a bounded part of one index."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any, Final
+
+import asyncpg
+import pytest
+
+from gen_durable._db.pick import Picked
+from gen_durable._db.plan import Plan
+from tests.plans.explain import Explained, Explainer
+from tests.routing.picking import by_prefix
+
+_ROWS: Final = 1_000_000
+_FILL: Final = (Path(__file__).parent / "million.sql").read_text(encoding="utf-8")
+# Built over all rows at the end, which is quicker than row by row. The others have none of these rows in them.
+_LATE: Final = ("gen_durable_type", "gen_durable_pick", "gen_durable_finished")
+_OWN: Final = {"gen_durable_type", "gen_durable_pkey"}
+_NAMESPACE: Final = [(f"billing.job{number}.v1", version) for number in range(97) for version in (1, 2)]
+_FIRST: Final = """
+select id from gen_durable.gen_durable
+ where status = 'runnable' and not gated and starts_with(fsm, 'billing.') and eligible_at <= now()
+ order by priority, eligible_at, id limit 500"""
+
+
+# One test, because filling the table is most of the work: half a minute where everything else is busy too.
+@pytest.mark.timeout(240)
+async def test_a_pick_by_prefix_at_a_million_rows(durable_dsn: str) -> None:
+    await _fill(durable_dsn)
+    async with Explainer.open(durable_dsn) as explainer:
+        assert await explainer.connection.fetchval("show plan_cache_mode") == "force_generic_plan"
+        await _reads_little(explainer)
+        await _leaves_what_is_unknown_at_no_cost(explainer)
+        await _takes_the_first_rows(explainer)
+
+
+async def _reads_little(explainer: Explainer) -> None:
+    """Blocks grow with types (of which each costs a few) and with the reach, and not with rows."""
+    for prefix, demand, found, most in (
+        ("billing.", 1, 1, 2000),
+        ("billing.", 10, 10, 2500),
+        ("billing.", 100, 100, 8000),
+        ("billing", 10, 10, 4500),  # twice as many types
+        ("billing.job7.", 10, 10, 400),  # one type
+        ("nobody.", 10, 0, 10),
+        ("a", 10, 0, 10),
+        ("zzz", 10, 0, 10),
+    ):
+        for reach in (2 * demand, 1000):
+            picked, report = await _tried(explainer, by_prefix(prefix, demand, reach=reach))
+            case = (prefix, demand, reach, report.blocks, report.indexes)
+            assert len(picked.executions) == found, case
+            assert all(each.fsm.startswith(prefix) for each in picked.executions), case
+            assert report.seq_scans == set(), case
+            assert "gen_durable_type" in report.indexes <= _OWN, case
+            assert report.blocks <= most + 12 * (reach - 2 * demand), case
+    assert "$1" in str(report), "its conditions name parameters: it is one plan for all values"
+
+
+async def _leaves_what_is_unknown_at_no_cost(explainer: Explainer) -> None:
+    for machines, found in (
+        (_NAMESPACE, 10),
+        (_NAMESPACE[:1], 10),
+        ([("billing.job1.v1", 2)], 10),
+        ([("billing.nobody.v1", 1)], 0),
+    ):
+        picked, report = await _tried(explainer, by_prefix("billing.", 10, machines=machines))
+        case = (machines[0], report.blocks, report.indexes)
+        assert len(picked.executions) == found, case
+        assert {(each.fsm, each.version) for each in picked.executions} <= set(machines), case
+        assert report.seq_scans == set(), case
+        assert "gen_durable_type" in report.indexes <= _OWN, case
+        assert report.blocks <= 4000, case
+
+
+async def _takes_the_first_rows(explainer: Explainer) -> None:
+    first = [row["id"] for row in await explainer.connection.fetch(_FIRST)]
+    for demand in (1, 10, 500):
+        picked, _ = await _tried(explainer, by_prefix("billing.", demand))
+        assert [each.id for each in picked.executions] == first[:demand]
+
+
+async def _tried(explainer: Explainer, plan: Plan[Picked]) -> tuple[Picked, Explained]:
+    """Run a pick, and take it back."""
+    transaction = explainer.connection.transaction()
+    await transaction.start()
+    try:
+        picked, reports = await explainer.run(plan)
+    finally:
+        await transaction.rollback()
+    (report,) = [
+        each for each in reports if "candidate" in each.query
+    ]  # the driver asks for types, the first time
+    return picked, report
+
+
+async def _fill(dsn: str) -> None:
+    connections: list[Any] = [await asyncpg.connect(dsn) for _ in range(2)]
+    db = connections[0]
+    await db.execute("alter table gen_durable.gen_durable set unlogged")
+    rows = await db.fetch("select indexdef from pg_indexes where indexname = any ($1)", list(_LATE))
+    assert len(rows) == len(_LATE)
+    await db.execute(f"drop index {', '.join(f'gen_durable.{name}' for name in _LATE)}")
+    await db.execute("alter table gen_durable.gen_durable drop constraint gen_durable_pkey")
+    half = _ROWS // 2
+    async with asyncio.TaskGroup() as group:
+        for number, connection in enumerate(connections):
+            group.create_task(connection.execute(_FILL, number * half + 1, (number + 1) * half))
+    await db.execute("set maintenance_work_mem = '256MB'")
+    await db.execute("alter table gen_durable.gen_durable add constraint gen_durable_pkey primary key (id)")
+    for row in rows:
+        await db.execute(row["indexdef"])
+    await db.execute("analyze gen_durable.gen_durable")
+    for connection in connections:
+        await connection.close()
