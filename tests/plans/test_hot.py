@@ -21,18 +21,10 @@ def rows(number: int) -> Sequence[int]:
 
 
 async def test_heartbeats_are_hot(explainer: Explainer) -> None:
-<<<<<<< HEAD
     async with hot_updates(explainer, 750):
         for _ in range(3):
-            lost, _ = await explainer.run(lease.renew([(id, id) for id in rows(0)], LEASE))
+            lost, _ = await explainer.run(lease.renew({(id, id): LEASE for id in rows(0)}))
             assert not lost
-=======
-    before = await updates(explainer)
-    for _ in range(3):
-        lost, _ = await explainer.run(lease.renew({(id, id): LEASE for id in ROWS}))
-        assert not lost
-    assert await updates(explainer) - before == Counter(all=1500, hot=1500)
->>>>>>> trial
 
 
 async def test_noting_that_a_step_began_is_hot(explainer: Explainer) -> None:

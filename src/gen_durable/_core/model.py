@@ -109,14 +109,11 @@ class Execution(msgspec.Struct, frozen=True):
     concurrency_key: str | None = None
     correlation_key: str | None = None
     leased_at: datetime | None = None
-<<<<<<< HEAD
     has_signals: bool = False
     """Whether it ever had a signal, unread or not."""
-=======
     max_attempts: int | None = None
     """Of this instance alone, instead of what its machine says."""
     cancellation: Cancellation = msgspec.field(default_factory=Cancellation)
->>>>>>> trial
 
     @property
     def awaited(self) -> tuple[SignalRow, ...]:
@@ -181,12 +178,9 @@ class CommitEntry(msgspec.Struct, kw_only=True):
             and not self.switches_key
             and not self.was_awaiting
             and not self.has_inbox
-<<<<<<< HEAD
             and not (self.has_signals and self.kind in ("done", "stop"))
-=======
             and self.failure is None
             and self.letter is None
->>>>>>> trial
             and self.effect is None
         )
 

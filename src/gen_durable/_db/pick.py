@@ -233,9 +233,6 @@ def _execution(row: Row, inbox: tuple[SignalRow, ...], children: tuple[ChildRow,
         row["concurrency_key"],
         row["correlation_key"],
         row["leased_at"],
-<<<<<<< HEAD
         row["has_signals"],
-=======
         row["max_attempts"],
->>>>>>> trial
     )
