@@ -81,7 +81,9 @@ async def test_by_queue_a_worker_leaves_alone_what_it_does_not_know(durable_dsn:
 
 
 @pytest.mark.parametrize(
-    "source", [{"queues": {"default": 5}}, {"prefixes": {"m.": 5}, "on_unknown": "leave"}], ids=["queue", "prefix"]
+    "source",
+    [{"queues": {"default": 5}}, {"prefixes": {"m.": 5}, "on_unknown": "leave"}],
+    ids=["queue", "prefix"],
 )
 async def test_rows_behind_an_unknown_one_of_their_key_do_not_stand_before_other_work(
     durable_dsn: str, db: Any, source: Any
@@ -307,8 +309,9 @@ async def test_an_unknown_type_under_an_owned_prefix_fails_and_is_told(durable_d
         for ref in refs:
             ended = await worker.wait(ref.id, timeout=PATIENCE)
             assert (ended.status, ended.last_error) == (Status.FAILED, "no_handler_registered")
-        told = [await events.wait(HandlerMissing, lambda event, id=ref.id: event.id == id) for ref in refs]
-        assert [(event.fsm, event.version, event.name) for event in told] == [
+        await events.wait(HandlerMissing, count=2)
+        told = {event.id: (event.fsm, event.version, event.name) for event in events.of(HandlerMissing)}
+        assert [told[ref.id] for ref in refs] == [
             ("billing.lost.v1", 1, "handler.missing"),
             ("billing.charge.v1", 2, "handler.missing"),
         ]

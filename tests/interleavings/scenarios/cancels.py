@@ -22,7 +22,7 @@ from tests.interleavings.works import (
 )
 from tests.interleavings.world import TERMINAL, Row, instance, leased, new, outcome, signal
 
-_SPAWN = outcome(1, "schedule_childs", children=(new(), new()))
+SPAWN = outcome(1, "schedule_childs", children=(new(), new()))
 _PARK = outcome(1, "await", awaits=("go",))
 _STOP = outcome(1, "stop", error="no")
 
@@ -358,7 +358,9 @@ def _check_cancel(end: End, id: int, by: str = "C") -> bool:
     if answer["was"] in TERMINAL:
         require(row["status"] == answer["was"], "a terminal row changed")
         return False
-    require((row["cancel_reason"], row["cancelled_by"]) == ("no longer wanted", "ann"), "reason or actor lost")
+    require(
+        (row["cancel_reason"], row["cancelled_by"]) == ("no longer wanted", "ann"), "reason or actor lost"
+    )
     require(row["cancel_requested_at"] is not None, "the request was lost")
     event = "cancelled" if answer["status"] == "cancelled" else "cancel_requested"
     require(len(end.after.told(id, event)) >= 1, "nobody noted who did it")
@@ -385,11 +387,11 @@ SCENARIOS = [
     *(cancel_and_commit(outcome(1, kind)) for kind in ("keep", "next", "retry", "done", "release", "cancel")),
     cancel_and_commit(_STOP),
     cancel_and_commit(_PARK),
-    cancel_and_commit(_SPAWN),
+    cancel_and_commit(SPAWN),
     cancel_and_commit(outcome(1, "next", effect=Sql("select 1"))),
     cancel_and_commit(outcome(1, "done", effect=Sql("select 1"))),
     cancel_and_commit(outcome(1, "next"), force=True),
-    cancel_and_commit(_SPAWN, force=True),
+    cancel_and_commit(SPAWN, force=True),
     cancel_and_commit(outcome(1, "next", effect=Sql("select 1")), force=True),
     *(cancel_pick_and_commit(kind) for kind in ("done", "next", "await", "schedule_childs")),
     cancel_pick_and_commit("done", force=True),

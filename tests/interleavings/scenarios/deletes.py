@@ -116,7 +116,9 @@ def delete_and_deliver(target: int | str) -> Scenario:
         _check_deleted(end)
         if end.is_before("X", "D"):
             require(end.result("D") is None, "a signal to the deleted was accepted")
-        require(not end.after.signals or end.after.status(1) == "executing", "the inbox of the deleted is left")
+        require(
+            not end.after.signals or end.after.status(1) == "executing", "the inbox of the deleted is left"
+        )
 
     by = "id" if isinstance(target, int) else "key"
     return Scenario(
@@ -246,7 +248,10 @@ def _deleted(**columns: Any) -> str:
 
 
 def _new(key: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: "{" + ",".join(value) + "}" if isinstance(value, tuple) else value for name, value in key.items()}
+    return {
+        name: "{" + ",".join(value) + "}" if isinstance(value, tuple) else value
+        for name, value in key.items()
+    }
 
 
 def _check_deleted(end: End, id: int = 1) -> Row:
