@@ -177,7 +177,12 @@ class Instance(msgspec.Struct, Generic[StateT, ResultT], frozen=True, kw_only=Tr
     updated_at: datetime
     eligible_at: datetime
     finished_at: datetime | None = None
+    cancel_requested_at: datetime | None = None
+    """When somebody asked to cancel it. A step that executes then is the last one."""
+    cancel_reason: str | None = None
+    cancelled_by: str | None = None
     deleted_at: datetime | None = None
+    delete_reason: str | None = None
 
     @property
     def result(self) -> ResultT:
@@ -185,7 +190,8 @@ class Instance(msgspec.Struct, Generic[StateT, ResultT], frozen=True, kw_only=Tr
         if self.status is Status.DONE:
             return self.stored_result  # type: ignore[return-value]  # `None` is a result like any other
         error = _NO_RESULT.get(self.status, InstanceUnfinishedError)
-        raise error(self.id, self.machine, self.step, self.status.value, self.last_error)
+        reason = self.cancel_reason if self.status is Status.CANCELLED else self.last_error
+        raise error(self.id, self.machine, self.step, self.status.value, reason)
 
     @property
     def is_finished(self) -> bool:

@@ -72,6 +72,7 @@ def _job_state(row: Row) -> str:
 
 def _check_awake(row: Row, world: World) -> None:
     if row["status"] == "awaiting_signal":
+        require(bool(row["awaits"]), "asleep, and nothing can wake it")
         seen = row["presented"] or ()
         missed = [s for s in world.unread(row["id"]) if s["name"] in row["awaits"] and s["id"] not in seen]
         require(not missed, "lost wake-up")
@@ -93,6 +94,9 @@ def _check_barrier(row: Row, world: World) -> None:
     elif row["status"] not in TERMINAL:
         # A child that was retried when its parent had gone on is nobody's concern but its own.
         require(all(world.told(id, "retried") for id in live), "barrier released early")
+    require(
+        row["status"] == "awaiting_children" or not row["children_pending"], "a barrier that nobody waits at"
+    )
 
 
 def _check_keys(world: World) -> None:

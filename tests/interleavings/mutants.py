@@ -34,7 +34,7 @@ class Mutant(msgspec.Struct, frozen=True, kw_only=True):
     pins: Pins = READ_COMMITTED
 
 
-def _with(scenario: Scenario, **sessions: Sequence[Work]) -> Scenario:
+def with_sessions(scenario: Scenario, **sessions: Sequence[Work]) -> Scenario:
     """The scenario, with other work for some of its sessions."""
     assert sessions.keys() <= scenario.sessions.keys()
     return msgspec.structs.replace(scenario, sessions={**scenario.sessions, **sessions})
@@ -144,32 +144,34 @@ _DRAFT_DELIVER = transaction(lambda _: _insert_then_wake())
 FIRST_DRAFT = [
     Mutant(
         name="await looks for its signal in the statement that parks",
-        scenario=_with(signals.park_and_deliver(), P=[_DRAFT_PARK]),
+        scenario=with_sessions(signals.park_and_deliver(), P=[_DRAFT_PARK]),
         reason="lost wake-up",
     ),
     Mutant(
         name="deliver inserts, then wakes whom it sees parked",
-        scenario=_with(signals.park_and_two_senders(), D=[_DRAFT_DELIVER]),
+        scenario=with_sessions(signals.park_and_two_senders(), D=[_DRAFT_DELIVER]),
         reason="lost wake-up",
     ),
     Mutant(
         name="that await and that deliver",
-        scenario=_with(signals.park_and_deliver(), P=[_DRAFT_PARK], D=[_DRAFT_DELIVER]),
+        scenario=with_sessions(signals.park_and_deliver(), P=[_DRAFT_PARK], D=[_DRAFT_DELIVER]),
         reason="lost wake-up",
     ),
     Mutant(
         name="consumed signals are deleted before the row is locked",
-        scenario=_with(signals.consume_and_redeliver(), F=[transaction(lambda _: _delete_then_lock())]),
+        scenario=with_sessions(
+            signals.consume_and_redeliver(), F=[transaction(lambda _: _delete_then_lock())]
+        ),
         reason="deadlock",
     ),
     Mutant(
         name="a heartbeat goes by the name of the worker",
-        scenario=_with(leases.renew_reap_and_pick(), H=[autocommit(lambda _: _renew_by_name())]),
+        scenario=with_sessions(leases.renew_reap_and_pick(), H=[autocommit(lambda _: _renew_by_name())]),
         reason="renewed a lease that was another's",
     ),
     Mutant(
         name="the last child is found by counting its siblings",
-        scenario=_with(
+        scenario=with_sessions(
             children.three_children(),
             A=[_end_and_count(11)],
             B=[_end_and_count(12)],
@@ -179,14 +181,14 @@ FIRST_DRAFT = [
     ),
     Mutant(
         name="children whether or not their parent was parked",
-        scenario=_with(
+        scenario=with_sessions(
             children.spawn_and_reap(), F=[transaction(lambda _: _spawn_regardless(children.SPAWN))]
         ),
         reason="children of a lost execution",
     ),
     Mutant(
         name="parents locked in the order of arrival",
-        scenario=_with(
+        scenario=with_sessions(
             children.flushes_with_two_parents(),
             A=[
                 transaction(
@@ -203,7 +205,7 @@ FIRST_DRAFT = [
     ),
     Mutant(
         name="the line is let in before the key is free",
-        scenario=_with(
+        scenario=with_sessions(
             keys.gate_and_release("done"),
             F=[transaction(lambda _: _ungate_first(outcome(1, "done", held_key="k")))],
         ),
@@ -264,7 +266,7 @@ GUARDS = [
     ),
     Mutant(
         name="an end that comes too late empties the inbox",
-        scenario=_with(
+        scenario=with_sessions(
             signals.done_deliver_and_reap(),
             F=[transaction(lambda _: _sweep_regardless(signals.DONE_WITH_INBOX))],
         ),
@@ -437,6 +439,12 @@ KEYS = [
         scenario=keys.gate_and_release("done"),
         reason="free key, its line is gated",
         changes=[Change("gate", "and g.eligible_at <= statement_timestamp()", "")],
+    ),
+    Mutant(
+        name="gate does not lock the first row of a free key",
+        scenario=keys.gate_behind_and_cancel(),
+        reason="free key, its line is gated",
+        changes=[Change("gate_behind", "limit 1\n       for no key update skip locked", "limit 1")],
     ),
     Mutant(
         name="ungate lets in anybody",

@@ -1,7 +1,7 @@
 """Two releases of one shop. The new one knows a type, and a version of another, that the old one has never heard of.
 
-Run as a program, this is a worker of one of them: `python -m tests.routing.releases DSN SETTINGS RELEASE SOURCE`. It tells
-what it runs, one JSON object per line.
+Run as a program, this is a worker of one of them: `python -m tests.routing.releases DSN SETTINGS RELEASE SOURCE`.
+It tells what it runs, one JSON object per line.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How long an execution is leased: as the worker says, or its machine, or its step; at the pick and at every heartbeat."""
+"""How long an execution is leased: as the worker says, its machine, or its step; at the pick and at every heartbeat."""
 
 from __future__ import annotations
 

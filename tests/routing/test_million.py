@@ -1,4 +1,4 @@
-"""At a million rows, with many types, priorities and times to come, a pick by prefix reads a bounded part of one index."""
+"""At a million rows of many types, priorities and times to come, a pick by prefix reads a bounded part of one index."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ async def _reads_little(explainer: Explainer) -> None:
             assert report.seq_scans == set(), case
             assert "gen_durable_type" in report.indexes <= _OWN, case
             assert report.blocks <= most + 12 * (reach - 2 * demand), case
-    assert "$1" in str(report), "its conditions name parameters: it is one plan for all values"
+            assert "$1" in str(report), "its conditions name parameters: it is one plan for all values"
 
 
 async def _leaves_what_is_unknown_at_no_cost(explainer: Explainer) -> None:

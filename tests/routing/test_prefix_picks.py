@@ -206,8 +206,9 @@ async def test_a_row_that_changed_since_the_pick_began_is_looked_at_again(
         assert [each.id for each in await picked(database, "m.")] == [id]
     if change == "retried":
         await db.execute(
-            """update gen_durable.gen_durable set status = 'runnable', attempt = 1, lease_token = null, locked_by = null,
-                 lease_expires_at = null, leased_at = null, eligible_at = now() + interval '5 min'"""
+            """update gen_durable.gen_durable
+                  set status = 'runnable', attempt = 1, lease_token = null, locked_by = null, lease_expires_at = null,
+                      leased_at = null, eligible_at = now() + interval '5 min'"""
         )
     await db.execute("select pg_advisory_unlock(7)")
     assert (await picking).executions == []

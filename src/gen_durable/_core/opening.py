@@ -103,7 +103,11 @@ def instance_of(row: Mapping[str, Any], machine: MachineDef | None) -> Instance[
         updated_at=row["updated_at"],
         eligible_at=row["eligible_at"],
         finished_at=row["finished_at"],
+        cancel_requested_at=row["cancel_requested_at"],
+        cancel_reason=row["cancel_reason"],
+        cancelled_by=row["cancelled_by"],
         deleted_at=row["deleted_at"],
+        delete_reason=row["delete_reason"],
     )
 
 

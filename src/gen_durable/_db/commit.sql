@@ -96,6 +96,7 @@ with settled as (
          started_at = null,
          eligible_at = case when g.cancel_requested_at is null and o.kind in ('next', 'retry', 'schedule_childs')
                             then statement_timestamp() + coalesce(o.delay, '0') else g.eligible_at end,
+         cancel_reason = case when g.cancel_requested_at is null and o.kind = 'cancel' then o.error else g.cancel_reason end,
          finished_at = case when g.cancel_requested_at is not null or o.kind in ('done', 'stop', 'cancel')
                             then statement_timestamp() end,
          updated_at = statement_timestamp()

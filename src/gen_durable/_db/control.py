@@ -1,44 +1,52 @@
-"""Cancelling, deleting, restoring and retrying instances."""
+"""Cancelling, deleting, restoring and retrying instances.
+
+`is_alone`: the statement is its own transaction. If another one was in its way, it is simply run again; inside a caller's
+transaction that is up to the caller.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from ..errors import UsageError
-from .failures import StatementError
-from .plan import Plan, Row, Rows, statements
+from .failures import StatementError, is_race
+from .plan import Call, Plan, Row, Rows, statements
 
-__all__ = ["cancel", "delete", "live_children", "restore", "retry"]
+__all__ = ["cancel", "delete", "deleted_with_key", "live_children", "restore", "retry", "unfinished_children"]
 
 _SQL = statements("control.sql")
+_TRIES = 3
+_KEY_TAKEN = "GD004"
 
 
-def cancel(ids: Sequence[int], reason: str | None, actor: str | None, *, force: bool) -> Plan[Sequence[Row]]:
+def cancel(
+    ids: Sequence[int], reason: str | None, actor: str | None, *, force: bool, is_alone: bool = False
+) -> Plan[Sequence[Row]]:
     """Cancel instances; an answer for each that exists."""
-    return (yield _SQL["cancel"](ids=ids, reason=reason, actor=actor, force=force))
+    return (
+        yield from _run(_SQL["cancel"](ids=ids, reason=reason, actor=actor, force=force), is_alone=is_alone)
+    )
 
 
-def delete(ids: Sequence[int], reason: str | None, actor: str | None) -> Plan[Sequence[Row]]:
+def delete(
+    ids: Sequence[int], reason: str | None, actor: str | None, *, is_alone: bool = False
+) -> Plan[Sequence[Row]]:
     """Delete instances softly; an answer for each that exists."""
-    return (yield _SQL["delete"](ids=ids, reason=reason, actor=actor))
+    return (yield from _run(_SQL["delete"](ids=ids, reason=reason, actor=actor), is_alone=is_alone))
 
 
-def restore(ids: Sequence[int], actor: str | None) -> Plan[Sequence[Row]]:
+def restore(ids: Sequence[int], actor: str | None, *, is_alone: bool = False) -> Plan[Sequence[Row]]:
     """Undo a soft delete; an answer for each that exists."""
-    try:
-        return (yield _SQL["restore"](ids=ids, actor=actor))
-    except StatementError as error:
-        raise _translated(error) from error
+    return (yield from _run(_SQL["restore"](ids=ids, actor=actor), is_alone=is_alone))
 
 
 def retry(
-    ids: Sequence[int], state: str | None, reason: str | None, actor: str | None
+    ids: Sequence[int], state: str | None, reason: str | None, actor: str | None, *, is_alone: bool = False
 ) -> Plan[Sequence[Row]]:
     """Let instances go on; an answer for each that exists."""
-    try:
-        return (yield _SQL["retry"](ids=ids, state=state, reason=reason, actor=actor))
-    except StatementError as error:
-        raise _translated(error) from error
+    return (
+        yield from _run(_SQL["retry"](ids=ids, state=state, reason=reason, actor=actor), is_alone=is_alone)
+    )
 
 
 def live_children(ids: Sequence[int]) -> Plan[list[int]]:
@@ -46,11 +54,29 @@ def live_children(ids: Sequence[int]) -> Plan[list[int]]:
     return _ids((yield _SQL["live_children"](ids=ids)))
 
 
+def unfinished_children(ids: Sequence[int]) -> Plan[list[int]]:
+    """The children of these that are not done: they, or what they spawned, may be live."""
+    return _ids((yield _SQL["unfinished_children"](ids=ids)))
+
+
+def deleted_with_key(key: str) -> Plan[int | None]:
+    """The latest of the deleted instances that had this correlation key."""
+    ids = _ids((yield _SQL["deleted_with_key"](key=key)))
+    return ids[0] if ids else None
+
+
+def _run(call: Call, *, is_alone: bool) -> Plan[Rows]:
+    tries = _TRIES if is_alone else 1
+    while True:
+        tries -= 1
+        try:
+            return (yield call)
+        except StatementError as error:
+            if error.sqlstate == _KEY_TAKEN:
+                raise UsageError(error.message, "end that one first, or insert this one anew") from error
+            if not tries or not is_race(error):
+                raise
+
+
 def _ids(rows: Rows) -> list[int]:
     return [row["id"] for row in rows]
-
-
-def _translated(error: StatementError) -> Exception:
-    if error.sqlstate == "GD004":
-        return UsageError(error.message, "end that one first, or insert this one anew")
-    return error

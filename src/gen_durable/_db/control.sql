@@ -21,3 +21,14 @@ select id, is_retried, status, queue
 -- The children of these instances that have not ended: who is cancelled next, when a cancel goes down the tree.
 select child.id from gen_durable.gen_durable child
  where child.parent_id = any (:ids::bigint[]) and child.status not in ('done', 'failed', 'cancelled')
+
+-- name: unfinished_children
+-- The children of these instances that are not done. One that failed or was cancelled may have left live ones behind.
+select child.id from gen_durable.gen_durable child
+ where child.parent_id = any (:ids::bigint[]) and child.status <> 'done'
+ order by child.id
+
+-- name: deleted_with_key
+-- Whom a restore by key means: the latest of those that are deleted.
+select g.id from gen_durable.gen_durable g
+ where g.correlation_key = :key::text and g.deleted_at is not null order by g.id desc limit 1

@@ -170,14 +170,18 @@ def gate(keys: Sequence[str]) -> Plan[Counter[str]]:
     """Take the due rows of busy keys out of the pick; how many of each key. Needs a transaction.
 
     The holders are locked while their rows are gated, so a holder that ends now does so before, and its key is not
-    gated, or after, and then it lets the next row in.
+    gated, or after, and then it lets the next row in. Where nobody holds the key, its first row is locked instead.
     """
     rows = yield _SQL["lock_holders"](keys=sorted(keys))
-    busy = [row["concurrency_key"] for row in rows]
-    if not busy:
-        return Counter()
-    gated = yield _SQL["gate"](keys=busy)
-    return Counter(row["concurrency_key"] for row in gated)
+    busy = {row["concurrency_key"] for row in rows}
+    gated: Counter[str] = Counter()
+    if busy:
+        rows = yield _SQL["gate"](keys=sorted(busy))
+        gated.update(row["concurrency_key"] for row in rows)
+    if free := set(keys) - busy:
+        rows = yield _SQL["gate_behind"](keys=sorted(free))
+        gated.update(row["concurrency_key"] for row in rows)
+    return gated
 
 
 def ungate(keys: Sequence[str]) -> Plan[set[str]]:

@@ -179,6 +179,29 @@ update gen_durable.gen_durable g set gated = true
   from blocked where g.id = blocked.id
 returning g.concurrency_key
 
+-- name: gate_behind
+-- The same for keys that nobody holds, but whose first row the picker could not take: another machine's, in another queue, or
+-- held by somebody. It stays where it is, and what is behind it goes out of the way. It cannot leave the line without a
+-- transaction that ungates: an execution that ends, or a cancel; and those wait for this one, which has locked it.
+with first as materialized (
+  select row.* from unnest(:keys::text[]) as free (key) cross join lateral (
+    select g.id, g.priority, g.eligible_at, g.concurrency_key from gen_durable.gen_durable g
+     where g.status = 'runnable' and g.concurrency_key = free.key and not g.gated and g.eligible_at <= statement_timestamp()
+     order by g.priority, g.eligible_at, g.id limit 1
+       for no key update skip locked) row
+), blocked as materialized (
+  select row.id from first cross join lateral (
+    select g.id from gen_durable.gen_durable g
+     where g.status = 'runnable' and g.concurrency_key = first.concurrency_key and not g.gated
+       and g.eligible_at <= statement_timestamp()
+       and (g.priority, g.eligible_at, g.id) > (first.priority, first.eligible_at, first.id)
+     order by g.priority, g.eligible_at, g.id limit 1000
+       for no key update skip locked) row
+)
+update gen_durable.gen_durable g set gated = true
+  from blocked where g.id = blocked.id
+returning g.concurrency_key
+
 -- name: ungate
 -- A later statement of every transaction that frees a key: let the next row of each key in.
 select queue from gen_durable.ungate(:keys::text[]) as queue

@@ -98,6 +98,16 @@ class Stage:
             _fail(f"{_name(instance)} failed with {instance.last_error!r}, in which {match!r} is not found")
         return instance
 
+    def assert_cancelled(self, target: Target, /, *, match: str = "") -> Instance[Any, Any]:
+        """It was cancelled, for a reason in which the regular expression `match` is found."""
+        __tracebackhide__ = True
+        instance = self._in_status(target, Status.CANCELLED)
+        if re.search(match, instance.cancel_reason or "") is None:
+            _fail(
+                f"{_name(instance)} was cancelled for {instance.cancel_reason!r}, in which {match!r} is not found"
+            )
+        return instance
+
     def assert_awaiting(self, target: Target, /, *signals: Signal[Any] | str) -> Instance[Any, Any]:
         """It sleeps until a signal or a deadline wakes it, and each of these signals would."""
         __tracebackhide__ = True
@@ -193,6 +203,8 @@ class Stage:
             parts.append(f"awaits {_listed(instance.awaits)}")
         if instance.children_pending:
             parts.append(f"waits for {instance.children_pending} children")
+        if instance.cancel_reason:
+            parts.append(f"cancelled for: {instance.cancel_reason}")
         if instance.last_error:
             parts.append(f"last error: {instance.last_error}")
         if instance.status is Status.RUNNABLE:

@@ -12,7 +12,7 @@ from typing import Any, Final, Literal, Protocol, TypeAlias, TypeVar
 
 import msgspec
 
-from .._core.model import CommitEntry, CommitResult, Committed, EffectFailed, Execution
+from .._core.model import CommitEntry, CommitResult, Committed, EffectFailed, Execution, Kind
 from .._core.registry import Registry
 from .._core.settle import UNREAD, Limits, release, settle
 from .._db import commit as commits
@@ -28,6 +28,7 @@ from .._runtime.threads import Threads
 from ..config import Settings
 from ..definition import StepDef, definition_of
 from ..errors import DefinitionError, UsageError
+from ..instance import Status
 from ..jobs import Job
 from ..machine import Machine
 from ..outcome import Outcome, ScheduleChildren, Stop
@@ -234,8 +235,10 @@ class Stepper:
             result = await self._commit(database, entry)
         if not isinstance(result, Committed):
             return []
-        self.history.append(_transition(execution, entry))
-        return [entry.kind]
+        # Whatever the step returned: somebody had cancelled it before.
+        kind = "cancel" if result.status == Status.CANCELLED else entry.kind
+        self.history.append(_transition(execution, kind))
+        return [kind]
 
     async def _commit(self, database: Plans, entry: CommitEntry) -> CommitResult:
         if entry.effect is not None:
@@ -309,8 +312,7 @@ class _LearningExecutor(Executor):
         return outcome
 
 
-def _transition(execution: Execution, entry: CommitEntry) -> Transition:
-    kind = entry.kind
+def _transition(execution: Execution, kind: Kind) -> Transition:
     assert kind != "keep" and kind != "release"  # noqa: S101, PT018 - nothing is chained or given back here
     return Transition(
         instance_id=execution.id,

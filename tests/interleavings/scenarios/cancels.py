@@ -22,7 +22,7 @@ from tests.interleavings.works import (
 )
 from tests.interleavings.world import TERMINAL, Row, instance, leased, new, outcome, signal
 
-_SPAWN = outcome(1, "schedule_childs", children=(new(), new()))
+SPAWN = outcome(1, "schedule_childs", children=(new(), new()))
 _PARK = outcome(1, "await", awaits=("go",))
 _STOP = outcome(1, "stop", error="no")
 
@@ -387,11 +387,11 @@ SCENARIOS = [
     *(cancel_and_commit(outcome(1, kind)) for kind in ("keep", "next", "retry", "done", "release", "cancel")),
     cancel_and_commit(_STOP),
     cancel_and_commit(_PARK),
-    cancel_and_commit(_SPAWN),
+    cancel_and_commit(SPAWN),
     cancel_and_commit(outcome(1, "next", effect=Sql("select 1"))),
     cancel_and_commit(outcome(1, "done", effect=Sql("select 1"))),
     cancel_and_commit(outcome(1, "next"), force=True),
-    cancel_and_commit(_SPAWN, force=True),
+    cancel_and_commit(SPAWN, force=True),
     cancel_and_commit(outcome(1, "next", effect=Sql("select 1")), force=True),
     *(cancel_pick_and_commit(kind) for kind in ("done", "next", "await", "schedule_childs")),
     cancel_pick_and_commit("done", force=True),

@@ -7,7 +7,7 @@ from typing import Any
 from tests.interleavings.invariants import require
 from tests.interleavings.scenario import End, Scenario
 from tests.interleavings.session import flush
-from tests.interleavings.works import gate, lease_some, put, reap, send
+from tests.interleavings.works import cancel, flush_picked, gate, lease_some, put, reap, send
 from tests.interleavings.world import FIRST_NEW_ID, FUTURE, PAST, instance, leased, new, outcome
 
 
@@ -120,6 +120,52 @@ def release_and_urgent_insert() -> Scenario:
     )
 
 
+def gate_behind_and_cancel() -> Scenario:
+    """Nobody holds the key: the rows behind the first are gated, and the first is cancelled."""
+    return Scenario(
+        name="gate behind the first × cancel(the first)",
+        setup=_free_line(),
+        sessions={"G": [gate("k")], "C": [cancel(1)]},
+        check=_nothing_more,
+    )
+
+
+def gate_behind_and_pick() -> Scenario:
+    """The first is leased and ends, while the rows behind it are gated."""
+    return Scenario(
+        name="gate behind the first × pick and commit(done)",
+        setup=_free_line(),
+        sessions={"G": [gate("k")], "K": [lease_some(8, 1), flush_picked("done", held_key="k")]},
+        check=_nothing_more,
+    )
+
+
+def gate_behind_and_urgent_insert() -> Scenario:
+    """Another one comes to stand before the first, which is cancelled."""
+    return Scenario(
+        name="gate behind the first × urgent insert × cancel(the first)",
+        setup=_free_line(),
+        sessions={"G": [gate("k")], "I": [put(new(concurrency_key="k", priority=-1))], "C": [cancel(1)]},
+        check=_nothing_more,
+    )
+
+
+def gate_behind_and_deliver() -> Scenario:
+    """A sender holds the first for a moment, so another one is taken for it."""
+    return Scenario(
+        name="gate behind the first × deliver(to the first) × pick",
+        setup=_free_line(),
+        sessions={"G": [gate("k")], "D": [send(1)], "K": [lease_some(8)]},
+        check=_nothing_more,
+        never_wait=frozenset({"K"}),
+    )
+
+
+def _free_line() -> list[str]:
+    """Three due rows of a key that nobody holds."""
+    return [instance(id, concurrency_key="k", eligible_at=PAST) for id in (1, 2, 3)]
+
+
 def _line(*, gated: bool) -> list[str]:
     """An execution that holds k, two due rows behind it, and an urgent one whose time has not come."""
     return [
@@ -148,4 +194,8 @@ SCENARIOS = [
     gate_release_and_switch(),
     gate_and_switch_away(),
     release_and_urgent_insert(),
+    gate_behind_and_cancel(),
+    gate_behind_and_pick(),
+    gate_behind_and_urgent_insert(),
+    gate_behind_and_deliver(),
 ]

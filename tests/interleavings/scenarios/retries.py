@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tests.interleavings.invariants import require
+from tests.interleavings.product import SCHEMA, Change
 from tests.interleavings.scenario import End, Scenario
 from tests.interleavings.scenarios.deletes import refusable
 from tests.interleavings.scenarios.signals import PAUSE_AFTER_REFUSAL
@@ -14,6 +15,9 @@ from tests.interleavings.works import cancel, commit_picked, lease_some, put, re
 from tests.interleavings.world import LIVE, PAST, cancelled, failed, instance, leased, new, outcome
 
 _OF_1: Mapping[str, Any] = {"parent_id": 1, "parent_round": 1}
+_PAUSE_UNDER_LOCK = Change(
+    SCHEMA, "  if retried = '{}' then", "  perform gen_durable.pause(1);\n  if retried = '{}' then"
+)
 
 
 def retry_and_insert(key: str) -> Scenario:
@@ -243,6 +247,31 @@ def retry_failed_join_and_retry_child() -> Scenario:
     )
 
 
+def retry_failed_join_and_end_of_child() -> Scenario:
+    """A child runs again already: the parent that is retried waits for its end, and sees its whole round."""
+
+    def check(end: End) -> None:
+        parent = end.after.instances[1]
+        require(parent["status"] == "runnable", "asleep on a satisfied barrier")
+        require(parent["spawn_round"] == parent["step_seq"] == 2, "the round was lost")
+        rounds = {end.after.instances[id]["parent_round"] for id in (11, 12)}
+        require(rounds == {2}, "the round was lost")
+
+    return Scenario(
+        name="retry(parent whose join failed) × done(retried child)",
+        setup=[
+            *failed(1, step_seq=2, spawn_round=1, execution=0),
+            "delete from gen_durable.executions",
+            leased(11, **_OF_1),
+            "insert into gen_durable.audit_events (instance_id, event) values (11, 'retried')",
+            instance(12, "done", **_OF_1, step_seq=0, finished_at=PAST),
+        ],
+        sessions={"T": [retry(1)], "F": [flush(outcome(11, "done", parent_id=1))]},
+        check=check,
+        pauses=[_PAUSE_UNDER_LOCK],
+    )
+
+
 def retry_parked_and_deliver() -> Scenario:
     """What waited for a signal waits for it again: it never runs without one."""
 
@@ -295,6 +324,7 @@ SCENARIOS = [
     retry_parent_and_end_of_child(),
     cancel_and_retry_parent_and_end_of_child(),
     retry_failed_join_and_retry_child(),
+    retry_failed_join_and_end_of_child(),
     retry_parked_and_deliver(),
     retry_in_line(),
 ]

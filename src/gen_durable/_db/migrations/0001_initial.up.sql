@@ -135,7 +135,8 @@ select g.id, g.fsm, g.fsm_version, g.step, g.status::text as status, g.state::te
        case when g.finished_at is null then g.awaits end as awaits,
        case when g.finished_at is null then g.await_deadline end as await_deadline, g.children_pending,
        g.last_error, g.correlation_key, g.unique_key, g.concurrency_key, g.parent_id, g.locked_by,
-       g.inserted_at, g.updated_at, g.eligible_at, g.finished_at, g.deleted_at
+       g.inserted_at, g.updated_at, g.eligible_at, g.finished_at, g.cancel_requested_at, g.cancel_reason, g.cancelled_by,
+       g.deleted_at, g.delete_reason
   from gen_durable.gen_durable g;
 
 -- Insert many: one answer per input, numbered by its place. A refused row (its key is taken) answers with the id and the

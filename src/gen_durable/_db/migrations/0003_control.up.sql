@@ -169,7 +169,7 @@ declare
   family  bigint[];
   retried bigint[];
 begin
-  -- With their children, so that none ends between the count and the barrier; and these first, as everywhere.
+  -- With the children that may end at this moment, and these first, as everywhere.
   family := array(select unnest(target_ids) union
                   select child.id from gen_durable.gen_durable child
                    where child.parent_id = any (target_ids) and child.status not in ('done', 'failed', 'cancelled'));
@@ -181,9 +181,6 @@ begin
       select g.id, false, g.status::text, g.queue from gen_durable.gen_durable g where g.id = any (target_ids);
     return;
   end if;
-  perform from gen_durable.gen_durable child
-    where child.parent_id = any (retried) and child.status not in ('done', 'failed', 'cancelled')
-    order by child.id desc for no key update;
   with again as (
     select child.parent_id, child.parent_round, count(*)::int as children from gen_durable.gen_durable child
      where child.id = any (retried) and child.parent_id is not null group by child.parent_id, child.parent_round

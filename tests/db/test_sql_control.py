@@ -1,0 +1,183 @@
+"""What people and services in other languages do to instances, as plain SQL functions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import asyncpg
+import pytest
+
+from gen_durable.instance import Status
+
+
+@pytest.fixture
+async def one(sql: Any) -> int:
+    """A runnable instance, by id and by key."""
+    id: int = await sql.fetchval(
+        """select id from gen_durable.insert('A', '{"n": 1}', step => 's', correlation_key => 'k')"""
+    )
+    return id
+
+
+async def status(sql: Any, id: int) -> str:
+    found: str = await sql.fetchval("select status::text from gen_durable.gen_durable where id = $1", id)
+    return found
+
+
+async def set_status(sql: Any, id: int, status: str) -> None:
+    await sql.execute(
+        """update gen_durable.gen_durable set status = $2::text::gen_durable.durable_status,
+                  lease_token = case when $2 = 'executing' then 7 end where id = $1""",
+        id,
+        status,
+    )
+
+
+@pytest.mark.parametrize("target", ["$1::bigint", "'k'"])
+@pytest.mark.parametrize(
+    ("word", "statuses"),
+    [
+        ("pending", ["runnable"]),
+        ("leased", ["executing", "awaiting_signal", "awaiting_children"]),
+        ("succeeded", ["done"]),
+        ("failed", ["failed"]),
+        ("cancelled", ["cancelled"]),
+    ],
+)
+async def test_a_job_stands_in_the_words_of_simple_workflows(
+    sql: Any, one: int, target: str, word: str, statuses: list[str]
+) -> None:
+    for each in statuses:
+        await set_status(sql, one, each)
+        arguments = [one] if "$1" in target else []
+        assert await sql.fetchval(f"select gen_durable.job_status({target})", *arguments) == word
+
+
+async def test_every_status_has_a_word(sql: Any) -> None:
+    words = {each: await sql.fetchval("select gen_durable.job_word($1)", each) for each in Status}
+    assert set(words.values()) == {"pending", "leased", "succeeded", "failed", "cancelled"}
+
+
+async def test_of_nobody_there_is_no_status(sql: Any) -> None:
+    assert await sql.fetchrow("select gen_durable.job_status(9), gen_durable.job_status('nobody')") == (
+        None,
+        None,
+    )
+
+
+async def test_by_key_it_is_the_one_that_has_it_or_else_the_latest_that_had_it(sql: Any, one: int) -> None:
+    await set_status(sql, one, "done")
+    assert await sql.fetchval("select gen_durable.job_status('k')") == "succeeded"
+    second = await sql.fetchval("select id from gen_durable.insert('A', step => 's', correlation_key => 'k')")
+    await set_status(sql, second, "failed")
+    assert await sql.fetchval("select gen_durable.job_status('k')") == "failed"
+    await set_status(sql, second, "done")
+    third = await sql.fetchval("select id from gen_durable.insert('A', step => 's', correlation_key => 'k')")
+    await sql.execute(
+        "select gen_durable.insert('A', step => 's', correlation_key => 'k', correlation_scope => '{}')"
+    )
+    assert await sql.fetchval("select gen_durable.job_status('k')") == "pending"
+    assert await sql.fetchval("select gen_durable.cancel('k')") == "cancelled"
+    assert await status(sql, third) == "cancelled"
+
+
+async def test_cancel_says_what_it_did(sql: Any, one: int) -> None:
+    await set_status(sql, one, "executing")
+    assert await sql.fetchval("select gen_durable.cancel('k', 'why', 'ada')") == "requested"
+    assert await sql.fetchval("select gen_durable.cancel($1::bigint, force => true)", one) == "cancelled"
+    assert await sql.fetchval("select gen_durable.cancel('k')") == "finished"
+    assert await status(sql, one) == "cancelled"
+    told = await sql.fetch("select event, actor, reason from gen_durable.audit_events order by id")
+    caller = await sql.fetchval("select current_user::text")
+    assert [tuple(row) for row in told] == [("cancel_requested", "ada", "why"), ("cancelled", caller, None)]
+
+
+async def test_delete_restore_and_retry_by_either_name(sql: Any, one: int) -> None:
+    assert await sql.fetchval("select gen_durable.soft_delete('k', 'why') is not null")
+    assert not await sql.fetchval("select gen_durable.retry($1::bigint)", one)
+    assert await sql.fetchval("select gen_durable.restore('k')") == "cancelled"
+    assert await sql.fetchval("""select gen_durable.retry('k', '{"n": 2}', 'again', 'ada')""")
+    assert not await sql.fetchval("select gen_durable.retry($1::bigint)", one)
+    assert await sql.fetchval("select gen_durable.soft_delete($1::bigint) is not null", one)
+    assert await sql.fetchval("select gen_durable.restore($1::bigint, 'bob')", one) == "cancelled"
+    assert await sql.fetchval("select gen_durable.retry($1::bigint)", one)
+    row = await sql.fetchrow("select status::text, state ->> 'n' from gen_durable.gen_durable")
+    assert tuple(row) == ("runnable", "2")
+
+
+@pytest.mark.parametrize("verb", ["cancel", "soft_delete", "restore", "retry"])
+async def test_nobody_there_is_an_error(sql: Any, verb: str) -> None:
+    for target, said in (("9", "there is no instance 9"), ("'no''body'", "there is no instance 'no''body'")):
+        with pytest.raises(asyncpg.PostgresError, match=f"^{said}$") as refused:
+            await sql.execute(f"select gen_durable.{verb}({target})")
+        assert refused.value.sqlstate == "GD003"
+
+
+@pytest.mark.parametrize("verb", ["restore", "retry"])
+async def test_a_key_that_another_one_has_now_is_an_error(sql: Any, one: int, verb: str) -> None:
+    if verb == "restore":
+        await set_status(sql, one, "done")
+        unique = await sql.fetchval("select id from gen_durable.insert('A', step => 's', unique_key => 'u')")
+        await sql.execute("select gen_durable.soft_delete($1::bigint)", unique)
+        await sql.execute("select gen_durable.insert('A', step => 's', unique_key => 'u')")
+        one = unique
+    else:
+        await sql.execute("select gen_durable.cancel('k')")
+        await sql.execute("select gen_durable.insert('A', step => 's', correlation_key => 'k')")
+    with pytest.raises(asyncpg.PostgresError, match=f"cannot {verb}: a key of one of these") as refused:
+        await sql.execute(f"select gen_durable.{verb}($1::bigint)", one)
+    assert refused.value.sqlstate == "GD004"
+    assert await status(sql, one) == "cancelled"
+
+
+async def test_the_same_request_gives_the_first_run_and_how_it_stands_until_it_is_deleted(sql: Any) -> None:
+    insert = "select id, inserted, status from gen_durable.insert('A', step => 's', idempotency_key => 'r')"
+    assert tuple(await sql.fetchrow(insert)) == (1, True, "pending")
+    for each, word in (
+        ("executing", "leased"),
+        ("awaiting_signal", "leased"),
+        ("failed", "failed"),
+        ("done", "succeeded"),
+    ):
+        await set_status(sql, 1, each)
+        assert tuple(await sql.fetchrow(insert)) == (1, False, word)
+    await sql.execute("select gen_durable.soft_delete(1)")
+    again = await sql.fetchrow(insert)
+    assert (again["inserted"], again["status"]) == (True, "pending")
+    assert again["id"] > 1
+
+
+async def test_in_a_batch_and_in_a_transaction_the_same_request_is_one_run(sql: Any) -> None:
+    async with sql.transaction():
+        rows = await sql.fetch(
+            """select ord, id, inserted, status from gen_durable.insert_all(
+                 '[{"fsm": "A", "step": "s", "idempotency_key": "r"}, {"fsm": "A", "step": "s", "unique_key": "r"}]')"""
+        )
+        assert [tuple(row) for row in rows] == [(1, 1, True, "pending"), (2, 1, False, "pending")]
+        await sql.execute("select gen_durable.cancel(1)")
+        found = await sql.fetchrow(
+            "select * from gen_durable.insert('A', step => 's', idempotency_key => 'r')"
+        )
+        assert tuple(found) == (1, False, "cancelled")
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ("unique_key => 'a', idempotency_key => 'b'", "unique_key and idempotency_key are both given"),
+        ("unique_scope => '{done}', idempotency_key => 'b'", "an idempotency_key is taken in every status"),
+        ("max_attempts => 0", "max_attempts 0 is below 1"),
+    ],
+)
+async def test_options_that_contradict_each_other_are_refused(sql: Any, options: str, problem: str) -> None:
+    with pytest.raises(asyncpg.DataError, match=problem):
+        await sql.execute(f"select gen_durable.insert('A', step => 's', {options})")
+
+
+async def test_a_rollback_of_the_caller_undoes_everything(sql: Any, one: int) -> None:
+    transaction = sql.transaction()
+    await transaction.start()
+    await sql.execute("select gen_durable.cancel('k'), gen_durable.retry('k'), gen_durable.soft_delete('k')")
+    await transaction.rollback()
+    assert await status(sql, one) == "runnable"
+    assert await sql.fetchval("select count(*) from gen_durable.audit_events") == 0

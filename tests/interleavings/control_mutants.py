@@ -1,0 +1,388 @@
+"""Cancelling, deleting, restoring and retrying with a rule left out."""
+
+from __future__ import annotations
+
+from gen_durable._core.model import CommitEntry
+from gen_durable._db import commit as commits
+from gen_durable._db.insert import insert_children
+from gen_durable._db.plan import Plan
+from gen_durable.outcome import Sql
+from tests.interleavings.mutants import Mutant, with_sessions
+from tests.interleavings.product import SCHEMA, Change
+from tests.interleavings.scenarios import cancels, deletes, retries
+from tests.interleavings.session import RECORDER, Flushed, transaction
+from tests.interleavings.works import CRASH_LIMIT
+from tests.interleavings.world import outcome
+
+_CANCELLED = "case when g.cancel_requested_at is not null then 'cancelled'::gen_durable.durable_status"
+_LOCK_TARGETS = "perform from gen_durable.gen_durable g where g.id = any (target_ids) order by g.id desc for no key update;"
+_LOCK_FAMILY = (
+    "perform from gen_durable.gen_durable g where g.id = any (family) order by g.id desc for no key update;"
+)
+_WAITING_AS_LOCKED = (
+    "p.status = 'awaiting_children' and p.spawn_round = ended.parent_round as is_waiting\n"
+    "    from ended join gen_durable.gen_durable p on p.id = ended.parent_id order by"
+)
+_WAITING_AS_SEEN = (
+    "true as is_waiting\n"
+    "    from ended join gen_durable.gen_durable p on p.id = ended.parent_id and p.spawn_round = ended.parent_round\n"
+    "   where p.status = 'awaiting_children' order by"
+)
+
+
+def _spawn_regardless(entry: CommitEntry) -> Plan[Flushed]:
+    rows = commits._by_lease((yield commits._full_call([entry], RECORDER)))
+    if rows:
+        yield from insert_children(entry.children, [1, 1], [1, 1])
+    return Flushed([entry], commits._report([entry], rows, {}, set()))
+
+
+CANCELS = [
+    Mutant(
+        name="an outcome does not ask for a cancel",
+        scenario=cancels.cancel_and_commit(outcome(1, "done")),
+        reason="the state of a job is not that of its instance",
+        changes=[
+            Change(
+                "commit_plain",
+                f"set status = {_CANCELLED}",
+                "set status = case when false then 'failed'::gen_durable.durable_status",
+            )
+        ],
+    ),
+    Mutant(
+        name="an outcome does not ask for a cancel, in the long statement",
+        scenario=cancels.cancel_and_commit(outcome(1, "release")),
+        reason="the state of a job is not that of its instance",
+        changes=[
+            Change(
+                "commit",
+                "when g.cancel_requested_at is not null or o.kind = 'cancel'",
+                "when o.kind = 'cancel'",
+            )
+        ],
+    ),
+    Mutant(
+        name="a cancelled outcome is a transition",
+        scenario=cancels.cancel_and_commit(outcome(1, "next")),
+        reason="step_seq is not what the engine was told",
+        changes=[
+            Change(
+                "commit_plain",
+                "step_seq = g.step_seq + (g.cancel_requested_at is null and o.kind <> 'retry')::int",
+                "step_seq = g.step_seq + (o.kind <> 'retry')::int",
+            )
+        ],
+    ),
+    Mutant(
+        name="a cancelled outcome moves its instance",
+        scenario=cancels.cancel_and_commit(outcome(1, "next")),
+        reason="it changed its instance",
+        changes=[
+            Change(
+                "commit_plain",
+                "step = case when g.cancel_requested_at is null and o.kind in",
+                "step = case when o.kind in",
+            )
+        ],
+    ),
+    Mutant(
+        name="a cancelled step keeps its lease",
+        scenario=cancels.cancel_and_commit(outcome(1, "keep")),
+        reason="error: new row for relation",
+        changes=[
+            Change(
+                "commit_plain",
+                "lease_token = case when g.cancel_requested_at is null and o.kind = 'keep'",
+                "lease_token = case when o.kind = 'keep'",
+            )
+        ],
+    ),
+    Mutant(
+        name="the effect of an outcome does not ask for a cancel",
+        scenario=cancels.cancel_and_commit(outcome(1, "next", effect=Sql("select 1"))),
+        reason="the effect of a cancelled execution",
+        changes=[Change("hold", "and g.cancel_requested_at is null", "")],
+    ),
+    Mutant(
+        name="children of a cancelled outcome",
+        scenario=with_sessions(
+            cancels.cancel_and_commit(cancels.SPAWN),
+            F=[transaction(lambda _: _spawn_regardless(cancels.SPAWN))],
+        ),
+        reason="spawned by a cancelled execution",
+    ),
+    Mutant(
+        name="cancel does not lock what it looks at",
+        scenario=cancels.cancel_pick_and_commit("done"),
+        reason="a terminal row changed",
+        changes=[Change(SCHEMA, _LOCK_TARGETS, "")],
+    ),
+    Mutant(
+        name="cancel does not lock what it looks at (park)",
+        scenario=cancels.cancel_park_and_deliver(),
+        reason="an acknowledged cancel did not win",
+        changes=[Change(SCHEMA, _LOCK_TARGETS, "")],
+    ),
+    Mutant(
+        name="cancel locks in the order given",
+        scenario=cancels.cancel_family_and_end_of_child(),
+        reason="deadlock",
+        changes=[Change(SCHEMA, _LOCK_TARGETS, _LOCK_TARGETS.replace("order by g.id desc", "order by g.id"))],
+    ),
+    Mutant(
+        name="cancel lets nobody in",
+        scenario=cancels.cancel_first_in_line(),
+        reason="free key, its line is gated",
+        changes=[Change(SCHEMA, "array(select gen_durable.ungate(live.keys))", "'{}'::text[]")],
+    ),
+    Mutant(
+        name="cancel skips the next in line if somebody holds it",
+        scenario=cancels.cancel_first_in_line(),
+        reason="free key, its line is gated",
+        changes=[Change(SCHEMA, "for no key update) row", "for no key update skip locked) row")],
+    ),
+    Mutant(
+        name="a cancelled child is waited for",
+        scenario=cancels.cancel_child_and_end_of_sibling(),
+        reason="barrier counts wrong",
+        changes=[Change(SCHEMA, "array(select gen_durable.join_parents(ending))", "'{}'::text[]")],
+    ),
+    Mutant(
+        name="a child that is asked to end is not waited for",
+        scenario=cancels.cancel_executing_child_and_end_of_both(),
+        reason="barrier counts wrong",
+        changes=[
+            Change(SCHEMA, "gen_durable.join_parents(ending)", "gen_durable.join_parents(live.ids)"),
+        ],
+    ),
+    Mutant(
+        name="a barrier is counted down without a lock",
+        scenario=cancels.cancel_parent_and_end_of_children(),
+        reason="a terminal row changed",
+        changes=[
+            Change("commit", _WAITING_AS_LOCKED, _WAITING_AS_SEEN),
+            Change("commit", "for no key update of p", ""),
+        ],
+    ),
+    Mutant(
+        name="the reaper does not ask for a cancel",
+        scenario=cancels.cancel_and_reap(),
+        reason="an acknowledged cancel did not win",
+        changes=[
+            Change(
+                "reap",
+                f"set status = {_CANCELLED}",
+                "set status = case when false then 'failed'::gen_durable.durable_status",
+            ),
+            Change(
+                "reap",
+                "case when g.cancel_requested_at is not null or g.crash_count",
+                "case when g.crash_count",
+            ),
+        ],
+    ),
+    Mutant(
+        name="the reaper takes the cancelled for poison",
+        scenario=cancels.cancel_and_reap(crash_count=CRASH_LIMIT - 1),
+        reason="failed after its cancel was acknowledged",
+        changes=[
+            Change(
+                "reap",
+                f"set status = {_CANCELLED}",
+                "set status = case when false then 'failed'::gen_durable.durable_status",
+            )
+        ],
+    ),
+    Mutant(
+        name="force asks, too",
+        scenario=cancels.force_commit_and_reap("retry"),
+        reason="the zombie or the reaper had its way",
+        changes=[Change(SCHEMA, "where g.status <> 'executing' or force", "where g.status <> 'executing'")],
+    ),
+    Mutant(
+        name="cancel leaves the inbox",
+        scenario=cancels.cancel_and_deliver(),
+        reason="the inbox of the ended is left",
+        changes=[Change(SCHEMA, "delete from gen_durable.signals s where s.target_id = any (ending);", "")],
+    ),
+]
+
+DELETES = [
+    Mutant(
+        name="a delete cancels nothing",
+        scenario=deletes.delete_pick_and_commit("done"),
+        reason="deleted, and waits for work",
+        changes=[
+            Change(
+                SCHEMA,
+                "gen_durable.cancel_rows(target_ids, reason, actor, false)",
+                "gen_durable.cancel_rows('{}', reason, actor, false)",
+            )
+        ],
+    ),
+    Mutant(
+        name="a deleted child is waited for",
+        scenario=deletes.delete_child_and_end_of_sibling(),
+        reason="deleted, and waits for work",
+        changes=[
+            Change(
+                SCHEMA,
+                "gen_durable.cancel_rows(target_ids, reason, actor, false)",
+                "gen_durable.cancel_rows('{}', reason, actor, false)",
+            )
+        ],
+    ),
+    Mutant(
+        name="the deleted give up their keys while they execute",
+        scenario=deletes.delete_executing_insert_and_commit("next"),
+        reason="two live runs of one key",
+        changes=[
+            Change(SCHEMA, "and (deleted_at is null or status = 'executing')", "and deleted_at is null")
+        ],
+    ),
+    Mutant(
+        name="the deleted keep their keys",
+        scenario=deletes.delete_and_insert(),
+        reason="a key of the deleted is still taken",
+        changes=[Change(SCHEMA, "and (deleted_at is null or status = 'executing')", "")],
+    ),
+    Mutant(
+        name="signals to the deleted",
+        scenario=deletes.delete_and_deliver(1),
+        reason="a signal to the deleted was accepted",
+        changes=[
+            Change(
+                SCHEMA,
+                "where g.id = target_id and g.status not in ('done', 'failed', 'cancelled') and g.deleted_at is null",
+                "where g.id = target_id and g.status not in ('done', 'failed', 'cancelled')",
+            )
+        ],
+    ),
+    Mutant(
+        name="signals to the deleted, by key",
+        scenario=deletes.delete_and_deliver("c"),
+        reason="a signal to the deleted was accepted",
+        changes=[
+            Change(
+                SCHEMA,
+                "where g.correlation_guard = target_key and g.status not in ('done', 'failed', 'cancelled') and g.deleted_at is null",
+                "where g.correlation_guard = target_key and g.status not in ('done', 'failed', 'cancelled')",
+            )
+        ],
+    ),
+    Mutant(
+        name="a second delete counts",
+        scenario=deletes.delete_and_delete(),
+        reason="deleted twice",
+        changes=[
+            Change(
+                SCHEMA,
+                "where g.id = any (target_ids) and g.deleted_at is null;\n  return query",
+                "where g.id = any (target_ids);\n  return query",
+            )
+        ],
+    ),
+]
+
+RETRIES = [
+    Mutant(
+        name="retry does not lock what it looks at",
+        scenario=retries.retry_and_retry(),
+        reason="not retried exactly once",
+        changes=[Change(SCHEMA, _LOCK_FAMILY, "")],
+    ),
+    Mutant(
+        name="retry does not lock what it looks at (barrier)",
+        scenario=retries.retry_two_children(),
+        reason="barrier counts wrong",
+        changes=[Change(SCHEMA, _LOCK_FAMILY, "")],
+    ),
+    Mutant(
+        name="a retried child is not waited for",
+        scenario=retries.retry_child_and_end_of_sibling(),
+        reason="barrier counts wrong",
+        changes=[Change(SCHEMA, "p.children_pending + parent.children", "p.children_pending")],
+    ),
+    Mutant(
+        name="a retried child counts for a parent that has gone on",
+        scenario=retries.retry_child_and_end_of_sibling(),
+        reason="a barrier that nobody waits at",
+        changes=[
+            Change(
+                SCHEMA,
+                "join gen_durable.gen_durable p on p.id = again.parent_id and p.spawn_round = again.parent_round\n"
+                "     where p.status = 'awaiting_children' order by",
+                "join gen_durable.gen_durable p on p.id = again.parent_id and p.spawn_round = again.parent_round order by",
+            ),
+            Change(
+                SCHEMA,
+                "from parent where p.id = parent.id and p.status = 'awaiting_children';",
+                "from parent where p.id = parent.id;",
+            ),
+        ],
+    ),
+    Mutant(
+        name="a retried instance is still to be cancelled",
+        scenario=retries.retry_and_cancel(),
+        reason="an old cancel stopped what was retried",
+        changes=[
+            Change(
+                SCHEMA,
+                "finished_at = null, cancel_requested_at = null, cancel_reason = null,",
+                "finished_at = null,",
+            )
+        ],
+    ),
+    Mutant(
+        name="a retried parent does not wait for its children",
+        scenario=retries.retry_parent_and_end_of_child(),
+        reason="barrier released early",
+        changes=[
+            Change(SCHEMA, "p.spawn_round = live.parent_round and p.spawn_round = p.step_seq;", "false;")
+        ],
+    ),
+    Mutant(
+        name="a child ends while its parent is put back on the barrier",
+        scenario=retries.cancel_and_retry_parent_and_end_of_child(),
+        reason="barrier counts wrong",
+        changes=[Change("commit", _WAITING_AS_LOCKED, _WAITING_AS_SEEN)],
+    ),
+    Mutant(
+        name="retry locks a parent before its children",
+        scenario=retries.retry_failed_join_and_end_of_child(),
+        reason="deadlock",
+        changes=[
+            Change(SCHEMA, "where g.id = any (family) order by", "where g.id = any (target_ids) order by")
+        ],
+    ),
+    Mutant(
+        name="the round of a failed join is lost",
+        scenario=retries.retry_failed_join_and_retry_child(),
+        reason="the round was lost",
+        changes=[
+            Change(
+                SCHEMA,
+                "spawn_round = case when g.status = 'failed' and g.crash_count = 0 and g.spawn_round = g.step_seq - 1\n"
+                "                              then g.step_seq else g.spawn_round end,",
+                "",
+            )
+        ],
+    ),
+    Mutant(
+        name="what waited for a signal runs without it",
+        scenario=retries.retry_parked_and_deliver(),
+        reason="it runs without its signal",
+        changes=[
+            Change(SCHEMA, "case when g.awaits is not null and not g.timed_out then", "case when false then")
+        ],
+    ),
+    Mutant(
+        name="the record of an end stays one",
+        scenario=retries.retry_and_retry(),
+        reason="the state of a job is not that of its instance",
+        changes=[Change(SCHEMA, "             and e.retried_at is null\n", "")],
+    ),
+]
+
+MUTANTS = [*CANCELS, *DELETES, *RETRIES]

@@ -1,0 +1,47 @@
+"""A prefix of names as a range: from itself to the first text above everything that begins with it."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gen_durable._db.pick import after
+from gen_durable.errors import UsageError
+
+LAST = "\U0010ffff"
+
+
+@pytest.mark.parametrize(
+    ("prefix", "end"),
+    [
+        ("billing.", "billing/"),
+        ("a", "b"),
+        ("a_", "a`"),
+        ("100%", "100&"),
+        ("é", "ê"),
+        ("\ud7ff", "\ue000"),  # between them are halves of pairs, which are no characters
+        (f"a{LAST}", "b"),
+        (f"a{LAST}{LAST}", "b"),
+        (f"{LAST}a", f"{LAST}b"),
+    ],
+)
+def test_the_end_of_a_prefix(prefix: str, end: str) -> None:
+    assert after(prefix) == end
+
+
+@pytest.mark.parametrize("prefix", [LAST, LAST * 3])
+def test_above_the_last_character_there_is_nothing(prefix: str) -> None:
+    with pytest.raises(UsageError, match="has no end; give one with another character in it"):
+        after(prefix)
+
+
+texts = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=5)
+
+
+@given(texts.filter(lambda text: text.strip(LAST)), texts, texts)
+def test_in_the_range_is_what_begins_with_it_and_nothing_else(prefix: str, rest: str, other: str) -> None:
+    """Compared as bytes, which is how the database compares under the collation "C"."""
+    low, high = prefix.encode(), after(prefix).encode()
+    assert low <= (prefix + rest).encode() < high
+    assert (low <= other.encode() < high) is other.startswith(prefix)
