@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Final, Literal, TypeAlias
 
+from tests.db.wire import _names
+
 __all__ = [
     "BEGIN",
     "COMMIT",
@@ -41,23 +43,24 @@ __all__ = [
 ]
 
 _CANCEL: Final = 80877102
+_BEGINS: Final = re.compile(r"\bbegin isolation level", re.IGNORECASE)
 _HEADER: Final = struct.Struct("!ci")
 
-# By what the statements of the engine are told apart on the wire.
-PICK: Final = r"from admitted"
-PLAIN: Final = r"null::text\[\] as released from settled"
-FLUSH: Final = r"kind in \('retry', 'release'\)"
-HOLD: Final = r"^select g\.id from .* and g\.cancel_requested_at is null\s+for no key update\s*$"
-FINISH: Final = r"as done \(instance_id, step_seq\)"
-RENEW: Final = r"set lease_expires_at = statement_timestamp\(\) \+"
-REAP: Final = r"dead as materialized"
-INBOX: Final = r"^select s\.target_id, s\.id, s\.name"
-UNGATE: Final = r"set gated = false"
-INSERT: Final = r"insert_rows\("
-SWEEP: Final = r"^delete from .*signals s where s\.target_id = any"
-SIGNAL: Final = r"deliver\("
-BEGIN: Final = r"\bbegin isolation level"
-COMMIT: Final = r"^commit$"
+# The statements of the engine, by the names that they have in its files; and those that begin and end a transaction.
+PICK: Final = "pick"
+INBOX: Final = "inboxes"
+PLAIN: Final = "commit_plain"
+FLUSH: Final = "commit"
+HOLD: Final = "hold"
+FINISH: Final = "finish"
+SWEEP: Final = "sweep"
+UNGATE: Final = "ungate"
+RENEW: Final = "renew"
+REAP: Final = "reap"
+INSERT: Final = "insert"
+SIGNAL: Final = "deliver"
+BEGIN: Final = "BEGIN"
+COMMIT: Final = "COMMIT"
 
 
 class Verdict(Enum):
@@ -72,9 +75,9 @@ class Verdict(Enum):
 
 @dataclass(frozen=True)
 class Exchange:
-    """A statement that a client runs: what it says, and what its transaction said before."""
+    """A statement that a client runs, and what its transaction ran before."""
 
-    text: str
+    statement: str
     earlier: tuple[str, ...]
 
 
@@ -82,15 +85,11 @@ Match: TypeAlias = Callable[[Exchange], bool]
 When: TypeAlias = Literal["asked", "answered"]
 
 
-def saying(text: str, *, after: str | None = None) -> Match:
-    """Statements like this; or those that come in a transaction after one like that."""
-    now = re.compile(text, re.DOTALL)
-    before = None if after is None else re.compile(after, re.DOTALL)
+def saying(statement: str, *, after: str | None = None) -> Match:
+    """This statement; or only where it comes in a transaction after that one."""
 
     def matches(exchange: Exchange) -> bool:
-        return now.search(exchange.text) is not None and (
-            before is None or any(before.search(earlier) for earlier in exchange.earlier)
-        )
+        return exchange.statement == statement and (after is None or after in exchange.earlier)
 
     return matches
 
@@ -138,6 +137,7 @@ class Trap:
 class Proxy:
     def __init__(self, server_port: int) -> None:
         self._server_port = server_port
+        self._names = _names()
         self._rules: list[_Rule] = []
         self._links: set[asyncio.Task[None]] = set()
         self.port = 0
@@ -172,6 +172,12 @@ class Proxy:
             return verdict()
 
         self._rules.append(_Rule(match, when, decide, times))
+
+    def name_of(self, text: str) -> str:
+        """What a statement is called; one that is not of the engine is called by its first word."""
+        if _BEGINS.search(text):
+            return BEGIN
+        return self._names.get(text) or text.split(None, 1)[0].upper()
 
     def behave(self) -> None:
         """From now on, pass everything on."""
@@ -332,13 +338,14 @@ class _Link:
                     return group, None
 
     def _exchange(self, text: str) -> Exchange:
-        exchange = Exchange(text, tuple(self._earlier))
-        if re.search(BEGIN, text):
-            self._earlier = [text]
-        elif text in ("commit", "rollback"):
+        statement = self._proxy.name_of(text)
+        exchange = Exchange(statement, tuple(self._earlier))
+        if statement == BEGIN:
+            self._earlier = [BEGIN]
+        elif statement in (COMMIT, "ROLLBACK"):
             self._earlier = []
         elif self._earlier:
-            self._earlier.append(text)
+            self._earlier.append(statement)
         return exchange
 
     async def _message(self, reader: asyncio.StreamReader) -> tuple[bytes, bytes]:

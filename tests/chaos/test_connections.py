@@ -77,7 +77,7 @@ async def test_a_commit_that_got_lost_is_asked_about_before_it_is_sent_again(
             for order in mixed(rng, 40):
                 group.create_task(place(arena.producer, order, rng))
         report = await arena.reckoning()
-    assert proxy.cuts == 15
+    assert proxy.cuts >= 8
     assert (report.counters["reaped"], report.counters["stale outcomes"]) == (0, 0)
     assert report.counters["duplicate step runs"] == 0
 

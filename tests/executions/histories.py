@@ -18,10 +18,10 @@ from gen_durable._db import commit as commits
 from gen_durable._db import lease as leases
 from gen_durable._db.pool import Database
 from gen_durable._db.signal import deliver
-from gen_durable._runtime.effects import EffectError, commit_with_effect
+from gen_durable._runtime.effects import EffectError
 from gen_durable.config import RecordLevel
 from tests.db.engine import entry, inserted, new, picked
-from tests.executions.ledger import BOOK
+from tests.executions.ledger import BOOK, commit_with_effect
 
 KINDS: Final = ("keep", "next", "retry", "await", "schedule_childs", "done", "stop")
 EVENTS: Final = ("lease", "lose", "release", "cancel", "signal", "begin", "wait", "finish")
@@ -158,7 +158,7 @@ class History:
     async def _send(self, one: CommitEntry) -> CommitResult | EffectError:
         if one.effect is not None:
             try:
-                return (await commit_with_effect(self._database, one, self._recorder)).results[0]
+                return await commit_with_effect(self._database, one, self._recorder)
             except EffectError as error:
                 return error
         if commits.is_one_statement([one]):

@@ -5,7 +5,13 @@ from __future__ import annotations
 import asyncio
 from typing import Any, Final
 
+import msgspec
+
 from gen_durable import Context, Sql
+from gen_durable._core.model import CommitEntry, CommitResult
+from gen_durable._db.commit import Recorder, commit
+from gen_durable._db.pool import Database
+from gen_durable._runtime import effects
 from tests.scenarios.support import PATIENCE
 
 LEDGER: Final = (
@@ -20,6 +26,15 @@ select pid from pg_stat_activity
 def booking(ctx: Context[Any], who: str = "") -> Sql:
     """An effect that leaves one line."""
     return Sql(BOOK, ctx.idempotency_key, who)
+
+
+async def commit_with_effect(database: Database, entry: CommitEntry, recorder: Recorder) -> CommitResult:
+    """Effect and outcome, as a worker commits them: for a lost or cancelled execution without the effect."""
+    report = await effects.commit_with_effect(database, entry, recorder)
+    if report is None:
+        bare = msgspec.structs.replace(entry, effect=None)
+        report = await database.run_in_transaction(commit([bare], recorder))
+    return report.results[0]
 
 
 async def booked(db: Any) -> list[str]:

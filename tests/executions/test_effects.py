@@ -437,7 +437,6 @@ async def test_a_slow_effect_delays_nobody_else(durable_dsn: str, db: Any) -> No
         await _woken(db, pid, worker, slow)
 
 
-@pytest.mark.xfail(reason="the row is locked as long as the effect takes, and who gates its key waits for it")
 async def test_a_slow_effect_of_a_busy_key_delays_nobody_without_that_key(durable_dsn: str, db: Any) -> None:
     async with Worker([Sleeper], dsn=durable_dsn, settings=CALM) as worker:
         slow = await worker.insert(Sleeper, True, concurrency_key="k")
@@ -450,7 +449,6 @@ async def test_a_slow_effect_of_a_busy_key_delays_nobody_without_that_key(durabl
     assert other.is_finished
 
 
-@pytest.mark.xfail(reason="the row is locked as long as the effect takes, and deliver needs it")
 async def test_a_slow_effect_does_not_hold_up_whoever_sends_a_signal(durable_dsn: str, db: Any) -> None:
     async with Worker([Sleeper], dsn=durable_dsn, settings=CALM) as worker:
         ref = await worker.insert(Sleeper, True)

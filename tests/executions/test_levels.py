@@ -29,12 +29,11 @@ from gen_durable._core.model import Committed, Stale
 from gen_durable._db import commit as commits
 from gen_durable._db import lease as leases
 from gen_durable._db.pool import Database
-from gen_durable._runtime.effects import commit_with_effect
 from gen_durable.config import RecordLevel
 from gen_durable.outcome import Sql
 from gen_durable.testing import Crash, Harness
 from tests.db.engine import entry, inserted, new, picked
-from tests.executions.ledger import BOOK, LEDGER, booked, booking
+from tests.executions.ledger import BOOK, LEDGER, booked, booking, commit_with_effect
 from tests.scenarios.support import CALM, PATIENCE
 
 LEVELS: Final[list[RecordLevel]] = ["all", "failures", "off"]
@@ -174,8 +173,7 @@ async def test_a_transition_is_committed_once_at_every_level(
         return entry(execution, kind, payload=payload, effect=Sql(BOOK, kind, ""), **awaits)
 
     for execution, expected in ((zombie, Stale), (heir, Committed), (zombie, Stale), (heir, Stale)):
-        report = await commit_with_effect(database, outcome(execution), recorder)
-        assert isinstance(report.results[0], expected)
+        assert isinstance(await commit_with_effect(database, outcome(execution), recorder), expected)
     assert await db.fetchval("select step_seq from gen_durable.gen_durable") == 1
     assert await booked(db) == [kind]
     committed = "select count(*) from gen_durable.executions where status = 'COMMITTED'"

@@ -28,11 +28,10 @@ from gen_durable._core.model import Committed
 from gen_durable._db import commit as commits
 from gen_durable._db import lease as leases
 from gen_durable._db.pool import Database
-from gen_durable._runtime.effects import commit_with_effect
 from gen_durable.errors import NoTargetError
 from gen_durable.testing import AsyncHarness, Harness
 from tests.db.engine import RECORDER, entry, inserted, new, picked
-from tests.executions.ledger import BOOK, booked
+from tests.executions.ledger import BOOK, booked, commit_with_effect
 from tests.scenarios.support import CALM, FAST, PATIENCE, happens
 
 LEASED, IN_PROGRESS, COMMITTED, DONE, ABORTED = ExecutionStatus
@@ -146,8 +145,7 @@ async def test_an_outcome_with_an_effect_is_committed_first_and_done_afterwards(
         await tx.execute(BOOK, "once", "")
 
     outcome = entry(execution, "done", payload="1", effect=book)
-    report = await commit_with_effect(database, outcome, RECORDER)
-    assert report.results == [Committed("done")]
+    assert await commit_with_effect(database, outcome, RECORDER) == Committed("done")
     assert await booked(db) == ["once"]
     look = "select status, outcome, finished_at from gen_durable.gen_durable_executions"
     (committed,) = await db.fetch(look)

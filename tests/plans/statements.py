@@ -8,9 +8,11 @@ from typing import Any, Final
 
 from gen_durable._core.model import CommitEntry, Kind
 from gen_durable._db.commit import Recorder
+from gen_durable._db.pick import Leases
 from gen_durable._db.plan import Plan, Rows, statements
 
 LEASE: Final = timedelta(seconds=60)
+LEASES: Final = Leases(LEASE)
 MACHINES: Final = (["Machine0", "Machine1", "Machine2"], [1, 1, 1])
 RECORDER: Final = Recorder("worker", "all")
 

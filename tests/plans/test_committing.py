@@ -70,7 +70,7 @@ async def test_keys_that_become_free(explainer: Explainer) -> None:
         for number, id in enumerate(HOLDERS[:100])
         for entry in outcomes([id], "done", held_key=f"key{number}")
     ]
-    committed, ungated = await explainer.explain(commit.commit(entries, RECORDER))
+    committed, ungated, _ = await explainer.explain(commit.commit(entries, RECORDER))
     check(committed, PKEY, blocks=80 + 30 * 100)
     assert ungated.rows == 100
     check(ungated, {"gen_durable_slot", "gen_durable_line", "gen_durable_pkey"}, blocks=40 * 100)

@@ -9,7 +9,7 @@ import pytest
 
 from gen_durable._db import pick
 from tests.plans.explain import Explained, Explainer, check
-from tests.plans.statements import LEASE
+from tests.plans.statements import LEASES
 
 MACHINES: Final = (["A"], [1])
 INSERT: Final = (
@@ -64,7 +64,7 @@ async def insert(
 
 
 async def picked(explainer: Explainer) -> Explained:
-    found, (explained,) = await explainer.run(pick.pick("q", MACHINES, 10, 7, "worker", pick.Leases(LEASE)))
+    found, (explained,) = await explainer.run(pick.pick("q", MACHINES, 10, 7, "worker", LEASES))
     assert len(found.executions) == 10
     check(explained, {"gen_durable_pick", "gen_durable_pkey"}, blocks=1000)
     return explained

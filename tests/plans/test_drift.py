@@ -17,7 +17,16 @@ from gen_durable._db.pool import Database
 from gen_durable._db.runner import run_asyncpg
 from tests.plans.conftest import POPULATION
 from tests.plans.explain import Explained, Explainer
-from tests.plans.statements import EXECUTING, EXECUTING_CHILDREN, LEASE, MACHINES, PARKED, RECORDER, outcomes
+from tests.plans.statements import (
+    EXECUTING,
+    EXECUTING_CHILDREN,
+    LEASE,
+    LEASES,
+    MACHINES,
+    PARKED,
+    RECORDER,
+    outcomes,
+)
 
 TABLES = ("gen_durable.gen_durable", "gen_durable.signals", "gen_durable.executions")
 
@@ -66,9 +75,7 @@ async def test_plans_do_not_grow_old(direct_dsn: str, monkeypatch: pytest.Monkey
 async def test_every_plan_is_generic(direct_dsn: str) -> None:
     connection = await asyncpg.connect(direct_dsn, server_settings=pool.PINNED)
     for _ in range(10):
-        await run_asyncpg(
-            connection, pick.pick("q", MACHINES, 10, 7, "worker", pick.Leases(LEASE)), "gen_durable"
-        )
+        await run_asyncpg(connection, pick.pick("q", MACHINES, 10, 7, "worker", LEASES), "gen_durable")
     counts = await connection.fetch(
         "select generic_plans, custom_plans from pg_prepared_statements where statement like 'with recursive moment%'"
     )
@@ -86,7 +93,7 @@ async def explained(explainer: Explainer) -> Mapping[str, Explained]:
     """The statements that workers run all the time, by name. What they do is undone."""
     ids = EXECUTING[:100]
     plans: dict[str, Plan[Any]] = {
-        "pick": pick.pick("q1", MACHINES, 100, 7, "worker", pick.Leases(LEASE)),
+        "pick": pick.pick("q1", MACHINES, 100, 7, "worker", LEASES),
         "commit_plain": commit.commit_plain(outcomes(ids, "next"), RECORDER),
         "commit": commit.commit(outcomes(ids, "await", awaits=("paid",)), RECORDER),
         "join": commit.commit(outcomes(EXECUTING_CHILDREN[:50], "done", parent_id=19), RECORDER),

@@ -6,31 +6,28 @@ import pytest
 
 from gen_durable._db import pick
 from tests.plans.explain import Explainer, check
-from tests.plans.statements import LEASE, MACHINES, PARENTS, PARKED, statement
+from tests.plans.statements import LEASES, MACHINES, PARENTS, PARKED, statement
 
 PICK = {"gen_durable_pick", "gen_durable_pkey"}
+KEYS = {"gen_durable_slot", "gen_durable_line"}
 
 
 @pytest.mark.parametrize("demand", [1, 10, 100, 1000])
 async def test_a_pick_touches_what_it_takes(explainer: Explainer, demand: int) -> None:
-    picked, (found,) = await explainer.run(pick.pick("q1", MACHINES, demand, 7, "worker", pick.Leases(LEASE)))
+    picked, (found,) = await explainer.run(pick.pick("q1", MACHINES, demand, 7, "worker", LEASES))
     assert len(picked.executions) == found.rows == demand
     check(found, PICK, blocks=60 + 22 * demand)
 
 
 async def test_a_look_at_an_empty_queue_is_one_probe(explainer: Explainer) -> None:
-    picked, (found,) = await explainer.run(
-        pick.pick("nothing", MACHINES, 100, 7, "worker", pick.Leases(LEASE))
-    )
+    picked, (found,) = await explainer.run(pick.pick("nothing", MACHINES, 100, 7, "worker", LEASES))
     assert not picked.executions
     check(found, {"gen_durable_pick"}, blocks=40)
 
 
 async def test_rows_of_unknown_machines_are_passed_over_one_by_one(explainer: Explainer) -> None:
     """The price of a queue that others share: the index does not know machines, so each due row is looked at."""
-    picked, (found,) = await explainer.run(
-        pick.pick("q1", (["Other"], [1]), 10, 7, "worker", pick.Leases(LEASE))
-    )
+    picked, (found,) = await explainer.run(pick.pick("q1", (["Other"], [1]), 10, 7, "worker", LEASES))
     assert not picked.executions
     check(found, {"gen_durable_pick"}, blocks=10_000)
 
@@ -41,12 +38,21 @@ async def test_keys_are_admitted_by_their_holders_and_their_line(explainer: Expl
         "update gen_durable.gen_durable set status = 'done', lease_token = null, concurrency_slot = null"
         " where concurrency_slot = 0 and id % 400 < 200"
     )
-    picked, (found,) = await explainer.run(
-        pick.pick("keyed", MACHINES, 1000, 7, "worker", pick.Leases(LEASE))
-    )
+    picked, (found,) = await explainer.run(pick.pick("keyed", MACHINES, 1000, 7, "worker", LEASES))
     assert picked.executions
     assert picked.denied
-    check(found, PICK | {"gen_durable_slot", "gen_durable_line"}, blocks=20 * 1000)
+    check(found, PICK | KEYS, blocks=20 * 1000)
+
+
+@pytest.mark.parametrize("demand", [1, 10, 100])
+async def test_a_pick_by_prefix_reads_the_heads_of_the_lines(explainer: Explainer, demand: int) -> None:
+    """Three machines with three priorities each, 50,000 due rows; it reaches for five times what it takes."""
+    plan = pick.pick_by_prefix("Machine", None, demand, 5 * demand, 7, "worker", LEASES)
+    picked, (found,) = await explainer.run(plan)
+    assert demand / 2 < len(picked.executions) <= demand  # some of their keys are busy
+    assert not found.seq_scans, found
+    assert found.indexes - KEYS == {"gen_durable_type", "gen_durable_pkey"}, found
+    assert found.blocks <= 300 + 80 * demand, found
 
 
 async def test_inboxes_of_a_hundred_rows(explainer: Explainer) -> None:
@@ -75,14 +81,14 @@ async def test_ungating_fifty_keys(explainer: Explainer) -> None:
         "update gen_durable.gen_durable set status = 'done', lease_token = null, concurrency_slot = null"
         " where concurrency_slot = 0 and id < 10000"
     )
-    queues, (found,) = await explainer.run(pick.ungate([f"key{number}" for number in range(50)]))
+    queues, (found, _) = await explainer.run(pick.ungate([f"key{number}" for number in range(50)]))
     assert queues == {"keyed"}
-    check(found, {"gen_durable_slot", "gen_durable_line", "gen_durable_pkey"}, blocks=40 * 50)
+    check(found, KEYS | {"gen_durable_pkey"}, blocks=40 * 50)
 
 
 async def test_the_alarm_about_stuck_keys_goes_from_key_to_key(explainer: Explainer) -> None:
     keys, (found,) = await explainer.run(pick.stuck_keys())
     assert keys == []
     assert not found.seq_scans, found
-    assert found.indexes <= {"gen_durable_line", "gen_durable_slot"}, found
+    assert found.indexes <= KEYS, found
     assert found.blocks <= 20 * 1000, found

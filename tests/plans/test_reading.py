@@ -65,14 +65,14 @@ async def test_a_page_is_read_from_where_it_begins(explainer: Explainer, before:
     ("wanted", "blocks"),
     [
         # One row in so many fits, so the page is full after so many times its own length …
-        ({"fsm": "Machine1"}, 3 * 100),
+        ({"fsms": ["Machine1"]}, 3 * 100),
         ({"queue": "q1"}, 4 * 100),
         ({"statuses": ["awaiting_signal"]}, 7 * 100),
         ({"statuses": ["executing"]}, 50 * 100),
         # … and if hardly any does, all instances are looked at, the newest first.
-        ({"fsm": "Nobody"}, EVERYTHING),
+        ({"fsms": ["Nobody"]}, EVERYTHING),
         ({"version": 2}, EVERYTHING),
-        ({"step": "nowhere"}, EVERYTHING),
+        ({"steps": ["nowhere"]}, EVERYTHING),
         ({"statuses": ["cancelled"]}, EVERYTHING),
         ({"queue": "nothing"}, EVERYTHING),
         ({"correlation_key": f"order:{ENDED[3]}"}, EVERYTHING),

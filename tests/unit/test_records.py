@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import itertools
+from datetime import UTC, datetime
 from random import Random
 from typing import Final
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -79,6 +81,16 @@ def test_a_job_has_ended_as_the_execution_says_that_ended_it(
     assert _state(*GIVEN_BACK, *GOING_ON, end) is state
 
 
+@pytest.mark.parametrize(("end", "_"), ENDS[2:])
+def test_an_end_after_which_somebody_let_the_job_go_on_is_none(
+    end: tuple[ExecutionStatus, str], _: JobState
+) -> None:
+    retried = msgspec.structs.replace(_record(*end), retried_at=datetime(2030, 1, 1, tzinfo=UTC))
+    assert job_state([retried]) is (PENDING if end[0] is ABORTED else RUNNING)
+    assert job_state([retried, _record(LEASED, None)]) is RUNNING
+    assert job_state([retried, _record(DONE, "done")]) is SUCCEEDED
+
+
 HISTORY = st.lists(st.sampled_from([*GOING_ON, *GIVEN_BACK]), max_size=8)
 
 
@@ -124,6 +136,7 @@ def test_a_row_of_the_view_becomes_a_record() -> None:
         "step_attempt": 1,
         "outcome": "lease",
         "error": None,
+        "retried_at": None,
     }
     record = record_of(row)
     assert record.status is ABORTED

@@ -91,7 +91,7 @@ def commit(entries: Sequence[CommitEntry], recorder: Recorder) -> Plan[CommitRep
 
 
 def hold(entry: CommitEntry) -> Plan[bool]:
-    """Lock the row of an outcome that has an effect; whether the effect may run."""
+    """Lock the row of an outcome whose effect has run; whether the effect may stand."""
     rows = yield _SQL["hold"](id=entry.id, lease_token=entry.lease_token, step_seq=entry.step_seq)
     return bool(rows)
 

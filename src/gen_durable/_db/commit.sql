@@ -174,8 +174,8 @@ update gen_durable.gen_durable g
 returning g.id, g.queue
 
 -- name: hold
--- First statement of an outcome with an effect: the effect may run only while this execution still has its lease, and the
--- lock keeps it so until the end of the transaction. No row: stale, or cancelled; then there is no effect.
+-- Between an effect and its outcome: the effect may stand only if this execution still has its lease, and the lock keeps it so
+-- until the end of the transaction. No row: stale, or cancelled; then the effect is rolled back.
 select g.id from gen_durable.gen_durable g
  where g.id = :id::bigint and g.lease_token = :lease_token::bigint and g.step_seq = :step_seq::bigint
    and g.cancel_requested_at is null

@@ -157,21 +157,28 @@ class Database:
         async with _Acquired(self._pool) as conn, _Transaction(conn, self._settings(lock_timeout)):
             return await run_asyncpg(conn, plan, self.schema)
 
-    async def run_around(
-        self, before: Plan[bool], inside: Callable[[Any], Awaitable[object]], after: Plan[T]
-    ) -> T:
-        """One transaction: `before`; if it says so, `inside` on the very connection; and `after`."""
-        async with (
-            _Acquired(self._pool) as conn,
-            _Transaction(conn, self._settings(), is_lent=self._pins is None),
-        ):
-            if await run_asyncpg(conn, before, self.schema):
+    async def run_after(
+        self, inside: Callable[[Any], Awaitable[object]], may_go_on: Plan[bool], after: Plan[T]
+    ) -> T | None:
+        """One transaction: `inside` on the very connection, then `after`; or, if it may not go on, nothing: `None`."""
+        with suppress(_TakenBackError):
+            async with (
+                _Acquired(self._pool) as conn,
+                _Transaction(conn, self._settings(), is_lent=self._pins is None),
+            ):
                 await inside(conn)
-            return await run_asyncpg(conn, after, self.schema)
+                if not await run_asyncpg(conn, may_go_on, self.schema):
+                    raise _TakenBackError
+                return await run_asyncpg(conn, after, self.schema)
+        return None
 
     def _settings(self, lock_timeout: str | None = None) -> Mapping[str, str]:
         settings = self._pins or {}
         return settings if lock_timeout is None else {**settings, "lock_timeout": lock_timeout}
+
+
+class _TakenBackError(Exception):
+    """A transaction is rolled back on purpose."""
 
 
 class _Acquired:

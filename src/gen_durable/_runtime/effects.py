@@ -1,8 +1,9 @@
 """Outcomes with an effect: each is committed in a transaction of its own, with the effect inside it.
 
-The lease is checked first, under a lock that is held to the end; then the effect runs; then the outcome is written.
-All of it commits or nothing does, so the effect happens exactly once, and never for an execution that lost its lease
-or was cancelled. A slow effect holds its own row and nobody else's.
+The effect runs first; then the row is locked, if this execution still has its lease and nobody wants the instance
+cancelled; then the outcome is written. All of it commits or nothing does, so the effect happens exactly once, and never
+for an execution that lost its lease or was cancelled. While the effect runs, nothing of ours is locked: a slow one
+delays nobody.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from .executor import as_exception, is_our_cancellation
 
 __all__ = ["EffectError", "commit_with_effect"]
 
+# 25006: nothing is written before the effect, so it is the first to meet a standby that has yet to be promoted.
+_NOT_ITS_FAULT: Final = RACES | {"25006"}
 # Where a word is not one of SQL: comments, texts, quoted names, and bodies of functions.
 _QUOTED: Final = re.compile(r"""--[^\n]*|/\*.*?\*/|'(?:[^']|'')*'|"[^"]*"|\$(\w*)\$.*?\$\1\$""", re.DOTALL)
 _ENDS_TRANSACTION: Final = re.compile(
@@ -39,8 +42,11 @@ class EffectError(Exception):
 
 async def commit_with_effect(
     database: Database, entry: CommitEntry, recorder: commits.Recorder
-) -> commits.CommitReport:
+) -> commits.CommitReport | None:
     """Run the effect and commit the outcome, in one transaction.
+
+    Returns:
+        `None` if the execution had lost its lease, or its instance is to be cancelled: then nothing has happened.
 
     Raises:
         EffectError: the effect failed; nothing of the outcome was written.
@@ -55,7 +61,7 @@ async def commit_with_effect(
         has_run = True
 
     try:
-        return await database.run_around(commits.hold(entry), inside, commits.commit([entry], recorder))
+        return await database.run_after(inside, commits.hold(entry), commits.commit([entry], recorder))
     except StatementError as error:
         # The effect left a transaction in which nothing can be written, or one that a deferred constraint refuses.
         if has_run and not (is_outage(error) or is_race(error)):
@@ -72,10 +78,10 @@ async def _apply(effect: Effect, conn: Any) -> None:
     except BaseException as error:
         if is_our_cancellation(error):
             raise
-        # Not its fault: the connection broke, or another transaction was in the way. It is run again.
+        # Not its fault: the connection broke or leads to a standby, or somebody was in the way. It is run again.
         if is_gone(conn):
             raise StatementError("", str(error)) from error
-        if getattr(error, "sqlstate", None) in RACES:
+        if getattr(error, "sqlstate", None) in _NOT_ITS_FAULT:
             raise StatementError(str(getattr(error, "sqlstate", "")), str(error)) from error
         raise EffectError(as_exception(error)) from error
     if is_gone(conn):

@@ -191,7 +191,11 @@ class Flusher:
             try:
                 report = await commit_with_effect(self._effects, entry, self._recorder)
             except EffectError as error:
-                return EffectFailed(error.cause)
+                # Perhaps because its place is taken: by its heir, or by itself, if the lost COMMIT got through.
+                (standing,) = await self._standings([entry])
+                if standing is None:
+                    return EffectFailed(error.cause)
+                return self._effect_committed(entry, standing) if is_doubtful else Stale()
             except StatementError as error:
                 if is_data(error):
                     return await self.commit(_refused(entry, error))
@@ -203,6 +207,16 @@ class Flusher:
                         return self._effect_committed(entry, standing)
             else:
                 outage.is_over()
+                if report is None:
+                    # Stale, or cancelled: the effect is undone. What is left to write, if anything, goes without it.
+                    standing = (await self._standings([entry]))[0] if is_doubtful else None
+                    if standing is not None:
+                        return self._effect_committed(entry, standing)
+                    result = await self.commit(msgspec.structs.replace(entry, effect=None))
+                    if is_doubtful:
+                        (result,) = await self._look_again([entry], [result])
+                        return self._effect_committed(entry, result)
+                    return result
                 self._wakes.work(report.queues)
                 results = await self._look_again([entry], report.results) if is_doubtful else report.results
                 return self._effect_committed(entry, results[0])

@@ -242,23 +242,25 @@ class Stepper:
 
     async def _commit(self, database: Plans, entry: CommitEntry) -> CommitResult:
         if entry.effect is not None:
-            return await self._commit_with_effect(entry)
+            return await self._commit_with_effect(database, entry)
         if commits.is_one_statement([entry]):
             report = await database.run(commits.commit_plain([entry], self._recorder))
         else:
             report = await database.run_in_transaction(commits.commit([entry], self._recorder))
         return report.results[0]
 
-    async def _commit_with_effect(self, entry: CommitEntry) -> CommitResult:
+    async def _commit_with_effect(self, database: Plans, entry: CommitEntry) -> CommitResult:
         """On a connection of the loop that steps run on, because the effect is awaited there."""
         async with await Database.open(
             self._dsn, self._settings.schema, size=1, pooler=self._settings.pooler
-        ) as database:
+        ) as effects:
             try:
-                report = await commit_with_effect(database, entry, self._recorder)
+                report = await commit_with_effect(effects, entry, self._recorder)
             except EffectError as error:
                 return EffectFailed(error.cause)
-            await database.run(commits.finish([entry]))
+            if report is None:
+                return await self._commit(database, msgspec.structs.replace(entry, effect=None))
+            await effects.run(commits.finish([entry]))
         return report.results[0]
 
     def _refused(self, execution: Execution, error: StatementError) -> CommitEntry:

@@ -1,0 +1,170 @@
+"""While an effect runs nobody waits for its row, so anything may happen to it: then the effect has never happened."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from typing import Any
+
+import asyncpg
+
+from gen_durable import (
+    Await,
+    Context,
+    Done,
+    ExecutionStatus,
+    Machine,
+    Outcome,
+    Transaction,
+    Worker,
+    step,
+)
+from gen_durable._db import lease as leases
+from gen_durable._db.pool import Database
+from gen_durable.telemetry import OutcomeStale
+from tests.executions.ledger import BOOK, booked, busy_with
+from tests.scenarios.support import CALM, PATIENCE, Events, happens
+
+
+@asynccontextmanager
+async def looking(dsn: str) -> AsyncIterator[Any]:
+    connection = await asyncpg.connect(dsn)
+    yield connection
+    await connection.close()
+
+
+_CANCEL = "update gen_durable.gen_durable set cancel_requested_at = now() where id = $1"
+_EXPIRE = "update gen_durable.gen_durable set lease_expires_at = now() - interval '1 s' where id = $1"
+
+
+class Booker(Machine[str, str]):
+    """Its first effect books, and then waits for the test."""
+
+    def __init__(self) -> None:
+        self.is_there, self.may_go = asyncio.Event(), asyncio.Event()
+        self.runs: list[str] = []
+
+    @step
+    async def run(self, ctx: Context[str]) -> Outcome[str]:
+        async def book(tx: Transaction) -> None:
+            self.runs.append(ctx.idempotency_key)
+            number = len(self.runs)
+            await tx.execute(BOOK, ctx.idempotency_key, f"{number}")
+            if number == 1:
+                self.is_there.set()
+                await self.may_go.wait()
+
+        if ctx.state == "await":
+            return Await("more", then=self.end, effect=book)
+        return Done(f"attempt {ctx.attempt}", effect=book)
+
+    @step
+    async def end(self, ctx: Context[str]) -> Outcome[str]:
+        return Done(f"{[message.name for message in ctx.awaited]}")
+
+
+async def test_an_effect_whose_lease_is_lost_meanwhile_is_rolled_back(durable_dsn: str, db: Any) -> None:
+    machine = Booker()
+    async with Worker([machine], dsn=durable_dsn, settings=CALM) as worker:
+        events = Events(worker)
+        ref = await worker.insert(machine, "done")
+        await happens(machine.is_there)
+        await db.execute(_EXPIRE, ref.id)
+        async with await Database.open(durable_dsn, "gen_durable") as database:
+            await database.run_in_transaction(leases.reap(timedelta(milliseconds=1), 20, "all"))
+        await db.execute("update gen_durable.gen_durable set eligible_at = now() where id = $1", ref.id)
+        assert (await worker.wait(ref, timeout=PATIENCE)).result == "attempt 1"
+        machine.may_go.set()
+        await events.wait(OutcomeStale)
+        first, second = await worker.executions(ref)
+    assert machine.runs == [f"{ref.id}:1"] * 2
+    assert [tuple(row) for row in await db.fetch("select key, who from ledger")] == [(f"{ref.id}:1", "2")]
+    assert (first.status, first.outcome) == (ExecutionStatus.ABORTED, "lease")
+    assert second.outcome == "done"
+
+
+async def test_an_effect_that_is_cancelled_meanwhile_is_rolled_back(durable_dsn: str, db: Any) -> None:
+    machine = Booker()
+    async with Worker([machine], dsn=durable_dsn, settings=CALM) as worker:
+        events = Events(worker)
+        ref = await worker.insert(machine, "done")
+        await happens(machine.is_there)
+        async with asyncio.timeout(1):
+            await db.execute(_CANCEL, ref.id)
+        machine.may_go.set()
+        ended = await worker.wait(ref, timeout=PATIENCE)
+        (record,) = await worker.executions(ref)
+    assert (ended.status, ended.step_seq) == ("cancelled", 0)
+    assert (record.status, record.outcome) == (ExecutionStatus.ABORTED, "cancelled")
+    assert await booked(db) == []
+    assert events.of(OutcomeStale) == []
+
+
+async def test_a_signal_during_the_effect_is_not_slept_on(durable_dsn: str, db: Any) -> None:
+    machine = Booker()
+    async with Worker([machine], dsn=durable_dsn, settings=CALM) as worker:
+        ref = await worker.insert(machine, "await")
+        await happens(machine.is_there)
+        async with asyncio.timeout(1):
+            await worker.signal(ref, "more")
+        machine.may_go.set()
+        assert (await worker.wait(ref, timeout=PATIENCE)).result == "['more']"
+    assert await booked(db) == [f"{ref.id}:1"]
+
+
+async def test_who_changes_a_row_and_then_signals_does_not_deadlock_with_an_effect_on_that_row(
+    durable_dsn: str, db: Any
+) -> None:
+    await db.execute("create table bill (paid int); insert into bill values (0)")
+    runs: list[int] = []
+
+    class Payer(Machine[None, str]):
+        @step
+        async def run(self, ctx: Context[None]) -> Outcome[str]:
+            async def pay(tx: Transaction) -> None:
+                runs.append(ctx.id)
+                await tx.execute("update bill set paid = paid + 1")
+
+            return Await("more", then=self.end, effect=pay)
+
+        @step
+        async def end(self, ctx: Context[None]) -> Outcome[str]:
+            return Done("paid")
+
+    async with Worker([Payer], dsn=durable_dsn, settings=CALM) as worker:
+        async with db.transaction():
+            await db.execute("update bill set paid = paid + 1")
+            ref = await worker.insert(Payer)
+            # On a connection of its own: inside a transaction the view of activities stands still.
+            async with looking(durable_dsn) as other:
+                await busy_with(other, "update bill%")
+            await worker.signal(ref, "more", conn=db)
+        assert (await worker.wait(ref, timeout=PATIENCE)).result == "paid"
+    assert await db.fetchval("select paid from bill") == 2
+    assert len(runs) == 1, "it was not the victim of a deadlock"
+
+
+async def test_an_effect_that_meets_a_standby_is_run_again(durable_dsn: str, db: Any) -> None:
+    runs: list[int] = []
+
+    class Early(Machine[None, str]):
+        @step
+        async def run(self, ctx: Context[None]) -> Outcome[str]:
+            async def book(tx: Transaction) -> None:
+                runs.append(ctx.id)
+                if len(runs) == 1:
+                    await tx.execute("set local transaction_read_only = on")
+                await tx.execute(BOOK, ctx.idempotency_key, "")
+
+            return Done("done", effect=book)
+
+        def handle(self, error: Exception, ctx: Context[None]) -> Outcome[str]:
+            return Done(f"{error}")
+
+    async with Worker([Early], dsn=durable_dsn, settings=CALM) as worker:
+        ref = await worker.insert(Early)
+        assert (await worker.wait(ref, timeout=PATIENCE)).result == "done"
+    assert len(runs) == 2
+    assert await booked(db) == [f"{ref.id}:1"]
