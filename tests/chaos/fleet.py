@@ -36,7 +36,7 @@ CHAOS: Final = Settings(
 )
 # For tests in which nobody dies, and nobody may seem to, however busy the machine is.
 PATIENT: Final = msgspec.structs.replace(
-    CHAOS, lease=timedelta(seconds=3), heartbeat=timedelta(milliseconds=700)
+    CHAOS, lease=timedelta(seconds=2), heartbeat=timedelta(milliseconds=500)
 )
 # Long enough for a busy machine; a test that gets here has failed.
 PATIENCE: Final = 25.0

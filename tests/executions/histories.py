@@ -15,6 +15,7 @@ from gen_durable import ExecutionRecord, ExecutionStatus, JobState, Sql, Status
 from gen_durable._core.model import CommitEntry, CommitResult, Committed, Execution
 from gen_durable._core.records import job_state, record_of
 from gen_durable._db import commit as commits
+from gen_durable._db import control
 from gen_durable._db import lease as leases
 from gen_durable._db.pool import Database
 from gen_durable._db.signal import deliver
@@ -24,7 +25,7 @@ from tests.db.engine import entry, inserted, new, picked
 from tests.executions.ledger import BOOK, commit_with_effect
 
 KINDS: Final = ("keep", "next", "retry", "await", "schedule_childs", "done", "stop")
-EVENTS: Final = ("lease", "lose", "release", "cancel", "signal", "begin", "wait", "finish")
+EVENTS: Final = ("lease", "lose", "release", "cancel", "signal", "begin", "wait", "finish", "again")
 CRASH_LIMIT: Final = 3
 _ENDED: Final = {"COMMITTED", "DONE"}
 
@@ -51,7 +52,7 @@ def _of(*names: str) -> list[Happening]:
     return made
 
 
-ENDS: Final = _of("lease 0", "keep 0 +", "next 0 +", "done 2 -", "done 2 +", "stop 1")
+ENDS: Final = _of("lease 0", "keep 0 +", "next 0 +", "done 2 -", "done 2 +", "stop 1", "again 1", "lease 0")
 LOSSES: Final = _of(
     "lease 0", "begin 0", "lose 0", "wait 0", "lease 0", "cancel 0", "next 2 +", "done 0 +", "release 3"
 )
@@ -101,6 +102,12 @@ class History:
         await self._db.execute(
             "update gen_durable.gen_durable set cancel_requested_at = now() where id = $1 and finished_at is null",
             self._first + which % 2,
+        )
+
+    async def _again(self, which: int) -> None:
+        """Somebody lets a failed or cancelled instance go on."""
+        await self._database.run(
+            control.retry([self._first + which % 2], None, "mended", "ann", is_alone=True)
         )
 
     async def _signal(self, which: int) -> None:

@@ -208,18 +208,21 @@ class Flusher:
             else:
                 outage.is_over()
                 if report is None:
-                    # Stale, or cancelled: the effect is undone. What is left to write, if anything, goes without it.
-                    standing = (await self._standings([entry]))[0] if is_doubtful else None
-                    if standing is not None:
-                        return self._effect_committed(entry, standing)
-                    result = await self.commit(msgspec.structs.replace(entry, effect=None))
-                    if is_doubtful:
-                        (result,) = await self._look_again([entry], [result])
-                        return self._effect_committed(entry, result)
-                    return result
+                    return await self._commit_without_effect(entry, is_doubtful=is_doubtful)
+                # The row was locked before it was written: this cannot be stale.
                 self._wakes.work(report.queues)
-                results = await self._look_again([entry], report.results) if is_doubtful else report.results
-                return self._effect_committed(entry, results[0])
+                return self._effect_committed(entry, report.results[0])
+
+    async def _commit_without_effect(self, entry: CommitEntry, *, is_doubtful: bool) -> CommitResult:
+        """Stale, or cancelled: the effect is undone. What is left to write, if anything, goes without it."""
+        bare = msgspec.structs.replace(entry, effect=None)
+        if not is_doubtful:
+            return await self.commit(bare)
+        # Or it is committed: by the connection that was lost.
+        (standing,) = await self._standings([entry])
+        if standing is None:
+            (standing,) = await self._look_again([entry], [await self.commit(bare)])
+        return self._effect_committed(entry, standing)
 
     def _effect_committed(self, entry: CommitEntry, result: CommitResult) -> CommitResult:
         if isinstance(result, Committed):
