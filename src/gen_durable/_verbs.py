@@ -73,8 +73,6 @@ __all__ = [
 ]
 
 _MAX_PAGE: Final = 10_000
-# Above every id: a walk through all of them begins here.
-_TOP: Final = 2**63 - 1
 # How many instances one transaction of a bulk verb changes.
 _BATCH: Final = 500
 
@@ -175,20 +173,22 @@ def children(target: Target, *, every: bool) -> Plan[Sequence[Instance[Any, Any]
 
 
 def cancel(
-    target: Target, reason: str | None, actor: str | None, *, force: bool, cascade: bool
+    target: Target, reason: str | None, actor: str | None, *, force: bool, cascade: bool, is_alone: bool
 ) -> Plan[tuple[CancelResult, set[str]]]:
     """Cancel an instance, and (`cascade`) whatever it has spawned; and the queues that have work now."""
     id = yield from resolve(target, "cancel")
-    rows = yield from control.cancel([id], _reason(reason), _actor(actor), force=force)
+    why, who = _reason(reason), _actor(actor)
+    rows = yield from control.cancel([id], why, who, force=force, is_alone=is_alone)
     if not rows:
         raise NoTargetError(id, "cancel")
     queues = _woken(rows)
-    # Downwards, a transaction per level: parents and children in one would take their locks in the wrong order.
+    # Downwards, a transaction per batch: parents and children in one would take their locks in the wrong order. And through
+    # those that have failed or were cancelled before: their children may live on.
     parents = [id] if cascade else []
-    while parents and (children := (yield from control.live_children(parents))):
-        below = yield from control.cancel(children, _reason(reason), _actor(actor), force=force)
-        queues |= _woken(below)
-        parents = children
+    while parents:
+        parents = yield from control.unfinished_children(parents)
+        for batch in _batches(parents):
+            queues |= _woken((yield from control.cancel(batch, why, who, force=force, is_alone=is_alone)))
     return _cancel_result(rows[0]), queues
 
 
@@ -199,22 +199,25 @@ def cancel_all(
     actor: str | None,
     *,
     force: bool,
+    is_alone: bool,
 ) -> Plan[tuple[int, set[str]]]:
     """Cancel every live instance that the filters choose; how many, and the queues that have work now."""
     wanted = _filter(machine, {"status": LIVE_STATUSES, **filters})
-    count, queues, before = 0, set[str](), _TOP
-    while ids := (yield from _ids(wanted, before)):
-        rows = yield from control.cancel(ids, _reason(reason), _actor(actor), force=force)
+    why, who = _reason(reason), _actor(actor)
+    count, queues = 0, set[str]()
+    for ids in _batches((yield from _all_ids(wanted))):
+        rows = yield from control.cancel(ids, why, who, force=force, is_alone=is_alone)
         count += sum(not Status(row["was"]).is_terminal for row in rows)
         queues |= _woken(rows)
-        before = ids[-1]
     return count, queues
 
 
-def soft_delete(target: Target, reason: str | None, actor: str | None) -> Plan[tuple[Deleted, set[str]]]:
+def soft_delete(
+    target: Target, reason: str | None, actor: str | None, *, is_alone: bool
+) -> Plan[tuple[Deleted, set[str]]]:
     """Delete an instance softly."""
     id = yield from resolve(target, "delete")
-    rows = yield from control.delete([id], _reason(reason), _actor(actor))
+    rows = yield from control.delete([id], _reason(reason), _actor(actor), is_alone=is_alone)
     if not rows:
         raise NoTargetError(id, "delete")
     row = rows[0]
@@ -226,38 +229,49 @@ def delete_all(
     filters: Mapping[str, Any],
     reason: str | None,
     actor: str | None,
+    *,
+    is_alone: bool,
 ) -> Plan[tuple[int, set[str]]]:
     """Delete every instance that the filters choose; how many, and the queues that have work now."""
     wanted = _filter(machine, filters)
-    count, queues, before = 0, set[str](), _TOP
-    while ids := (yield from _ids(wanted, before)):
-        rows = yield from control.delete(ids, _reason(reason), _actor(actor))
+    why, who = _reason(reason), _actor(actor)
+    count, queues = 0, set[str]()
+    for ids in _batches((yield from _all_ids(wanted))):
+        rows = yield from control.delete(ids, why, who, is_alone=is_alone)
         count += len(rows)
         queues |= _woken(rows)
-        before = ids[-1]
     return count, queues
 
 
-def restore(target: Target, actor: str | None) -> Plan[tuple[Restored, set[str]]]:
-    """Undo a soft delete."""
-    id = yield from resolve(target, "restore")
-    rows = yield from control.restore([id], _actor(actor))
+def restore(target: Target, actor: str | None, *, is_alone: bool) -> Plan[tuple[Restored, set[str]]]:
+    """Undo a soft delete. A key means whoever is deleted and had it, even if another instance has it now."""
+    value = target_value(target)
+    id = (yield from control.deleted_with_key(value)) if isinstance(value, str) else value
+    if id is None:
+        id = yield from resolve(target, "restore")
+    rows = yield from control.restore([id], _actor(actor), is_alone=is_alone)
     if not rows:
         raise NoTargetError(id, "restore")
     return Restored(id, Status(rows[0]["status"])), set()
 
 
 def retry(
-    target: Target, state: Any, reason: str | None, actor: str | None, settings: Settings
+    target: Target,
+    state: Any,
+    reason: str | None,
+    actor: str | None,
+    settings: Settings,
+    *,
+    is_alone: bool,
 ) -> Plan[tuple[RetryResult, set[str]]]:
     """Let an instance go on where it ended."""
-    id = yield from resolve(target, "retry")
     text = None
     if state is not KEEP:
         definition = definition_of_target(target)
         type_ = definition.state_type if definition else Any
         text = encode(state, type_, "the new state", settings.max_payload)
-    rows = yield from control.retry([id], text, _reason(reason), _actor(actor))
+    id = yield from resolve(target, "retry")
+    rows = yield from control.retry([id], text, _reason(reason), _actor(actor), is_alone=is_alone)
     if not rows:
         raise NoTargetError(id, "retry")
     row = rows[0]
@@ -271,16 +285,29 @@ def retry_all(
     filters: Mapping[str, Any],
     reason: str | None,
     actor: str | None,
+    *,
+    is_alone: bool,
 ) -> Plan[tuple[int, set[str]]]:
-    """Retry every failed or cancelled instance that the filters choose; how many, and the queues that have work."""
+    """Retry every failed or cancelled instance that the filters choose; how many, and the queues that have work.
+
+    Newest first: children before their parents, which then wait for them.
+    """
     wanted = _filter(machine, {"status": (Status.FAILED, Status.CANCELLED), **filters})
-    count, queues, before = 0, set[str](), _TOP
-    while ids := (yield from _ids(wanted, before)):
-        rows = yield from control.retry(ids, None, _reason(reason), _actor(actor))
+    why, who = _reason(reason), _actor(actor)
+    count, queues = 0, set[str]()
+    batches = [batch[::-1] for batch in _batches((yield from _all_ids(wanted)))]
+    while batches:
+        ids = batches.pop()
+        try:
+            rows = yield from control.retry(ids, None, why, who, is_alone=is_alone)
+        except UsageError:
+            # One whose key is taken holds up nobody else: the batch is halved around it.
+            half = len(ids) // 2
+            batches += [ids[half:], ids[:half]] if half else []
+            continue
         retried = [row for row in rows if row["is_retried"]]
         count += len(retried)
         queues |= {row["queue"] for row in retried}
-        before = ids[-1]
     return count, queues
 
 
@@ -322,8 +349,18 @@ def given_state(state: Any, args: Any) -> Any:
     return args if state is None else state
 
 
-def _ids(wanted: inspect.Filter, before: int) -> Plan[list[int]]:
-    return (yield from inspect.ids(wanted, _BATCH, before))
+def _all_ids(wanted: inspect.Filter) -> Plan[list[int]]:
+    """Everybody that matches now, oldest first: parents before their children, so that none is released on the way."""
+    ids: list[int] = []
+    before = None
+    while page := (yield from inspect.ids(wanted, _MAX_PAGE, before)):
+        ids += page
+        before = page[-1]
+    return ids[::-1]
+
+
+def _batches(ids: Sequence[int]) -> list[Sequence[int]]:
+    return [ids[start : start + _BATCH] for start in range(0, len(ids), _BATCH)]
 
 
 def _cancel_result(row: Mapping[str, Any]) -> CancelResult:

@@ -137,7 +137,7 @@ class AsyncClient:
         """
         spec = Spec(machine, _verbs.given_state(state, args), **options)
         (result,) = await self._write(
-            _verbs.insert([spec], self.settings, is_alone=conn is None and self.settings.pooler == "none"),
+            _verbs.insert([spec], self.settings, is_alone=self._is_alone(conn)),
             conn,
         )
         return result
@@ -155,9 +155,7 @@ class AsyncClient:
     ) -> list[InsertResult[Any, Any]]:
         """Insert many in one statement: all of them or, if it raises, none. The answers are in order."""
         return await self._write(
-            _verbs.insert(
-                list(specs), self.settings, is_alone=conn is None and self.settings.pooler == "none"
-            ),
+            _verbs.insert(list(specs), self.settings, is_alone=self._is_alone(conn)),
             conn,
         )
 
@@ -239,7 +237,10 @@ class AsyncClient:
         Raises:
             NoTargetError: there is no such instance.
         """
-        return await self._write(_verbs.cancel(target, reason, actor, force=force, cascade=cascade), conn)
+        return await self._write(
+            _verbs.cancel(target, reason, actor, force=force, cascade=cascade, is_alone=self._is_alone(conn)),
+            conn,
+        )
 
     async def cancel_all(
         self,
@@ -252,7 +253,10 @@ class AsyncClient:
         **filters: Unpack[Filters],
     ) -> int:
         """Cancel every live instance that the filters of `list` choose, in batches; how many there were."""
-        return await self._write(_verbs.cancel_all(machine, filters, reason, actor, force=force), None)
+        return await self._write(
+            _verbs.cancel_all(machine, filters, reason, actor, force=force, is_alone=self._is_alone(None)),
+            None,
+        )
 
     async def soft_delete(
         self,
@@ -268,7 +272,9 @@ class AsyncClient:
         Raises:
             NoTargetError: there is no such instance.
         """
-        return await self._write(_verbs.soft_delete(target, reason, actor), conn)
+        return await self._write(
+            _verbs.soft_delete(target, reason, actor, is_alone=self._is_alone(conn)), conn
+        )
 
     async def delete_all(
         self,
@@ -280,7 +286,9 @@ class AsyncClient:
         **filters: Unpack[Filters],
     ) -> int:
         """Delete softly every instance that the filters of `list` choose, in batches; how many there were."""
-        return await self._write(_verbs.delete_all(machine, filters, reason, actor), None)
+        return await self._write(
+            _verbs.delete_all(machine, filters, reason, actor, is_alone=self._is_alone(None)), None
+        )
 
     async def restore(
         self, target: Target, /, *, actor: str | None = None, conn: AsyncConnection | None = None
@@ -291,7 +299,7 @@ class AsyncClient:
             NoTargetError: there is no such instance.
             UsageError: another instance has one of its keys now.
         """
-        return await self._write(_verbs.restore(target, actor), conn)
+        return await self._write(_verbs.restore(target, actor, is_alone=self._is_alone(conn)), conn)
 
     async def retry(
         self,
@@ -316,7 +324,9 @@ class AsyncClient:
             NoTargetError: there is no such instance.
             UsageError: another instance has one of its keys now.
         """
-        return await self._write(_verbs.retry(target, state, reason, actor, self.settings), conn)
+        return await self._write(
+            _verbs.retry(target, state, reason, actor, self.settings, is_alone=self._is_alone(conn)), conn
+        )
 
     async def retry_all(
         self,
@@ -328,7 +338,9 @@ class AsyncClient:
         **filters: Unpack[Filters],
     ) -> int:
         """Retry every failed or cancelled instance that the filters of `list` choose, in batches; how many."""
-        return await self._write(_verbs.retry_all(machine, filters, reason, actor), None)
+        return await self._write(
+            _verbs.retry_all(machine, filters, reason, actor, is_alone=self._is_alone(None)), None
+        )
 
     @overload
     async def get(
@@ -470,6 +482,10 @@ class AsyncClient:
         if instance is None:
             raise NoTargetError(id, "wait")
         return instance
+
+    def _is_alone(self, conn: AsyncConnection | None) -> bool:
+        """Whether each statement of a verb is a transaction of its own, and may be run again by itself."""
+        return conn is None and self.settings.pooler == "none"
 
     async def _write(self, plan: Plan[tuple[T, set[str]]], conn: AsyncConnection | None) -> T:
         """Run a verb; what it woke is told at once, unless the caller's transaction has yet to commit."""

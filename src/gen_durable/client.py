@@ -114,7 +114,7 @@ class Client:
         """See `AsyncClient.insert`."""
         spec = Spec(machine, _verbs.given_state(state, args), **options)
         (result,) = self._write(
-            _verbs.insert([spec], self.settings, is_alone=conn is None and self.settings.pooler == "none"),
+            _verbs.insert([spec], self.settings, is_alone=self._is_alone(conn)),
             conn,
         )
         return result
@@ -132,9 +132,7 @@ class Client:
     ) -> list[InsertResult[Any, Any]]:
         """See `AsyncClient.insert_all`."""
         return self._write(
-            _verbs.insert(
-                list(specs), self.settings, is_alone=conn is None and self.settings.pooler == "none"
-            ),
+            _verbs.insert(list(specs), self.settings, is_alone=self._is_alone(conn)),
             conn,
         )
 
@@ -195,7 +193,10 @@ class Client:
         conn: Connection | None = None,
     ) -> CancelResult:
         """See `AsyncClient.cancel`."""
-        return self._write(_verbs.cancel(target, reason, actor, force=force, cascade=cascade), conn)
+        return self._write(
+            _verbs.cancel(target, reason, actor, force=force, cascade=cascade, is_alone=self._is_alone(conn)),
+            conn,
+        )
 
     def cancel_all(
         self,
@@ -208,7 +209,10 @@ class Client:
         **filters: Unpack[Filters],
     ) -> int:
         """See `AsyncClient.cancel_all`."""
-        return self._write(_verbs.cancel_all(machine, filters, reason, actor, force=force), None)
+        return self._write(
+            _verbs.cancel_all(machine, filters, reason, actor, force=force, is_alone=self._is_alone(None)),
+            None,
+        )
 
     def soft_delete(
         self,
@@ -220,7 +224,7 @@ class Client:
         conn: Connection | None = None,
     ) -> Deleted:
         """See `AsyncClient.soft_delete`."""
-        return self._write(_verbs.soft_delete(target, reason, actor), conn)
+        return self._write(_verbs.soft_delete(target, reason, actor, is_alone=self._is_alone(conn)), conn)
 
     def delete_all(
         self,
@@ -232,13 +236,15 @@ class Client:
         **filters: Unpack[Filters],
     ) -> int:
         """See `AsyncClient.delete_all`."""
-        return self._write(_verbs.delete_all(machine, filters, reason, actor), None)
+        return self._write(
+            _verbs.delete_all(machine, filters, reason, actor, is_alone=self._is_alone(None)), None
+        )
 
     def restore(
         self, target: Target, /, *, actor: str | None = None, conn: Connection | None = None
     ) -> Restored:
         """See `AsyncClient.restore`."""
-        return self._write(_verbs.restore(target, actor), conn)
+        return self._write(_verbs.restore(target, actor, is_alone=self._is_alone(conn)), conn)
 
     def retry(
         self,
@@ -251,7 +257,9 @@ class Client:
         conn: Connection | None = None,
     ) -> RetryResult:
         """See `AsyncClient.retry`."""
-        return self._write(_verbs.retry(target, state, reason, actor, self.settings), conn)
+        return self._write(
+            _verbs.retry(target, state, reason, actor, self.settings, is_alone=self._is_alone(conn)), conn
+        )
 
     def retry_all(
         self,
@@ -263,7 +271,9 @@ class Client:
         **filters: Unpack[Filters],
     ) -> int:
         """See `AsyncClient.retry_all`."""
-        return self._write(_verbs.retry_all(machine, filters, reason, actor), None)
+        return self._write(
+            _verbs.retry_all(machine, filters, reason, actor, is_alone=self._is_alone(None)), None
+        )
 
     @overload
     def get(
@@ -397,6 +407,10 @@ class Client:
         if instance is None:
             raise NoTargetError(id, "wait")
         return instance
+
+    def _is_alone(self, conn: Connection | None) -> bool:
+        """Whether each statement of a verb is a transaction of its own, and may be run again by itself."""
+        return conn is None and self.settings.pooler == "none"
 
     def _write(self, plan: Plan[tuple[T, set[str]]], conn: Connection | None) -> T:
         if conn is not None:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import getpass
+from collections.abc import Sequence
 from typing import Any
 
 import psycopg
 import pytest
 
 from gen_durable import Status
+from gen_durable._db.failures import StatementError
+from gen_durable._db.plan import Plan
 from gen_durable.cli import bulk
+from gen_durable.cli.verbs import Cancel, Change
 from gen_durable.testing import Harness
 from tests.cli.conftest import Gd, execute, parsed, refused, told
 from tests.cli.machines import BIG, Checkout, Parcel, Shipment
@@ -95,13 +99,14 @@ def test_if_one_of_them_does_not_exist_nothing_is_done(gd: Gd, shop: Harness) ->
 
 def test_all_that_match_are_done_in_batches(gd: Gd, shop: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bulk, "_BATCH", 3)
+    monkeypatch.setattr(bulk, "_LOOK", 4)
     for _ in range(10):
         shop.insert(Checkout, {})
         shop.insert(Parcel, 1)
     done = gd("cancel", "--where", "machine=Checkout", "--where", "status=runnable", "--yes", "--json")
     found = parsed(done)
     assert (found["count"], found["outcomes"]) == (10, {"cancelled": 10})
-    assert [each["id"] for each in found["instances"]] == list(range(19, 0, -2))
+    assert [each["id"] for each in found["instances"]] == list(range(1, 20, 2))
     assert shop.count(Parcel, status=Status.RUNNABLE) == 10
 
 
@@ -187,6 +192,41 @@ def test_a_cascade_goes_down_to_the_children(gd: Gd, shop: Harness) -> None:
     }
 
 
+def test_a_cascade_goes_through_what_had_ended_before(gd: Gd, shop: Harness) -> None:
+    shop.insert(Shipment, [1, 2])
+    shop.drain()
+    shop.cancel(1)
+    assert told(gd("cancel", 1, "--cascade", "--yes"))[:2] == (
+        0,
+        "1 had ended before: it is cancelled\n2 is cancelled\n3 is cancelled\n",
+    )
+
+
+def test_a_parent_is_cancelled_before_its_children_could_release_it(gd: Gd, shop: Harness) -> None:
+    shop.insert(Shipment, [1, 2])
+    shop.drain()
+    done = parsed(gd("cancel", "--where", "since=1h", "--yes", "--json"))
+    assert [each["id"] for each in done["instances"]] == [1, 2, 3]
+    again = parsed(gd("retry", "--where", "since=1h", "--yes", "--json"))
+    assert [each["id"] for each in again["instances"]] == [3, 2, 1]
+
+
+def test_a_race_is_run_again(gd: Gd, shop: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+    shop.insert(Checkout, {})
+    troubles = [StatementError("40P01", "deadlock detected")] * 2
+    plan = Cancel.plan
+
+    def unlucky(verb: Cancel, ids: Sequence[int]) -> Plan[list[Change]]:
+        if troubles:
+            raise troubles.pop()
+        return plan(verb, ids)
+
+    monkeypatch.setattr(Cancel, "plan", unlucky)
+    assert told(gd("cancel", 1)) == (0, "1 is cancelled\n", "")
+    troubles = [StatementError("55P03", "lock timeout")] * 9
+    assert refused(gd("cancel", 1)).endswith("0 instances were done before; run it again for the rest")
+
+
 def test_a_failed_instance_goes_on_with_a_new_state(
     gd: Gd, shop: Harness, sql: psycopg.Connection[Any]
 ) -> None:
@@ -211,12 +251,13 @@ def test_a_new_state_keeps_its_digits(gd: Gd, shop: Harness, sql: psycopg.Connec
     assert refused(gd("retry", 1, "--state", "{")) == "the state cannot be used: Input data was truncated"
 
 
-def test_one_whose_key_is_taken_holds_up_nobody_else(gd: Gd, shop: Harness) -> None:
+@pytest.mark.parametrize("pooler", ["none", "transaction"])
+def test_one_whose_key_is_taken_holds_up_nobody_else(gd: Gd, shop: Harness, pooler: str) -> None:
     for number in range(7):
         shop.insert(Checkout, {}, correlation_key=f"order:{number}")
         shop.cancel(number + 1)
     shop.insert(Checkout, {}, correlation_key="order:3")
-    done = gd("retry", "--where", "status=cancelled", "--yes", "--json")
+    done = gd("retry", "--where", "status=cancelled", "--yes", "--json", "--pooler", pooler)
     assert done.exit_code == 1
     assert parsed(done)["outcomes"] == {"retried": 6, "refused": 1}
     assert {"id": 4, "outcome": "refused"} in parsed(done)["instances"]
@@ -240,6 +281,13 @@ def test_what_is_deleted_is_out_of_sight_until_it_is_restored(
         (1, "deleted", "ada", "gdpr"),
         (1, "restored", "bob", None),
     ]
+
+
+def test_restoring_by_key_means_the_one_that_is_deleted(gd: Gd, shop: Harness) -> None:
+    shop.insert(Checkout, {}, correlation_key="order:1")
+    shop.soft_delete(1)
+    shop.insert(Checkout, {}, correlation_key="order:1")
+    assert told(gd("restore", "order:1")) == (0, "1 is restored\n", "")
 
 
 def test_restoring_all_that_match_means_those_that_are_deleted(gd: Gd, shop: Harness) -> None:

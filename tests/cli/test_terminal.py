@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 
+from gen_durable import Spec
 from gen_durable.testing import Harness
 from tests.cli.machines import Checkout
 
@@ -73,3 +74,11 @@ def test_json_is_indented(shop: Harness, durable_dsn: str) -> None:
     code, seen = on_a_terminal(durable_dsn, "show", "1", "--json")
     assert code == 0
     assert '\r\n  "machine": "Checkout",\r\n' in seen
+
+
+def test_much_work_has_a_bar(shop: Harness, durable_dsn: str) -> None:
+    shop.insert_all([Spec(Checkout, {}) for _ in range(1200)])
+    code, seen = on_a_terminal(durable_dsn, "cancel", "--where", "machine=Checkout", "--yes")
+    assert code == 0
+    assert "100%" in seen
+    assert "1200 cancelled" in seen

@@ -105,6 +105,13 @@ async def test_delete_restore_and_retry_by_either_name(sql: Any, one: int) -> No
     assert tuple(row) == ("runnable", "2")
 
 
+async def test_restoring_by_key_means_the_one_that_is_deleted(sql: Any, one: int) -> None:
+    await sql.execute("select gen_durable.soft_delete('k')")
+    await sql.execute("select gen_durable.insert('A', step => 's', correlation_key => 'k')")
+    assert await sql.fetchval("select gen_durable.restore('k')") == "cancelled"
+    assert await sql.fetchval("select deleted_at is null from gen_durable.gen_durable where id = $1", one)
+
+
 @pytest.mark.parametrize("verb", ["cancel", "soft_delete", "restore", "retry"])
 async def test_nobody_there_is_an_error(sql: Any, verb: str) -> None:
     for target, said in (("9", "there is no instance 9"), ("'no''body'", "there is no instance 'no''body'")):

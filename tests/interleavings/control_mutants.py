@@ -15,7 +15,11 @@ from tests.interleavings.works import CRASH_LIMIT
 from tests.interleavings.world import outcome
 
 _CANCELLED = "case when g.cancel_requested_at is not null then 'cancelled'::gen_durable.durable_status"
-_LOCK_TARGETS = "perform from gen_durable.gen_durable g where g.id = any (target_ids) order by g.id desc for no key update;"
+_LOCK_TARGETS = (
+    "perform from gen_durable.gen_durable g where g.id = any (target_ids)"
+    " order by g.id desc for no key update;"
+)
+_LIVE = "g.status not in ('done', 'failed', 'cancelled')"
 _LOCK_FAMILY = (
     "perform from gen_durable.gen_durable g where g.id = any (family) order by g.id desc for no key update;"
 )
@@ -254,8 +258,8 @@ DELETES = [
         changes=[
             Change(
                 SCHEMA,
-                "where g.id = target_id and g.status not in ('done', 'failed', 'cancelled') and g.deleted_at is null",
-                "where g.id = target_id and g.status not in ('done', 'failed', 'cancelled')",
+                f"where g.id = target_id and {_LIVE} and g.deleted_at is null",
+                f"where g.id = target_id and {_LIVE}",
             )
         ],
     ),
@@ -266,8 +270,8 @@ DELETES = [
         changes=[
             Change(
                 SCHEMA,
-                "where g.correlation_guard = target_key and g.status not in ('done', 'failed', 'cancelled') and g.deleted_at is null",
-                "where g.correlation_guard = target_key and g.status not in ('done', 'failed', 'cancelled')",
+                f"where g.correlation_guard = target_key and {_LIVE} and g.deleted_at is null",
+                f"where g.correlation_guard = target_key and {_LIVE}",
             )
         ],
     ),
@@ -311,9 +315,8 @@ RETRIES = [
         changes=[
             Change(
                 SCHEMA,
-                "join gen_durable.gen_durable p on p.id = again.parent_id and p.spawn_round = again.parent_round\n"
-                "     where p.status = 'awaiting_children' order by",
-                "join gen_durable.gen_durable p on p.id = again.parent_id and p.spawn_round = again.parent_round order by",
+                "p.spawn_round = again.parent_round\n     where p.status = 'awaiting_children' order by",
+                "p.spawn_round = again.parent_round order by",
             ),
             Change(
                 SCHEMA,

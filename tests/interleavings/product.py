@@ -16,8 +16,8 @@ _STATEMENTS: Final[Mapping[str, Statement]] = {
 SCHEMA: Final = "schema"
 """The place of a change to the schema, where a statement's name would stand."""
 
-# An after-trigger, because a before-trigger would lock rows earlier than the engine does and so hide its races. What has
-# ended goes on only by a retry, which finds its children's round for it; a delete and a restore change its sight, not its end.
+# An after-trigger, because a before-trigger would lock rows earlier than the engine does and so hide its races. What
+# has ended changes by a retry, of itself or of its parent; a delete and a restore leave its status alone.
 _WATCH: Final = """
 create function gen_durable.watch() returns trigger language plpgsql as $$
 declare

@@ -25,6 +25,7 @@ from tests.interleavings.world import LEASE, MACHINES, QUEUE, WORKER, outcome
 
 CRASH_LIMIT = 20
 _EFFECT = Statement("effect", "insert into gen_durable.effects values (:id::bigint)")
+_UNDO = Statement("undo", "delete from gen_durable.effects where instance_id = :id::bigint")
 
 
 def send(target: int | str = 1, name: str = "go", dedup_key: str | None = None) -> Work:
@@ -60,11 +61,12 @@ def commit_picked(kind: Any) -> Work:
 
 
 def flush_with_effect(entry: CommitEntry) -> Work:
-    """Commit an outcome together with its effect, as the engine would: not in a batch."""
+    """Commit an outcome together with its effect, as the engine would: the effect first, and undone if it came too late."""
 
     def plan() -> Plan[Flushed]:
-        if (yield from commits.hold(entry)):
-            yield _EFFECT(id=entry.id)
+        yield _EFFECT(id=entry.id)
+        if not (yield from commits.hold(entry)):
+            yield _UNDO(id=entry.id)
         return (yield from commit([entry]))
 
     return transaction(lambda _: plan())

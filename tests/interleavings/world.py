@@ -127,7 +127,8 @@ def cancelled(id: int, **columns: Any) -> list[str]:
 
 def _record(id: int, status: str, outcome: str, step_seq: int = 1) -> str:
     return (
-        "insert into gen_durable.executions (instance_id, step_seq, execution, attempt, status, outcome, step, finished_at)"
+        "insert into gen_durable.executions"
+        " (instance_id, step_seq, execution, attempt, status, outcome, step, finished_at)"
         f" values ({id}, {step_seq}, 1, 0, '{status}', '{outcome}', 's', statement_timestamp())"
     )
 

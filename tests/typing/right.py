@@ -14,10 +14,12 @@ from gen_durable import (
     AsyncClient,
     Await,
     Backoff,
+    Cancel,
     Child,
     Client,
     Context,
     Delivered,
+    Discard,
     Done,
     Duplicate,
     DuplicateSignal,
@@ -25,12 +27,14 @@ from gen_durable import (
     ExecutionStatus,
     Inserted,
     Instance,
+    Job,
     Machine,
     Next,
     Outcome,
     Queue,
     Ref,
     Retry,
+    RetryAfter,
     ScheduleChildren,
     Settings,
     Signal,
@@ -42,6 +46,7 @@ from gen_durable import (
     Transaction,
     Worker,
     backoff,
+    job,
     step,
 )
 from gen_durable.machine import BoundStep
@@ -228,6 +233,102 @@ class Fleet(Machine[list[int], int]):
         return Done(len(ctx.children))
 
 
+@job("shop.weigh.v1", queue="scales", max_attempts=5, retry=Backoff(jitter=0), lease=timedelta(minutes=5))
+async def weigh(parcel: Parcel, ctx: Context[Parcel]) -> Label:
+    """A payload and a context, async."""
+    assert_type(ctx.state, Parcel)
+    if ctx.attempt:
+        raise RetryAfter(timedelta(minutes=1), "the scales are busy")
+    if parcel.is_paid:
+        raise Discard("paid twice") from ValueError()
+    raise Cancel
+
+
+@job("shop.print.v1", dead_letter="ops.dead.v1")
+def print_label(parcel: Parcel) -> Label:
+    """A payload, plain."""
+    return Label(parcel.number)
+
+
+@job("shop.sweep.v1", dead_letter=print_label)
+def sweep() -> int:
+    """Nothing at all."""
+    return 0
+
+
+@job("shop.count.v1")
+async def count() -> list[int]:
+    return [1]
+
+
+@job("shop.book.v1", dead_letter=Delivery, version=2)
+async def book(parcel: Parcel, ctx: Context[Parcel]) -> Done[Label]:
+    """The result and an effect; callers see the result."""
+    return Done(Label(1), effect=Sql("update parcel set booked = true where number = $1", parcel.number))
+
+
+@job("shop.book_plain.v1")
+def book_plain(parcel: Parcel) -> Done[Label]:
+    return Done(Label(parcel.number))
+
+
+@job("shop.scale.v1")
+def scale(parcel: Parcel, *, factor: int = 2) -> None:
+    """What it has beyond payload and context is its own."""
+
+
+def takes_a_job(which: Job[Parcel, Label]) -> None: ...
+
+
+async def called(ctx: Context[Parcel]) -> None:
+    """A job is still the function that it was."""
+    assert_type(await weigh(Parcel(1), ctx), Label)
+    assert_type(print_label(Parcel(1)), Label)
+    assert_type(sweep(), int)
+    assert_type(await count(), list[int])
+    assert_type((await book(Parcel(1), ctx)).result, Label)
+    assert_type(book_plain(Parcel(1)).result, Label)
+    scale(Parcel(1), factor=3)
+    assert_type(weigh.name, str)
+    for each in (weigh, print_label, book, book_plain):
+        takes_a_job(each)
+
+
+async def job_producer(client: AsyncClient, blocking_client: Client) -> None:
+    weighed = await client.insert(weigh, Parcel(1), max_attempts=2, idempotency_key="parcel:1")
+    assert_type(weighed, Inserted[Parcel, Label] | Duplicate[Parcel, Label])
+    if isinstance(weighed, Duplicate):
+        assert_type(weighed.status, Status)
+    assert_type((await client.wait(weighed)).result, Label)
+    assert_type((await client.wait(weighed)).state, Parcel)
+    assert_type((await client.wait(await client.insert(print_label, Parcel(1)))).result, Label)
+    assert_type((await client.wait(await client.insert(book, Parcel(1)))).result, Label)
+    assert_type((await client.wait(await client.insert(book_plain, Parcel(1)))).result, Label)
+    assert_type((await client.wait(await client.insert(sweep))).result, int)
+    assert_type((await client.wait(await client.insert(count))).result, list[int])
+    assert_type((await client.wait(await client.insert(weigh, args=Parcel(1)))).result, Label)
+    assert_type((await client.get(Ref(weigh, "parcel:1"))), Instance[Parcel, Label] | None)
+    assert_type([each.result for each in await client.list(weigh)], list[Label])
+    assert_type(blocking_client.wait(blocking_client.insert(print_label, Parcel(1))).result, Label)
+    many = await client.insert_all([Spec(weigh, Parcel(n), max_attempts=1) for n in range(3)])
+    assert_type((await client.wait(many[0])).result, Label)
+    await client.insert_all([Spec(weigh, Parcel(1)), Spec(sweep), Spec(Delivery, Parcel(1))])
+
+
+class JobFleet(Machine[list[int], int]):
+    """Jobs are children like any machine."""
+
+    @step
+    async def split(self, ctx: Context[list[int]]) -> Outcome:
+        return ScheduleChildren([*(Spec(weigh, Parcel(n)) for n in ctx.state), Spec(sweep)], then=self.join)
+
+    @step
+    async def join(self, ctx: Context[list[int]]) -> Outcome[int]:
+        assert_type(ctx.children.of(weigh), list[Child[Label]])
+        assert_type(ctx.children.results(book), list[Label])
+        return Done(sum(ctx.children.results(sweep)))
+
+
 async def producer(client: AsyncClient, conn: psycopg.AsyncConnection[Any]) -> None:
     parcel = await client.insert(
         Delivery, Parcel(1), correlation_key="parcel:1", schedule_in=timedelta(hours=1), step=Delivery.send
@@ -280,6 +381,8 @@ def blocking(client: Client, conn: psycopg.Connection[Any]) -> None:
 def workers() -> None:
     settings = Settings(lease=timedelta(minutes=2), executions="failures", pooler="transaction")
     Worker([Delivery, Open()], queues={"parcels": 1, "default": Queue(concurrency=2)}, settings=settings)
+    Worker([weigh, sweep, Delivery], prefixes=["shop.", "ops."], on_unknown="leave")
+    Worker([weigh], prefixes={"shop.": 5, "ops.": Queue(concurrency=1)}, queues={"default": 1})
 
 
 def subscribers(telemetry: Telemetry) -> None:

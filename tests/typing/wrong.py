@@ -14,6 +14,7 @@ from gen_durable import (
     Await,
     Client,
     Context,
+    Discard,
     Done,
     Inserted,
     Machine,
@@ -21,6 +22,7 @@ from gen_durable import (
     Outcome,
     Queue,
     Retry,
+    RetryAfter,
     ScheduleChildren,
     Settings,
     Signal,
@@ -29,6 +31,7 @@ from gen_durable import (
     Stop,
     Transaction,
     Worker,
+    job,
     step,
 )
 from gen_durable.telemetry import PickStop, StepStop, Telemetry
@@ -300,6 +303,68 @@ async def producer(client: AsyncClient, pool: Pool, blocking_conn: psycopg.Conne
             assert_never(parcel)  # E: Duplicate is forgotten
 
 
+@job("shop.weigh.v1")
+async def weigh(parcel: Parcel, ctx: Context[Parcel]) -> Label:
+    if ctx.attempt == 1:
+        raise RetryAfter(60)  # E: a number is no duration
+    if ctx.attempt == 2:
+        return Discard("no")  # E: it is raised, not returned
+    return Label(1)
+
+
+@job("shop.sweep.v1")
+def sweep() -> int:
+    return 1
+
+
+@job("shop.book.v1")
+def book(parcel: Parcel) -> Done[Label]:
+    return Done(Other(1))  # E: a result of another type
+
+
+@job  # E: the name is missing
+def nameless(parcel: Parcel) -> Label:
+    return Label(1)
+
+
+job(7)  # E: a name is a text
+job("a", max_attemps=3)  # E: there is no such option
+job("a", max_attempts="3")  # E: a text is no number
+job("a", retry=5)  # E: a number is no policy
+job("a", lease=60)  # E: a number is no duration
+job("a", dead_letter=Parcel)  # E: neither a job nor a machine
+job("a")(Parcel(1))  # E: not a function
+
+
+async def job_producer(client: AsyncClient, ctx: Context[Parcel], other: Context[Other]) -> None:
+    await weigh(Other(1), ctx)  # E: a payload of another type
+    await weigh(Parcel(1), other)  # E: a context of another payload
+    await weigh(Parcel(1))  # E: the context is missing
+    sweep(Parcel(1))  # E: it takes nothing
+    print(sweep().number)  # E: an int has none
+    await client.insert(weigh, Other(1))  # E: a payload of another type
+    await client.insert(weigh)  # E: the payload is missing
+    await client.insert(sweep, Parcel(1))  # E: it takes no payload
+    await client.insert(weigh, Parcel(1), ctx)  # E: a context is not inserted
+    await client.insert(weigh, Parcel(1), max_attempts="5")  # E: a text is no number
+    await client.insert(weigh, Parcel(1), idempotency_key=7)  # E: a key is a text
+    await client.insert(weigh, Parcel(1), dead_letter="x")  # E: an option of the job, not of an insert
+    print((await client.wait(await client.insert(weigh, Parcel(1)))).result.cents)  # E: a Label has none
+    booked = await client.wait(await client.insert(book, Parcel(1)))
+    print(booked.result.result)  # E: it is a Label, no Done
+    await client.insert_all([Spec(weigh, Other(1))])  # E: a payload of another type
+    await client.insert_all([Spec(sweep, 1)])  # E: it takes no payload
+    await client.insert_all([weigh])  # E: specs are wanted
+
+
+class Leads(Machine[Parcel]):
+    @step
+    async def start(self, ctx: Context[Parcel]) -> Outcome:
+        if ctx.attempt:
+            return Next(weigh)  # E: a job is no step
+        return ScheduleChildren([Spec(weigh, ctx)], then=self.start)  # E: a context is no payload
+
+
 async def mixed(client: Client, conn: psycopg.AsyncConnection[Any]) -> None:
     await client.insert(Delivery, Parcel(1))  # E: a blocking call cannot be awaited
     print(client.executions(7)[0].state)  # E: an execution has none
@@ -327,6 +392,8 @@ def subscribers(telemetry: Telemetry) -> None:
 Worker([Parcel])  # E: not a machine
 Worker([Delivery], queue={"default": 1})  # E: there is no such option
 Worker([Delivery], queues={"default": "many"})  # E: a text is no number
+Worker([weigh], prefixes=[7])  # E: a prefix is a text
+Worker([weigh], prefixes=["shop."], on_unknown="ignore")  # E: fail or leave
 Settings(leese=timedelta(1))  # E: there is no such setting
 Settings(lease=60)  # E: a number is no duration
 Settings(executions="some")  # E: all, failures or off

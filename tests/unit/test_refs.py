@@ -126,6 +126,15 @@ def test_an_empty_scope_takes_the_effect_from_a_key(key: str) -> None:
     assert getattr(found, f"{key}_scope") == ()
 
 
+def test_an_idempotency_key_is_a_unique_key_that_is_never_free() -> None:
+    found = values(idempotency_key="café")
+    assert (found.unique_key, found.unique_scope) == ("café".encode(), tuple(Status))
+    others: list[dict[str, Any]] = [{"unique_key": "k"}, {"unique_scope": []}]
+    for other in others:
+        with pytest.raises(UsageError, match="idempotency_key is given beside unique_key or unique_scope"):
+            values(idempotency_key="k", **other)
+
+
 def test_a_unique_key_is_stored_as_bytes() -> None:
     assert values(unique_key="café").unique_key == "café".encode()
     assert values(unique_key=b"\x00\xff").unique_key == b"\x00\xff"
@@ -165,6 +174,13 @@ def test_a_unique_key_is_stored_as_bytes() -> None:
         ("correlation_scope", [Status.DONE], "correlation_scope is given without correlation_key"),
         ("unique_scope", [Status.DONE], "unique_scope is given without unique_key"),
         ("concurrency_key", None, "concurrency_key is of type NoneType"),
+        ("idempotency_key", "", "idempotency_key is empty"),
+        ("idempotency_key", b"k", "idempotency_key is of type bytes"),
+        ("idempotency_key", "k" * 1025, "idempotency_key is 1025 bytes long"),
+        ("max_attempts", 0, "max_attempts is 0; give a number from 1"),
+        ("max_attempts", 2**31, "max_attempts is 2147483648"),
+        ("max_attempts", True, "max_attempts is of type bool"),
+        ("max_attempts", 1.5, "max_attempts is of type float"),
     ],
 )
 def test_a_wrong_option_is_refused(option: str, value: Any, message: str) -> None:

@@ -5,11 +5,14 @@
 select * from gen_durable.snapshots where id = :id::bigint
 
 -- name: get_by_key
--- By correlation key: the one that occupies it now, or else the latest that had it.
+-- By correlation key: the one that occupies it now, or else the latest that had it, the deleted after all others.
 select snapshot.*
   from (select 0 as rank, g.id from gen_durable.gen_durable g where g.correlation_guard = :key::text
         union all
-        (select 1, g.id from gen_durable.gen_durable g where g.correlation_key = :key::text order by g.id desc limit 1)
+        (select 1, g.id from gen_durable.gen_durable g
+          where g.correlation_key = :key::text and g.deleted_at is null order by g.id desc limit 1)
+        union all
+        (select 2, g.id from gen_durable.gen_durable g where g.correlation_key = :key::text order by g.id desc limit 1)
         order by rank limit 1) found
   join gen_durable.snapshots snapshot on snapshot.id = found.id
 

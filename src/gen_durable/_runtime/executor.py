@@ -99,6 +99,8 @@ class Executor:
 
     async def recover(self, error: Exception, execution: Execution, *, may_chain: bool) -> CommitEntry:
         """The effect of the step's outcome failed: the step has failed, and its machine decides."""
+        if execution.cancellation.is_requested:
+            return release(execution)
         registered = self._registry.find(execution.fsm, execution.version)
         if isinstance(error, Discard | Cancel | RetryAfter):
             return self._obey(error, execution, registered)

@@ -181,7 +181,10 @@ class Scheduler(Service):
 
     def lose(self, lease: Lease) -> None:
         """This lease is no longer ours: whatever the step still does, it may not commit."""
-        if self._in_step.pop(lease, None) is not None:
+        execution = self._in_step.pop(lease, None)
+        if execution is not None:
+            # For a step on a thread, which nobody can stop but itself.
+            execution.cancellation.is_requested = True
             self._in_flight[lease].cancel()
 
     def cancel(self, lease: Lease) -> None:

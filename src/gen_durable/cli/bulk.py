@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Final
 
 import msgspec
 
 from .._db import control, inspect
-from .._db.failures import StatementError
+from .._db.failures import StatementError, is_race
 from .._db.inspect import Filter
-from .._db.plan import Row
+from .._db.plan import Plan, Row
 from .._db.pool import Database
 from ..errors import UsageError
 from .failure import Failure, nobody
 from .selection import Selection
-from .verbs import IDLE, Change, Group, Outcome, Verb
+from .verbs import IDLE, Change, Group, Outcome, Restore, Verb
 
 __all__ = ["Preview", "carry_out", "preview"]
 
-# How many instances one transaction changes.
+# How many instances one transaction changes, and how many ids one look brings.
 _BATCH: Final = 500
+_LOOK: Final = 10_000
+# How often a batch is tried that another transaction is in the way of.
+_TRIES: Final = 3
 
 
 class Preview(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,26 +54,33 @@ async def preview(
     if isinstance(chosen, Selection):
         shown = await _matching(database, verb, chosen)
     else:
-        rows = await _named(database, chosen)
+        rows = await _named(database, verb, chosen)
         counts = Counter((row["fsm"], row["status"], _foreseen(verb, row)) for row in rows)
         shown = Preview(groups=[Group(*alike, count) for alike, count in sorted(counts.items())], rows=rows)
     if not cascade:
         return shown
-    ids = {id async for batch in _ids(database, shown) for id in batch}
-    below = {id async for batch in _generations(database, sorted(ids)) for id in batch}
-    return msgspec.structs.replace(shown, cascade=True, child_count=len(below - ids))
+    ids = await _ids(database, verb, shown)
+    below: set[int] = set()
+    async for parents in _generations(database, ids):
+        below.update(await database.run(control.live_children(parents)))
+    return msgspec.structs.replace(shown, cascade=True, child_count=len(below.difference(ids)))
 
 
-async def carry_out(database: Database, verb: Verb, shown: Preview) -> list[Change]:
-    """Do it, in transactions of a batch; what became of each instance."""
+async def carry_out(
+    database: Database, verb: Verb, shown: Preview, tell: Callable[[int], None]
+) -> list[Change]:
+    """Do it, in transactions of a batch; what became of each instance. Now and then it tells how many are done."""
     done = [Change(row["id"], "left") for row in shown.rows if _foreseen(verb, row) == "left"]
+    left = {change.id for change in done}
     try:
-        async for ids in _ids(database, shown):
-            left = {change.id for change in done if change.outcome == "left"}
-            done += await _apply(database, verb, [id for id in ids if id not in left])
-            if shown.cascade:
-                async for children in _generations(database, ids):
-                    done += await _apply(database, verb, children)
+        for batch in _batches([id for id in await _ids(database, verb, shown) if id not in left]):
+            done += await _apply(database, verb, batch)
+            tell(len(done))
+        if shown.cascade:
+            async for parents in _generations(database, [change.id for change in done]):
+                for batch in _batches(await database.run(control.live_children(parents))):
+                    done += await _apply(database, verb, batch)
+                    tell(len(done))
     except StatementError as error:
         raise Failure(
             f"{error}\n{len(done)} instances were done before; run it again for the rest"
@@ -93,48 +103,63 @@ async def _matching(database: Database, verb: Verb, selection: Selection) -> Pre
     return Preview(groups=groups, wanted=wanted, before=newest[0] + 1 if newest else 0)
 
 
-async def _named(database: Database, targets: Sequence[int | str]) -> list[Row]:
+async def _named(database: Database, verb: Verb, targets: Sequence[int | str]) -> list[Row]:
     found: dict[int, Row] = {}
     for target in targets:
-        row = await database.run(inspect.get(target))
+        row = await database.run(_find(verb, target))
         if row is None:
             raise nobody(target)
         found[row["id"]] = row
     return list(found.values())
 
 
-async def _ids(database: Database, shown: Preview) -> AsyncIterator[list[int]]:
-    """The ids of those that were shown, batch by batch."""
+def _find(verb: Verb, target: int | str) -> Plan[Row | None]:
+    if isinstance(verb, Restore) and isinstance(target, str):
+        # A key means whoever is deleted and had it, even if another instance has it now.
+        target = (yield from control.deleted_with_key(target)) or target
+    return (yield from inspect.get(target))
+
+
+async def _ids(database: Database, verb: Verb, shown: Preview) -> list[int]:
+    """The ids of those that were shown, in the order in which they are to be changed."""
     if shown.wanted is None:
-        ids = [row["id"] for row in shown.rows]
-        for start in range(0, len(ids), _BATCH):
-            yield ids[start : start + _BATCH]
-        return
+        return [row["id"] for row in shown.rows]
+    ids: list[int] = []
     before = shown.before
-    while ids := await database.run(inspect.ids(shown.wanted, _BATCH, before)):
-        yield ids
-        before = ids[-1]
+    while batch := await database.run(inspect.ids(shown.wanted, _LOOK, before)):
+        ids += batch
+        before = batch[-1]
+    return ids if verb.is_newest_first else ids[::-1]
 
 
-async def _generations(database: Database, parents: Sequence[int]) -> AsyncIterator[list[int]]:
-    """The live children of these, then theirs, and so on.
+async def _generations(database: Database, parents: Sequence[int]) -> AsyncIterator[Sequence[int]]:
+    """These, their children, and so on: whoever may have live children, also if it failed or was cancelled before.
 
-    Whoever cancels on the way has a transaction per generation: parents and children in one would take their locks in
-    the wrong order.
+    Whoever cancels on the way has other transactions for children than for parents: one would take their locks in the
+    wrong order.
     """
-    while children := sorted(await database.run(control.live_children(parents))):
-        yield children
-        parents = children
+    while parents:
+        yield parents
+        parents = await database.run(control.unfinished_children(parents))
+
+
+def _batches(ids: Sequence[int]) -> list[Sequence[int]]:
+    return [ids[start : start + _BATCH] for start in range(0, len(ids), _BATCH)]
 
 
 async def _apply(database: Database, verb: Verb, ids: Sequence[int]) -> list[Change]:
     """Do it to these. One whose key is taken holds up nobody else: around it, the batch is halved."""
     done: list[Change] = []
-    batches = [ids] if ids else []
+    batches, tries = [ids], _TRIES
     while batches:
         batch = batches.pop(0)
         try:
             done += await database.run(verb.plan(batch))
+        except StatementError as error:
+            tries -= 1
+            if not tries or not is_race(error):
+                raise
+            batches.insert(0, batch)
         except UsageError:
             half = len(batch) // 2
             if half:

@@ -5,12 +5,16 @@ from __future__ import annotations
 import asyncio
 import functools
 import getpass
+import sys
 from collections import Counter
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from typing import Any, Final
 
 import click
 import msgspec
+from rich.console import Console
+from rich.progress import Progress
 
 from .._checks import checked_name
 from .._db.plan import Row
@@ -26,6 +30,8 @@ from .selection import Selection, read_where, where_option
 from .verbs import IDLE, Cancel, Change, Delete, Restore, Retry, Verb
 
 __all__ = ["cancel", "delete", "restore", "retry"]
+
+_MANY: Final = 1000  # instances whose change one would like to watch
 
 
 class Wish(msgspec.Struct, frozen=True, kw_only=True):
@@ -154,10 +160,22 @@ async def _change(place: Place, wish: Wish, verb: Verb) -> int:
         if (wish.is_bulk or shown.child_count) and shown.count and not wish.yes and not _agrees(shown, verb):
             click.echo("nothing was changed", err=True)
             return 1
-        changes = await carry_out(database, verb, shown)
+        with _progress(shown.count) as tell:
+            changes = await carry_out(database, verb, shown, tell)
     _tell(changes, shown, wish, verb)
     disappointing = {"refused"} if shown.wanted else {"refused", "left"}
     return 1 if any(change.outcome in disappointing for change in changes) else 0
+
+
+@contextmanager
+def _progress(count: int) -> Generator[Callable[[int], None]]:
+    """A bar on a terminal, if there is enough to do for one."""
+    if count < _MANY or not sys.stderr.isatty():
+        yield lambda done: None
+        return
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("", total=count)
+        yield lambda done: bar.update(task, completed=done)
 
 
 def _agrees(shown: Preview, verb: Verb) -> bool:

@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 
 from ..definition import Definition
 from ..errors import GenDurableError, did_you_mean
+from ..jobs import Job
 from ..worker import Worker
 from .failure import Failure
 
@@ -84,12 +85,11 @@ def _prepend(directory: Path) -> None:
 
 
 def _machines_of(module: ModuleType) -> Machines:
-    """The machines that are written in this module, in the order of the file; a base class without steps is none."""
+    """The machines and jobs that are written in this module, in the order of the file; a base class is none."""
     return [
         value
         for value in vars(module).values()
-        if isinstance(value, type)
-        and issubclass(value, Definition)
+        if (isinstance(value, Job) or (isinstance(value, type) and issubclass(value, Definition)))
         and "__definition__" in vars(value)
         and value.__module__ == module.__name__
     ]

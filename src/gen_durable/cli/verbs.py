@@ -59,6 +59,11 @@ class Verb(msgspec.Struct, frozen=True, kw_only=True):
         return type(self).__name__.lower()
 
     @property
+    def is_newest_first(self) -> bool:
+        """Whether children go before their parents. Else parents would be released before it is their turn."""
+        return False
+
+    @property
     def defaults(self) -> Mapping[str, Any]:
         """Which instances a filter means that does not say it."""
         return {}
@@ -100,6 +105,10 @@ class Retry(Verb, frozen=True, kw_only=True):
     """Let go on what failed or was cancelled."""
 
     state: str | None = None
+
+    @property
+    def is_newest_first(self) -> bool:
+        return True
 
     @property
     def defaults(self) -> Mapping[str, Any]:

@@ -240,7 +240,10 @@ language sql stable as $$
   select gen_durable.job_word(found.status) from (
     select 0 as rank, g.status::text as status from gen_durable.gen_durable g where g.correlation_guard = target
     union all
-    (select 1, g.status::text from gen_durable.gen_durable g where g.correlation_key = target order by g.id desc limit 1)
+    (select 1, g.status::text from gen_durable.gen_durable g
+      where g.correlation_key = target and g.deleted_at is null order by g.id desc limit 1)
+    union all
+    (select 2, g.status::text from gen_durable.gen_durable g where g.correlation_key = target order by g.id desc limit 1)
     order by rank limit 1) found
 $$;
 
@@ -256,6 +259,10 @@ begin
     select g.id into found_id from gen_durable.gen_durable g where g.id = target_id;
   else
     select g.id into found_id from gen_durable.gen_durable g where g.correlation_guard = target_key;
+    if found_id is null then
+      select g.id into found_id from gen_durable.gen_durable g
+       where g.correlation_key = target_key and g.deleted_at is null order by g.id desc limit 1;
+    end if;
     if found_id is null then
       select g.id into found_id from gen_durable.gen_durable g
        where g.correlation_key = target_key order by g.id desc limit 1;
@@ -303,7 +310,10 @@ $$;
 create function gen_durable.restore(target text, actor text default current_user)
 returns text
 language sql as $$
-  select gen_durable.restore(gen_durable.resolve(null, target), actor)
+  -- Whoever is deleted and had the key, even if another instance has it now.
+  select gen_durable.restore(coalesce(
+    (select g.id from gen_durable.gen_durable g where g.correlation_key = target and g.deleted_at is not null
+      order by g.id desc limit 1), gen_durable.resolve(null, target)), actor)
 $$;
 
 -- retry(42) -> whether it goes on

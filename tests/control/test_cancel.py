@@ -1,0 +1,162 @@
+"""What does not execute is cancelled at once, by id, reference or key; and whoever asks is told what happened."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from gen_durable import (
+    AlreadyFinished,
+    Cancel,
+    Cancelled,
+    Context,
+    Done,
+    InstanceCancelledError,
+    Machine,
+    NoTargetError,
+    Outcome,
+    Ref,
+    Status,
+    UsageError,
+    step,
+)
+from gen_durable.testing import AsyncHarness
+from tests.control.support import ACTOR, REASON, Order, Plain, audit, job_states
+from tests.scenarios.support import has_no_lease, row_of, signal_rows
+
+
+async def test_what_is_runnable_or_scheduled_is_cancelled_at_once(client: Any, db: Any) -> None:
+    now = await client.insert(Plain, 1)
+    later = await client.insert(Plain, 2, schedule_in=timedelta(days=1))
+    for ref in (now, later):
+        assert await client.cancel(ref, reason=REASON, actor=ACTOR) == Cancelled(ref.id)
+        row = await row_of(db, ref.id)
+        assert (row["status"], row["cancel_reason"], row["cancelled_by"]) == ("cancelled", REASON, ACTOR)
+        assert row["finished_at"] == row["updated_at"]
+        assert has_no_lease(row)
+        assert await audit(db, ref.id) == [("cancelled", ACTOR, REASON)]
+    assert await job_states(db, [now.id, later.id]) == ["CANCELLED", "CANCELLED"]
+
+
+async def test_the_three_ways_to_name_an_instance(client: Any) -> None:
+    refs = [await client.insert(Plain, n, correlation_key=f"order:{n}") for n in range(4)]
+    for target in (refs[0], refs[1].id, "order:2", Ref(Plain, "order:3")):
+        assert isinstance(await client.cancel(target), Cancelled)
+    assert {one.status for one in await client.list()} == {Status.CANCELLED}
+    assert await client.cancel("order:2") == AlreadyFinished(refs[2].id, Status.CANCELLED), (
+        "the latest that had it"
+    )
+
+
+async def test_nobody_there_is_an_error(client: Any) -> None:
+    for nobody in (4711, "order:42"):
+        with pytest.raises(NoTargetError):
+            await client.cancel(nobody)
+
+
+async def test_bad_reasons_and_actors_are_refused(client: Any, db: Any) -> None:
+    ref = await client.insert(Plain, 1)
+    with pytest.raises(UsageError, match="actor is empty"):
+        await client.cancel(ref, actor="")
+    assert (await client.get(ref)).status is Status.RUNNABLE
+    await client.cancel(ref, reason="a\0b" + "x" * 100_000)
+    reason = (await client.get(ref)).cancel_reason
+    assert "\0" not in reason
+    assert len(reason) < 10_000
+
+
+async def test_the_client_sees_why_and_who(client: Any) -> None:
+    ref = await client.insert(Plain, 1)
+    await client.cancel(ref, reason=REASON, actor=ACTOR)
+    found = await client.get(ref)
+    assert (found.cancel_reason, found.cancelled_by) == (REASON, ACTOR)
+    assert found.cancel_requested_at is not None
+    with pytest.raises(InstanceCancelledError, match=REASON):
+        _ = found.result
+
+
+@pytest.mark.parametrize("after", ["done", "failed", "cancelled"])
+async def test_what_has_ended_stays_what_it_is(async_durable: AsyncHarness, db: Any, after: str) -> None:
+    class Ends(Machine[str, str]):
+        @step
+        async def run(self, ctx: Context[str]) -> Outcome[str]:
+            if ctx.state == "failed":
+                raise ValueError("no")
+            if ctx.state == "cancelled":
+                raise Cancel("the step says so")
+            return Done("well")
+
+    ref = await async_durable.insert(Ends, after)
+    await async_durable.drain()
+    before = await row_of(db, ref.id)
+    assert await async_durable.cancel(ref, reason=REASON) == AlreadyFinished(ref.id, Status(after))
+    assert await async_durable.cancel(ref, force=True) == AlreadyFinished(ref.id, Status(after))
+    assert {**await row_of(db, ref.id), "now": None} == {**before, "now": None}
+    assert await audit(db, ref.id) == []
+    if after == "cancelled":
+        async_durable.assert_cancelled(ref, match="the step says so")
+
+
+async def test_what_is_parked_is_cancelled_with_its_inbox(async_durable: AsyncHarness, db: Any) -> None:
+    order = await async_durable.insert(Order, 1, correlation_key="order:1")
+    await async_durable.drain()
+    await async_durable.signal(order, "note", {"text": "please hurry"}, dedup_key="once")
+    async_durable.assert_awaiting(order, Order.paid)
+    assert await async_durable.cancel("order:1", reason=REASON) == Cancelled(order.id)
+    found = async_durable.assert_cancelled(order, match=REASON)
+    assert (found.step, found.awaits, found.await_deadline, found.step_seq) == ("ship", (), None, 1)
+    assert await signal_rows(db, order.id) == 0
+    with pytest.raises(NoTargetError):
+        await async_durable.signal(order, Order.paid, 100)
+    assert (await async_durable.drain()).done == 0
+    executions = await async_durable.executions(order)
+    assert [(one.status, one.outcome) for one in executions] == [("DONE", "await"), ("ABORTED", "cancelled")]
+
+
+async def test_a_cancelled_instance_gives_up_its_key(client: Any) -> None:
+    first = await client.insert(Plain, 1, correlation_key="order:1")
+    await client.cancel("order:1")
+    second = await client.insert(Plain, 1, correlation_key="order:1")
+    assert second.id != first.id
+    assert (await client.get("order:1")).id == second.id
+    assert await client.cancel("order:1") == Cancelled(second.id)
+
+
+async def test_the_first_reason_stays_and_every_attempt_is_noted(
+    async_durable: AsyncHarness, db: Any
+) -> None:
+    """Somebody asks, and later somebody else insists."""
+    ref = await async_durable.insert(Plain, 1)
+    await db.execute(
+        """update gen_durable.gen_durable set status = 'executing', lease_token = 1, execution = 1,
+                  lease_expires_at = now() + interval '1 h' where id = $1""",
+        ref.id,
+    )
+    await async_durable.cancel(ref, reason="first", actor="ann")
+    await async_durable.cancel(ref, reason="second", actor="ben")
+    assert isinstance(await async_durable.cancel(ref, reason="third", actor="eve", force=True), Cancelled)
+    async_durable.assert_cancelled(ref, match="^first$")
+    assert await audit(db, ref.id) == [
+        ("cancel_requested", "ann", "first"),
+        ("cancel_requested", "ben", "second"),
+        ("cancelled", "eve", "third"),
+    ]
+
+
+async def test_a_cancel_survives_a_lost_race(client: Any, db: Any) -> None:
+    """Another transaction is in its way for a moment: the cancel waits for it, and sees what it left."""
+    ref = await client.insert(Plain, 1)
+    other = db.transaction()
+    await other.start()
+    await db.execute("update gen_durable.gen_durable set priority = 7 where id = $1", ref.id)
+    import asyncio
+
+    async with asyncio.TaskGroup() as group:
+        cancelling = group.create_task(client.cancel(ref))
+        await asyncio.sleep(0.2)
+        assert not cancelling.done()
+        await other.commit()
+    assert cancelling.result() == Cancelled(ref.id)
+    assert (await client.get(ref)).priority == 7

@@ -1,0 +1,239 @@
+"""What executes is asked to end: the step may look, or be cut off; and whatever it returns, the cancel has won."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+import pytest
+
+from gen_durable import (
+    AlreadyFinished,
+    Cancelled,
+    CancelRequested,
+    Context,
+    Done,
+    Machine,
+    Next,
+    Outcome,
+    ScheduleChildren,
+    Spec,
+    Sql,
+    Status,
+    Worker,
+    step,
+)
+from gen_durable.errors import OptionError
+from gen_durable.telemetry import OutcomeStale
+from tests.control.support import ACTOR, REASON, Plain, Sitter, audit, job_states
+from tests.scenarios.support import CALM, PATIENCE, Events, happens, row_of
+
+
+@pytest.mark.parametrize("name", ["looks", "raises_if", "thread_looks", "thread_raises_if"])
+async def test_a_step_that_looks_ends_within_about_a_second(durable_dsn: str, db: Any, name: str) -> None:
+    machine = Sitter()
+    async with Worker([machine], dsn=durable_dsn, settings=CALM) as worker:
+        ref = await worker.insert(machine, "", step=name)
+        await happens(machine.is_there)
+        asked = time.monotonic()
+        assert await worker.cancel(ref, reason=REASON, actor=ACTOR) == CancelRequested(ref.id)
+        row = await row_of(db, ref.id)
+        assert (row["status"], row["cancel_reason"], row["cancelled_by"]) == ("executing", REASON, ACTOR)
+        assert await job_states(db, [ref.id]) == ["RUNNING"]
+        ended = await worker.wait(ref, timeout=PATIENCE)
+        assert time.monotonic() - asked < 2.5, "a second, on a machine that has other things to do as well"
+        assert await worker.cancel(ref) == AlreadyFinished(ref.id, Status.CANCELLED)
+        (record,) = await worker.executions(ref)
+    assert (ended.status, ended.stored_result, ended.step_seq) == (Status.CANCELLED, None, 0)
+    assert (ended.cancel_reason, ended.cancelled_by) == (REASON, ACTOR), "not what the step gave as a reason"
+    assert (record.status, record.outcome) == ("ABORTED", "cancelled")
+    assert machine.saw == (["True"] if "looks" in name else [])
+    assert machine.handled == [], "there is nothing to decide"
+    assert await audit(db, ref.id) == [("cancel_requested", ACTOR, REASON)]
+    assert await job_states(db, [ref.id]) == ["CANCELLED"]
+
+
+async def test_an_interruptible_step_is_cut_off_where_it_awaits(durable_dsn: str) -> None:
+    machine = Sitter()
+    async with Worker([machine], dsn=durable_dsn, settings=CALM) as worker:
+        ref = await worker.insert(machine, "", step="sleeps")
+        await happens(machine.is_there)
+        assert await worker.cancel(ref) == CancelRequested(ref.id)
+        ended = await worker.wait(ref, timeout=PATIENCE)
+        # Its slot is free, and its task is not taken for cancelled any more.
+        other = await worker.wait(await worker.insert(machine, "", step="deaf"), timeout=PATIENCE / 100)
+        assert other.status is Status.EXECUTING
+        machine.may_go.set()
+    assert (ended.status, machine.saw, machine.handled) == (Status.CANCELLED, ["cut off"], [])
+
+
+async def test_a_step_that_swallows_the_interruption_wins_nothing(durable_dsn: str) -> None:
+    machine = Sitter()
+    async with Worker([machine], dsn=durable_dsn, settings=CALM) as worker:
+        ref = await worker.insert(machine, "", step="swallows")
+        await happens(machine.is_there)
+        await worker.cancel(ref)
+        ended = await worker.wait(ref, timeout=PATIENCE)
+    assert (ended.status, ended.step, ended.step_seq) == (Status.CANCELLED, "swallows", 0)
+    assert machine.saw == ["swallowed"], "the next step did not run"
+
+
+async def test_a_step_that_is_not_interruptible_is_left_to_end_by_itself(durable_dsn: str, db: Any) -> None:
+    machine = Sitter()
+    async with Worker([machine], dsn=durable_dsn, settings=CALM) as worker:
+        refs = [await worker.insert(machine, "", step=name) for name in ("deaf", "thread_deaf")]
+        await happens(machine.is_there)
+        while (
+            await db.fetchval("select count(*) from gen_durable.gen_durable where status = 'executing'") < 2
+        ):
+            await asyncio.sleep(0.01)
+        for ref in refs:
+            assert await worker.cancel(ref) == CancelRequested(ref.id)
+        await asyncio.sleep(1.2)
+        assert [(await row_of(db, ref.id))["status"] for ref in refs] == ["executing"] * 2
+        machine.may_go.set()
+        ended = await worker.wait_all(refs, timeout=PATIENCE)
+    assert [(one.status, one.stored_result, one.step_seq) for one in ended] == [
+        (Status.CANCELLED, None, 0)
+    ] * 2
+
+
+def test_a_thread_cannot_be_interrupted() -> None:
+    with pytest.raises(
+        OptionError, match=r"is a plain def with interrupt=True.*; a thread cannot be cut off"
+    ):
+
+        class Wrong(Machine[None, None]):
+            @step(interrupt=True)
+            def run(self, ctx: Context[None]) -> Outcome[None]:
+                return Done()
+
+
+async def test_handle_is_not_asked_about_the_failure_of_a_cancelled_step(durable_dsn: str) -> None:
+    machine = Sitter()
+    async with Worker([machine], dsn=durable_dsn, settings=CALM) as worker:
+        ref = await worker.insert(machine, "", step="fails_when_cancelled")
+        await happens(machine.is_there)
+        await worker.cancel(ref, reason=REASON)
+        ended = await worker.wait(ref, timeout=PATIENCE)
+    assert (ended.status, ended.cancel_reason, machine.handled) == (Status.CANCELLED, REASON, [])
+
+
+async def test_the_last_outcome_of_a_cancelled_instance_leaves_nothing_behind(
+    durable_dsn: str, db: Any
+) -> None:
+    """No effect, no children, no signal consumed, no further step; whatever the step returns."""
+    await db.execute("create table ledger (line text)")
+    effect = Sql("insert into ledger values ('happened')")
+
+    class Returns(Machine[str, str]):
+        def __init__(self) -> None:
+            self.begun: dict[int, asyncio.Event] = {}
+            self.may_go = asyncio.Event()
+
+        @step
+        async def run(self, ctx: Context[str]) -> Outcome[str]:
+            self.begun.setdefault(ctx.id, asyncio.Event()).set()
+            await self.may_go.wait()
+            match ctx.state:
+                case "effect":
+                    return Done("", effect=effect)
+                case "children":
+                    return ScheduleChildren([Spec(Plain, 1)], then=self.never)
+                case "next":
+                    return Next(self.never)
+                case _:
+                    raise ValueError("nobody knew of the cancel yet")
+
+        @step
+        async def never(self, ctx: Context[str]) -> Outcome[str]:
+            raise AssertionError("a step after the cancel")
+
+        def handle(self, error: Exception, ctx: Context[str]) -> Outcome[str]:
+            return Done("", effect=effect)
+
+    machine = Returns()
+    async with Worker([machine], dsn=durable_dsn, settings=CALM) as worker:
+        refs = [await worker.insert(machine, state) for state in ("effect", "children", "next", "error")]
+        while len(machine.begun) < len(refs):
+            await asyncio.sleep(0.01)
+        for ref in refs:
+            await worker.signal(ref, "unread")
+            assert isinstance(await worker.cancel(ref), CancelRequested)
+        machine.may_go.set()
+        ended = await worker.wait_all(refs, timeout=PATIENCE)
+    assert {(one.status, one.step, one.step_seq, one.stored_result) for one in ended} == {
+        (Status.CANCELLED, "run", 0, None)
+    }
+    assert await db.fetchval("select count(*) from ledger") == 0
+    assert await db.fetchval("select count(*) from gen_durable.gen_durable") == len(refs)
+    assert await db.fetchval("select count(*) from gen_durable.signals") == 0
+
+
+async def test_a_chain_of_short_steps_ends_with_the_step_that_runs(durable_dsn: str) -> None:
+    class Walk(Machine[int, int]):
+        @step
+        async def on(self, ctx: Context[int]) -> Outcome[int]:
+            await asyncio.sleep(0.001)
+            return Next(self.on, ctx.state + 1)
+
+    async with Worker([Walk], dsn=durable_dsn, settings=CALM) as worker:
+        ref = await worker.insert(Walk, 0)
+        while (found := await worker.get(ref)) is None or found.step_seq < 3:
+            await asyncio.sleep(0.01)
+        answer = await worker.cancel(ref)
+        ended = await worker.wait(ref, timeout=PATIENCE)
+        assert isinstance(answer, CancelRequested | Cancelled)
+        assert ended.status is Status.CANCELLED
+        assert ended.state == ended.step_seq, "state and step of the last step that counted"
+        await asyncio.sleep(0.1)
+        again = await worker.get(ref)
+    assert again == ended
+
+
+@pytest.mark.parametrize("name", ["deaf", "thread_looks"])
+async def test_force_revokes_the_lease_and_the_zombie_commits_nothing(
+    durable_dsn: str, db: Any, name: str
+) -> None:
+    machine = Sitter()
+    async with Worker([machine], dsn=durable_dsn, settings=CALM) as worker:
+        events = Events(worker)
+        ref = await worker.insert(machine, "", step=name, correlation_key="one")
+        await happens(machine.is_there)
+        assert await worker.cancel(ref, force=True, reason=REASON) == Cancelled(ref.id)
+        row = await row_of(db, ref.id)
+        assert (row["status"], row["lease_token"], row["execution"]) == ("cancelled", None, 1)
+        (record,) = await worker.executions(ref)
+        assert (record.status, record.outcome, record.lease_owner) == ("ABORTED", "cancelled", worker.name)
+        assert record.leased_at is not None
+        # The key is free at once, and the next one runs beside the zombie.
+        heir = await worker.insert(Plain, 7, correlation_key="one")
+        assert heir.id != ref.id
+        if name == "deaf":
+            machine.may_go.set()
+            stale = await events.wait(OutcomeStale)
+            assert stale.id == ref.id
+        else:
+            while not machine.saw:
+                await asyncio.sleep(0.01)
+            assert machine.saw == ["True"], "a thread that looks hears of it, too"
+        after = await row_of(db, ref.id)
+        machine.may_go.set()
+    assert {**after, "now": None} == {**row, "now": None}
+    assert await audit(db, ref.id) == [("cancelled", None, REASON)]
+
+
+async def test_a_shutdown_ends_what_was_to_be_cancelled(durable_dsn: str) -> None:
+    """What goes back to the queue at a shutdown does not, if somebody had asked to cancel it."""
+    machine = Sitter()
+    async with Worker([machine], dsn=durable_dsn, settings=CALM) as worker:
+        refs = [await worker.insert(machine, "", step=name) for name in ("deaf", "sleeps")]
+        await happens(machine.is_there)
+        await asyncio.sleep(0.3)
+        for ref in refs:
+            await worker.cancel(ref)
+    async with Worker([Plain], dsn=durable_dsn, settings=CALM) as other:
+        found = [await other.get(ref) for ref in refs]
+    machine.may_go.set()
+    assert [one.status for one in found if one] == [Status.CANCELLED] * 2

@@ -1,0 +1,268 @@
+"""Parents and children: who is waited for, who is released, and how far a cancel goes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gen_durable import (
+    AlreadyFinished,
+    Await,
+    Cancelled,
+    CancelRequested,
+    Context,
+    Done,
+    Machine,
+    NotRetried,
+    Outcome,
+    Retried,
+    ScheduleChildren,
+    Spec,
+    Status,
+    Stop,
+    Worker,
+    step,
+)
+from gen_durable.testing import AsyncHarness
+from tests.control.support import REASON, Order, Sitter, audit, eventually, job_states
+from tests.scenarios.support import CALM, PATIENCE, happens
+
+
+class Leaf(Machine[int, int]):
+    """Doubles positive numbers, waits for a signal with zero, fails with negative ones."""
+
+    @step
+    async def run(self, ctx: Context[int]) -> Outcome[int]:
+        if ctx.state == 0:
+            return Await("go", then=self.went)
+        return Done(2 * ctx.state) if ctx.state > 0 else Stop("negative")
+
+    @step
+    async def went(self, ctx: Context[int]) -> Outcome[int]:
+        return Done(0)
+
+
+class Parent(Machine[list[int], list[str]]):
+    """Tells how its children ended."""
+
+    @step
+    async def start(self, ctx: Context[list[int]]) -> Outcome[list[str]]:
+        return ScheduleChildren([Spec(Leaf, n) for n in ctx.state], then=self.join)
+
+    @step
+    async def join(self, ctx: Context[list[int]]) -> Outcome[list[str]]:
+        return Done([f"{one.status} {one.result}" for one in ctx.children])
+
+
+class Tree(Machine[int, int]):
+    """So many levels, two branches each; the leaves wait for a signal."""
+
+    @step
+    async def grow(self, ctx: Context[int]) -> Outcome[int]:
+        if ctx.state == 0:
+            return Await("fall", then=self.end)
+        return ScheduleChildren([Spec(Tree, ctx.state - 1) for _ in range(2)], then=self.end)
+
+    @step
+    async def end(self, ctx: Context[int]) -> Outcome[int]:
+        return Done(len(ctx.children))
+
+
+async def _statuses(client: Any) -> dict[int, str]:
+    return {one.id: one.status.value for one in await client.list(limit=1000)}
+
+
+async def test_a_cancelled_child_releases_its_parent_and_is_seen_as_cancelled(
+    async_durable: AsyncHarness,
+) -> None:
+    parent = await async_durable.insert(Parent, [1, 0, -1])
+    await async_durable.drain()
+    one = await async_durable.children(parent)
+    assert async_durable.assert_at(parent, "join").children_pending == 1
+    assert await async_durable.cancel(one[1].id, reason=REASON) == Cancelled(one[1].id)
+    assert async_durable.assert_at(parent, "join").status is Status.RUNNABLE
+    await async_durable.drain()
+    assert async_durable.assert_done(parent) == ["done 2", "cancelled None", "failed None"]
+
+
+async def test_an_executing_child_releases_its_parent_when_its_step_has_ended(durable_dsn: str) -> None:
+    class Sits(Machine[None, str]):
+        @step
+        async def start(self, ctx: Context[None]) -> Outcome[str]:
+            return ScheduleChildren([Spec(Sitter, "", step="looks")], then=self.join)
+
+        @step
+        async def join(self, ctx: Context[None]) -> Outcome[str]:
+            return Done(", ".join(one.status.value for one in ctx.children))
+
+    machine = Sitter()
+    async with Worker([Sits, machine], dsn=durable_dsn, settings=CALM) as worker:
+        parent = await worker.insert(Sits)
+        await happens(machine.is_there)
+        (child,) = await worker.children(parent)
+        assert await worker.cancel(child.id) == CancelRequested(child.id)
+        assert (await worker.wait(parent, timeout=PATIENCE)).result == "cancelled"
+
+
+async def test_without_cascade_the_children_go_on(async_durable: AsyncHarness) -> None:
+    parent = await async_durable.insert(Parent, [0])
+    await async_durable.drain()
+    (child,) = await async_durable.children(parent)
+    assert await async_durable.cancel(parent) == Cancelled(parent.id)
+    assert async_durable.assert_cancelled(parent).children_pending == 0
+    await async_durable.signal(child.id, "go")
+    await async_durable.drain()
+    async_durable.assert_done(child.id)
+    async_durable.assert_cancelled(parent)
+
+
+async def test_cascade_reaches_children_and_grandchildren(async_durable: AsyncHarness, db: Any) -> None:
+    tree = await async_durable.insert(Tree, 3)
+    other = await async_durable.insert(Tree, 1)
+    await async_durable.drain()
+    assert await async_durable.cancel(tree, cascade=True, reason=REASON, actor="ann") == Cancelled(tree.id)
+    statuses = await _statuses(async_durable)
+    assert len(statuses) == 15 + 3
+    cancelled = {id for id, status in statuses.items() if status == "cancelled"}
+    assert len(cancelled) == 15
+    assert statuses[other.id] == "awaiting_children"
+    for id in cancelled:
+        assert await audit(db, id) == [("cancelled", "ann", REASON)]
+    assert await job_states(db, sorted(cancelled)) == ["CANCELLED"] * 15
+
+
+async def test_cascade_goes_through_those_that_had_ended(async_durable: AsyncHarness) -> None:
+    """Somebody had cancelled the middle of the tree alone; and the root has ended, too."""
+    tree = await async_durable.insert(Tree, 2)
+    await async_durable.drain()
+    for child in await async_durable.children(tree):
+        await async_durable.cancel(child.id)
+    await async_durable.drain()
+    assert async_durable.assert_done(tree) == 2
+    assert sorted((await _statuses(async_durable)).values()).count("awaiting_signal") == 4
+    assert await async_durable.cancel(tree, cascade=True) == AlreadyFinished(tree.id, Status.DONE)
+    assert "awaiting_signal" not in (await _statuses(async_durable)).values()
+
+
+async def test_a_retried_child_is_waited_for_again_by_a_parent_that_still_waits(
+    async_durable: AsyncHarness,
+) -> None:
+    parent = await async_durable.insert(Parent, [-1, 0])
+    await async_durable.drain()
+    failed, waiting = await async_durable.children(parent)
+    assert async_durable.assert_at(parent, "join").children_pending == 1
+    assert await async_durable.retry(failed.id, state=5) == Retried(failed.id)
+    assert async_durable.assert_at(parent, "join").children_pending == 2
+    await async_durable.signal(waiting.id, "go")
+    assert (await async_durable.drain()).done == 3
+    assert async_durable.assert_done(parent) == ["done 10", "done 0"]
+
+
+async def test_a_retried_child_harms_nothing_when_its_parent_has_moved_on(
+    async_durable: AsyncHarness,
+) -> None:
+    parent = await async_durable.insert(Parent, [-1])
+    await async_durable.drain()
+    assert async_durable.assert_done(parent) == ["failed None"]
+    (child,) = await async_durable.children(parent)
+    assert await async_durable.retry(child.id, state=5) == Retried(child.id)
+    await async_durable.drain()
+    assert async_durable.assert_done(child.id) == 10
+    assert async_durable.assert_done(parent) == ["failed None"]
+
+
+async def test_a_retried_child_of_an_earlier_round_is_not_waited_for(async_durable: AsyncHarness) -> None:
+    class Rounds(Machine[None, int]):
+        @step
+        async def first(self, ctx: Context[None]) -> Outcome[int]:
+            return ScheduleChildren([Spec(Leaf, -1)], then=self.second)
+
+        @step
+        async def second(self, ctx: Context[None]) -> Outcome[int]:
+            return ScheduleChildren([Spec(Leaf, 0)], then=self.end)
+
+        @step
+        async def end(self, ctx: Context[None]) -> Outcome[int]:
+            return Done(len(ctx.children))
+
+    parent = await async_durable.insert(Rounds)
+    await async_durable.drain()
+    old, waiting = await async_durable.children(parent, every=True)
+    assert await async_durable.retry(old.id, state=0) == Retried(old.id)
+    assert async_durable.assert_at(parent, "end").children_pending == 1
+    await async_durable.signal(waiting.id, "go")
+    await async_durable.drain()
+    assert async_durable.assert_done(parent) == 1
+    async_durable.assert_awaiting(old.id, "go")
+
+
+async def test_a_parent_cancelled_at_its_barrier_waits_there_again(async_durable: AsyncHarness) -> None:
+    """Its join step sees only children that have ended, however often it was cancelled and retried."""
+    parent = await async_durable.insert(Parent, [1, 0, 0])
+    await async_durable.drain()
+    _, second, third = await async_durable.children(parent)
+    await async_durable.cancel(parent)
+    await async_durable.signal(second.id, "go")
+    await async_durable.drain()
+    assert await async_durable.retry(parent) == Retried(parent.id)
+    assert async_durable.assert_at(parent, "join").children_pending == 1
+    await async_durable.drain()
+    await async_durable.signal(third.id, "go")
+    await async_durable.drain()
+    assert async_durable.assert_done(parent) == ["done 2", "done 0", "done 0"]
+
+
+async def test_parent_and_children_are_retried_together(async_durable: AsyncHarness) -> None:
+    """A whole family was cancelled by mistake, and goes on as if nothing had been."""
+    parent = await async_durable.insert(Parent, [0, 0])
+    await async_durable.drain()
+    await async_durable.cancel(parent, cascade=True)
+    assert await async_durable.retry_all() == 3
+    assert async_durable.assert_at(parent, "join").children_pending == 2
+    for child in await async_durable.children(parent):
+        async_durable.assert_awaiting(child.id, "go")
+        await async_durable.signal(child.id, "go")
+    await async_durable.drain()
+    assert async_durable.assert_done(parent) == ["done 0", "done 0"]
+
+
+async def test_a_join_that_failed_sees_its_children_when_it_is_retried(async_durable: AsyncHarness) -> None:
+    class Sum(Machine[bool, int]):
+        @step
+        async def start(self, ctx: Context[bool]) -> Outcome[int]:
+            return ScheduleChildren([Spec(Leaf, n) for n in (1, 2, 3)], then=self.join)
+
+        @step
+        async def join(self, ctx: Context[bool]) -> Outcome[int]:
+            return Done(sum(ctx.children.results(Leaf))) if ctx.state else Stop("not yet")
+
+    parent = await async_durable.insert(Sum, False)
+    await async_durable.drain()
+    async_durable.assert_failed(parent, match="not yet")
+    assert await async_durable.retry(parent) == Retried(parent.id)
+    await async_durable.drain()
+    async_durable.assert_failed(parent, match="not yet")
+    assert await async_durable.retry(parent, state=True) == Retried(parent.id)
+    await async_durable.drain()
+    assert async_durable.assert_done(parent) == 12
+    assert [one.result for one in await async_durable.children(parent)] == [2, 4, 6]
+    assert await async_durable.retry(parent) == NotRetried(parent.id, Status.DONE)
+
+
+async def test_a_deleted_child_releases_its_parent(async_durable: AsyncHarness) -> None:
+    parent = await async_durable.insert(Parent, [0])
+    await async_durable.drain()
+    (child,) = await async_durable.children(parent)
+    await async_durable.soft_delete(child.id)
+    await async_durable.drain()
+    assert async_durable.assert_done(parent) == ["cancelled None"]
+
+
+async def test_a_parent_that_nobody_runs_is_woken_for_its_worker(durable_dsn: str) -> None:
+    """A cancel from another process releases the parent, and a worker that polls finds it."""
+    async with Worker([Parent, Leaf, Order], dsn=durable_dsn, settings=CALM) as worker:
+        parent = await worker.insert(Parent, [0])
+        await eventually(worker, parent, "awaiting_children")
+        (child,) = await worker.children(parent)
+        await eventually(worker, child.id, "awaiting_signal")
+        await worker.cancel(child.id)
+        assert (await worker.wait(parent, timeout=PATIENCE)).result == ["cancelled None"]

@@ -1,0 +1,61 @@
+"""After everything that people may do, status, records, the view of job states and the pure function agree."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+
+import asyncpg
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+
+from gen_durable._db.pool import Database
+from gen_durable.config import RecordLevel
+from tests.control.histories import Happening, History, histories, of
+
+_FAMILY = of(
+    "lease 0, schedule_childs 0, lease 0, cancel 0, retry 0, done 2, delete 2, restore 2, retry 2, lease 0, stop 3, done 4,"
+    " lease 0, stop 5, retry 0, lease 0, force 0, retry 0, lease 0, lose 0, wait 0, lease 0, lose 0, retry 0, lease 0, done 8"
+)
+_SIGNALS = of(
+    "lease 0, await 0, cancel 0, retry 0, wait 0, lease 0, stop 2, retry 0, lease 0, cancel 3, delete 0, insert 0, restore 0,"
+    " retry 0, signal 1, cancel 1, retry 1, lease 0, cancel 0, next 4, retry 0, insert 0"
+)
+
+
+@pytest.mark.parametrize(("level", "count"), [("all", 60), ("failures", 20), ("off", 20)])
+def test_all_agree_in_every_history(durable_dsn: str, level: RecordLevel, count: int) -> None:
+    seen: Counter[str] = Counter()
+    with asyncio.Runner() as runner:
+        database = runner.run(Database.open(durable_dsn, "gen_durable", size=2))
+        db = runner.run(asyncpg.connect(durable_dsn))
+
+        @given(histories())
+        @example(_FAMILY)
+        @example(_SIGNALS)
+        @settings(max_examples=count, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+        def hold(happenings: list[Happening]) -> None:
+            runner.run(_play(History(database, db, level), happenings, seen))
+
+        try:
+            hold()
+        finally:
+            runner.run(db.close(timeout=5))
+            runner.run(database.close())
+    everything = {
+        "runnable",
+        "executing",
+        "awaiting_signal",
+        "awaiting_children",
+        "done",
+        "failed",
+        "cancelled",
+    }
+    assert {*everything, "retried", "key taken"} <= seen.keys(), "histories that show something"
+
+
+async def _play(history: History, happenings: list[Happening], seen: Counter[str]) -> None:
+    await history.begin()
+    for happening in happenings:
+        await history.happen(happening)
+    seen.update(history.seen)

@@ -1,0 +1,163 @@
+"""Processes that die in the middle of it: what was acknowledged stays so, and whoever is left finishes it."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+import pytest
+
+from gen_durable import AsyncClient, CancelRequested, Deleted, Restored, Retried, Status, Worker
+from tests.control.support import Order, Plain, Sitter, eventually, job_states
+from tests.scenarios.process import worker_process
+from tests.scenarios.support import FAST, PATIENCE, happens, has_no_lease, row_of
+from tests.scenarios.victims import Sleeper
+
+NEVER = "/nonexistent/go"
+_ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize("verb", ["cancel", "soft_delete"])
+@pytest.mark.parametrize("name", ["sleep", "block"])
+async def test_asked_to_end_and_killed_it_ends_as_cancelled(
+    durable_dsn: str, db: Any, verb: str, name: str
+) -> None:
+    """By the reaper of another worker, which need not know the machine; and it never runs again."""
+    async with AsyncClient(durable_dsn, settings=FAST) as client:
+        ref = await client.insert(Sleeper, NEVER, step=name, concurrency_key="k", correlation_key="c")
+        async with worker_process(durable_dsn, FAST) as victim:
+            await victim.hears(begun=name)
+            answer = await (client.cancel(ref) if verb == "cancel" else client.soft_delete(ref))
+            assert isinstance(answer, CancelRequested | Deleted)
+            await victim.kill()
+        async with Worker([Plain], dsn=durable_dsn, settings=FAST):
+            ended = await eventually(client, ref, "cancelled")
+            heir = await client.insert(Plain, 7, concurrency_key="k", correlation_key="c")
+            assert (await client.wait(heir, timeout=PATIENCE)).result == 7, "both keys are free"
+        (record,) = await client.executions(ref)
+    row = await row_of(db, ref.id)
+    assert (ended.step_seq, ended.crash_count, row["status"]) == (0, 1, "cancelled")
+    assert has_no_lease(row)
+    assert (record.status, record.outcome) == ("ABORTED", "cancelled")
+    assert await job_states(db, [ref.id]) == ["CANCELLED"]
+
+
+async def test_a_retried_instance_runs_beside_its_zombie_and_survives_a_kill(
+    durable_dsn: str, tmp_path: Path
+) -> None:
+    go = tmp_path / "go"
+    async with AsyncClient(durable_dsn, settings=FAST) as client:
+        ref = await client.insert(Sleeper, NEVER)
+        async with worker_process(durable_dsn, FAST) as victim:
+            await victim.hears(begun="sleep")
+            await client.cancel(ref, force=True)
+            assert await client.retry(ref, state=str(go)) == Retried(ref.id)
+            # The zombie may still be in its step: the same process runs the instance anew.
+            begun = await victim.hears(begun="sleep")
+            assert (begun["attempt"], begun["key"]) == (0, f"{ref.id}:1")
+            await victim.kill()
+        go.touch()
+        async with worker_process(durable_dsn, FAST) as heir:
+            begun = await heir.hears(begun="sleep")
+            assert (begun["attempt"], begun["key"]) == (1, f"{ref.id}:1")
+            ended = await client.wait(ref, timeout=PATIENCE)
+        outcomes = [one.outcome for one in await client.executions(ref)]
+    assert (ended.result, ended.step_seq) == (str(begun["pid"]), 1)
+    assert outcomes == ["cancelled", "lease", "done"]
+
+
+_ASKERS = """
+import asyncio, sys
+from gen_durable import AsyncClient
+
+async def main(dsn, verb, ids):
+    async with AsyncClient(dsn) as client:
+        print("ready", flush=True)
+        sys.stdin.readline()
+        match verb:
+            case "cancel": await client.cancel_all()
+            case "delete": await client.delete_all()
+            case "retry": await client.retry_all()
+            case "restore":
+                for id in ids:
+                    await client.restore(int(id))
+        print("done", flush=True)
+
+asyncio.run(main(sys.argv[1], sys.argv[2], sys.argv[3:]))
+"""
+
+
+@pytest.mark.parametrize("verb", ["cancel", "delete", "restore", "retry"])
+async def test_whoever_asks_dies_in_the_middle(durable_dsn: str, db: Any, verb: str) -> None:
+    """Of every instance it has happened, with all that goes with it, or it has not; and somebody else can finish it."""
+    async with AsyncClient(durable_dsn) as client:
+        refs = [await client.insert(Plain if n % 2 else Order, n, correlation_key=f"c{n}") for n in range(40)]
+        if verb in ("retry", "restore"):
+            await client.cancel_all()
+        if verb == "restore":
+            await client.delete_all()
+        before = await db.fetchval("select count(*) from gen_durable.audit_events")
+        blocker = await asyncpg.connect(durable_dsn)
+        transaction = blocker.transaction()
+        await transaction.start()
+        await blocker.execute(
+            "select from gen_durable.gen_durable where id = $1 for no key update", refs[20].id
+        )
+        asker = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-c", _ASKERS, durable_dsn, verb, *(str(ref.id) for ref in refs)),
+            cwd=_ROOT,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+        )
+        assert asker.stdin is not None
+        assert asker.stdout is not None
+        assert await asker.stdout.readline() == b"ready\n"
+        asker.stdin.write(b"\n")
+        await asker.stdin.drain()
+        async with asyncio.timeout(PATIENCE.total_seconds()):
+            while not await db.fetchval(
+                "select count(*) from pg_stat_activity where wait_event_type = 'Lock' and datname = current_database()"
+            ):
+                await asyncio.sleep(0.01)
+        asker.kill()
+        await asker.wait()
+        await transaction.rollback()
+        await blocker.close(timeout=5)
+        async with asyncio.timeout(PATIENCE.total_seconds()):
+            while await db.fetchval(
+                "select count(*) from pg_stat_activity where query like '%\\_rows(%' and state = 'active' and pid <> pg_backend_pid()"
+            ):
+                await asyncio.sleep(0.01)
+        # The server may have finished the statement whose asker is gone: with all of it, or with none.
+        noted = await db.fetchval("select count(*) from gen_durable.audit_events") - before
+        events = 2 if verb == "delete" else 1
+        column = "deleted_at is not null" if verb in ("delete", "restore") else "status = 'cancelled'"
+        is_so = await db.fetchval(f"select count(*) from gen_durable.gen_durable where {column}")
+        happened = is_so if verb in ("cancel", "delete") else len(refs) - is_so
+        assert noted == events * happened
+        match verb:
+            case "cancel":
+                assert await client.cancel_all() == len(refs) - happened
+            case "delete":
+                assert await client.delete_all() == len(refs) - happened
+            case "retry":
+                assert await client.retry_all() == len(refs) - happened
+            case _:
+                assert {type(await client.restore(ref)) for ref in refs} == {Restored}
+    states = await job_states(db, [ref.id for ref in refs])
+    assert set(states) == ({"PENDING"} if verb == "retry" else {"CANCELLED"})
+
+
+async def test_the_heartbeat_needs_no_notification(durable_dsn: str) -> None:
+    """A cancel from elsewhere reaches the step although nobody tells its worker."""
+    machine = Sitter()
+    async with Worker([machine], dsn=durable_dsn, settings=FAST) as worker:
+        ref = await worker.insert(machine, "", step="looks")
+        await happens(machine.is_there)
+        async with AsyncClient(durable_dsn) as elsewhere:
+            assert await elsewhere.cancel(ref) == CancelRequested(ref.id)
+        assert (await worker.wait(ref, timeout=PATIENCE)).status is Status.CANCELLED
+    assert machine.saw == ["True"]

@@ -1,0 +1,294 @@
+"""Retry: what has failed, was cancelled or poisoned goes on at the step where it ended, with all it had."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import msgspec
+import pytest
+
+from gen_durable import (
+    Await,
+    Backoff,
+    Cancel,
+    Context,
+    Done,
+    Duplicate,
+    EncodeError,
+    Machine,
+    Next,
+    NoTargetError,
+    NotRetried,
+    Outcome,
+    Retried,
+    Signal,
+    Status,
+    Stop,
+    UsageError,
+    Worker,
+    step,
+)
+from gen_durable.testing import AsyncHarness
+from tests.control.support import Order, Plain, Sitter, audit, job_states
+from tests.scenarios.support import CALM, PATIENCE, happens, row_of
+
+
+class Cart(msgspec.Struct):
+    items: int
+    is_mended: bool = False
+
+
+class Shop(Machine[Cart, str]):
+    """Its second step fails, or cancels, until its state is mended."""
+
+    @step
+    async def open(self, ctx: Context[Cart]) -> Outcome[str]:
+        return Next(self.pay, Cart(ctx.state.items + 1, ctx.state.is_mended))
+
+    @step(retry=Backoff(max_attempts=2))
+    async def pay(self, ctx: Context[Cart]) -> Outcome[str]:
+        if ctx.state.is_mended:
+            return Done(f"{ctx.state.items} items, attempt {ctx.attempt}, {ctx.idempotency_key}")
+        if ctx.state.items > 5:
+            raise Cancel("too many")
+        raise ConnectionError("the bank does not answer")
+
+
+async def test_a_failed_step_runs_again_with_a_fresh_count_of_attempts(
+    async_durable: AsyncHarness, db: Any
+) -> None:
+    ref = await async_durable.insert(Shop, Cart(1))
+    await async_durable.drain()
+    failed = async_durable.assert_failed(ref, match="the bank does not answer")
+    assert (failed.step, failed.step_seq) == ("pay", 2)
+    assert await async_durable.retry(ref, reason="the bank is back", actor="eve") == Retried(ref.id)
+    row = await row_of(db, ref.id)
+    assert (row["status"], row["step"], row["attempt"], row["crash_count"]) == ("runnable", "pay", 0, 0)
+    assert (row["finished_at"], row["result"], row["step_seq"]) == (None, None, 2)
+    assert row["eligible_at"] == row["updated_at"]
+    assert await job_states(db, [ref.id]) == ["RUNNING"]
+    tally = await async_durable.drain()
+    assert (tally.retry, tally.stopped) == (1, 1), "two attempts again, and then it fails again"
+    assert await job_states(db, [ref.id]) == ["FAILED"]
+    assert await audit(db, ref.id) == [("retried", "eve", "the bank is back")]
+    records = await async_durable.executions(ref)
+    assert [(one.outcome, one.step_attempt, one.retried_at is not None) for one in records] == [
+        ("next", 0, False),
+        ("retry", 0, False),
+        ("stop", 1, True),
+        ("retry", 0, False),
+        ("stop", 1, False),
+    ]
+
+
+async def test_with_a_new_state_that_is_checked_against_the_type(async_durable: AsyncHarness) -> None:
+    ref = await async_durable.insert(Shop, Cart(1))
+    await async_durable.drain()
+    with pytest.raises(EncodeError, match="the new state cannot be stored as Cart"):
+        await async_durable.retry(ref, state={"items": "many"})  # type: ignore[arg-type]  # that is the point
+    async_durable.assert_failed(ref)
+    assert await async_durable.retry(ref, state=Cart(3, is_mended=True)) == Retried(ref.id)
+    await async_durable.drain()
+    # A stop is a transition: the step that runs again makes another one.
+    assert async_durable.assert_done(ref) == f"3 items, attempt 0, {ref.id}:3"
+
+
+async def test_by_id_or_key_a_new_state_is_plain_json(async_durable: AsyncHarness) -> None:
+    ref = await async_durable.insert(Shop, Cart(1), correlation_key="cart")
+    await async_durable.drain()
+    assert await async_durable.retry("cart", state={"items": 4, "is_mended": True}) == Retried(ref.id)
+    await async_durable.drain()
+    assert async_durable.assert_done(ref) == f"4 items, attempt 0, {ref.id}:3"
+
+
+async def test_a_cancelled_step_runs_again_under_its_own_key(async_durable: AsyncHarness, db: Any) -> None:
+    """By its own decision, or by somebody else's: no transition was made, so the idempotency key is the same."""
+    by_itself = await async_durable.insert(Shop, Cart(7))
+    asked = await async_durable.insert(Shop, Cart(8, is_mended=True))
+    await async_durable.cancel(asked, reason="by mistake")
+    await async_durable.drain()
+    async_durable.assert_cancelled(by_itself, match="too many")
+    assert await async_durable.retry(by_itself, state=Cart(9, is_mended=True)) == Retried(by_itself.id)
+    assert await async_durable.retry(asked) == Retried(asked.id)
+    row = await row_of(db, asked.id)
+    assert (row["cancel_requested_at"], row["cancel_reason"], row["cancelled_by"]) == (None, None, None)
+    assert await job_states(db, [by_itself.id, asked.id]) == ["RUNNING", "PENDING"]
+    await async_durable.drain()
+    assert async_durable.assert_done(by_itself) == f"9 items, attempt 0, {by_itself.id}:2"
+    assert async_durable.assert_done(asked) == f"9 items, attempt 0, {asked.id}:2"
+    assert await job_states(db, [by_itself.id, asked.id]) == ["SUCCEEDED", "SUCCEEDED"]
+
+
+async def test_a_poisoned_step_runs_again(async_durable: AsyncHarness, db: Any) -> None:
+    ref = await async_durable.insert(Plain, 7)
+    await db.execute(
+        """update gen_durable.gen_durable set status = 'failed', attempt = 20, crash_count = 20, execution = 20,
+                  last_error = 'poison', finished_at = now()"""
+    )
+    await db.execute(
+        """insert into gen_durable.executions (instance_id, step_seq, execution, attempt, status, outcome, step, finished_at)
+           select $1, 1, n, n - 1, 'ABORTED', case n when 20 then 'poison' else 'lease' end, 'run', now()
+             from generate_series(1, 20) n""",
+        ref.id,
+    )
+    assert await job_states(db, [ref.id]) == ["FAILED"]
+    assert await async_durable.retry(ref) == Retried(ref.id)
+    row = await row_of(db, ref.id)
+    assert (row["attempt"], row["crash_count"], row["status"]) == (0, 0, "runnable")
+    assert await job_states(db, [ref.id]) == ["PENDING"]
+    await async_durable.drain()
+    assert async_durable.assert_done(ref) == 7
+    assert (await async_durable.executions(ref))[-1].attempt == 21
+
+
+async def test_the_live_and_the_done_are_not_retried(async_durable: AsyncHarness, durable_dsn: str) -> None:
+    done, waiting = await async_durable.insert(Plain, 1), await async_durable.insert(Order, 1)
+    await async_durable.drain()
+    runnable = await async_durable.insert(Plain, 2)
+    for ref, status in ((done, "done"), (waiting, "awaiting_signal"), (runnable, "runnable")):
+        assert await async_durable.retry(ref, state=5) == NotRetried(ref.id, Status(status))
+    assert async_durable.assert_done(done) == 1
+    with pytest.raises(NoTargetError):
+        await async_durable.retry(4711)
+    machine = Sitter()
+    async with Worker([machine], dsn=durable_dsn, settings=CALM) as worker:
+        ref = await worker.insert(machine, "", step="deaf")
+        await happens(machine.is_there)
+        assert await worker.retry(ref) == NotRetried(ref.id, Status.EXECUTING)
+        machine.may_go.set()
+
+
+async def test_queue_keys_priority_and_limits_are_kept(client: Any, db: Any) -> None:
+    options: Any = {
+        "queue": "slow",
+        "priority": 7,
+        "concurrency_key": "tenant:1",
+        "correlation_key": "c",
+        "unique_key": "u",
+        "max_attempts": 4,
+    }
+    ref = await client.insert(Plain, 1, **options)
+    before = await row_of(db, ref.id)
+    await client.cancel(ref)
+    await client.retry(ref)
+    after = await row_of(db, ref.id)
+    for name in (
+        *options,
+        "correlation_scope",
+        "unique_scope",
+        "parent_id",
+        "fsm_version",
+        "state",
+        "inserted_at",
+    ):
+        assert after[name] == before[name], name
+    assert isinstance(await client.insert(Plain, 1, correlation_key="c"), Duplicate)
+
+
+async def test_a_key_that_is_taken_meanwhile_is_told_and_nothing_is_retried(client: Any, db: Any) -> None:
+    old = await client.insert(Plain, 1, correlation_key="c")
+    await client.cancel(old)
+    new = await client.insert(Plain, 2, correlation_key="c")
+    with pytest.raises(
+        UsageError, match=r"cannot retry: a key .* belongs to another one now; end that one first"
+    ):
+        await client.retry(old)
+    assert (await client.get(old)).status is Status.CANCELLED
+    assert [event for event, _, _ in await audit(db, old.id)] == ["cancelled"]
+    assert await job_states(db, [old.id, new.id]) == ["CANCELLED", "PENDING"]
+    await client.cancel(new)
+    assert await client.retry(old) == Retried(old.id)
+
+
+async def test_what_waited_for_a_signal_waits_for_it_again(async_durable: AsyncHarness) -> None:
+    """The inbox went with the end. A step never runs without the signal that it was written for."""
+    order = await async_durable.insert(Order, 1)
+    await async_durable.drain()
+    await async_durable.cancel(order)
+    assert await async_durable.retry(order) == Retried(order.id)
+    async_durable.assert_awaiting(order, Order.paid)
+    assert (await async_durable.drain()).done == 0
+    await async_durable.signal(order, Order.paid, 100)
+    await async_durable.drain()
+    assert async_durable.assert_done(order) == "shipped for 100"
+
+
+class Fragile(Machine[bool, str]):
+    """Fails in the step that its signal, or its clock, wakes."""
+
+    go = Signal("go", int)
+
+    @step
+    async def start(self, ctx: Context[bool]) -> Outcome[str]:
+        return Await(self.go, then=self.woken, timeout=timedelta(hours=1))
+
+    @step
+    async def woken(self, ctx: Context[bool]) -> Outcome[str]:
+        if not ctx.state:
+            return Stop("not yet")
+        return Done(f"{ctx.awaited.get(self.go)} {ctx.timed_out}")
+
+
+async def test_a_woken_step_that_failed_waits_for_its_signal_again(async_durable: AsyncHarness) -> None:
+    ref = await async_durable.insert(Fragile, False)
+    await async_durable.signal(ref, Fragile.go, 1)
+    await async_durable.drain()
+    async_durable.assert_failed(ref, match="not yet")
+    assert await async_durable.retry(ref, state=True) == Retried(ref.id)
+    assert async_durable.assert_awaiting(ref, Fragile.go).step == "woken"
+    await async_durable.signal(ref, Fragile.go, 2)
+    await async_durable.drain()
+    assert async_durable.assert_done(ref) == "2 False"
+
+
+async def test_a_step_that_the_clock_woke_runs_again_as_timed_out(async_durable: AsyncHarness) -> None:
+    ref = await async_durable.insert(Fragile, False)
+    await async_durable.drain()
+    async_durable.fire_timeouts()
+    await async_durable.drain()
+    async_durable.assert_failed(ref, match="not yet")
+    await async_durable.retry(ref, state=True)
+    await async_durable.drain()
+    assert async_durable.assert_done(ref) == "None True"
+
+
+async def test_a_deadline_goes_on_while_its_instance_is_cancelled(async_durable: AsyncHarness) -> None:
+    soon, late = await async_durable.insert(Fragile, True), await async_durable.insert(Fragile, True)
+    await async_durable.drain()
+    deadline = async_durable.assert_awaiting(late).await_deadline
+    for ref in (soon, late):
+        await async_durable.cancel(ref)
+    await async_durable.retry(late)
+    assert async_durable.assert_awaiting(late).await_deadline == deadline
+    async_durable.advance(hours=2)
+    await async_durable.drain()
+    assert async_durable.assert_done(late) == "None True"
+    async_durable.assert_cancelled(soon)
+    await async_durable.retry(soon)
+    await async_durable.drain()
+    assert async_durable.assert_done(soon) == "None True", "its deadline had passed meanwhile"
+
+
+async def test_retried_again_and_again(async_durable: AsyncHarness, db: Any) -> None:
+    ref = await async_durable.insert(Shop, Cart(1))
+    for round in range(4):
+        await async_durable.drain()
+        async_durable.assert_failed(ref)
+        assert await job_states(db, [ref.id]) == ["FAILED"]
+        assert await async_durable.retry(ref) == Retried(ref.id)
+        await async_durable.cancel(ref)
+        assert await job_states(db, [ref.id]) == ["CANCELLED"]
+        assert await async_durable.retry(ref, state=Cart(round, is_mended=round == 3)) == Retried(ref.id)
+        assert await job_states(db, [ref.id]) == ["RUNNING"]
+    await async_durable.drain()
+    async_durable.assert_done(ref)
+    assert await job_states(db, [ref.id]) == ["SUCCEEDED"]
+
+
+async def test_a_worker_takes_up_what_is_retried(durable_dsn: str) -> None:
+    async with Worker([Shop, Plain], dsn=durable_dsn, settings=CALM) as worker:
+        ref = await worker.insert(Shop, Cart(1), max_attempts=1)
+        assert (await worker.wait(ref, timeout=PATIENCE)).status is Status.FAILED
+        assert await worker.retry(ref, state=Cart(2, is_mended=True)) == Retried(ref.id)
+        assert (await worker.wait(ref, timeout=PATIENCE)).result == f"2 items, attempt 0, {ref.id}:3"

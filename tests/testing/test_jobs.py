@@ -1,0 +1,192 @@
+"""Jobs in a test: drained like machines, or called like the functions that they are."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import msgspec
+import psycopg
+import pytest
+
+from gen_durable import (
+    Backoff,
+    Cancel,
+    Context,
+    Discard,
+    Done,
+    Duplicate,
+    Machine,
+    Outcome,
+    RetryAfter,
+    ScheduleChildren,
+    Spec,
+    Sql,
+    Status,
+    job,
+    step,
+)
+from gen_durable.testing import AsyncHarness, Crash, Harness, Tally, context
+
+
+class Invoice(msgspec.Struct):
+    number: int
+    cents: int = 100
+
+
+class Charge(msgspec.Struct):
+    id: str
+
+
+class Letter(msgspec.Struct):
+    job: str
+    payload: Invoice
+    error: str
+
+
+@job(
+    "billing.charge.v1", queue="billing", dead_letter="ops.dead.v1", retry=Backoff(base=timedelta(minutes=1))
+)
+async def charge(invoice: Invoice, ctx: Context[Invoice]) -> Charge:
+    if invoice.cents < 0:
+        raise Discard("card declined")
+    if invoice.cents == 0:
+        raise Cancel("nothing to charge")
+    if ctx.attempt < invoice.number:
+        raise RetryAfter(timedelta(days=1), "the bank rests")
+    return Charge(ctx.idempotency_key)
+
+
+@job("ops.dead.v1")
+def dead(letter: Letter) -> str:
+    return f"{letter.job} of {letter.payload.number}: {letter.error}"
+
+
+@job("billing.sweep.v1")
+def sweep() -> int:
+    return 3
+
+
+def test_a_job_is_drained_to_its_end(durable: Harness) -> None:
+    ref, swept = durable.insert(charge, Invoice(0)), durable.insert(sweep)
+    assert durable.drain() == Tally(done=2)
+    assert durable.assert_done(ref) == Charge(f"{ref.id}:1")
+    assert durable.assert_done(swept, 3) == 3
+    assert [transition.step for transition in durable.history(ref)] == ["run"]
+
+
+def test_waits_are_skipped_or_waited_for(durable: Harness) -> None:
+    ref = durable.insert(charge, Invoice(2))
+    assert durable.drain(collapse=False) == Tally(retry=1)
+    durable.advance(hours=23)
+    assert durable.drain(collapse=False) == Tally()
+    durable.advance(hours=1)
+    assert durable.drain(collapse=False) == Tally(retry=1)
+    assert durable.drain() == Tally(done=1)
+    durable.assert_done(ref)
+    assert [transition.kind for transition in durable.history(ref)] == ["retry", "retry", "done"]
+
+
+def test_failures_and_cancels_are_told_apart(durable: Harness) -> None:
+    failed, cancelled = durable.insert(charge, Invoice(0, -1)), durable.insert(charge, Invoice(0, 0))
+    assert durable.drain() == Tally(stopped=1, cancelled=1)
+    durable.assert_failed(failed, match="card declined")
+    found = durable.get(cancelled)
+    assert found is not None
+    assert (found.status, found.last_error) == (Status.CANCELLED, "nothing to charge")
+    with pytest.raises(AssertionError, match="is not done; it is cancelled at step 'run'"):
+        durable.assert_done(cancelled)
+
+
+def test_dead_letters_run_where_the_test_says_so(durable: Harness) -> None:
+    durable.use(dead)
+    durable.insert(charge, Invoice(7, -1))
+    assert durable.drain() == Tally(stopped=1, done=1)
+    (letter,) = durable.instances(dead)
+    assert durable.assert_done(letter.id) == "billing.charge.v1 of 7: card declined"
+
+
+def test_a_fake_takes_the_place_of_a_job(durable: Harness) -> None:
+    @job("billing.charge.v1", queue="billing")
+    async def fake(invoice: Invoice) -> Charge:
+        return Charge("fake")
+
+    durable.use(fake)
+    ref = durable.insert(fake, Invoice(1, -1))
+    durable.drain()
+    assert durable.assert_done(ref) == Charge("fake")
+
+
+def test_children_that_are_jobs_are_known(durable: Harness) -> None:
+    class Close(Machine[None, int]):
+        @step
+        async def split(self, ctx: Context[None]) -> Outcome[int]:
+            return ScheduleChildren([Spec(sweep), Spec(charge, Invoice(0))], then=self.join)
+
+        @step
+        async def join(self, ctx: Context[None]) -> Outcome[int]:
+            return Done(sum(ctx.children.results(sweep)) + len(ctx.children.results(charge)))
+
+    ref = durable.insert(Close)
+    assert durable.drain() == Tally(children=1, done=3)
+    assert durable.assert_done(ref) == 4
+
+
+def test_a_process_may_die_in_a_job(durable: Harness) -> None:
+    ref = durable.insert(sweep)
+    with durable.crash_at("run"), pytest.raises(Crash):
+        durable.drain()
+    assert durable.drain() == Tally(done=1)
+    durable.assert_done(ref)
+    assert [record.outcome for record in durable.executions(ref)] == ["lease", "done"]
+
+
+def test_the_same_request_gives_the_same_run(durable: Harness) -> None:
+    first = durable.insert(charge, Invoice(0), idempotency_key="invoice:7")
+    durable.drain()
+    again = durable.insert(charge, Invoice(0), idempotency_key="invoice:7")
+    assert isinstance(again, Duplicate)
+    assert (again.id, again.status) == (first.id, Status.DONE)
+
+
+def test_an_effect_commits_with_the_result(durable: Harness, conn: psycopg.Connection) -> None:
+    conn.execute("create table paid (number int)")
+
+    @job("billing.record.v1")
+    def record(number: int) -> Done[int]:
+        return Done(number, effect=Sql("insert into paid values ($1)", number))
+
+    ref = durable.insert(record, 7)
+    durable.drain()
+    assert durable.assert_done(ref) == 7
+    assert conn.execute("select number from paid").fetchall() == [(7,)]
+
+
+async def test_in_an_async_test_the_drain_is_awaited(async_durable: AsyncHarness) -> None:
+    ref = await async_durable.insert(charge, Invoice(1))
+    assert await async_durable.drain() == Tally(retry=1, done=1)
+    assert async_durable.assert_done(ref) == Charge(f"{ref.id}:1")
+
+
+# Without a database: a call
+
+
+async def test_a_job_is_called_with_a_context_of_the_tests() -> None:
+    ctx = context(Invoice(1), attempt=1, id=9, step_seq=2)
+    assert await charge(Invoice(1), ctx) == Charge("9:2")
+
+
+def test_what_it_raises_is_raised() -> None:
+    coroutine = charge(Invoice(0, -1), context(Invoice(0, -1)))
+    with pytest.raises(Discard, match="card declined"):
+        coroutine.send(None)
+
+
+async def test_its_wait_can_be_looked_at() -> None:
+    with pytest.raises(RetryAfter, match="the bank rests") as raised:
+        await charge(Invoice(5), context(Invoice(5)))
+    assert raised.value.delay == timedelta(days=1)
+
+
+def test_a_plain_one_is_just_called() -> None:
+    assert sweep() == 3
+    assert dead(Letter("m", Invoice(1), "no")) == "m of 1: no"
