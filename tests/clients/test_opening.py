@@ -200,5 +200,6 @@ def test_a_heartbeat_above_half_the_lease_is_refused_before_anything_is_opened(
     with pytest.raises(SettingsError, match=problem):
         Settings(lease=timedelta(seconds=30), heartbeat=timedelta(seconds=20))
     monkeypatch.setenv("GEN_DURABLE_LEASE", "30s")
+    monkeypatch.setenv("GEN_DURABLE_HEARTBEAT", "20s")
     with pytest.raises(SettingsError, match=problem):
         Worker([Number])

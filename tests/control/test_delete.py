@@ -96,7 +96,7 @@ async def test_deleting_what_executes_cancels_it_and_its_keys_stay_taken_until_t
         with pytest.raises(NoTargetError):
             await worker.signal(ref, "unread")
         for key in ({"correlation_key": "c"}, {"unique_key": "u"}):
-            refused = await worker.insert(Sitter, "", step="looks", **key)
+            refused = await worker.insert(Sitter, "", step="looks", **key)  # type: ignore[call-overload]  # one of two keys
             assert isinstance(refused, Duplicate)
             assert (refused.id, refused.status) == (ref.id, Status.EXECUTING)
         machine.may_go.set()
