@@ -15,6 +15,8 @@ from tests.chaos.fleet import Process
 __all__ = ["Nemesis"]
 
 _BACKENDS = "select pid from pg_stat_activity where application_name = 'gen_durable' order by pid"
+_HOLDERS = """
+select distinct split_part(locked_by, ':', 2)::int as pid from gen_durable.gen_durable where status = 'executing'"""
 # A server that has just been started takes nothing back for one lease; crashes that follow each other more closely
 # would only prove that nothing happens then.
 _CALM_AFTER_CRASH = 6.0
@@ -40,13 +42,17 @@ class Nemesis:
             self._man()
             await asyncio.sleep(self._rng.uniform(0.2, 0.9))
             match self._rng.choices(["kill", "retire", "stop", "terminate", "crash"], [4, 1, 3, 4, 2])[0]:
-                case "kill":
-                    self._kill()
-                case "retire":
-                    self._retire()
-                case "stop":
+                case "kill" if victim := await self._victim():
+                    victim.kill()
+                    self.counters["kills"] += 1
+                case "retire" if victim := await self._victim():
+                    # As a deployment does it: the next one starts while this one gives back what it has.
+                    victim.terminate()
+                    self._crew.remove(victim)
+                    self.counters["retirements"] += 1
+                case "stop" if victim := await self._victim():
                     # Now and then it comes back in time.
-                    stop = self._stop(self._rng.uniform(0.5, 2.0) * lease)
+                    stop = self._stop(victim, self._rng.uniform(0.5, 2.0) * lease)
                     stops.add(asyncio.get_running_loop().create_task(stop))
                 case "terminate":
                     await self._terminate()
@@ -62,27 +68,21 @@ class Nemesis:
         while len(self._crew) < self._wanted:
             self._crew.append(self._arena.fleet.launch())
 
-    def _kill(self) -> None:
-        victim = self._rng.choice(self._crew)
-        if victim.exit_code is None and not victim.is_stopped:
-            victim.kill()
-            self.counters["kills"] += 1
+    async def _victim(self) -> Process | None:
+        """One of those who have something to lose."""
+        conn = await asyncpg.connect(self._arena.cluster.dsn)
+        try:
+            holders = {row["pid"] for row in await conn.fetch(_HOLDERS)}
+        finally:
+            await conn.close()
+        busy = [process for process in self._crew if process.pid in holders and not process.is_stopped]
+        return self._rng.choice(busy) if busy else None
 
-    def _retire(self) -> None:
-        """SIGTERM, as a deployment does it; the next one starts while this one gives back what it has."""
-        victim = self._rng.choice(self._crew)
-        if victim.exit_code is None and not victim.is_stopped:
-            victim.terminate()
-            self._crew.remove(victim)
-            self.counters["retirements"] += 1
-
-    async def _stop(self, seconds: float) -> None:
-        victim = self._rng.choice(self._crew)
-        if victim.exit_code is None and not victim.is_stopped:
-            victim.stop()
-            self.counters["stops"] += 1
-            await asyncio.sleep(seconds)
-            victim.resume()
+    async def _stop(self, victim: Process, seconds: float) -> None:
+        victim.stop()
+        self.counters["stops"] += 1
+        await asyncio.sleep(seconds)
+        victim.resume()
 
     async def _terminate(self) -> None:
         conn = await asyncpg.connect(self._arena.cluster.dsn)
