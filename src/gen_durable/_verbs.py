@@ -182,8 +182,8 @@ def cancel(
     if not rows:
         raise NoTargetError(id, "cancel")
     queues = _woken(rows)
-    # Downwards, a transaction per batch: parents and children in one would take their locks in the wrong order. And through
-    # those that have failed or were cancelled before: their children may live on.
+    # Downwards, a transaction per batch: parents and children in one would take their locks in the wrong order. And
+    # through those that have failed or were cancelled before: their children may live on.
     parents = [id] if cascade else []
     while parents:
         parents = yield from control.unfinished_children(parents)

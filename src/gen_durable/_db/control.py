@@ -1,7 +1,7 @@
 """Cancelling, deleting, restoring and retrying instances.
 
-`is_alone`: the statement is its own transaction. If another one was in its way, it is simply run again; inside a caller's
-transaction that is up to the caller.
+`is_alone`: the statement is its own transaction. If another one was in its way, it is simply run again; inside a
+caller's transaction that is up to the caller.
 """
 
 from __future__ import annotations
