@@ -9,11 +9,11 @@ from typing import Any, Final
 import msgspec
 from hypothesis import strategies as st
 
-from gen_durable import JobState, Status
+from gen_durable import ExecutionRecord, JobState, Status
 from gen_durable._core.model import Committed, Execution
 from gen_durable._core.records import job_state, record_of
 from gen_durable._db import commit as commits
-from gen_durable._db import control, inspect
+from gen_durable._db import control
 from gen_durable._db import lease as leases
 from gen_durable._db.pool import Database
 from gen_durable._db.signal import deliver
@@ -22,17 +22,20 @@ from gen_durable.errors import UsageError
 from tests.db.engine import entry, inserted, new, picked
 
 KINDS: Final = ("keep", "next", "retry", "await", "schedule_childs", "done", "stop", "cancel", "release")
-EVENTS: Final = ("lose", "signal", "wait", "insert", "cancel", "force", "delete", "restore", "retry")
+EVENTS: Final = ("lose", "signal", "wait", "insert")
+VERBS: Final = ("CANCEL", "FORCE", "DELETE", "RESTORE", "RETRY")
 _CRASH_LIMIT: Final = 2
 _LOSE = (
     "update gen_durable.gen_durable set lease_expires_at = now() - interval '1 s' where status = 'executing'"
 )
 _PASS = """
 update gen_durable.gen_durable
-   set eligible_at = now(), await_deadline = case when await_deadline is not null then now() end where finished_at is null"""
+   set eligible_at = now(), await_deadline = case when await_deadline is not null then now() end
+ where finished_at is null"""
 _ROWS = """
 select g.*, g.status::text as status, j.state as job_state
   from gen_durable.gen_durable g join gen_durable.gen_durable_job_state j on j.job_id = g.id order by g.id"""
+_RECORDS = "select * from gen_durable.gen_durable_executions where job_id = any ($1::bigint[]) order by job_id, attempt"
 
 Happening = tuple[str, int]
 """A kind of outcome of an execution, or an event of an instance; of which one."""
@@ -42,12 +45,13 @@ def histories() -> st.SearchStrategy[list[Happening]]:
     which = st.integers(0, 7)
     outcomes = st.tuples(st.sampled_from(KINDS), which)
     events = st.tuples(st.sampled_from(EVENTS), which)
+    verbs = st.tuples(st.sampled_from(VERBS), which)
     leasing = st.just(("lease", 0))
-    return st.lists(st.one_of(leasing, outcomes, events), min_size=8, max_size=30)
+    return st.lists(st.one_of(leasing, outcomes, events, verbs), min_size=8, max_size=30)
 
 
 def of(text: str) -> list[Happening]:
-    """`lease 0, schedule_childs 0, cancel 1`."""
+    """`lease 0, schedule_childs 0, CANCEL 1`: outcomes of executions and events are small, what people do is large."""
     made = [part.split() for part in text.split(",")]
     return [(name, int(which)) for name, which in made]
 
@@ -65,7 +69,9 @@ class History:
         self.seen: Counter[str] = Counter()
 
     async def begin(self) -> None:
-        await self._db.execute("delete from gen_durable.gen_durable")
+        await self._db.execute(
+            "truncate gen_durable.gen_durable, gen_durable.executions, gen_durable.signals"
+        )
         await self._insert(0)
 
     async def happen(self, what: Happening) -> None:
@@ -73,10 +79,10 @@ class History:
         if name in KINDS:
             if self._held:
                 await self._commit(self._held[which % len(self._held)], name)
-        elif name in ("lease", "lose", "signal", "wait", "insert"):
-            await getattr(self, f"_{name}")(which)
-        else:
+        elif name in VERBS:
             await self._control(name, which)
+        else:
+            await getattr(self, f"_{name}")(which)
         await self._check(name)
 
     async def _insert(self, _: int) -> None:
@@ -104,11 +110,11 @@ class History:
     async def _control(self, name: str, which: int) -> None:
         ids = [await self._id(which)]
         plans = {
-            "cancel": lambda: control.cancel(ids, "why", "who", force=False),
-            "force": lambda: control.cancel(ids, "why", "who", force=True),
-            "delete": lambda: control.delete(ids, "why", "who"),
-            "restore": lambda: control.restore(ids, "who"),
-            "retry": lambda: control.retry(ids, '"again"', "why", "who"),
+            "CANCEL": lambda: control.cancel(ids, "why", "who", force=False),
+            "FORCE": lambda: control.cancel(ids, "why", "who", force=True),
+            "DELETE": lambda: control.delete(ids, "why", "who"),
+            "RESTORE": lambda: control.restore(ids, "who"),
+            "RETRY": lambda: control.retry(ids, '"again"', "why", "who"),
         }
         try:
             await self._database.run(plans[name]())
@@ -149,11 +155,14 @@ class History:
     async def _check(self, name: str) -> None:
         """All there is to say about instances, their barriers and their executions, at this moment."""
         rows = {row["id"]: row for row in await self._db.fetch(_ROWS)}
+        records: dict[int, list[ExecutionRecord]] = {id: [] for id in rows}
+        for found in await self._db.fetch(_RECORDS, list(rows)):
+            records[found["job_id"]].append(record_of(found))
         for id, row in rows.items():
             self.seen[row["status"]] += 1
             _check_alive(row, [one for one in rows.values() if one["parent_id"] == id])
             self._check_change(name, row)
-            await self._check_state(row)
+            self._check_state(row, records[id])
         await self._check_inboxes(rows)
         self._before = rows
 
@@ -162,7 +171,7 @@ class History:
         had = self._before.get(row["id"])
         if had is None or Status(had["status"]).is_terminal is False:
             return
-        if name != "retry":
+        if name != "RETRY":
             assert row["status"] == had["status"]
         elif row["status"] != had["status"]:
             self.seen["retried"] += 1
@@ -170,9 +179,8 @@ class History:
             assert had["deleted_at"] is None
             assert (row["attempt"], row["crash_count"], row["step"]) == (0, 0, had["step"])
 
-    async def _check_state(self, row: Any) -> None:
+    def _check_state(self, row: Any, records: list[ExecutionRecord]) -> None:
         expected = _state_of(Status(row["status"]), row["step_seq"])
-        records = [record_of(one) for one in await self._database.run(inspect.executions(row["id"]))]
         assert row["job_state"] == expected, (dict(row), records)
         if self._level != "all":
             return

@@ -26,7 +26,8 @@ class Order(Machine[int, str]):
 
     @step
     async def ship(self, ctx: Context[int]) -> Outcome[str]:
-        return Stop("never paid") if ctx.timed_out else Done(f"shipped for {ctx.awaited.get(self.paid.name)}")
+        amount = ctx.awaited.get(self.paid)
+        return Done(f"shipped for {amount}")
 
 
 class Plain(Machine[int, int]):

@@ -88,7 +88,8 @@ async def test_parents_are_cancelled_before_their_children(async_durable: AsyncH
         await async_durable.drain(max_steps=1)
     assert await async_durable.cancel_all() == 601
     batches = await db.fetch(
-        "select min(id) as first, count(*) as count from gen_durable.gen_durable group by finished_at order by finished_at"
+        """select min(id) as first, count(*) as count from gen_durable.gen_durable
+            group by finished_at order by finished_at"""
     )
     assert [row["count"] for row in batches] == [500, 101]
     assert batches[0]["first"] == parent.id

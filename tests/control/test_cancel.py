@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from datetime import timedelta
 from typing import Any
 
@@ -145,14 +146,11 @@ async def test_the_first_reason_stays_and_every_attempt_is_noted(
     ]
 
 
-async def test_a_cancel_survives_a_lost_race(client: Any, db: Any) -> None:
-    """Another transaction is in its way for a moment: the cancel waits for it, and sees what it left."""
+async def test_a_cancel_waits_for_whoever_is_in_its_way(client: Any, db: Any) -> None:
     ref = await client.insert(Plain, 1)
     other = db.transaction()
     await other.start()
     await db.execute("update gen_durable.gen_durable set priority = 7 where id = $1", ref.id)
-    import asyncio
-
     async with asyncio.TaskGroup() as group:
         cancelling = group.create_task(client.cancel(ref))
         await asyncio.sleep(0.2)

@@ -95,8 +95,10 @@ async def test_deleting_what_executes_cancels_it_and_its_keys_stay_taken_until_t
         assert await worker.get(ref) is None
         with pytest.raises(NoTargetError):
             await worker.signal(ref, "unread")
-        for key in ({"correlation_key": "c"}, {"unique_key": "u"}):
-            refused = await worker.insert(Sitter, "", step="looks", **key)  # type: ignore[call-overload]  # one of two keys
+        for refused in (
+            await worker.insert(Sitter, "", correlation_key="c"),
+            await worker.insert(Sitter, "", unique_key="u"),
+        ):
             assert isinstance(refused, Duplicate)
             assert (refused.id, refused.status) == (ref.id, Status.EXECUTING)
         machine.may_go.set()

@@ -69,6 +69,9 @@ async def test_a_retried_instance_runs_beside_its_zombie_and_survives_a_kill(
     assert outcomes == ["cancelled", "lease", "done"]
 
 
+_BUSY = """
+select count(*) from pg_stat_activity
+ where datname = current_database() and pid <> pg_backend_pid() and state = 'active' and query like '%\\_rows(%'"""
 _ASKERS = """
 import asyncio, sys
 from gen_durable import AsyncClient
@@ -118,18 +121,14 @@ async def test_whoever_asks_dies_in_the_middle(durable_dsn: str, db: Any, verb: 
         asker.stdin.write(b"\n")
         await asker.stdin.drain()
         async with asyncio.timeout(PATIENCE.total_seconds()):
-            while not await db.fetchval(
-                "select count(*) from pg_stat_activity where wait_event_type = 'Lock' and datname = current_database()"
-            ):
+            while not await db.fetchval(f"{_BUSY} and wait_event_type = 'Lock'"):
                 await asyncio.sleep(0.01)
         asker.kill()
         await asker.wait()
         await transaction.rollback()
         await blocker.close(timeout=5)
         async with asyncio.timeout(PATIENCE.total_seconds()):
-            while await db.fetchval(
-                "select count(*) from pg_stat_activity where query like '%\\_rows(%' and state = 'active' and pid <> pg_backend_pid()"
-            ):
+            while await db.fetchval(_BUSY):
                 await asyncio.sleep(0.01)
         # The server may have finished the statement whose asker is gone: with all of it, or with none.
         noted = await db.fetchval("select count(*) from gen_durable.audit_events") - before

@@ -127,7 +127,8 @@ async def test_a_poisoned_step_runs_again(async_durable: AsyncHarness, db: Any) 
                   last_error = 'poison', finished_at = now()"""
     )
     await db.execute(
-        """insert into gen_durable.executions (instance_id, step_seq, execution, attempt, status, outcome, step, finished_at)
+        """insert into gen_durable.executions
+                  (instance_id, step_seq, execution, attempt, status, outcome, step, finished_at)
            select $1, 1, n, n - 1, 'ABORTED', case n when 20 then 'poison' else 'lease' end, 'run', now()
              from generate_series(1, 20) n""",
         ref.id,
@@ -153,9 +154,9 @@ async def test_the_live_and_the_done_are_not_retried(async_durable: AsyncHarness
         await async_durable.retry(4711)
     machine = Sitter()
     async with Worker([machine], dsn=durable_dsn, settings=CALM) as worker:
-        live = await worker.insert(machine, "", step="deaf")
+        executing = await worker.insert(machine, "", step="deaf")
         await happens(machine.is_there)
-        assert await worker.retry(live) == NotRetried(live.id, Status.EXECUTING)
+        assert await worker.retry(executing) == NotRetried(executing.id, Status.EXECUTING)
         machine.may_go.set()
 
 
@@ -227,7 +228,8 @@ class Fragile(Machine[bool, str]):
     async def woken(self, ctx: Context[bool]) -> Outcome[str]:
         if not ctx.state:
             return Stop("not yet")
-        return Done(f"{ctx.awaited.get(self.go.name)} {ctx.timed_out}")
+        number = ctx.awaited.get(self.go)
+        return Done(f"{number} {ctx.timed_out}")
 
 
 async def test_a_woken_step_that_failed_waits_for_its_signal_again(async_durable: AsyncHarness) -> None:

@@ -61,7 +61,7 @@ def commit_picked(kind: Any) -> Work:
 
 
 def flush_with_effect(entry: CommitEntry) -> Work:
-    """Commit an outcome together with its effect, as the engine would: the effect first, and undone if it came too late."""
+    """Commit an outcome with its effect, as the engine would: the effect first, and undone if it came too late."""
 
     def plan() -> Plan[Flushed]:
         yield _EFFECT(id=entry.id)
