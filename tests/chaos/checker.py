@@ -5,6 +5,7 @@ Nothing here knows the engine: no import of it, and no trust in its own view of 
     lost         what was acknowledged is there, nothing is there that nobody asked for, and all of it has ended well
     commits      every transition has exactly one committed execution, and none is missing
     records      it is the last of its executions, none is left half done, and all that ever were are accounted for
+    owners       what was committed is the outcome of the execution that had the lease: all others had ended before
     chain        a step begins after the one before it was over, with the state that the committed execution left
     attempts     a step runs once, and once more for each execution of it that was aborted
     signals      a token that was acknowledged was consumed exactly once, or lies in the inbox of somebody who lives
@@ -100,6 +101,7 @@ def judge(evidence: Evidence) -> Report:
         _lost,
         _commits,
         _records,
+        _owners,
         _chain,
         _attempts,
         _signals,
@@ -208,6 +210,22 @@ def _end_of(evidence: Evidence, id: int, row: Line) -> Iterator[str]:
             should = step_seq == row["step_seq"] and row["status"] in _ENDED
             if is_end != should:
                 yield f"{id}:{step_seq} is a {execution['outcome']}, and {id} is {row['status']} at {row['step_seq']}"
+
+
+def _owners(evidence: Evidence) -> Iterator[str]:
+    """An attempt that was aborted costs its successor one; only a shutdown is free."""
+    aborted: dict[Transition, list[Line]] = defaultdict(list)
+    for execution in evidence.executions:
+        if execution["status"] == "ABORTED" and execution["outcome"] != "shutdown":
+            aborted[execution["instance_id"], execution["step_seq"]].append(execution)
+    for transition, made in evidence.committed.items():
+        attempt = made[0]["attempt"]
+        if any(execution["attempt"] >= attempt for execution in aborted[transition]):
+            yield f"{transition} was committed by attempt {attempt}, which had been aborted"
+        signature = evidence.signature_of(transition)
+        for _, line in evidence.ends.get(transition, ()):
+            if line["signature"] == signature and line["attempt"] != attempt:
+                yield f"{transition} has the outcome of attempt {line['attempt']}, and the record of {attempt}"
 
 
 def _chain(evidence: Evidence) -> Iterator[str]:

@@ -72,6 +72,8 @@ class Work(msgspec.Struct):
     """Where the first execution of a step takes its process with it: `effect@2` is after the effect of step 2."""
     until: str = ""
     """A file: steps go on when it is there."""
+    heirs_until: str = ""
+    """The same for executions that are not the first of their step."""
     wants: int = 0
     tokens: list[str] = msgspec.field(default_factory=list)
     timeout: float = 0.0
@@ -128,9 +130,10 @@ class Page:
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-async def _takes_its_time(work: Work) -> None:
-    await asyncio.sleep(work.pace)
-    while work.until and not Path(work.until).exists():
+async def _takes_its_time(ctx: Context[Work]) -> None:
+    await asyncio.sleep(ctx.state.pace)
+    until = ctx.state.heirs_until if ctx.attempt else ctx.state.until
+    while until and not Path(until).exists():
         await asyncio.sleep(0.01)
 
 
@@ -140,7 +143,7 @@ class Chain(Machine[Work, Result]):
     @step
     async def hop(self, ctx: Context[Work]) -> Outcome[Result]:
         page = Page(ctx)
-        await _takes_its_time(ctx.state)
+        await _takes_its_time(ctx)
         page.effect()
         if ctx.state.steps <= 1:
             return Done(page.ended())
@@ -173,7 +176,7 @@ class Stubborn(Machine[Work, Result]):
     @step
     async def go(self, ctx: Context[Work]) -> Outcome[Result]:
         page = Page(ctx)
-        await _takes_its_time(ctx.state)
+        await _takes_its_time(ctx)
         if ctx.attempt < ctx.state.fails:
             raise RuntimeError("not yet")
         page.effect()
@@ -201,7 +204,7 @@ class Collector(Machine[Work, Result]):
     @step
     async def take(self, ctx: Context[Work]) -> Outcome[Result]:
         page = Page(ctx)
-        await _takes_its_time(ctx.state)
+        await _takes_its_time(ctx)
         page.effect()
         came = [message.payload for message in ctx.awaited]
         return Next(self.start, page.end(tokens=ctx.state.tokens + came))
@@ -227,7 +230,7 @@ class Payer(Machine[Work, Result]):
     @step
     async def pay(self, ctx: Context[Work]) -> Outcome[Result]:
         page = Page(ctx)
-        await _takes_its_time(ctx.state)
+        await _takes_its_time(ctx)
         page.effect()
         row = (ctx.id, ctx.step_seq, page.signature)
         if ctx.state.steps <= 1:

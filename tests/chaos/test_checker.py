@@ -47,10 +47,12 @@ def _live(world: World, id: int, fsm: str, steps: list[str], **how: Any) -> None
     for step_seq, step in enumerate(steps, 1):
         saw = f"{id}:{step_seq - 1}" if step_seq > 1 else ""
         if step_seq in lost:
-            _execute(world, id, step_seq, step, "ABORTED", "lease")
+            _execute(world, id, step_seq, step, "ABORTED", "lease", attempt=0)
             world["diary"].append(_line("begin", id, step_seq, saw=saw))
         outcome = "done" if step_seq == len(steps) else "next"
-        _run(world, id, step_seq, step, saw=saw, outcome=outcome, **({"pays": True} if pays else {}))
+        attempt = 1 if step_seq in lost else 0
+        how_ended = {"pays": True} if pays else {}
+        _run(world, id, step_seq, step, saw=saw, outcome=outcome, attempt=attempt, **how_ended)
         if pays:
             world["ledger"].append({"instance": id, "step_seq": step_seq, "signature": f"{id}:{step_seq}"})
     _row(world, id, fsm, len(steps), **how)
@@ -60,22 +62,26 @@ def _run(world: World, id: int, step_seq: int, step: str, saw: str = "", **how: 
     """A committed execution, with its lines in the diary."""
     outcome = how.pop("outcome", "done" if step_seq > 1 else "schedule_childs")
     children = {"children": how.pop("children")} if "children" in how else {}
-    world["diary"].append(_line("begin", id, step_seq, saw=saw, **children))
+    attempt = how.setdefault("attempt", 0)
+    world["diary"].append(_line("begin", id, step_seq, saw=saw, attempt=attempt, **children))
     world["diary"].append(_line("end", id, step_seq, signature=f"{id}:{step_seq}", **how))
-    _execute(world, id, step_seq, step, "DONE", outcome)
+    _execute(world, id, step_seq, step, "DONE", outcome, attempt=attempt)
 
 
 def _line(what: str, id: int, step_seq: int, **facts: Any) -> dict[str, Any]:
-    return {"what": what, "pid": 1, "instance": id, "step_seq": step_seq, "attempt": 0, **facts}
+    return {"what": what, "pid": 1, "instance": id, "step_seq": step_seq, "attempt": 0} | facts
 
 
-def _execute(world: World, id: int, step_seq: int, step: str, status: str, outcome: str) -> None:
+def _execute(
+    world: World, id: int, step_seq: int, step: str, status: str, outcome: str, *, attempt: int
+) -> None:
     number = len(world["executions"])
     world["executions"].append(
         {
             "instance_id": id,
             "step_seq": step_seq,
             "execution": 1 + sum(one["instance_id"] == id for one in world["executions"]),
+            "attempt": attempt,
             "status": status,
             "outcome": outcome,
             "step": step,
@@ -199,6 +205,8 @@ BREACHES: dict[str, tuple[str, Callable[[World], object]]] = {
         "records",
         lambda w: w["executions"][0].update(status="COMMITTED"),
     ),
+    "a commit by a zombie": ("owners", lambda w: w["executions"][2].update(attempt=0)),
+    "an outcome of a zombie": ("owners", lambda w: _lines(w, "end", 1, 2)[0].update(attempt=0)),
     "a state that nobody left": ("chain", _saw_another_state),
     "a step before the one before it": ("chain", _began_too_early),
     "a result of somebody else": ("chain", lambda w: _of(w, 2)["result"].update(saw="of a zombie")),

@@ -25,8 +25,11 @@ async def test_a_million_future_rows_on_an_urgent_priority_cost_a_probe(direct_d
         alone = await picked(explainer)
         await insert(explainer, 1_000_000, priority=-100, ahead=timedelta(days=1))
         behind = await picked(explainer)
+        _, (by_prefix,) = await explainer.run(pick.pick_by_prefix("A", None, 10, 50, 7, "worker", LEASES))
     # Two more levels of the index, and one look at the urgent priority.
-    assert behind.blocks <= alone.blocks + 50, behind
+    assert behind.blocks <= alone.blocks + 100, behind
+    assert by_prefix.rows == 10
+    check(by_prefix, {"gen_durable_type", "gen_durable_pkey"}, blocks=1000)
 
 
 async def test_urgent_priorities_of_future_rows_cost_a_probe_each(direct_dsn: str) -> None:
@@ -36,7 +39,7 @@ async def test_urgent_priorities_of_future_rows_cost_a_probe_each(direct_dsn: st
         for priority in range(-100, 0):
             await insert(explainer, 20, priority=priority, ahead=timedelta(days=1))
         behind = await picked(explainer)
-    assert behind.blocks <= alone.blocks + 50 + 8 * 100, behind
+    assert behind.blocks <= alone.blocks + 100 + 8 * 100, behind
 
 
 async def test_fifty_thousand_gated_rows_at_the_head_cost_nothing(direct_dsn: str) -> None:
@@ -46,7 +49,7 @@ async def test_fifty_thousand_gated_rows_at_the_head_cost_nothing(direct_dsn: st
         await insert(explainer, 50_000, priority=-100, ahead=timedelta(minutes=-2), key="busy", is_gated=True)
         await insert(explainer, 50_000, priority=0, ahead=timedelta(minutes=-2), key="busy", is_gated=True)
         behind = await picked(explainer)
-    assert behind.blocks <= alone.blocks + 50, behind
+    assert behind.blocks <= alone.blocks + 100, behind
 
 
 async def insert(
