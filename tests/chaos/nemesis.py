@@ -52,7 +52,7 @@ class Nemesis:
                     self.counters["retirements"] += 1
                 case "stop" if victim := await self._victim():
                     # Now and then it comes back in time.
-                    stop = self._stop(victim, self._rng.uniform(0.5, 2.0) * lease)
+                    stop = self._stop(victim, self._rng.uniform(0.5, 3.0) * lease)
                     stops.add(asyncio.get_running_loop().create_task(stop))
                 case "terminate":
                     await self._terminate()

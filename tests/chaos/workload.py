@@ -24,13 +24,20 @@ class Order(NamedTuple):
     tokens: list[str]
 
 
-def mixed(rng: random.Random, count: int, *, pace: float = 0.03, prefix: str = "") -> Iterator[Order]:
-    """So many orders: chains, retries, awaits, fan-outs, keys, payments."""
+def mixed(
+    rng: random.Random, count: int, *, pace: float = 0.03, slow: float = 0.0, prefix: str = ""
+) -> Iterator[Order]:
+    """So many orders: chains, retries, awaits, fan-outs, keys, payments.
+
+    A step takes no time or up to `pace` seconds; of one in ten orders, up to `slow`.
+    """
     kinds = ["chain", "chain", "stubborn", "collector", "fan", "keyed", "payer"]
     for number in range(count):
         kind = kinds[number % len(kinds)] if number < len(kinds) else rng.choice(kinds)
         key = f"{prefix}{kind} {number}"
         steps, paced = rng.randint(1, 6), rng.choice([0.0, rng.uniform(0, pace)])
+        if slow and rng.random() < 0.1:
+            steps, paced = rng.randint(1, 2), rng.uniform(pace, slow)
         match kind:
             case "chain":
                 yield Order(key, Chain, Work(steps=steps, pace=paced, requeues=rng.random() < 0.2), {}, [])

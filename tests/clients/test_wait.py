@@ -189,7 +189,7 @@ async def test_five_hundred_waiters_share_one_poller(durable_dsn: str, sql: Any)
             assert [wait.result().id for wait in waits] == [number.id for number in numbers]
             polls = sent.count("settled")
     # At 10 ms at first and every 250 ms in the end; 500 pollers would have sent thousands.
-    assert 3 <= polls <= 20
+    assert 2 <= polls <= 20
 
 
 def test_the_blocking_client_looks_at_all_of_them_in_one_statement(durable_dsn: str) -> None:
@@ -197,7 +197,7 @@ def test_the_blocking_client_looks_at_all_of_them_in_one_statement(durable_dsn: 
         numbers = client.insert_all([Spec(Number, n) for n in range(500)])
         with wire.counted() as sent:
             client.wait_all(numbers, timeout=timedelta(milliseconds=500))
-        assert 3 <= sent.count("settled") <= 20
+        assert 2 <= sent.count("settled") <= 20
 
 
 async def test_a_look_that_can_never_work_ends_the_wait_with_its_error(client: Any, sql: Any) -> None:

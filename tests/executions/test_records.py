@@ -106,7 +106,7 @@ async def test_an_execution_is_leased_then_in_progress_and_in_the_end_done(durab
     assert done.started_at is not None
     assert done.finished_at is not None
     assert abs(done.started_at - noted.started_at) < timedelta(milliseconds=50)
-    assert abs(done.started_at - began) < timedelta(milliseconds=100)
+    assert abs(done.started_at - began) < timedelta(seconds=1)
     assert leased.leased_at <= done.started_at < seen < done.finished_at
 
 
@@ -203,7 +203,7 @@ async def test_a_shutdown_aborts_what_is_unfinished_and_costs_no_attempt(durable
         released, done = await heir.executions(ref)
     assert (released.status, released.outcome, released.lease_owner) == (ABORTED, "shutdown", worker.name)
     assert released.started_at is not None, "its step had begun"
-    assert abs(released.started_at - machine.began[0]) < timedelta(milliseconds=100)
+    assert abs(released.started_at - machine.began[0]) < timedelta(seconds=1)
     assert (released.attempt, released.step_attempt, released.step_seq) == (1, 0, 1)
     assert (done.attempt, done.step_attempt, done.step_seq) == (2, 0, 1)
     assert (done.status, done.lease_owner) == (DONE, heir.name)

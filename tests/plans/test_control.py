@@ -26,16 +26,8 @@ EXPECTED = {
 @pytest.mark.parametrize(
     ("plan", "answers"),
     [
-        pytest.param(
-            lambda: control.cancel(LIVE, "no longer wanted", "me", force=True),
-            100,
-            marks=pytest.mark.xfail(strict=True, reason="no index knows signals by target alone"),
-        ),
-        pytest.param(
-            lambda: control.delete(LIVE, "no longer wanted", "me"),
-            100,
-            marks=pytest.mark.xfail(strict=True, reason="no index knows signals by target alone"),
-        ),
+        (lambda: control.cancel(LIVE, "no longer wanted", "me", force=True), 100),
+        (lambda: control.delete(LIVE, "no longer wanted", "me"), 100),
         (lambda: control.restore(FAILED, "me"), 100),
         (lambda: control.retry(FAILED, None, "once more", "me"), 100),
     ],

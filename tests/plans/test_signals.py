@@ -46,10 +46,6 @@ async def test_a_full_inbox_is_counted_by_its_index(explainer: Explainer) -> Non
     check(counted, {"signals_target"}, blocks=9000)
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="no index knows signals by target alone: unread and kept ones have one each, both partial",
-)
 @pytest.mark.parametrize("batch", [1, 100])
 async def test_the_inboxes_of_the_ended_are_swept(explainer: Explainer, batch: int) -> None:
     (found,) = await explainer.explain(signal.sweep(PARKED[:batch]))

@@ -9,4 +9,7 @@ select id, signal_id, woken, queue
 -- name: sweep
 -- The inbox of the ended: nothing will read it any more, and deliver adds nothing to it. In a statement of its own, which sees
 -- what was delivered while the first one waited for the row.
-delete from gen_durable.signals s where s.target_id = any (:ids::bigint[])
+-- Two conditions that together are always true: each is that of an index.
+delete from gen_durable.signals s
+ where s.target_id = any (:ids::bigint[]) and s.consumed_seq is null
+    or s.target_id = any (:ids::bigint[]) and s.dedup_key is not null

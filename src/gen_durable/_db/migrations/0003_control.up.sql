@@ -107,7 +107,9 @@ begin
   insert into gen_durable.audit_events (instance_id, event, actor, reason)
   select ids.id, case when ids.id = any (ending) then 'cancelled' else 'cancel_requested' end, actor, reason
     from unnest(live.ids) as ids (id);
-  delete from gen_durable.signals s where s.target_id = any (ending);
+  -- Two conditions that together are always true: each is that of an index.
+  delete from gen_durable.signals s
+   where s.target_id = any (ending) and s.consumed_seq is null or s.target_id = any (ending) and s.dedup_key is not null;
   woken := array(select gen_durable.join_parents(ending)) || array(select gen_durable.ungate(live.keys));
   return query
     select row.id, row.was, case when row.id = any (ending) then 'cancelled' else row.was end, woken
