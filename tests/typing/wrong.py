@@ -182,7 +182,7 @@ class Delivery(Machine[Parcel, Label]):
         return Stop(error)
 
 
-async def book(tx: Transaction) -> None:
+async def write_down(tx: Transaction) -> None:
     await tx.commit()  # E: it ends by itself
     await tx.execute()  # E: there is no statement
     await tx.execute(Sql("select 1"))  # E: a text is wanted
@@ -226,7 +226,7 @@ class Booking(Machine[Parcel, Label]):
             return Stop("late", effect=Sql())  # E: there is no statement
         if ctx.attempt == 9:
             return Stop("late", effect=Sql(5))  # E: a statement is a text
-        return Next(self.only, effect=book(ctx))  # E: an effect that was called
+        return Next(self.only, effect=write_down(ctx))  # E: an effect that was called
 
 
 class Twice(Machine[Parcel]):
