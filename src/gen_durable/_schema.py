@@ -9,26 +9,29 @@ from ._db.migrate import LATEST, Schema
 from ._db.plan import Plan
 from ._db.pool import Database
 from ._server import Server
+from .config import Pooler
 
 __all__ = ["LATEST", "Schema", "migrate_schema", "schema_status"]
 
 T = TypeVar("T")
 
 
-async def schema_status(dsn: str | None, schema: str) -> Schema:
+async def schema_status(dsn: str | None, schema: str, pooler: Pooler = "none") -> Schema:
     """Which version is installed there."""
-    return await _run(dsn, schema, migrate.status(schema))
+    return await _run(dsn, schema, migrate.status(schema), pooler)
 
 
-async def migrate_schema(dsn: str | None, schema: str, to: int = LATEST) -> Schema:
+async def migrate_schema(dsn: str | None, schema: str, to: int = LATEST, pooler: Pooler = "none") -> Schema:
     """Bring it to a version, up or down; 0 takes everything back."""
-    return await _run(dsn, schema, migrate.migrate(schema, to))
+    return await _run(dsn, schema, migrate.migrate(schema, to), pooler)
 
 
-async def _run(dsn: str | None, schema: str, plan: Plan[T]) -> T:
+async def _run(dsn: str | None, schema: str, plan: Plan[T], pooler: Pooler) -> T:
     server = Server.find(dsn)
     try:
-        async with await Database.open(server.dsn, schema, size=1, advice=server.advice) as database:
+        async with await Database.open(
+            server.dsn, schema, size=1, advice=server.advice, pooler=pooler
+        ) as database:
             return await database.run_in_transaction(plan)
     finally:
         server.close()

@@ -485,7 +485,7 @@ class AsyncClient:
 
     def _is_alone(self, conn: AsyncConnection | None) -> bool:
         """Whether each statement of a verb is a transaction of its own, and may be run again by itself."""
-        return conn is None and self.settings.pooler == "none"
+        return conn is None
 
     async def _write(self, plan: Plan[tuple[T, set[str]]], conn: AsyncConnection | None) -> T:
         """Run a verb; what it woke is told at once, unless the caller's transaction has yet to commit."""

@@ -410,7 +410,7 @@ class Client:
 
     def _is_alone(self, conn: Connection | None) -> bool:
         """Whether each statement of a verb is a transaction of its own, and may be run again by itself."""
-        return conn is None and self.settings.pooler == "none"
+        return conn is None
 
     def _write(self, plan: Plan[tuple[T, set[str]]], conn: Connection | None) -> T:
         if conn is not None:

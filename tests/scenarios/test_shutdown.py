@@ -160,7 +160,7 @@ async def test_a_shutdown_ends_a_chain_between_two_steps(durable_dsn: str, db: A
             events = Events(worker)
             await happens(is_there)
             # By then the worker is closing.
-            asyncio.get_running_loop().call_later(0.05, may_go.set)
+            asyncio.get_running_loop().call_later(0.5, may_go.set)
         row = await row_of(db, ref.id)
         assert (row["status"], row["step"], row["step_seq"]) == ("runnable", "two", 1)
         assert has_no_lease(row)

@@ -152,7 +152,6 @@ class Scheduler(Service):
         self._last_work = time.monotonic()
         # Leases whose step was cut off because its instance is cancelled, until the step has noticed.
         self._interrupted: set[Lease] = set()
-        self._is_draining = False
         self._hurried = asyncio.Event()
 
     async def tick(self) -> timedelta | None:
@@ -199,7 +198,6 @@ class Scheduler(Service):
 
     async def drain(self, timeout: timedelta) -> None:
         """Let running steps end, at most so long; what is unfinished then goes back to the queue at no cost."""
-        self._is_draining = True
         in_flight = len(self._in_flight)
         await self._let_end(timeout)
         unfinished, self._in_step = self._in_step, {}
@@ -352,7 +350,7 @@ class Scheduler(Service):
         # Asked after the step: while it ran, a shutdown may have begun, or its turn may have passed.
         # And a step with a lease of another length has to be leased anew.
         if entry.kind == "keep" and (
-            self._is_draining or busy > _CHAIN_SECONDS or not self._same_lease(execution, entry)
+            self._is_stopping or busy > _CHAIN_SECONDS or not self._same_lease(execution, entry)
         ):
             entry.kind = "next"
         return await self._flusher.commit(entry)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Mapping
-from typing import Any, Final
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, TypeAlias
 
 from .._db.failures import StatementError
 from .._db.inspect import settled
@@ -14,6 +14,9 @@ from ..errors import NoTargetError, NotConnectedError
 from .service import Outage
 
 __all__ = ["Waiting"]
+
+_Waiter: TypeAlias = tuple[bool, asyncio.Future[Mapping[str, Any]]]
+"""Does parking count? And who waits."""
 
 _SHORTEST: Final = 0.01
 _LONGEST: Final = 0.25
@@ -63,7 +66,9 @@ class Waiting:
         while self._futures:
             # Cleared before the look: what comes to rest during it sets the hint again.
             self._hint.clear()
-            wanted = {id: any(parked for parked, _ in waiters) for id, waiters in self._futures.items()}
+            # Only these are answered by this look: who comes later may know of things that it has not seen.
+            asked = {id: tuple(waiters) for id, waiters in self._futures.items()}
+            wanted = {id: any(parked for parked, _ in waiters) for id, waiters in asked.items()}
             try:
                 found = await self._database.run(settled(wanted))
             except StatementError as error:
@@ -78,7 +83,7 @@ class Waiting:
                 raise
             else:
                 outage.is_over()
-                pause = _SHORTEST if self._answer(found) else min(_LONGEST, pause * 1.5)
+                pause = _SHORTEST if self._answer(found, asked) else min(_LONGEST, pause * 1.5)
             try:
                 async with asyncio.timeout(pause):
                     await self._hint.wait()
@@ -86,10 +91,12 @@ class Waiting:
             except TimeoutError:
                 pass
 
-    def _answer(self, found: Mapping[int, Mapping[str, Any] | None]) -> bool:
+    def _answer(
+        self, found: Mapping[int, Mapping[str, Any] | None], asked: Mapping[int, Sequence[_Waiter]]
+    ) -> bool:
         answered = False
         for id, row in found.items():
-            for parked, future in self._futures.get(id, ()):
+            for parked, future in asked[id]:
                 if future.done():
                     continue
                 if row is None:

@@ -29,7 +29,7 @@ def db() -> None:
 def status(dsn: str | None, settings_file: Path | None, **given: Any) -> None:
     """Say which version is installed. Exit code 1 if it is not the latest."""
     settings = load_settings(settings_file, given)
-    found = asyncio.run(schema_status(dsn, settings.schema))
+    found = asyncio.run(schema_status(dsn, settings.schema, settings.pooler))
     click.echo(_described(found))
     if not found.is_current:
         raise SystemExit(1)
@@ -48,10 +48,10 @@ def status(dsn: str | None, settings_file: Path | None, **given: Any) -> None:
 def migrate(to: int, dsn: str | None, settings_file: Path | None, **given: Any) -> None:
     """Install the tables, or bring them up to date. Harmless when they are."""
     settings = load_settings(settings_file, given)
-    found = asyncio.run(schema_status(dsn, settings.schema))
+    found = asyncio.run(schema_status(dsn, settings.schema, settings.pooler))
     if (found.version or 0) > to:
         raise Failure(f"{_described(found)}; to take versions back: gen-durable db down --to {to}")
-    click.echo(_described(asyncio.run(migrate_schema(dsn, settings.schema, to))))
+    click.echo(_described(asyncio.run(migrate_schema(dsn, settings.schema, to, settings.pooler))))
 
 
 @db.command()
@@ -68,13 +68,13 @@ def migrate(to: int, dsn: str | None, settings_file: Path | None, **given: Any) 
 def down(to: int, yes: bool, dsn: str | None, settings_file: Path | None, **given: Any) -> None:
     """Take versions back. With the tables goes what they hold."""
     settings = load_settings(settings_file, given)
-    found = asyncio.run(schema_status(dsn, settings.schema))
+    found = asyncio.run(schema_status(dsn, settings.schema, settings.pooler))
     if (found.version or 0) <= to:
         click.echo(_described(found))
         return
     if not yes:
         click.confirm(f"Drop tables of schema '{settings.schema}', with all instances in them?", abort=True)
-    click.echo(_described(asyncio.run(migrate_schema(dsn, settings.schema, to))))
+    click.echo(_described(asyncio.run(migrate_schema(dsn, settings.schema, to, settings.pooler))))
 
 
 @db.command()
