@@ -11,7 +11,7 @@ from ._db.pool import Database
 from ._server import Server
 from .config import Pooler
 
-__all__ = ["LATEST", "Schema", "migrate_schema", "schema_status"]
+__all__ = ["LATEST", "Schema", "drop_schema", "migrate_schema", "schema_status"]
 
 T = TypeVar("T")
 
@@ -24,6 +24,11 @@ async def schema_status(dsn: str | None, schema: str, pooler: Pooler = "none") -
 async def migrate_schema(dsn: str | None, schema: str, to: int = LATEST, pooler: Pooler = "none") -> Schema:
     """Bring it to a version, up or down; 0 takes everything back."""
     return await _run(dsn, schema, migrate.migrate(schema, to), pooler)
+
+
+async def drop_schema(dsn: str | None, schema: str) -> None:
+    """Remove it whole, whatever is in it, of whichever version."""
+    await _run(dsn, schema, migrate.drop(schema), "none")
 
 
 async def _run(dsn: str | None, schema: str, plan: Plan[T], pooler: Pooler) -> T:

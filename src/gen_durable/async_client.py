@@ -231,7 +231,7 @@ class AsyncClient:
             reason: for whoever looks at it later.
             actor: who asked for it.
             force: do not wait for the step: revoke its lease now. It cannot commit any more, but it may still run.
-            cascade: cancel the children that it waits for, and theirs, as well.
+            cascade: cancel whatever it has spawned, children and theirs, as well.
             conn: a connection of the caller's, to take part in its transaction.
 
         Raises:
@@ -295,6 +295,8 @@ class AsyncClient:
     ) -> Restored:
         """Undo a soft delete. What it cancelled stays cancelled; `retry` lets it go on.
 
+        A correlation key means the latest deleted instance that had it.
+
         Raises:
             NoTargetError: there is no such instance.
             UsageError: another instance has one of its keys now.
@@ -312,6 +314,10 @@ class AsyncClient:
         conn: AsyncConnection | None = None,
     ) -> RetryResult:
         """Let a failed or cancelled instance go on at the step where it ended, with a fresh count of attempts.
+
+        Queue, keys and limits stay. The inbox went with the end, so what waited for a signal, or was woken by one,
+        waits for it again; a parent waits for those of its children that are live. A step that was cancelled runs again
+        under its old idempotency key; one that had failed makes another transition, under a new one.
 
         Args:
             target: a reference, an id, or a correlation key.
@@ -337,7 +343,10 @@ class AsyncClient:
         actor: str | None = None,
         **filters: Unpack[Filters],
     ) -> int:
-        """Retry every failed or cancelled instance that the filters of `list` choose, in batches; how many."""
+        """Retry every failed or cancelled instance that the filters of `list` choose, in batches; how many.
+
+        One whose key another instance has now is left out.
+        """
         return await self._write(
             _verbs.retry_all(machine, filters, reason, actor, is_alone=self._is_alone(None)), None
         )

@@ -154,10 +154,13 @@ class Proxy:
             yield proxy
         finally:
             server.close()
-            for link in proxy._links:
-                link.cancel()
-            if proxy._links:
-                await asyncio.wait(proxy._links, timeout=5)
+            # Who was accepted at the last moment gets a link now.
+            await asyncio.sleep(0)
+            while links := list(proxy._links):
+                for link in links:
+                    link.cancel()
+                await asyncio.wait(links)
+                await asyncio.sleep(0)
 
     def trap(self, match: Match, when: When, *, times: int | None = 1, skips: int = 0) -> Trap:
         """Hold the next such exchanges, after letting some go."""
@@ -179,10 +182,6 @@ class Proxy:
             return BEGIN
         return self._names.get(text) or text.split(None, 1)[0].upper()
 
-    def behave(self) -> None:
-        """From now on, pass everything on."""
-        self._rules.clear()
-
     def rule_for(self, exchange: Exchange) -> _Rule | None:
         for rule in self._rules:
             if rule.left == 0 or not rule.match(exchange):
@@ -203,10 +202,11 @@ class Proxy:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             to_server = await asyncio.open_connection("127.0.0.1", self._server_port)
-        except OSError:
-            writer.transport.abort()
-        else:
             await _Link(self, (reader, writer), to_server).run()
+        except OSError:
+            pass  # the server is away; so is the proxy, then
+        finally:
+            writer.transport.abort()
 
 
 _Streams: TypeAlias = tuple[asyncio.StreamReader, asyncio.StreamWriter]

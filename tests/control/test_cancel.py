@@ -158,3 +158,21 @@ async def test_a_cancel_waits_for_whoever_is_in_its_way(client: Any, db: Any) ->
         await other.commit()
     assert cancelling.result() == Cancelled(ref.id)
     assert (await client.get(ref)).priority == 7
+
+
+async def test_a_cancel_that_loses_a_race_is_asked_again(client: Any, db: Any) -> None:
+    """It looks for the next in line of a key, whose row somebody holds who wants the cancelled one: a deadlock."""
+    first, second = [await client.insert(Plain, n, concurrency_key="k") for n in range(2)]
+    await db.execute("update gen_durable.gen_durable set gated = true where id = $1", second.id)
+    lock = "select from gen_durable.gen_durable where id = $1 for no key update"
+    other = db.transaction()
+    await other.start()
+    await db.execute(lock, second.id)
+    async with asyncio.TaskGroup() as group:
+        cancelling = group.create_task(client.cancel(first))
+        await asyncio.sleep(0.3)
+        await db.execute(lock, first.id)
+        await other.commit()
+    assert cancelling.result() == Cancelled(first.id)
+    assert await audit(db, first.id) == [("cancelled", None, None)]
+    assert not (await row_of(db, second.id))["gated"]

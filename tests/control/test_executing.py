@@ -192,6 +192,41 @@ async def test_a_chain_of_short_steps_ends_with_the_step_that_runs(durable_dsn: 
     assert again == ended
 
 
+async def test_a_step_that_waits_for_its_turn_does_not_begin(durable_dsn: str) -> None:
+    """The slow effect of its first step has given the only slot away; before it comes back, somebody cancels it."""
+    ran: list[str] = []
+
+    class Pair(Machine[None, str]):
+        @step
+        async def first(self, ctx: Context[None]) -> Outcome[str]:
+            return Next(self.second, effect=Sql("select pg_sleep(0.5)"))
+
+        @step
+        async def second(self, ctx: Context[None]) -> Outcome[str]:
+            ran.append("second")
+            return Done("")
+
+    machine = Sitter()
+    async with Worker([Pair, machine], dsn=durable_dsn, queues={"default": 1}, settings=CALM) as worker:
+        ref = await worker.insert(Pair)
+        await asyncio.sleep(0.1)
+        busy = await worker.insert(machine, "", step="deaf")
+        await happens(machine.is_there)
+        while (found := await worker.get(ref)) is None or not found.step_seq:
+            await asyncio.sleep(0.01)
+        assert (found.status, found.step) == (Status.EXECUTING, "second")
+        assert await worker.cancel(ref) == CancelRequested(ref.id)
+        ended = await worker.wait(ref, timeout=PATIENCE)
+        assert (await worker.get(busy)).status is Status.EXECUTING  # type: ignore[union-attr]  # it is there
+        machine.may_go.set()
+        records = await worker.executions(ref)
+    assert (ended.status, ended.step_seq, ran) == (Status.CANCELLED, 1, [])
+    assert [(one.outcome, one.started_at is not None) for one in records] == [
+        ("next", True),
+        ("cancelled", False),
+    ]
+
+
 @pytest.mark.parametrize("name", ["deaf", "thread_looks"])
 async def test_force_revokes_the_lease_and_the_zombie_commits_nothing(
     durable_dsn: str, db: Any, name: str

@@ -11,7 +11,7 @@ import pytest
 from gen_durable._core.model import Committed, Stale
 from gen_durable._db.pool import Database
 from gen_durable._db.signal import deliver
-from tests.db.engine import entry, flushed, inserted, new, picked
+from tests.db.engine import RECORDER, entry, flushed, inserted, new, picked
 
 
 @pytest.mark.parametrize("is_plain", [True, False])
@@ -67,6 +67,16 @@ async def test_the_same_outcome_sent_twice_is_committed_once(database: Database,
     assert isinstance(first[0], Committed)
     assert isinstance(second[0], Stale)
     assert await sql.fetchval("select step_seq from gen_durable.gen_durable") == 1
+
+
+async def test_a_chained_step_has_a_lease_until_the_next_heartbeat(database: Database, sql: Any) -> None:
+    """While a slow effect held the row, no heartbeat could renew its lease; whoever commits is alive."""
+    await inserted(database, new())
+    (execution,) = await picked(database)
+    await sql.execute("update gen_durable.gen_durable set lease_expires_at = now() - interval '1 second'")
+    await flushed(database, [entry(execution, "keep", payload="1")])
+    left = await sql.fetchval("select lease_expires_at - now() from gen_durable.gen_durable")
+    assert timedelta(seconds=5) < left <= RECORDER.grace
 
 
 async def test_an_await_keeps_names_deadline_and_what_was_seen(database: Database, sql: Any) -> None:

@@ -83,7 +83,7 @@ async def test_heartbeats_and_chained_commits_are_hot_updates(sql: Any) -> None:
 
     async with sql.transaction(), hot_updates(sql, 2):
         leases = {(execution.id, 7): LEASE for execution in picked.executions}
-        assert await run_asyncpg(sql, lease.renew(leases), "gen_durable") == set()
+        assert await run_asyncpg(sql, lease.renew(leases), "gen_durable") == (set(), set())
     for step_seq in range(6):
         entries = [
             CommitEntry(

@@ -178,11 +178,11 @@ async def test_a_heartbeat_is_one_statement_and_two_if_leases_are_lost(
     await inserted(database, *[new() for _ in range(count)])
     held = {(e.id, e.lease_token): LEASE for e in await picked(database)}
     with wire.counted() as sent:
-        assert await database.run(lease.renew(held)) == set()
+        assert await database.run(lease.renew(held)) == (set(), set())
     assert sent == ["renew"]
     lost = {(id, token + 1): LEASE for id, token in held}
     with wire.counted() as sent:
-        assert await database.run(lease.renew(held | lost)) == set(lost)
+        assert await database.run(lease.renew(held | lost)) == (set(lost), set())
     assert sent == ["renew", "still_mine"]
 
 

@@ -23,7 +23,7 @@ def rows(number: int) -> Sequence[int]:
 async def test_heartbeats_are_hot(explainer: Explainer) -> None:
     async with hot_updates(explainer, 750):
         for _ in range(3):
-            lost, _ = await explainer.run(lease.renew({(id, id): LEASE for id in rows(0)}))
+            (lost, _), _ = await explainer.run(lease.renew({(id, id): LEASE for id in rows(0)}))
             assert not lost
 
 

@@ -15,13 +15,15 @@ PKEY = {"gen_durable_pkey"}
 
 @pytest.mark.parametrize("batch", [1, 100, 500])
 async def test_a_heartbeat_finds_its_rows_by_id(explainer: Explainer, batch: int) -> None:
-    lost, (found,) = await explainer.run(lease.renew({(id, id): LEASE for id in EXECUTING[:batch]}))
+    (lost, _), (found,) = await explainer.run(lease.renew({(id, id): LEASE for id in EXECUTING[:batch]}))
     assert not lost
     check(found, PKEY, blocks=40 + 30 * batch)
 
 
 async def test_a_heartbeat_that_missed_looks_twice(explainer: Explainer) -> None:
-    lost, (renewed, looked) = await explainer.run(lease.renew({(id, 1): LEASE for id in EXECUTING[:100]}))
+    (lost, _), (renewed, looked) = await explainer.run(
+        lease.renew({(id, 1): LEASE for id in EXECUTING[:100]})
+    )
     assert len(lost) == 100
     check(renewed, PKEY, blocks=8 * 100)
     check(looked, PKEY, blocks=6 * 100)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from gen_durable import Ref
+from gen_durable import CancelRequested, Context, Done, Machine, Outcome, Ref, step
 from gen_durable.errors import UsageError
-from gen_durable.testing import Harness, Transition
+from gen_durable.testing import AsyncHarness, Harness, Tally, Transition
 from tests.testing.machines import Checkout, Flaky, Order, Parcel, Payment, Receipt, Shipment
 
 
@@ -89,6 +89,37 @@ def test_failed_looks_for_its_reason(durable: Harness) -> None:
         durable.assert_failed(lost, match="burnt")
     with pytest.raises(AssertionError, match="Parcel 2 is not failed; it is done"):
         durable.assert_failed(found)
+
+
+def test_cancelled_looks_for_its_reason(durable: Harness) -> None:
+    lost, found = durable.insert(Parcel, 3), durable.insert(Parcel, 1)
+    durable.cancel(lost, reason="sent twice", actor="ann")
+    durable.drain()
+    assert durable.assert_cancelled(lost).cancelled_by == "ann"
+    assert durable.assert_cancelled(lost, match="twice$").cancel_reason == "sent twice"
+    with pytest.raises(AssertionError, match="was cancelled for 'sent twice', in which 'burnt' is not found"):
+        durable.assert_cancelled(lost, match="burnt")
+    with pytest.raises(AssertionError, match="Parcel 2 is not cancelled; it is done"):
+        durable.assert_cancelled(found)
+    with pytest.raises(
+        AssertionError, match=r"Parcel 1 is not done; it is cancelled .*, cancelled for: sent twice"
+    ):
+        durable.assert_done(lost)
+
+
+async def test_an_outcome_that_a_cancel_has_overtaken_counts_as_cancelled(
+    async_durable: AsyncHarness,
+) -> None:
+    class Regrets(Machine[None, str]):
+        @step
+        async def run(self, ctx: Context[None]) -> Outcome[str]:
+            assert await async_durable.cancel(ctx.id, reason="second thoughts") == CancelRequested(ctx.id)
+            return Done("too late")
+
+    ref = await async_durable.insert(Regrets)
+    assert await async_durable.drain() == Tally(cancelled=1)
+    async_durable.assert_cancelled(ref, match="second thoughts")
+    assert [transition.kind for transition in async_durable.history(ref)] == ["cancel"]
 
 
 def test_awaiting_takes_signals_by_reference_or_by_name(durable: Harness) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -21,6 +22,7 @@ from gen_durable import (
     Stop,
     step,
 )
+from gen_durable._db import lease as leases
 from gen_durable._db import pick
 from gen_durable.errors import DefinitionError, DuplicateMachineError, UsageError
 from gen_durable.testing import Harness, Tally
@@ -351,6 +353,28 @@ def test_an_outcome_that_the_database_refuses_ends_its_instance_only(durable: Ha
     durable.assert_failed(refused, match="the database refused the outcome")
     durable.assert_done(other)
     assert [t.kind for t in durable.history(refused)] == ["stop"]
+
+
+def test_a_delay_that_is_over_before_anybody_looks_is_no_reason_to_stop(
+    durable: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is not due when a pick looks may be due a moment later, when the time until then is to be skipped."""
+
+    class Soon(Machine[None, int]):
+        @step
+        async def run(self, ctx: Context[None]) -> Outcome[int]:
+            return Done(ctx.attempt) if ctx.attempt == 3 else Retry(timedelta(milliseconds=10))
+
+    expire = leases.expire
+
+    def slowly() -> Any:
+        time.sleep(0.02)
+        return expire()
+
+    monkeypatch.setattr(leases, "expire", slowly)
+    ref = durable.insert(Soon)
+    assert durable.drain() == Tally(retry=3, done=1)
+    assert durable.assert_done(ref) == 3
 
 
 def _lease(durable: Harness, key: str) -> None:

@@ -40,6 +40,8 @@ class Recorder(msgspec.Struct, frozen=True, gc=False):
 
     worker: str
     level: RecordLevel
+    grace: timedelta = timedelta(seconds=10)
+    """How long the lease of a chained step lasts at least: until the next heartbeat, were its row locked before."""
 
 
 class CommitReport(msgspec.Struct, frozen=True, gc=False):
@@ -268,6 +270,7 @@ def _record(entries: Sequence[CommitEntry], recorder: Recorder) -> dict[str, Any
     return {
         "worker": recorder.worker,
         "record": recorder.level,
+        "grace": recorder.grace,
         "from_steps": [entry.from_step for entry in entries],
         "attempts": [entry.attempt for entry in entries],
         "leased_ats": [entry.leased_at for entry in entries],

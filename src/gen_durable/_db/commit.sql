@@ -23,7 +23,8 @@ with settled as (
          attempt = case when o.kind = 'retry' then least(g.attempt, 2147483646) + 1 else 0 end,
          crash_count = 0, awaits = null, presented = null, timed_out = false,
          lease_token = case when g.cancel_requested_at is null and o.kind = 'keep' then g.lease_token end,
-         lease_expires_at = case when g.cancel_requested_at is null and o.kind = 'keep' then g.lease_expires_at end,
+         lease_expires_at = case when g.cancel_requested_at is null and o.kind = 'keep'
+                                 then greatest(g.lease_expires_at, statement_timestamp() + :grace::interval) end,
          locked_by = case when g.cancel_requested_at is null and o.kind = 'keep' then g.locked_by end,
          leased_at = case when g.cancel_requested_at is null and o.kind = 'keep' then statement_timestamp() end,
          started_at = null,
@@ -90,7 +91,8 @@ with settled as (
                                 else g.concurrency_key end,
          concurrency_slot = case when g.cancel_requested_at is null and o.kind = 'keep' then g.concurrency_slot end,
          lease_token = case when g.cancel_requested_at is null and o.kind = 'keep' then g.lease_token end,
-         lease_expires_at = case when g.cancel_requested_at is null and o.kind = 'keep' then g.lease_expires_at end,
+         lease_expires_at = case when g.cancel_requested_at is null and o.kind = 'keep'
+                                 then greatest(g.lease_expires_at, statement_timestamp() + :grace::interval) end,
          locked_by = case when g.cancel_requested_at is null and o.kind = 'keep' then g.locked_by end,
          leased_at = case when g.cancel_requested_at is null and o.kind = 'keep' then statement_timestamp() end,
          started_at = null,

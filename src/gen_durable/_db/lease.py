@@ -49,8 +49,8 @@ class Expired(msgspec.Struct, frozen=True, gc=False):
     queue: str
 
 
-def renew(leases: Mapping[Lease, timedelta]) -> Plan[set[Lease]]:
-    """Extend leases, each by its length; returns those that are lost."""
+def renew(leases: Mapping[Lease, timedelta]) -> Plan[tuple[set[Lease], set[Lease]]]:
+    """Extend leases, each by its length; returns those that are lost, and those that somebody held locked meanwhile."""
     rows = yield _SQL["renew"](
         ids=[id for id, _ in leases],
         lease_tokens=[token for _, token in leases],
@@ -58,11 +58,12 @@ def renew(leases: Mapping[Lease, timedelta]) -> Plan[set[Lease]]:
     )
     missing = set(leases) - {(row["id"], row["lease_token"]) for row in rows}
     if not missing:
-        return missing
+        return missing, missing
     rows = yield _SQL["still_mine"](
         ids=[id for id, _ in missing], lease_tokens=[token for _, token in missing]
     )
-    return missing - {(row["id"], row["lease_token"]) for row in rows}
+    held = {(row["id"], row["lease_token"]) for row in rows}
+    return missing - held, held
 
 
 def watch(leases: Collection[Lease]) -> Plan[tuple[set[Lease], set[Lease]]]:

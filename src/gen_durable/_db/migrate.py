@@ -13,7 +13,7 @@ import msgspec
 from ..errors import SchemaVersionError, UsageError
 from .plan import Plan, Script, in_schema, read, statements
 
-__all__ = ["LATEST", "Schema", "migrate", "prepare", "script", "status"]
+__all__ = ["LATEST", "Schema", "drop", "migrate", "prepare", "script", "status"]
 
 _SQL = statements("migrate.sql")
 _INCREMENT = re.compile(r"(\d{4})_\w+\.up\.sql")
@@ -93,6 +93,12 @@ def migrate(schema: str, to: int = LATEST) -> Plan[Schema]:
     if to == 0:
         yield Script(in_schema("drop table gen_durable.migrations", schema))
     return Schema(schema, to or None, LATEST)
+
+
+def drop(schema: str) -> Plan[None]:
+    """Remove a schema whole, whatever is in it. Needs a transaction."""
+    yield _SQL["lock"](schema=schema)
+    yield Script(f'drop schema if exists "{schema}" cascade')
 
 
 def script(schema: str, current: int = 0, to: int = LATEST) -> str:

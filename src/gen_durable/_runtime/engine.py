@@ -62,7 +62,9 @@ class Engine:
         self._hurry = asyncio.Event()
         self._threads = Threads(settings.threads)
         contact = Contact(on_lost)
-        self._flusher = Flusher(commits, effects, Recorder(worker, settings.executions), wakes, contact)
+        self._flusher = Flusher(
+            commits, effects, Recorder(worker, settings.executions, settings.heartbeat), wakes, contact
+        )
         self._heartbeat = Heartbeat(dsn, settings, contact, self._lose, self._cancel)
         executor = Executor(registry, Limits(settings.max_payload, settings.max_children), self._threads)
         self._schedulers = [

@@ -49,6 +49,8 @@ class Heartbeat:
         self._leases: dict[Lease, tuple[float, timedelta]] = {}
         # Lease → the step_seq of the step that runs on it, since when, and whether that is noted. Guarded by the lock.
         self._begun: dict[Lease, tuple[int, float, bool]] = {}
+        # Lease → since when its next step waits for its turn. Guarded by the lock.
+        self._waiting: dict[Lease, float] = {}
         self._loop = asyncio.get_running_loop()
         self._beating: tuple[asyncio.AbstractEventLoop, asyncio.Event] | None = None
         self._ready = threading.Event()
@@ -75,15 +77,23 @@ class Heartbeat:
         with self._lock:
             self._leases.pop(lease, None)
             self._begun.pop(lease, None)
+            self._waiting.pop(lease, None)
+
+    def wait(self, lease: Lease) -> None:
+        """The next step on this lease has to wait for its turn."""
+        with self._lock:
+            self._waiting[lease] = time.monotonic()
 
     def begin(self, lease: Lease, step_seq: int, at: float) -> None:
         """A step begins on this lease, at this time (monotonic)."""
         with self._lock:
+            self._waiting.pop(lease, None)
             self._begun[lease] = (step_seq, at, False)
 
     def end(self, lease: Lease) -> None:
-        """It has ended."""
+        """It has ended, or waits no longer."""
         with self._lock:
+            self._waiting.pop(lease, None)
             self._begun.pop(lease, None)
 
     def _serve(self) -> None:
@@ -120,15 +130,15 @@ class Heartbeat:
     async def _keep(self, database: Database) -> None:
         if due := self._due():
             asked = time.monotonic()
-            lost = await database.run(renew(due))
-            self._note(due, lost, asked)
+            lost, held = await database.run(renew(due))
+            self._note(due.keys() - held, lost, asked)
             self._tell(self._on_lost, lost)
-        running = self._long_running()
-        if not running:
+        running, waiting = self._long_running(), self._long_waiting()
+        if not running and not waiting:
             return
         if fresh := {key: ago for key, (ago, is_noted) in running.items() if not is_noted}:
             self._noted(await database.run(mark_started(fresh)))
-        lost, cancelled = await database.run(watch([lease for lease, _ in running]))
+        lost, cancelled = await database.run(watch([*waiting, *(lease for lease, _ in running)]))
         self._tell(self._on_lost, lost)
         self._tell(self._on_cancelled, cancelled)
 
@@ -141,6 +151,12 @@ class Heartbeat:
                 for lease, (step_seq, since, is_noted) in self._begun.items()
                 if now - since >= _LONG
             }
+
+    def _long_waiting(self) -> list[Lease]:
+        """Those that have waited for their turn for a while: a cancel or the loss of the lease ends that, too."""
+        now = time.monotonic()
+        with self._lock:
+            return [lease for lease, since in self._waiting.items() if now - since >= _LONG]
 
     def _noted(self, noted: set[tuple[Lease, int]]) -> None:
         with self._lock:

@@ -187,12 +187,15 @@ class Scheduler(Service):
             self._in_flight[lease].cancel()
 
     def cancel(self, lease: Lease) -> None:
-        """Somebody wants this instance cancelled: its step may look, and one that wants it so is cut off."""
+        """Somebody wants this instance cancelled: its step may look, and one that wants it so is cut off.
+
+        One that waits for its turn does not begin.
+        """
         execution = self._in_step.get(lease)
         if execution is None or execution.cancellation.is_requested:
             return
         execution.cancellation.is_requested = True
-        if self._executor.may_interrupt(execution):
+        if lease not in self._began or self._executor.may_interrupt(execution):
             self._interrupted.add(lease)
             self._in_flight[lease].cancel()
 
@@ -320,20 +323,24 @@ class Scheduler(Service):
     ) -> CommitEntry:
         """Await what a user wrote, in a slot: only here may a shutdown or a lost lease cut in."""
         self._in_step[lease] = execution
+        if self._slots.free <= 0:
+            self._heartbeat.wait(lease)
         try:
             await self._slots.take()
         except asyncio.CancelledError:
             step.close()
-            raise
+            self._heartbeat.end(lease)
+            if not self._is_interrupted(lease):
+                raise
+            del self._in_step[lease]
+            return release(execution)
         self._began[lease] = started = started or time.monotonic()
         self._heartbeat.begin(lease, execution.step_seq, started)
         try:
             entry = await step
         except asyncio.CancelledError:
-            if lease not in self._interrupted or lease not in self._in_step:
+            if not self._is_interrupted(lease):
                 raise
-            # Not this task but its step was meant. Whatever is committed now ends as cancelled.
-            _uncancelled()
             entry = release(execution)
         finally:
             self._interrupted.discard(lease)
@@ -345,6 +352,14 @@ class Scheduler(Service):
                 self.wake()
         entry.started = started
         return entry
+
+    def _is_interrupted(self, lease: Lease) -> bool:
+        """Whether not this task but its step was meant. Whatever is committed then ends as cancelled."""
+        if lease not in self._interrupted or lease not in self._in_step:
+            return False
+        self._interrupted.discard(lease)
+        _uncancelled()
+        return True
 
     async def _commit(self, execution: Execution, entry: CommitEntry, busy: float) -> CommitResult:
         # Asked after the step: while it ran, a shutdown may have begun, or its turn may have passed.

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Final
 
-from .._schema import migrate_schema
+from .._schema import drop_schema
 from .._typing import ResultT, StateT
 from ..async_client import AsyncClient
 from ..config import Settings
@@ -65,7 +65,7 @@ async def tell(screen: Screen, *, orders: int, dsn: str | None) -> bool:
 @asynccontextmanager
 async def _fresh_client(screen: Screen, dsn: str | None) -> AsyncIterator[AsyncClient]:
     """A client on an empty schema of the demo's own: the last run is gone, the user's tables are not touched."""
-    await migrate_schema(dsn, SCHEMA, 0)
+    await drop_schema(dsn, SCHEMA)
     async with AsyncClient(dsn, settings=_SETTINGS) as client:
         screen.say(f"PostgreSQL is up; the demo works in schema '{SCHEMA}'.")
         yield client

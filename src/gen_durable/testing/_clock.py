@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 from .._db import lease as leases
 from .._db.plan import Plan
@@ -37,10 +37,10 @@ def due_queues(machines: tuple[list[str], list[int]]) -> Plan[list[str]]:
     return [row["queue"] for row in rows]
 
 
-def collapse(machines: tuple[list[str], list[int]]) -> Plan[bool]:
-    """Skip the time until the next instance of these machines is due; whether any waits."""
+def collapse(machines: tuple[list[str], list[int]], since: datetime) -> Plan[bool]:
+    """Skip the time until the next instance of these machines is due; whether any has waited since then."""
     fsms, versions = machines
-    return bool((yield _SQL["collapse"](fsms=fsms, versions=versions)))
+    return bool((yield _SQL["collapse"](fsms=fsms, versions=versions, since=since)))
 
 
 def end_leases(worker: str) -> Plan[tuple[list[int], list[int]]]:

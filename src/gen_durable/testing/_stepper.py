@@ -17,6 +17,7 @@ from .._core.registry import Registry
 from .._core.settle import UNREAD, Limits, release, settle
 from .._db import commit as commits
 from .._db import insert as inserts
+from .._db import inspect
 from .._db import lease as leases
 from .._db import pick as picks
 from .._db.failures import StatementError, is_data
@@ -105,7 +106,7 @@ class Stepper:
         self._name = f"test:{os.getpid()}:{secrets.token_hex(3)}"
         self._threads = Threads(settings.threads)
         self._limits = Limits(settings.max_payload, settings.max_children)
-        self._recorder = commits.Recorder(self._name, settings.executions)
+        self._recorder = commits.Recorder(self._name, settings.executions, settings.heartbeat)
         self._executor = _LearningExecutor(self.registry, self._limits, self._threads, self.learn)
         self._is_draining = False
         self._has_news = False
@@ -174,6 +175,7 @@ class Stepper:
     ) -> None:
         while True:
             has_progress = False
+            began = await database.run(inspect.now())
             for queue in await database.run(clock.due_queues(self.registry.keys)):
                 while (execution := await self._pick(database, queue)) is not None:
                     if counts.total() >= max_steps:
@@ -185,7 +187,7 @@ class Stepper:
                 continue
             if await database.run(leases.expire()):
                 continue
-            if not (collapse and await database.run(clock.collapse(self.registry.keys))):
+            if not (collapse and await database.run(clock.collapse(self.registry.keys, began))):
                 return
 
     async def _pick(self, database: Plans, queue: str) -> Execution | None:

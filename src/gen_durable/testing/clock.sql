@@ -27,13 +27,14 @@ select distinct g.queue from gen_durable.gen_durable g
  order by g.queue
 
 -- name: collapse
--- Skip the time until the next row is due. All rows that wait are moved alike, so they run in the order of their delays.
+-- Skip the time until the next row is due. All rows that wait are moved alike, so they run in the order of their delays. What
+-- has become due by itself since somebody looked counts as well.
 with waiting as (
   select g.id, g.eligible_at from gen_durable.gen_durable g
-   where g.status = 'runnable' and g.eligible_at > statement_timestamp() and isfinite(g.eligible_at)
+   where g.status = 'runnable' and g.eligible_at > :since::timestamptz and isfinite(g.eligible_at)
      and (g.fsm, g.fsm_version) in (select * from unnest(:fsms::text[], :versions::int[]))
 ), gap as (
-  select min(eligible_at) - statement_timestamp() as length from waiting
+  select greatest(min(eligible_at) - statement_timestamp(), '0') as length from waiting
 )
 update gen_durable.gen_durable g set eligible_at = g.eligible_at - gap.length
   from waiting, gap where g.id = waiting.id
