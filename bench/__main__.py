@@ -10,6 +10,7 @@ import time
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
 from pathlib import Path
+from typing import NamedTuple
 
 from gen_durable import AsyncClient, Queue, Settings, Spec, Status, Worker
 from gen_durable._core.settle import new_instance
@@ -22,6 +23,13 @@ from .machines import CHAIN, Chain, Family, One
 
 CONCURRENCY = 1000
 SCHEMA = "gen_durable_bench"
+
+
+class Rate(NamedTuple):
+    """How many per second, and how much of a processor's time this process spent on each."""
+
+    per_second: float
+    python_us: float
 
 
 class Bench:
@@ -44,36 +52,36 @@ class Bench:
         finally:
             await conn.close()
 
-    async def jobs_bare(self) -> float:
+    async def jobs_bare(self) -> Rate:
         await self._insert(One, self.jobs)
         async with await Database.open(self.dsn, SCHEMA, size=2) as database:
             return await _rate(self.jobs, bare_loop(database, "One", "default", 1))
 
-    async def jobs_engine(self) -> float:
+    async def jobs_engine(self) -> Rate:
         await self._insert(One, self.jobs)
         return await self._work(self.jobs)
 
-    async def chain_bare(self) -> float:
+    async def chain_bare(self) -> Rate:
         rows = self.jobs // CHAIN
         await self._insert(Chain, rows)
         async with await Database.open(self.dsn, SCHEMA, size=2) as database:
             return await _rate(rows * CHAIN, bare_loop(database, "Chain", "default", CHAIN))
 
-    async def chain_engine(self) -> float:
+    async def chain_engine(self) -> Rate:
         await self._insert(Chain, self.jobs // CHAIN)
         return await self._work(self.jobs // CHAIN * CHAIN)
 
-    async def inserts_bare(self) -> float:
+    async def inserts_bare(self) -> Rate:
         rows = [new_instance(Spec(One, number), 2**20) for number in range(self.jobs)]
         async with await Database.open(self.dsn, SCHEMA, size=1) as database:
             return await _rate(self.jobs, bare_inserts(database, rows))
 
-    async def inserts_engine(self) -> float:
+    async def inserts_engine(self) -> Rate:
         async with AsyncClient(self.dsn, settings=self.settings) as client:
             specs = [Spec(One, number) for number in range(self.jobs)]
             return await _rate(self.jobs, client.insert_all(specs))
 
-    async def fan_out(self) -> float:
+    async def fan_out(self) -> Rate:
         children = min(self.jobs, 10_000)
         async with self._worker() as worker:
             async with asyncio.timeout(120):
@@ -105,19 +113,20 @@ class Bench:
         async with AsyncClient(self.dsn, settings=self.settings) as client:
             await client.insert_all([Spec(machine, 0) for _ in range(count)])
 
-    async def _work(self, steps: int) -> float:
+    async def _work(self, steps: int) -> Rate:
         async with AsyncClient(self.dsn, settings=self.settings) as client:
-            begun = time.monotonic()
-            async with self._worker():
-                while await client.count(status=(Status.RUNNABLE, Status.EXECUTING)):
-                    await asyncio.sleep(0.02)
-                return steps / (time.monotonic() - begun)
+            return await _rate(steps, self._work_off(client))
+
+    async def _work_off(self, client: AsyncClient) -> None:
+        async with self._worker():
+            while await client.count(status=(Status.RUNNABLE, Status.EXECUTING)):
+                await asyncio.sleep(0.02)
 
 
-async def _rate(count: int, work: Awaitable[object]) -> float:
-    begun = time.monotonic()
+async def _rate(count: int, work: Awaitable[object]) -> Rate:
+    begun, busy = time.monotonic(), time.process_time()
     await work
-    return count / (time.monotonic() - begun)
+    return Rate(count / (time.monotonic() - begun), (time.process_time() - busy) / count * 1e6)
 
 
 async def _finish(worker: Worker, spec: Spec[int, int]) -> None:
@@ -135,31 +144,36 @@ PAIRS: tuple[tuple[str, str, str], ...] = (
 async def measure(dsn: str, jobs: int, rounds: int) -> None:
     """All rounds, then a table."""
     bench = Bench(dsn, jobs)
-    found: dict[str, list[float]] = {}
+    found: dict[str, list[Rate]] = {}
     latencies: list[list[float]] = []
     for number in range(1, rounds + 1):
         for name in [name for _, *pair in PAIRS for name in pair] + ["fan_out"]:
             await bench.prepare()
-            work: Callable[[], Awaitable[float]] = getattr(bench, name)
-            found.setdefault(name, []).append(await work())
-            print(f"round {number}/{rounds}: {name:<15} {found[name][-1]:>10,.0f}/s", file=sys.stderr)
+            work: Callable[[], Awaitable[Rate]] = getattr(bench, name)
+            found.setdefault(name, []).append(rate := await work())
+            print(f"round {number}/{rounds}: {name:<15} {rate.per_second:>10,.0f}/s", file=sys.stderr)
         await bench.prepare()
         latencies.append(await bench.latency())
     print(_table(found, latencies, jobs, rounds))
 
 
-def _table(found: dict[str, list[float]], latencies: list[list[float]], jobs: int, rounds: int) -> str:
-    median = {name: statistics.median(values) for name, values in found.items()}
+def _table(found: dict[str, list[Rate]], latencies: list[list[float]], jobs: int, rounds: int) -> str:
+    rate = {name: statistics.median(one.per_second for one in rates) for name, rates in found.items()}
+    python = {name: statistics.median(one.python_us for one in rates) for name, rates in found.items()}
     lines = [
         f"{jobs:,} jobs, medians of {rounds} interleaved rounds, execution records on, fsync on",
         "",
-        f"{'':<26}{'engine':>12}{'bare loop':>12}{'ratio':>8}",
+        f"{'':<26}{'engine':>12}{'bare loop':>12}{'ratio':>8}{'µs each, of which Python':>32}",
     ]
     for title, engine, bare in PAIRS:
-        ratio = statistics.median(e / b for e, b in zip(found[engine], found[bare], strict=True))
-        lines.append(f"{title:<26}{median[engine]:>12,.0f}{median[bare]:>12,.0f}{ratio:>8.2f}")
-    share = median["fan_out"] / median["jobs_engine"]
-    lines.append(f"{'fan-out, children/s':<26}{median['fan_out']:>12,.0f}{'':>12}{share:>8.2f} of jobs/s")
+        pairs = zip(found[engine], found[bare], strict=True)
+        ratio = statistics.median(one.per_second / other.per_second for one, other in pairs)
+        split = (
+            f"{1e6 / rate[engine]:.0f}: {python[engine]:.0f}, bare {1e6 / rate[bare]:.0f}: {python[bare]:.0f}"
+        )
+        lines.append(f"{title:<26}{rate[engine]:>12,.0f}{rate[bare]:>12,.0f}{ratio:>8.2f}{split:>32}")
+    share = rate["fan_out"] / rate["jobs_engine"]
+    lines.append(f"{'fan-out, children/s':<26}{rate['fan_out']:>12,.0f}{'':>12}{share:>8.2f} of jobs/s")
     p50 = statistics.median(times[len(times) // 2] for times in latencies)
     p99 = statistics.median(times[len(times) * 99 // 100] for times in latencies)
     lines.append(f"{'insert to start, ms':<26}{f'p50 {p50:.1f}':>12}{f'p99 {p99:.1f}':>12}")
