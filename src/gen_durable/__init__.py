@@ -25,6 +25,7 @@ from .errors import (
     SettingsError,
     UsageError,
 )
+from .events import CloudEvent, Event, Rejected, Sink
 from .instance import (
     AlreadyFinished,
     Cancelled,
@@ -74,6 +75,7 @@ __all__ = [
     "Child",
     "Children",
     "Client",
+    "CloudEvent",
     "CodecError",
     "Context",
     "DatabaseError",
@@ -86,6 +88,7 @@ __all__ = [
     "Duplicate",
     "DuplicateSignal",
     "EncodeError",
+    "Event",
     "ExecutionRecord",
     "ExecutionStatus",
     "GenDurableError",
@@ -107,6 +110,7 @@ __all__ = [
     "Outcome",
     "Queue",
     "Ref",
+    "Rejected",
     "Restored",
     "Retried",
     "Retry",
@@ -115,6 +119,7 @@ __all__ = [
     "Settings",
     "SettingsError",
     "Signal",
+    "Sink",
     "Spec",
     "Sql",
     "Status",

@@ -7,11 +7,11 @@ from datetime import datetime
 from typing import Any, Final, TypedDict
 
 from ._checks import checked_id, checked_int, checked_key, checked_moment, checked_name
-from ._core.codec import encode
+from ._core.codec import decode, encode
 from ._core.opening import instance_of
 from ._core.records import record_of
 from ._core.settle import new_instance
-from ._db import control, inspect
+from ._db import control, inspect, outbox
 from ._db import insert as inserts
 from ._db import signal as signals
 from ._db.plan import Plan
@@ -19,6 +19,7 @@ from ._typing import KEEP
 from .config import Settings
 from .definition import MachineDef, StepRef, definition_of, step_name
 from .errors import NoTargetError, UsageError, did_you_mean
+from .events import EventRecord, EventState
 from .instance import (
     LIVE_STATUSES,
     AlreadyFinished,
@@ -60,10 +61,12 @@ __all__ = [
     "count",
     "definition_of_target",
     "delete_all",
+    "events",
     "executions",
     "get",
     "insert",
     "page",
+    "replay",
     "resolve",
     "restore",
     "retry",
@@ -440,3 +443,55 @@ _FILTERS: Final[Mapping[str, tuple[str, Callable[[Any], object]]]] = {
     "with_deleted": ("with_deleted", bool),
     "inserted_before": ("inserted_before", lambda value: checked_moment(value, "inserted_before")),
 }
+
+
+def events(
+    target: Target | None,
+    sink: str | None,
+    state: EventState | None,
+    before: EventRecord | int | None,
+    limit: int,
+) -> Plan[list[EventRecord]]:
+    """Events of the outbox, the newest first."""
+    if state not in (None, "pending", "published", "dead"):
+        raise UsageError(f"there is no event state {state!r}", "give pending, published or dead")
+    checked_int(limit, "the limit of events", 1, _MAX_PAGE)
+    instance_id: int | None = None
+    if target is not None:
+        instance_id = yield from resolve(target, "events")
+    rows = yield from outbox.rows(
+        {
+            "instance_id": instance_id,
+            "sink": sink,
+            "state": state,
+            "before": None if before is None else _number(before),
+        },
+        limit,
+    )
+    return [
+        EventRecord(
+            number=row["id"],
+            id=f"{row['instance_id']}:{row['step_seq']}:{row['n']}",
+            instance_id=row["instance_id"],
+            sink=row["sink"],
+            type=row["type"],
+            subject=row["subject"],
+            data=decode(row["data"], Any, f"the data of event '{row['type']}'"),
+            state=row["state"],
+            attempts=row["attempts"],
+            last_error=row["last_error"],
+            created_at=row["created_at"],
+            next_at=row["next_at"] if row["state"] == "pending" else None,
+            published_at=row["published_at"],
+        )
+        for row in rows
+    ]
+
+
+def replay(chosen: Iterable[EventRecord | int]) -> Plan[int]:
+    """Publish events again; how many of them had been published or given up."""
+    return (yield from outbox.replay([_number(one) for one in chosen]))
+
+
+def _number(event: EventRecord | int) -> int:
+    return event.number if isinstance(event, EventRecord) else checked_id(event)

@@ -23,6 +23,7 @@ from ._verbs import Filters
 from .config import Settings
 from .connections import AsyncConnection
 from .errors import NoTargetError, NotConnectedError
+from .events import EventRecord, EventState
 from .instance import (
     CancelResult,
     Deleted,
@@ -409,6 +410,26 @@ class AsyncClient:
     async def executions(self, target: Target, /) -> Sequence[ExecutionRecord]:
         """Every execution of an instance, oldest first: the ended ones as they are recorded, and the live one."""
         return await self._database.run(_verbs.executions(target))
+
+    async def events(
+        self,
+        target: Target | None = None,
+        /,
+        *,
+        sink: str | None = None,
+        state: EventState | None = None,
+        before: EventRecord | int | None = None,
+        limit: int = 100,
+    ) -> Sequence[EventRecord]:
+        """Events of the outbox, the newest first: of one instance, of one sink, in one state.
+
+        `before` (the last of a page, or its number) gives the next page.
+        """
+        return await self._database.run(_verbs.events(target, sink, state, before, limit))
+
+    async def replay(self, events: Iterable[EventRecord | int], /) -> int:
+        """Publish events again that were published or given up, under the same ids; how many there were."""
+        return await self._database.run(_verbs.replay(events))
 
     @overload
     async def wait(

@@ -21,6 +21,7 @@ from ._verbs import Filters
 from .config import Settings
 from .connections import Connection
 from .errors import NoTargetError, NotConnectedError
+from .events import EventRecord, EventState
 from .instance import (
     CancelResult,
     Deleted,
@@ -328,6 +329,23 @@ class Client:
     def executions(self, target: Target, /) -> Sequence[ExecutionRecord]:
         """See `AsyncClient.executions`."""
         return self._database.run(_verbs.executions(target))
+
+    def events(
+        self,
+        target: Target | None = None,
+        /,
+        *,
+        sink: str | None = None,
+        state: EventState | None = None,
+        before: EventRecord | int | None = None,
+        limit: int = 100,
+    ) -> Sequence[EventRecord]:
+        """See `AsyncClient.events`."""
+        return self._database.run(_verbs.events(target, sink, state, before, limit))
+
+    def replay(self, events: Iterable[EventRecord | int], /) -> int:
+        """See `AsyncClient.replay`."""
+        return self._database.run(_verbs.replay(events))
 
     @overload
     def wait(

@@ -94,6 +94,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """The size of one state, result or signal, in bytes of JSON."""
     max_children: int = 10_000
     """How many children one outcome may insert."""
+    event_source: str = ""
+    """The `source` of the events that this system publishes, a URI; left out, `/gen_durable/<schema>`."""
+    event_attempts: int = 20
+    """How often an event is tried before it is given up: about an hour."""
 
     def __post_init__(self) -> None:
         _check_schema("settings.schema", self.schema)
@@ -116,6 +120,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             raise SettingsError("settings.pooler", f"must be none or transaction, got {self.pooler!r}")
         _check_int("settings.max_payload", self.max_payload, 1, _MAX_JSONB)
         _check_int("settings.max_children", self.max_children, 1)
+        _check_int("settings.event_attempts", self.event_attempts, 1)
+        if not str(self.event_source).isprintable():
+            raise SettingsError("settings.event_source", f"must be a URI, got {self.event_source!r}")
         if self.heartbeat * 2 > self.lease:
             raise SettingsError(
                 "settings.heartbeat",

@@ -9,6 +9,8 @@ import msgspec
 
 from ._typing import ResultT, StateT
 from .definition import definition_of
+from .errors import UsageError
+from .events import Event
 from .instance import Child
 from .outcome import Cancel
 from .refs import Insertable
@@ -97,6 +99,19 @@ class Context(msgspec.Struct, Generic[StateT], kw_only=True):
     max_attempts: int | None = None
     """How often a step may be executed, if this instance has a limit of its own."""
     cancellation: Cancellation = msgspec.field(default_factory=Cancellation)
+    emitted: list[Event] = []
+    """What `emit` has collected so far."""
+
+    def emit(self, event: Event, /) -> None:
+        """Let the outcome of this step carry an event: it is committed with that, before what its `emit=` names.
+
+        An outcome that is no transition (Retry) carries none, and a step that raises has emitted nothing.
+        """
+        if not isinstance(event, Event):
+            raise UsageError(
+                f"emit got a value of type {type(event).__name__}", 'give Event("order.paid", data)'
+            )
+        self.emitted.append(event)
 
     @property
     def cancelled(self) -> bool:

@@ -24,6 +24,7 @@ from ._checks import MAX_AWAITED, checked_delay, checked_moment, checked_name
 from ._typing import KEEP, Keep, ResultT, ResultT_co, StateT
 from .definition import StepRef, step_name
 from .errors import UsageError
+from .events import Emit, Event, emitted
 from .refs import AnySpec, Key, key_text
 from .signals import Signal
 
@@ -69,7 +70,7 @@ class _Value:
         parts: list[str] = []
         for name in self.__slots__:
             value = getattr(self, name)
-            if value is not None and value is not KEEP and value is not False:
+            if value is not None and value is not KEEP and value is not False and value != ():
                 parts.append(f"{name}={value!r}")
         return f"{type(self).__name__}({', '.join(parts)})"
 
@@ -105,7 +106,7 @@ Effect: TypeAlias = Sql | Callable[[Transaction], Awaitable[object]]
 class Next(_Value):
     """Go on with another step, or with this one anew."""
 
-    __slots__ = __match_args__ = ("step", "state", "delay", "concurrency_key", "requeue", "effect")
+    __slots__ = __match_args__ = ("step", "state", "delay", "concurrency_key", "requeue", "effect", "emit")
 
     step: str
     state: Any
@@ -113,6 +114,7 @@ class Next(_Value):
     concurrency_key: str | Keep | None
     requeue: bool
     effect: Effect | None
+    emit: tuple[Event, ...]
 
     def __init__(
         self,
@@ -123,6 +125,7 @@ class Next(_Value):
         concurrency_key: Key | Keep | None = KEEP,
         requeue: bool = False,
         effect: Effect | None = None,
+        emit: Emit | None = None,
     ) -> None:
         """Say where to go.
 
@@ -133,6 +136,7 @@ class Next(_Value):
             concurrency_key: the key from now on; `None` gives it back, left out it stays.
             requeue: queue up again behind more urgent work instead of going on at once.
             effect: what to do in the transaction that commits this outcome, exactly once.
+            emit: events that are committed with it and published afterwards.
         """
         self.step = step_name(step)
         self.state = state
@@ -140,6 +144,7 @@ class Next(_Value):
         self.concurrency_key = _key(concurrency_key)
         self.requeue = requeue
         self.effect = _effect(effect)
+        self.emit = emitted(emit)
 
 
 @final
@@ -175,6 +180,7 @@ class Await(_Value):
         "state",
         "concurrency_key",
         "effect",
+        "emit",
     )
 
     signals: tuple[str, ...]
@@ -184,6 +190,7 @@ class Await(_Value):
     state: Any
     concurrency_key: str | Keep | None
     effect: Effect | None
+    emit: tuple[Event, ...]
 
     @overload
     def __init__(
@@ -197,6 +204,7 @@ class Await(_Value):
         state: StateT | Keep = KEEP,
         concurrency_key: Key | Keep | None = KEEP,
         effect: Effect | None = None,
+        emit: Emit | None = None,
     ) -> None: ...
     @overload
     def __init__(
@@ -210,6 +218,7 @@ class Await(_Value):
         state: StateT | Keep = KEEP,
         concurrency_key: Key | Keep | None = KEEP,
         effect: Effect | None = None,
+        emit: Emit | None = None,
     ) -> None: ...
     @overload
     def __init__(
@@ -221,6 +230,7 @@ class Await(_Value):
         state: StateT | Keep = KEEP,
         concurrency_key: Key | Keep | None = KEEP,
         effect: Effect | None = None,
+        emit: Emit | None = None,
     ) -> None: ...
     @overload
     def __init__(
@@ -232,6 +242,7 @@ class Await(_Value):
         state: StateT | Keep = KEEP,
         concurrency_key: Key | Keep | None = KEEP,
         effect: Effect | None = None,
+        emit: Emit | None = None,
     ) -> None: ...
     def __init__(
         self,
@@ -242,6 +253,7 @@ class Await(_Value):
         state: Any = KEEP,
         concurrency_key: Key | Keep | None = KEEP,
         effect: Effect | None = None,
+        emit: Emit | None = None,
     ) -> None:
         if not signals and timeout is None and deadline is None:
             raise UsageError(
@@ -257,18 +269,20 @@ class Await(_Value):
         self.state = state
         self.concurrency_key = _key(concurrency_key)
         self.effect = _effect(effect)
+        self.emit = emitted(emit)
 
 
 @final
 class ScheduleChildren(_Value):
     """Insert children, sleep until each of them has ended, then run `then`; `ctx.children` has them."""
 
-    __slots__ = __match_args__ = ("children", "then", "state", "effect")
+    __slots__ = __match_args__ = ("children", "then", "state", "effect", "emit")
 
     children: tuple[AnySpec, ...]
     then: str
     state: Any
     effect: Effect | None
+    emit: tuple[Event, ...]
 
     def __init__(
         self,
@@ -278,43 +292,53 @@ class ScheduleChildren(_Value):
         then: StepRef[StateT] | str,
         state: StateT | Keep = KEEP,
         effect: Effect | None = None,
+        emit: Emit | None = None,
     ) -> None:
         self.children = _specs(children)
         self.then = step_name(then)
         self.state = state
         self.effect = _effect(effect)
+        self.emit = emitted(emit)
 
 
 @final
 class Done(_Value, Generic[ResultT_co]):
     """End well. The result is kept with the instance, for whoever waits for it."""
 
-    __slots__ = __match_args__ = ("result", "effect")
+    __slots__ = __match_args__ = ("result", "effect", "emit")
 
     result: ResultT_co
     effect: Effect | None
+    emit: tuple[Event, ...]
 
     @overload
-    def __init__(self: Done[None], *, effect: Effect | None = None) -> None: ...
+    def __init__(self: Done[None], *, effect: Effect | None = None, emit: Emit | None = None) -> None: ...
     @overload
-    def __init__(self, result: ResultT_co, *, effect: Effect | None = None) -> None: ...
-    def __init__(self, result: Any = None, *, effect: Effect | None = None) -> None:
+    def __init__(
+        self, result: ResultT_co, *, effect: Effect | None = None, emit: Emit | None = None
+    ) -> None: ...
+    def __init__(self, result: Any = None, *, effect: Effect | None = None, emit: Emit | None = None) -> None:
         self.result = result
         self.effect = _effect(effect)
+        self.emit = emitted(emit)
 
 
 @final
 class Stop(_Value):
     """End as failed. The reason is for people: a text, or the exception."""
 
-    __slots__ = __match_args__ = ("reason", "effect")
+    __slots__ = __match_args__ = ("reason", "effect", "emit")
 
     reason: str
     effect: Effect | None
+    emit: tuple[Event, ...]
 
-    def __init__(self, reason: str | BaseException, *, effect: Effect | None = None) -> None:
+    def __init__(
+        self, reason: str | BaseException, *, effect: Effect | None = None, emit: Emit | None = None
+    ) -> None:
         self.reason = reason_text(reason)
         self.effect = _effect(effect)
+        self.emit = emitted(emit)
 
 
 Outcome: TypeAlias = Union[Next, Retry, Await, ScheduleChildren, Done[ResultT], Stop]  # noqa: UP007 - `A | B[T]` takes no [T]

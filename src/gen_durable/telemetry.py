@@ -24,6 +24,9 @@ __all__ = [
     "ConcurrencyContended",
     "Event",
     "HandlerMissing",
+    "OutboxDead",
+    "OutboxFailed",
+    "OutboxPublished",
     "OutcomeStale",
     "PickStop",
     "ReaperReaped",
@@ -130,6 +133,33 @@ class HandlerMissing(Event, frozen=True, kw_only=True):
     id: int
     fsm: str
     version: int
+
+
+class OutboxPublished(Event, frozen=True, kw_only=True):
+    """A sink has taken these events."""
+
+    name: ClassVar[str] = "outbox.published"
+    count: int
+    sink: str
+
+
+class OutboxFailed(Event, frozen=True, kw_only=True):
+    """A sink did not take these events; they are tried again."""
+
+    name: ClassVar[str] = "outbox.failed"
+    count: int
+    sink: str
+    error: str
+
+
+class OutboxDead(Event, frozen=True, kw_only=True):
+    """An event is given up, until somebody replays it."""
+
+    name: ClassVar[str] = "outbox.dead"
+    id: str
+    sink: str
+    type: str
+    error: str
 
 
 EventT = TypeVar("EventT", bound=Event)

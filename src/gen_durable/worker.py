@@ -16,6 +16,7 @@ from ._checks import checked_name
 from ._core.registry import Machines, Registry
 from ._db.pick import after
 from ._db.pool import Database
+from ._runtime.dispatcher import sink_of
 from ._runtime.engine import Engine
 from ._runtime.flusher import Flusher
 from ._runtime.scheduler import FromPrefix, FromQueue, Source
@@ -24,6 +25,7 @@ from .client import Client
 from .config import Queue, Settings, environment_prefixes
 from .definition import MachineDef
 from .errors import SettingsError, UsageError
+from .events import Sink, SinkLike
 from .telemetry import Telemetry
 
 __all__ = ["Worker"]
@@ -53,6 +55,7 @@ class Worker(AsyncClient):
         queues: Mapping[str, int | Queue] | None = None,
         prefixes: Mapping[str, int | Queue] | Iterable[str] | None = None,
         on_unknown: Literal["fail", "leave"] = "fail",
+        sinks: SinkLike | Mapping[str, SinkLike] | None = None,
         settings: Settings | None = None,
     ) -> None:
         """Put a worker together; nothing is opened yet.
@@ -66,6 +69,8 @@ class Worker(AsyncClient):
                 empty list is `["default."]`; left out, `WORKER_TYPE_PREFIXES` may say it, if `queues` does not.
             on_unknown: what becomes of an instance under a prefix whose machine is not registered here: it fails, or
                 it is left where it is.
+            sinks: where the events go that steps emit: one sink (`default`), or several by name. Left out, they wait in
+                the outbox for a worker that has their sink.
             settings: as for a client.
 
         Raises:
@@ -94,6 +99,7 @@ class Worker(AsyncClient):
         if on_unknown not in ("fail", "leave"):
             raise SettingsError("on_unknown", f"must be 'fail' or 'leave', got {on_unknown!r}")
         self._leaves_unknown = on_unknown == "leave"
+        self.sinks: Mapping[str, Sink] = _sinks(sinks)
         self._commits: Database | None = None
         self._effects: Database | None = None
         self._engine: Engine | None = None
@@ -175,6 +181,7 @@ class Worker(AsyncClient):
             settings=self.settings,
             registry=self._registry,
             sources=self._sources(),
+            sinks=self.sinks,
             database=self._database,
             commits=self._commits,
             effects=self._effects,
@@ -198,8 +205,8 @@ class Worker(AsyncClient):
             await super()._close()
 
     def _pool_size(self) -> int:
-        # A pick per queue, the reaper, the timekeeper, and some for the worker's own use as a client.
-        return len(self.queues) + len(self.prefixes) + 6
+        # A pick per queue, a dispatcher per sink, the reaper, the timekeeper, and some for its own use as a client.
+        return len(self.queues) + len(self.prefixes) + len(self.sinks) + 6
 
     def _sources(self) -> list[tuple[Source, Queue]]:
         return [
@@ -236,6 +243,13 @@ def _prefixes(given: Mapping[str, int | Queue] | Iterable[str]) -> Mapping[str, 
         prefix: limits if isinstance(limits, Queue) else Queue(concurrency=limits)
         for prefix, limits in named.items()
     }
+
+
+def _sinks(given: SinkLike | Mapping[str, SinkLike] | None) -> Mapping[str, Sink]:
+    if given is None:
+        return {}
+    named = given if isinstance(given, Mapping) else {"default": given}
+    return {checked_name(name, "the name of a sink"): sink_of(sink, name) for name, sink in named.items()}
 
 
 def _queues(registry: Registry, given: Mapping[str, int | Queue] | None) -> Mapping[str, Queue]:

@@ -22,6 +22,7 @@ __all__ = [
     "Committed",
     "DeadLetter",
     "EffectFailed",
+    "EventRow",
     "Execution",
     "Kind",
     "NewInstance",
@@ -65,6 +66,15 @@ class DeadLetter(msgspec.Struct, frozen=True, gc=False):
 
     fsm: str
     state: str
+
+
+class EventRow(msgspec.Struct, frozen=True, gc=False):
+    """An event for the outbox."""
+
+    sink: str
+    type: str
+    subject: str
+    data: str
 
 
 class SignalRow(msgspec.Struct, frozen=True, gc=False):
@@ -159,6 +169,8 @@ class CommitEntry(msgspec.Struct, kw_only=True):
     """Whether there may be others, consumed ones that stay for their dedup_key: the same is true of them."""
     effect: Effect | None = None
     """What runs in the transaction of this very outcome."""
+    events: tuple[EventRow, ...] = ()
+    """What goes into the outbox with it."""
     # For the record of the execution: which step, which attempt, since when.
     from_step: str = ""
     attempt: int = 0
@@ -182,6 +194,7 @@ class CommitEntry(msgspec.Struct, kw_only=True):
             and self.failure is None
             and self.letter is None
             and self.effect is None
+            and not self.events
         )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Final, assert_never
 
 import msgspec
@@ -10,11 +10,12 @@ import msgspec
 from .._typing import KEEP, Keep
 from ..definition import MachineDef, definition_of
 from ..errors import OutcomeError, UnknownStepError, UsageError
+from ..events import Event
 from ..instance import Status
 from ..outcome import Await, Done, Next, Outcome, Retry, ScheduleChildren, Stop
 from ..refs import AnySpec
 from .codec import encode
-from .model import CommitEntry, DeadLetter, Execution, NewInstance
+from .model import CommitEntry, DeadLetter, EventRow, Execution, NewInstance
 
 __all__ = [
     "NO_HANDLER",
@@ -67,6 +68,7 @@ def settle(
     *,
     may_chain: bool = False,
     error: str | None = None,
+    emitted: Sequence[Event] = (),
 ) -> CommitEntry:
     """What to commit for this outcome of this execution.
 
@@ -74,6 +76,7 @@ def settle(
         state: `ctx.state` as the step left it, for an outcome that names none; or `UNREAD`.
         may_chain: keep the lease over a plain Next, so that the same worker goes on at once.
         error: why the step raised, when the outcome is that of its handler.
+        emitted: what `ctx.emit` has collected.
 
     Raises:
         UnknownStepError: the outcome leads to a step that the machine does not have.
@@ -97,6 +100,7 @@ def settle(
                 error=error,
                 consumed=_ids(execution),
                 effect=outcome.effect,
+                events=_events(emitted, outcome.emit, execution, limits),
                 **_key(outcome.concurrency_key),
             )
         case Retry():
@@ -119,6 +123,7 @@ def settle(
                 deadline=outcome.deadline,
                 error=error,
                 effect=outcome.effect,
+                events=_events(emitted, outcome.emit, execution, limits),
                 **_key(outcome.concurrency_key),
             )
         case ScheduleChildren():
@@ -136,13 +141,27 @@ def settle(
                 error=error,
                 consumed=_ids(execution),
                 effect=outcome.effect,
+                events=_events(emitted, outcome.emit, execution, limits),
             )
         case Done():
             what = f"the result of {machine.name} {execution.id}"
             result = encode(outcome.result, machine.result_type, what, limits.max_payload)
-            return _entry(execution, "done", payload=result, error=error, effect=outcome.effect)
+            return _entry(
+                execution,
+                "done",
+                payload=result,
+                error=error,
+                effect=outcome.effect,
+                events=_events(emitted, outcome.emit, execution, limits),
+            )
         case Stop():
-            return _entry(execution, "stop", error=outcome.reason, effect=outcome.effect)
+            return _entry(
+                execution,
+                "stop",
+                error=outcome.reason,
+                effect=outcome.effect,
+                events=_events(emitted, outcome.emit, execution, limits),
+            )
         case _:
             assert_never(outcome)
 
@@ -234,6 +253,23 @@ def _state(
         return None
     return encode(
         value, machine.state_type, f"the state of {machine.name} {execution.id}", limits.max_payload
+    )
+
+
+def _events(
+    collected: Sequence[Event], given: tuple[Event, ...], execution: Execution, limits: Limits
+) -> tuple[EventRow, ...]:
+    if not collected and not given:
+        return ()
+    about = execution.correlation_key or str(execution.id)
+    return tuple(
+        EventRow(
+            event.sink,
+            event.type,
+            event.subject or about,
+            encode(event.data, Any, f"the data of event '{event.type}'", limits.max_payload),
+        )
+        for event in (*collected, *given)
     )
 
 

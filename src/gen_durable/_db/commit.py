@@ -11,7 +11,7 @@ import msgspec
 
 from .._core.model import CommitEntry, CommitResult, Committed, SignalRow, Stale
 from ..config import RecordLevel
-from . import pick
+from . import outbox, pick
 from .insert import insert_children, insert_letters
 from .lease import Lease
 from .plan import Call, Plan, Row, Rows, statements
@@ -70,11 +70,12 @@ def commit_plain(entries: Sequence[CommitEntry], recorder: Recorder) -> Plan[Com
 
 
 def commit(entries: Sequence[CommitEntry], recorder: Recorder) -> Plan[CommitReport]:
-    """Commit any outcomes: one statement, and at most eight more, each only if needed. Needs a transaction."""
+    """Commit any outcomes: one statement, and at most nine more, each only if needed. Needs a transaction."""
     rows = _by_lease((yield _full_call(entries, recorder)))
     queues: set[str] = set()
     queues |= yield from _insert_children(entries, rows)
     queues |= yield from _insert_letters(entries, rows)
+    yield from _emit(entries, rows)
     parked = [row["id"] for row in rows.values() if row["status"] == "awaiting_signal" and row["has_signals"]]
     if parked:
         queues |= {row["queue"] for row in (yield _SQL["recheck"](ids=parked))}
@@ -198,6 +199,19 @@ def _insert_letters(entries: Sequence[CommitEntry], rows: Mapping[Lease, Row]) -
     return (yield from insert_letters(letters))
 
 
+def _emit(entries: Sequence[CommitEntry], rows: Mapping[Lease, Row]) -> Plan[None]:
+    """Events of outcomes that are durable now; a stale or cancelled one has none."""
+    emitting = [
+        entry
+        for entry in entries
+        if entry.events
+        and (row := rows.get((entry.id, entry.lease_token))) is not None
+        and row["status"] != "cancelled"
+    ]
+    if emitting:
+        yield from outbox.emit(emitting)
+
+
 def _inbox_of_kept(rows: Mapping[Lease, Row]) -> Plan[Mapping[int, tuple[SignalRow, ...]]]:
     """A chained step sees its inbox as a picked one would."""
     kept = [row["id"] for row in rows.values() if row["status"] == "executing" and row["has_signals"]]
@@ -259,7 +273,7 @@ def _full_call(entries: Sequence[CommitEntry], recorder: Recorder) -> Call:
         switches_keys=[entry.switches_key for entry in entries],
         concurrency_keys=[entry.concurrency_key for entry in entries],
         consumed=[id_array(entry.consumed) if entry.consumed else None for entry in entries],
-        has_effects=[entry.effect is not None for entry in entries],
+        has_more=[entry.effect is not None or bool(entry.events) for entry in entries],
         **_record(entries, recorder),
     )
 

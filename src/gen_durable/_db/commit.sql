@@ -106,14 +106,14 @@ with settled as (
                 :payloads::text[], :errors::text[], :failures::text[], :delays::interval[], :awaits::text[], :presented::text[],
                 :timeouts::interval[], :deadlines::timestamptz[], :children::int[], :switches_keys::boolean[],
                 :concurrency_keys::text[], :consumed::text[], :from_steps::text[], :attempts::int[],
-                :leased_ats::timestamptz[], :started_agos::interval[], :has_effects::boolean[])
+                :leased_ats::timestamptz[], :started_agos::interval[], :has_more::boolean[])
          as o (id, lease_token, step_seq, kind, step, payload, error, failure, delay, awaits, presented, timeout, deadline, children,
-               switches_key, concurrency_key, consumed, from_step, attempt, leased_at, started_ago, has_effect)
+               switches_key, concurrency_key, consumed, from_step, attempt, leased_at, started_ago, has_more)
    where g.id = o.id and g.lease_token = o.lease_token and g.step_seq = o.step_seq
   returning g.id, o.lease_token, g.status, g.step_seq, g.has_signals, g.queue, g.parent_id, g.parent_round,
             g.status in ('done', 'failed', 'cancelled') as has_ended, g.execution, g.leased_at as kept_at,
             g.cancel_requested_at is not null or o.kind = 'cancel' as is_cancelled, o.kind, o.from_step, o.attempt, o.leased_at, o.started_ago,
-            o.error, o.has_effect,
+            o.error, o.has_more,
             case when g.cancel_requested_at is null and o.kind in ('keep', 'next', 'schedule_childs')
                  then o.consumed::bigint[] end as consumed
 ), recorded as (
@@ -121,7 +121,7 @@ with settled as (
                                       leased_at, started_at, finished_at, error)
   select id, step_seq + (is_cancelled or kind in ('retry', 'release'))::int,
          execution - (kind = 'keep' and not is_cancelled)::int, attempt,
-         case when is_cancelled or kind in ('retry', 'release') then 'ABORTED' when has_effect then 'COMMITTED' else 'DONE' end,
+         case when is_cancelled or kind in ('retry', 'release') then 'ABORTED' when has_more then 'COMMITTED' else 'DONE' end,
          case when is_cancelled then 'cancelled' when kind = 'keep' then 'next' when kind = 'release' then 'shutdown'
               else kind end,
          from_step, :worker::text, leased_at, statement_timestamp() - started_ago, statement_timestamp(), error
@@ -184,7 +184,7 @@ select g.id from gen_durable.gen_durable g
    for no key update
 
 -- name: finish
--- After its transaction: nothing is left to do for these executions.
+-- After its transaction: nothing is left to do for these executions. Those with events are finished when these are out.
 update gen_durable.executions e set status = 'DONE'
   from unnest(:ids::bigint[], :step_seqs::bigint[]) as done (instance_id, step_seq)
  where e.instance_id = done.instance_id and e.step_seq = done.step_seq and e.status = 'COMMITTED'
@@ -194,6 +194,8 @@ update gen_durable.executions e set status = 'DONE'
 with abandoned as materialized (
   select e.instance_id, e.step_seq from gen_durable.executions e
    where e.status = 'COMMITTED' and e.finished_at < statement_timestamp() - :lease::interval
+     and not exists (select from gen_durable.outbox o
+                      where o.instance_id = e.instance_id and o.step_seq = e.step_seq and o.published_at is null)
    order by e.finished_at limit 500
      for update skip locked
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, Final
 
@@ -15,7 +15,9 @@ from .._db.commit import Recorder
 from .._db.lease import Lease
 from .._db.pool import Database
 from ..config import Queue, Settings
+from ..events import Sink
 from ..telemetry import Telemetry
+from .dispatcher import Dispatcher
 from .executor import Executor
 from .flusher import Flusher
 from .heartbeat import Heartbeat
@@ -44,6 +46,7 @@ class Engine:
         settings: Settings,
         registry: Registry,
         sources: Sequence[tuple[Source, Queue]],
+        sinks: Mapping[str, Sink],
         database: Database,
         commits: Database,
         effects: Database,
@@ -93,7 +96,23 @@ class Engine:
             *self._schedulers,
             Reaper(database, settings, telemetry, wakes, contact),
             Timekeeper(database, telemetry, wakes, contact),
+            *(
+                Dispatcher(
+                    label,
+                    sink,
+                    source=settings.event_source or f"/gen_durable/{settings.schema}",
+                    most_attempts=settings.event_attempts,
+                    idle=settings.poll_interval,
+                    database=database,
+                    telemetry=telemetry,
+                    contact=contact,
+                )
+                for label, sink in sinks.items()
+            ),
         ]
+        for service in self._services:
+            if isinstance(service, Dispatcher):
+                wakes.on_events(service.wake)
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:

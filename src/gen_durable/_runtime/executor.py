@@ -127,7 +127,15 @@ class Executor:
         context = open_context(execution, machine, self._registry, state_of(execution, machine))
         value = await self._call(step, registered.machine, context)
         outcome = checked_outcome(value, machine.name, step.name)
-        return settle(execution, machine, outcome, context.state, self._limits, may_chain=may_chain)
+        return settle(
+            execution,
+            machine,
+            outcome,
+            context.state,
+            self._limits,
+            may_chain=may_chain,
+            emitted=context.emitted,
+        )
 
     async def _call(self, step: StepDef, machine: Machine[Any, Any] | Job[Any, Any], context: Any) -> object:
         if step.is_async:
@@ -155,7 +163,14 @@ class Executor:
             _tell(execution, failure, outcome)
             current = UNREAD if state is UNREAD and context.state is None else context.state
             entry = settle(
-                execution, machine, outcome, current, self._limits, may_chain=may_chain, error=error
+                execution,
+                machine,
+                outcome,
+                current,
+                self._limits,
+                may_chain=may_chain,
+                error=error,
+                emitted=context.emitted,
             )
             return self._failed(entry, execution, failure)
         except (KeyboardInterrupt, GeneratorExit):

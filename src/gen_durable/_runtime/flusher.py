@@ -226,8 +226,11 @@ class Flusher:
 
     def _effect_committed(self, entry: CommitEntry, result: CommitResult) -> CommitResult:
         if isinstance(result, Committed):
-            self._unfinished.append(entry)
-            self._arrived.set()
+            if entry.events:
+                self._wakes.events()
+            else:
+                self._unfinished.append(entry)
+                self._arrived.set()
             self._wakes.rest()
         return result
 
@@ -301,14 +304,18 @@ class Flusher:
         results: Sequence[CommitResult],
         futures: dict[int, asyncio.Future[CommitResult]],
     ) -> None:
-        has_rest = False
+        has_rest = has_events = False
         for entry, result in zip(entries, results, strict=True):
             future = futures[id(entry)]
             if not future.done():
                 future.set_result(result)
-            has_rest = has_rest or (isinstance(result, Committed) and result.status in _RESTING)
+            if isinstance(result, Committed):
+                has_rest = has_rest or result.status in _RESTING
+                has_events = has_events or bool(entry.events)
         if has_rest:
             self._wakes.rest()
+        if has_events:
+            self._wakes.events()
 
 
 def _refused(entry: CommitEntry, error: StatementError) -> CommitEntry:

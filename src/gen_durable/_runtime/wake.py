@@ -19,6 +19,7 @@ class Wakes:
         self._queues: dict[str, Callable[[], None]] = {}
         self._any: list[Callable[[], None]] = []
         self._rests: list[Callable[[], None]] = []
+        self._events: list[Callable[[], None]] = []
 
     def on_work(self, queue: str, wake: Callable[[], None]) -> None:
         """Call `wake` when this queue may have work."""
@@ -31,6 +32,15 @@ class Wakes:
     def on_rest(self, wake: Callable[[], None]) -> None:
         """Call `wake` when some instance has ended or parked."""
         self._rests.append(wake)
+
+    def on_events(self, wake: Callable[[], None]) -> None:
+        """Call `wake` when some outcome has put events into the outbox."""
+        self._events.append(wake)
+
+    def events(self) -> None:
+        """There are new events in the outbox."""
+        for wake in self._events:
+            wake()
 
     def work(self, queues: Iterable[str]) -> None:
         """These queues may have work."""

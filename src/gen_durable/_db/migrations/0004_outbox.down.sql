@@ -1,0 +1,1 @@
+drop table gen_durable.outbox;

@@ -1,0 +1,110 @@
+"""The outbox in the database: writing events, leasing them, and marking what became of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import Literal, TypeAlias
+
+import msgspec
+
+from .._core.model import CommitEntry
+from .plan import Plan, Row, statements
+
+__all__ = ["Leased", "Mark", "emit", "lease", "mark", "replay", "rows"]
+
+_SQL = statements("outbox.sql")
+
+Verdict: TypeAlias = Literal["published", "dead", "again", "released"]
+
+
+class Leased(msgspec.Struct, frozen=True, gc=False):
+    """An event that this dispatcher may publish now."""
+
+    id: int
+    instance_id: int
+    step_seq: int
+    n: int
+    type: str
+    subject: str
+    data: str
+    created_at: datetime
+    attempts: int
+
+    @property
+    def event_id(self) -> str:
+        """The same on every delivery."""
+        return f"{self.instance_id}:{self.step_seq}:{self.n}"
+
+
+class Mark(msgspec.Struct, frozen=True, gc=False):
+    """What became of it."""
+
+    event: Leased
+    verdict: Verdict
+    error: str | None = None
+    delay: timedelta | None = None
+
+
+def emit(entries: Sequence[CommitEntry]) -> Plan[None]:
+    """Write the events of these outcomes, in the transaction that has just committed them."""
+    rows = [(entry, n, event) for entry in entries for n, event in enumerate(entry.events, 1)]
+    yield _SQL["emit"](
+        ids=[entry.id for entry, _, _ in rows],
+        step_seqs=[entry.step_seq + 1 for entry, _, _ in rows],
+        ns=[n for _, n, _ in rows],
+        sinks=[event.sink for _, _, event in rows],
+        types=[event.type for _, _, event in rows],
+        subjects=[event.subject for _, _, event in rows],
+        datas=[event.data for _, _, event in rows],
+    )
+
+
+def lease(sink: str, demand: int, lease_token: int, length: timedelta) -> Plan[list[Leased]]:
+    """Lease due events of a sink, in the order in which they are to be published."""
+    found = yield _SQL["lease"](sink=sink, demand=demand, lease_token=lease_token, lease=length)
+    return sorted((_leased(row) for row in found), key=lambda event: event.id)
+
+
+def mark(sink: str, marks: Sequence[Mark], lease_token: int) -> Plan[int]:
+    """Tell what became of leased events; how many of them were still ours. Needs a transaction."""
+    rows = yield _SQL["mark"](
+        ids=[one.event.id for one in marks],
+        verdicts=[one.verdict for one in marks],
+        errors=[one.error for one in marks],
+        delays=[one.delay for one in marks],
+        lease_token=lease_token,
+    )
+    ours = {row["id"] for row in rows}
+    over = [one for one in marks if one.verdict in ("published", "dead") and one.event.id in ours]
+    if over:
+        yield _SQL["go_on"](instance_ids=[one.event.instance_id for one in over], sink=sink)
+    if out := [one.event for one in over if one.verdict == "published"]:
+        yield _SQL["finish"](
+            instance_ids=[event.instance_id for event in out], step_seqs=[event.step_seq for event in out]
+        )
+    return len(ours)
+
+
+def rows(filters: Mapping[str, object], demand: int) -> Plan[Sequence[Row]]:
+    """Events for people, newest first."""
+    return (yield _SQL["list"](**filters, demand=demand))
+
+
+def replay(ids: Sequence[int]) -> Plan[int]:
+    """Publish these again; how many of them had been published or given up."""
+    return len((yield _SQL["replay"](ids=sorted(ids))))
+
+
+def _leased(row: Row) -> Leased:
+    return Leased(
+        row["id"],
+        row["instance_id"],
+        row["step_seq"],
+        row["n"],
+        row["type"],
+        row["subject"],
+        row["data"],
+        row["created_at"],
+        row["attempts"],
+    )
