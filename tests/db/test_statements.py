@@ -33,6 +33,7 @@ def test_the_statements_are_found() -> None:
         "lease.sql",
         "migrate.sql",
         "named.sql",
+        "outbox.sql",
         "pick.sql",
         "signal.sql",
     }

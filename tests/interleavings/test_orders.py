@@ -11,6 +11,7 @@ from tests.interleavings.scenarios import (
     cancels,
     children,
     deletes,
+    events,
     inserts,
     keys,
     leases,
@@ -21,7 +22,7 @@ from tests.interleavings.scenarios import (
 
 SCENARIOS = [
     scenario
-    for area in (signals, leases, keys, children, inserts, mixtures, cancels, deletes, retries)
+    for area in (signals, leases, keys, children, inserts, mixtures, cancels, deletes, retries, events)
     for scenario in area.SCENARIOS
 ]
 

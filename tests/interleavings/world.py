@@ -36,6 +36,7 @@ select (select coalesce(jsonb_agg(to_jsonb(g) || jsonb_build_object(
        (select coalesce(jsonb_agg(to_jsonb(e) order by e.execution), '[]')
           from gen_durable.executions e)::text as executions,
        (select coalesce(jsonb_agg(to_jsonb(a) order by a.id), '[]') from gen_durable.audit_events a)::text as audit,
+       (select coalesce(jsonb_agg(to_jsonb(o) order by o.id), '[]') from gen_durable.outbox o)::text as outbox,
        (select coalesce(jsonb_object_agg(job_id, state), '{}') from gen_durable.gen_durable_job_state)::text as states,
        (select count(*) from gen_durable.effects) as effects"""
 
@@ -49,6 +50,7 @@ class World(msgspec.Struct, frozen=True):
     """The records of what has ended, in the order of their numbers."""
     audit: list[Row]
     """Who did what to an instance, in order."""
+    outbox: list[Row]
     states: Mapping[int, str]
     """What the view of job states says of each instance."""
     effects: int
@@ -81,6 +83,7 @@ async def look(conn: Any, schema: str) -> World:
         msgspec.json.decode(found["signals"]),
         msgspec.json.decode(found["executions"]),
         msgspec.json.decode(found["audit"]),
+        msgspec.json.decode(found["outbox"]),
         msgspec.json.decode(found["states"], type=dict[int, str]),
         found["effects"],
     )
@@ -93,6 +96,7 @@ def reset(tables: Iterable[str], setup: Iterable[str]) -> str:
             *(f"delete from gen_durable.{table}" for table in tables),
             f"select setval('gen_durable.gen_durable_id_seq', {FIRST_NEW_ID}, false)",
             f"select setval('gen_durable.signals_id_seq', {FIRST_NEW_ID}, false)",
+            f"select setval('gen_durable.outbox_id_seq', {FIRST_NEW_ID}, false)",
             *setup,
         )
     )
@@ -137,6 +141,12 @@ def signal(id: int, target: int, name: str, dedup_key: str | None = None, **colu
     return _insert(
         "signals", {"id": id, "target_id": target, "name": name, "dedup_key": dedup_key, **columns}
     )
+
+
+def event(id: int, instance_id: int, **columns: Any) -> str:
+    """An event that waits to be published, of a transition that is committed."""
+    row = {"id": id, "instance_id": instance_id, "step_seq": 1, "n": id, "sink": "default", "type": "told"}
+    return _insert("outbox", {**row, "subject": "x", "data": "null", "next_at": PAST, **columns})
 
 
 def outcome(id: int, kind: Any, **fields: Any) -> CommitEntry:

@@ -16,6 +16,9 @@ from gen_durable.telemetry import (
     ConcurrencyContended,
     Event,
     HandlerMissing,
+    OutboxDead,
+    OutboxFailed,
+    OutboxPublished,
     OutcomeStale,
     PickStop,
     ReaperReaped,
@@ -36,6 +39,9 @@ EVENTS: list[Event] = [
     ReaperReaped(count=2, ids=(7, 8), capped=(8,)),
     OutcomeStale(id=7, fsm="Checkout", step="ship", step_seq=3),
     HandlerMissing(id=7, fsm="Checkout", version=1),
+    OutboxPublished(count=3, sink="default"),
+    OutboxFailed(count=1, sink="default", error="TimeoutError"),
+    OutboxDead(id="7:3:1", sink="default", type="order.paid", error="refused"),
     AwaitTimeout(id=7, fsm="Checkout", step="ship"),
 ]
 
@@ -50,6 +56,9 @@ def test_events_have_the_names_that_dashboards_know() -> None:
         "reaper.reaped",
         "outcome.stale",
         "handler.missing",
+        "outbox.published",
+        "outbox.failed",
+        "outbox.dead",
         "await.timeout",
     ]
 

@@ -62,13 +62,13 @@ def emit(entries: Sequence[CommitEntry]) -> Plan[None]:
 
 def lease(sink: str, demand: int, lease_token: int, length: timedelta) -> Plan[list[Leased]]:
     """Lease due events of a sink, in the order in which they are to be published."""
-    found = yield _SQL["lease"](sink=sink, demand=demand, lease_token=lease_token, lease=length)
+    found = yield _SQL["lease_events"](sink=sink, demand=demand, lease_token=lease_token, lease=length)
     return sorted((_leased(row) for row in found), key=lambda event: event.id)
 
 
 def mark(sink: str, marks: Sequence[Mark], lease_token: int) -> Plan[int]:
     """Tell what became of leased events; how many of them were still ours. Needs a transaction."""
-    rows = yield _SQL["mark"](
+    rows = yield _SQL["mark_events"](
         ids=[one.event.id for one in marks],
         verdicts=[one.verdict for one in marks],
         errors=[one.error for one in marks],
@@ -80,7 +80,7 @@ def mark(sink: str, marks: Sequence[Mark], lease_token: int) -> Plan[int]:
     if over:
         yield _SQL["go_on"](instance_ids=[one.event.instance_id for one in over], sink=sink)
     if out := [one.event for one in over if one.verdict == "published"]:
-        yield _SQL["finish"](
+        yield _SQL["finish_published"](
             instance_ids=[event.instance_id for event in out], step_seqs=[event.step_seq for event in out]
         )
     return len(ours)
@@ -88,12 +88,12 @@ def mark(sink: str, marks: Sequence[Mark], lease_token: int) -> Plan[int]:
 
 def rows(filters: Mapping[str, object], demand: int) -> Plan[Sequence[Row]]:
     """Events for people, newest first."""
-    return (yield _SQL["list"](**filters, demand=demand))
+    return (yield _SQL["list_events"](**filters, demand=demand))
 
 
 def replay(ids: Sequence[int]) -> Plan[int]:
     """Publish these again; how many of them had been published or given up."""
-    return len((yield _SQL["replay"](ids=sorted(ids))))
+    return len((yield _SQL["replay_events"](ids=sorted(ids))))
 
 
 def _leased(row: Row) -> Leased:

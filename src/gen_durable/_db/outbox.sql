@@ -10,14 +10,14 @@ select event.instance_id, event.step_seq, event.n, event.sink, event.type, event
        as event (instance_id, step_seq, n, sink, type, subject, data, place)
  order by event.place
 
--- name: lease
+-- name: lease_events
 -- Lease due events of one sink, the longest due first. Of each line only what has nobody before it but others of this batch:
 -- an earlier event may be leased by another dispatcher, or wait for its next try. What is behind such a one is put off: until
 -- that try, or for a moment if it is just being published (publishing it lets the rest of the line go on, see below).
 with candidate as materialized (
   select * from (
     select o.id, o.instance_id from gen_durable.outbox o
-     where o.sink = :sink and o.published_at is null and o.dead_at is null and o.next_at <= statement_timestamp()
+     where o.sink = :sink::text and o.published_at is null and o.dead_at is null and o.next_at <= statement_timestamp()
      order by o.next_at, o.id limit 1000
        for no key update skip locked) first
   limit :demand::int
@@ -25,7 +25,7 @@ with candidate as materialized (
   select line.instance_id, before.id, before.attempts, before.next_at
     from (select distinct candidate.instance_id from candidate) line cross join lateral (
       select o.id, o.attempts, o.next_at from gen_durable.outbox o
-       where o.instance_id = line.instance_id and o.sink = :sink and o.published_at is null and o.dead_at is null
+       where o.instance_id = line.instance_id and o.sink = :sink::text and o.published_at is null and o.dead_at is null
          and not exists (select from candidate where candidate.id = o.id)
        order by o.id limit 1) before
 ), put_off as (
@@ -41,7 +41,7 @@ update gen_durable.outbox o
  where o.id = candidate.id and (blocked.id is null or blocked.id > candidate.id)
 returning o.id, o.instance_id, o.step_seq, o.n, o.type, o.subject, o.data::text as data, o.created_at, o.attempts
 
--- name: mark
+-- name: mark_events
 -- What became of leased events: published, given up, to be tried again, or handed back untried. A delay is from now.
 update gen_durable.outbox o
    set lease_token = null,
@@ -58,10 +58,10 @@ returning o.id
 -- Behind events that are out or given up, the rest of their lines is due.
 update gen_durable.outbox o set next_at = statement_timestamp()
   from (select distinct unnest(:instance_ids::bigint[]) as instance_id) line
- where o.instance_id = line.instance_id and o.sink = :sink and o.published_at is null and o.dead_at is null
+ where o.instance_id = line.instance_id and o.sink = :sink::text and o.published_at is null and o.dead_at is null
    and o.lease_token is null and o.attempts = 0 and o.next_at > statement_timestamp()
 
--- name: finish
+-- name: finish_published
 -- The executions all of whose events are out have nothing left to do.
 update gen_durable.executions e set status = 'DONE'
   from (select distinct * from unnest(:instance_ids::bigint[], :step_seqs::bigint[]) as done (instance_id, step_seq)) done
@@ -69,20 +69,20 @@ update gen_durable.executions e set status = 'DONE'
    and not exists (select from gen_durable.outbox o
                     where o.instance_id = done.instance_id and o.step_seq = done.step_seq and o.published_at is null)
 
--- name: list
+-- name: list_events
 -- Events as people look at them: of one instance, of one sink, by their state; newest first.
 select o.id, o.instance_id, o.step_seq, o.n, o.sink, o.type, o.subject, o.data::text as data, o.created_at, o.next_at,
        o.attempts, o.last_error, o.published_at,
        case when o.published_at is not null then 'published' when o.dead_at is not null then 'dead' else 'pending' end as state
   from gen_durable.outbox o
- where (:instance_id::bigint is null or o.instance_id = :instance_id)
-   and (:sink::text is null or o.sink = :sink)
-   and (:state::text is null or :state =
+ where (:instance_id::bigint is null or o.instance_id = :instance_id::bigint)
+   and (:sink::text is null or o.sink = :sink::text)
+   and (:state::text is null or :state::text =
         case when o.published_at is not null then 'published' when o.dead_at is not null then 'dead' else 'pending' end)
-   and (:before::bigint is null or o.id < :before)
+   and (:before::bigint is null or o.id < :before::bigint)
  order by o.id desc limit :demand::int
 
--- name: replay
+-- name: replay_events
 -- Publish again: what was given up, or what has been published already. Under the same ids, in the order of their lines.
 update gen_durable.outbox o
    set published_at = null, dead_at = null, attempts = 0, last_error = null, lease_token = null,

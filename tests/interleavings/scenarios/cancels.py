@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from gen_durable._core.model import CommitEntry
+from gen_durable._core.model import CommitEntry, EventRow
 from gen_durable.outcome import Sql
 from tests.interleavings.invariants import require
 from tests.interleavings.product import SCHEMA, Change
@@ -27,6 +27,7 @@ _PAUSE_BEFORE_THE_NEXT = Change(
     SCHEMA, "  woken := array(select", "  perform gen_durable.pause(1);\n  woken := array(select"
 )
 SPAWN = outcome(1, "schedule_childs", children=(new(), new()))
+TOLD = EventRow("default", "told", "x", "null")
 _PARK = outcome(1, "await", awaits=("go",))
 _STOP = outcome(1, "stop", error="no")
 
@@ -42,11 +43,15 @@ def cancel_and_commit(entry: CommitEntry, *, force: bool = False) -> Scenario:
         require(end.after.effects == (is_committed and has_effect), "the effect of a cancelled execution")
         children = sum(row["parent_id"] == 1 for row in end.after.instances.values())
         require(children == (len(entry.children) if is_committed else 0), "spawned by a cancelled execution")
+        require(
+            len(end.after.outbox) == (len(entry.events) if is_committed else 0), "emitted by the cancelled"
+        )
         if not is_committed:
             _check_undone(end.after.instances[1])
 
+    more = ", with an effect" * has_effect + ", with an event" * bool(entry.events)
     return Scenario(
-        name=f"{'force ' * force}cancel × commit({entry.kind}{', with an effect' * has_effect})",
+        name=f"{'force ' * force}cancel × commit({entry.kind}{more})",
         setup=[leased(1, has_signals=True), signal(1, 1, "old")],
         sessions={
             "C": [cancel(1, force=force)],
@@ -398,6 +403,8 @@ SCENARIOS = [
     cancel_and_commit(SPAWN),
     cancel_and_commit(outcome(1, "next", effect=Sql("select 1"))),
     cancel_and_commit(outcome(1, "done", effect=Sql("select 1"))),
+    cancel_and_commit(outcome(1, "keep", events=(TOLD,))),
+    cancel_and_commit(outcome(1, "done", events=(TOLD, TOLD), effect=Sql("select 1"))),
     cancel_and_commit(outcome(1, "next"), force=True),
     cancel_and_commit(SPAWN, force=True),
     cancel_and_commit(outcome(1, "next", effect=Sql("select 1")), force=True),

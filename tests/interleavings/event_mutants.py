@@ -1,0 +1,40 @@
+"""The outbox with a rule left out: each of these some order of dispatchers breaks."""
+
+from __future__ import annotations
+
+from tests.interleavings.mutants import Mutant
+from tests.interleavings.product import Change
+from tests.interleavings.scenarios import events
+
+MUTANTS = [
+    Mutant(
+        name="whatever is due is published",
+        scenario=events.dispatch_and_dispatch(),
+        reason="overtaken in its line",
+        changes=[
+            Change("lease_events", " and (blocked.id is null or blocked.id > candidate.id)", ""),
+            Change("lease_events", " and blocked.id < candidate.id", " and false"),
+        ],
+    ),
+    Mutant(
+        name="behind a failure the line goes on",
+        scenario=events.dispatch_behind_a_failure(),
+        reason="overtaken in its line",
+        changes=[
+            Change("lease_events", " and (blocked.id is null or blocked.id > candidate.id)", ""),
+            Change("lease_events", " and blocked.id < candidate.id", " and false"),
+        ],
+    ),
+    Mutant(
+        name="a mark needs no lease",
+        scenario=events.late_mark(),
+        reason="a late mark counted",
+        changes=[
+            Change(
+                "mark_events",
+                "where o.id = mark.id and o.lease_token = $5::bigint",
+                "where o.id = mark.id and $5::bigint > 0",
+            )
+        ],
+    ),
+]

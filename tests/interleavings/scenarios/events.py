@@ -1,0 +1,116 @@
+"""Dispatchers that meet on one outbox: of every line, in order; and a late mark changes nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gen_durable._core.model import EventRow
+from gen_durable._db import outbox
+from gen_durable._db.plan import Plan
+from tests.interleavings.invariants import require
+from tests.interleavings.scenario import End, Scenario
+from tests.interleavings.session import Session, Work, autocommit, flush, transaction
+from tests.interleavings.world import LEASE, PAST, World, event, leased, outcome
+
+SINK = "default"
+
+
+def lease(token: int, demand: int = 10) -> Work:
+    return autocommit(lambda _: outbox.lease(SINK, demand, token, LEASE))
+
+
+def publish(token: int, verdict: Any = "published") -> Work:
+    """What this session has leased has been published, or could not be."""
+
+    def make(session: Session) -> Plan[Any] | None:
+        events: list[outbox.Leased] = session.result
+        error = None if verdict == "published" else "no"
+        marks = [outbox.Mark(one, verdict, error, LEASE if error else None) for one in events]
+        return outbox.mark(SINK, marks, token) if marks else None
+
+    return transaction(make)
+
+
+def dispatch_and_dispatch() -> Scenario:
+    """Two dispatchers, one of which takes little: an event is out before another one takes what is behind it."""
+
+    def check(end: End) -> None:
+        taken = {name: [one.id for one in end.sessions[name].results[0]] for name in ("A", "B")}
+        require(not set(taken["A"]) & set(taken["B"]), "leased twice")
+        for first, second in (("A", "B"), ("B", "A")):
+            for line in ([1, 2, 3], [4, 5]):
+                firsts = [id for id in taken[first] if id in line]
+                seconds = [id for id in taken[second] if id in line]
+                if firsts and seconds and min(firsts) < max(seconds):
+                    require(end.is_before(first, second), "overtaken in its line")
+        for id in {1, 2, 3, 4, 5} - set(taken["A"]) - set(taken["B"]):
+            require(_row(end.after, id)["published_at"] is None, "published by nobody")
+
+    return Scenario(
+        name="dispatch × dispatch",
+        setup=[event(1, 1), event(2, 1), event(3, 1), event(4, 2), event(5, 2)],
+        sessions={"A": [lease(1, 2), publish(1)], "B": [lease(2), publish(2)]},
+        check=check,
+        never_wait=frozenset(),
+    )
+
+
+def dispatch_behind_a_failure() -> Scenario:
+    """One fails on the head of a line; nobody publishes what is behind it before its time has come."""
+
+    def check(end: End) -> None:
+        failed = {one.id for one in end.sessions["A"].results[0]}
+        taken = {one.id for one in end.sessions["B"].results[0]}
+        require(not (failed and taken), "overtaken in its line")
+
+    return Scenario(
+        name="dispatch that fails × dispatch",
+        setup=[event(1, 1), event(2, 1)],
+        sessions={"A": [lease(1, 1), publish(1, "again")], "B": [lease(2), publish(2)]},
+        check=check,
+    )
+
+
+def late_mark() -> Scenario:
+    """A dispatcher that slept past its lease comes back: if another one has the event now, its mark counts for nothing."""
+
+    def check(end: End) -> None:
+        ours, theirs = end.sessions["Z"].results[-1], end.sessions["D"].results
+        require(ours == 0 or not theirs[0], "a late mark counted")
+        row = _row(end.after, 1)
+        require((row["published_at"] is not None) == (ours == 1), "published, and marked by nobody")
+
+    stale = outbox.Leased(1, 1, 1, 1, "told", "x", "null", None, 0)  # type: ignore[arg-type]  # nobody asks when
+    return Scenario(
+        name="mark × lease × mark",
+        setup=[event(1, 1, lease_token=1, next_at=PAST)],
+        sessions={
+            "Z": [transaction(lambda _: outbox.mark(SINK, [outbox.Mark(stale, "published")], 1))],
+            "D": [lease(2), publish(2, "again")],
+        },
+        check=check,
+    )
+
+
+def emit_and_dispatch() -> Scenario:
+    """What a commit adds to a line is published behind what is there."""
+
+    def check(end: End) -> None:
+        taken = [one.id for one in end.sessions["D"].results[0]]
+        require(taken in ([1], [1, 100]), "overtaken in its line")
+        require(len(end.after.outbox) == 2, "an event was lost")
+
+    told = EventRow(SINK, "told", "x", "null")
+    return Scenario(
+        name="commit with an event × dispatch",
+        setup=[leased(1, step_seq=1), event(1, 1)],
+        sessions={"F": [flush(outcome(1, "done", step_seq=1, events=(told,)))], "D": [lease(1), publish(1)]},
+        check=check,
+    )
+
+
+def _row(world: World, id: int) -> Any:
+    return next(row for row in world.outbox if row["id"] == id)
+
+
+SCENARIOS = [dispatch_and_dispatch(), dispatch_behind_a_failure(), late_mark(), emit_and_dispatch()]

@@ -1,0 +1,211 @@
+"""A worker with sinks publishes what commits put into the outbox."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import msgspec
+import pytest
+
+from gen_durable import AsyncClient, CloudEvent, ExecutionStatus, Rejected, Spec, Worker
+from gen_durable.errors import UsageError
+from gen_durable.telemetry import OutboxDead, OutboxFailed, OutboxPublished
+from tests.outbox.machines import Chatter, Teller
+from tests.scenarios.support import CALM, PATIENCE, Events
+
+QUICK = msgspec.structs.replace(CALM, event_attempts=2)
+
+
+class Shelf:
+    """A sink that keeps what it takes."""
+
+    def __init__(self, batch: int = 1, refuses: Sequence[str] = (), fails: int = 0) -> None:
+        self.batch = batch
+        self.taken: list[CloudEvent] = []
+        self.calls = 0
+        self._refuses = refuses
+        self._fails = fails
+
+    async def publish(self, events: Sequence[CloudEvent]) -> None:
+        self.calls += 1
+        await asyncio.sleep(0)
+        if any(event.type in self._refuses for event in events):
+            raise Rejected("not that one")
+        if self._fails:
+            self._fails -= 1
+            raise ConnectionError("nobody there")
+        self.taken.extend(events)
+
+    def lines(self) -> dict[str, list[tuple[int, int]]]:
+        found: defaultdict[str, list[tuple[int, int]]] = defaultdict(list)
+        for event in self.taken:
+            instance, seq, n = event.id.split(":")
+            found[instance].append((int(seq), int(n)))
+        return found
+
+
+async def all_are_out(client: AsyncClient, sink: str | None = None) -> None:
+    async with asyncio.timeout(PATIENCE.total_seconds()):
+        while await client.events(state="pending", sink=sink):
+            await asyncio.sleep(0.02)
+
+
+@pytest.mark.parametrize("batch", [1, 7])
+async def test_events_come_out_in_order_and_their_executions_are_done(durable_dsn: str, batch: int) -> None:
+    shelf = Shelf(batch)
+    async with Worker([Chatter], dsn=durable_dsn, sinks=shelf, settings=CALM) as worker:
+        refs = await worker.insert_all([Spec(Chatter, 5) for _ in range(20)])
+        for ref in refs:
+            await worker.wait(ref, timeout=PATIENCE)
+        await all_are_out(worker)
+        records = [record for ref in refs for record in await worker.executions(ref)]
+    assert shelf.lines() == {str(ref.id): [(n, 1) for n in range(1, 6)] for ref in refs}
+    assert {record.status for record in records} == {ExecutionStatus.DONE}
+    assert {event.source for event in shelf.taken} == {"/gen_durable/gen_durable"}
+
+
+async def test_an_execution_is_committed_until_its_events_are_out(durable_dsn: str) -> None:
+    async with Worker([Teller], dsn=durable_dsn, settings=CALM) as worker:
+        ref = await worker.insert(Teller, {}, step="last")
+        await worker.wait(ref, timeout=PATIENCE)
+        (record,) = await worker.executions(ref)
+        assert record.status is ExecutionStatus.COMMITTED
+    async with Worker([Teller], dsn=durable_dsn, settings=CALM, sinks=Shelf()) as worker:
+        await all_are_out(worker)
+        (record,) = await worker.executions(ref)
+    assert record.status is ExecutionStatus.DONE
+
+
+async def test_a_sink_that_fails_gets_the_event_again_and_in_order(durable_dsn: str) -> None:
+    shelf = Shelf(fails=1)
+    async with Worker([Chatter], dsn=durable_dsn, sinks=shelf, settings=CALM) as worker:
+        events = Events(worker)
+        ref = await worker.insert(Chatter, 3)
+        await worker.wait(ref, timeout=PATIENCE)
+        failed = await events.wait(OutboxFailed)
+        await all_are_out(worker)
+        (_, _, first) = await worker.events(ref)
+    assert shelf.lines() == {str(ref.id): [(1, 1), (2, 1), (3, 1)]}
+    assert (failed.sink, failed.error) == ("default", "ConnectionError: nobody there")
+    assert (first.attempts, first.state, first.last_error) == (1, "published", None)
+
+
+@pytest.mark.parametrize("batch", [1, 10])
+async def test_a_rejected_event_is_put_aside_and_the_line_goes_on(durable_dsn: str, batch: int) -> None:
+    shelf = Shelf(batch, refuses=["second"])
+    async with Worker(
+        [Teller], dsn=durable_dsn, sinks={"default": shelf, "other": print}, settings=CALM
+    ) as worker:
+        events = Events(worker)
+        ref = await worker.insert(Teller, {}, step="several")
+        dead = await events.wait(OutboxDead)
+        await worker.wait(ref, timeout=PATIENCE)
+        await all_are_out(worker)
+        (letter,) = await worker.events(state="dead")
+        assert (letter.type, letter.last_error) == ("second", "Rejected: not that one")
+        assert dead.id == letter.id == f"{ref.id}:1:2"
+        assert [event.type for event in shelf.taken] == ["first", "third", "done"]
+        assert (await worker.executions(ref))[0].status is ExecutionStatus.COMMITTED, "one event is not out"
+        # Mended, it is published after all, under the same id.
+        shelf._refuses = ()
+        assert await worker.replay([letter]) == 1
+        worker._wakes.events()
+        await all_are_out(worker)
+    assert shelf.taken[-1].id == letter.id
+
+
+async def test_an_event_that_was_tried_too_often_is_given_up(durable_dsn: str) -> None:
+    def never(event: CloudEvent) -> None:
+        raise TimeoutError
+
+    async with Worker([Teller], dsn=durable_dsn, sinks=never, settings=QUICK) as worker:
+        events = Events(worker)
+        await worker.insert(Teller, {}, step="last")
+        dead = await events.wait(OutboxDead)
+        assert (dead.type, dead.error) == ("done", "TimeoutError")
+        (letter,) = await worker.events(state="dead")
+    assert letter.attempts == 2
+    assert not events.of(OutboxPublished)
+
+
+async def test_no_transaction_is_open_while_a_sink_takes_its_time(durable_dsn: str, db: Any) -> None:
+    entered, leave = asyncio.Event(), asyncio.Event()
+
+    async def slow(event: CloudEvent) -> None:
+        entered.set()
+        await leave.wait()
+
+    async with Worker([Teller], dsn=durable_dsn, sinks=slow, settings=CALM) as worker:
+        await worker.insert(Teller, {}, step="last")
+        await asyncio.wait_for(entered.wait(), PATIENCE.total_seconds())
+        await asyncio.sleep(0.1)
+        busy = await db.fetchval(
+            "select count(*) from pg_stat_activity where datname = current_database()"
+            " and state like 'idle in transaction%'"
+        )
+        leave.set()
+        await all_are_out(worker)
+    assert busy == 0
+
+
+async def test_two_dispatchers_share_the_work(durable_dsn: str) -> None:
+    shelves = [Shelf(), Shelf()]
+    async with (
+        Worker([Chatter], dsn=durable_dsn, settings=CALM, sinks=shelves[0]) as worker,
+        Worker([Chatter], dsn=durable_dsn, settings=CALM, sinks=shelves[1]),
+    ):
+        refs = await worker.insert_all([Spec(Chatter, 10) for _ in range(40)])
+        for ref in refs:
+            await worker.wait(ref, timeout=PATIENCE)
+        await all_are_out(worker)
+    ids = [event.id for shelf in shelves for event in shelf.taken]
+    assert sorted(ids) == sorted(f"{ref.id}:{n}:1" for ref in refs for n in range(1, 11))
+    for shelf in shelves:
+        assert all(line == sorted(line) for line in shelf.lines().values())
+
+
+async def test_a_published_event_can_be_replayed(durable_dsn: str) -> None:
+    shelf = Shelf()
+    async with Worker([Teller], dsn=durable_dsn, sinks=shelf, settings=CALM) as worker:
+        ref = await worker.insert(Teller, {}, step="last")
+        await worker.wait(ref, timeout=PATIENCE)
+        await all_are_out(worker)
+        (event,) = await worker.events(ref, state="published")
+        assert await worker.replay([event, event.number + 1000]) == 1
+        worker._wakes.events()
+        await all_are_out(worker)
+    assert [one.id for one in shelf.taken] == [event.id] * 2
+
+
+def test_what_is_no_sink_is_refused() -> None:
+    with pytest.raises(UsageError, match="sink 'default' is of type int"):
+        Worker([Teller], sinks=3)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="sink 'x' is of type type"):
+        Worker([Teller], sinks={"x": Shelf})  # type: ignore[dict-item]
+
+
+def test_a_moment_is_written_as_the_standard_wants_it() -> None:
+    from datetime import UTC, datetime
+
+    event = CloudEvent(
+        id="1:1:1",
+        source="/x",
+        type="t",
+        subject="s",
+        time=datetime(2026, 1, 2, tzinfo=UTC) + timedelta(hours=3),
+        data=[1],
+    )
+    assert event.structured() == {
+        "specversion": "1.0",
+        "id": "1:1:1",
+        "source": "/x",
+        "type": "t",
+        "subject": "s",
+        "time": "2026-01-02T03:00:00Z",
+        "datacontenttype": "application/json",
+        "data": [1],
+    }

@@ -1,0 +1,108 @@
+"""Events are committed with the outcome that emits them, and only with it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gen_durable import Context, Done, Event, Machine, Next, Outcome, step
+from gen_durable.errors import UsageError
+from gen_durable.testing import Harness
+from tests.outbox.machines import Teller
+
+
+def told(durable: Harness, ref: Any) -> list[tuple[str, str]]:
+    return [(event.id, event.type) for event in reversed(durable.events(ref))]
+
+
+@pytest.fixture
+def at(durable: Harness) -> Any:
+    """Run an instance from a step; its reference."""
+
+    def run(name: str, **state: Any) -> Any:
+        ref = durable.insert(Teller, state, step=name)
+        durable.drain()
+        return ref
+
+    return run
+
+
+def test_ids_count_along_transition_and_place(durable: Harness, at: Any) -> None:
+    ref = at("several")
+    id = ref.id
+    assert told(durable, ref) == [
+        (f"{id}:1:1", "first"),
+        (f"{id}:1:2", "second"),
+        (f"{id}:1:3", "third"),
+        (f"{id}:1:4", "fourth"),
+        (f"{id}:2:1", "done"),
+    ]
+
+
+def test_an_event_is_about_the_key_of_its_instance(durable: Harness) -> None:
+    durable.insert(Teller, {}, step="last", correlation_key="order:1")
+    durable.insert(Teller, {}, step="several", correlation_key="order:2")
+    durable.drain()
+    assert [event.subject for event in durable.events("order:1")] == ["the end"]
+    assert {event.subject for event in durable.events("order:2")} == {"the end", "order:2"}
+    assert durable.events("order:2", sink="other")[0].data is None
+
+
+@pytest.mark.parametrize(
+    ("name", "types"),
+    [
+        ("awaits", ["waiting"]),
+        ("spawns", ["spawned", "done"]),
+        ("stops", ["stopped"]),
+        ("raises", ["handled"]),
+        ("retries", ["attempt 2"]),
+        ("acts", ["acted"]),
+        ("fails_to_act", ["handled"]),
+    ],
+)
+def test_every_transition_may_emit_and_nothing_else_does(
+    durable: Harness, at: Any, name: str, types: list[str]
+) -> None:
+    assert [type for _, type in told(durable, at(name))] == types
+
+
+@pytest.mark.parametrize("value", [float("nan"), "\0", "\ud800"])
+def test_data_that_cannot_be_stored_is_a_failure_of_the_step(durable: Harness, at: Any, value: Any) -> None:
+    class Bad(Machine[None, str]):
+        @step
+        async def run(self, ctx: Context[None]) -> Outcome[str]:
+            return Done("", emit=Event("bad", {"x": value}))
+
+    ref = durable.insert(Bad)
+    durable.drain()
+    durable.assert_failed(ref, match="the data of event 'bad'")
+    assert not durable.events(ref)
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda: Event(""), "the type of an event"),
+        (lambda: Event("x" * 300), "the type of an event"),
+        (lambda: Event("x", sink=""), "the sink of an event"),
+        (lambda: Next("a", emit="text"), "emit got a value of type str"),  # type: ignore[arg-type]
+        (lambda: Next("a", emit=[Event("x")] * 1001), "emit got 1001 events"),
+    ],
+)
+def test_what_is_no_event_is_refused(make: Any, says: str) -> None:
+    with pytest.raises(UsageError, match=says):
+        make()
+
+
+def test_a_cancelled_execution_emits_nothing(durable: Harness) -> None:
+    class Regrets(Machine[None, str]):
+        @step
+        def run(self, ctx: Context[None]) -> Outcome[str]:
+            durable.cancel(ctx.id)
+            return Done("", emit=Event("too late"))
+
+    ref = durable.insert(Regrets)
+    durable.drain()
+    durable.assert_cancelled(ref)
+    assert not durable.events(ref)
