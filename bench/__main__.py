@@ -12,14 +12,15 @@ from datetime import timedelta
 from pathlib import Path
 from typing import NamedTuple
 
-from gen_durable import AsyncClient, Queue, Settings, Spec, Status, Worker
+from gen_durable import AsyncClient, CloudEvent, Machine, Queue, Settings, Spec, Status, Worker
 from gen_durable._core.settle import new_instance
 from gen_durable._db.pool import Database, connect
 from gen_durable.embedded import EmbeddedPostgres
+from gen_durable.events import SinkLike
 from gen_durable.telemetry import StepStop
 
 from .bare import bare_inserts, bare_loop
-from .machines import CHAIN, Chain, Family, One
+from .machines import CHAIN, Chain, Family, Loud, One
 
 CONCURRENCY = 1000
 SCHEMA = "gen_durable_bench"
@@ -46,7 +47,9 @@ class Bench:
             pass  # installs the schema
         conn = await connect(self.dsn)
         try:
-            await conn.execute(f'truncate "{SCHEMA}".gen_durable, "{SCHEMA}".signals, "{SCHEMA}".executions')
+            await conn.execute(
+                f'truncate "{SCHEMA}".gen_durable, "{SCHEMA}".signals, "{SCHEMA}".executions, "{SCHEMA}".outbox'
+            )
             await conn.execute(f'vacuum analyze "{SCHEMA}".gen_durable')
             await conn.execute("checkpoint")
         finally:
@@ -87,6 +90,22 @@ class Bench:
             async with asyncio.timeout(120):
                 return await _rate(children, _finish(worker, Spec(Family, children)))
 
+    async def jobs_emitting(self) -> Rate:
+        """Every job emits an event, which nobody publishes yet."""
+        await self._insert(Loud, self.jobs)
+        return await self._work(self.jobs)
+
+    async def published(self) -> Rate:
+        """Events to a function that does nothing, by one dispatcher; they are committed before the clock starts."""
+        await self.jobs_emitting()
+        async with AsyncClient(self.dsn, settings=self.settings) as client:
+            return await _rate(self.jobs, self._publish(client))
+
+    async def _publish(self, client: AsyncClient) -> None:
+        async with self._worker(sinks=_swallow):
+            while await client.events(state="pending", limit=1):
+                await asyncio.sleep(0.02)
+
     async def latency(self) -> list[float]:
         """Milliseconds from the call of insert to the start of the step, in one process; sorted."""
         started: list[float] = []
@@ -101,15 +120,16 @@ class Bench:
                 times.append((started[-1] - before) * 1000)
         return sorted(times[20:])  # the first ones prepare their statements
 
-    def _worker(self) -> Worker:
+    def _worker(self, sinks: SinkLike | None = None) -> Worker:
         return Worker(
-            [One, Chain, Family],
+            [One, Loud, Chain, Family],
+            sinks=sinks,
             dsn=self.dsn,
             queues={"default": Queue(concurrency=CONCURRENCY)},
             settings=self.settings,
         )
 
-    async def _insert(self, machine: type[One] | type[Chain], count: int) -> None:
+    async def _insert(self, machine: type[Machine[int, int]], count: int) -> None:
         async with AsyncClient(self.dsn, settings=self.settings) as client:
             await client.insert_all([Spec(machine, 0) for _ in range(count)])
 
@@ -127,6 +147,10 @@ async def _rate(count: int, work: Awaitable[object]) -> Rate:
     begun, busy = time.monotonic(), time.process_time()
     await work
     return Rate(count / (time.monotonic() - begun), (time.process_time() - busy) / count * 1e6)
+
+
+async def _swallow(event: CloudEvent) -> None:
+    """The fastest sink there is."""
 
 
 async def _finish(worker: Worker, spec: Spec[int, int]) -> None:
@@ -147,7 +171,7 @@ async def measure(dsn: str, jobs: int, rounds: int) -> None:
     found: dict[str, list[Rate]] = {}
     latencies: list[list[float]] = []
     for number in range(1, rounds + 1):
-        for name in [name for _, *pair in PAIRS for name in pair] + ["fan_out"]:
+        for name in [name for _, *pair in PAIRS for name in pair] + ["fan_out", "jobs_emitting", "published"]:
             await bench.prepare()
             work: Callable[[], Awaitable[Rate]] = getattr(bench, name)
             found.setdefault(name, []).append(rate := await work())
@@ -174,6 +198,11 @@ def _table(found: dict[str, list[Rate]], latencies: list[list[float]], jobs: int
         lines.append(f"{title:<26}{rate[engine]:>12,.0f}{rate[bare]:>12,.0f}{ratio:>8.2f}{split:>32}")
     share = rate["fan_out"] / rate["jobs_engine"]
     lines.append(f"{'fan-out, children/s':<26}{rate['fan_out']:>12,.0f}{'':>12}{share:>8.2f} of jobs/s")
+    share = rate["jobs_emitting"] / rate["jobs_engine"]
+    lines.append(
+        f"{'jobs/s with an event each':<26}{rate['jobs_emitting']:>12,.0f}{'':>12}{share:>8.2f} of jobs/s"
+    )
+    lines.append(f"{'events published/s':<26}{rate['published']:>12,.0f}")
     p50 = statistics.median(times[len(times) // 2] for times in latencies)
     p99 = statistics.median(times[len(times) * 99 // 100] for times in latencies)
     lines.append(f"{'insert to start, ms':<26}{f'p50 {p50:.1f}':>12}{f'p99 {p99:.1f}':>12}")

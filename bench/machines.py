@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from gen_durable import Context, Done, Machine, Next, Outcome, ScheduleChildren, Spec, step
+from gen_durable import Context, Done, Event, Machine, Next, Outcome, ScheduleChildren, Spec, step
 
-__all__ = ["CHAIN", "Chain", "Family", "One"]
+__all__ = ["CHAIN", "Chain", "Family", "Loud", "One"]
 
 CHAIN = 10
 
@@ -15,6 +15,14 @@ class One(Machine[int, int]):
     @step
     async def run(self, ctx: Context[int]) -> Outcome[int]:
         return Done(ctx.state)
+
+
+class Loud(Machine[int, int]):
+    """A job that tells of it."""
+
+    @step
+    async def run(self, ctx: Context[int]) -> Outcome[int]:
+        return Done(ctx.state, emit=Event("done", ctx.state))
 
 
 class Chain(Machine[int, int]):

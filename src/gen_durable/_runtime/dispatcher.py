@@ -31,9 +31,6 @@ from .service import Contact, Service
 __all__ = ["Dispatcher", "sink_of"]
 
 _log: Final = logging.getLogger("gen_durable.outbox")
-_LEASE: Final = timedelta(seconds=60)
-# Half of the lease: what has not been published by then is handed back while it is surely still ours.
-_BUDGET: Final = 30.0
 _BATCH: Final = 200
 # How many lines are published side by side, by a sink that takes one event at a time.
 _ABREAST: Final = 16
@@ -52,6 +49,7 @@ class Dispatcher(Service):
         *,
         source: str,
         most_attempts: int,
+        lease: timedelta,
         idle: timedelta,
         database: Database,
         telemetry: Telemetry,
@@ -62,6 +60,7 @@ class Dispatcher(Service):
         self._sink = sink
         self._source = source
         self._most_attempts = most_attempts
+        self._lease = lease
         self._idle = idle
         self._database = database
         self._telemetry = telemetry
@@ -70,10 +69,11 @@ class Dispatcher(Service):
 
     async def tick(self) -> timedelta:
         token = secrets.randbits(62)
-        events = await self._database.run(outbox.lease(self._label, _BATCH, token, _LEASE))
+        events = await self._database.run(outbox.lease(self._label, _BATCH, token, self._lease))
         if not events:
             return self._idle
-        round = _Round(self._sink, self._source, self._most_attempts)
+        # Half of the lease: what has not been published by then is handed back while it is surely still ours.
+        round = _Round(self._sink, self._source, self._most_attempts, self._lease / 2)
         marks = await round.publish(events)
         await self._database.run_in_transaction(outbox.mark(self._label, marks, token))
         self._tell(marks)
@@ -107,11 +107,11 @@ class Dispatcher(Service):
 class _Round:
     """One leased batch on its way out: a mark for each event, whatever happens."""
 
-    def __init__(self, sink: Sink, source: str, most_attempts: int) -> None:
+    def __init__(self, sink: Sink, source: str, most_attempts: int, budget: timedelta) -> None:
         self._sink = sink
         self._source = source
         self._most_attempts = most_attempts
-        self._ends = time.monotonic() + _BUDGET
+        self._ends = time.monotonic() + budget.total_seconds()
         self._marks: list[Mark] = []
         # Why the sink is left alone for the rest of this round.
         self.error: str | None = None

@@ -102,6 +102,7 @@ class Engine:
                     sink,
                     source=settings.event_source or f"/gen_durable/{settings.schema}",
                     most_attempts=settings.event_attempts,
+                    lease=settings.lease,
                     idle=settings.poll_interval,
                     database=database,
                     telemetry=telemetry,

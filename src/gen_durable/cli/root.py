@@ -13,6 +13,7 @@ from .db import db
 from .demo import demo
 from .failure import Failure
 from .ls import ls
+from .outbox import outbox
 from .producing import insert, signal
 from .show import show
 from .wait import wait
@@ -37,5 +38,5 @@ def root() -> None:
     """Durable state machines on PostgreSQL."""
 
 
-for command in (db, demo, worker, insert, signal, ls, show, wait, cancel, retry, delete, restore):
+for command in (db, demo, worker, insert, signal, ls, show, wait, cancel, retry, delete, restore, outbox):
     root.add_command(command)

@@ -1,0 +1,43 @@
+"""`gen-durable outbox`: which events, and publishing them again."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gen_durable.testing import Harness
+from tests.cli.conftest import Gd, parsed, refused, told
+from tests.outbox.machines import Teller
+
+
+@pytest.fixture
+def full(shop: Harness) -> Harness:
+    shop.insert(Teller, {}, step="several", correlation_key="order:1")
+    shop.drain()
+    shop.insert(Teller, {}, step="stops")
+    shop.drain()
+    return shop
+
+
+@pytest.mark.usefixtures("full")
+def test_ls(gd: Gd) -> None:
+    events = parsed(gd("outbox", "ls", "--json"))
+    assert [event["id"] for event in events] == ["2:1:1", "1:2:1", "1:1:4", "1:1:3", "1:1:2", "1:1:1"]
+    assert [event["type"] for event in parsed(gd("outbox", "ls", "--sink", "other", "--json"))] == ["fourth"]
+    assert len(parsed(gd("outbox", "ls", "--instance", "order:1", "--json"))) == 5
+    assert parsed(gd("outbox", "ls", "--state", "dead", "--json")) == []
+    lines = told(gd("outbox", "ls", "--limit", "1"))[1].splitlines()
+    assert lines[0].split() == ["NUMBER", "EVENT", "TYPE", "SINK", "STATE", "TRIES", "SUBJECT", "NOTE"]
+    assert lines[1].split() == ["6", "2:1:1", "stopped", "default", "pending", "0", "2", "-"]
+
+
+@pytest.mark.usefixtures("full")
+def test_replay(gd: Gd, sql: Any) -> None:
+    sql.execute("update gen_durable.outbox set dead_at = now(), last_error = 'no' where id <= 2")
+    sql.execute("update gen_durable.outbox set published_at = now() where id = 3")
+    assert "which events?" in refused(gd("outbox", "replay"))
+    assert "say --yes" in refused(gd("outbox", "replay", "--dead"))
+    assert parsed(gd("outbox", "replay", 3, 4, "--json")) == {"replayed": 1}
+    assert told(gd("outbox", "replay", "--dead", "--yes"))[1] == "2 will be published again\n"
+    assert {event["state"] for event in parsed(gd("outbox", "ls", "--json"))} == {"pending"}

@@ -1,0 +1,34 @@
+"""A worker that publishes into a file, in a process of its own: `python -m tests.outbox.victims DSN SETTINGS FILE [dies]`."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+
+import msgspec
+
+from gen_durable import CloudEvent, Settings, Worker
+from tests.outbox.machines import Chatter
+
+
+async def main(dsn: str, settings: str, file: str, dies: str = "") -> None:
+    shelf = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+
+    async def publish(event: CloudEvent) -> None:
+        # One write: a line is there whole or not at all, whenever this process dies.
+        os.write(shelf, f"{event.id} {os.getpid()}\n".encode())
+        if dies:
+            os.kill(os.getpid(), signal.SIGKILL)
+        await asyncio.sleep(0.001)
+
+    async with Worker(
+        [Chatter], dsn=dsn, sinks=publish, settings=msgspec.json.decode(settings, type=Settings)
+    ):
+        print('{"what": "up"}', flush=True)  # noqa: T201 - tells that it works
+        await asyncio.Event().wait()
+
+
+if __name__ == "__main__":
+    asyncio.run(main(*sys.argv[1:]))
