@@ -54,6 +54,7 @@ async def all_are_out(client: AsyncClient, sink: str | None = None) -> None:
             await asyncio.sleep(0.02)
 
 
+@pytest.mark.clause("EVT-5", "EVT-10")
 @pytest.mark.parametrize("batch", [1, 7])
 async def test_events_come_out_in_order_and_their_executions_are_done(durable_dsn: str, batch: int) -> None:
     shelf = Shelf(batch)
@@ -68,6 +69,7 @@ async def test_events_come_out_in_order_and_their_executions_are_done(durable_ds
     assert {event.source for event in shelf.taken} == {"/gen_durable/gen_durable"}
 
 
+@pytest.mark.clause("EVT-10")
 async def test_an_execution_is_committed_until_its_events_are_out(durable_dsn: str) -> None:
     async with Worker([Teller], dsn=durable_dsn, settings=CALM) as worker:
         ref = await worker.insert(Teller, {}, step="last")
@@ -80,6 +82,7 @@ async def test_an_execution_is_committed_until_its_events_are_out(durable_dsn: s
     assert record.status is ExecutionStatus.DONE
 
 
+@pytest.mark.clause("EVT-5", "EVT-8")
 async def test_a_sink_that_fails_gets_the_event_again_and_in_order(durable_dsn: str) -> None:
     shelf = Shelf(fails=1)
     async with Worker([Chatter], dsn=durable_dsn, sinks=shelf, settings=CALM) as worker:
@@ -94,6 +97,7 @@ async def test_a_sink_that_fails_gets_the_event_again_and_in_order(durable_dsn: 
     assert (first.attempts, first.state, first.last_error) == (1, "published", None)
 
 
+@pytest.mark.clause("EVT-8", "EVT-9")
 @pytest.mark.parametrize("batch", [1, 10])
 async def test_a_rejected_event_is_put_aside_and_the_line_goes_on(durable_dsn: str, batch: int) -> None:
     shelf = Shelf(batch, refuses=["second"])
@@ -118,6 +122,7 @@ async def test_a_rejected_event_is_put_aside_and_the_line_goes_on(durable_dsn: s
     assert shelf.taken[-1].id == letter.id
 
 
+@pytest.mark.clause("EVT-8")
 async def test_an_event_that_was_tried_too_often_is_given_up(durable_dsn: str) -> None:
     def never(event: CloudEvent) -> None:
         raise TimeoutError
@@ -132,6 +137,7 @@ async def test_an_event_that_was_tried_too_often_is_given_up(durable_dsn: str) -
     assert not events.of(OutboxPublished)
 
 
+@pytest.mark.clause("EVT-6")
 async def test_no_transaction_is_open_while_a_sink_takes_its_time(durable_dsn: str, db: Any) -> None:
     entered, leave = asyncio.Event(), asyncio.Event()
 
@@ -152,6 +158,7 @@ async def test_no_transaction_is_open_while_a_sink_takes_its_time(durable_dsn: s
     assert busy == 0
 
 
+@pytest.mark.clause("EVT-4", "EVT-5")
 async def test_two_dispatchers_share_the_work(durable_dsn: str) -> None:
     shelves = [Shelf(), Shelf()]
     async with (
@@ -168,6 +175,7 @@ async def test_two_dispatchers_share_the_work(durable_dsn: str) -> None:
         assert all(line == sorted(line) for line in shelf.lines().values())
 
 
+@pytest.mark.clause("EVT-9")
 async def test_a_published_event_can_be_replayed(durable_dsn: str) -> None:
     shelf = Shelf()
     async with Worker([Teller], dsn=durable_dsn, sinks=shelf, settings=CALM) as worker:

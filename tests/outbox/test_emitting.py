@@ -28,6 +28,7 @@ def at(durable: Harness) -> Any:
     return run
 
 
+@pytest.mark.clause("EVT-3")
 def test_ids_count_along_transition_and_place(durable: Harness, at: Any) -> None:
     ref = at("several")
     id = ref.id
@@ -49,6 +50,7 @@ def test_an_event_is_about_the_key_of_its_instance(durable: Harness) -> None:
     assert durable.events("order:2", sink="other")[0].data is None
 
 
+@pytest.mark.clause("EVT-1", "EVT-2")
 @pytest.mark.parametrize(
     ("name", "types"),
     [
@@ -95,6 +97,7 @@ def test_what_is_no_event_is_refused(make: Any, says: str) -> None:
         make()
 
 
+@pytest.mark.clause("EVT-2")
 def test_a_cancelled_execution_emits_nothing(durable: Harness) -> None:
     class Regrets(Machine[None, str]):
         @step

@@ -11,6 +11,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 import msgspec
+import pytest
 
 from gen_durable import AsyncClient, Settings, Spec
 from tests.outbox.machines import Chatter
@@ -41,6 +42,7 @@ async def dispatcher(
         await process.kill()
 
 
+@pytest.mark.clause("EVT-4", "EVT-5")
 async def test_every_event_comes_out_whoever_dies(durable_dsn: str, tmp_path: Path) -> None:
     shelf = tmp_path / "published"
     async with AsyncClient(durable_dsn) as client, AsyncExitStack() as stack:
@@ -65,6 +67,7 @@ async def test_every_event_comes_out_whoever_dies(durable_dsn: str, tmp_path: Pa
     assert seen == {ref.id: list(range(1, 11)) for ref in refs}
 
 
+@pytest.mark.clause("EVT-3", "EVT-4")
 async def test_an_event_that_was_published_and_not_marked_comes_again_under_its_id(
     durable_dsn: str, tmp_path: Path
 ) -> None:

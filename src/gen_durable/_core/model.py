@@ -194,7 +194,6 @@ class CommitEntry(msgspec.Struct, kw_only=True):
             and self.failure is None
             and self.letter is None
             and self.effect is None
-            and not self.events
         )
 
 

@@ -241,7 +241,20 @@ def _report(
 
 
 def _plain_call(entries: Sequence[CommitEntry], recorder: Recorder) -> Call:
-    return _SQL["commit_plain"](
+    rows = [(entry, n, event) for entry in entries for n, event in enumerate(entry.events, 1)]
+    events: dict[str, Any] = {}
+    if rows:
+        events = {
+            "event_ids": [entry.id for entry, _, _ in rows],
+            "event_tokens": [entry.lease_token for entry, _, _ in rows],
+            "event_ns": [n for _, n, _ in rows],
+            "event_sinks": [event.sink for _, _, event in rows],
+            "event_types": [event.type for _, _, event in rows],
+            "event_subjects": [event.subject for _, _, event in rows],
+            "event_datas": [event.data for _, _, event in rows],
+        }
+    return _SQL["commit_told" if rows else "commit_plain"](
+        **events,
         ids=[entry.id for entry in entries],
         lease_tokens=[entry.lease_token for entry in entries],
         step_seqs=[entry.step_seq for entry in entries],
@@ -273,7 +286,6 @@ def _full_call(entries: Sequence[CommitEntry], recorder: Recorder) -> Call:
         switches_keys=[entry.switches_key for entry in entries],
         concurrency_keys=[entry.concurrency_key for entry in entries],
         consumed=[id_array(entry.consumed) if entry.consumed else None for entry in entries],
-        has_more=[entry.effect is not None or bool(entry.events) for entry in entries],
         **_record(entries, recorder),
     )
 
@@ -285,6 +297,7 @@ def _record(entries: Sequence[CommitEntry], recorder: Recorder) -> dict[str, Any
         "worker": recorder.worker,
         "record": recorder.level,
         "grace": recorder.grace,
+        "has_more": [entry.effect is not None or bool(entry.events) for entry in entries],
         "from_steps": [entry.from_step for entry in entries],
         "attempts": [entry.attempt for entry in entries],
         "leased_ats": [entry.leased_at for entry in entries],

@@ -8,6 +8,25 @@
 -- name: commit_plain
 -- next, retry, done, stop and keep of rows without parent, key or awaited signals: the hot path, one statement, commit included.
 -- It says less than `commit` and costs two thirds of it; what both say, they say alike.
+{plain}
+select id, lease_token, status::text as status, has_signals, queue, kept_at, null::text[] as released from settled
+
+-- name: commit_told
+-- The same for outcomes some of which emit events: these go into the outbox with them.
+{plain}, emitted as (
+  insert into gen_durable.outbox (instance_id, step_seq, n, sink, type, subject, data)
+  select settled.id, settled.step_seq, event.n, event.sink, event.type, event.subject, event.data::jsonb
+    from unnest(:event_ids::bigint[], :event_tokens::bigint[], :event_ns::int[], :event_sinks::text[], :event_types::text[],
+                :event_subjects::text[], :event_datas::text[]) with ordinality
+         as event (id, lease_token, n, sink, type, subject, data, place)
+    join settled on settled.id = event.id and settled.lease_token = event.lease_token
+   where not settled.is_cancelled
+   order by event.place
+)
+select id, lease_token, status::text as status, has_signals, queue, kept_at, null::text[] as released from settled
+
+-- part: plain
+-- What both of these do.
 with settled as (
   update gen_durable.gen_durable g
      set status = case when g.cancel_requested_at is not null then 'cancelled'::gen_durable.durable_status
@@ -35,22 +54,23 @@ with settled as (
          updated_at = statement_timestamp()
     from unnest(:ids::bigint[], :lease_tokens::bigint[], :step_seqs::bigint[], :kinds::text[], :steps::text[],
                 :payloads::text[], :errors::text[], :delays::interval[],
-                :from_steps::text[], :attempts::int[], :leased_ats::timestamptz[], :started_agos::interval[])
-         as o (id, lease_token, step_seq, kind, step, payload, error, delay, from_step, attempt, leased_at, started_ago)
+                :from_steps::text[], :attempts::int[], :leased_ats::timestamptz[], :started_agos::interval[],
+                :has_more::boolean[])
+         as o (id, lease_token, step_seq, kind, step, payload, error, delay, from_step, attempt, leased_at, started_ago, has_more)
    where g.id = o.id and g.lease_token = o.lease_token and g.step_seq = o.step_seq
   returning g.id, o.lease_token, g.status, g.has_signals, g.queue, g.step_seq, g.execution, g.leased_at as kept_at,
-            g.cancel_requested_at is not null as is_cancelled, o.kind, o.from_step, o.attempt, o.leased_at, o.started_ago, o.error
+            g.cancel_requested_at is not null as is_cancelled, o.kind, o.from_step, o.attempt, o.leased_at, o.started_ago, o.error,
+            o.has_more
 ), recorded as (
   insert into gen_durable.executions (instance_id, step_seq, execution, attempt, status, outcome, step, lease_owner,
                                       leased_at, started_at, finished_at, error)
   select id, step_seq + (is_cancelled or kind = 'retry')::int, execution - (kind = 'keep' and not is_cancelled)::int, attempt,
-         case when is_cancelled or kind = 'retry' then 'ABORTED' else 'DONE' end,
+         case when is_cancelled or kind = 'retry' then 'ABORTED' when has_more then 'COMMITTED' else 'DONE' end,
          case when is_cancelled then 'cancelled' when kind = 'keep' then 'next' else kind end, from_step, :worker::text,
          leased_at, statement_timestamp() - started_ago, statement_timestamp(), error
     from settled
    where :record::text = 'all' or :record::text = 'failures' and (is_cancelled or kind in ('retry', 'stop'))
 )
-select id, lease_token, status::text as status, has_signals, queue, kept_at, null::text[] as released from settled
 
 -- name: commit
 -- Any mix of outcomes, with everything that may ride on one: consumed signals, the parent's barrier, the record.
