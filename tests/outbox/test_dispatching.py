@@ -49,7 +49,8 @@ class Shelf:
 
 
 async def all_are_out(client: AsyncClient, sink: str | None = None) -> None:
-    async with asyncio.timeout(PATIENCE.total_seconds()):
+    # Whoever dies leaves leases behind that have to run out.
+    async with asyncio.timeout(3 * PATIENCE.total_seconds()):
         while await client.events(state="pending", sink=sink):
             await asyncio.sleep(0.02)
 

@@ -56,7 +56,7 @@ async def test_every_event_comes_out_whoever_dies(durable_dsn: str, tmp_path: Pa
             await asyncio.sleep(random.uniform(0, 0.3))
             victim.send(signal.SIGKILL)
         for ref in refs:
-            await client.wait(ref, timeout=PATIENCE)
+            await client.wait(ref, timeout=3 * PATIENCE)
         await all_are_out(client)
     seen: dict[int, list[int]] = {ref.id: [] for ref in refs}
     for line in shelf.read_text().splitlines():
