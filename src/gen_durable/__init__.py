@@ -20,6 +20,7 @@ from .errors import (
     InstanceFailedError,
     InstanceUnfinishedError,
     KeyTakenError,
+    NoScheduleError,
     NoTargetError,
     NotDoneError,
     SettingsError,
@@ -61,6 +62,7 @@ from .outcome import (
 )
 from .refs import Duplicate, Inserted, Ref, Spec
 from .retry import Backoff, backoff
+from .schedules import Schedule, ScheduleRecord, Triggered
 from .signals import Inbox, Message, Signal
 from .worker import Worker
 
@@ -104,6 +106,7 @@ __all__ = [
     "Machine",
     "Message",
     "Next",
+    "NoScheduleError",
     "NoTargetError",
     "NotDoneError",
     "NotRetried",
@@ -115,7 +118,9 @@ __all__ = [
     "Retried",
     "Retry",
     "RetryAfter",
+    "Schedule",
     "ScheduleChildren",
+    "ScheduleRecord",
     "Settings",
     "SettingsError",
     "Signal",
@@ -126,6 +131,7 @@ __all__ = [
     "Step",
     "Stop",
     "Transaction",
+    "Triggered",
     "UsageError",
     "Worker",
     "backoff",

@@ -91,6 +91,8 @@ class Filters(TypedDict, total=False):
     unique_key: str | bytes
     concurrency_key: Key
     parent: Ref[Any, Any] | int
+    schedule: str
+    """Inserted by this schedule."""
     inserted_after: datetime
     inserted_before: datetime
     with_deleted: bool
@@ -439,6 +441,7 @@ _FILTERS: Final[Mapping[str, tuple[str, Callable[[Any], object]]]] = {
     "unique_key": ("unique_key", _unique_key),
     "concurrency_key": ("concurrency_key", key_text),
     "parent": ("parent_id", _parent_id),
+    "schedule": ("schedule", lambda value: checked_name(value, "schedule")),
     "inserted_after": ("inserted_after", lambda value: checked_moment(value, "inserted_after")),
     "with_deleted": ("with_deleted", bool),
     "inserted_before": ("inserted_before", lambda value: checked_moment(value, "inserted_before")),

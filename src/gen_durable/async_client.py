@@ -9,7 +9,7 @@ from datetime import timedelta
 from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack, overload
 
-from . import _verbs
+from . import _recurring, _verbs
 from ._checks import checked_delay
 from ._db import migrate
 from ._db.plan import Plan
@@ -35,6 +35,7 @@ from .instance import (
     Until,
 )
 from .refs import AnySpec, Insertable, InsertOptions, InsertResult, Ref, Spec, Target
+from .schedules import Schedule, ScheduleRecord, Triggered
 from .signals import Signal
 
 __all__ = ["AsyncClient"]
@@ -64,6 +65,8 @@ class AsyncClient:
         """
         self.dsn: str | None = dsn
         self.settings: Settings = Settings.load() if settings is None else settings
+        # How far the clock of this client is ahead of the database's: that of a test may be.
+        self._ahead = timedelta(0)
         self._wakes = Wakes()
         self._server: Server | None = None
         self._opened: Database | None = None
@@ -430,6 +433,69 @@ class AsyncClient:
     async def replay(self, events: Iterable[EventRecord | int], /) -> int:
         """Publish events again that were published or given up, under the same ids; how many there were."""
         return await self._database.run(_verbs.replay(events))
+
+    async def put_schedule(
+        self, schedule: Schedule, /, *, conn: AsyncConnection | None = None
+    ) -> ScheduleRecord:
+        """Store a schedule, in place of the one that has its name, if any. What is paused stays paused.
+
+        While cron, interval and time zone are what they were, the next slot stays what it was.
+        """
+        return await self._write(_recurring.put(schedule, self.settings, self._ahead), conn)
+
+    async def get_schedule(self, name: str, /) -> ScheduleRecord:
+        """A schedule as it is stored.
+
+        Raises:
+            NoScheduleError: there is no such schedule.
+        """
+        return await self._database.run(_recurring.get(name))
+
+    async def schedules(self) -> Sequence[ScheduleRecord]:
+        """All schedules, by name."""
+        return await self._database.run(_recurring.every())
+
+    async def pause_schedule(
+        self,
+        name: str,
+        /,
+        *,
+        reason: str | None = None,
+        actor: str | None = None,
+        conn: AsyncConnection | None = None,
+    ) -> ScheduleRecord:
+        """Let the slots of a schedule pass by. Once this has returned, none is fired; twice is once.
+
+        Raises:
+            NoScheduleError: there is no such schedule.
+        """
+        return await self._write(_recurring.pause(name, reason, actor), conn)
+
+    async def resume_schedule(self, name: str, /, *, conn: AsyncConnection | None = None) -> ScheduleRecord:
+        """Let a schedule go on with its next slot. Those that came while it was paused are gone.
+
+        Raises:
+            NoScheduleError: there is no such schedule.
+        """
+        return await self._write(_recurring.resume(name, self._ahead), conn)
+
+    async def trigger_schedule(self, name: str, /, *, conn: AsyncConnection | None = None) -> Triggered:
+        """Insert what a schedule says now, beside its slots, paused or not; `ctx.slot` is this moment.
+
+        Raises:
+            NoScheduleError: there is no such schedule.
+        """
+        return await self._write(_recurring.trigger(name, self._ahead), conn)
+
+    async def delete_schedule(self, name: str, /, *, conn: AsyncConnection | None = None) -> None:
+        """Remove a schedule; what it has inserted stays.
+
+        A worker that declares it stores it again when it opens.
+
+        Raises:
+            NoScheduleError: there is no such schedule.
+        """
+        await self._write(_recurring.delete(name), conn)
 
     @overload
     async def wait(

@@ -8,7 +8,7 @@ from datetime import timedelta
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar, Unpack, overload
 
-from . import _verbs
+from . import _recurring, _verbs
 from ._checks import checked_delay
 from ._db import migrate
 from ._db.blocking import BlockingDatabase
@@ -33,6 +33,7 @@ from .instance import (
     Until,
 )
 from .refs import AnySpec, Insertable, InsertOptions, InsertResult, Ref, Spec, Target
+from .schedules import Schedule, ScheduleRecord, Triggered
 from .signals import Signal
 
 __all__ = ["Client"]
@@ -48,6 +49,7 @@ class Client:
     def __init__(self, dsn: str | None = None, *, settings: Settings | None = None) -> None:
         self.dsn: str | None = dsn
         self.settings: Settings = Settings.load() if settings is None else settings
+        self._ahead = timedelta(0)
         self._server: Server | None = None
         self._opened: BlockingDatabase | None = None
 
@@ -346,6 +348,42 @@ class Client:
     def replay(self, events: Iterable[EventRecord | int], /) -> int:
         """See `AsyncClient.replay`."""
         return self._database.run(_verbs.replay(events))
+
+    def put_schedule(self, schedule: Schedule, /, *, conn: Connection | None = None) -> ScheduleRecord:
+        """See `AsyncClient.put_schedule`."""
+        return self._write(_recurring.put(schedule, self.settings, self._ahead), conn)
+
+    def get_schedule(self, name: str, /) -> ScheduleRecord:
+        """See `AsyncClient.get_schedule`."""
+        return self._database.run(_recurring.get(name))
+
+    def schedules(self) -> Sequence[ScheduleRecord]:
+        """See `AsyncClient.schedules`."""
+        return self._database.run(_recurring.every())
+
+    def pause_schedule(
+        self,
+        name: str,
+        /,
+        *,
+        reason: str | None = None,
+        actor: str | None = None,
+        conn: Connection | None = None,
+    ) -> ScheduleRecord:
+        """See `AsyncClient.pause_schedule`."""
+        return self._write(_recurring.pause(name, reason, actor), conn)
+
+    def resume_schedule(self, name: str, /, *, conn: Connection | None = None) -> ScheduleRecord:
+        """See `AsyncClient.resume_schedule`."""
+        return self._write(_recurring.resume(name, self._ahead), conn)
+
+    def trigger_schedule(self, name: str, /, *, conn: Connection | None = None) -> Triggered:
+        """See `AsyncClient.trigger_schedule`."""
+        return self._write(_recurring.trigger(name, self._ahead), conn)
+
+    def delete_schedule(self, name: str, /, *, conn: Connection | None = None) -> None:
+        """See `AsyncClient.delete_schedule`."""
+        self._write(_recurring.delete(name), conn)
 
     @overload
     def wait(

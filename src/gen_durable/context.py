@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from datetime import datetime
 from typing import Any, Final, Generic, overload
 
 import msgspec
@@ -98,6 +99,8 @@ class Context(msgspec.Struct, Generic[StateT], kw_only=True):
     correlation_key: str | None = None
     max_attempts: int | None = None
     """How often a step may be executed, if this instance has a limit of its own."""
+    slot: datetime | None = None
+    """When a schedule meant this instance to start (UTC); `None` if no schedule has inserted it."""
     cancellation: Cancellation = msgspec.field(default_factory=Cancellation)
     emitted: list[Event] = []
     """What `emit` has collected so far."""

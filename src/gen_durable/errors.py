@@ -19,6 +19,7 @@ GenDurableError
 │       └── PayloadTooLargeError         it is too big
 ├── KeyTakenError                an instance of another machine holds the key
 ├── NoTargetError                nobody has that id, or nobody alive that key                  (LookupError)
+├── NoScheduleError              no schedule has that name                                     (LookupError)
 ├── NotDoneError                 a result was asked for where there is none
 │   ├── InstanceFailedError
 │   ├── InstanceCancelledError
@@ -51,6 +52,7 @@ __all__ = [
     "InstanceFailedError",
     "InstanceUnfinishedError",
     "KeyTakenError",
+    "NoScheduleError",
     "NoTargetError",
     "NotConnectedError",
     "NotDoneError",
@@ -381,6 +383,19 @@ class NoTargetError(GenDurableError, LookupError):
             f"cannot {self.verb}: no live instance has correlation_key {self.target!r}{hint}; "
             "it may have finished, or not been inserted yet"
         )
+
+
+class NoScheduleError(GenDurableError, LookupError):
+    """There is no schedule of that name."""
+
+    schedule: str
+
+    def __init__(self, schedule: str) -> None:
+        super().__init__(schedule)
+        self.schedule = schedule
+
+    def __str__(self) -> str:
+        return f"there is no schedule {self.schedule!r}; `gen-durable schedules ls` lists those that are"
 
 
 class NotDoneError(GenDurableError):

@@ -183,6 +183,10 @@ class Instance(msgspec.Struct, Generic[StateT, ResultT], frozen=True, kw_only=Tr
     cancelled_by: str | None = None
     deleted_at: datetime | None = None
     delete_reason: str | None = None
+    schedule: str | None = None
+    """The schedule that inserted it."""
+    slot: datetime | None = None
+    """When that meant it to start."""
 
     @property
     def result(self) -> ResultT:

@@ -12,7 +12,7 @@ import inspect
 import logging
 import threading
 from collections.abc import Callable
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any, ClassVar, Final, TypeAlias, TypeVar, overload
 
 import msgspec
@@ -30,6 +30,7 @@ __all__ = [
     "OutcomeStale",
     "PickStop",
     "ReaperReaped",
+    "ScheduleFired",
     "SchedulerDrain",
     "SchedulerSaturation",
     "StepStop",
@@ -160,6 +161,21 @@ class OutboxDead(Event, frozen=True, kw_only=True):
     sink: str
     type: str
     error: str
+
+
+class ScheduleFired(Event, frozen=True, kw_only=True):
+    """A slot of a schedule has come, and this worker has seen to it."""
+
+    name: ClassVar[str] = "schedule.fired"
+    schedule: str
+    fsm: str
+    slot: datetime
+    lag: timedelta
+    """How late it was."""
+    id: int | None = None
+    """The instance; of a `duplicate`, the one that has the key."""
+    kind: str = "inserted"
+    """`inserted`, `duplicate` (an instance has its key), `overlap`, `missed`, or `error`: nothing was inserted."""
 
 
 EventT = TypeVar("EventT", bound=Event)

@@ -12,6 +12,7 @@ from collections.abc import Coroutine, Generator, Iterable, Mapping
 from contextlib import contextmanager
 from typing import Any, Final, Literal
 
+from . import _recurring
 from ._checks import checked_name
 from ._core.registry import Machines, Registry
 from ._db.pick import after
@@ -26,6 +27,7 @@ from .config import Queue, Settings, environment_prefixes
 from .definition import MachineDef
 from .errors import SettingsError, UsageError
 from .events import Sink, SinkLike
+from .schedules import Schedule
 from .telemetry import Telemetry
 
 __all__ = ["Worker"]
@@ -56,6 +58,7 @@ class Worker(AsyncClient):
         prefixes: Mapping[str, int | Queue] | Iterable[str] | None = None,
         on_unknown: Literal["fail", "leave"] = "fail",
         sinks: SinkLike | Mapping[str, SinkLike] | None = None,
+        schedules: Iterable[Schedule] = (),
         settings: Settings | None = None,
     ) -> None:
         """Put a worker together; nothing is opened yet.
@@ -71,6 +74,8 @@ class Worker(AsyncClient):
                 it is left where it is.
             sinks: where the events go that steps emit: one sink (`default`), or several by name. Left out, they wait in
                 the outbox for a worker that has their sink.
+            schedules: recurring work, which is stored when the worker opens, in place of what the database had under
+                the same name. One that is paused stays paused.
             settings: as for a client.
 
         Raises:
@@ -98,6 +103,7 @@ class Worker(AsyncClient):
         )
         if on_unknown not in ("fail", "leave"):
             raise SettingsError("on_unknown", f"must be 'fail' or 'leave', got {on_unknown!r}")
+        self._schedules = _recurring.definitions(schedules, self.settings)
         self._leaves_unknown = on_unknown == "leave"
         self.sinks: Mapping[str, Sink] = _sinks(sinks)
         self._commits: Database | None = None
@@ -182,6 +188,7 @@ class Worker(AsyncClient):
             registry=self._registry,
             sources=self._sources(),
             sinks=self.sinks,
+            declared=self._schedules,
             database=self._database,
             commits=self._commits,
             effects=self._effects,
@@ -205,8 +212,8 @@ class Worker(AsyncClient):
             await super()._close()
 
     def _pool_size(self) -> int:
-        # A pick per queue, a dispatcher per sink, the reaper, the timekeeper, and some for its own use as a client.
-        return len(self.queues) + len(self.prefixes) + len(self.sinks) + 6
+        # A pick per queue, a dispatcher per sink, the reaper, the timekeeper, the cron, and some for its use as a client.
+        return len(self.queues) + len(self.prefixes) + len(self.sinks) + 7
 
     def _sources(self) -> list[tuple[Source, Queue]]:
         return [

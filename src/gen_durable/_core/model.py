@@ -123,6 +123,7 @@ class Execution(msgspec.Struct, frozen=True):
     """Whether it ever had a signal, unread or not."""
     max_attempts: int | None = None
     """Of this instance alone, instead of what its machine says."""
+    slot: datetime | None = None
     cancellation: Cancellation = msgspec.field(default_factory=Cancellation)
 
     @property

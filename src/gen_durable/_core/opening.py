@@ -57,6 +57,7 @@ def open_context(
         parent_id=execution.parent_id,
         correlation_key=execution.correlation_key,
         max_attempts=execution.max_attempts,
+        slot=execution.slot,
         cancellation=execution.cancellation,
     )
 
@@ -108,6 +109,8 @@ def instance_of(row: Mapping[str, Any], machine: MachineDef | None) -> Instance[
         cancelled_by=row["cancelled_by"],
         deleted_at=row["deleted_at"],
         delete_reason=row["delete_reason"],
+        schedule=row["schedule"],
+        slot=row["slot_at"],
     )
 
 

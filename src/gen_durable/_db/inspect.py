@@ -43,6 +43,7 @@ class Filter(msgspec.Struct, frozen=True, kw_only=True):
     unique_key: bytes | None = None
     concurrency_key: str | None = None
     parent_id: int | None = None
+    schedule: str | None = None
     inserted_after: datetime | None = None
     inserted_before: datetime | None = None
     with_deleted: bool = False

@@ -35,6 +35,7 @@ select wanted.id as wanted_id, snapshot.* from unnest(:ids::bigint[], :parked::b
    and (:unique_key::bytea is null or unique_key = :unique_key::bytea)
    and (:concurrency_key::text is null or concurrency_key = :concurrency_key::text)
    and (:parent_id::bigint is null or parent_id = :parent_id::bigint)
+   and (:schedule::text is null or schedule = :schedule::text)
    and (:inserted_after::timestamptz is null or inserted_at >= :inserted_after::timestamptz)
    and (:inserted_before::timestamptz is null or inserted_at < :inserted_before::timestamptz)
 

@@ -239,4 +239,5 @@ def _execution(row: Row, inbox: tuple[SignalRow, ...], children: tuple[ChildRow,
         row["leased_at"],
         row["has_signals"],
         row["max_attempts"],
+        row["slot_at"],
     )

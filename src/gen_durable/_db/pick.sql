@@ -130,14 +130,15 @@ with recursive moment as materialized (
   returning g.id, g.lease_token, g.fsm, g.fsm_version, g.step, g.step_seq, g.attempt, g.state::text as state,
             g.awaits, g.timed_out, g.has_signals, coalesce(g.spawn_round = g.step_seq, false) as has_children,
             g.parent_id, g.concurrency_key, g.correlation_key, g.queue, g.priority,
-            extract(epoch from g.eligible_at)::float8 as due, g.leased_at, g.max_attempts
+            extract(epoch from g.eligible_at)::float8 as due, g.leased_at, g.max_attempts, g.slot_at
 )
 select * from leased
 union all
 select * from (
   select distinct on (admitted.concurrency_key) admitted.id, null::bigint, admitted.fsm, null::int, null, null::bigint,
          null::int, null, null::text[], null::boolean, null::boolean, null::boolean, null::bigint,
-         admitted.concurrency_key, null, null, admitted.priority, null::float8, null::timestamptz, null::int
+         admitted.concurrency_key, null, null, admitted.priority, null::float8, null::timestamptz, null::int,
+         null::timestamptz
     from admitted where not admitted.is_admitted
    order by admitted.concurrency_key, admitted.priority, admitted.eligible_at, admitted.id) denied
 

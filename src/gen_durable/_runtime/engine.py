@@ -11,12 +11,14 @@ from typing import Any, Final
 from .._core.registry import Registry
 from .._core.settle import Limits
 from .._db import insert as inserts
+from .._db import schedules
 from .._db.commit import Recorder
 from .._db.lease import Lease
 from .._db.pool import Database
 from ..config import Queue, Settings
 from ..events import Sink
 from ..telemetry import Telemetry
+from .cron import Cron
 from .dispatcher import Dispatcher
 from .executor import Executor
 from .flusher import Flusher
@@ -47,6 +49,7 @@ class Engine:
         registry: Registry,
         sources: Sequence[tuple[Source, Queue]],
         sinks: Mapping[str, Sink],
+        declared: Sequence[schedules.Definition],
         database: Database,
         commits: Database,
         effects: Database,
@@ -60,6 +63,7 @@ class Engine:
         self._settings = settings
         self._registry = registry
         self._sources = sources
+        self._declared = declared
         self._database = database
         self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._hurry = asyncio.Event()
@@ -110,6 +114,7 @@ class Engine:
                 )
                 for label, sink in sinks.items()
             ),
+            Cron(database, settings, telemetry, wakes, contact),
         ]
         for service in self._services:
             if isinstance(service, Dispatcher):
@@ -119,6 +124,8 @@ class Engine:
     async def start(self) -> None:
         """Tell the database what runs here, and let the services go."""
         await self._database.run(inserts.register(list(self._registry)))
+        for schedule in self._declared:
+            await self._database.run(schedules.put(schedule))
         self._heartbeat.start()
         loop = asyncio.get_running_loop()
         for run in (self._flusher.run, *(service.run for service in self._services)):

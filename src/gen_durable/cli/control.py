@@ -29,7 +29,7 @@ from .rows import clean
 from .selection import Selection, read_where, where_option
 from .verbs import IDLE, Cancel, Change, Delete, Restore, Retry, Verb
 
-__all__ = ["cancel", "delete", "restore", "retry"]
+__all__ = ["actor_of", "cancel", "delete", "restore", "retry"]
 
 _MANY: Final = 1000  # instances whose change one would like to watch
 
@@ -85,7 +85,7 @@ def _control_options(command: Callable[..., Any]) -> Callable[..., Any]:
             yes=yes,
             as_json=as_json,
         )
-        return command(wish=wish, actor=_actor(actor), **given)
+        return command(wish=wish, actor=actor_of(actor), **given)
 
     return controlled
 
@@ -249,7 +249,8 @@ def _reason(reason: str | None) -> str | None:
     return reason_text(reason) if reason else None
 
 
-def _actor(given: str | None) -> str | None:
+def actor_of(given: str | None) -> str | None:
+    """Who does it: as it was given, or the user of this process."""
     if given is not None:
         return checked_name(given, "--actor")
     try:

@@ -21,7 +21,7 @@ from .failure import Failure
 from .json_text import json_option, print_json, read_json
 from .options import duration, moment, target
 
-__all__ = ["insert", "signal"]
+__all__ = ["check_known", "insert", "signal"]
 
 
 class Insertion(msgspec.Struct, frozen=True):
@@ -148,7 +148,7 @@ def _checked(
 
 async def _insert(place: Place, new: NamedInsert) -> Insertion:
     async with place.open() as database:
-        _check_known(new, await database.run(named.known_versions()))
+        check_known(new, await database.run(named.known_versions()))
         return await database.run(_insertion(new))
 
 
@@ -159,7 +159,7 @@ def _insertion(new: NamedInsert) -> Plan[Insertion]:
     return Insertion(id, is_new, "gone" if row is None else row["status"])
 
 
-def _check_known(new: NamedInsert, known: Any) -> None:
+def check_known(new: NamedInsert, known: Any) -> None:
     """Nobody would ever run a machine whose name is misspelt."""
     versions = known.get(new.fsm)
     if versions is None:

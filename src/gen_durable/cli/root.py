@@ -15,6 +15,7 @@ from .failure import Failure
 from .ls import ls
 from .outbox import outbox
 from .producing import insert, signal
+from .schedules import schedules
 from .show import show
 from .wait import wait
 from .worker import worker
@@ -38,5 +39,7 @@ def root() -> None:
     """Durable state machines on PostgreSQL."""
 
 
-for command in (db, demo, worker, insert, signal, ls, show, wait, cancel, retry, delete, restore, outbox):
+for command in (
+    *(db, demo, worker, insert, signal, ls, show, wait, cancel, retry, delete, restore, outbox, schedules),
+):
     root.add_command(command)

@@ -90,6 +90,13 @@ _FIELDS: Final = (
         "The children of this instance.",
     ),
     _Field(
+        "schedule",
+        "schedule",
+        lambda text: checked_name(text, "schedule"),
+        "NAME",
+        "Inserted by this schedule.",
+    ),
+    _Field(
         "since",
         "inserted_after",
         moment_or_age,

@@ -6,10 +6,20 @@ from collections.abc import Collection
 from datetime import datetime, timedelta
 
 from .._db import lease as leases
+from .._db import schedules
 from .._db.plan import Plan
 from ._sql import statements
 
-__all__ = ["advance", "collapse", "due_queues", "end_leases", "fire_timeouts", "make_due"]
+__all__ = [
+    "advance",
+    "catch_up",
+    "collapse",
+    "due_queues",
+    "end_leases",
+    "fire_slot",
+    "fire_timeouts",
+    "make_due",
+]
 
 _SQL = statements("clock.sql")
 
@@ -28,6 +38,24 @@ def fire_timeouts() -> Plan[int]:
     while expired := (yield from leases.expire()):
         fired += len(expired)
     return fired
+
+
+def fire_slot(ahead: timedelta) -> Plan[bool]:
+    """Fire the one slot that is due longest, whatever its schedule says of slots that were missed; if there is one."""
+    while due := (yield from schedules.due(1, ahead=ahead)):
+        if (yield from schedules.fire(due[0], due[0].first())) is not None:
+            return True
+    return False
+
+
+def catch_up(ahead: timedelta) -> Plan[int]:
+    """Fire all that is due, by the schedules' policies; how many instances that makes."""
+    count = 0
+    while found := (yield from schedules.due(100, ahead=ahead)):
+        for due in found:
+            fired = yield from schedules.fire(due, due.owed())
+            count += sum(fired.are_new) if fired else 0
+    return count
 
 
 def due_queues(machines: tuple[list[str], list[int]]) -> Plan[list[str]]:

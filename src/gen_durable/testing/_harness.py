@@ -52,8 +52,9 @@ class Harness(Stage, Client):
     def drain(self, *, collapse: bool = True, max_steps: int = 1000) -> Tally:
         """Run everything that can run, here and now, by the statements of a worker; what was committed.
 
-        Instances take turns, in the order in which they are due, until all have ended or sleep. Then the signals that
-        were not sent and the time that has not passed are up to the test.
+        Instances take turns, in the order in which they are due, until all have ended or sleep. Then schedules fire each
+        slot that `advance` has brought, one after the other. The signals that were not sent and the time that has not
+        passed are up to the test.
 
         Args:
             collapse: do not wait for the delays of retries, schedules and `Next`: skip them, in their order. The
@@ -61,7 +62,7 @@ class Harness(Stage, Client):
             max_steps: of all instances together; more is an AssertionError, for a machine that never rests.
         """
         database = _Blocking(self._database)
-        draining = self._stepper.drain(database, collapse=collapse, max_steps=max_steps)
+        draining = self._stepper.drain(database, ahead=self._ahead, collapse=collapse, max_steps=max_steps)
         return self._loop.run(draining, "drain", "take the fixture async_durable and await its drain")
 
     def _look(self, plan: Plan[T]) -> T:
@@ -107,7 +108,9 @@ class AsyncHarness(Stage, AsyncClient):
 
     async def drain(self, *, collapse: bool = True, max_steps: int = 1000) -> Tally:
         """See `Harness.drain`. Async steps run on the loop of the test."""
-        return await self._stepper.drain(self._database, collapse=collapse, max_steps=max_steps)
+        return await self._stepper.drain(
+            self._database, ahead=self._ahead, collapse=collapse, max_steps=max_steps
+        )
 
     def _look(self, plan: Plan[T]) -> T:
         if self._distant is None:

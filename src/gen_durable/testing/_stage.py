@@ -16,6 +16,7 @@ from .._typing import KEEP, ResultT, StateT
 from ..definition import MachineDef, StepRef, definition_of, step_name
 from ..instance import Instance, Status
 from ..refs import AnySpec, Insertable, Ref, Target, target_value
+from ..schedules import Schedule
 from ..signals import Signal, signal_name
 from . import _clock as clock
 from ._stepper import Crash, CrashPoint, Stepper, Transition
@@ -30,6 +31,7 @@ class Stage:
     """Everything here answers at once; in an async test, too, there is nothing to await and so nothing to forget."""
 
     _stepper: Stepper
+    _ahead: timedelta
 
     def _look(self, plan: Plan[T]) -> T:
         """Run a plan now, blocking."""
@@ -56,6 +58,11 @@ class Stage:
                     self._stepper.learn(spec.definition)
             return super().insert_all(specs, **options)
 
+        def put_schedule(self, schedule, /, **options):  # noqa: ANN001, ANN003, ANN202
+            if isinstance(schedule, Schedule):
+                self._stepper.learn(schedule.spec.definition)
+            return super().put_schedule(schedule, **options)
+
     def advance(
         self,
         by: timedelta = timedelta(0),
@@ -69,10 +76,19 @@ class Stage:
         """Let time pass: `durable.advance(hours=24)`. Nothing runs until the next `drain`.
 
         It is the database's time that passes, by moving what is stored into the past. A step that asks its own clock
-        sees the real one.
+        sees the real one. Schedules stay where they are on the calendar, and the calendar moves on: the next `drain`
+        fires every slot that has come, as workers would that were there all the time; `catch_up` is the other case.
         """
         passed = by + timedelta(days=days, hours=hours, minutes=minutes, seconds=seconds)
         self._look(clock.advance(checked_delay(passed, "the time to advance by")))
+        self._ahead += passed
+
+    def catch_up(self) -> int:
+        """Fire what is due as the first worker after an outage does: by what each schedule says of missed slots.
+
+        Returns how many instances were inserted; `drain` runs them.
+        """
+        return self._look(clock.catch_up(self._ahead))
 
     def fire_timeouts(self) -> int:
         """Let the timeout or deadline of every `Await` have come, however far away it is; how many there were."""

@@ -28,6 +28,8 @@ create table gen_durable.gen_durable (
   attempt             int not null default 0,             -- tries of the current step before this one
   crash_count         int not null default 0,             -- processes lost in the current step
   max_attempts        int,
+  schedule            text,                               -- the schedule that inserted it
+  slot_at             timestamptz,                        -- … and the slot that it stands for
   last_error          text,
   error               jsonb,
   rate_limit          text,
@@ -136,7 +138,7 @@ select g.id, g.fsm, g.fsm_version, g.step, g.status::text as status, g.state::te
        case when g.finished_at is null then g.await_deadline end as await_deadline, g.children_pending,
        g.last_error, g.correlation_key, g.unique_key, g.concurrency_key, g.parent_id, g.locked_by,
        g.inserted_at, g.updated_at, g.eligible_at, g.finished_at, g.cancel_requested_at, g.cancel_reason, g.cancelled_by,
-       g.deleted_at, g.delete_reason
+       g.deleted_at, g.delete_reason, g.schedule, g.slot_at
   from gen_durable.gen_durable g;
 
 -- Insert many: one answer per input, numbered by its place. A refused row (its key is taken) answers with the id and the

@@ -1,0 +1,108 @@
+-- Recurring work: what to insert, when, and which slot is next.
+--
+-- Slots are computed by workers (cron and time zones are not the database's) and stored as moments. Whoever fires one says
+-- which revision of the row it has seen: every other write of the row, and every firing, makes a new revision, so of any number
+-- of workers one fires a slot, and none fires what was paused, changed or removed meanwhile.
+
+create table gen_durable.schedules (
+  name          text primary key check (octet_length(name) between 1 and 255),
+  revision      bigint not null generated always as identity,    -- never the same twice, not even after it was removed
+  cron          text,
+  every         interval,
+  tz            text not null,                            -- where cron is read
+  anchor_at     timestamptz not null,                     -- slots of an interval are counted from here
+  missed        text not null check (missed in ('skip', 'once', 'all')),
+  overlap       text not null check (overlap in ('allow', 'skip')),
+  spec          jsonb not null,                           -- an element of insert_all
+  next_at       timestamptz,                              -- the next slot; null: there is none any more
+  last_slot_at  timestamptz,                              -- the last slot that is over, fired or passed by
+  last_fired_at timestamptz,                              -- when something was last inserted, by a slot or a trigger
+  last_id       bigint,                                   -- … and what
+  fired_count   bigint not null default 0,
+  last_error    text,                                     -- why the last slot came to nothing; null: it did not
+  paused_at     timestamptz,
+  pause_reason  text,
+  paused_by     text,
+  inserted_at   timestamptz not null default statement_timestamp(),
+  updated_at    timestamptz not null default statement_timestamp(),
+  constraint cron_or_interval check ((cron is null) <> (every is null)),
+  -- Time goes forward here, whatever the clock does: no slot is ever next again.
+  constraint slots_move_forward check (next_at > last_slot_at)
+) with (fillfactor = 50);
+
+create index schedules_due on gen_durable.schedules (next_at) where paused_at is null;
+-- The instances of a schedule; those that are live first.
+create index gen_durable_schedule on gen_durable.gen_durable (schedule, finished_at) where schedule is not null;
+
+-- Insert what a schedule says, once for each of these slots. The caller holds the lock of its row.
+create function gen_durable.insert_scheduled(
+  due gen_durable.schedules, slots timestamptz[], out ids bigint[], out are_new boolean[], out queue text)
+language plpgsql set search_path = pg_catalog, pg_temp as $$
+begin
+  select array_agg(answer.id order by answer.ord), array_agg(answer.inserted order by answer.ord) into ids, are_new
+    from gen_durable.insert_all((select jsonb_agg(due.spec) from unnest(slots))) as answer;
+  update gen_durable.gen_durable g set schedule = due.name, slot_at = made.slot
+    from unnest(ids, are_new, slots) as made (id, is_new, slot)
+   where g.id = made.id and made.is_new;
+  queue := (select g.queue from gen_durable.gen_durable g where g.id = ids[1]);
+end $$;
+
+-- Fire these slots of a schedule, and go on to the next one. No row: it is not of that revision any more, or somebody has it.
+--   passed_at   the last slot that is over, whether it is among those to fire or not
+--   problem     why nothing is to be fired
+create function gen_durable.fire_schedule(
+  name text, revision bigint, slots timestamptz[], passed_at timestamptz, next_at timestamptz, problem text)
+returns table (is_busy boolean, ids bigint[], are_new boolean[], queue text)
+language plpgsql set search_path = pg_catalog, pg_temp as $$
+#variable_conflict use_column
+declare
+  due   gen_durable.schedules;
+  fired int := 0;
+begin
+  select s.* into due from gen_durable.schedules s
+   where s.name = fire_schedule.name and s.revision = fire_schedule.revision
+     for no key update skip locked;
+  if not found then
+    return;
+  end if;
+  is_busy := due.overlap = 'skip' and exists (
+    select from gen_durable.gen_durable g where g.schedule = due.name and g.finished_at is null);
+  if cardinality(slots) > 0 and not is_busy then
+    select made.ids, made.are_new, made.queue into ids, are_new, queue
+      from gen_durable.insert_scheduled(due, slots) as made;
+    fired := (select count(*) from unnest(are_new) as is_new where is_new);
+  end if;
+  update gen_durable.schedules s
+     set revision = default, next_at = fire_schedule.next_at, last_slot_at = passed_at,
+         last_error = coalesce(problem, case when is_busy then 'an instance of it was still live'
+                                             when fired < cardinality(slots) then 'an instance had its key' end),
+         last_fired_at = case when fired > 0 then statement_timestamp() else s.last_fired_at end,
+         last_id = coalesce((select max(made.id) from unnest(ids, are_new) as made (id, is_new) where made.is_new), s.last_id),
+         fired_count = s.fired_count + fired, updated_at = statement_timestamp()
+   where s.name = due.name;
+  return next;
+end $$;
+
+-- Insert what a schedule says now, paused or not; its slots go on as if nothing had happened. No row: there is none.
+create function gen_durable.trigger_schedule(name text, slot_at timestamptz)
+returns table (id bigint, inserted boolean, queue text)
+language plpgsql set search_path = pg_catalog, pg_temp as $$
+#variable_conflict use_column
+declare
+  found_schedule gen_durable.schedules;
+  made           record;
+begin
+  select s.* into found_schedule from gen_durable.schedules s where s.name = trigger_schedule.name for no key update;
+  if not found then
+    return;
+  end if;
+  select * into made from gen_durable.insert_scheduled(found_schedule, array[slot_at]);
+  if made.are_new[1] then
+    update gen_durable.schedules s
+       set last_id = made.ids[1], last_fired_at = statement_timestamp(), fired_count = s.fired_count + 1
+     where s.name = found_schedule.name;
+  end if;
+  return query select made.ids[1], made.are_new[1], made.queue;
+end $$;
+
+revoke execute on function gen_durable.insert_scheduled, gen_durable.fire_schedule, gen_durable.trigger_schedule from public;

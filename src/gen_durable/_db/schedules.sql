@@ -1,0 +1,70 @@
+-- Schedules: which are due, firing them, and changing them. Writes are guarded by the revision that their writer has seen.
+
+-- part: all_of_it
+s.name, s.revision, s.cron, s.every, s.tz, s.anchor_at, s.missed, s.overlap, s.spec::text as spec, s.next_at, s.last_slot_at,
+       s.last_fired_at, s.last_id, s.fired_count, s.last_error, s.paused_at, s.pause_reason, s.paused_by, s.inserted_at,
+       s.updated_at
+
+-- name: due_schedules
+-- Those whose next slot has come, the longest due first; :ahead is zero but for the clock of a test. And what time it is.
+select {all_of_it}, statement_timestamp() + :ahead::interval as now
+  from gen_durable.schedules s
+ where s.paused_at is null and s.next_at <= statement_timestamp() + :ahead::interval and s.revision <> all (:except_revisions::bigint[])
+ order by s.next_at, s.name limit :limit::int
+
+-- name: until_next_slot
+-- How long it is until the next slot of all; null: there is none.
+select min(s.next_at) - statement_timestamp() as pause
+  from gen_durable.schedules s where s.paused_at is null and s.next_at > statement_timestamp()
+
+-- name: fire_schedule
+-- Fire slots and go on to the next, if the schedule is still as it was seen.
+select is_busy, ids, are_new, queue
+  from gen_durable.fire_schedule(:name::text, :revision::bigint, :slots::timestamptz[], :passed_at::timestamptz,
+                                 :next_at::timestamptz, :problem::text)
+
+-- name: trigger_schedule
+-- Insert one instance now.
+select id, inserted, queue
+  from gen_durable.trigger_schedule(:name::text, statement_timestamp() + :ahead::interval)
+
+-- name: list_schedules
+-- All of them, by name.
+select {all_of_it} from gen_durable.schedules s order by s.name
+
+-- name: find_schedule
+-- One schedule, if there is one, and the time.
+select {all_of_it}, statement_timestamp() + :ahead::interval as now
+  from (select) as one left join gen_durable.schedules s on s.name = :name::text
+
+-- name: put_schedule
+-- Make a schedule, or give another definition to the one that was seen. It stays paused if it was.
+insert into gen_durable.schedules (name, cron, every, tz, missed, overlap, spec, anchor_at, next_at)
+values (:name::text, :cron::text, :every::interval, :tz::text, :missed::text, :overlap::text, :spec::text::jsonb,
+        :anchor_at::timestamptz, :next_at::timestamptz)
+    on conflict (name) do update
+   set cron = excluded.cron, every = excluded.every, tz = excluded.tz, missed = excluded.missed, overlap = excluded.overlap,
+       spec = excluded.spec, anchor_at = excluded.anchor_at, next_at = excluded.next_at,
+       revision = default, updated_at = statement_timestamp()
+ where schedules.revision = :revision::bigint
+returning name
+
+-- name: pause_schedule
+-- Fire no more. Once is as good as twice: the first reason stays.
+update gen_durable.schedules s
+   set paused_at = statement_timestamp(), pause_reason = :reason::text, paused_by = :actor::text,
+       revision = default, updated_at = statement_timestamp()
+ where s.name = :name::text and s.paused_at is null
+returning s.name
+
+-- name: resume_schedule
+-- Go on with the first slot that has not come yet, if the schedule is still as it was seen.
+update gen_durable.schedules s
+   set paused_at = null, pause_reason = null, paused_by = null, next_at = :next_at::timestamptz,
+       revision = default, updated_at = statement_timestamp()
+ where s.name = :name::text and s.revision = :revision::bigint
+returning s.name
+
+-- name: delete_schedule
+-- Forget it; what it has inserted stays.
+delete from gen_durable.schedules s where s.name = :name::text returning s.name

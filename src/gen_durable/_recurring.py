@@ -1,0 +1,144 @@
+"""What producers can do with schedules, once for both clients."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from datetime import timedelta
+from typing import Any
+
+import msgspec
+
+from ._checks import checked_name
+from ._core.settle import new_instance
+from ._db import schedules
+from ._db.plan import Plan, Row
+from .config import Settings
+from .errors import UsageError
+from .outcome import reason_text
+from .schedules import Schedule, ScheduleRecord, Triggered
+
+__all__ = ["definitions", "delete", "every", "get", "pause", "put", "record_of", "resume", "trigger"]
+
+
+def definitions(declared: Iterable[Schedule], settings: Settings) -> list[schedules.Definition]:
+    """Schedules as they are stored; each name once."""
+    found: dict[str, schedules.Definition] = {}
+    for schedule in declared:
+        definition = _definition(schedule, settings)
+        if definition.name in found:
+            raise UsageError(f"two schedules are called '{definition.name}'", "give each a name of its own")
+        found[definition.name] = definition
+    return list(found.values())
+
+
+def put(schedule: Schedule, settings: Settings, ahead: timedelta) -> Plan[tuple[ScheduleRecord, set[str]]]:
+    """Store a schedule."""
+    definition = _definition(schedule, settings)
+    yield from schedules.put(definition, ahead)
+    return (yield from get(definition.name)), set()
+
+
+def get(name: str) -> Plan[ScheduleRecord]:
+    """One schedule."""
+    return record_of((yield from schedules.find(_checked(name))))
+
+
+def every() -> Plan[Sequence[ScheduleRecord]]:
+    """All of them."""
+    return [record_of(row) for row in (yield from schedules.all_schedules())]
+
+
+def pause(name: str, reason: str | None, actor: str | None) -> Plan[tuple[ScheduleRecord, set[str]]]:
+    """Let its slots pass by."""
+    why = reason_text(reason) if reason else None
+    who = None if actor is None else checked_name(actor, "actor")
+    yield from schedules.pause(_checked(name), why, who)
+    return (yield from get(name)), set()
+
+
+def resume(name: str, ahead: timedelta) -> Plan[tuple[ScheduleRecord, set[str]]]:
+    """Go on."""
+    yield from schedules.resume(_checked(name), ahead)
+    return (yield from get(name)), set()
+
+
+def trigger(name: str, ahead: timedelta) -> Plan[tuple[Triggered, set[str]]]:
+    """Insert an instance now; and the queue that has work."""
+    id, is_new, queue = yield from schedules.trigger(_checked(name), ahead)
+    return Triggered(id, is_new), {queue} if is_new else set()
+
+
+def delete(name: str) -> Plan[tuple[None, set[str]]]:
+    """Forget it."""
+    yield from schedules.delete(_checked(name))
+    return None, set()
+
+
+def record_of(row: Row) -> ScheduleRecord:
+    """A row as people see it."""
+    spec = msgspec.json.decode(row["spec"])
+    return ScheduleRecord(
+        name=row["name"],
+        machine=spec["fsm"],
+        spec=spec,
+        cron=row["cron"],
+        every=row["every"],
+        tz=row["tz"],
+        missed=row["missed"],
+        overlap=row["overlap"],
+        next_at=row["next_at"],
+        last_slot=row["last_slot_at"],
+        last_fired_at=row["last_fired_at"],
+        last_id=row["last_id"],
+        fired_count=row["fired_count"],
+        last_error=row["last_error"],
+        paused_at=row["paused_at"],
+        pause_reason=row["pause_reason"],
+        paused_by=row["paused_by"],
+        inserted_at=row["inserted_at"],
+        updated_at=row["updated_at"],
+    )
+
+
+def _checked(name: str) -> str:
+    return checked_name(name, "the name of a schedule")
+
+
+def _definition(schedule: Schedule, settings: Settings) -> schedules.Definition:
+    if not isinstance(schedule, Schedule):
+        raise UsageError(
+            f"a value of type {type(schedule).__name__} is no schedule",
+            "give Schedule(name, Spec(…), cron=…)",
+        )
+    return schedules.Definition(
+        name=schedule.name,
+        cron=schedule.cron,
+        every=schedule.every,
+        tz=schedule.tz,
+        missed=schedule.missed,
+        overlap=schedule.overlap,
+        spec=_spec(schedule, settings),
+    )
+
+
+def _spec(schedule: Schedule, settings: Settings) -> str:
+    """What to insert, as an element of `insert_all`."""
+    new = new_instance(schedule.spec, settings.max_payload)
+    values = schedule.spec.values
+    element: dict[str, Any] = {
+        "fsm": new.fsm,
+        "version": new.version,
+        "step": new.step,
+        "state": msgspec.Raw(new.state.encode()),
+        "queue": new.queue,
+        "priority": new.priority,
+        "concurrency_key": new.concurrency_key,
+        "correlation_key": new.correlation_key,
+        "unique_key": None if new.unique_key is None else new.unique_key.decode(),
+        "max_attempts": new.max_attempts,
+    }
+    if new.correlation_key is not None:
+        element["correlation_scope"] = values.correlation_scope
+    if new.unique_key is not None:
+        element["unique_scope"] = values.unique_scope
+    return msgspec.json.encode({name: value for name, value in element.items() if value is not None}).decode()

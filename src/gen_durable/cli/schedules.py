@@ -1,0 +1,281 @@
+"""`gen-durable schedules ls | show | add | pause | resume | trigger | rm`: recurring work."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+from typing import Any, Final, TypeVar
+
+import click
+import msgspec
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from .. import _recurring
+from .._checks import checked_name
+from .._db import inspect, named
+from .._db import schedules as plans
+from .._db.named import NamedInsert
+from .._db.plan import Plan
+from .._timetable import checked_cron, checked_interval, checked_zone
+from ..schedules import Missed, Overlap, ScheduleRecord, Triggered, check_policies
+from .connection import Place, place_options
+from .control import actor_of, reason_option
+from .failure import Failure
+from .json_text import json_option, print_json, print_json_rows, raw, read_json, readable
+from .options import duration, duration_text
+from .producing import check_known
+from .rows import age_text, clean
+
+__all__ = ["schedules"]
+
+T = TypeVar("T")
+_COLUMNS: Final = ("NAME", "MACHINE", "WHEN", "NEXT", "LAST", "FIRED", "NOTE")
+_NOW: Final = timedelta(0)
+
+name_argument = click.argument("name")
+
+
+@click.group()
+def schedules() -> None:
+    """Recurring work: what is inserted again and again."""
+
+
+@schedules.command("ls")
+@json_option
+@place_options()
+def list_(place: Place, as_json: bool) -> None:
+    """List the schedules, by name."""
+    now, records = _run(place, _listing())
+    if as_json:
+        print_json_rows(map(_json, records))
+        return
+    if not records:
+        click.echo("there are no schedules")
+        return
+    lines = [_cells(record, now) for record in records]
+    if sys.stdout.isatty():
+        table = Table(box=None, pad_edge=False, header_style="bold")
+        for column in _COLUMNS:
+            table.add_column(column, overflow="fold")
+        for line in lines:
+            table.add_row(*map(Text, line))
+        Console().print(table)
+        return
+    widths = [max(len(line[place]) for line in (_COLUMNS, *lines)) for place in range(len(_COLUMNS))]
+    for line in (_COLUMNS, *lines):
+        padded = (cell.ljust(width) for cell, width in zip(line, widths, strict=True))
+        click.echo("  ".join(padded).rstrip())
+
+
+@schedules.command()
+@name_argument
+@json_option
+@place_options()
+def show(place: Place, name: str, as_json: bool) -> None:
+    """Show everything about a schedule."""
+    _tell(_run(place, _recurring.get(name)), as_json=as_json)
+
+
+@schedules.command()
+@name_argument
+@click.argument("machine")
+@click.argument("state", metavar="[STATE-JSON]", default="{}")
+@click.option("--cron", metavar="FIELDS", help="When: '0 3 * * *', six fields with seconds, or @daily.")
+@click.option("--every", type=duration, metavar="DURATION", help="Instead: so long from slot to slot: 15m.")
+@click.option("--tz", metavar="ZONE", default="UTC", show_default=True, help="Where --cron is read.")
+@click.option(
+    "--missed",
+    type=click.Choice(["skip", "once", "all"]),
+    default="once",
+    show_default=True,
+    help="What becomes of slots that came while no worker ran.",
+)
+@click.option(
+    "--overlap",
+    type=click.Choice(["allow", "skip"]),
+    default="allow",
+    show_default=True,
+    help="What becomes of a slot that comes while an instance of the schedule is live.",
+)
+@click.option("--step", metavar="NAME", help="Begin here instead of at the machine's initial step.")
+@click.option("--queue", metavar="NAME", help="Wait here instead of in the machine's queue.")
+@click.option("--priority", type=click.IntRange(-(2**15), 2**15 - 1), metavar="N", help="Default: 0.")
+@click.option("--correlation-key", metavar="KEY", help="What the business calls each of them.")
+@click.option("--concurrency-key", metavar="KEY", help="Of instances with this key, one at a time executes.")
+@click.option("--max-attempts", type=click.IntRange(1, 2**31 - 1), metavar="N", help="Of each instance.")
+@click.option(
+    "--version",
+    type=click.IntRange(1, 2**31 - 1),
+    metavar="N",
+    help="Of this version of the machine. Default: the newest that a worker has registered when it is due.",
+)
+@json_option
+@place_options("max_payload")
+def add(
+    place: Place,
+    name: str,
+    machine: str,
+    state: str,
+    cron: str | None,
+    every: timedelta | None,
+    tz: str,
+    missed: Missed,
+    overlap: Overlap,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Store a schedule, in place of one of the same name.
+
+    MACHINE is a machine that a worker has registered; STATE-JSON is the state of its instances, {} if left out, "-" reads
+    it from standard input.
+    """
+    checked_name(machine, "the machine")
+    if (cron is None) == (every is None):
+        raise Failure("when? give --cron or --every" + (", not both" if cron else ""))
+    check_policies(missed, overlap)
+    text = read_json(state, "the state", place.settings.max_payload)
+    spec = {
+        "fsm": machine,
+        "state": raw(text),
+        **{key: value for key, value in options.items() if value is not None},
+    }
+    definition = plans.Definition(
+        name=checked_name(name, "the name of a schedule"),
+        cron=None if cron is None else checked_cron(cron, tz),
+        every=None if every is None else checked_interval(every),
+        tz=checked_zone(tz),
+        missed=missed,
+        overlap=overlap,
+        spec=msgspec.json.encode(spec).decode(),
+    )
+    new = NamedInsert(fsm=machine, state=text, version=options["version"])
+    _tell(_run(place, _add(definition, new)), as_json=as_json)
+
+
+@schedules.command()
+@name_argument
+@reason_option
+@click.option("--actor", metavar="NAME", help="Who does it. Default: the user of this process.")
+@json_option
+@place_options()
+def pause(place: Place, name: str, reason: str | None, actor: str | None, as_json: bool) -> None:
+    """Let the slots of a schedule pass by."""
+    record, _ = _run(place, _recurring.pause(name, reason, actor_of(actor)))
+    _tell(record, as_json=as_json)
+
+
+@schedules.command()
+@name_argument
+@json_option
+@place_options()
+def resume(place: Place, name: str, as_json: bool) -> None:
+    """Let a schedule go on with its next slot. Those of the pause are gone."""
+    record, _ = _run(place, _recurring.resume(name, _NOW))
+    _tell(record, as_json=as_json)
+
+
+@schedules.command()
+@name_argument
+@json_option
+@place_options()
+def trigger(place: Place, name: str, as_json: bool) -> None:
+    """Insert what a schedule says now, beside its slots, paused or not."""
+    done: Triggered
+    done, _ = _run(place, _recurring.trigger(name, _NOW))
+    if as_json:
+        print_json({"id": done.id, "inserted": done.is_new})
+    else:
+        click.echo(f"inserted {done.id}" if done.is_new else f"{done.id} has its key already")
+
+
+@schedules.command()
+@name_argument
+@json_option
+@place_options()
+def rm(place: Place, name: str, as_json: bool) -> None:
+    """Remove a schedule; what it has inserted stays. A worker that declares it brings it back."""
+    _run(place, _recurring.delete(name))
+    if as_json:
+        print_json({"name": name, "removed": True})
+    else:
+        click.echo(f"removed {clean(name)}")
+
+
+def _run(place: Place, plan: Plan[T]) -> T:
+    async def run() -> T:
+        async with place.open() as database:
+            return await database.run(plan)
+
+    return asyncio.run(run())
+
+
+def _listing() -> Plan[tuple[datetime, Sequence[ScheduleRecord]]]:
+    return (yield from inspect.now()), (yield from _recurring.every())
+
+
+def _add(definition: plans.Definition, new: NamedInsert) -> Plan[ScheduleRecord]:
+    check_known(new, (yield from named.known_versions()))
+    yield from plans.put(definition)
+    return (yield from _recurring.get(definition.name))
+
+
+def _json(record: ScheduleRecord) -> dict[str, Any]:
+    every = None if record.every is None else duration_text(record.every)
+    return {**msgspec.structs.asdict(record), "every": every}
+
+
+def _when(record: ScheduleRecord) -> str:
+    if record.every is not None:
+        return f"every {duration_text(record.every)}"
+    return f"{record.cron} {record.tz}"
+
+
+def _cells(record: ScheduleRecord, now: datetime) -> tuple[str, ...]:
+    upcoming = f"in {age_text(record.next_at - now)}" if record.next_at else "-"
+    last = f"{age_text(now - record.last_fired_at)} ago" if record.last_fired_at else "-"
+    note = "; ".join(filter(None, ["paused" if record.is_paused else "", clean(record.last_error or "")]))
+    return (
+        clean(record.name),
+        clean(record.machine),
+        clean(_when(record)),
+        "-" if record.is_paused else upcoming,
+        last,
+        str(record.fired_count),
+        note or "-",
+    )
+
+
+def _tell(record: ScheduleRecord, *, as_json: bool) -> None:
+    if as_json:
+        print_json(_json(record))
+        return
+    facts = {
+        "when": _when(record),
+        "next": "paused" if record.is_paused else record.next_at,
+        "paused": _pause(record),
+        "last slot": record.last_slot,
+        "last fired": record.last_fired_at,
+        "last instance": record.last_id,
+        "last error": record.last_error,
+        "fired": record.fired_count,
+        "missed": record.missed,
+        "overlap": record.overlap,
+    }
+    click.echo(f"{clean(record.name)}: {clean(record.machine)}")
+    for label, fact in facts.items():
+        if fact is not None:
+            text = fact.isoformat(timespec="seconds") if isinstance(fact, datetime) else clean(str(fact))
+            click.echo(f"  {label:<14} {text}")
+    click.echo(f"  {'inserts':<14} {readable(msgspec.json.encode(record.spec).decode())}")
+
+
+def _pause(record: ScheduleRecord) -> str | None:
+    if record.paused_at is None:
+        return None
+    by = f" by {record.paused_by}" if record.paused_by else ""
+    why = f": {record.pause_reason}" if record.pause_reason else ""
+    return f"{record.paused_at.isoformat(timespec='seconds')}{by}{why}"
