@@ -35,6 +35,7 @@ def test_the_statements_are_found() -> None:
         "named.sql",
         "outbox.sql",
         "pick.sql",
+        "schedules.sql",
         "signal.sql",
     }
 

@@ -106,6 +106,10 @@ SAMPLES: list[tuple[GenDurableError, str]] = [
         "it may have finished, or not been inserted yet",
     ),
     (
+        errors.NoScheduleError("nightly"),
+        "there is no schedule 'nightly'; `gen-durable schedules ls` lists those that are",
+    ),
+    (
         errors.InstanceFailedError(42, "Checkout", "ship", "failed", "payment never came"),
         "instance 42 (Checkout) has no result, it is failed at step 'ship': payment never came",
     ),
@@ -176,6 +180,7 @@ def test_the_tree_at_the_top_names_every_error() -> None:
     [
         (errors.SettingsError, ValueError),
         (errors.NoTargetError, LookupError),
+        (errors.NoScheduleError, LookupError),
         (errors.UnreachableError, ConnectionError),
         (errors.OutcomeError, errors.UsageError),
         (errors.PayloadTooLargeError, errors.EncodeError),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -22,6 +22,7 @@ from gen_durable.telemetry import (
     OutcomeStale,
     PickStop,
     ReaperReaped,
+    ScheduleFired,
     SchedulerDrain,
     SchedulerSaturation,
     StepStop,
@@ -43,6 +44,9 @@ EVENTS: list[Event] = [
     OutboxFailed(count=1, sink="default", error="TimeoutError"),
     OutboxDead(id="7:3:1", sink="default", type="order.paid", error="refused"),
     AwaitTimeout(id=7, fsm="Checkout", step="ship"),
+    ScheduleFired(
+        schedule="nightly", fsm="Report", slot=datetime(2026, 1, 1, 3, tzinfo=UTC), lag=timedelta(0), id=7
+    ),
 ]
 
 
@@ -60,6 +64,7 @@ def test_events_have_the_names_that_dashboards_know() -> None:
         "outbox.failed",
         "outbox.dead",
         "await.timeout",
+        "schedule.fired",
     ]
 
 

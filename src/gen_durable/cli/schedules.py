@@ -130,8 +130,8 @@ def add(
 ) -> None:
     """Store a schedule, in place of one of the same name.
 
-    MACHINE is a machine that a worker has registered; STATE-JSON is the state of its instances, {} if left out, "-" reads
-    it from standard input.
+    MACHINE is a machine that a worker has registered; STATE-JSON is the state of its instances, {} if left out; "-"
+    reads it from standard input.
     """
     checked_name(machine, "the machine")
     if (cron is None) == (every is None):

@@ -14,12 +14,14 @@ from typing import Any, TypeAlias
 from ..definition import Definition
 from ..errors import GenDurableError, did_you_mean
 from ..jobs import Job
+from ..schedules import Schedule
 from ..worker import Worker
 from .failure import Failure
 
 __all__ = ["Machines", "load"]
 
-Machines: TypeAlias = list[type[Definition[Any, Any]] | Definition[Any, Any]]
+Machines: TypeAlias = list[type[Definition[Any, Any]] | Definition[Any, Any] | Schedule]
+"""Machines, and schedules beside them."""
 
 
 def load(target: str) -> Machines | Worker:
@@ -31,7 +33,7 @@ def load(target: str) -> Machines | Worker:
     machines = _machines_of(module)
     if not machines:
         raise Failure(f"{place} defines no machine; name what holds them: {place}:machines")
-    return machines
+    return [*machines, *(value for value in vars(module).values() if isinstance(value, Schedule))]
 
 
 def _module(place: str) -> ModuleType:
@@ -112,13 +114,15 @@ def _meant(value: object, target: str) -> Machines | Worker:
         raise Failure(
             f"{target} is or holds a {type(odd[0]).__name__}; give a machine, a list of them, or a Worker"
         )
+    if all(isinstance(each, Schedule) for each in found) and found:
+        raise Failure(f"{target} has schedules only; give the machines as well")
     if not found:
         raise Failure(f"{target} is empty; give a machine, a list of them, or a Worker")
     return found
 
 
 def _is_machine(value: object) -> bool:
-    return issubclass(value if isinstance(value, type) else type(value), Definition)
+    return isinstance(value, Schedule) or issubclass(value if isinstance(value, type) else type(value), Definition)
 
 
 def _is_part(missing: str | None, place: str) -> bool:

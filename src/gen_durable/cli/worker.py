@@ -11,6 +11,7 @@ import click
 
 from .._db.pool import redacted
 from ..config import Queue, environment_dsn
+from ..schedules import Schedule
 from ..telemetry import PickStop
 from ..worker import Worker
 from .failure import Failure
@@ -57,8 +58,8 @@ def worker(
 ) -> None:
     """Run the machines of TARGET until SIGTERM or SIGINT.
 
-    TARGET is a file (app.py: all machines written in it), something in a file (app.py:machines: a machine, a list of
-    machines, or a Worker), or the same in a module (shop.machines:checkout).
+    TARGET is a file (app.py: all machines and schedules written in it), something in a file (app.py:machines: a machine,
+    a list of machines, or a Worker), or the same in a module (shop.machines:checkout).
     """
     loaded = load(target)
     if isinstance(loaded, Worker):
@@ -68,11 +69,12 @@ def worker(
         ready = loaded
     else:
         ready = Worker(
-            loaded,
+            [each for each in loaded if not isinstance(each, Schedule)],
             dsn=dsn,
             queues=_distinct(queues, "queue"),
             prefixes=_distinct(prefixes, "prefix"),
             on_unknown=on_unknown or "fail",
+            schedules=[each for each in loaded if isinstance(each, Schedule)],
             settings=load_settings(settings_file, settings),
         )
     _announce(ready)

@@ -52,9 +52,9 @@ class Harness(Stage, Client):
     def drain(self, *, collapse: bool = True, max_steps: int = 1000) -> Tally:
         """Run everything that can run, here and now, by the statements of a worker; what was committed.
 
-        Instances take turns, in the order in which they are due, until all have ended or sleep. Then schedules fire each
-        slot that `advance` has brought, one after the other. The signals that were not sent and the time that has not
-        passed are up to the test.
+        Instances take turns, in the order in which they are due, until all have ended or sleep. Then schedules fire
+        each slot that `advance` has brought, one after the other. The signals that were not sent and the time that has
+        not passed are up to the test.
 
         Args:
             collapse: do not wait for the delays of retries, schedules and `Next`: skip them, in their order. The

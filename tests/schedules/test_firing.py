@@ -1,0 +1,388 @@
+"""What is inserted for which slot, in the database of a test whose time passes as the test wants."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import psycopg
+import pytest
+
+from gen_durable import (
+    Context,
+    Done,
+    Machine,
+    Next,
+    Outcome,
+    Retry,
+    Schedule,
+    Spec,
+    Status,
+    _verbs,
+    job,
+    step,
+)
+from gen_durable._db import schedules
+from gen_durable.testing import AsyncHarness, Harness
+from tests.schedules.support import AN_HOUR, Report, Sleeper, hourly, slots
+
+
+def now(durable: Harness) -> datetime:
+    """What time it is for this test."""
+    (row,) = (durable._database.run(schedules._found("", durable._ahead)),)
+    moment: datetime = row["now"]
+    return moment
+
+
+def to_slot(durable: Harness, name: str = "hourly") -> datetime:
+    """Let time pass until just after the next slot."""
+    slot = durable.get_schedule(name).next_at
+    assert slot is not None
+    durable.advance(slot - now(durable) + timedelta(seconds=1))
+    return slot
+
+
+@pytest.mark.clause("CRON-1", "CRON-2")
+def test_a_slot_inserts_what_the_spec_says_and_the_step_sees_the_slot(durable: Harness) -> None:
+    spec = Spec(Report, "all", queue="reports", priority=7, correlation_key="report", max_attempts=3)
+    put = durable.put_schedule(Schedule("hourly", spec, cron="0 * * * *"))
+    assert durable.drain().done == 0
+    slot = to_slot(durable)
+    assert (put.next_at, put.machine, put.fired_count) == (slot, "Report", 0)
+    assert durable.drain().done == 1
+    (instance,) = durable.list(Report, schedule="hourly")
+    assert (instance.queue, instance.priority, instance.correlation_key) == ("reports", 7, "report")
+    assert (instance.schedule, instance.slot) == ("hourly", slot)
+    assert instance.result == f"all {slot}"
+    record = durable.get_schedule("hourly")
+    assert (record.last_slot, record.next_at, record.last_id) == (slot, slot + AN_HOUR, instance.id)
+    assert (record.fired_count, record.last_error) == (1, None)
+
+
+@pytest.mark.clause("CRON-2")
+def test_what_no_schedule_has_inserted_has_no_slot(durable: Harness) -> None:
+    ref = durable.insert(Report, "alone")
+    durable.drain()
+    assert durable.assert_done(ref) == "alone None"
+    assert durable.list(schedule="hourly") == []
+
+
+@pytest.mark.clause("CRON-2")
+def test_the_slot_stays_over_steps_and_retries(durable: Harness) -> None:
+    class Long(Machine[None, str]):
+        @step
+        async def one(self, ctx: Context[None]) -> Outcome:
+            if not ctx.attempt:
+                raise ConnectionError
+            return Next(self.two)
+
+        @step
+        async def two(self, ctx: Context[None]) -> Outcome[str]:
+            return Done(f"{ctx.slot}")
+
+        def handle(self, error: Exception, ctx: Context[None]) -> Outcome[str]:
+            return Retry(timedelta(0))
+
+    durable.put_schedule(Schedule("hourly", Spec(Long), cron="@hourly"))
+    slot = to_slot(durable)
+    durable.drain()
+    (instance,) = durable.instances(Long)
+    assert instance.result == f"{slot}"
+
+
+def test_a_job_can_be_scheduled(durable: Harness) -> None:
+    @job("reports.daily.v1")
+    def daily(region: str, ctx: Context[str]) -> str:
+        return f"{region} {ctx.slot:%H:%M}"
+
+    durable.put_schedule(Schedule("daily", Spec(daily, "north"), cron="0 3 * * *", tz="Europe/Vienna"))
+    to_slot(durable, "daily")
+    durable.drain()
+    (instance,) = durable.instances(daily)
+    assert instance.result in ("north 01:00", "north 02:00")
+
+
+@pytest.mark.clause("CRON-1")
+def test_slots_of_an_interval_begin_when_it_is_stored(durable: Harness) -> None:
+    before = now(durable)
+    put = durable.put_schedule(Schedule("often", Spec(Report, "x"), every=timedelta(minutes=15)))
+    assert put.next_at is not None
+    assert before <= put.next_at - timedelta(minutes=15) <= now(durable)
+    durable.advance(hours=1)
+    assert durable.drain().done == 4
+    assert slots(durable.instances()) == [put.next_at + timedelta(minutes=15) * n for n in range(4)]
+
+
+@pytest.mark.clause("CRON-6")
+@pytest.mark.parametrize(("missed", "expected"), [("skip", 0), ("once", 1), ("all", 5)])
+def test_after_an_outage_missed_slots_are_treated_as_the_schedule_says(
+    durable: Harness, missed: Any, expected: int
+) -> None:
+    durable.put_schedule(hourly(missed=missed))
+    first = to_slot(durable)
+    durable.advance(hours=4, minutes=30)
+    assert durable.catch_up() == expected
+    assert durable.catch_up() == 0
+    last = first + 4 * AN_HOUR
+    assert slots(durable.instances()) == [first + AN_HOUR * n for n in range(5)][5 - expected :]
+    record = durable.get_schedule("hourly")
+    assert (record.last_slot, record.next_at) == (last, last + AN_HOUR)
+
+
+@pytest.mark.clause("CRON-6")
+def test_skipping_leaves_a_minute_of_grace(durable: Harness) -> None:
+    durable.put_schedule(hourly(missed="skip"))
+    slot = to_slot(durable)
+    durable.advance(seconds=30)
+    assert durable.catch_up() == 1
+    assert slots(durable.instances()) == [slot]
+
+
+@pytest.mark.clause("CRON-6")
+def test_a_thousand_slots_at_most_are_made_up_for_and_the_latest(durable: Harness) -> None:
+    put = durable.put_schedule(Schedule("often", Spec(Report, "x"), every=timedelta(minutes=1), missed="all"))
+    assert put.next_at is not None
+    durable.advance(days=1)
+    assert durable.catch_up() == 1000
+    found = slots(durable._database.run(_page()))
+    assert (found[0], found[-1]) == (
+        put.next_at + timedelta(minutes=440),
+        put.next_at + timedelta(minutes=1439),
+    )
+
+
+def _page() -> Any:
+    return _verbs.page(Report, 2000, None, {})
+
+
+@pytest.mark.clause("CRON-7")
+def test_a_slot_passes_by_while_the_last_instance_lives(durable: Harness) -> None:
+    durable.put_schedule(Schedule("naps", Spec(Sleeper), cron="@hourly", overlap="skip"))
+    to_slot(durable, "naps")
+    durable.advance(hours=2)
+    assert durable.drain().awaiting == 1
+    record = durable.get_schedule("naps")
+    assert (record.fired_count, record.last_error) == (1, "an instance of it was still live")
+    assert record.last_slot is not None
+    (instance,) = durable.instances()
+    durable.signal(instance.id, Sleeper.wake)
+    durable.drain()
+    durable.advance(hours=1)
+    assert durable.drain().awaiting == 1
+    assert durable.get_schedule("naps").last_error is None
+
+
+def test_instances_overlap_if_they_may(durable: Harness) -> None:
+    durable.put_schedule(Schedule("naps", Spec(Sleeper), cron="@hourly"))
+    to_slot(durable, "naps")
+    durable.advance(hours=2)
+    assert durable.drain().awaiting == 3
+
+
+@pytest.mark.clause("CRON-8")
+def test_a_key_that_is_taken_costs_the_slot_and_nothing_else(durable: Harness) -> None:
+    holder = durable.insert(Report, "mine", correlation_key="k")
+    durable.put_schedule(Schedule("hourly", Spec(Report, "all", correlation_key="k"), cron="@hourly"))
+    slot = to_slot(durable)
+    assert durable.catch_up() == 0
+    record = durable.get_schedule("hourly")
+    assert (record.last_slot, record.last_error, record.last_id) == (slot, "an instance had its key", None)
+    assert [instance.id for instance in durable.instances()] == [holder.id]
+    durable.drain()
+    to_slot(durable)
+    assert durable.catch_up() == 1
+
+
+@pytest.mark.clause("CRON-8")
+def test_what_cannot_be_inserted_holds_up_neither_its_own_slots_nor_others(durable: Harness) -> None:
+    durable.insert(Sleeper, correlation_key="k")
+    durable.drain()
+    durable.put_schedule(Schedule("hourly", Spec(Report, "all", correlation_key="k"), cron="@hourly"))
+    durable.put_schedule(hourly("other"))
+    slot = to_slot(durable)
+    assert durable.catch_up() == 1
+    record = durable.get_schedule("hourly")
+    assert (record.last_slot, record.next_at) == (slot, slot + AN_HOUR)
+    assert "belongs to Sleeper" in (record.last_error or "")
+
+
+@pytest.mark.clause("CRON-3")
+def test_a_clock_that_is_set_back_fires_nothing_twice(durable: Harness) -> None:
+    durable.put_schedule(hourly(missed="all"))
+    slot = to_slot(durable)
+    durable.advance(hours=2)
+    assert durable.drain().done == 3
+    durable._ahead -= 3 * AN_HOUR
+    assert durable.catch_up() == 0
+    # Whatever is done to it meanwhile: no slot is next again.
+    durable.put_schedule(Schedule("hourly", Spec(Report, "new"), cron="*/30 * * * *", missed="all"))
+    durable.pause_schedule("hourly")
+    assert durable.resume_schedule("hourly").next_at == slot + timedelta(hours=2, minutes=30)
+    assert durable.catch_up() == 0
+    durable._ahead += 3 * AN_HOUR
+    durable.advance(minutes=45)
+    durable.drain()
+    found = slots(durable.instances())
+    assert found[:4] == [slot + n * AN_HOUR for n in (0, 1, 2, 2.5)]
+    assert len(set(found)) == len(found)
+
+
+@pytest.mark.clause("CRON-3")
+def test_that_slots_only_go_forward_is_a_law(durable: Harness, conn: psycopg.Connection[Any]) -> None:
+    durable.put_schedule(hourly())
+    to_slot(durable)
+    durable.drain()
+    with pytest.raises(psycopg.errors.CheckViolation, match="slots_move_forward"):
+        conn.execute("update gen_durable.schedules set next_at = last_slot_at")
+
+
+@pytest.mark.clause("CRON-3")
+def test_of_two_that_have_seen_a_slot_one_fires_it(durable: Harness) -> None:
+    durable.put_schedule(hourly())
+    to_slot(durable)
+    (seen,) = durable._database.run(schedules.due(10, ahead=durable._ahead))
+    first = durable._database.run(schedules.fire(seen, seen.owed()))
+    assert first is not None
+    assert len(first.ids) == 1
+    assert durable._database.run(schedules.fire(seen, seen.owed())) is None
+    assert len(durable.instances()) == 1
+
+
+@pytest.mark.clause("CRON-3")
+@pytest.mark.parametrize("change", ["pause", "resume", "update", "replace"])
+def test_what_was_changed_after_the_look_is_not_fired_as_it_was(durable: Harness, change: str) -> None:
+    durable.put_schedule(hourly())
+    to_slot(durable)
+    (seen,) = durable._database.run(schedules.due(10, ahead=durable._ahead))
+    match change:
+        case "pause":
+            durable.pause_schedule("hourly")
+        case "resume":
+            durable.pause_schedule("hourly")
+            durable.resume_schedule("hourly")
+        case "update":
+            durable.put_schedule(Schedule("hourly", Spec(Report, "new"), cron="0 * * * *"))
+        case _:
+            durable.delete_schedule("hourly")
+            durable.put_schedule(hourly())
+    assert durable._database.run(schedules.fire(seen, seen.owed())) is None
+    assert durable.instances() == []
+    assert durable.catch_up() == (change == "update")
+
+
+@pytest.mark.clause("CRON-9")
+def test_a_pause_lasts_until_it_ends_and_its_slots_are_gone(durable: Harness) -> None:
+    durable.put_schedule(hourly(missed="all"))
+    paused = durable.pause_schedule("hourly", reason="month's end", actor="ann")
+    assert (paused.is_paused, paused.pause_reason, paused.paused_by) == (True, "month's end", "ann")
+    assert durable.pause_schedule("hourly", reason="again").pause_reason == "month's end"
+    durable.advance(hours=5)
+    assert (durable.catch_up(), durable.drain().done) == (0, 0)
+    before = now(durable)
+    resumed = durable.resume_schedule("hourly")
+    assert (resumed.is_paused, resumed.pause_reason, resumed.paused_by) == (False, None, None)
+    assert resumed.next_at is not None
+    assert before < resumed.next_at <= before + AN_HOUR
+    assert durable.resume_schedule("hourly") == resumed
+    to_slot(durable)
+    assert durable.drain().done == 1
+
+
+@pytest.mark.clause("CRON-10")
+def test_a_trigger_inserts_now_paused_or_not_and_leaves_the_slots_alone(durable: Harness) -> None:
+    put = durable.put_schedule(Schedule("naps", Spec(Sleeper), cron="@hourly", overlap="skip"))
+    first = durable.trigger_schedule("naps")
+    durable.pause_schedule("naps")
+    second = durable.trigger_schedule("naps")
+    assert first.is_new
+    assert second.is_new
+    assert [instance.id for instance in durable.list(schedule="naps")] == [second.id, first.id]
+    (instance, _) = durable.list(schedule="naps")
+    assert instance.slot is not None
+    assert abs(instance.slot - now(durable)) < timedelta(seconds=5)
+    record = durable.get_schedule("naps")
+    assert (record.next_at, record.last_slot, record.last_id, record.fired_count) == (
+        put.next_at,
+        None,
+        second.id,
+        2,
+    )
+
+
+@pytest.mark.clause("CRON-4")
+def test_a_new_definition_keeps_the_next_slot_unless_it_says_another_time(durable: Harness) -> None:
+    every = timedelta(minutes=40)
+    first = durable.put_schedule(Schedule("s", Spec(Report, "a"), every=every))
+    durable.pause_schedule("s", reason="why")
+    same = durable.put_schedule(Schedule("s", Spec(Report, "a"), every=every))
+    assert same.updated_at == durable.get_schedule("s").updated_at
+    other = durable.put_schedule(Schedule("s", Spec(Report, "b"), every=every, missed="skip"))
+    assert (other.next_at, other.spec["state"], other.missed) == (first.next_at, "b", "skip")
+    assert (other.is_paused, other.pause_reason) == (True, "why")
+    later = durable.put_schedule(Schedule("s", Spec(Report, "b"), every=every / 2))
+    assert later.next_at is not None
+    assert first.next_at is not None
+    assert later.next_at < first.next_at
+    assert later.is_paused
+
+
+def test_an_unchanged_declaration_writes_nothing(durable: Harness, conn: psycopg.Connection[Any]) -> None:
+    durable.put_schedule(hourly())
+    (row,) = conn.execute("select xmin::text, * from gen_durable.schedules").fetchall()
+    durable.put_schedule(hourly())
+    assert conn.execute("select xmin::text, * from gen_durable.schedules").fetchall() == [row]
+
+
+def test_keys_and_scopes_of_a_spec_arrive_as_they_were_given(
+    durable: Harness, conn: psycopg.Connection[Any]
+) -> None:
+    spec = Spec(
+        Report,
+        "all",
+        correlation_key="c",
+        correlation_scope=[],
+        unique_key="u",
+        unique_scope=[Status.RUNNABLE, Status.DONE],
+        concurrency_key=("tenant", 7),
+    )
+    durable.put_schedule(Schedule("s", spec, cron="@hourly"))
+    direct = durable.insert_all([spec])
+    columns = "correlation_key, correlation_scope::text, unique_key, unique_scope::text, concurrency_key, step, fsm_version"
+    (wanted,) = conn.execute(
+        f"select {columns} from gen_durable.gen_durable where id = {direct[0].id}"
+    ).fetchall()
+    durable.soft_delete(direct[0])
+    triggered = durable.trigger_schedule("s")
+    (found,) = conn.execute(
+        f"select {columns} from gen_durable.gen_durable where id = {triggered.id}"
+    ).fetchall()
+    assert {**found, "unique_scope": _set(found), "x": 0} == {**wanted, "unique_scope": _set(wanted), "x": 0}
+
+
+def _set(row: Any) -> set[str]:
+    return set(row["unique_scope"].strip("{}").split(","))
+
+
+def test_a_thousand_slots_are_too_many_for_a_drain(durable: Harness) -> None:
+    durable.put_schedule(Schedule("naps", Spec(Sleeper), every=timedelta(seconds=1), overlap="skip"))
+    durable.advance(minutes=1)
+    with pytest.raises(AssertionError, match="schedules were due more than 20 times; advance by less"):
+        durable.drain(max_steps=20)
+
+
+async def test_the_async_harness_has_the_same_clock(async_durable: AsyncHarness) -> None:
+    await async_durable.put_schedule(Schedule("often", Spec(Report, "x"), every=timedelta(minutes=40)))
+    async_durable.advance(hours=2)
+    assert (await async_durable.drain()).done == 3
+    async_durable.advance(hours=2)
+    assert async_durable.catch_up() == 1
+
+
+def test_dates_are_those_of_the_calendar(durable: Harness) -> None:
+    """However far time has passed: slots lie where cron puts them."""
+    durable.put_schedule(Schedule("monthly", Spec(Report, "x"), cron="0 9 1 * *", tz="Asia/Tokyo"))
+    durable.advance(days=95)
+    durable.drain()
+    found = [slot for slot in slots(durable.instances()) if slot is not None]
+    assert len(found) in (3, 4)
+    assert {(slot.astimezone(UTC).day, slot.astimezone(UTC).hour) for slot in found} == {(1, 0)}

@@ -1,0 +1,45 @@
+"""A worker in a process of its own that fires schedules, and may die while it does: `python -m tests.schedules.victim …`."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+
+import msgspec
+
+from gen_durable import Settings, Worker
+from gen_durable._db import schedules
+from gen_durable._db.plan import Plan
+from gen_durable._db.schedules import Due, Fired, Owed
+from gen_durable.telemetry import PickStop
+from tests.schedules.support import Report
+
+fire = schedules.fire
+
+
+def die(due: Due, owed: Owed, point: str) -> Plan[Fired | None]:
+    """Fire, and be killed before or after."""
+    if point == "before":
+        os.kill(os.getpid(), signal.SIGKILL)
+    fired = yield from fire(due, owed)
+    if point == "after":
+        os.kill(os.getpid(), signal.SIGKILL)
+    return fired
+
+
+def main(dsn: str, settings: str, point: str) -> None:
+    worker = Worker([Report], dsn=dsn, settings=msgspec.json.decode(settings, type=Settings))
+
+    def on_first_look(_: PickStop) -> None:
+        unsubscribe()
+        print('{"ready": true}', flush=True)  # noqa: T201 - that is how it tells
+
+    unsubscribe = worker.telemetry.subscribe(on_first_look, PickStop)
+    if point != "nowhere":
+        schedules.fire = lambda due, owed: die(due, owed, point)  # type: ignore[assignment]
+    worker.run()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
