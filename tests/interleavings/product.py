@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Final, NamedTuple
 
-from gen_durable._db import commit, control, insert, lease, migrate, outbox, pick, signal
+from gen_durable._db import commit, control, insert, lease, migrate, outbox, pick, schedules, signal
 from gen_durable._db.plan import Statement, in_schema
 
 _STATEMENTS: Final[Mapping[str, Statement]] = {
     name: statement
-    for module in (commit, control, insert, lease, outbox, pick, signal)
+    for module in (commit, control, insert, lease, outbox, pick, schedules, signal)
     for name, statement in module._SQL.items()
 }
 SCHEMA: Final = "schema"

@@ -25,7 +25,9 @@ Make: TypeAlias = "Callable[[Session], Plan[Any] | None]"
 # No grace: a chained step may be reaped at once, so that orders in which it is can be told.
 RECORDER: Final = commits.Recorder(WORKER, "all", timedelta(0))
 # Plain reads hold no lock: when their transaction ends makes no difference to anybody.
-_READS: Final = frozenset({"inboxes", "children", "still_mine", "standing", "stuck_keys"})
+_READS: Final = frozenset(
+    {"inboxes", "children", "still_mine", "standing", "stuck_keys", "due_schedules", "find_schedule"}
+)
 
 
 class Work(msgspec.Struct, frozen=True):

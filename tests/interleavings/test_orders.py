@@ -17,19 +17,24 @@ from tests.interleavings.scenarios import (
     leases,
     mixtures,
     retries,
+    schedules,
     signals,
 )
 
 SCENARIOS = [
     scenario
-    for area in (signals, leases, keys, children, inserts, mixtures, cancels, deletes, retries, events)
+    for area in (
+        *(signals, leases, keys, children, inserts, mixtures, cancels, deletes, retries, events, schedules),
+    )
     for scenario in area.SCENARIOS
 ]
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
-@pytest.mark.clause("SIG-7", "CHD-6", "CHD-7", "LEASE-3", "INV-1", "UNQ-10", "CON-1", "EVT-5", "EVT-7")
+@pytest.mark.clause(
+    "SIG-7", "CHD-6", "CHD-7", "LEASE-3", "INV-1", "UNQ-10", "CON-1", "EVT-5", "EVT-7", "CRON-3"
+)
 @pytest.mark.parametrize("pins", [READ_COMMITTED, REPEATABLE_READ], ids=["read committed", "repeatable read"])
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.name.replace("×", "x"))
 async def test_every_order_ends_well(bench: Bench, scenario: Scenario, pins: Pins) -> None:

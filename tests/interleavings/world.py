@@ -38,6 +38,7 @@ select (select coalesce(jsonb_agg(to_jsonb(g) || jsonb_build_object(
        (select coalesce(jsonb_agg(to_jsonb(a) order by a.id), '[]') from gen_durable.audit_events a)::text as audit,
        (select coalesce(jsonb_agg(to_jsonb(o) order by o.id), '[]') from gen_durable.outbox o)::text as outbox,
        (select coalesce(jsonb_object_agg(job_id, state), '{}') from gen_durable.gen_durable_job_state)::text as states,
+       (select coalesce(jsonb_agg(to_jsonb(s)), '[]') from gen_durable.schedules s)::text as schedules,
        (select count(*) from gen_durable.effects) as effects"""
 
 
@@ -55,6 +56,7 @@ class World(msgspec.Struct, frozen=True):
     """What the view of job states says of each instance."""
     effects: int
     """How often the effect of an outcome has happened."""
+    schedules: list[Row]
 
     def unread(self, target: int) -> list[Row]:
         return [row for row in self.signals if row["target_id"] == target and row["consumed_seq"] is None]
@@ -86,6 +88,7 @@ async def look(conn: Any, schema: str) -> World:
         msgspec.json.decode(found["outbox"]),
         msgspec.json.decode(found["states"], type=dict[int, str]),
         found["effects"],
+        msgspec.json.decode(found["schedules"]),
     )
 
 
@@ -147,6 +150,21 @@ def event(id: int, instance_id: int, **columns: Any) -> str:
     """An event that waits to be published, of a transition that is committed."""
     row = {"id": id, "instance_id": instance_id, "step_seq": 1, "n": id, "sink": "default", "type": "told"}
     return _insert("outbox", {**row, "subject": "x", "data": "null", "next_at": PAST, **columns})
+
+
+def schedule(**columns: Any) -> str:
+    """A schedule that is due: every hour, an instance of F."""
+    usual = {
+        "name": "hourly",
+        "every": "1 hour",
+        "tz": "UTC",
+        "anchor_at": PAST,
+        "missed": "once",
+        "overlap": "allow",
+        "spec": '{"fsm": "F", "step": "s"}',
+        "next_at": PAST,
+    }
+    return _insert("schedules", {**usual, **columns})
 
 
 def outcome(id: int, kind: Any, **fields: Any) -> CommitEntry:

@@ -58,8 +58,8 @@ def worker(
 ) -> None:
     """Run the machines of TARGET until SIGTERM or SIGINT.
 
-    TARGET is a file (app.py: all machines and schedules written in it), something in a file (app.py:machines: a machine,
-    a list of machines, or a Worker), or the same in a module (shop.machines:checkout).
+    TARGET is a file (app.py: all machines and schedules written in it), something in a file (app.py:machines: a
+    machine, a list of machines, or a Worker), or the same in a module (shop.machines:checkout).
     """
     loaded = load(target)
     if isinstance(loaded, Worker):
