@@ -212,7 +212,7 @@ class Worker(AsyncClient):
             await super()._close()
 
     def _pool_size(self) -> int:
-        # A pick per queue, a dispatcher per sink, the reaper, the timekeeper, the cron, and some for its use as a client.
+        # A pick per queue, a dispatcher per sink, the reaper, the timekeeper, the cron, and some for the client it is.
         return len(self.queues) + len(self.prefixes) + len(self.sinks) + 7
 
     def _sources(self) -> list[tuple[Source, Queue]]:

@@ -15,7 +15,7 @@ import asyncpg
 import msgspec
 import pytest
 
-from gen_durable import AsyncClient, Schedule, Settings, Spec, UsageError, Worker
+from gen_durable import AsyncClient, Schedule, Settings, Spec, Status, UsageError, Worker
 from gen_durable.telemetry import ScheduleFired
 from tests.scenarios.process import WorkerProcess
 from tests.scenarios.support import CALM, FAST, PATIENCE, Events, holds
@@ -138,7 +138,7 @@ async def test_killed_before_or_after_the_firing_the_slot_is_fired_once(
 @pytest.mark.clause("CRON-3")
 async def test_killed_in_the_middle_of_the_firing_the_slot_is_fired_once(durable_dsn: str, db: Any) -> None:
     async with AsyncClient(durable_dsn) as client:
-        spec = Spec(Report, "x", correlation_key="k", correlation_scope=["runnable"])
+        spec = Spec(Report, "x", correlation_key="k", correlation_scope=[Status.RUNNABLE])
         await client.put_schedule(Schedule("hourly", spec, cron="@hourly"))
         blocker = await asyncpg.connect(durable_dsn)
         transaction = blocker.transaction()

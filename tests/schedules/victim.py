@@ -37,7 +37,7 @@ def main(dsn: str, settings: str, point: str) -> None:
 
     unsubscribe = worker.telemetry.subscribe(on_first_look, PickStop)
     if point != "nowhere":
-        schedules.fire = lambda due, owed: die(due, owed, point)  # type: ignore[assignment]
+        schedules.fire = lambda due, owed: die(due, owed, point)
     worker.run()
 
 

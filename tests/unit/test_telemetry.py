@@ -43,10 +43,10 @@ EVENTS: list[Event] = [
     OutboxPublished(count=3, sink="default"),
     OutboxFailed(count=1, sink="default", error="TimeoutError"),
     OutboxDead(id="7:3:1", sink="default", type="order.paid", error="refused"),
-    AwaitTimeout(id=7, fsm="Checkout", step="ship"),
     ScheduleFired(
         schedule="nightly", fsm="Report", slot=datetime(2026, 1, 1, 3, tzinfo=UTC), lag=timedelta(0), id=7
     ),
+    AwaitTimeout(id=7, fsm="Checkout", step="ship"),
 ]
 
 
@@ -63,8 +63,8 @@ def test_events_have_the_names_that_dashboards_know() -> None:
         "outbox.published",
         "outbox.failed",
         "outbox.dead",
-        "await.timeout",
         "schedule.fired",
+        "await.timeout",
     ]
 
 

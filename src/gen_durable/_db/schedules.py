@@ -31,7 +31,6 @@ __all__ = [
     "put",
     "resume",
     "trigger",
-    "until_next",
 ]
 
 _SQL = statements("schedules.sql")
@@ -55,7 +54,7 @@ class Definition(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Due(msgspec.Struct, frozen=True):
-    """A schedule whose slot has come."""
+    """A schedule whose slot has come, or is about to."""
 
     name: str
     revision: int
@@ -64,6 +63,11 @@ class Due(msgspec.Struct, frozen=True):
     missed: Missed
     next_at: datetime
     now: datetime
+
+    @property
+    def wait(self) -> timedelta:
+        """How long it was until its slot when somebody looked; not above zero: it has come."""
+        return self.next_at - self.now
 
     def owed(self) -> Owed:
         """What is to be fired now, by the schedule's own policy."""
@@ -101,10 +105,16 @@ class Fired(msgspec.Struct, frozen=True):
 
 
 def due(
-    limit: int, except_revisions: Collection[int] = (), ahead: timedelta = timedelta(0)
+    limit: int,
+    except_revisions: Collection[int] = (),
+    *,
+    within: timedelta = timedelta(0),
+    ahead: timedelta = timedelta(0),
 ) -> Plan[list[Due]]:
-    """The schedules whose slot has come, the longest due first."""
-    rows = yield _SQL["due_schedules"](limit=limit, except_revisions=list(except_revisions), ahead=ahead)
+    """The schedules whose slot has come, or comes within so long, the longest due first."""
+    rows = yield _SQL["due_schedules"](
+        limit=limit, except_revisions=list(except_revisions), within=within, ahead=ahead
+    )
     return [
         Due(
             row["name"],
@@ -117,13 +127,6 @@ def due(
         )
         for row in rows
     ]
-
-
-def until_next() -> Plan[timedelta | None]:
-    """How long it is until any other is due."""
-    (row,) = yield _SQL["until_next_slot"]()
-    pause: timedelta | None = row["pause"]
-    return pause
 
 
 def fire(due: Due, owed: Owed) -> Plan[Fired | None]:

@@ -6,16 +6,13 @@ s.name, s.revision, s.cron, s.every, s.tz, s.anchor_at, s.missed, s.overlap, s.s
        s.updated_at
 
 -- name: due_schedules
--- Those whose next slot has come, the longest due first; :ahead is zero but for the clock of a test. And what time it is.
+-- Those whose next slot has come, or comes :within so long, the longest due first; and what time it is. :ahead is zero but for
+-- the clock of a test.
 select {all_of_it}, statement_timestamp() + :ahead::interval as now
   from gen_durable.schedules s
- where s.paused_at is null and s.next_at <= statement_timestamp() + :ahead::interval and s.revision <> all (:except_revisions::bigint[])
+ where s.paused_at is null and s.next_at <= statement_timestamp() + :ahead::interval + :within::interval
+   and s.revision <> all (:except_revisions::bigint[])
  order by s.next_at, s.name limit :limit::int
-
--- name: until_next_slot
--- How long it is until the next slot of all; null: there is none.
-select min(s.next_at) - statement_timestamp() as pause
-  from gen_durable.schedules s where s.paused_at is null and s.next_at > statement_timestamp()
 
 -- name: fire_schedule
 -- Fire slots and go on to the next, if the schedule is still as it was seen.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from datetime import datetime, timedelta
 from typing import Final
 
@@ -42,25 +43,28 @@ class Cron(Service):
         """Revisions of which this process cannot tell the next slot: cronsim or a time zone is missing here."""
 
     async def tick(self) -> timedelta:
-        found = await self._database.run(schedules.due(_BATCH, self._unreadable))
-        for due in found:
-            await self._fire(due)
-        if len(found) == _BATCH:
-            return timedelta(0)
-        next_slot = await self._database.run(schedules.until_next())
         pause = self._settings.poll_interval
-        return pause if next_slot is None else max(min(pause, next_slot), _SHORTEST_PAUSE)
+        looked = time.monotonic()
+        found = await self._database.run(schedules.due(_BATCH, self._unreadable, within=pause))
+        upcoming = [one.wait for one in found if one.wait > timedelta(0)]
+        fired = [await self._fire(due) for due in found[: len(found) - len(upcoming)]]
+        if len(fired) == _BATCH and any(fired):
+            return timedelta(0)
+        passed = timedelta(seconds=time.monotonic() - looked)
+        return max(min([pause, *upcoming]) - passed, _SHORTEST_PAUSE)
 
-    async def _fire(self, due: Due) -> None:
+    async def _fire(self, due: Due) -> bool:
+        """Fire what is owed; whether it was this worker that did."""
         try:
             owed = due.owed()
         except UsageError as error:
             self._unreadable.add(due.revision)
             _log.error("schedule %s is left to other workers: %s", due.name, error)
-            return
+            return False
         fired = await self._database.run(schedules.fire(due, owed))
         if fired is not None:
             self._tell(due, owed, fired)
+        return fired is not None
 
     def _tell(self, due: Due, owed: Owed, fired: Fired) -> None:
         if fired.reason == "error":

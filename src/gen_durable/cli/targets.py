@@ -122,7 +122,9 @@ def _meant(value: object, target: str) -> Machines | Worker:
 
 
 def _is_machine(value: object) -> bool:
-    return isinstance(value, Schedule) or issubclass(value if isinstance(value, type) else type(value), Definition)
+    return isinstance(value, Schedule) or issubclass(
+        value if isinstance(value, type) else type(value), Definition
+    )
 
 
 def _is_part(missing: str | None, place: str) -> bool:
