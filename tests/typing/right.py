@@ -35,7 +35,9 @@ from gen_durable import (
     Ref,
     Retry,
     RetryAfter,
+    Schedule,
     ScheduleChildren,
+    ScheduleRecord,
     Settings,
     Signal,
     Spec,
@@ -313,6 +315,14 @@ async def job_producer(client: AsyncClient, blocking_client: Client) -> None:
     many = await client.insert_all([Spec(weigh, Parcel(n), max_attempts=1) for n in range(3)])
     assert_type((await client.wait(many[0])).result, Label)
     await client.insert_all([Spec(weigh, Parcel(1)), Spec(sweep), Spec(Delivery, Parcel(1))])
+
+
+async def scheduler(client: AsyncClient, blocking_client: Client) -> None:
+    weekly = Schedule("weekly", spec=Spec(weigh, Parcel(1), priority=2), cron="@weekly", tz="Asia/Tokyo")
+    assert_type(await client.put_schedule(weekly), ScheduleRecord)
+    assert_type((await client.trigger_schedule("weekly")).id, int)
+    assert_type([each.next_at for each in blocking_client.schedules()], list[datetime | None])
+    Worker([weigh], schedules=[weekly, Schedule("often", Spec(sweep), every=timedelta(hours=1), missed="all")])
 
 
 class JobFleet(Machine[list[int], int]):
