@@ -322,7 +322,9 @@ async def scheduler(client: AsyncClient, blocking_client: Client) -> None:
     assert_type(await client.put_schedule(weekly), ScheduleRecord)
     assert_type((await client.trigger_schedule("weekly")).id, int)
     assert_type([each.next_at for each in blocking_client.schedules()], list[datetime | None])
-    Worker([weigh], schedules=[weekly, Schedule("often", Spec(sweep), every=timedelta(hours=1), missed="all")])
+    Worker(
+        [weigh], schedules=[weekly, Schedule("often", Spec(sweep), every=timedelta(hours=1), missed="all")]
+    )
 
 
 class JobFleet(Machine[list[int], int]):
