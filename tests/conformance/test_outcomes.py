@@ -95,7 +95,7 @@ def test_schedule_children(durable: Harness, sql: Sql) -> None:
 def test_done(durable: Harness, sql: Sql) -> None:
     row = after(durable, sql, Done({"sum": 8}))
     assert facts(row, "status step state result") == ("done", "one", 7, {"sum": 8})
-    assert facts(row, "attempt crash_count awaits step_seq last_error") == (0, 0, None, 1, "old")
+    assert facts(row, "attempt crash_count awaits step_seq last_error") == (0, 0, None, 1, None)
     assert row["finished_at"] == row["updated_at"]
     assert sql.inbox(row["id"]) == []
 

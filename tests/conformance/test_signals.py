@@ -357,7 +357,10 @@ def test_a_signal_in_time_takes_the_deadline_away(durable: Harness, sql: Sql, *,
     else:
         durable.drain()
         durable.signal(ref, "go")
-    assert sql.columns(ref.id, "status await_deadline") == ("runnable", None)
+    assert sql.columns(ref.id, "status timed_out") == ("runnable", False)
+    found = durable.get(ref)
+    assert found is not None
+    assert found.await_deadline is None
     durable.advance(hours=2)
     durable.drain()
     assert durable.assert_done(ref) == [False, 1]

@@ -192,7 +192,7 @@ async def test_a_key_that_is_taken_meanwhile_is_told_and_nothing_is_retried(clie
     await client.cancel(old)
     new = await client.insert(Plain, 2, correlation_key="c")
     with pytest.raises(
-        UsageError, match=r"cannot retry: a key .* belongs to another one now; end that one first"
+        UsageError, match=r"cannot retry instance \d+: its \w+_key belongs to \w+ (\d+) now; delete \1 first"
     ):
         await client.retry(old)
     assert (await client.get(old)).status is Status.CANCELLED
@@ -270,6 +270,75 @@ async def test_a_deadline_goes_on_while_its_instance_is_cancelled(async_durable:
     await async_durable.retry(soon)
     await async_durable.drain()
     assert async_durable.assert_done(soon) == "None True", "its deadline had passed meanwhile"
+
+
+async def test_what_failed_after_its_signal_waits_until_the_deadline_that_it_had(
+    async_durable: AsyncHarness,
+) -> None:
+    ref = await async_durable.insert(Fragile, False)
+    await async_durable.drain()
+    deadline = async_durable.assert_awaiting(ref).await_deadline
+    await async_durable.signal(ref, Fragile.go, 1)
+    found = await async_durable.get(ref)
+    assert found is not None
+    assert (found.status, found.await_deadline) == (Status.RUNNABLE, None)
+    await async_durable.drain()
+    assert async_durable.assert_failed(ref, match="not yet").await_deadline is None
+    await async_durable.retry(ref, state=True)
+    assert async_durable.assert_awaiting(ref).await_deadline == deadline
+    async_durable.advance(hours=1)
+    await async_durable.drain()
+    assert async_durable.assert_done(ref) == "None True"
+
+
+async def test_a_deadline_that_passed_after_the_signal_wakes_at_once(async_durable: AsyncHarness) -> None:
+    ref = await async_durable.insert(Fragile, False)
+    await async_durable.signal(ref, Fragile.go, 1)
+    await async_durable.drain()
+    async_durable.assert_failed(ref)
+    async_durable.advance(hours=2)
+    await async_durable.retry(ref, state=True)
+    await async_durable.drain()
+    assert async_durable.assert_done(ref) == "None True"
+
+
+class Twice(Machine[None, str]):
+    """Awaits with a timeout, goes on, and fails in a step that awaits nothing."""
+
+    go = Signal("go", int)
+
+    @step
+    async def start(self, ctx: Context[None]) -> Outcome[str]:
+        return Await(self.go, then=self.woken, timeout=timedelta(hours=1))
+
+    @step
+    async def woken(self, ctx: Context[None]) -> Outcome[str]:
+        return Next(self.end)
+
+    @step
+    async def end(self, ctx: Context[None]) -> Outcome[str]:
+        return Stop("no")
+
+
+async def test_a_deadline_of_an_await_that_is_over_counts_no_more(async_durable: AsyncHarness) -> None:
+    ref = await async_durable.insert(Twice)
+    await async_durable.signal(ref, Twice.go, 1)
+    await async_durable.drain()
+    async_durable.assert_failed(ref, match="no")
+    await async_durable.retry(ref)
+    found = await async_durable.get(ref)
+    assert found is not None
+    assert (found.status, found.awaits, found.await_deadline) == (Status.RUNNABLE, (), None)
+
+
+async def test_a_retry_forgets_the_error_and_its_records_do_not(async_durable: AsyncHarness, db: Any) -> None:
+    ref = await async_durable.insert(Fragile, False)
+    await async_durable.signal(ref, Fragile.go, 1)
+    await async_durable.drain()
+    assert async_durable.assert_failed(ref).last_error == "not yet"
+    await async_durable.retry(ref)
+    assert (await async_durable.get(ref)).last_error is None  # type: ignore[union-attr]
+    assert [each.error for each in await async_durable.executions(ref)][-1] == "not yet"
 
 
 async def test_retried_again_and_again(async_durable: AsyncHarness, db: Any) -> None:

@@ -79,6 +79,8 @@ async def test_heartbeats_and_chained_commits_are_hot_updates(sql: Any) -> None:
     picked = await run_asyncpg(
         sql, pick.pick("default", (["Greet"], [1]), 2, 7, "w", pick.Leases(LEASE)), "gen_durable"
     )
+    # Woken from an await with a timeout: the first commit after it is no exception.
+    await sql.execute("update gen_durable.gen_durable set awaits = '{go}', await_deadline = '2099-01-01'")
     # All versions of two rows fit into one page, so only an index could make one of these updates a cold one.
 
     async with sql.transaction(), hot_updates(sql, 2):

@@ -131,10 +131,17 @@ async def test_a_key_that_another_one_has_now_is_an_error(sql: Any, one: int, ve
     else:
         await sql.execute("select gen_durable.cancel('k')")
         await sql.execute("select gen_durable.insert('A', step => 's', correlation_key => 'k')")
-    with pytest.raises(asyncpg.PostgresError, match=f"cannot {verb}: a key of one of these") as refused:
+    holder = await sql.fetchval("select max(id) from gen_durable.gen_durable")
+    key = "unique_key" if verb == "restore" else "correlation_key"
+    said = f"cannot {verb} instance {one}: its {key} belongs to A {holder} now"
+    with pytest.raises(asyncpg.PostgresError, match=said) as refused:
         await sql.execute(f"select gen_durable.{verb}($1::bigint)", one)
     assert refused.value.sqlstate == "GD004"
+    assert refused.value.hint == f"delete {holder} first, or insert this one anew under another key"
     assert await status(sql, one) == "cancelled"
+    await sql.execute("select gen_durable.soft_delete($1::bigint)", holder)
+    await sql.execute(f"select gen_durable.{verb}($1::bigint)", one)
+    assert await status(sql, one) == ("cancelled" if verb == "restore" else "runnable")
 
 
 async def test_the_same_request_gives_the_first_run_and_how_it_stands_until_it_is_deleted(sql: Any) -> None:

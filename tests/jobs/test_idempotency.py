@@ -71,7 +71,7 @@ def test_a_soft_delete_frees_the_key(durable: Harness, status: str) -> None:
     assert isinstance(second, Inserted)
     assert second.id != first.id
     assert isinstance(durable.insert(pay, "done", idempotency_key="invoice:7"), Duplicate)
-    with pytest.raises(UsageError, match="belongs to another one now"):
+    with pytest.raises(UsageError, match=r"belongs to \S+ \d+ now"):
         durable.restore(first)
 
 

@@ -75,7 +75,7 @@ async def test_what_handle_changes_in_the_state_is_committed(durable_dsn: str) -
     machine = Fragile(answer)
     async with Worker([machine], dsn=durable_dsn, settings=CALM) as worker:
         ended = await worker.wait(await worker.insert(machine, {"n": 1}), timeout=PATIENCE)
-    assert (ended.result, ended.last_error) == ([2, 0, 2, [], []], "ValueError: broken")
+    assert (ended.result, ended.last_error) == ([2, 0, 2, [], []], None)
 
 
 async def test_handle_may_retry_with_a_delay(durable_dsn: str, db: Any) -> None:
@@ -200,5 +200,5 @@ async def test_without_handle_a_retry_policy_repeats_the_step(durable_dsn: str, 
     async with Worker([Fallible], dsn=durable_dsn, settings=CALM) as worker:
         ended = await worker.wait(await worker.insert(Fallible), timeout=PATIENCE)
     assert ended.status is (Status.DONE if failures < 3 else Status.FAILED)
-    assert ended.last_error == f"RuntimeError: attempt {min(failures, 3) - 1}"
+    assert ended.last_error == (None if failures < 3 else "RuntimeError: attempt 2")
     assert keys == {f"{ended.id}:1"}

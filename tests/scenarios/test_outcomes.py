@@ -196,7 +196,7 @@ async def test_done_keeps_the_result_and_does_not_rewrite_the_state(
     assert kind == "done"
     assert (ended.status, ended.result, ended.state) == (Status.DONE, 99, {"n": 1})
     assert (row["step"], row["step_seq"], row["attempt"], row["crash_count"]) == ("one", 1, 0, 0)
-    assert (row["awaits"], row["last_error"]) == (None, "old")
+    assert (row["awaits"], row["last_error"]) == (None, None)
     assert is_about(row["finished_at"], row)
     assert has_no_lease(row)
     assert await inbox_of(db, row["id"]) == []

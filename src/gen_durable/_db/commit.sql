@@ -36,7 +36,10 @@ with settled as (
          state = case when g.cancel_requested_at is null and o.kind in ('keep', 'next', 'retry') and o.payload is not null
                       then o.payload::jsonb else g.state end,
          result = case when g.cancel_requested_at is null and o.kind = 'done' then o.payload::jsonb end,
-         last_error = case when g.cancel_requested_at is null then coalesce(o.error, g.last_error) else g.last_error end,
+         -- What is done is not in error: only the records of its executions still say what went wrong on the way.
+         last_error = case when g.cancel_requested_at is not null then g.last_error when o.kind = 'done' then o.error
+                           else coalesce(o.error, g.last_error) end,
+         error = case when g.cancel_requested_at is not null or o.kind <> 'done' then g.error end,
          step_seq = g.step_seq + (g.cancel_requested_at is null and o.kind <> 'retry')::int,
          execution = g.execution + (g.cancel_requested_at is null and o.kind = 'keep' and g.execution < 2147483647)::int,
          attempt = case when o.kind = 'retry' then least(g.attempt, 2147483646) + 1 else 0 end,
@@ -89,8 +92,10 @@ with settled as (
          state = case when g.cancel_requested_at is null and o.kind not in ('done', 'stop', 'release')
                            and o.payload is not null then o.payload::jsonb else g.state end,
          result = case when g.cancel_requested_at is null and o.kind = 'done' then o.payload::jsonb end,
-         last_error = case when g.cancel_requested_at is null then coalesce(o.error, g.last_error) else g.last_error end,
-         error = case when g.cancel_requested_at is null then coalesce(o.failure::jsonb, g.error) else g.error end,
+         last_error = case when g.cancel_requested_at is not null then g.last_error when o.kind = 'done' then o.error
+                           else coalesce(o.error, g.last_error) end,
+         error = case when g.cancel_requested_at is not null then g.error when o.kind = 'done' then o.failure::jsonb
+                      else coalesce(o.failure::jsonb, g.error) end,
          step_seq = g.step_seq + (g.cancel_requested_at is null and o.kind not in ('retry', 'release', 'cancel'))::int,
          execution = g.execution + (g.cancel_requested_at is null and o.kind = 'keep' and g.execution < 2147483647)::int,
          attempt = case when o.kind = 'retry' then least(g.attempt, 2147483646) + 1
@@ -102,8 +107,9 @@ with settled as (
                        when g.cancel_requested_at is not null or o.kind in ('retry', 'release', 'stop', 'cancel') then g.awaits end,
          presented = case when g.cancel_requested_at is null and o.kind = 'await' then o.presented::bigint[] end,
          timed_out = g.timed_out and (g.cancel_requested_at is not null or o.kind in ('retry', 'release', 'stop', 'cancel')),
+         -- Like awaits, for a retry; but it is in an index, so a chained commit leaves it alone.
          await_deadline = case when g.cancel_requested_at is null and o.kind = 'await'
-                               then coalesce(o.deadline, statement_timestamp() + o.timeout) end,
+                               then coalesce(o.deadline, statement_timestamp() + o.timeout) else g.await_deadline end,
          spawn_round = case when g.cancel_requested_at is null and o.kind = 'schedule_childs' then g.step_seq + 1
                             else g.spawn_round end,
          children_pending = case when g.cancel_requested_at is null and o.kind = 'schedule_childs' then o.children else 0 end,
@@ -188,7 +194,7 @@ returning g.id, g.status::text as status, g.queue
 -- The other half of parking, in a statement of its own so that it sees what was delivered while the first half waited for
 -- the row: an instance whose signal is already there does not sleep. Signals that the parking step had seen do not count.
 update gen_durable.gen_durable g
-   set status = 'runnable', eligible_at = statement_timestamp(), await_deadline = null
+   set status = 'runnable', eligible_at = statement_timestamp()
  where g.id = any (:ids::bigint[]) and g.status = 'awaiting_signal'
    and exists (select from gen_durable.signals s
                 where s.target_id = g.id and s.name = any (g.awaits) and s.consumed_seq is null

@@ -73,9 +73,17 @@ def _run(call: Call, *, is_alone: bool) -> Plan[Rows]:
             return (yield call)
         except StatementError as error:
             if error.sqlstate == _KEY_TAKEN:
-                raise UsageError(error.message, "end that one first, or insert this one anew") from error
+                raise _key_taken(error) from error
             if not tries or not is_race(error):
                 raise
+
+
+def _key_taken(error: StatementError) -> UsageError:
+    if not error.detail:
+        return UsageError(error.message, "take them one by one")
+    return UsageError(
+        error.message, f"delete {error.facts()['id']} first, or insert this one anew under another key"
+    )
 
 
 def _ids(rows: Rows) -> list[int]:

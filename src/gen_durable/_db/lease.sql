@@ -111,7 +111,6 @@ with due as materialized (
      for no key update skip locked
 )
 update gen_durable.gen_durable g
-   set status = 'runnable', timed_out = true, await_deadline = null, eligible_at = statement_timestamp(),
-       updated_at = statement_timestamp()
+   set status = 'runnable', timed_out = true, eligible_at = statement_timestamp(), updated_at = statement_timestamp()
   from due where g.id = due.id and g.status = 'awaiting_signal'
 returning g.id, g.fsm, g.step, g.queue

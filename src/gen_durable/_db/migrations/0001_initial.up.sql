@@ -17,7 +17,7 @@ create table gen_durable.gen_durable (
   result              jsonb,                              -- set by done
   awaits              text[],                             -- the signals that the last await named; kept until the woken step progresses, and by ends
   presented           bigint[],                           -- signals that the parking execution had already seen: they do not wake it again
-  await_deadline      timestamptz,                        -- null unless parked with a timeout
+  await_deadline      timestamptz,                        -- of the last await; it counts for as long as awaits is kept
   timed_out           boolean not null default false,     -- the deadline, not a signal, ended the last await
   has_signals         boolean not null default false,     -- sticky: without it neither pick nor park looks at the inbox
 
@@ -133,9 +133,9 @@ create table gen_durable.machines (
 create view gen_durable.snapshots as
 select g.id, g.fsm, g.fsm_version, g.step, g.status::text as status, g.state::text as state, g.result::text as result,
        g.attempt, g.step_seq, g.crash_count, g.queue, g.priority,
-       -- What has ended keeps both, for a retry; it awaits nothing.
+       -- Both are kept longer than they hold, for a retry: what has ended awaits nothing, what was woken has no deadline.
        case when g.finished_at is null then g.awaits end as awaits,
-       case when g.finished_at is null then g.await_deadline end as await_deadline, g.children_pending,
+       case when g.status = 'awaiting_signal' then g.await_deadline end as await_deadline, g.children_pending,
        g.last_error, g.correlation_key, g.unique_key, g.concurrency_key, g.parent_id, g.locked_by,
        g.inserted_at, g.updated_at, g.eligible_at, g.finished_at, g.cancel_requested_at, g.cancel_reason, g.cancelled_by,
        g.deleted_at, g.delete_reason, g.schedule, g.slot_at
@@ -392,8 +392,7 @@ begin
   woken := signal_id is not null and target.status = 'awaiting_signal' and name = any (target.awaits);
   if woken then
     update gen_durable.gen_durable g
-       set status = 'runnable', eligible_at = statement_timestamp(), await_deadline = null, has_signals = true,
-           updated_at = statement_timestamp()
+       set status = 'runnable', eligible_at = statement_timestamp(), has_signals = true, updated_at = statement_timestamp()
      where g.id = target.id;
   elsif signal_id is not null and not target.has_signals then
     update gen_durable.gen_durable g set has_signals = true where g.id = target.id;

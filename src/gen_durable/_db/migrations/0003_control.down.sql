@@ -22,6 +22,7 @@ drop function gen_durable.job_status(text);
 drop function gen_durable.job_status(bigint);
 drop function gen_durable.retry_rows(bigint[], text, text, text);
 drop function gen_durable.restore_rows(bigint[], text);
+drop function gen_durable.refuse_key(bigint[], text, gen_durable.durable_status);
 drop function gen_durable.delete_rows(bigint[], text, text);
 drop function gen_durable.cancel_rows(bigint[], text, text, boolean);
 drop function gen_durable.join_parents(bigint[]);

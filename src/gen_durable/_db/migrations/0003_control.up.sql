@@ -138,6 +138,29 @@ begin
     select g.id, g.deleted_at, g.status::text, woken from gen_durable.gen_durable g where g.id = any (target_ids);
 end $$;
 
+-- Say who has the key that keeps an instance from coming back: an error in any case, also if that one has just gone.
+--   back_as   the status in which they would be back; null: as they are
+create function gen_durable.refuse_key(target_ids bigint[], verb text, back_as gen_durable.durable_status) returns void
+language plpgsql as $$
+declare
+  holder record;
+begin
+  select g.id as target_id, other.* into holder from gen_durable.gen_durable g cross join lateral (
+    select h.id, h.fsm, 'correlation_key' as key from gen_durable.gen_durable h
+     where h.correlation_guard = g.correlation_key and coalesce(back_as, g.status) = any (g.correlation_scope)
+    union all
+    select h.id, h.fsm, 'unique_key' from gen_durable.gen_durable h
+     where h.unique_guard = g.unique_key and coalesce(back_as, g.status) = any (g.unique_scope)) other
+   where g.id = any (target_ids) and other.id <> g.id order by g.id, other.id limit 1;
+  if not found then
+    raise exception 'cannot %: two of these instances have one key, or another one has just had it', verb
+      using errcode = 'GD004', hint = format('%s them one by one', verb);
+  end if;
+  raise exception 'cannot % instance %: its % belongs to % % now', verb, holder.target_id, holder.key, holder.fsm, holder.id
+    using errcode = 'GD004', hint = format('delete %s first, or insert this one anew under another key', holder.id),
+          detail = json_build_object('id', holder.id, 'fsm', holder.fsm, 'key', holder.key)::text;
+end $$;
+
 -- Undo a soft delete. The instance stays what it became, cancelled if it was live; retry makes it go on. A key that somebody
 -- else has taken meanwhile is an error of the whole call.
 create function gen_durable.restore_rows(target_ids bigint[], actor text)
@@ -152,7 +175,7 @@ begin
     update gen_durable.gen_durable g set deleted_at = null, delete_reason = null, updated_at = statement_timestamp()
      where g.id = any (target_ids) and g.deleted_at is not null;
   exception when unique_violation then
-    raise exception 'cannot restore: a key of one of these instances belongs to another one now' using errcode = 'GD004';
+    perform gen_durable.refuse_key(target_ids, 'restore', null);
   end;
   return query select g.id, g.status::text from gen_durable.gen_durable g where g.id = any (target_ids);
 end $$;
@@ -160,7 +183,7 @@ end $$;
 -- Let failed or cancelled instances go on at the step where they ended, with a fresh count of attempts, optionally with another
 -- state. One answer per instance; is_retried is false for one that is live, done or deleted.
 --   * What waited for a signal, or was woken by one, waits for it again: the inbox went with the end, and no step may take a
---     signal for granted that it does not see. One that the clock woke runs.
+--     signal for granted that it does not see. It waits until the deadline that it had. One that the clock woke runs.
 --   * A parent with live children waits for them again, and sees those of its round when it runs.
 --   * A child whose parent still waits for its round is waited for again.
 create function gen_durable.retry_rows(target_ids bigint[], new_state text, reason text, actor text)
@@ -213,11 +236,11 @@ begin
            spawn_round = case when g.status = 'failed' and g.crash_count = 0 and g.spawn_round = g.step_seq - 1
                               then g.step_seq else g.spawn_round end,
            state = coalesce(new_state::jsonb, g.state), attempt = 0, crash_count = 0, result = null,
-           eligible_at = statement_timestamp(), finished_at = null, cancel_requested_at = null, cancel_reason = null,
-           cancelled_by = null, updated_at = statement_timestamp()
+           last_error = null, error = null, eligible_at = statement_timestamp(), finished_at = null,
+           cancel_requested_at = null, cancel_reason = null, cancelled_by = null, updated_at = statement_timestamp()
      where g.id = any (retried);
   exception when unique_violation then
-    raise exception 'cannot retry: a key of one of these instances belongs to another one now' using errcode = 'GD004';
+    perform gen_durable.refuse_key(retried, 'retry', 'runnable');
   end;
   update gen_durable.gen_durable p set status = 'awaiting_children', children_pending = live.children
     from (select child.parent_id, child.parent_round, count(*)::int as children from gen_durable.gen_durable child
@@ -379,7 +402,7 @@ revoke execute on function
   gen_durable.insert_rows, gen_durable.job_word, gen_durable.insert_all, gen_durable.insert, gen_durable.deliver,
   gen_durable.signal(bigint, text, jsonb, text), gen_durable.signal(text, text, jsonb, text),
   gen_durable.ungate, gen_durable.join_parents, gen_durable.cancel_rows, gen_durable.delete_rows, gen_durable.restore_rows,
-  gen_durable.retry_rows, gen_durable.job_status(bigint), gen_durable.job_status(text), gen_durable.resolve,
+  gen_durable.retry_rows, gen_durable.refuse_key, gen_durable.job_status(bigint), gen_durable.job_status(text), gen_durable.resolve,
   gen_durable.cancel(bigint, text, text, boolean), gen_durable.cancel(text, text, text, boolean),
   gen_durable.soft_delete(bigint, text, text), gen_durable.soft_delete(text, text, text),
   gen_durable.restore(bigint, text), gen_durable.restore(text, text),
