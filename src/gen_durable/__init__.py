@@ -4,6 +4,8 @@ A machine is a class whose steps return outcomes; what an outcome says is commit
 instance outlives the process, the host and the database server that it runs on.
 """
 
+from importlib import metadata
+
 from ._core.records import job_state
 from .async_client import AsyncClient
 from .client import Client
@@ -134,8 +136,11 @@ __all__ = [
     "Triggered",
     "UsageError",
     "Worker",
+    "__version__",
     "backoff",
     "job",
     "job_state",
     "step",
 ]
+
+__version__: str = metadata.version("gen_durable")

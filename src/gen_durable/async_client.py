@@ -130,7 +130,15 @@ class AsyncClient:
         conn: AsyncConnection | None = None,
         **options: Any,
     ) -> InsertResult[Any, Any]:
-        """Insert one instance of a machine. `InsertOptions` lists the options; `args=` is another name of `state=`.
+        """Insert one instance of a machine. `args=` is another name of `state=`.
+
+        Args:
+            machine: a machine or a job: its class, an object of it, or the function.
+            state: the state that it begins with; of a job, its payload.
+            args: the same.
+            conn: a connection of the caller's, to take part in its transaction.
+            options: step, queue, priority, eligible_at, schedule_at, schedule_in, correlation_key, correlation_scope,
+                unique_key, unique_scope, concurrency_key, idempotency_key, max_attempts; see `InsertOptions`.
 
         Returns:
             `Inserted`, or `Duplicate` when an instance has the correlation or unique key already. Both point at it.
@@ -319,9 +327,11 @@ class AsyncClient:
     ) -> RetryResult:
         """Let a failed or cancelled instance go on at the step where it ended, with a fresh count of attempts.
 
-        Queue, keys and limits stay. The inbox went with the end, so what waited for a signal, or was woken by one,
-        waits for it again; a parent waits for those of its children that are live. A step that was cancelled runs again
-        under its old idempotency key; one that had failed makes another transition, under a new one.
+        Queue, keys and limits stay; the error is forgotten. The inbox went with the end, so what waited for a signal,
+        or was woken by one, waits for it again, until the deadline that its `Await` had; if that has passed, it runs at
+        once and is told so by `ctx.timed_out`. A parent waits for those of its children that are live. A step that was
+        cancelled runs again under its old idempotency key; one that had failed makes another transition, under a new
+        one.
 
         Args:
             target: a reference, an id, or a correlation key.

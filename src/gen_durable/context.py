@@ -34,7 +34,10 @@ class Children(Sequence[Child[Any]]):
         return [child for child in self._children if child.machine == name]
 
     def results(self, definition: Insertable[Any, ResultT], /) -> list[ResultT]:
-        """Collect the results of those of one machine that are done."""
+        """Collect the results of those of one machine that are done, in the order of their specs.
+
+        Those that failed or were cancelled are left out, so there may be fewer than were scheduled: see `failed`.
+        """
         return [child.result for child in self.of(definition) if child.is_done]  # type: ignore[misc]  # `None` only if it is the result
 
     @property

@@ -120,6 +120,11 @@ def job(
         lease: how long an execution stays leased without a heartbeat, instead of the worker's setting.
         dead_letter: the job that gets the payload and the error when this one fails, in the same transaction.
     """
+    function: object = name
+    if isinstance(function, FunctionType):
+        raise OptionError(
+            f"@job above '{function.__name__}' has no name", f'write @job("{function.__name__}")'
+        )
     where = f"job '{checked_name(name, 'the name of a job', OptionError)}'"
     check_retry(retry, where)
     check_lease(lease, where)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, Self, TypeAl
 
 import msgspec
 
+from ._shapes import strangers
 from ._typing import ResultT, StateT, T_co, TypeVar
 from .context import Context
 from .definition import Definition, MachineDef, StepDef, StepRef
@@ -386,12 +387,19 @@ def check_storable(type_: Any, where: str) -> None:
     """Refuse a type of which no value could be read back."""
     try:
         msgspec.json.Decoder(type_)
+        unknown = strangers(type_)
     except NameError:
         return  # it refers to a name that its module has not defined yet
     except TypeError as error:
         raise StateTypeError(
             where, f"{type_name(type_)} cannot be read from JSON ({error})", "change it"
         ) from error
+    if unknown:
+        raise StateTypeError(
+            where,
+            f"{type_name(type_)} cannot be read from JSON (the class {type_name(unknown[0])} has no form in it)",
+            f"make {type_name(unknown[0])} a dataclass, a msgspec.Struct, a TypedDict or a pydantic model",
+        )
 
 
 def _declared_types(cls: type) -> tuple[Any, Any]:

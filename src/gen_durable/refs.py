@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime, timedelta
-from typing import Any, Final, Generic, TypeAlias, TypedDict, Unpack, overload
+from typing import Any, ClassVar, Final, Generic, TypeAlias, TypedDict, Unpack, overload
 
 import msgspec
 
@@ -291,6 +291,8 @@ class Inserted(Ref[StateT, ResultT]):
     """There is a new instance."""
 
     __slots__ = ()
+    status: ClassVar[Status] = Status.RUNNABLE
+    """What a new instance is; `Duplicate` has what became of the one that was there."""
     __match_args__ = ("id",)
 
     def __init__(self, definition: Insertable[StateT, ResultT], target: int) -> None:

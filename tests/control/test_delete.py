@@ -139,7 +139,8 @@ async def test_a_key_that_is_taken_meanwhile_is_told_and_nothing_is_restored(cli
     await client.soft_delete(old)
     new = await client.insert(Plain, 2, idempotency_key="once")
     with pytest.raises(
-        UsageError, match=r"cannot restore instance \d+: its \w+_key belongs to \w+ (\d+) now; delete \1 first"
+        UsageError,
+        match=r"cannot restore instance \d+: its \w+_key belongs to \w+ (\d+) now; delete \1 first",
     ):
         await client.restore(old)
     assert (await client.get(old, with_deleted=True)).deleted_at is not None

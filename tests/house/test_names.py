@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+from importlib import metadata
 
 import pytest
 
@@ -18,6 +19,10 @@ MODULES = sorted(
 
 def test_the_public_names_are_sorted() -> None:
     assert list(gen_durable.__all__) == sorted(set(gen_durable.__all__))
+
+
+def test_the_version_is_that_of_the_package() -> None:
+    assert gen_durable.__version__ == metadata.version("gen_durable")
 
 
 def test_no_public_name_is_also_a_submodule() -> None:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import inspect
+import pydoc
 from datetime import timedelta
 from typing import Any, assert_type
 
 import pytest
 
-from gen_durable import Await, Child, Context, Done, Machine, Next, Outcome, Status, Stop, step
+from gen_durable import AsyncClient, Await, Child, Context, Done, Machine, Next, Outcome, Status, Stop, step
 from gen_durable.errors import OutcomeError, UsageError
-from gen_durable.testing import context, run_step, run_step_async
+from gen_durable.refs import InsertOptions
+from gen_durable.testing import AsyncHarness, Harness, context, run_step, run_step_async
+from gen_durable.testing._steps import ContextOptions
 from tests.testing.machines import Checkout, Order, Payment, Receipt, Shipment
 
 PAID = [(Checkout.payment, Payment(7))]
@@ -54,6 +58,15 @@ def test_children_can_be_played() -> None:
         Child(id=3, machine="Parcel", status=Status.FAILED, state=3, result=None, last_error="lost"),
     ]
     assert run_step(Shipment().join, [1, 3], children=children) == Done(["parcel 1"])
+
+
+def test_help_tells_the_options() -> None:
+    for function in (Harness.insert, AsyncHarness.insert, AsyncClient.insert):
+        told = pydoc.plain(pydoc.render_doc(function))
+        assert [name for name in InsertOptions.__annotations__ if name not in told] == []
+        assert "state" in inspect.signature(function).parameters
+    told = pydoc.plain(pydoc.render_doc(context))
+    assert [name for name in ContextOptions.__annotations__ if name not in told] == []
 
 
 def test_the_context_has_what_was_said() -> None:

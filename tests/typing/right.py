@@ -353,6 +353,7 @@ async def producer(client: AsyncClient, conn: psycopg.AsyncConnection[Any]) -> N
             assert_type(key, str | bytes)
         case _:
             assert_never(parcel)
+    assert_type(parcel.status, Status)
     assert_type(await client.wait(parcel), Instance[Parcel, Label | Refund])
     assert_type((await client.wait(parcel, timeout=timedelta(1), until="settled")).result, Label | Refund)
     assert_type(await client.get(parcel), Instance[Parcel, Label | Refund] | None)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Generic, TypeVar
@@ -455,6 +456,31 @@ def test_a_type_that_json_cannot_tell_apart(where: str) -> None:
 
             @step
             def s(self, ctx): ...
+
+
+class Plain:
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+
+@pytest.mark.parametrize("type_", [Plain, list[Plain], dict[str, Plain | None], complex])
+def test_a_class_without_a_form_in_json(type_: Any) -> None:
+    name = "complex" if type_ is complex else "Plain"
+    said = rf"the state of machine 'M'.*the class \S*{name} has no form in it\); make \S*{name} a dataclass, a msgspec.Str"
+    with pytest.raises(StateTypeError, match=said):
+
+        class M(Machine[type_]):
+            @step
+            def s(self, ctx): ...
+
+
+@pytest.mark.parametrize("type_", [object, dict[str, object], Sequence[object], object | None])
+def test_object_is_any(type_: Any) -> None:
+    class M(Machine[type_, object]):
+        @step
+        def s(self, ctx): ...
+
+    assert M.__definition__.state_type == type_
 
 
 def test_two_payload_types_of_one_signal() -> None:

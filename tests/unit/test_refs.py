@@ -254,6 +254,7 @@ def test_answers_of_an_insert_point_at_the_instance() -> None:
     inserted, duplicate = Inserted(Count, 42), Duplicate(Count, 42, "order:42")
     assert inserted.id == duplicate.id == 42
     assert duplicate.key == "order:42"
+    assert [each.status for each in (inserted, duplicate)] == [Status.RUNNABLE] * 2
     assert repr(inserted) == "Inserted(Count, 42)"
     assert inserted != duplicate
     assert inserted == Inserted(Count(), 42)

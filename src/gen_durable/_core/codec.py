@@ -14,13 +14,14 @@ import functools
 import math
 import re
 import typing
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import UnionType
 from typing import Any, Final
 
 import msgspec
 import msgspec.inspect as shapes
 
+from gen_durable._shapes import model_reader, parts
 from gen_durable.errors import DecodeError, EncodeError, PayloadTooLargeError
 
 __all__ = ["MAX_DEPTH", "MAX_DIGITS", "decode", "encode"]
@@ -103,35 +104,18 @@ def _shape(type_: Any, what: str, error: type[EncodeError] | type[DecodeError]) 
 
 
 def _make_shape(type_: Any) -> _Shape:
-    kinds = {type(part) for part in _parts(shapes.type_info(type_))}
+    kinds = {type(part) for part in parts(type_)}
     foreign = {shapes.CustomType, shapes.RawType}
     return _Shape(
         name=_name(type_),
         cls=_instance_class(type_),
-        decode=_model_reader(type_) or msgspec.json.Decoder(type_, dec_hook=_read_foreign).decode,
+        decode=model_reader(type_) or msgspec.json.Decoder(type_, dec_hook=_read_foreign).decode,
         has_null=not kinds.isdisjoint({shapes.AnyType, shapes.NoneType, *foreign}),
         has_foreign=not kinds.isdisjoint(foreign),
     )
 
 
 _cached_shape = functools.lru_cache(maxsize=1024)(_make_shape)
-
-
-def _parts(shape: shapes.Type) -> Iterator[shapes.Type]:
-    """Give a type and all types inside of it, each once: a type may contain itself."""
-    seen: set[int] = set()
-    waiting: list[object] = [shape]
-    while waiting:
-        part = waiting.pop()
-        if id(part) in seen:
-            continue
-        seen.add(id(part))
-        if isinstance(part, tuple):
-            waiting.extend(part)
-        elif isinstance(part, shapes.Type | shapes.Field):
-            waiting.extend(getattr(part, name) for name in part.__struct_fields__ if name != "default")
-        if isinstance(part, shapes.Type):
-            yield part
 
 
 def _instance_class(type_: Any) -> Any:
@@ -151,12 +135,10 @@ def _name(type_: Any) -> str:
     return type_.__name__ if isinstance(type_, type) and not typing.get_args(type_) else str(type_)
 
 
-def _model_reader(type_: Any) -> Callable[[str | bytes], Any] | None:
-    return getattr(type_, "model_validate_json", None)
-
-
 def _read_foreign(type_: Any, value: Any) -> Any:
-    read = _model_reader(type_)
+    if type_ is object:
+        return value  # as Any: whatever JSON has
+    read = model_reader(type_)
     if read is None:
         raise TypeError(f"a value of type {_name(type_)} cannot be read from JSON")
     return read(msgspec.json.encode(value))

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from importlib import metadata
 from typing import Any
 
 import click
 
+from .. import __version__
 from ..errors import GenDurableError
 from .control import cancel, delete, restore, retry
 from .db import db
@@ -34,7 +34,7 @@ class Root(click.Group):
 
 
 @click.group(cls=Root, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
-@click.version_option(metadata.version("gen_durable"), prog_name="gen-durable")
+@click.version_option(__version__, prog_name="gen-durable")
 def root() -> None:
     """Durable state machines on PostgreSQL."""
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
 
 import click
 
+from .. import __version__
 from .._db.pool import redacted
 from ..config import Queue, environment_dsn
 from ..schedules import Schedule
@@ -109,8 +109,7 @@ def _start_line(ready: Worker) -> str:
     left = f"; not {', '.join(elsewhere)}" if elsewhere else ""
     dsn = ready.dsn or environment_dsn()
     where = redacted(dsn) if dsn else "the embedded PostgreSQL"
-    version = metadata.version("gen_durable")
-    return f"gen-durable {version} runs {machines} on {where}, {', '.join(served)}{left}"
+    return f"gen-durable {__version__} runs {machines} on {where}, {', '.join(served)}{left}"
 
 
 def _sources(kind: str, sources: Mapping[str, Queue]) -> list[str]:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Generator
 from contextlib import contextmanager
 from datetime import timedelta
+from inspect import signature
 from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar, overload
 
 from .. import _verbs
@@ -13,6 +14,7 @@ from .._checks import checked_delay
 from .._db import inspect
 from .._db.plan import Plan, Row
 from .._typing import KEEP, ResultT, StateT
+from ..async_client import AsyncClient
 from ..definition import MachineDef, StepRef, definition_of, step_name
 from ..instance import Instance, Status
 from ..refs import AnySpec, Insertable, Ref, Target, target_value
@@ -51,12 +53,19 @@ class Stage:
             self._stepper.learn(machine)
             return super().insert(machine, *args, **options)
 
+        # What help() shows.
+        insert.__doc__ = AsyncClient.insert.__doc__
+        insert.__signature__ = signature(AsyncClient.insert)
+
         def insert_all(self, specs, /, **options):  # noqa: ANN001, ANN003, ANN202
             specs = list(specs)
             for spec in specs:
                 if isinstance(spec, AnySpec):
                     self._stepper.learn(spec.definition)
             return super().insert_all(specs, **options)
+
+        insert_all.__doc__ = AsyncClient.insert_all.__doc__
+        insert_all.__signature__ = signature(AsyncClient.insert_all)
 
         def put_schedule(self, schedule, /, **options):  # noqa: ANN001, ANN003, ANN202
             if isinstance(schedule, Schedule):

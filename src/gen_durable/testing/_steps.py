@@ -45,7 +45,17 @@ class ContextOptions(TypedDict, total=False):
 def context(
     state: StateT, /, *, machine: str = "test", step: str = "test", **options: Unpack[ContextOptions]
 ) -> Context[StateT]:
-    """A context as a step would get it, for whoever calls a step or `handle` himself."""
+    """A context as a step would get it, for whoever calls a job, a step or `handle` himself.
+
+        charge = await invoice_charge(Invoice(7, 1000), context(Invoice(7, 1000), attempt=2))
+        outcome = Checkout().handle(TimeoutError(), context(Order(42), attempt=5))
+
+    Args:
+        state: what `ctx.state` is; of a job, the payload.
+        machine: the name in `ctx.machine`.
+        step: the name in `ctx.step`.
+        options: attempt, awaited, inbox, timed_out, children, id, step_seq, parent_id, correlation_key.
+    """
     awaited = tuple(options.get("awaited", ()))
     messages = _messages((*awaited, *options.get("inbox", ())))
     return Context(
