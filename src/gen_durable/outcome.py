@@ -274,7 +274,11 @@ class Await(_Value):
 
 @final
 class ScheduleChildren(_Value):
-    """Insert children, sleep until each of them has ended, then run `then`; `ctx.children` has them."""
+    """Insert children, sleep until each of them has ended, then run `then`; `ctx.children` has them.
+
+    A child whose correlation or unique key another instance has is not inserted: it is neither waited for nor in
+    `ctx.children`, and the worker logs how many there were. With none inserted `then` runs at once.
+    """
 
     __slots__ = __match_args__ = ("children", "then", "state", "effect", "emit")
 

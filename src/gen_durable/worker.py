@@ -104,7 +104,7 @@ class Worker(AsyncClient):
         if on_unknown not in ("fail", "leave"):
             raise SettingsError("on_unknown", f"must be 'fail' or 'leave', got {on_unknown!r}")
         self._schedules = _recurring.definitions(schedules, self.settings)
-        self._leaves_unknown = on_unknown == "leave"
+        self.leaves_unknown: bool = on_unknown == "leave"
         self.sinks: Mapping[str, Sink] = _sinks(sinks)
         self._commits: Database | None = None
         self._effects: Database | None = None
@@ -219,7 +219,7 @@ class Worker(AsyncClient):
         return [
             *((FromQueue(name), limits) for name, limits in self.queues.items()),
             *(
-                (FromPrefix(prefix, leaves_unknown=self._leaves_unknown), limits)
+                (FromPrefix(prefix, leaves_unknown=self.leaves_unknown), limits)
                 for prefix, limits in self.prefixes.items()
             ),
         ]

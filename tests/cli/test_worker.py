@@ -76,23 +76,43 @@ def test_it_says_one_line_and_ends_when_it_is_told_to(app: Path, schema: str, st
 
 
 @pytest.mark.parametrize(
-    ("options", "end"),
+    ("options", "machines", "end", "warning"),
     [
-        (["--prefix", "ma", "--prefix", "media.=20"], ", prefixes ma=10, media.=20; not default\n"),
+        (
+            ["--prefix", "ma", "--prefix", "media.=20"],
+            "mail v1",
+            ", prefixes ma=10, media.=20\n",
+            "begins with 'media.'; what is inserted under it fails as no_handler_registered (--on-unknown leave leaves",
+        ),
+        (
+            ["--prefix", "x", "--on-unknown", "leave"],
+            "no machine",
+            ", prefixes x=10\n",
+            "is left to other workers",
+        ),
+        (["--prefix", "Hel"], "Hello v3", ", prefixes Hel=10\n", ""),
         (
             ["--prefix", "Hel", "--queue", "mail=2", "--on-unknown", "leave"],
+            "Hello v3, mail v1",
             ", queues mail=2, prefixes Hel=10\n",
+            "",
         ),
     ],
 )
-def test_it_says_which_namespaces_it_owns(app: Path, schema: str, options: list[str], end: str) -> None:
+def test_it_says_which_namespaces_it_owns(
+    app: Path, schema: str, options: list[str], machines: str, end: str, warning: str
+) -> None:
     command = [sys.executable, "-m", "gen_durable.cli", "worker", str(app), "--schema", schema, *options]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         line = process.stdout.readline()
         process.send_signal(signal.SIGTERM)
-        assert process.wait(timeout=30) == 0
+        _, err = process.communicate(timeout=30)
+    assert process.returncode == 0
+    assert f" runs {machines} on " in line
     assert line.endswith(end)
+    assert warning in err
+    assert err.count("\n") == bool(warning)
 
 
 @pytest.mark.parametrize("option", [[], ["--on-unknown", "fail"], ["--on-unknown", "leave"]])

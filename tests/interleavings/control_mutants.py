@@ -338,8 +338,8 @@ RETRIES = [
         changes=[
             Change(
                 SCHEMA,
-                "finished_at = null, cancel_requested_at = null, cancel_reason = null,",
-                "finished_at = null,",
+                "cancel_requested_at = null, cancel_reason = null, cancelled_by = null,",
+                "cancelled_by = null,",
             )
         ],
     ),

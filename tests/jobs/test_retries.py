@@ -130,7 +130,9 @@ def test_a_job_may_have_waits_of_its_own(
     assert waits(conn, ref.id) == timedelta(hours=hours)
 
 
-async def test_a_worker_tries_again_when_the_wait_is_over(durable_dsn: str) -> None:
+async def test_a_worker_tries_again_when_the_wait_is_over(
+    durable_dsn: str, caplog: pytest.LogCaptureFixture
+) -> None:
     async with Worker([flaky], dsn=durable_dsn, settings=CALM) as worker:
         twice = await worker.insert(flaky, 2)
         often = await worker.insert(flaky, 3)
@@ -139,6 +141,17 @@ async def test_a_worker_tries_again_when_the_wait_is_over(durable_dsn: str) -> N
         assert (ended.status, ended.last_error) == ("failed", "ConnectionError: refusal 2")
         enough = await worker.insert(flaky, 3, max_attempts=4)
         assert (await worker.wait(enough, timeout=PATIENCE)).result == 3
+    of = f"{flaky.name} {often.id}: step 'run', attempt"
+    told = [message.splitlines() for message in caplog.messages if message.startswith(of)]
+    assert [lines[0].partition("; ")[0] for lines in told] == [
+        f"{of} {n}: ConnectionError: refusal {n - 1}" for n in (1, 2, 3)
+    ]
+    assert [lines[0].partition("; ")[2][:13] for lines in told] == [
+        "it runs again",
+        "it runs again",
+        "it fails",
+    ]
+    assert {lines[-1].partition(":")[0] for lines in told} == {"ConnectionError"}, "the traceback is told too"
 
 
 # RetryAfter
@@ -152,7 +165,7 @@ async def later(seconds: int, ctx: Context[int]) -> int:
 
 
 def test_retry_after_chooses_the_wait_and_counts_as_an_attempt(
-    durable: Harness, conn: psycopg.Connection[DictRow]
+    durable: Harness, conn: psycopg.Connection[DictRow], caplog: pytest.LogCaptureFixture
 ) -> None:
     ref = durable.insert(later, 5000)
     assert durable.drain(collapse=False) == Tally(retry=1)
@@ -163,6 +176,11 @@ def test_retry_after_chooses_the_wait_and_counts_as_an_attempt(
     assert durable.drain() == Tally(retry=1, stopped=1)
     durable.assert_failed(ref, match="^the bank rests, 2$")
     assert row(conn, ref.id)["error"]["attempt"] == 2
+    assert [each.getMessage().partition(", ")[2] for each in caplog.records] == [
+        "attempt 1: the bank rests, 0; it runs again in 1:23:20",
+        "attempt 2: the bank rests, 1; it runs again in 1:23:20",
+        "attempt 3: the bank rests, 2; it fails",
+    ]
 
 
 def test_retry_after_knows_the_limit_of_the_instance(durable: Harness) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections import Counter
 from datetime import timedelta
 from typing import Any
@@ -299,7 +300,9 @@ class Parent(Machine[str, list[str]], name="p.parent"):
         return Done([f"{child.status} {child.last_error}" for child in ctx.children])
 
 
-async def test_an_unknown_type_under_an_owned_prefix_fails_and_is_told(durable_dsn: str, db: Any) -> None:
+async def test_an_unknown_type_under_an_owned_prefix_fails_and_is_told(
+    durable_dsn: str, db: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     lost, newer = maker("billing.lost.v1"), maker("billing.charge.v1", version=2)
     async with Worker(
         [BILLING, Parent], dsn=durable_dsn, prefixes=["billing.", "p."], settings=CALM
@@ -328,6 +331,16 @@ async def test_an_unknown_type_under_an_owned_prefix_fails_and_is_told(durable_d
     ]
     row = await row_of(db, refs[0].id)
     assert (row["attempt"], row["execution"], row["step_seq"]) == (0, 1, 1)
+    assert json.loads(row["error"]) == {
+        "type": "no_handler_registered",
+        "message": "no worker of this namespace has machine 'billing.lost.v1' version 1",
+        "traceback": [],
+        "attempt": 0,
+    }
+    assert (
+        f"billing.lost.v1 {refs[0].id} fails: this worker owns billing. and has no machine of that name and version 1"
+        in caplog.messages
+    )
 
 
 async def test_an_unknown_type_that_failed_can_be_retried_where_it_is_known(durable_dsn: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 
 import msgspec
+import pytest
 
 from gen_durable import (
     Context,
@@ -30,7 +31,9 @@ class Leaf(Machine[int, int]):
         return Done(ctx.state * 2) if ctx.state >= 0 else Stop(f"{ctx.state} is negative")
 
 
-async def test_a_child_whose_key_is_taken_is_not_waited_for(durable_dsn: str) -> None:
+async def test_a_child_whose_key_is_taken_is_not_waited_for(
+    durable_dsn: str, caplog: pytest.LogCaptureFixture
+) -> None:
     class Parent(Machine[list[str], list[int]]):
         @step
         async def start(self, ctx: Context[list[str]]) -> Outcome[list[int]]:
@@ -53,6 +56,12 @@ async def test_a_child_whose_key_is_taken_is_not_waited_for(durable_dsn: str) ->
         assert (await worker.wait(none, timeout=PATIENCE)).result == []
         assert (await worker.wait(twice, timeout=PATIENCE)).result == [0]
         assert (await worker.wait(empty, timeout=PATIENCE)).result == []
+    told = sorted(each.getMessage() for each in caplog.records if "scheduled" in each.getMessage())
+    assert told == [
+        f"Parent {parent.id}: step 'start' scheduled 2 children, and {count} of them were not inserted: "
+        "their keys are taken"
+        for parent, count in ((some, 1), (none, 2), (twice, 1))
+    ]
 
 
 class Family(msgspec.Struct):

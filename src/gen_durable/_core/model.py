@@ -207,6 +207,8 @@ class Committed(msgspec.Struct, frozen=True, gc=False):
     """For an execution that keeps its lease: the unread signals at this moment."""
     leased_at: datetime | None = None
     """For the same: when its next execution began."""
+    refused: int = 0
+    """How many of its children were not inserted, because their keys are taken."""
 
 
 class EffectFailed(msgspec.Struct, frozen=True, gc=False):

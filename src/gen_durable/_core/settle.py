@@ -178,7 +178,13 @@ def cancel(execution: Execution, reason: str) -> CommitEntry:
 
 def no_handler(execution: Execution) -> CommitEntry:
     """End as failed, because no machine of that name and version is registered where it would have to be."""
-    return _entry(execution, "stop", error=NO_HANDLER)
+    facts = {
+        "type": NO_HANDLER,
+        "message": f"no worker of this namespace has machine '{execution.fsm}' version {execution.version}",
+        "traceback": [],
+        "attempt": execution.attempt,
+    }
+    return _entry(execution, "stop", error=NO_HANDLER, failure=msgspec.json.encode(facts).decode())
 
 
 def dead_letter(execution: Execution, machine: MachineDef, receiver: str, error: str) -> DeadLetter:

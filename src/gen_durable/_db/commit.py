@@ -72,8 +72,7 @@ def commit_plain(entries: Sequence[CommitEntry], recorder: Recorder) -> Plan[Com
 def commit(entries: Sequence[CommitEntry], recorder: Recorder) -> Plan[CommitReport]:
     """Commit any outcomes: one statement, and at most nine more, each only if needed. Needs a transaction."""
     rows = _by_lease((yield _full_call(entries, recorder)))
-    queues: set[str] = set()
-    queues |= yield from _insert_children(entries, rows)
+    queues, refused = yield from _insert_children(entries, rows)
     queues |= yield from _insert_letters(entries, rows)
     yield from _emit(entries, rows)
     parked = [row["id"] for row in rows.values() if row["status"] == "awaiting_signal" and row["has_signals"]]
@@ -90,7 +89,7 @@ def commit(entries: Sequence[CommitEntry], recorder: Recorder) -> Plan[CommitRep
     if freed:
         queues |= yield from pick.ungate(freed)
     inbox = yield from _inbox_of_kept(rows)
-    return _report(entries, rows, inbox, queues)
+    return _report(entries, rows, inbox, queues, refused)
 
 
 def hold(entry: CommitEntry) -> Plan[bool]:
@@ -152,8 +151,13 @@ def _standing(
     return Committed(row["status"]) if row["step_seq"] >= entry.step_seq + advanced else Stale()
 
 
-def _insert_children(entries: Sequence[CommitEntry], rows: Mapping[Lease, Row]) -> Plan[set[str]]:
-    """Children only of parents that the guarded update returned as parked: a stale parent spawns nothing."""
+def _insert_children(
+    entries: Sequence[CommitEntry], rows: Mapping[Lease, Row]
+) -> Plan[tuple[set[str], Mapping[Lease, int]]]:
+    """Children only of parents that the guarded update returned as parked: a stale parent spawns nothing.
+
+    The queues that have work now, and how many children of which parents were refused.
+    """
     spawning = [
         entry
         for entry in entries
@@ -162,17 +166,19 @@ def _insert_children(entries: Sequence[CommitEntry], rows: Mapping[Lease, Row]) 
         and row["status"] == "awaiting_children"
     ]
     if not spawning:
-        return set()
+        return set(), {}
     inserted, queues = yield from insert_children(
         [child for entry in spawning for child in entry.children],
         [entry.id for entry in spawning for _ in entry.children],
         [entry.step_seq + 1 for entry in spawning for _ in entry.children],
     )
-    short = [entry.id for entry in spawning if inserted[entry.id] < len(entry.children)]
+    short = [entry for entry in spawning if inserted[entry.id] < len(entry.children)]
     if short:
-        fixed = yield _SQL["fix_barriers"](ids=short, pending=[inserted[id] for id in short])
+        ids = [entry.id for entry in short]
+        fixed = yield _SQL["fix_barriers"](ids=ids, pending=[inserted[id] for id in ids])
         queues |= {row["queue"] for row in fixed if row["status"] == "runnable"}
-    return queues
+    refused = {(entry.id, entry.lease_token): len(entry.children) - inserted[entry.id] for entry in short}
+    return queues, refused
 
 
 def _sweep(rows: Iterable[Row]) -> Plan[None]:
@@ -225,14 +231,18 @@ def _report(
     rows: Mapping[Lease, Row],
     inbox: Mapping[int, tuple[SignalRow, ...]],
     queues: set[str],
+    refused: Mapping[Lease, int] | None = None,
 ) -> CommitReport:
     results: list[CommitResult] = []
     for entry in entries:
-        row = rows.get((entry.id, entry.lease_token))
+        lease = entry.id, entry.lease_token
+        row = rows.get(lease)
         if row is None:
             results.append(Stale())
             continue
-        results.append(Committed(row["status"], inbox.get(entry.id, ()), row["kept_at"]))
+        results.append(
+            Committed(row["status"], inbox.get(entry.id, ()), row["kept_at"], (refused or {}).get(lease, 0))
+        )
         if row["status"] == "runnable":
             queues.add(row["queue"])
         if row["released"]:

@@ -80,12 +80,15 @@ class Executor:
         """The step has decided by raising: `handle` is not asked."""
         machine, error = registered.definition, message_text(decision) or type(decision).__name__
         if isinstance(decision, Cancel):
+            _tell(execution, logging.INFO, f"cancelled itself: {error}")
             return cancel(execution, error)
         step = machine.steps.get(execution.step)
         limit = execution.max_attempts or (step.retry.max_attempts if step and step.retry else None)
         if isinstance(decision, RetryAfter) and (limit is None or execution.attempt + 1 < limit):
+            _tell(execution, logging.WARNING, f"{error}; it runs again in {decision.delay}")
             entry = settle(execution, machine, Retry(decision.delay), UNREAD, self._limits, error=error)
         else:
+            _tell(execution, logging.WARNING, f"{error}; it fails")
             entry = settle(execution, machine, Stop(error), UNREAD, self._limits)
         return self._failed(entry, execution, decision)
 
@@ -160,7 +163,7 @@ class Executor:
                 execution, machine, self._registry, None if state is UNREAD else state, is_strict=False
             )
             outcome = await self._decide(registered.machine, failure, context)
-            _tell(execution, failure, outcome)
+            _tell_raised(execution, failure, outcome)
             current = UNREAD if state is UNREAD and context.state is None else context.state
             entry = settle(
                 execution,
@@ -199,22 +202,32 @@ class Executor:
         return checked_outcome(value, context.machine, f"handle of {context.step}")
 
 
-def _tell(execution: Execution, failure: Exception, outcome: Outcome[Any]) -> None:
-    """Where a step raised is known here and nowhere else: the row keeps only what it said."""
-    level = logging.WARNING if isinstance(outcome, Stop) else logging.INFO
+def _tell_raised(execution: Execution, failure: Exception, outcome: Outcome[Any]) -> None:
+    """Where a step raised is known here and nowhere else: the row keeps only the last error."""
+    level = logging.WARNING if isinstance(outcome, Stop | Retry) else logging.INFO
     if not _log.isEnabledFor(level):
         return
+    match outcome:
+        case Stop():
+            verdict = "it fails"
+        case Retry():
+            verdict = f"it runs again in {outcome.delay}"
+        case _:
+            verdict = f"its handler says {type(outcome).__name__}"
+    told = "".join(traceback.format_exception(failure)).rstrip()
+    _tell(execution, level, f"{reason_text(failure)}; {verdict}\n{told}")
+
+
+def _tell(execution: Execution, level: int, what: str) -> None:
     # As text that every handler can write: an exception may quote half of a surrogate pair.
-    told = "".join(traceback.format_exception(failure)).encode(errors="backslashreplace").decode()
     _log.log(
         level,
-        "%s %d: step '%s' raised at attempt %d; %s\n%s",
+        "%s %d: step '%s', attempt %d: %s",
         execution.fsm,
         execution.id,
         execution.step,
         execution.attempt + 1,
-        "it fails" if isinstance(outcome, Stop) else f"its handler says {type(outcome).__name__}",
-        told.rstrip(),
+        what.encode(errors="backslashreplace").decode(),
     )
 
 

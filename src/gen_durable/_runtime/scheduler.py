@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 import secrets
 import time
@@ -39,6 +40,7 @@ from .slots import Slots
 
 __all__ = ["FromPrefix", "FromQueue", "Scheduler", "Source"]
 
+_log: Final = logging.getLogger("gen_durable.worker")
 # How many steps, and how much time in them, one instance may have on one lease before others get a turn.
 _CHAIN_STEPS: Final = 50
 _CHAIN_SECONDS: Final = 0.1
@@ -379,8 +381,24 @@ class Scheduler(Service):
     ) -> None:
         is_failed = isinstance(result, Committed) and result.status == "failed"
         if is_failed and self._registry.get(execution.fsm, execution.version) is None:
+            _log.warning(
+                "%s %d fails: this worker owns %s and has no machine of that name and version %d",
+                execution.fsm,
+                execution.id,
+                self._queue,
+                execution.version,
+            )
             self._telemetry.emit(
                 HandlerMissing(id=execution.id, fsm=execution.fsm, version=execution.version)
+            )
+        if isinstance(result, Committed) and result.refused:
+            _log.warning(
+                "%s %d: step '%s' scheduled %d children, and %d of them were not inserted: their keys are taken",
+                execution.fsm,
+                execution.id,
+                execution.step,
+                len(entry.children),
+                result.refused,
             )
         if isinstance(result, Stale):
             self._telemetry.emit(

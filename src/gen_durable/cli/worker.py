@@ -77,6 +77,7 @@ def worker(
             schedules=[each for each in loaded if isinstance(each, Schedule)],
             settings=load_settings(settings_file, settings),
         )
+    _warn_of_idle(ready, target)
     _announce(ready)
     ready.run()
 
@@ -98,18 +99,33 @@ def _announce(ready: Worker) -> None:
     unsubscribe = ready.telemetry.subscribe(on_first_look, PickStop)
 
 
+def _warn_of_idle(ready: Worker, target: str) -> None:
+    """Who owns a namespace answers for it: one of which it knows nothing is rather a mistake."""
+    for owned in ready.prefixes:
+        if not any(each.name.startswith(owned) for each in ready.machines):
+            click.echo(
+                f"gen-durable: no machine of {target} begins with {owned!r}; {_fate(ready)}",
+                err=True,
+            )
+
+
+def _fate(ready: Worker) -> str:
+    if ready.leaves_unknown:
+        return "what is inserted under it is left to other workers"
+    return "what is inserted under it fails as no_handler_registered (--on-unknown leave leaves it)"
+
+
 def _start_line(ready: Worker) -> str:
     """Who runs what, where. Queues of the machines that are left to other workers are named: it may be a mistake."""
-    machines = ", ".join(f"{each.name} v{each.version}" for each in ready.machines)
+    prefixes = tuple(ready.prefixes)
+    ours = [each for each in ready.machines if each.queue in ready.queues or each.name.startswith(prefixes)]
+    machines = ", ".join(f"{each.name} v{each.version}" for each in (ours if prefixes else ready.machines))
     served = [*_sources("queues", ready.queues), *_sources("prefixes", ready.prefixes)]
-    elsewhere = sorted(
-        {each.queue for each in ready.machines if not each.name.startswith(tuple(ready.prefixes))}
-        - set(ready.queues)
-    )
-    left = f"; not {', '.join(elsewhere)}" if elsewhere else ""
+    elsewhere = sorted({each.queue for each in ready.machines} - set(ready.queues))
+    left = f"; not {', '.join(elsewhere)}" if elsewhere and not prefixes else ""
     dsn = ready.dsn or environment_dsn()
     where = redacted(dsn) if dsn else "the embedded PostgreSQL"
-    return f"gen-durable {__version__} runs {machines} on {where}, {', '.join(served)}{left}"
+    return f"gen-durable {__version__} runs {machines or 'no machine'} on {where}, {', '.join(served)}{left}"
 
 
 def _sources(kind: str, sources: Mapping[str, Queue]) -> list[str]:
