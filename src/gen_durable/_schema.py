@@ -11,7 +11,7 @@ from ._db.pool import Database
 from ._server import Server
 from .config import Pooler
 
-__all__ = ["LATEST", "Schema", "drop_schema", "migrate_schema", "schema_status"]
+__all__ = ["LATEST", "Schema", "drop_schema", "migrate_schema", "schema_status", "server_dsn"]
 
 T = TypeVar("T")
 
@@ -19,6 +19,15 @@ T = TypeVar("T")
 async def schema_status(dsn: str | None, schema: str, pooler: Pooler = "none") -> Schema:
     """Which version is installed there."""
     return await _run(dsn, schema, migrate.status(schema), pooler)
+
+
+def server_dsn(dsn: str | None) -> str:
+    """Where PostgreSQL is: as given, as the environment says, or the embedded server, started if need be."""
+    server = Server.find(dsn)
+    try:
+        return server.dsn
+    finally:
+        server.close()
 
 
 async def migrate_schema(dsn: str | None, schema: str, to: int = LATEST, pooler: Pooler = "none") -> Schema:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from contextlib import suppress
+from pathlib import Path
 from typing import Final, Self
 
 from .config import environment_dsn
@@ -32,8 +33,12 @@ class Server:
         self._revived_at = 0.0
 
     @classmethod
-    def find(cls, dsn: str | None) -> Self:
-        """The argument wins over `GEN_DURABLE_DSN`, and both over the embedded server, which is started if need be."""
+    def find(cls, dsn: str | None, *, creates: bool = True) -> Self:
+        """The argument wins over `GEN_DURABLE_DSN`, and both over the embedded server, which is started if need be.
+
+        Raises:
+            UnreachableError: there is no embedded server yet, and (`creates`) it is not to be made by the way.
+        """
         if dsn is not None:
             return cls(dsn, "is it running? the DSN was given as an argument")
         if (from_environment := environment_dsn()) is not None:
@@ -42,9 +47,20 @@ class Server:
                 "is it running? the DSN came from GEN_DURABLE_DSN; without it the embedded server is used",
             )
         embedded = EmbeddedPostgres()
+        if not creates and not embedded.exists:
+            raise UnreachableError(
+                str(embedded.home),
+                "there is no embedded server in that directory",
+                "go where its worker is started, or say where PostgreSQL is: --dsn or GEN_DURABLE_DSN",
+            )
         return cls(
             embedded.ensure(), "the embedded server does not answer; its log lies beside its data", embedded
         )
+
+    @property
+    def home(self) -> Path | None:
+        """The directory of an embedded one."""
+        return None if self._embedded is None else self._embedded.home
 
     def revive(self) -> None:
         """The server does not answer. One of ours is started again, on a thread; anybody else's is left alone."""

@@ -93,7 +93,9 @@ def test_one_that_is_named_twice_is_one(gd: Gd, shop: Harness) -> None:
 def test_if_one_of_them_does_not_exist_nothing_is_done(gd: Gd, shop: Harness) -> None:
     shop.insert(Checkout, {})
     for verb in ("cancel", "retry", "delete", "restore"):
-        assert refused(gd(verb, 1, 9, "--yes")) == "there is no instance 9"
+        assert refused(gd(verb, 1, 9, "--yes")) == (
+            "there is no instance 9; if that is a correlation key: --where correlation-key=9"
+        )
     assert statuses(shop) == {1: "runnable"}
 
 
@@ -260,9 +262,15 @@ def test_one_whose_key_is_taken_holds_up_nobody_else(gd: Gd, shop: Harness, pool
     done = gd("retry", "--where", "status=cancelled", "--yes", "--json", "--pooler", pooler)
     assert done.exit_code == 1
     assert parsed(done)["outcomes"] == {"retried": 6, "refused": 1}
-    assert {"id": 4, "outcome": "refused"} in parsed(done)["instances"]
+    why = (
+        "cannot retry instance 4: its correlation_key belongs to Checkout 8 now; "
+        "delete 8 first, or insert this one anew under another key"
+    )
+    assert {"id": 4, "outcome": "refused", "problem": why} in parsed(done)["instances"]
     alone = gd("retry", 4)
-    assert told(alone) == (1, "4 was left as it is: another instance has one of its keys now\n", "")
+    assert told(alone) == (1, f"4 was left as it is: {why}\n", "")
+    assert gd("delete", 8).exit_code == 0
+    assert told(gd("retry", 4)) == (0, "4 is retried\n", "")
 
 
 def test_what_is_deleted_is_out_of_sight_until_it_is_restored(
@@ -272,9 +280,9 @@ def test_what_is_deleted_is_out_of_sight_until_it_is_restored(
     shop.insert(Checkout, {})
     assert told(gd("delete", "order:1", "--reason", "gdpr", "--actor", "ada")) == (0, "1 is deleted\n", "")
     assert [each.id for each in shop.list()] == [2]
-    assert told(gd("delete", 1)) == (1, "1 was left as it is: cancelled, deleted\n", "")
+    assert told(gd("delete", 1)) == (0, "1 was left as it is: cancelled, deleted\n", "")
     assert told(gd("retry", 1)) == (1, "1 was left as it is: cancelled, deleted\n", "")
-    assert told(gd("restore", 2)) == (1, "2 was left as it is: runnable, not deleted\n", "")
+    assert told(gd("restore", 2)) == (0, "2 was left as it is: runnable, not deleted\n", "")
     assert told(gd("restore", "order:1", "--actor", "bob")) == (0, "1 is restored\n", "")
     assert audit(sql) == [
         (1, "cancelled", "ada", "gdpr"),
@@ -309,6 +317,10 @@ def test_restoring_all_that_match_means_those_that_are_deleted(gd: Gd, shop: Har
             "give instances or --where, not both; did you mean --where status=failed?",
         ),
         (
+            ["cancel", "order:60", "--where", "machine=Checkout"],
+            "give instances or --where, not both: leave out order:60, or --where",
+        ),
+        (
             ["retry", "--where", "machin=Checkout"],
             "--where machin=Checkout: write FILTER=VALUE; did you mean 'machine'?",
         ),
@@ -324,3 +336,11 @@ def test_restoring_all_that_match_means_those_that_are_deleted(gd: Gd, shop: Har
 )
 def test_a_wrong_call_is_told_in_a_sentence(gd: Gd, arguments: list[str], message: str) -> None:
     assert refused(gd(*arguments)).startswith(message)
+
+
+@pytest.mark.parametrize("verb", ["cancel", "retry", "delete", "restore"])
+def test_help_tells_the_exit_codes(gd: Gd, verb: str) -> None:
+    text = " ".join(gd(verb, "--help").stdout.split())
+    assert "Exit code 0: they" in text
+    assert "; 1: " in text
+    assert "; 2: a wrong call, nobody there, or no database." in text

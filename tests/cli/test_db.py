@@ -5,6 +5,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable, Iterator
 
+import psycopg
 import pytest
 from click.testing import CliRunner, Result
 
@@ -91,3 +92,33 @@ def told(result: Result) -> tuple[int, str]:
 
 def code(script: str) -> str:
     return "\n".join(line.partition("--")[0] for line in script.splitlines())
+
+
+@pytest.mark.parametrize(
+    ("dsn", "shown"),
+    [
+        (
+            "postgresql://app:s3:cret@db.local:6432/shop?sslmode=require",
+            "postgresql://app@db.local:6432/shop?sslmode=require",
+        ),
+        (
+            "postgresql:///shop?user=app&password=s3cret&sslmode=require",
+            "postgresql:///shop?user=app&sslmode=require",
+        ),
+        ("postgresql:///shop?password=s3cret", "postgresql:///shop"),
+        ("host=db.local password='s3 cret' dbname=shop", "host=db.local dbname=shop"),
+        ("postgresql:///shop", "postgresql:///shop"),
+    ],
+)
+def test_the_url_has_no_password_unless_it_is_asked_for(dsn: str, shown: str) -> None:
+    assert told(CliRunner().invoke(root, ["db", "url", "--dsn", dsn])) == (0, f"{shown}\n")
+    assert told(CliRunner().invoke(root, ["db", "url", "--dsn", dsn, "--password"])) == (0, f"{dsn}\n")
+
+
+def test_the_url_of_the_server_in_use_is_one_that_drivers_take(
+    durable_dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GEN_DURABLE_DSN", durable_dsn)
+    printed = CliRunner().invoke(root, ["db", "url"]).stdout.strip()
+    with psycopg.connect(printed) as connection:
+        assert connection.execute("select 1").fetchone() == (1,)

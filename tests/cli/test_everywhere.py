@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from pathlib import Path
 
 import pytest
 
@@ -34,7 +35,22 @@ def test_an_unreachable_database_is_told_in_a_few_lines(gd: Gd, command: list[st
 def test_tables_are_neither_made_nor_upgraded_by_the_way(gd: Gd, command: list[str]) -> None:
     schema = f"cli_{uuid.uuid4().hex[:12]}"
     message = refused(gd(*command, "--schema", schema))
-    assert message == f"schema '{schema}' has no tables of gen_durable; run `gen-durable db migrate`"
+    where, _, said = message.partition(": ")
+    assert where.startswith("postgresql://")
+    assert said == f"schema '{schema}' has no tables of gen_durable; run `gen-durable db migrate`"
+
+
+@every_command
+def test_no_server_is_made_by_the_way(
+    gd: Gd, command: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delenv("GEN_DURABLE_DSN")
+    monkeypatch.setenv("GEN_DURABLE_HOME", str(tmp_path / "home"))
+    message = refused(gd(*command))
+    assert message.startswith("cannot reach PostgreSQL at ")
+    assert "there is no embedded server in that directory" in message
+    assert "--dsn or GEN_DURABLE_DSN" in message
+    assert not (tmp_path / "home").exists()
 
 
 @every_command

@@ -138,3 +138,16 @@ def test_a_moment_has_a_time_zone(gd: Gd, when: str) -> None:
     wrong = gd("insert", "Checkout", "--at", when)
     assert wrong.exit_code == 2
     assert "2026-01-31T09:00Z" in wrong.stderr or f"write {when}Z" in wrong.stderr
+
+
+def test_a_key_of_digits_is_warned_of(gd: Gd, shop: Harness) -> None:
+    done = gd("insert", "Checkout", "--correlation-key", "77")
+    assert told(done) == (
+        0,
+        "inserted 1\n",
+        "gen-durable: the correlation key 77 is all digits, which commands take for an id; "
+        "they find it by --where correlation-key=77\n",
+    )
+    assert "if that is a correlation key: --where correlation-key=77" in refused(gd("cancel", 77))
+    assert "gen-durable ls --correlation-key 77 has the id" in refused(gd("signal", 77, "go"))
+    assert gd("cancel", "--where", "correlation-key=77", "--yes").exit_code == 0

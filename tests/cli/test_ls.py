@@ -23,7 +23,7 @@ def full(shop: Harness) -> Harness:
     shop.drain()
     shop.insert(Checkout, {}, correlation_key="late", unique_key="u:2")
     shop.insert(Checkout, {})
-    shop.soft_delete(7)
+    shop.soft_delete(7, reason="mistaken")
     return shop
 
 
@@ -76,12 +76,12 @@ def test_without_a_terminal_there_are_columns_of_plain_text(gd: Gd, sql: psycopg
     sql.execute("update gen_durable.gen_durable set inserted_at = inserted_at - interval '3 h 4 m'")
     assert [line.split(maxsplit=8) for line in gd("ls", "--deleted").stdout.splitlines()] == [
         ["ID", "MACHINE", "V", "STEP", "STATUS", "QUEUE", "KEY", "TRY", "AGE   NOTE"],
-        ["7", "Checkout", "1", "start", "cancelled", "checkout", "-", "1", "3h4m  deleted"],
+        ["7", "Checkout", "1", "start", "cancelled", "checkout", "-", "-", "3h4m  deleted; mistaken"],
         ["6", "Checkout", "1", "start", "executing", "checkout", "late", "1", "3h4m  by w"],
         ["5", "Checkout", "1", "ship", "awaiting_signal", "checkout", "-", "1", "3h4m  for payment"],
         ["4", "Shipment", "1", "join", "awaiting_children", "default", "-", "1", "3h4m  for 1 children"],
-        ["3", "Parcel", "2", "pack", "done", "default", "-", "1", "3h4m  -"],
-        ["2", "Parcel", "2", "pack", "failed", "parcels", "-", "1", "3h4m  ValueError: lost\\nin the post"],
+        ["3", "Parcel", "2", "pack", "done", "default", "-", "-", "3h4m  -"],
+        ["2", "Parcel", "2", "pack", "failed", "parcels", "-", "-", "3h4m  ValueError: lost\\nin the post"],
         ["1", "Checkout", "1", "ship", "awaiting_signal", "checkout", "order:1", "1", "3h4m  for payment"],
     ]
 

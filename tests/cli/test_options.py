@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime, timedelta
 
 import click
@@ -58,6 +59,10 @@ def test_a_moment_is_iso_with_an_offset() -> None:
         click.BadParameter, match="'2026-01-31T09:00' has no time zone; write 2026-01-31T09:00Z"
     ):
         moment("2026-01-31T09:00")
+    with pytest.raises(click.BadParameter, match="write 2026-12-31T00:00Z or 2026-12-31T00:00") as refused:
+        moment("2026-12-31")
+    for advised in re.findall(r"\S+[Z0]$|\S+Z", refused.value.message):
+        moment(advised)
 
 
 @pytest.mark.parametrize("text", ["=3", "default=", "default=0", "default=-1", "default=many", "=", ""])
@@ -97,3 +102,10 @@ def test_an_option_that_was_not_given_leaves_the_environment_alone(monkeypatch: 
 def test_settings_that_contradict_each_other_are_refused() -> None:
     with pytest.raises(SettingsError, match=r"settings\.heartbeat"):
         load_settings(None, {"lease": timedelta(seconds=2), "heartbeat": timedelta(seconds=2)})
+
+
+def test_help_tells_the_choices_and_what_is_left_out() -> None:
+    told = " ".join(worker.get_help(click.Context(worker)).split())
+    assert "--heartbeat DURATION Default: a third of the lease." in told
+    assert "--executions [all|failures|off] Default: all." in told
+    assert "--pooler [none|transaction] Default: none." in told

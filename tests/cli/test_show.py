@@ -57,8 +57,10 @@ def test_a_failed_one_with_its_error(gd: Gd, shop: Harness) -> None:
     assert shown.startswith("Parcel v2 1  failed\n")
     assert "last error:      ValueError: lost\\nin the post\n" in shown
     assert '"type": "ValueError"' in shown
+    assert '"attempt": 1' in shown, "people count from one"
+    assert lines(gd, 1)["step"] == "pack, 1 execution in all"
     found = parsed(gd("show", 1, "--json"))
-    assert found["error"]["message"] == "lost\nin the post"
+    assert (found["error"]["message"], found["error"]["attempt"]) == ("lost\nin the post", 0)
     assert found["executions"][0]["outcome"] == "stop"
 
 
@@ -121,5 +123,7 @@ def test_a_done_one_has_its_result_and_long_json_is_spread_out(gd: Gd, shop: Har
 
 
 def test_nobody_there_is_an_error(gd: Gd) -> None:
-    assert refused(gd("show", 9)) == "there is no instance 9"
+    assert refused(gd("show", 9)) == (
+        "there is no instance 9; if that is a correlation key: gen-durable ls --correlation-key 9"
+    )
     assert refused(gd("show", "order:9")) == "there is no instance with correlation key 'order:9'"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,6 +11,19 @@ import msgspec
 from ..errors import DatabaseError
 
 __all__ = ["RACES", "StatementError", "is_data", "is_outage", "is_race"]
+
+
+_DENIED = re.compile(
+    r"permission denied for (?P<kind>database|schema|table|view|sequence|function) (?P<name>\S+)"
+)
+_GRANTS = {
+    "database": "create on database {}",
+    "schema": "usage on schema {}",
+    "table": "select, insert, update, delete on {}",
+    "view": "select on {}",
+    "sequence": "usage on sequence {}",
+    "function": "execute on function {}",
+}
 
 
 class StatementError(DatabaseError):
@@ -28,7 +42,14 @@ class StatementError(DatabaseError):
 
     def __str__(self) -> str:
         code = f" (SQLSTATE {self.sqlstate})" if self.sqlstate else ""
-        return f"{self.message}{code}{': ' + self.detail if self.detail else ''}"
+        return f"{self.message}{code}{': ' + self.detail if self.detail else ''}{self._missing_grant()}"
+
+    def _missing_grant(self) -> str:
+        found = _DENIED.search(self.message) if self.sqlstate == "42501" else None
+        if found is None:
+            return ""
+        right = _GRANTS[found["kind"]].format(found["name"])
+        return f"; grant {right} to the role that connects (docs/sql.md has all that a worker or a producer needs)"
 
     def facts(self) -> Mapping[str, Any]:
         """The detail of an error that our own SQL raised: it is JSON."""

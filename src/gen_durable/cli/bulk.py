@@ -108,7 +108,7 @@ async def _named(database: Database, verb: Verb, targets: Sequence[int | str]) -
     for target in targets:
         row = await database.run(_find(verb, target))
         if row is None:
-            raise nobody(target)
+            raise nobody(target, "--where correlation-key={}")
         found[row["id"]] = row
     return list(found.values())
 
@@ -160,12 +160,12 @@ async def _apply(database: Database, verb: Verb, ids: Sequence[int]) -> list[Cha
             if not tries or not is_race(error):
                 raise
             batches.insert(0, batch)
-        except UsageError:
+        except UsageError as error:
             half = len(batch) // 2
             if half:
                 batches[:0] = [batch[:half], batch[half:]]
             else:
-                done.append(Change(batch[0], "refused"))
+                done.append(Change(batch[0], "refused", str(error)))
     places = {id: place for place, id in enumerate(ids)}
     return sorted(done, key=lambda change: places[change.id])
 

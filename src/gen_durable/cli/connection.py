@@ -12,10 +12,11 @@ from typing import Any, TypeAlias
 import msgspec
 
 from .._db import migrate
-from .._db.pool import Database
+from .._db.pool import Database, redacted
 from .._server import Server
 from ..config import Settings
 from ..errors import SchemaVersionError
+from .failure import Failure
 from .options import dsn_option, load_settings, settings_options
 
 __all__ = ["Place", "place_options"]
@@ -32,7 +33,7 @@ class Place(msgspec.Struct, frozen=True):
     @asynccontextmanager
     async def open(self) -> AsyncGenerator[Database]:
         """A connection to tables of our age. It makes or upgrades none: that is not what the command was asked for."""
-        server = await asyncio.to_thread(Server.find, self.dsn)
+        server = await asyncio.to_thread(Server.find, self.dsn, creates=False)
         schema = self.settings.schema
         try:
             async with await Database.open(
@@ -40,7 +41,8 @@ class Place(msgspec.Struct, frozen=True):
             ) as database:
                 found = await database.run(migrate.status(schema))
                 if not found.is_current:
-                    raise SchemaVersionError(schema, found.version, found.latest)
+                    where = f"the embedded server in {server.home}" if server.home else redacted(server.dsn)
+                    raise Failure(f"{where}: {SchemaVersionError(schema, found.version, found.latest)}")
                 yield database
         finally:
             await asyncio.to_thread(server.close)

@@ -26,7 +26,7 @@ from .failure import Failure
 from .json_text import json_option, print_json, read_json
 from .options import target
 from .rows import clean
-from .selection import Selection, read_where, where_option
+from .selection import FILTERS, Selection, read_where, where_option
 from .verbs import IDLE, Cancel, Change, Delete, Restore, Retry, Verb
 
 __all__ = ["actor_of", "cancel", "delete", "restore", "retry"]
@@ -60,7 +60,12 @@ def _control_options(command: Callable[..., Any]) -> Callable[..., Any]:
     @where_option
     @click.option("--actor", metavar="NAME", help="Who does it. Default: the user of this process.")
     @click.option("--dry-run", is_flag=True, help="Only show what would be touched.")
-    @click.option("--yes", is_flag=True, help="Do not ask before more than one instance is changed.")
+    @click.option(
+        "--yes",
+        is_flag=True,
+        help="Do not ask. Without it there is a question if several instances are named, with --where even for one, "
+        "and if a cascade finds children.",
+    )
     @json_option
     @functools.wraps(command)
     def controlled(
@@ -75,7 +80,7 @@ def _control_options(command: Callable[..., Any]) -> Callable[..., Any]:
         **given: Any,
     ) -> Any:
         if where and targets:
-            raise Failure(f"give instances or --where, not both; did you mean --where {targets[-1]}?")
+            raise Failure(f"give instances or --where, not both{_meant_where(targets[-1])}")
         if not where and not targets:
             raise Failure("which instances? give ids or correlation keys, or --where")
         wish = Wish(
@@ -100,7 +105,11 @@ def cancel(place: Place, wish: Wish, actor: str | None, reason: str | None, forc
     """Cancel instances.
 
     TARGET is an id or a correlation key. What is parked or runnable ends at once; a step that executes may end first,
-    and its outcome is dropped. With --where, those that have not ended.
+    and its outcome is dropped. With --where, those of the matching instances that have not ended, unless it names
+    a status.
+
+    Exit code 0: they are cancelled or will be, or had ended before; 1: the question was answered with no; 2: a wrong
+    call, nobody there, or no database.
     """
     _run(place, wish, Cancel(reason=_reason(reason), actor=actor, force=force))
 
@@ -116,6 +125,12 @@ def retry(place: Place, wish: Wish, actor: str | None, reason: str | None, state
     """Let failed or cancelled instances go on where they ended.
 
     TARGET is an id or a correlation key. They begin the step at which they ended anew, with a fresh count of attempts.
+    The inbox went with the end: what was waiting for a signal, or was woken by one, waits for it again, until the
+    deadline that it had; if that has passed, it runs at once as timed out. With --where, those that failed or were
+    cancelled.
+
+    Exit code 0: they go on; 1: one of them could not (it is live, done or deleted, or another instance has its key),
+    or the question was answered with no; 2: a wrong call, nobody there, or no database.
     """
     text = None if state is None else read_json(state, "the state", place.settings.max_payload)
     _run(place, wish, Retry(reason=_reason(reason), actor=actor, state=text))
@@ -130,6 +145,9 @@ def delete(place: Place, wish: Wish, actor: str | None, reason: str | None) -> N
 
     TARGET is an id or a correlation key. They are hidden and never run again; what is live is cancelled. `restore`
     brings them back.
+
+    Exit code 0: they are deleted, now or before; 1: the question was answered with no; 2: a wrong call, nobody there,
+    or no database.
     """
     _run(place, wish, Delete(reason=_reason(reason), actor=actor))
 
@@ -142,6 +160,9 @@ def restore(place: Place, wish: Wish, actor: str | None) -> None:
 
     TARGET is an id or a correlation key. What the deletion cancelled stays cancelled; `retry` lets it go on. With
     --where, those that are deleted.
+
+    Exit code 0: they are not deleted, now or before; 1: another instance has the key of one of them (delete that, or
+    insert anew), or the question was answered with no; 2: a wrong call, nobody there, or no database.
     """
     _run(place, wish, Restore(actor=actor))
 
@@ -163,7 +184,7 @@ async def _change(place: Place, wish: Wish, verb: Verb) -> int:
         with _progress(shown.count) as tell:
             changes = await carry_out(database, verb, shown, tell)
     _tell(changes, shown, wish, verb)
-    disappointing = {"refused"} if shown.wanted else {"refused", "left"}
+    disappointing = {"refused"} if shown.wanted or verb.is_idempotent else {"refused", "left"}
     return 1 if any(change.outcome in disappointing for change in changes) else 0
 
 
@@ -233,12 +254,17 @@ def _sentence(change: Change, row: Row | None) -> str:
         case "finished":
             return f"had ended before: it is {row['status']}" if row else "had ended before"
         case "refused":
-            return "was left as it is: another instance has one of its keys now"
+            return f"was left as it is: {change.problem}"
         case "left":
             deleted = "deleted" if row and row["deleted_at"] is not None else "not deleted"
             return f"was left as it is: {row['status'] if row else ''}, {deleted}"
         case _:
             return f"is {change.outcome}"
+
+
+def _meant_where(target: int | str) -> str:
+    is_filter = isinstance(target, str) and target.partition("=")[0].replace("_", "-") in FILTERS
+    return f"; did you mean --where {target}?" if is_filter else f": leave out {target}, or --where"
 
 
 def _counted(count: int) -> str:

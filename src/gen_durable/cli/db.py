@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from pathlib import Path
 from typing import Any
 
 import click
 
 from .._db.migrate import script
-from .._schema import LATEST, Schema, migrate_schema, schema_status
+from .._db.pool import redacted
+from .._schema import LATEST, Schema, migrate_schema, schema_status, server_dsn
 from .failure import Failure
 from .options import dsn_option, load_settings, settings_options
 
@@ -98,6 +100,29 @@ def sql(current: int, to: int, settings_file: Path | None, **given: Any) -> None
     """Print the SQL between two versions, for a tool of your own. Needs no database."""
     settings = load_settings(settings_file, given)
     click.echo(script(settings.schema, current, to).rstrip())
+
+
+@db.command()
+@click.option("--password", is_flag=True, help="With the password, if there is one.")
+@dsn_option
+def url(dsn: str | None, password: bool) -> None:
+    """Print where PostgreSQL is, for psql "$(gen-durable db url)".
+
+    An embedded server is started if need be, and stops ten seconds after its last client. psql is none that it knows
+    of: keep a worker or a Python client running meanwhile.
+    """
+    found = server_dsn(dsn)
+    click.echo(found if password else _without_password(found))
+
+
+def _without_password(dsn: str) -> str:
+    """What is left works with a password of PGPASSWORD or ~/.pgpass."""
+    hidden = redacted(dsn).replace(":***@", "@")
+    return re.sub(r"[?&]password=\*\*\*&?|\s*\bpassword\s*=\s*\*\*\*", _joint, hidden)
+
+
+def _joint(found: re.Match[str]) -> str:
+    return found[0][0] if found[0].endswith("&") else ""
 
 
 def _described(found: Schema) -> str:

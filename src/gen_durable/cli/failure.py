@@ -18,8 +18,10 @@ class Failure(click.ClickException):
         click.echo(f"gen-durable: {self.format_message()}", file=file, err=file is None)
 
 
-def nobody(target: int | str) -> Failure:
-    """There is no such instance."""
+def nobody(target: int | str, by_key: str = "gen-durable ls --correlation-key {}") -> Failure:
+    """There is no such instance. Digits are an id; `by_key` is how one says that they are a key."""
     if isinstance(target, int):
-        return Failure(f"there is no instance {target}")
+        return Failure(
+            f"there is no instance {target}; if that is a correlation key: {by_key.format(target)}"
+        )
     return Failure(f"there is no instance with correlation key {target!r}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Literal, TypeVar, get_args, get_origin
 
 import click
 import msgspec
@@ -67,7 +67,8 @@ def moment(text: str) -> datetime:
     except ValueError:
         raise click.BadParameter(f"{text!r} is no moment; write for example 2026-01-31T09:00Z") from None
     if read.utcoffset() is None:
-        raise click.BadParameter(f"{text!r} has no time zone; write {text}Z or {text}+01:00")
+        full = read.isoformat(timespec="auto" if read.second or read.microsecond else "minutes")
+        raise click.BadParameter(f"{text!r} has no time zone; write {full}Z or {full}+01:00")
     return read
 
 
@@ -115,9 +116,14 @@ def settings_options(*, only: Iterable[str] | None = None) -> Callable[[Command]
 
 
 def _setting_option(field: msgspec.structs.FieldInfo) -> Callable[[Command], Command]:
+    flag = "--" + field.name.replace("_", "-")
+    if get_origin(field.type) is Literal:
+        choice = click.Choice(get_args(field.type))
+        return click.option(flag, field.name, type=choice, help=f"Default: {field.default}.")
     reader, metavar = _READERS[type(field.default)]
     shown = duration_text(field.default) if reader is duration else field.default
-    flag = "--" + field.name.replace("_", "-")
+    if field.name == "heartbeat":
+        shown = "a third of the lease"
     return click.option(flag, field.name, type=reader, metavar=metavar, help=f"Default: {shown}.")
 
 

@@ -86,6 +86,13 @@ def insert(place: Place, machine: str, state: str, as_json: bool, **given: Any) 
     """
     checked_name(machine, "the machine")
     text = read_json(state, "the state", place.settings.max_payload)
+    key = given["correlation_key"]
+    if isinstance(target(key or ""), int):
+        click.echo(
+            f"gen-durable: the correlation key {key} is all digits, which commands take for an id; "
+            f"they find it by --where correlation-key={key}",
+            err=True,
+        )
     new = NamedInsert(fsm=machine, state=text, **_checked(**given))
     done = asyncio.run(_insert(place, new))
     if as_json:
@@ -179,5 +186,10 @@ async def _signal(place: Place, to: int | str, name: str, payload: str, dedup_ke
     async with place.open() as database:
         arrival = await database.run(deliver(to, name, payload, dedup_key))
     if arrival is None:
-        raise NoTargetError(to, f"signal '{name}'")
+        error = NoTargetError(to, f"signal '{name}'")
+        if isinstance(to, int):
+            raise Failure(
+                f"{error}; if {to} is a correlation key, gen-durable ls --correlation-key {to} has the id"
+            )
+        raise error
     return arrival

@@ -44,8 +44,14 @@ def key_text(key: bytes | None) -> str | None:
 
 def note(row: Mapping[str, Any], now: datetime) -> str:
     """What else there is to say about an instance, in a line: what it waits for, and what went wrong."""
-    has_failed = row["last_error"] and row["status"] not in (Status.DONE, Status.CANCELLED)
-    return "; ".join(filter(None, [waits(row, now), clean(row["last_error"]) if has_failed else ""]))
+    match row["status"]:
+        case Status.DONE:
+            why = None
+        case Status.CANCELLED:
+            why = row["cancel_reason"]
+        case _:
+            why = row["last_error"]
+    return "; ".join(filter(None, [waits(row, now), clean(why or "")]))
 
 
 def waits(row: Mapping[str, Any], now: datetime) -> str:

@@ -18,7 +18,7 @@ from ..instance import Status
 from .failure import Failure
 from .options import moment_or_age
 
-__all__ = ["Selection", "filter_options", "read_options", "read_where", "where_option"]
+__all__ = ["FILTERS", "Selection", "filter_options", "read_options", "read_where", "where_option"]
 
 
 class _Field(msgspec.Struct, frozen=True):
@@ -112,6 +112,7 @@ _FIELDS: Final = (
     ),
 )
 _BY_NAME: Final = {field.name: field for field in _FIELDS}
+FILTERS: Final = tuple(_BY_NAME)
 
 
 class Selection(msgspec.Struct, frozen=True):

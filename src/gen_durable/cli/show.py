@@ -45,7 +45,8 @@ class Portrait(msgspec.Struct, frozen=True, kw_only=True):
 def show(place: Place, to: int | str, as_json: bool) -> None:
     """Show everything about an instance.
 
-    TARGET is an id or a correlation key. It may be deleted.
+    TARGET is an id or a correlation key. It may be deleted. Attempts are counted from 1 here, and from 0 in JSON (and
+    in the tables, and by ctx.attempt).
     """
     portrait = asyncio.run(_look(place, target_value(to)))
     if as_json:
@@ -112,7 +113,7 @@ def _lines(portrait: Portrait) -> Iterator[str]:
 
 def _facts(portrait: Portrait) -> Iterator[tuple[str, str | None]]:
     row, details, now = portrait.row, portrait.details, portrait.now
-    yield "step", f"{clean(row['step'])}, attempt {row['attempt'] + 1}{_limit(details['max_attempts'])}"
+    yield "step", f"{clean(row['step'])}, {_tries(row, details)}"
     yield "waits", waits(row, now) or None
     yield "queue", f"{clean(row['queue'])}, priority {row['priority']}"
     for name in ("correlation_key", "concurrency_key"):
@@ -135,7 +136,7 @@ def _facts(portrait: Portrait) -> Iterator[tuple[str, str | None]]:
     yield "state", readable(row["state"])
     yield "result", None if row["result"] is None else readable(row["result"])
     yield "last error", None if row["last_error"] is None else clean(row["last_error"])
-    yield "error", None if details["error"] is None else readable(details["error"])
+    yield "error", None if details["error"] is None else readable(_counted_from_one(details["error"]))
 
 
 def _lists(portrait: Portrait) -> Iterator[tuple[str, list[str]]]:
@@ -183,8 +184,21 @@ def _status(status: str) -> str:
     return click.style(status, fg=STYLES[status])
 
 
-def _limit(max_attempts: int | None) -> str:
-    return "" if max_attempts is None else f" of {max_attempts}"
+def _tries(row: Row, details: Row) -> str:
+    """How often it was tried. An end sets the count of its step back; the executions stay."""
+    if row["finished_at"] is not None:
+        count = details["execution"]
+        return f"{count} execution{'s' * (count != 1)} in all"
+    limit = "" if details["max_attempts"] is None else f" of {details['max_attempts']}"
+    return f"attempt {row['attempt'] + 1}{limit}"
+
+
+def _counted_from_one(error: str) -> str:
+    """The facts of an error for people, to whom the first attempt is number one."""
+    facts = msgspec.json.decode(error)
+    if not isinstance(facts, dict) or not isinstance(facts.get("attempt"), int):
+        return error
+    return msgspec.json.encode({**facts, "attempt": facts["attempt"] + 1}).decode()
 
 
 def _when(moment: datetime | None, now: datetime) -> str | None:

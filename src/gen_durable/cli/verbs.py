@@ -31,11 +31,13 @@ Outcome: TypeAlias = Literal[
 """finished, left: there was nothing to do; refused: another instance has its key."""
 
 
-class Change(msgspec.Struct, frozen=True):
+class Change(msgspec.Struct, frozen=True, omit_defaults=True):
     """What became of one instance."""
 
     id: int
     outcome: Outcome
+    problem: str = ""
+    """Of a refused one: why, and what would help."""
 
 
 class Group(msgspec.Struct, frozen=True):
@@ -57,6 +59,11 @@ class Verb(msgspec.Struct, frozen=True, kw_only=True):
     def name(self) -> str:
         """What it is called on the command line."""
         return type(self).__name__.lower()
+
+    @property
+    def is_idempotent(self) -> bool:
+        """Whether an instance on which there is nothing to do is as it was wished."""
+        return True
 
     @property
     def is_newest_first(self) -> bool:
@@ -105,6 +112,10 @@ class Retry(Verb, frozen=True, kw_only=True):
     """Let go on what failed or was cancelled."""
 
     state: str | None = None
+
+    @property
+    def is_idempotent(self) -> bool:
+        return False
 
     @property
     def is_newest_first(self) -> bool:

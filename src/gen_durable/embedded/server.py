@@ -98,6 +98,11 @@ class EmbeddedPostgres:
         self.close()
 
     @property
+    def exists(self) -> bool:
+        """Whether there is one: it may be at rest, but it has data."""
+        return self._home.data.is_dir()
+
+    @property
     def home(self) -> Path:
         """The directory it lives in. For root that may be another than the one asked for."""
         return self._home.path
