@@ -160,6 +160,20 @@ def test_what_ends_without_a_transition_is_aborted_and_tells_why(durable_dsn: st
     assert [row["outcome"] for row in sql.executions(again.id)] == ["retry", "shutdown"]
 
 
+@pytest.mark.clause("EXEC-10")
+def test_cancelling_what_does_not_execute_leaves_an_execution_without_lease(
+    durable: Harness, sql: Sql
+) -> None:
+    ref = durable.insert(Say, "hi")
+    durable.cancel(ref)
+    (record,) = sql.executions(ref.id)
+    assert summary([record]) == [(1, 1, "say", "ABORTED", "cancelled")]
+    assert (record["lease_owner"], record["leased_at"], record["started_at"]) == (None, None, None)
+    assert record["finished_at"] is not None
+    state = "select state from gen_durable.gen_durable_job_state where job_id = %s"
+    assert sql.value(state, ref.id) == "CANCELLED"
+
+
 @pytest.mark.clause("EXEC-8")
 @pytest.mark.parametrize(
     ("level", "expected"),

@@ -85,10 +85,36 @@ async def test_a_role_that_may_create_schemas_installs_one_by_itself(
 async def test_a_role_without_any_right_is_told_so_and_nothing_is_left(
     sql: Any, durable_dsn: str, role: str
 ) -> None:
-    with pytest.raises(StatementError, match="permission denied for database"):
+    said = r"permission denied for database (\S+) \(SQLSTATE 42501\); grant create on database \1 to the role"
+    with pytest.raises(StatementError, match=said):
         async with AsyncClient(as_role(durable_dsn, role), settings=OWN):
             pass
     assert not await sql.fetchval("select exists (select from pg_namespace where nspname = 'shop')")
+
+
+async def test_a_role_without_a_right_is_told_which_grant_is_missing(
+    sql: Any, durable_dsn: str, role: str
+) -> None:
+    dsn = as_role(durable_dsn, role)
+    missing = [
+        ("usage on schema gen_durable", "usage on schema gen_durable"),
+        ("select, insert, update, delete on migrations", "select on all tables in schema gen_durable"),
+        ("execute on function insert_rows", "execute on all functions in schema gen_durable"),
+        (
+            "select, insert, update, delete on gen_durable",
+            "insert, update on all tables in schema gen_durable",
+        ),
+    ]
+    for told, grant in missing:
+        with pytest.raises(
+            StatementError, match=rf"\(SQLSTATE 42501\); grant {told} to the role that connects"
+        ):
+            async with AsyncClient(dsn) as client:
+                await client.insert(Echo, "hi")
+        await sql.execute(f"grant {grant} to {role}")
+    await sql.execute(f"grant usage on all sequences in schema gen_durable to {role}")
+    async with AsyncClient(dsn) as client:
+        assert (await client.insert(Echo, "hi")).id
 
 
 async def test_the_printed_script_works_for_the_owner_of_a_schema(
