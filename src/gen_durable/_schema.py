@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TypeVar
 
 from ._db import migrate
+from ._db.address import ask_blocking
 from ._db.migrate import LATEST, Schema
 from ._db.plan import Plan
 from ._db.pool import Database
@@ -25,7 +26,8 @@ def server_dsn(dsn: str | None) -> str:
     """Where PostgreSQL is: as given, as the environment says, or the embedded server, started if need be."""
     server = Server.find(dsn)
     try:
-        return server.dsn
+        found = server.dsn
+        return found if isinstance(found, str) else ask_blocking(found)
     finally:
         server.close()
 

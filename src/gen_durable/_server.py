@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final, Self
 
 from .config import environment_dsn
+from .connections import Dsn
 from .embedded import EmbeddedPostgres
 from .errors import UnreachableError
 
@@ -20,12 +21,12 @@ _REVIVE_EVERY: Final = 1.0  # seconds
 class Server:
     """Where PostgreSQL is, and how we know. Close it to let go of an embedded one."""
 
-    dsn: str
+    dsn: Dsn
     advice: str
     """What to do when it cannot be reached."""
     is_embedded: bool
 
-    def __init__(self, dsn: str, advice: str, embedded: EmbeddedPostgres | None = None) -> None:
+    def __init__(self, dsn: Dsn, advice: str, embedded: EmbeddedPostgres | None = None) -> None:
         self.dsn = dsn
         self.advice = advice
         self.is_embedded = embedded is not None
@@ -33,7 +34,7 @@ class Server:
         self._revived_at = 0.0
 
     @classmethod
-    def find(cls, dsn: str | None, *, creates: bool = True) -> Self:
+    def find(cls, dsn: Dsn | None, *, creates: bool = True) -> Self:
         """The argument wins over `GEN_DURABLE_DSN`, and both over the embedded server, which is started if need be.
 
         Raises:

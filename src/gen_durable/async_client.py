@@ -15,13 +15,14 @@ from ._db import migrate
 from ._db.plan import Plan
 from ._db.pool import Database
 from ._db.runner import driver_of
+from ._runtime.service import Contact
 from ._runtime.waiting import Waiting
 from ._runtime.wake import Wakes
 from ._server import Server
 from ._typing import KEEP, PayloadT, ResultT, StateT
 from ._verbs import Filters
 from .config import Settings
-from .connections import AsyncConnection
+from .connections import AsyncConnection, Dsn
 from .errors import NoTargetError, NotConnectedError
 from .events import EventRecord, EventState
 from .instance import (
@@ -56,18 +57,20 @@ class AsyncClient:
     transaction, and happen if and when that commits.
     """
 
-    def __init__(self, dsn: str | None = None, *, settings: Settings | None = None) -> None:
+    def __init__(self, dsn: Dsn | None = None, *, settings: Settings | None = None) -> None:
         """Say where to work; nothing is opened yet.
 
         Args:
-            dsn: where PostgreSQL is; left out, `GEN_DURABLE_DSN` says it, and else the embedded server is used.
+            dsn: where PostgreSQL is; left out, `GEN_DURABLE_DSN` says it, and else the embedded server is used. A
+                function (plain or async) is asked for it before every new connection: for passwords that do not last.
             settings: left out, they come from the environment and the defaults.
         """
-        self.dsn: str | None = dsn
+        self.dsn: Dsn | None = dsn
         self.settings: Settings = Settings.load() if settings is None else settings
         # How far the clock of this client is ahead of the database's: that of a test may be.
         self._ahead = timedelta(0)
         self._wakes = Wakes()
+        self._contact = Contact()
         self._server: Server | None = None
         self._opened: Database | None = None
         self._waiting: Waiting | None = None
@@ -619,7 +622,8 @@ class AsyncClient:
         await self._opened.run_in_transaction(
             migrate.prepare(self.settings.schema, upgrade=self._server.is_embedded)
         )
-        self._waiting = Waiting(self._opened)
+        self._contact = Contact(self._server.revive)
+        self._waiting = Waiting(self._opened, self._contact)
         self._wakes.on_rest(self._waiting.hint)
 
     async def _close(self) -> None:

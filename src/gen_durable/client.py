@@ -19,7 +19,7 @@ from ._server import Server
 from ._typing import KEEP, PayloadT, ResultT, StateT
 from ._verbs import Filters
 from .config import Settings
-from .connections import Connection
+from .connections import Connection, Dsn
 from .errors import NoTargetError, NotConnectedError
 from .events import EventRecord, EventState
 from .instance import (
@@ -46,8 +46,8 @@ _LONGEST: Final = 0.25
 class Client:
     """A blocking producer. Every method means what it means in `AsyncClient`, which documents them."""
 
-    def __init__(self, dsn: str | None = None, *, settings: Settings | None = None) -> None:
-        self.dsn: str | None = dsn
+    def __init__(self, dsn: Dsn | None = None, *, settings: Settings | None = None) -> None:
+        self.dsn: Dsn | None = dsn
         self.settings: Settings = Settings.load() if settings is None else settings
         self._ahead = timedelta(0)
         self._server: Server | None = None

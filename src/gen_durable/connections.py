@@ -1,4 +1,4 @@
-"""The connections that `conn=` takes.
+"""The connections that `conn=` takes, and what `dsn=` may be.
 
 They are told by their shape, so that importing gen_durable imports no driver. A pool has none of these
 shapes, and must not: a statement that goes to a pool is outside of the caller's transaction.
@@ -6,9 +6,10 @@ shapes, and must not: a statement that goes to a pool is outside of the caller's
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from typing import Any, Protocol, TypeAlias
 
-__all__ = ["AsyncConnection", "Connection"]
+__all__ = ["AsyncConnection", "Connection", "Dsn"]
 
 
 class _Asyncpg(Protocol):
@@ -34,3 +35,6 @@ AsyncConnection: TypeAlias = _Asyncpg | _AsyncpgAcquired | _AsyncPsycopg
 
 Connection: TypeAlias = _Psycopg
 """psycopg's `Connection`."""
+
+Dsn: TypeAlias = str | Callable[[], str | Awaitable[str]]
+"""A DSN, or a function (plain or async) that is asked for one before every new connection."""

@@ -24,6 +24,7 @@ from ._runtime.scheduler import FromPrefix, FromQueue, Source
 from .async_client import AsyncClient
 from .client import Client
 from .config import Queue, Settings, environment_prefixes
+from .connections import Dsn
 from .definition import MachineDef
 from .errors import SettingsError, UsageError
 from .events import Sink, SinkLike
@@ -53,7 +54,7 @@ class Worker(AsyncClient):
         self,
         machines: Machines,
         *,
-        dsn: str | None = None,
+        dsn: Dsn | None = None,
         queues: Mapping[str, int | Queue] | None = None,
         prefixes: Mapping[str, int | Queue] | Iterable[str] | None = None,
         on_unknown: Literal["fail", "leave"] = "fail",
@@ -180,7 +181,7 @@ class Worker(AsyncClient):
             dsn, schema, size=5, advice=self._server.advice, lock_timeout=Flusher.PATIENCE, pooler=pooler
         )
         # Made as effects come up; each holds one for as long as it takes.
-        self._effects = await Database.open(dsn, schema, least=0, pooler=pooler)
+        self._effects = await Database.open(dsn, schema, at_once=False, pooler=pooler)
         self._engine = Engine(
             self.name,
             self._server.dsn,
@@ -194,7 +195,7 @@ class Worker(AsyncClient):
             effects=self._effects,
             telemetry=self.telemetry,
             wakes=self._wakes,
-            on_lost=self._server.revive,
+            contact=self._contact,
             on_failure=self._waiting.fail,
         )
         await self._engine.start()

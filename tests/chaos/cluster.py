@@ -71,6 +71,22 @@ class Installation:
             finally:
                 cluster.end()
 
+    @contextmanager
+    def standby_of(self, primary: Cluster) -> Iterator[Cluster]:
+        """A second server that follows the first one; from now on the DSN of the first names both."""
+        with _directory(is_in_memory=True) as directory:
+            self.own(directory)
+            copy = ("-D", str(directory / "data"), "-R", "-X", "stream", "-c", "fast", "--no-sync")
+            where = ("-h", "127.0.0.1", "-p", str(primary.port), "-U", "postgres")
+            assert self.run("pg_basebackup", *copy, *where).wait(_PATIENCE) == 0
+            standby = Cluster(self, directory, FORGETFUL)
+            try:
+                standby.start()
+                primary.standbys.append(standby)
+                yield standby
+            finally:
+                standby.end()
+
     def keep(self, cluster: Cluster) -> None:
         """Let later servers begin as this one, which is stopped, has ended."""
         shutil.rmtree(self.template)
@@ -114,6 +130,7 @@ class Cluster:
         self._installation = installation
         self.directory = directory
         self.port = _free_port()
+        self.standbys: list[Cluster] = []
         self._options = {
             **_OPTIONS,
             **options,
@@ -125,7 +142,10 @@ class Cluster:
 
     @property
     def dsn(self) -> str:
-        return self.dsn_at(self.port)
+        if not self.standbys:
+            return self.dsn_at(self.port)
+        hosts = ",".join(f"127.0.0.1:{each.port}" for each in (self, *self.standbys))
+        return f"postgresql://postgres@{hosts}/postgres?sslmode=disable&target_session_attrs=read-write"
 
     def dsn_at(self, port: int) -> str:
         """The same database, by way of another port."""

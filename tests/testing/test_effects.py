@@ -154,7 +154,7 @@ def test_a_crash_before_the_commit_leaves_no_effect(durable: Harness, ledger: ps
 
 def test_effects_happen_once_wherever_the_process_dies() -> None:
     def scenario(durable: Harness) -> None:
-        with psycopg.connect(durable.dsn or "", autocommit=True) as conn:
+        with psycopg.connect(str(durable.dsn), autocommit=True) as conn:
             conn.execute("create table ledger (id int generated always as identity, key text)")
             durable.insert(Sale, "book")
             durable.drain()

@@ -6,10 +6,12 @@ import threading
 from typing import Any, Final, TypeVar
 
 from ..config import Pooler
+from ..connections import Dsn
 from ..errors import UsageError
+from .address import AddressError, ask_blocking, unreachable
 from .failures import StatementError, is_outage
 from .plan import Plan
-from .pool import PINNED, local, only, unreachable
+from .pool import PINNED, local, only
 from .runner import from_psycopg, run_psycopg
 
 __all__ = ["BlockingDatabase"]
@@ -24,7 +26,7 @@ _LOCAL: Final = "; ".join(local(PINNED))
 class BlockingDatabase:
     """A connection that several threads may share: they take turns."""
 
-    def __init__(self, dsn: str, schema: str, *, advice: str = "", pooler: Pooler = "none") -> None:
+    def __init__(self, dsn: Dsn, schema: str, *, advice: str = "", pooler: Pooler = "none") -> None:
         self._dsn = dsn
         self._advice = advice
         self._is_pooled = pooler == "transaction"
@@ -101,12 +103,12 @@ class BlockingDatabase:
                 ) from None
             try:
                 self._conn = psycopg.connect(
-                    self._dsn,
+                    ask_blocking(self._dsn),
                     autocommit=True,
                     connect_timeout=10,
                     **({"prepare_threshold": None} if self._is_pooled else {"options": _OPTIONS}),
                 )
-            except (psycopg.Error, ValueError) as error:
+            except (psycopg.Error, ValueError, AddressError) as error:
                 raise unreachable(
                     self._dsn, error, self._advice
                 ) from None  # the driver's text may quote the DSN

@@ -10,7 +10,7 @@ import msgspec
 
 from ..errors import DatabaseError
 
-__all__ = ["RACES", "StatementError", "is_data", "is_outage", "is_race"]
+__all__ = ["RACES", "READ_ONLY", "StatementError", "is_data", "is_outage", "is_race"]
 
 
 _DENIED = re.compile(
@@ -57,11 +57,13 @@ class StatementError(DatabaseError):
         return facts
 
 
+READ_ONLY = "25006"
 # 40001 serialization_failure, 40P01 deadlock_detected, 55P03 lock_not_available: run the transaction again.
 RACES = frozenset({"40001", "40P01", "55P03"})
-# Classes: 08 connection, 53 resources, 57 operator intervention (shutdown, cancelled), 58 system. 25006: a standby that
-# has yet to be promoted; 25P03: idle too long.
-_OUTAGES = ("08", "53", "57", "58", "25006", "25P03")
+# Classes: 08 connection, 28 credentials (a password that is being changed, a token that has run out), 53 resources,
+# 57 operator intervention (shutdown, cancelled), 58 system. 25006: a standby that has yet to be promoted, or a primary
+# that is none any more; 25P03: idle too long.
+_OUTAGES = ("08", "28", "53", "57", "58", READ_ONLY, "25P03")
 # Classes: 22 data exception, 23 integrity constraint violation, 54 program limit exceeded: a row is to blame.
 _DATA = ("22", "23", "54")
 

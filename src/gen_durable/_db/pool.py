@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
 from ..config import Pooler
-from ..errors import UnreachableError
-from .failures import StatementError
+from ..connections import Dsn
+from .address import ask, unreachable
+from .failures import READ_ONLY, StatementError
 from .plan import Call, Plan, Rows, Script
 from .runner import asyncpg_failures, from_asyncpg, run_asyncpg
 
-__all__ = ["PINNED", "Database", "connect", "is_gone", "local", "only", "redacted", "unreachable"]
+__all__ = ["PINNED", "Database", "connect", "is_gone", "local", "only"]
 
 T = TypeVar("T")
 
@@ -45,13 +45,7 @@ _CONNECT_WITHIN: Final = 10.0
 _PLAN_LIFETIME: Final = 10
 # What asyncpg has to ask the server about before it can send them.
 _ARRAYS: Final = ("bigint[]", "int[]", "boolean[]", "bytea[]", "interval[]", "timestamptz[]")
-_READ_ONLY: Final = "25006"
 _NOT_SUPPORTED: Final = "0A000"
-# Up to the last "@": a password may hold ":" and "@". Hiding too much is better than hiding too little.
-_PASSWORDS: Final = (
-    (re.compile(r"(//[^:/@\s]*):\S*@"), r"\1:***@"),
-    (re.compile(r"(password\s*=\s*)('[^']*'|[^&\s]+)", re.IGNORECASE), r"\1***"),
-)
 
 
 class Database:
@@ -66,17 +60,17 @@ class Database:
     @classmethod
     async def open(
         cls,
-        dsn: str,
+        dsn: Dsn,
         schema: str,
         *,
-        least: int = 1,
+        at_once: bool = True,
         size: int = 10,
         advice: str = "",
         lock_timeout: str = "10s",
         answer_within: float | None = None,
         pooler: Pooler = "none",
     ) -> Self:
-        """Make a pool, with `least` connections at once and `size` of them at most.
+        """Make a pool of at most `size` connections; the first one `at_once`, so that whoever opens it knows.
 
         Behind a pooler in transaction mode a session is somebody else's a moment later: nothing is prepared, and the
         settings that we rely on go with every BEGIN.
@@ -94,13 +88,16 @@ class Database:
             async with connection.transaction():
                 await connection.fetch("select " + ", ".join(f"null::{kind}" for kind in _ARRAYS))
 
+        async def connect(_: None, **options: Any) -> Any:
+            return await asyncpg.connect(await ask(dsn), **options)
+
         pins = {**PINNED, "lock_timeout": lock_timeout}
         is_pooled = pooler == "transaction"
         failures: tuple[type[Exception], ...] = (*asyncpg_failures(), ValueError)
         try:
             pool = await asyncpg.create_pool(
-                dsn,
-                min_size=least,
+                connect=connect,
+                min_size=0,  # a floor would be kept up behind our back, with a traceback per try while it cannot be
                 max_size=size,
                 server_settings=None if is_pooled else pins,
                 statement_cache_size=0 if is_pooled else 100,
@@ -111,6 +108,9 @@ class Database:
                 reset=leave_as_is,
                 max_inactive_connection_lifetime=300,
             )
+            if at_once:
+                async with pool.acquire():
+                    pass
         except failures as error:
             raise unreachable(dsn, error, advice) from None  # the driver's text may quote the DSN
         return cls(pool, schema, pins if is_pooled else None)
@@ -185,6 +185,7 @@ class _Acquired:
     """A connection of the pool; what goes wrong on the way to it is one of our errors."""
 
     def __init__(self, pool: Any) -> None:
+        self._pool = pool
         self._acquire = pool.acquire()
         self._conn: Any = None
 
@@ -199,6 +200,9 @@ class _Acquired:
         # Who has fallen silent is not asked to finish: some versions of asyncpg would wait for that for ever.
         if _is_silence(error[1]) and not is_gone(self._conn):
             self._conn.terminate()
+        # This was the primary once. The next connection asks all hosts of the DSN anew.
+        if isinstance(error[1], StatementError) and error[1].sqlstate == READ_ONLY:
+            await self._pool.expire_connections()
         # A connection that breaks on its way back has done what it had to; the pool drops it.
         with suppress(*asyncpg_failures()):
             await self._acquire.__aexit__(*error)
@@ -220,7 +224,7 @@ class _Transaction:
             await self._roll_back(error)  # it may have begun all the same
             # A standby answers so to READ WRITE; otherwise it would refuse the first write as read-only.
             if isinstance(error, StatementError) and error.sqlstate == _NOT_SUPPORTED:
-                raise StatementError(_READ_ONLY, error.message) from error
+                raise StatementError(READ_ONLY, error.message) from error
             raise
 
     async def __aexit__(
@@ -294,29 +298,3 @@ async def connect(dsn: str) -> Any:
         )
     except asyncpg_failures() as error:
         raise from_asyncpg(error) from error
-
-
-def redacted(dsn: str) -> str:
-    """The DSN without its password, for messages."""
-    for password, hidden in _PASSWORDS:
-        dsn = password.sub(hidden, dsn)
-    return dsn
-
-
-def unreachable(dsn: str, error: BaseException, advice: str) -> UnreachableError:
-    """Why there is no connection, in one line."""
-    cause = str(error).strip().split("\n")[0] or type(error).__name__
-    if "unsupported startup parameter" in cause:
-        advice = 'is that PgBouncer? then set GEN_DURABLE_POOLER, or settings.pooler, to "transaction"'
-    return UnreachableError(
-        redacted(dsn), _hidden(cause, dsn), advice or "is the server running, and is the DSN right?"
-    )
-
-
-def _hidden(cause: str, dsn: str) -> str:
-    """The cause without the password. One with a bare "/" or "@" in it is taken for a port or a host, and quoted."""
-    found = re.search(r"//[^:/@\s]*:(\S*)@", dsn)
-    for part in re.split(r"[:/@?#]", found[1]) if found else ():
-        if len(part) > 2:
-            cause = cause.replace(part, "***")
-    return redacted(cause)

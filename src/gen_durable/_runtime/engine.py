@@ -16,6 +16,7 @@ from .._db.commit import Recorder
 from .._db.lease import Lease
 from .._db.pool import Database
 from ..config import Queue, Settings
+from ..connections import Dsn
 from ..events import Sink
 from ..telemetry import Telemetry
 from .cron import Cron
@@ -43,7 +44,7 @@ class Engine:
     def __init__(
         self,
         worker: str,
-        dsn: str,
+        dsn: Dsn,
         *,
         settings: Settings,
         registry: Registry,
@@ -55,7 +56,7 @@ class Engine:
         effects: Database,
         telemetry: Telemetry,
         wakes: Wakes,
-        on_lost: Callable[[], None],
+        contact: Contact,
         on_failure: Callable[[BaseException], None],
     ) -> None:
         self._on_failure = on_failure
@@ -68,7 +69,6 @@ class Engine:
         self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._hurry = asyncio.Event()
         self._threads = Threads(settings.threads)
-        contact = Contact(on_lost)
         self._flusher = Flusher(
             commits, effects, Recorder(worker, settings.executions, settings.heartbeat), wakes, contact
         )

@@ -242,8 +242,12 @@ class Flusher:
             if finished:
                 await self._database.run(commits.finish(finished))
         except StatementError as error:
-            _log.warning(
-                "could not mark %d executions as done (%s); that is made up for", len(finished), error
+            # Of an outage everybody has been told.
+            _log.log(
+                logging.INFO if is_outage(error) else logging.WARNING,
+                "could not mark %d executions as done (%s); that is made up for",
+                len(finished),
+                error,
             )
         del self._unfinished[: len(finished)]
 

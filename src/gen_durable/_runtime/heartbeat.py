@@ -17,6 +17,7 @@ from .._db.failures import StatementError
 from .._db.lease import Lease, mark_started, renew, watch
 from .._db.pool import Database
 from ..config import Settings
+from ..connections import Dsn
 from .service import Contact, Outage
 
 __all__ = ["Heartbeat"]
@@ -31,7 +32,7 @@ class Heartbeat:
 
     def __init__(
         self,
-        dsn: str,
+        dsn: Dsn,
         settings: Settings,
         contact: Contact,
         on_lost: Callable[[Lease], None],
@@ -108,7 +109,7 @@ class Heartbeat:
         database = await Database.open(
             self._dsn,
             settings.schema,
-            least=0,
+            at_once=False,
             size=1,
             # A connection that has fallen silent is given up while there is time to renew on another one.
             answer_within=settings.lease.total_seconds() / 3,

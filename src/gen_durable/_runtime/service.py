@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+import threading
 import time
+import weakref
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Final
@@ -21,21 +23,42 @@ _LONGEST_PAUSE: Final = 5.0
 
 
 class Contact:
-    """Since when this process has been in touch with the database; shared by all services of a worker."""
+    """Since when this process has been in touch with the database; shared by all services of a worker.
+
+    An outage is one thing to people, however many services notice it: it is told once, and so is its end.
+    """
 
     def __init__(self, on_lost: Callable[[], None] = lambda: None) -> None:
         self._since: float | None = time.monotonic()
         self._on_lost = on_lost
+        # The heartbeat has a thread of its own.
+        self._lock = threading.Lock()
+        # Who waits for the database. Weakly: an execution that ends meanwhile has nothing to wait for.
+        self._waiting: weakref.WeakSet[Outage] = weakref.WeakSet()
+        self._away_since: float | None = None
 
-    def lost(self) -> None:
+    def lost(self, outage: Outage, error: StatementError) -> None:
         """Somebody could not reach it."""
-        self._since = None
+        with self._lock:
+            self._since = None
+            self._waiting.add(outage)
+            is_news, self._away_since = self._away_since is None, self._away_since or time.monotonic()
+        if is_news:
+            _log.warning("%s: the database is away (%s); trying again until it is back", outage.who, error)
         self._on_lost()
 
-    def made(self) -> None:
+    def made(self, outage: Outage) -> None:
         """Somebody reached it."""
-        if self._since is None:
-            self._since = time.monotonic()
+        if self._since is not None and self._away_since is None:
+            return
+        with self._lock:
+            self._since = self._since or time.monotonic()
+            self._waiting.discard(outage)
+            since = self._away_since
+            if self._waiting or since is None:
+                return  # those who have not tried again yet may find that it is not back for them
+            self._away_since = None
+        _log.info("the database is back after %.1f s", time.monotonic() - since)
 
     @property
     def seconds(self) -> float:
@@ -45,10 +68,10 @@ class Contact:
 
 
 class Outage:
-    """One stretch of time without the database, for one service: pauses that grow, and one line of log."""
+    """One stretch of time without the database, for one service: pauses that grow."""
 
     def __init__(self, who: str, contact: Contact | None = None) -> None:
-        self._who = who
+        self.who = who
         self._contact = contact or Contact()
         self._tries = 0
 
@@ -58,18 +81,14 @@ class Outage:
             raise error
         self._tries += 1
         if is_outage(error):
-            self._contact.lost()
-            if self._tries == 1:
-                _log.warning("%s: the database is away (%s); trying again until it is back", self._who, error)
+            self._contact.lost(self, error)
         # With jitter: a fleet that lost its database at one moment must not come back at one moment.
         return min(_LONGEST_PAUSE, _FIRST_PAUSE * 2.0 ** min(self._tries, 10)) * random.uniform(0.5, 1)
 
     def is_over(self) -> None:
         """A round went well."""
-        self._contact.made()
-        if self._tries:
-            self._tries = 0
-            _log.info("%s: the database is back", self._who)
+        self._tries = 0
+        self._contact.made(self)
 
 
 class Service:

@@ -11,7 +11,7 @@ from .._db.failures import StatementError
 from .._db.inspect import settled
 from .._db.pool import Database
 from ..errors import NoTargetError, NotConnectedError
-from .service import Outage
+from .service import Contact, Outage
 
 __all__ = ["Waiting"]
 
@@ -25,8 +25,9 @@ _LONGEST: Final = 0.25
 class Waiting:
     """Looks at all awaited instances in one statement: often at first, less often while nothing happens."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, contact: Contact | None = None) -> None:
         self._database = database
+        self._contact = contact
         # Instance → (does parking count?, who waits). Touched on the event loop only.
         self._futures: defaultdict[int, list[tuple[bool, asyncio.Future[Mapping[str, Any]]]]] = defaultdict(
             list
@@ -62,7 +63,7 @@ class Waiting:
 
     async def _poll(self) -> None:
         pause = _SHORTEST
-        outage = Outage("wait")
+        outage = Outage("wait", self._contact)
         while self._futures:
             # Cleared before the look: what comes to rest during it sets the hint again.
             self._hint.clear()

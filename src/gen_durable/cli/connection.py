@@ -12,7 +12,8 @@ from typing import Any, TypeAlias
 import msgspec
 
 from .._db import migrate
-from .._db.pool import Database, redacted
+from .._db.address import shown
+from .._db.pool import Database
 from .._server import Server
 from ..config import Settings
 from ..errors import SchemaVersionError
@@ -41,7 +42,7 @@ class Place(msgspec.Struct, frozen=True):
             ) as database:
                 found = await database.run(migrate.status(schema))
                 if not found.is_current:
-                    where = f"the embedded server in {server.home}" if server.home else redacted(server.dsn)
+                    where = f"the embedded server in {server.home}" if server.home else shown(server.dsn)
                     raise Failure(f"{where}: {SchemaVersionError(schema, found.version, found.latest)}")
                 yield database
         finally:

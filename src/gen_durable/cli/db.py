@@ -9,8 +9,8 @@ from typing import Any
 
 import click
 
+from .._db.address import redacted
 from .._db.migrate import script
-from .._db.pool import redacted
 from .._schema import LATEST, Schema, migrate_schema, schema_status, server_dsn
 from .failure import Failure
 from .options import dsn_option, load_settings, settings_options

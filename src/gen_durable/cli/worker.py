@@ -9,7 +9,7 @@ from typing import Any, Literal
 import click
 
 from .. import __version__
-from .._db.pool import redacted
+from .._db.address import shown
 from ..config import Queue, environment_dsn
 from ..schedules import Schedule
 from ..telemetry import PickStop
@@ -124,7 +124,7 @@ def _start_line(ready: Worker) -> str:
     elsewhere = sorted({each.queue for each in ready.machines} - set(ready.queues))
     left = f"; not {', '.join(elsewhere)}" if elsewhere and not prefixes else ""
     dsn = ready.dsn or environment_dsn()
-    where = redacted(dsn) if dsn else "the embedded PostgreSQL"
+    where = shown(dsn) if dsn else "the embedded PostgreSQL"
     return f"gen-durable {__version__} runs {machines or 'no machine'} on {where}, {', '.join(served)}{left}"
 
 

@@ -15,6 +15,7 @@ from typing import Any, Self, TypeVar
 from .._db.plan import Plan
 from .._db.pool import Database
 from ..config import Pooler
+from ..connections import Dsn
 
 __all__ = ["Backstage", "BackstageDatabase"]
 
@@ -56,7 +57,7 @@ class BackstageDatabase(Database):
         self.schema = database.schema
 
     @classmethod
-    def open_now(cls, dsn: str, schema: str, *, advice: str, pooler: Pooler = "none") -> Self:
+    def open_now(cls, dsn: Dsn, schema: str, *, advice: str, pooler: Pooler = "none") -> Self:
         """Connect; at least one connection works then."""
         backstage = Backstage()
         try:

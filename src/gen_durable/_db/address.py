@@ -1,0 +1,115 @@
+"""Where PostgreSQL is: a DSN, or a function that is asked for one before every new connection."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import re
+import threading
+from typing import Any, Final
+
+from ..connections import Dsn
+from ..errors import UnreachableError, UsageError
+
+__all__ = ["AddressError", "ask", "ask_blocking", "hidden", "redacted", "shown", "unreachable"]
+
+# Up to the last "@": a password may hold ":" and "@". Hiding too much is better than hiding too little.
+_PASSWORDS: Final = (
+    (re.compile(r"(//[^:/@\s]*):\S*@"), r"\1:***@"),
+    (re.compile(r"(password\s*=\s*)('[^']*'|[^&\s]+)", re.IGNORECASE), r"\1***"),
+)
+# The services that give out passwords are asked while work waits for the connection.
+_ANSWER_WITHIN: Final = 10.0
+
+
+class AddressError(OSError):
+    """The function that knows the DSN has failed: as with a server that does not answer, a later try may do better."""
+
+
+async def ask(dsn: Dsn) -> str:
+    """The DSN for the next connection. A plain function is called on a thread: it may go over the network."""
+    if isinstance(dsn, str):
+        return dsn
+    try:
+        async with asyncio.timeout(_ANSWER_WITHIN):
+            found: Any = dsn() if inspect.iscoroutinefunction(dsn) else await asyncio.to_thread(dsn)
+            return _checked(dsn, await found if inspect.isawaitable(found) else found)
+    except UsageError:
+        raise
+    except Exception as error:
+        raise AddressError(f"{shown(dsn)} raised {type(error).__name__}: {error}") from error
+
+
+def ask_blocking(dsn: Dsn) -> str:
+    """The same for a blocking connection."""
+    if isinstance(dsn, str):
+        return dsn
+    try:
+        found: Any = dsn()
+        return _checked(dsn, _awaited(found) if inspect.isawaitable(found) else found)
+    except UsageError:
+        raise
+    except Exception as error:
+        raise AddressError(f"{shown(dsn)} raised {type(error).__name__}: {error}") from error
+
+
+def shown(dsn: Dsn) -> str:
+    """The DSN for messages: without its password, or by the name of the function."""
+    if isinstance(dsn, str):
+        return redacted(dsn)
+    return f"what {getattr(dsn, '__qualname__', None) or repr(dsn)}() says"
+
+
+def redacted(text: str) -> str:
+    """The text without a password of a DSN in it."""
+    for password, hidden in _PASSWORDS:
+        text = password.sub(hidden, text)
+    return text
+
+
+def hidden(cause: str, dsn: str) -> str:
+    """The cause without the password. One with a bare "/" or "@" in it is taken for a port or a host, and quoted."""
+    found = re.search(r"//[^:/@\s]*:(\S*)@", dsn)
+    for part in re.split(r"[:/@?#]", found[1]) if found else ():
+        if len(part) > 2:
+            cause = cause.replace(part, "***")
+    return redacted(cause)
+
+
+def unreachable(dsn: Dsn, error: BaseException, advice: str) -> UnreachableError:
+    """Why there is no connection, in one line."""
+    cause = str(error).strip().split("\n")[0] or type(error).__name__
+    if "unsupported startup parameter" in cause:
+        advice = 'is that PgBouncer? then set GEN_DURABLE_POOLER, or settings.pooler, to "transaction"'
+    return UnreachableError(
+        shown(dsn),
+        hidden(cause, dsn) if isinstance(dsn, str) else redacted(cause),
+        advice or "is the server running, and is the DSN right?",
+    )
+
+
+def _checked(asked: Dsn, found: object) -> str:
+    if not isinstance(found, str):
+        raise UsageError(
+            f"{shown(asked)} is of type {type(found).__name__}",
+            "return a DSN: postgresql://user:password@host/database",
+        )
+    return found
+
+
+def _awaited(found: Any) -> object:
+    """Await on a thread of its own: the caller's may have a loop that runs."""
+    answer: list[object] = []
+
+    async def wait() -> None:
+        try:
+            answer.append(await found)
+        except Exception as error:  # noqa: BLE001 - raised again in the thread that asked
+            answer.append(error)
+
+    thread = threading.Thread(target=lambda: asyncio.run(wait()), name="gen_durable credentials", daemon=True)
+    thread.start()
+    thread.join()
+    if isinstance(answer[0], Exception):
+        raise answer[0]
+    return answer[0]

@@ -1,0 +1,197 @@
+"""Life in production: outages that are told once, a standby that takes over, passwords that run out."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import random
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+import pytest
+
+from gen_durable import AsyncClient, Client, Worker
+from gen_durable._db.failures import READ_ONLY, StatementError
+from gen_durable._db.plan import Plan, Script
+from gen_durable._db.pool import Database
+from gen_durable.errors import DatabaseError, UnreachableError
+from tests.chaos.arena import Arena
+from tests.chaos.cluster import FORGETFUL, Cluster, Installation
+from tests.chaos.fleet import CHAOS, PATIENCE, PATIENT
+from tests.chaos.machines import Chain, Work
+from tests.chaos.workload import mixed, place
+
+PASSWORDS = "host all app 127.0.0.1/32 scram-sha-256\n"
+
+
+@pytest.mark.clause("DEP-1")
+async def test_an_outage_is_one_line_of_log_and_so_is_its_end(cluster: Cluster, tmp_path: Path) -> None:
+    async with Arena.open(cluster, tmp_path, PATIENT) as arena:
+        process = await arena.fleet.start()
+        for number in range(8):
+            await arena.producer.insert_surely(f"chain {number}", Chain, Work(steps=4, pace=0.2))
+        await arena.fleet.hears(what="begin", count=8)
+        cluster.stop()
+        await asyncio.sleep(1.5)  # the driver alone would have retried, and told of it, more than once
+        await asyncio.to_thread(cluster.start)
+        await arena.finishes()
+        log = process.log.read_text(encoding="utf-8")
+    told = [line for line in log.splitlines() if "the database is" in line or "WARNING" in line]
+    assert ["is away" in line for line in told] == [True, False], log
+    assert "is back after" in told[1]
+    assert "Traceback" not in log
+
+
+@pytest.mark.clause("DEP-2")
+async def test_a_promoted_standby_takes_over_and_nothing_acknowledged_is_lost(
+    installation: Installation, tmp_path: Path
+) -> None:
+    with installation.cluster(FORGETFUL) as primary, installation.standby_of(primary) as standby:
+        async with Arena.open(primary, tmp_path, PATIENT) as arena:
+            # What is acknowledged is on the standby, too: without this, no engine could promise anything.
+            await arena.ask("alter system set synchronous_standby_names = '*'")
+            await arena.ask("select pg_reload_conf()")
+            await arena.holds("select exists (select from pg_stat_replication where sync_state = 'sync')")
+            for _ in range(2):
+                await arena.fleet.start()
+            rng = random.Random(6)
+            async with asyncio.TaskGroup() as group:
+                for order in mixed(rng, 60, pace=0.1):
+                    group.create_task(place(arena.producer, order, rng))
+                await asyncio.sleep(0.4)
+                await arena.seal()
+                primary.crash()
+                await _promote(standby)
+            report = await arena.reckoning()
+            assert await arena.ask("select inet_server_port()") == standby.port
+    assert report.counters["duplicate step runs"] == 0, "no worker died"
+
+
+@pytest.fixture
+async def secured(cluster: Cluster) -> Cluster:
+    """A server that asks a role `app` for its password."""
+    rules = cluster.directory / "data" / "pg_hba.conf"
+    rules.write_text(PASSWORDS + rules.read_text(encoding="utf-8"), encoding="utf-8")
+    conn = await asyncpg.connect(cluster.dsn)
+    await conn.execute("create role app superuser login password 'first'")
+    await conn.execute("select pg_reload_conf()")
+    await conn.close()
+    return cluster
+
+
+class Tokens:
+    """Gives a new password with every DSN; earlier ones are worth nothing from then on."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._numbers = itertools.count(1)
+        self.asked = 0
+        self.is_down = False
+
+    async def ask(self) -> str:
+        if self.is_down:
+            raise RuntimeError("the vault is sealed")
+        self.asked += 1
+        token = f"token-{next(self._numbers)}"
+        conn = await asyncpg.connect(self._cluster.dsn)
+        await conn.execute(f"alter role app password '{token}'")
+        await conn.close()
+        return f"postgresql://app:{token}@127.0.0.1:{self._cluster.port}/postgres?sslmode=disable"
+
+    def ask_now(self) -> str:
+        return asyncio.run(self.ask())
+
+
+@pytest.mark.clause("DEP-3")
+@pytest.mark.parametrize("way", ["async", "plain"])
+async def test_a_function_is_asked_for_the_dsn_before_every_connection(secured: Cluster, way: str) -> None:
+    tokens = Tokens(secured)
+    dsn: Callable[[], str | Awaitable[str]] = tokens.ask if way == "async" else tokens.ask_now
+
+    def produce() -> int:
+        with Client(dsn) as client:
+            return client.insert(Chain, Work(steps=1)).id
+
+    # One after the other: of two passwords that are given out at one moment, only the second is good here.
+    id = await asyncio.to_thread(produce)
+    assert tokens.asked == 1
+    async with AsyncClient(dsn) as client:
+        assert (await client.get(id)) is not None
+        asked = tokens.asked
+        await _throw_out(secured)
+        assert await _surely(lambda: client.get(id)) is not None
+        assert tokens.asked > asked
+
+
+@pytest.mark.clause("DEP-3")
+async def test_a_worker_waits_for_whoever_gives_out_passwords(secured: Cluster, caplog: Any) -> None:
+    tokens = Tokens(secured)
+    async with Worker([Chain], dsn=tokens.ask, settings=CHAOS) as worker:
+        tokens.is_down = True
+        await _throw_out(secured)
+        await _holds(lambda: "Tokens.ask() says raised RuntimeError: the vault is sealed" in caplog.text)
+        tokens.is_down = False
+        ref = await _surely(lambda: worker.insert(Chain, Work(steps=2)))
+        assert (await _surely(lambda: worker.wait(ref))).is_finished
+    assert caplog.text.count("the database is away") == 1
+    assert "token-" not in caplog.text
+
+
+@pytest.mark.parametrize("kind", ["AsyncClient", "Client"])
+async def test_what_the_function_raises_is_told_at_the_door(kind: str) -> None:
+    def vault() -> str:
+        raise KeyError("no such secret")
+
+    with pytest.raises(UnreachableError, match=r"vault\(\) says: .* raised KeyError: 'no such secret'"):
+        if kind == "Client":
+            with Client(vault):
+                pass
+        else:
+            async with AsyncClient(vault):
+                pass
+
+
+async def test_a_connection_to_what_is_no_primary_any_more_is_not_used_again(cluster: Cluster) -> None:
+    def write() -> Plan[None]:
+        yield Script("set transaction read only")
+        yield Script("create table gen_durable.t ()")
+
+    def who() -> Plan[None]:
+        yield Script("create temporary table mark ()")  # refused if the session has one
+
+    async with await Database.open(cluster.dsn, "gen_durable", size=1) as database:
+        await database.run(who())
+        with pytest.raises(StatementError) as refused:
+            await database.run_in_transaction(write())
+        assert refused.value.sqlstate == READ_ONLY
+        await database.run(who())
+
+
+async def _promote(standby: Cluster) -> None:
+    conn = await asyncpg.connect(standby.dsn)
+    assert await conn.fetchval("select pg_promote()")
+    await conn.close()
+
+
+async def _throw_out(cluster: Cluster) -> None:
+    conn = await asyncpg.connect(cluster.dsn)
+    await conn.execute("select pg_terminate_backend(pid) from pg_stat_activity where usename = 'app'")
+    await conn.close()
+
+
+async def _surely(call: Callable[[], Awaitable[Any]]) -> Any:
+    """Ask again while the connection breaks, as any client of a server must."""
+    async with asyncio.timeout(PATIENCE):
+        while True:
+            try:
+                return await call()
+            except DatabaseError:
+                await asyncio.sleep(0.02)
+
+
+async def _holds(fact: Callable[[], bool]) -> None:
+    async with asyncio.timeout(PATIENCE):
+        while not fact():
+            await asyncio.sleep(0.01)
