@@ -6,6 +6,7 @@ Each function gives the value back, normalized, or raises: an `OptionError` wher
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime, timedelta
 from typing import Final, TypeAlias
 
@@ -22,6 +23,7 @@ __all__ = [
     "checked_key",
     "checked_moment",
     "checked_name",
+    "checked_traceparent",
 ]
 
 MAX_NAME_BYTES: Final = 255
@@ -34,6 +36,9 @@ MAX_DELAY: Final = timedelta(days=36525)
 # day within, no time zone of a session can push one out of the calendar.
 _FIRST_MOMENT: Final = datetime(1, 1, 2, tzinfo=UTC)
 _LAST_MOMENT: Final = datetime(9999, 12, 30, tzinfo=UTC)
+
+# W3C trace context: version, trace, span, flags.
+_TRACEPARENT: Final = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 
 _Raises: TypeAlias = type[UsageError] | type[OptionError]
 
@@ -87,6 +92,15 @@ def checked_moment(value: object, what: str) -> datetime:
     if not _FIRST_MOMENT <= moment <= _LAST_MOMENT:
         raise UsageError(f"{what} is at the end of the calendar ({value})", "give a moment within it")
     return moment
+
+
+def checked_traceparent(value: object) -> str:
+    """Check a trace context as W3C writes it."""
+    if not isinstance(value, str) or not _TRACEPARENT.fullmatch(value):
+        raise UsageError(
+            f"traceparent is {value!r}", "give 00-<32 hex digits>-<16>-<2>, or leave it to OpenTelemetry"
+        )
+    return value
 
 
 def _text(value: object, what: str, most: int, error: _Raises) -> str:

@@ -15,6 +15,7 @@ from ._db import control, inspect, outbox
 from ._db import insert as inserts
 from ._db import signal as signals
 from ._db.plan import Plan
+from ._tracing import traceparent_of_signal
 from ._typing import KEEP
 from .config import Settings
 from .definition import MachineDef, StepRef, definition_of, step_name
@@ -125,7 +126,7 @@ def signal(
     if dedup_key is not None:
         checked_key(dedup_key, "dedup_key")
     value = target_value(target)
-    arrival = yield from signals.deliver(value, name, text, dedup_key)
+    arrival = yield from signals.deliver(value, name, text, dedup_key, traceparent_of_signal())
     if arrival is None:
         raise NoTargetError(value, f"signal '{name}'")
     if not arrival.is_new:

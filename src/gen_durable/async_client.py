@@ -12,6 +12,7 @@ from typing import Any, Self, TypeVar, Unpack, overload
 from . import _recurring, _verbs
 from ._checks import checked_delay
 from ._db import migrate
+from ._db.depth import depths
 from ._db.plan import Plan
 from ._db.pool import Database
 from ._db.runner import driver_of
@@ -31,6 +32,7 @@ from .instance import (
     Delivery,
     ExecutionRecord,
     Instance,
+    QueueDepth,
     Restored,
     RetryResult,
     Until,
@@ -509,6 +511,10 @@ class AsyncClient:
             NoScheduleError: there is no such schedule.
         """
         await self._write(_recurring.delete(name), conn)
+
+    async def queue_depths(self) -> Sequence[QueueDepth]:
+        """How much waits in each queue that is not empty. It costs little, however much there is: for gauges."""
+        return await self._database.run(depths())
 
     @overload
     async def wait(

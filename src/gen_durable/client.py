@@ -12,6 +12,7 @@ from . import _recurring, _verbs
 from ._checks import checked_delay
 from ._db import migrate
 from ._db.blocking import BlockingDatabase
+from ._db.depth import depths
 from ._db.inspect import settled
 from ._db.plan import Plan
 from ._db.runner import driver_of
@@ -28,6 +29,7 @@ from .instance import (
     Delivery,
     ExecutionRecord,
     Instance,
+    QueueDepth,
     Restored,
     RetryResult,
     Until,
@@ -384,6 +386,10 @@ class Client:
     def delete_schedule(self, name: str, /, *, conn: Connection | None = None) -> None:
         """See `AsyncClient.delete_schedule`."""
         self._write(_recurring.delete(name), conn)
+
+    def queue_depths(self) -> Sequence[QueueDepth]:
+        """See `AsyncClient.queue_depths`."""
+        return self._database.run(depths())
 
     @overload
     def wait(

@@ -16,6 +16,7 @@ from ._checks import (
     checked_key,
     checked_moment,
     checked_name,
+    checked_traceparent,
 )
 from ._typing import ResultT, StateT
 from .definition import Definition, MachineDef, StepRef, definition_of, step_name
@@ -75,6 +76,8 @@ class InsertOptions(TypedDict, total=False):
     """A unique key that stays taken for ever, until the instance is deleted: the same request gives the first run."""
     max_attempts: int
     """How often a step may be executed in all, where a retry policy counts; instead of what that policy says."""
+    traceparent: str
+    """The trace that its spans belong to (W3C); left out, that of the caller, if traces are on."""
 
 
 class InsertValues(msgspec.Struct, frozen=True, kw_only=True):
@@ -92,6 +95,7 @@ class InsertValues(msgspec.Struct, frozen=True, kw_only=True):
     unique_scope: tuple[Status, ...] = ()
     concurrency_key: str | None = None
     max_attempts: int | None = None
+    traceparent: str | None = None
 
 
 def insert_values(definition: MachineDef, options: Mapping[str, Any]) -> InsertValues:
@@ -122,6 +126,7 @@ def insert_values(definition: MachineDef, options: Mapping[str, Any]) -> InsertV
         unique_scope=_scope_of("unique", given, tuple(Status)),
         concurrency_key=given.get("concurrency_key"),
         max_attempts=given.get("max_attempts"),
+        traceparent=given.get("traceparent"),
     )
 
 
@@ -194,6 +199,7 @@ _CHECKS: Final[Mapping[str, Callable[[Any], Any]]] = {
     "concurrency_key": key_text,
     "idempotency_key": lambda value: checked_key(value, "idempotency_key").encode(),
     "max_attempts": lambda value: checked_int(value, "max_attempts", 1, 2**31 - 1),
+    "traceparent": checked_traceparent,
 }
 
 

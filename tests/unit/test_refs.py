@@ -76,6 +76,7 @@ def test_every_option_that_is_typed_is_known_and_the_other_way_round() -> None:
         "unique_scope": [],
         "concurrency_key": "c",
         "max_attempts": 2,
+        "traceparent": f"00-{'a' * 32}-{'b' * 16}-01",
     }
     assert {*every, "idempotency_key"} == set(InsertOptions.__annotations__)
     assert insert_values(Count.__definition__, every).priority == 1
@@ -181,6 +182,8 @@ def test_a_unique_key_is_stored_as_bytes() -> None:
         ("max_attempts", 2**31, "max_attempts is 2147483648"),
         ("max_attempts", True, "max_attempts is of type bool"),
         ("max_attempts", 1.5, "max_attempts is of type float"),
+        ("traceparent", "mine", "traceparent is 'mine'; give 00-<32 hex digits>"),
+        ("traceparent", 7, "traceparent is 7; give 00-<32 hex digits>"),
     ],
 )
 def test_a_wrong_option_is_refused(option: str, value: Any, message: str) -> None:

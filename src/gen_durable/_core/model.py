@@ -59,6 +59,7 @@ class NewInstance(msgspec.Struct, frozen=True, gc=False):
     unique_key: bytes | None
     unique_scope: str | None
     max_attempts: int | None
+    traceparent: str | None = None
 
 
 class DeadLetter(msgspec.Struct, frozen=True, gc=False):
@@ -66,6 +67,7 @@ class DeadLetter(msgspec.Struct, frozen=True, gc=False):
 
     fsm: str
     state: str
+    traceparent: str | None = None
 
 
 class EventRow(msgspec.Struct, frozen=True, gc=False):
@@ -84,6 +86,7 @@ class SignalRow(msgspec.Struct, frozen=True, gc=False):
     name: str
     payload: str
     inserted_at: datetime
+    traceparent: str | None = None
 
 
 class ChildRow(msgspec.Struct, frozen=True, gc=False):
@@ -124,6 +127,10 @@ class Execution(msgspec.Struct, frozen=True):
     max_attempts: int | None = None
     """Of this instance alone, instead of what its machine says."""
     slot: datetime | None = None
+    number: int = 0
+    """Which execution of its instance it is: 1, 2, 3 …"""
+    traceparent: str | None = None
+    inserted_at: datetime | None = None
     cancellation: Cancellation = msgspec.field(default_factory=Cancellation)
 
     @property

@@ -7,6 +7,7 @@ from typing import Any, Final, assert_never
 
 import msgspec
 
+from .._tracing import traceparent_of_insert
 from .._typing import KEEP, Keep
 from ..definition import MachineDef, definition_of
 from ..errors import OutcomeError, UnknownStepError, UsageError
@@ -197,7 +198,7 @@ def dead_letter(execution: Execution, machine: MachineDef, receiver: str, error:
         "error": error,
         "attempts": execution.attempt + 1,
     }
-    return DeadLetter(receiver, msgspec.json.encode(content).decode())
+    return DeadLetter(receiver, msgspec.json.encode(content).decode(), traceparent_of_insert(receiver))
 
 
 def new_instance(spec: AnySpec, max_payload: int) -> NewInstance:
@@ -218,6 +219,7 @@ def new_instance(spec: AnySpec, max_payload: int) -> NewInstance:
         values.unique_key,
         None if values.unique_key is None else _scope(values.unique_scope),
         values.max_attempts,
+        values.traceparent or traceparent_of_insert(machine.name),
     )
 
 

@@ -77,7 +77,9 @@ def insert_children(
 def insert_letters(letters: Sequence[DeadLetter]) -> Plan[set[str]]:
     """Insert what failed instances leave behind; the queues that have work now."""
     rows = yield _SQL["insert_letters"](
-        fsms=[letter.fsm for letter in letters], states=[letter.state for letter in letters]
+        fsms=[letter.fsm for letter in letters],
+        states=[letter.state for letter in letters],
+        traceparents=[letter.traceparent for letter in letters],
     )
     return {row["queue"] for row in rows}
 
@@ -108,6 +110,7 @@ def _call(rows: Sequence[NewInstance], parents: Sequence[int] | None, rounds: Se
         unique_keys=[row.unique_key for row in rows],
         unique_scopes=[row.unique_scope for row in rows],
         max_attempts=[row.max_attempts for row in rows],
+        traceparents=[row.traceparent for row in rows],
         parent_ids=parents,
         parent_rounds=rounds,
         # A child whose key is taken is not inserted and not waited for, whoever holds the key.

@@ -7,7 +7,7 @@ select ord, id, inserted, queue, holder_fsm, holder_key, holder_status
          :fsms::text[], :versions::int[], :steps::text[], :states::text[], :queues::text[], :priorities::int[],
          :eligible_ats::timestamptz[], :delays::interval[], :concurrency_keys::text[],
          :correlation_keys::text[], :correlation_scopes::text[], :unique_keys::bytea[], :unique_scopes::text[],
-         :max_attempts::int[], :parent_ids::bigint[], :parent_rounds::bigint[], :strict::boolean)
+         :max_attempts::int[], :parent_ids::bigint[], :parent_rounds::bigint[], :strict::boolean, :traceparents::text[])
 
 -- name: insert_letters
 -- Instances of machines of which only the names are known: where they begin and wait is what their workers have registered,
@@ -17,14 +17,15 @@ select letter.queue
                array_agg(coalesce(machine.fsm_version, 1) order by given.ord) as versions,
                array_agg(coalesce(machine.initial_step, 'run') order by given.ord) as steps,
                array_agg(coalesce(machine.queue, 'default') order by given.ord) as queues,
-               array_agg(0) as priorities
-          from unnest(:fsms::text[], :states::text[]) with ordinality as given (fsm, state, ord)
+               array_agg(0) as priorities, array_agg(given.traceparent order by given.ord) as traceparents
+          from unnest(:fsms::text[], :states::text[], :traceparents::text[])
+               with ordinality as given (fsm, state, traceparent, ord)
           left join lateral (
             select m.* from gen_durable.machines m where m.fsm = given.fsm order by m.fsm_version desc limit 1) machine on true
        ) as filled
  cross join lateral gen_durable.insert_rows(
          filled.fsms, filled.versions, filled.steps, filled.states, filled.queues, filled.priorities,
-         null, null, null, null, null, null, null, null, null, null, false) as letter
+         null, null, null, null, null, null, null, null, null, null, false, filled.traceparents) as letter
 
 -- name: register
 -- What a worker runs, so that producers in SQL need not know where a machine begins. Written only when it changed.

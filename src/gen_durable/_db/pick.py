@@ -162,7 +162,9 @@ def inboxes(ids: Sequence[int]) -> Plan[Mapping[int, tuple[SignalRow, ...]]]:
     rows = yield _SQL["inboxes"](ids=ids)
     found: defaultdict[int, list[SignalRow]] = defaultdict(list)
     for row in rows:
-        found[row["target_id"]].append(SignalRow(row["id"], row["name"], row["payload"], row["inserted_at"]))
+        found[row["target_id"]].append(
+            SignalRow(row["id"], row["name"], row["payload"], row["inserted_at"], row["traceparent"])
+        )
     return {id: tuple(signals) for id, signals in found.items()}
 
 
@@ -240,4 +242,7 @@ def _execution(row: Row, inbox: tuple[SignalRow, ...], children: tuple[ChildRow,
         row["has_signals"],
         row["max_attempts"],
         row["slot_at"],
+        row["execution"],
+        row["traceparent"],
+        row["inserted_at"],
     )

@@ -130,7 +130,8 @@ with recursive moment as materialized (
   returning g.id, g.lease_token, g.fsm, g.fsm_version, g.step, g.step_seq, g.attempt, g.state::text as state,
             g.awaits, g.timed_out, g.has_signals, coalesce(g.spawn_round = g.step_seq, false) as has_children,
             g.parent_id, g.concurrency_key, g.correlation_key, g.queue, g.priority,
-            extract(epoch from g.eligible_at)::float8 as due, g.leased_at, g.max_attempts, g.slot_at
+            extract(epoch from g.eligible_at)::float8 as due, g.leased_at, g.max_attempts, g.slot_at, g.execution, g.traceparent,
+            g.inserted_at
 )
 select * from leased
 union all
@@ -138,13 +139,13 @@ select * from (
   select distinct on (admitted.concurrency_key) admitted.id, null::bigint, admitted.fsm, null::int, null, null::bigint,
          null::int, null, null::text[], null::boolean, null::boolean, null::boolean, null::bigint,
          admitted.concurrency_key, null, null, admitted.priority, null::float8, null::timestamptz, null::int,
-         null::timestamptz
+         null::timestamptz, null::int, null, null::timestamptz
     from admitted where not admitted.is_admitted
    order by admitted.concurrency_key, admitted.priority, admitted.eligible_at, admitted.id) denied
 
 -- name: inboxes
 -- The unread signals of leased rows, oldest first. Only for rows that ever had one.
-select s.target_id, s.id, s.name, s.payload::text as payload, s.inserted_at
+select s.target_id, s.id, s.name, s.payload::text as payload, s.inserted_at, s.traceparent
   from gen_durable.signals s
  where s.target_id = any (:ids::bigint[]) and s.consumed_seq is null
  order by s.target_id, s.id

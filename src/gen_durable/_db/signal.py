@@ -29,7 +29,9 @@ def sweep(ids: Sequence[int]) -> Plan[None]:
     yield _SQL["sweep"](ids=ids)
 
 
-def deliver(target: int | str, name: str, payload: str, dedup_key: str | None) -> Plan[Arrival | None]:
+def deliver(
+    target: int | str, name: str, payload: str, dedup_key: str | None, traceparent: str | None = None
+) -> Plan[Arrival | None]:
     """Put a signal into the inbox of a live instance; `None` when there is none."""
     try:
         rows = yield _SQL["deliver"](
@@ -38,6 +40,7 @@ def deliver(target: int | str, name: str, payload: str, dedup_key: str | None) -
             name=name,
             payload=payload,
             dedup_key=dedup_key,
+            traceparent=traceparent,
         )
     except StatementError as error:
         if error.sqlstate == "GD002":

@@ -23,6 +23,7 @@ from .._core.settle import (
     release,
     settle,
 )
+from .._tracing import Span, tracing
 from ..definition import StepDef
 from ..errors import CodecError, UnknownStepError
 from ..jobs import Job
@@ -49,6 +50,15 @@ class Executor:
 
     async def run(self, execution: Execution, *, may_chain: bool) -> CommitEntry:
         """Execute one step. Whatever it does, an entry comes back; only our own cancellation is raised."""
+        watched = tracing()
+        if watched is None:
+            return await self._run(execution, may_chain=may_chain)
+        with watched.step(execution) as span:
+            entry = await self._run(execution, may_chain=may_chain, span=span)
+            span.ended(entry.kind, entry.error)
+            return entry
+
+    async def _run(self, execution: Execution, *, may_chain: bool, span: Span | None = None) -> CommitEntry:
         registered = self._registry.get(execution.fsm, execution.version)
         if registered is None:
             # Only a worker that owns a namespace leases what it does not know: nobody else would ever run it.
@@ -63,6 +73,8 @@ class Executor:
             if is_our_cancellation(error):
                 raise
             failure = as_exception(error)
+        if span is not None:
+            span.failed(failure)
         if execution.cancellation.is_requested:
             # A cancel was acknowledged: whatever is committed now ends as cancelled, so there is nothing to decide.
             return release(execution)

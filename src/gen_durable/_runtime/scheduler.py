@@ -21,6 +21,7 @@ from .._db.failures import StatementError
 from .._db.lease import Lease
 from .._db.plan import Plan
 from .._db.pool import Database
+from .._running import running
 from ..config import Queue, Settings
 from ..telemetry import (
     ConcurrencyContended,
@@ -297,6 +298,7 @@ class Scheduler(Service):
         """Execute and commit, step after step, as long as the lease is kept."""
         busy = 0.0
         for step_number in range(1, _CHAIN_STEPS + 1):
+            running.set(execution)
             may_chain = step_number < _CHAIN_STEPS and busy < _CHAIN_SECONDS
             entry = await self._inside(lease, execution, self._executor.run(execution, may_chain=may_chain))
             seconds = time.monotonic() - (entry.started or 0.0)
@@ -458,4 +460,5 @@ def _next(execution: Execution, entry: CommitEntry, committed: Committed) -> Exe
         children=(),
         leased_at=committed.leased_at,
         has_signals=execution.has_signals or bool(committed.inbox),
+        number=execution.number + 1,
     )

@@ -13,6 +13,7 @@ import msgspec
 from ..config import Queue, Settings, parse_duration
 
 __all__ = [
+    "address",
     "dsn_option",
     "duration",
     "duration_text",
@@ -53,6 +54,14 @@ def _source(text: str, form: str) -> tuple[str, Queue]:
     if not name or not number.isdecimal() or int(number) < 1:
         raise click.BadParameter(f"{text!r} is not {form}")
     return name, Queue(concurrency=int(number))
+
+
+def address(text: str) -> tuple[str, int]:
+    """`0.0.0.0:9000`: where to listen."""
+    host, colon, port = text.rpartition(":")
+    if not host or not colon or not port.isdecimal() or int(port) > 65_535:
+        raise click.BadParameter(f"{text!r} is not HOST:PORT, for example 0.0.0.0:9000")
+    return host, int(port)
 
 
 def target(text: str) -> int | str:

@@ -15,7 +15,7 @@ from ..schedules import Schedule
 from ..telemetry import PickStop
 from ..worker import Worker
 from .failure import Failure
-from .options import dsn_option, load_settings, prefix, queue, settings_options
+from .options import address, dsn_option, load_settings, prefix, queue, settings_options
 from .targets import load
 
 __all__ = ["worker"]
@@ -45,6 +45,12 @@ __all__ = ["worker"]
     type=click.Choice(["fail", "leave"]),
     help="What becomes of an instance under a prefix whose machine TARGET does not have. Default: fail.",
 )
+@click.option(
+    "--metrics",
+    type=address,
+    metavar="HOST:PORT",
+    help="Answer Prometheus there (needs the extra prometheus).",
+)
 @dsn_option
 @settings_options()
 def worker(
@@ -52,6 +58,7 @@ def worker(
     queues: tuple[tuple[str, Queue], ...],
     prefixes: tuple[tuple[str, Queue], ...],
     on_unknown: Literal["fail", "leave"] | None,
+    metrics: tuple[str, int] | None,
     dsn: str | None,
     settings_file: Path | None,
     **settings: Any,
@@ -78,8 +85,21 @@ def worker(
             settings=load_settings(settings_file, settings),
         )
     _warn_of_idle(ready, target)
+    if metrics is not None:
+        _serve_metrics(ready, *metrics)
     _announce(ready)
     ready.run()
+
+
+def _serve_metrics(ready: Worker, host: str, port: int) -> None:
+    try:
+        from ..contrib.prometheus import Metrics
+    except ImportError:
+        raise Failure("--metrics needs prometheus-client: pip install 'gen_durable[prometheus]'") from None
+    try:
+        Metrics(ready).serve(host, port)
+    except OSError as error:
+        raise Failure(f"--metrics {host}:{port}: {error.strerror or error}") from None
 
 
 def _distinct(given: tuple[tuple[str, Queue], ...], what: str) -> dict[str, Queue] | None:

@@ -23,6 +23,7 @@ from .._db import pick as picks
 from .._db.failures import StatementError, is_data
 from .._db.plan import Plan
 from .._db.pool import Database
+from .._running import running
 from .._runtime.effects import EffectError, commit_with_effect
 from .._runtime.executor import Executor
 from .._runtime.threads import Threads
@@ -219,6 +220,13 @@ class Stepper:
     async def _step(self, database: Plans, execution: Execution) -> list[str]:
         """Execute and commit one step; the kind of its outcome, or nothing if the lease was lost meanwhile."""
         self._reach(execution, "before_step")
+        watched = running.set(execution)
+        try:
+            return await self._execute(database, execution)
+        finally:
+            running.reset(watched)
+
+    async def _execute(self, database: Plans, execution: Execution) -> list[str]:
         started = time.monotonic()
         entry = await self._executor.run(execution, may_chain=False)
         entry.started = started

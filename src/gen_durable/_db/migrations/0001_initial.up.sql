@@ -32,6 +32,7 @@ create table gen_durable.gen_durable (
   slot_at             timestamptz,                        -- … and the slot that it stands for
   last_error          text,
   error               jsonb,
+  traceparent         text,                               -- W3C trace context of whoever inserted it: its spans belong there
   rate_limit          text,
   weight              int,
   concurrency_key     text,
@@ -113,6 +114,7 @@ create table gen_durable.signals (
   payload      jsonb not null default 'null',
   dedup_key    text,
   consumed_seq bigint,                                    -- the transition that consumed it; such rows stay only for their dedup_key
+  traceparent  text,                                      -- W3C trace context of the sender
   inserted_at  timestamptz not null default statement_timestamp()
 ) with (fillfactor = 90, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 1000);
 
@@ -149,7 +151,7 @@ create function gen_durable.insert_rows(
   fsms text[], versions int[], steps text[], states text[], queues text[], priorities int[],
   eligible_ats timestamptz[], delays interval[], concurrency_keys text[],
   correlation_keys text[], correlation_scopes text[], unique_keys bytea[], unique_scopes text[], max_attempts int[],
-  parent_ids bigint[], parent_rounds bigint[], strict boolean)
+  parent_ids bigint[], parent_rounds bigint[], strict boolean, traceparents text[] default null)
 returns table (ord bigint, id bigint, inserted boolean, queue text, holder_fsm text, holder_key text, holder_status text)
 language plpgsql as $$
 #variable_conflict use_column
@@ -165,21 +167,22 @@ begin
         select nextval('gen_durable.gen_durable_id_seq') as id, given.*
           from unnest(fsms, versions, steps, states, queues, priorities, eligible_ats, delays, concurrency_keys,
                       correlation_keys, correlation_scopes, unique_keys, unique_scopes, max_attempts, parent_ids,
-                      parent_rounds)
+                      parent_rounds, traceparents)
                with ordinality as given (fsm, version, step, state, queue, priority, eligible_at, delay, concurrency_key,
                       correlation_key, correlation_scope, unique_key, unique_scope, max_attempts, parent_id,
-                      parent_round, ord)
+                      parent_round, traceparent, ord)
          where todo is null or exists (select from unnest(todo) as again (ord) where again.ord = given.ord)
       ), fresh as (
         insert into gen_durable.gen_durable
                (id, fsm, fsm_version, step, state, queue, priority, eligible_at, concurrency_key,
-                correlation_key, correlation_scope, unique_key, unique_scope, max_attempts, parent_id, parent_round)
+                correlation_key, correlation_scope, unique_key, unique_scope, max_attempts, parent_id, parent_round,
+                traceparent)
         overriding system value
         select spec.id, spec.fsm, spec.version, spec.step, spec.state::jsonb, spec.queue, spec.priority::smallint,
                coalesce(spec.eligible_at, statement_timestamp() + coalesce(spec.delay, '0')), spec.concurrency_key,
                spec.correlation_key, spec.correlation_scope::gen_durable.durable_status[],
                spec.unique_key, spec.unique_scope::gen_durable.durable_status[], spec.max_attempts, spec.parent_id,
-               spec.parent_round
+               spec.parent_round, spec.traceparent
           from spec
          order by spec.unique_key, spec.correlation_key, spec.ord    -- one order of keys: two batches do not deadlock
             on conflict do nothing
@@ -264,6 +267,7 @@ begin
            element.spec ->> 'correlation_key' as correlation_key,
            coalesce(element.spec ->> 'unique_key', element.spec ->> 'idempotency_key') as unique_key,
            (element.spec ->> 'max_attempts')::int as max_attempts,
+           element.spec ->> 'traceparent' as traceparent,
            array(select jsonb_array_elements_text(element.spec -> 'correlation_scope')) as correlation_scope,
            array(select jsonb_array_elements_text(element.spec -> 'unique_scope')) as unique_scope
       from jsonb_array_elements(specs) with ordinality as element (spec, ord)
@@ -292,10 +296,12 @@ begin
                 when spec ? 'unique_scope' and spec ? 'idempotency_key'
                   then 'unique_scope is given, but an idempotency_key is taken in every status'
                 when max_attempts < 1 then format('max_attempts %s is below 1', max_attempts)
+                when traceparent !~ '^[0-9a-f]{2}(-[0-9a-f]{32})(-[0-9a-f]{16})(-[0-9a-f]{2})$'
+                  then format('traceparent %L is not of the form 00-<32 hex digits>-<16>-<2>', left(traceparent, 80))
                 else (select format('there is no option %L', option) from jsonb_object_keys(spec) as option
                        where option <> all ('{fsm,version,step,state,queue,priority,eligible_at,schedule_in,concurrency_key,
                                               correlation_key,correlation_scope,unique_key,unique_scope,
-                                              idempotency_key,max_attempts}') limit 1)
+                                              idempotency_key,max_attempts,traceparent}') limit 1)
            end as problem
       from given
   )
@@ -314,6 +320,7 @@ begin
                         when unique_scope = '{}' then '{}' else live || unique_scope end::text
                    order by ord) as unique_scopes,
          array_agg(max_attempts order by ord) as max_attempts,
+         array_agg(traceparent order by ord) as traceparents,
          (array_agg(format('element %s: %s', ord, problem) order by ord) filter (where problem is not null))[1] as problem
     into batch
     from checked;
@@ -325,7 +332,7 @@ begin
       from gen_durable.insert_rows(
              batch.fsms, batch.versions, batch.steps, batch.states, batch.queues, batch.priorities, batch.eligible_ats,
              batch.delays, batch.concurrency_keys, batch.correlation_keys, batch.correlation_scopes, batch.unique_keys,
-             batch.unique_scopes, batch.max_attempts, null, null, true) as answer
+             batch.unique_scopes, batch.max_attempts, null, null, true, batch.traceparents) as answer
      order by answer.ord;
 end $$;
 
@@ -336,21 +343,22 @@ create function gen_durable.insert(
   version int default null, eligible_at timestamptz default null, schedule_in interval default null,
   correlation_key text default null, correlation_scope text[] default null,
   unique_key text default null, unique_scope text[] default null, concurrency_key text default null,
-  max_attempts int default null, idempotency_key text default null)
+  max_attempts int default null, idempotency_key text default null, traceparent text default null)
 returns table (id bigint, inserted boolean, status text)
 language sql as $$
   select answer.id, answer.inserted, answer.status from gen_durable.insert_all(jsonb_build_array(jsonb_strip_nulls(jsonb_build_object(
     'fsm', fsm, 'step', step, 'queue', queue, 'priority', priority, 'version', version, 'eligible_at', eligible_at,
     'schedule_in', schedule_in, 'correlation_key', correlation_key, 'correlation_scope', correlation_scope,
     'unique_key', unique_key, 'unique_scope', unique_scope, 'concurrency_key', concurrency_key,
-    'max_attempts', max_attempts, 'idempotency_key', idempotency_key))
+    'max_attempts', max_attempts, 'idempotency_key', idempotency_key, 'traceparent', traceparent))
     || jsonb_build_object('state', state))) as answer
 $$;
 
 -- Put a signal into the inbox of a live instance and wake it if it awaits that name. No row: there is no such instance.
 -- The target is locked first, and every later statement sees it as it is then: an instance that parks at this moment either
 -- is seen parked here, or has yet to look into its inbox and will find the signal there.
-create function gen_durable.deliver(target_id bigint, target_key text, name text, payload jsonb, dedup_key text)
+create function gen_durable.deliver(
+  target_id bigint, target_key text, name text, payload jsonb, dedup_key text, traceparent text default null)
 returns table (id bigint, signal_id bigint, woken boolean, queue text)
 language plpgsql as $$
 #variable_conflict use_variable
@@ -361,6 +369,9 @@ begin
     raise exception 'the name of a signal must have 1 to 255 bytes, got %', coalesce(octet_length(name), 0) using errcode = '22023';
   elsif octet_length(dedup_key) not between 1 and 1024 then
     raise exception 'dedup_key must have 1 to 1024 bytes, got %', octet_length(dedup_key) using errcode = '22023';
+  elsif traceparent !~ '^[0-9a-f]{2}(-[0-9a-f]{32})(-[0-9a-f]{16})(-[0-9a-f]{2})$' then
+    raise exception 'traceparent % is not of the form 00-<32 hex digits>-<16>-<2>', quote_literal(left(traceparent, 80))
+      using errcode = '22023';
   end if;
   -- By key twice: while we waited for the lock the key may have passed to a new instance, which only a new look sees.
   for look in 1 .. 2 loop
@@ -384,8 +395,8 @@ begin
     raise exception 'the inbox of instance % is full: 10000 signals that no step has consumed', target.id
       using errcode = 'GD002', hint = 'let the machine await these signals, or stop sending them';
   end if;
-  insert into gen_durable.signals (target_id, name, payload, dedup_key)
-       values (target.id, name, payload, dedup_key)
+  insert into gen_durable.signals (target_id, name, payload, dedup_key, traceparent)
+       values (target.id, name, payload, dedup_key, traceparent)
   on conflict do nothing
     returning signals.id into signal_id;
   -- A duplicate wakes nobody: it would send a step that collects a pack round in circles.
@@ -404,23 +415,25 @@ end $$;
 
 -- signal(42, 'paid', '{"amount": 100}', 'evt-7') or signal('order:42', …): the same for producers in any language.
 -- Nobody there is an error, so that a sender who does not look at the answer does not lose its signal.
-create function gen_durable.signal(target bigint, name text, payload jsonb default 'null', dedup_key text default null)
+create function gen_durable.signal(
+  target bigint, name text, payload jsonb default 'null', dedup_key text default null, traceparent text default null)
 returns table (id bigint, delivered boolean)
 language plpgsql as $$
 begin
   return query select d.id, d.signal_id is not null
-                 from gen_durable.deliver(target, null, signal.name, signal.payload, signal.dedup_key) d;
+                 from gen_durable.deliver(target, null, signal.name, signal.payload, signal.dedup_key, signal.traceparent) d;
   if not found then
     raise exception 'cannot signal %: there is no live instance %', quote_literal(name), target using errcode = 'GD003';
   end if;
 end $$;
 
-create function gen_durable.signal(target text, name text, payload jsonb default 'null', dedup_key text default null)
+create function gen_durable.signal(
+  target text, name text, payload jsonb default 'null', dedup_key text default null, traceparent text default null)
 returns table (id bigint, delivered boolean)
 language plpgsql as $$
 begin
   return query select d.id, d.signal_id is not null
-                 from gen_durable.deliver(null, target, signal.name, signal.payload, signal.dedup_key) d;
+                 from gen_durable.deliver(null, target, signal.name, signal.payload, signal.dedup_key, signal.traceparent) d;
   if not found then
     raise exception 'cannot signal %: no live instance has correlation_key %', quote_literal(name), quote_literal(target)
       using errcode = 'GD003';

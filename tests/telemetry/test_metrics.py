@@ -1,0 +1,180 @@
+"""What a worker tells, as Prometheus reads it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import socket
+import subprocess
+import sys
+import urllib.request
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+import msgspec
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+
+from gen_durable import AsyncClient, Client, QueueDepth, Spec, Worker, telemetry
+from gen_durable.contrib.prometheus import Metrics
+from gen_durable.telemetry import Event
+from tests.telemetry.machines import QUICK, Leg, Trip
+
+ROOT = Path(__file__).parents[2]
+DASHBOARD = ROOT / "docs" / "grafana" / "gen_durable.json"
+PATIENCE = 20.0
+AN_HOUR = timedelta(hours=1)
+EVENTS = [
+    kind
+    for name in telemetry.__all__
+    if isinstance(kind := getattr(telemetry, name), type) and issubclass(kind, Event) and kind is not Event
+]
+
+
+def read(registry: CollectorRegistry) -> dict[str, float]:
+    """`name{labels}` → value, as it is sent."""
+    lines = generate_latest(registry).decode().splitlines()
+    return {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in lines if line[0] != "#"}
+
+
+def some(kind: type[Event]) -> Event:
+    """An event of this kind with something in every field."""
+    values: dict[type, Any] = {int: 3, str: "x", timedelta: timedelta(seconds=2)}
+    fields = msgspec.structs.fields(kind)
+    return kind(**{field.name: values.get(field.type, (1, 2, 3)) for field in fields})
+
+
+@pytest.mark.clause("OBS-1")
+async def test_a_worker_is_counted(durable_dsn: str) -> None:
+    worker, registry = Worker([Trip, Leg], dsn=durable_dsn, settings=QUICK), CollectorRegistry()
+    Metrics(worker, registry)
+    assert read(registry)["gen_durable_database_up"] == 0, "it is not open yet"
+    async with worker, asyncio.timeout(PATIENCE):
+        await worker.wait(await worker.insert(Trip), until="settled")
+        while (await worker.list(Trip))[0].step != "end":
+            await asyncio.sleep(0.02)
+        await worker.insert_all([Spec(Leg, 1, queue="elsewhere"), Spec(Leg, 1, schedule_in=AN_HOUR)])
+        found = await asyncio.to_thread(read, registry)
+    assert found['gen_durable_steps_total{machine="Trip",outcome="schedule_childs",step="start"}'] == 1
+    assert found['gen_durable_steps_total{machine="Leg",outcome="done",step="walk"}'] == 2
+    assert found['gen_durable_step_seconds_count{machine="Leg",step="walk"}'] == 3
+    assert found['gen_durable_picked_total{queue="default"}'] >= 2
+    assert found['gen_durable_concurrency{queue="default"}'] == 10
+    assert found['gen_durable_queue_due{queue="elsewhere"}'] == 1
+    assert found['gen_durable_queue_scheduled{queue="default"}'] == 1
+    assert found["gen_durable_database_up"] == 1
+
+
+@pytest.mark.clause("OBS-1")
+@pytest.mark.parametrize("kind", EVENTS, ids=lambda kind: kind.name)
+def test_every_event_moves_a_metric(kind: type[Event]) -> None:
+    worker, registry = Worker([Leg]), CollectorRegistry()
+    metrics = Metrics(worker, registry)
+    before = read(registry)
+    metrics._counts.count(some(kind))
+    after = read(registry)
+    assert {name for name in after if after[name] != before.get(name)} - {"gen_durable_database_up"}
+
+
+@pytest.mark.clause("OBS-3")
+def test_every_metric_of_the_dashboard_exists() -> None:
+    worker, registry = Worker([Leg]), CollectorRegistry()
+    metrics = Metrics(worker, registry)
+    for kind in EVENTS:
+        metrics._counts.count(some(kind))
+    text = generate_latest(registry).decode()
+    there = {found[1] for found in re.finditer(r"^(?:# TYPE )?(gen_durable_\w+)", text, re.MULTILINE)}
+    dashboard = json.loads(DASHBOARD.read_text(encoding="utf-8"))
+    expressions = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
+    expressions += [variable["query"] for variable in dashboard["templating"]["list"]]
+    named = {name for expression in expressions for name in re.findall(r"gen_durable_\w+", expression)}
+    assert named <= there
+    families = {re.sub(r"_(total|bucket|count|sum|created)$", "", name) for name in there}
+    shown = {re.sub(r"_(total|bucket|count|sum)$", "", name) for name in named}
+    assert shown == families, "and every metric is shown"
+
+
+@pytest.mark.clause("OBS-2")
+@pytest.mark.parametrize("kind", ["AsyncClient", "Client"])
+async def test_how_much_waits(durable_dsn: str, kind: str) -> None:
+    sql = await asyncpg.connect(durable_dsn)
+    async with AsyncClient(durable_dsn) as client:
+        long_ago = datetime.now(UTC) - AN_HOUR
+        await client.insert_all([Spec(Leg, 1, queue="a", priority=p, eligible_at=long_ago) for p in range(3)])
+        await client.insert_all([Spec(Leg, 1, queue="b", schedule_in=AN_HOUR) for _ in range(2)])
+        await client.insert_all([Spec(Leg, 1, queue="c", concurrency_key="k") for _ in range(4)])
+        await sql.execute(
+            """update gen_durable.gen_durable set gated = true where queue = 'c' and id > $1""",
+            await sql.fetchval("select min(id) from gen_durable.gen_durable where queue = 'c'"),
+        )
+        await sql.execute(
+            """update gen_durable.gen_durable set status = 'executing', lease_token = 1
+                where id = (select min(id) from gen_durable.gen_durable where queue = 'a')"""
+        )
+        if kind == "Client":
+            with Client(durable_dsn) as blocking:
+                depths = blocking.queue_depths()
+        else:
+            depths = await client.queue_depths()
+    await sql.close()
+    a, b, c = depths
+    assert a.oldest is not None
+    assert AN_HOUR <= a.oldest < 2 * AN_HOUR
+    assert msgspec.structs.replace(a, oldest=None) == QueueDepth("a", 2, 0, 0, 1, None)
+    assert b == QueueDepth("b", 0, 2, 0, 0, None)
+    assert (c.due, c.gated, c.executing) == (1, 3, 0)
+
+
+@pytest.mark.clause("OBS-2")
+async def test_asking_costs_little_however_much_there_is(durable_dsn: str) -> None:
+    sql = await asyncpg.connect(durable_dsn)
+    await sql.execute(
+        """insert into gen_durable.gen_durable (fsm, step, status, finished_at, queue)
+           select 'Leg', 'walk', 'done', now(), 'q' from generate_series(1, 20000)"""
+    )
+    await sql.execute(
+        """insert into gen_durable.gen_durable (fsm, step, queue) select 'Leg', 'walk', 'q' from generate_series(1, 12000)"""
+    )
+    async with AsyncClient(durable_dsn) as client:
+        assert [(depth.queue, depth.due) for depth in await client.queue_depths()] == [("q", 10_000)]
+    await sql.close()
+
+
+async def test_a_metrics_app_in_the_loop_of_the_worker(durable_dsn: str) -> None:
+    worker, registry = Worker([Leg], dsn=durable_dsn, settings=QUICK), CollectorRegistry()
+    metrics = Metrics(worker, registry)
+    sent: list[dict[str, Any]] = []
+
+    async def send(message: dict[str, Any]) -> None:
+        sent.append(message)
+
+    async with worker, asyncio.timeout(PATIENCE):
+        await worker.wait(await worker.insert(Leg, 1))
+        await worker.insert(Leg, 1, queue="elsewhere")
+        await metrics.asgi({"type": "http"}, None, send)
+        assert read(registry)['gen_durable_queue_due{queue="elsewhere"}'] == 1, "on the loop: the last answer"
+    assert sent[0]["status"] == 200
+    assert b'gen_durable_queue_due{queue="elsewhere"} 1.0' in sent[1]["body"]
+
+
+def test_the_command_line_serves_them(durable_dsn: str) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [sys.executable, "-m", "gen_durable.cli", "worker", "tests.telemetry.machines:Leg"]
+    command += ["--dsn", durable_dsn, "--metrics", f"127.0.0.1:{port}"]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE) as worker:
+        try:
+            assert worker.stdout is not None
+            assert b"runs Leg v1" in worker.stdout.readline()
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=PATIENCE) as answer:
+                assert b"gen_durable_database_up 1.0" in answer.read()
+            again = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+            said = f"gen-durable: --metrics 127.0.0.1:{port}: Address already in use\n"
+            assert (again.returncode, again.stderr) == (2, said)
+        finally:
+            worker.terminate()
+    assert worker.returncode == 0
