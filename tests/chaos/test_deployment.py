@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import random
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -22,6 +21,7 @@ from tests.chaos.cluster import FORGETFUL, Cluster, Installation
 from tests.chaos.fleet import CHAOS, PATIENCE, PATIENT
 from tests.chaos.machines import Chain, Work
 from tests.chaos.workload import mixed, place
+from tests.telemetry.machines import Leg
 
 PASSWORDS = "host all app 127.0.0.1/32 scram-sha-256\n"
 
@@ -82,11 +82,11 @@ async def secured(cluster: Cluster) -> Cluster:
 
 
 class Tokens:
-    """Gives a new password with every DSN; earlier ones are worth nothing from then on."""
+    """Gives out passwords; if it `rotates`, earlier ones are worth nothing from then on."""
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: Cluster, *, rotates: bool) -> None:
         self._cluster = cluster
-        self._numbers = itertools.count(1)
+        self._rotates = rotates
         self.asked = 0
         self.is_down = False
 
@@ -94,10 +94,11 @@ class Tokens:
         if self.is_down:
             raise RuntimeError("the vault is sealed")
         self.asked += 1
-        token = f"token-{next(self._numbers)}"
-        conn = await asyncpg.connect(self._cluster.dsn)
-        await conn.execute(f"alter role app password '{token}'")
-        await conn.close()
+        token = f"token-{self.asked}" if self._rotates else "first"
+        if self._rotates:
+            conn = await asyncpg.connect(self._cluster.dsn)
+            await conn.execute(f"alter role app password '{token}'")
+            await conn.close()
         return f"postgresql://app:{token}@127.0.0.1:{self._cluster.port}/postgres?sslmode=disable"
 
     def ask_now(self) -> str:
@@ -107,12 +108,12 @@ class Tokens:
 @pytest.mark.clause("DEP-3")
 @pytest.mark.parametrize("way", ["async", "plain"])
 async def test_a_function_is_asked_for_the_dsn_before_every_connection(secured: Cluster, way: str) -> None:
-    tokens = Tokens(secured)
+    tokens = Tokens(secured, rotates=True)
     dsn: Callable[[], str | Awaitable[str]] = tokens.ask if way == "async" else tokens.ask_now
 
     def produce() -> int:
         with Client(dsn) as client:
-            return client.insert(Chain, Work(steps=1)).id
+            return client.insert(Leg, 1).id
 
     # One after the other: of two passwords that are given out at one moment, only the second is good here.
     id = await asyncio.to_thread(produce)
@@ -127,16 +128,16 @@ async def test_a_function_is_asked_for_the_dsn_before_every_connection(secured: 
 
 @pytest.mark.clause("DEP-3")
 async def test_a_worker_waits_for_whoever_gives_out_passwords(secured: Cluster, caplog: Any) -> None:
-    tokens = Tokens(secured)
-    async with Worker([Chain], dsn=tokens.ask, settings=CHAOS) as worker:
+    tokens = Tokens(secured, rotates=False)
+    async with Worker([Leg], dsn=tokens.ask, settings=CHAOS) as worker:
         tokens.is_down = True
         await _throw_out(secured)
         await _holds(lambda: "Tokens.ask() says raised RuntimeError: the vault is sealed" in caplog.text)
         tokens.is_down = False
-        ref = await _surely(lambda: worker.insert(Chain, Work(steps=2)))
+        ref = await _surely(lambda: worker.insert(Leg, 1))
         assert (await _surely(lambda: worker.wait(ref))).is_finished
     assert caplog.text.count("the database is away") == 1
-    assert "token-" not in caplog.text
+    assert ":first@" not in caplog.text
 
 
 @pytest.mark.parametrize("kind", ["AsyncClient", "Client"])
@@ -151,6 +152,21 @@ async def test_what_the_function_raises_is_told_at_the_door(kind: str) -> None:
         else:
             async with AsyncClient(vault):
                 pass
+
+
+@pytest.mark.parametrize("kind", ["AsyncClient", "Client"])
+async def test_what_the_function_returns_is_never_shown(kind: str) -> None:
+    def vault() -> str:
+        return "postgresql://app:s3cr3t/x@127.0.0.1:1/shop"
+
+    with pytest.raises(UnreachableError) as unreachable:
+        if kind == "Client":
+            with Client(vault):
+                pass
+        else:
+            async with AsyncClient(vault):
+                pass
+    assert "s3cr3t" not in str(unreachable.value)
 
 
 async def test_a_connection_to_what_is_no_primary_any_more_is_not_used_again(cluster: Cluster) -> None:

@@ -28,6 +28,7 @@ def test_both_have_the_same_verbs() -> None:
         "list",
         "pause_schedule",
         "put_schedule",
+        "queue_depths",
         "replay",
         "restore",
         "resume_schedule",

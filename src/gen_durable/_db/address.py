@@ -37,7 +37,7 @@ async def ask(dsn: Dsn) -> str:
     except UsageError:
         raise
     except Exception as error:
-        raise AddressError(f"{shown(dsn)} raised {type(error).__name__}: {error}") from error
+        raise AddressError(f"{shown(dsn)} raised {type(error).__name__}: {redacted(str(error))}") from error
 
 
 def ask_blocking(dsn: Dsn) -> str:
@@ -50,7 +50,7 @@ def ask_blocking(dsn: Dsn) -> str:
     except UsageError:
         raise
     except Exception as error:
-        raise AddressError(f"{shown(dsn)} raised {type(error).__name__}: {error}") from error
+        raise AddressError(f"{shown(dsn)} raised {type(error).__name__}: {redacted(str(error))}") from error
 
 
 def shown(dsn: Dsn) -> str:
@@ -76,14 +76,14 @@ def hidden(cause: str, dsn: str) -> str:
     return redacted(cause)
 
 
-def unreachable(dsn: Dsn, error: BaseException, advice: str) -> UnreachableError:
-    """Why there is no connection, in one line."""
+def unreachable(dsn: Dsn, error: BaseException, advice: str, where: str = "") -> UnreachableError:
+    """Why there is no connection, in one line; `where` is what a function said."""
     cause = str(error).strip().split("\n")[0] or type(error).__name__
     if "unsupported startup parameter" in cause:
         advice = 'is that PgBouncer? then set GEN_DURABLE_POOLER, or settings.pooler, to "transaction"'
     return UnreachableError(
         shown(dsn),
-        hidden(cause, dsn) if isinstance(dsn, str) else redacted(cause),
+        hidden(cause, dsn if isinstance(dsn, str) else where),
         advice or "is the server running, and is the DSN right?",
     )
 

@@ -101,17 +101,18 @@ class BlockingDatabase:
                     "the blocking Client needs psycopg, which is not installed",
                     "pip install 'gen_durable[sync]', or use AsyncClient",
                 ) from None
+            where = ""
             try:
+                where = ask_blocking(self._dsn)
                 self._conn = psycopg.connect(
-                    ask_blocking(self._dsn),
+                    where,
                     autocommit=True,
                     connect_timeout=10,
                     **({"prepare_threshold": None} if self._is_pooled else {"options": _OPTIONS}),
                 )
             except (psycopg.Error, ValueError, AddressError) as error:
-                raise unreachable(
-                    self._dsn, error, self._advice
-                ) from None  # the driver's text may quote the DSN
+                # Nothing of its own: the driver's text may quote the DSN.
+                raise unreachable(self._dsn, error, self._advice, where) from None
             if self._is_pooled:  # said by every BEGIN, because the session has the defaults of its role
                 self._conn.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
                 self._conn.read_only = False

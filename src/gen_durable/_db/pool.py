@@ -10,7 +10,7 @@ from typing import Any, Final, Self, TypeVar
 
 from ..config import Pooler
 from ..connections import Dsn
-from .address import ask, unreachable
+from .address import AddressError, ask, hidden, unreachable
 from .failures import READ_ONLY, StatementError
 from .plan import Call, Plan, Rows, Script
 from .runner import asyncpg_failures, from_asyncpg, run_asyncpg
@@ -89,7 +89,11 @@ class Database:
                 await connection.fetch("select " + ", ".join(f"null::{kind}" for kind in _ARRAYS))
 
         async def connect(_: None, **options: Any) -> Any:
-            return await asyncpg.connect(await ask(dsn), **options)
+            where = await ask(dsn)
+            try:
+                return await asyncpg.connect(where, **options)
+            except ValueError as error:  # the text may quote the DSN
+                raise AddressError(hidden(str(error), where)) from None
 
         pins = {**PINNED, "lock_timeout": lock_timeout}
         is_pooled = pooler == "transaction"
