@@ -185,6 +185,9 @@ class _Counts:
         self._swept = counter("swept", "Ended instances that were deleted.")
         self._throttled = counter("throttled", "Starts that a rate limit put off.", "limit", "queue")
         self._unknown = counter("unknown_limits", "Instances that name a rate limit that is none.", "limit")
+        self._published = counter("outbox_published", "Events that a sink has taken.", "sink")
+        self._refused = counter("outbox_failed", "Events that a sink did not take, try by try.", "sink")
+        self._dead = counter("outbox_dead", "Events that were given up.", "sink")
         # By name: an adapter counts what it knows, whichever events this version of the engine has.
         self.handlers: Mapping[str, Callable[[Any], None]] = {
             "step.stop": self._step_stop,
@@ -196,6 +199,9 @@ class _Counts:
             "outcome.stale": lambda event: self._stale.labels(event.fsm, event.step).inc(),
             "await.timeout": lambda event: self._timeouts.labels(event.fsm, event.step).inc(),
             "handler.missing": lambda event: self._missing.labels(event.fsm).inc(),
+            "outbox.published": lambda event: self._published.labels(event.sink).inc(event.count),
+            "outbox.failed": lambda event: self._refused.labels(event.sink).inc(event.count),
+            "outbox.dead": lambda event: self._dead.labels(event.sink).inc(),
             "gc.swept": lambda event: self._swept.inc(event.count),
             "rate_limit.throttled": self._rate_limit_throttled,
             "rate_limit.unknown": lambda event: self._unknown.labels(_limit_of(event)).inc(event.count),
