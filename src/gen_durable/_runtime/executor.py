@@ -6,7 +6,7 @@ import asyncio
 import inspect
 import logging
 import traceback
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Coroutine
 from typing import Any, Final
 
 from .._core.failures import failure_json
@@ -23,7 +23,7 @@ from .._core.settle import (
     release,
     settle,
 )
-from .._tracing import Span, tracing
+from .._tracing import Span, Tracing, tracing
 from ..definition import StepDef
 from ..errors import CodecError, UnknownStepError
 from ..jobs import Job
@@ -48,11 +48,14 @@ class Executor:
         self._limits = limits
         self._threads = threads
 
-    async def run(self, execution: Execution, *, may_chain: bool) -> CommitEntry:
+    def run(self, execution: Execution, *, may_chain: bool) -> Coroutine[Any, Any, CommitEntry]:
         """Execute one step. Whatever it does, an entry comes back; only our own cancellation is raised."""
         watched = tracing()
         if watched is None:
-            return await self._run(execution, may_chain=may_chain)
+            return self._run(execution, may_chain=may_chain)
+        return self._run_watched(execution, watched, may_chain=may_chain)
+
+    async def _run_watched(self, execution: Execution, watched: Tracing, *, may_chain: bool) -> CommitEntry:
         with watched.step(execution) as span:
             entry = await self._run(execution, may_chain=may_chain, span=span)
             span.ended(entry.kind, entry.error)
