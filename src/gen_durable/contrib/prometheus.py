@@ -188,6 +188,9 @@ class _Counts:
         self._published = counter("outbox_published", "Events that a sink has taken.", "sink")
         self._refused = counter("outbox_failed", "Events that a sink did not take, try by try.", "sink")
         self._dead = counter("outbox_dead", "Events that were given up.", "sink")
+        self._fired = counter(
+            "schedule_fired", "Slots of schedules, by what became of them.", "schedule", "kind"
+        )
         # By name: an adapter counts what it knows, whichever events this version of the engine has.
         self.handlers: Mapping[str, Callable[[Any], None]] = {
             "step.stop": self._step_stop,
@@ -202,6 +205,7 @@ class _Counts:
             "outbox.published": lambda event: self._published.labels(event.sink).inc(event.count),
             "outbox.failed": lambda event: self._refused.labels(event.sink).inc(event.count),
             "outbox.dead": lambda event: self._dead.labels(event.sink).inc(),
+            "schedule.fired": lambda event: self._fired.labels(event.schedule, event.kind).inc(),
             "gc.swept": lambda event: self._swept.inc(event.count),
             "rate_limit.throttled": self._rate_limit_throttled,
             "rate_limit.unknown": lambda event: self._unknown.labels(_limit_of(event)).inc(event.count),
