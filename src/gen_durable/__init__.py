@@ -26,6 +26,7 @@ from .errors import (
     NoTargetError,
     NotDoneError,
     SettingsError,
+    StepTimeoutError,
     UsageError,
 )
 from .events import CloudEvent, Event, Rejected, Sink
@@ -133,6 +134,7 @@ __all__ = [
     "Sql",
     "Status",
     "Step",
+    "StepTimeoutError",
     "Stop",
     "Transaction",
     "Triggered",

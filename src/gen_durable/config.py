@@ -29,6 +29,8 @@ __all__ = [
     "environment_pg_user",
     "environment_prefixes",
     "parse_duration",
+    "supervised_environment",
+    "take_supervision",
 ]
 
 _PREFIX: Final = "GEN_DURABLE_"
@@ -36,8 +38,9 @@ _DSN: Final = "GEN_DURABLE_DSN"
 _HOME: Final = "GEN_DURABLE_HOME"
 _PG_BIN: Final = "GEN_DURABLE_PG_BIN"
 _PG_USER: Final = "GEN_DURABLE_PG_USER"
+_SUPERVISED: Final = "GEN_DURABLE_SUPERVISED"
 _PREFIXES: Final = "WORKER_TYPE_PREFIXES"
-_NOT_SETTINGS: Final = frozenset({_DSN, _HOME, _PG_BIN, _PG_USER})
+_NOT_SETTINGS: Final = frozenset({_DSN, _HOME, _PG_BIN, _PG_USER, _SUPERVISED})
 
 # 48 characters leave room for what we append to a schema name inside the 63 bytes of an identifier.
 _SCHEMA: Final = re.compile(r"[a-z_][a-z0-9_]{0,47}")
@@ -60,9 +63,24 @@ class Queue(msgspec.Struct, frozen=True, kw_only=True):
 
     concurrency: int = 10
     """How many of its instances execute at once in this worker."""
+    prefetch: int = 0
+    """How many more are leased ahead, to begin the moment a slot comes free. Nobody else can run them meanwhile."""
+    min_demand: int = 1
+    """Look for work only when so many could be taken, or `poll_interval` after the last look: fewer, larger picks."""
+    weight: int = 1
+    """Its share of `settings.concurrency`, against the weights of the other queues that have work."""
 
     def __post_init__(self) -> None:
         _check_int("queue.concurrency", self.concurrency, 1)
+        _check_int("queue.prefetch", self.prefetch, 0)
+        _check_int("queue.min_demand", self.min_demand, 1)
+        _check_int("queue.weight", self.weight, 1, 1_000_000)
+        if self.min_demand > self.concurrency + self.prefetch:
+            raise SettingsError(
+                "queue.min_demand",
+                f"must be at most queue.concurrency and queue.prefetch together ({self.concurrency + self.prefetch}), "
+                f"got {self.min_demand}",
+            )
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
@@ -78,6 +96,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """The longest pause between two looks at a silent queue: how late work of another process may start."""
     min_poll_interval: timedelta = timedelta(milliseconds=20)
     """The pause after a look that found work."""
+    concurrency: int = 0
+    """How many steps of all queues together run at once in one worker, shared by `Queue.weight`; 0 is no such limit."""
+    chain_steps: int = 50
+    """How many steps of an instance run in a row on one lease, before others get a turn; 1 does not chain."""
+    chain_time: timedelta = timedelta(milliseconds=100)
+    """After how much time in its steps such a row ends."""
     reap_interval: timedelta = timedelta(seconds=30)
     """The pause between two searches for leases that ran out."""
     # Supervisors send SIGKILL 30 s after SIGTERM; what is unfinished by then must have been given back.
@@ -86,6 +110,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """An instance that lost so many executions in a row fails: it seems to be what kills its workers."""
     threads: int = 32
     """How many plain `def` steps run at once."""
+    pool_processes: int = 0
+    """How many `pool="process"` steps run at once; 0 is one for each processor."""
     executions: RecordLevel = "all"
     """Which executions leave a record: `all`, only `failures` (what was aborted or stopped), or none (`off`)."""
     pooler: Pooler = "none"
@@ -110,8 +136,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         _check_duration("settings.min_poll_interval", self.min_poll_interval, shortest)
         _check_duration("settings.reap_interval", self.reap_interval, shortest)
         _check_duration("settings.drain_timeout", self.drain_timeout, timedelta(0))
+        _check_duration("settings.chain_time", self.chain_time, timedelta(0))
+        _check_int("settings.concurrency", self.concurrency, 0)
+        _check_int("settings.chain_steps", self.chain_steps, 1)
         _check_int("settings.crash_limit", self.crash_limit, 1)
         _check_int("settings.threads", self.threads, 1)
+        _check_int("settings.pool_processes", self.pool_processes, 0, 1024)
         if self.executions not in get_args(RecordLevel):
             raise SettingsError(
                 "settings.executions", f"must be all, failures or off, got {self.executions!r}"
@@ -180,6 +210,16 @@ def environment_pg_user() -> str | None:
     return os.environ.get(_PG_USER) or None
 
 
+def supervised_environment(orders: str) -> dict[str, str]:
+    """The environment of a process that is to take orders from this one."""
+    return {**os.environ, _SUPERVISED: orders}
+
+
+def take_supervision() -> str | None:
+    """What a supervisor told this process. Taken out: it is not meant for those that are started from here."""
+    return os.environ.pop(_SUPERVISED, None)
+
+
 def environment_prefixes() -> list[str] | None:
     """The namespaces that a worker owns, if `WORKER_TYPE_PREFIXES` says so: `billing.,media.`; empty is `default.`."""
     given = os.environ.get(_PREFIXES)
@@ -219,7 +259,7 @@ def _refuse_unknown(name: str, path: str) -> None:
     if name in _DEFAULTS:
         return
     if path.startswith(_PREFIX):
-        known = [*(_PREFIX + field.upper() for field in _DEFAULTS), *sorted(_NOT_SETTINGS)]
+        known = [*(_PREFIX + field.upper() for field in _DEFAULTS), *sorted(_NOT_SETTINGS - {_SUPERVISED})]
         raise SettingsError(path, f"is not a setting{did_you_mean(path, known)}")
     raise SettingsError(path, f"is not a setting{did_you_mean(name, tuple(_DEFAULTS))}")
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from datetime import datetime
-from typing import Any, Final, Generic, overload
+from typing import TYPE_CHECKING, Any, Final, Generic, overload
 
 import msgspec
 
-from ._typing import ResultT, StateT
+from ._typing import ResourcesT, ResultT, StateT
 from .definition import definition_of
 from .errors import UsageError
 from .events import Event
@@ -76,8 +76,18 @@ _NO_MESSAGES: Final = Inbox()
 _NO_CHILDREN: Final = Children()
 
 
-class Context(msgspec.Struct, Generic[StateT], kw_only=True):
-    """What a step sees. `handle` gets another one, with the state as it was before the step."""
+class Context(msgspec.Struct, Generic[StateT, ResourcesT], kw_only=True):
+    """What a step sees. `handle` gets another one, with the state as it was before the step.
+
+    In the brackets stand the type of the state and, for steps that use them, that of the worker's resources.
+    """
+
+    if not TYPE_CHECKING:
+
+        def __class_getitem__(cls, item):  # noqa: ANN001, ANN204
+            # Before 3.13 type variables have no defaults at run time, and Context[Order] would lack an argument.
+            items = item if isinstance(item, tuple) else (item,)
+            return super().__class_getitem__(items + (Any,) * (2 - len(items)))
 
     id: int
     machine: str
@@ -105,6 +115,8 @@ class Context(msgspec.Struct, Generic[StateT], kw_only=True):
     slot: datetime | None = None
     """When a schedule meant this instance to start (UTC); `None` if no schedule has inserted it."""
     cancellation: Cancellation = msgspec.field(default_factory=Cancellation)
+    resources: ResourcesT = None  # type: ignore[assignment]  # of a worker without a lifespan
+    """What the worker's `lifespan` made: a pool, a client, a model."""
     emitted: list[Event] = []
     """What `emit` has collected so far."""
 

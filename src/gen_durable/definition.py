@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from datetime import timedelta
-from typing import Any, Generic
+from typing import Any, Generic, Literal, TypeAlias
 
 import msgspec
 
@@ -13,7 +13,11 @@ from ._typing import ResultT, StateT
 from .errors import InitialStepError, OptionError, UnknownStepError, UsageError
 from .retry import Backoff
 
-__all__ = ["Definition", "MachineDef", "StepDef", "StepRef", "definition_of", "step_name"]
+__all__ = ["Definition", "MachineDef", "Pool", "StepDef", "StepRef", "definition_of", "step_name"]
+
+
+Pool: TypeAlias = Literal["thread", "process"]
+"""Where plain `def` steps run: a thread of the worker, or a process of its own."""
 
 
 class StepRef(Generic[StateT]):
@@ -35,6 +39,10 @@ class StepDef(msgspec.Struct, frozen=True, kw_only=True):
     """How long its executions stay leased without a heartbeat; as the worker says if left out."""
     interrupt: bool = False
     """Whether a cancel request cuts it off where it awaits, instead of waiting for it to end."""
+    timeout: timedelta | None = None
+    """How long it may run; as long as it likes if left out."""
+    pool: Pool = "thread"
+    """Where a plain `def` runs."""
     to: tuple[str, ...] | None = None
     """The only steps that it may lead to; `None` when that is not declared."""
 

@@ -17,6 +17,8 @@ GenDurableError
 │   ├── DecodeError                  what was stored or sent cannot be read as the declared type
 │   └── EncodeError                  what was given cannot be stored under the declared type
 │       └── PayloadTooLargeError         it is too big
+├── ProcessStepError             what a step in a process raised, as middleware sees it
+├── StepTimeoutError             a step ran longer than its timeout=; it goes to handle()         (TimeoutError)
 ├── KeyTakenError                an instance of another machine holds the key
 ├── NoTargetError                nobody has that id, or nobody alive that key                  (LookupError)
 ├── NoScheduleError              no schedule has that name                                     (LookupError)
@@ -37,6 +39,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Sequence
+from datetime import timedelta
 
 __all__ = [
     "CodecError",
@@ -59,10 +62,12 @@ __all__ = [
     "OptionError",
     "OutcomeError",
     "PayloadTooLargeError",
+    "ProcessStepError",
     "SchemaVersionError",
     "SettingsError",
     "StateTypeError",
     "StepSignatureError",
+    "StepTimeoutError",
     "UnknownMachineError",
     "UnknownStepError",
     "UnreachableError",
@@ -337,6 +342,40 @@ class PayloadTooLargeError(EncodeError):
         self.args = (what, type_name, size, limit)
         self.size = size
         self.limit = limit
+
+
+class ProcessStepError(GenDurableError):
+    """A step in a process of the pool raised. Its handler has seen the exception itself; here are only its words."""
+
+    machine: str
+    step: str
+    reason: str
+
+    def __init__(self, machine: str, step: str, reason: str) -> None:
+        super().__init__(machine, step, reason)
+        self.machine = machine
+        self.step = step
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"step '{self.step}' of machine '{self.machine}' raised {self.reason}"
+
+
+class StepTimeoutError(GenDurableError, TimeoutError):
+    """A step took longer than it may."""
+
+    machine: str
+    step: str
+    timeout: timedelta
+
+    def __init__(self, machine: str, step: str, timeout: timedelta) -> None:
+        super().__init__(machine, step, timeout)
+        self.machine = machine
+        self.step = step
+        self.timeout = timeout
+
+    def __str__(self) -> str:
+        return f"step '{self.step}' of machine '{self.machine}' was not done after {self.timeout}"
 
 
 class KeyTakenError(GenDurableError):

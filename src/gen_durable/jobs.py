@@ -15,9 +15,9 @@ import msgspec
 from ._checks import checked_name
 from ._typing import ResultT, StateT, TypeVar
 from .context import Context
-from .definition import Definition, MachineDef, StepDef, definition_of
+from .definition import Definition, MachineDef, Pool, StepDef, definition_of
 from .errors import OptionError, StateTypeError, StepSignatureError, UsageError
-from .machine import check_lease, check_retry, check_storable
+from .machine import check_lease, check_pool, check_retry, check_storable, check_timeout
 from .outcome import Await, Done, Next, Outcome, Retry, ScheduleChildren, Stop
 from .refs import Insertable
 from .retry import Backoff, backoff
@@ -100,6 +100,8 @@ def job(
     max_attempts: int | None = None,
     retry: Backoff = backoff,
     lease: timedelta | None = None,
+    timeout: timedelta | None = None,
+    pool: Pool = "thread",
     dead_letter: str | Insertable[Any, Any] | None = None,
 ) -> _JobDecorator:
     """Make a job of a function `(payload)`, `(payload, ctx)` or `()`.
@@ -118,6 +120,8 @@ def job(
         max_attempts: how often it is executed in all; short for that part of `retry`.
         retry: when to try again.
         lease: how long an execution stays leased without a heartbeat, instead of the worker's setting.
+        timeout: how long an execution may run; as for `@step`.
+        pool: where a plain `def` runs, `"thread"` or `"process"`; as for `@step`.
         dead_letter: the job that gets the payload and the error when this one fails, in the same transaction.
     """
     function: object = name
@@ -128,6 +132,7 @@ def job(
     where = f"job '{checked_name(name, 'the name of a job', OptionError)}'"
     check_retry(retry, where)
     check_lease(lease, where)
+    check_timeout(timeout, where)
     policy = retry if max_attempts is None else msgspec.structs.replace(retry, max_attempts=max_attempts)
     letters = _dead_letter(dead_letter, name)
 
@@ -135,6 +140,7 @@ def job(
         # A job may stand in a function, with its types beside it.
         beside = sys._getframe(1).f_locals  # noqa: SLF001 - where the decorator is written
         payload_type, result_type, takes = _read(function, where, beside)
+        check_pool(pool, function, where)
         check_storable(payload_type, f"the payload of {where}")
         check_storable(result_type, f"the result of {where}")
         step = StepDef(
@@ -144,6 +150,8 @@ def job(
             is_initial=True,
             retry=policy,
             lease=lease,
+            timeout=timeout,
+            pool=pool,
             to=(),
         )
         definition = MachineDef(

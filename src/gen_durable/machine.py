@@ -8,14 +8,14 @@ import typing
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from datetime import timedelta
 from types import FunctionType, UnionType
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, Self, TypeAlias, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, Self, TypeAlias, get_args, overload
 
 import msgspec
 
 from ._shapes import strangers
 from ._typing import ResultT, StateT, T_co, TypeVar
 from .context import Context
-from .definition import Definition, MachineDef, StepDef, StepRef
+from .definition import Definition, MachineDef, Pool, StepDef, StepRef
 from .errors import (
     DuplicateStepError,
     InitialStepError,
@@ -33,8 +33,10 @@ __all__ = [
     "Step",
     "check_annotations",
     "check_lease",
+    "check_pool",
     "check_retry",
     "check_storable",
+    "check_timeout",
     "step",
 ]
 
@@ -139,6 +141,8 @@ class Step(StepRef[StateT], Generic[StateT, T_co]):
     retry: Backoff | None
     lease: timedelta | None
     interrupt: bool
+    timeout: timedelta | None
+    pool: Pool
     to: tuple[str, ...] | None
 
     def __init__(
@@ -149,6 +153,8 @@ class Step(StepRef[StateT], Generic[StateT, T_co]):
         retry: Backoff | None = None,
         lease: timedelta | None = None,
         interrupt: bool = False,
+        timeout: timedelta | None = None,
+        pool: Pool = "thread",
         to: tuple[str, ...] | None = None,
     ) -> None:
         self.name = function.__name__
@@ -157,6 +163,8 @@ class Step(StepRef[StateT], Generic[StateT, T_co]):
         self.retry = retry
         self.lease = lease
         self.interrupt = interrupt
+        self.timeout = timeout
+        self.pool = pool
         self.to = to
         self.__doc__ = function.__doc__
 
@@ -192,6 +200,8 @@ def step(
     retry: Backoff | None = None,
     lease: timedelta | None = None,
     interrupt: bool = False,
+    timeout: timedelta | None = None,
+    pool: Pool = "thread",
     to: Iterable[str] | None = None,
 ) -> _StepDecorator: ...
 def step(
@@ -202,6 +212,8 @@ def step(
     retry: Backoff | None = None,
     lease: timedelta | None = None,
     interrupt: bool = False,
+    timeout: timedelta | None = None,
+    pool: Pool = "thread",
     to: Iterable[str] | None = None,
 ) -> Any:
     """Make a step of a method: `@step`, or with options `@step(retry=Backoff(max_attempts=5))`.
@@ -211,7 +223,11 @@ def step(
         retry: how the default `handle` repeats this step; as the machine says if left out.
         lease: instead of that of the machine or of the worker.
         interrupt: an `async def` step is cut off where it awaits when its instance is cancelled, instead of being
-            left to end by itself.
+            left to end by itself. A step in a process always is.
+        timeout: how long the step may run. An `async def` is cancelled then, a step in a process killed, one in a
+            thread left to itself; either way `handle` gets a `StepTimeoutError`.
+        pool: where a plain `def` runs: in a thread, or with `"process"` in a process of its own, for what keeps a
+            processor busy.
         to: the names of all steps that may follow. For a step that computes its target; any other is refused then.
     """
     targets = None if to is None else (to,) if isinstance(to, str) else tuple(to)
@@ -220,13 +236,24 @@ def step(
         _refuse_second(function, sys._getframe(1).f_locals)  # noqa: SLF001 - the class body, while it runs
         _check_function(function)
         check_retry(retry, f"step '{function.__qualname__}'")
-        if interrupt and not inspect.iscoroutinefunction(function):
+        if interrupt and not inspect.iscoroutinefunction(function) and pool != "process":
             raise OptionError(
                 f"step '{function.__qualname__}' is a plain def with interrupt=True",
                 "a thread cannot be cut off: write `async def`, or ask ctx.cancelled",
             )
         check_lease(lease, f"step '{function.__qualname__}'")
-        return Step(function, initial=initial, retry=retry, lease=lease, interrupt=interrupt, to=targets)
+        check_timeout(timeout, f"step '{function.__qualname__}'")
+        check_pool(pool, function, f"step '{function.__qualname__}'")
+        return Step(
+            function,
+            initial=initial,
+            retry=retry,
+            lease=lease,
+            interrupt=interrupt,
+            timeout=timeout,
+            pool=pool,
+            to=targets,
+        )
 
     if function is None:
         return decorate
@@ -269,6 +296,8 @@ def _define(cls: type[Machine[Any, Any]], name: str, version: int) -> None:
                 retry=item.retry or retry,
                 lease=item.lease or cls.__options__["lease"],
                 interrupt=item.interrupt,
+                timeout=item.timeout,
+                pool=item.pool,
                 to=item.to,
             )
             for item in steps.values()
@@ -375,6 +404,27 @@ def check_lease(lease: object, where: str) -> None:
         raise OptionError(f"lease of {where} is of type {type(lease).__name__}", "give a timedelta")
     if not timedelta(milliseconds=100) <= lease <= timedelta(days=1):
         raise OptionError(f"lease of {where} is {lease}", "give a tenth of a second to a day")
+
+
+def check_timeout(timeout: object, where: str) -> None:
+    """Refuse what is no time that a step may take."""
+    if timeout is None:
+        return
+    if not isinstance(timeout, timedelta):
+        raise OptionError(f"timeout of {where} is of type {type(timeout).__name__}", "give a timedelta")
+    if not timedelta(0) < timeout <= timedelta(days=365):
+        raise OptionError(f"timeout of {where} is {timeout}", "give more than nothing and at most a year")
+
+
+def check_pool(pool: object, function: FunctionType, where: str) -> None:
+    """Refuse a place where this function cannot run."""
+    if pool not in get_args(Pool):
+        raise OptionError(f"pool of {where} is {pool!r}", 'give "thread" or "process"')
+    if pool == "process" and inspect.iscoroutinefunction(function):
+        raise OptionError(
+            f'{where} is an `async def` with pool="process"',
+            "write `def`: what keeps a processor busy has nothing to await",
+        )
 
 
 def check_retry(retry: object, where: str) -> None:

@@ -8,19 +8,24 @@ import secrets
 import signal
 import socket
 import threading
-from collections.abc import Coroutine, Generator, Iterable, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Coroutine, Generator, Iterable, Mapping
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, contextmanager
 from typing import Any, Final, Literal
 
 from . import _recurring
-from ._checks import checked_name
+from ._checks import checked_int, checked_name
 from ._core.registry import Machines, Registry
+from ._core.settle import Limits
 from ._db.pick import after
 from ._db.pool import Database
+from ._runtime.child import IS_CHILD
 from ._runtime.dispatcher import sink_of
 from ._runtime.engine import Engine
 from ._runtime.flusher import Flusher
+from ._runtime.middleware import CallNext, Middleware, checked_middleware
+from ._runtime.pool import hello_for
 from ._runtime.scheduler import FromPrefix, FromQueue, Source
+from ._runtime.supervisor import Orders, Supervisor
 from .async_client import AsyncClient
 from .client import Client
 from .config import Queue, Settings, environment_prefixes
@@ -29,9 +34,9 @@ from .definition import MachineDef
 from .errors import SettingsError, UsageError
 from .events import Sink, SinkLike
 from .schedules import Schedule
-from .telemetry import Telemetry
+from .telemetry import PickStop, Telemetry
 
-__all__ = ["Worker"]
+__all__ = ["CallNext", "Middleware", "Worker"]
 
 # What a step that ignored its cancellation gets to notice the second one, in seconds.
 _FAREWELL: Final = 1.0
@@ -60,6 +65,8 @@ class Worker(AsyncClient):
         on_unknown: Literal["fail", "leave"] = "fail",
         sinks: SinkLike | Mapping[str, SinkLike] | None = None,
         schedules: Iterable[Schedule] = (),
+        middleware: Iterable[Middleware] = (),
+        lifespan: Callable[[Worker], AbstractAsyncContextManager[Any]] | None = None,
         settings: Settings | None = None,
     ) -> None:
         """Put a worker together; nothing is opened yet.
@@ -77,6 +84,9 @@ class Worker(AsyncClient):
                 the outbox for a worker that has their sink.
             schedules: recurring work, which is stored when the worker opens, in place of what the database had under
                 the same name. One that is paused stays paused.
+            middleware: async functions `(ctx, call_next)` around every step, the outermost first.
+            lifespan: an async context manager of this worker, opened before any work begins and closed after the drain.
+                What it yields is `ctx.resources` of every step.
             settings: as for a client.
 
         Raises:
@@ -106,14 +116,57 @@ class Worker(AsyncClient):
             raise SettingsError("on_unknown", f"must be 'fail' or 'leave', got {on_unknown!r}")
         self._schedules = _recurring.definitions(schedules, self.settings)
         self.leaves_unknown: bool = on_unknown == "leave"
+        # Here, and not when it is opened: a machine that another process cannot find is a mistake in the program.
+        hello_for(self._registry, Limits(self.settings.max_payload, self.settings.max_children))
         self.sinks: Mapping[str, Sink] = _sinks(sinks)
+        self._middleware = checked_middleware(middleware)
+        self._make_resources = lifespan
+        self._resources = AsyncExitStack()
         self._commits: Database | None = None
         self._effects: Database | None = None
         self._engine: Engine | None = None
 
-    def run(self) -> None:
-        """Work until SIGTERM or SIGINT."""
-        _run(self._run_until_told())
+    def run(self, *, processes: int | None = None, on_ready: Callable[[], None] = lambda: None) -> None:
+        """Work until SIGTERM or SIGINT.
+
+        Args:
+            processes: start this program so many times and let each of them work here; one that crashes is started
+                again, and what it was doing goes on in another one at once. This process only looks after them.
+            on_ready: called when this worker, or each of its processes, has looked for work.
+
+        Raises:
+            SystemExit: with code 1, if a process did not end well when it was told to stop.
+        """
+        orders = Orders.taken()
+        if processes is None or orders is not None:
+            self._run_here(orders, on_ready)
+        else:
+            checked_int(processes, "the number of processes", 1, 1024)
+            _run(self._supervise(processes, on_ready))
+
+    def _run_here(self, orders: Orders | None, on_ready: Callable[[], None]) -> None:
+        if orders is not None:
+            self.name = orders.worker
+            on_ready = orders.is_ready
+
+        def on_first_look(_: PickStop) -> None:
+            unsubscribe()
+            on_ready()
+
+        unsubscribe = self.telemetry.subscribe(on_first_look, PickStop)
+        _run(self._run_until_told(orders))
+
+    async def _supervise(self, processes: int, on_ready: Callable[[], None]) -> None:
+        _refuse_in_pool()
+        # Open as a client only: the schema is there before the children look for it, an embedded server outlives them.
+        try:
+            await super()._open()
+            supervisor = Supervisor(processes, self.settings, self._database, self.telemetry, on_ready)
+            has_ended_well = await supervisor.run()
+        finally:
+            await super()._close()
+        if not has_ended_well:
+            raise SystemExit(1)
 
     @contextmanager
     def in_thread(self) -> Generator[Client]:
@@ -152,17 +205,27 @@ class Worker(AsyncClient):
         if outcome:
             raise outcome[0]
 
-    async def _run_until_told(self) -> None:
+    async def _run_until_told(self, orders: Orders | None = None) -> None:
         told = asyncio.Event()
+        was_signalled = False
         loop = asyncio.get_running_loop()
 
-        def on_signal() -> None:
-            if told.is_set() and self._engine is not None:
+        def hurry() -> None:
+            if self._engine is not None:
                 self._engine.hurry()
+            told.set()
+
+        def on_signal() -> None:
+            nonlocal was_signalled
+            if was_signalled:
+                hurry()
+            was_signalled = True
             told.set()
 
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, on_signal)
+        if orders is not None:
+            orders.follow(told.set, hurry)
         async with self:
             await self._until(told)
 
@@ -172,6 +235,7 @@ class Worker(AsyncClient):
         await self._engine.until(done)
 
     async def _open(self) -> None:
+        _refuse_in_pool()
         await super()._open()
         assert self._server is not None  # noqa: S101 - opened above
         assert self._waiting is not None  # noqa: S101 - opened above
@@ -182,6 +246,9 @@ class Worker(AsyncClient):
         )
         # Made as effects come up; each holds one for as long as it takes.
         self._effects = await Database.open(dsn, schema, at_once=False, pooler=pooler)
+        resources = None
+        if self._make_resources is not None:
+            resources = await self._resources.enter_async_context(self._make_resources(self))
         self._engine = Engine(
             self.name,
             self._server.dsn,
@@ -195,6 +262,8 @@ class Worker(AsyncClient):
             effects=self._effects,
             telemetry=self.telemetry,
             wakes=self._wakes,
+            middleware=self._middleware,
+            resources=resources,
             contact=self._contact,
             on_failure=self._waiting.fail,
         )
@@ -207,9 +276,17 @@ class Worker(AsyncClient):
                 await self._engine.drain()
         finally:
             self._engine = None
+            try:
+                await self._resources.aclose()
+            finally:
+                await self._disconnect()
+
+    async def _disconnect(self) -> None:
+        try:
             for database in (self._commits, self._effects):
                 if database is not None:
                     await database.close()
+        finally:
             await super()._close()
 
     def _pool_size(self) -> int:
@@ -224,6 +301,14 @@ class Worker(AsyncClient):
                 for prefix, limits in self.prefixes.items()
             ),
         ]
+
+
+def _refuse_in_pool() -> None:
+    if IS_CHILD.is_set():
+        raise UsageError(
+            'a module that has steps with pool="process" starts a worker when it is imported',
+            'start it below `if __name__ == "__main__":`',
+        )
 
 
 def _run(main: Coroutine[Any, Any, None]) -> None:

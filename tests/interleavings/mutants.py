@@ -229,6 +229,18 @@ _ALL_CONSUMED = (
 
 GUARDS = [
     Mutant(
+        name="a dead worker's leases are not told from those of the living",
+        scenario=leases.dead_worker("next"),
+        reason="the lease of the living was taken",
+        changes=[Change("reap_worker", "g.locked_by = $1::text", "$1::text is not null")],
+    ),
+    Mutant(
+        name="a dead execution's lease is guarded by the id alone",
+        scenario=leases.dead_execution(),
+        reason="one crash was counted twice",
+        changes=[Change("reap_execution", "g.lease_token = $2::bigint", "$2::bigint is not null")],
+    ),
+    Mutant(
         name="outcome guarded by the id alone",
         scenario=leases.zombie("next"),
         reason="outcome and reaper both won",

@@ -41,9 +41,19 @@ def reap() -> Work:
     return transaction(lambda _: lease.reap(timedelta(milliseconds=1), CRASH_LIMIT, RECORDER.level))
 
 
-def lease_some(token: int, demand: int = 10) -> Work:
-    """A pick, by the worker whose leases ran out: same name, new token."""
-    return autocommit(lambda _: pick.pick(QUEUE, MACHINES, demand, token, WORKER, pick.Leases(LEASE)))
+def reap_worker(worker: str = WORKER) -> Work:
+    return transaction(lambda _: lease.reap_worker(worker, CRASH_LIMIT, RECORDER.level))
+
+
+def reap_execution(id: int, lease_token: int, step_seq: int = 0) -> Work:
+    return transaction(
+        lambda _: lease.reap_execution((id, lease_token), step_seq, CRASH_LIMIT, RECORDER.level)
+    )
+
+
+def lease_some(token: int, demand: int = 10, worker: str = WORKER) -> Work:
+    """A pick, if nobody else is named by the worker whose leases ran out: same name, new token."""
+    return autocommit(lambda _: pick.pick(QUEUE, MACHINES, demand, token, worker, pick.Leases(LEASE)))
 
 
 def commit_picked(kind: Any) -> Work:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, TypedDict, assert_never, assert_type
@@ -53,6 +55,7 @@ from gen_durable import (
 )
 from gen_durable.machine import BoundStep
 from gen_durable.telemetry import Event, PickStop, StepStop, Telemetry
+from gen_durable.worker import CallNext, Middleware
 
 
 class Parcel(msgspec.Struct):
@@ -396,6 +399,36 @@ def workers() -> None:
     Worker([Delivery, Open()], queues={"parcels": 1, "default": Queue(concurrency=2)}, settings=settings)
     Worker([weigh, sweep, Delivery], prefixes=["shop.", "ops."], on_unknown="leave")
     Worker([weigh], prefixes={"shop.": 5, "ops.": Queue(concurrency=1)}, queues={"default": 1})
+
+
+class Tools(msgspec.Struct):
+    url: str
+
+
+class Equipped(Machine[int, str]):
+    @step(timeout=timedelta(seconds=1))
+    async def look(self, ctx: Context[int, Tools]) -> Outcome[str]:
+        assert_type(ctx.state, int)
+        return Done(assert_type(ctx.resources, Tools).url)
+
+    @step(pool="process")
+    def crunch(self, ctx: Context[int]) -> Outcome[str]:
+        return Next(self.look)
+
+
+async def timed(ctx: Context[Any], call_next: CallNext) -> Outcome[Any]:
+    return await call_next()
+
+
+@asynccontextmanager
+async def tools(worker: Worker) -> AsyncGenerator[Tools]:
+    yield Tools("https://…")
+
+
+def equipped() -> None:
+    layers: list[Middleware] = [timed]
+    queues = {"default": Queue(concurrency=2, prefetch=1, min_demand=2, weight=3)}
+    Worker([Equipped], middleware=layers, lifespan=tools, queues=queues).run(processes=2)
 
 
 def subscribers(telemetry: Telemetry) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Iterator
+from datetime import timedelta
 
 import pytest
 
@@ -84,6 +85,14 @@ SAMPLES: list[tuple[GenDurableError, str]] = [
         errors.PayloadTooLargeError("the state of Checkout", "Order", 2000, 1000),
         "the state of Checkout cannot be stored as Order: it is 2000 bytes of JSON, 1000 are allowed; "
         "keep large data elsewhere and store where it is, or raise settings.max_payload",
+    ),
+    (
+        errors.ProcessStepError("Checkout", "ship", "ValueError: bad"),
+        "step 'ship' of machine 'Checkout' raised ValueError: bad",
+    ),
+    (
+        errors.StepTimeoutError("Checkout", "ship", timedelta(seconds=90)),
+        "step 'ship' of machine 'Checkout' was not done after 0:01:30",
     ),
     (
         errors.KeyTakenError("42", "Refund", "Checkout", 17),

@@ -430,7 +430,7 @@ def test_annotations_that_make_no_sense() -> None:
 
         class M(Machine[Order]):
             @step
-            def s(self, ctx: Context[Order, Other]) -> Outcome: ...
+            def s(self, ctx: Context[Order, Other, Other]) -> Outcome: ...  # type: ignore[type-arg]
 
 
 class Card(msgspec.Struct):

@@ -21,13 +21,20 @@ _NOBODY = Children()
 
 
 def open_context(
-    execution: Execution, machine: MachineDef, registry: Registry, state: Any, *, is_strict: bool = True
+    execution: Execution,
+    machine: MachineDef,
+    registry: Registry,
+    state: Any,
+    *,
+    is_strict: bool = True,
+    resources: Any = None,
 ) -> Context[Any]:
     """What a step of this execution sees, around a state that has been decoded.
 
     Args:
         is_strict: raise for an awaited signal or a child that does not fit its type, as a step needs it. A handler that
             is to mend this gets the same as plain JSON.
+        resources: what the worker holds ready for its steps.
     """
     inbox = awaited = _NOTHING
     if execution.inbox:
@@ -59,6 +66,7 @@ def open_context(
         max_attempts=execution.max_attempts,
         slot=execution.slot,
         cancellation=execution.cancellation,
+        resources=resources,
     )
 
 

@@ -27,6 +27,8 @@ class Registered(msgspec.Struct, frozen=True):
 
     definition: MachineDef
     machine: Machine[Any, Any] | Job[Any, Any]
+    is_object: bool = False
+    """Whether it was given as an object, which may hold what only its giver knows."""
 
 
 class Registry:
@@ -48,7 +50,7 @@ class Registry:
             if known.definition is definition and (isinstance(machine, type) or known.machine is machine):
                 return known
             raise DuplicateMachineError(*key, known.definition.location, definition.location)
-        registered = Registered(definition, _made(machine))
+        registered = Registered(definition, _made(machine), not isinstance(machine, type))
         self._machines[key] = registered
         return registered
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from datetime import timedelta
 from typing import Any, Final, assert_never
 
 import msgspec
@@ -15,7 +16,7 @@ from ..events import Event
 from ..instance import Status
 from ..outcome import Await, Done, Next, Outcome, Retry, ScheduleChildren, Stop
 from ..refs import AnySpec
-from .codec import encode
+from .codec import decode, encode
 from .model import CommitEntry, DeadLetter, EventRow, Execution, NewInstance
 
 __all__ = [
@@ -27,6 +28,7 @@ __all__ = [
     "dead_letter",
     "new_instance",
     "no_handler",
+    "outcome_of",
     "release",
     "settle",
 ]
@@ -165,6 +167,27 @@ def settle(
             )
         case _:
             assert_never(outcome)
+
+
+def outcome_of(entry: CommitEntry, machine: MachineDef) -> Outcome[Any]:
+    """The outcome behind an entry that was settled in another process, to look at. Its children stay in the entry."""
+    if entry.kind == "done":
+        return Done(decode(entry.payload or "null", machine.result_type, f"the result of {machine.name}"))
+    state = KEEP
+    if entry.payload is not None:
+        state = decode(entry.payload, machine.state_type, f"the state of {machine.name}")
+    match entry.kind:
+        case "keep" | "next":
+            return Next(entry.step, state, delay=entry.delay)
+        case "retry":
+            return Retry(entry.delay or timedelta(0), state)
+        case "await":
+            until: Any = {"timeout": entry.timeout, "deadline": entry.deadline}
+            return Await(*entry.awaits or (), then=entry.step, state=state, **until)
+        case "schedule_childs":
+            return ScheduleChildren((), then=entry.step, state=state)
+        case _:
+            return Stop(entry.error or entry.kind)
 
 
 def release(execution: Execution, started: float | None = None) -> CommitEntry:

@@ -10,7 +10,7 @@ import msgspec
 
 from ..config import RecordLevel
 from . import pick
-from .plan import Plan, statements
+from .plan import Plan, Rows, statements
 from .signal import sweep
 
 __all__ = [
@@ -20,6 +20,8 @@ __all__ = [
     "expire",
     "mark_started",
     "reap",
+    "reap_execution",
+    "reap_worker",
     "renew",
     "suspect",
     "watch",
@@ -96,6 +98,24 @@ def reap(
 ) -> Plan[Reaped]:
     """Return executions whose lease had run out at that time, or has now, to their queues. Needs a transaction."""
     rows = yield _SQL["reap"](lease=lease, crash_limit=crash_limit, record=level, suspected_at=suspected_at)
+    return (yield from _taken_back(rows))
+
+
+def reap_worker(worker: str, crash_limit: int, level: RecordLevel) -> Plan[Reaped]:
+    """Return executions of a worker whose process is dead, some hundred at once. Needs a transaction."""
+    rows = yield _SQL["reap_worker"](worker=worker, crash_limit=crash_limit, record=level)
+    return (yield from _taken_back(rows))
+
+
+def reap_execution(lease: Lease, step_seq: int, crash_limit: int, level: RecordLevel) -> Plan[Reaped]:
+    """Return one execution whose process is dead, if it still has its lease. Needs a transaction."""
+    rows = yield _SQL["reap_execution"](
+        id=lease[0], lease_token=lease[1], step_seq=step_seq, crash_limit=crash_limit, record=level
+    )
+    return (yield from _taken_back(rows))
+
+
+def _taken_back(rows: Rows) -> Plan[Reaped]:
     queues = {row["queue"] for row in rows if row["status"] == "runnable"}
     for row in rows:
         queues.update(row["released"] or ())

@@ -44,20 +44,11 @@ select statement_timestamp() as now,
        exists (select from gen_durable.gen_durable g
                 where g.status = 'executing' and g.lease_expires_at < statement_timestamp()) as is_any
 
--- name: reap
--- Executions whose lease ran out go back to their queue: attempt and crash_count grow, the next try waits 1, 2, 4 … 300 s,
--- and after :crash_limit crashes in one step the instance fails as poison, through the same end as any other.
--- Nothing is reaped within one lease of the server's start: after an outage the living renew first. And only what had run
--- out at :suspected_at: a server that was frozen, this very statement in its ears, reaps nobody who could not renew meanwhile.
--- Ordered, bounded, SKIP LOCKED. Then: ungate the keys that come back.
-with dead as materialized (
-  select g.id, g.step_seq, g.execution, g.attempt, g.step, g.locked_by, g.leased_at, g.started_at
-    from gen_durable.gen_durable g
-   where g.status = 'executing' and g.lease_expires_at < coalesce(:suspected_at::timestamptz, statement_timestamp())
-     and pg_postmaster_start_time() < statement_timestamp() - :lease::interval
-   order by g.id limit 500
-     for no key update skip locked
-), reaped as (
+-- part: taken_back
+-- What becomes of executions whose process has died, or whose lease ran out (`dead`): they go back to their queue,
+-- attempt and crash_count grow, the next try waits 1, 2, 4 … 300 s, and after :crash_limit crashes in one step the instance
+-- fails as poison, through the same end as any other. Then: ungate the keys that come back.
+reaped as (
   update gen_durable.gen_durable g
      set status = case when g.cancel_requested_at is not null then 'cancelled'::gen_durable.durable_status
                        when g.crash_count >= :crash_limit::int - 1 then 'failed' else 'runnable' end,
@@ -101,6 +92,40 @@ select reaped.id, reaped.fsm, reaped.step, reaped.status::text as status, reaped
        reaped.has_ended and reaped.has_signals as has_inbox,
        (select array_agg(distinct joined.queue) from joined where joined.status = 'runnable') as released
   from reaped
+
+-- name: reap
+-- Executions whose lease ran out. Nothing is reaped within one lease of the server's start: after an outage the living renew first. And only what had run
+-- out at :suspected_at: a server that was frozen, this very statement in its ears, reaps nobody who could not renew meanwhile.
+-- Ordered, bounded, SKIP LOCKED.
+with dead as materialized (
+  select g.id, g.step_seq, g.execution, g.attempt, g.step, g.locked_by, g.leased_at, g.started_at
+    from gen_durable.gen_durable g
+   where g.status = 'executing' and g.lease_expires_at < coalesce(:suspected_at::timestamptz, statement_timestamp())
+     and pg_postmaster_start_time() < statement_timestamp() - :lease::interval
+   order by g.id limit 500
+     for no key update skip locked
+), {taken_back}
+
+-- name: reap_worker
+-- Executions of a worker whose process is known to be dead: nobody has to wait for their leases to run out. What another
+-- transaction holds locked may be the last commit of that worker; it is left for the next round. Ordered, bounded.
+with dead as materialized (
+  select g.id, g.step_seq, g.execution, g.attempt, g.step, g.locked_by, g.leased_at, g.started_at
+    from gen_durable.gen_durable g
+   where g.status = 'executing' and g.locked_by = :worker::text
+   order by g.id limit 500
+     for no key update skip locked
+), {taken_back}
+
+-- name: reap_execution
+-- One execution whose process has died, though its worker lives: guarded like every write of an execution.
+with dead as materialized (
+  select g.id, g.step_seq, g.execution, g.attempt, g.step, g.locked_by, g.leased_at, g.started_at
+    from gen_durable.gen_durable g
+   where g.id = :id::bigint and g.lease_token = :lease_token::bigint and g.step_seq = :step_seq::bigint
+     and g.status = 'executing'
+     for no key update
+), {taken_back}
 
 -- name: expire
 -- Awaits whose deadline has passed: the step runs with what arrived, possibly nothing. Ordered, bounded, SKIP LOCKED.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, Final
@@ -24,9 +25,12 @@ from .dispatcher import Dispatcher
 from .executor import Executor
 from .flusher import Flusher
 from .heartbeat import Heartbeat
+from .middleware import Middleware
+from .pool import Processes, hello_for
 from .reaper import Reaper, Timekeeper
 from .scheduler import FromQueue, Scheduler, Source
 from .service import Contact, Service
+from .slots import Budget
 from .threads import Threads
 from .wake import Wakes
 
@@ -56,6 +60,8 @@ class Engine:
         effects: Database,
         telemetry: Telemetry,
         wakes: Wakes,
+        middleware: Sequence[Middleware],
+        resources: Any,
         contact: Contact,
         on_failure: Callable[[BaseException], None],
     ) -> None:
@@ -73,11 +79,23 @@ class Engine:
             commits, effects, Recorder(worker, settings.executions, settings.heartbeat), wakes, contact
         )
         self._heartbeat = Heartbeat(dsn, settings, contact, self._lose, self._cancel)
-        executor = Executor(registry, Limits(settings.max_payload, settings.max_children), self._threads)
+        limits = Limits(settings.max_payload, settings.max_children)
+        hello = hello_for(registry, limits)
+        size = settings.pool_processes or os.cpu_count() or 1
+        self._processes = None if hello is None else Processes(size, hello)
+        executor = Executor(
+            registry,
+            limits,
+            self._threads,
+            processes=self._processes,
+            middleware=middleware,
+            resources=resources,
+        )
+        budget = Budget(settings.concurrency) if settings.concurrency else None
         self._schedulers = [
             Scheduler(
                 source,
-                limits,
+                queue,
                 worker=worker,
                 settings=settings,
                 registry=registry,
@@ -88,8 +106,9 @@ class Engine:
                 telemetry=telemetry,
                 contact=contact,
                 on_bug=self._fail,
+                budget=budget,
             )
-            for source, limits in sources
+            for source, queue in sources
         ]
         for (source, _), scheduler in zip(sources, self._schedulers, strict=True):
             if isinstance(source, FromQueue):
@@ -169,6 +188,8 @@ class Engine:
         await _within(_LAST_ANSWER, [asyncio.get_running_loop().create_task(self._flusher.finish())])
         self._heartbeat.stop()
         self._threads.close()
+        if self._processes is not None:
+            await self._processes.close()
 
     async def _drain_schedulers(self) -> None:
         loop = asyncio.get_running_loop()

@@ -6,7 +6,8 @@ import asyncio
 import inspect
 import logging
 import traceback
-from collections.abc import Awaitable, Coroutine
+from collections.abc import Awaitable, Coroutine, Sequence
+from functools import partial
 from typing import Any, Final
 
 from .._core.failures import failure_json
@@ -20,15 +21,18 @@ from .._core.settle import (
     checked_outcome,
     dead_letter,
     no_handler,
+    outcome_of,
     release,
     settle,
 )
 from .._tracing import Span, Tracing, tracing
-from ..definition import StepDef
-from ..errors import CodecError, UnknownStepError
+from ..definition import MachineDef, StepDef
+from ..errors import CodecError, ProcessStepError, StepTimeoutError, UnknownStepError
 from ..jobs import Job
 from ..machine import Machine
 from ..outcome import Cancel, Discard, Outcome, Retry, RetryAfter, Stop, message_text, reason_text
+from .middleware import Middleware, wrapped
+from .pool import ProcessDiedError, Processes
 from .threads import Threads
 
 __all__ = ["Executor", "StepExitError", "as_exception", "is_our_cancellation"]
@@ -43,10 +47,23 @@ class StepExitError(Exception):
 class Executor:
     """Runs the steps of registered machines. Everything a user wrote is called here and nowhere else."""
 
-    def __init__(self, registry: Registry, limits: Limits, threads: Threads) -> None:
+    def __init__(
+        self,
+        registry: Registry,
+        limits: Limits,
+        threads: Threads,
+        *,
+        processes: Processes | None = None,
+        middleware: Sequence[Middleware] = (),
+        resources: Any = None,
+    ) -> None:
         self._registry = registry
         self._limits = limits
         self._threads = threads
+        self._processes = processes
+        self._middleware = middleware
+        self.resources: Any = resources
+        """What steps find in their contexts."""
 
     def run(self, execution: Execution, *, may_chain: bool) -> Coroutine[Any, Any, CommitEntry]:
         """Execute one step. Whatever it does, an entry comes back; only our own cancellation is raised."""
@@ -68,8 +85,8 @@ class Executor:
             return no_handler(execution)
         try:
             return await self._step(execution, registered, may_chain=may_chain)
-        except (KeyboardInterrupt, GeneratorExit):
-            raise  # the process has to go, or this coroutine is thrown away
+        except (KeyboardInterrupt, GeneratorExit, ProcessDiedError):
+            raise  # the process has to go, this coroutine is thrown away, or there is nothing left to decide about
         except (Discard, Cancel, RetryAfter) as decision:
             return self._obey(decision, execution, registered)
         except BaseException as error:
@@ -87,7 +104,7 @@ class Executor:
         """Whether a cancel may cut off the step that runs."""
         registered = self._registry.get(execution.fsm, execution.version)
         step = registered.definition.steps.get(execution.step) if registered else None
-        return step is not None and step.interrupt
+        return step is not None and (step.interrupt or step.pool == "process")
 
     def _obey(
         self, decision: Discard | Cancel | RetryAfter, execution: Execution, registered: Registered
@@ -142,9 +159,16 @@ class Executor:
                 tuple(machine.steps),
                 f"instance {execution.id} is at a step of old code",
             )
-        context = open_context(execution, machine, self._registry, state_of(execution, machine))
-        value = await self._call(step, registered.machine, context)
-        outcome = checked_outcome(value, machine.name, step.name)
+        if step.pool == "process" and self._processes is not None:
+            return await self._step_elsewhere(step, execution, machine, self._processes, may_chain=may_chain)
+        state = state_of(execution, machine)
+        context = open_context(execution, machine, self._registry, state, resources=self.resources)
+        if self._middleware:
+            outcome = await wrapped(
+                self._middleware, context, partial(self._outcome, step, registered, context)
+            )()
+        else:
+            outcome = await self._outcome(step, registered, context)
         return settle(
             execution,
             machine,
@@ -155,10 +179,62 @@ class Executor:
             emitted=context.emitted,
         )
 
+    async def _step_elsewhere(
+        self,
+        step: StepDef,
+        execution: Execution,
+        machine: MachineDef,
+        processes: Processes,
+        *,
+        may_chain: bool,
+    ) -> CommitEntry:
+        """In a process of the pool, which also asks the handler. Middleware stays here, around it."""
+        entry: CommitEntry | None = None
+        shown: Outcome[Any] | ProcessStepError | None = None
+
+        async def call() -> Outcome[Any]:
+            nonlocal entry, shown
+            timeout = _timeout(step, machine.name)
+            entry, raised = await processes.run(execution, may_chain=may_chain, timeout=timeout)
+            if raised is not None:
+                shown = ProcessStepError(machine.name, step.name, raised)
+                raise shown
+            shown = outcome_of(entry, machine)
+            return shown
+
+        if not self._middleware:
+            timeout = _timeout(step, machine.name)
+            return (await processes.run(execution, may_chain=may_chain, timeout=timeout))[0]
+        state = state_of(execution, machine)
+        context = open_context(execution, machine, self._registry, state, resources=self.resources)
+        try:
+            outcome = await wrapped(self._middleware, context, call)()
+        except ProcessStepError as error:
+            if entry is None or error is not shown:
+                raise
+            return entry
+        if entry is not None and outcome is shown:
+            return entry
+        return settle(
+            execution,
+            machine,
+            outcome,
+            context.state,
+            self._limits,
+            may_chain=may_chain,
+            emitted=context.emitted,
+        )
+
+    async def _outcome(self, step: StepDef, registered: Registered, context: Any) -> Outcome[Any]:
+        value = await self._call(step, registered.machine, context)
+        return checked_outcome(value, context.machine, step.name)
+
     async def _call(self, step: StepDef, machine: Machine[Any, Any] | Job[Any, Any], context: Any) -> object:
+        timeout = _timeout(step, context.machine)
         if step.is_async:
-            return await step.function(machine, context)
-        value = await self._threads.run(step.function, machine, context)
+            running = step.function(machine, context)
+            return await (running if timeout is None else _within(timeout, running))
+        value = await self._threads.run(step.function, machine, context, timeout=timeout)
         if inspect.iscoroutine(value):
             value.close()
         return value
@@ -175,7 +251,12 @@ class Executor:
                 # What does not decode stays as it is stored; the handler sees it as text only.
                 state = UNREAD
             context = open_context(
-                execution, machine, self._registry, None if state is UNREAD else state, is_strict=False
+                execution,
+                machine,
+                self._registry,
+                None if state is UNREAD else state,
+                is_strict=False,
+                resources=self.resources,
             )
             outcome = await self._decide(registered.machine, failure, context)
             _tell_raised(execution, failure, outcome)
@@ -215,6 +296,26 @@ class Executor:
         if isinstance(value, Awaitable):
             value = await value
         return checked_outcome(value, context.machine, f"handle of {context.step}")
+
+
+def _timeout(step: StepDef, machine: str) -> StepTimeoutError | None:
+    return None if step.timeout is None else StepTimeoutError(machine, step.name, step.timeout)
+
+
+async def _within(timeout: StepTimeoutError, running: Awaitable[object]) -> object:
+    """Await a step for so long, and then cancel it."""
+    timer = asyncio.timeout(timeout.timeout.total_seconds())
+    try:
+        async with timer:
+            value = await running
+    except BaseException as error:
+        # The step may turn its cancellation into an error of its own, or raise a TimeoutError that is not ours.
+        if timer.expired() and not is_our_cancellation(error):
+            raise timeout from error
+        raise
+    if timer.expired():
+        raise timeout
+    return value
 
 
 def _tell_raised(execution: Execution, failure: Exception, outcome: Outcome[Any]) -> None:

@@ -7,7 +7,7 @@ import logging
 import random
 import secrets
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from datetime import timedelta
 from typing import Any, Final, Protocol
 
@@ -18,7 +18,7 @@ from .._core.registry import Registry
 from .._core.settle import release
 from .._db import pick as picks
 from .._db.failures import StatementError
-from .._db.lease import Lease
+from .._db.lease import Lease, reap_execution
 from .._db.plan import Plan
 from .._db.pool import Database
 from .._running import running
@@ -28,6 +28,7 @@ from ..telemetry import (
     HandlerMissing,
     OutcomeStale,
     PickStop,
+    ReaperReaped,
     SchedulerDrain,
     SchedulerSaturation,
     StepStop,
@@ -36,15 +37,13 @@ from ..telemetry import (
 from .executor import Executor
 from .flusher import Flusher
 from .heartbeat import Heartbeat
+from .pool import ProcessDiedError
 from .service import Contact, Service
-from .slots import Slots
+from .slots import Budget, SharedSlots, Slots
 
 __all__ = ["FromPrefix", "FromQueue", "Scheduler", "Source"]
 
 _log: Final = logging.getLogger("gen_durable.worker")
-# How many steps, and how much time in them, one instance may have on one lease before others get a turn.
-_CHAIN_STEPS: Final = 50
-_CHAIN_SECONDS: Final = 0.1
 # After so long without work a queue is looked at only once per poll_interval.
 _CALM_AFTER: Final = 30.0
 _UNIQUE_VIOLATION: Final = "23505"
@@ -129,15 +128,22 @@ class Scheduler(Service):
         telemetry: Telemetry,
         contact: Contact,
         on_bug: Callable[[BaseException], None],
+        budget: Budget | None = None,
     ) -> None:
         super().__init__(contact)
         self.name = source.name
         self._source = source
         self._queue = source.label
-        self._slots = Slots(limits.concurrency)
+        self._limits = limits
+        self._slots = (
+            Slots(limits.concurrency)
+            if budget is None
+            else SharedSlots(limits.concurrency, budget, limits.weight, self.wake)
+        )
         self._worker = worker
         self._settings = settings
         self._registry = registry
+        self._chain_seconds = settings.chain_time.total_seconds()
         self._leases = picks.Leases(settings.lease, registry.leases)
         self._database = database
         self._executor = executor
@@ -152,6 +158,7 @@ class Scheduler(Service):
         # Since when (monotonic), for those of them that have a slot.
         self._began: dict[Lease, float] = {}
         self._may_have_more = False
+        self._last_look = 0.0
         self._last_work = time.monotonic()
         # Leases whose step was cut off because its instance is cancelled, until the step has noticed.
         self._interrupted: set[Lease] = set()
@@ -159,14 +166,23 @@ class Scheduler(Service):
 
     async def tick(self) -> timedelta | None:
         """Fill the free slots. What is being committed holds none, but there is an end to how far commits may lag."""
-        demand = min(self._slots.free, _LAG * self._slots.limit - len(self._in_flight))
+        slots, prefetch = self._slots, self._limits.prefetch
+        claimed = slots.claim()
+        demand = min(claimed + prefetch - slots.waiting, _LAG * slots.limit + prefetch - len(self._in_flight))
         if demand <= 0:
+            slots.unclaim(claimed)
             self._may_have_more = True
             return None  # the end of an execution wakes us
-        picked = await self._pick(demand)
+        if demand < self._limits.min_demand and (patience := self._patience()) > timedelta(0):
+            slots.unclaim(claimed)
+            self._may_have_more = True
+            return patience
+        picked = await self._pick_for(claimed, demand)
         for execution in picked.executions:
             self._start(execution)
         self._may_have_more = len(picked.executions) == demand
+        if not self._may_have_more:
+            slots.rest()
         self._report(len(picked.executions), demand)
         if picked.denied:
             await self._gate(picked.denied)
@@ -175,6 +191,11 @@ class Scheduler(Service):
         if picked.executions:
             self._last_work = time.monotonic()
         return timedelta(0) if self._may_have_more else self._pause()
+
+    def stop(self) -> None:
+        """Let the current round be the last."""
+        super().stop()
+        self._slots.rest()
 
     @property
     def in_flight(self) -> int:
@@ -205,11 +226,13 @@ class Scheduler(Service):
     async def drain(self, timeout: timedelta) -> None:
         """Let running steps end, at most so long; what is unfinished then goes back to the queue at no cost."""
         in_flight = len(self._in_flight)
+        # What was leased ahead need not begin any more. All of it has asked for its slot by now.
+        await asyncio.sleep(0)
+        ahead = {lease: one for lease, one in self._in_step.items() if lease not in self._began}
+        released = await self._give_back(ahead)
         await self._let_end(timeout)
-        unfinished, self._in_step = self._in_step, {}
-        for lease in unfinished:
-            self._in_flight[lease].cancel()
-        released = await self._release(list(unfinished.values()))
+        unfinished = dict(self._in_step)
+        released += await self._give_back(unfinished)
         if committing := [task for lease, task in self._in_flight.items() if lease not in unfinished]:
             _, late = await asyncio.wait(committing, timeout=_LAST_WORDS)
             # An effect that is not over by now is rolled back; whoever runs the step again runs it again.
@@ -217,6 +240,12 @@ class Scheduler(Service):
                 task.cancel()
         # A step that does not react to its cancellation is left behind: its lease is gone, it cannot commit.
         self._telemetry.emit(SchedulerDrain(released=released, in_flight=in_flight, queue=self._queue))
+
+    async def _give_back(self, unfinished: Mapping[Lease, Execution]) -> int:
+        for lease in unfinished:
+            del self._in_step[lease]
+            self._in_flight[lease].cancel()
+        return await self._release(list(unfinished.values()))
 
     def hurry(self) -> None:
         """Wait no longer for running steps."""
@@ -252,6 +281,21 @@ class Scheduler(Service):
         for task in waiting:
             task.cancel()
         return sum(isinstance(task.result(), Committed) for task in done)
+
+    def _patience(self) -> timedelta:
+        """How long this queue may still wait for a demand that is worth a look."""
+        return self._settings.poll_interval - timedelta(seconds=time.monotonic() - self._last_look)
+
+    async def _pick_for(self, claimed: int, demand: int) -> picks.Picked:
+        """Look for work; slots that were claimed for what is not there are free again."""
+        begun = 0
+        try:
+            self._last_look = time.monotonic()
+            picked = await self._pick(demand)
+            begun = len(picked.executions)
+        finally:
+            self._slots.unclaim(max(0, claimed - begun))
+        return picked
 
     async def _pick(self, demand: int) -> picks.Picked:
         while True:
@@ -297,10 +341,16 @@ class Scheduler(Service):
     async def _work(self, execution: Execution, lease: Lease) -> None:
         """Execute and commit, step after step, as long as the lease is kept."""
         busy = 0.0
-        for step_number in range(1, _CHAIN_STEPS + 1):
+        steps = self._settings.chain_steps
+        for step_number in range(1, steps + 1):
             running.set(execution)
-            may_chain = step_number < _CHAIN_STEPS and busy < _CHAIN_SECONDS
-            entry = await self._inside(lease, execution, self._executor.run(execution, may_chain=may_chain))
+            may_chain = step_number < steps and busy < self._chain_seconds
+            step = self._executor.run(execution, may_chain=may_chain)
+            try:
+                entry = await self._inside(lease, execution, step)
+            except ProcessDiedError as error:
+                await self._crashed(lease, execution, error)
+                return
             seconds = time.monotonic() - (entry.started or 0.0)
             busy += seconds
             result = await self._commit(execution, entry, busy)
@@ -318,6 +368,19 @@ class Scheduler(Service):
                 return
             execution = _next(execution, entry, result)
 
+    async def _crashed(self, lease: Lease, execution: Execution, error: ProcessDiedError) -> None:
+        """The process of a step has died, as this one may: it counts as the reaper would count it, but at once."""
+        _log.error("%s %d: step '%s': %s", execution.fsm, execution.id, execution.step, error)
+        settings = self._settings
+        plan = reap_execution(lease, execution.step_seq, settings.crash_limit, settings.executions)
+        try:
+            reaped = await self._database.run_in_transaction(plan)
+        except StatementError:
+            return  # nobody keeps the lease from now on: it runs out, and the reaper does the rest
+        self._telemetry.emit(
+            ReaperReaped(count=len(reaped.ids), ids=tuple(reaped.ids), capped=tuple(reaped.capped))
+        )
+
     async def _inside(
         self,
         lease: Lease,
@@ -327,10 +390,8 @@ class Scheduler(Service):
     ) -> CommitEntry:
         """Await what a user wrote, in a slot: only here may a shutdown or a lost lease cut in."""
         self._in_step[lease] = execution
-        if self._slots.free <= 0:
-            self._heartbeat.wait(lease)
         try:
-            await self._slots.take()
+            await self._slots.take(lambda: self._heartbeat.wait(lease))
         except asyncio.CancelledError:
             step.close()
             self._heartbeat.end(lease)
@@ -369,7 +430,7 @@ class Scheduler(Service):
         # Asked after the step: while it ran, a shutdown may have begun, or its turn may have passed.
         # And a step with a lease of another length has to be leased anew.
         if entry.kind == "keep" and (
-            self._is_stopping or busy > _CHAIN_SECONDS or not self._same_lease(execution, entry)
+            self._is_stopping or busy > self._chain_seconds or not self._same_lease(execution, entry)
         ):
             entry.kind = "next"
         return await self._flusher.commit(entry)
@@ -423,12 +484,14 @@ class Scheduler(Service):
         if self._telemetry.is_wanted(PickStop):
             self._telemetry.emit(PickStop(count=count, demand=demand, queue=self._queue, worker=self._worker))
         if self._telemetry.is_wanted(SchedulerSaturation):
+            # What was picked just now has not asked for its slot yet.
+            buffer = self._slots.waiting + max(0, count - self._slots.room)
             self._telemetry.emit(
                 SchedulerSaturation(
-                    in_flight=len(self._in_flight),
-                    buffer=0,
+                    in_flight=len(self._in_flight) - buffer,
+                    buffer=buffer,
                     concurrency=self._slots.limit,
-                    prefetch=0,
+                    prefetch=self._limits.prefetch,
                     queue=self._queue,
                 )
             )

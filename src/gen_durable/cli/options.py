@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -11,6 +12,7 @@ import click
 import msgspec
 
 from ..config import Queue, Settings, parse_duration
+from ..errors import SettingsError
 
 __all__ = [
     "address",
@@ -29,6 +31,13 @@ __all__ = [
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
+# What may stand behind a queue: its settings but for the first, as one types them.
+_KNOBS: Final = tuple(field.name.replace("_", "-") for field in msgspec.structs.fields(Queue)[1:])
+_KNOB: Final = re.compile(rf"(?P<rest>.*),(?P<knob>{'|'.join(_KNOBS)})=(?P<number>\d{{1,9}})", re.ASCII)
+_MISSPELT: Final = re.compile(r"=\d+,", re.ASCII)
+_KNOB_FORM: Final = "".join(f"[,{knob}=N]" for knob in _KNOBS)
+
+
 def duration(text: str) -> timedelta:
     """`90s`, `1m30s`, `500ms` or `2h`."""
     try:
@@ -38,22 +47,33 @@ def duration(text: str) -> timedelta:
 
 
 def queue(text: str) -> tuple[str, Queue]:
-    """`default=10`: a queue, and how many of its steps run at once."""
-    return _source(text, "NAME=N with N of at least 1, for example default=10")
+    """`default=10`: a queue, and how many of its steps run at once; more by name: `default=10,prefetch=5`."""
+    return _source(
+        text, f"NAME=N{_KNOB_FORM} with N of at least 1, for example default=10 or default=10,prefetch=5"
+    )
 
 
 def prefix(text: str) -> tuple[str, Queue]:
     """`billing.` or `media.=20`: a namespace of machines, and how many of their steps run at once."""
-    return _source(text, "PREFIX or PREFIX=N with N of at least 1, for example billing. or media.=20")
+    return _source(
+        text, f"PREFIX or PREFIX=N{_KNOB_FORM} with N of at least 1, for example billing. or media.=20"
+    )
 
 
 def _source(text: str, form: str) -> tuple[str, Queue]:
-    name, equals, number = text.rpartition("=")
-    if text and not equals:
-        return text, Queue()
-    if not name or not number.isdecimal() or int(number) < 1:
+    rest, knobs = text, dict[str, int]()
+    while found := _KNOB.fullmatch(rest):
+        rest, knobs[found["knob"].replace("-", "_")] = found["rest"], int(found["number"])
+    name, equals, number = rest.rpartition("=")
+    if rest and not equals:
+        name, number = rest, str(Queue().concurrency)
+    # `mail=4,wieght=2` is no queue of a strange name.
+    if not name or not number.isdecimal() or int(number) < 1 or _MISSPELT.search(name):
         raise click.BadParameter(f"{text!r} is not {form}")
-    return name, Queue(concurrency=int(number))
+    try:
+        return name, Queue(concurrency=int(number), **knobs)
+    except SettingsError as error:
+        raise click.BadParameter(f"{text!r}: {error}") from None
 
 
 def address(text: str) -> tuple[str, int]:

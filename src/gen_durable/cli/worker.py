@@ -12,7 +12,6 @@ from .. import __version__
 from .._db.address import shown
 from ..config import Queue, environment_dsn
 from ..schedules import Schedule
-from ..telemetry import PickStop
 from ..worker import Worker
 from .failure import Failure
 from .options import address, dsn_option, load_settings, prefix, queue, settings_options
@@ -29,7 +28,8 @@ __all__ = ["worker"]
     type=queue,
     metavar="NAME=N",
     multiple=True,
-    help="A queue, and how many of its steps run at once; may be repeated. Default: the machines' queues, 10 each.",
+    help="A queue, and how many of its steps run at once; may be repeated. Default: the machines' queues, 10 each. "
+    "More of Queue behind a comma: mail=10,prefetch=5,min-demand=3,weight=2.",
 )
 @click.option(
     "--prefix",
@@ -51,6 +51,12 @@ __all__ = ["worker"]
     metavar="HOST:PORT",
     help="Answer Prometheus there (needs the extra prometheus).",
 )
+@click.option(
+    "--processes",
+    type=click.IntRange(1, 1024),
+    metavar="N",
+    help="Work in so many processes; one that crashes is started again. Default: in this one.",
+)
 @dsn_option
 @settings_options()
 def worker(
@@ -59,6 +65,7 @@ def worker(
     prefixes: tuple[tuple[str, Queue], ...],
     on_unknown: Literal["fail", "leave"] | None,
     metrics: tuple[str, int] | None,
+    processes: int | None,
     dsn: str | None,
     settings_file: Path | None,
     **settings: Any,
@@ -86,9 +93,12 @@ def worker(
         )
     _warn_of_idle(ready, target)
     if metrics is not None:
+        if processes is not None:
+            raise Failure(
+                "--metrics and --processes: every process needs a port of its own; start them one by one"
+            )
         _serve_metrics(ready, *metrics)
-    _announce(ready)
-    ready.run()
+    ready.run(processes=processes, on_ready=lambda: click.echo(_start_line(ready, processes)))
 
 
 def _serve_metrics(ready: Worker, host: str, port: int) -> None:
@@ -109,16 +119,6 @@ def _distinct(given: tuple[tuple[str, Queue], ...], what: str) -> dict[str, Queu
     return by_name or None
 
 
-def _announce(ready: Worker) -> None:
-    """Say that it works once it does: it has looked for work, and a signal from now on lets it drain."""
-
-    def on_first_look(_: PickStop) -> None:
-        unsubscribe()
-        click.echo(_start_line(ready))
-
-    unsubscribe = ready.telemetry.subscribe(on_first_look, PickStop)
-
-
 def _warn_of_idle(ready: Worker, target: str) -> None:
     """Who owns a namespace answers for it: one of which it knows nothing is rather a mistake."""
     for owned in ready.prefixes:
@@ -135,7 +135,7 @@ def _fate(ready: Worker) -> str:
     return "what is inserted under it fails as no_handler_registered (--on-unknown leave leaves it)"
 
 
-def _start_line(ready: Worker) -> str:
+def _start_line(ready: Worker, processes: int | None) -> str:
     """Who runs what, where. Queues of the machines that are left to other workers are named: it may be a mistake."""
     prefixes = tuple(ready.prefixes)
     ours = [each for each in ready.machines if each.queue in ready.queues or each.name.startswith(prefixes)]
@@ -145,7 +145,8 @@ def _start_line(ready: Worker) -> str:
     left = f"; not {', '.join(elsewhere)}" if elsewhere and not prefixes else ""
     dsn = ready.dsn or environment_dsn()
     where = shown(dsn) if dsn else "the embedded PostgreSQL"
-    return f"gen-durable {__version__} runs {machines or 'no machine'} on {where}, {', '.join(served)}{left}"
+    number = f", in {processes} processes" if processes else ""
+    return f"gen-durable {__version__} runs {machines or 'no machine'} on {where}, {', '.join(served)}{left}{number}"
 
 
 def _sources(kind: str, sources: Mapping[str, Queue]) -> list[str]:

@@ -46,6 +46,15 @@ class Stage:
         """
         self._stepper.use(machine)
 
+    @property
+    def resources(self) -> Any:
+        """What steps find in `ctx.resources`; `None` until a test says what: `durable.resources = Fakes()`."""
+        return self._stepper.resources
+
+    @resources.setter
+    def resources(self, resources: Any) -> None:
+        self._stepper.resources = resources
+
     # The signatures are those of the client; all that is new is that the machine is known from then on.
     if not TYPE_CHECKING:
 

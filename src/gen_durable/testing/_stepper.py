@@ -112,6 +112,15 @@ class Stepper:
         self._is_draining = False
         self._has_news = False
 
+    @property
+    def resources(self) -> Any:
+        """What steps find in their contexts."""
+        return self._executor.resources
+
+    @resources.setter
+    def resources(self, resources: Any) -> None:
+        self._executor.resources = resources
+
     def close(self) -> None:
         """Let the threads end."""
         self._threads.close()

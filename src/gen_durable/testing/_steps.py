@@ -40,6 +40,8 @@ class ContextOptions(TypedDict, total=False):
     step_seq: int
     parent_id: int | None
     correlation_key: str | None
+    resources: Any
+    """What the worker's lifespan would hold ready."""
 
 
 def context(
@@ -72,6 +74,7 @@ def context(
         children=Children(options.get("children", ())),
         parent_id=options.get("parent_id"),
         correlation_key=options.get("correlation_key"),
+        resources=options.get("resources"),
     )
 
 

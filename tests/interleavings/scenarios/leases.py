@@ -21,7 +21,15 @@ from tests.interleavings.session import (
     flush,
     transaction,
 )
-from tests.interleavings.works import CRASH_LIMIT, commit_picked, flush_with_effect, lease_some, reap
+from tests.interleavings.works import (
+    CRASH_LIMIT,
+    commit_picked,
+    flush_with_effect,
+    lease_some,
+    reap,
+    reap_execution,
+    reap_worker,
+)
 from tests.interleavings.world import LEASE, TOKEN, instance, leased, outcome
 
 KEEP = outcome(1, "keep")
@@ -63,6 +71,47 @@ def zombie(kind: Any) -> Scenario:
         name=f"commit({kind}) × reap × pick and commit",
         setup=[leased(1)],
         sessions={"F": [flush(entry)], "R": [reap()], "K": [lease_some(8), commit_picked("done")]},
+        check=check,
+        never_wait=frozenset({"R"}),
+    )
+
+
+def dead_worker(kind: Any) -> Scenario:
+    """A worker is dead, and known to be; its last commit may be on the wire. Another one lives, and holds a lease."""
+
+    def check(end: End) -> None:
+        is_committed, reaped = bool(end.result("F").committed()), end.result("R").ids
+        require(
+            is_committed != (1 in reaped) or (kind == "keep" and is_committed), "outcome and reaper both won"
+        )
+        require(2 not in reaped, "the lease of the living was taken")
+        require(end.after.instances[2]["lease_token"] == 9, "the lease of the living is gone")
+
+    return Scenario(
+        name=f"commit({kind}) × reap of a dead worker × pick and commit",
+        setup=[leased(1), leased(2, locked_by="w2", lease_token=9)],
+        sessions={
+            "F": [flush(outcome(1, kind))],
+            "R": [reap_worker()],
+            "K": [lease_some(8, worker="w3"), commit_picked("done")],
+        },
+        check=check,
+        never_wait=frozenset({"R"}),
+    )
+
+
+def dead_execution() -> Scenario:
+    """The process of one step has died, and so much later that the reaper may have been there, and the next owner."""
+
+    def check(end: End) -> None:
+        by_reaper, by_worker = 1 in end.result("R").ids, 1 in end.result("C").ids
+        require(by_reaper or by_worker, "nobody counted the crash")
+        require(not (by_reaper and by_worker), "one crash was counted twice")
+
+    return Scenario(
+        name="reap × reap of one execution × pick",
+        setup=[leased(1)],
+        sessions={"R": [reap()], "C": [reap_execution(1, TOKEN)], "K": [lease_some(8)]},
         check=check,
         never_wait=frozenset({"R"}),
     )
@@ -321,6 +370,10 @@ SCENARIOS = [
     commit_and_reap("done", crash_count=CRASH_LIMIT - 1),
     zombie("next"),
     zombie("await"),
+    dead_worker("keep"),
+    dead_worker("next"),
+    dead_worker("done"),
+    dead_execution(),
     same_keep_twice(),
     resolve_while_unanswered("keep"),
     resolve_while_unanswered("done"),

@@ -1,0 +1,170 @@
+"""Machines whose steps run in a process of the pool. At the top of a module, where that process finds them."""
+
+from __future__ import annotations
+
+import asyncio
+import decimal
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from gen_durable import (
+    Await,
+    Context,
+    Discard,
+    Done,
+    Machine,
+    Next,
+    Outcome,
+    Retry,
+    ScheduleChildren,
+    Signal,
+    Spec,
+    Sql,
+    Stop,
+    Transaction,
+    job,
+    step,
+)
+from gen_durable._runtime.child import IS_CHILD
+
+
+class Work(msgspec.Struct):
+    what: str
+    file: str = ""
+    number: int = 0
+
+
+class Declined(Exception):  # noqa: N818
+    """A user's own exception."""
+
+
+class Part(Machine[int, int]):
+    @step(pool="process")
+    def run(self, ctx: Context[int]) -> Outcome[int]:
+        return Done(ctx.state * 2)
+
+
+async def book(transaction: Transaction) -> None:
+    await transaction.execute("insert into booked values ('by a function')")
+
+
+def _begun(ctx: Context[Work]) -> None:
+    with Path(ctx.state.file).open("a") as file:
+        file.write(f"{os.getpid()} {ctx.attempt}\n")
+
+
+class Crunch(Machine[Work, Any]):
+    paid = Signal("paid", int)
+
+    @step(pool="process")
+    def run(self, ctx: Context[Work]) -> Outcome[Any]:  # noqa: C901 - one line for each
+        match ctx.state.what:
+            case "pid":
+                return Done([os.getpid(), os.getppid(), ctx.id, ctx.idempotency_key])
+            case "chain":
+                ctx.state.number += 1
+                return Next(self.run) if ctx.state.number < 5 else Done(ctx.state.number)
+            case "loop":
+                return Done(asyncio.run(_five()))
+            case "await":
+                return Await(self.paid, then=self.got, timeout=timedelta(hours=1))
+            case "children":
+                return ScheduleChildren([Spec(Part, number) for number in range(3)], then=self.join)
+            case "raise":
+                raise Declined("no money")
+            case "discard":
+                raise Discard("for good")
+            case "retry" if ctx.attempt == 0:
+                return Retry()
+            case "encode":
+                return Done(object())
+            case "resources":
+                return Done(ctx.resources.pool)
+            case _:
+                return Done(ctx.attempt)
+
+    @step(pool="process")
+    def got(self, ctx: Context[Work]) -> Outcome[Any]:
+        return Done(ctx.awaited.get(self.paid))
+
+    @step(pool="process")
+    def join(self, ctx: Context[Work]) -> Outcome[Any]:
+        return Done(ctx.children.results(Part))
+
+    @step(pool="process")
+    def effect(self, ctx: Context[Work]) -> Outcome[Any]:
+        match ctx.state.what:
+            case "sql":
+                values = (
+                    1,
+                    "text",
+                    True,
+                    None,
+                    decimal.Decimal("1.50"),
+                    uuid.UUID(int=7),
+                    b"\0\1",
+                    ["a", "b"],
+                )
+                moment = datetime(2026, 1, 31, 9, tzinfo=UTC)
+                query = "insert into typed values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)"
+                return Done(effect=Sql(query, *values, moment, timedelta(seconds=90)))
+            case "function":
+                return Done(effect=book)
+            case _:
+
+                async def local(transaction: Transaction) -> None: ...
+
+                return Done(effect=local)
+
+    @step(pool="process", timeout=timedelta(milliseconds=300))
+    def slow(self, ctx: Context[Work]) -> Outcome[Any]:
+        _begun(ctx)
+        time.sleep(3600)
+        return Done()
+
+    @step(pool="process")
+    def long(self, ctx: Context[Work]) -> Outcome[Any]:
+        """And so does a program that it started."""
+        # Not a child of the shell's, so that killing the step's process alone would leave it behind.
+        with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"]) as program:
+            with Path(ctx.state.file).open("a") as file:
+                file.write(f"{os.getpid()} {ctx.attempt} {program.pid}\n")
+            program.wait()
+        return Done()
+
+    @step(pool="process")
+    def die(self, ctx: Context[Work]) -> Outcome[Any]:
+        if ctx.attempt < ctx.state.number:
+            if ctx.state.what == "exit":
+                os._exit(7)
+            os.kill(os.getpid(), signal.SIGKILL)
+        return Done(ctx.attempt)
+
+    @step
+    async def beside(self, ctx: Context[Work]) -> Outcome[Any]:
+        await asyncio.sleep(ctx.state.number / 1000)
+        return Done(os.getpid())
+
+    def handle(self, error: Exception, ctx: Context[Work]) -> Outcome[Any]:
+        where = "there" if IS_CHILD.is_set() else "here"
+        return Stop(f"{type(error).__name__} {isinstance(error, Declined)} {where}: {error}")
+
+
+async def _five() -> int:
+    return 5
+
+
+@job("crunch.v1", pool="process", max_attempts=2)
+def crunch(number: int, ctx: Context[int]) -> int:
+    if ctx.attempt == 0:
+        raise ValueError("first")
+    return sum(range(number))

@@ -1,0 +1,204 @@
+"""What a worker puts around every step, and what its lifespan holds ready."""
+
+from __future__ import annotations
+
+import contextvars
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import msgspec
+import pytest
+
+from gen_durable import Context, Discard, Done, Machine, Next, Outcome, UsageError, Worker, job, step
+from gen_durable.testing import Harness, run_step
+from gen_durable.worker import CallNext
+from tests.scenarios.support import CALM
+
+tenant: contextvars.ContextVar[str] = contextvars.ContextVar("tenant", default="nobody")
+
+
+class Pair(Machine[str, str]):
+    @step
+    async def one(self, ctx: Context[str]) -> Outcome[str]:
+        if ctx.state == "fail":
+            raise ValueError("bad")
+        return Next(self.two, f"{ctx.state} {tenant.get()}")
+
+    @step
+    def two(self, ctx: Context[str]) -> Outcome[str]:
+        return Done(f"{ctx.state} {tenant.get()}")
+
+
+@job("echo.v1")
+async def echo(payload: str) -> str:
+    return payload
+
+
+async def result_of(dsn: str, middleware: list[Any], state: str = "state", machine: Any = Pair) -> Any:
+    async with Worker([machine], dsn=dsn, settings=CALM, middleware=middleware) as worker:
+        return await worker.wait(await worker.insert(machine, state))
+
+
+@pytest.mark.clause("MID-1")
+async def test_it_is_around_every_step_the_first_outermost(durable_dsn: str) -> None:
+    seen: list[Any] = []
+
+    async def outer(ctx: Context[Any], call_next: CallNext) -> Outcome[Any]:
+        seen.append(("outer", ctx.step))
+        outcome = await call_next()
+        seen.append(("outer", outcome))
+        return outcome
+
+    class Inner:
+        async def __call__(self, ctx: Context[Any], call_next: CallNext) -> Outcome[Any]:
+            seen.append(("inner", ctx.step))
+            return await call_next()
+
+    assert (await result_of(durable_dsn, [outer, Inner()])).result == "state nobody nobody"
+    assert seen == [
+        ("outer", "one"),
+        ("inner", "one"),
+        ("outer", Next("two", "state nobody")),
+        ("outer", "two"),
+        ("inner", "two"),
+        ("outer", Done("state nobody nobody")),
+    ]
+    seen.clear()
+    assert (await result_of(durable_dsn, [outer], "hello", echo)).result == "hello"
+    assert seen == [("outer", "run"), ("outer", Done("hello"))]
+
+
+@pytest.mark.clause("MID-2")
+async def test_steps_see_its_context_variables(durable_dsn: str) -> None:
+    async def identify(ctx: Context[Any], call_next: CallNext) -> Outcome[Any]:
+        tenant.set(f"tenant-{ctx.step}")
+        return await call_next()
+
+    assert (await result_of(durable_dsn, [identify])).result == "state tenant-one tenant-two"
+
+
+@pytest.mark.clause("MID-3")
+async def test_it_sees_what_a_step_raises_and_may_answer_for_it(durable_dsn: str) -> None:
+    seen: list[BaseException] = []
+
+    async def watch(ctx: Context[Any], call_next: CallNext) -> Outcome[Any]:
+        try:
+            return await call_next()
+        except ValueError as error:
+            seen.append(error)
+            raise
+
+    async def answer(ctx: Context[Any], call_next: CallNext) -> Outcome[Any]:
+        try:
+            return await call_next()
+        except ValueError:
+            return Done("answered")
+
+    assert (await result_of(durable_dsn, [watch], "fail")).last_error == "ValueError: bad"
+    assert [str(error) for error in seen] == ["bad"]
+    assert (await result_of(durable_dsn, [answer], "fail")).result == "answered"
+
+
+@pytest.mark.clause("MID-4")
+async def test_its_errors_are_failures_of_the_step(durable_dsn: str) -> None:
+    async def refuse(ctx: Context[Any], call_next: CallNext) -> Outcome[Any]:
+        raise PermissionError("not today")
+
+    async def discard(ctx: Context[Any], call_next: CallNext) -> Outcome[Any]:
+        raise Discard("never")
+
+    async def forget(ctx: Context[Any], call_next: CallNext) -> Outcome[Any]:
+        await call_next()
+        return None  # type: ignore[return-value]
+
+    async def twice(ctx: Context[Any], call_next: CallNext) -> Outcome[Any]:
+        await call_next()
+        return await call_next()
+
+    assert (await result_of(durable_dsn, [refuse])).last_error == "PermissionError: not today"
+    assert (await result_of(durable_dsn, [discard])).last_error == "never"
+    forgotten = (await result_of(durable_dsn, [forget])).last_error
+    assert "middleware" in forgotten
+    assert "returned None, which is no outcome" in forgotten
+    assert "called call_next twice" in (await result_of(durable_dsn, [twice])).last_error
+
+
+def test_what_is_no_async_function_is_refused() -> None:
+    def plain(ctx: Any, call_next: Any) -> Any: ...
+
+    for wrong in (plain, 7, "text"):
+        with pytest.raises(UsageError, match="is no async function; write `async def middleware"):
+            Worker([Pair], middleware=[wrong])  # type: ignore[list-item]
+
+
+class Tools(msgspec.Struct):
+    worker: Worker
+    log: list[str]
+
+
+class User(Machine[None, str]):
+    @step
+    async def run(self, ctx: Context[None, Tools]) -> Outcome[str]:
+        ctx.resources.log.append("step")
+        await ctx.resources.worker.insert(echo, "from a step")
+        return Next(self.then)
+
+    @step
+    def then(self, ctx: Context[None, Tools]) -> Outcome[str]:
+        raise ValueError(len(ctx.resources.log))
+
+    def handle(self, error: Exception, ctx: Context[None, Tools]) -> Outcome[str]:
+        return Done(f"{error} {ctx.resources.log}")
+
+
+@pytest.mark.clause("RES-1")
+async def test_resources_live_as_long_as_the_work(durable_dsn: str) -> None:
+    log: list[str] = []
+
+    @asynccontextmanager
+    async def tools(worker: Worker) -> AsyncGenerator[Tools]:
+        log.append("opened")
+        # The worker is a client already, and nothing runs yet.
+        await worker.insert(User, correlation_key="first")
+        yield Tools(worker, log)
+        log.append("closed")
+
+    async with Worker([User, echo], dsn=durable_dsn, settings=CALM, lifespan=tools) as worker:
+        found = await worker.get("first")
+        assert found is not None
+        assert (await worker.wait(found.id)).result == "2 ['opened', 'step']"
+        assert log == ["opened", "step"]
+    assert log == ["opened", "step", "closed"]
+
+
+@pytest.mark.clause("RES-2")
+async def test_a_lifespan_that_fails_lets_no_work_begin(durable_dsn: str, db: Any) -> None:
+    @asynccontextmanager
+    async def broken(worker: Worker) -> AsyncGenerator[None]:
+        await worker.insert(echo, "")
+        if worker.machines:
+            raise OSError("no such host")
+        yield
+
+    with pytest.raises(OSError, match="no such host"):
+        async with Worker([echo], dsn=durable_dsn, settings=CALM, lifespan=broken):
+            raise AssertionError("it is not open")
+    assert await db.fetchval("select execution from gen_durable.gen_durable") == 0
+    query = (
+        "select count(*) from pg_stat_activity where datname = current_database() and pid <> pg_backend_pid()"
+    )
+    assert await db.fetchval(query) == 0, "its connections are closed"
+
+
+def test_a_test_says_what_the_resources_are(durable: Harness) -> None:
+    class Reader(Machine[None, str]):
+        @step
+        async def run(self, ctx: Context[None, list[str]]) -> Outcome[str]:
+            return Done(ctx.resources[0])
+
+    durable.resources = ["fake"]
+    ref = durable.insert(Reader)
+    durable.drain()
+    durable.assert_done(ref, "fake")
+    assert run_step(Reader().run, None, resources=["alone"]) == Done("alone")

@@ -1,0 +1,297 @@
+"""Steps in processes of their own."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from gen_durable import Context, Done, Instance, Machine, Outcome, Spec, Status, Worker, job, step
+from gen_durable.errors import OptionError, ProcessStepError
+from gen_durable.telemetry import ReaperReaped
+from gen_durable.testing import Harness
+from gen_durable.worker import CallNext
+from tests.scenarios.support import CALM, PATIENCE, Events, has_no_lease, row_of
+from tests.workers.crunch import Crunch, Part, Work, crunch
+from tests.workers.test_supervisor import is_gone
+
+ROOT = Path(__file__).parents[2]
+TWO = msgspec.structs.replace(CALM, pool_processes=2)
+
+
+@asynccontextmanager
+async def worker_on(dsn: str, **options: Any) -> AsyncIterator[Worker]:
+    async with Worker([Crunch, Part, crunch], dsn=dsn, **{"settings": TWO, **options}) as worker:
+        yield worker
+
+
+async def end_of(worker: Worker, work: Work, **options: Any) -> Instance[Any, Any]:
+    return await worker.wait(await worker.insert(Crunch, work, **options), timeout=PATIENCE)
+
+
+async def lines(file: Path, count: int = 1) -> list[list[int]]:
+    async with asyncio.timeout(PATIENCE.total_seconds()):
+        while not file.exists() or len(file.read_text().splitlines()) < count:
+            await asyncio.sleep(0.01)
+    return [[int(word) for word in line.split()] for line in file.read_text().splitlines()]
+
+
+@pytest.mark.clause("POL-1")
+async def test_every_outcome_comes_back_as_json(durable_dsn: str) -> None:
+    async with worker_on(durable_dsn) as worker:
+        pid, parent, id, key = (await end_of(worker, Work("pid"))).result
+        assert parent == os.getpid() != pid
+        assert key == f"{id}:1"
+        assert (await end_of(worker, Work("chain"))).result == 5
+        assert (await end_of(worker, Work("loop"))).result == 5
+        assert (await end_of(worker, Work("retry"))).result == 1
+        assert (await end_of(worker, Work("children"))).result == [0, 2, 4]
+        waiting = await worker.insert(Crunch, Work("await"))
+        await worker.signal(waiting, Crunch.paid, 42)
+        assert (await worker.wait(waiting, timeout=PATIENCE)).result == 42
+        assert (await worker.wait(await worker.insert(crunch, 10), timeout=PATIENCE)).result == 45
+
+
+@pytest.mark.clause("POL-2")
+async def test_what_it_raises_goes_to_its_handler_there(durable_dsn: str) -> None:
+    async with worker_on(durable_dsn) as worker:
+        assert (await end_of(worker, Work("raise"))).last_error == "Declined True there: no money"
+        assert (await end_of(worker, Work("discard"))).last_error == "for good"
+        encode = (await end_of(worker, Work("encode"))).last_error
+        assert encode is not None
+        assert encode.startswith("EncodeError False there")
+        resources = (await end_of(worker, Work("resources"))).last_error
+        assert resources is not None
+        assert "ctx.resources.pool is not there" in resources
+
+
+@pytest.mark.clause("POL-3")
+async def test_effects_cross_as_sql_or_by_name(durable_dsn: str, db: Any) -> None:
+    await db.execute("create table booked (how text)")
+    await db.execute(
+        "create table typed (a int, b text, c bool, d text, e numeric, f uuid, g bytea, h text[], i timestamptz, j interval)"
+    )
+    async with worker_on(durable_dsn) as worker:
+        assert (await end_of(worker, Work("sql"), step="effect")).status is Status.DONE
+        assert (await end_of(worker, Work("function"), step="effect")).status is Status.DONE
+        refused = (await end_of(worker, Work("local"), step="effect")).last_error
+    assert refused is not None
+    assert "cannot leave the process that its step ran in; give Sql" in refused
+    row = tuple(await db.fetchrow("select a, b, c, d, e::text, f::text, g, h, i::text, j from typed"))
+    assert row[:3] == (1, "text", True)
+    assert row[3] is None
+    assert row[4:8] == ("1.50", "00000000-0000-0000-0000-000000000007", b"\0\1", ["a", "b"])
+    assert row[9] == timedelta(seconds=90)
+    assert await db.fetchval("select how from booked") == "by a function"
+
+
+@pytest.mark.clause("POL-4")
+@pytest.mark.parametrize(("what", "said"), [("kill", "died of SIGKILL"), ("exit", "ended with exit code 7")])
+async def test_its_death_is_a_crash_of_that_execution_only(
+    durable_dsn: str, db: Any, what: str, said: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with worker_on(durable_dsn) as worker:
+        events = Events(worker)
+        beside = await worker.insert(Crunch, Work("", number=300), step="beside")
+        ref = await worker.insert(Crunch, Work(what, number=1), step="die")
+        crashed = await events.wait(ReaperReaped)
+        assert (crashed.ids, crashed.capped) == ((ref.id,), ())
+        assert (await row_of(db, ref.id))["crash_count"] == 1
+        found = await worker.wait(ref, timeout=PATIENCE)
+        assert (found.result, found.crash_count) == (1, 0)
+        assert (await worker.wait(beside, timeout=PATIENCE)).result == os.getpid()
+    (record,) = await db.fetch(
+        "select * from gen_durable.executions where instance_id = $1 and status = 'ABORTED'", ref.id
+    )
+    assert record["outcome"] == "lease"
+    assert f"Crunch {ref.id}: step 'die': its process {said}" in caplog.text
+
+
+async def test_a_step_that_always_kills_its_process_is_poison(durable_dsn: str) -> None:
+    async with worker_on(durable_dsn, settings=msgspec.structs.replace(TWO, crash_limit=2)) as worker:
+        found = await end_of(worker, Work("kill", number=9), step="die")
+        assert found.last_error == "poison: the process died 2 times in step die"
+
+
+@pytest.mark.clause("POL-5")
+async def test_a_timeout_kills_it_and_its_handler_decides(durable_dsn: str, tmp_path: Path) -> None:
+    async with worker_on(durable_dsn) as worker:
+        found = await end_of(worker, Work("", file=str(tmp_path / "begun")), step="slow")
+        assert found.last_error is not None
+        assert found.last_error.startswith("StepTimeoutError False here")
+        ((pid, _),) = await lines(tmp_path / "begun")
+        await is_gone(pid)
+
+
+@pytest.mark.clause("POL-6")
+@pytest.mark.parametrize("why", ["cancel", "lost lease", "shutdown"])
+async def test_it_is_killed_with_everything_that_it_started(
+    durable_dsn: str, db: Any, tmp_path: Path, why: str
+) -> None:
+    hasty = msgspec.structs.replace(TWO, drain_timeout=timedelta(milliseconds=100))
+    async with worker_on(durable_dsn, settings=hasty) as worker:
+        ref = await worker.insert(Crunch, Work("", file=str(tmp_path / "begun")), step="long")
+        ((pid, _, program),) = await lines(tmp_path / "begun")
+        if why == "cancel":
+            await worker.cancel(ref)
+            assert (await worker.wait(ref, timeout=PATIENCE)).status is Status.CANCELLED
+        elif why == "lost lease":
+            await db.execute(
+                "update gen_durable.gen_durable set lease_token = null, lease_expires_at = null, locked_by = null,"
+                " status = 'awaiting_signal', awaits = '{}' where id = $1",
+                ref.id,
+            )
+            await is_gone(pid)
+    await is_gone(pid)
+    await is_gone(program)
+    if why == "shutdown":
+        row = await row_of(db, ref.id)
+        assert (row["status"], row["attempt"], row["crash_count"]) == ("runnable", 0, 0)
+        assert has_no_lease(row)
+
+
+async def test_they_are_used_again_and_no_more_than_there_may_be(durable_dsn: str) -> None:
+    async with worker_on(durable_dsn) as worker:
+        refs = await worker.insert_all([Spec(Crunch, Work("pid")) for _ in range(20)])
+        pids = {(await worker.wait(ref, timeout=PATIENCE)).result[0] for ref in refs}
+        assert 1 <= len(pids) <= 2
+    for pid in pids:
+        await is_gone(pid)
+
+
+@pytest.mark.clause("POL-7")
+async def test_they_end_with_a_worker_that_is_killed(durable_dsn: str, tmp_path: Path) -> None:
+    begun = tmp_path / "begun"
+    program = f"""
+import asyncio
+from gen_durable import Worker
+from tests.workers.crunch import Crunch, Work
+async def main():
+    async with Worker([Crunch], dsn={durable_dsn!r}) as worker:
+        await worker.insert(Crunch, Work("", file={str(begun)!r}), step="long")
+        await asyncio.sleep(3600)
+asyncio.run(main())
+"""
+    with subprocess.Popen([sys.executable, "-c", program], cwd=ROOT) as process:
+        try:
+            ((pid, _, program_pid),) = await lines(begun)
+        finally:
+            process.kill()
+    await is_gone(pid)
+    await is_gone(program_pid)
+
+
+@pytest.mark.clause("POL-8")
+async def test_middleware_is_around_it(durable_dsn: str) -> None:
+    seen: list[Any] = []
+
+    async def watch(ctx: Context[Any], call_next: CallNext) -> Outcome[Any]:
+        try:
+            outcome = await call_next()
+        except ProcessStepError as error:
+            seen.append(error.reason)
+            raise
+        seen.append(outcome)
+        return outcome if ctx.state != Work("replace") else Done("replaced")
+
+    async with worker_on(durable_dsn, middleware=[watch]) as worker:
+        assert (await end_of(worker, Work("loop"))).result == 5
+        assert (await end_of(worker, Work("raise"))).last_error == "Declined True there: no money"
+        assert (await end_of(worker, Work("replace"))).result == "replaced"
+        assert (await end_of(worker, Work("retry"))).result == 1
+        assert (await end_of(worker, Work("children"))).result == [0, 2, 4]
+    assert seen[:3] == [Done(5), "Declined: no money", Done(0)]
+
+
+@pytest.mark.clause("POL-9")
+def test_what_cannot_run_there_is_refused_with_a_reason(durable: Harness) -> None:
+    class Local(Machine[None, None]):
+        @step(pool="process")
+        def run(self, ctx: Context[None]) -> Outcome[None]:
+            return Done()
+
+    @job("local.v1", pool="process")
+    def local() -> int:
+        return 7
+
+    with pytest.raises(
+        OptionError, match=r"'Local' has pool=\"process\" at run, but .*Local is defined inside of a"
+    ):
+        Worker([Local])
+    with pytest.raises(OptionError, match=r"'local\.v1' has .*; move it to the top of its module"):
+        Worker([local])
+    holder = Part()
+    vars(holder)["stripe"] = object()
+    with pytest.raises(OptionError, match="is given as an object that holds stripe; give the class"):
+        Worker([holder])
+    with pytest.raises(OptionError, match="is an `async def` with pool"):
+
+        @step(pool="process")
+        async def run(self: Any, ctx: Context[Any]) -> Outcome[Any]:
+            return Done()
+
+    with pytest.raises(OptionError, match='give "thread" or "process"'):
+        step(pool="fork")(lambda self, ctx: None)  # type: ignore[call-overload]
+    # A test needs no process for it.
+    ref = durable.insert(local)
+    durable.drain()
+    durable.assert_done(ref, 7)
+
+
+SCRIPT = """
+import asyncio, os, sys
+from gen_durable import Worker, job
+
+@job("script.v1", pool="process")
+def where() -> int:
+    return os.getpid()
+
+async def main():
+    async with Worker([where], dsn=sys.argv[1]) as worker:
+        print((await worker.wait(await worker.insert(where))).result != os.getpid())
+
+if __name__ == "__main__":
+    asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize(
+    "start", ["asyncio.run(main())", "Worker([where], dsn=sys.argv[1]).run(processes=2)"]
+)
+def test_a_module_that_starts_a_worker_when_it_is_imported_is_told_so(
+    durable_dsn: str, tmp_path: Path, start: str
+) -> None:
+    """Here in the way of the pool, which imports it: processes must not start processes without end."""
+    module = tmp_path / "bare.py"
+    module.write_text(SCRIPT[: SCRIPT.index("if __name__")] + start)
+    program = f"import sys; sys.argv = ['x', {durable_dsn!r}]\n" + (
+        "from gen_durable._runtime.child import IS_CHILD\nIS_CHILD.set()\nimport bare"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=50, check=False
+    )
+    assert 'start it below `if __name__ == "__main__":`' in done.stderr
+    assert done.returncode == 1
+
+
+@pytest.mark.parametrize("guard", [True, False])
+def test_a_script_works_too_if_it_guards_its_main(durable_dsn: str, tmp_path: Path, guard: bool) -> None:
+    script = tmp_path / "script.py"
+    bare = SCRIPT.replace('if __name__ == "__main__":\n    ', "")
+    script.write_text(SCRIPT if guard else bare)
+    done = subprocess.run(
+        [sys.executable, str(script), durable_dsn], capture_output=True, text=True, timeout=50, check=False
+    )
+    if guard:
+        assert (done.stdout, done.stderr, done.returncode) == ("True\n", "", 0)
+    else:
+        assert 'start it below `if __name__ == "__main__":`' in done.stderr

@@ -1,0 +1,132 @@
+"""Slots, and the budget that queues share by weight. No database, no worker."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+
+import pytest
+
+from gen_durable._runtime.slots import Budget, SharedSlots, Slots
+
+
+class Feeder:
+    """A queue with more work than it can do, as a scheduler sees it; its steps end when they are told to."""
+
+    def __init__(self, budget: Budget, limit: int, weight: int) -> None:
+        self.slots = SharedSlots(limit, budget, weight, self.wake)
+        self.is_woken = False
+        self.has_work = True
+        self.running = 0
+        self.begun = 0
+
+    def wake(self) -> None:
+        self.is_woken = True
+
+    async def tick(self) -> None:
+        self.is_woken = False
+        claimed = self.slots.claim()
+        if not self.has_work:
+            self.slots.unclaim(claimed)
+            self.slots.rest()
+            return
+        for _ in range(claimed):
+            await self.slots.take()
+        self.running += claimed
+        self.begun += claimed
+
+    def end_one(self) -> None:
+        self.running -= 1
+        self.slots.give()
+
+
+async def rounds(feeders: list[Feeder], count: int) -> None:
+    """So many steps end, those of the busiest queue first, and whoever is woken looks for work."""
+    for feeder in feeders:
+        await feeder.tick()
+    for _ in range(count):
+        max(feeders, key=lambda feeder: feeder.running).end_one()
+        while woken := [feeder for feeder in feeders if feeder.is_woken]:
+            for feeder in woken:
+                await feeder.tick()
+
+
+@pytest.mark.clause("FED-4")
+@pytest.mark.parametrize("limit", [1, 4, 10])
+async def test_slots_are_shared_by_weight(limit: int) -> None:
+    budget = Budget(limit)
+    heavy, light = Feeder(budget, 100, 3), Feeder(budget, 100, 1)
+    await rounds([heavy, light], 400)
+    assert heavy.running + light.running == limit
+    assert abs(heavy.begun - 3 * light.begun) <= 4 * limit
+
+
+async def test_a_queue_with_nothing_to_do_leaves_everything_to_the_others() -> None:
+    budget = Budget(4)
+    idle, busy = Feeder(budget, 10, 100), Feeder(budget, 10, 1)
+    idle.has_work = False
+    await rounds([idle, busy], 50)
+    assert (idle.begun, busy.running) == (0, 4)
+    idle.has_work = True
+    await rounds([idle, busy], 40)
+    assert idle.begun >= 30, "what it did not use is not saved up, and not lost either"
+    assert busy.begun >= 50
+
+
+async def test_a_queue_at_its_own_limit_is_in_nobodys_way() -> None:
+    budget = Budget(4)
+    small, big = Feeder(budget, 1, 100), Feeder(budget, 10, 1)
+    await rounds([small, big], 100)
+    assert (small.running, big.running) == (1, 3)
+
+
+async def test_what_waits_in_a_queue_comes_before_what_it_could_pick() -> None:
+    feeder = Feeder(Budget(1), 5, 1)
+    await feeder.tick()
+    waiting = asyncio.ensure_future(feeder.slots.take())
+    await asyncio.sleep(0)
+    assert feeder.slots.waiting == 1
+    feeder.end_one()
+    assert feeder.slots.claim() == 0
+    await waiting
+
+
+async def test_a_wait_that_is_cancelled_at_its_turn_passes_it_on() -> None:
+    for slots in (Slots(1), SharedSlots(1, Budget(1), 1, lambda: None)):
+        assert slots.claim() == 1
+        await slots.take()
+        first, second = asyncio.ensure_future(slots.take()), asyncio.ensure_future(slots.take())
+        await asyncio.sleep(0)
+        assert slots.waiting == 2
+        slots.give()
+        first.cancel()
+        await asyncio.wait([first])
+        await second
+        assert slots.claim() == 0
+        slots.give()
+        assert slots.claim() == 1
+
+
+async def test_nothing_is_lost_and_nothing_is_granted_twice() -> None:
+    """Many steps of three queues take and give in any order: never more than the budget, and all of them run."""
+    budget = Budget(3)
+    counts: Counter[str] = Counter()
+    queues = [SharedSlots(2, budget, weight, lambda: None) for weight in (1, 2, 5)]
+
+    async def step(slots: SharedSlots, number: int) -> None:
+        await slots.take()
+        counts["running"] += 1
+        assert counts["running"] <= 3
+        await asyncio.sleep(0.0001 * (number % 3))
+        counts["running"] -= 1
+        counts["ended"] += 1
+        slots.give()
+
+    tasks = [asyncio.ensure_future(step(queues[n % 3], n)) for n in range(300)]
+    for number, task in enumerate(tasks):
+        if number % 7 == 0:
+            task.cancel()
+    async with asyncio.timeout(20):
+        await asyncio.wait(tasks)
+    assert counts["ended"] == sum(not task.cancelled() for task in tasks) > 200
+    assert budget.free == 3

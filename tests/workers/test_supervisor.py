@@ -1,0 +1,179 @@
+"""`worker.run(processes=N)` with real processes, some of which die."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from gen_durable import AsyncClient, Settings, Spec
+from gen_durable._runtime import supervisor
+from tests.scenarios.process import WorkerProcess
+from tests.scenarios.support import CALM, PATIENCE, has_no_lease, holds, row_of
+from tests.workers.victims import Sleeper
+
+ROOT = Path(__file__).parents[2]
+NEVER = "/nonexistent/go"
+PATIENT = msgspec.structs.replace(CALM, drain_timeout=timedelta(seconds=30))
+BRIEF = msgspec.structs.replace(CALM, drain_timeout=timedelta(milliseconds=300))
+
+
+@asynccontextmanager
+async def processes(dsn: str, settings: Settings, count: int, *more: str) -> AsyncIterator[WorkerProcess]:
+    """A supervisor and its children; none outlives the block."""
+    command = ("-m", "tests.workers.victims", dsn, msgspec.json.encode(settings).decode(), str(count), *more)
+    started = await asyncio.create_subprocess_exec(
+        *(sys.executable, *command),
+        cwd=ROOT,
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )
+    process = WorkerProcess(started)
+    try:
+        yield process
+    finally:
+        await process.kill()
+
+
+async def is_gone(pid: int) -> None:
+    async with asyncio.timeout(PATIENCE.total_seconds()):
+        while Path(f"/proc/{pid}").exists() and "Z" not in Path(f"/proc/{pid}/stat").read_text().split()[2]:
+            await asyncio.sleep(0.02)
+
+
+@pytest.mark.clause("SUP-1")
+async def test_the_work_of_a_killed_child_goes_on_at_once(durable_dsn: str, db: Any, tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    async with AsyncClient(durable_dsn, settings=CALM) as client, processes(durable_dsn, PATIENT, 2) as fleet:
+        await fleet.hears(ready=True)
+        ref = await client.insert(Sleeper, str(go))
+        first = await fleet.hears(begun=ref.id, attempt=0)
+        owner = (await row_of(db, ref.id))["locked_by"]
+        killed_at = time.monotonic()
+        os.kill(first["pid"], signal.SIGKILL)
+        second = await fleet.hears(begun=ref.id, attempt=1)
+        assert time.monotonic() - killed_at < 20, "its lease, a minute long, is not waited for"
+        assert second["parent"] == first["parent"]
+        row = await row_of(db, ref.id)
+        assert (row["attempt"], row["crash_count"]) == (1, 1)
+        assert row["locked_by"] != owner
+        (record,) = await db.fetch("select * from gen_durable.executions where instance_id = $1", ref.id)
+        assert (record["status"], record["outcome"], record["lease_owner"]) == ("ABORTED", "lease", owner)
+        go.touch()
+        assert (await client.wait(ref)).result == second["pid"]
+        fleet.send(signal.SIGTERM)
+        assert await fleet.ends() == 0
+    log = "\n".join(fleet.log)
+    assert f"(pid {first['pid']}) died of SIGKILL; it is started again in 0." in log
+    assert f"took back executions of worker {owner}, which is dead: [{ref.id}]" in log
+    assert sum("is worker" in line for line in fleet.log) == 3, "one more than two: it was started again"
+
+
+@pytest.mark.clause("SUP-2")
+async def test_the_children_of_a_killed_supervisor_give_back_their_work_and_leave(
+    durable_dsn: str, db: Any
+) -> None:
+    async with AsyncClient(durable_dsn, settings=CALM) as client, processes(durable_dsn, PATIENT, 2) as fleet:
+        await fleet.hears(ready=True)
+        refs = await client.insert_all([Spec(Sleeper, NEVER) for _ in range(4)])
+        pids = {(await fleet.hears(begun=...))["pid"] for _ in refs}
+        os.kill(fleet._process.pid, signal.SIGKILL)
+        for pid in pids:
+            await is_gone(pid)
+        for ref in refs:
+            row = await row_of(db, ref.id)
+            assert (row["status"], row["attempt"], row["crash_count"]) == ("runnable", 0, 0)
+            assert has_no_lease(row)
+
+
+async def test_a_child_that_hangs_does_not_outlive_its_supervisor(
+    durable_dsn: str,
+) -> None:
+    async with AsyncClient(durable_dsn, settings=CALM) as client, processes(durable_dsn, BRIEF, 1) as fleet:
+        await fleet.hears(ready=True)
+        ref = await client.insert(Sleeper, NEVER, step="hang")
+        child = await fleet.hears(begun=ref.id)
+        os.kill(fleet._process.pid, signal.SIGKILL)
+        await is_gone(child["pid"])
+
+
+@pytest.mark.clause("SUP-3")
+async def test_a_crash_loop_is_slowed_down_and_told(durable_dsn: str) -> None:
+    async with processes(durable_dsn, CALM, 1, "broken") as fleet:
+        at = []
+        for _ in range(4):
+            await fleet.hears(broken=True)
+            at.append(time.monotonic())
+        # 0.25 to 0.5 s, 0.5 to 1 s, 1 to 2 s, and what a start takes.
+        assert at[3] - at[0] >= 1.75
+        fleet.send(signal.SIGTERM)
+        assert await fleet.ends() in (0, 1), "1 if it was just about to crash again"
+    assert sum("ended with exit code 3; it is started again in" in line for line in fleet.log) >= 3
+
+
+def test_back_off_grows_and_has_an_end() -> None:
+    for crashes in range(40):
+        full = min(30.0, 0.5 * 2**crashes)
+        assert all(full / 2 <= supervisor._pause(crashes) <= full for _ in range(20))
+
+
+@pytest.mark.clause("SUP-4")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=lambda one: one.name)
+async def test_one_signal_drains_every_child(
+    durable_dsn: str, db: Any, tmp_path: Path, number: signal.Signals
+) -> None:
+    go = tmp_path / "go"
+    async with AsyncClient(durable_dsn, settings=CALM) as client, processes(durable_dsn, PATIENT, 2) as fleet:
+        await fleet.hears(ready=True)
+        refs = await client.insert_all([Spec(Sleeper, str(go)) for _ in range(4)])
+        pids = {(await fleet.hears(begun=...))["pid"] for _ in refs}
+        fleet.send(number)
+        # A process manager that signals the whole group, too: no reason to hurry.
+        for pid in pids:
+            os.kill(pid, signal.SIGTERM)
+        await asyncio.sleep(0.3)
+        assert not go.exists()
+        go.touch()
+        assert await fleet.ends() == 0
+    assert await db.fetchval("select count(*) from gen_durable.gen_durable where status = 'done'") == 4
+
+
+@pytest.mark.clause("SUP-5")
+async def test_a_second_signal_gives_everything_back(durable_dsn: str, db: Any) -> None:
+    async with AsyncClient(durable_dsn, settings=CALM) as client, processes(durable_dsn, PATIENT, 2) as fleet:
+        await fleet.hears(ready=True)
+        ref = await client.insert(Sleeper, NEVER)
+        await fleet.hears(begun=ref.id)
+        told_at = time.monotonic()
+        fleet.send(signal.SIGTERM)
+        await asyncio.sleep(0.1)
+        fleet.send(signal.SIGINT)
+        assert await fleet.ends() == 0
+        assert time.monotonic() - told_at < 20
+    row = await row_of(db, ref.id)
+    assert (row["status"], row["attempt"], row["crash_count"]) == ("runnable", 0, 0)
+
+
+@pytest.mark.clause("SUP-6")
+async def test_a_child_that_dies_while_it_drains_is_told_by_the_exit_code(durable_dsn: str, db: Any) -> None:
+    async with AsyncClient(durable_dsn, settings=CALM) as client, processes(durable_dsn, PATIENT, 2) as fleet:
+        await fleet.hears(ready=True)
+        ref = await client.insert(Sleeper, NEVER)
+        child = await fleet.hears(begun=ref.id)
+        fleet.send(signal.SIGTERM)
+        await asyncio.sleep(0.2)
+        os.kill(child["pid"], signal.SIGKILL)
+        assert await fleet.ends() == 1
+        await holds(db, "select status = 'runnable' and crash_count = 1 from gen_durable.gen_durable")
+    assert not any("ended" in line for line in fleet.told if line["pid"] == child["parent"])

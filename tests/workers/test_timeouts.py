@@ -1,0 +1,181 @@
+"""A step that takes longer than it may."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from datetime import timedelta
+from typing import Any
+
+import msgspec
+import pytest
+
+from gen_durable import (
+    Context,
+    Done,
+    Machine,
+    Next,
+    Outcome,
+    Retry,
+    StepTimeoutError,
+    Stop,
+    Worker,
+    job,
+    step,
+)
+from gen_durable.errors import OptionError
+from gen_durable.testing import Harness
+from tests.scenarios.support import CALM, happens
+
+BRIEF = timedelta(milliseconds=100)
+ONE_THREAD = msgspec.structs.replace(CALM, threads=1)
+
+
+class Slow(Machine[str, str]):
+    """Its state says how it behaves when its time is over."""
+
+    def __init__(self) -> None:
+        self.cancelled = asyncio.Event()
+        self.freed = threading.Event()
+        self.errors: list[Exception] = []
+
+    @step(timeout=BRIEF)
+    async def wait(self, ctx: Context[str]) -> Outcome[str]:
+        try:
+            await asyncio.sleep(3600)
+        except asyncio.CancelledError:
+            self.cancelled.set()
+            if ctx.state == "swallow":
+                return Done("too late")
+            if ctx.state == "translate":
+                raise ValueError("interrupted") from None
+            raise
+        return Done("never")
+
+    @step(timeout=BRIEF)
+    def block(self, ctx: Context[str]) -> Outcome[str]:
+        self.freed.wait(20)
+        return Done("too late")
+
+    @step(timeout=timedelta(seconds=20))
+    async def quick(self, ctx: Context[str]) -> Outcome[str]:
+        if ctx.state == "raise":
+            raise TimeoutError("not ours")
+        return Next(self.quick_thread)
+
+    @step(timeout=timedelta(seconds=20))
+    def quick_thread(self, ctx: Context[str]) -> Outcome[str]:
+        return Done("in time")
+
+    def handle(self, error: Exception, ctx: Context[str]) -> Outcome[str]:
+        self.errors.append(error)
+        return Stop(error)
+
+
+@pytest.mark.clause("STO-1")
+@pytest.mark.parametrize("manner", ["give in", "swallow", "translate"])
+async def test_an_async_step_is_cancelled_and_its_handler_decides(durable_dsn: str, manner: str) -> None:
+    machine = Slow()
+    async with Worker([machine], dsn=durable_dsn, settings=CALM) as worker:
+        found = await worker.wait(await worker.insert(Slow, manner))
+    assert machine.cancelled.is_set()
+    (error,) = machine.errors
+    assert isinstance(error, StepTimeoutError)
+    assert isinstance(error, TimeoutError)
+    assert (error.machine, error.step, error.timeout) == ("Slow", "wait", BRIEF)
+    assert (
+        found.last_error
+        == "StepTimeoutError: step 'wait' of machine 'Slow' was not done after 0:00:00.100000"
+    )
+
+
+@pytest.mark.clause("STO-2")
+async def test_a_thread_is_left_to_itself_and_its_place_is_free(durable_dsn: str) -> None:
+    machine = Slow()
+    async with Worker([machine], dsn=durable_dsn, settings=ONE_THREAD) as worker:
+        await worker.wait(await worker.insert(Slow, "", step="block"))
+        stuck = await worker.wait(await worker.insert(Slow, "", step="block"))
+        assert [type(error) for error in machine.errors] == [StepTimeoutError] * 2
+        assert (await worker.wait(await worker.insert(Slow, "", step="quick"))).result == "in time"
+        machine.freed.set()
+        await asyncio.sleep(0.05)
+        assert (await worker.wait(await worker.insert(Slow, "", step="quick"))).result == "in time"
+        again = await worker.get(stuck.id)
+    assert again is not None
+    assert again.last_error is not None
+    assert again.last_error.startswith("StepTimeoutError"), "what the thread returned at last is dropped"
+
+
+async def test_a_step_that_waits_for_a_thread_is_not_running(durable_dsn: str) -> None:
+    begun = threading.Event()
+
+    class Crowded(Machine[float, str]):
+        @step(timeout=timedelta(seconds=1))
+        def run(self, ctx: Context[float]) -> Outcome[str]:
+            begun.set()
+            time.sleep(ctx.state)
+            return Done("in time")
+
+    async with Worker([Crowded], dsn=durable_dsn, settings=ONE_THREAD) as worker:
+        refs = [await worker.insert(Crowded, 0.4) for _ in range(4)]
+        assert [(await worker.wait(ref)).result for ref in refs] == ["in time"] * 4
+
+
+@pytest.mark.clause("STO-3")
+async def test_a_step_in_time_and_a_timeout_of_its_own_are_as_ever(durable_dsn: str) -> None:
+    machine = Slow()
+    async with Worker([machine], dsn=durable_dsn, settings=CALM) as worker:
+        assert (await worker.wait(await worker.insert(Slow, "", step="quick"))).result == "in time"
+        await worker.wait(await worker.insert(Slow, "raise", step="quick"))
+    (error,) = machine.errors
+    assert (type(error), str(error)) == (TimeoutError, "not ours")
+
+
+async def test_a_shutdown_is_no_timeout(durable_dsn: str, db: Any) -> None:
+    is_there = asyncio.Event()
+
+    class Long(Machine[None, None]):
+        @step(timeout=timedelta(hours=1))
+        async def run(self, ctx: Context[None]) -> Outcome[None]:
+            is_there.set()
+            await asyncio.sleep(3600)
+            return Done()
+
+    hasty = msgspec.structs.replace(CALM, drain_timeout=timedelta(milliseconds=50))
+    async with Worker([Long], dsn=durable_dsn, settings=hasty) as worker:
+        ref = await worker.insert(Long)
+        await happens(is_there)
+    row = await db.fetchrow("select status::text, attempt from gen_durable.gen_durable where id = $1", ref.id)
+    assert tuple(row) == ("runnable", 0)
+
+
+@pytest.mark.clause("STO-4")
+def test_a_job_has_a_timeout_too_and_is_tried_again(durable: Harness) -> None:
+    calls: list[int] = []
+
+    @job("slow.v1", timeout=BRIEF, max_attempts=2)
+    async def slow(payload: None, ctx: Context[None]) -> int:
+        calls.append(ctx.attempt)
+        await asyncio.sleep(0 if ctx.attempt else 3600)
+        return ctx.attempt
+
+    ref = durable.insert(slow)
+    durable.drain()
+    durable.assert_done(ref, 1)
+    assert calls == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [(1.5, "is of type float; give a timedelta"), (timedelta(0), "give more than nothing")],
+)
+def test_a_bad_timeout_is_refused_where_it_is_written(given: Any, message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+
+        @step(timeout=given)
+        def run(self: Any, ctx: Context[Any]) -> Outcome[Any]:
+            return Retry()
+
+    with pytest.raises(OptionError, match=message):
+        job("x", timeout=given)

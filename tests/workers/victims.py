@@ -1,0 +1,58 @@
+"""A program that works in several processes, for tests that kill them.
+
+`python -m tests.workers.victims DSN SETTINGS-AS-JSON PROCESSES`. It tells what happens, one JSON object per line.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from gen_durable import Context, Done, Machine, Outcome, Settings, Worker, step
+
+__all__ = ["Sleeper", "tell"]
+
+
+def tell(**what: Any) -> None:
+    # One write, so that the lines of several processes stay whole.
+    os.write(1, (json.dumps({"pid": os.getpid(), "parent": os.getppid(), **what}) + "\n").encode())
+
+
+class Sleeper(Machine[str, int]):
+    """Begins and, as long as the file that its state names is not there, does not end."""
+
+    @step
+    async def sleep(self, ctx: Context[str]) -> Outcome[int]:
+        tell(begun=ctx.id, attempt=ctx.attempt)
+        while not Path(ctx.state).exists():
+            await asyncio.sleep(0.01)
+        return Done(os.getpid())
+
+    @step
+    async def hang(self, ctx: Context[str]) -> Outcome[int]:
+        """Takes the event loop, so that nothing can be told to this process."""
+        tell(begun=ctx.id, attempt=ctx.attempt)
+        signal.pause()
+        return Done(0)
+
+
+def main(dsn: str, settings: str, processes: str, *rest: str) -> None:
+    logging.basicConfig(level=logging.INFO)
+    if rest == ("broken",) and "GEN_DURABLE_SUPERVISED" in os.environ:
+        tell(broken=True)
+        sys.exit(3)
+    worker = Worker([Sleeper], dsn=dsn, settings=msgspec.json.decode(settings, type=Settings))
+    worker.run(processes=int(processes), on_ready=lambda: tell(ready=True))
+    tell(ended=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
