@@ -29,6 +29,7 @@ def audit(sql: psycopg.Connection[Any]) -> list[tuple[Any, ...]]:
     ).fetchall()
 
 
+@pytest.mark.clause("CLI-2")
 def test_one_instance_is_cancelled_without_a_question(
     gd: Gd, shop: Harness, sql: psycopg.Connection[Any]
 ) -> None:
@@ -62,6 +63,7 @@ def test_a_step_that_executes_may_end_first_unless_it_is_forced(
     assert statuses(shop) == {1: "cancelled"}
 
 
+@pytest.mark.clause("CLI-2")
 def test_more_than_one_needs_a_yes(gd: Gd, shop: Harness) -> None:
     shop.insert(Checkout, {})
     shop.insert(Parcel, 1)
@@ -76,6 +78,7 @@ def test_more_than_one_needs_a_yes(gd: Gd, shop: Harness) -> None:
     assert told(gd("cancel", 1, 2, answer="y\n")) == (0, "1 is cancelled\n2 is cancelled\n", f"{question}y\n")
 
 
+@pytest.mark.clause("CLI-2")
 def test_a_filter_needs_a_yes_even_for_one(gd: Gd, shop: Harness) -> None:
     shop.insert(Checkout, {})
     shop.insert(Parcel, 1)
@@ -136,6 +139,7 @@ def test_a_filter_that_nothing_matches_changes_nothing_and_asks_nothing(
     assert parsed(gd(verb, "--where", "machine=Checkout", "--json"))["count"] == 0
 
 
+@pytest.mark.clause("CLI-3")
 def test_a_dry_run_shows_what_would_be_touched_and_touches_nothing(
     gd: Gd, shop: Harness, sql: psycopg.Connection[Any]
 ) -> None:

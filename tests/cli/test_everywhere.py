@@ -53,6 +53,7 @@ def test_no_server_is_made_by_the_way(
     assert not (tmp_path / "home").exists()
 
 
+@pytest.mark.clause("CLI-1")
 @every_command
 def test_it_says_json_if_asked(command: list[str]) -> None:
     options = {name for parameter in root.commands[command[0]].params for name in parameter.opts}

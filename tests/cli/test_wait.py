@@ -12,6 +12,7 @@ from tests.cli.conftest import Gd, parsed, refused, told
 from tests.cli.machines import BIG, Checkout, Parcel
 
 
+@pytest.mark.clause("CLI-4")
 def test_done_is_zero_and_prints_the_result(gd: Gd, shop: Harness) -> None:
     shop.insert(Checkout, {"order": 1}, correlation_key="order:1")
     shop.signal(1, "payment", BIG)
@@ -22,6 +23,7 @@ def test_done_is_zero_and_prints_the_result(gd: Gd, shop: Harness) -> None:
     assert (found["status"], found["result"]["paid"]) == ("done", BIG)
 
 
+@pytest.mark.clause("CLI-4")
 def test_failed_and_cancelled_are_one(gd: Gd, shop: Harness) -> None:
     shop.insert(Parcel, -1)
     shop.insert(Checkout, {})
@@ -34,6 +36,7 @@ def test_failed_and_cancelled_are_one(gd: Gd, shop: Harness) -> None:
     assert (as_json.exit_code, '"status":"cancelled"' in as_json.stdout) == (1, True)
 
 
+@pytest.mark.clause("CLI-4")
 def test_a_timeout_is_three(gd: Gd, shop: Harness) -> None:
     shop.insert(Checkout, {})
     began = time.monotonic()

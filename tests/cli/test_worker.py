@@ -47,6 +47,7 @@ def schema() -> Iterator[str]:
     CliRunner().invoke(root, ["db", "down", "--yes", "--schema", name])
 
 
+@pytest.mark.clause("CLI-5")
 @pytest.mark.parametrize("stop", [signal.SIGTERM, signal.SIGINT])
 def test_it_says_one_line_and_ends_when_it_is_told_to(app: Path, schema: str, stop: signal.Signals) -> None:
     with subprocess.Popen(
@@ -75,6 +76,7 @@ def test_it_says_one_line_and_ends_when_it_is_told_to(app: Path, schema: str, st
     assert (process.returncode, out, err) == (0, "", "")
 
 
+@pytest.mark.clause("CLI-5", "ROUTE-2")
 @pytest.mark.parametrize(
     ("options", "machines", "end", "warning"),
     [
@@ -115,6 +117,7 @@ def test_it_says_which_namespaces_it_owns(
     assert err.count("\n") == bool(warning)
 
 
+@pytest.mark.clause("ROUTE-7", "ROUTE-8")
 @pytest.mark.parametrize("option", [[], ["--on-unknown", "fail"], ["--on-unknown", "leave"]])
 def test_what_nobody_knows_in_a_namespace_fails_or_is_left(
     app: Path, durable: Harness, durable_dsn: str, option: list[str]

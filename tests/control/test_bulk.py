@@ -25,6 +25,7 @@ from tests.control.support import Order, Plain, audit, job_states
 _MANY = 2_000
 
 
+@pytest.mark.clause("CTL-2", "CAN-1")
 @pytest.mark.parametrize("kind", [AsyncClient, Client])
 async def test_two_thousand_are_cancelled_in_batches(kind: type[Any], durable_dsn: str, db: Any) -> None:
     async with AsyncClient(durable_dsn) as client:
@@ -56,6 +57,7 @@ async def test_two_thousand_are_cancelled_in_batches(kind: type[Any], durable_ds
     assert await db.fetchval("select count(*) from gen_durable.gen_durable where gated") == 0
 
 
+@pytest.mark.clause("CTL-2", "CAN-1", "RTY-1")
 async def test_every_filter_of_list_is_a_filter_of_the_bulk_verbs(client: Any) -> None:
     one = await client.insert(Plain, 1, correlation_key="c", unique_key="u")
     two = await client.insert(Order, 2, queue="other", concurrency_key="k")
@@ -95,6 +97,7 @@ async def test_parents_are_cancelled_before_their_children(async_durable: AsyncH
     assert batches[0]["first"] == parent.id
 
 
+@pytest.mark.clause("RTY-5")
 async def test_a_taken_key_holds_up_nobody_but_its_instance(async_durable: AsyncHarness, db: Any) -> None:
     specs = [Spec(Plain, n, correlation_key=f"order:{n}") for n in range(20)]
     refs = await async_durable.insert_all(specs)

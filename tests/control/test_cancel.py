@@ -28,6 +28,7 @@ from tests.control.support import ACTOR, REASON, Order, Plain, audit, job_states
 from tests.scenarios.support import has_no_lease, row_of, signal_rows
 
 
+@pytest.mark.clause("CAN-2", "CAN-9")
 async def test_what_is_runnable_or_scheduled_is_cancelled_at_once(client: Any, db: Any) -> None:
     now = await client.insert(Plain, 1)
     later = await client.insert(Plain, 2, schedule_in=timedelta(days=1))
@@ -41,6 +42,7 @@ async def test_what_is_runnable_or_scheduled_is_cancelled_at_once(client: Any, d
     assert await job_states(db, [now.id, later.id]) == ["CANCELLED", "CANCELLED"]
 
 
+@pytest.mark.clause("CAN-1")
 async def test_the_three_ways_to_name_an_instance(client: Any) -> None:
     refs = [await client.insert(Plain, n, correlation_key=f"order:{n}") for n in range(4)]
     for target in (refs[0], refs[1].id, "order:2", Ref(Plain, "order:3")):
@@ -51,6 +53,7 @@ async def test_the_three_ways_to_name_an_instance(client: Any) -> None:
     )
 
 
+@pytest.mark.clause("CAN-10")
 async def test_nobody_there_is_an_error(client: Any) -> None:
     for nobody in (4711, "order:42"):
         with pytest.raises(NoTargetError):
@@ -68,6 +71,7 @@ async def test_bad_reasons_and_actors_are_refused(client: Any, db: Any) -> None:
     assert len(reason) < 10_000
 
 
+@pytest.mark.clause("CAN-9")
 async def test_the_client_sees_why_and_who(client: Any) -> None:
     ref = await client.insert(Plain, 1)
     await client.cancel(ref, reason=REASON, actor=ACTOR)
@@ -78,6 +82,7 @@ async def test_the_client_sees_why_and_who(client: Any) -> None:
         _ = found.result
 
 
+@pytest.mark.clause("CAN-10", "CAN-11")
 @pytest.mark.parametrize("after", ["done", "failed", "cancelled"])
 async def test_what_has_ended_stays_what_it_is(async_durable: AsyncHarness, db: Any, after: str) -> None:
     class Ends(Machine[str, str]):
@@ -100,6 +105,7 @@ async def test_what_has_ended_stays_what_it_is(async_durable: AsyncHarness, db: 
         async_durable.assert_cancelled(ref, match="the step says so")
 
 
+@pytest.mark.clause("CAN-2", "CAN-10")
 async def test_what_is_parked_is_cancelled_with_its_inbox(async_durable: AsyncHarness, db: Any) -> None:
     order = await async_durable.insert(Order, 1, correlation_key="order:1")
     await async_durable.drain()
@@ -116,6 +122,7 @@ async def test_what_is_parked_is_cancelled_with_its_inbox(async_durable: AsyncHa
     assert [(one.status, one.outcome) for one in executions] == [("DONE", "await"), ("ABORTED", "cancelled")]
 
 
+@pytest.mark.clause("CAN-2")
 async def test_a_cancelled_instance_gives_up_its_key(client: Any) -> None:
     first = await client.insert(Plain, 1, correlation_key="order:1")
     await client.cancel("order:1")
@@ -125,6 +132,7 @@ async def test_a_cancelled_instance_gives_up_its_key(client: Any) -> None:
     assert await client.cancel("order:1") == Cancelled(second.id)
 
 
+@pytest.mark.clause("CAN-9")
 async def test_the_first_reason_stays_and_every_attempt_is_noted(
     async_durable: AsyncHarness, db: Any
 ) -> None:

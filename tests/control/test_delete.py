@@ -24,6 +24,7 @@ from tests.control.support import Order, Plain, Sitter, audit, eventually, job_s
 from tests.scenarios.support import CALM, PATIENCE, happens, row_of
 
 
+@pytest.mark.clause("DEL-1", "DEL-3")
 async def test_the_deleted_are_hidden_unless_asked_for(client: Any, db: Any) -> None:
     ref = await client.insert(Plain, 1, correlation_key="order:1")
     seen = await client.insert(Plain, 2)
@@ -50,6 +51,7 @@ async def test_twice_is_once(client: Any, db: Any) -> None:
         await client.soft_delete(4711)
 
 
+@pytest.mark.clause("DEL-1")
 async def test_what_has_ended_is_deleted_as_it_is(async_durable: AsyncHarness, db: Any) -> None:
     ref = await async_durable.insert(Plain, 7)
     await async_durable.drain()
@@ -62,6 +64,7 @@ async def test_what_has_ended_is_deleted_as_it_is(async_durable: AsyncHarness, d
     assert async_durable.assert_done(ref) == 7
 
 
+@pytest.mark.clause("DEL-2", "RTY-4")
 async def test_the_deleted_are_never_leased_signalled_or_retried(
     async_durable: AsyncHarness, db: Any
 ) -> None:
@@ -82,6 +85,7 @@ async def test_the_deleted_are_never_leased_signalled_or_retried(
     assert [{**row, "now": None} for row in after] == [{**row, "now": None} for row in before]
 
 
+@pytest.mark.clause("DEL-4", "DEL-5", "IDM-2")
 async def test_deleting_what_executes_cancels_it_and_its_keys_stay_taken_until_then(
     durable_dsn: str, db: Any
 ) -> None:
@@ -110,6 +114,7 @@ async def test_deleting_what_executes_cancels_it_and_its_keys_stay_taken_until_t
     assert await job_states(db, [ref.id, heir.id]) == ["CANCELLED", "SUCCEEDED"]
 
 
+@pytest.mark.clause("DEL-5")
 async def test_a_deleted_key_is_free_at_once_if_nothing_executes(client: Any) -> None:
     first = await client.insert(Plain, 1, idempotency_key="once", correlation_key="c")
     again = await client.insert(Plain, 1, idempotency_key="once")
@@ -120,6 +125,7 @@ async def test_a_deleted_key_is_free_at_once_if_nothing_executes(client: Any) ->
     assert (await client.get("c")).id == second.id
 
 
+@pytest.mark.clause("DEL-6")
 async def test_restore_brings_it_back_as_it_had_become(client: Any, db: Any) -> None:
     ref = await client.insert(Plain, 1, correlation_key="order:1")
     await client.soft_delete(ref, reason="obsolete")
@@ -134,6 +140,7 @@ async def test_restore_brings_it_back_as_it_had_become(client: Any, db: Any) -> 
         await client.restore("order:2")
 
 
+@pytest.mark.clause("DEL-6")
 async def test_a_key_that_is_taken_meanwhile_is_told_and_nothing_is_restored(client: Any, db: Any) -> None:
     old = await client.insert(Plain, 1, idempotency_key="once")
     await client.soft_delete(old)

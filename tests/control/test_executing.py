@@ -30,6 +30,7 @@ from tests.control.support import ACTOR, REASON, Plain, Sitter, audit, job_state
 from tests.scenarios.support import CALM, PATIENCE, Events, happens, row_of
 
 
+@pytest.mark.clause("CAN-3", "CAN-10")
 @pytest.mark.parametrize("name", ["looks", "raises_if", "thread_looks", "thread_raises_if"])
 async def test_a_step_that_looks_ends_within_about_a_second(durable_dsn: str, db: Any, name: str) -> None:
     machine = Sitter()
@@ -54,6 +55,7 @@ async def test_a_step_that_looks_ends_within_about_a_second(durable_dsn: str, db
     assert await job_states(db, [ref.id]) == ["CANCELLED"]
 
 
+@pytest.mark.clause("CAN-4")
 async def test_an_interruptible_step_is_cut_off_where_it_awaits(durable_dsn: str) -> None:
     machine = Sitter()
     async with Worker([machine], dsn=durable_dsn, settings=CALM) as worker:
@@ -110,6 +112,7 @@ def test_a_thread_cannot_be_interrupted() -> None:
                 return Done()
 
 
+@pytest.mark.clause("CAN-5")
 async def test_handle_is_not_asked_about_the_failure_of_a_cancelled_step(durable_dsn: str) -> None:
     machine = Sitter()
     async with Worker([machine], dsn=durable_dsn, settings=CALM) as worker:
@@ -120,6 +123,7 @@ async def test_handle_is_not_asked_about_the_failure_of_a_cancelled_step(durable
     assert (ended.status, ended.cancel_reason, machine.handled) == (Status.CANCELLED, REASON, [])
 
 
+@pytest.mark.clause("CAN-5")
 async def test_the_last_outcome_of_a_cancelled_instance_leaves_nothing_behind(
     durable_dsn: str, db: Any
 ) -> None:
@@ -227,6 +231,7 @@ async def test_a_step_that_waits_for_its_turn_does_not_begin(durable_dsn: str) -
     ]
 
 
+@pytest.mark.clause("CAN-6", "EXEC-6")
 @pytest.mark.parametrize("name", ["deaf", "thread_looks"])
 async def test_force_revokes_the_lease_and_the_zombie_commits_nothing(
     durable_dsn: str, db: Any, name: str

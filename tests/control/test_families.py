@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from gen_durable import (
     AlreadyFinished,
     Await,
@@ -71,6 +73,7 @@ async def _statuses(client: Any) -> dict[int, str]:
     return {one.id: one.status.value for one in await client.list(limit=1000)}
 
 
+@pytest.mark.clause("CAN-8")
 async def test_a_cancelled_child_releases_its_parent_and_is_seen_as_cancelled(
     async_durable: AsyncHarness,
 ) -> None:
@@ -103,6 +106,7 @@ async def test_an_executing_child_releases_its_parent_when_its_step_has_ended(du
         assert (await worker.wait(parent, timeout=PATIENCE)).result == "cancelled"
 
 
+@pytest.mark.clause("CAN-8")
 async def test_without_cascade_the_children_go_on(async_durable: AsyncHarness) -> None:
     parent = await async_durable.insert(Parent, [0])
     await async_durable.drain()
@@ -115,6 +119,7 @@ async def test_without_cascade_the_children_go_on(async_durable: AsyncHarness) -
     async_durable.assert_cancelled(parent)
 
 
+@pytest.mark.clause("CAN-8")
 async def test_cascade_reaches_children_and_grandchildren(async_durable: AsyncHarness, db: Any) -> None:
     tree = await async_durable.insert(Tree, 3)
     other = await async_durable.insert(Tree, 1)
@@ -143,6 +148,7 @@ async def test_cascade_goes_through_those_that_had_ended(async_durable: AsyncHar
     assert "awaiting_signal" not in (await _statuses(async_durable)).values()
 
 
+@pytest.mark.clause("RTY-6")
 async def test_a_retried_child_is_waited_for_again_by_a_parent_that_still_waits(
     async_durable: AsyncHarness,
 ) -> None:
@@ -195,6 +201,7 @@ async def test_a_retried_child_of_an_earlier_round_is_not_waited_for(async_durab
     async_durable.assert_awaiting(old.id, "go")
 
 
+@pytest.mark.clause("RTY-6")
 async def test_a_parent_cancelled_at_its_barrier_waits_there_again(async_durable: AsyncHarness) -> None:
     """Its join step sees only children that have ended, however often it was cancelled and retried."""
     parent = await async_durable.insert(Parent, [1, 0, 0])
@@ -248,6 +255,7 @@ async def test_a_join_that_failed_sees_its_children_when_it_is_retried(async_dur
     assert await async_durable.retry(parent) == NotRetried(parent.id, Status.DONE)
 
 
+@pytest.mark.clause("DEL-4")
 async def test_a_deleted_child_releases_its_parent(async_durable: AsyncHarness) -> None:
     parent = await async_durable.insert(Parent, [0])
     await async_durable.drain()

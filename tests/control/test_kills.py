@@ -20,6 +20,7 @@ NEVER = "/nonexistent/go"
 _ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.clause("CAN-7")
 @pytest.mark.parametrize("verb", ["cancel", "soft_delete"])
 @pytest.mark.parametrize("name", ["sleep", "block"])
 async def test_asked_to_end_and_killed_it_ends_as_cancelled(
@@ -93,6 +94,7 @@ asyncio.run(main(sys.argv[1], sys.argv[2], sys.argv[3:]))
 """
 
 
+@pytest.mark.clause("CTL-3")
 @pytest.mark.parametrize("verb", ["cancel", "delete", "restore", "retry"])
 async def test_whoever_asks_dies_in_the_middle(durable_dsn: str, db: Any, verb: str) -> None:
     """Of every instance it has happened, with all that goes with it, or it has not; and somebody else can finish it."""
@@ -150,6 +152,7 @@ async def test_whoever_asks_dies_in_the_middle(durable_dsn: str, db: Any, verb: 
     assert set(states) == ({"PENDING"} if verb == "retry" else {"CANCELLED"})
 
 
+@pytest.mark.clause("CAN-3")
 async def test_the_heartbeat_needs_no_notification(durable_dsn: str) -> None:
     """A cancel from elsewhere reaches the step although nobody tells its worker."""
     machine = Sitter()

@@ -55,6 +55,7 @@ class Shop(Machine[Cart, str]):
         raise ConnectionError("the bank does not answer")
 
 
+@pytest.mark.clause("RTY-1", "RTY-7")
 async def test_a_failed_step_runs_again_with_a_fresh_count_of_attempts(
     async_durable: AsyncHarness, db: Any
 ) -> None:
@@ -82,6 +83,7 @@ async def test_a_failed_step_runs_again_with_a_fresh_count_of_attempts(
     ]
 
 
+@pytest.mark.clause("RTY-2")
 async def test_with_a_new_state_that_is_checked_against_the_type(async_durable: AsyncHarness) -> None:
     ref = await async_durable.insert(Shop, Cart(1))
     await async_durable.drain()
@@ -102,6 +104,7 @@ async def test_by_id_or_key_a_new_state_is_plain_json(async_durable: AsyncHarnes
     assert async_durable.assert_done(ref) == f"4 items, attempt 0, {ref.id}:3"
 
 
+@pytest.mark.clause("RTY-1")
 async def test_a_cancelled_step_runs_again_under_its_own_key(async_durable: AsyncHarness, db: Any) -> None:
     """By its own decision, or by somebody else's: no transition was made, so the idempotency key is the same."""
     by_itself = await async_durable.insert(Shop, Cart(7))
@@ -120,6 +123,7 @@ async def test_a_cancelled_step_runs_again_under_its_own_key(async_durable: Asyn
     assert await job_states(db, [by_itself.id, asked.id]) == ["SUCCEEDED", "SUCCEEDED"]
 
 
+@pytest.mark.clause("RTY-1")
 async def test_a_poisoned_step_runs_again(async_durable: AsyncHarness, db: Any) -> None:
     ref = await async_durable.insert(Plain, 7)
     await db.execute(
@@ -143,6 +147,7 @@ async def test_a_poisoned_step_runs_again(async_durable: AsyncHarness, db: Any) 
     assert (await async_durable.executions(ref))[-1].attempt == 21
 
 
+@pytest.mark.clause("RTY-4")
 async def test_the_live_and_the_done_are_not_retried(async_durable: AsyncHarness, durable_dsn: str) -> None:
     done, waiting = await async_durable.insert(Plain, 1), await async_durable.insert(Order, 1)
     await async_durable.drain()
@@ -160,6 +165,7 @@ async def test_the_live_and_the_done_are_not_retried(async_durable: AsyncHarness
         machine.may_go.set()
 
 
+@pytest.mark.clause("RTY-3")
 async def test_queue_keys_priority_and_limits_are_kept(client: Any, db: Any) -> None:
     options: Any = {
         "queue": "slow",
@@ -187,6 +193,7 @@ async def test_queue_keys_priority_and_limits_are_kept(client: Any, db: Any) -> 
     assert isinstance(await client.insert(Plain, 1, correlation_key="c"), Duplicate)
 
 
+@pytest.mark.clause("RTY-5")
 async def test_a_key_that_is_taken_meanwhile_is_told_and_nothing_is_retried(client: Any, db: Any) -> None:
     old = await client.insert(Plain, 1, correlation_key="c")
     await client.cancel(old)
@@ -202,6 +209,7 @@ async def test_a_key_that_is_taken_meanwhile_is_told_and_nothing_is_retried(clie
     assert await client.retry(old) == Retried(old.id)
 
 
+@pytest.mark.clause("RTY-6")
 async def test_what_waited_for_a_signal_waits_for_it_again(async_durable: AsyncHarness) -> None:
     """The inbox went with the end. A step never runs without the signal that it was written for."""
     order = await async_durable.insert(Order, 1)

@@ -45,6 +45,7 @@ async def _all_verbs(caller: Caller, one: Any, two: Any) -> list[Any]:
     ]
 
 
+@pytest.mark.clause("CTL-1")
 async def test_all_verbs_happen_when_the_caller_commits(caller: Caller, db: Any) -> None:
     one, two = await _insert(caller, 2)
     async with caller.transaction():
@@ -64,6 +65,7 @@ async def test_all_verbs_happen_when_the_caller_commits(caller: Caller, db: Any)
     assert await job_states(db, [one.id, two.id]) == ["CANCELLED", "CANCELLED"]
 
 
+@pytest.mark.clause("CTL-1")
 async def test_nothing_happens_when_the_caller_rolls_back(caller: Caller, db: Any) -> None:
     one, two = await _insert(caller, 2)
     before = [await row_of(db, ref.id) for ref in (one, two)]

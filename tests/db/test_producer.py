@@ -74,6 +74,7 @@ async def call_all(connection: Any, schema: str = "gen_durable") -> list[tuple[o
     return [tuple(await connection.fetchrow(call.format(s=schema))) for call in CALLS]
 
 
+@pytest.mark.clause("SQL-5")
 async def test_it_can_call_every_function_for_producers(sql: Any, producer: Any, role: str) -> None:
     assert await call_all(producer) == ANSWERS
     called = {match for call in CALLS for match in re.findall(r"\{s\}\.(\w+)\(", call)}
@@ -85,6 +86,7 @@ async def test_it_can_call_every_function_for_producers(sql: Any, producer: Any,
     assert [row["actor"] for row in actors] == [role]
 
 
+@pytest.mark.clause("SQL-5")
 async def test_it_has_no_right_on_any_table_view_sequence_or_other_function(
     sql: Any, producer: Any, role: str
 ) -> None:
@@ -108,6 +110,7 @@ async def test_it_has_no_right_on_any_table_view_sequence_or_other_function(
     assert not await sql.fetchval("select has_schema_privilege($1, 'gen_durable', 'create')", role)
 
 
+@pytest.mark.clause("SQL-5")
 @pytest.mark.parametrize(
     "attempt",
     [
@@ -229,6 +232,7 @@ async def test_only_these_functions_run_with_the_rights_of_the_owner_and_all_hav
     assert {tuple(row["proconfig"]) for row in rows} == {("search_path=pg_catalog, pg_temp",)}
 
 
+@pytest.mark.clause("SQL-5")
 async def test_no_function_of_ours_is_everybodys(sql: Any) -> None:
     """PostgreSQL gives every new function to PUBLIC: a migration that makes one has to take it away."""
     rows = await sql.fetch(

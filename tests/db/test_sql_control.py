@@ -33,6 +33,7 @@ async def set_status(sql: Any, id: int, status: str) -> None:
     )
 
 
+@pytest.mark.clause("SQL-2")
 @pytest.mark.parametrize("target", ["$1::bigint", "'k'"])
 @pytest.mark.parametrize(
     ("word", "statuses"),
@@ -81,6 +82,7 @@ async def test_by_key_it_is_the_one_that_has_it_or_else_the_latest_that_had_it(s
     assert await status(sql, third) == "cancelled"
 
 
+@pytest.mark.clause("SQL-1")
 async def test_cancel_says_what_it_did(sql: Any, one: int) -> None:
     await set_status(sql, one, "executing")
     assert await sql.fetchval("select gen_durable.cancel('k', 'why', 'ada')") == "requested"
@@ -92,6 +94,7 @@ async def test_cancel_says_what_it_did(sql: Any, one: int) -> None:
     assert [tuple(row) for row in told] == [("cancel_requested", "ada", "why"), ("cancelled", caller, None)]
 
 
+@pytest.mark.clause("SQL-1")
 async def test_delete_restore_and_retry_by_either_name(sql: Any, one: int) -> None:
     assert await sql.fetchval("select gen_durable.soft_delete('k', 'why') is not null")
     assert not await sql.fetchval("select gen_durable.retry($1::bigint)", one)
@@ -112,6 +115,7 @@ async def test_restoring_by_key_means_the_one_that_is_deleted(sql: Any, one: int
     assert await sql.fetchval("select deleted_at is null from gen_durable.gen_durable where id = $1", one)
 
 
+@pytest.mark.clause("SQL-4")
 @pytest.mark.parametrize("verb", ["cancel", "soft_delete", "restore", "retry"])
 async def test_nobody_there_is_an_error(sql: Any, verb: str) -> None:
     for target, said in (("9", "there is no instance 9"), ("'no''body'", "there is no instance 'no''body'")):
@@ -120,6 +124,7 @@ async def test_nobody_there_is_an_error(sql: Any, verb: str) -> None:
         assert refused.value.sqlstate == "GD003"
 
 
+@pytest.mark.clause("SQL-4")
 @pytest.mark.parametrize("verb", ["restore", "retry"])
 async def test_a_key_that_another_one_has_now_is_an_error(sql: Any, one: int, verb: str) -> None:
     if verb == "restore":
@@ -144,6 +149,7 @@ async def test_a_key_that_another_one_has_now_is_an_error(sql: Any, one: int, ve
     assert await status(sql, one) == ("cancelled" if verb == "restore" else "runnable")
 
 
+@pytest.mark.clause("IDM-1", "IDM-2", "SQL-2")
 async def test_the_same_request_gives_the_first_run_and_how_it_stands_until_it_is_deleted(sql: Any) -> None:
     insert = "select id, inserted, status from gen_durable.insert('A', step => 's', idempotency_key => 'r')"
     assert tuple(await sql.fetchrow(insert)) == (1, True, "pending")
@@ -161,6 +167,7 @@ async def test_the_same_request_gives_the_first_run_and_how_it_stands_until_it_i
     assert again["id"] > 1
 
 
+@pytest.mark.clause("IDM-3")
 async def test_in_a_batch_and_in_a_transaction_the_same_request_is_one_run(sql: Any) -> None:
     async with sql.transaction():
         rows = await sql.fetch(
@@ -188,6 +195,7 @@ async def test_options_that_contradict_each_other_are_refused(sql: Any, options:
         await sql.execute(f"select gen_durable.insert('A', step => 's', {options})")
 
 
+@pytest.mark.clause("SQL-3")
 async def test_a_rollback_of_the_caller_undoes_everything(sql: Any, one: int) -> None:
     transaction = sql.transaction()
     await transaction.start()

@@ -74,6 +74,7 @@ async def test_a_worker_that_starts_again_with_other_defaults_changes_them(
     assert found["queue"] == "slow"
 
 
+@pytest.mark.clause("SQL-1")
 async def test_every_option_finds_its_column(sql: Any) -> None:
     id = await sql.fetchval(
         """select id from gen_durable.insert('Shop.checkout.v1', '[1]', step => 'ship', queue => 'q', priority => -5,
@@ -163,6 +164,7 @@ async def test_twenty_thousand_rows_go_in_one_call(sql: Any) -> None:
     assert [int(found["state"]) for found in states] == list(range(1, 20_001))
 
 
+@pytest.mark.clause("SQL-3")
 async def test_a_rollback_of_the_caller_leaves_nothing(sql: Any) -> None:
     transaction = sql.transaction()
     await transaction.start()

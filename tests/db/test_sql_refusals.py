@@ -17,6 +17,7 @@ async def registered(database: Database) -> None:
     await database.run(register([machine(2, "begin", "checkout")]))
 
 
+@pytest.mark.clause("SQL-4")
 @pytest.mark.usefixtures("registered")
 @pytest.mark.parametrize(
     ("call", "problem"),

@@ -28,6 +28,7 @@ async def end(sql: Any, id: int, status: str) -> None:
     )
 
 
+@pytest.mark.clause("SQL-1")
 async def test_a_signal_by_id_or_by_key_lies_in_the_inbox(sql: Any) -> None:
     id = await sql.fetchval(INSERT)
     answers = [
@@ -58,6 +59,7 @@ async def test_it_wakes_the_one_that_awaits_that_name_and_nobody_else(sql: Any) 
     assert row["awaits"] == ["paid", "cancelled"], "the woken step still has to know what it awaited"
 
 
+@pytest.mark.clause("SQL-4")
 @pytest.mark.parametrize(
     ("call", "problem"),
     [

@@ -110,6 +110,7 @@ def run_page(connection: psycopg.Connection[Any], names: dict[str, str]) -> None
             assert raised.value.diag.message_primary == example.error, example
 
 
+@pytest.mark.clause("SQL-6")
 @pytest.mark.usefixtures("registered")
 def test_every_statement_of_the_page(connection: psycopg.Connection[Any], roles: dict[str, str]) -> None:
     assert len(examples(roles)) > 40

@@ -33,7 +33,24 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
 @pytest.mark.clause(
-    "SIG-7", "CHD-6", "CHD-7", "LEASE-3", "INV-1", "UNQ-10", "CON-1", "EVT-5", "EVT-7", "CRON-3"
+    "SIG-7",
+    "CHD-6",
+    "CHD-7",
+    "LEASE-3",
+    "INV-1",
+    "UNQ-10",
+    "CON-1",
+    "EVT-5",
+    "EVT-7",
+    "CRON-3",
+    "CAN-2",
+    "CAN-5",
+    "CAN-6",
+    "CAN-8",
+    "DEL-2",
+    "DEL-5",
+    "RTY-5",
+    "RTY-6",
 )
 @pytest.mark.parametrize("pins", [READ_COMMITTED, REPEATABLE_READ], ids=["read committed", "repeatable read"])
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.name.replace("×", "x"))

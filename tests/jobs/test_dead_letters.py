@@ -74,6 +74,7 @@ async def charge(invoice: Invoice, ctx: Context[Invoice]) -> int:
 LETTERS = "select * from gen_durable.gen_durable where fsm like 'ops.dead%' order by id"
 
 
+@pytest.mark.clause("JOB-17")
 @pytest.mark.parametrize(
     ("number", "error", "attempts"),
     [
@@ -94,6 +95,7 @@ def test_a_letter_holds_payload_and_reason(durable: Harness, number: int, error:
     assert (letter.version, letter.queue, letter.priority, letter.parent_id) == (2, "ops", 0, None)
 
 
+@pytest.mark.clause("JOB-18")
 @pytest.mark.parametrize("number", [3, 5, 7])
 def test_what_is_cancelled_or_done_leaves_none(durable: Harness, number: int) -> None:
     durable.use(dead)
@@ -209,6 +211,7 @@ class Slow:
         self.job = slow
 
 
+@pytest.mark.clause("JOB-18")
 async def test_an_execution_that_lost_its_lease_leaves_none(durable_dsn: str, db: Any) -> None:
     slow = Slow()
     async with Worker([slow.job], dsn=durable_dsn, settings=CALM) as worker:
@@ -225,6 +228,7 @@ async def test_an_execution_that_lost_its_lease_leaves_none(durable_dsn: str, db
     )
 
 
+@pytest.mark.clause("JOB-18")
 async def test_an_execution_that_was_cancelled_leaves_none(durable_dsn: str, db: Any) -> None:
     slow = Slow()
     async with Worker([slow.job], dsn=durable_dsn, settings=CALM) as worker:
@@ -236,6 +240,7 @@ async def test_an_execution_that_was_cancelled_leaves_none(durable_dsn: str, db:
     assert await db.fetch(LETTERS) == []
 
 
+@pytest.mark.clause("JOB-17")
 async def test_letter_and_failure_are_one_transaction(durable_dsn: str, db: Any) -> None:
     """A database that refuses the letter refuses the failure with it; neither is ever seen without the other."""
     await db.execute(

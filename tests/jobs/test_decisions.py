@@ -105,6 +105,7 @@ def raised(durable: Harness, conn: psycopg.Connection[DictRow], kind: str, which
     return id
 
 
+@pytest.mark.clause("JOB-13")
 @pytest.mark.parametrize("kind", KINDS)
 def test_discard_fails_at_once(durable: Harness, conn: psycopg.Connection[DictRow], kind: str) -> None:
     id = raised(durable, conn, kind, "discard")
@@ -116,6 +117,7 @@ def test_discard_fails_at_once(durable: Harness, conn: psycopg.Connection[DictRo
     assert job_state(durable.executions(id)) is JobState.FAILED
 
 
+@pytest.mark.clause("JOB-14")
 @pytest.mark.parametrize("kind", KINDS)
 def test_cancel_ends_as_cancelled_without_a_transition(
     durable: Harness, conn: psycopg.Connection[DictRow], kind: str
@@ -132,6 +134,7 @@ def test_cancel_ends_as_cancelled_without_a_transition(
         durable.wait(id).result  # noqa: B018 - raises
 
 
+@pytest.mark.clause("JOB-12")
 @pytest.mark.parametrize("kind", KINDS)
 def test_retry_after_waits_as_it_says(durable: Harness, conn: psycopg.Connection[DictRow], kind: str) -> None:
     id = raised(durable, conn, kind, "later")

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import psycopg
+import pytest
 from psycopg.rows import DictRow
 
 from gen_durable import Context, Machine, Outcome, Retry, Stop, Worker, job, step
@@ -32,6 +33,7 @@ async def on_the_loop(token: str) -> None:
     bank(token)
 
 
+@pytest.mark.clause("JOB-15")
 async def test_a_failed_job_tells_type_message_place_and_attempt(durable_dsn: str, db: Any) -> None:
     async with Worker([plain, on_the_loop], dsn=durable_dsn, settings=CALM) as worker:
         refs = [await worker.insert(each, "12345", max_attempts=1) for each in (plain, on_the_loop)]
@@ -57,6 +59,7 @@ async def test_a_failed_job_tells_type_message_place_and_attempt(durable_dsn: st
         assert "12345" not in text, "no locals, and nothing of what they hold"
 
 
+@pytest.mark.clause("JOB-15")
 def test_the_last_failure_is_the_one_that_is_kept(
     durable: Harness, conn: psycopg.Connection[DictRow]
 ) -> None:

@@ -56,6 +56,7 @@ class GrownRefund(Machine[Refund, str], name="growth.refund.v1", queue="growth")
         return Done(f"refunded {ctx.state.order} by {who}")
 
 
+@pytest.mark.clause("JOB-8")
 async def test_a_job_grows_into_a_machine_and_takes_its_instances_with_it(durable_dsn: str, db: Any) -> None:
     async with Worker([refund], dsn=durable_dsn, settings=CALM) as old:
         retried = await old.insert(refund, Refund(1))

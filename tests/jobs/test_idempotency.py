@@ -35,6 +35,7 @@ def pay(which: str) -> str:
     return which
 
 
+@pytest.mark.clause("IDM-1")
 @pytest.mark.parametrize("status", ["done", "failed", "cancelled"])
 def test_the_key_gives_the_first_run_for_ever(
     durable: Harness, conn: psycopg.Connection[DictRow], status: str
@@ -61,6 +62,7 @@ def test_the_key_gives_the_first_run_for_ever(
     )
 
 
+@pytest.mark.clause("IDM-2")
 @pytest.mark.parametrize("status", ["runnable", "done", "failed", "cancelled"])
 def test_a_soft_delete_frees_the_key(durable: Harness, status: str) -> None:
     first = durable.insert(pay, status, idempotency_key="invoice:7")
@@ -75,6 +77,7 @@ def test_a_soft_delete_frees_the_key(durable: Harness, status: str) -> None:
         durable.restore(first)
 
 
+@pytest.mark.clause("IDM-3")
 def test_in_a_batch_every_request_gets_its_run(durable: Harness) -> None:
     before = durable.insert(pay, "done", idempotency_key="a")
     durable.drain()
@@ -104,6 +107,7 @@ def test_in_a_batch_every_request_gets_its_run(durable: Harness) -> None:
     assert [answer.key for answer in answers if isinstance(answer, Duplicate)] == ["a", "b", "b"]
 
 
+@pytest.mark.clause("IDM-3")
 async def test_inside_a_transaction_of_the_callers(durable_dsn: str, db: Any) -> None:
     async with AsyncClient(durable_dsn) as client:
         transaction = db.transaction()
@@ -120,6 +124,7 @@ async def test_inside_a_transaction_of_the_callers(durable_dsn: str, db: Any) ->
         assert (await client.insert(pay, "z", idempotency_key="k")).id == second.id
 
 
+@pytest.mark.clause("IDM-3")
 async def test_many_at_one_moment_are_one_run(durable_dsn: str, db: Any) -> None:
     async with AsyncClient(durable_dsn) as client:
         async with asyncio.TaskGroup() as group:
@@ -160,6 +165,7 @@ def test_a_key_that_cannot_be_one_is_refused(durable: Harness, key: Any) -> None
         durable.insert(pay, "done", idempotency_key=key)
 
 
+@pytest.mark.clause("IDM-1", "SQL-1")
 def test_in_sql_it_is_the_same(durable: Harness, conn: psycopg.Connection[DictRow]) -> None:
     first = durable.insert(pay, "done", idempotency_key="k")
     durable.drain()

@@ -47,6 +47,7 @@ async def often(number: int) -> NoReturn:
     raise ValueError(f"no {number}")
 
 
+@pytest.mark.clause("JOB-9")
 @pytest.mark.parametrize(
     ("which", "options", "executions"),
     [
@@ -78,6 +79,7 @@ def test_a_job_is_executed_so_often_in_all(
     assert {each.step_seq for each in records} == {1}, "however often it is tried, it is one transition"
 
 
+@pytest.mark.clause("JOB-9")
 def test_max_attempts_of_a_spec_holds_in_a_batch_and_for_children(durable: Harness) -> None:
     class Parent(Machine[None, int]):
         @step
@@ -96,6 +98,7 @@ def test_max_attempts_of_a_spec_holds_in_a_batch_and_for_children(durable: Harne
     assert [len(durable.executions(ref.id)) for ref in (*batch, *children)] == [1, 2, 1, 2]
 
 
+@pytest.mark.clause("JOB-10")
 @pytest.mark.parametrize(
     ("attempt", "raw"), [(0, 1.0), (1, 2.0), (2, 4.0), (7, 128.0), (8, 256.0), (9, 300.0), (60, 300.0)]
 )
@@ -110,6 +113,7 @@ def test_waits_double_from_a_second_to_five_minutes_with_jitter_up_to_half(
     assert timedelta(seconds=raw) - slack <= waits(conn, ref.id) <= timedelta(seconds=1.5 * raw) + slack
 
 
+@pytest.mark.clause("JOB-10")
 def test_two_that_failed_at_one_moment_are_torn_apart(
     durable: Harness, conn: psycopg.Connection[DictRow]
 ) -> None:
@@ -120,6 +124,7 @@ def test_two_that_failed_at_one_moment_are_torn_apart(
     assert max(lengths) - min(lengths) > timedelta(milliseconds=50)
 
 
+@pytest.mark.clause("JOB-10")
 @pytest.mark.parametrize(("attempt", "hours"), [(0, 1), (1, 2), (2, 3), (3, 3)])
 def test_a_job_may_have_waits_of_its_own(
     durable: Harness, conn: psycopg.Connection[DictRow], attempt: int, hours: int
@@ -130,6 +135,7 @@ def test_a_job_may_have_waits_of_its_own(
     assert waits(conn, ref.id) == timedelta(hours=hours)
 
 
+@pytest.mark.clause("JOB-10")
 async def test_a_worker_tries_again_when_the_wait_is_over(
     durable_dsn: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -164,6 +170,7 @@ async def later(seconds: int, ctx: Context[int]) -> int:
     return ctx.attempt
 
 
+@pytest.mark.clause("JOB-12")
 def test_retry_after_chooses_the_wait_and_counts_as_an_attempt(
     durable: Harness, conn: psycopg.Connection[DictRow], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -183,6 +190,7 @@ def test_retry_after_chooses_the_wait_and_counts_as_an_attempt(
     ]
 
 
+@pytest.mark.clause("JOB-12")
 def test_retry_after_knows_the_limit_of_the_instance(durable: Harness) -> None:
     once, enough = durable.insert(later, 0, max_attempts=1), durable.insert(later, 0, max_attempts=6)
     assert durable.drain() == Tally(retry=5, stopped=1, done=1)

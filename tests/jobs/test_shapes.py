@@ -21,6 +21,7 @@ from tests.scenarios.support import CALM, PATIENCE, row_of
 LEDGER = "create table ledger (entry int check (entry > 0))"
 
 
+@pytest.mark.clause("JOB-6")
 async def test_a_worker_runs_a_whole_module_of_jobs(durable_dsn: str, db: Any) -> None:
     await db.execute(LEDGER)
     async with Worker([billing], dsn=durable_dsn, settings=CALM) as worker:
@@ -58,6 +59,7 @@ async def test_a_worker_runs_a_whole_module_of_jobs(durable_dsn: str, db: Any) -
     assert (row["last_error"], row["error"]) == (None, None)
 
 
+@pytest.mark.clause("JOB-7")
 async def test_a_client_that_runs_nothing_gives_typed_values_back(durable_dsn: str) -> None:
     async with AsyncClient(durable_dsn) as client, Worker([charge], dsn=durable_dsn, settings=CALM):
         ref = await client.insert(charge, Invoice(1))
@@ -66,6 +68,7 @@ async def test_a_client_that_runs_nothing_gives_typed_values_back(durable_dsn: s
         assert [each.state for each in await client.list(charge)] == [Invoice(1)]
 
 
+@pytest.mark.clause("JOB-7")
 def test_a_payload_of_another_type_is_refused_where_it_is_inserted(durable: Harness) -> None:
     wrong: Any = {"number": 1}
     with pytest.raises(EncodeError, match=r"the state of billing\.charge\.v1"):
@@ -75,6 +78,7 @@ def test_a_payload_of_another_type_is_refused_where_it_is_inserted(durable: Harn
     assert durable.count() == 0
 
 
+@pytest.mark.clause("JOB-7")
 def test_a_result_of_another_type_is_a_failure_of_the_job(durable: Harness) -> None:
     @job("wrong.result.v1", max_attempts=2)
     def wrong() -> int:

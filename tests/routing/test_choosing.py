@@ -43,11 +43,13 @@ def test_prefixes_may_have_a_concurrency_each() -> None:
     assert served(prefixes=(name for name in ["a.", "b."]))[1] == {"a.": 10, "b.": 10}
 
 
+@pytest.mark.clause("ROUTE-3")
 @pytest.mark.parametrize("nothing", [[], (), {}])
 def test_asked_for_prefixes_without_any_it_owns_the_default_ones(nothing: Any) -> None:
     assert served(prefixes=nothing) == ({}, {"default.": 10})
 
 
+@pytest.mark.clause("ROUTE-2", "ROUTE-3")
 @pytest.mark.parametrize(
     ("text", "prefixes"),
     [
@@ -63,6 +65,7 @@ def test_the_environment_may_say_it(monkeypatch: pytest.MonkeyPatch, text: str, 
     assert served() == ({}, dict.fromkeys(prefixes, 10))
 
 
+@pytest.mark.clause("ROUTE-2")
 def test_what_the_code_says_wins_over_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORKER_TYPE_PREFIXES", "media.")
     assert served(prefixes=["billing."]) == ({}, {"billing.": 10})

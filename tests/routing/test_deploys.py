@@ -43,6 +43,7 @@ async def release(dsn: str, name: str, source: str) -> AsyncIterator[WorkerProce
         await process.kill()
 
 
+@pytest.mark.clause("ROUTE-9")
 @pytest.mark.parametrize("source", ["queue", "prefix"])
 async def test_a_rolling_deploy_loses_nothing(durable_dsn: str, db: Any, source: str) -> None:
     """Two old workers; a producer that is ahead of them; new workers take their places, one by one, once by SIGKILL."""

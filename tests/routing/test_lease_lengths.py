@@ -75,6 +75,7 @@ async def lengths(db: Any, id: int) -> tuple[float, float]:
     return first, (row["lease_expires_at"] - row["now"]).total_seconds()
 
 
+@pytest.mark.clause("LEASE-6")
 @pytest.mark.parametrize(
     "source", [{"queues": {"default": 5}}, {"prefixes": ["m."]}], ids=["queue", "prefix"]
 )
@@ -190,6 +191,7 @@ def refused(*machines: Any, heartbeat: float) -> str:
     return str(caught.value)
 
 
+@pytest.mark.clause("LEASE-6")
 def test_a_heartbeat_above_half_of_any_lease_is_refused() -> None:
     @job("m.job", lease=timedelta(seconds=7))
     async def short() -> None: ...
@@ -226,6 +228,7 @@ def test_a_length_that_cannot_be_one_is_refused(length: Any) -> None:
         job("m.wrong", lease=length)
 
 
+@pytest.mark.clause("LEASE-6")
 def test_a_step_wins_over_its_machine_and_a_subclass_over_its_base() -> None:
     class Sub(Own, lease=timedelta(seconds=90)):
         pass

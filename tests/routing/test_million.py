@@ -27,6 +27,7 @@ select id from gen_durable.gen_durable
 
 
 # One test, because filling the table is most of the work: half a minute where everything else is busy too.
+@pytest.mark.clause("ROUTE-6")
 @pytest.mark.timeout(240)
 async def test_a_pick_by_prefix_at_a_million_rows(durable_dsn: str) -> None:
     await _fill(durable_dsn)

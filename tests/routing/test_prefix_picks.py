@@ -44,6 +44,7 @@ NAMES = [
 ]
 
 
+@pytest.mark.clause("ROUTE-4")
 @pytest.mark.parametrize(
     "prefix",
     [
@@ -71,6 +72,7 @@ async def test_a_prefix_is_text_and_nothing_in_it_is_a_wildcard(
     assert sorted(found) == sorted(name for name in NAMES if name.startswith(prefix))
 
 
+@pytest.mark.clause("ROUTE-5")
 async def test_priority_then_time_then_id_over_all_types(database: Database, db: Any) -> None:
     rows = [
         ("m.b", 1, 0, 10),
@@ -88,6 +90,7 @@ async def test_priority_then_time_then_id_over_all_types(database: Database, db:
     assert await picked(database, "m.") == []
 
 
+@pytest.mark.clause("ROUTE-5")
 @pytest.mark.parametrize("seed", range(6))
 async def test_any_mixture_comes_in_order_whatever_the_demand(database: Database, db: Any, seed: int) -> None:
     """Against the plain definition: sort everything that is due and known."""
@@ -163,6 +166,7 @@ async def test_rows_that_somebody_holds_are_skipped(database: Database, db: Any)
     assert [each.id for each in await picked(database, "m.", 5)] == ids[:5]
 
 
+@pytest.mark.clause("ROUTE-10")
 async def test_pickers_at_one_moment_share_the_rows(database: Database, db: Any, durable_dsn: str) -> None:
     ids = await inserted(database, db, [(f"m.{number % 7}", 1, 0, 1) for number in range(300)])
 

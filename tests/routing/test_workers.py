@@ -65,6 +65,7 @@ async def until_idle(events: Events, label: str) -> None:
 # By queue
 
 
+@pytest.mark.clause("ROUTE-9")
 async def test_by_queue_a_worker_leaves_alone_what_it_does_not_know(durable_dsn: str, db: Any) -> None:
     newer = maker("billing.charge.v1", version=2)
     async with (
@@ -108,6 +109,7 @@ async def test_rows_behind_an_unknown_one_of_their_key_do_not_stand_before_other
 # By prefix
 
 
+@pytest.mark.clause("ROUTE-1")
 async def test_a_prefix_owns_its_names_in_whatever_queue(durable_dsn: str, db: Any) -> None:
     elsewhere = maker("billing.refund.v1", queue="money")
     known = [BILLING, MEDIA, DEFAULT, TWIN, elsewhere]
@@ -123,6 +125,7 @@ async def test_a_prefix_owns_its_names_in_whatever_queue(durable_dsn: str, db: A
     assert labels == {"billing."}
 
 
+@pytest.mark.clause("ROUTE-1")
 async def test_several_prefixes_and_queues_are_served_by_one_worker(durable_dsn: str, db: Any) -> None:
     known = [BILLING, MEDIA, DEFAULT, TWIN]
     async with Worker(
@@ -137,6 +140,7 @@ async def test_several_prefixes_and_queues_are_served_by_one_worker(durable_dsn:
     assert await waiting(db) == ["billing_charge.v1", "default.tidy.v1"]
 
 
+@pytest.mark.clause("ROUTE-3")
 async def test_without_a_prefix_it_is_default(
     durable_dsn: str, db: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -161,6 +165,7 @@ async def test_what_happens_in_the_process_itself_wakes_the_prefix(durable_dsn: 
         assert (await worker.wait(ref, timeout=timedelta(seconds=10))).result == 3
 
 
+@pytest.mark.clause("ROUTE-5")
 async def test_priority_then_time_over_all_types_of_a_prefix(durable_dsn: str, db: Any) -> None:
     order: list[tuple[str, int]] = []
 
@@ -187,6 +192,7 @@ async def test_priority_then_time_over_all_types_of_a_prefix(durable_dsn: str, d
     assert [number for _, number in order] == [1, 2, 3, 4, 5, 6]
 
 
+@pytest.mark.clause("ROUTE-10")
 async def test_two_workers_of_overlapping_prefixes_run_nothing_twice(durable_dsn: str, db: Any) -> None:
     runs: Counter[str] = Counter()
 
@@ -300,6 +306,7 @@ class Parent(Machine[str, list[str]], name="p.parent"):
         return Done([f"{child.status} {child.last_error}" for child in ctx.children])
 
 
+@pytest.mark.clause("ROUTE-7", "TEL-11")
 async def test_an_unknown_type_under_an_owned_prefix_fails_and_is_told(
     durable_dsn: str, db: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -366,6 +373,7 @@ async def test_a_machine_that_says_the_same_words_is_not_missing(durable_dsn: st
     assert not events.of(HandlerMissing)
 
 
+@pytest.mark.clause("ROUTE-8")
 async def test_on_unknown_leave_leaves_it_to_others(durable_dsn: str, db: Any) -> None:
     lost, newer = maker("billing.lost.v1"), maker("billing.charge.v1", version=2)
     async with AsyncClient(durable_dsn) as client:
