@@ -8,7 +8,7 @@ import psycopg
 import pytest
 
 from gen_durable.testing import Harness
-from tests.cli.conftest import Gd, execute, parsed, refused
+from tests.cli.conftest import Gd, execute, parsed, refused, told
 from tests.cli.machines import BIG, Checkout, Parcel, Shipment
 
 
@@ -127,3 +127,15 @@ def test_nobody_there_is_an_error(gd: Gd) -> None:
         "there is no instance 9; if that is a correlation key: gen-durable ls --correlation-key 9"
     )
     assert refused(gd("show", "order:9")) == "there is no instance with correlation key 'order:9'"
+
+
+def test_a_state_that_nobody_can_read_is_shown_as_it_is(
+    gd: Gd, shop: Harness, sql: psycopg.Connection[Any]
+) -> None:
+    deep = "[" * 3000 + "]" * 3000
+    sql.execute("select gen_durable.insert('Checkout', %s::jsonb, step => 'start')", [deep])
+    code, out, _ = told(gd("show", 1))
+    assert (code, deep in out) == (0, True)
+    for command in (["show", 1], ["ls"]):
+        shown = gd(*command, "--json")
+        assert (shown.exit_code, f'"state":{deep}' in shown.stdout) == (0, True)

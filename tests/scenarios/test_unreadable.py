@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
+import pytest
 
 from gen_durable import (
     Await,
@@ -20,6 +21,7 @@ from gen_durable import (
     Status,
     Stop,
     Worker,
+    job,
     step,
 )
 from gen_durable.errors import UnknownStepError
@@ -207,3 +209,59 @@ async def test_an_outcome_that_cannot_be_stored_goes_to_handle(durable_dsn: str)
         ended = await worker.wait_all([await worker.insert(Shop, n) for n in range(4)], timeout=PATIENCE)
     wanted = [EncodeError.__name__, EncodeError.__name__, UnknownStepError.__name__, "OutcomeError"]
     assert [one.result for one in ended] == [f"{n} {name}" for n, name in enumerate(wanted)]
+
+
+# Texts of less than the limit that PostgreSQL takes and Python does not.
+DEEP = "repeat('[', 5000) || repeat(']', 5000)"
+LONG = "'[1e100000]'"
+
+
+@pytest.mark.clause("LIM-7")
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [(DEEP, "it is nested too deeply to be read"), (LONG, "Integer value out of range")],
+    ids=["deep", "long"],
+)
+async def test_what_sql_stored_and_python_cannot_read_fails_its_own_instance(
+    durable_dsn: str, db: Any, text: str, problem: str
+) -> None:
+    @job("sql.dead.v1", max_attempts=1)
+    def dead(letter: Any) -> None: ...
+
+    @job("sql.eats.v1", max_attempts=1, dead_letter=dead)
+    def eats(payload: Any) -> str:
+        return "eaten"
+
+    class Waits(Machine[list[Any], str]):
+        @step
+        async def run(self, ctx: Context[list[Any]]) -> Outcome[str]:
+            return Await("go", then=self.end)
+
+        @step
+        async def end(self, ctx: Context[list[Any]]) -> Outcome[str]:
+            return Done("gone")
+
+    async with Worker([eats, dead, Waits], dsn=durable_dsn, settings=CALM, queues={"default": 1}) as worker:
+        insert = f"select id from gen_durable.insert($1, ({text})::jsonb, priority => -1)"
+        job_id, machine_id = [await db.fetchval(insert, name) for name in ("sql.eats.v1", "Waits")]
+        woken, passed = await worker.insert(Waits, [1]), await worker.insert(Waits, [2])
+        await db.execute(f"select gen_durable.signal($1::bigint, 'go', ({text})::jsonb)", woken.id)
+        await db.execute(f"select gen_durable.signal($1::bigint, 'other', ({text})::jsonb)", passed.id)
+        await worker.signal(passed, "go")
+        after = await worker.insert(eats, "fine", priority=1)
+        assert (await worker.wait(after, timeout=PATIENCE)).result == "eaten", "the queue went on"
+        for id, said in (
+            (job_id, "the state of sql.eats.v1"),
+            (machine_id, "the state of Waits"),
+            (woken.id, "the payload of signal 'go'"),
+        ):
+            failed = await worker.wait(id, timeout=PATIENCE)
+            assert failed.status is Status.FAILED
+            assert f"DecodeError: {said}" in str(failed.last_error)
+            assert problem in str(failed.last_error)
+        assert (await worker.wait(passed, timeout=PATIENCE)).result == "gone", "it never read that signal"
+        (letter,) = await worker.list(dead)
+        assert (await worker.wait(letter.id, timeout=PATIENCE)).status is Status.FAILED
+        listed = {each.id: each.state for each in await worker.list()}
+        assert isinstance(listed[job_id], str), "as the text that it is"
+        assert (listed[woken.id], len(listed)) == ([1], 6)

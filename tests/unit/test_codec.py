@@ -305,7 +305,7 @@ class Strict(msgspec.Struct):
         ("{", Any, "Input data was truncated"),
         ("secret", Any, "JSON is malformed"),
         ("1e400", Any, "Number out of range"),
-        ("[" * 100_000, Any, "nested without end"),
+        ("[" * 100_000, Any, "nested too deeply to be read"),
         ('{"wrong": "secret"}', Model, "InvalidError while it was read, int_parsing at `$.lines.0`"),
         ('"\ud800"', Any, "UnicodeEncodeError while it was read"),
         ("1", complex, "complex"),

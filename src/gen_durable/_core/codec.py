@@ -34,6 +34,7 @@ _NUL: Final = "it holds a NUL character, which PostgreSQL cannot store; take it 
 _SURROGATE: Final = "it holds half of a surrogate pair, which is no Unicode text; take it out"
 _NAN: Final = "it holds NaN or an infinite number, which JSON does not have; use None, or a text"
 _DEEP: Final = f"it is nested deeper than {MAX_DEPTH} levels; make it flatter"
+_TOO_DEEP: Final = "it is nested too deeply to be read; whoever stored it should make it flatter"
 _ENDLESS: Final = "it is nested without end, or contains itself; store plain values"
 _DIGITS: Final = f"it holds a number of more than {MAX_DIGITS} digits; store it as a text"
 
@@ -74,7 +75,9 @@ def decode(text: str | bytes, type_: Any, what: str) -> Any:
     shape = _shape(type_, what, DecodeError)
     try:
         return shape.decode(text)
-    except (ValueError, TypeError, RecursionError) as error:
+    except RecursionError as error:
+        raise DecodeError(what, shape.name, _TOO_DEEP) from error
+    except (ValueError, TypeError) as error:
         raise DecodeError(what, shape.name, _misfit(error)) from error
 
 

@@ -81,7 +81,10 @@ def state_of(execution: Execution, machine: MachineDef) -> Any:
 
 
 def instance_of(row: Mapping[str, Any], machine: MachineDef | None) -> Instance[Any, Any]:
-    """A row as a client sees it: typed if the machine is known and its types fit, else as plain JSON."""
+    """A row as a client sees it: typed if the machine is known and its types fit, else as plain JSON.
+
+    What Python cannot read at all (nested too deeply, numbers of thousands of digits) is given as the text that it is.
+    """
     name, id = row["fsm"], row["id"]
     state_type: Any = machine.state_type if machine else Any
     result_type: Any = machine.result_type if machine else Any
@@ -151,4 +154,8 @@ def _decoded(text: str, type_: Any, what: str, *, is_strict: bool) -> Any:
     except DecodeError:
         if is_strict:
             raise
+    try:
         return decode(text, Any, what)
+    except DecodeError:
+        # A producer in SQL may have nested it too deeply. It is still to be seen, by whoever lists it beside others.
+        return text

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 import msgspec
@@ -14,6 +14,8 @@ from ..errors import EncodeError
 from .failure import Failure
 
 __all__ = ["json_option", "print_json", "print_json_rows", "raw", "read_json", "readable"]
+
+AnyText = TypeVar("AnyText", str, bytes)
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, for a program to read.")
 
@@ -34,17 +36,24 @@ def raw(text: str | None) -> msgspec.Raw | None:
 
 def readable(text: str) -> str:
     """JSON for people, indented if it is long."""
-    short = msgspec.json.format(text, indent=0)
-    return short if len(short) <= 100 else msgspec.json.format(text, indent=2)
+    short = _formatted(text, 0)
+    return short if len(short) <= 100 else _formatted(text, 2)
 
 
 def print_json(value: object) -> None:
     """One document; indented on a terminal."""
     document = msgspec.json.encode(value)
-    click.echo(msgspec.json.format(document, indent=2) if sys.stdout.isatty() else document)
+    click.echo(_formatted(document, 2) if sys.stdout.isatty() else document)
 
 
 def print_json_rows(values: Iterable[object]) -> None:
     """One array, an element per line."""
     lines = b",\n ".join(msgspec.json.encode(value) for value in values)
     click.echo(b"[" + lines + b"]")
+
+
+def _formatted(document: AnyText, indent: int) -> AnyText:
+    try:
+        return msgspec.json.format(document, indent=indent)
+    except RecursionError:
+        return document  # a producer in SQL has nested it too deeply

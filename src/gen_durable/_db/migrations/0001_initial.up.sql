@@ -237,6 +237,24 @@ language sql immutable as $$
                      when 'cancelled' then 'cancelled' else 'leased' end
 $$;
 
+-- How many bytes of JSON one state or payload may have that comes in by the functions below: the default of settings.max_payload,
+-- which binds the clients. The owner may replace this function; a setting of the session would be the producer's to change.
+create function gen_durable.max_payload() returns int
+language sql immutable as 'select 1048576';
+
+-- A payload, if it is not too large. What is nested too deeply or holds endless numbers is left to the step that reads it.
+create function gen_durable.checked_payload(payload jsonb, what text) returns jsonb
+language plpgsql stable as $$
+declare
+  size constant int := octet_length(payload::text);
+begin
+  if size > gen_durable.max_payload() then
+    raise exception '% has % bytes of JSON, at most % are allowed', what, size, gen_durable.max_payload()
+      using errcode = 'GD005', hint = 'keep what is large elsewhere, and refer to it';
+  end if;
+  return payload;
+end $$;
+
 -- insert_all('[{"fsm": "Checkout", "state": {"order": 42}}, …]') -> one row per element, in order.
 -- What is left out comes from the machine as its workers registered it: the newest version, the initial step, the queue.
 -- A refused element answers with the instance that has its key, and how that one stands.
@@ -258,7 +276,7 @@ begin
            element.spec ->> 'fsm' as fsm,
            coalesce((element.spec ->> 'version')::int, machine.fsm_version, 1) as version,
            coalesce(element.spec ->> 'step', machine.initial_step) as step,
-           coalesce(element.spec -> 'state', '{}') as state,
+           coalesce(element.spec -> 'state', '{}')::text as state,
            coalesce(element.spec ->> 'queue', machine.queue, 'default') as queue,
            coalesce((element.spec ->> 'priority')::int, 0) as priority,
            (element.spec ->> 'eligible_at')::timestamptz as eligible_at,
@@ -306,7 +324,7 @@ begin
       from given
   )
   select array_agg(fsm order by ord) as fsms, array_agg(version order by ord) as versions,
-         array_agg(step order by ord) as steps, array_agg(state::text order by ord) as states,
+         array_agg(step order by ord) as steps, array_agg(state order by ord) as states,
          array_agg(queue order by ord) as queues, array_agg(priority order by ord) as priorities,
          array_agg(eligible_at order by ord) as eligible_ats, array_agg(delay order by ord) as delays,
          array_agg(concurrency_key order by ord) as concurrency_keys,
@@ -321,11 +339,17 @@ begin
                    order by ord) as unique_scopes,
          array_agg(max_attempts order by ord) as max_attempts,
          array_agg(traceparent order by ord) as traceparents,
-         (array_agg(format('element %s: %s', ord, problem) order by ord) filter (where problem is not null))[1] as problem
+         (array_agg(format('element %s: %s', ord, problem) order by ord) filter (where problem is not null))[1] as problem,
+         (array_agg(format('element %s: state has %s bytes of JSON, at most %s are allowed', ord, octet_length(state),
+                           gen_durable.max_payload())
+                    order by ord) filter (where octet_length(state) > gen_durable.max_payload()))[1] as excess
     into batch
     from checked;
   if batch.problem is not null then
     raise exception 'nothing was inserted: %', batch.problem using errcode = '22023';
+  elsif batch.excess is not null then
+    raise exception 'nothing was inserted: %', batch.excess
+      using errcode = 'GD005', hint = 'keep what is large elsewhere, and refer to it';
   end if;
   return query
     select answer.ord, answer.id, answer.inserted, gen_durable.job_word(coalesce(answer.holder_status, 'runnable'))
@@ -421,7 +445,8 @@ returns table (id bigint, delivered boolean)
 language plpgsql as $$
 begin
   return query select d.id, d.signal_id is not null
-                 from gen_durable.deliver(target, null, signal.name, signal.payload, signal.dedup_key, signal.traceparent) d;
+                 from gen_durable.deliver(target, null, signal.name, gen_durable.checked_payload(
+                        signal.payload, format('the payload of signal %L', signal.name)), signal.dedup_key, signal.traceparent) d;
   if not found then
     raise exception 'cannot signal %: there is no live instance %', quote_literal(name), target using errcode = 'GD003';
   end if;
@@ -433,7 +458,8 @@ returns table (id bigint, delivered boolean)
 language plpgsql as $$
 begin
   return query select d.id, d.signal_id is not null
-                 from gen_durable.deliver(null, target, signal.name, signal.payload, signal.dedup_key, signal.traceparent) d;
+                 from gen_durable.deliver(null, target, signal.name, gen_durable.checked_payload(
+                        signal.payload, format('the payload of signal %L', signal.name)), signal.dedup_key, signal.traceparent) d;
   if not found then
     raise exception 'cannot signal %: no live instance has correlation_key %', quote_literal(name), quote_literal(target)
       using errcode = 'GD003';

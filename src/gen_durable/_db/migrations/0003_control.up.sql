@@ -345,7 +345,9 @@ $$;
 create function gen_durable.retry(target bigint, state jsonb default null, reason text default null, actor text default current_user)
 returns boolean
 language sql as $$
-  select is_retried from gen_durable.retry_rows(array[gen_durable.resolve(target, null)], state::text, reason, actor)
+  select is_retried
+    from gen_durable.retry_rows(array[gen_durable.resolve(target, null)],
+                                gen_durable.checked_payload(state, 'the new state')::text, reason, actor)
 $$;
 
 create function gen_durable.retry(target text, state jsonb default null, reason text default null, actor text default current_user)
@@ -399,7 +401,8 @@ end $$;
 
 -- Every function is everybody's when it is made. Of ours, none is; a migration that makes one has to say so too.
 revoke execute on function
-  gen_durable.insert_rows, gen_durable.job_word, gen_durable.insert_all, gen_durable.insert, gen_durable.deliver,
+  gen_durable.insert_rows, gen_durable.job_word, gen_durable.max_payload, gen_durable.checked_payload, gen_durable.insert_all,
+  gen_durable.insert, gen_durable.deliver,
   gen_durable.signal(bigint, text, jsonb, text, text), gen_durable.signal(text, text, jsonb, text, text),
   gen_durable.ungate, gen_durable.join_parents, gen_durable.cancel_rows, gen_durable.delete_rows, gen_durable.restore_rows,
   gen_durable.retry_rows, gen_durable.refuse_key, gen_durable.job_status(bigint), gen_durable.job_status(text), gen_durable.resolve,
