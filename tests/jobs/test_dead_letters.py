@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 from datetime import timedelta
 from typing import Any, NoReturn
 
@@ -20,6 +21,7 @@ from gen_durable import (
     Machine,
     Outcome,
     RetryAfter,
+    Settings,
     Spec,
     Sql,
     Status,
@@ -27,10 +29,14 @@ from gen_durable import (
     job,
     step,
 )
-from gen_durable.telemetry import OutcomeStale
-from gen_durable.testing import Harness, Tally
+from gen_durable._db import lease as leases
+from gen_durable._db.pool import Database
+from gen_durable.telemetry import OutcomeStale, ReaperReaped
+from gen_durable.testing import Crash, Harness, Tally
 from tests.jobs.support import row
-from tests.scenarios.support import CALM, PATIENCE, Events, happens
+from tests.scenarios.process import worker_process
+from tests.scenarios.support import CALM, FAST, PATIENCE, Events, happens
+from tests.scenarios.victims import poison
 
 
 class Invoice(msgspec.Struct):
@@ -277,3 +283,118 @@ def test_a_retried_job_may_fail_again_and_leave_another(
     durable.drain()
     assert [letter["state"]["id"] for letter in conn.execute(LETTERS)] == [ref.id, ref.id]
     assert row(conn, ref.id)["step_seq"] == 2
+
+
+# Failures that no worker has decided
+
+
+@pytest.mark.clause("JOB-21")
+async def test_a_job_that_killed_its_processes_leaves_one(durable_dsn: str, db: Any) -> None:
+    """The one that reaps it knows neither the job nor the receiver."""
+    settings = msgspec.structs.replace(
+        FAST, crash_limit=2, lease=timedelta(milliseconds=500), heartbeat=timedelta(milliseconds=200)
+    )
+
+    @job("letters.other.v1")
+    def other() -> None: ...
+
+    async with Worker([other], dsn=durable_dsn, settings=settings) as bystander:
+        events = Events(bystander)
+        ref = await bystander.insert(poison, 7)
+        for crash in (1, 2):
+            async with worker_process(durable_dsn, settings) as victim:
+                assert (await victim.hears(begun="poison"))["attempt"] == crash - 1
+                assert await victim.ends() == -signal.SIGKILL
+            await events.wait(ReaperReaped, count=crash)
+            await db.execute(
+                "update gen_durable.gen_durable set eligible_at = now() where status = 'runnable'"
+            )
+        assert (await bystander.wait(ref, timeout=PATIENCE)).status is Status.FAILED
+    (letter,) = await db.fetch("select * from gen_durable.gen_durable where fsm = 'victims.dead.v1'")
+    assert (letter["status"], letter["step"], letter["queue"]) == ("runnable", "run", "default")
+    assert _content(letter) == Letter(
+        ref.id, "victims.poison.v1", 1, 7, "poison: the process died 2 times in step run", 2
+    )
+
+
+@pytest.mark.clause("JOB-21")
+async def test_a_job_whose_outcome_the_database_refuses_leaves_one(durable_dsn: str, db: Any) -> None:
+    await db.execute(
+        "alter table gen_durable.gen_durable add constraint nobody check (result is distinct from '7')"
+    )
+    async with Worker([charge, dead], dsn=durable_dsn, settings=CALM) as worker:
+        ref = await worker.insert(charge, Invoice(7))
+        ended = await worker.wait(ref, timeout=PATIENCE)
+        assert ended.status is Status.FAILED
+        (letter,) = await worker.list(dead)
+        assert (await worker.wait(letter.id, timeout=PATIENCE)).result == ref.id
+    assert letter.state.payload == {"number": 7}
+    assert letter.state.error == ended.last_error
+    assert letter.state.error.startswith("the database refused the outcome: new row")
+    assert letter.state.attempts == 1
+
+
+@pytest.mark.clause("JOB-21")
+async def test_a_job_that_nobody_here_knows_leaves_one_if_its_workers_said_so(
+    durable_dsn: str, db: Any
+) -> None:
+    async with Worker([charge], dsn=durable_dsn, settings=CALM):
+        pass
+    async with Worker([dead], dsn=durable_dsn, settings=CALM, prefixes=["letters."]) as worker:
+        ref = await worker.insert(charge, Invoice(1))
+        assert (await worker.wait(ref, timeout=PATIENCE)).last_error == "no_handler_registered"
+    (letter,) = await db.fetch(LETTERS)
+    assert (_content(letter).error, _content(letter).id) == ("no_handler_registered", ref.id)
+
+
+def test_in_a_test_the_poisoned_and_the_refused_leave_theirs(
+    durable_dsn: str, conn: psycopg.Connection[DictRow]
+) -> None:
+    conn.execute(
+        "alter table gen_durable.gen_durable add constraint nobody check (result is distinct from '7')"
+    )
+    with Harness(durable_dsn, settings=Settings.load(crash_limit=1)) as durable:
+        durable.use(dead)
+        dies = durable.insert(charge, Invoice(8))
+        with durable.crash_at("run"), pytest.raises(Crash):
+            durable.drain()
+        refused = durable.insert(charge, Invoice(7))
+        durable.drain()
+        letters = {letter.state.id: letter.state.error for letter in durable.instances(dead)}
+    assert set(letters) == {refused.id, dies.id}
+
+
+async def test_a_letter_that_cannot_be_written_holds_up_neither_reaper_nor_failure(
+    durable_dsn: str, db: Any
+) -> None:
+    await db.execute(
+        """create function refuse() returns trigger language plpgsql as $$ begin
+             if new.state ->> 'id' = '1' then raise exception 'no letters today'; end if; return new; end $$;
+           create trigger refuse before insert on gen_durable.gen_durable for each row
+             when (new.fsm = 'ops.dead.v2') execute function refuse()"""
+    )
+    async with Worker([charge], dsn=durable_dsn, settings=CALM):
+        pass
+    async with AsyncClient(durable_dsn) as client:
+        refs = [await client.insert(charge, Invoice(n)) for n in (1, 2)]
+    await db.execute(
+        """update gen_durable.gen_durable set status = 'executing', lease_token = 1,
+                  lease_expires_at = now() - interval '1 s'"""
+    )
+    async with await Database.open(durable_dsn, "gen_durable", size=1) as database:
+        reaped = await database.run_in_transaction(leases.reap(timedelta(0), 1, "all"))
+    assert reaped.capped == [ref.id for ref in refs]
+    assert [_content(letter).id for letter in await db.fetch(LETTERS)] == [refs[1].id]
+
+
+async def test_what_a_job_says_about_letters_is_what_its_last_worker_said(durable_dsn: str, db: Any) -> None:
+    @job("letters.changes.v1", dead_letter="ops.dead.v1")
+    def first() -> None: ...
+
+    @job("letters.changes.v1")
+    def second() -> None: ...
+
+    for each, receiver in ((first, "ops.dead.v1"), (second, None), (first, "ops.dead.v1")):
+        async with Worker([each], dsn=durable_dsn, settings=CALM):
+            pass
+        assert await db.fetchval("select dead_letter from gen_durable.machines") == receiver

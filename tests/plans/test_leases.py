@@ -50,9 +50,10 @@ async def test_the_reaper_takes_back_what_is_dead(explainer: Explainer) -> None:
         "update gen_durable.gen_durable set lease_expires_at = now() - interval '1 h' where id = any ($1)",
         dead,
     )
-    reaped, (found, ungated, _) = await explainer.run(lease.reap(timedelta(0), 1, "all"))
+    reaped, (found, letters, _, ungated, _) = await explainer.run(lease.reap(timedelta(0), 1, "all"))
     assert sorted(reaped.ids) == sorted(reaped.capped) == sorted(dead)
     check(found, {"gen_durable_lease", "gen_durable_pkey"}, blocks=2 * 4000 + 40 * 300)
+    check(letters, {"gen_durable_pkey", "machines_pkey"}, blocks=6 * 300)
     check(ungated, {"gen_durable_slot", "gen_durable_line", "gen_durable_pkey"}, blocks=40 * 100)
 
 

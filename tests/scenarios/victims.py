@@ -19,10 +19,10 @@ from typing import Any, Final
 
 import msgspec
 
-from gen_durable import Context, Done, Machine, Outcome, Settings, Stop, Worker, step
+from gen_durable import Context, Done, Machine, Outcome, Settings, Stop, Worker, job, step
 from gen_durable.telemetry import Event, PickStop, SchedulerSaturation
 
-__all__ = ["Hog", "Killer", "Sleeper", "tell"]
+__all__ = ["Hog", "Killer", "Sleeper", "poison", "tell"]
 
 _CHATTER: Final = (PickStop, SchedulerSaturation)
 
@@ -94,6 +94,12 @@ class Killer(Machine[None, None]):
         return Stop(error)
 
 
+@job("victims.poison.v1", max_attempts=9, dead_letter="victims.dead.v1")
+async def poison(number: int, ctx: Context[int]) -> None:
+    tell(begun="poison", id=ctx.id, attempt=ctx.attempt)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
 def _on_event(event: Event) -> None:
     if not isinstance(event, _CHATTER):
         tell(event=event.name, **msgspec.to_builtins(event))
@@ -101,7 +107,9 @@ def _on_event(event: Event) -> None:
 
 def _main(dsn: str, settings: str) -> None:
     logging.basicConfig(level=logging.INFO)
-    worker = Worker([Hog, Killer, Sleeper], dsn=dsn, settings=msgspec.json.decode(settings, type=Settings))
+    worker = Worker(
+        [Hog, Killer, Sleeper, poison], dsn=dsn, settings=msgspec.json.decode(settings, type=Settings)
+    )
 
     def on_first_look(_: PickStop) -> None:
         unsubscribe()

@@ -162,6 +162,8 @@ class CommitEntry(msgspec.Struct, kw_only=True):
     children: tuple[NewInstance, ...] = ()
     letter: DeadLetter | None = None
     """What is inserted if this ends as failed, in the same transaction."""
+    leaves_letter: bool = False
+    """Whether the database looks up who gets one: it fails, and not by a decision of its machine."""
     switches_key: bool = False
     concurrency_key: str | None = None
     """The key from now on, if `switches_key`."""
@@ -201,6 +203,7 @@ class CommitEntry(msgspec.Struct, kw_only=True):
             and not (self.has_signals and self.kind in ("done", "stop"))
             and self.failure is None
             and self.letter is None
+            and not self.leaves_letter
             and self.effect is None
         )
 

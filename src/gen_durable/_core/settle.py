@@ -17,6 +17,7 @@ from ..instance import Status
 from ..outcome import Await, Done, Next, Outcome, Retry, ScheduleChildren, Stop
 from ..refs import AnySpec
 from .codec import decode, encode
+from .failures import failure_json
 from .model import CommitEntry, DeadLetter, EventRow, Execution, NewInstance
 
 __all__ = [
@@ -29,6 +30,7 @@ __all__ = [
     "new_instance",
     "no_handler",
     "outcome_of",
+    "refused",
     "release",
     "settle",
 ]
@@ -208,7 +210,31 @@ def no_handler(execution: Execution) -> CommitEntry:
         "traceback": [],
         "attempt": execution.attempt,
     }
-    return _entry(execution, "stop", error=NO_HANDLER, failure=msgspec.json.encode(facts).decode())
+    failure = msgspec.json.encode(facts).decode()
+    return _entry(execution, "stop", error=NO_HANDLER, failure=failure, leaves_letter=True)
+
+
+def refused(entry: CommitEntry, error: Exception) -> CommitEntry:
+    """End as failed, because the database refused the outcome; nothing of that outcome is left."""
+    return msgspec.structs.replace(
+        entry,
+        kind="stop",
+        payload=None,
+        error=f"the database refused the outcome: {error}"[:2000],
+        failure=failure_json(error, entry.attempt),
+        children=(),
+        awaits=None,
+        delay=None,
+        timeout=None,
+        deadline=None,
+        consumed=(),
+        events=(),
+        letter=None,
+        leaves_letter=True,
+        switches_key=False,
+        effect=None,
+        is_refused=True,
+    )
 
 
 def dead_letter(execution: Execution, machine: MachineDef, receiver: str, error: str) -> DeadLetter:

@@ -12,7 +12,7 @@ import msgspec
 from .._core.model import CommitEntry, CommitResult, Committed, SignalRow, Stale
 from ..config import RecordLevel
 from . import outbox, pick
-from .insert import insert_children, insert_letters
+from .insert import insert_children, insert_letters, leave_letters
 from .lease import Lease
 from .plan import Call, Plan, Row, Rows, statements
 from .signal import sweep
@@ -200,9 +200,19 @@ def _insert_letters(entries: Sequence[CommitEntry], rows: Mapping[Lease, Row]) -
         and (row := rows.get((entry.id, entry.lease_token))) is not None
         and row["status"] == "failed"
     ]
-    if not letters:
-        return set()
-    return (yield from insert_letters(letters))
+    unsaid = {
+        entry.id: entry.attempt + 1
+        for entry in entries
+        if entry.leaves_letter
+        and (row := rows.get((entry.id, entry.lease_token))) is not None
+        and row["status"] == "failed"
+    }
+    queues: set[str] = set()
+    if letters:
+        queues |= yield from insert_letters(letters)
+    if unsaid:
+        queues |= yield from leave_letters(unsaid)
+    return queues
 
 
 def _emit(entries: Sequence[CommitEntry], rows: Mapping[Lease, Row]) -> Plan[None]:

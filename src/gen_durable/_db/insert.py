@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -12,7 +12,7 @@ from ..errors import KeyTakenError, UsageError
 from .failures import StatementError, is_race
 from .plan import Call, Plan, Rows, statements
 
-__all__ = ["Answer", "insert", "insert_children", "insert_letters", "register"]
+__all__ = ["Answer", "insert", "insert_children", "insert_letters", "leave_letters", "register"]
 
 _SQL = statements("insert.sql")
 _TRIES = 3
@@ -77,10 +77,16 @@ def insert_children(
 def insert_letters(letters: Sequence[DeadLetter]) -> Plan[set[str]]:
     """Insert what failed instances leave behind; the queues that have work now."""
     rows = yield _SQL["insert_letters"](
-        fsms=[letter.fsm for letter in letters],
-        states=[letter.state for letter in letters],
+        receivers=[letter.fsm for letter in letters],
+        contents=[letter.state for letter in letters],
         traceparents=[letter.traceparent for letter in letters],
     )
+    return {row["queue"] for row in rows}
+
+
+def leave_letters(failed: Mapping[int, int]) -> Plan[set[str]]:
+    """The same for instances (→ how often they were tried) whose worker could not say who gets the letter."""
+    rows = yield _SQL["leave_letters"](ids=list(failed), attempts=list(failed.values()))
     return {row["queue"] for row in rows}
 
 
@@ -91,6 +97,7 @@ def register(machines: Sequence[MachineDef]) -> Plan[None]:
         versions=[machine.version for machine in machines],
         initial_steps=[machine.initial for machine in machines],
         queues=[machine.queue for machine in machines],
+        dead_letters=[machine.dead_letter for machine in machines],
     )
 
 

@@ -10,30 +10,22 @@ select ord, id, inserted, queue, holder_fsm, holder_key, holder_status
          :max_attempts::int[], :parent_ids::bigint[], :parent_rounds::bigint[], :strict::boolean, :traceparents::text[])
 
 -- name: insert_letters
--- Instances of machines of which only the names are known: where they begin and wait is what their workers have registered,
--- the newest version of it; and if none has yet, what a plain job would be.
-select letter.queue
-  from (select array_agg(given.fsm order by given.ord) as fsms, array_agg(given.state order by given.ord) as states,
-               array_agg(coalesce(machine.fsm_version, 1) order by given.ord) as versions,
-               array_agg(coalesce(machine.initial_step, 'run') order by given.ord) as steps,
-               array_agg(coalesce(machine.queue, 'default') order by given.ord) as queues,
-               array_agg(0) as priorities, array_agg(given.traceparent order by given.ord) as traceparents
-          from unnest(:fsms::text[], :states::text[], :traceparents::text[])
-               with ordinality as given (fsm, state, traceparent, ord)
-          left join lateral (
-            select m.* from gen_durable.machines m where m.fsm = given.fsm order by m.fsm_version desc limit 1) machine on true
-       ) as filled
- cross join lateral gen_durable.insert_rows(
-         filled.fsms, filled.versions, filled.steps, filled.states, filled.queues, filled.priorities,
-         null, null, null, null, null, null, null, null, null, null, false, filled.traceparents) as letter
+-- What failed instances leave to machines of which only the names are known.
+select gen_durable.insert_letters(:receivers::text[], :contents::text[], :traceparents::text[]) as queue
+
+-- name: leave_letters
+-- The same for instances whose worker could not say so.
+select gen_durable.leave_letters(:ids::bigint[], :attempts::int[]) as queue
 
 -- name: register
 -- What a worker runs, so that producers in SQL need not know where a machine begins. Written only when it changed.
-insert into gen_durable.machines (fsm, fsm_version, initial_step, queue)
-select fsm, fsm_version, initial_step, queue
-  from unnest(:fsms::text[], :versions::int[], :initial_steps::text[], :queues::text[])
-       as given (fsm, fsm_version, initial_step, queue)
+insert into gen_durable.machines (fsm, fsm_version, initial_step, queue, dead_letter)
+select fsm, fsm_version, initial_step, queue, dead_letter
+  from unnest(:fsms::text[], :versions::int[], :initial_steps::text[], :queues::text[], :dead_letters::text[])
+       as given (fsm, fsm_version, initial_step, queue, dead_letter)
  order by fsm, fsm_version
     on conflict (fsm, fsm_version) do update
-   set initial_step = excluded.initial_step, queue = excluded.queue, updated_at = statement_timestamp()
- where (machines.initial_step, machines.queue) is distinct from (excluded.initial_step, excluded.queue)
+   set initial_step = excluded.initial_step, queue = excluded.queue, dead_letter = excluded.dead_letter,
+       updated_at = statement_timestamp()
+ where (machines.initial_step, machines.queue, machines.dead_letter)
+       is distinct from (excluded.initial_step, excluded.queue, excluded.dead_letter)

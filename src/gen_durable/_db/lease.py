@@ -10,6 +10,7 @@ import msgspec
 
 from ..config import RecordLevel
 from . import pick
+from .insert import leave_letters
 from .plan import Plan, Rows, statements
 from .signal import sweep
 
@@ -121,11 +122,12 @@ def _taken_back(rows: Rows) -> Plan[Reaped]:
         queues.update(row["released"] or ())
     if ended := [row["id"] for row in rows if row["has_inbox"]]:
         yield from sweep(ended)
+    capped = {row["id"]: row["attempts"] for row in rows if row["status"] == "failed"}
+    if capped:
+        queues |= yield from leave_letters(capped)
     if freed := [row["concurrency_key"] for row in rows if row["concurrency_key"] is not None]:
         queues |= yield from pick.ungate(freed)
-    return Reaped(
-        [row["id"] for row in rows], [row["id"] for row in rows if row["status"] == "failed"], queues
-    )
+    return Reaped([row["id"] for row in rows], list(capped), queues)
 
 
 def expire() -> Plan[list[Expired]]:

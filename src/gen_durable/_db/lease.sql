@@ -47,7 +47,7 @@ select statement_timestamp() as now,
 -- part: taken_back
 -- What becomes of executions whose process has died, or whose lease ran out (`dead`): they go back to their queue,
 -- attempt and crash_count grow, the next try waits 1, 2, 4 … 300 s, and after :crash_limit crashes in one step the instance
--- fails as poison, through the same end as any other. Then: ungate the keys that come back.
+-- fails as poison, through the same end as any other. Then: the letters of the poisoned, and ungate the keys that come back.
 reaped as (
   update gen_durable.gen_durable g
      set status = case when g.cancel_requested_at is not null then 'cancelled'::gen_durable.durable_status
@@ -89,7 +89,7 @@ reaped as (
   returning p.status, p.queue
 )
 select reaped.id, reaped.fsm, reaped.step, reaped.status::text as status, reaped.queue, reaped.concurrency_key,
-       reaped.has_ended and reaped.has_signals as has_inbox,
+       reaped.has_ended and reaped.has_signals as has_inbox, least(reaped.attempt, 2147483646) + 1 as attempts,
        (select array_agg(distinct joined.queue) from joined where joined.status = 'runnable') as released
   from reaped
 

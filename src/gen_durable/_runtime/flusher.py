@@ -14,6 +14,7 @@ from typing import Final, TypeAlias
 import msgspec
 
 from .._core.model import CommitEntry, CommitResult, Committed, EffectFailed, Stale
+from .._core.settle import refused
 from .._db import commit as commits
 from .._db.failures import StatementError, is_data, is_outage
 from .._db.pool import Database
@@ -170,7 +171,7 @@ class Flusher:
                     self._give_up(error, entry, {id(entry): future})
                     return
                 if is_data(error):
-                    entry = _refused(entry, error)
+                    entry = refused(entry, error)
                     continue
                 is_doubtful = is_doubtful or is_outage(error)
                 if error.sqlstate != "55P03":
@@ -198,7 +199,7 @@ class Flusher:
                 return self._effect_committed(entry, standing) if is_doubtful else Stale()
             except StatementError as error:
                 if is_data(error):
-                    return await self.commit(_refused(entry, error))
+                    return await self.commit(refused(entry, error))
                 await asyncio.sleep(outage.pause(error))
                 if is_outage(error):
                     is_doubtful = True
@@ -268,10 +269,10 @@ class Flusher:
         if entries[0].is_refused:
             self._give_up(error, entries[0], futures)
             return []
-        refused = _refused(entries[0], error)
-        _log.error("instance %d: the database refused its outcome (%s); it fails", refused.id, error)
-        futures[id(refused)] = futures.pop(id(entries[0]))
-        return [refused]
+        failed = refused(entries[0], error)
+        _log.error("instance %d: the database refused its outcome (%s); it fails", failed.id, error)
+        futures[id(failed)] = futures.pop(id(entries[0]))
+        return [failed]
 
     def _give_up(
         self, error: StatementError, entry: CommitEntry, futures: dict[int, asyncio.Future[CommitResult]]
@@ -320,21 +321,3 @@ class Flusher:
             self._wakes.rest()
         if has_events:
             self._wakes.events()
-
-
-def _refused(entry: CommitEntry, error: StatementError) -> CommitEntry:
-    return msgspec.structs.replace(
-        entry,
-        kind="stop",
-        payload=None,
-        error=f"the database refused the outcome: {error}"[:2000],
-        children=(),
-        awaits=None,
-        delay=None,
-        timeout=None,
-        deadline=None,
-        consumed=(),
-        switches_key=False,
-        effect=None,
-        is_refused=True,
-    )

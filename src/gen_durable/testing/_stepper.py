@@ -14,7 +14,7 @@ import msgspec
 
 from .._core.model import CommitEntry, CommitResult, Committed, EffectFailed, Execution, Kind
 from .._core.registry import Registry
-from .._core.settle import UNREAD, Limits, release, settle
+from .._core.settle import Limits, refused, release
 from .._db import commit as commits
 from .._db import insert as inserts
 from .._db import inspect
@@ -33,7 +33,7 @@ from ..errors import DefinitionError, UsageError
 from ..instance import Status
 from ..jobs import Job
 from ..machine import Machine
-from ..outcome import Outcome, ScheduleChildren, Stop
+from ..outcome import Outcome, ScheduleChildren
 from ..refs import Insertable
 from . import _clock as clock
 
@@ -258,7 +258,7 @@ class Stepper:
             if not is_data(error):
                 raise
             # As a worker does: an outcome that the database refuses ends its instance.
-            entry = self._refused(execution, error)
+            entry = refused(entry, error)
             result = await self._commit(database, entry)
         if not isinstance(result, Committed):
             return []
@@ -289,11 +289,6 @@ class Stepper:
                 return await self._commit(database, msgspec.structs.replace(entry, effect=None))
             await effects.run(commits.finish([entry]))
         return report.results[0]
-
-    def _refused(self, execution: Execution, error: StatementError) -> CommitEntry:
-        machine = self.registry.find(execution.fsm, execution.version).definition
-        reason = Stop(f"the database refused the outcome: {error}"[:2000])
-        return settle(execution, machine, reason, UNREAD, self._limits)
 
     def _reach(self, execution: Execution, point: CrashPoint) -> None:
         if self.crash is not None:

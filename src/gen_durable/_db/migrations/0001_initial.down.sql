@@ -8,6 +8,8 @@ drop function gen_durable.insert_all(jsonb);
 drop function gen_durable.checked_payload(jsonb, text);
 drop function gen_durable.max_payload();
 drop function gen_durable.job_word(text);
+drop function gen_durable.leave_letters(bigint[], int[]);
+drop function gen_durable.insert_letters(text[], text[], text[]);
 drop function gen_durable.insert_rows(text[], int[], text[], text[], text[], int[], timestamptz[], interval[], text[],
   text[], text[], bytea[], text[], int[], bigint[], bigint[], boolean, text[]);
 drop view gen_durable.snapshots;

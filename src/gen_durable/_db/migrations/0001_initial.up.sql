@@ -121,12 +121,14 @@ create table gen_durable.signals (
 create unique index signals_dedup on gen_durable.signals (target_id, dedup_key) where dedup_key is not null;
 create index signals_target on gen_durable.signals (target_id, name) where consumed_seq is null;
 
--- What workers have registered, so that a producer in SQL need not know where a machine begins or waits.
+-- What workers have registered, so that a producer in SQL need not know where a machine begins or waits, nor a reaper who is to
+-- hear of its failures.
 create table gen_durable.machines (
   fsm          text not null,
   fsm_version  int not null,
   initial_step text not null,
   queue        text not null,
+  dead_letter  text,                                      -- the job that gets what an instance leaves when it fails
   updated_at   timestamptz not null default statement_timestamp(),
   primary key (fsm, fsm_version)
 );
@@ -228,6 +230,56 @@ begin
   if refused <> '{}' and todo <> '{}' then
     raise exception 'an insert met a key that others kept taking and leaving' using errcode = '40001';
   end if;
+end $$;
+
+-- Instances of machines of which only the names are known: where they begin and wait is what their workers have registered, the
+-- newest version of it; and if none has yet, what a plain job would be. The queues that have work now.
+create function gen_durable.insert_letters(receivers text[], contents text[], traceparents text[]) returns setof text
+language sql as $$
+  select letter.queue
+    from (select array_agg(given.fsm order by given.ord) as fsms, array_agg(given.state order by given.ord) as states,
+                 array_agg(coalesce(machine.fsm_version, 1) order by given.ord) as versions,
+                 array_agg(coalesce(machine.initial_step, 'run') order by given.ord) as steps,
+                 array_agg(coalesce(machine.queue, 'default') order by given.ord) as queues,
+                 array_agg(0) as priorities, array_agg(given.traceparent order by given.ord) as traceparents
+            from unnest(receivers, contents, traceparents) with ordinality as given (fsm, state, traceparent, ord)
+            left join lateral (
+              select m.* from gen_durable.machines m where m.fsm = given.fsm order by m.fsm_version desc limit 1) machine on true
+         ) as filled
+   cross join lateral gen_durable.insert_rows(
+           filled.fsms, filled.versions, filled.steps, filled.states, filled.queues, filled.priorities,
+           null, null, null, null, null, null, null, null, null, null, false, filled.traceparents) as letter
+$$;
+
+-- The letters of instances that have just failed without a word of their worker, because it died or its word was refused: who
+-- gets one is known from what workers have registered. One that cannot be written must hold up nobody: it is told to the log.
+create function gen_durable.leave_letters(failed_ids bigint[], attempts int[]) returns setof text
+language plpgsql as $$
+declare
+  one record;
+begin
+  for one in
+    select failed.id, failed.attempts, machine.dead_letter
+      from unnest(failed_ids, attempts) as failed (id, attempts)
+      join gen_durable.gen_durable g on g.id = failed.id and g.status = 'failed'
+      join gen_durable.machines machine on machine.fsm = g.fsm and machine.fsm_version = g.fsm_version
+     where machine.dead_letter is not null
+     order by failed.id
+  loop
+    begin
+      return query
+        select gen_durable.insert_letters(array[one.dead_letter], array[jsonb_build_object(
+                 'id', g.id, 'job', g.fsm, 'version', g.fsm_version, 'payload', g.state, 'error', g.last_error,
+                 'attempts', one.attempts)::text], array[g.traceparent])
+          from gen_durable.gen_durable g where g.id = one.id;
+    exception when others then
+      -- Races and outages are those of the whole transaction, which is tried again.
+      if left(sqlstate, 2) in ('40', '53', '57', '58') or sqlstate = '55P03' then
+        raise;
+      end if;
+      raise warning 'instance % has failed; its letter to % could not be written: %', one.id, one.dead_letter, sqlerrm;
+    end;
+  end loop;
 end $$;
 
 -- A status in the words of simple workflows.

@@ -7,8 +7,8 @@ alter function gen_durable.insert security invoker reset search_path;
 alter function gen_durable.signal(bigint, text, jsonb, text, text) security invoker reset search_path;
 alter function gen_durable.signal(text, text, jsonb, text, text) security invoker reset search_path;
 grant execute on function
-  gen_durable.insert_rows, gen_durable.job_word, gen_durable.max_payload, gen_durable.checked_payload, gen_durable.insert_all,
-  gen_durable.insert, gen_durable.deliver,
+  gen_durable.insert_rows, gen_durable.insert_letters, gen_durable.leave_letters, gen_durable.job_word, gen_durable.max_payload,
+  gen_durable.checked_payload, gen_durable.insert_all, gen_durable.insert, gen_durable.deliver,
   gen_durable.signal(bigint, text, jsonb, text, text), gen_durable.signal(text, text, jsonb, text, text) to public;
 drop function gen_durable.retry(text, jsonb, text, text);
 drop function gen_durable.retry(bigint, jsonb, text, text);

@@ -401,8 +401,8 @@ end $$;
 
 -- Every function is everybody's when it is made. Of ours, none is; a migration that makes one has to say so too.
 revoke execute on function
-  gen_durable.insert_rows, gen_durable.job_word, gen_durable.max_payload, gen_durable.checked_payload, gen_durable.insert_all,
-  gen_durable.insert, gen_durable.deliver,
+  gen_durable.insert_rows, gen_durable.insert_letters, gen_durable.leave_letters, gen_durable.job_word, gen_durable.max_payload,
+  gen_durable.checked_payload, gen_durable.insert_all, gen_durable.insert, gen_durable.deliver,
   gen_durable.signal(bigint, text, jsonb, text, text), gen_durable.signal(text, text, jsonb, text, text),
   gen_durable.ungate, gen_durable.join_parents, gen_durable.cancel_rows, gen_durable.delete_rows, gen_durable.restore_rows,
   gen_durable.retry_rows, gen_durable.refuse_key, gen_durable.job_status(bigint), gen_durable.job_status(text), gen_durable.resolve,
