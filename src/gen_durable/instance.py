@@ -26,6 +26,7 @@ __all__ = [
     "DuplicateSignal",
     "ExecutionRecord",
     "ExecutionStatus",
+    "Failure",
     "Instance",
     "JobState",
     "NotRetried",
@@ -145,6 +146,18 @@ class NotRetried(msgspec.Struct, frozen=True):
 RetryResult: TypeAlias = Retried | NotRetried
 
 
+class Failure(msgspec.Struct, frozen=True, kw_only=True):
+    """What went wrong, for programs."""
+
+    type: str
+    """The name of the exception's class; `Poison` if the process died again and again."""
+    message: str = ""
+    traceback: tuple[str, ...] = ()
+    """Places in the user's code, the innermost last; never the values of variables."""
+    attempt: int = 0
+    """How often the step had been tried before."""
+
+
 class Instance(msgspec.Struct, Generic[StateT, ResultT], frozen=True, kw_only=True):
     """One instance as it was when it was read."""
 
@@ -172,6 +185,9 @@ class Instance(msgspec.Struct, Generic[StateT, ResultT], frozen=True, kw_only=Tr
     unique_key: bytes | None = None
     concurrency_key: str | None = None
     last_error: str | None = None
+    """Why it has failed, or what went wrong last, in a sentence."""
+    error: Failure | None = None
+    """The facts of it. `None` if there was no exception behind it: a step returned `Stop("a reason")`."""
     locked_by: str | None = None
     """The worker that executes it."""
     inserted_at: datetime

@@ -31,6 +31,7 @@ from .signals import Signal
 __all__ = [
     "Await",
     "Cancel",
+    "Decision",
     "Discard",
     "Done",
     "Effect",
@@ -370,6 +371,10 @@ class RetryAfter(Exception):  # noqa: N818 - as above
 
     def __str__(self) -> str:
         return self.reason or f"again after {self.delay}"
+
+
+Decision: TypeAlias = Discard | Cancel | RetryAfter
+"""What a step decides by raising."""
 
 
 def reason_text(reason: str | BaseException) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from datetime import timedelta
 from typing import Any, NoReturn
@@ -224,3 +225,51 @@ async def test_exceptions_that_cannot_be_told_do_not_stop_the_worker(durable_dsn
 async def _errors(db: Any) -> list[dict[str, Any]]:
     rows = await db.fetch("select error from gen_durable.gen_durable where error is not null order by id")
     return [json.loads(row["error"]) for row in rows]
+
+
+# In a group, as a TaskGroup raises it
+
+
+@job("decisions.grouped.v1", max_attempts=1)
+async def grouped(which: list[str]) -> None:
+    async def one(name: str) -> None:
+        await asyncio.sleep(0)
+        raise DECISIONS.get(name) or ValueError(name)
+
+    async with asyncio.TaskGroup() as outer, asyncio.TaskGroup() as inner:
+        for n, name in enumerate(which):
+            (inner if n % 2 else outer).create_task(one(name))
+
+
+@pytest.mark.clause("JOB-22")
+@pytest.mark.parametrize(
+    ("which", "status", "last_error"),
+    [
+        (["discard"], Status.FAILED, "card declined"),
+        (["cancel"], Status.CANCELLED, "not needed any more"),
+        (["no", "cancel", "neither"], Status.CANCELLED, "not needed any more"),
+        (["cancel", "discard"], Status.FAILED, None),
+        (["discard", "discard"], Status.FAILED, None),
+        (["no", "neither"], Status.FAILED, None),
+    ],
+    ids=str,
+)
+def test_the_only_decision_of_a_group_is_obeyed(
+    durable: Harness, which: list[str], status: Status, last_error: str | None
+) -> None:
+    ref = durable.insert(grouped, which)
+    durable.drain()
+    found = durable.get(ref)
+    assert found is not None
+    assert found.status is status
+    if last_error is None:
+        assert str(found.last_error).startswith("ExceptionGroup: ")
+    else:
+        assert found.last_error == last_error
+
+
+@pytest.mark.clause("JOB-22")
+def test_a_wait_in_a_group_is_obeyed(durable: Harness, conn: psycopg.Connection[DictRow]) -> None:
+    ref = durable.insert(grouped, ["no", "later"], max_attempts=2)
+    assert durable.drain(collapse=False) == Tally(retry=1)
+    assert waits(conn, ref.id) == timedelta(hours=1)

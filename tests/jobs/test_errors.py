@@ -10,8 +10,8 @@ import psycopg
 import pytest
 from psycopg.rows import DictRow
 
-from gen_durable import Context, Machine, Outcome, Retry, Stop, Worker, job, step
-from gen_durable.testing import Harness
+from gen_durable import Context, Failure, Machine, Outcome, Retry, Settings, Stop, Worker, job, step
+from gen_durable.testing import Crash, Harness
 from tests.jobs.support import row
 from tests.scenarios.support import CALM, PATIENCE
 
@@ -133,3 +133,71 @@ def test_a_machine_leaves_the_same_when_its_handler_stops_or_retries(
     found = row(conn, ref.id)
     assert (found["last_error"], found["error"]["type"]) == ("the handler's own words", "ConnectionError")
     assert found["error"]["attempt"] == 1
+
+
+@pytest.mark.clause("JOB-15")
+async def test_the_client_gets_it_as_a_value(durable_dsn: str) -> None:
+    async with Worker([on_the_loop], dsn=durable_dsn, settings=CALM) as worker:
+        ref = await worker.insert(on_the_loop, "12345", max_attempts=1)
+        ended = await worker.wait(ref, timeout=PATIENCE)
+        (listed,) = await worker.list(on_the_loop)
+    assert ended.error is not None
+    assert listed.error == ended.error
+    assert ended.error == Failure(
+        type="ConnectionError",
+        message="the bank does not answer",
+        traceback=ended.error.traceback,
+        attempt=0,
+    )
+    assert ended.error.traceback[-1].endswith(" in bank")
+
+
+def test_what_ended_without_an_exception_has_none(durable: Harness) -> None:
+    """Not even an earlier one: that was another matter."""
+
+    class Gives(Machine[str, None]):
+        @step
+        def run(self, ctx: Context[str]) -> Outcome[None]:
+            if ctx.attempt == 0:
+                raise ValueError("at first")
+            return Stop("given up")
+
+        def handle(self, error: Exception, ctx: Context[str]) -> Outcome[None]:
+            return Retry()
+
+    both: list[Any] = [{}, {"concurrency_key": "k"}]
+    for options in both:  # the two ways to commit
+        ref = durable.insert(Gives, "", **options)
+        durable.drain()
+        failed = durable.assert_failed(ref)
+        assert (failed.last_error, failed.error) == ("given up", None)
+
+
+def test_the_poisoned_and_the_refused_have_one(durable_dsn: str, conn: psycopg.Connection[DictRow]) -> None:
+    @job("errors.number.v1")
+    def number(value: int) -> int:
+        return value
+
+    conn.execute(
+        "alter table gen_durable.gen_durable add constraint nobody check (result is distinct from '7')"
+    )
+    with Harness(durable_dsn, settings=Settings.load(crash_limit=1)) as durable:
+        poisoned = durable.insert(number, 8)
+        with durable.crash_at("run"), pytest.raises(Crash):
+            durable.drain()
+        refused = durable.insert(number, 7)
+        durable.drain()
+        assert durable.assert_failed(poisoned).error == Failure(
+            type="Poison", message="the process died 1 times in step run", attempt=0
+        )
+        error = durable.assert_failed(refused).error
+    assert error is not None
+    assert (error.type, error.message.partition(" for ")[0]) == ("StatementError", "new row")
+
+
+def test_what_others_have_written_there_is_none(durable: Harness, conn: psycopg.Connection[DictRow]) -> None:
+    ref = durable.insert(plain, "x")
+    conn.execute("update gen_durable.gen_durable set error = '[1]'")
+    found = durable.get(ref)
+    assert found is not None
+    assert found.error is None

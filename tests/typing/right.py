@@ -27,6 +27,7 @@ from gen_durable import (
     DuplicateSignal,
     ExecutionRecord,
     ExecutionStatus,
+    Failure,
     Inserted,
     Instance,
     Job,
@@ -358,6 +359,7 @@ async def producer(client: AsyncClient, conn: psycopg.AsyncConnection[Any]) -> N
             assert_never(parcel)
     assert_type(parcel.status, Status)
     assert_type(await client.wait(parcel), Instance[Parcel, Label | Refund])
+    assert_type((await client.wait(parcel)).error, Failure | None)
     assert_type((await client.wait(parcel, timeout=timedelta(1), until="settled")).result, Label | Refund)
     assert_type(await client.get(parcel), Instance[Parcel, Label | Refund] | None)
     assert_type((await client.wait(Ref(Delivery, "parcel:1"))).state, Parcel)

@@ -8,7 +8,7 @@ from typing import Any
 from ..context import Children, Context
 from ..definition import MachineDef
 from ..errors import DecodeError
-from ..instance import Child, Instance, Status
+from ..instance import Child, Failure, Instance, Status
 from ..signals import Inbox, Message
 from .codec import decode
 from .model import ChildRow, Execution, SignalRow
@@ -106,6 +106,7 @@ def instance_of(row: Mapping[str, Any], machine: MachineDef | None) -> Instance[
         await_deadline=row["await_deadline"],
         children_pending=row["children_pending"],
         last_error=row["last_error"],
+        error=None if row["error"] is None else _failure(row["error"]),
         correlation_key=row["correlation_key"],
         unique_key=row["unique_key"],
         concurrency_key=row["concurrency_key"],
@@ -123,6 +124,14 @@ def instance_of(row: Mapping[str, Any], machine: MachineDef | None) -> Instance[
         schedule=row["schedule"],
         slot=row["slot_at"],
     )
+
+
+def _failure(text: str) -> Failure | None:
+    try:
+        failure: Failure = decode(text, Failure, "the error")
+    except DecodeError:
+        return None  # somebody else has written there
+    return failure
 
 
 def _message(row: SignalRow, machine: MachineDef, *, is_strict: bool) -> Message:

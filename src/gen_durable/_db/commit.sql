@@ -39,7 +39,7 @@ with settled as (
          -- What is done is not in error: only the records of its executions still say what went wrong on the way.
          last_error = case when g.cancel_requested_at is not null then g.last_error when o.kind = 'done' then o.error
                            else coalesce(o.error, g.last_error) end,
-         error = case when g.cancel_requested_at is not null or o.kind <> 'done' then g.error end,
+         error = case when g.cancel_requested_at is not null or o.kind not in ('done', 'stop') then g.error end,
          step_seq = g.step_seq + (g.cancel_requested_at is null and o.kind <> 'retry')::int,
          execution = g.execution + (g.cancel_requested_at is null and o.kind = 'keep' and g.execution < 2147483647)::int,
          attempt = case when o.kind = 'retry' then least(g.attempt, 2147483646) + 1 else 0 end,
@@ -94,7 +94,9 @@ with settled as (
          result = case when g.cancel_requested_at is null and o.kind = 'done' then o.payload::jsonb end,
          last_error = case when g.cancel_requested_at is not null then g.last_error when o.kind = 'done' then o.error
                            else coalesce(o.error, g.last_error) end,
-         error = case when g.cancel_requested_at is not null then g.error when o.kind = 'done' then o.failure::jsonb
+         -- Of what has ended, it is the reason, or there was none; an earlier one would be misleading.
+         error = case when g.cancel_requested_at is not null then g.error
+                      when o.kind in ('done', 'stop', 'cancel') then o.failure::jsonb
                       else coalesce(o.failure::jsonb, g.error) end,
          step_seq = g.step_seq + (g.cancel_requested_at is null and o.kind not in ('retry', 'release', 'cancel'))::int,
          execution = g.execution + (g.cancel_requested_at is null and o.kind = 'keep' and g.execution < 2147483647)::int,

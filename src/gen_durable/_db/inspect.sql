@@ -76,7 +76,7 @@ select exec_id, job_id, attempt, lease_owner, lease_expires_at, status, started_
 
 -- name: details
 -- What the snapshot of one instance leaves out: how it ended, who meddled, the lease.
-select g.error::text as error, g.max_attempts, g.execution, g.timed_out, g.gated, g.lease_expires_at, g.leased_at, g.started_at,
+select g.max_attempts, g.execution, g.timed_out, g.gated, g.lease_expires_at, g.leased_at, g.started_at,
        g.cancel_requested_at, g.cancel_reason, g.cancelled_by, g.delete_reason
   from gen_durable.gen_durable g where g.id = :id::bigint
 

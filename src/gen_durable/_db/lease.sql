@@ -55,6 +55,11 @@ reaped as (
          last_error = case when g.cancel_requested_at is null and g.crash_count >= :crash_limit::int - 1
                            then format('poison: the process died %s times in step %s', least(g.crash_count, 2147483646) + 1, g.step)
                            else g.last_error end,
+         error = case when g.cancel_requested_at is null and g.crash_count >= :crash_limit::int - 1
+                      then jsonb_build_object('type', 'Poison', 'message',
+                             format('the process died %s times in step %s', least(g.crash_count, 2147483646) + 1, g.step),
+                             'traceback', '[]'::jsonb, 'attempt', g.attempt)
+                      else g.error end,
          attempt = least(g.attempt, 2147483646) + 1, crash_count = least(g.crash_count, 2147483646) + 1,
          lease_token = null, lease_expires_at = null, locked_by = null, concurrency_slot = null,
          leased_at = null, started_at = null,

@@ -6,7 +6,7 @@ import asyncio
 import inspect
 import logging
 import traceback
-from collections.abc import Awaitable, Coroutine, Sequence
+from collections.abc import Awaitable, Coroutine, Iterator, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -30,12 +30,12 @@ from ..definition import MachineDef, StepDef
 from ..errors import CodecError, ProcessStepError, StepTimeoutError, UnknownStepError
 from ..jobs import Job
 from ..machine import Machine
-from ..outcome import Cancel, Discard, Outcome, Retry, RetryAfter, Stop, message_text, reason_text
+from ..outcome import Cancel, Decision, Discard, Outcome, Retry, RetryAfter, Stop, message_text, reason_text
 from .middleware import Middleware, wrapped
 from .pool import ProcessDiedError, Processes
 from .threads import Threads
 
-__all__ = ["Executor", "StepExitError", "as_exception", "is_our_cancellation"]
+__all__ = ["Executor", "StepExitError", "as_exception", "decision_in", "is_our_cancellation"]
 
 _log: Final = logging.getLogger("gen_durable.worker")
 
@@ -87,11 +87,11 @@ class Executor:
             return await self._step(execution, registered, may_chain=may_chain)
         except (KeyboardInterrupt, GeneratorExit, ProcessDiedError):
             raise  # the process has to go, this coroutine is thrown away, or there is nothing left to decide about
-        except (Discard, Cancel, RetryAfter) as decision:
-            return self._obey(decision, execution, registered)
         except BaseException as error:
             if is_our_cancellation(error):
                 raise
+            if (decision := decision_in(error)) is not None:
+                return self._obey(decision, execution, registered)
             failure = as_exception(error)
         if span is not None:
             span.failed(failure)
@@ -106,9 +106,7 @@ class Executor:
         step = registered.definition.steps.get(execution.step) if registered else None
         return step is not None and (step.interrupt or step.pool == "process")
 
-    def _obey(
-        self, decision: Discard | Cancel | RetryAfter, execution: Execution, registered: Registered
-    ) -> CommitEntry:
+    def _obey(self, decision: Decision, execution: Execution, registered: Registered) -> CommitEntry:
         """The step has decided by raising: `handle` is not asked."""
         machine, error = registered.definition, message_text(decision) or type(decision).__name__
         if isinstance(decision, Cancel):
@@ -137,8 +135,8 @@ class Executor:
         if execution.cancellation.is_requested:
             return release(execution)
         registered = self._registry.find(execution.fsm, execution.version)
-        if isinstance(error, Discard | Cancel | RetryAfter):
-            return self._obey(error, execution, registered)
+        if (decision := decision_in(error)) is not None:
+            return self._obey(decision, execution, registered)
         return await self._handle(error, execution, registered, may_chain=may_chain)
 
     def give_up(self, error: Exception, second: Exception, execution: Execution) -> CommitEntry:
@@ -278,8 +276,8 @@ class Executor:
             if is_our_cancellation(raised):
                 raise
             second = raised
-        if isinstance(second, Discard | Cancel | RetryAfter):
-            return self._obey(second, execution, registered)
+        if (decision := decision_in(second)) is not None:
+            return self._obey(decision, execution, registered)
         reason = Stop(f"{error}; then handle raised {reason_text(second)}")
         return self._failed(settle(execution, machine, reason, UNREAD, self._limits), execution, failure)
 
@@ -345,6 +343,23 @@ def _tell(execution: Execution, level: int, what: str) -> None:
         execution.attempt + 1,
         what.encode(errors="backslashreplace").decode(),
     )
+
+
+def decision_in(error: BaseException) -> Decision | None:
+    """What a step decided by raising: itself, or as the only decision in a group, as a TaskGroup raises it.
+
+    Where tasks decided differently, or several did, the step has not decided; then the group is a failure like any.
+    """
+    found = [leaf for leaf in _leaves(error) if isinstance(leaf, Discard | Cancel | RetryAfter)]
+    return found[0] if len(found) == 1 else None
+
+
+def _leaves(error: BaseException) -> Iterator[BaseException]:
+    if isinstance(error, BaseExceptionGroup):
+        for inner in error.exceptions:
+            yield from _leaves(inner)
+    else:
+        yield error
 
 
 def is_our_cancellation(error: BaseException) -> bool:

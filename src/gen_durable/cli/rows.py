@@ -24,7 +24,7 @@ _UNITS: Final = (("d", 86_400), ("h", 3_600), ("m", 60), ("s", 1))
 
 
 def instance_json(row: Mapping[str, Any]) -> dict[str, Any]:
-    """A snapshot under the names of the Python API; state and result are the database's own text."""
+    """A snapshot under the names of the Python API; state, result and error are the database's own text."""
     named = dict(row)
     given = {
         "id": named.pop("id"),
@@ -32,7 +32,7 @@ def instance_json(row: Mapping[str, Any]) -> dict[str, Any]:
         "version": named.pop("fsm_version"),
         **named,
     }
-    given["state"], given["result"] = raw(row["state"]), raw(row["result"])
+    given["state"], given["result"], given["error"] = raw(row["state"]), raw(row["result"]), raw(row["error"])
     given["unique_key"] = key_text(row["unique_key"])
     return given
 

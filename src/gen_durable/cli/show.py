@@ -82,7 +82,6 @@ def _json(portrait: Portrait) -> dict[str, Any]:
     return {
         **instance_json(portrait.row),
         **portrait.details,
-        "error": raw(portrait.details["error"]),
         "inbox": [dict(row) for row in portrait.inbox],
         "children": [_renamed(row) for row in portrait.children],
         "executions": [dict(row) for row in portrait.executions],
@@ -136,7 +135,7 @@ def _facts(portrait: Portrait) -> Iterator[tuple[str, str | None]]:
     yield "state", readable(row["state"])
     yield "result", None if row["result"] is None else readable(row["result"])
     yield "last error", None if row["last_error"] is None else clean(row["last_error"])
-    yield "error", None if details["error"] is None else readable(_counted_from_one(details["error"]))
+    yield "error", None if row["error"] is None else readable(_counted_from_one(row["error"]))
 
 
 def _lists(portrait: Portrait) -> Iterator[tuple[str, list[str]]]:

@@ -140,7 +140,7 @@ select g.id, g.fsm, g.fsm_version, g.step, g.status::text as status, g.state::te
        -- Both are kept longer than they hold, for a retry: what has ended awaits nothing, what was woken has no deadline.
        case when g.finished_at is null then g.awaits end as awaits,
        case when g.status = 'awaiting_signal' then g.await_deadline end as await_deadline, g.children_pending,
-       g.last_error, g.correlation_key, g.unique_key, g.concurrency_key, g.parent_id, g.locked_by,
+       g.last_error, g.error::text as error, g.correlation_key, g.unique_key, g.concurrency_key, g.parent_id, g.locked_by,
        g.inserted_at, g.updated_at, g.eligible_at, g.finished_at, g.cancel_requested_at, g.cancel_reason, g.cancelled_by,
        g.deleted_at, g.delete_reason, g.schedule, g.slot_at
   from gen_durable.gen_durable g;
