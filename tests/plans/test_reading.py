@@ -75,10 +75,8 @@ async def test_a_page_is_read_from_where_it_begins(explainer: Explainer, before:
         ({"steps": ["nowhere"]}, EVERYTHING),
         ({"statuses": ["cancelled"]}, EVERYTHING),
         ({"queue": "nothing"}, EVERYTHING),
-        ({"correlation_key": f"order:{ENDED[3]}"}, EVERYTHING),
         ({"unique_key": b"unique:15"}, EVERYTHING),
         ({"concurrency_key": "key7"}, EVERYTHING),
-        ({"parent_id": PARENTS[4]}, EVERYTHING),
         ({"inserted_before": LONG_AGO}, EVERYTHING),
     ],
     ids=str,
@@ -96,3 +94,34 @@ async def test_counting_reads_everything_once(explainer: Explainer) -> None:
     count, (found,) = await explainer.run(inspect.count(Filter(statuses=["executing"])))
     assert count == 4000
     assert found.blocks <= EVERYTHING, found
+
+
+@pytest.mark.parametrize(
+    ("wanted", "index", "count", "blocks"),
+    [
+        ({"correlation_key": f"order:{ENDED[3]}"}, "gen_durable_key", 1, 20),
+        ({"correlation_key": "nobody"}, "gen_durable_key", 0, 10),
+        ({"parent_id": PARENTS[4]}, "gen_durable_parent", ..., 60),
+        ({"parent_id": 1}, "gen_durable_parent", 0, 10),
+        ({"correlation_key": f"order:{ENDED[3]}", "parent_id": 1}, "gen_durable_key", 0, 20),
+    ],
+    ids=str,
+)
+async def test_a_key_or_a_parent_is_found_by_its_index(
+    explainer: Explainer, wanted: dict[str, Any], index: str, count: int, blocks: int
+) -> None:
+    chosen = Filter(**wanted)
+    found: list[Any] = []
+    for plan in (
+        inspect.page(chosen, 100, None),
+        inspect.ids(chosen, 100, None),
+        inspect.tally(chosen),
+        inspect.count(chosen),
+    ):
+        result, (explained,) = await explainer.run(plan)
+        check(explained, {index}, blocks=blocks)
+        found.append(result)
+    page, ids, tally, number = found
+    assert len(page) == len(ids) == sum(row["count"] for row in tally) == number
+    assert count in (..., number)
+    assert ids == sorted(ids, reverse=True)

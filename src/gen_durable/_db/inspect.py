@@ -7,7 +7,7 @@ from datetime import datetime
 
 import msgspec
 
-from .plan import Plan, Row, statements
+from .plan import Call, Plan, Row, statements
 
 __all__ = [
     "Filter",
@@ -59,25 +59,25 @@ def get(target: int | str) -> Plan[Row | None]:
 
 def page(wanted: Filter, limit: int, before: int | None) -> Plan[Sequence[Row]]:
     """The newest instances below the id `before`."""
-    return (yield _SQL["list"](**_values(wanted), before=_TOP if before is None else before, limit=limit))
+    return (yield _call("list", wanted, before=_TOP if before is None else before, limit=limit))
 
 
 def ids(wanted: Filter, limit: int, before: int | None) -> Plan[list[int]]:
     """The same without the instances."""
-    rows = yield _SQL["ids"](**_values(wanted), before=_TOP if before is None else before, limit=limit)
+    rows = yield _call("ids", wanted, before=_TOP if before is None else before, limit=limit)
     return [row["id"] for row in rows]
 
 
 def count(wanted: Filter) -> Plan[int]:
     """How many there are."""
-    rows = yield _SQL["count"](**_values(wanted))
+    rows = yield _call("count", wanted)
     number: int = rows[0]["count"]
     return number
 
 
 def tally(wanted: Filter) -> Plan[Sequence[Row]]:
     """How many there are of each machine in each status."""
-    return (yield _SQL["tally"](**_values(wanted)))
+    return (yield _call("tally", wanted))
 
 
 def children_of(parent_id: int, *, every: bool) -> Plan[Sequence[Row]]:
@@ -124,5 +124,10 @@ def settled(waiting: Mapping[int, bool]) -> Plan[Mapping[int, Row | None]]:
     return {row["wanted_id"]: None if row["id"] is None else row for row in rows}
 
 
-def _values(wanted: Filter) -> dict[str, object]:
-    return msgspec.structs.asdict(wanted)
+def _call(name: str, wanted: Filter, **more: object) -> Call:
+    """The statement of that name which uses the index of the narrowest filter."""
+    if wanted.correlation_key is not None:
+        name += "_by_key"
+    elif wanted.parent_id is not None:
+        name += "_by_parent"
+    return _SQL[name](**msgspec.structs.asdict(wanted), **more)

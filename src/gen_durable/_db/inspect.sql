@@ -39,11 +39,26 @@ select wanted.id as wanted_id, snapshot.* from unnest(:ids::bigint[], :parked::b
    and (:inserted_after::timestamptz is null or inserted_at >= :inserted_after::timestamptz)
    and (:inserted_before::timestamptz is null or inserted_at < :inserted_before::timestamptz)
 
+-- Each of the following is there three times. One plan serves every choice of filters, so it uses an index for none of them; a
+-- correlation key or a parent has one that finds the few that matter, if the statement says so.
+
 -- name: list
 -- One page, newest first, below :before. A null filter filters nothing.
 select * from gen_durable.snapshots
  where id < :before::bigint and {wanted}
  order by id desc limit :limit::int
+
+-- name: list_by_key
+-- One page, of those with one correlation key.
+select * from gen_durable.snapshots
+ where correlation_key = :correlation_key::text and id < :before::bigint and {wanted}
+ order by id desc limit :limit::int
+
+-- name: list_by_parent
+-- One page, of the children of one instance. `id + 0`: sorted when they are found, not looked for along the ids of everybody.
+select * from gen_durable.snapshots
+ where parent_id = :parent_id::bigint and id < :before::bigint and {wanted}
+ order by id + 0 desc limit :limit::int
 
 -- name: ids
 -- The same without the instances: what a walk through all of them needs.
@@ -51,13 +66,43 @@ select id from gen_durable.snapshots
  where id < :before::bigint and {wanted}
  order by id desc limit :limit::int
 
+-- name: ids_by_key
+-- The ids, of those with one correlation key.
+select id from gen_durable.snapshots
+ where correlation_key = :correlation_key::text and id < :before::bigint and {wanted}
+ order by id desc limit :limit::int
+
+-- name: ids_by_parent
+-- The ids, of the children of one instance.
+select id from gen_durable.snapshots
+ where parent_id = :parent_id::bigint and id < :before::bigint and {wanted}
+ order by id + 0 desc limit :limit::int
+
 -- name: count
 -- How many there are, by the same filters.
 select count(*) as count from gen_durable.snapshots where {wanted}
 
+-- name: count_by_key
+-- How many there are, of those with one correlation key.
+select count(*) as count from gen_durable.snapshots where correlation_key = :correlation_key::text and {wanted}
+
+-- name: count_by_parent
+-- How many there are, of the children of one instance.
+select count(*) as count from gen_durable.snapshots where parent_id = :parent_id::bigint and {wanted}
+
 -- name: tally
 -- How many there are of each machine in each status, by the same filters.
 select fsm, status, count(*) as count from gen_durable.snapshots where {wanted} group by fsm, status order by fsm, status
+
+-- name: tally_by_key
+-- How many of each machine and status, of those with one correlation key.
+select fsm, status, count(*) as count from gen_durable.snapshots
+ where correlation_key = :correlation_key::text and {wanted} group by fsm, status order by fsm, status
+
+-- name: tally_by_parent
+-- How many of each machine and status, of the children of one instance.
+select fsm, status, count(*) as count from gen_durable.snapshots
+ where parent_id = :parent_id::bigint and {wanted} group by fsm, status order by fsm, status
 
 -- name: children_of
 -- The children of one instance, in the order in which they were scheduled; of its last spawn, or (:every) of all.
