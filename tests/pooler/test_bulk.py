@@ -1,0 +1,79 @@
+"""The verbs for many, behind PgBouncer: each batch is a transaction of its own, as it is without."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from gen_durable import AsyncClient, Client, DatabaseError, Settings, Spec, Status
+from tests.clients.conftest import Awaitable
+from tests.pooler.machines import Chain
+
+_MANY = 1200
+_BATCHES = [200, 500, 500]
+
+
+@pytest.fixture(params=["none", "transaction"])
+def pooler(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(params=[AsyncClient, Client])
+async def client(
+    request: pytest.FixtureRequest,
+    pooler: str,
+    durable_dsn: str,
+    direct_dsn: str,
+    durable_settings: Settings,
+) -> AsyncIterator[Any]:
+    dsn, settings = (durable_dsn, durable_settings) if pooler == "transaction" else (direct_dsn, None)
+    if request.param is AsyncClient:
+        async with AsyncClient(dsn, settings=settings) as opened:
+            yield opened
+    else:
+        with Client(dsn, settings=settings) as blocking:
+            yield Awaitable(blocking)
+
+
+async def transactions(db: Any, table: str) -> list[int]:
+    """How many rows of the table were written by each transaction, the last one of each row."""
+    rows = await db.fetch(f"select count(*) from gen_durable.{table} group by xmin::text order by 1")
+    return [row["count"] for row in rows]
+
+
+@pytest.mark.clause("CTL-2")
+async def test_each_batch_is_a_transaction(client: Any, db: Any) -> None:
+    await client.insert_all([Spec(Chain, n) for n in range(_MANY)])
+    assert await transactions(db, "gen_durable") == [_MANY]
+    for verb in ("cancel_all", "retry_all", "delete_all"):
+        await db.execute("truncate gen_durable.audit_events")
+        assert await getattr(client, verb)(Chain) == _MANY
+        assert await transactions(db, "gen_durable") == _BATCHES
+        events = 2 if verb == "delete_all" else 1  # it cancels what is live, and deletes
+        assert await transactions(db, "audit_events") == [events * count for count in _BATCHES]
+
+
+async def test_what_was_done_before_a_failure_stays(client: Any, db: Any) -> None:
+    refs = await client.insert_all([Spec(Chain, n) for n in range(_MANY)])
+    await db.execute(
+        f"""create function refuse() returns trigger language plpgsql as $$ begin
+              raise exception 'not this one'; end $$;
+            create trigger refuse before update on gen_durable.gen_durable for each row
+              when (new.id = {refs[700].id}) execute function refuse()"""
+    )
+    with pytest.raises(DatabaseError, match="not this one"):
+        await client.cancel_all(Chain)
+    assert await client.count(status=Status.CANCELLED) == 500
+    await db.execute("drop trigger refuse on gen_durable.gen_durable")
+    assert await client.cancel_all(Chain) == _MANY - 500
+
+
+async def test_a_taken_key_holds_up_nobody_but_its_instance(client: Any, db: Any) -> None:
+    """A statement that fails in the middle: the next one finds no transaction in ruins."""
+    await client.insert_all([Spec(Chain, n, correlation_key=f"k{n}") for n in range(_MANY)])
+    await client.cancel_all(Chain)
+    await client.insert(Chain, 0, correlation_key="k600")
+    assert await client.retry_all(Chain) == _MANY - 1
+    assert await client.count(status=Status.CANCELLED) == 1
