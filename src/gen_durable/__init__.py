@@ -19,6 +19,7 @@ from .errors import (
     EncodeError,
     GenDurableError,
     InstanceCancelledError,
+    InstanceCollectedError,
     InstanceFailedError,
     InstanceUnfinishedError,
     KeyTakenError,
@@ -30,6 +31,7 @@ from .errors import (
     UsageError,
 )
 from .events import CloudEvent, Event, Rejected, Sink
+from .findings import Finding
 from .instance import (
     AlreadyFinished,
     Cancelled,
@@ -51,6 +53,7 @@ from .instance import (
 )
 from .jobs import Job, job
 from .machine import Machine, Step, step
+from .operations import QueueControl, QueueStatus, WorkerInfo
 from .outcome import (
     Await,
     Cancel,
@@ -65,6 +68,7 @@ from .outcome import (
     Stop,
     Transaction,
 )
+from .reasons import Explanation
 from .refs import Duplicate, Inserted, Ref, Spec
 from .retry import Backoff, backoff
 from .schedules import Schedule, ScheduleRecord, Triggered
@@ -98,12 +102,15 @@ __all__ = [
     "Event",
     "ExecutionRecord",
     "ExecutionStatus",
+    "Explanation",
     "Failure",
+    "Finding",
     "GenDurableError",
     "Inbox",
     "Inserted",
     "Instance",
     "InstanceCancelledError",
+    "InstanceCollectedError",
     "InstanceFailedError",
     "InstanceUnfinishedError",
     "Job",
@@ -118,7 +125,9 @@ __all__ = [
     "NotRetried",
     "Outcome",
     "Queue",
+    "QueueControl",
     "QueueDepth",
+    "QueueStatus",
     "Ref",
     "Rejected",
     "Restored",
@@ -142,6 +151,7 @@ __all__ = [
     "Triggered",
     "UsageError",
     "Worker",
+    "WorkerInfo",
     "__version__",
     "backoff",
     "job",

@@ -8,10 +8,13 @@ from typing import Any, Final, TypedDict
 
 from ._checks import checked_id, checked_int, checked_key, checked_moment, checked_name
 from ._core.codec import decode, encode
+from ._core.explaining import explanation_of
 from ._core.opening import instance_of
 from ._core.records import record_of
 from ._core.settle import new_instance
-from ._db import control, inspect, outbox
+from ._db import control, fleet, inspect, outbox
+from ._db import doctor as doctors
+from ._db import explain as explains
 from ._db import insert as inserts
 from ._db import signal as signals
 from ._db.plan import Plan
@@ -21,6 +24,7 @@ from .config import Settings
 from .definition import MachineDef, StepRef, definition_of, step_name
 from .errors import NoTargetError, UsageError, did_you_mean
 from .events import EventRecord, EventState
+from .findings import Finding
 from .instance import (
     LIVE_STATUSES,
     AlreadyFinished,
@@ -39,7 +43,9 @@ from .instance import (
     RetryResult,
     Status,
 )
+from .operations import QueueControl, QueueStatus, WorkerInfo
 from .outcome import reason_text
+from .reasons import Explanation
 from .refs import (
     AnySpec,
     Duplicate,
@@ -62,18 +68,25 @@ __all__ = [
     "count",
     "definition_of_target",
     "delete_all",
+    "doctor",
     "events",
     "executions",
+    "explain",
     "get",
     "insert",
     "page",
+    "pause_queue",
+    "queues",
     "replay",
     "resolve",
     "restore",
+    "resume_queue",
     "retry",
     "retry_all",
+    "set_queue",
     "signal",
     "soft_delete",
+    "workers",
 ]
 
 _MAX_PAGE: Final = 10_000
@@ -322,6 +335,48 @@ def executions(target: Target) -> Plan[Sequence[ExecutionRecord]]:
     id = yield from resolve(target, "list the executions")
     rows = yield from inspect.executions(id)
     return [record_of(row) for row in rows]
+
+
+def explain(target: Target) -> Plan[Explanation]:
+    """Why an instance does not run."""
+    id = yield from resolve(target, "explain")
+    row = yield from explains.facts(id)
+    if row is None:
+        raise NoTargetError(id, "explain")
+    return explanation_of(row)
+
+
+def doctor(settings: Settings) -> Plan[Sequence[Finding]]:
+    """What is wrong with this database and its workers."""
+    return (yield from doctors.examine(settings))
+
+
+def workers() -> Plan[Sequence[WorkerInfo]]:
+    """The workers that are there, or were a short while ago."""
+    return (yield from fleet.workers())
+
+
+def queues() -> Plan[Sequence[QueueStatus]]:
+    """All queues, and how much waits in them."""
+    return (yield from fleet.queues())
+
+
+def pause_queue(name: str, actor: str | None) -> Plan[tuple[QueueControl, set[str]]]:
+    """Let nothing more of a queue begin."""
+    return (yield from fleet.pause_queue(checked_name(name, "the queue"), _actor(actor))), set()
+
+
+def resume_queue(name: str, actor: str | None) -> Plan[tuple[QueueControl, set[str]]]:
+    """Serve a queue again; it may have work now."""
+    return (yield from fleet.resume_queue(checked_name(name, "the queue"), _actor(actor))), {name}
+
+
+def set_queue(name: str, concurrency: int | None, actor: str | None) -> Plan[tuple[QueueControl, set[str]]]:
+    """Give a queue another concurrency."""
+    if concurrency is not None:
+        checked_int(concurrency, "concurrency", 1, 2**31 - 1)
+    said = yield from fleet.set_queue(checked_name(name, "the queue"), concurrency, _actor(actor))
+    return said, {name}
 
 
 def definition_of_target(target: Target) -> MachineDef | None:

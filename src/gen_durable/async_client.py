@@ -26,6 +26,7 @@ from .config import Settings
 from .connections import AsyncConnection, Dsn
 from .errors import NoTargetError, NotConnectedError
 from .events import EventRecord, EventState
+from .findings import Finding
 from .instance import (
     CancelResult,
     Deleted,
@@ -37,6 +38,8 @@ from .instance import (
     RetryResult,
     Until,
 )
+from .operations import QueueControl, QueueStatus, WorkerInfo
+from .reasons import Explanation
 from .refs import AnySpec, Insertable, InsertOptions, InsertResult, Ref, Spec, Target
 from .schedules import Schedule, ScheduleRecord, Triggered
 from .signals import Signal
@@ -515,6 +518,62 @@ class AsyncClient:
     async def queue_depths(self) -> Sequence[QueueDepth]:
         """How much waits in each queue that is not empty. It costs little, however much there is: for gauges."""
         return await self._database.run(depths())
+
+    async def explain(self, target: Target, /) -> Explanation:
+        """Why does it not run? All reasons that there are at this moment, with their facts.
+
+            print(await client.explain("order:42"))
+
+        Raises:
+            NoTargetError: there is no such instance.
+        """
+        return await self._database.run(_verbs.explain(target))
+
+    async def doctor(self) -> Sequence[Finding]:
+        """Look for what is wrong with the schema, the server and the workers. Each finding says what to do about it."""
+        return await self._database.run(_verbs.doctor(self.settings))
+
+    async def workers(self) -> Sequence[WorkerInfo]:
+        """The workers of this database: those that are there, and for ten minutes those that died."""
+        return await self._database.run(_verbs.workers())
+
+    async def queues(self) -> Sequence[QueueStatus]:
+        """Every queue, how it is served, and how much waits in it.
+
+        It reads all that is runnable: not for every request.
+        """
+        return await self._database.run(_verbs.queues())
+
+    async def pause_queue(
+        self, name: str, /, *, actor: str | None = None, conn: AsyncConnection | None = None
+    ) -> QueueControl:
+        """Let nothing of a queue begin until it is resumed; what runs comes to its end.
+
+        No execution of it begins later than one `poll_interval` after this has returned (or after the caller's
+        transaction has committed), in no worker, by queue or by prefix. What waits stays as it is; deadlines run on.
+        """
+        return await self._write(_verbs.pause_queue(name, actor), conn)
+
+    async def resume_queue(
+        self, name: str, /, *, actor: str | None = None, conn: AsyncConnection | None = None
+    ) -> QueueControl:
+        """Serve a queue again."""
+        return await self._write(_verbs.resume_queue(name, actor), conn)
+
+    async def set_queue(
+        self,
+        name: str,
+        /,
+        *,
+        concurrency: int | None,
+        actor: str | None = None,
+        conn: AsyncConnection | None = None,
+    ) -> QueueControl:
+        """Give a queue another concurrency in every worker that serves it by name, within one `poll_interval`.
+
+        `None` gives it back to what each worker was told. What runs beyond a lower number comes to its end.
+        """
+        return await self._write(_verbs.set_queue(name, concurrency, actor), conn)
 
     @overload
     async def wait(

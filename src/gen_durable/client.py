@@ -23,6 +23,7 @@ from .config import Settings
 from .connections import Connection, Dsn
 from .errors import NoTargetError, NotConnectedError
 from .events import EventRecord, EventState
+from .findings import Finding
 from .instance import (
     CancelResult,
     Deleted,
@@ -34,6 +35,8 @@ from .instance import (
     RetryResult,
     Until,
 )
+from .operations import QueueControl, QueueStatus, WorkerInfo
+from .reasons import Explanation
 from .refs import AnySpec, Insertable, InsertOptions, InsertResult, Ref, Spec, Target
 from .schedules import Schedule, ScheduleRecord, Triggered
 from .signals import Signal
@@ -390,6 +393,46 @@ class Client:
     def queue_depths(self) -> Sequence[QueueDepth]:
         """See `AsyncClient.queue_depths`."""
         return self._database.run(depths())
+
+    def explain(self, target: Target, /) -> Explanation:
+        """See `AsyncClient.explain`."""
+        return self._database.run(_verbs.explain(target))
+
+    def doctor(self) -> Sequence[Finding]:
+        """See `AsyncClient.doctor`."""
+        return self._database.run(_verbs.doctor(self.settings))
+
+    def workers(self) -> Sequence[WorkerInfo]:
+        """See `AsyncClient.workers`."""
+        return self._database.run(_verbs.workers())
+
+    def queues(self) -> Sequence[QueueStatus]:
+        """See `AsyncClient.queues`."""
+        return self._database.run(_verbs.queues())
+
+    def pause_queue(
+        self, name: str, /, *, actor: str | None = None, conn: Connection | None = None
+    ) -> QueueControl:
+        """See `AsyncClient.pause_queue`."""
+        return self._write(_verbs.pause_queue(name, actor), conn)
+
+    def resume_queue(
+        self, name: str, /, *, actor: str | None = None, conn: Connection | None = None
+    ) -> QueueControl:
+        """See `AsyncClient.resume_queue`."""
+        return self._write(_verbs.resume_queue(name, actor), conn)
+
+    def set_queue(
+        self,
+        name: str,
+        /,
+        *,
+        concurrency: int | None,
+        actor: str | None = None,
+        conn: Connection | None = None,
+    ) -> QueueControl:
+        """See `AsyncClient.set_queue`."""
+        return self._write(_verbs.set_queue(name, concurrency, actor), conn)
 
     @overload
     def wait(

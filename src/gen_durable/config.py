@@ -28,6 +28,7 @@ __all__ = [
     "environment_pg_bin",
     "environment_pg_user",
     "environment_prefixes",
+    "health_address",
     "parse_duration",
     "supervised_environment",
     "take_supervision",
@@ -50,6 +51,7 @@ _DURATION: Final = re.compile(
 )
 _UNITS: Final = ("days", "hours", "minutes", "seconds", "milliseconds")
 _MAX_DURATION: Final = timedelta(days=3650)
+_SWITCH: Final = {"true": True, "false": False, "on": True, "off": False, "1": True, "0": False}
 # A jsonb value cannot hold more.
 _MAX_JSONB: Final = 2**28 - 1
 
@@ -104,6 +106,23 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """After how much time in its steps such a row ends."""
     reap_interval: timedelta = timedelta(seconds=30)
     """The pause between two searches for leases that ran out."""
+    reaper: bool = True
+    """Whether this worker searches for them; some worker must."""
+    gc: bool = True
+    """Whether this worker removes what has ended and was kept for long enough."""
+    gc_interval: timedelta = timedelta(minutes=1)
+    """The pause between two sweeps."""
+    retention_done: timedelta = timedelta(days=1)
+    """How long an instance is kept after it is done."""
+    retention_cancelled: timedelta = timedelta(days=1)
+    """… after it was cancelled."""
+    # Somebody may want to look at it, and to retry it, after the weekend.
+    retention_failed: timedelta = timedelta(days=7)
+    """… after it failed."""
+    retention_deleted: timedelta = timedelta(days=7)
+    """… after it was deleted softly, however it had ended."""
+    retention_executions: timedelta = timedelta(days=7)
+    """How long the record of an execution is kept; it goes with its instance at the latest."""
     # Supervisors send SIGKILL 30 s after SIGTERM; what is unfinished by then must have been given back.
     drain_timeout: timedelta = timedelta(seconds=25)
     crash_limit: int = 20
@@ -135,6 +154,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         _check_duration("settings.poll_interval", self.poll_interval, shortest)
         _check_duration("settings.min_poll_interval", self.min_poll_interval, shortest)
         _check_duration("settings.reap_interval", self.reap_interval, shortest)
+        _check_duration("settings.gc_interval", self.gc_interval, shortest)
+        for name in ("done", "cancelled", "failed", "deleted", "executions"):
+            _check_duration(f"settings.retention_{name}", getattr(self, f"retention_{name}"), timedelta(0))
+        _check_bool("settings.reaper", self.reaper)
+        _check_bool("settings.gc", self.gc)
         _check_duration("settings.drain_timeout", self.drain_timeout, timedelta(0))
         _check_duration("settings.chain_time", self.chain_time, timedelta(0))
         _check_int("settings.concurrency", self.concurrency, 0)
@@ -226,6 +250,14 @@ def environment_prefixes() -> list[str] | None:
     return None if given is None else [prefix.strip() for prefix in given.split(",") if prefix.strip()]
 
 
+def health_address(given: int | str) -> tuple[str | None, int]:
+    """Host and port of `8080`, `":8080"`, `"127.0.0.1:8080"` or `"[::1]:8080"`; no host is every interface."""
+    host, _, port = ("", "", str(given)) if type(given) is int else str(given).rpartition(":")
+    if isinstance(given, bool) or not port.isdecimal() or not 0 <= int(port) <= 65535:
+        raise SettingsError("health", f"must be a port or host:port, got {given!r}")
+    return host.removeprefix("[").removesuffix("]") or None, int(port)
+
+
 def parse_duration(text: str) -> timedelta:
     """Read "90s", "1m30s", "500ms" or "2h": days (d), hours, minutes, seconds, milliseconds, in this order.
 
@@ -275,6 +307,10 @@ def _converted(name: str, value: Any, path: str) -> Any:
             return parse_duration(value)
         except ValueError as error:
             raise SettingsError(path, f"must be a duration: {error}") from error
+    if kind is bool and isinstance(value, str):
+        if value.lower() not in _SWITCH:
+            raise SettingsError(path, f"must be one of {', '.join(_SWITCH)}, got {value!r}")
+        return _SWITCH[value.lower()]
     if kind is int and isinstance(value, str):
         try:
             return int(value)
@@ -295,6 +331,11 @@ def _check_int(path: str, value: object, least: int, most: int = 2**31 - 1) -> N
         raise SettingsError(path, f"must be at least {least}, got {value}")
     if value > most:
         raise SettingsError(path, f"must be at most {most}, got {value}")
+
+
+def _check_bool(path: str, value: object) -> None:
+    if type(value) is not bool:
+        raise SettingsError(path, f"must be True or False, got {value!r}")
 
 
 def _check_duration(path: str, value: object, least: timedelta) -> None:

@@ -25,6 +25,7 @@ GenDurableError
 ├── NotDoneError                 a result was asked for where there is none
 │   ├── InstanceFailedError
 │   ├── InstanceCancelledError
+│   ├── InstanceCollectedError       it is done, and its result no longer kept
 │   └── InstanceUnfinishedError
 └── DatabaseError
     ├── NotConnectedError            a client or worker that is not open
@@ -52,6 +53,7 @@ __all__ = [
     "GenDurableError",
     "InitialStepError",
     "InstanceCancelledError",
+    "InstanceCollectedError",
     "InstanceFailedError",
     "InstanceUnfinishedError",
     "KeyTakenError",
@@ -472,6 +474,16 @@ class InstanceCancelledError(NotDoneError):
 
 class InstanceUnfinishedError(NotDoneError):
     """It has not ended yet; whoever waited stopped waiting before."""
+
+
+class InstanceCollectedError(NotDoneError):
+    """It was done so long ago that its result is no longer kept; its row stays for a key that it occupies."""
+
+    def __str__(self) -> str:
+        return (
+            f"instance {self.instance_id} ({self.machine}) is done, but its result is no longer kept; "
+            "settings.retention_done says how long results are"
+        )
 
 
 class DatabaseError(GenDurableError):

@@ -10,7 +10,13 @@ from typing import Any, Final, Generic, Literal, TypeAlias
 import msgspec
 
 from ._typing import ResultT, ResultT_co, StateT
-from .errors import InstanceCancelledError, InstanceFailedError, InstanceUnfinishedError, NotDoneError
+from .errors import (
+    InstanceCancelledError,
+    InstanceCollectedError,
+    InstanceFailedError,
+    InstanceUnfinishedError,
+    NotDoneError,
+)
 
 __all__ = [
     "LIVE_STATUSES",
@@ -137,7 +143,7 @@ class Retried(msgspec.Struct, frozen=True):
 
 
 class NotRetried(msgspec.Struct, frozen=True):
-    """There was nothing to retry: it is live or done, or deleted."""
+    """There was nothing to retry: it is live or done, or deleted; or its state is collected, and none was given."""
 
     id: int
     status: Status
@@ -204,10 +210,14 @@ class Instance(msgspec.Struct, Generic[StateT, ResultT], frozen=True, kw_only=Tr
     """The schedule that inserted it."""
     slot: datetime | None = None
     """When that meant it to start."""
+    collected_at: datetime | None = None
+    """When the engine took its state and result. What is left stays for a key that it still occupies."""
 
     @property
     def result(self) -> ResultT:
         """The result of an instance that is done; of any other, a `NotDoneError` that tells what it is."""
+        if self.status is Status.DONE and self.collected_at is not None:
+            raise InstanceCollectedError(self.id, self.machine, self.step, self.status.value, None)
         if self.status is Status.DONE:
             return self.stored_result  # type: ignore[return-value]  # `None` is a result like any other
         error = _NO_RESULT.get(self.status, InstanceUnfinishedError)

@@ -23,6 +23,7 @@ __all__ = [
     "AwaitTimeout",
     "ConcurrencyContended",
     "Event",
+    "GcSwept",
     "HandlerMissing",
     "OutboxDead",
     "OutboxFailed",
@@ -106,6 +107,13 @@ class ReaperReaped(Event, frozen=True, kw_only=True):
     ids: tuple[int, ...]
     capped: tuple[int, ...]
     """Those of them that were lost once too often and have failed."""
+
+
+class GcSwept(Event, frozen=True, kw_only=True):
+    """Instances that had ended were kept for long enough, and are removed."""
+
+    name: ClassVar[str] = "gc.swept"
+    count: int
 
 
 class OutcomeStale(Event, frozen=True, kw_only=True):

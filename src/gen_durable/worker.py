@@ -10,25 +10,29 @@ import socket
 import threading
 from collections.abc import Callable, Coroutine, Generator, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, contextmanager
+from http import HTTPStatus
+from importlib import metadata
 from typing import Any, Final, Literal
 
 from . import _recurring
 from ._checks import checked_int, checked_name
 from ._core.registry import Machines, Registry
 from ._core.settle import Limits
+from ._db.fleet import Presence
 from ._db.pick import after
 from ._db.pool import Database
 from ._runtime.child import IS_CHILD
 from ._runtime.dispatcher import sink_of
 from ._runtime.engine import Engine
 from ._runtime.flusher import Flusher
+from ._runtime.health import Answer, Health
 from ._runtime.middleware import CallNext, Middleware, checked_middleware
 from ._runtime.pool import hello_for
 from ._runtime.scheduler import FromPrefix, FromQueue, Source
 from ._runtime.supervisor import Orders, Supervisor
 from .async_client import AsyncClient
 from .client import Client
-from .config import Queue, Settings, environment_prefixes
+from .config import Queue, Settings, environment_prefixes, health_address
 from .connections import Dsn
 from .definition import MachineDef
 from .errors import SettingsError, UsageError
@@ -67,6 +71,7 @@ class Worker(AsyncClient):
         schedules: Iterable[Schedule] = (),
         middleware: Iterable[Middleware] = (),
         lifespan: Callable[[Worker], AbstractAsyncContextManager[Any]] | None = None,
+        health: int | str | None = None,
         settings: Settings | None = None,
     ) -> None:
         """Put a worker together; nothing is opened yet.
@@ -76,6 +81,7 @@ class Worker(AsyncClient):
             dsn: as for a client.
             queues: which queues to serve, and how many instances of each at once; left out (with `prefixes` too), the
                 queues of the machines. Instances of machines that are not registered here are left to others.
+                An empty mapping serves none: the worker runs the services that serve everybody, as its settings say.
             prefixes: instead of or beside queues, namespaces of machines that this worker owns: `["billing."]`. An
                 empty list is `["default."]`; left out, `WORKER_TYPE_PREFIXES` may say it, if `queues` does not.
             on_unknown: what becomes of an instance under a prefix whose machine is not registered here: it fails, or
@@ -87,6 +93,7 @@ class Worker(AsyncClient):
             middleware: async functions `(ctx, call_next)` around every step, the outermost first.
             lifespan: an async context manager of this worker, opened before any work begins and closed after the drain.
                 What it yields is `ctx.resources` of every step.
+            health: where to answer `/healthz` and `/readyz`: a port, on all interfaces, or `"host:port"`.
             settings: as for a client.
 
         Raises:
@@ -96,8 +103,12 @@ class Worker(AsyncClient):
         self.telemetry: Telemetry = Telemetry()
         self.name: str = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(3)}"
         self._registry = Registry(machines)
-        if not len(self._registry):
-            raise UsageError("this worker has no machines", "give it at least one: Worker([Checkout])")
+        is_idle = queues is not None and not queues and prefixes is None
+        if not len(self._registry) and not is_idle:
+            raise UsageError(
+                "this worker has no machines",
+                "give it at least one: Worker([Checkout]); with queues={} it needs none",
+            )
         for (fsm, _, step), lease in self._registry.leases.items():
             if self.settings.heartbeat * 2 > lease:
                 raise SettingsError(
@@ -109,7 +120,7 @@ class Worker(AsyncClient):
         if prefixes is None and queues is None:
             prefixes = environment_prefixes()
         self.prefixes: Mapping[str, Queue] = {} if prefixes is None else _prefixes(prefixes)
-        self.queues: Mapping[str, Queue] = (
+        self.served_queues: Mapping[str, Queue] = (
             {} if self.prefixes and queues is None else _queues(self._registry, queues)
         )
         if on_unknown not in ("fail", "leave"):
@@ -122,6 +133,8 @@ class Worker(AsyncClient):
         self._middleware = checked_middleware(middleware)
         self._make_resources = lifespan
         self._resources = AsyncExitStack()
+        self._health_at = None if health is None else health_address(health)
+        self.health: Health | None = None
         self._commits: Database | None = None
         self._effects: Database | None = None
         self._engine: Engine | None = None
@@ -142,6 +155,11 @@ class Worker(AsyncClient):
             self._run_here(orders, on_ready)
         else:
             checked_int(processes, "the number of processes", 1, 1024)
+            if self._health_at is not None:
+                raise UsageError(
+                    f"{processes} processes cannot answer health= on one port",
+                    "start them one by one, each with a port of its own",
+                )
             _run(self._supervise(processes, on_ready))
 
     def _run_here(self, orders: Orders | None, on_ready: Callable[[], None]) -> None:
@@ -153,8 +171,9 @@ class Worker(AsyncClient):
             unsubscribe()
             on_ready()
 
+        looks = bool(self.served_queues or self.prefixes)
         unsubscribe = self.telemetry.subscribe(on_first_look, PickStop)
-        _run(self._run_until_told(orders))
+        _run(self._run_until_told(orders, (lambda: None) if looks else on_ready))
 
     async def _supervise(self, processes: int, on_ready: Callable[[], None]) -> None:
         _refuse_in_pool()
@@ -205,7 +224,7 @@ class Worker(AsyncClient):
         if outcome:
             raise outcome[0]
 
-    async def _run_until_told(self, orders: Orders | None = None) -> None:
+    async def _run_until_told(self, orders: Orders | None, on_open: Callable[[], None]) -> None:
         told = asyncio.Event()
         was_signalled = False
         loop = asyncio.get_running_loop()
@@ -227,6 +246,7 @@ class Worker(AsyncClient):
         if orders is not None:
             orders.follow(told.set, hurry)
         async with self:
+            on_open()
             await self._until(told)
 
     async def _until(self, done: asyncio.Event) -> None:
@@ -249,6 +269,9 @@ class Worker(AsyncClient):
         resources = None
         if self._make_resources is not None:
             resources = await self._resources.enter_async_context(self._make_resources(self))
+        if self._health_at is not None:
+            self.health = Health(*self._health_at, {"/healthz": self._alive, "/readyz": self._ready})
+            await self.health.open()
         self._engine = Engine(
             self.name,
             self._server.dsn,
@@ -257,6 +280,7 @@ class Worker(AsyncClient):
             sources=self._sources(),
             sinks=self.sinks,
             declared=self._schedules,
+            presence=self._presence(),
             database=self._database,
             commits=self._commits,
             effects=self._effects,
@@ -276,6 +300,9 @@ class Worker(AsyncClient):
                 await self._engine.drain()
         finally:
             self._engine = None
+            if self.health is not None:
+                self.health.close()
+                self.health = None
             try:
                 await self._resources.aclose()
             finally:
@@ -290,12 +317,34 @@ class Worker(AsyncClient):
             await super()._close()
 
     def _pool_size(self) -> int:
-        # A pick per queue, a dispatcher per sink, the reaper, the timekeeper, the cron, and some for the client it is.
-        return len(self.queues) + len(self.prefixes) + len(self.sinks) + 7
+        # A pick per queue, a dispatcher per sink, a handful of services, and some for its own use as a client.
+        return len(self.served_queues) + len(self.prefixes) + len(self.sinks) + 9
+
+    def _alive(self) -> Answer:
+        """The process runs, and so does its event loop: it answers."""
+        return HTTPStatus.OK, "alive"
+
+    def _ready(self) -> Answer:
+        unready = "starting" if self._engine is None else self._engine.unready()
+        return (HTTPStatus.OK, "ready") if unready is None else (HTTPStatus.SERVICE_UNAVAILABLE, unready)
+
+    def _presence(self) -> Presence:
+        fsms, fsm_versions = self._registry.keys
+        return Presence(
+            name=self.name,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            version=metadata.version("gen_durable"),
+            queues=list(self.served_queues),
+            prefixes=list(self.prefixes),
+            leaves_unknown=self.leaves_unknown,
+            fsms=fsms,
+            fsm_versions=fsm_versions,
+        )
 
     def _sources(self) -> list[tuple[Source, Queue]]:
         return [
-            *((FromQueue(name), limits) for name, limits in self.queues.items()),
+            *((FromQueue(name), limits) for name, limits in self.served_queues.items()),
             *(
                 (FromPrefix(prefix, leaves_unknown=self.leaves_unknown), limits)
                 for prefix, limits in self.prefixes.items()
@@ -348,10 +397,6 @@ def _sinks(given: SinkLike | Mapping[str, SinkLike] | None) -> Mapping[str, Sink
 def _queues(registry: Registry, given: Mapping[str, int | Queue] | None) -> Mapping[str, Queue]:
     if given is None:
         return {name: Queue() for name in sorted({machine.queue for machine in registry})}
-    if not given:
-        raise SettingsError(
-            "queues", "is empty; name a queue, or leave it out to serve those of the machines"
-        )
     return {
         name: queue if isinstance(queue, Queue) else Queue(concurrency=queue) for name, queue in given.items()
     }

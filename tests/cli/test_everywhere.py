@@ -20,6 +20,9 @@ COMMANDS = [
     ["retry", "1"],
     ["delete", "1"],
     ["restore", "1"],
+    ["workers"],
+    ["queues"],
+    ["explain", "1"],
 ]
 every_command = pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command[0])
 

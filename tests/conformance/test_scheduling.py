@@ -145,7 +145,7 @@ async def test_a_worker_serves_its_queues_and_no_others(durable_dsn: str) -> Non
         async def run(self, ctx: Context[None]) -> Outcome[None]:
             return Done()
 
-    assert dict(Worker([Say, Elsewhere]).queues) == {"default": Queue(), "own": Queue()}
+    assert dict(Worker([Say, Elsewhere]).served_queues) == {"default": Queue(), "own": Queue()}
     async with worker_of(durable_dsn, Elsewhere, queues={"a": 1, "b": Queue(concurrency=2)}) as worker:
         a, b, own = [await worker.insert(Elsewhere, queue=queue) for queue in ("a", "b", "own")]
         await worker.wait_all([a, b], timeout=PATIENCE)

@@ -5,25 +5,28 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Final, NamedTuple
 
-from gen_durable._db import commit, control, insert, lease, migrate, outbox, pick, schedules, signal
+from gen_durable._db import commit, control, gc, insert, lease, migrate, outbox, pick, schedules, signal
 from gen_durable._db.plan import Statement, in_schema
 
 _STATEMENTS: Final[Mapping[str, Statement]] = {
     name: statement
-    for module in (commit, control, insert, lease, outbox, pick, schedules, signal)
+    for module in (commit, control, gc, insert, lease, outbox, pick, schedules, signal)
     for name, statement in module._SQL.items()
 }
 SCHEMA: Final = "schema"
 """The place of a change to the schema, where a statement's name would stand."""
 
 # An after-trigger, because a before-trigger would lock rows earlier than the engine does and so hide its races. What
-# has ended changes by a retry, of itself or of its parent; a delete and a restore leave its status alone.
+# has ended changes by a retry, of itself or of its parent; a delete, a restore and the collector leave its status alone.
 _WATCH: Final = """
 create function gen_durable.watch() returns trigger language plpgsql as $$
 declare
   place text;
 begin
   get diagnostics place = pg_context;
+  if new.status = old.status and old.collected_at is null and new.collected_at is not null then
+    return null;
+  end if;
   if place ~ 'function (\\S+\\.)?retry_rows\\('
      or place ~ 'function (\\S+\\.)?(delete|restore)_rows\\(' and new.status = old.status then
     return null;
@@ -59,7 +62,7 @@ class Product:
     def __init__(self, schema: str, changes: Iterable[Change] = ()) -> None:
         self.schema = schema
         self._changed: dict[str, str] = {}
-        self._ddl = "\n".join(map(migrate._up, migrate._INCREMENTS))
+        self._ddl = "\n".join(map(migrate.up, migrate._INCREMENTS))
         for change in changes:
             if change.where == SCHEMA:
                 self._ddl = change.apply(self._ddl)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.interleavings import control_mutants, event_mutants, schedule_mutants
+from tests.interleavings import collecting_mutants, control_mutants, event_mutants, schedule_mutants
 from tests.interleavings.bench import Bench
 from tests.interleavings.explore import explore
 from tests.interleavings.mutants import MUTANTS, Mutant
@@ -14,7 +14,13 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 @pytest.mark.parametrize(
     "mutant",
-    [*MUTANTS, *control_mutants.MUTANTS, *event_mutants.MUTANTS, *schedule_mutants.MUTANTS],
+    [
+        *MUTANTS,
+        *control_mutants.MUTANTS,
+        *event_mutants.MUTANTS,
+        *schedule_mutants.MUTANTS,
+        *collecting_mutants.MUTANTS,
+    ],
     ids=lambda mutant: mutant.name,
 )
 async def test_some_order_breaks_it(bench: Bench, mutant: Mutant) -> None:

@@ -10,6 +10,7 @@ from tests.interleavings.scenario import Scenario
 from tests.interleavings.scenarios import (
     cancels,
     children,
+    collecting,
     deletes,
     events,
     inserts,
@@ -25,6 +26,7 @@ SCENARIOS = [
     scenario
     for area in (
         *(signals, leases, keys, children, inserts, mixtures, cancels, deletes, retries, events, schedules),
+        collecting,
     )
     for scenario in area.SCENARIOS
 ]

@@ -125,6 +125,12 @@ def failed(id: int, **columns: Any) -> list[str]:
     return [ended, _record(id, "DONE", "stop")]
 
 
+def done(id: int, **columns: Any) -> list[str]:
+    """An instance that is done after its first step."""
+    ended = instance(id, "done", **{"step_seq": 1, "execution": 1, "finished_at": PAST, **columns})
+    return [ended, _record(id, "DONE", "done")]
+
+
 def cancelled(id: int, **columns: Any) -> list[str]:
     """An instance that was cancelled before it did anything."""
     end = {"execution": 1, "finished_at": PAST, "cancel_requested_at": PAST, "cancel_reason": "by mistake"}

@@ -25,7 +25,7 @@ LEDGER = "create table ledger (entry int check (entry > 0))"
 async def test_a_worker_runs_a_whole_module_of_jobs(durable_dsn: str, db: Any) -> None:
     await db.execute(LEDGER)
     async with Worker([billing], dsn=durable_dsn, settings=CALM) as worker:
-        assert set(worker.queues) == {"billing", "default"}
+        assert set(worker.served_queues) == {"billing", "default"}
         first = await worker.insert(charge, Invoice(42, 100))
         words = await worker.insert(charge_in_words, Invoice(42, 100))
         swept, place = await worker.insert(sweep), await worker.insert(where)

@@ -58,8 +58,9 @@ class Explained:
 
     @property
     def indexes(self) -> set[str]:
-        """The indexes that were really looked into."""
-        return {node["Index Name"] for node in self.nodes if "Index Name" in node and node["Actual Loops"]}
+        """The indexes that were really looked into; but for that of `queues`, a table of a few rows."""
+        named = {node["Index Name"] for node in self.nodes if "Index Name" in node and node["Actual Loops"]}
+        return named - {"queues_pkey"}
 
     @property
     def rows(self) -> int:

@@ -23,7 +23,7 @@ def served(**options: Any) -> tuple[dict[str, int], dict[str, int]]:
     """Queues and prefixes, each with its concurrency."""
     worker = Worker([charge, Report], **options)
     return (
-        {name: queue.concurrency for name, queue in worker.queues.items()},
+        {name: queue.concurrency for name, queue in worker.served_queues.items()},
         {name: queue.concurrency for name, queue in worker.prefixes.items()},
     )
 

@@ -39,12 +39,12 @@ async def test_a_pick_by_prefix_at_a_million_rows(durable_dsn: str) -> None:
 
 
 async def _reads_little(explainer: Explainer) -> None:
-    """Blocks grow with types (of which each costs a few) and with the reach, and not with rows."""
+    """Blocks grow with types (of which each costs a few in every queue that it is in, here three) and with the reach."""
     for prefix, demand, found, most in (
-        ("billing.", 1, 1, 2000),
-        ("billing.", 10, 10, 2500),
-        ("billing.", 100, 100, 8000),
-        ("billing", 10, 10, 4500),  # twice as many types
+        ("billing.", 1, 1, 4500),
+        ("billing.", 10, 10, 5000),
+        ("billing.", 100, 100, 9000),
+        ("billing", 10, 10, 9000),  # twice as many types
         ("billing.job7.", 10, 10, 400),  # one type
         ("nobody.", 10, 0, 10),
         ("a", 10, 0, 10),
@@ -74,7 +74,7 @@ async def _leaves_what_is_unknown_at_no_cost(explainer: Explainer) -> None:
         assert {(each.fsm, each.version) for each in picked.executions} <= set(machines), case
         assert report.seq_scans == set(), case
         assert "gen_durable_type" in report.indexes <= _OWN, case
-        assert report.blocks <= 4000, case
+        assert report.blocks <= 9000, case
 
 
 async def _takes_the_first_rows(explainer: Explainer) -> None:

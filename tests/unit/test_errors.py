@@ -123,6 +123,11 @@ SAMPLES: list[tuple[GenDurableError, str]] = [
         "instance 42 (Checkout) has no result, it is failed at step 'ship': payment never came",
     ),
     (
+        errors.InstanceCollectedError(42, "Checkout", "ship", "done", None),
+        "instance 42 (Checkout) is done, but its result is no longer kept; settings.retention_done says how long "
+        "results are",
+    ),
+    (
         errors.InstanceUnfinishedError(42, "Checkout", "ship", "runnable", None),
         "instance 42 (Checkout) has no result, it is runnable at step 'ship'",
     ),

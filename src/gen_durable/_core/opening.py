@@ -123,6 +123,7 @@ def instance_of(row: Mapping[str, Any], machine: MachineDef | None) -> Instance[
         delete_reason=row["delete_reason"],
         schedule=row["schedule"],
         slot=row["slot_at"],
+        collected_at=row["collected_at"],
     )
 
 

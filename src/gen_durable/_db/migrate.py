@@ -13,7 +13,7 @@ import msgspec
 from ..errors import SchemaVersionError, UsageError
 from .plan import Plan, Script, in_schema, read, statements
 
-__all__ = ["LATEST", "Schema", "drop", "migrate", "prepare", "script", "status"]
+__all__ = ["LATEST", "Schema", "drop", "migrate", "prepare", "script", "status", "up"]
 
 _SQL = statements("migrate.sql")
 _INCREMENT = re.compile(r"(\d{4})_\w+\.up\.sql")
@@ -85,7 +85,7 @@ def migrate(schema: str, to: int = LATEST) -> Plan[Schema]:
         yield Script(f'create schema "{schema}"')
     yield Script(in_schema(_TABLE, schema))
     for version in range(current + 1, to + 1):
-        yield Script(in_schema(_up(version), schema))
+        yield Script(in_schema(up(version), schema))
         yield _SQL["record"](version=version)
     for version in range(current, to, -1):
         yield Script(in_schema(_down(version), schema))
@@ -112,7 +112,7 @@ def script(schema: str, current: int = 0, to: int = LATEST) -> str:
         parts.append(f'do $$ begin if {missing} then create schema "{schema}"; end if; end $$;')
         parts.append(in_schema(_TABLE, schema) + ";")
     for version in range(current + 1, to + 1):
-        parts.append(in_schema(_up(version), schema))
+        parts.append(in_schema(up(version), schema))
         parts.append(in_schema(f"insert into gen_durable.migrations (version) values ({version:d});", schema))  # noqa: S608 - a number of ours
     for version in range(current, to, -1):
         parts.append(in_schema(_down(version), schema))
@@ -129,7 +129,8 @@ def _check(version: int) -> None:
         )
 
 
-def _up(version: int) -> str:
+def up(version: int) -> str:
+    """The text of one increment."""
     return read(f"migrations/{_INCREMENTS[version]}")
 
 

@@ -2,7 +2,7 @@
 
 -- name: pick
 -- Lease up to :demand due rows of one queue: the lowest priority first, then the longest due. One statement, and an empty
--- queue costs only its first index probe. Nothing waits: rows that somebody holds are skipped.
+-- queue costs only its first index probe. Nothing waits: rows that somebody holds are skipped. A paused queue is empty.
 --   * Priorities are walked by a skip scan, so a million future rows on an urgent priority cost one probe.
 --   * Literal limits inside and :demand outside: a bare parameter is planned as a tenth of the table. Rows are pulled, and
 --     so locked, one by one; no more than :demand of them.
@@ -15,7 +15,9 @@ with recursive moment as materialized (
   select statement_timestamp() as now
 ), priority as (
   (select g.priority as value from gen_durable.gen_durable g
-    where g.status = 'runnable' and not g.gated and g.queue = :queue order by g.priority limit 1)
+    where g.status = 'runnable' and not g.gated and g.queue = :queue
+      and not exists (select from gen_durable.queues q where q.name = :queue and q.is_paused)
+    order by g.priority limit 1)
   union all
   select (select g.priority from gen_durable.gen_durable g
            where g.status = 'runnable' and not g.gated and g.queue = :queue and g.priority > priority.value
@@ -37,7 +39,7 @@ with recursive moment as materialized (
 -- name: pick_by_prefix
 -- The same for every machine whose name lies in [:low, :high), whatever its queue: the lowest priority first, then the longest
 -- due, over all types together. What it costs grows with the number of types and with :reach, not with the number of rows.
---   line     every type and priority that there is, with its first row: a skip scan.
+--   line     every type, queue and priority that there is, with its first row: a skip scan. Those of paused queues lead nowhere.
 --   head     the lines that matter: of the first :reach rows, none is in a line that begins behind the :reach-th of these.
 --   sample   some rows of each, of every priority twice :reach in all; where they put the :reach-th, everything behind it is
 --            out of the question (bound). Without that, a hundred types would be read :reach deep each.
@@ -47,33 +49,35 @@ with recursive moment as materialized (
 with recursive moment as materialized (
   select statement_timestamp() as now
 ), line as (
-  (select g.fsm, g.priority, g.eligible_at, g.id from gen_durable.gen_durable g
+  (select g.fsm, g.queue, g.priority, g.eligible_at, g.id from gen_durable.gen_durable g
     where g.status = 'runnable' and not g.gated and g.fsm collate "C" >= :low::text and g.fsm collate "C" < :high::text
-    order by g.fsm collate "C", g.priority, g.eligible_at, g.id limit 1)
+    order by g.fsm collate "C", g.queue, g.priority, g.eligible_at, g.id limit 1)
   union all
   select next.* from line cross join lateral (
-    select g.fsm, g.priority, g.eligible_at, g.id from gen_durable.gen_durable g
+    select g.fsm, g.queue, g.priority, g.eligible_at, g.id from gen_durable.gen_durable g
      where g.status = 'runnable' and not g.gated and g.fsm collate "C" < :high::text
-       and (g.fsm collate "C", g.priority) > (line.fsm collate "C", line.priority)
-     order by g.fsm collate "C", g.priority, g.eligible_at, g.id limit 1) next
+       and (g.fsm collate "C", g.queue, g.priority) > (line.fsm collate "C", line.queue, line.priority)
+     order by g.fsm collate "C", g.queue, g.priority, g.eligible_at, g.id limit 1) next
 ), head as materialized (
   select first.*, count(*) over (partition by first.priority) as lines from (
-    select line.fsm, line.priority from line cross join lateral (
+    select line.fsm, line.queue, line.priority from line cross join lateral (
       select line.eligible_at, line.id where :fsms::text[] is null
       union all
       (select g.eligible_at, g.id from gen_durable.gen_durable g
         where :fsms::text[] is not null
-          and g.status = 'runnable' and not g.gated and g.fsm collate "C" = line.fsm and g.priority = line.priority
-          and g.eligible_at <= (select now from moment)
+          and g.status = 'runnable' and not g.gated and g.fsm collate "C" = line.fsm and g.queue = line.queue
+          and g.priority = line.priority and g.eligible_at <= (select now from moment)
           and (g.fsm, g.fsm_version) in (select * from unnest(:fsms::text[], :versions::int[]))
         order by g.eligible_at, g.id limit 1)) first
      where line.eligible_at <= (select now from moment) and (:fsms::text[] is null or line.fsm = any (:fsms::text[]))
+       and line.queue <> all (array(select q.name from gen_durable.queues q where q.is_paused))
      order by line.priority, first.eligible_at, first.id limit :reach::int) first
 ), sample as (
   select due.* from head cross join lateral (
     select * from (
       select g.priority, g.eligible_at, g.id from gen_durable.gen_durable g
-       where g.status = 'runnable' and not g.gated and g.fsm collate "C" = head.fsm and g.priority = head.priority
+       where g.status = 'runnable' and not g.gated and g.fsm collate "C" = head.fsm and g.queue = head.queue
+         and g.priority = head.priority
          and g.eligible_at <= (select now from moment)
          and (:fsms::text[] is null or (g.fsm, g.fsm_version) in (select * from unnest(:fsms::text[], :versions::int[])))
        order by g.eligible_at, g.id limit 1000) first
@@ -85,7 +89,8 @@ with recursive moment as materialized (
   select due.* from head cross join lateral (
     select * from (
       select g.id, g.priority, g.eligible_at from gen_durable.gen_durable g
-       where g.status = 'runnable' and not g.gated and g.fsm collate "C" = head.fsm and g.priority = head.priority
+       where g.status = 'runnable' and not g.gated and g.fsm collate "C" = head.fsm and g.queue = head.queue
+         and g.priority = head.priority
          and g.eligible_at <= coalesce((select case when bound.priority = head.priority then bound.eligible_at end from bound),
                                        (select now from moment))
          and (:fsms::text[] is null or (g.fsm, g.fsm_version) in (select * from unnest(:fsms::text[], :versions::int[])))

@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, Final
 
 from .._core.registry import Registry
 from .._core.settle import Limits
+from .._db import fleet, schedules
 from .._db import insert as inserts
-from .._db import schedules
 from .._db.commit import Recorder
 from .._db.lease import Lease
 from .._db.pool import Database
@@ -20,6 +20,7 @@ from ..config import Queue, Settings
 from ..connections import Dsn
 from ..events import Sink
 from ..telemetry import Telemetry
+from .collector import Collector
 from .cron import Cron
 from .dispatcher import Dispatcher
 from .executor import Executor
@@ -27,6 +28,7 @@ from .flusher import Flusher
 from .heartbeat import Heartbeat
 from .middleware import Middleware
 from .pool import Processes, hello_for
+from .presence import Overseer, Presence
 from .reaper import Reaper, Timekeeper
 from .scheduler import FromQueue, Scheduler, Source
 from .service import Contact, Service
@@ -40,6 +42,8 @@ _log: Final = logging.getLogger("gen_durable.worker")
 # How long a shutdown waits for the answer to its last pick, and to its last word on what is done. What is leased or
 # left open by an answer that never comes, the reaper of another worker sees to.
 _LAST_ANSWER: Final = 2.0
+# Seconds without a word from the database after which a worker does not call itself ready.
+_TOO_SILENT: Final = 5.0
 
 
 class Engine:
@@ -55,6 +59,7 @@ class Engine:
         sources: Sequence[tuple[Source, Queue]],
         sinks: Mapping[str, Sink],
         declared: Sequence[schedules.Definition],
+        presence: fleet.Presence,
         database: Database,
         commits: Database,
         effects: Database,
@@ -75,6 +80,8 @@ class Engine:
         self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._hurry = asyncio.Event()
         self._threads = Threads(settings.threads)
+        self._contact = contact
+        self._is_draining = False
         self._flusher = Flusher(
             commits, effects, Recorder(worker, settings.executions, settings.heartbeat), wakes, contact
         )
@@ -117,7 +124,7 @@ class Engine:
                 wakes.on_any_work(scheduler.wake)
         self._services: list[Service] = [
             *self._schedulers,
-            Reaper(database, settings, telemetry, wakes, contact),
+            Overseer(database, settings, contact, self._schedulers),
             Timekeeper(database, telemetry, wakes, contact),
             *(
                 Dispatcher(
@@ -138,7 +145,14 @@ class Engine:
         for service in self._services:
             if isinstance(service, Dispatcher):
                 wakes.on_events(service.wake)
+        if settings.reaper:
+            self._services.append(Reaper(database, settings, telemetry, wakes, contact))
+        if settings.gc:
+            self._services.append(Collector(database, settings, telemetry, contact))
+        self._presence = Presence(database, settings, contact, presence)
+        # What runs until it is told to stop; and what runs until everything has come to its end.
         self._tasks: list[asyncio.Task[None]] = []
+        self._lasting: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
         """Tell the database what runs here, and let the services go."""
@@ -146,14 +160,11 @@ class Engine:
         for schedule in self._declared:
             await self._database.run(schedules.put(schedule))
         self._heartbeat.start()
-        loop = asyncio.get_running_loop()
-        for run in (self._flusher.run, *(service.run for service in self._services)):
-            task = loop.create_task(run())
-            task.add_done_callback(self._watch)
-            self._tasks.append(task)
+        self._lasting = [self._spawn(self._flusher.run()), self._spawn(self._presence.run())]
+        self._tasks = [self._spawn(service.run()) for service in self._services]
         served = ", ".join(f"{source.name} ({limits.concurrency})" for source, limits in self._sources)
         machines = ", ".join(f"{machine.name} v{machine.version}" for machine in self._registry)
-        _log.info("worker %s serves %s; machines: %s", self._worker, served, machines)
+        _log.info("worker %s serves %s; machines: %s", self._worker, served or "no queue", machines or "none")
 
     async def until(self, done: asyncio.Event) -> None:
         """Wait for `done`; raise if a service breaks first."""
@@ -165,27 +176,45 @@ class Engine:
         if self._failed.done():
             self._failed.result()
 
+    def unready(self) -> str | None:
+        """Why this worker takes no work just now, if it does not."""
+        if self._failed.done():
+            return "a service has failed; the worker stops"
+        if self._is_draining:
+            return "draining"
+        if self._contact.seconds == 0 or self._contact.silence > _TOO_SILENT:
+            return f"no contact with the database for {self._contact.silence:.1f} s"
+        return None
+
     def hurry(self) -> None:
         """Drain no longer: give everything back now."""
         self._hurry.set()
 
     async def drain(self) -> None:
         """Stop picking, let steps end, give back the rest."""
+        if not self._lasting:  # it did not get so far as to start
+            self._threads.close()
+            return
         if running := sum(scheduler.in_flight for scheduler in self._schedulers):
             _log.info(
                 "stopping: %d executions are under way and get up to %s; a second signal gives them back at once",
                 running,
                 self._settings.drain_timeout,
             )
+        self._is_draining = True
         for service in self._services:
             service.stop()
+        self._presence.drain()
         # A pick that is under way may still bring executions; those are drained like the others.
-        await _within(_LAST_ANSWER, self._tasks[1:])
+        await _within(_LAST_ANSWER, self._tasks)
         await self._drain_schedulers()
-        for task in self._tasks:
+        tasks = [*self._tasks, *self._lasting]
+        for task in tasks:
             task.cancel()
-        await asyncio.wait(self._tasks)
-        await _within(_LAST_ANSWER, [asyncio.get_running_loop().create_task(self._flusher.finish())])
+        await asyncio.wait(tasks)
+        loop = asyncio.get_running_loop()
+        farewell = [loop.create_task(self._flusher.finish()), loop.create_task(self._presence.leave())]
+        await _within(_LAST_ANSWER, farewell)
         self._heartbeat.stop()
         self._threads.close()
         if self._processes is not None:
@@ -207,6 +236,11 @@ class Engine:
                 await asyncio.wait(left)
                 break
         hurry.cancel()
+
+    def _spawn(self, run: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(run)
+        task.add_done_callback(self._watch)
+        return task
 
     def _watch(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:

@@ -18,6 +18,7 @@ from .._core.registry import Registry
 from .._core.settle import release
 from .._db import pick as picks
 from .._db.failures import StatementError
+from .._db.fleet import Override
 from .._db.lease import Lease, reap_execution
 from .._db.plan import Plan
 from .._db.pool import Database
@@ -140,6 +141,9 @@ class Scheduler(Service):
             if budget is None
             else SharedSlots(limits.concurrency, budget, limits.weight, self.wake)
         )
+        # The queues that are paused, as far as we have heard; and how often we have heard.
+        self._paused: frozenset[str] = frozenset()
+        self._heard = 0
         self._worker = worker
         self._settings = settings
         self._registry = registry
@@ -177,7 +181,10 @@ class Scheduler(Service):
             slots.unclaim(claimed)
             self._may_have_more = True
             return patience
+        heard = self._heard
         picked = await self._pick_for(claimed, demand)
+        if heard == self._heard:  # nothing newer: what the database gives is of queues that are open
+            self._paused -= {execution.queue for execution in picked.executions}
         for execution in picked.executions:
             self._start(execution)
         self._may_have_more = len(picked.executions) == demand
@@ -222,6 +229,17 @@ class Scheduler(Service):
         if lease not in self._began or self._executor.may_interrupt(execution):
             self._interrupted.add(lease)
             self._in_flight[lease].cancel()
+
+    def heed(self, overrides: Mapping[str, Override]) -> None:
+        """Take in what was said about queues: of a paused one nothing begins, and ours may have another concurrency."""
+        paused = frozenset(queue for queue, override in overrides.items() if override.is_paused)
+        own = overrides.get(self._queue, Override()) if isinstance(self._source, FromQueue) else Override()
+        limit = own.concurrency or self._limits.concurrency
+        if self._paused - paused or limit != self._slots.limit:
+            self.wake()
+        self._paused = paused
+        self._heard += 1
+        self._slots.resize(limit)
 
     async def drain(self, timeout: timedelta) -> None:
         """Let running steps end, at most so long; what is unfinished then goes back to the queue at no cost."""
@@ -351,7 +369,7 @@ class Scheduler(Service):
             except ProcessDiedError as error:
                 await self._crashed(lease, execution, error)
                 return
-            seconds = time.monotonic() - (entry.started or 0.0)
+            seconds = 0.0 if entry.started is None else time.monotonic() - entry.started
             busy += seconds
             result = await self._commit(execution, entry, busy)
             if isinstance(result, EffectFailed):
@@ -399,6 +417,12 @@ class Scheduler(Service):
                 raise
             del self._in_step[lease]
             return release(execution)
+        if started is None and execution.queue in self._paused:
+            step.close()
+            self._heartbeat.end(lease)
+            del self._in_step[lease]
+            self._slots.give()
+            return release(execution)
         self._began[lease] = started = started or time.monotonic()
         self._heartbeat.begin(lease, execution.step_seq, started)
         try:
@@ -427,10 +451,13 @@ class Scheduler(Service):
         return True
 
     async def _commit(self, execution: Execution, entry: CommitEntry, busy: float) -> CommitResult:
-        # Asked after the step: while it ran, a shutdown may have begun, or its turn may have passed.
+        # Asked after the step: while it ran, a shutdown may have begun, its queue been paused, or its turn have passed.
         # And a step with a lease of another length has to be leased anew.
         if entry.kind == "keep" and (
-            self._is_stopping or busy > self._chain_seconds or not self._same_lease(execution, entry)
+            self._is_stopping
+            or busy > self._chain_seconds
+            or execution.queue in self._paused
+            or not self._same_lease(execution, entry)
         ):
             entry.kind = "next"
         return await self._flusher.commit(entry)
@@ -469,7 +496,7 @@ class Scheduler(Service):
                     id=execution.id, fsm=execution.fsm, step=execution.step, step_seq=execution.step_seq + 1
                 )
             )
-        elif self._telemetry.is_wanted(StepStop):
+        elif entry.started is not None and self._telemetry.is_wanted(StepStop):
             self._telemetry.emit(
                 StepStop(
                     duration=timedelta(seconds=seconds),

@@ -30,6 +30,7 @@ class Contact:
 
     def __init__(self, on_lost: Callable[[], None] = lambda: None) -> None:
         self._since: float | None = time.monotonic()
+        self._last = time.monotonic()
         self._on_lost = on_lost
         # The heartbeat has a thread of its own.
         self._lock = threading.Lock()
@@ -49,6 +50,7 @@ class Contact:
 
     def made(self, outage: Outage) -> None:
         """Somebody reached it."""
+        self._last = time.monotonic()
         if self._since is not None and self._away_since is None:
             return
         with self._lock:
@@ -65,6 +67,11 @@ class Contact:
         """How long there has been no outage."""
         since = self._since
         return 0.0 if since is None else time.monotonic() - since
+
+    @property
+    def silence(self) -> float:
+        """How long nobody has reached it; services ask it something twice a second."""
+        return time.monotonic() - self._last
 
 
 class Outage:

@@ -57,6 +57,11 @@ class Slots:
                 self._waiting.remove(turn)
             raise
 
+    def resize(self, limit: int) -> None:
+        """Another limit from now on; what runs beyond a lower one comes to its end."""
+        self.limit = limit
+        self._serve()
+
     def give(self) -> None:
         """The step is over: its slot goes to whoever waits longest."""
         self._busy -= 1

@@ -149,6 +149,9 @@ def _setting_option(field: msgspec.structs.FieldInfo) -> Callable[[Command], Com
     if get_origin(field.type) is Literal:
         choice = click.Choice(get_args(field.type))
         return click.option(flag, field.name, type=choice, help=f"Default: {field.default}.")
+    if isinstance(field.default, bool):
+        flags = f"--{field.name}/--no-{field.name}"
+        return click.option(flags, field.name, default=None, help=f"Default: --{field.name}.")
     reader, metavar = _READERS[type(field.default)]
     shown = duration_text(field.default) if reader is duration else field.default
     if field.name == "heartbeat":

@@ -13,6 +13,7 @@ from .db import db
 from .demo import demo
 from .failure import Failure
 from .ls import ls
+from .operations import doctor, explain, queues, workers
 from .outbox import outbox
 from .producing import insert, signal
 from .schedules import schedules
@@ -42,4 +43,6 @@ def root() -> None:
 for command in (
     *(db, demo, worker, insert, signal, ls, show, wait, cancel, retry, delete, restore, outbox, schedules),
 ):
+    root.add_command(command)
+for command in (workers, queues, explain, doctor):
     root.add_command(command)

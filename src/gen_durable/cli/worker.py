@@ -21,7 +21,7 @@ __all__ = ["worker"]
 
 
 @click.command()
-@click.argument("target")
+@click.argument("target", required=False)
 @click.option(
     "--queue",
     "queues",
@@ -57,15 +57,27 @@ __all__ = ["worker"]
     metavar="N",
     help="Work in so many processes; one that crashes is started again. Default: in this one.",
 )
+@click.option(
+    "--no-queues",
+    is_flag=True,
+    help="Serve no queue: only run the services that serve everybody (reaper, gc). Needs no TARGET.",
+)
+@click.option(
+    "--health",
+    metavar="[HOST:]PORT",
+    help="Answer /healthz and /readyz there. Without a host: on every interface.",
+)
 @dsn_option
 @settings_options()
 def worker(
-    target: str,
+    target: str | None,
     queues: tuple[tuple[str, Queue], ...],
     prefixes: tuple[tuple[str, Queue], ...],
     on_unknown: Literal["fail", "leave"] | None,
     metrics: tuple[str, int] | None,
     processes: int | None,
+    no_queues: bool,
+    health: str | None,
     dsn: str | None,
     settings_file: Path | None,
     **settings: Any,
@@ -75,20 +87,25 @@ def worker(
     TARGET is a file (app.py: all machines and schedules written in it), something in a file (app.py:machines: a
     machine, a list of machines, or a Worker), or the same in a module (shop.machines:checkout).
     """
-    loaded = load(target)
+    if target is None and not no_queues:
+        raise click.UsageError("Missing argument 'TARGET'.")
+    if no_queues and (queues or prefixes):
+        raise Failure("--no-queues serves none; leave --queue and --prefix out, or it")
+    loaded = [] if target is None else load(target)
     if isinstance(loaded, Worker):
         given = [name for name, value in settings.items() if value is not None]
-        if queues or prefixes or on_unknown or dsn or settings_file or given:
+        if queues or prefixes or on_unknown or no_queues or health or dsn or settings_file or given:
             raise Failure(f"{target} is a Worker and has its settings in the code; leave the options out")
         ready = loaded
     else:
         ready = Worker(
             [each for each in loaded if not isinstance(each, Schedule)],
             dsn=dsn,
-            queues=_distinct(queues, "queue"),
+            queues={} if no_queues else _distinct(queues, "queue"),
             prefixes=_distinct(prefixes, "prefix"),
             on_unknown=on_unknown or "fail",
             schedules=[each for each in loaded if isinstance(each, Schedule)],
+            health=health,
             settings=load_settings(settings_file, settings),
         )
     _warn_of_idle(ready, target)
@@ -119,7 +136,7 @@ def _distinct(given: tuple[tuple[str, Queue], ...], what: str) -> dict[str, Queu
     return by_name or None
 
 
-def _warn_of_idle(ready: Worker, target: str) -> None:
+def _warn_of_idle(ready: Worker, target: str | None) -> None:
     """Who owns a namespace answers for it: one of which it knows nothing is rather a mistake."""
     for owned in ready.prefixes:
         if not any(each.name.startswith(owned) for each in ready.machines):
@@ -138,15 +155,18 @@ def _fate(ready: Worker) -> str:
 def _start_line(ready: Worker, processes: int | None) -> str:
     """Who runs what, where. Queues of the machines that are left to other workers are named: it may be a mistake."""
     prefixes = tuple(ready.prefixes)
-    ours = [each for each in ready.machines if each.queue in ready.queues or each.name.startswith(prefixes)]
+    ours = [
+        each for each in ready.machines if each.queue in ready.served_queues or each.name.startswith(prefixes)
+    ]
     machines = ", ".join(f"{each.name} v{each.version}" for each in (ours if prefixes else ready.machines))
-    served = [*_sources("queues", ready.queues), *_sources("prefixes", ready.prefixes)]
-    elsewhere = sorted({each.queue for each in ready.machines} - set(ready.queues))
+    served = [*_sources("queues", ready.served_queues), *_sources("prefixes", ready.prefixes)]
+    elsewhere = sorted({each.queue for each in ready.machines} - set(ready.served_queues))
     left = f"; not {', '.join(elsewhere)}" if elsewhere and not prefixes else ""
     dsn = ready.dsn or environment_dsn()
     where = shown(dsn) if dsn else "the embedded PostgreSQL"
     number = f", in {processes} processes" if processes else ""
-    return f"gen-durable {__version__} runs {machines or 'no machine'} on {where}, {', '.join(served)}{left}{number}"
+    what = f"{', '.join(served) or 'no queue'}{left}{number}"
+    return f"gen-durable {__version__} runs {machines or 'no machine'} on {where}, {what}"
 
 
 def _sources(kind: str, sources: Mapping[str, Queue]) -> list[str]:

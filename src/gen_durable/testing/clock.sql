@@ -8,7 +8,8 @@ update gen_durable.gen_durable
        eligible_at = eligible_at - :by::interval, await_deadline = await_deadline - :by::interval,
        lease_expires_at = lease_expires_at - :by::interval, finished_at = finished_at - :by::interval,
        cancel_requested_at = cancel_requested_at - :by::interval, deleted_at = deleted_at - :by::interval,
-       leased_at = leased_at - :by::interval, started_at = started_at - :by::interval
+       leased_at = leased_at - :by::interval, started_at = started_at - :by::interval,
+       collected_at = collected_at - :by::interval
 
 -- name: advance_signals
 -- … and for what lies in the inboxes.

@@ -73,6 +73,7 @@ create table gen_durable.gen_durable (
   inserted_at         timestamptz not null default statement_timestamp(),
   updated_at          timestamptz not null default statement_timestamp(),
   finished_at         timestamptz,
+  collected_at        timestamptz,                        -- state and result are gone; the row stays for a key that it still occupies
 
   -- With this every guard may say lease_token = … and leave status out; a guard that names status = 'executing' invites
   -- the planner into the tiny partial index of executing rows, which is full of dead entries.
@@ -105,7 +106,10 @@ create index gen_durable_key on gen_durable.gen_durable (correlation_key, id) wh
 create index gen_durable_parent on gen_durable.gen_durable (parent_id, parent_round) where parent_id is not null;
 create index gen_durable_deadline on gen_durable.gen_durable (await_deadline)
   where status = 'awaiting_signal' and await_deadline is not null;
-create index gen_durable_finished on gen_durable.gen_durable (finished_at) where finished_at is not null;
+create index gen_durable_finished on gen_durable.gen_durable (status, finished_at, id)
+  where finished_at is not null and deleted_at is null and collected_at is null;
+create index gen_durable_deleted on gen_durable.gen_durable (deleted_at, id)
+  where deleted_at is not null and finished_at is not null;
 
 create table gen_durable.signals (
   id           bigint generated always as identity primary key,
@@ -142,7 +146,7 @@ select g.id, g.fsm, g.fsm_version, g.step, g.status::text as status, g.state::te
        case when g.status = 'awaiting_signal' then g.await_deadline end as await_deadline, g.children_pending,
        g.last_error, g.error::text as error, g.correlation_key, g.unique_key, g.concurrency_key, g.parent_id, g.locked_by,
        g.inserted_at, g.updated_at, g.eligible_at, g.finished_at, g.cancel_requested_at, g.cancel_reason, g.cancelled_by,
-       g.deleted_at, g.delete_reason, g.schedule, g.slot_at
+       g.deleted_at, g.delete_reason, g.schedule, g.slot_at, g.collected_at
   from gen_durable.gen_durable g;
 
 -- Insert many: one answer per input, numbered by its place. A refused row (its key is taken) answers with the id and the

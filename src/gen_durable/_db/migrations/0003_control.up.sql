@@ -3,8 +3,8 @@
 -- before parents.
 
 -- Work by the prefix of a machine's name: `billing.` owns every type that begins with it. Collated "C", so that a prefix is a
--- range of the index.
-create index gen_durable_type on gen_durable.gen_durable (fsm collate "C", priority, eligible_at, id)
+-- range of the index. With the queue, so that what waits in a paused one is in nobody's way.
+create index gen_durable_type on gen_durable.gen_durable (fsm collate "C", queue, priority, eligible_at, id)
   where status = 'runnable' and not gated;
 
 -- Who did what to an instance, and why. Append only.
@@ -181,7 +181,8 @@ begin
 end $$;
 
 -- Let failed or cancelled instances go on at the step where they ended, with a fresh count of attempts, optionally with another
--- state. One answer per instance; is_retried is false for one that is live, done or deleted.
+-- state. One answer per instance; is_retried is false for one that is live, done or deleted, and for one whose state was
+-- collected, unless it gets another.
 --   * What waited for a signal, or was woken by one, waits for it again: the inbox went with the end, and no step may take a
 --     signal for granted that it does not see. It waits until the deadline that it had. One that the clock woke runs.
 --   * A parent with live children waits for them again, and sees those of its round when it runs.
@@ -200,7 +201,8 @@ begin
                    where child.parent_id = any (target_ids) and child.status not in ('done', 'failed', 'cancelled'));
   perform from gen_durable.gen_durable g where g.id = any (family) order by g.id desc for no key update;
   select coalesce(array_agg(g.id), '{}') into retried from gen_durable.gen_durable g
-   where g.id = any (target_ids) and g.status in ('failed', 'cancelled') and g.deleted_at is null;
+   where g.id = any (target_ids) and g.status in ('failed', 'cancelled') and g.deleted_at is null
+     and (g.collected_at is null or new_state is not null);
   if retried = '{}' then
     return query
       select g.id, false, g.status::text, g.queue from gen_durable.gen_durable g where g.id = any (target_ids);
@@ -236,7 +238,7 @@ begin
            spawn_round = case when g.status = 'failed' and g.crash_count = 0 and g.spawn_round = g.step_seq - 1
                               then g.step_seq else g.spawn_round end,
            state = coalesce(new_state::jsonb, g.state), attempt = 0, crash_count = 0, result = null,
-           last_error = null, error = null, eligible_at = statement_timestamp(), finished_at = null,
+           last_error = null, error = null, eligible_at = statement_timestamp(), finished_at = null, collected_at = null,
            cancel_requested_at = null, cancel_reason = null, cancelled_by = null, updated_at = statement_timestamp()
      where g.id = any (retried);
   exception when unique_violation then

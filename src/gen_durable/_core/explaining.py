@@ -1,0 +1,117 @@
+"""From the facts about a row to the reasons why it does not run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from datetime import datetime
+from typing import Any
+
+import msgspec
+
+from ..instance import Status
+from ..reasons import (
+    AwaitingChildren,
+    AwaitingSignals,
+    CancelPending,
+    Deletion,
+    Executing,
+    Explanation,
+    Finished,
+    Holder,
+    KeyBusy,
+    NotDue,
+    NotFirstInLine,
+    NoWorkerForMachine,
+    NoWorkerForQueue,
+    QueuePaused,
+    Reason,
+    Waiting,
+)
+
+__all__ = ["explanation_of"]
+
+
+def explanation_of(row: Mapping[str, Any]) -> Explanation:
+    """The facts of one row, as the statement `explain` gives them."""
+    return Explanation(
+        id=row["id"],
+        machine=row["fsm"],
+        version=row["fsm_version"],
+        step=row["step"],
+        status=Status(row["status"]),
+        queue=row["queue"],
+        at=row["now"],
+        reasons=tuple(_reasons(row)),
+    )
+
+
+def _reasons(row: Mapping[str, Any]) -> Iterator[Reason]:
+    status = Status(row["status"])
+    if row["deleted_at"] is not None:
+        yield Deletion(at=row["deleted_at"], why=row["delete_reason"])
+    if status.is_terminal:
+        why = row["cancel_reason"] if status is Status.CANCELLED else row["last_error"]
+        yield Finished(status=status, at=row["finished_at"], why=None if status is Status.DONE else why)
+    elif row["cancel_requested_at"] is not None:
+        yield CancelPending(at=row["cancel_requested_at"], by=row["cancelled_by"], why=row["cancel_reason"])
+    match status:
+        case Status.EXECUTING:
+            yield Executing(
+                worker=row["locked_by"],
+                since=row["started_at"] or row["leased_at"],
+                until=row["lease_expires_at"],
+                is_worker_live=row["is_worker_live"],
+                is_lease_over=row["lease_expires_at"] < row["now"],
+            )
+        case Status.AWAITING_SIGNAL:
+            yield AwaitingSignals(
+                names=tuple(row["awaits"] or ()), since=row["updated_at"], until=row["await_deadline"]
+            )
+        case Status.AWAITING_CHILDREN:
+            yield AwaitingChildren(
+                pending=row["children_pending"], total=row["children"], live=tuple(row["live_children"] or ())
+            )
+        case Status.RUNNABLE:
+            yield from _runnable(row)
+        case _:
+            pass
+
+
+def _runnable(row: Mapping[str, Any]) -> Iterator[Reason]:
+    obstacles = [*_obstacles(row), *_workers(row)]
+    yield from obstacles
+    if not obstacles:
+        yield Waiting(since=row["eligible_at"], ahead=row["ahead"], workers=row["able"])
+
+
+def _obstacles(row: Mapping[str, Any]) -> Iterator[Reason]:
+    if row["eligible_at"] > row["now"]:
+        yield NotDue(until=row["eligible_at"])
+    if row["paused_at"] is not None:
+        yield QueuePaused(queue=row["queue"], since=row["paused_at"])
+    if row["holders"] is not None:
+        yield KeyBusy(key=row["concurrency_key"], holders=tuple(_holders(row["holders"])))
+    elif row["first_in_line"] is not None:
+        yield NotFirstInLine(key=row["concurrency_key"], first=row["first_in_line"])
+
+
+def _workers(row: Mapping[str, Any]) -> Iterator[Reason]:
+    if row["able"]:
+        return
+    if not row["serving"]:
+        yield NoWorkerForQueue(queue=row["queue"], machine=row["fsm"])
+    else:
+        yield NoWorkerForMachine(
+            machine=row["fsm"], version=row["fsm_version"], known_elsewhere=row["knowing"]
+        )
+
+
+class _HolderRow(msgspec.Struct):
+    id: int
+    worker: str | None
+    since: datetime | None
+
+
+def _holders(text: str) -> Iterator[Holder]:
+    for each in msgspec.json.decode(text, type=list[_HolderRow]):
+        yield Holder(each.id, each.worker, each.since)

@@ -1,0 +1,250 @@
+"""Looks for what is wrong: each check is a plan that ends in findings."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Final
+
+from ..config import Settings
+from ..findings import Finding
+from . import fleet, migrate, pick
+from .plan import Plan, Row, Rows, in_schema, statements
+from .pool import PINNED
+
+__all__ = ["examine", "outdated"]
+
+_SQL = statements("doctor.sql")
+# Below so many dead rows a table is merely small.
+_DEAD: Final = 10_000
+_LONG: Final = timedelta(minutes=5)
+# Beyond this a moment that a program gives (`eligible_at=`) is another one than it means.
+_SKEW: Final = timedelta(seconds=5)
+# Pinned settings that the statements rely on; a pooler in transaction mode loses them.
+_SESSION: Final = ("plan_cache_mode", "enable_seqscan", "jit", "synchronous_commit")
+_INDEX: Final = re.compile(
+    r"^create (?:unique )?index (\w+) .*?;|^drop index gen_durable\.(\w+);", re.MULTILINE | re.DOTALL
+)
+
+
+def examine(settings: Settings) -> Plan[list[Finding]]:
+    """All checks; if the schema is of another version, only that."""
+    schema = yield from migrate.status(settings.schema)
+    if not schema.is_current:
+        return [outdated(schema.version, schema.latest)]
+    found: list[Finding] = []
+    checks: tuple[Callable[[Settings], Plan[list[Finding]]], ...] = (
+        _indexes,
+        _bloat,
+        _transactions,
+        _session,
+        _clock,
+        _leases,
+        _backlog,
+        _keys,
+        _workers,
+    )
+    for check in checks:
+        found += yield from check(settings)
+    return found
+
+
+def outdated(version: int | None, latest: int) -> Finding:
+    """The tables are of another age than this library."""
+    is_newer = version is not None and version > latest
+    has = "there are no tables of gen_durable" if version is None else f"the schema is at version {version}"
+    return Finding(
+        code="schema.version",
+        what=f"{has}, and this gen_durable works with {latest}",
+        fix="upgrade the package" if is_newer else "run `gen-durable db migrate`",
+        facts={"version": version, "latest": latest},
+    )
+
+
+def _indexes(settings: Settings) -> Plan[list[Finding]]:
+    rows = yield _SQL["indexes"](schema=settings.schema)
+    there = {row["name"]: row["is_valid"] for row in rows}
+    return [*_missing(there, settings.schema)]
+
+
+def _missing(there: dict[str, bool], schema: str) -> Iterator[Finding]:
+    for name, definition in _wanted().items():
+        facts = {"index": name}
+        build = in_schema(definition.replace(" index ", " index concurrently ", 1), schema)
+        if name not in there:
+            yield Finding(
+                code="index.missing", what=f"index {name} is missing", fix=f"build it: {build}", facts=facts
+            )
+        elif not there[name]:
+            yield Finding(
+                code="index.invalid",
+                what=f"index {name} is invalid: its building failed, and nobody uses it",
+                fix=f'drop it and build it again: drop index "{schema}".{name}; {build}',
+                facts=facts,
+            )
+
+
+def _wanted() -> dict[str, str]:
+    """The indexes that the migrations make, each with its definition."""
+    wanted: dict[str, str] = {}
+    for version in range(1, migrate.LATEST + 1):
+        for made in _INDEX.finditer(migrate.up(version)):
+            if made[1]:
+                wanted[made[1]] = " ".join(made[0].split())
+            else:
+                wanted.pop(made[2], None)
+    return wanted
+
+
+def _bloat(settings: Settings) -> Plan[list[Finding]]:
+    rows = yield _SQL["bloat"](schema=settings.schema, least=_DEAD)
+    return [
+        Finding(
+            code="table.bloat",
+            what=f"table {row['name']} has {row['dead']} dead rows beside {row['live']} live ones",
+            fix=f'vacuum (analyze) "{settings.schema}".{row["name"]}; and see what keeps autovacuum from it: '
+            "an open transaction, a standby, or its settings",
+            facts=dict(row),
+        )
+        for row in rows
+    ]
+
+
+def _transactions(settings: Settings) -> Plan[list[Finding]]:
+    rows = yield _SQL["transactions"](longest=_LONG)
+    return [
+        Finding(
+            code="transaction.long",
+            what=f"a transaction of {row['owner']} ({row['who']}, {row['state']}) is open since {row['since']}",
+            fix=f"rollback prepared '{row['who']}', or commit it"
+            if row["state"] == "prepared"
+            else f"end it where it was begun, or select pg_terminate_backend({row['who']})",
+            facts=dict(row),
+        )
+        for row in rows
+    ]
+
+
+def _session(settings: Settings) -> Plan[list[Finding]]:
+    rows = yield _SQL["session"](names=[*_SESSION, "transaction_isolation"])
+    pinned = {**PINNED, "transaction_isolation": PINNED["default_transaction_isolation"]}
+    lost = {row["name"]: row["value"] for row in rows if row["value"] != pinned[row["name"]]}
+    if not lost:
+        return []
+    return [
+        Finding(
+            code="pooler.session",
+            what=f"settings of our sessions are lost: {', '.join(f'{name} is {lost[name]}' for name in lost)}",
+            fix="a pooler seems to stand before PostgreSQL: set GEN_DURABLE_POOLER=transaction, or connect to it "
+            "directly",
+            facts=lost,
+        )
+    ]
+
+
+def _clock(settings: Settings) -> Plan[list[Finding]]:
+    before = datetime.now(UTC)
+    rows = yield _SQL["clock"]()
+    after = datetime.now(UTC)
+    skew: timedelta = rows[0]["now"] - (before + (after - before) / 2)
+    if abs(skew) <= _SKEW + (after - before):
+        return []
+    side = "ahead of" if skew > timedelta(0) else "behind"
+    return [
+        Finding(
+            code="clock.skew",
+            what=f"the clock of the database is {abs(skew)} {side} this host's",
+            fix="let both follow the same time server; the engine itself goes by the database's clock",
+            facts={"skew": skew},
+        )
+    ]
+
+
+def _leases(settings: Settings) -> Plan[list[Finding]]:
+    grace = settings.lease + settings.reap_interval + settings.heartbeat
+    (row,) = yield _SQL["leases"](grace=grace)
+    if not row["count"]:
+        return []
+    return [
+        Finding(
+            code="lease.stuck",
+            what=f"{row['count']} leases have run out, the first at {row['since']}, and no reaper takes them back",
+            fix="start a worker with settings.reaper on; queues={} makes one that does nothing else",
+            facts={**row, "workers": [each for each in row["workers"] if each]},
+        )
+    ]
+
+
+def _backlog(settings: Settings) -> Plan[list[Finding]]:
+    rows = yield _SQL["backlog"]()
+    return [*_paused(rows), *_unserved(rows), *_unknown(rows)]
+
+
+def _paused(rows: Rows) -> Iterator[Finding]:
+    for queue, count in _due([row for row in rows if row["is_paused"]]).items():
+        yield Finding(
+            code="queue.paused",
+            severity="notice",
+            what=f"queue {queue} is paused, and {count} instances are due in it",
+            fix=f"gen-durable queues resume {queue}",
+            facts={"queue": queue, "due": count},
+        )
+
+
+def _unserved(rows: Rows) -> Iterator[Finding]:
+    for queue, count in _due([row for row in rows if not row["serving"] and not row["is_paused"]]).items():
+        yield Finding(
+            code="queue.unserved",
+            what=f"no live worker serves queue {queue}, and {count} instances are due in it",
+            fix=f"start one: gen-durable worker app.py --queue {queue}=10",
+            facts={"queue": queue, "due": count},
+        )
+
+
+def _unknown(rows: Rows) -> Iterator[Finding]:
+    for row in rows:
+        if row["serving"] and not row["able"]:
+            queue, name, version, count = row["queue"], row["fsm"], row["fsm_version"], row["count"]
+            yield Finding(
+                code="machine.unknown",
+                what=f"no live worker of queue {queue} knows {name} version {version}, of which {count} wait",
+                fix="deploy a worker with this version of the machine, or cancel these instances",
+                facts={"queue": queue, "machine": name, "version": version, "count": count},
+            )
+
+
+def _due(rows: list[Row]) -> dict[str, int]:
+    due: defaultdict[str, int] = defaultdict(int)
+    for row in rows:
+        if row["due"]:
+            due[row["queue"]] += row["due"]
+    return due
+
+
+def _keys(settings: Settings) -> Plan[list[Finding]]:
+    keys = yield from pick.stuck_keys()
+    return [
+        Finding(
+            code="key.stuck",
+            what=f"concurrency key {key} is free, and its instances are held back all the same",
+            fix="the reaper of any worker lets them go on within its interval; please report it, with the log",
+            facts={"key": key},
+        )
+        for key in keys
+    ]
+
+
+def _workers(settings: Settings) -> Plan[list[Finding]]:
+    return [
+        Finding(
+            code="worker.silent",
+            severity="notice",
+            what=f"worker {each.name} has not been heard of since {each.seen_at}, and did not say good-bye",
+            fix="see why its process ended; what it had leased comes back by itself",
+            facts={"worker": each.name, "host": each.host, "pid": each.pid, "seen_at": each.seen_at},
+        )
+        for each in (yield from fleet.workers())
+        if not each.is_live
+    ]

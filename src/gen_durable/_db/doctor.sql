@@ -1,0 +1,66 @@
+-- What may be wrong with a database. For people who ask, now and then; nothing here is quick on a large backlog.
+
+-- name: indexes
+-- The indexes of our tables, and whether each of them is used: one whose building failed is not.
+select c.relname as name, i.indisvalid and i.indisready as is_valid
+  from pg_index i join pg_class c on c.oid = i.indexrelid join pg_namespace n on n.oid = c.relnamespace
+ where n.nspname = :schema::text
+
+-- name: bloat
+-- Tables with more dead rows than live ones: vacuum does not keep up.
+select s.relname as name, s.n_dead_tup as dead, s.n_live_tup as live,
+       greatest(s.last_vacuum, s.last_autovacuum) as vacuumed_at
+  from pg_stat_user_tables s
+ where s.schemaname = :schema::text and s.n_dead_tup >= :least::bigint and s.n_dead_tup > s.n_live_tup
+ order by s.relname
+
+-- name: transactions
+-- Transactions that have been open for long, prepared ones too: what dies meanwhile cannot be vacuumed away. Of other people's
+-- sessions one sees the age only with pg_read_all_stats.
+select a.pid::text as who, coalesce(a.usename::text, '?') as owner, a.state, a.xact_start as since from pg_stat_activity a
+ where a.datname = current_database() and a.pid <> pg_backend_pid() and a.backend_type = 'client backend'
+   and a.xact_start < statement_timestamp() - :longest::interval
+union all
+select p.gid, p.owner::text, 'prepared', p.prepared from pg_prepared_xacts p
+ where p.database = current_database() and p.prepared < statement_timestamp() - :longest::interval
+ order by since
+
+-- name: session
+-- What holds for this very statement, of what our connections are opened with.
+select setting.name, current_setting(setting.name) as value from unnest(:names::text[]) as setting (name)
+
+-- name: leases
+-- Leases that ran out so long ago that a reaper should have been there.
+select count(*) as count, min(g.lease_expires_at) as since, (array_agg(g.id order by g.lease_expires_at))[1:10] as ids,
+       array_agg(distinct g.locked_by) as workers
+  from gen_durable.gen_durable g
+ where g.status = 'executing' and g.lease_expires_at < statement_timestamp() - :grace::interval
+
+-- name: backlog
+-- What waits, by queue and machine, and who would take it; the same rules as in explain.sql.
+with waiting as (
+  select g.queue, g.fsm, g.fsm_version, count(*) as count, count(*) filter (where g.eligible_at <= statement_timestamp()) as due
+    from gen_durable.gen_durable g where g.status = 'runnable' and not g.gated group by 1, 2, 3
+  union all
+  select g.queue, g.fsm, g.fsm_version, count(*), count(*) from gen_durable.gen_durable g
+   where g.status = 'runnable' and g.concurrency_key is not null and g.gated group by 1, 2, 3
+), line as (
+  select queue, fsm, fsm_version, sum(count)::bigint as count, sum(due)::bigint as due from waiting group by 1, 2, 3
+)
+select line.queue, line.fsm, line.fsm_version, line.count, line.due, fleet.serving, fleet.able,
+       exists (select from gen_durable.queues q where q.name = line.queue and q.is_paused) as is_paused
+  from line
+ cross join lateral (
+   select count(*) filter (where each.by_queue or each.by_prefix) as serving,
+          count(*) filter (where each.knows and each.by_queue or each.by_prefix and (each.knows or not each.leaves_unknown)) as able
+     from (select line.queue = any (w.queues) as by_queue, w.leaves_unknown,
+                  exists (select from unnest(w.prefixes) as prefix where starts_with(line.fsm, prefix)) as by_prefix,
+                  exists (select from unnest(w.fsms, w.fsm_versions) as machine (fsm, version)
+                           where machine.fsm = line.fsm and machine.version = line.fsm_version) as knows
+             from gen_durable.workers w
+            where w.expires_at > statement_timestamp() and not w.is_draining) each) fleet
+ order by line.queue, line.fsm, line.fsm_version
+
+-- name: clock
+-- The database's clock, to be held against ours.
+select statement_timestamp() as now

@@ -1,0 +1,109 @@
+"""Workers that are there, and what was said about queues."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+
+import msgspec
+
+from ..operations import QueueControl, QueueStatus, WorkerInfo
+from .plan import Call, Plan, Row, statements
+
+__all__ = [
+    "Override",
+    "Presence",
+    "appear",
+    "disappear",
+    "pause_queue",
+    "queues",
+    "resume_queue",
+    "set_queue",
+    "settings",
+    "workers",
+]
+
+_SQL = statements("fleet.sql")
+
+
+class Presence(msgspec.Struct, frozen=True, kw_only=True):
+    """What a worker tells of itself. The fields are the parameters of the statement."""
+
+    name: str
+    host: str
+    pid: int
+    version: str
+    queues: list[str]
+    prefixes: list[str]
+    leaves_unknown: bool
+    fsms: list[str]
+    fsm_versions: list[int]
+
+
+class Override(msgspec.Struct, frozen=True):
+    """What a worker has to know about a queue."""
+
+    is_paused: bool = False
+    concurrency: int | None = None
+
+
+def appear(presence: Presence, alive_for: timedelta, *, is_draining: bool = False) -> Plan[None]:
+    """This worker is there, and will say so again within that time."""
+    yield _SQL["appear"](**msgspec.structs.asdict(presence), alive_for=alive_for, is_draining=is_draining)
+
+
+def disappear(name: str) -> Plan[None]:
+    """This worker has ended."""
+    yield _SQL["disappear"](name=name)
+
+
+def workers() -> Plan[Sequence[WorkerInfo]]:
+    """Everybody who is there, or was a short while ago."""
+    return [_worker(row) for row in (yield _SQL["workers"]())]
+
+
+def settings() -> Plan[Mapping[str, Override]]:
+    """What was said about queues, by their names."""
+    rows = yield _SQL["settings"]()
+    return {row["name"]: Override(row["is_paused"], row["concurrency"]) for row in rows}
+
+
+def queues() -> Plan[Sequence[QueueStatus]]:
+    """All queues, and how much waits in them."""
+    return [QueueStatus(**row) for row in (yield _SQL["queues"]())]
+
+
+def pause_queue(name: str, actor: str | None) -> Plan[QueueControl]:
+    """Let nothing more of a queue begin."""
+    return (yield from _said(_SQL["pause_queue"](name=name, actor=actor)))
+
+
+def resume_queue(name: str, actor: str | None) -> Plan[QueueControl]:
+    """Serve a queue again."""
+    return (yield from _said(_SQL["resume_queue"](name=name, actor=actor)))
+
+
+def set_queue(name: str, concurrency: int | None, actor: str | None) -> Plan[QueueControl]:
+    """How many of a queue run at once in each worker."""
+    return (yield from _said(_SQL["set_queue"](name=name, concurrency=concurrency, actor=actor)))
+
+
+def _said(call: Call) -> Plan[QueueControl]:
+    (row,) = yield call
+    return QueueControl(**row)
+
+
+def _worker(row: Row) -> WorkerInfo:
+    return WorkerInfo(
+        name=row["name"],
+        host=row["host"],
+        pid=row["pid"],
+        version=row["version"],
+        started_at=row["started_at"],
+        seen_at=row["seen_at"],
+        is_live=row["is_live"],
+        is_draining=row["is_draining"],
+        queues=tuple(row["queues"]),
+        prefixes=tuple(row["prefixes"]),
+        machines=tuple(zip(row["fsms"], row["fsm_versions"], strict=True)),
+    )

@@ -1,0 +1,69 @@
+"""Collecting what ended long ago: instances page by page, and two walks through the tables beside them."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Final, Literal, TypeAlias
+
+import msgspec
+
+from .plan import Plan, Rows, statements
+
+__all__ = ["PAGE", "START", "Ended", "Place", "Swept", "sweep", "walk_executions", "walk_signals"]
+
+_SQL = statements("gc.sql")
+
+PAGE: Final = 500
+"""How many rows one statement looks at; the number stands in gc.sql."""
+# Blocks of a table that one step of a walk reads: 2 MB.
+_BLOCKS: Final = 256
+
+Ended: TypeAlias = Literal["done", "failed", "cancelled", "deleted"]
+
+
+class Place(msgspec.Struct, frozen=True):
+    """How far a sweep has come: the last row that it saw."""
+
+    at: datetime
+    id: int
+
+
+START: Final = Place(datetime(1, 1, 2, tzinfo=UTC), 0)
+
+
+class Swept(msgspec.Struct, frozen=True):
+    """What one page brought."""
+
+    deleted: int
+    stripped: int
+    """Rows that stay for their key, without state and result."""
+    next: Place | None
+    """Where the next page begins; `None` if this was the last."""
+
+
+def sweep(ended: Ended, retention: timedelta, after: Place) -> Plan[Swept]:
+    """Collect the next page of what ended so, so long ago."""
+    place = {"retention": retention, "after_at": after.at, "after_id": after.id}
+    call = (
+        _SQL["sweep_deleted"](**place) if ended == "deleted" else _SQL["sweep_ended"](status=ended, **place)
+    )
+    (row,) = yield call
+    following = Place(row["last_at"], row["last_id"]) if row["seen"] == PAGE else None
+    return Swept(row["deleted"], row["stripped"], following)
+
+
+def walk_executions(retention: timedelta, block: int) -> Plan[int]:
+    """Remove old records from some blocks of the table; the block to go on with, 0 at its end."""
+    return _following(
+        (yield _SQL["sweep_executions"](retention=retention, block=block, blocks=_BLOCKS)), block
+    )
+
+
+def walk_signals(block: int) -> Plan[int]:
+    """Remove signals that nobody can read from some blocks of the table; the block to go on with, 0 at its end."""
+    return _following((yield _SQL["sweep_signals"](block=block, blocks=_BLOCKS)), block)
+
+
+def _following(rows: Rows, block: int) -> int:
+    blocks: int = rows[0]["blocks"]
+    return block + _BLOCKS if block + _BLOCKS < blocks else 0

@@ -1,0 +1,73 @@
+"""The service that removes what has ended and been kept for long enough."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Final
+
+from .._db import gc
+from .._db.pool import Database
+from ..config import Settings
+from ..telemetry import GcSwept, Telemetry
+from .service import Contact, Service
+
+__all__ = ["Collector"]
+
+_log: Final = logging.getLogger("gen_durable.worker")
+
+
+class Collector(Service):
+    """Goes through what has ended, the oldest first, a page at a time.
+
+    What cannot go yet (a child of a live parent) is passed over and looked at again in the next sweep, so it is in
+    nobody's way. Any number of collectors may run; each row is taken by one of them.
+    """
+
+    name = "gc"
+
+    def __init__(
+        self, database: Database, settings: Settings, telemetry: Telemetry, contact: Contact
+    ) -> None:
+        super().__init__(contact)
+        self._database = database
+        self._settings = settings
+        self._telemetry = telemetry
+        self._retentions: Mapping[gc.Ended, timedelta] = {
+            "done": settings.retention_done,
+            "cancelled": settings.retention_cancelled,
+            "failed": settings.retention_failed,
+            "deleted": settings.retention_deleted,
+        }
+        # What of the sweep that is under way is left to look at, and from where.
+        self._left: dict[gc.Ended, gc.Place] = {}
+        # Where the walks through executions and signals go on.
+        self._executions_at = self._signals_at = 0
+
+    async def tick(self) -> timedelta:
+        """One page of each kind; a sweep is as many rounds as the longest of them has pages."""
+        if not self._left:
+            self._left = dict.fromkeys(self._retentions, gc.START)
+        deleted = stripped = 0
+        for ended, place in list(self._left.items()):
+            swept = await self._database.run(gc.sweep(ended, self._retentions[ended], place))
+            deleted += swept.deleted
+            stripped += swept.stripped
+            if swept.next is None:
+                del self._left[ended]
+            else:
+                self._left[ended] = swept.next
+        if deleted or stripped:
+            _log.info("collected %d instances; %d more stay for their keys", deleted, stripped)
+        if deleted:
+            self._telemetry.emit(GcSwept(count=deleted))
+        if self._left:
+            return timedelta(0)
+        await self._walk()
+        return self._settings.gc_interval
+
+    async def _walk(self) -> None:
+        retention = self._settings.retention_executions
+        self._executions_at = await self._database.run(gc.walk_executions(retention, self._executions_at))
+        self._signals_at = await self._database.run(gc.walk_signals(self._signals_at))

@@ -1,0 +1,184 @@
+"""`gen-durable workers | queues | explain | doctor`: what operators ask and say."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from typing import Any, TypeVar
+
+import click
+
+from .. import _verbs
+from .._db import doctor as doctors
+from .._db import inspect
+from .._db.plan import Plan
+from ..errors import SchemaVersionError
+from ..findings import Finding
+from ..operations import QueueStatus, WorkerInfo
+from .connection import Place, place_options
+from .json_text import json_option, print_json, print_json_rows
+from .options import target
+from .rows import age_text, clean
+
+__all__ = ["doctor", "explain", "queues", "workers"]
+
+T = TypeVar("T")
+
+
+@click.command()
+@json_option
+@place_options()
+def workers(place: Place, as_json: bool) -> None:
+    """List the workers of this database, and those that died within the last ten minutes."""
+    now, found = asyncio.run(_run(place, _with_time(_verbs.workers())))
+    if as_json:
+        print_json_rows(found)
+    elif found:
+        _print_columns([_WORKER_COLUMNS, *(_worker_cells(each, now) for each in found)])
+    else:
+        click.echo("no worker is there", err=True)
+
+
+_WORKER_COLUMNS = ("NAME", "STATE", "UP", "SEEN", "VERSION", "SERVES", "MACHINES")
+
+
+def _worker_cells(each: WorkerInfo, now: datetime) -> tuple[str, ...]:
+    state = "silent" if not each.is_live else "draining" if each.is_draining else "live"
+    served = [*each.queues, *(f"{prefix}*" for prefix in each.prefixes)]
+    machines = [f"{name} v{version}" for name, version in each.machines]
+    return (
+        clean(each.name),
+        state,
+        age_text(now - each.started_at),
+        age_text(now - each.seen_at),
+        each.version,
+        clean(", ".join(served)) or "-",
+        clean(", ".join(machines)) or "-",
+    )
+
+
+@click.group(invoke_without_command=True)
+@json_option
+@place_options()
+@click.pass_context
+def queues(ctx: click.Context, place: Place, as_json: bool) -> None:
+    """List the queues and what waits in them; or pause, resume or set one of them."""
+    if ctx.invoked_subcommand is not None:
+        return
+    now, found = asyncio.run(_run(place, _with_time(_verbs.queues())))
+    if as_json:
+        print_json_rows(found)
+    elif found:
+        _print_columns([_QUEUE_COLUMNS, *(_queue_cells(each, now) for each in found)])
+    else:
+        click.echo("there is no queue yet", err=True)
+
+
+_QUEUE_COLUMNS = ("QUEUE", "STATE", "DUE", "OLDEST", "FUTURE", "GATED", "EXECUTING", "WORKERS", "CONCURRENCY")
+
+
+def _queue_cells(each: QueueStatus, now: datetime) -> tuple[str, ...]:
+    return (
+        clean(each.name),
+        "paused" if each.is_paused else "open",
+        str(each.due),
+        "-" if each.oldest_due_at is None else age_text(now - each.oldest_due_at),
+        str(each.future),
+        str(each.gated),
+        str(each.executing),
+        str(each.workers),
+        "-" if each.concurrency is None else str(each.concurrency),
+    )
+
+
+def _on_queue(command: Callable[..., Any]) -> Callable[..., Any]:
+    command = click.option("--actor", metavar="WHO", help="Who asks for it.")(place_options()(command))
+    return click.argument("name")(command)
+
+
+@queues.command()
+@_on_queue
+def pause(place: Place, name: str, actor: str | None) -> None:
+    """Let nothing of the queue NAME begin until it is resumed."""
+    asyncio.run(_run(place, _verbs.pause_queue(name, actor)))
+    click.echo(f"queue {clean(name)} is paused")
+
+
+@queues.command()
+@_on_queue
+def resume(place: Place, name: str, actor: str | None) -> None:
+    """Serve the queue NAME again."""
+    asyncio.run(_run(place, _verbs.resume_queue(name, actor)))
+    click.echo(f"queue {clean(name)} is open")
+
+
+@queues.command("set")
+@click.option(
+    "--concurrency", type=click.IntRange(min=1), metavar="N", help="How many at once in each worker."
+)
+@click.option("--reset", is_flag=True, help="As each worker was told.")
+@_on_queue
+def set_(place: Place, name: str, concurrency: int | None, reset: bool, actor: str | None) -> None:
+    """Give the queue NAME another concurrency in every worker."""
+    if (concurrency is None) != reset:
+        raise click.UsageError("give either --concurrency N or --reset")
+    asyncio.run(_run(place, _verbs.set_queue(name, concurrency, actor)))
+    told = "as each worker was told" if concurrency is None else f"{concurrency} in each worker"
+    click.echo(f"queue {clean(name)} runs {told}")
+
+
+@click.command()
+@click.argument("instance", type=target)
+@json_option
+@place_options()
+def explain(place: Place, instance: int | str, as_json: bool) -> None:
+    """Say why INSTANCE, an id or a correlation key, does not run."""
+    found = asyncio.run(_run(place, _verbs.explain(instance)))
+    if as_json:
+        print_json(found)
+        return
+    for line in str(found).split("\n"):
+        click.echo(clean(line))
+
+
+@click.command()
+@json_option
+@place_options("lease", "heartbeat", "reap_interval")
+@click.pass_context
+def doctor(ctx: click.Context, place: Place, as_json: bool) -> None:
+    """Look for what is wrong with the database and its workers. Exit code 1: something is."""
+    findings = asyncio.run(_examine(place))
+    if as_json:
+        print_json_rows(findings)
+    else:
+        for finding in findings:
+            what, fix = str(finding).split("\n", 1)
+            click.echo(f"{clean(what)}\n  {clean(fix.strip())}")
+        if not findings:
+            click.echo("all is well")
+    if any(finding.severity == "problem" for finding in findings):
+        ctx.exit(1)
+
+
+async def _examine(place: Place) -> Sequence[Finding]:
+    try:
+        return await _run(place, _verbs.doctor(place.settings))
+    except SchemaVersionError as error:
+        return [doctors.outdated(error.found, error.wanted)]
+
+
+async def _run(place: Place, plan: Plan[T]) -> T:
+    async with place.open() as database:
+        return await database.run(plan)
+
+
+def _with_time(plan: Plan[T]) -> Plan[tuple[datetime, T]]:
+    now = yield from inspect.now()
+    return now, (yield from plan)
+
+
+def _print_columns(lines: Sequence[Sequence[str]]) -> None:
+    widths = [max(len(line[place]) for line in lines) for place in range(len(lines[0]))]
+    for line in lines:
+        click.echo("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())

@@ -1,0 +1,91 @@
+"""`gen-durable workers | queues | explain | doctor`, and the options of a worker that operators need."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import psycopg
+import pytest
+
+from gen_durable._db import fleet
+from gen_durable.testing import Harness
+from tests.cli.conftest import Gd, execute, parsed, refused, told
+from tests.cli.machines import Checkout
+from tests.operations.test_explain import SERVES
+
+
+def test_workers(gd: Gd, shop: Harness) -> None:
+    assert told(gd("workers")) == (0, "", "no worker is there\n")
+    shop._database.run(fleet.appear(SERVES, timedelta(hours=1)))
+    lines = gd("workers").stdout.splitlines()
+    assert lines[0].split() == ["NAME", "STATE", "UP", "SEEN", "VERSION", "SERVES", "MACHINES"]
+    assert lines[1].split() == ["w", "live", "0s", "0s", "1", "default", "A", "v1"]
+    (worker,) = parsed(gd("workers", "--json"))
+    assert (worker["name"], worker["is_live"], worker["machines"]) == ("w", True, [["A", 1]])
+
+
+def test_queues(gd: Gd, shop: Harness) -> None:
+    shop.insert(Checkout, {})
+    assert told(gd("queues", "pause", "mail", "--actor", "ann")) == (0, "queue mail is paused\n", "")
+    assert told(gd("queues", "set", "mail", "--concurrency", 3)) == (
+        0,
+        "queue mail runs 3 in each worker\n",
+        "",
+    )
+    mail = next(each for each in parsed(gd("queues", "--json")) if each["name"] == "mail")
+    assert (mail["is_paused"], mail["concurrency"], mail["due"]) == (True, 3, 0)
+    assert "mail" in gd("queues").stdout
+    assert told(gd("queues", "set", "mail", "--reset")) == (
+        0,
+        "queue mail runs as each worker was told\n",
+        "",
+    )
+    assert told(gd("queues", "resume", "mail")) == (0, "queue mail is open\n", "")
+    assert gd("queues", "set", "mail").exit_code == 2
+    assert "the queue" in refused(gd("queues", "pause", ""))
+
+
+def test_explain(gd: Gd, shop: Harness, sql: psycopg.Connection[Any]) -> None:
+    ref = shop.insert(Checkout, {})
+    lines = gd("explain", ref.id).stdout.splitlines()
+    assert lines[0] == f"Checkout {ref.id} is runnable at step {lines[0].split()[-1]}"
+    assert lines[1].strip().startswith("no live worker serves queue")
+    execute(sql, ref.id)
+    explained = parsed(gd("explain", ref.id, "--json"))
+    assert [reason["reason"] for reason in explained["reasons"]] == ["executing"]
+    assert refused(gd("explain", 999)).startswith("cannot explain")
+
+
+def test_doctor(gd: Gd, shop: Harness) -> None:
+    assert told(gd("doctor")) == (0, "all is well\n", "")
+    shop.insert(Checkout, {})
+    code, printed, _ = told(gd("doctor"))
+    assert code == 1
+    assert printed.startswith("problem: no live worker serves queue")
+    result = gd("doctor", "--json")
+    assert (result.exit_code, [each["code"] for each in parsed(result)]) == (1, ["queue.unserved"])
+    gd("queues", "pause", "default")
+    queue = parsed(result)[0]["facts"]["queue"]
+    gd("queues", "pause", queue)
+    result = gd("doctor", "--json")
+    assert (result.exit_code, [each["code"] for each in parsed(result)]) == (0, ["queue.paused"])
+
+
+def test_the_doctor_tells_of_a_schema_that_is_not_there(gd: Gd) -> None:
+    result = gd("doctor", "--schema", "nowhere", "--json")
+    assert (result.exit_code, parsed(result)[0]["code"]) == (1, "schema.version")
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ([], "Missing argument 'TARGET'"),
+        (["--no-queues", "--queue", "a=1"], "--no-queues serves none"),
+        (["--no-queues", "--health", "nowhere"], "health must be a port or host:port"),
+    ],
+)
+def test_a_worker_that_cannot_be(gd: Gd, options: list[str], said: str) -> None:
+    result = gd("worker", *options)
+    assert result.exit_code == 2
+    assert said in result.stderr

@@ -1,0 +1,94 @@
+"""Collecting with a rule left out."""
+
+from __future__ import annotations
+
+from tests.interleavings.mutants import Mutant
+from tests.interleavings.product import Change, number
+from tests.interleavings.scenarios import collecting
+
+_STATUS = number("sweep_ended", "status")
+_AGE = f"g.finished_at < statement_timestamp() - {number('sweep_ended', 'retention')}::interval"
+_NEEDED = "where p.id = g.parent_id and p.status <> 'done'"
+
+MUTANTS = [
+    Mutant(
+        name="children are collected whatever their parent does",
+        scenario=collecting.gc_and_join(),
+        reason="a parent does not see all of its children",
+        changes=[Change("sweep_ended", _NEEDED, "where false")],
+    ),
+    Mutant(
+        name="children of a parent that failed are collected",
+        scenario=collecting.gc_and_retry_of_the_parent(),
+        reason="collected before its parent has seen it",
+        changes=[
+            Change(
+                "sweep_ended",
+                _NEEDED,
+                "where p.id = g.parent_id and p.status not in ('done', 'failed', 'cancelled')",
+            )
+        ],
+    ),
+    Mutant(
+        name="a stop is taken for going on",
+        scenario=collecting.gc_and_retry_of_the_parent(),
+        reason="collected before its parent has seen it",
+        changes=[
+            Change(
+                "sweep_ended",
+                "(p.status = 'failed' and p.crash_count = 0 and p.step_seq > p.spawn_round)::int",
+                "0",
+            )
+        ],
+    ),
+    Mutant(
+        name="a key that is occupied goes with its row",
+        scenario=collecting.gc_and_insert(),
+        reason="a key that was given for good was given again",
+        changes=[
+            Change(
+                "sweep_ended",
+                "g.unique_guard is null and g.correlation_guard is null as is_free",
+                "true as is_free",
+            )
+        ],
+    ),
+    Mutant(
+        name="what was chosen is not looked at again",
+        scenario=collecting.gc_and_retry(),
+        reason="told that it goes on, and it is gone",
+        changes=[
+            Change(
+                "sweep_ended",
+                f"where g.status = {_STATUS}::text::gen_durable.durable_status and g.deleted_at is null"
+                f" and g.collected_at is null\n     and {_AGE}\n",
+                "where true\n",
+            )
+        ],
+    ),
+    Mutant(
+        name="what was restored is not looked at again",
+        scenario=collecting.gc_and_restore(),
+        reason="told that it is restored, and it is gone",
+        changes=[
+            Change(
+                "sweep_deleted",
+                "where g.finished_at is not null and g.deleted_at < statement_timestamp()"
+                f" - {number('sweep_deleted', 'retention')}::interval\n",
+                "where true\n",
+            )
+        ],
+    ),
+    Mutant(
+        name="what has no state goes on",
+        scenario=collecting.gc_and_retry_of_a_holder(),
+        reason="it goes on without its state",
+        changes=[Change("schema", "and (g.collected_at is null or new_state is not null)", "")],
+    ),
+    Mutant(
+        name="letters to the living are collected",
+        scenario=collecting.gc_of_letters(),
+        reason="signals lost",
+        changes=[Change("sweep_signals", "where g.id = s.target_id and", "where false and")],
+    ),
+]

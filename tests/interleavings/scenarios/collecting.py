@@ -1,0 +1,198 @@
+"""The collector among the living: it takes nothing that somebody still needs, and waits for nobody."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Any, Final
+
+from gen_durable._db import gc
+from tests.interleavings.invariants import require
+from tests.interleavings.product import Change
+from tests.interleavings.scenario import End, Scenario
+from tests.interleavings.scenarios.signals import PARK, PAUSE_AFTER_REFUSAL
+from tests.interleavings.session import Work, autocommit, flush
+from tests.interleavings.works import lease_some, put, restore, retry, send
+from tests.interleavings.world import (
+    LIVE,
+    PAST,
+    TERMINAL,
+    cancelled,
+    done,
+    failed,
+    instance,
+    leased,
+    new,
+    outcome,
+    signal,
+)
+
+_EVER: Final[Mapping[str, Any]] = {"unique_key": b"u", "unique_scope": (*LIVE, *TERMINAL)}
+_CHILD: Final[Mapping[str, Any]] = {"parent_id": 1, "parent_round": 1}
+_G: Final = frozenset({"G"})
+_AFTER_PAGE: Final = "from page join gen_durable.gen_durable g on g.id = page.id"
+_STOPPED: Final = (
+    "from (select page.id, gen_durable.pause(1) from page offset 0) page"
+    " join gen_durable.gen_durable g on g.id = page.id"
+)
+# The collector has chosen its page and has yet to lock it.
+PAUSE_AFTER_PAGE: Final = Change("sweep_ended", _AFTER_PAGE, _STOPPED)
+PAUSE_AFTER_DELETED: Final = Change("sweep_deleted", _AFTER_PAGE, _STOPPED)
+
+
+def collect(ended: gc.Ended) -> Work:
+    return autocommit(lambda _: gc.sweep(ended, timedelta(0), gc.START))
+
+
+def gc_and_join() -> Scenario:
+    """A child that ended long ago stays until its parent has seen it."""
+
+    def check(end: End) -> None:
+        (execution,) = end.result("F").executions
+        seen = [child.id for child in execution.children]
+        require(seen == [11, 12], "a parent does not see all of its children")
+
+    parent = instance(1, "awaiting_children", step_seq=1, spawn_round=1, children_pending=1)
+    return Scenario(
+        name="gc × join and pick",
+        setup=[parent, *done(11, **_CHILD), leased(12, **_CHILD)],
+        sessions={
+            "G": [collect("done")],
+            "F": [flush(outcome(12, "done", parent_id=1)), lease_some(8)],
+        },
+        check=check,
+        pauses=[PAUSE_AFTER_PAGE],
+        never_wait=_G,
+    )
+
+
+def gc_and_retry_of_the_parent() -> Scenario:
+    """A parent that failed may be retried, and then it looks at its children once more."""
+
+    def check(end: End) -> None:
+        require(11 in end.after.instances, "collected before its parent has seen it")
+        (execution,) = end.result("R").executions
+        require([child.id for child in execution.children] == [11], "a retried parent lost a child")
+
+    setup = [*failed(1, step_seq=2, spawn_round=1), *done(11, **_CHILD)]
+    return Scenario(
+        name="gc × retry(parent) and pick",
+        setup=[*setup, _RECORD_OF_SPAWN],
+        sessions={"G": [collect("done")], "R": [retry(1), lease_some(8)]},
+        check=check,
+        pauses=[PAUSE_AFTER_PAGE],
+        never_wait=_G,
+    )
+
+
+def gc_and_insert() -> Scenario:
+    """A key that is occupied after the end stays so; whoever asks for it is told who has it."""
+
+    def check(end: End) -> None:
+        (answer,) = end.result("I")
+        require(not answer.is_new and answer.id == 1, "a key that was given for good was given again")
+        row = end.after.instances[1]
+        require(row["collected_at"] is not None and row["result"] is None, "it keeps what it carried")
+
+    return Scenario(
+        name="gc × insert(same key)",
+        setup=done(1, result="42", **_EVER),
+        sessions={"G": [collect("done")], "I": [put(new(**_new(_EVER)))]},
+        check=check,
+        pauses=[PAUSE_AFTER_PAGE, PAUSE_AFTER_REFUSAL],
+        never_wait=_G,
+    )
+
+
+def gc_and_retry() -> Scenario:
+    """It goes, or it goes on; never half of each."""
+
+    def check(end: End) -> None:
+        told = end.result("R")
+        if 1 in end.after.instances:
+            require([row["is_retried"] for row in told] == [True], "told that it is gone, and it is there")
+            require(end.after.status(1) == "runnable", "retried, and does not go on")
+        else:
+            require(not told, "told that it goes on, and it is gone")
+            require(not end.after.executions and not end.after.audit, "something of it is left")
+
+    return Scenario(
+        name="gc × retry",
+        setup=failed(1),
+        sessions={"G": [collect("failed")], "R": [retry(1)]},
+        check=check,
+        pauses=[PAUSE_AFTER_PAGE],
+        never_wait=_G,
+    )
+
+
+def gc_and_retry_of_a_holder() -> Scenario:
+    """Of one that has a key, a retry gets the whole of it, or is told that there is nothing left to go on with."""
+
+    def check(end: End) -> None:
+        (told,) = end.result("R")
+        row = end.after.instances[1]
+        if told["is_retried"]:
+            require(row["state"] == {"n": 1}, "it goes on without its state")
+        else:
+            require(row["collected_at"] is not None, "refused a retry without a reason")
+
+    return Scenario(
+        name="gc × retry(holder of a key)",
+        setup=failed(1, state='{"n": 1}', **_EVER),
+        sessions={"G": [collect("failed")], "R": [retry(1)]},
+        check=check,
+        pauses=[PAUSE_AFTER_PAGE],
+        never_wait=_G,
+    )
+
+
+def gc_and_restore() -> Scenario:
+    """What is restored is there."""
+
+    def check(end: End) -> None:
+        told = end.result("R")
+        require(bool(told) == (1 in end.after.instances), "told that it is restored, and it is gone")
+
+    return Scenario(
+        name="gc × restore",
+        setup=cancelled(1, deleted_at=PAST),
+        sessions={"G": [collect("deleted")], "R": [restore(1)]},
+        check=check,
+        pauses=[PAUSE_AFTER_DELETED],
+        never_wait=_G,
+    )
+
+
+def gc_of_letters() -> Scenario:
+    """Letters to the ended go, those to the living stay."""
+
+    def check(end: End) -> None:
+        require(not [s for s in end.after.signals if s["target_id"] == 2], "a letter to the ended is left")
+
+    return Scenario(
+        name="gc(letters) × deliver × park",
+        setup=[leased(1), *done(2), signal(5, 2, "go")],
+        sessions={"G": [autocommit(lambda _: gc.walk_signals(0))], "D": [send()], "P": [flush(PARK)]},
+        check=check,
+        never_wait=_G,
+    )
+
+
+def _new(key: Mapping[str, Any]) -> dict[str, Any]:
+    return {**key, "unique_scope": "{" + ",".join(key["unique_scope"]) + "}"}
+
+
+_RECORD_OF_SPAWN: Final = (
+    "update gen_durable.executions set step_seq = 2, execution = 1 where instance_id = 1"
+)
+
+SCENARIOS = [
+    gc_and_join(),
+    gc_and_retry_of_the_parent(),
+    gc_and_insert(),
+    gc_and_retry(),
+    gc_and_retry_of_a_holder(),
+    gc_and_restore(),
+    gc_of_letters(),
+]

@@ -1,0 +1,198 @@
+"""The doctor finds what is wrong, and says what to do."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import asyncpg
+import msgspec
+import pytest
+
+from gen_durable import AsyncClient, Finding, Worker
+from gen_durable._db import doctor, fleet
+from gen_durable._db.pool import Database
+from tests.control.support import Plain
+from tests.operations.rows import put
+from tests.operations.test_explain import SERVES
+from tests.scenarios.support import AN_HOUR, CALM
+
+
+def codes(findings: Sequence[Finding]) -> list[str]:
+    for finding in findings:
+        assert finding.what
+        assert finding.fix
+        assert str(finding).startswith(f"{finding.severity}: ")
+        msgspec.json.encode(finding)
+    return [finding.code for finding in findings]
+
+
+@pytest.mark.clause("OPS-9")
+async def test_a_healthy_database_has_no_findings(db: Any, client: Any, durable_dsn: str) -> None:
+    async with Worker([Plain], dsn=durable_dsn, settings=CALM) as worker:
+        await worker.wait(await worker.insert(Plain, 1))
+        assert codes(await client.doctor()) == []
+    assert codes(await client.doctor()) == []
+
+
+@pytest.mark.clause("OPS-9")
+async def test_indexes_that_are_missing_or_invalid(db: Any, client: Any) -> None:
+    await db.execute("drop index gen_durable.gen_durable_deadline, gen_durable.signals_dedup")
+    await db.execute(
+        "update pg_index set indisvalid = false where indexrelid = 'gen_durable.executions_aborted'::regclass"
+    )
+    findings = await client.doctor()
+    assert codes(findings) == ["index.missing", "index.missing", "index.invalid"]
+    deadline, dedup, aborted = findings
+    assert deadline.facts == {"index": "gen_durable_deadline"}
+    assert aborted.fix.startswith(
+        'drop it and build it again: drop index "gen_durable".executions_aborted; create'
+    )
+    for finding in (deadline, dedup):
+        await db.execute(finding.fix.removeprefix("build it: "))
+    await db.execute(aborted.fix.split(": ", 1)[1].split(";")[0])
+    await db.execute(aborted.fix.split("; ", 1)[1])
+    assert codes(await client.doctor()) == []
+
+
+@pytest.mark.clause("OPS-9")
+async def test_tables_full_of_the_dead(db: Any, client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "_DEAD", 100)
+    await db.execute("alter table gen_durable.audit_events set (autovacuum_enabled = off)")
+    await db.execute(
+        "insert into gen_durable.audit_events (instance_id, event) select n, 'x' from generate_series(1, 200) n"
+    )
+    await db.execute("delete from gen_durable.audit_events")
+    await _flushed(db)
+    (finding,) = await client.doctor()
+    assert (finding.code, finding.facts["name"]) == ("table.bloat", "audit_events")
+    await db.execute(finding.fix.split(";")[0])
+    await _flushed(db)
+    assert codes(await client.doctor()) == []
+
+
+async def _flushed(db: Any) -> None:
+    if await db.fetchval("select exists (select from pg_proc where proname = 'pg_stat_force_next_flush')"):
+        await db.execute("select pg_stat_force_next_flush()")
+    else:
+        await asyncio.sleep(1.5)
+
+
+@pytest.mark.clause("OPS-9")
+async def test_transactions_that_stay_open(
+    db: Any, client: Any, direct_dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doctor, "_LONG", timedelta(0))
+    other = await asyncpg.connect(direct_dsn)
+    await other.execute("begin; select 1 from gen_durable.gen_durable")
+    findings = [each for each in await client.doctor() if each.facts["who"] == str(other.get_server_pid())]
+    (finding,) = findings
+    assert (finding.code, finding.facts["state"]) == ("transaction.long", "idle in transaction")
+    assert finding.fix.endswith(f"select pg_terminate_backend({other.get_server_pid()})")
+    await other.close()
+
+
+@pytest.mark.clause("OPS-9")
+async def test_settings_that_a_pooler_loses(durable_dsn: str, direct_dsn: str) -> None:
+    connection = await asyncpg.connect(direct_dsn)  # without what our own connections are opened with
+    async with AsyncClient(durable_dsn) as client:
+        client._database._pool, pool = _Only(connection), client._database._pool
+        (finding,) = await client.doctor()
+        client._database._pool = pool
+    assert finding.code == "pooler.session"
+    assert finding.facts["plan_cache_mode"] == "auto"
+    assert "GEN_DURABLE_POOLER=transaction" in finding.fix
+    await connection.close()
+
+
+class _Only:
+    """A pool of one connection."""
+
+    def __init__(self, connection: Any) -> None:
+        self._connection = connection
+
+    def acquire(self) -> Any:
+        return self
+
+    async def __aenter__(self) -> Any:
+        return self._connection
+
+    async def __aexit__(self, *error: object) -> None: ...
+
+
+@pytest.mark.clause("OPS-9")
+async def test_clocks_that_differ(client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Slow(datetime):
+        @classmethod
+        def now(cls, tz: Any = None) -> Any:
+            return datetime.now(UTC) - timedelta(minutes=1)
+
+    monkeypatch.setattr(doctor, "datetime", Slow)
+    (finding,) = await client.doctor()
+    assert finding.code == "clock.skew"
+    assert "ahead of this host's" in finding.what
+
+
+@pytest.mark.clause("OPS-9")
+async def test_leases_that_nobody_takes_back(db: Any, client: Any) -> None:
+    fresh = "=now() - interval '30 s'"
+    await put(db, "executing", lease_expires_at=fresh, locked_by="w")
+    assert codes(await client.doctor()) == []
+    id = await put(db, "executing", lease_expires_at="=now() - interval '1 h'", locked_by="w9")
+    (finding,) = await client.doctor()
+    assert (finding.code, finding.facts["ids"], finding.facts["workers"]) == ("lease.stuck", [id], ["w9"])
+
+
+@pytest.mark.clause("OPS-9")
+async def test_work_that_nobody_will_do(db: Any, database: Database, client: Any) -> None:
+    await database.run(fleet.appear(SERVES, AN_HOUR))
+    await put(db)
+    assert codes(await client.doctor()) == []
+    await put(db, queue="lost")
+    await put(db, queue="lost", fsm="B")
+    await put(db, queue="later", eligible_at="=now() + interval '1 h'")
+    await put(db, fsm_version=2, eligible_at="=now() + interval '1 h'")
+    await put(db, queue="shut")
+    await client.pause_queue("shut")
+    notice, unserved, unknown = await client.doctor()
+    assert (notice.code, notice.severity, notice.facts) == (
+        "queue.paused",
+        "notice",
+        {"queue": "shut", "due": 1},
+    )
+    assert (unserved.code, unserved.facts) == ("queue.unserved", {"queue": "lost", "due": 2})
+    assert (unknown.code, unknown.facts) == (
+        "machine.unknown",
+        {"queue": "default", "machine": "A", "version": 2, "count": 1},
+    )
+
+
+@pytest.mark.clause("OPS-9")
+async def test_keys_that_are_free_and_whose_line_stands(db: Any, database: Database, client: Any) -> None:
+    await database.run(fleet.appear(SERVES, AN_HOUR))
+    await put(db, concurrency_key="k", gated=True)
+    (finding,) = await client.doctor()
+    assert (finding.code, finding.facts) == ("key.stuck", {"key": "k"})
+
+
+@pytest.mark.clause("OPS-9")
+async def test_workers_that_left_without_a_word(database: Database, client: Any) -> None:
+    await database.run(fleet.appear(SERVES, timedelta(0)))
+    (finding,) = await client.doctor()
+    assert (finding.code, finding.severity) == ("worker.silent", "notice")
+
+
+@pytest.mark.clause("OPS-9")
+async def test_a_schema_of_another_version(db: Any, client: Any) -> None:
+    latest = await db.fetchval("delete from gen_durable.migrations returning version")
+    assert latest
+    (finding,) = await client.doctor()
+    assert finding.code == "schema.version"
+    assert finding.fix == "run `gen-durable db migrate`"
+    assert doctor.outdated(99, 4).fix == "upgrade the package"
+
+
+def test_every_index_of_the_schema_is_known() -> None:
+    assert len(doctor._wanted()) >= 17

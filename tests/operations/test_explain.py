@@ -1,0 +1,204 @@
+"""Why does it not run?"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import msgspec
+import pytest
+
+from gen_durable import Explanation, NoTargetError, Status, Worker
+from gen_durable._db import explain, fleet
+from gen_durable._db.pool import Database
+from gen_durable.reasons import (
+    AwaitingChildren,
+    AwaitingSignals,
+    CancelPending,
+    Deletion,
+    Executing,
+    Finished,
+    Holder,
+    KeyBusy,
+    NotDue,
+    NotFirstInLine,
+    NoWorkerForMachine,
+    NoWorkerForQueue,
+    QueuePaused,
+    Waiting,
+)
+from tests.control.support import Order
+from tests.operations.rows import put
+from tests.operations.test_presence import ME
+from tests.scenarios.support import AN_HOUR, CALM, holds
+
+SERVES = msgspec.structs.replace(ME, queues=["default"], fsms=["A"], fsm_versions=[1])
+
+
+@pytest.fixture
+async def served(database: Database) -> None:
+    """A live worker that could run machine A."""
+    await database.run(fleet.appear(SERVES, AN_HOUR))
+
+
+async def reasons(client: Any, id: int) -> list[Any]:
+    explained: Explanation = await client.explain(id)
+    assert explained.id == id
+    assert str(explained).startswith(f"A {id} is {explained.status} at step s\n  ")
+    # What goes to another program can be read there.
+    assert msgspec.json.decode(msgspec.json.encode(explained), type=Explanation) == explained
+    return list(explained.reasons)
+
+
+async def at(db: Any, id: int, column: str) -> Any:
+    return await db.fetchval(f"select {column} from gen_durable.gen_durable where id = $1", id)
+
+
+@pytest.mark.clause("OPS-8")
+@pytest.mark.usefixtures("served")
+async def test_nothing_stands_in_its_way(db: Any, client: Any) -> None:
+    await put(db, priority=-1)
+    await put(db, priority=9)
+    id = await put(db)
+    assert await reasons(client, id) == [Waiting(since=await at(db, id, "eligible_at"), ahead=1, workers=1)]
+
+
+@pytest.mark.clause("OPS-8")
+@pytest.mark.usefixtures("served")
+async def test_every_obstacle_is_named(db: Any, client: Any) -> None:
+    holder = await put(
+        db, "executing", concurrency_key="k", concurrency_slot=0, locked_by="w9", leased_at="=now()"
+    )
+    id = await put(db, concurrency_key="k", eligible_at="=now() + interval '1 h'")
+    paused = await client.pause_queue("default")
+    assert await reasons(client, id) == [
+        NotDue(until=await at(db, id, "eligible_at")),
+        QueuePaused(queue="default", since=paused.paused_at),
+        KeyBusy(key="k", holders=(Holder(holder, "w9", await at(db, holder, "leased_at")),)),
+    ]
+
+
+@pytest.mark.clause("OPS-8")
+@pytest.mark.usefixtures("served")
+async def test_another_one_stands_before_it(db: Any, client: Any) -> None:
+    first = await put(db, concurrency_key="k", queue="elsewhere")
+    id = await put(db, concurrency_key="k")
+    assert await reasons(client, id) == [NotFirstInLine(key="k", first=first)]
+
+
+@pytest.mark.clause("OPS-8")
+async def test_no_worker_will_take_it(db: Any, database: Database, client: Any) -> None:
+    id = await put(db)
+    nobody = [NoWorkerForQueue(queue="default", machine="A")]
+    assert await reasons(client, id) == nobody
+    await database.run(fleet.appear(msgspec.structs.replace(SERVES, queues=["other"]), AN_HOUR))
+    assert await reasons(client, id) == nobody
+    older = msgspec.structs.replace(SERVES, name="older", fsm_versions=[2])
+    await database.run(fleet.appear(older, AN_HOUR))
+    assert await reasons(client, id) == [NoWorkerForMachine(machine="A", version=1, known_elsewhere=1)]
+    await database.run(
+        fleet.appear(msgspec.structs.replace(SERVES, name="leaving"), AN_HOUR, is_draining=True)
+    )
+    await database.run(fleet.appear(msgspec.structs.replace(SERVES, name="dead"), timedelta(0)))
+    assert await reasons(client, id) == [NoWorkerForMachine(machine="A", version=1, known_elsewhere=1)]
+
+
+@pytest.mark.clause("OPS-8")
+@pytest.mark.parametrize(("leaves_unknown", "kind"), [(False, Waiting), (True, NoWorkerForMachine)])
+async def test_a_worker_by_prefix_runs_what_it_does_not_know_or_leaves_it(
+    db: Any, database: Database, client: Any, *, leaves_unknown: bool, kind: type
+) -> None:
+    id = await put(db, fsm="A")
+    owner = msgspec.structs.replace(
+        ME, queues=[], prefixes=["A"], leaves_unknown=leaves_unknown, fsms=[], fsm_versions=[]
+    )
+    await database.run(fleet.appear(owner, AN_HOUR))
+    assert [type(reason) for reason in await reasons(client, id)] == [kind]
+
+
+@pytest.mark.clause("OPS-8")
+async def test_it_sleeps(db: Any, client: Any) -> None:
+    id = await put(db, "awaiting_signal", awaits="{paid,shipped}", await_deadline="=now() + interval '1 h'")
+    assert await reasons(client, id) == [
+        AwaitingSignals(
+            names=("paid", "shipped"),
+            since=await at(db, id, "updated_at"),
+            until=await at(db, id, "await_deadline"),
+        )
+    ]
+    parent = await put(db, "awaiting_children", step_seq=2, spawn_round=2, children_pending=2)
+    await put(db, "done", parent_id=parent, parent_round=2)
+    live = [await put(db, parent_id=parent, parent_round=2) for _ in range(2)]
+    await put(db, parent_id=parent, parent_round=1)
+    assert await reasons(client, parent) == [AwaitingChildren(pending=2, total=3, live=tuple(live))]
+
+
+@pytest.mark.clause("OPS-8")
+async def test_it_does_run(db: Any, database: Database, client: Any) -> None:
+    id = await put(
+        db, "executing", locked_by="w", leased_at="=now()", cancel_requested_at="=now()", cancelled_by="ann"
+    )
+    (cancel, runs) = await reasons(client, id)
+    assert cancel == CancelPending(at=await at(db, id, "cancel_requested_at"), by="ann")
+    assert runs == Executing(
+        worker="w",
+        since=await at(db, id, "leased_at"),
+        until=await at(db, id, "lease_expires_at"),
+        is_worker_live=False,
+        is_lease_over=False,
+    )
+    await database.run(fleet.appear(ME, AN_HOUR))
+    await db.execute("update gen_durable.gen_durable set lease_expires_at = now() - interval '1 s'")
+    (_, runs) = await reasons(client, id)
+    assert (runs.is_worker_live, runs.is_lease_over) == (True, True)
+
+
+@pytest.mark.clause("OPS-8")
+@pytest.mark.parametrize(
+    ("status", "columns", "why"),
+    [
+        ("done", {"last_error": "an old one"}, None),
+        ("failed", {"last_error": "boom"}, "boom"),
+        ("cancelled", {"cancel_reason": "withdrawn"}, "withdrawn"),
+    ],
+)
+async def test_it_has_ended(
+    db: Any, client: Any, status: str, columns: dict[str, Any], why: str | None
+) -> None:
+    id = await put(db, status, deleted_at="=now()", delete_reason="tidy", **columns)
+    assert await reasons(client, id) == [
+        Deletion(at=await at(db, id, "deleted_at"), why="tidy"),
+        Finished(status=Status(status), at=await at(db, id, "finished_at"), why=why),
+    ]
+
+
+async def test_by_key_and_nobody(db: Any, client: Any) -> None:
+    id = await put(
+        db,
+        correlation_key="order:1",
+        correlation_scope="{runnable,executing,awaiting_signal,awaiting_children}",
+    )
+    assert (await client.explain("order:1")).id == id
+    for nobody in (999, "order:2"):
+        with pytest.raises(NoTargetError, match="cannot explain"):
+            await client.explain(nobody)
+
+
+async def test_a_real_worker_is_counted(db: Any, durable_dsn: str) -> None:
+    async with Worker([Order], dsn=durable_dsn, settings=CALM) as worker:
+        ref = await worker.insert(Order, 1)
+        await worker.wait(ref, until="settled")
+        await holds(db, "select count(*) = 1 from gen_durable.workers")
+        (reason,) = (await worker.explain(ref)).reasons
+        assert isinstance(reason, AwaitingSignals)
+        assert reason.names == ("paid",)
+        later = await worker.insert(Order, 1, schedule_in=AN_HOUR)
+        assert [type(each) for each in (await worker.explain(later)).reasons] == [NotDue]
+
+
+async def test_it_is_one_statement(database: Database) -> None:
+    plan = explain.facts(1)
+    next(plan)
+    with pytest.raises(StopIteration) as done:
+        plan.send([])
+    assert done.value.value is None

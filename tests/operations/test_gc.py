@@ -1,0 +1,262 @@
+"""What has ended goes after a while, and what somebody may still need does not."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from gen_durable import (
+    AsyncClient,
+    Duplicate,
+    InstanceCollectedError,
+    NotRetried,
+    Retried,
+    Settings,
+    Status,
+    Worker,
+)
+from gen_durable._db import gc
+from gen_durable._db.pool import Database
+from gen_durable._runtime.collector import Collector
+from gen_durable._runtime.service import Contact
+from gen_durable.telemetry import GcSwept, Telemetry
+from tests.control.support import Plain
+from tests.operations.rows import EVERY, count, ids, put
+from tests.scenarios.support import CALM, Events
+
+DAY = timedelta(days=1)
+SETTINGS = Settings.load()
+
+
+async def sweep(database: Database, settings: Settings = SETTINGS) -> int:
+    """One whole sweep; how many instances it says it has removed."""
+    told: list[GcSwept] = []
+    telemetry = Telemetry()
+    telemetry.subscribe(told.append, GcSwept)
+    collector = Collector(database, settings, telemetry, Contact())
+    while await collector.tick() == timedelta(0):
+        pass
+    return sum(event.count for event in told)
+
+
+@pytest.mark.clause("GC-1")
+@pytest.mark.parametrize(("status", "days"), [("done", 1), ("cancelled", 1), ("failed", 7)])
+async def test_each_end_has_a_retention_of_its_own(
+    db: Any, database: Database, status: str, days: int
+) -> None:
+    await put(db, status, days=days + 0.01)
+    kept = await put(db, status, days=days - 0.01)
+    assert await sweep(database) == 1
+    assert await ids(db) == [kept]
+
+
+@pytest.mark.clause("GC-1")
+async def test_the_deleted_are_kept_by_their_own_rule(db: Any, database: Database) -> None:
+    await put(db, "done", days=30, deleted_at="=now() - interval '7.1 days'")
+    kept = await put(db, "done", days=30, deleted_at="=now() - interval '6.9 days'")
+    dying = await put(db, "executing", deleted_at="=now() - interval '30 days'")
+    assert await sweep(database) == 1
+    assert await ids(db) == [kept, dying]
+
+
+@pytest.mark.clause("GC-2")
+@pytest.mark.parametrize("status", ["runnable", "executing", "awaiting_signal", "awaiting_children"])
+async def test_what_is_live_stays_with_its_inbox(db: Any, database: Database, status: str) -> None:
+    id = await put(
+        db, status, inserted_at="=now() - interval '1 year'", updated_at="=now() - interval '1 year'"
+    )
+    await db.execute(
+        "insert into gen_durable.signals (target_id, name, dedup_key, consumed_seq, inserted_at) values"
+        " ($1, 'a', null, null, now() - interval '1 year'), ($1, 'b', 'x', 1, now() - interval '1 year')",
+        id,
+    )
+    assert await sweep(database) == 0
+    assert (await ids(db), await count(db, "signals")) == ([id], 2)
+
+
+@pytest.mark.clause("GC-3")
+async def test_with_an_instance_goes_all_that_belongs_to_it(db: Any, database: Database) -> None:
+    gone, kept = await put(db, "done", days=2), await put(db, "done")
+    for id in (gone, kept):
+        await db.execute(
+            "insert into gen_durable.executions (instance_id, step_seq, execution, attempt, status, outcome, step,"
+            " finished_at) values ($1, 1, 1, 0, 'ABORTED', 'retry', 's', now()), ($1, 1, 2, 1, 'DONE', 'done', 's', now())",
+            id,
+        )
+        await db.execute("insert into gen_durable.audit_events (instance_id, event) values ($1, 'x')", id)
+    await db.execute(
+        "insert into gen_durable.signals (target_id, name, dedup_key, consumed_seq)"
+        " values ($1, 'a', null, null), ($1, 'b', 'x', 1), ($1, 'c', 'y', null)",
+        gone,
+    )
+    assert await sweep(database) == 1
+    assert [await count(db, table) for table in ("executions", "audit_events", "signals")] == [2, 1, 0]
+
+
+@pytest.mark.clause("GC-4")
+async def test_a_key_that_is_still_occupied_keeps_its_row_but_not_what_it_carried(
+    db: Any, durable_dsn: str, database: Database
+) -> None:
+    async with AsyncClient(durable_dsn) as client:
+        ref = await client.insert(Plain, 7, idempotency_key="once")
+        await db.execute(
+            "update gen_durable.gen_durable set status = 'done', result = '42', finished_at = now() - interval '2 days'"
+        )
+        assert await sweep(database) == 0
+        again = await client.insert(Plain, 8, idempotency_key="once")
+        assert isinstance(again, Duplicate)
+        assert again.id == ref.id
+        found = await client.get(ref)
+        assert found is not None
+        stripped: Any = (found.status, found.state, found.stored_result)
+        assert stripped == ("done", {}, None)
+        assert found.collected_at is not None
+        with pytest.raises(InstanceCollectedError, match="is done, but its result is no longer kept"):
+            _ = found.result
+    before = await db.fetchrow("select xmin, * from gen_durable.gen_durable")
+    assert await sweep(database) == 0
+    assert await db.fetchrow("select xmin, * from gen_durable.gen_durable") == before
+
+
+@pytest.mark.clause("GC-4")
+async def test_what_has_no_state_any_more_goes_on_only_with_another(db: Any, client: Any) -> None:
+    id = await put(
+        db, "failed", unique_key="u", unique_scope=EVERY, collected_at="=now()", state="{}", fsm="Plain"
+    )
+    assert await client.retry(id) == NotRetried(id, Status.FAILED)
+    assert await client.retry(id, state=5) == Retried(id)
+    row = await db.fetchrow("select status::text, state, collected_at from gen_durable.gen_durable")
+    assert tuple(row) == ("runnable", "5", None)
+
+
+PARENTS: dict[str, dict[str, Any]] = {
+    "waits for the others": {"status": "awaiting_children", "step_seq": 3, "children_pending": 1},
+    "is about to look": {"status": "runnable", "step_seq": 3},
+    "looks": {"status": "executing", "step_seq": 3},
+    "was cancelled, and may be retried": {"status": "cancelled", "step_seq": 3},
+    "stopped, and may be retried": {"status": "failed", "step_seq": 4},
+    "was poison, and may be retried": {"status": "failed", "step_seq": 3, "crash_count": 20},
+    "is deleted, and may be restored": {"status": "cancelled", "step_seq": 3, "deleted_at": "=now()"},
+}
+PAST: dict[str, dict[str, Any]] = {
+    "is done": {"status": "done", "step_seq": 4},
+    "has gone on": {"status": "awaiting_signal", "step_seq": 4},
+    "has spawned others": {"status": "awaiting_children", "step_seq": 5, "spawn_round": 5},
+    "failed later": {"status": "failed", "step_seq": 5},
+}
+
+
+@pytest.mark.clause("GC-5")
+@pytest.mark.parametrize("parent", PARENTS.values(), ids=PARENTS)
+async def test_a_child_stays_while_its_parent_may_look_at_it(
+    db: Any, database: Database, parent: dict[str, Any]
+) -> None:
+    above = await put(db, **{"spawn_round": 3, **parent})
+    child = await put(db, "done", days=30, parent_id=above, parent_round=3)
+    older = await put(db, "done", days=30, parent_id=above, parent_round=1)
+    assert await sweep(database) == 1
+    assert await ids(db) == [above, child]
+    assert older not in await ids(db)
+
+
+@pytest.mark.clause("GC-5")
+@pytest.mark.parametrize("parent", PAST.values(), ids=PAST)
+async def test_a_child_goes_when_its_parent_will_not_look_any_more(
+    db: Any, database: Database, parent: dict[str, Any]
+) -> None:
+    above = await put(db, **{"spawn_round": 3, **parent})
+    await put(db, "done", days=30, parent_id=above, parent_round=3)
+    assert await sweep(database) == 1
+    assert await ids(db) == [above]
+
+
+@pytest.mark.clause("GC-5")
+async def test_a_child_without_its_parent_goes(db: Any, database: Database) -> None:
+    await put(db, "done", days=2, parent_id=99, parent_round=1)
+    assert await sweep(database) == 1
+
+
+@pytest.mark.clause("GC-6")
+async def test_what_may_not_go_is_in_nobodys_way(db: Any, database: Database) -> None:
+    """Three pages of children that their parent still needs, and behind them what may go."""
+    parent = await put(db, "awaiting_children", step_seq=3, spawn_round=3, children_pending=1)
+    await db.execute(
+        "insert into gen_durable.gen_durable (fsm, step, status, finished_at, parent_id, parent_round)"
+        " select 'A', 's', 'done', now() - interval '1 year', $1, 3 from generate_series(1, 1500)",
+        parent,
+    )
+    await db.execute(
+        "insert into gen_durable.gen_durable (fsm, step, status, finished_at)"
+        " select 'A', 's', 'done', now() - interval '2 days' from generate_series(1, 700)"
+    )
+    assert await sweep(database) == 700
+    assert len(await ids(db)) == 1501
+
+
+@pytest.mark.clause("GC-6")
+async def test_a_row_that_somebody_holds_is_left_for_the_next_sweep(db: Any, database: Database) -> None:
+    held = await put(db, "done", days=2)
+    await put(db, "done", days=2)
+    async with db.transaction():
+        await db.execute("select from gen_durable.gen_durable where id = $1 for key share", held)
+        assert await sweep(database) == 1
+    assert await ids(db) == [held]
+    assert await sweep(database) == 1
+
+
+@pytest.mark.clause("GC-7")
+async def test_records_of_executions_have_a_retention_of_their_own(db: Any, database: Database) -> None:
+    id = await put(db)
+    await db.execute(
+        "insert into gen_durable.executions (instance_id, step_seq, execution, attempt, status, outcome, step,"
+        " finished_at) select $1, n, n, 0, case n when 2 then 'COMMITTED' when 3 then 'ABORTED' else 'DONE' end,"
+        " 'next', 's', now() - (9 - n) * interval '1 day' from generate_series(1, 8) n",
+        id,
+    )
+    await sweep(database)
+    rows = await db.fetch("select step_seq from gen_durable.executions order by step_seq")
+    # Of eight days 1 is old, 2 is not finished with yet, and 3 is six days old.
+    assert [row["step_seq"] for row in rows] == [2, 3, 4, 5, 6, 7, 8]
+    await sweep(database, Settings.load(retention_executions=timedelta(days=3)))
+    rows = await db.fetch("select step_seq from gen_durable.executions order by step_seq")
+    assert [row["step_seq"] for row in rows] == [2, 7, 8]
+
+
+@pytest.mark.clause("GC-7")
+async def test_a_walk_goes_through_the_whole_table(
+    db: Any, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gc, "_BLOCKS", 4)
+    await db.execute(
+        "insert into gen_durable.executions (instance_id, step_seq, execution, attempt, status, outcome, step,"
+        " finished_at) select 1, n, n, 0, 'DONE', 'next', 's', now() - interval '8 days' from generate_series(1, 2000) n"
+    )
+    block, steps = await database.run(gc.walk_executions(7 * DAY, 0)), 1
+    while block:
+        block, steps = await database.run(gc.walk_executions(7 * DAY, block)), steps + 1
+    assert steps > 3
+    assert await count(db, "executions") == 0
+
+
+@pytest.mark.clause("GC-8")
+async def test_letters_that_a_crash_left_behind_are_removed(db: Any, database: Database) -> None:
+    ended, live = await put(db, "done"), await put(db, "awaiting_signal")
+    await db.execute(
+        "insert into gen_durable.signals (target_id, name) values ($1, 'a'), ($2, 'b'), (9999, 'c')",
+        ended,
+        live,
+    )
+    await sweep(database)
+    assert await db.fetchval("select array_agg(target_id) from gen_durable.signals") == [live]
+
+
+@pytest.mark.clause("GC-9")
+async def test_a_worker_collects_by_itself(db: Any, durable_dsn: str) -> None:
+    await put(db, "done", days=2)
+    worker = Worker([Plain], dsn=durable_dsn, settings=CALM)
+    events = Events(worker)
+    async with worker:
+        assert await events.wait(GcSwept) == GcSwept(count=1)
+    assert await ids(db) == []

@@ -1,0 +1,103 @@
+"""Workers tell that they are there, and those that stop telling are not."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from datetime import timedelta
+from importlib import metadata
+from typing import Any
+
+import pytest
+
+from gen_durable import Worker
+from gen_durable._db import fleet
+from gen_durable._db.pool import Database
+from tests.control.support import Order, Plain, Sitter
+from tests.operations.rows import count
+from tests.scenarios.support import AN_HOUR, CALM, happens, holds
+
+ME = fleet.Presence(
+    name="w",
+    host="h",
+    pid=1,
+    version="1",
+    queues=["a"],
+    prefixes=[],
+    leaves_unknown=False,
+    fsms=["F"],
+    fsm_versions=[2],
+)
+
+
+@pytest.mark.clause("OPS-1")
+async def test_a_worker_is_seen_while_it_is_open(client: Any, db: Any, durable_dsn: str) -> None:
+    worker = Worker(
+        [Plain, Order],
+        dsn=durable_dsn,
+        settings=CALM,
+        queues={"default": 2, "mail": 1},
+        prefixes=["billing."],
+    )
+    async with worker:
+        await holds(db, "select count(*) = 1 from gen_durable.workers")
+        (seen,) = await client.workers()
+        assert (seen.name, seen.host, seen.pid) == (worker.name, socket.gethostname(), os.getpid())
+        assert seen.version == metadata.version("gen_durable")
+        assert (seen.queues, seen.prefixes) == (("default", "mail"), ("billing.",))
+        assert set(seen.machines) == {("Plain", 1), ("Order", 1)}
+        assert (seen.is_live, seen.is_draining) == (True, False)
+    assert await client.workers() == []
+
+
+@pytest.mark.clause("OPS-1")
+async def test_one_that_drains_says_so(db: Any, durable_dsn: str) -> None:
+    machine = Sitter()
+    async with Worker([machine], dsn=durable_dsn, settings=CALM) as worker:
+        await worker.insert(machine, "", step=Sitter.deaf)
+        await happens(machine.is_there)
+        closing = asyncio.get_running_loop().create_task(worker._close())
+        await holds(db, "select is_draining from gen_durable.workers")
+        machine.may_go.set()
+        await closing
+
+
+@pytest.mark.clause("OPS-2")
+async def test_one_that_is_silent_is_not_live_and_is_forgotten_later(
+    db: Any, database: Database, client: Any
+) -> None:
+    await database.run(fleet.appear(ME, timedelta(0)))
+    (seen,) = await client.workers()
+    assert not seen.is_live
+    await db.execute("update gen_durable.workers set expires_at = expires_at - interval '11 minutes'")
+    await database.run(fleet.appear(fleet.Presence(**{**_fields(), "name": "other"}), AN_HOUR))
+    assert [each.name for each in await client.workers()] == ["other"]
+
+
+async def test_a_later_word_keeps_when_it_began(db: Any, database: Database) -> None:
+    await database.run(fleet.appear(ME, AN_HOUR))
+    before = await db.fetchrow("select started_at, seen_at from gen_durable.workers")
+    await database.run(fleet.appear(ME, AN_HOUR))
+    after = await db.fetchrow("select started_at, seen_at from gen_durable.workers")
+    assert after["started_at"] == before["started_at"]
+    assert after["seen_at"] > before["seen_at"]
+    await database.run(fleet.disappear("w"))
+    assert await count(db, "workers") == 0
+
+
+@pytest.mark.clause("GC-9")
+async def test_a_worker_without_queues_and_machines_serves_everybody(db: Any, durable_dsn: str) -> None:
+    await db.execute(
+        "insert into gen_durable.gen_durable (fsm, step, status, finished_at)"
+        " values ('A', 's', 'done', now() - interval '1 year')"
+    )
+    async with Worker([], dsn=durable_dsn, settings=CALM, queues={}) as worker:
+        await worker.insert(Plain, 1)
+        await holds(db, "select count(*) = 1 from gen_durable.gen_durable where finished_at is null")
+        await holds(db, "select count(*) = 0 from gen_durable.gen_durable where finished_at is not null")
+        await holds(db, "select queues = '{}' from gen_durable.workers")
+
+
+def _fields() -> dict[str, Any]:
+    return {name: getattr(ME, name) for name in ME.__struct_fields__}

@@ -1,0 +1,256 @@
+"""Queues are paused, resumed and widened while workers run."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from datetime import timedelta
+from typing import Any
+
+import asyncpg
+import msgspec
+import pytest
+
+from gen_durable import (
+    AsyncClient,
+    Context,
+    Done,
+    Machine,
+    Next,
+    Outcome,
+    QueueControl,
+    Spec,
+    UsageError,
+    Worker,
+    step,
+)
+from gen_durable._db import fleet, pick
+from gen_durable._db.pool import Database
+from gen_durable._runtime.slots import Slots
+from gen_durable.telemetry import PickStop, StepStop
+from tests.operations.rows import put
+from tests.scenarios.support import CALM, PATIENCE, Events, holds
+
+LEASES = pick.Leases(timedelta(seconds=60))
+POLL = timedelta(milliseconds=800)
+SETTINGS = msgspec.structs.replace(CALM, poll_interval=POLL)
+
+
+async def by_queue(database: Database, queue: str = "default") -> list[int]:
+    plan = pick.pick(queue, (["A"], [1]), 100, 7, "w", LEASES)
+    return [execution.id for execution in (await database.run(plan)).executions]
+
+
+async def by_prefix(database: Database, *, is_picky: bool) -> list[int]:
+    known = (["A"], [1]) if is_picky else None
+    plan = pick.pick_by_prefix("A", known, 100, 200, 7, "w", LEASES)
+    return sorted(execution.id for execution in (await database.run(plan)).executions)
+
+
+@pytest.mark.clause("OPS-3")
+async def test_a_pick_takes_nothing_of_a_paused_queue(db: Any, database: Database, client: Any) -> None:
+    id = await put(db)
+    said = await client.pause_queue("default", actor="ann")
+    assert (said.name, said.is_paused, said.concurrency) == ("default", True, None)
+    assert await client.pause_queue("default") == said  # twice is once
+    assert await by_queue(database) == []
+    assert await client.resume_queue("default") == QueueControl(name="default", is_paused=False)
+    assert await by_queue(database) == [id]
+
+
+@pytest.mark.clause("OPS-3")
+@pytest.mark.parametrize("is_picky", [False, True])
+async def test_a_pick_by_prefix_leaves_what_is_in_paused_queues(
+    db: Any, database: Database, *, is_picky: bool
+) -> None:
+    await put(db, queue="paused", priority=-5)
+    ids = [await put(db, queue="open"), await put(db, queue="open", priority=5), await put(db, queue="other")]
+    await database.run(fleet.pause_queue("paused", None))
+    assert await by_prefix(database, is_picky=is_picky) == ids
+
+
+class Chain(Machine[int, None]):
+    """Goes on for ever, in short steps."""
+
+    began: list[float]
+
+    def __init__(self) -> None:
+        self.began = []
+
+    @step
+    async def go(self, ctx: Context[int]) -> Outcome[None]:
+        self.began.append(time.monotonic())
+        await asyncio.sleep(0.001)
+        return Next(self.go)
+
+
+@pytest.mark.clause("OPS-3")
+@pytest.mark.parametrize(
+    "sources", [{"queues": {"default": 2}}, {"prefixes": ["Ch"]}], ids=["queue", "prefix"]
+)
+async def test_nothing_begins_a_poll_after_a_pause_and_everything_goes_on_after_a_resume(
+    db: Any, durable_dsn: str, sources: Any
+) -> None:
+    chain = Chain()
+    async with Worker([chain], dsn=durable_dsn, settings=SETTINGS, **sources) as worker:
+        await worker.insert_all([Spec(chain, n) for n in range(6)])
+        await _reaches(lambda: len(chain.began) > 20)
+        async with AsyncClient(durable_dsn) as other:
+            await other.pause_queue("default")
+            paused = time.monotonic()
+            await holds(db, "select count(*) = 0 from gen_durable.gen_durable where status = 'executing'")
+            await asyncio.sleep(POLL.total_seconds() * 1.2)
+            assert chain.began[-1] - paused <= POLL.total_seconds()
+            begun = len(chain.began)
+            statuses = await db.fetch(
+                "select distinct status::text, crash_count, attempt from gen_durable.gen_durable"
+            )
+            assert [tuple(row) for row in statuses] == [("runnable", 0, 0)]
+            await other.resume_queue("default")
+        await _reaches(lambda: len(chain.began) > begun + 20)
+
+
+async def test_what_waits_for_a_slot_goes_back_when_its_queue_is_paused(db: Any, durable_dsn: str) -> None:
+    """It is leased, and has not begun."""
+    is_there, may_go, ran = asyncio.Event(), asyncio.Event(), list[int]()
+
+    class Slow(Machine[int, None]):
+        @step
+        async def run(self, ctx: Context[int]) -> Outcome[None]:
+            ran.append(ctx.state)
+            is_there.set()
+            await may_go.wait()
+            return Done()
+
+    async with Worker([Slow], dsn=durable_dsn, settings=SETTINGS, queues={"default": 2}) as worker:
+        events = Events(worker)
+        await worker.insert_all([Spec(Slow, 1), Spec(Slow, 2)])
+        await _reaches(lambda: len(ran) == 2)
+        (scheduler,) = worker._engine._schedulers  # type: ignore[union-attr]
+        ref = await worker.insert(Slow, 3)
+        # As a pick would do that came back while somebody committed.
+        picked = await worker._database.run(
+            pick.pick("default", (["Slow"], [1]), 1, 99, worker.name, pick.Leases(timedelta(seconds=60)))
+        )
+        scheduler._start(picked.executions[0])
+        await worker.pause_queue("default")
+        await asyncio.sleep(POLL.total_seconds())
+        may_go.set()
+        await holds(db, "select status = 'runnable' from gen_durable.gen_durable where id = $1", ref.id)
+        assert sorted(ran) == [1, 2]
+        assert len(events.of(StepStop)) == 2
+
+
+@pytest.mark.clause("OPS-4")
+async def test_another_concurrency_takes_effect_while_workers_run(db: Any, durable_dsn: str) -> None:
+    may_go, running = asyncio.Event(), 0
+
+    class Slow(Machine[int, None]):
+        @step
+        async def run(self, ctx: Context[int]) -> Outcome[None]:
+            nonlocal running
+            running += 1
+            await may_go.wait()
+            running -= 1
+            return Done()
+
+    async with Worker([Slow], dsn=durable_dsn, settings=CALM, queues={"default": 1}) as worker:
+        refs = await worker.insert_all([Spec(Slow, n) for n in range(8)])
+        await _reaches(lambda: running == 1)
+        async with AsyncClient(durable_dsn) as other:
+            said = await other.set_queue("default", concurrency=4)
+            assert said == QueueControl(name="default", is_paused=False, concurrency=4)
+            await _reaches(lambda: running == 4)
+            await other.set_queue("default", concurrency=2)
+        (scheduler,) = worker._engine._schedulers  # type: ignore[union-attr]
+        await _reaches(lambda: scheduler._slots.limit == 2)
+        events = Events(worker)
+        may_go.set()
+        await worker.wait_all(refs, timeout=PATIENCE)
+        assert max(event.demand for event in events.of(PickStop)) <= 2
+        await worker.set_queue("default", concurrency=None)
+        await events.wait(PickStop, lambda event: event.demand == 1)
+
+
+@pytest.mark.clause("OPS-5")
+async def test_queues_tell_how_much_waits(db: Any, client: Any) -> None:
+    every: list[dict[str, Any]] = [
+        {"eligible_at": "=now() - interval '1 h'"},
+        {},
+        {"eligible_at": "=now() + interval '1 h'"},
+        {"concurrency_key": "k", "gated": True},
+        {"status": "executing", "lease_token": 1},
+        {"status": "done"},
+        {"queue": "mail"},
+    ]
+    for columns in every:
+        await put(db, **{"queue": "shop", **columns})
+    await client.set_queue("shop", concurrency=3)
+    await client.pause_queue("idle")
+    idle, mail, shop = await client.queues()
+    assert (idle.name, idle.is_paused, idle.due, idle.oldest_due_at) == ("idle", True, 0, None)
+    assert (mail.name, mail.due, mail.future, mail.executing, mail.workers) == ("mail", 1, 0, 0, 0)
+    assert (shop.due, shop.future, shop.gated, shop.executing, shop.concurrency) == (2, 1, 1, 1, 3)
+    assert shop.oldest_due_at == await db.fetchval("select min(eligible_at) from gen_durable.gen_durable")
+
+
+async def test_a_pause_is_part_of_the_callers_transaction(
+    db: Any, database: Database, durable_dsn: str
+) -> None:
+    id = await put(db)
+    async with AsyncClient(durable_dsn) as client:
+        transaction = db.transaction()
+        await transaction.start()
+        await client.pause_queue("default", conn=db)
+        await transaction.rollback()
+    assert await by_queue(database) == [id]
+
+
+@pytest.mark.parametrize("wrong", ["", "x" * 256, 7])
+async def test_what_is_no_queue_is_refused(client: Any, wrong: Any) -> None:
+    for verb in (client.pause_queue, client.resume_queue):
+        with pytest.raises(UsageError, match="queue"):
+            await verb(wrong)
+    with pytest.raises(UsageError, match="concurrency"):
+        await client.set_queue("default", concurrency=0)
+
+
+async def test_sql_says_the_same(db: Any, database: Database) -> None:
+    id = await put(db)
+    await db.execute("select gen_durable.pause_queue('default')")
+    assert await by_queue(database) == []
+    await db.execute("select gen_durable.resume_queue('default')")
+    await db.execute("select gen_durable.set_queue('default', 7)")
+    row = await db.fetchrow("select concurrency, updated_by = current_user from gen_durable.queues")
+    assert tuple(row) == (7, True)
+    assert await by_queue(database) == [id]
+    with pytest.raises(asyncpg.CheckViolationError):
+        await db.execute("select gen_durable.set_queue('default', 0)")
+
+
+async def test_slots_follow_their_limit() -> None:
+    slots = Slots(1)
+    loop = asyncio.get_running_loop()
+    await slots.take()
+    waiting = [loop.create_task(slots.take()) for _ in range(3)]
+    await asyncio.sleep(0)
+    assert (slots.room, slots.waiting) == (0, 3)
+    slots.resize(3)
+    await asyncio.wait(waiting[:2])
+    assert not waiting[2].done()
+    slots.resize(1)
+    for _ in range(2):
+        slots.give()
+        await asyncio.sleep(0)
+        assert not waiting[2].done()
+    slots.give()
+    await waiting[2]
+    assert slots.room == 0
+    slots.give()
+    assert slots.room == 1
+
+
+async def _reaches(is_so: Any) -> None:
+    async with asyncio.timeout(PATIENCE.total_seconds()):
+        while not is_so():
+            await asyncio.sleep(0.005)

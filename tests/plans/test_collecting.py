@@ -1,0 +1,67 @@
+"""The collector among 200,000 instances: it reads the page that it is at, and what belongs to those that go."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+
+from gen_durable._db import gc
+from tests.plans.explain import Explainer, check
+from tests.plans.statements import ENDED
+
+HOUR = timedelta(hours=1)
+BELONGINGS = {
+    "gen_durable_pkey",
+    "signals_target",
+    "signals_dedup",
+    "executions_commit",
+    "executions_aborted",
+    "audit_events_instance",
+}
+
+
+@pytest.mark.parametrize("status", ["done", "failed"])
+async def test_a_page_of_the_ended(explainer: Explainer, status: gc.Ended) -> None:
+    swept, (found,) = await explainer.run(gc.sweep(status, HOUR, gc.START))
+    assert 400 < swept.deleted <= 500  # some are children that their parents still wait with
+    assert swept.next is not None
+    check(found, {"gen_durable_finished", *BELONGINGS}, blocks=120 * 500)
+
+
+async def test_nothing_to_collect_is_one_look(explainer: Explainer) -> None:
+    for status in ("done", "failed", "cancelled", "deleted"):
+        swept, (found,) = await explainer.run(gc.sweep(status, timedelta(days=3000), gc.START))
+        assert (swept.deleted, swept.next) == (0, None)
+        check(found, {"gen_durable_deleted" if status == "deleted" else "gen_durable_finished"}, blocks=30)
+
+
+async def test_a_page_of_the_deleted(explainer: Explainer) -> None:
+    await explainer.connection.execute(
+        "update gen_durable.gen_durable set deleted_at = now() - interval '2 h' where id = any ($1)",
+        list(ENDED[:600]),
+    )
+    swept, (found,) = await explainer.run(gc.sweep("deleted", HOUR, gc.START))
+    assert (swept.deleted, swept.next is None) == (500, False)
+    check(found, {"gen_durable_deleted", *BELONGINGS}, blocks=120 * 500)
+
+
+async def test_a_page_of_children_that_stay(explainer: Explainer) -> None:
+    """Those of parents that wait for the others: each costs a look at its parent, and nothing is written."""
+    await explainer.connection.execute(
+        "update gen_durable.gen_durable set finished_at = now() - interval '1 year'"
+        " where parent_id is not null and status = 'done' and id < 100000"
+    )
+    swept, (found,) = await explainer.run(gc.sweep("done", timedelta(days=300), gc.START))
+    assert (swept.deleted, swept.next is None) == (0, False)
+    check(found, {"gen_durable_finished", "gen_durable_pkey"}, blocks=20 * 500)
+
+
+async def test_a_step_of_a_walk_reads_its_blocks(explainer: Explainer) -> None:
+    following, (found,) = await explainer.run(gc.walk_executions(HOUR, 256))
+    assert following == 512
+    assert not found.seq_scans, found
+    assert not found.indexes, found
+    following, (found,) = await explainer.run(gc.walk_signals(256))
+    assert not found.seq_scans, found
+    assert found.indexes <= {"gen_durable_pkey"}, found
