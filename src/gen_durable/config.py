@@ -121,6 +121,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """… after it failed."""
     retention_deleted: timedelta = timedelta(days=7)
     """… after it was deleted softly, however it had ended."""
+    retention_events: timedelta = timedelta(days=7)
+    """How long an event of the outbox is kept after it was published."""
     retention_executions: timedelta = timedelta(days=7)
     """How long the record of an execution is kept; it goes with its instance at the latest."""
     # Supervisors send SIGKILL 30 s after SIGTERM; what is unfinished by then must have been given back.
@@ -155,7 +157,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         _check_duration("settings.min_poll_interval", self.min_poll_interval, shortest)
         _check_duration("settings.reap_interval", self.reap_interval, shortest)
         _check_duration("settings.gc_interval", self.gc_interval, shortest)
-        for name in ("done", "cancelled", "failed", "deleted", "executions"):
+        for name in ("done", "cancelled", "failed", "deleted", "events", "executions"):
             _check_duration(f"settings.retention_{name}", getattr(self, f"retention_{name}"), timedelta(0))
         _check_bool("settings.reaper", self.reaper)
         _check_bool("settings.gc", self.gc)

@@ -252,6 +252,24 @@ async def test_letters_that_a_crash_left_behind_are_removed(db: Any, database: D
     assert await db.fetchval("select array_agg(target_id) from gen_durable.signals") == [live]
 
 
+@pytest.mark.clause("GC-10")
+async def test_events_go_when_they_are_published_and_old(db: Any, database: Database) -> None:
+    for published, dead in (("8 days", None), ("6 days", None), (None, None), (None, "30 days")):
+        await db.execute(
+            "insert into gen_durable.outbox (instance_id, step_seq, n, sink, type, subject, data, created_at,"
+            " published_at, dead_at) values (1, 1, 1, 's', 't', 'u', '{}', now() - interval '1 year',"
+            " now() - $1::text::interval, now() - $2::text::interval)",
+            published,
+            dead,
+        )
+    await db.execute(
+        "insert into gen_durable.outbox (instance_id, step_seq, n, sink, type, subject, data, published_at)"
+        " select 1, 1, 1, 's', 't', 'u', '{}', now() - interval '9 days' from generate_series(1, 600)"
+    )
+    await sweep(database)
+    assert await count(db, "outbox") == 3
+
+
 @pytest.mark.clause("GC-9")
 async def test_a_worker_collects_by_itself(db: Any, durable_dsn: str) -> None:
     await put(db, "done", days=2)

@@ -65,3 +65,13 @@ async def test_a_step_of_a_walk_reads_its_blocks(explainer: Explainer) -> None:
     following, (found,) = await explainer.run(gc.walk_signals(256))
     assert not found.seq_scans, found
     assert found.indexes <= {"gen_durable_pkey"}, found
+
+
+async def test_published_events_are_found_by_their_age(explainer: Explainer) -> None:
+    await explainer.connection.execute(
+        "insert into gen_durable.outbox (instance_id, step_seq, n, sink, type, subject, data, published_at)"
+        " select n, 1, 1, 's', 't', 'u', '{}', now() - n * interval '1 s' from generate_series(1, 20000) n"
+    )
+    has_more, (found,) = await explainer.run(gc.sweep_events(HOUR))
+    assert has_more
+    check(found, {"outbox_published", "outbox_pkey"}, blocks=20 * 500)

@@ -9,7 +9,17 @@ import msgspec
 
 from .plan import Plan, Rows, statements
 
-__all__ = ["PAGE", "START", "Ended", "Place", "Swept", "sweep", "walk_executions", "walk_signals"]
+__all__ = [
+    "PAGE",
+    "START",
+    "Ended",
+    "Place",
+    "Swept",
+    "sweep",
+    "sweep_events",
+    "walk_executions",
+    "walk_signals",
+]
 
 _SQL = statements("gc.sql")
 
@@ -50,6 +60,12 @@ def sweep(ended: Ended, retention: timedelta, after: Place) -> Plan[Swept]:
     (row,) = yield call
     following = Place(row["last_at"], row["last_id"]) if row["seen"] == PAGE else None
     return Swept(row["deleted"], row["stripped"], following)
+
+
+def sweep_events(retention: timedelta) -> Plan[bool]:
+    """Remove events that were published so long ago; whether there may be more."""
+    (row,) = yield _SQL["sweep_events"](retention=retention)
+    return bool(row["deleted"] == PAGE)
 
 
 def walk_executions(retention: timedelta, block: int) -> Plan[int]:

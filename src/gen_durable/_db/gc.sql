@@ -101,3 +101,15 @@ with block as materialized (
   delete from gen_durable.signals s using orphan where s.ctid = orphan.ctid returning 1
 )
 select (select count(*) from gone) as deleted, block.blocks from block
+
+-- name: sweep_events
+-- Events that were published so long ago. Those that were given up stay until somebody has looked at them.
+with old as materialized (
+  select o.id from gen_durable.outbox o
+   where o.published_at < statement_timestamp() - :retention::interval
+   order by o.published_at limit 500
+     for update skip locked
+), gone as (
+  delete from gen_durable.outbox o using old where o.id = old.id returning 1
+)
+select count(*) as deleted from gone

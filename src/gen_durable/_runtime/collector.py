@@ -47,7 +47,7 @@ class Collector(Service):
 
     async def tick(self) -> timedelta:
         """One page of each kind; a sweep is as many rounds as the longest of them has pages."""
-        if not self._left:
+        if not self._left:  # a new sweep
             self._left = dict.fromkeys(self._retentions, gc.START)
         deleted = stripped = 0
         for ended, place in list(self._left.items()):
@@ -62,7 +62,8 @@ class Collector(Service):
             _log.info("collected %d instances; %d more stay for their keys", deleted, stripped)
         if deleted:
             self._telemetry.emit(GcSwept(count=deleted))
-        if self._left:
+        has_more_events = await self._database.run(gc.sweep_events(self._settings.retention_events))
+        if self._left or has_more_events:
             return timedelta(0)
         await self._walk()
         return self._settings.gc_interval
