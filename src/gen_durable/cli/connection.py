@@ -32,7 +32,7 @@ class Place(msgspec.Struct, frozen=True):
     settings: Settings
 
     @asynccontextmanager
-    async def open(self) -> AsyncGenerator[Database]:
+    async def open(self, *, of_any_age: bool = False) -> AsyncGenerator[Database]:
         """A connection to tables of our age. It makes or upgrades none: that is not what the command was asked for."""
         server = await asyncio.to_thread(Server.find, self.dsn, creates=False)
         schema = self.settings.schema
@@ -41,7 +41,7 @@ class Place(msgspec.Struct, frozen=True):
                 server.dsn, schema, size=1, advice=server.advice, pooler=self.settings.pooler
             ) as database:
                 found = await database.run(migrate.status(schema))
-                if not found.is_current:
+                if not found.is_current and not of_any_age:
                     where = f"the embedded server in {server.home}" if server.home else shown(server.dsn)
                     raise Failure(f"{where}: {SchemaVersionError(schema, found.version, found.latest)}")
                 yield database

@@ -10,10 +10,8 @@ from typing import Any, TypeVar
 import click
 
 from .. import _verbs
-from .._db import doctor as doctors
 from .._db import inspect
 from .._db.plan import Plan
-from ..errors import SchemaVersionError
 from ..findings import Finding
 from ..operations import QueueStatus, WorkerInfo
 from .connection import Place, place_options
@@ -162,10 +160,8 @@ def doctor(ctx: click.Context, place: Place, as_json: bool) -> None:
 
 
 async def _examine(place: Place) -> Sequence[Finding]:
-    try:
-        return await _run(place, _verbs.doctor(place.settings))
-    except SchemaVersionError as error:
-        return [doctors.outdated(error.found, error.wanted)]
+    async with place.open(of_any_age=True) as database:
+        return await database.run(_verbs.doctor(place.settings))
 
 
 async def _run(place: Place, plan: Plan[T]) -> T:
