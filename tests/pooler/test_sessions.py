@@ -125,9 +125,14 @@ async def test_nothing_is_left_behind_on_a_server_connection(
         untouched = straight.execute(f"select {look}").fetchone()
     async with Worker(ALL, dsn=durable_dsn, settings=durable_settings) as worker:
         refs: list[Any] = await worker.insert_all([Spec(Chain, 1), Spec(Parent, 10)])
-        with Client(durable_dsn, settings=durable_settings) as client:
-            await asyncio.to_thread(client.wait_all, refs)
-            assert client.count() == 12
+
+        def wait() -> int:
+            with Client(durable_dsn, settings=durable_settings) as client:
+                client.wait_all(refs)
+                return client.count()
+
+        # On a thread: a loop that waits here for a server connection could not give back those that it holds.
+        assert await asyncio.to_thread(wait) == 12
     seen: dict[int, Any] = {}
     with psycopg.connect(
         durable_dsn, autocommit=True, row_factory=dict_row, prepare_threshold=None
