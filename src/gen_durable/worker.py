@@ -135,8 +135,7 @@ class Worker(AsyncClient):
         self._resources = AsyncExitStack()
         self._health_at = None if health is None else health_address(health)
         self.health: Health | None = None
-        self._commits: Database | None = None
-        self._effects: Database | None = None
+        self._pools: dict[str, Database] = {}
         self._engine: Engine | None = None
 
     def run(self, *, processes: int | None = None, on_ready: Callable[[], None] = lambda: None) -> None:
@@ -259,13 +258,17 @@ class Worker(AsyncClient):
         await super()._open()
         assert self._server is not None  # noqa: S101 - opened above
         assert self._waiting is not None  # noqa: S101 - opened above
-        # One connection for batches, some for rows that have to wait alone for somebody's transaction.
         dsn, schema, pooler = self._server.dsn, self.settings.schema, self.settings.pooler
-        self._commits = await Database.open(
-            dsn, schema, size=5, advice=self._server.advice, lock_timeout=Flusher.PATIENCE, pooler=pooler
+        # One connection for batches, and some to ask what became of an outcome whose answer was lost.
+        self._pools["commits"] = await Database.open(
+            dsn, schema, size=3, advice=self._server.advice, lock_timeout=Flusher.PATIENCE, pooler=pooler
+        )
+        # Made as rows come up that have to wait alone for somebody's transaction.
+        self._pools["stragglers"] = await Database.open(
+            dsn, schema, at_once=False, size=4, lock_timeout=Flusher.TURN, pooler=pooler
         )
         # Made as effects come up; each holds one for as long as it takes.
-        self._effects = await Database.open(dsn, schema, at_once=False, pooler=pooler)
+        self._pools["effects"] = await Database.open(dsn, schema, at_once=False, pooler=pooler)
         resources = None
         if self._make_resources is not None:
             resources = await self._resources.enter_async_context(self._make_resources(self))
@@ -282,8 +285,7 @@ class Worker(AsyncClient):
             declared=self._schedules,
             presence=self._presence(),
             database=self._database,
-            commits=self._commits,
-            effects=self._effects,
+            **self._pools,
             telemetry=self.telemetry,
             wakes=self._wakes,
             middleware=self._middleware,
@@ -310,9 +312,8 @@ class Worker(AsyncClient):
 
     async def _disconnect(self) -> None:
         try:
-            for database in (self._commits, self._effects):
-                if database is not None:
-                    await database.close()
+            for name in tuple(self._pools):
+                await self._pools.pop(name).close()
         finally:
             await super()._close()
 

@@ -62,6 +62,7 @@ class Engine:
         presence: fleet.Presence,
         database: Database,
         commits: Database,
+        stragglers: Database,
         effects: Database,
         telemetry: Telemetry,
         wakes: Wakes,
@@ -82,9 +83,8 @@ class Engine:
         self._threads = Threads(settings.threads)
         self._contact = contact
         self._is_draining = False
-        self._flusher = Flusher(
-            commits, effects, Recorder(worker, settings.executions, settings.heartbeat), wakes, contact
-        )
+        recorder = Recorder(worker, settings.executions, settings.heartbeat)
+        self._flusher = Flusher(commits, stragglers, effects, recorder, wakes, contact)
         self._heartbeat = Heartbeat(dsn, settings, contact, self._lose, self._cancel)
         limits = Limits(settings.max_payload, settings.max_children)
         hello = hello_for(registry, limits)

@@ -37,16 +37,21 @@ class Flusher:
     # How long a batch waits for a row that somebody's open transaction holds, before it goes without that row: the
     # lock_timeout of the connections that it is given.
     PATIENCE: Final = "100ms"
+    # How long a row that is held waits at a time, on its own connection: then the next in line has its turn with that.
+    TURN: Final = "1s"
 
     def __init__(
         self,
         database: Database,
+        stragglers: Database,
         effects: Database,
         recorder: commits.Recorder,
         wakes: Wakes,
         contact: Contact,
     ) -> None:
         self._database = database
+        # Theirs alone, and few: whatever is held, and however many wait for it, the batches have connections.
+        self._held_up = stragglers
         self._effects = effects
         self._recorder = recorder
         self._wakes = wakes
@@ -165,7 +170,7 @@ class Flusher:
         while True:
             try:
                 plan = commits.commit([entry], self._recorder)
-                report = await self._database.run_in_transaction(plan, lock_timeout="10s")
+                report = await self._held_up.run_in_transaction(plan)
             except StatementError as error:
                 if is_data(error) and entry.is_refused:
                     self._give_up(error, entry, {id(entry): future})
