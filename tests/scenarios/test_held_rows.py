@@ -7,9 +7,11 @@ from datetime import timedelta
 from typing import Any
 
 import asyncpg
+import msgspec
+import pytest
 
 from gen_durable import Context, Done, Machine, Outcome, Worker, step
-from tests.scenarios.support import CALM, PATIENCE, holds
+from tests.scenarios.support import CALM, FAST, PATIENCE, holds
 
 HOLD = "select from gen_durable.gen_durable where id = any($1::bigint[]) for update"
 # Far below the ten seconds of an ordinary lock_timeout, far above what a commit takes.
@@ -42,4 +44,42 @@ async def test_many_held_rows_do_not_stall_the_commits_of_others(durable_dsn: st
             for _ in range(3):
                 assert (await worker.wait(await worker.insert(machine, "now"), timeout=SOON)).result == "now"
         assert {(await worker.wait(ref, timeout=PATIENCE)).result for ref in held} == {"later"}
+    await user.close()
+
+
+_DIED = """
+update gen_durable.gen_durable
+   set status = 'executing', lease_token = 5, locked_by = 'dead', lease_expires_at = now() - interval '1 min',
+       leased_at = now() - interval '2 min', parent_id = $2, parent_round = 1,
+       concurrency_slot = case when concurrency_key is not null then 0 end
+ where id = $1"""
+
+
+@pytest.mark.clause("CRASH-7")
+@pytest.mark.parametrize("what", ["the parent", "the next in line of its key"])
+async def test_what_the_dead_leave_to_a_held_row_does_not_keep_the_reaper_from_others(
+    durable_dsn: str, db: Any, what: str
+) -> None:
+    machine, settings = Gated(), msgspec.structs.replace(FAST, crash_limit=1)
+    user = await asyncpg.connect(durable_dsn)
+    async with Worker([machine], dsn=durable_dsn, settings=settings, queues={"other": 1}) as worker:
+        at_rest, dead = [await worker.insert(machine, "now", concurrency_key="k") for _ in range(2)]
+        stranger = await worker.insert(machine, "now")
+        await db.execute("update gen_durable.gen_durable set gated = true where id = $1", at_rest.id)
+        if what == "the parent":
+            await db.execute(
+                "update gen_durable.gen_durable set concurrency_key = null where id = $1", dead.id
+            )
+        async with user.transaction():
+            await user.fetch(HOLD, [at_rest.id])
+            await db.execute(_DIED, dead.id, at_rest.id if what == "the parent" else None)
+            await db.execute(_DIED, stranger.id, None)
+            for _ in range(2):  # also the next one that dies meanwhile
+                assert (await worker.wait(stranger, timeout=SOON)).status == "failed"
+                await worker.retry(stranger)
+                await db.execute(_DIED, stranger.id, None)
+            assert await db.fetchval(
+                "select status = 'executing' from gen_durable.gen_durable where id = $1", dead.id
+            )
+        assert (await worker.wait(dead, timeout=PATIENCE)).status == "failed"
     await user.close()

@@ -17,9 +17,11 @@ from .signal import sweep
 __all__ = [
     "Expired",
     "Lease",
+    "Overdue",
     "Reaped",
     "expire",
     "mark_started",
+    "overdue",
     "reap",
     "reap_execution",
     "reap_worker",
@@ -41,6 +43,14 @@ class Reaped(msgspec.Struct, frozen=True, gc=False):
     capped: list[int]
     """Those that failed as poison."""
     queues: set[str]
+
+
+class Overdue(msgspec.Struct, frozen=True, gc=False):
+    """An execution whose lease ran out."""
+
+    id: int
+    touches: frozenset[int | str]
+    """Beside its own row: its parent, by id, and its concurrency key."""
 
 
 class Expired(msgspec.Struct, frozen=True, gc=False):
@@ -94,11 +104,28 @@ def suspect() -> Plan[datetime | None]:
     return now if row["is_any"] else None
 
 
+def overdue(suspected_at: datetime) -> Plan[list[Overdue]]:
+    """Some of the executions whose lease had run out at that time."""
+    rows = yield _SQL["overdue"](suspected_at=suspected_at)
+    return [
+        Overdue(row["id"], frozenset({row["parent_id"], row["concurrency_key"]} - {None})) for row in rows
+    ]
+
+
 def reap(
-    lease: timedelta, crash_limit: int, level: RecordLevel, suspected_at: datetime | None = None
+    lease: timedelta,
+    crash_limit: int,
+    level: RecordLevel,
+    suspected_at: datetime | None = None,
+    ids: Collection[int] | None = None,
 ) -> Plan[Reaped]:
-    """Return executions whose lease had run out at that time, or has now, to their queues. Needs a transaction."""
-    rows = yield _SQL["reap"](lease=lease, crash_limit=crash_limit, record=level, suspected_at=suspected_at)
+    """Return executions whose lease had run out at that time, or has now, to their queues. Needs a transaction.
+
+    Of these ids only, if any are given.
+    """
+    rows = yield _SQL["reap"](
+        lease=lease, crash_limit=crash_limit, record=level, suspected_at=suspected_at, ids=ids
+    )
     return (yield from _taken_back(rows))
 
 

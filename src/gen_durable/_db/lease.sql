@@ -101,12 +101,13 @@ select reaped.id, reaped.fsm, reaped.step, reaped.status::text as status, reaped
 -- name: reap
 -- Executions whose lease ran out. Nothing is reaped within one lease of the server's start: after an outage the living renew first. And only what had run
 -- out at :suspected_at: a server that was frozen, this very statement in its ears, reaps nobody who could not renew meanwhile.
--- Ordered, bounded, SKIP LOCKED.
+-- Ordered, bounded, SKIP LOCKED. With :ids, only these: see overdue.
 with dead as materialized (
   select g.id, g.step_seq, g.execution, g.attempt, g.step, g.locked_by, g.leased_at, g.started_at
     from gen_durable.gen_durable g
    where g.status = 'executing' and g.lease_expires_at < coalesce(:suspected_at::timestamptz, statement_timestamp())
      and pg_postmaster_start_time() < statement_timestamp() - :lease::interval
+     and (:ids::bigint[] is null or g.id = any (:ids::bigint[]))
    order by g.id limit 500
      for no key update skip locked
 ), {taken_back}
@@ -131,6 +132,13 @@ with dead as materialized (
      and g.status = 'executing'
      for no key update
 ), {taken_back}
+
+-- name: overdue
+-- What a reap would take, and what it may have to wait for beside its own rows: the parent, and the next in line of the key.
+-- In no order: if somebody holds all of the first, the others have their turn as well.
+select g.id, g.parent_id, g.concurrency_key from gen_durable.gen_durable g
+ where g.status = 'executing' and g.lease_expires_at < :suspected_at::timestamptz
+ order by random() limit 500
 
 -- name: expire
 -- Awaits whose deadline has passed: the step runs with what arrived, possibly nothing. Ordered, bounded, SKIP LOCKED.

@@ -10,6 +10,7 @@ from typing import Final
 from .._db import commit as commits
 from .._db import lease as leases
 from .._db import pick
+from .._db.failures import StatementError
 from .._db.pool import Database
 from ..config import Settings
 from ..telemetry import AwaitTimeout, ReaperReaped, Telemetry
@@ -22,6 +23,9 @@ _log: Final = logging.getLogger("gen_durable.worker")
 # A deadline is met within a second of its time.
 _DEADLINES_EVERY: Final = timedelta(milliseconds=500)
 _BATCH: Final = 500
+# How long a reap waits for a row that somebody's open transaction holds, before it goes on without.
+_PATIENCE: Final = "100ms"
+_LOCKED: Final = "55P03"
 
 
 class Reaper(Service):
@@ -66,9 +70,33 @@ class Reaper(Service):
         return time.monotonic() - seen >= self._settings.heartbeat.total_seconds()
 
     async def _reap(self, suspected_at: datetime) -> int:
+        try:
+            return await self._take_back(suspected_at)
+        except StatementError as error:
+            if error.sqlstate != _LOCKED:
+                raise
+            return await self._reap_around(suspected_at)
+
+    async def _reap_around(self, suspected_at: datetime) -> int:
+        """Somebody holds the parent of one of them, or the next in line of its key: that one has to wait, no other."""
+        count, held = 0, set[int | str]()
+        overdue = await self._database.run(leases.overdue(suspected_at))
+        for one in overdue:
+            if one.touches & held:
+                continue
+            try:
+                count += await self._take_back(suspected_at, [one.id])
+            except StatementError as error:
+                if error.sqlstate != _LOCKED:
+                    raise
+                held |= one.touches
+        return len(overdue) if count else 0
+
+    async def _take_back(self, suspected_at: datetime, ids: list[int] | None = None) -> int:
         settings = self._settings
         reaped = await self._database.run_in_transaction(
-            leases.reap(settings.lease, settings.crash_limit, settings.executions, suspected_at)
+            leases.reap(settings.lease, settings.crash_limit, settings.executions, suspected_at, ids),
+            lock_timeout=_PATIENCE,
         )
         if reaped.ids:
             _log.warning(
@@ -89,7 +117,9 @@ class Reaper(Service):
                 "keys %s were free with all of their rows gated; this should not happen, they go on now",
                 keys[:20],
             )
-            self._wakes.work(await self._database.run_in_transaction(pick.ungate(keys)))
+            self._wakes.work(
+                await self._database.run_in_transaction(pick.ungate(keys), lock_timeout=_PATIENCE)
+            )
 
 
 class Timekeeper(Service):
