@@ -444,7 +444,7 @@ KEYS = [
         name="gate does not lock the holders",
         scenario=keys.gate_and_release("done"),
         reason="free key, its line is gated",
-        changes=[Change("lock_holders", "for no key update", "")],
+        changes=[Change("lock_holders", "for no key update skip locked", "")],
     ),
     Mutant(
         name="gate takes rows whose time has not come",

@@ -83,3 +83,24 @@ async def test_what_the_dead_leave_to_a_held_row_does_not_keep_the_reaper_from_o
             )
         assert (await worker.wait(dead, timeout=PATIENCE)).status == "failed"
     await user.close()
+
+
+@pytest.mark.parametrize("crowd", [1, 30])
+async def test_a_held_holder_of_a_key_does_not_stall_the_picks_of_its_queue(
+    durable_dsn: str, db: Any, crowd: int
+) -> None:
+    """Also where a queue has but one slot left, and a crowd of that key stands at its head."""
+    machine = Gated()
+    user = await asyncpg.connect(durable_dsn)
+    async with Worker([machine], dsn=durable_dsn, settings=CALM, queues={"default": 2}) as worker:
+        holder = await worker.insert(machine, "later", concurrency_key="k")
+        await holds(db, "select status = 'executing' from gen_durable.gen_durable where id = $1", holder.id)
+        async with user.transaction():
+            await user.fetch(HOLD, [holder.id])
+            line = [await worker.insert(machine, "now", concurrency_key="k") for _ in range(crowd)]
+            for _ in range(3):
+                assert (await worker.wait(await worker.insert(machine, "now"), timeout=SOON)).result == "now"
+        machine.told.set()
+        for ref in (holder, *line):
+            assert (await worker.wait(ref, timeout=PATIENCE)).status == "done"
+    await user.close()

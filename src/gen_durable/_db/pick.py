@@ -171,8 +171,9 @@ def inboxes(ids: Sequence[int]) -> Plan[Mapping[int, tuple[SignalRow, ...]]]:
 def gate(keys: Sequence[str]) -> Plan[Counter[str]]:
     """Take the due rows of busy keys out of the pick; how many of each key. Needs a transaction.
 
-    The holders are locked while their rows are gated, so a holder that ends now does so before, and its key is not
-    gated, or after, and then it lets the next row in. Where nobody holds the key, its first row is locked instead.
+    The holders are locked while their rows are gated, so a holder that ends does so after, and then it lets the next
+    row in. Where nobody holds the key, or somebody has locked who does, the first row is locked instead, and stays.
+    Nothing here waits: a pick comes before.
     """
     rows = yield _SQL["lock_holders"](keys=sorted(keys))
     busy = {row["concurrency_key"] for row in rows}

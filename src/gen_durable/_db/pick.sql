@@ -165,12 +165,12 @@ select child.parent_id, child.id, child.fsm, child.fsm_version, child.status::te
 
 -- name: lock_holders
 -- First half of gating, in one transaction with the second: lock who holds these keys. A key is busy only if its holder is
--- still there under the lock; a holder that ends at this moment is waited for, and then its key is not busy.
+-- still there under the lock. A holder that somebody has locked may be ending at this moment: its key does not count as busy.
 select g.concurrency_key
   from gen_durable.gen_durable g
  where g.concurrency_key = any (:keys::text[]) and g.concurrency_slot is not null
  order by g.id desc
-   for no key update
+   for no key update skip locked
 
 -- name: gate
 -- Second half: the due rows of busy keys leave the pick index, in bounded chunks, so that they cannot fill every pick in

@@ -163,6 +163,8 @@ class Scheduler(Service):
         self._began: dict[Lease, float] = {}
         self._may_have_more = False
         self._last_look = 0.0
+        # Keys whose first row can neither run nor get out of the way: the next pick looks past so many rows.
+        self._in_the_way = 0
         self._last_work = time.monotonic()
         # Leases whose step was cut off because its instance is cancelled, until the step has noticed.
         self._interrupted: set[Lease] = set()
@@ -182,15 +184,16 @@ class Scheduler(Service):
             self._may_have_more = True
             return patience
         heard = self._heard
-        picked = await self._pick_for(claimed, demand)
+        picked = await self._pick_for(claimed, demand + self._in_the_way)
         if heard == self._heard:  # nothing newer: what the database gives is of queues that are open
             self._paused -= {execution.queue for execution in picked.executions}
         for execution in picked.executions:
             self._start(execution)
-        self._may_have_more = len(picked.executions) == demand
+        self._may_have_more = len(picked.executions) >= demand
         if not self._may_have_more:
             slots.rest()
         self._report(len(picked.executions), demand)
+        self._in_the_way = 0
         if picked.denied:
             await self._gate(picked.denied)
             if not picked.executions:
@@ -329,6 +332,7 @@ class Scheduler(Service):
 
     async def _gate(self, denied: list[picks.Denied]) -> None:
         gated = await self._database.run_in_transaction(picks.gate([row.concurrency_key for row in denied]))
+        self._in_the_way = sum(not gated[row.concurrency_key] for row in denied)
         for row in denied:
             self._telemetry.emit(
                 ConcurrencyContended(
