@@ -268,7 +268,7 @@ class Worker(AsyncClient):
             dsn, schema, at_once=False, size=4, lock_timeout=Flusher.TURN, pooler=pooler
         )
         # Made as effects come up; each holds one for as long as it takes.
-        self._pools["effects"] = await Database.open(dsn, schema, at_once=False, pooler=pooler)
+        self._pools["effects"] = await Database.open(dsn, schema, at_once=False, pooler=pooler, lends=True)
         resources = None
         if self._make_resources is not None:
             resources = await self._resources.enter_async_context(self._make_resources(self))

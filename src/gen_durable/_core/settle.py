@@ -32,6 +32,7 @@ __all__ = [
     "outcome_of",
     "refused",
     "release",
+    "released",
     "settle",
 ]
 
@@ -216,12 +217,26 @@ def no_handler(execution: Execution) -> CommitEntry:
 
 def refused(entry: CommitEntry, error: Exception) -> CommitEntry:
     """End as failed, because the database refused the outcome; nothing of that outcome is left."""
-    return msgspec.structs.replace(
+    return _stripped(
         entry,
         kind="stop",
-        payload=None,
         error=f"the database refused the outcome: {error}"[:2000],
         failure=failure_json(error, entry.attempt),
+        leaves_letter=True,
+        is_refused=True,
+    )
+
+
+def released(entry: CommitEntry) -> CommitEntry:
+    """Give the execution of this outcome back; nothing of the outcome is left."""
+    return _stripped(entry, kind="release", error=None)
+
+
+def _stripped(entry: CommitEntry, **fields: Any) -> CommitEntry:
+    """The same execution, with an outcome that has nothing to it."""
+    return msgspec.structs.replace(
+        entry,
+        payload=None,
         children=(),
         awaits=None,
         delay=None,
@@ -230,10 +245,9 @@ def refused(entry: CommitEntry, error: Exception) -> CommitEntry:
         consumed=(),
         events=(),
         letter=None,
-        leaves_letter=True,
         switches_key=False,
         effect=None,
-        is_refused=True,
+        **fields,
     )
 
 

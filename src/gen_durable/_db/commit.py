@@ -27,6 +27,7 @@ __all__ = [
     "hold",
     "in_lock_order",
     "is_one_statement",
+    "may_stand",
     "resolve",
     "unlocked",
 ]
@@ -95,6 +96,12 @@ def commit(entries: Sequence[CommitEntry], recorder: Recorder) -> Plan[CommitRep
 def hold(entry: CommitEntry) -> Plan[bool]:
     """Lock the row of an outcome whose effect has run; whether the effect may stand."""
     rows = yield _SQL["hold"](id=entry.id, lease_token=entry.lease_token, step_seq=entry.step_seq)
+    return bool(rows)
+
+
+def may_stand(entry: CommitEntry) -> Plan[bool]:
+    """Whether this execution still has its lease, and nobody wants its instance cancelled."""
+    rows = yield _SQL["may_stand"](id=entry.id, lease_token=entry.lease_token, step_seq=entry.step_seq)
     return bool(rows)
 
 

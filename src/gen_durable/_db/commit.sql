@@ -211,6 +211,13 @@ select g.id from gen_durable.gen_durable g
    and g.cancel_requested_at is null
    for no key update
 
+-- name: may_stand
+-- The same question without a lock: after such a rollback, to tell an effect that was in its own way from one that came too late;
+-- and before an effect is run again.
+select g.id from gen_durable.gen_durable g
+ where g.id = :id::bigint and g.lease_token = :lease_token::bigint and g.step_seq = :step_seq::bigint
+   and g.cancel_requested_at is null
+
 -- name: finish
 -- After its transaction: nothing is left to do for these executions. Those with events are finished when these are out.
 update gen_durable.executions e set status = 'DONE'

@@ -31,12 +31,20 @@ PINNED: Final = {
     "statement_timeout": "30s",
     "lock_timeout": "10s",
     "idle_in_transaction_session_timeout": "30s",
+    "idle_session_timeout": "0",
     "jit": "off",
     "plan_cache_mode": "force_generic_plan",
     "enable_seqscan": "off",
     "datestyle": "ISO",
     "intervalstyle": "postgres",
 }
+# Of the same kind, and new in PostgreSQL 17: older servers would refuse the connection for it.
+_NO_TRANSACTION_TIMEOUT: Final = "transaction_timeout = 0"
+# After somebody else's code ran on a session of ours: all that it may have left there. What we prepared stays.
+_RESET: Final = (
+    "reset session authorization; reset role; reset all; close all; unlisten *; select pg_advisory_unlock_all(); "
+    "discard sequences; discard temp"
+)
 # Beyond the server's own timeout: it strikes only when the server does not answer at all, as on a half-open connection.
 _ANSWER_WITHIN: Final = 40.0
 _CONNECT_WITHIN: Final = 10.0
@@ -69,8 +77,11 @@ class Database:
         lock_timeout: str = "10s",
         answer_within: float | None = None,
         pooler: Pooler = "none",
+        lends: bool = False,
     ) -> Self:
         """Make a pool of at most `size` connections; the first one `at_once`, so that whoever opens it knows.
+
+        One that lends its connections to the code of others cleans them afterwards.
 
         Behind a pooler in transaction mode a session is somebody else's a moment later: nothing is prepared, and the
         settings that we rely on go with every BEGIN.
@@ -82,6 +93,14 @@ class Database:
 
         async def leave_as_is(connection: Any) -> None:
             """Nothing to reset: we set nothing on a session. The usual reset would cost a round trip per use."""
+
+        async def clean(connection: Any) -> None:
+            await connection.execute(_RESET)
+            await pin_the_rest(connection)
+
+        async def pin_the_rest(connection: Any) -> None:
+            if _has_transaction_timeout(connection):
+                await connection.execute(f"set {_NO_TRANSACTION_TIMEOUT}")
 
         async def learn_types(connection: Any) -> None:
             """Now, because asyncpg turns jit off for it, and back to what it finds: it must not find what we pin."""
@@ -106,10 +125,10 @@ class Database:
                 server_settings=None if is_pooled else pins,
                 statement_cache_size=0 if is_pooled else 100,
                 max_cached_statement_lifetime=_PLAN_LIFETIME,
-                init=learn_types if is_pooled else None,
+                init=learn_types if is_pooled else pin_the_rest,
                 command_timeout=min(answer_within or _ANSWER_WITHIN, _ANSWER_WITHIN),
                 timeout=min(answer_within or _CONNECT_WITHIN, _CONNECT_WITHIN),
-                reset=leave_as_is,
+                reset=clean if lends and not is_pooled else leave_as_is,
                 max_inactive_connection_lifetime=300,
             )
             if at_once:
@@ -168,7 +187,7 @@ class Database:
         with suppress(_TakenBackError):
             async with (
                 _Acquired(self._pool) as conn,
-                _Transaction(conn, self._settings(), is_lent=self._pins is None),
+                _Transaction(conn, self._settings()),
             ):
                 await inside(conn)
                 if not await run_asyncpg(conn, may_go_on, self.schema):
@@ -215,21 +234,27 @@ class _Acquired:
 class _Transaction:
     """BEGIN … COMMIT, pinned to READ COMMITTED by its own words."""
 
-    def __init__(self, conn: Any, settings: Mapping[str, str], *, is_lent: bool = False) -> None:
+    def __init__(self, conn: Any, settings: Mapping[str, str]) -> None:
         self._conn = conn
         self._settings = settings
-        # What others ran on this session before, the user's own code, may have left settings behind.
-        self._fresh = "reset all; reset role; " if is_lent else ""
 
     async def __aenter__(self) -> None:
         try:
-            await self._execute(f"{self._fresh}{_begin(self._settings)}")
+            await self._execute(self._begin())
         except BaseException as error:
             await self._roll_back(error)  # it may have begun all the same
             # A standby answers so to READ WRITE; otherwise it would refuse the first write as read-only.
             if isinstance(error, StatementError) and error.sqlstate == _NOT_SUPPORTED:
                 raise StatementError(READ_ONLY, error.message) from error
             raise
+
+    def _begin(self) -> str:
+        # With a mode only where nothing else pins that: behind a pooler.
+        is_pooled = "default_transaction_read_only" in self._settings
+        statements = [f"begin isolation level read committed{' read write' if is_pooled else ''}"]
+        if is_pooled and _has_transaction_timeout(self._conn):
+            statements.append(f"set local {_NO_TRANSACTION_TIMEOUT}")
+        return "; ".join([*statements, *local(self._settings)])
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
@@ -277,9 +302,8 @@ def local(settings: Mapping[str, str]) -> list[str]:
     ]
 
 
-def _begin(settings: Mapping[str, str]) -> str:
-    read_write = " read write" if "default_transaction_read_only" in settings else ""
-    return "; ".join([f"begin isolation level read committed{read_write}", *local(settings)])
+def _has_transaction_timeout(conn: Any) -> bool:
+    return bool(conn.get_server_version() >= (17,))
 
 
 def is_gone(conn: Any) -> bool:

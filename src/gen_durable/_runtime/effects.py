@@ -10,20 +10,26 @@ from __future__ import annotations
 
 import asyncio
 import re
+import time
 from typing import Any, Final
 
 from .._core.model import CommitEntry
 from .._db import commit as commits
 from .._db.failures import RACES, StatementError, is_outage, is_race
-from .._db.pool import Database, is_gone
+from .._db.pool import PINNED, Database, is_gone
 from ..errors import UsageError
 from ..outcome import Effect, Sql
 from .executor import as_exception, is_our_cancellation
 
-__all__ = ["EffectError", "commit_with_effect"]
+__all__ = ["BrokenOffError", "EffectError", "commit_with_effect"]
 
 # 25006: nothing is written before the effect, so it is the first to meet a standby that has yet to be promoted.
 _NOT_ITS_FAULT: Final = RACES | {"25006"}
+# The server ended the session because of what the effect did, and would again: 25P03 it left the transaction idle, 25P04
+# its transaction took too long.
+_TOO_LONG: Final = frozenset({"25P03", "25P04"})
+# After so long without a statement the server has done so, even if it is too late to hear it say why.
+_IDLE_SECONDS: Final = float(PINNED["idle_in_transaction_session_timeout"].removesuffix("s"))
 # Where a word is not one of SQL: comments, texts, quoted names, and bodies of functions.
 _QUOTED: Final = re.compile(r"""--[^\n]*|/\*.*?\*/|'(?:[^']|'')*'|"[^"]*"|\$(\w*)\$.*?\$\1\$""", re.DOTALL)
 _ENDS_TRANSACTION: Final = re.compile(
@@ -38,6 +44,10 @@ class EffectError(Exception):
     def __init__(self, cause: Exception) -> None:
         super().__init__(cause)
         self.cause = cause
+
+
+class BrokenOffError(StatementError):
+    """The connection broke while the effect ran."""
 
 
 async def commit_with_effect(
@@ -61,7 +71,10 @@ async def commit_with_effect(
         has_run = True
 
     try:
-        return await database.run_after(inside, commits.hold(entry), commits.commit([entry], recorder))
+        report = await database.run_after(inside, commits.hold(entry), commits.commit([entry], recorder))
+        if report is None and await database.run(commits.may_stand(entry)):
+            raise EffectError(_in_its_own_way())
+        return report
     except StatementError as error:
         # The effect left a transaction in which nothing can be written, or one that a deferred constraint refuses.
         if has_run and not (is_outage(error) or is_race(error)):
@@ -71,8 +84,9 @@ async def commit_with_effect(
 
 async def _apply(effect: Effect, conn: Any) -> None:
     """Run what a user wrote. Whatever it does, it harms nobody but its own outcome."""
+    transaction = _Transaction(conn)
     try:
-        await _run(effect, _Transaction(conn))
+        await _run(effect, transaction)
     except (KeyboardInterrupt, GeneratorExit):
         raise
     except BaseException as error:
@@ -80,12 +94,12 @@ async def _apply(effect: Effect, conn: Any) -> None:
             raise
         # Not its fault: the connection broke or leads to a standby, or somebody was in the way. It is run again.
         if is_gone(conn):
-            raise StatementError("", str(error)) from error
+            raise _broken_off(transaction, error) from error
         if getattr(error, "sqlstate", None) in _NOT_ITS_FAULT:
             raise StatementError(str(getattr(error, "sqlstate", "")), str(error)) from error
         raise EffectError(as_exception(error)) from error
     if is_gone(conn):
-        raise StatementError("", "the connection broke, and the effect did not mind")
+        raise _broken_off(transaction, None)
     if not conn.is_in_transaction():
         raise EffectError(_ended())
 
@@ -106,6 +120,29 @@ async def _run(effect: Effect, transaction: _Transaction) -> None:
         raise UsageError("the effect ended before a statement of its own did", "await each of them")
 
 
+def _broken_off(transaction: _Transaction, error: BaseException | None) -> Exception:
+    """The connection is gone. Through no fault of the effect: then it is run again. Or the server had enough of it."""
+    if error is not None and getattr(error, "sqlstate", None) in _TOO_LONG:
+        return EffectError(as_exception(error))
+    if transaction.longest_pause >= _IDLE_SECONDS:
+        return EffectError(_idle())
+    return BrokenOffError("", str(error or "the connection broke, and the effect did not mind"))
+
+
+def _idle() -> UsageError:
+    return UsageError(
+        f"the effect left its transaction idle for {_IDLE_SECONDS:.0f} s, and the server ended it",
+        "do slow things in the step, and only the SQL in its effect",
+    )
+
+
+def _in_its_own_way() -> UsageError:
+    return UsageError(
+        "the effect cancels, deletes or changes the very instance whose outcome it belongs to",
+        "leave that out: to end as cancelled, raise Cancel in the step",
+    )
+
+
 def _ended() -> UsageError:
     return UsageError("the effect ends the transaction that it runs in", "leave COMMIT and ROLLBACK out")
 
@@ -117,6 +154,13 @@ class _Transaction:
         self._conn: Any = conn
         # Who waits for a statement at this moment. On one event loop.
         self._waiting: set[asyncio.Task[Any]] = set()
+        self._idle_since = time.monotonic()
+        self._longest_pause = 0.0
+
+    @property
+    def longest_pause(self) -> float:
+        """For how many seconds at most there was no statement."""
+        return max(self._longest_pause, time.monotonic() - self._idle_since)
 
     def close(self) -> set[asyncio.Task[Any]]:
         """The effect is over; whoever kept this may not use it any more. Returns who is still using it."""
@@ -143,8 +187,10 @@ class _Transaction:
             raise _ended()
         task = asyncio.current_task()
         assert task is not None  # noqa: S101 - whatever is awaited is awaited by one
+        self._longest_pause = self.longest_pause
         self._waiting.add(task)
         try:
             return await getattr(self._conn, verb)(query, *args)
         finally:
             self._waiting.discard(task)
+            self._idle_since = time.monotonic()

@@ -8,26 +8,30 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
-from typing import Final, TypeAlias
-
-import msgspec
+from collections.abc import Callable, Sequence
+from typing import Final, TypeAlias, TypeVar
 
 from .._core.model import CommitEntry, CommitResult, Committed, EffectFailed, Stale
-from .._core.settle import refused
+from .._core.settle import refused, released
 from .._db import commit as commits
 from .._db.failures import StatementError, is_data, is_outage
+from .._db.plan import Plan
 from .._db.pool import Database
-from .effects import EffectError, commit_with_effect
+from ..errors import UsageError
+from .effects import BrokenOffError, EffectError, commit_with_effect
 from .service import Contact, Outage
 from .wake import Wakes
 
 __all__ = ["Flusher"]
 
+T = TypeVar("T")
+
 _log: Final = logging.getLogger("gen_durable.worker")
 _Waiting: TypeAlias = tuple[CommitEntry, "asyncio.Future[CommitResult]"]
 # A batch that takes a few tens of milliseconds: larger ones gain nothing and make the first outcome wait for the last.
 _MAX_BATCH: Final = 1000
+# After so many connections that broke under one effect, while others did not, the effect is to blame.
+_MAX_BREAKS: Final = 3
 _RESTING: Final = frozenset({"done", "failed", "cancelled", "awaiting_signal", "awaiting_children"})
 
 
@@ -192,25 +196,22 @@ class Flusher:
     async def _commit_with_effect(self, entry: CommitEntry) -> CommitResult:
         """On a connection of its own, in the task of its own execution: nobody waits for somebody else's effect."""
         outage = Outage("commit with effect", self._contact)
-        is_doubtful = False
+        is_doubtful, breaks = False, 0
         while True:
             try:
                 report = await commit_with_effect(self._effects, entry, self._recorder)
             except EffectError as error:
-                # Perhaps because its place is taken: by its heir, or by itself, if the lost COMMIT got through.
-                (standing,) = await self._standings([entry])
-                if standing is None:
-                    return EffectFailed(error.cause)
-                return self._effect_committed(entry, standing) if is_doubtful else Stale()
+                return await self._effect_failed(entry, error.cause, is_doubtful=is_doubtful)
             except StatementError as error:
                 if is_data(error):
                     return await self.commit(refused(entry, error))
+                breaks += isinstance(error, BrokenOffError)
+                if breaks == _MAX_BREAKS:
+                    return await self._effect_failed(entry, _breaking(error), is_doubtful=is_doubtful)
                 await asyncio.sleep(outage.pause(error))
-                if is_outage(error):
-                    is_doubtful = True
-                    (standing,) = await self._standings([entry])
-                    if standing is not None:
-                        return self._effect_committed(entry, standing)
+                is_doubtful = is_doubtful or is_outage(error)
+                if not await self._ask(lambda: commits.may_stand(entry)):
+                    return await self._commit_without_effect(entry, is_doubtful=is_doubtful)
             else:
                 outage.is_over()
                 if report is None:
@@ -219,16 +220,26 @@ class Flusher:
                 self._wakes.work(report.queues)
                 return self._effect_committed(entry, report.results[0])
 
-    async def _commit_without_effect(self, entry: CommitEntry, *, is_doubtful: bool) -> CommitResult:
-        """Stale, or cancelled: the effect is undone. What is left to write, if anything, goes without it."""
-        bare = msgspec.structs.replace(entry, effect=None)
-        if not is_doubtful:
-            return await self.commit(bare)
-        # Or it is committed: by the connection that was lost.
+    async def _effect_failed(
+        self, entry: CommitEntry, cause: Exception, *, is_doubtful: bool
+    ) -> CommitResult:
+        """Perhaps because its place is taken: by its heir, or by itself, if the lost COMMIT got through."""
         (standing,) = await self._standings([entry])
         if standing is None:
-            (standing,) = await self._look_again([entry], [await self.commit(bare)])
-        return self._effect_committed(entry, standing)
+            return EffectFailed(cause)
+        return self._effect_committed(entry, standing) if is_doubtful else Stale()
+
+    async def _commit_without_effect(self, entry: CommitEntry, *, is_doubtful: bool) -> CommitResult:
+        """Stale, or to be cancelled: the effect is undone, and the outcome that it belongs to must not stand either."""
+        if is_doubtful:
+            # Or it is committed: by the connection that was lost.
+            (standing,) = await self._standings([entry])
+            if standing is not None:
+                return self._effect_committed(entry, standing)
+        result = await self.commit(released(entry))
+        if is_doubtful:
+            (result,) = await self._look_again([entry], [result])
+        return self._effect_committed(entry, result)
 
     def _effect_committed(self, entry: CommitEntry, result: CommitResult) -> CommitResult:
         if isinstance(result, Committed):
@@ -298,15 +309,19 @@ class Flusher:
         return [entry for entry, result in zip(entries, standings, strict=True) if result is None]
 
     async def _standings(self, entries: list[CommitEntry]) -> list[CommitResult | None]:
-        """What became of these; asked until the database answers."""
+        """What became of these."""
+        return await self._ask(lambda: commits.resolve(entries))
+
+    async def _ask(self, question: Callable[[], Plan[T]]) -> T:
+        """Ask until the database answers."""
         while True:
             try:
-                standings = await self._database.run(commits.resolve(entries))
+                answer = await self._database.run(question())
             except StatementError as error:
                 await asyncio.sleep(self._outage.pause(error))
             else:
                 self._outage.is_over()
-                return standings
+                return answer
 
     def _acknowledge(
         self,
@@ -326,3 +341,10 @@ class Flusher:
             self._wakes.rest()
         if has_events:
             self._wakes.events()
+
+
+def _breaking(error: StatementError) -> UsageError:
+    return UsageError(
+        f"the connection broke {_MAX_BREAKS} times while the effect ran, and others did not ({error})",
+        "has the server a limit that it meets, or somebody who ends its sessions?",
+    )

@@ -115,7 +115,7 @@ class Heartbeat:
             answer_within=settings.lease.total_seconds() / 3,
             pooler=settings.pooler,
         )
-        outage = Outage("heartbeat", self._contact)
+        outage = Outage("heartbeat", self._contact, is_vital=True)
         pause = rhythm = min(self._pause, _NOTE_EVERY)
         while not await _within(stop, pause):
             pause = rhythm

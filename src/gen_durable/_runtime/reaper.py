@@ -36,6 +36,7 @@ class Reaper(Service):
     """
 
     name = "reaper"
+    is_vital = True
 
     def __init__(
         self, database: Database, settings: Settings, telemetry: Telemetry, wakes: Wakes, contact: Contact

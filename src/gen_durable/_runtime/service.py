@@ -39,9 +39,10 @@ class Contact:
         self._away_since: float | None = None
 
     def lost(self, outage: Outage, error: StatementError) -> None:
-        """Somebody could not reach it."""
+        """Somebody could not reach it. Whoever is not vital may have troubles of his own: the reaper works on."""
         with self._lock:
-            self._since = None
+            if outage.is_vital:
+                self._since = None
             self._waiting.add(outage)
             is_news, self._away_since = self._away_since is None, self._away_since or time.monotonic()
         if is_news:
@@ -77,8 +78,9 @@ class Contact:
 class Outage:
     """One stretch of time without the database, for one service: pauses that grow."""
 
-    def __init__(self, who: str, contact: Contact | None = None) -> None:
+    def __init__(self, who: str, contact: Contact | None = None, *, is_vital: bool = False) -> None:
         self.who = who
+        self.is_vital = is_vital
         self._contact = contact or Contact()
         self._tries = 0
 
@@ -102,6 +104,8 @@ class Service:
     """A named loop. Subclasses say what one round does."""
 
     name = "service"
+    # Whether it counts as a loss of contact if this one cannot reach the database.
+    is_vital = False
 
     def __init__(self, contact: Contact) -> None:
         self._contact = contact
@@ -123,7 +127,7 @@ class Service:
 
     async def run(self) -> None:
         """Rounds until `stop`."""
-        outage = Outage(self.name, self._contact)
+        outage = Outage(self.name, self._contact, is_vital=self.is_vital)
         while not self._is_stopping:
             # Cleared before the round: a wake during it means that the round may have looked too early.
             self._woken.clear()

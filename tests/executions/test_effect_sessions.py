@@ -1,0 +1,174 @@
+"""An effect and the session that it runs on: one that breaks it again and again has failed, and none is left changed."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from gen_durable import Context, Done, Machine, Outcome, Spec, Sql, Transaction, Worker, step
+from gen_durable._runtime import effects
+from gen_durable.telemetry import ReaperReaped
+from tests.executions.ledger import BOOK, booked
+from tests.scenarios.support import CALM, FAST, PATIENCE, Events, holds
+
+_DIED = """
+update gen_durable.gen_durable
+   set status = 'executing', lease_token = 5, locked_by = 'dead', lease_expires_at = now() - interval '1 min',
+       leased_at = now() - interval '2 min' where id = $1"""
+
+
+class Doomed(Machine[str, str]):
+    """Its effect ends its own session, each time."""
+
+    def __init__(self) -> None:
+        self.runs = 0
+
+    @step
+    async def run(self, ctx: Context[str]) -> Outcome[str]:
+        async def effect(tx: Transaction) -> None:
+            self.runs += 1
+            await tx.execute(BOOK, ctx.idempotency_key, "")
+            if ctx.state == "idle":
+                await asyncio.sleep(0.3)
+            await tx.execute("select pg_terminate_backend(pg_backend_pid())")
+
+        return Done("done", effect=effect)
+
+    def handle(self, error: Exception, ctx: Context[str]) -> Outcome[str]:
+        return Done(str(error))
+
+
+class Plain(Machine[None, str]):
+    @step
+    async def run(self, ctx: Context[None]) -> Outcome[str]:
+        return Done("plain")
+
+
+async def test_an_effect_that_breaks_its_connections_fails_and_the_reaper_works_meanwhile(
+    durable_dsn: str, db: Any
+) -> None:
+    machine = Doomed()
+    async with Worker([machine], dsn=durable_dsn, settings=FAST) as worker:
+        events = Events(worker)
+        dead = await worker.insert(Plain, schedule_in=timedelta(hours=1))
+        await db.execute(_DIED, dead.id)
+        ref = await worker.insert(machine, "")
+        await events.wait(ReaperReaped, lambda event: dead.id in event.ids)
+        ended = await worker.wait(ref, timeout=PATIENCE)
+    assert "broke 3 times" in str(ended.result)
+    assert machine.runs == 3
+    assert await booked(db) == []
+
+
+async def test_an_effect_that_idles_until_the_server_ends_it_fails_at_once(
+    durable_dsn: str, db: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(effects, "_IDLE_SECONDS", 0.2)
+    machine = Doomed()
+    async with Worker([machine], dsn=durable_dsn, settings=CALM) as worker:
+        ended = await worker.wait(await worker.insert(machine, "idle"), timeout=PATIENCE)
+    assert "left its transaction idle" in str(ended.result)
+    assert machine.runs == 1
+
+
+async def test_a_cancel_reaches_an_effect_that_is_run_again(durable_dsn: str, db: Any) -> None:
+    class Slow(Machine[None, str]):
+        @step
+        async def run(self, ctx: Context[None]) -> Outcome[str]:
+            async def effect(tx: Transaction) -> None:
+                runs.append(1)
+                await tx.execute(BOOK, ctx.idempotency_key, "")
+                await told.wait()
+                await tx.execute("select pg_terminate_backend(pg_backend_pid())")
+
+            return Done("done", effect=effect)
+
+    runs: list[int] = []
+    told = asyncio.Event()
+    async with Worker([Slow], dsn=durable_dsn, settings=CALM) as worker:
+        ref = await worker.insert(Slow)
+        await holds(db, "select status = 'executing' from gen_durable.gen_durable where id = $1", ref.id)
+        await worker.cancel(ref, reason="enough")
+        told.set()
+        ended = await worker.wait(ref, timeout=PATIENCE)
+    assert (ended.status, len(runs)) == ("cancelled", 1)
+    assert await booked(db) == []
+
+
+@pytest.mark.parametrize(
+    "verb", ["cancel($1::bigint)", "cancel($1::bigint, force => true)", "soft_delete($1::bigint)"]
+)
+async def test_an_effect_that_ends_its_own_instance_has_failed(durable_dsn: str, db: Any, verb: str) -> None:
+    class Suicidal(Machine[None, str]):
+        @step
+        async def run(self, ctx: Context[None]) -> Outcome[str]:
+            return Done("done", effect=Sql(f"select gen_durable.{verb}", ctx.id))
+
+        def handle(self, error: Exception, ctx: Context[None]) -> Outcome[str]:
+            return Done(str(error))
+
+    async with Worker([Suicidal], dsn=durable_dsn, settings=CALM) as worker:
+        ended = await worker.wait(await worker.insert(Suicidal), timeout=PATIENCE)
+    assert "the very instance" in str(ended.result)
+    assert await db.fetchval("select count(*) from gen_durable.audit_events") == 0
+
+
+LEFT_BEHIND = [
+    "select pg_advisory_lock(4711)",
+    "create temp table leftover (a int)",
+    "listen leftover",
+    "set search_path = nowhere",
+    "declare leftover cursor with hold for select 1",
+]
+
+
+async def test_an_effect_leaves_nothing_on_its_session(durable_dsn: str, db: Any) -> None:
+    """Whatever it took for the session, as against its transaction, the next effect does not find there."""
+
+    class Messy(Machine[int, str]):
+        @step
+        async def run(self, ctx: Context[int]) -> Outcome[str]:
+            return Done("done", effect=Sql(LEFT_BEHIND[ctx.state]))
+
+    class Looking(Machine[None, list[str]]):
+        @step
+        async def run(self, ctx: Context[None]) -> Outcome[list[str]]:
+            async def look(tx: Transaction) -> None:
+                found.append(await tx.fetchval("select pg_backend_pid()"))
+                found.append(
+                    await tx.fetchval(
+                        "select to_regclass('leftover') is null and current_setting('search_path') not like 'nowhere%'"
+                        " and not exists (select from pg_listening_channels())"
+                        " and not exists (select from pg_cursors where name = 'leftover')"
+                        " and not exists (select from pg_locks where locktype = 'advisory' and pid = pg_backend_pid())"
+                    )
+                )
+
+            return Done([], effect=look)
+
+    found: list[Any] = []
+    async with Worker([Messy, Looking], dsn=durable_dsn, settings=CALM, queues={"default": 1}) as worker:
+        for number in range(len(LEFT_BEHIND)):
+            assert (await worker.wait(await worker.insert(Messy, number), timeout=PATIENCE)).result == "done"
+            await worker.wait(await worker.insert(Looking), timeout=PATIENCE)
+        assert found[1::2] == [True] * len(LEFT_BEHIND)
+        assert len(set(found[::2])) == 1, "all on one session, or nothing was tried"
+
+
+async def test_the_limits_of_the_role_do_not_apply_to_effects(durable_dsn: str, db: Any) -> None:
+    if await db.fetchval("select current_setting('server_version_num')::int") < 170000:
+        pytest.skip("transaction_timeout is new in 17")
+    name = await db.fetchval("select current_database()")
+    await db.execute(f"alter database \"{name}\" set transaction_timeout = '50ms'")
+
+    class Slow(Machine[None, str]):
+        @step
+        async def run(self, ctx: Context[None]) -> Outcome[str]:
+            return Done("done", effect=Sql("select pg_sleep(0.3)"))
+
+    async with Worker([Slow], dsn=durable_dsn, settings=CALM) as worker:
+        refs = await worker.insert_all([Spec(Slow), Spec(Slow)])
+        assert {one.result for one in await worker.wait_all(refs, timeout=PATIENCE)} == {"done"}
