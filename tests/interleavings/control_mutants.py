@@ -20,6 +20,9 @@ _LOCK_TARGETS = (
     " order by g.id desc for no key update;"
 )
 _LIVE = "g.status not in ('done', 'failed', 'cancelled')"
+_LOCK_PARENTS = """ union
+                  select child.parent_id from gen_durable.gen_durable child
+                   where child.id = any (target_ids) and child.parent_id is not null);"""
 _LOCK_FAMILY = (
     "perform from gen_durable.gen_durable g where g.id = any (family) order by g.id desc for no key update;"
 )
@@ -312,7 +315,7 @@ RETRIES = [
         name="a retried child is not waited for",
         scenario=retries.retry_child_and_end_of_sibling(),
         reason="barrier counts wrong",
-        changes=[Change(SCHEMA, "p.children_pending + parent.children", "p.children_pending")],
+        changes=[Change(SCHEMA, "p.children_pending + again.children", "p.children_pending")],
     ),
     Mutant(
         name="a retried child counts for a parent that has gone on",
@@ -321,15 +324,29 @@ RETRIES = [
         changes=[
             Change(
                 SCHEMA,
-                "p.spawn_round = again.parent_round\n     where p.status = 'awaiting_children' order by",
-                "p.spawn_round = again.parent_round order by",
+                "set status = 'awaiting_children', children_pending = p.children_pending + again.children, gated",
+                "set children_pending = p.children_pending + again.children, gated",
             ),
-            Change(
-                SCHEMA,
-                "from parent where p.id = parent.id and p.status = 'awaiting_children';",
-                "from parent where p.id = parent.id;",
-            ),
+            Change(SCHEMA, "and (p.status = 'awaiting_children' or p.id = any (parked));", ";"),
         ],
+    ),
+    Mutant(
+        name="a child and its parent are retried without knowing of each other",
+        scenario=retries.retry_parent_and_child(),
+        reason="a retried child is not waited for",
+        changes=[Change(SCHEMA, _LOCK_PARENTS, ");")],
+    ),
+    Mutant(
+        name="a parent that was released does not wait for a retried child",
+        scenario=retries.retry_child_of_released(),
+        reason="a retried child is not waited for",
+        changes=[Change(SCHEMA, " or p.id = any (parked));", ");")],
+    ),
+    Mutant(
+        name="a parent that waits again leaves its key to nobody",
+        scenario=retries.retry_child_of_released(),
+        reason="free key, its line is gated",
+        changes=[Change(SCHEMA, "  if parked <> '{}' then", "  if false then")],
     ),
     Mutant(
         name="a retried instance is still to be cancelled",

@@ -222,6 +222,54 @@ def cancel_and_retry_parent_and_end_of_child() -> Scenario:
     )
 
 
+def retry_parent_and_child() -> Scenario:
+    """Both are retried at once, while a sibling ends: the barrier opens when both children have ended."""
+
+    def check(end: End) -> None:
+        parent = end.after.instances[1]
+        require(parent["status"] == "awaiting_children", "a retried child is not waited for")
+        require(parent["children_pending"] == 1, "barrier counts wrong")
+
+    return Scenario(
+        name="retry(parent) × retry(child) × done(sibling)",
+        setup=[
+            *cancelled(1, step_seq=1, spawn_round=1),
+            *failed(11, **_OF_1),
+            leased(12, **_OF_1),
+        ],
+        sessions={
+            "T": [retry(1)],
+            "U": [retry(11)],
+            "F": [flush(outcome(12, "done", parent_id=1))],
+        },
+        check=check,
+        pauses=[_PAUSE_UNDER_LOCK],
+    )
+
+
+def retry_child_of_released() -> Scenario:
+    """The parent is released, and its join has not begun: it waits again, or has begun; the next of its key goes on."""
+
+    def check(end: End) -> None:
+        parent = end.after.instances[1]
+        has_begun = any(execution.id == 1 for execution in end.result("K").executions)
+        if not has_begun:
+            require(parent["status"] == "awaiting_children", "a retried child is not waited for")
+            require(parent["children_pending"] == 1, "barrier counts wrong")
+
+    return Scenario(
+        name="retry(child of a released parent) × pick",
+        setup=[
+            instance(1, step_seq=1, spawn_round=1, concurrency_key="k"),
+            instance(2, concurrency_key="k", gated=True),
+            *failed(11, **_OF_1),
+        ],
+        sessions={"T": [retry(11)], "K": [lease_some(8, demand=1)]},
+        check=check,
+        never_wait=frozenset({"K"}),
+    )
+
+
 def retry_failed_join_and_retry_child() -> Scenario:
     """The step that joined has failed, and so has a child: whichever is retried first, the parent sees its round."""
 
@@ -323,6 +371,8 @@ SCENARIOS = [
     retry_two_children(),
     retry_parent_and_end_of_child(),
     cancel_and_retry_parent_and_end_of_child(),
+    retry_parent_and_child(),
+    retry_child_of_released(),
     retry_failed_join_and_retry_child(),
     retry_failed_join_and_end_of_child(),
     retry_parked_and_deliver(),

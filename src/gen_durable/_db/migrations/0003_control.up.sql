@@ -186,7 +186,7 @@ end $$;
 --   * What waited for a signal, or was woken by one, waits for it again: the inbox went with the end, and no step may take a
 --     signal for granted that it does not see. It waits until the deadline that it had. One that the clock woke runs.
 --   * A parent with live children waits for them again, and sees those of its round when it runs.
---   * A child whose parent still waits for its round is waited for again.
+--   * A child whose parent still waits for its round, or has yet to begin the step that joins, is waited for again.
 create function gen_durable.retry_rows(target_ids bigint[], new_state text, reason text, actor text)
 returns table (id bigint, is_retried boolean, status text, queue text)
 language plpgsql as $$
@@ -194,11 +194,15 @@ language plpgsql as $$
 declare
   family  bigint[];
   retried bigint[];
+  parked  bigint[];
 begin
-  -- With the children that may end at this moment, and these first, as everywhere.
+  -- With the children that may end at this moment, and with the parents, whatever their status: if one of these is retried at
+  -- this moment, whoever comes second sees what the first has done. In one statement, children first, as everywhere.
   family := array(select unnest(target_ids) union
                   select child.id from gen_durable.gen_durable child
-                   where child.parent_id = any (target_ids) and child.status not in ('done', 'failed', 'cancelled'));
+                   where child.parent_id = any (target_ids) and child.status not in ('done', 'failed', 'cancelled') union
+                  select child.parent_id from gen_durable.gen_durable child
+                   where child.id = any (target_ids) and child.parent_id is not null);
   perform from gen_durable.gen_durable g where g.id = any (family) order by g.id desc for no key update;
   select coalesce(array_agg(g.id), '{}') into retried from gen_durable.gen_durable g
    where g.id = any (target_ids) and g.status in ('failed', 'cancelled') and g.deleted_at is null
@@ -208,16 +212,21 @@ begin
       select g.id, false, g.status::text, g.queue from gen_durable.gen_durable g where g.id = any (target_ids);
     return;
   end if;
-  with again as (
-    select child.parent_id, child.parent_round, count(*)::int as children from gen_durable.gen_durable child
-     where child.id = any (retried) and child.parent_id is not null group by child.parent_id, child.parent_round
-  ), parent as (
-    select p.id, again.children from again
-      join gen_durable.gen_durable p on p.id = again.parent_id and p.spawn_round = again.parent_round
-     where p.status = 'awaiting_children' order by p.id desc for no key update of p
-  )
-  update gen_durable.gen_durable p set children_pending = p.children_pending + parent.children
-    from parent where p.id = parent.id and p.status = 'awaiting_children';
+  -- Parents that were released, and whose join has not begun: they wait again, and leave the line of their key.
+  parked := array(select p.id from gen_durable.gen_durable p
+                   where p.id in (select child.parent_id from gen_durable.gen_durable child
+                                   where child.id = any (retried) and child.parent_round = p.spawn_round)
+                     and p.status = 'runnable' and p.spawn_round = p.step_seq and p.attempt = 0 and p.crash_count = 0);
+  update gen_durable.gen_durable p
+     set status = 'awaiting_children', children_pending = p.children_pending + again.children, gated = false
+    from (select child.parent_id, child.parent_round, count(*)::int as children from gen_durable.gen_durable child
+           where child.id = any (retried) and child.parent_id is not null group by child.parent_id, child.parent_round) again
+   where p.id = again.parent_id and p.spawn_round = again.parent_round
+     and (p.status = 'awaiting_children' or p.id = any (parked));
+  if parked <> '{}' then
+    perform gen_durable.ungate(array(select g.concurrency_key from gen_durable.gen_durable g
+                                      where g.id = any (parked) and g.concurrency_key is not null));
+  end if;
   -- A stop is a transition, poison and cancel are none: after a stop the children of the step that failed are a round behind.
   update gen_durable.gen_durable child set parent_round = p.step_seq
     from gen_durable.gen_durable p
