@@ -13,7 +13,7 @@ import psycopg
 import pytest
 from psycopg.rows import namedtuple_row
 
-from gen_durable import AsyncClient, Client, Delivered, Duplicate, Inserted, Settings, Spec, Worker
+from gen_durable import AsyncClient, Client, Deleted, Delivered, Duplicate, Inserted, Settings, Spec, Worker
 from gen_durable._db.failures import StatementError
 from gen_durable._schema import migrate_schema
 from gen_durable.errors import KeyTakenError, NoTargetError, UsageError
@@ -254,3 +254,24 @@ async def test_what_is_no_connection_of_the_right_kind_is_refused(durable_dsn: s
                     with pytest.raises(UsageError, match=problem):
                         await call
     assert await counts(sql) == (0, 0)
+
+
+@pytest.mark.parametrize("kind", ["psycopg", "psycopg async"])
+async def test_verbs_work_inside_of_a_pipeline(durable_dsn: str, sql: Any, kind: str) -> None:
+    async with opened(kind, durable_dsn) as caller:
+        if kind == "psycopg":
+            with caller.conn.pipeline():
+                order, many, _ = await work(caller)
+        else:
+            async with caller.conn.pipeline():
+                order, many, _ = await work(caller)
+    assert isinstance(order, Inserted)
+    assert [type(one) for one in many] == [Inserted, Inserted, Duplicate, Duplicate]
+    assert await counts(sql) == (3, 1)
+
+
+async def test_how_a_session_writes_times_does_not_matter(caller: Caller) -> None:
+    await caller.execute("set datestyle = 'German, DMY'")
+    await caller.execute("set intervalstyle = 'sql_standard'")
+    order, _, _ = await work(caller)
+    assert isinstance(await caller.client.soft_delete(order, conn=caller.conn), Deleted)

@@ -34,6 +34,10 @@ async def run_asyncpg(conn: Any, plan: Plan[T], schema: str) -> T:
         return result
 
 
+# psycopg: rows in binary, because a caller's session may write times as it likes (DateStyle); and fetched whatever the
+# cursor says of them, because in a pipeline it cannot say anything before.
+
+
 def run_psycopg(conn: Any, plan: Plan[T], schema: str) -> T:
     """Run a plan on a psycopg connection, blocking."""
     import psycopg
@@ -44,13 +48,14 @@ def run_psycopg(conn: Any, plan: Plan[T], schema: str) -> T:
         while True:
             try:
                 with psycopg.RawCursor(conn, row_factory=dict_row) as cursor:
+                    rows: Rows = []
                     if isinstance(call, Script):
                         cursor.execute(call.text)
                     else:
-                        cursor.execute(in_schema(call.statement.text, schema), call.values)
-                    rows: Rows = cursor.fetchall() if cursor.description else []
+                        cursor.execute(in_schema(call.statement.text, schema), call.values, binary=True)
+                        rows = cursor.fetchall()
             except psycopg.Error as error:
-                call = plan.throw(from_psycopg(error))
+                call = plan.send([]) if _has_no_rows(error) else plan.throw(from_psycopg(error))
             else:
                 call = plan.send(rows)
     except StopIteration as finished:
@@ -68,18 +73,26 @@ async def run_psycopg_async(conn: Any, plan: Plan[T], schema: str) -> T:
         while True:
             try:
                 async with psycopg.AsyncRawCursor(conn, row_factory=dict_row) as cursor:
+                    rows: Rows = []
                     if isinstance(call, Script):
                         await cursor.execute(call.text)
                     else:
-                        await cursor.execute(in_schema(call.statement.text, schema), call.values)
-                    rows: Rows = await cursor.fetchall() if cursor.description else []
+                        await cursor.execute(in_schema(call.statement.text, schema), call.values, binary=True)
+                        rows = await cursor.fetchall()
             except psycopg.Error as error:
-                call = plan.throw(from_psycopg(error))
+                call = plan.send([]) if _has_no_rows(error) else plan.throw(from_psycopg(error))
             else:
                 call = plan.send(rows)
     except StopIteration as finished:
         result: T = finished.value
         return result
+
+
+def _has_no_rows(error: Any) -> bool:
+    """Whether nothing is wrong but that a statement without rows was asked for them."""
+    import psycopg
+
+    return type(error) is psycopg.ProgrammingError and error.sqlstate is None
 
 
 def driver_of(conn: Any, *, blocking: bool) -> Callable[[Any, Plan[Any], str], Any]:
