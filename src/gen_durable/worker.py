@@ -42,6 +42,8 @@ from .telemetry import PickStop, Telemetry
 
 __all__ = ["CallNext", "Middleware", "Worker"]
 
+# How many connections of the server one worker may take for effects.
+_MAX_EFFECTS: Final = 50
 # What a step that ignored its cancellation gets to notice the second one, in seconds.
 _FAREWELL: Final = 1.0
 # What a worker owns that was asked to work by prefix and was given none.
@@ -268,7 +270,9 @@ class Worker(AsyncClient):
             dsn, schema, at_once=False, size=4, lock_timeout=Flusher.TURN, pooler=pooler
         )
         # Made as effects come up; each holds one for as long as it takes.
-        self._pools["effects"] = await Database.open(dsn, schema, at_once=False, pooler=pooler, lends=True)
+        self._pools["effects"] = await Database.open(
+            dsn, schema, at_once=False, size=self._effects_at_once(), pooler=pooler, lends=True
+        )
         resources = None
         if self._make_resources is not None:
             resources = await self._resources.enter_async_context(self._make_resources(self))
@@ -342,6 +346,11 @@ class Worker(AsyncClient):
             fsms=fsms,
             fsm_versions=fsm_versions,
         )
+
+    def _effects_at_once(self) -> int:
+        # As many as steps may run, so that slow ones delay nobody else's; but not all that a server has for everybody.
+        limits = (*self.queues.values(), *self.prefixes.values())
+        return min(sum(queue.concurrency for queue in limits), _MAX_EFFECTS)
 
     def _sources(self) -> list[tuple[Source, Queue]]:
         return [

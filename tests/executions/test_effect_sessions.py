@@ -172,3 +172,29 @@ async def test_the_limits_of_the_role_do_not_apply_to_effects(durable_dsn: str, 
     async with Worker([Slow], dsn=durable_dsn, settings=CALM) as worker:
         refs = await worker.insert_all([Spec(Slow), Spec(Slow)])
         assert {one.result for one in await worker.wait_all(refs, timeout=PATIENCE)} == {"done"}
+
+
+async def test_slow_effects_delay_no_others(durable_dsn: str, db: Any) -> None:
+    """As many as may run at once may have an effect at once."""
+
+    class Effective(Machine[str, str]):
+        @step
+        async def run(self, ctx: Context[str]) -> Outcome[str]:
+            async def effect(tx: Transaction) -> None:
+                if ctx.state == "slow":
+                    begun.append(ctx.id)
+                    await told.wait()
+                await tx.execute(BOOK, ctx.idempotency_key, "")
+
+            return Done(ctx.state, effect=effect)
+
+    begun: list[int] = []
+    told = asyncio.Event()
+    async with Worker([Effective], dsn=durable_dsn, settings=CALM, queues={"default": 13}) as worker:
+        slow = await worker.insert_all([Spec(Effective, "slow") for _ in range(12)])
+        async with asyncio.timeout(PATIENCE.total_seconds()):
+            while len(begun) < 12:
+                await asyncio.sleep(0.01)
+        assert (await worker.wait(await worker.insert(Effective, "quick"), timeout=PATIENCE)).status == "done"
+        told.set()
+        assert {one.result for one in await worker.wait_all(slow, timeout=PATIENCE)} == {"slow"}
