@@ -6,9 +6,11 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
+import msgspec
 import pytest
 
 from gen_durable import (
+    AsyncClient,
     Await,
     Backoff,
     Context,
@@ -76,6 +78,17 @@ async def test_what_handle_changes_in_the_state_is_committed(durable_dsn: str) -
     async with Worker([machine], dsn=durable_dsn, settings=CALM) as worker:
         ended = await worker.wait(await worker.insert(machine, {"n": 1}), timeout=PATIENCE)
     assert (ended.result, ended.last_error) == ([2, 0, 2, [], []], None)
+
+
+async def test_a_retry_leaves_a_state_that_has_become_too_large_as_it_is(durable_dsn: str) -> None:
+    """A step failed, and its state weighs more than this worker would accept of a new one: that is no reason to fail."""
+    machine = Fragile(lambda self, error, ctx: Retry() if ctx.attempt < 2 else Stop(error))
+    state: Any = {"n": 1, "x" * 500: 1}
+    tight = msgspec.structs.replace(CALM, max_payload=100)
+    async with AsyncClient(durable_dsn) as client, Worker([machine], dsn=durable_dsn, settings=tight):
+        ended = await client.wait(await client.insert(machine, state), timeout=PATIENCE)
+    assert (ended.last_error, ended.attempt, ended.state) == ("ValueError: broken", 0, state)
+    assert [attempt for _, attempt, _ in machine.calls] == [0, 1, 2]
 
 
 async def test_handle_may_retry_with_a_delay(durable_dsn: str, db: Any) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 
-from gen_durable import Context, Done, Machine, Outcome, Retry, Status, Worker, step
+from gen_durable import Context, Done, Machine, Outcome, Retry, Status, Transaction, Worker, step
 from tests.scenarios.support import CALM, PATIENCE
 
 
@@ -68,6 +68,33 @@ async def test_ways_to_leave_that_would_end_a_process_end_only_the_step(durable_
         refs = [await worker.insert(Leaver, 0, step=name) for name in wanted]
         ended = await worker.wait_all(refs, timeout=PATIENCE)
     assert {one.step: one.result for one in ended} == wanted
+
+
+async def test_a_generator_exit_that_a_step_raises_is_a_failure_of_that_step(durable_dsn: str) -> None:
+    class Leaver(Machine[None, str]):
+        @step
+        async def on_the_loop(self, ctx: Context[None]) -> Outcome[str]:
+            raise GeneratorExit
+
+        @step
+        def in_a_thread(self, ctx: Context[None]) -> Outcome[str]:
+            raise GeneratorExit
+
+        @step
+        async def in_an_effect(self, ctx: Context[None]) -> Outcome[str]:
+            async def effect(tx: Transaction) -> None:
+                raise GeneratorExit
+
+            return Done("unreachable", effect=effect)
+
+        def handle(self, error: Exception, ctx: Context[None]) -> Outcome[str]:
+            return Retry() if ctx.attempt == 0 else Done(str(error))
+
+    async with Worker([Leaver], dsn=durable_dsn, settings=CALM) as worker:
+        steps = ("on_the_loop", "in_a_thread", "in_an_effect")
+        refs = [await worker.insert(Leaver, step=name) for name in steps]
+        ended = await worker.wait_all(refs, timeout=PATIENCE)
+    assert [one.result for one in ended] == ["it raised GeneratorExit"] * 3
 
 
 async def test_a_handle_that_exits_fails_its_instance_only(durable_dsn: str) -> None:

@@ -19,14 +19,14 @@ from .._db.failures import RACES, StatementError, is_outage, is_race
 from .._db.pool import PINNED, Database, is_gone
 from ..errors import UsageError
 from ..outcome import Effect, Sql
-from .executor import as_exception, is_our_cancellation
+from .executor import as_exception, current_task, is_ours
 
 __all__ = ["BrokenOffError", "EffectError", "commit_with_effect"]
 
 # 25006: nothing is written before the effect, so it is the first to meet a standby that has yet to be promoted.
 _NOT_ITS_FAULT: Final = RACES | {"25006"}
-# The server ended the session because of what the effect did, and would again: 25P03 it left the transaction idle, 25P04
-# its transaction took too long.
+# The server ended the session because of what the effect did, and would again: 25P03 it left its transaction
+# idle, 25P04 that took too long.
 _TOO_LONG: Final = frozenset({"25P03", "25P04"})
 # After so long without a statement the server has done so, even if it is too late to hear it say why.
 _IDLE_SECONDS: Final = float(PINNED["idle_in_transaction_session_timeout"].removesuffix("s"))
@@ -84,13 +84,13 @@ async def commit_with_effect(
 
 async def _apply(effect: Effect, conn: Any) -> None:
     """Run what a user wrote. Whatever it does, it harms nobody but its own outcome."""
-    transaction = _Transaction(conn)
+    transaction, task = _Transaction(conn), current_task()
     try:
         await _run(effect, transaction)
-    except (KeyboardInterrupt, GeneratorExit):
+    except KeyboardInterrupt:
         raise
     except BaseException as error:
-        if is_our_cancellation(error):
+        if is_ours(error, task):
             raise
         # Not its fault: the connection broke or leads to a standby, or somebody was in the way. It is run again.
         if is_gone(conn):

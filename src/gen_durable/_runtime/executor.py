@@ -35,7 +35,7 @@ from .middleware import Middleware, wrapped
 from .pool import ProcessDiedError, Processes
 from .threads import Threads
 
-__all__ = ["Executor", "StepExitError", "as_exception", "decision_in", "is_our_cancellation"]
+__all__ = ["Executor", "StepExitError", "as_exception", "current_task", "decision_in", "is_ours"]
 
 _log: Final = logging.getLogger("gen_durable.worker")
 
@@ -83,12 +83,13 @@ class Executor:
         if registered is None:
             # Only a worker that owns a namespace leases what it does not know: nobody else would ever run it.
             return no_handler(execution)
+        task = current_task()
         try:
             return await self._step(execution, registered, may_chain=may_chain)
-        except (KeyboardInterrupt, GeneratorExit, ProcessDiedError):
-            raise  # the process has to go, this coroutine is thrown away, or there is nothing left to decide about
+        except (KeyboardInterrupt, ProcessDiedError):
+            raise  # the process has to go, or there is nothing left to decide about
         except BaseException as error:
-            if is_our_cancellation(error):
+            if is_ours(error, task):
                 raise
             if (decision := decision_in(error)) is not None:
                 return self._obey(decision, execution, registered)
@@ -241,7 +242,7 @@ class Executor:
         self, failure: Exception, execution: Execution, registered: Registered, *, may_chain: bool
     ) -> CommitEntry:
         """Let the machine decide. It gets the state as it was before the step: what the step half changed is gone."""
-        machine, error = registered.definition, reason_text(failure)
+        machine, error, task = registered.definition, reason_text(failure), current_task()
         try:
             try:
                 state = state_of(execution, machine)
@@ -259,6 +260,8 @@ class Executor:
             outcome = await self._decide(registered.machine, failure, context)
             _tell_raised(execution, failure, outcome)
             current = UNREAD if state is UNREAD and context.state is None else context.state
+            if isinstance(outcome, Retry) and state is not UNREAD and current == state_of(execution, machine):
+                current = UNREAD  # as it is stored, it stays: whatever it weighs by today's limit
             entry = settle(
                 execution,
                 machine,
@@ -270,10 +273,10 @@ class Executor:
                 emitted=context.emitted,
             )
             return self._failed(entry, execution, failure)
-        except (KeyboardInterrupt, GeneratorExit):
+        except KeyboardInterrupt:
             raise
         except BaseException as raised:
-            if is_our_cancellation(raised):
+            if is_ours(raised, task):
                 raise
             second = raised
         if (decision := decision_in(second)) is not None:
@@ -308,7 +311,7 @@ async def _within(timeout: StepTimeoutError, running: Awaitable[object]) -> obje
             value = await running
     except BaseException as error:
         # The step may turn its cancellation into an error of its own, or raise a TimeoutError that is not ours.
-        if timer.expired() and not is_our_cancellation(error):
+        if timer.expired() and not is_ours(error, current_task()):
             raise timeout from error
         raise
     if timer.expired():
@@ -362,10 +365,19 @@ def _leaves(error: BaseException) -> Iterator[BaseException]:
         yield error
 
 
-def is_our_cancellation(error: BaseException) -> bool:
-    """Whether this very task was cancelled (shutdown, lost lease), as against a CancelledError from the user's code."""
-    task = asyncio.current_task()
+def is_ours(error: BaseException, task: asyncio.Task[Any] | None) -> bool:
+    """Whether the task was cancelled (shutdown, lost lease) or is thrown away; otherwise the user's code raised it."""
+    if isinstance(error, GeneratorExit):
+        return current_task() is not task  # a coroutine that is thrown away is closed by somebody else
     return isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling() > 0
+
+
+def current_task() -> asyncio.Task[Any] | None:
+    """The task that runs, if any does."""
+    try:
+        return asyncio.current_task()
+    except RuntimeError:
+        return None
 
 
 def as_exception(error: BaseException) -> Exception:

@@ -67,7 +67,14 @@ class Threads:
         self._busy += 1
         self._start_thread()
         self._work.put(call)
-        return await call.future
+        result, error = await call.future
+        try:
+            # Raised here, not by the future: that would pass a GeneratorExit on as if we were thrown away.
+            if error is not None:
+                raise error
+            return result
+        finally:
+            del error
 
     def close(self) -> None:
         """Let idle threads end; busy ones end after what they are doing."""
@@ -127,9 +134,6 @@ class Threads:
         self._busy -= 1
         if future.done():
             return  # cancelled meanwhile
-        if error is None:
-            future.set_result(result)
-        elif isinstance(error, StopIteration):
-            future.set_exception(RuntimeError("a step raised StopIteration"))  # a future cannot carry it
-        else:
-            future.set_exception(error)
+        if isinstance(error, StopIteration):
+            error = RuntimeError("a step raised StopIteration")  # a coroutine cannot
+        future.set_result((result, error))
