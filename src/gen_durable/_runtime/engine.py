@@ -85,7 +85,7 @@ class Engine:
         self._is_draining = False
         recorder = Recorder(worker, settings.executions, settings.heartbeat)
         self._flusher = Flusher(commits, stragglers, effects, recorder, wakes, contact)
-        self._heartbeat = Heartbeat(dsn, settings, contact, self._lose, self._cancel)
+        self._heartbeat = Heartbeat(dsn, settings, contact, self._lose, self._cancel, self._lose_all)
         limits = Limits(settings.max_payload, settings.max_children)
         hello = hello_for(registry, limits)
         size = settings.pool_processes or os.cpu_count() or 1
@@ -211,7 +211,8 @@ class Engine:
         tasks = [*self._tasks, *self._lasting]
         for task in tasks:
             task.cancel()
-        await asyncio.wait(tasks)
+        if tasks:  # or the start failed before there were any
+            await asyncio.wait(tasks)
         loop = asyncio.get_running_loop()
         farewell = [loop.create_task(self._flusher.finish()), loop.create_task(self._presence.leave())]
         await _within(_LAST_ANSWER, farewell)
@@ -254,6 +255,12 @@ class Engine:
             self._failed.exception()
             self._on_failure(error)
 
+    def _lose_all(self, error: BaseException) -> None:
+        """Nobody renews leases any more: what is under way may end, and nothing new begins."""
+        self._fail(error)
+        for service in self._services:
+            service.stop()
+
     def _cancel(self, lease: Lease) -> None:
         for scheduler in self._schedulers:
             scheduler.cancel(lease)
@@ -265,6 +272,7 @@ class Engine:
 
 async def _within(seconds: float, tasks: list[asyncio.Task[None]]) -> None:
     """Wait for these at most so long, and then cancel what is left of them."""
-    _, late = await asyncio.wait(tasks, timeout=seconds)
-    for task in late:
-        task.cancel()
+    if tasks:
+        _, late = await asyncio.wait(tasks, timeout=seconds)
+        for task in late:
+            task.cancel()

@@ -10,6 +10,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from datetime import timedelta
 from typing import Final
 
@@ -37,6 +38,7 @@ class Heartbeat:
         contact: Contact,
         on_lost: Callable[[Lease], None],
         on_cancelled: Callable[[Lease], None],
+        on_failure: Callable[[BaseException], None],
     ) -> None:
         self._dsn = dsn
         self._settings = settings
@@ -45,6 +47,7 @@ class Heartbeat:
         self._contact = contact
         self._on_lost = on_lost
         self._on_cancelled = on_cancelled
+        self._on_failure = on_failure
         self._lock = threading.Lock()
         # Lease → when it was last known to be good (monotonic), and its length. Guarded by the lock.
         self._leases: dict[Lease, tuple[float, timedelta]] = {}
@@ -98,7 +101,13 @@ class Heartbeat:
             self._begun.pop(lease, None)
 
     def _serve(self) -> None:
-        asyncio.run(self._beat())
+        try:
+            asyncio.run(self._beat())
+        except BaseException as error:  # noqa: BLE001 - whatever it is, the worker must not go on without a heartbeat
+            self._beating = None
+            self._ready.set()
+            with suppress(RuntimeError):  # the worker's loop is closed
+                self._loop.call_soon_threadsafe(self._on_failure, error)
 
     async def _beat(self) -> None:
         stop = asyncio.Event()
