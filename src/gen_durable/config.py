@@ -324,6 +324,10 @@ def _converted(name: str, value: Any, path: str) -> Any:
 def _check_schema(path: str, value: object) -> None:
     if not isinstance(value, str) or not _SCHEMA.fullmatch(value):
         raise SettingsError(path, f"must match [a-z_][a-z0-9_]* with at most 48 characters, got {value!r}")
+    if value.startswith("pg_"):
+        raise SettingsError(
+            path, f"must not begin with pg_, which PostgreSQL keeps for itself, got {value!r}"
+        )
 
 
 def _check_int(path: str, value: object, least: int, most: int = 2**31 - 1) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import subprocess
 import sys
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -170,3 +171,15 @@ async def test_a_client_installs_into_a_database_that_has_nothing(sql: Any, dura
 async def test_a_version_that_does_not_exist_is_refused(durable_dsn: str, version: int) -> None:
     with pytest.raises(UsageError, match=rf"no schema version {version}; give 0 \(nothing\) to {LATEST}"):
         await migrate_schema(durable_dsn, "gen_durable", version)
+
+
+async def test_a_database_that_cannot_store_every_text_is_refused(sql: Any, durable_dsn: str) -> None:
+    name = f"{await sql.fetchval('select current_database()')}_latin1"
+    await sql.execute(f"create database {name} encoding 'LATIN1' locale 'C' template template0")
+    dsn = urlsplit(durable_dsn)._replace(path=f"/{name}").geturl()
+    try:
+        for verb in (migrate_schema(dsn, "gen_durable"), AsyncClient(dsn).__aenter__()):
+            with pytest.raises(UsageError, match="encoding of this database is LATIN1"):
+                await verb
+    finally:
+        await sql.execute(f"drop database {name} with (force)")

@@ -171,3 +171,11 @@ async def test_names_and_keys_have_bounds(sql: Any, call: str, problem: str) -> 
     with pytest.raises(asyncpg.DataError, match=problem):
         await sql.execute(f"select gen_durable.{call}")
     assert await sql.fetchval("select count(*) from gen_durable.signals") == 0
+
+
+async def test_no_payload_is_the_null_of_json(sql: Any) -> None:
+    id = await sql.fetchval(INSERT)
+    await sql.execute("select gen_durable.signal($1::bigint, 's', null)", id)
+    await sql.execute("select gen_durable.signal('order:1', 's', null)")
+    rows = await sql.fetch("select payload from gen_durable.signals")
+    assert [row["payload"] for row in rows] == ["null", "null"]

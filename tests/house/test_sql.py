@@ -65,3 +65,11 @@ def test_no_statement_is_put_together_from_pieces(path: Path) -> None:
 
 def _text(node: ast.JoinedStr) -> str:
     return "".join(str(part.value) if isinstance(part, ast.Constant) else "x" for part in node.values)
+
+
+@pytest.mark.parametrize(
+    "path", [path for path in sql_files() if path.parent.name == "migrations"], ids=name_of
+)
+def test_migrations_are_plain_ascii(path: Path) -> None:
+    """They are printed and run by tools of every encoding."""
+    assert path.read_text(encoding="utf-8").isascii()

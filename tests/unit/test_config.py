@@ -39,6 +39,7 @@ def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"schema": "shop\n"}, "settings.schema must match"),
         ({"schema": 'x"; drop table y; --'}, "settings.schema must match"),
         ({"schema": 7}, "settings.schema must match"),
+        ({"schema": "pg_jobs"}, "settings.schema must not begin with pg_"),
         ({"lease": 60}, "settings.lease must be a timedelta, got 60"),
         ({"lease": timedelta(0)}, "settings.lease must be at least 0:00:00.001000, got 0:00:00"),
         ({"lease": timedelta(days=4000)}, "settings.lease must be at most 3650 days"),

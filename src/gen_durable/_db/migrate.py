@@ -81,6 +81,11 @@ def migrate(schema: str, to: int = LATEST) -> Plan[Schema]:
     if current == to:
         return Schema(schema, current or None, LATEST)
     rows = yield _SQL["exists"](schema=schema)
+    if rows[0]["encoding"] != "UTF8":
+        raise UsageError(
+            f"the encoding of this database is {rows[0]['encoding']}, which cannot store every text",
+            "use one that was created with ENCODING 'UTF8' (TEMPLATE template0)",
+        )
     if not rows[0]["has_schema"]:
         yield Script(f'create schema "{schema}"')
     yield Script(in_schema(_TABLE, schema))

@@ -5,8 +5,9 @@
 select pg_advisory_xact_lock(hashtextextended('gen_durable.migrate:' || :schema::text, 0))
 
 -- name: exists
--- Whether the schema is there, and whether it has been migrated.
-select exists (select from pg_namespace where nspname = :schema::text) as has_schema,
+-- Whether the schema is there, and whether it has been migrated. And whether the database can store what we are given.
+select current_setting('server_encoding') as encoding,
+       exists (select from pg_namespace where nspname = :schema::text) as has_schema,
        exists (select from pg_class c join pg_namespace n on n.oid = c.relnamespace
                 where n.nspname = :schema::text and c.relname = 'migrations') as has_migrations
 

@@ -2,7 +2,7 @@
 --
 -- Two rules shape this file. No foreign keys: whoever writes a signal or a child holds the lock of its target or parent,
 -- so a key would only add cost to every commit. And no index names a column that a chained commit or a heartbeat
--- changes (step, state, step_seq, attempt, lease_token, lease_expires_at …), because then those updates stay HOT.
+-- changes (step, state, step_seq, attempt, lease_token, lease_expires_at ...), because then those updates stay HOT.
 
 create type gen_durable.durable_status as enum
   ('runnable', 'executing', 'awaiting_signal', 'awaiting_children', 'done', 'failed', 'cancelled');
@@ -29,7 +29,7 @@ create table gen_durable.gen_durable (
   crash_count         int not null default 0,             -- processes lost in the current step
   max_attempts        int,
   schedule            text,                               -- the schedule that inserted it
-  slot_at             timestamptz,                        -- … and the slot that it stands for
+  slot_at             timestamptz,                        -- ... and the slot that it stands for
   last_error          text,
   error               jsonb,
   traceparent         text,                               -- W3C trace context of whoever inserted it: its spans belong there
@@ -75,7 +75,7 @@ create table gen_durable.gen_durable (
   finished_at         timestamptz,
   collected_at        timestamptz,                        -- state and result are gone; the row stays for a key that it still occupies
 
-  -- With this every guard may say lease_token = … and leave status out; a guard that names status = 'executing' invites
+  -- With this every guard may say lease_token = ... and leave status out; a guard that names status = 'executing' invites
   -- the planner into the tiny partial index of executing rows, which is full of dead entries.
   constraint leased_iff_executing check ((status = 'executing') = (lease_token is not null)),
   constraint slot_only_while_executing check (concurrency_slot is null or status = 'executing'),
@@ -190,7 +190,7 @@ begin
                spec.unique_key, spec.unique_scope::gen_durable.durable_status[], spec.max_attempts, spec.parent_id,
                spec.parent_round, spec.traceparent
           from spec
-         order by spec.unique_key, spec.correlation_key, spec.ord    -- one order of keys: two batches do not deadlock
+         order by spec.unique_key, spec.correlation_key, spec.ord    -- two batches with keys of one kind do not deadlock
             on conflict do nothing
         returning id
       )
@@ -311,7 +311,7 @@ begin
   return payload;
 end $$;
 
--- insert_all('[{"fsm": "Checkout", "state": {"order": 42}}, …]') -> one row per element, in order.
+-- insert_all('[{"fsm": "Checkout", "state": {"order": 42}}, ...]') -> one row per element, in order.
 -- What is left out comes from the machine as its workers registered it: the newest version, the initial step, the queue.
 -- A refused element answers with the instance that has its key, and how that one stands.
 create function gen_durable.insert_all(specs jsonb)
@@ -476,7 +476,7 @@ begin
       using errcode = 'GD002', hint = 'let the machine await these signals, or stop sending them';
   end if;
   insert into gen_durable.signals (target_id, name, payload, dedup_key, traceparent)
-       values (target.id, name, payload, dedup_key, traceparent)
+       values (target.id, name, coalesce(payload, 'null'), dedup_key, traceparent)
   on conflict do nothing
     returning signals.id into signal_id;
   -- A duplicate wakes nobody: it would send a step that collects a pack round in circles.
@@ -493,7 +493,7 @@ begin
   return next;
 end $$;
 
--- signal(42, 'paid', '{"amount": 100}', 'evt-7') or signal('order:42', …): the same for producers in any language.
+-- signal(42, 'paid', '{"amount": 100}', 'evt-7') or signal('order:42', ...): the same for producers in any language.
 -- Nobody there is an error, so that a sender who does not look at the answer does not lose its signal.
 create function gen_durable.signal(
   target bigint, name text, payload jsonb default 'null', dedup_key text default null, traceparent text default null)

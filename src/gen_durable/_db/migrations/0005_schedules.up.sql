@@ -17,7 +17,7 @@ create table gen_durable.schedules (
   next_at       timestamptz,                              -- the next slot; null: there is none any more
   last_slot_at  timestamptz,                              -- the last slot that is over, fired or passed by
   last_fired_at timestamptz,                              -- when something was last inserted, by a slot or a trigger
-  last_id       bigint,                                   -- … and what
+  last_id       bigint,                                   -- ... and what
   fired_count   bigint not null default 0,
   last_error    text,                                     -- why the last slot came to nothing; null: it did not
   paused_at     timestamptz,

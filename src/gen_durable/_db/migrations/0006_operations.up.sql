@@ -14,8 +14,8 @@ create table gen_durable.workers (
   queues         text[] not null,
   prefixes       text[] not null,
   leaves_unknown boolean not null,                        -- under its prefixes, it leaves machines alone that it does not know
-  fsms           text[] not null,                         -- the machines that it runs, and …
-  fsm_versions   int[] not null                           -- … in parallel, their versions
+  fsms           text[] not null,                         -- the machines that it runs, and ...
+  fsm_versions   int[] not null                           -- ... in parallel, their versions
 );
 
 -- What was said about a queue at run time; a queue without a row is served as its workers see fit.
