@@ -446,8 +446,8 @@ def _actor(actor: str | None) -> str | None:
 def _insert_result(spec: AnySpec, answer: inserts.Answer) -> InsertResult[Any, Any]:
     if answer.is_new:
         return Inserted(spec.definition, answer.id)
-    key = spec.options[answer.key] if answer.key in spec.options else spec.options["idempotency_key"]
-    return Duplicate(spec.definition, answer.id, key, Status(answer.status))
+    kind = answer.key if answer.key in spec.options else "idempotency_key"
+    return Duplicate(spec.definition, answer.id, spec.options[kind], Status(answer.status), kind)
 
 
 def _filter(machine: Insertable[Any, Any] | str | None, filters: Mapping[str, Any]) -> inspect.Filter:

@@ -313,11 +313,13 @@ class Inserted(Ref[StateT, ResultT]):
 class Duplicate(Ref[StateT, ResultT]):
     """There is nothing new: this instance had the key before."""
 
-    __slots__ = ("key", "status")
+    __slots__ = ("key", "kind", "status")
     __match_args__ = ("id", "key")
     key: str | bytes
     status: Status
     """What had become of that instance when it was met."""
+    kind: str
+    """Which key it was: `correlation_key`, `unique_key` or `idempotency_key`."""
 
     def __init__(
         self,
@@ -325,10 +327,12 @@ class Duplicate(Ref[StateT, ResultT]):
         target: int,
         key: str | bytes,
         status: Status = Status.RUNNABLE,
+        kind: str = "unique_key",
     ) -> None:
         super().__init__(definition, target)
         self.key = key
         self.status = status
+        self.kind = kind
 
     @property
     def id(self) -> int:

@@ -10,6 +10,10 @@ import asyncpg
 import pytest
 
 from gen_durable import AsyncClient, Duplicate, Inserted, Spec, Status
+from gen_durable._core.settle import new_instance
+from gen_durable._db.failures import StatementError
+from gen_durable._db.insert import insert
+from gen_durable._db.plan import Call
 from gen_durable.errors import KeyTakenError, NoTargetError, UsageError
 from gen_durable.instance import LIVE_STATUSES, TERMINAL_STATUSES
 from tests.clients.machines import Checkout, Number, Order, Refund
@@ -239,3 +243,29 @@ async def test_an_insert_that_meets_a_deadlock_is_tried_again(
     finally:
         await crossing.close()
     assert await sql.fetchval("select count(*) from gen_durable.gen_durable") == 2
+
+
+async def test_a_duplicate_says_which_of_its_keys_was_taken(client: Any) -> None:
+    first = await client.insert(Number, 1, correlation_key="c", idempotency_key="i")
+    for keys, kind, key in (
+        ({"correlation_key": "c", "idempotency_key": "other"}, "correlation_key", "c"),
+        ({"correlation_key": "other", "idempotency_key": "i"}, "idempotency_key", "i"),
+        ({"unique_key": "i"}, "unique_key", "i"),
+    ):
+        second = await client.insert(Number, 2, **keys)
+        assert isinstance(second, Duplicate)
+        assert (second.id, second.kind, second.key) == (first.id, kind, key)
+
+
+def test_an_insert_that_others_are_in_the_way_of_again_and_again_pauses_between_its_tries() -> None:
+    row = new_instance(Spec(Number, 1), 1000)
+    plan = insert([row], is_alone=True)
+    asked = [next(plan)]
+    for _ in range(7):
+        asked += [plan.throw(StatementError("40P01", "deadlock detected")), plan.send([])]
+    assert [call.statement.name for call in asked if isinstance(call, Call)] == ["insert", "pause"] * 7 + [
+        "insert"
+    ]
+    assert len({call.values for call in asked[1::2] if isinstance(call, Call)}) > 1, "never in step"
+    with pytest.raises(StatementError):
+        plan.throw(StatementError("40P01", "deadlock detected"))

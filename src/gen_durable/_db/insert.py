@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Mapping, Sequence
 
 import msgspec
@@ -15,7 +16,9 @@ from .plan import Call, Plan, Rows, statements
 __all__ = ["Answer", "insert", "insert_children", "insert_letters", "leave_letters", "register"]
 
 _SQL = statements("insert.sql")
-_TRIES = 3
+# Two batches that take each other's keys in opposite orders may meet more than once: often enough, and never in step.
+_TRIES = 8
+_LONGEST_PAUSE = 0.2
 
 
 class Answer(msgspec.Struct, frozen=True, gc=False):
@@ -58,6 +61,7 @@ def _insert(rows: Sequence[NewInstance], tries: int) -> Plan[Rows]:
         except StatementError as error:
             if not tries or not is_race(error):
                 raise _translated(error, rows) from error
+        yield _SQL["pause"](seconds=random.uniform(0, _LONGEST_PAUSE))
 
 
 def insert_children(
