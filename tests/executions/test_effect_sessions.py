@@ -162,14 +162,15 @@ async def test_the_limits_of_the_role_do_not_apply_to_effects(durable_dsn: str, 
     if await db.fetchval("select current_setting('server_version_num')::int") < 170000:
         pytest.skip("transaction_timeout is new in 17")
     name = await db.fetchval("select current_database()")
-    await db.execute(f"alter database \"{name}\" set transaction_timeout = '50ms'")
 
     class Slow(Machine[None, str]):
         @step
         async def run(self, ctx: Context[None]) -> Outcome[str]:
-            return Done("done", effect=Sql("select pg_sleep(0.3)"))
+            return Done("done", effect=Sql("select pg_sleep(0.7)"))
 
     async with Worker([Slow], dsn=durable_dsn, settings=CALM) as worker:
+        # From here on, so that it is for the connections of effects, which are made when they are needed.
+        await db.execute(f"alter database \"{name}\" set transaction_timeout = '300ms'")
         refs = await worker.insert_all([Spec(Slow), Spec(Slow)])
         assert {one.result for one in await worker.wait_all(refs, timeout=PATIENCE)} == {"done"}
 

@@ -178,6 +178,9 @@ class Interrupted:
         self._answer = answer
         self.said: list[str] = []
 
+    def get_server_version(self) -> tuple[int, ...]:
+        return (18, 0)
+
     async def execute(self, text: str) -> None:
         self.said.append(text)
         if text.startswith("begin"):

@@ -62,8 +62,8 @@ READ_ONLY = "25006"
 RACES = frozenset({"40001", "40P01", "55P03"})
 # Classes: 08 connection, 28 credentials (a password that is being changed, a token that has run out), 53 resources,
 # 57 operator intervention (shutdown, cancelled), 58 system. 25006: a standby that has yet to be promoted, or a primary
-# that is none any more; 25P03: idle too long.
-_OUTAGES = ("08", "28", "53", "57", "58", READ_ONLY, "25P03")
+# that is none any more; 25P03, 25P04: the session was ended, idle or busy for too long.
+_OUTAGES = ("08", "28", "53", "57", "58", READ_ONLY, "25P03", "25P04")
 # Classes: 22 data exception, 23 integrity constraint violation, 54 program limit exceeded: a row is to blame.
 _DATA = ("22", "23", "54")
 

@@ -38,7 +38,8 @@ PINNED: Final = {
     "datestyle": "ISO",
     "intervalstyle": "postgres",
 }
-# Of the same kind, and new in PostgreSQL 17: older servers would refuse the connection for it.
+# Of the same kind, and new in PostgreSQL 17: older servers would refuse the connection for it, so it is said later, and
+# only where it matters, because that is a round trip: what we run ourselves is short.
 _NO_TRANSACTION_TIMEOUT: Final = "transaction_timeout = 0"
 # After somebody else's code ran on a session of ours: all that it may have left there. What we prepared stays.
 _RESET: Final = (
@@ -125,7 +126,7 @@ class Database:
                 server_settings=None if is_pooled else pins,
                 statement_cache_size=0 if is_pooled else 100,
                 max_cached_statement_lifetime=_PLAN_LIFETIME,
-                init=learn_types if is_pooled else pin_the_rest,
+                init=learn_types if is_pooled else pin_the_rest if lends else None,
                 command_timeout=min(answer_within or _ANSWER_WITHIN, _ANSWER_WITHIN),
                 timeout=min(answer_within or _CONNECT_WITHIN, _CONNECT_WITHIN),
                 reset=clean if lends and not is_pooled else leave_as_is,

@@ -286,7 +286,9 @@ class Stepper:
             except EffectError as error:
                 return EffectFailed(error.cause)
             if report is None:
-                bare = msgspec.structs.replace(entry, kind="release", payload=None, children=(), effect=None)
+                bare = msgspec.structs.replace(
+                    entry, kind="release", payload=None, children=(), effect=None, events=()
+                )
                 return await self._commit(database, bare)
             await effects.run(commits.finish([entry]))
         return report.results[0]
