@@ -217,14 +217,19 @@ async def test_many_clients_insert_one_key_and_one_of_them_wins(durable_dsn: str
     assert [type(answer) for answer in answers].count(Inserted) == 1
 
 
+_WAITS = """
+select exists (select from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock')"""
+
+
 async def test_an_insert_that_meets_a_deadlock_is_tried_again(
     durable_dsn: str, direct_dsn: str, sql: Any
 ) -> None:
     """Rows are inserted in the order of their unique keys, so correlation keys may come in any order."""
     await sql.execute(
-        f"alter database {await sql.fetchval('select current_database()')} set deadlock_timeout = '100ms'"
+        f"alter database {await sql.fetchval('select current_database()')} set deadlock_timeout = '500ms'"
     )
-    crossing = await asyncpg.connect(direct_dsn)
+    # It never looks first, so the client is the victim.
+    crossing = await asyncpg.connect(direct_dsn, server_settings={"deadlock_timeout": "20s"})
     insert = "select gen_durable.insert('Number', step => 'only', version => 1, correlation_key => $1)"
     try:
         async with AsyncClient(durable_dsn) as client, asyncio.TaskGroup() as group:
@@ -236,7 +241,8 @@ async def test_an_insert_that_meets_a_deadlock_is_tried_again(
                 Spec(Number, 2, unique_key="b", correlation_key="x"),
             ]
             inserting = group.create_task(client.insert_all(specs))
-            await asyncio.sleep(0.03)  # it has y and waits for x
+            while not await sql.fetchval(_WAITS):  # it has y and waits for x
+                await asyncio.sleep(0.01)
             await crossing.execute(insert, "y")
             await transaction.commit()
             assert [type(answer) for answer in await inserting] == [Duplicate, Duplicate]
