@@ -10,9 +10,20 @@ import time
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from gen_durable import AsyncClient, CloudEvent, Machine, Queue, Settings, Spec, Status, Worker
+from gen_durable import (
+    AsyncClient,
+    CloudEvent,
+    ConcurrencyLimit,
+    Machine,
+    Queue,
+    RateLimit,
+    Settings,
+    Spec,
+    Status,
+    Worker,
+)
 from gen_durable._core.settle import new_instance
 from gen_durable._db.pool import Database, connect
 from gen_durable.embedded import EmbeddedPostgres
@@ -23,7 +34,13 @@ from .bare import bare_inserts, bare_loop
 from .machines import CHAIN, Chain, Family, Loud, One
 
 CONCURRENCY = 1000
+CROWD = 50_000
 SCHEMA = "gen_durable_bench"
+
+HOLDER = f"""
+insert into "{SCHEMA}".gen_durable
+       (fsm, step, queue, status, lease_token, lease_expires_at, concurrency_key, concurrency_slot)
+values ('One', 'run', 'elsewhere', 'executing', 1, 'infinity', 'busy', 0)"""  # noqa: S608 - our own constants
 
 
 class Rate(NamedTuple):
@@ -48,7 +65,8 @@ class Bench:
         conn = await connect(self.dsn)
         try:
             await conn.execute(
-                f'truncate "{SCHEMA}".gen_durable, "{SCHEMA}".signals, "{SCHEMA}".executions, "{SCHEMA}".outbox'
+                f'truncate "{SCHEMA}".gen_durable, "{SCHEMA}".signals, "{SCHEMA}".executions, "{SCHEMA}".outbox, '
+                f'"{SCHEMA}".buckets, "{SCHEMA}".limits'
             )
             await conn.execute(f'vacuum analyze "{SCHEMA}".gen_durable')
             await conn.execute("checkpoint")
@@ -64,6 +82,27 @@ class Bench:
         await self._insert(One, self.jobs)
         return await self._work(self.jobs)
 
+    async def jobs_slots(self) -> Rate:
+        """The same under a concurrency limit that is never reached: one key for all, and slots for everybody."""
+        return await self._limited(ConcurrencyLimit("bench", 30_000), concurrency_key="bench")
+
+    async def jobs_tokens(self) -> Rate:
+        """The same under a rate limit that is never reached: one bucket for all."""
+        return await self._limited(RateLimit("bench", 1_000_000_000), rate_limit="bench")
+
+    async def jobs_strangers(self) -> Rate:
+        """The same behind a crowd of a machine that nobody has registered."""
+        await self._crowd("fsm, step) select 'Stranger', 's'")
+        return await self.jobs_engine()
+
+    async def jobs_busy_key(self) -> Rate:
+        """The same behind a crowd of a key whose holder never ends; making way for the others is part of it."""
+        await self._crowd("fsm, step, concurrency_key) select 'One', 'run', 'busy'")
+        await self._execute(HOLDER)
+        await self._insert(One, self.jobs)
+        async with AsyncClient(self.dsn, settings=self.settings) as client:
+            return await _rate(self.jobs, self._until_done(client, self.jobs))
+
     async def chain_bare(self) -> Rate:
         rows = self.jobs // CHAIN
         await self._insert(Chain, rows)
@@ -72,7 +111,7 @@ class Bench:
 
     async def chain_engine(self) -> Rate:
         await self._insert(Chain, self.jobs // CHAIN)
-        return await self._work(self.jobs // CHAIN * CHAIN)
+        return await self._work(self.jobs // CHAIN * CHAIN, Chain)
 
     async def inserts_bare(self) -> Rate:
         rows = [new_instance(Spec(One, number), 2**20) for number in range(self.jobs)]
@@ -129,17 +168,38 @@ class Bench:
             settings=self.settings,
         )
 
-    async def _insert(self, machine: type[Machine[int, int]], count: int) -> None:
+    async def _insert(self, machine: type[Machine[int, int]], count: int, **options: Any) -> None:
         async with AsyncClient(self.dsn, settings=self.settings) as client:
-            await client.insert_all([Spec(machine, 0) for _ in range(count)])
+            await client.insert_all([Spec(machine, 0, **options) for _ in range(count)])
 
-    async def _work(self, steps: int) -> Rate:
+    async def _limited(self, limit: ConcurrencyLimit | RateLimit, **options: Any) -> Rate:
         async with AsyncClient(self.dsn, settings=self.settings) as client:
-            return await _rate(steps, self._work_off(client))
+            await client.set_limit(limit)
+        await self._insert(One, self.jobs, **options)
+        return await self._work(self.jobs)
 
-    async def _work_off(self, client: AsyncClient) -> None:
+    async def _crowd(self, rows: str) -> None:
+        await self._execute(f'insert into "{SCHEMA}".gen_durable ({rows} from generate_series(1, {CROWD})')
+
+    async def _execute(self, text: str) -> None:
+        conn = await connect(self.dsn)
+        try:
+            await conn.execute(text)
+        finally:
+            await conn.close()
+
+    async def _until_done(self, client: AsyncClient, count: int) -> None:
         async with self._worker():
-            while await client.count(status=(Status.RUNNABLE, Status.EXECUTING)):
+            while await client.count(status=Status.DONE) < count:
+                await asyncio.sleep(0.02)
+
+    async def _work(self, steps: int, machine: type[One] | type[Chain] = One) -> Rate:
+        async with AsyncClient(self.dsn, settings=self.settings) as client:
+            return await _rate(steps, self._work_off(client, machine))
+
+    async def _work_off(self, client: AsyncClient, machine: type[One] | type[Chain]) -> None:
+        async with self._worker():
+            while await client.count(machine, status=(Status.RUNNABLE, Status.EXECUTING)):
                 await asyncio.sleep(0.02)
 
 
@@ -165,13 +225,28 @@ PAIRS: tuple[tuple[str, str, str], ...] = (
 )
 
 
+# What stands in the way of jobs, or is looked at beside them.
+BESIDE: tuple[tuple[str, str], ...] = (
+    ("under a concurrency limit", "jobs_slots"),
+    ("under a rate limit", "jobs_tokens"),
+    ("behind 50,000 strangers", "jobs_strangers"),
+    ("behind a busy key's 50,000", "jobs_busy_key"),
+)
+
+
 async def measure(dsn: str, jobs: int, rounds: int) -> None:
     """All rounds, then a table."""
     bench = Bench(dsn, jobs)
     found: dict[str, list[Rate]] = {}
     latencies: list[list[float]] = []
     for number in range(1, rounds + 1):
-        for name in [name for _, *pair in PAIRS for name in pair] + ["fan_out", "jobs_emitting", "published"]:
+        for name in [
+            *(name for _, *pair in PAIRS for name in pair),
+            *(name for _, name in BESIDE),
+            "fan_out",
+            "jobs_emitting",
+            "published",
+        ]:
             await bench.prepare()
             work: Callable[[], Awaitable[Rate]] = getattr(bench, name)
             found.setdefault(name, []).append(rate := await work())
@@ -196,6 +271,10 @@ def _table(found: dict[str, list[Rate]], latencies: list[list[float]], jobs: int
             f"{1e6 / rate[engine]:.0f}: {python[engine]:.0f}, bare {1e6 / rate[bare]:.0f}: {python[bare]:.0f}"
         )
         lines.append(f"{title:<26}{rate[engine]:>12,.0f}{rate[bare]:>12,.0f}{ratio:>8.2f}{split:>32}")
+    for title, name in BESIDE:
+        both = zip(found[name], found["jobs_engine"], strict=True)
+        share = statistics.median(one.per_second / other.per_second for one, other in both)
+        lines.append(f"{title:<26}{rate[name]:>12,.0f}{'':>12}{share:>8.2f} of jobs/s")
     share = rate["fan_out"] / rate["jobs_engine"]
     lines.append(f"{'fan-out, children/s':<26}{rate['fan_out']:>12,.0f}{'':>12}{share:>8.2f} of jobs/s")
     share = rate["jobs_emitting"] / rate["jobs_engine"]

@@ -23,6 +23,7 @@ from .errors import (
     InstanceFailedError,
     InstanceUnfinishedError,
     KeyTakenError,
+    LimitError,
     NoScheduleError,
     NoTargetError,
     NotDoneError,
@@ -52,6 +53,7 @@ from .instance import (
     Status,
 )
 from .jobs import Job, job
+from .limits import ConcurrencyLimit, RateLimit
 from .machine import Machine, Step, step
 from .operations import QueueControl, QueueStatus, WorkerInfo
 from .outcome import (
@@ -88,6 +90,7 @@ __all__ = [
     "Client",
     "CloudEvent",
     "CodecError",
+    "ConcurrencyLimit",
     "Context",
     "DatabaseError",
     "DecodeError",
@@ -116,6 +119,7 @@ __all__ = [
     "Job",
     "JobState",
     "KeyTakenError",
+    "LimitError",
     "Machine",
     "Message",
     "Next",
@@ -128,6 +132,7 @@ __all__ = [
     "QueueControl",
     "QueueDepth",
     "QueueStatus",
+    "RateLimit",
     "Ref",
     "Rejected",
     "Restored",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
-from typing import Any, Final, TypedDict
+from typing import Any, Final, TypedDict, get_args
 
 from ._checks import checked_id, checked_int, checked_key, checked_moment, checked_name
 from ._core.codec import decode, encode
@@ -16,6 +16,7 @@ from ._db import control, fleet, inspect, outbox
 from ._db import doctor as doctors
 from ._db import explain as explains
 from ._db import insert as inserts
+from ._db import limits as stored_limits
 from ._db import signal as signals
 from ._db.plan import Plan
 from ._tracing import traceparent_of_signal
@@ -43,6 +44,7 @@ from .instance import (
     RetryResult,
     Status,
 )
+from .limits import Limit, LimitKind, checked_limits, limit_name
 from .operations import QueueControl, QueueStatus, WorkerInfo
 from .outcome import reason_text
 from .reasons import Explanation
@@ -74,15 +76,18 @@ __all__ = [
     "explain",
     "get",
     "insert",
+    "limits",
     "page",
     "pause_queue",
     "queues",
+    "remove_limit",
     "replay",
     "resolve",
     "restore",
     "resume_queue",
     "retry",
     "retry_all",
+    "set_limit",
     "set_queue",
     "signal",
     "soft_delete",
@@ -554,3 +559,21 @@ def replay(chosen: Iterable[EventRecord | int]) -> Plan[int]:
 
 def _number(event: EventRecord | int) -> int:
     return event.number if isinstance(event, EventRecord) else checked_id(event)
+
+
+def limits() -> Plan[list[Limit]]:
+    """Every limit, by name."""
+    return stored_limits.ls()
+
+
+def set_limit(limit: Limit) -> Plan[None]:
+    """Set a limit, new or not."""
+    (checked,) = checked_limits([limit])
+    return stored_limits.put(checked)
+
+
+def remove_limit(name: str, kind: LimitKind | None) -> Plan[bool]:
+    """Remove a limit, or both kinds of that name."""
+    if kind not in (None, *get_args(LimitKind)):
+        raise UsageError(f"{kind!r} is no kind of limit", f"give one of {', '.join(get_args(LimitKind))}")
+    return stored_limits.remove(limit_name(name), kind)

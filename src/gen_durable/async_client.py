@@ -38,6 +38,7 @@ from .instance import (
     RetryResult,
     Until,
 )
+from .limits import Limit, LimitKind
 from .operations import QueueControl, QueueStatus, WorkerInfo
 from .reasons import Explanation
 from .refs import AnySpec, Insertable, InsertOptions, InsertResult, Ref, Spec, Target
@@ -423,6 +424,26 @@ class AsyncClient:
     ) -> int:
         """How many instances there are, by the same filters as `list`."""
         return await self._database.run(_verbs.count(machine, filters))
+
+    async def limits(self) -> Sequence[Limit]:
+        """Every limit that is set, by name."""
+        return await self._database.run(_verbs.limits())
+
+    async def set_limit(self, limit: Limit, /) -> None:
+        """Set a limit, in place of what there was of its kind and name. It counts from the next pick on.
+
+        More slots let waiting instances in at once; with fewer, the surplus of executions ends in its own time. After
+        another rate, what waits for its turn is given a new one.
+        """
+        await self._database.run(_verbs.set_limit(limit))
+
+    async def remove_limit(self, name: str, /, *, kind: LimitKind | None = None) -> bool:
+        """Remove the limits of a name, or the one of a kind; whether there was any.
+
+        A concurrency key is back to one slot. An instance with a rate limit that is gone does not start; workers
+        report it as `rate_limit.unknown` until the limit is set again.
+        """
+        return await self._database.run(_verbs.remove_limit(name, kind))
 
     async def children(self, target: Target, /, *, every: bool = False) -> Sequence[Instance[Any, Any]]:
         """The children of the last `ScheduleChildren` of an instance, in order; or (`every`) all it ever had."""

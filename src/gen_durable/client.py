@@ -35,6 +35,7 @@ from .instance import (
     RetryResult,
     Until,
 )
+from .limits import Limit, LimitKind
 from .operations import QueueControl, QueueStatus, WorkerInfo
 from .reasons import Explanation
 from .refs import AnySpec, Insertable, InsertOptions, InsertResult, Ref, Spec, Target
@@ -328,6 +329,18 @@ class Client:
     def count(self, machine: Insertable[Any, Any] | str | None = None, /, **filters: Unpack[Filters]) -> int:
         """See `AsyncClient.count`."""
         return self._database.run(_verbs.count(machine, filters))
+
+    def limits(self) -> Sequence[Limit]:
+        """See `AsyncClient.limits`."""
+        return self._database.run(_verbs.limits())
+
+    def set_limit(self, limit: Limit, /) -> None:
+        """See `AsyncClient.set_limit`."""
+        self._database.run(_verbs.set_limit(limit))
+
+    def remove_limit(self, name: str, /, *, kind: LimitKind | None = None) -> bool:
+        """See `AsyncClient.remove_limit`."""
+        return self._database.run(_verbs.remove_limit(name, kind))
 
     def children(self, target: Target, /, *, every: bool = False) -> Sequence[Instance[Any, Any]]:
         """See `AsyncClient.children`."""

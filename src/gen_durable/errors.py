@@ -20,6 +20,7 @@ GenDurableError
 ├── ProcessStepError             what a step in a process raised, as middleware sees it
 ├── StepTimeoutError             a step ran longer than its timeout=; it goes to handle()         (TimeoutError)
 ├── KeyTakenError                an instance of another machine holds the key
+├── LimitError                   a rate limit that is not there, or too small for the weight    (LookupError)
 ├── NoTargetError                nobody has that id, or nobody alive that key                  (LookupError)
 ├── NoScheduleError              no schedule has that name                                     (LookupError)
 ├── NotDoneError                 a result was asked for where there is none
@@ -57,6 +58,7 @@ __all__ = [
     "InstanceFailedError",
     "InstanceUnfinishedError",
     "KeyTakenError",
+    "LimitError",
     "NoScheduleError",
     "NoTargetError",
     "NotConnectedError",
@@ -399,6 +401,31 @@ class KeyTakenError(GenDurableError):
         return (
             f"cannot insert {self.machine}: the key {self.key!r} belongs to {self.holder} {self.holder_id}; "
             f"keys are shared by all machines, so put the machine into it: '{self.machine}:{self.key}'"
+        )
+
+
+class LimitError(GenDurableError, LookupError):
+    """A start under a rate limit that could never be granted."""
+
+    limit: str
+    weight: int
+    burst: int | None
+
+    def __init__(self, limit: str, weight: int, burst: int | None) -> None:
+        super().__init__(limit, weight, burst)
+        self.limit = limit
+        self.weight = weight
+        self.burst = burst
+
+    def __str__(self) -> str:
+        if self.burst is None:
+            return (
+                f"there is no rate limit '{self.limit}'; set it first: client.set_limit(RateLimit('{self.limit}', …)), "
+                "or give it to a worker"
+            )
+        return (
+            f"a weight of {self.weight} is more than the burst of rate limit '{self.limit}', {self.burst}; "
+            "give less weight, or raise the burst"
         )
 
 

@@ -25,7 +25,7 @@ from ._typing import KEEP, Keep, ResultT, ResultT_co, StateT
 from .definition import StepRef, step_name
 from .errors import UsageError
 from .events import Emit, Event, emitted
-from .refs import AnySpec, Key, key_text
+from .refs import AnySpec, Key, checked_weight, key_text
 from .signals import Signal
 
 __all__ = [
@@ -107,7 +107,17 @@ Effect: TypeAlias = Sql | Callable[[Transaction], Awaitable[object]]
 class Next(_Value):
     """Go on with another step, or with this one anew."""
 
-    __slots__ = __match_args__ = ("step", "state", "delay", "concurrency_key", "requeue", "effect", "emit")
+    __slots__ = __match_args__ = (
+        "step",
+        "state",
+        "delay",
+        "concurrency_key",
+        "requeue",
+        "effect",
+        "emit",
+        "rate_limit",
+        "weight",
+    )
 
     step: str
     state: Any
@@ -116,6 +126,8 @@ class Next(_Value):
     requeue: bool
     effect: Effect | None
     emit: tuple[Event, ...]
+    rate_limit: str | None
+    weight: int | None
 
     def __init__(
         self,
@@ -127,6 +139,8 @@ class Next(_Value):
         requeue: bool = False,
         effect: Effect | None = None,
         emit: Emit | None = None,
+        rate_limit: Key | None = None,
+        weight: int | None = None,
     ) -> None:
         """Say where to go.
 
@@ -138,6 +152,8 @@ class Next(_Value):
             requeue: queue up again behind more urgent work instead of going on at once.
             effect: what to do in the transaction that commits this outcome, exactly once.
             emit: events that are committed with it and published afterwards.
+            rate_limit: the limit that the start of that step has to keep, a name or (name, part).
+            weight: how many tokens of it the start takes; 1 if left out.
         """
         self.step = step_name(step)
         self.state = state
@@ -146,6 +162,8 @@ class Next(_Value):
         self.requeue = requeue
         self.effect = _effect(effect)
         self.emit = emitted(emit)
+        self.rate_limit = _limit(rate_limit)
+        self.weight = checked_weight(weight, self.rate_limit)
 
 
 @final
@@ -182,6 +200,8 @@ class Await(_Value):
         "concurrency_key",
         "effect",
         "emit",
+        "rate_limit",
+        "weight",
     )
 
     signals: tuple[str, ...]
@@ -192,6 +212,8 @@ class Await(_Value):
     concurrency_key: str | Keep | None
     effect: Effect | None
     emit: tuple[Event, ...]
+    rate_limit: str | None
+    weight: int | None
 
     @overload
     def __init__(
@@ -206,6 +228,8 @@ class Await(_Value):
         concurrency_key: Key | Keep | None = KEEP,
         effect: Effect | None = None,
         emit: Emit | None = None,
+        rate_limit: Key | None = None,
+        weight: int | None = None,
     ) -> None: ...
     @overload
     def __init__(
@@ -220,6 +244,8 @@ class Await(_Value):
         concurrency_key: Key | Keep | None = KEEP,
         effect: Effect | None = None,
         emit: Emit | None = None,
+        rate_limit: Key | None = None,
+        weight: int | None = None,
     ) -> None: ...
     @overload
     def __init__(
@@ -232,6 +258,8 @@ class Await(_Value):
         concurrency_key: Key | Keep | None = KEEP,
         effect: Effect | None = None,
         emit: Emit | None = None,
+        rate_limit: Key | None = None,
+        weight: int | None = None,
     ) -> None: ...
     @overload
     def __init__(
@@ -244,6 +272,8 @@ class Await(_Value):
         concurrency_key: Key | Keep | None = KEEP,
         effect: Effect | None = None,
         emit: Emit | None = None,
+        rate_limit: Key | None = None,
+        weight: int | None = None,
     ) -> None: ...
     def __init__(
         self,
@@ -255,6 +285,8 @@ class Await(_Value):
         concurrency_key: Key | Keep | None = KEEP,
         effect: Effect | None = None,
         emit: Emit | None = None,
+        rate_limit: Key | None = None,
+        weight: int | None = None,
     ) -> None:
         if not signals and timeout is None and deadline is None:
             raise UsageError(
@@ -271,6 +303,8 @@ class Await(_Value):
         self.concurrency_key = _key(concurrency_key)
         self.effect = _effect(effect)
         self.emit = emitted(emit)
+        self.rate_limit = _limit(rate_limit)
+        self.weight = checked_weight(weight, self.rate_limit)
 
 
 @final
@@ -281,13 +315,15 @@ class ScheduleChildren(_Value):
     `ctx.children`, and the worker logs how many there were. With none inserted `then` runs at once.
     """
 
-    __slots__ = __match_args__ = ("children", "then", "state", "effect", "emit")
+    __slots__ = __match_args__ = ("children", "then", "state", "effect", "emit", "rate_limit", "weight")
 
     children: tuple[AnySpec, ...]
     then: str
     state: Any
     effect: Effect | None
     emit: tuple[Event, ...]
+    rate_limit: str | None
+    weight: int | None
 
     def __init__(
         self,
@@ -298,12 +334,16 @@ class ScheduleChildren(_Value):
         state: StateT | Keep = KEEP,
         effect: Effect | None = None,
         emit: Emit | None = None,
+        rate_limit: Key | None = None,
+        weight: int | None = None,
     ) -> None:
         self.children = _specs(children)
         self.then = step_name(then)
         self.state = state
         self.effect = _effect(effect)
         self.emit = emitted(emit)
+        self.rate_limit = _limit(rate_limit)
+        self.weight = checked_weight(weight, self.rate_limit)
 
 
 @final
@@ -439,6 +479,10 @@ def _effect(effect: Effect | None) -> Effect | None:
 
 def _key(key: Key | Keep | None) -> str | Keep | None:
     return key if key is None or isinstance(key, Keep) else key_text(key)
+
+
+def _limit(key: Key | None) -> str | None:
+    return None if key is None else key_text(key, "rate_limit")
 
 
 def _awaited(signals: Iterable[object]) -> tuple[str, ...]:

@@ -35,13 +35,14 @@ __all__ = [
     "Ref",
     "Spec",
     "Target",
+    "checked_weight",
     "insert_values",
     "key_text",
     "target_value",
 ]
 
 Key: TypeAlias = str | tuple[str, str | int]
-"""A concurrency key: a name, `"importer"`, or a name and a part of it, `("tenant", 7)`."""
+"""A concurrency key or a rate limit: a name, `"importer"`, or a name and a part of it, `("tenant", 7)`."""
 
 Insertable: TypeAlias = type[Definition[StateT, ResultT]] | Definition[StateT, ResultT]
 """A machine: its class, or an object of it."""
@@ -71,7 +72,11 @@ class InsertOptions(TypedDict, total=False):
     unique_scope: Iterable[Status]
     """The statuses in which the unique key is taken; every status if left out. Empty: never."""
     concurrency_key: Key
-    """Of the instances with this key, one at a time executes."""
+    """Of the instances with this key, one at a time executes; or as many as the limit of its name says."""
+    rate_limit: Key
+    """The limit that the first step has to keep: a name, or a name and a part with a bucket of its own."""
+    weight: int
+    """How many tokens of that limit the first step takes; 1 if left out."""
     idempotency_key: str
     """A unique key that stays taken for ever, until the instance is deleted: the same request gives the first run."""
     max_attempts: int
@@ -96,6 +101,8 @@ class InsertValues(msgspec.Struct, frozen=True, kw_only=True):
     concurrency_key: str | None = None
     max_attempts: int | None = None
     traceparent: str | None = None
+    rate_limit: str | None = None
+    weight: int | None = None
 
 
 def insert_values(definition: MachineDef, options: Mapping[str, Any]) -> InsertValues:
@@ -127,24 +134,33 @@ def insert_values(definition: MachineDef, options: Mapping[str, Any]) -> InsertV
         concurrency_key=given.get("concurrency_key"),
         max_attempts=given.get("max_attempts"),
         traceparent=given.get("traceparent"),
+        rate_limit=given.get("rate_limit"),
+        weight=checked_weight(given.get("weight"), given.get("rate_limit")),
     )
 
 
-def key_text(key: Key) -> str:
-    """Write a concurrency key as it is stored: `"importer"`, or `"tenant:7"` for `("tenant", 7)`."""
+def key_text(key: Key, what: str = "concurrency_key") -> str:
+    """Write a key as it is stored: `"importer"`, or `"tenant:7"` for `("tenant", 7)`."""
     if not isinstance(key, tuple):
-        return checked_key(key, "concurrency_key")
+        return checked_key(key, what)
     if len(key) != 2:
-        raise UsageError(f"concurrency_key is a tuple of {len(key)}", 'give (name, partition): ("tenant", 7)')
+        raise UsageError(f"{what} is a tuple of {len(key)}", 'give (name, partition): ("tenant", 7)')
     name, partition = key
     # The first colon ends the name: with one inside, ("a:b", "c") and ("a", "b:c") would be the same key.
-    if ":" in checked_key(name, "the name in concurrency_key"):
-        raise UsageError(
-            "the name in concurrency_key holds a ':'", "it separates name and partition; take another"
-        )
+    if ":" in checked_key(name, f"the name in {what}"):
+        raise UsageError(f"the name in {what} holds a ':'", "it separates name and partition; take another")
     if isinstance(partition, bool) or not isinstance(partition, int):
-        checked_key(partition, "the partition in concurrency_key")
-    return checked_key(f"{name}:{partition}", "concurrency_key")
+        checked_key(partition, f"the partition in {what}")
+    return checked_key(f"{name}:{partition}", what)
+
+
+def checked_weight(weight: int | None, rate_limit: str | None) -> int | None:
+    """How many tokens a start takes, if it takes any."""
+    if weight is None:
+        return None
+    if rate_limit is None:
+        raise UsageError("a weight is given without rate_limit", "say which limit it counts for")
+    return checked_int(weight, "the weight", 1, 2**31 - 1)
 
 
 def _unique_key(key: object) -> bytes:
@@ -197,6 +213,8 @@ _CHECKS: Final[Mapping[str, Callable[[Any], Any]]] = {
     "unique_key": _unique_key,
     "unique_scope": lambda value: _scope(value, "unique_scope"),
     "concurrency_key": key_text,
+    "rate_limit": lambda value: key_text(value, "rate_limit"),
+    "weight": lambda value: value,
     "idempotency_key": lambda value: checked_key(value, "idempotency_key").encode(),
     "max_attempts": lambda value: checked_int(value, "max_attempts", 1, 2**31 - 1),
     "traceparent": checked_traceparent,

@@ -30,6 +30,8 @@ __all__ = [
     "OutboxPublished",
     "OutcomeStale",
     "PickStop",
+    "RateLimitThrottled",
+    "RateLimitUnknown",
     "ReaperReaped",
     "ScheduleFired",
     "SchedulerDrain",
@@ -97,6 +99,28 @@ class ConcurrencyContended(Event, frozen=True, kw_only=True):
     id: int
     fsm: str
     concurrency_key: str
+
+
+class RateLimitThrottled(Event, frozen=True, kw_only=True):
+    """Work was there, but its rate limit let fewer of it start than a pick wanted."""
+
+    name: ClassVar[str] = "rate_limit.throttled"
+    wanted: int
+    granted: int
+    key: str
+    queue: str
+
+
+class RateLimitUnknown(Event, frozen=True, kw_only=True):
+    """A step has a rate limit that is not set: it does not start before that is."""
+
+    name: ClassVar[str] = "rate_limit.unknown"
+    count: int
+    key: str
+    limit: str
+    """The name in the key."""
+    fsm: str
+    step: str
 
 
 class ReaperReaped(Event, frozen=True, kw_only=True):

@@ -8,7 +8,7 @@ import secrets
 import signal
 import socket
 import threading
-from collections.abc import Callable, Coroutine, Generator, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Generator, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, contextmanager
 from http import HTTPStatus
 from importlib import metadata
@@ -19,6 +19,7 @@ from ._checks import checked_int, checked_name
 from ._core.registry import Machines, Registry
 from ._core.settle import Limits
 from ._db.fleet import Presence
+from ._db.limits import seed
 from ._db.pick import after
 from ._db.pool import Database
 from ._runtime.child import IS_CHILD
@@ -37,6 +38,7 @@ from .connections import Dsn
 from .definition import MachineDef
 from .errors import SettingsError, UsageError
 from .events import Sink, SinkLike
+from .limits import Limit, checked_limits
 from .schedules import Schedule
 from .telemetry import PickStop, Telemetry
 
@@ -74,6 +76,7 @@ class Worker(AsyncClient):
         middleware: Iterable[Middleware] = (),
         lifespan: Callable[[Worker], AbstractAsyncContextManager[Any]] | None = None,
         health: int | str | None = None,
+        limits: Sequence[Limit] = (),
         settings: Settings | None = None,
     ) -> None:
         """Put a worker together; nothing is opened yet.
@@ -96,6 +99,8 @@ class Worker(AsyncClient):
             lifespan: an async context manager of this worker, opened before any work begins and closed after the drain.
                 What it yields is `ctx.resources` of every step.
             health: where to answer `/healthz` and `/readyz`: a port, on all interfaces, or `"host:port"`.
+            limits: limits to set when this worker starts, unless there are some of their kind and name already:
+                `[RateLimit("crm", 100, per=timedelta(minutes=1)), ConcurrencyLimit("tenant", 3)]`.
             settings: as for a client.
 
         Raises:
@@ -138,6 +143,7 @@ class Worker(AsyncClient):
         self._health_at = None if health is None else health_address(health)
         self.health: Health | None = None
         self._pools: dict[str, Database] = {}
+        self._limits: tuple[Limit, ...] = checked_limits(limits)
         self._engine: Engine | None = None
 
     def run(self, *, processes: int | None = None, on_ready: Callable[[], None] = lambda: None) -> None:
@@ -297,6 +303,7 @@ class Worker(AsyncClient):
             contact=self._contact,
             on_failure=self._waiting.fail,
         )
+        await self._database.run(seed(self._limits))
         await self._engine.start()
 
     async def _close(self) -> None:

@@ -147,7 +147,7 @@ CANCELS = [
         name="cancel skips the next in line if somebody holds it",
         scenario=cancels.cancel_first_in_line(),
         reason="free key, its line is gated",
-        changes=[Change(SCHEMA, "for no key update) row", "for no key update skip locked) row")],
+        changes=[Change(SCHEMA, "for no key update) gated", "for no key update skip locked) gated")],
     ),
     Mutant(
         name="a cancelled child is waited for",

@@ -104,13 +104,17 @@ def _check_keys(world: World) -> None:
     for row in world.instances.values():
         if row["concurrency_key"] is not None:
             lines[row["concurrency_key"]].append(row)
-    for line in lines.values():
-        holders = sum(row["status"] == "executing" for row in line)
-        require(holders <= 1, "two executions of one key")
+    for key, line in lines.items():
+        taken = [row["concurrency_slot"] for row in line if row["status"] == "executing"]
+        limit = world.slots.get(key.partition(":")[0])
+        slots, holders = limit or 1, len(taken)
+        require(len(set(taken)) == holders, "two executions in one slot")
+        # A limit that was lowered lets the surplus end; scenarios that lower one do so from two.
+        require(holders <= (1 if limit is None else max(limit, 2)), "two executions of one key")
         due = sorted(
             (row for row in line if row["status"] == "runnable" and row["is_due"]),
             key=lambda row: (row["priority"], row["eligible_at"], row["id"]),
         )
-        if due and not holders:
-            # A pick takes the first of the line or nobody: a gated first one holds up all others.
-            require(not due[0]["gated"], "free key, its line is gated")
+        # A pick takes the first of the line or nobody: a gated first one holds up all others.
+        for row in due[: max(slots - holders, 0)]:
+            require(not row["gated"], "free key, its line is gated")

@@ -18,7 +18,7 @@ from gen_durable._db.signal import Arrival, sweep
 from tests.interleavings.bench import READ_COMMITTED, Pins
 from tests.interleavings.product import SCHEMA, Change, number
 from tests.interleavings.scenario import Scenario
-from tests.interleavings.scenarios import children, inserts, keys, leases, signals
+from tests.interleavings.scenarios import children, inserts, keys, leases, limits, signals
 from tests.interleavings.session import RECORDER, Flushed, Work, autocommit, commit, transaction
 from tests.interleavings.world import QUEUE, TOKEN, outcome
 
@@ -435,10 +435,10 @@ KEYS = [
         changes=[Change(SCHEMA, "create unique index gen_durable_slot", "create index gen_durable_slot")],
     ),
     Mutant(
-        name="pick does not look who stands before",
+        name="pick does not look how many a key lets in",
         scenario=keys.pick_pick_and_urgent_insert(),
-        reason="error: duplicate key value violates unique constraint",
-        changes=[Change("pick", "where ahead.status = 'runnable'", "where false")],
+        reason="two executions of one key",
+        changes=[Change("pick", "limit room.free) line", "limit 10) line")],
     ),
     Mutant(
         name="gate does not lock the holders",
@@ -456,7 +456,13 @@ KEYS = [
         name="gate does not lock the first row of a free key",
         scenario=keys.gate_behind_and_cancel(),
         reason="free key, its line is gated",
-        changes=[Change("gate_behind", "limit 1\n       for no key update skip locked", "limit 1")],
+        changes=[
+            Change(
+                "gate_behind",
+                "limit 32767\n           for no key update skip locked) free",
+                "limit 32767) free",
+            )
+        ],
     ),
     Mutant(
         name="ungate lets in anybody",
@@ -465,8 +471,8 @@ KEYS = [
         changes=[
             Change(
                 SCHEMA,
-                "order by g.priority, g.eligible_at, g.id limit 1\n         for no key update) row",
-                "order by g.id desc limit 1 for no key update) row",
+                "order by g.priority, g.eligible_at, g.id limit 32767\n           for no key update) gated",
+                "order by g.id desc limit 32767 for no key update) gated",
             )
         ],
     ),
@@ -474,7 +480,82 @@ KEYS = [
         name="ungate skips rows that somebody holds",
         scenario=keys.release_and_deliver_to_the_next(),
         reason="free key, its line is gated",
-        changes=[Change(SCHEMA, "for no key update) row", "for no key update skip locked) row")],
+        changes=[Change(SCHEMA, "for no key update) gated", "for no key update skip locked) gated")],
+    ),
+]
+
+LIMITS = [
+    Mutant(
+        name="a limit is changed beside those who gate",
+        scenario=limits.gate_and_raise(is_new=True),
+        reason="free key, its line is gated",
+        changes=[Change(SCHEMA, "lock table gen_durable.limits in exclusive mode;", "")],
+    ),
+    Mutant(
+        name="gate does not lock the limits",
+        scenario=limits.gate_and_raise(is_new=False),
+        reason="free key, its line is gated",
+        changes=[Change("lock_holders", "for share", "")],
+    ),
+    Mutant(
+        name="a raised limit lets nobody in",
+        scenario=limits.gate_and_raise(is_new=False),
+        reason="free key, its line is gated",
+        changes=[Change(SCHEMA, "if limit_kind = 'concurrency' then", "if false then")],
+    ),
+    Mutant(
+        name="pick takes the first slots, not the free ones",
+        scenario=limits.gate_release_and_pick(),
+        reason="error: duplicate key value violates unique constraint",
+        changes=[
+            Change(
+                "pick", "holder.concurrency_slot = series.number limit 1) is null", "false limit 1) is null"
+            )
+        ],
+    ),
+    Mutant(
+        name="pick does not count the surplus of a lowered limit",
+        scenario=limits.lower_and_pick(),
+        reason="more executions than a limit that was lowered allows",
+        changes=[Change("pick", "greatest(slots.count - held.count, 0)", "slots.count")],
+    ),
+    Mutant(
+        name="ungate takes a row that waits for granted",
+        scenario=limits.release_and_cancel_of_the_waiting(),
+        reason="free key, its line is gated",
+        changes=[
+            Change(SCHEMA, "order by g.id desc for no key update of g skip locked\n  ), next", "\n  ), next")
+        ],
+    ),
+    Mutant(
+        name="ungate lets in one whatever is free",
+        scenario=limits.two_releases(),
+        reason="free key, its line is gated",
+        changes=[
+            Change(
+                SCHEMA,
+                "limit freed.free - (select count(*) from waiting where waiting.key = freed.key)",
+                "limit 0",
+            )
+        ],
+    ),
+    Mutant(
+        name="a bucket is not locked while its tokens are counted",
+        scenario=limits.two_buckets(),
+        reason="a token was spent twice",
+        changes=[
+            Change(
+                SCHEMA,
+                "where b.key = any (keys) order by b.key for no key update",
+                "where b.key = any (keys)",
+            )
+        ],
+    ),
+    Mutant(
+        name="who is put off still stands in line",
+        scenario=limits.put_off_and_release(),
+        reason="free key, its line is gated",
+        changes=[Change(SCHEMA, "perform gen_durable.ungate(freed);", "null;")],
     ),
 ]
 
@@ -534,4 +615,4 @@ ISOLATION = [
     ),
 ]
 
-MUTANTS = [*FIRST_DRAFT, *GUARDS, *SIGNALS, *LOCKS, *KEYS, *INSERTS, *ISOLATION]
+MUTANTS = [*FIRST_DRAFT, *GUARDS, *SIGNALS, *LOCKS, *KEYS, *LIMITS, *INSERTS, *ISOLATION]

@@ -16,6 +16,7 @@ from tests.interleavings.scenarios import (
     inserts,
     keys,
     leases,
+    limits,
     mixtures,
     retries,
     schedules,
@@ -25,8 +26,21 @@ from tests.interleavings.scenarios import (
 SCENARIOS = [
     scenario
     for area in (
-        *(signals, leases, keys, children, inserts, mixtures, cancels, deletes, retries, events, schedules),
-        collecting,
+        *(
+            signals,
+            leases,
+            keys,
+            limits,
+            children,
+            inserts,
+            mixtures,
+            cancels,
+            deletes,
+            retries,
+            events,
+            schedules,
+            collecting,
+        ),
     )
     for scenario in area.SCENARIOS
 ]

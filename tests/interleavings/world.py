@@ -39,6 +39,8 @@ select (select coalesce(jsonb_agg(to_jsonb(g) || jsonb_build_object(
        (select coalesce(jsonb_agg(to_jsonb(o) order by o.id), '[]') from gen_durable.outbox o)::text as outbox,
        (select coalesce(jsonb_object_agg(job_id, state), '{}') from gen_durable.gen_durable_job_state)::text as states,
        (select coalesce(jsonb_agg(to_jsonb(s)), '[]') from gen_durable.schedules s)::text as schedules,
+       (select coalesce(jsonb_object_agg(name, slots), '{}') from gen_durable.limits
+         where kind = 'concurrency')::text as slots,
        (select count(*) from gen_durable.effects) as effects"""
 
 
@@ -54,6 +56,8 @@ class World(msgspec.Struct, frozen=True):
     outbox: list[Row]
     states: Mapping[int, str]
     """What the view of job states says of each instance."""
+    slots: Mapping[str, int]
+    """The concurrency limits."""
     effects: int
     """How often the effect of an outcome has happened."""
     schedules: list[Row]
@@ -87,6 +91,7 @@ async def look(conn: Any, schema: str) -> World:
         msgspec.json.decode(found["audit"]),
         msgspec.json.decode(found["outbox"]),
         msgspec.json.decode(found["states"], type=dict[int, str]),
+        msgspec.json.decode(found["slots"], type=dict[str, int]),
         found["effects"],
         msgspec.json.decode(found["schedules"]),
     )
@@ -171,6 +176,32 @@ def schedule(**columns: Any) -> str:
         "next_at": PAST,
     }
     return _insert("schedules", {**usual, **columns})
+
+
+def slots(name: str, count: int) -> str:
+    """A concurrency limit."""
+    return f"insert into gen_durable.limits (name, kind, slots) values ('{name}', 'concurrency', {count})"
+
+
+def rate(name: str) -> str:
+    """A rate limit of one start per day."""
+    return (
+        "insert into gen_durable.limits (name, kind, allowed, period, burst)"
+        f" values ('{name}', 'rate', 1, interval '1 day', 1)"
+    )
+
+
+def empty(key: str) -> str:
+    """A bucket from which the token of the day is gone."""
+    return (
+        "insert into gen_durable.buckets (key, full_at)"
+        f" values ('{key}', statement_timestamp() + interval '1 day')"
+    )
+
+
+def full(key: str) -> str:
+    """A bucket with the token of the day in it."""
+    return f"insert into gen_durable.buckets (key) values ('{key}')"
 
 
 def outcome(id: int, kind: Any, **fields: Any) -> CommitEntry:

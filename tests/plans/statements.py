@@ -25,6 +25,19 @@ PARKED: Final = range(14, 200_000, 20)
 ENDED: Final = range(7, 200_000, 20)
 
 
+GATE_ALL: Final = (
+    "update gen_durable.gen_durable set gated = true where queue = 'keyed' and status = 'runnable'"
+)
+# How the next in line of a key that becomes free is found.
+UNGATE: Final = {
+    "gen_durable_slot",
+    "gen_durable_line",
+    "gen_durable_gated",
+    "gen_durable_pkey",
+    "limits_pkey",
+}
+
+
 def statement(file: str, name: str, **values: Any) -> Plan[Rows]:
     """One statement of a file by its name: those that plans run only on certain answers."""
     return (yield statements(file)[name](**values))

@@ -100,6 +100,10 @@ SAMPLES: list[tuple[GenDurableError, str]] = [
         "so put the machine into it: 'Refund:42'",
     ),
     (
+        errors.LimitError("crm", 1, None),
+        "there is no rate limit 'crm'; set it first: client.set_limit(RateLimit('crm', …)), or give it to a worker",
+    ),
+    (
         errors.NoTargetError("42", "signal 'paid'"),
         "cannot signal 'paid': no live instance has correlation_key '42' (ids are integers: did you mean 42?); "
         "it may have finished, or not been inserted yet",

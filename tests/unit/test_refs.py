@@ -77,6 +77,8 @@ def test_every_option_that_is_typed_is_known_and_the_other_way_round() -> None:
         "concurrency_key": "c",
         "max_attempts": 2,
         "traceparent": f"00-{'a' * 32}-{'b' * 16}-01",
+        "rate_limit": ("crm", 7),
+        "weight": 3,
     }
     assert {*every, "idempotency_key"} == set(InsertOptions.__annotations__)
     assert insert_values(Count.__definition__, every).priority == 1

@@ -60,6 +60,8 @@ class NewInstance(msgspec.Struct, frozen=True, gc=False):
     unique_scope: str | None
     max_attempts: int | None
     traceparent: str | None = None
+    rate_limit: str | None = None
+    weight: int | None = None
 
 
 class DeadLetter(msgspec.Struct, frozen=True, gc=False):
@@ -131,6 +133,8 @@ class Execution(msgspec.Struct, frozen=True):
     """Which execution of its instance it is: 1, 2, 3 …"""
     traceparent: str | None = None
     inserted_at: datetime | None = None
+    rate_limit: str | None = None
+    """The bucket that its start has taken tokens from."""
     cancellation: Cancellation = msgspec.field(default_factory=Cancellation)
 
     @property
@@ -167,6 +171,11 @@ class CommitEntry(msgspec.Struct, kw_only=True):
     switches_key: bool = False
     concurrency_key: str | None = None
     """The key from now on, if `switches_key`."""
+    rate_limit: str | None = None
+    weight: int | None = None
+    """Of the step that comes next; one that runs again keeps its own."""
+    was_limited: bool = False
+    """Whether the row still carries the rate limit of the step that ran."""
     consumed: tuple[int, ...] = ()
     held_key: str | None = None
     """The key whose slot the execution holds: free again unless the lease is kept."""
@@ -198,6 +207,8 @@ class CommitEntry(msgspec.Struct, kw_only=True):
             and self.parent_id is None
             and self.held_key is None
             and not self.switches_key
+            and self.rate_limit is None
+            and not self.was_limited
             and not self.was_awaiting
             and not self.has_inbox
             and not (self.has_signals and self.kind in ("done", "stop"))

@@ -96,6 +96,7 @@ def settle(
                 and outcome.delay is None
                 and not outcome.requeue
                 and outcome.concurrency_key is KEEP
+                and outcome.rate_limit is None
             )
             return _entry(
                 execution,
@@ -107,6 +108,8 @@ def settle(
                 consumed=_ids(execution),
                 effect=outcome.effect,
                 events=_events(emitted, outcome.emit, execution, limits),
+                rate_limit=outcome.rate_limit,
+                weight=outcome.weight,
                 **_key(outcome.concurrency_key),
             )
         case Retry():
@@ -130,6 +133,8 @@ def settle(
                 error=error,
                 effect=outcome.effect,
                 events=_events(emitted, outcome.emit, execution, limits),
+                rate_limit=outcome.rate_limit,
+                weight=outcome.weight,
                 **_key(outcome.concurrency_key),
             )
         case ScheduleChildren():
@@ -148,6 +153,8 @@ def settle(
                 consumed=_ids(execution),
                 effect=outcome.effect,
                 events=_events(emitted, outcome.emit, execution, limits),
+                rate_limit=outcome.rate_limit,
+                weight=outcome.weight,
             )
         case Done():
             what = f"the result of {machine.name} {execution.id}"
@@ -246,6 +253,8 @@ def _stripped(entry: CommitEntry, **fields: Any) -> CommitEntry:
         events=(),
         letter=None,
         switches_key=False,
+        rate_limit=None,
+        weight=None,
         effect=None,
         **fields,
     )
@@ -283,6 +292,8 @@ def new_instance(spec: AnySpec, max_payload: int) -> NewInstance:
         None if values.unique_key is None else _scope(values.unique_scope),
         values.max_attempts,
         values.traceparent or traceparent_of_insert(machine.name),
+        values.rate_limit,
+        values.weight,
     )
 
 
@@ -293,6 +304,7 @@ def _entry(execution: Execution, kind: Any, **fields: Any) -> CommitEntry:
         step_seq=execution.step_seq,
         kind=kind,
         held_key=execution.concurrency_key,
+        was_limited=execution.rate_limit is not None,
         parent_id=execution.parent_id,
         was_awaiting=execution.awaits is not None,
         has_inbox=bool(execution.inbox),

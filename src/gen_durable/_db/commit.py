@@ -72,6 +72,10 @@ def commit_plain(entries: Sequence[CommitEntry], recorder: Recorder) -> Plan[Com
 
 def commit(entries: Sequence[CommitEntry], recorder: Recorder) -> Plan[CommitReport]:
     """Commit any outcomes: one statement, and at most nine more, each only if needed. Needs a transaction."""
+    if limited := [entry for entry in entries if entry.rate_limit is not None]:
+        yield _SQL["check_limits"](
+            rate_limits=[entry.rate_limit for entry in limited], weights=[entry.weight for entry in limited]
+        )
     rows = _by_lease((yield _full_call(entries, recorder)))
     queues, refused = yield from _insert_children(entries, rows)
     queues |= yield from _insert_letters(entries, rows)
@@ -313,6 +317,8 @@ def _full_call(entries: Sequence[CommitEntry], recorder: Recorder) -> Call:
         switches_keys=[entry.switches_key for entry in entries],
         concurrency_keys=[entry.concurrency_key for entry in entries],
         consumed=[id_array(entry.consumed) if entry.consumed else None for entry in entries],
+        rate_limits=[entry.rate_limit for entry in entries],
+        weights=[entry.weight for entry in entries],
         **_record(entries, recorder),
     )
 

@@ -118,6 +118,11 @@ with settled as (
          concurrency_key = case when g.cancel_requested_at is null and o.switches_key then o.concurrency_key
                                 else g.concurrency_key end,
          concurrency_slot = case when g.cancel_requested_at is null and o.kind = 'keep' then g.concurrency_slot end,
+         -- A rate limit belongs to one step: to one that may run again, or to the next one if that has been given one.
+         rate_limit = case when g.cancel_requested_at is null and o.kind in ('keep', 'next', 'await', 'schedule_childs')
+                           then o.rate_limit else g.rate_limit end,
+         weight = case when g.cancel_requested_at is null and o.kind in ('keep', 'next', 'await', 'schedule_childs')
+                       then o.weight else g.weight end,
          lease_token = case when g.cancel_requested_at is null and o.kind = 'keep' then g.lease_token end,
          lease_expires_at = case when g.cancel_requested_at is null and o.kind = 'keep'
                                  then greatest(g.lease_expires_at, statement_timestamp() + :grace::interval) end,
@@ -134,9 +139,11 @@ with settled as (
                 :payloads::text[], :errors::text[], :failures::text[], :delays::interval[], :awaits::text[], :presented::text[],
                 :timeouts::interval[], :deadlines::timestamptz[], :children::int[], :switches_keys::boolean[],
                 :concurrency_keys::text[], :consumed::text[], :from_steps::text[], :attempts::int[],
-                :leased_ats::timestamptz[], :started_agos::interval[], :has_more::boolean[])
+                :leased_ats::timestamptz[], :started_agos::interval[], :has_more::boolean[],
+                :rate_limits::text[], :weights::int[])
          as o (id, lease_token, step_seq, kind, step, payload, error, failure, delay, awaits, presented, timeout, deadline, children,
-               switches_key, concurrency_key, consumed, from_step, attempt, leased_at, started_ago, has_more)
+               switches_key, concurrency_key, consumed, from_step, attempt, leased_at, started_ago, has_more,
+               rate_limit, weight)
    where g.id = o.id and g.lease_token = o.lease_token and g.step_seq = o.step_seq
   returning g.id, o.lease_token, g.status, g.step_seq, g.has_signals, g.queue, g.parent_id, g.parent_round,
             g.status in ('done', 'failed', 'cancelled') as has_ended, g.execution, g.leased_at as kept_at,
@@ -182,6 +189,10 @@ with settled as (
 select settled.id, settled.lease_token, settled.status::text as status, settled.has_signals, settled.queue, settled.kept_at,
        (select array_agg(distinct joined.queue) from joined where joined.status = 'runnable') as released
   from settled
+
+-- name: check_limits
+-- Before the outcomes, if one names a rate limit: refuse what could never start.
+select gen_durable.check_limits(:rate_limits::text[], :weights::int[])
 
 -- name: fix_barriers
 -- Children that were refused (their unique key is taken) are not waited for; with none left the barrier is open at once.

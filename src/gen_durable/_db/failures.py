@@ -10,7 +10,7 @@ import msgspec
 
 from ..errors import DatabaseError
 
-__all__ = ["RACES", "READ_ONLY", "StatementError", "is_data", "is_outage", "is_race"]
+__all__ = ["LIMIT_REFUSED", "RACES", "READ_ONLY", "StatementError", "is_data", "is_outage", "is_race"]
 
 
 _DENIED = re.compile(
@@ -60,6 +60,8 @@ class StatementError(DatabaseError):
 READ_ONLY = "25006"
 # 40001 serialization_failure, 40P01 deadlock_detected, 55P03 lock_not_available: run the transaction again.
 RACES = frozenset({"40001", "40P01", "55P03"})
+# Of our own, in the class of data exceptions: there is no such rate limit, or it is too small.
+LIMIT_REFUSED = "22GD5"
 # Classes: 08 connection, 28 credentials (a password that is being changed, a token that has run out), 53 resources,
 # 57 operator intervention (shutdown, cancelled), 58 system. 25006: a standby that has yet to be promoted, or a primary
 # that is none any more; 25P03, 25P04: the session was ended, idle or busy for too long.

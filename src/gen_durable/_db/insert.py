@@ -9,8 +9,8 @@ import msgspec
 
 from .._core.model import DeadLetter, NewInstance
 from ..definition import MachineDef
-from ..errors import KeyTakenError, UsageError
-from .failures import StatementError, is_race
+from ..errors import KeyTakenError, LimitError, UsageError
+from .failures import LIMIT_REFUSED, StatementError, is_race
 from .plan import Call, Plan, Rows, statements
 
 __all__ = ["Answer", "insert", "insert_children", "insert_letters", "leave_letters", "register"]
@@ -106,6 +106,7 @@ def register(machines: Sequence[MachineDef]) -> Plan[None]:
 
 
 def _call(rows: Sequence[NewInstance], parents: Sequence[int] | None, rounds: Sequence[int] | None) -> Call:
+    is_limited = any(row.rate_limit is not None for row in rows)
     return _SQL["insert"](
         fsms=[row.fsm for row in rows],
         versions=[row.version for row in rows],
@@ -126,6 +127,8 @@ def _call(rows: Sequence[NewInstance], parents: Sequence[int] | None, rounds: Se
         parent_rounds=rounds,
         # A child whose key is taken is not inserted and not waited for, whoever holds the key.
         strict=parents is None,
+        rate_limits=[row.rate_limit for row in rows] if is_limited else None,
+        weights=[row.weight for row in rows] if is_limited else None,
     )
 
 
@@ -135,6 +138,9 @@ def _translated(error: StatementError, rows: Sequence[NewInstance]) -> Exception
         row = rows[facts["ord"] - 1]
         key = row.correlation_key if facts["key"] == "correlation_key" else _text(row.unique_key)
         return KeyTakenError(key or "", row.fsm, facts["fsm"], facts["id"])
+    if error.sqlstate == LIMIT_REFUSED:
+        facts = error.facts()
+        return LimitError(facts["name"], facts["weight"], facts["burst"])
     if error.sqlstate == "22008":
         return UsageError(
             "a time to start lies outside of what PostgreSQL can store", "give one before the year 294276"

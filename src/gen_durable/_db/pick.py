@@ -19,16 +19,22 @@ __all__ = [
     "Leases",
     "Machines",
     "Picked",
+    "Throttled",
     "after",
     "gate",
     "inboxes",
     "pick",
+    "pick_by_machine",
     "pick_by_prefix",
+    "put_off",
     "stuck_keys",
+    "unfinished",
     "ungate",
 ]
 
 _SQL = statements("pick.sql")
+# How many rows of one key or bucket leave the head of a queue in one transaction.
+_CHUNK = 1000
 
 Machines: TypeAlias = tuple[list[str], list[int]]
 """Names and versions, in parallel."""
@@ -63,11 +69,27 @@ class Denied(msgspec.Struct, frozen=True, gc=False):
     concurrency_key: str
 
 
+class Throttled(msgspec.Struct, frozen=True, gc=False):
+    """A bucket that had fewer tokens than a pick wanted."""
+
+    key: str
+    queue: str
+    wanted: int
+    granted: int
+    fsm: str
+    step: str
+    is_known: bool = True
+    """Whether there is such a limit."""
+
+
 class Picked(msgspec.Struct, frozen=True, gc=False):
     """What one pick brought."""
 
     executions: list[Execution]
     denied: list[Denied]
+    throttled: list[Throttled] = []
+    is_crowded: bool = False
+    """Whether rows of machines that this worker does not know fill the head of the queue."""
 
 
 def pick(
@@ -85,6 +107,33 @@ def pick(
         fsms=fsms,
         versions=versions,
         demand=demand,
+        lease_token=lease_token,
+        worker=worker,
+        **leases.values(),
+    )
+    return (yield from _picked((yield call)))
+
+
+def pick_by_machine(
+    queue: str,
+    machines: Machines,
+    demand: int,
+    reach: int,
+    lease_token: int,
+    worker: str,
+    leases: Leases,
+) -> Plan[Picked]:
+    """The same rows, when the queue is crowded: what it costs does not depend on rows of other machines.
+
+    Of the first `reach` due rows, those that nobody else holds are leased, at most `demand` of them.
+    """
+    fsms, versions = machines
+    call = _SQL["pick_by_machine"](
+        queue=queue,
+        fsms=fsms,
+        versions=versions,
+        demand=demand,
+        reach=reach,
         lease_token=lease_token,
         worker=worker,
         **leases.values(),
@@ -134,9 +183,7 @@ def _picked(rows: Rows) -> Plan[Picked]:
     if not rows:
         return Picked([], [])
     leased = [row for row in rows if row["lease_token"] is not None]
-    denied = [
-        Denied(row["id"], row["fsm"], row["concurrency_key"]) for row in rows if row["lease_token"] is None
-    ]
+    others = [row for row in rows if row["lease_token"] is None]
     signals: Mapping[int, tuple[SignalRow, ...]] = {}
     if with_signals := [row["id"] for row in leased if row["has_signals"]]:
         signals = yield from inboxes(with_signals)
@@ -153,7 +200,13 @@ def _picked(rows: Rows) -> Plan[Picked]:
     leased.sort(key=_urgency)
     return Picked(
         [_execution(row, signals.get(row["id"], ()), tuple(children.get(row["id"], ()))) for row in leased],
-        denied,
+        [
+            Denied(row["id"], row["fsm"], row["concurrency_key"])
+            for row in others
+            if row["concurrency_key"] is not None
+        ],
+        [_throttled(row) for row in others if row["rate_limit"] is not None],
+        any(row["id"] is None for row in others),
     )
 
 
@@ -169,22 +222,43 @@ def inboxes(ids: Sequence[int]) -> Plan[Mapping[int, tuple[SignalRow, ...]]]:
 
 
 def gate(keys: Sequence[str]) -> Plan[Counter[str]]:
-    """Take the due rows of busy keys out of the pick; how many of each key. Needs a transaction.
+    """Take due rows of busy keys out of the pick, a chunk of each; how many of each key. Needs a transaction.
 
     The holders are locked while their rows are gated, so a holder that ends does so after, and then it lets the next
-    row in. Where nobody holds the key, or somebody has locked who does, the first row is locked instead, and stays.
-    Nothing here waits: a pick comes before.
+    row in. For free slots, and those whose holders somebody has locked, the first rows of the line are locked instead,
+    and stay. Nothing here waits: a pick comes before.
     """
-    rows = yield _SQL["lock_holders"](keys=sorted(keys))
-    busy = {row["concurrency_key"] for row in rows}
+    rows = yield _SQL["lock_holders"](keys=sorted(set(keys)))
+    busy = [row["key"] for row in rows if not row["free"]]
+    free = [(row["key"], row["free"]) for row in rows if row["free"]]
     gated: Counter[str] = Counter()
     if busy:
-        rows = yield _SQL["gate"](keys=sorted(busy))
+        rows = yield _SQL["gate"](keys=busy)
         gated.update(row["concurrency_key"] for row in rows)
-    if free := set(keys) - busy:
-        rows = yield _SQL["gate_behind"](keys=sorted(free))
+    if free:
+        rows = yield _SQL["gate_behind"](keys=[key for key, _ in free], free=[count for _, count in free])
         gated.update(row["concurrency_key"] for row in rows)
     return gated
+
+
+def put_off(throttled: Sequence[Throttled], machines: Machines | None) -> Plan[Counter[str]]:
+    """Give due rows of empty buckets the times of their turns, a chunk of each; how many. Needs a transaction."""
+    fsms, versions = machines or (None, None)
+    rows = yield _SQL["put_off"](
+        keys=[one.key for one in throttled],
+        queues=[one.queue for one in throttled],
+        fsms=fsms,
+        versions=versions,
+    )
+    found: Counter[str] = Counter()
+    for row in rows:
+        found[row["key"]] += row["count"]
+    return found
+
+
+def unfinished(counts: Counter[str]) -> set[str]:
+    """The keys or buckets of which there may be more rows than one chunk."""
+    return {key for key, count in counts.items() if count >= _CHUNK}
 
 
 def ungate(keys: Sequence[str]) -> Plan[set[str]]:
@@ -194,9 +268,22 @@ def ungate(keys: Sequence[str]) -> Plan[set[str]]:
 
 
 def stuck_keys() -> Plan[list[str]]:
-    """Keys that nobody holds and whose rows are all gated. Without faults there is none."""
+    """Keys with a free slot for which the next in line is gated. Without faults there is none."""
     rows = yield _SQL["stuck_keys"]()
     return [row["key"] for row in rows]
+
+
+def _throttled(row: Row) -> Throttled:
+    granted = row["granted"]
+    return Throttled(
+        row["rate_limit"],
+        row["queue"],
+        row["wanted"],
+        granted or 0,
+        row["fsm"],
+        row["step"],
+        granted is not None,
+    )
 
 
 def _urgency(row: Row) -> tuple[int, object, int]:
@@ -246,4 +333,5 @@ def _execution(row: Row, inbox: tuple[SignalRow, ...], children: tuple[ChildRow,
         row["execution"],
         row["traceparent"],
         row["inserted_at"],
+        row["rate_limit"],
     )

@@ -10,7 +10,8 @@
 --     another picker or not. Two pickers can still choose two rows of one key when a more urgent row was committed
 --     between their snapshots; the unique index on the slot refuses the second, and its pick is run again.
 -- The time that a row is due since comes back as a number: a timestamp may lie where no driver can follow.
--- A denied row comes back without lease_token, once per key, so that its key can be gated.
+-- A denied row comes back without lease_token: once per key, so that its key can be gated; once per bucket, so that its rows
+-- can be put off. An empty row says that others' machines crowd the head of the queue: then pick_by_machine is cheaper.
 with recursive moment as materialized (
   select statement_timestamp() as now
 ), priority as (
@@ -26,7 +27,8 @@ with recursive moment as materialized (
 ), candidate as materialized (
   select * from (
     select due.* from priority cross join lateral (
-      select g.id, g.fsm, g.priority, g.eligible_at, g.concurrency_key from gen_durable.gen_durable g
+      select g.id, g.fsm, g.step, g.priority, g.eligible_at, g.concurrency_key, g.rate_limit, g.weight, g.turn, g.queue
+        from gen_durable.gen_durable g
        where g.status = 'runnable' and not g.gated and g.queue = :queue and g.priority = priority.value
          and g.eligible_at <= (select now from moment)
          and (g.fsm, g.fsm_version) in (select * from unnest(:fsms::text[], :versions::int[]))
@@ -34,7 +36,81 @@ with recursive moment as materialized (
          for no key update skip locked) due
      where priority.value is not null limit 1000) first
   limit :demand::int
+{crowd}
 {leasing}
+{crowded}
+
+-- name: pick_by_machine
+-- The same rows in the same order, when the queue is crowded by machines that are not registered here: they are not even looked
+-- at. It costs more than `pick` in an orderly queue, and grows with the number of machines; it says when the crowd is gone.
+-- See pick_by_prefix for how the first :reach rows of all the lines are found.
+with recursive moment as materialized (
+  select statement_timestamp() as now
+), priority as (
+  (select g.priority as value from gen_durable.gen_durable g
+    where g.status = 'runnable' and not g.gated and g.queue = :queue
+      and not exists (select from gen_durable.queues q where q.name = :queue and q.is_paused)
+    order by g.priority limit 1)
+  union all
+  select (select g.priority from gen_durable.gen_durable g
+           where g.status = 'runnable' and not g.gated and g.queue = :queue and g.priority > priority.value
+           order by g.priority limit 1)
+    from priority where priority.value is not null
+), line as (
+  select machine.fsm, machine.version, first.priority, first.eligible_at, first.id
+    from unnest(:fsms::text[], :versions::int[]) as machine (fsm, version) cross join lateral (
+      select g.priority, g.eligible_at, g.id from gen_durable.gen_durable g
+       where g.status = 'runnable' and not g.gated and g.queue = :queue
+         and g.fsm = machine.fsm and g.fsm_version = machine.version
+       order by g.priority, g.eligible_at, g.id limit 1) first
+   where exists (select from priority)                    -- a paused queue is empty
+  union all
+  select line.fsm, line.version, next.priority, next.eligible_at, next.id from line cross join lateral (
+    select g.priority, g.eligible_at, g.id from gen_durable.gen_durable g
+     where g.status = 'runnable' and not g.gated and g.queue = :queue
+       and g.fsm = line.fsm and g.fsm_version = line.version and g.priority > line.priority
+     order by g.priority, g.eligible_at, g.id limit 1) next
+), head as materialized (
+  select first.*, count(*) over (partition by first.priority) as lines from (
+    select line.fsm, line.version, line.priority from line where line.eligible_at <= (select now from moment)
+     order by line.priority, line.eligible_at, line.id limit :reach::int) first
+), sample as (
+  select due.* from head cross join lateral (
+    select * from (
+      select g.priority, g.eligible_at, g.id from gen_durable.gen_durable g
+       where g.status = 'runnable' and not g.gated and g.queue = :queue
+         and g.fsm = head.fsm and g.fsm_version = head.version and g.priority = head.priority
+         and g.eligible_at <= (select now from moment)
+       order by g.eligible_at, g.id limit 1000) first
+    limit 2 * :reach::int / head.lines + 1) due
+   where head.lines > 1
+), bound as materialized (
+  select sample.priority, sample.eligible_at from sample
+   order by sample.priority, sample.eligible_at, sample.id offset :reach::int - 1 limit 1
+), chosen as materialized (
+  select due.* from head cross join lateral (
+    select * from (
+      select g.id, g.priority, g.eligible_at from gen_durable.gen_durable g
+       where g.status = 'runnable' and not g.gated and g.queue = :queue
+         and g.fsm = head.fsm and g.fsm_version = head.version and g.priority = head.priority
+         and g.eligible_at <= coalesce((select case when bound.priority = head.priority then bound.eligible_at end from bound),
+                                       (select now from moment))
+       order by g.eligible_at, g.id limit 1000) first
+    limit :reach::int) due
+   where not exists (select from bound where head.priority > bound.priority)
+   order by due.priority, due.eligible_at, due.id limit :reach::int
+), candidate as materialized (
+  select * from (
+    select free.* from chosen cross join lateral (
+      select g.id, g.fsm, g.step, g.priority, g.eligible_at, g.concurrency_key, g.rate_limit, g.weight, g.turn, g.queue
+        from gen_durable.gen_durable g
+       where g.id = chosen.id and g.status = 'runnable' and not g.gated and g.eligible_at <= (select now from moment)
+         for no key update skip locked) free
+    limit 1000) first
+  limit :demand::int
+{crowd}
+{leasing}
+{crowded}
 
 -- name: pick_by_prefix
 -- The same for every machine whose name lies in [:low, :high), whatever its queue: the lowest priority first, then the longest
@@ -101,25 +177,89 @@ with recursive moment as materialized (
 ), candidate as materialized (
   select * from (
     select free.* from chosen cross join lateral (
-      select g.id, g.fsm, g.priority, g.eligible_at, g.concurrency_key from gen_durable.gen_durable g
+      select g.id, g.fsm, g.step, g.priority, g.eligible_at, g.concurrency_key, g.rate_limit, g.weight, g.turn, g.queue
+        from gen_durable.gen_durable g
        where g.id = chosen.id and g.status = 'runnable' and not g.gated and g.eligible_at <= (select now from moment)
          for no key update skip locked) free
     limit 1000) first
   limit :demand::int
 {leasing}
 
+-- part: crowd
+-- Whether rows of machines that are not registered here stand at the head of the queue, and in number.
+), crowd as (
+  select from (
+    select head.* from priority cross join lateral (
+      select g.priority, g.fsm, g.fsm_version from gen_durable.gen_durable g
+       where g.status = 'runnable' and not g.gated and g.queue = :queue and g.priority = priority.value
+         and g.eligible_at <= (select now from moment)
+       order by g.eligible_at, g.id limit 1) head
+     where priority.value is not null limit 1) head
+   where (head.fsm, head.fsm_version) not in (select * from unnest(:fsms::text[], :versions::int[]))
+     and (select count(*) from (
+            select g.fsm, g.fsm_version from gen_durable.gen_durable g
+             where g.status = 'runnable' and not g.gated and g.queue = :queue and g.priority = head.priority
+               and g.eligible_at <= (select now from moment)
+             order by g.eligible_at, g.id limit 50) near
+           where (near.fsm, near.fsm_version) not in (select * from unnest(:fsms::text[], :versions::int[]))) > 20
+
+-- part: crowded
+union all
+select null, null, null, null, null, null, null, null, null, null, null, null, null, null, null, null, null, null, null, null, null,
+       null, null, null, null, null, null
+  from crowd
+
 -- part: leasing
--- What both picks do with their candidates.
+-- What both picks do with their candidates. Of those with a concurrency key:
+--   room      their keys: how many slots are free, and the last of its rows here. A limit that was lowered lets the surplus
+--             of executions end: they count, whatever their slots.
+--   standing  the first rows of each line, as many as there is room, up to that last one; gated or held by others or not.
+--   vacant    the free slots of each: of as many as are held and wanted together, enough are free.
+--   placed    the n-th of the rows has the n-th of the slots.
+-- Of those with a rate limit, when there are any: spend() takes the tokens of a prefix of each bucket's rows, if they are there,
+-- under the lock of the bucket; an execution is leased at the moment of that.
+), room as materialized (
+  select last.*, least(greatest(slots.count - held.count, 0), 32767) as free, held.count as held
+    from (select distinct on (candidate.concurrency_key) candidate.concurrency_key as key, candidate.priority,
+                 candidate.eligible_at, candidate.id
+            from candidate where candidate.concurrency_key is not null
+           order by candidate.concurrency_key, candidate.priority desc, candidate.eligible_at desc, candidate.id desc) last
+   cross join lateral (
+     select coalesce((select l.slots from gen_durable.limits l
+                       where l.kind = 'concurrency' and l.name = split_part(last.key, ':', 1)), 1) as count) slots
+   cross join lateral (
+     select count(*)::int as count from gen_durable.gen_durable holder
+      where holder.concurrency_key = last.key and holder.concurrency_slot is not null) held
+), standing as materialized (
+  select room.key, room.held, line.id,
+         row_number() over (partition by room.key order by line.priority, line.eligible_at, line.id) as place
+    from room cross join lateral (
+      select * from (
+        select g.id, g.priority, g.eligible_at from gen_durable.gen_durable g
+         where g.status = 'runnable' and g.concurrency_key = room.key and g.eligible_at <= (select now from moment)
+           and (g.priority, g.eligible_at, g.id) <= (room.priority, room.eligible_at, room.id)
+         order by g.priority, g.eligible_at, g.id limit 32767) first
+      limit room.free) line
+), vacant as materialized (
+  select wanted.key, array(
+           select series.number from generate_series(0, wanted.count - 1) as series (number)
+            where (select true from gen_durable.gen_durable holder
+                    where holder.concurrency_key = wanted.key and holder.concurrency_slot = series.number limit 1) is null
+            order by series.number) as numbers
+    from (select standing.key, max(standing.held) + count(*)::int as count from standing group by standing.key) wanted
+), placed as materialized (
+  select standing.id, vacant.numbers[standing.place] as number from standing join vacant on vacant.key = standing.key
 ), admitted as materialized (
-  select candidate.*, candidate.concurrency_key is null or (
-      not exists (select from gen_durable.gen_durable holder
-                   where holder.concurrency_key = candidate.concurrency_key and holder.concurrency_slot is not null)
-      and not exists (select from gen_durable.gen_durable ahead
-                   where ahead.status = 'runnable' and ahead.concurrency_key = candidate.concurrency_key
-                     and (ahead.priority, ahead.eligible_at, ahead.id)
-                       < (candidate.priority, candidate.eligible_at, candidate.id)
-                     and ahead.eligible_at <= (select now from moment))) as is_admitted
-    from candidate
+  select candidate.*, placed.number as slot, candidate.concurrency_key is null or placed.id is not null as is_admitted
+    from candidate left join placed on placed.id = candidate.id
+), spent as materialized (
+  select bill.ids[answer.ord] as id, answer.granted_at, answer.is_known
+    from (select array_agg(admitted.id order by admitted.priority, admitted.eligible_at, admitted.id) as ids,
+                 array_agg(admitted.rate_limit order by admitted.priority, admitted.eligible_at, admitted.id) as keys,
+                 array_agg(admitted.weight order by admitted.priority, admitted.eligible_at, admitted.id) as weights,
+                 array_agg(admitted.turn order by admitted.priority, admitted.eligible_at, admitted.id) as turns
+            from admitted where admitted.is_admitted and admitted.rate_limit is not null having count(*) > 0) bill
+   cross join lateral gen_durable.spend(bill.keys, bill.weights, bill.turns) as answer
 ), leased as (
   update gen_durable.gen_durable g
      set status = 'executing', lease_token = :lease_token::bigint, locked_by = :worker::text,
@@ -127,16 +267,16 @@ with recursive moment as materialized (
            (select own.lease from unnest(:own_fsms::text[], :own_versions::int[], :own_steps::text[], :own_leases::interval[])
                    as own (fsm, version, step, lease)
              where own.fsm = g.fsm and own.version = g.fsm_version and own.step = g.step), :lease::interval),
-         leased_at = (select now from moment),
-         concurrency_slot = case when g.concurrency_key is not null then 0 end,
+         leased_at = coalesce(admitted.granted_at, (select now from moment)), turn = null,
+         concurrency_slot = admitted.slot,
          execution = least(g.execution, 2147483646) + 1, updated_at = (select now from moment)
-    from admitted
-   where g.id = admitted.id and admitted.is_admitted
+    from (select admitted.*, spent.granted_at from admitted left join spent on spent.id = admitted.id) admitted
+   where g.id = admitted.id and admitted.is_admitted and (admitted.rate_limit is null or admitted.granted_at is not null)
   returning g.id, g.lease_token, g.fsm, g.fsm_version, g.step, g.step_seq, g.attempt, g.state::text as state,
             g.awaits, g.timed_out, g.has_signals, coalesce(g.spawn_round = g.step_seq, false) as has_children,
             g.parent_id, g.concurrency_key, g.correlation_key, g.queue, g.priority,
             extract(epoch from g.eligible_at)::float8 as due, g.leased_at, g.max_attempts, g.slot_at, g.execution, g.traceparent,
-            g.inserted_at
+            g.inserted_at, g.rate_limit, null::int as wanted, null::int as granted
 )
 select * from leased
 union all
@@ -144,9 +284,15 @@ select * from (
   select distinct on (admitted.concurrency_key) admitted.id, null::bigint, admitted.fsm, null::int, null, null::bigint,
          null::int, null, null::text[], null::boolean, null::boolean, null::boolean, null::bigint,
          admitted.concurrency_key, null, null, admitted.priority, null::float8, null::timestamptz, null::int,
-         null::timestamptz, null::int, null, null::timestamptz
+         null::timestamptz, null::int, null, null::timestamptz, null, null::int, null::int
     from admitted where not admitted.is_admitted
    order by admitted.concurrency_key, admitted.priority, admitted.eligible_at, admitted.id) denied
+union all
+select min(admitted.id), null, min(admitted.fsm), null, min(admitted.step), null, null, null, null, null,
+       null, null, null, null, null, admitted.queue, null, null, null, null, null, null, null, null, admitted.rate_limit,
+       count(*)::int, case when bool_and(spent.is_known) then count(spent.granted_at)::int end
+  from spent join admitted on admitted.id = spent.id
+ group by admitted.rate_limit, admitted.queue having count(*) > count(spent.granted_at)
 
 -- name: inboxes
 -- The unread signals of leased rows, oldest first. Only for rows that ever had one.
@@ -164,17 +310,28 @@ select child.parent_id, child.id, child.fsm, child.fsm_version, child.status::te
  order by child.parent_id, child.id
 
 -- name: lock_holders
--- First half of gating, in one transaction with the second: lock who holds these keys. A key is busy only if its holder is
--- still there under the lock. A holder that somebody has locked may be ending at this moment: its key does not count as busy.
-select g.concurrency_key
-  from gen_durable.gen_durable g
- where g.concurrency_key = any (:keys::text[]) and g.concurrency_slot is not null
- order by g.id desc
-   for no key update skip locked
+-- First half of gating, in one transaction with the second: lock who holds these keys, and count how many slots are free. A key
+-- is busy only if its holders are still there under the lock; the slot of one that somebody has locked, who may be ending at this
+-- moment, counts as free. The limits are locked too: whoever changes one does so before, or after, and then lets the next rows in.
+with slots as materialized (
+  select l.name, l.slots from gen_durable.limits l
+   where l.kind = 'concurrency' and l.name in (select split_part(keys.key, ':', 1) from unnest(:keys::text[]) as keys (key))
+   order by l.name
+     for share
+), holder as materialized (
+  select g.concurrency_key as key
+    from gen_durable.gen_durable g
+   where g.concurrency_key = any (:keys::text[]) and g.concurrency_slot is not null
+   order by g.id desc
+     for no key update skip locked
+)
+select keys.key, greatest(coalesce((select slots.slots from slots where slots.name = split_part(keys.key, ':', 1)), 1)
+                          - (select count(*) from holder where holder.key = keys.key), 0)::int as free
+  from unnest(:keys::text[]) as keys (key)
 
 -- name: gate
 -- Second half: the due rows of busy keys leave the pick index, in bounded chunks, so that they cannot fill every pick in
--- front of rows that could run. Whoever frees the key lets the next one in (ungate).
+-- front of rows that could run. Whoever frees a slot lets the next one in (ungate).
 with blocked as materialized (
   select row.id from unnest(:keys::text[]) as busy (key) cross join lateral (
     select g.id from gen_durable.gen_durable g
@@ -187,19 +344,25 @@ update gen_durable.gen_durable g set gated = true
 returning g.concurrency_key
 
 -- name: gate_behind
--- The same for keys that nobody holds, but whose first row the picker could not take: another machine's, in another queue, or
--- held by somebody. It stays where it is, and what is behind it goes out of the way. It cannot leave the line without a
--- transaction that ungates: an execution that ends, or a cancel; and those wait for this one, which has locked it.
+-- The same for keys with free slots, but whose first rows the picker could not take: another machine's, in another queue, or
+-- held by somebody. As many as there are slots stay where they are, and what is behind them goes out of the way. They cannot
+-- leave the line without a transaction that ungates: an execution that ends, a cancel, a bucket that puts them off; and those
+-- wait for this one, which has locked them.
 with first as materialized (
-  select row.* from unnest(:keys::text[]) as free (key) cross join lateral (
-    select g.id, g.priority, g.eligible_at, g.concurrency_key from gen_durable.gen_durable g
-     where g.status = 'runnable' and g.concurrency_key = free.key and not g.gated and g.eligible_at <= statement_timestamp()
-     order by g.priority, g.eligible_at, g.id limit 1
-       for no key update skip locked) row
+  select row.*, row_number() over (partition by row.concurrency_key order by row.priority, row.eligible_at, row.id) = line.free
+         as is_last
+    from unnest(:keys::text[], :free::int[]) as line (key, free) cross join lateral (
+      select * from (
+        select g.id, g.priority, g.eligible_at, g.concurrency_key from gen_durable.gen_durable g
+         where g.status = 'runnable' and g.concurrency_key = line.key and not g.gated and g.eligible_at <= statement_timestamp()
+         order by g.priority, g.eligible_at, g.id limit 32767
+           for no key update skip locked) free
+      limit line.free) row
 ), blocked as materialized (
   select row.id from first cross join lateral (
     select g.id from gen_durable.gen_durable g
-     where g.status = 'runnable' and g.concurrency_key = first.concurrency_key and not g.gated
+     where first.is_last
+       and g.status = 'runnable' and g.concurrency_key = first.concurrency_key and not g.gated
        and g.eligible_at <= statement_timestamp()
        and (g.priority, g.eligible_at, g.id) > (first.priority, first.eligible_at, first.id)
      order by g.priority, g.eligible_at, g.id limit 1000
@@ -213,23 +376,33 @@ returning g.concurrency_key
 -- A later statement of every transaction that frees a key: let the next row of each key in.
 select queue from gen_durable.ungate(:keys::text[]) as queue
 
+-- name: put_off
+-- The due rows of buckets that are empty get the times at which it will be their turn, in bounded chunks; how many of each.
+select key, count from gen_durable.put_off(:keys::text[], :queues::text[], :fsms::text[], :versions::int[])
+
 -- name: stuck_keys
--- An alarm more than a repair: keys that nobody holds, with gated rows and none in the pick index. Without faults: none.
+-- An alarm more than a repair: keys with a free slot for which the next in line is gated. Without faults: none.
 with recursive line as (
   (select g.concurrency_key as key from gen_durable.gen_durable g
-    where g.status = 'runnable' and g.concurrency_key is not null order by g.concurrency_key limit 1)
+    where g.status = 'runnable' and g.gated order by g.concurrency_key limit 1)
   union all
   select (select g.concurrency_key from gen_durable.gen_durable g
-           where g.status = 'runnable' and g.concurrency_key is not null and g.concurrency_key > line.key
+           where g.status = 'runnable' and g.gated and g.concurrency_key > line.key
            order by g.concurrency_key limit 1)
     from line where line.key is not null
 )
 select line.key from line
- where line.key is not null
-   and exists (select from gen_durable.gen_durable g
-                where g.status = 'runnable' and g.concurrency_key = line.key and g.gated)
-   and not exists (select from gen_durable.gen_durable g
-                    where g.status = 'runnable' and g.concurrency_key = line.key and not g.gated
-                      and g.eligible_at <= statement_timestamp())
-   and not exists (select from gen_durable.gen_durable holder
-                    where holder.concurrency_key = line.key and holder.concurrency_slot is not null)
+ cross join lateral (
+   select coalesce((select l.slots from gen_durable.limits l
+                     where l.kind = 'concurrency' and l.name = split_part(line.key, ':', 1)), 1)
+          - (select count(*) from gen_durable.gen_durable holder
+              where holder.concurrency_key = line.key and holder.concurrency_slot is not null) as free) slots
+ where line.key is not null and slots.free > 0
+   and exists (
+     select from (
+       select * from (
+         select g.gated from gen_durable.gen_durable g
+          where g.status = 'runnable' and g.concurrency_key = line.key and g.eligible_at <= statement_timestamp()
+          order by g.priority, g.eligible_at, g.id limit 32767) due
+       limit slots.free) first
+      where first.gated)

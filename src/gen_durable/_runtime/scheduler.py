@@ -7,6 +7,7 @@ import logging
 import random
 import secrets
 import time
+from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping
 from datetime import timedelta
 from typing import Any, Final, Protocol
@@ -29,6 +30,8 @@ from ..telemetry import (
     HandlerMissing,
     OutcomeStale,
     PickStop,
+    RateLimitThrottled,
+    RateLimitUnknown,
     ReaperReaped,
     SchedulerDrain,
     SchedulerSaturation,
@@ -72,6 +75,9 @@ class Source(Protocol):
     ) -> Plan[picks.Picked]:
         """The plan of one pick."""
 
+    def known(self, machines: picks.Machines) -> picks.Machines | None:
+        """The machines whose rows it takes; `None`: of all."""
+
 
 class FromQueue:
     """The instances of one queue that belong to machines registered here: others are left to those who know them."""
@@ -79,12 +85,28 @@ class FromQueue:
     def __init__(self, queue: str) -> None:
         self.name = f"queue {queue}"
         self.label = queue
+        # Whether rows that are not for us stood at its head when we looked last.
+        self._is_crowded = False
+        self._reach = Reach()
 
     def pick(
         self, machines: picks.Machines, demand: int, lease_token: int, worker: str, leases: picks.Leases
     ) -> Plan[picks.Picked]:
         """The plan of one pick."""
-        return picks.pick(self.label, machines, demand, lease_token, worker, leases)
+        if self._is_crowded:
+            reach = self._reach.of(demand)
+            picked = yield from picks.pick_by_machine(
+                self.label, machines, demand, reach, lease_token, worker, leases
+            )
+            self._reach.learn(picked, demand)
+        else:
+            picked = yield from picks.pick(self.label, machines, demand, lease_token, worker, leases)
+        self._is_crowded = picked.is_crowded
+        return picked
+
+    def known(self, machines: picks.Machines) -> picks.Machines | None:
+        """The machines whose rows it takes."""
+        return machines
 
 
 class FromPrefix:
@@ -94,21 +116,40 @@ class FromPrefix:
         self.name = f"prefix {prefix}"
         self.label = prefix
         self._leaves_unknown = leaves_unknown
-        # How many rows to consider; grows while picks come back short, because others may hold the first ones.
-        self._reach = 0
+        self._reach = Reach()
 
     def pick(
         self, machines: picks.Machines, demand: int, lease_token: int, worker: str, leases: picks.Leases
     ) -> Plan[picks.Picked]:
         """The plan of one pick."""
-        known = machines if self._leaves_unknown else None
-        reach = max(2 * demand, self._reach)
+        reach = self._reach.of(demand)
         picked = yield from picks.pick_by_prefix(
-            self.label, known, demand, reach, lease_token, worker, leases
+            self.label, self.known(machines), demand, reach, lease_token, worker, leases
         )
-        is_short = len(picked.executions) + len(picked.denied) < demand
-        self._reach = min(4 * reach, _MAX_REACH) if is_short else 0
+        self._reach.learn(picked, demand)
         return picked
+
+    def known(self, machines: picks.Machines) -> picks.Machines | None:
+        """The machines whose rows it takes; `None`: of all."""
+        return machines if self._leaves_unknown else None
+
+
+class Reach:
+    """How many rows a pick considers; grows while picks come back short, because others may hold the first ones."""
+
+    def __init__(self) -> None:
+        self._least = 0
+        self._last = 0
+
+    def of(self, demand: int) -> int:
+        """For the next pick."""
+        self._last = max(2 * demand, self._least)
+        return self._last
+
+    def learn(self, picked: picks.Picked, demand: int) -> None:
+        """From what the last one brought."""
+        is_short = len(picked.executions) + len(picked.denied) < demand
+        self._least = min(4 * self._last, _MAX_REACH) if is_short else 0
 
 
 class Scheduler(Service):
@@ -194,12 +235,12 @@ class Scheduler(Service):
             slots.rest()
         self._report(len(picked.executions), demand)
         self._in_the_way = 0
-        if picked.denied:
-            await self._gate(picked.denied)
-            if not picked.executions:
-                return self._settings.min_poll_interval
         if picked.executions:
             self._last_work = time.monotonic()
+        if picked.denied or picked.throttled:
+            await self._make_way(picked)
+            # What stood behind them is at the head now.
+            return timedelta(0) if picked.executions else self._settings.min_poll_interval
         return timedelta(0) if self._may_have_more else self._pause()
 
     def stop(self) -> None:
@@ -330,8 +371,24 @@ class Scheduler(Service):
                 if error.sqlstate != _UNIQUE_VIOLATION:
                     raise
 
+    async def _make_way(self, picked: picks.Picked) -> None:
+        """Whatever cannot run leaves the head of the queue, all of it, in chunks, before the next pick looks there."""
+        await self._gate(picked.denied)
+        throttled, machines = picked.throttled, self._source.known(self._registry.keys)
+        while throttled:
+            counts = await self._database.run_in_transaction(picks.put_off(throttled, machines))
+            left = picks.unfinished(counts)
+            throttled = [one for one in throttled if one.key in left]
+        for one in picked.throttled:
+            self._telemetry.emit(_throttled(one))
+
     async def _gate(self, denied: list[picks.Denied]) -> None:
-        gated = await self._database.run_in_transaction(picks.gate([row.concurrency_key for row in denied]))
+        gated: Counter[str] = Counter()
+        keys = {row.concurrency_key for row in denied}
+        while keys:
+            counts = await self._database.run_in_transaction(picks.gate(sorted(keys)))
+            gated += counts
+            keys = picks.unfinished(counts)
         self._in_the_way = sum(not gated[row.concurrency_key] for row in denied)
         for row in denied:
             self._telemetry.emit(
@@ -534,6 +591,13 @@ class Scheduler(Service):
         return pause * random.uniform(0.9, 1.0)
 
 
+def _throttled(one: picks.Throttled) -> RateLimitThrottled | RateLimitUnknown:
+    if one.is_known:
+        return RateLimitThrottled(wanted=one.wanted, granted=one.granted, key=one.key, queue=one.queue)
+    limit = one.key.partition(":")[0]
+    return RateLimitUnknown(count=one.wanted, key=one.key, limit=limit, fsm=one.fsm, step=one.step)
+
+
 def _uncancelled() -> None:
     task = asyncio.current_task()
     if task is not None:
@@ -552,6 +616,7 @@ def _next(execution: Execution, entry: CommitEntry, committed: Committed) -> Exe
         timed_out=False,
         inbox=committed.inbox,
         children=(),
+        rate_limit=None,
         leased_at=committed.leased_at,
         has_signals=execution.has_signals or bool(committed.inbox),
         number=execution.number + 1,

@@ -12,6 +12,7 @@ from .control import cancel, delete, restore, retry
 from .db import db
 from .demo import demo
 from .failure import Failure
+from .limits import limits
 from .ls import ls
 from .operations import doctor, explain, queues, workers
 from .outbox import outbox
@@ -41,7 +42,23 @@ def root() -> None:
 
 
 for command in (
-    *(db, demo, worker, insert, signal, ls, show, wait, cancel, retry, delete, restore, outbox, schedules),
+    *(
+        db,
+        demo,
+        worker,
+        insert,
+        signal,
+        ls,
+        show,
+        wait,
+        cancel,
+        retry,
+        delete,
+        restore,
+        outbox,
+        schedules,
+        limits,
+    ),
 ):
     root.add_command(command)
 for command in (workers, queues, explain, doctor):

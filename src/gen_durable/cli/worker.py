@@ -11,9 +11,11 @@ import click
 from .. import __version__
 from .._db.address import shown
 from ..config import Queue, environment_dsn
+from ..limits import Limit
 from ..schedules import Schedule
 from ..worker import Worker
 from .failure import Failure
+from .limits import limit
 from .options import address, dsn_option, load_settings, prefix, queue, settings_options
 from .targets import load
 
@@ -44,6 +46,15 @@ __all__ = ["worker"]
     "--on-unknown",
     type=click.Choice(["fail", "leave"]),
     help="What becomes of an instance under a prefix whose machine TARGET does not have. Default: fail.",
+)
+@click.option(
+    "--limit",
+    "limits",
+    type=limit,
+    metavar="LIMIT",
+    multiple=True,
+    help="A limit to set if there is none of its name: tenant=3 (executions of a key at once), crm=100/1m (starts per "
+    "minute), crm=100/1m/200 (200 of them at one moment); may be repeated.",
 )
 @click.option(
     "--metrics",
@@ -78,6 +89,7 @@ def worker(
     processes: int | None,
     no_queues: bool,
     health: str | None,
+    limits: tuple[Limit, ...],
     dsn: str | None,
     settings_file: Path | None,
     **settings: Any,
@@ -94,7 +106,7 @@ def worker(
     loaded = [] if target is None else load(target)
     if isinstance(loaded, Worker):
         given = [name for name, value in settings.items() if value is not None]
-        if queues or prefixes or on_unknown or no_queues or health or dsn or settings_file or given:
+        if queues or prefixes or on_unknown or no_queues or health or limits or dsn or settings_file or given:
             raise Failure(f"{target} is a Worker and has its settings in the code; leave the options out")
         ready = loaded
     else:
@@ -106,6 +118,7 @@ def worker(
             on_unknown=on_unknown or "fail",
             schedules=[each for each in loaded if isinstance(each, Schedule)],
             health=health,
+            limits=limits,
             settings=load_settings(settings_file, settings),
         )
     _warn_of_idle(ready, target)

@@ -27,6 +27,7 @@ _SQL = statements("clock.sql")
 def advance(by: timedelta) -> Plan[None]:
     """Let so much time pass. Nothing runs, and no await ends, until somebody looks."""
     yield _SQL["advance_instances"](by=by)
+    yield _SQL["advance_buckets"](by=by)
     yield _SQL["advance_signals"](by=by)
     yield _SQL["advance_executions"](by=by)
 

@@ -221,9 +221,14 @@ class Stepper:
             picked = await database.run(plan)
             if picked.executions:
                 return picked.executions[0]
-            # Somebody else in this test runs a row of the same key: those behind it make room for the rest.
-            keys = [row.concurrency_key for row in picked.denied]
-            if not keys or not await database.run_in_transaction(picks.gate(keys)):
+            # Somebody else in this test runs a row of the same key, or a bucket is empty: those make room for the rest.
+            moved = 0
+            if keys := [row.concurrency_key for row in picked.denied]:
+                moved += (await database.run_in_transaction(picks.gate(keys))).total()
+            if picked.throttled:
+                puts_off = picks.put_off(picked.throttled, self.registry.keys)
+                moved += (await database.run_in_transaction(puts_off)).total()
+            if not moved:
                 return None
 
     async def _step(self, database: Plans, execution: Execution) -> list[str]:

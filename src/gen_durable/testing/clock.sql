@@ -9,7 +9,12 @@ update gen_durable.gen_durable
        lease_expires_at = lease_expires_at - :by::interval, finished_at = finished_at - :by::interval,
        cancel_requested_at = cancel_requested_at - :by::interval, deleted_at = deleted_at - :by::interval,
        leased_at = leased_at - :by::interval, started_at = started_at - :by::interval,
-       collected_at = collected_at - :by::interval
+       collected_at = collected_at - :by::interval,
+       turn = turn - :by::interval
+
+-- name: advance_buckets
+-- … and for what is left in the buckets of rate limits.
+update gen_durable.buckets set full_at = full_at - :by::interval where isfinite(full_at)
 
 -- name: advance_signals
 -- … and for what lies in the inboxes.
@@ -36,8 +41,10 @@ with waiting as (
      and (g.fsm, g.fsm_version) in (select * from unnest(:fsms::text[], :versions::int[]))
 ), gap as (
   select greatest(min(eligible_at) - statement_timestamp(), '0') as length from waiting
+), filled as (                                            -- the same time passes for the buckets of rate limits
+  update gen_durable.buckets b set full_at = b.full_at - gap.length from gap where isfinite(b.full_at)
 )
-update gen_durable.gen_durable g set eligible_at = g.eligible_at - gap.length
+update gen_durable.gen_durable g set eligible_at = g.eligible_at - gap.length, turn = g.turn - gap.length
   from waiting, gap where g.id = waiting.id
 returning g.id
 

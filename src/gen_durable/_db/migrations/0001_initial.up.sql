@@ -33,8 +33,9 @@ create table gen_durable.gen_durable (
   last_error          text,
   error               jsonb,
   traceparent         text,                               -- W3C trace context of whoever inserted it: its spans belong there
-  rate_limit          text,
-  weight              int,
+  rate_limit          text,                               -- the bucket that the start of this step takes tokens from: a limit, or limit:partition
+  weight              int,                                -- how many; null: 1
+  turn                timestamptz,                        -- its place in the plan of that bucket; null: it has none
   concurrency_key     text,
   concurrency_slot    smallint,                           -- the slot of its key that an executing row holds
   gated               boolean not null default false,     -- denied by a busy key: out of the pick index until the key is free
@@ -94,11 +95,19 @@ create table gen_durable.gen_durable (
 
 create index gen_durable_pick on gen_durable.gen_durable (queue, priority, eligible_at, id)
   where status = 'runnable' and not gated;
+create index gen_durable_machine on gen_durable.gen_durable (queue, fsm, fsm_version, priority, eligible_at, id)
+  where status = 'runnable' and not gated;
 create index gen_durable_lease on gen_durable.gen_durable (id) where status = 'executing';
 create unique index gen_durable_slot on gen_durable.gen_durable (concurrency_key, concurrency_slot)
   where concurrency_slot is not null;
 create index gen_durable_line on gen_durable.gen_durable (concurrency_key, priority, eligible_at, id)
   where status = 'runnable' and concurrency_key is not null;
+create index gen_durable_gated on gen_durable.gen_durable (concurrency_key, priority, eligible_at, id)
+  where status = 'runnable' and gated;
+create index gen_durable_limited on gen_durable.gen_durable (rate_limit, queue, priority, eligible_at, id)
+  where status = 'runnable' and not gated and rate_limit is not null;
+create index gen_durable_turn on gen_durable.gen_durable (rate_limit, queue, turn)
+  where status = 'runnable' and turn is not null;
 create unique index gen_durable_unique on gen_durable.gen_durable (unique_guard) where unique_guard is not null;
 create unique index gen_durable_correlation on gen_durable.gen_durable (correlation_guard)
   where correlation_guard is not null;
@@ -144,7 +153,8 @@ select g.id, g.fsm, g.fsm_version, g.step, g.status::text as status, g.state::te
        -- Both are kept longer than they hold, for a retry: what has ended awaits nothing, what was woken has no deadline.
        case when g.finished_at is null then g.awaits end as awaits,
        case when g.status = 'awaiting_signal' then g.await_deadline end as await_deadline, g.children_pending,
-       g.last_error, g.error::text as error, g.correlation_key, g.unique_key, g.concurrency_key, g.parent_id, g.locked_by,
+       g.last_error, g.error::text as error, g.correlation_key, g.unique_key, g.concurrency_key, g.rate_limit, g.weight,
+       g.parent_id, g.locked_by,
        g.inserted_at, g.updated_at, g.eligible_at, g.finished_at, g.cancel_requested_at, g.cancel_reason, g.cancelled_by,
        g.deleted_at, g.delete_reason, g.schedule, g.slot_at, g.collected_at
   from gen_durable.gen_durable g;
@@ -157,7 +167,8 @@ create function gen_durable.insert_rows(
   fsms text[], versions int[], steps text[], states text[], queues text[], priorities int[],
   eligible_ats timestamptz[], delays interval[], concurrency_keys text[],
   correlation_keys text[], correlation_scopes text[], unique_keys bytea[], unique_scopes text[], max_attempts int[],
-  parent_ids bigint[], parent_rounds bigint[], strict boolean, traceparents text[] default null)
+  parent_ids bigint[], parent_rounds bigint[], strict boolean, traceparents text[] default null,
+  rate_limits text[] default null, weights int[] default null)
 returns table (ord bigint, id bigint, inserted boolean, queue text, holder_fsm text, holder_key text, holder_status text)
 language plpgsql as $$
 #variable_conflict use_column
@@ -165,6 +176,9 @@ declare
   todo    bigint[];
   refused bigint[];
 begin
+  if rate_limits is not null then
+    perform gen_durable.check_limits(rate_limits, weights);
+  end if;
   -- A holder may end between the refusal and the look at it. Its key is free then, and the row is tried again.
   for round in 1 .. 10 loop
     refused := '{}';
@@ -173,22 +187,22 @@ begin
         select nextval('gen_durable.gen_durable_id_seq') as id, given.*
           from unnest(fsms, versions, steps, states, queues, priorities, eligible_ats, delays, concurrency_keys,
                       correlation_keys, correlation_scopes, unique_keys, unique_scopes, max_attempts, parent_ids,
-                      parent_rounds, traceparents)
+                      parent_rounds, traceparents, rate_limits, weights)
                with ordinality as given (fsm, version, step, state, queue, priority, eligible_at, delay, concurrency_key,
                       correlation_key, correlation_scope, unique_key, unique_scope, max_attempts, parent_id,
-                      parent_round, traceparent, ord)
+                      parent_round, traceparent, rate_limit, weight, ord)
          where todo is null or exists (select from unnest(todo) as again (ord) where again.ord = given.ord)
       ), fresh as (
         insert into gen_durable.gen_durable
                (id, fsm, fsm_version, step, state, queue, priority, eligible_at, concurrency_key,
                 correlation_key, correlation_scope, unique_key, unique_scope, max_attempts, parent_id, parent_round,
-                traceparent)
+                traceparent, rate_limit, weight)
         overriding system value
         select spec.id, spec.fsm, spec.version, spec.step, spec.state::jsonb, spec.queue, spec.priority::smallint,
                coalesce(spec.eligible_at, statement_timestamp() + coalesce(spec.delay, '0')), spec.concurrency_key,
                spec.correlation_key, spec.correlation_scope::gen_durable.durable_status[],
                spec.unique_key, spec.unique_scope::gen_durable.durable_status[], spec.max_attempts, spec.parent_id,
-               spec.parent_round, spec.traceparent
+               spec.parent_round, spec.traceparent, spec.rate_limit, spec.weight
           from spec
          order by spec.unique_key, spec.correlation_key, spec.ord    -- two batches with keys of one kind do not deadlock
             on conflict do nothing
@@ -342,6 +356,7 @@ begin
            coalesce(element.spec ->> 'unique_key', element.spec ->> 'idempotency_key') as unique_key,
            (element.spec ->> 'max_attempts')::int as max_attempts,
            element.spec ->> 'traceparent' as traceparent,
+           element.spec ->> 'rate_limit' as rate_limit, (element.spec ->> 'weight')::int as weight,
            array(select jsonb_array_elements_text(element.spec -> 'correlation_scope')) as correlation_scope,
            array(select jsonb_array_elements_text(element.spec -> 'unique_scope')) as unique_scope
       from jsonb_array_elements(specs) with ordinality as element (spec, ord)
@@ -372,10 +387,13 @@ begin
                 when max_attempts < 1 then format('max_attempts %s is below 1', max_attempts)
                 when traceparent !~ '^[0-9a-f]{2}(-[0-9a-f]{32})(-[0-9a-f]{16})(-[0-9a-f]{2})$'
                   then format('traceparent %L is not of the form 00-<32 hex digits>-<16>-<2>', left(traceparent, 80))
+                when octet_length(rate_limit) not between 1 and 1024 then 'rate_limit must have 1 to 1024 bytes'
+                when weight < 1 then format('weight %s is below 1', weight)
+                when weight is not null and rate_limit is null then 'weight is given without rate_limit'
                 else (select format('there is no option %L', option) from jsonb_object_keys(spec) as option
                        where option <> all ('{fsm,version,step,state,queue,priority,eligible_at,schedule_in,concurrency_key,
                                               correlation_key,correlation_scope,unique_key,unique_scope,
-                                              idempotency_key,max_attempts,traceparent}') limit 1)
+                                              idempotency_key,max_attempts,traceparent,rate_limit,weight}') limit 1)
            end as problem
       from given
   )
@@ -395,6 +413,8 @@ begin
                    order by ord) as unique_scopes,
          array_agg(max_attempts order by ord) as max_attempts,
          array_agg(traceparent order by ord) as traceparents,
+         case when count(rate_limit) > 0 then array_agg(rate_limit order by ord) end as rate_limits,
+         array_agg(weight order by ord) as weights,
          (array_agg(format('element %s: %s', ord, problem) order by ord) filter (where problem is not null))[1] as problem,
          (array_agg(format('element %s: state has %s bytes of JSON, at most %s are allowed', ord, octet_length(state),
                            gen_durable.max_payload())
@@ -412,7 +432,7 @@ begin
       from gen_durable.insert_rows(
              batch.fsms, batch.versions, batch.steps, batch.states, batch.queues, batch.priorities, batch.eligible_ats,
              batch.delays, batch.concurrency_keys, batch.correlation_keys, batch.correlation_scopes, batch.unique_keys,
-             batch.unique_scopes, batch.max_attempts, null, null, true, batch.traceparents) as answer
+             batch.unique_scopes, batch.max_attempts, null, null, true, batch.traceparents, batch.rate_limits, batch.weights) as answer
      order by answer.ord;
 end $$;
 
@@ -423,14 +443,16 @@ create function gen_durable.insert(
   version int default null, eligible_at timestamptz default null, schedule_in interval default null,
   correlation_key text default null, correlation_scope text[] default null,
   unique_key text default null, unique_scope text[] default null, concurrency_key text default null,
-  max_attempts int default null, idempotency_key text default null, traceparent text default null)
+  max_attempts int default null, idempotency_key text default null, traceparent text default null,
+  rate_limit text default null, weight int default null)
 returns table (id bigint, inserted boolean, status text)
 language sql as $$
   select answer.id, answer.inserted, answer.status from gen_durable.insert_all(jsonb_build_array(jsonb_strip_nulls(jsonb_build_object(
     'fsm', fsm, 'step', step, 'queue', queue, 'priority', priority, 'version', version, 'eligible_at', eligible_at,
     'schedule_in', schedule_in, 'correlation_key', correlation_key, 'correlation_scope', correlation_scope,
     'unique_key', unique_key, 'unique_scope', unique_scope, 'concurrency_key', concurrency_key,
-    'max_attempts', max_attempts, 'idempotency_key', idempotency_key, 'traceparent', traceparent))
+    'max_attempts', max_attempts, 'idempotency_key', idempotency_key, 'traceparent', traceparent,
+    'rate_limit', rate_limit, 'weight', weight))
     || jsonb_build_object('state', state))) as answer
 $$;
 

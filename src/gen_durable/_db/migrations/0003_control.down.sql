@@ -27,6 +27,5 @@ drop function gen_durable.refuse_key(bigint[], text, gen_durable.durable_status)
 drop function gen_durable.delete_rows(bigint[], text, text);
 drop function gen_durable.cancel_rows(bigint[], text, text, boolean);
 drop function gen_durable.join_parents(bigint[]);
-drop function gen_durable.ungate(text[]);
 drop table gen_durable.audit_events;
 drop index gen_durable.gen_durable_type;

@@ -19,28 +19,6 @@ create table gen_durable.audit_events (
 );
 create index audit_events_instance on gen_durable.audit_events (instance_id, id);
 
--- Let the first gated row of each freed key back into the pick index; the queues that have work now. A later statement of
--- every transaction that frees a key. It waits for a row that somebody holds: skipping it could leave a free key with all of
--- its rows gated for ever.
-create function gen_durable.ungate(keys text[]) returns setof text
-language sql as $$
-  with freed as (
-    select distinct key from unnest(keys) as freed (key)
-     where not exists (select from gen_durable.gen_durable holder
-                        where holder.concurrency_key = freed.key and holder.concurrency_slot is not null)
-     order by key
-  ), first as materialized (
-    select row.id from freed cross join lateral (
-      select g.id from gen_durable.gen_durable g
-       where g.status = 'runnable' and g.concurrency_key = freed.key and g.gated
-       order by g.priority, g.eligible_at, g.id limit 1
-         for no key update) row
-  )
-  update gen_durable.gen_durable g set gated = false
-    from first where g.id = first.id
-  returning g.queue
-$$;
-
 -- Count down the barriers of the parents of children that have just ended; the queues of parents that are released.
 create function gen_durable.join_parents(ended_ids bigint[]) returns setof text
 language sql as $$
@@ -102,7 +80,7 @@ begin
      set execution = g.execution + (g.status <> 'executing')::int,
          status = 'cancelled', finished_at = statement_timestamp(), updated_at = statement_timestamp(),
          lease_token = null, lease_expires_at = null, locked_by = null, concurrency_slot = null, leased_at = null,
-         started_at = null, presented = null, gated = false, children_pending = 0
+         started_at = null, presented = null, gated = false, turn = null, children_pending = 0
    where g.id = any (ending);
   insert into gen_durable.audit_events (instance_id, event, actor, reason)
   select ids.id, case when ids.id = any (ending) then 'cancelled' else 'cancel_requested' end, actor, reason
@@ -415,7 +393,7 @@ revoke execute on function
   gen_durable.insert_rows, gen_durable.insert_letters, gen_durable.leave_letters, gen_durable.job_word, gen_durable.max_payload,
   gen_durable.checked_payload, gen_durable.insert_all, gen_durable.insert, gen_durable.deliver,
   gen_durable.signal(bigint, text, jsonb, text, text), gen_durable.signal(text, text, jsonb, text, text),
-  gen_durable.ungate, gen_durable.join_parents, gen_durable.cancel_rows, gen_durable.delete_rows, gen_durable.restore_rows,
+  gen_durable.join_parents, gen_durable.cancel_rows, gen_durable.delete_rows, gen_durable.restore_rows,
   gen_durable.retry_rows, gen_durable.refuse_key, gen_durable.job_status(bigint), gen_durable.job_status(text), gen_durable.resolve,
   gen_durable.cancel(bigint, text, text, boolean), gen_durable.cancel(text, text, text, boolean),
   gen_durable.soft_delete(bigint, text, text), gen_durable.soft_delete(text, text, text),

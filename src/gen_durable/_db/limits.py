@@ -1,0 +1,57 @@
+"""Limits in the database: what there is, and changing it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ..limits import ConcurrencyLimit, Limit, LimitKind, RateLimit
+from .plan import Plan, Row, statements
+
+__all__ = ["ls", "put", "remove", "seed"]
+
+_SQL = statements("limits.sql")
+
+
+def ls() -> Plan[list[Limit]]:
+    """All of them, by name."""
+    return [_limit(row) for row in (yield _SQL["ls"]())]
+
+
+def put(limit: Limit) -> Plan[None]:
+    """Set a limit; what waits because of it looks again."""
+    yield _SQL["put"](only_if_new=False, **_values(limit))
+
+
+def seed(limits: Sequence[Limit]) -> Plan[None]:
+    """Set those that are not there: whoever changed one at run time is not overruled by the next start."""
+    if not limits:
+        return
+    rows = yield _SQL["missing"](
+        kinds=[limit.kind for limit in limits], names=[limit.name for limit in limits]
+    )
+    missing = {(row["kind"], row["name"]) for row in rows}
+    for limit in limits:
+        if (limit.kind, limit.name) in missing:
+            yield _SQL["put"](only_if_new=True, **_values(limit))
+
+
+def remove(name: str, kind: LimitKind | None) -> Plan[bool]:
+    """Remove a limit, or both of that name; whether there was one."""
+    (row,) = yield _SQL["remove"](name=name, kind=kind)
+    return bool(row["is_gone"])
+
+
+def _values(limit: Limit) -> dict[str, Any]:
+    values: dict[str, Any] = dict.fromkeys(("slots", "allowed", "period", "burst"))
+    if isinstance(limit, ConcurrencyLimit):
+        values["slots"] = limit.slots
+    else:
+        values.update(allowed=limit.allowed, period=limit.per, burst=limit.burst)
+    return {"name": limit.name, "kind": limit.kind, **values}
+
+
+def _limit(row: Row) -> Limit:
+    if row["kind"] == "concurrency":
+        return ConcurrencyLimit(row["name"], row["slots"])
+    return RateLimit(row["name"], row["allowed"], row["period"], row["burst"])

@@ -1,0 +1,94 @@
+"""`gen-durable limits ls | set | rm`: how many executions at once, and how many starts in a time."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, TypeVar, get_args
+
+import click
+
+from .._db import limits as stored
+from .._db.plan import Plan
+from ..limits import ConcurrencyLimit, Limit, LimitKind, limit_name, parse_limit
+from .connection import Place, place_options
+from .failure import Failure
+from .json_text import json_option, print_json_rows
+from .options import duration_text
+
+__all__ = ["limit", "limits"]
+
+T = TypeVar("T")
+
+
+def limit(text: str) -> Limit:
+    """`tenant=3`: slots of a key; `crm=100/1m` or `crm=100/1m/200`: starts per period, and at one moment."""
+    try:
+        return parse_limit(text)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
+
+
+@click.group()
+def limits() -> None:
+    """Show and change limits. A change counts at once, for all workers."""
+
+
+@limits.command("ls")
+@json_option
+@place_options()
+def list_limits(place: Place, as_json: bool) -> None:
+    """List the limits that are set. A concurrency key without one has a single slot."""
+    found = asyncio.run(_run(place, stored.ls()))
+    if as_json:
+        print_json_rows(_json(one) for one in found)
+        return
+    for one in found:
+        click.echo(_text(one))
+    if not found:
+        click.echo("no limit is set", err=True)
+
+
+@limits.command("set")
+@click.argument("new", metavar="LIMIT...", nargs=-1, required=True, type=limit)
+@place_options()
+def set_limits(place: Place, new: tuple[Limit, ...]) -> None:
+    """Set limits: tenant=3 (slots of each key), crm=100/1m (starts per minute), crm=100/1m/200 (200 at once)."""
+    for one in new:
+        asyncio.run(_run(place, stored.put(one)))
+        click.echo(_text(one))
+
+
+@limits.command("rm")
+@click.argument("name")
+@click.option(
+    "--kind", type=click.Choice(get_args(LimitKind)), help="Only this one, if the name has both kinds."
+)
+@place_options()
+def remove_limit(place: Place, name: str, kind: LimitKind | None) -> None:
+    """Remove the limit of a name. Keys go back to one slot; rows with a rate limit that is gone wait, and say so."""
+    if not asyncio.run(_run(place, stored.remove(limit_name(name), kind))):
+        raise Failure(f"there is no limit '{name}'")
+    click.echo(f"{name} is gone")
+
+
+async def _run(place: Place, plan: Plan[T]) -> T:
+    async with place.open() as database:
+        return await database.run_in_transaction(plan)
+
+
+def _text(one: Limit) -> str:
+    if isinstance(one, ConcurrencyLimit):
+        return f"{one.name}  concurrency  {one.slots} at once"
+    return f"{one.name}  rate  {one.allowed} per {duration_text(one.per)}, {one.burst} at one moment"
+
+
+def _json(one: Limit) -> dict[str, Any]:
+    if isinstance(one, ConcurrencyLimit):
+        return {"name": one.name, "kind": one.kind, "slots": one.slots}
+    return {
+        "name": one.name,
+        "kind": one.kind,
+        "allowed": one.allowed,
+        "per_seconds": one.per.total_seconds(),
+        "burst": one.burst,
+    }

@@ -1,0 +1,251 @@
+"""Limits: keys of two slots, limits that change under way, and buckets that several want."""
+
+from __future__ import annotations
+
+from gen_durable._core.model import CommitEntry
+from gen_durable._db import limits, pick
+from gen_durable.limits import ConcurrencyLimit
+from tests.interleavings.invariants import require
+from tests.interleavings.scenario import End, Scenario
+from tests.interleavings.session import Work, autocommit, flush, transaction
+from tests.interleavings.works import cancel, flush_picked, gate, lease_some, put, reap
+from tests.interleavings.world import (
+    LEASE,
+    MACHINES,
+    PAST,
+    QUEUE,
+    WORKER,
+    empty,
+    full,
+    instance,
+    leased,
+    new,
+    outcome,
+    rate,
+    slots,
+)
+
+
+def change(name: str, count: int) -> Work:
+    return autocommit(lambda _: limits.put(ConcurrencyLimit(name, count)))
+
+
+def put_off(key: str) -> Work:
+    throttled = [pick.Throttled(key, QUEUE, 1, 0, "F", "s")]
+    return transaction(lambda _: pick.put_off(throttled, MACHINES))
+
+
+def lease_from(queue: str, token: int) -> Work:
+    return autocommit(lambda _: pick.pick(queue, MACHINES, 10, token, WORKER, pick.Leases(LEASE)))
+
+
+def two_picks() -> Scenario:
+    """Two slots, two pickers, and a row that comes to stand before all others."""
+
+    def check(end: End) -> None:
+        picked = [e.id for name in "AB" for e in end.result(name).executions]
+        require(len(picked) == 2, "a free slot was left, or one too many was taken")
+
+    return Scenario(
+        name="pick × pick × urgent insert, a key of two slots",
+        setup=[slots("k", 2), *(instance(id, concurrency_key="k") for id in (1, 2, 3))],
+        sessions={
+            "A": [lease_some(8, 1)],
+            "B": [lease_some(9)],
+            "I": [put(new(concurrency_key="k", priority=-1))],
+        },
+        check=check,
+        may_meet=frozenset({"23505"}),
+    )
+
+
+def gate_and_two_releases() -> Scenario:
+    return Scenario(
+        name="gate × commit(done) × commit(done), a key of two slots",
+        setup=_pair(gated=False),
+        sessions={"G": [gate("k")], "F": [flush(_done(1))], "H": [flush(_done(2))]},
+        check=_nothing_more,
+    )
+
+
+def two_releases() -> Scenario:
+    """Both see the other's slot as taken: each lets in one, and not the same."""
+    return Scenario(
+        name="commit(done) × commit(done) × pick, a key of two slots",
+        setup=_pair(gated=True),
+        sessions={"F": [flush(_done(1))], "H": [flush(_done(2))], "K": [lease_some(8)]},
+        check=_nothing_more,
+        may_meet=frozenset({"23505"}),
+    )
+
+
+def gate_release_and_pick() -> Scenario:
+    return Scenario(
+        name="gate × commit(done) × pick and commit(done), a key of two slots",
+        setup=_pair(gated=False),
+        sessions={
+            "G": [gate("k")],
+            "F": [flush(_done(2))],
+            "K": [lease_some(8, 1), flush_picked("done", held_key="k")],
+        },
+        check=_nothing_more,
+    )
+
+
+def release_and_cancel_of_the_waiting() -> Scenario:
+    """The row that waits for the freed slot is cancelled: the one behind it must not be forgotten by both."""
+    return Scenario(
+        name="commit(done) × cancel(the next in line), which is not gated",
+        setup=[
+            leased(1, concurrency_key="k", concurrency_slot=0),
+            instance(2, concurrency_key="k", eligible_at=PAST),
+            *(instance(id, concurrency_key="k", gated=True, eligible_at=PAST) for id in (3, 4)),
+        ],
+        sessions={"F": [flush(_done(1))], "C": [cancel(2)]},
+        check=_nothing_more,
+    )
+
+
+def reap_and_release() -> Scenario:
+    return Scenario(
+        name="reap × commit(done) × pick, a key of two slots",
+        setup=_pair(gated=True),
+        sessions={"R": [reap()], "F": [flush(_done(1))], "K": [lease_some(8)]},
+        check=_nothing_more,
+        may_meet=frozenset({"23505"}),
+    )
+
+
+def gate_and_raise(*, is_new: bool) -> Scenario:
+    """More slots while the line of the key is being gated for want of them."""
+    return Scenario(
+        name=f"gate × a limit is {'set' if is_new else 'raised'}",
+        setup=[
+            *([] if is_new else [slots("k", 1)]),
+            leased(1, concurrency_key="k", concurrency_slot=0),
+            *(instance(id, concurrency_key="k", eligible_at=PAST) for id in (2, 3)),
+        ],
+        sessions={"G": [gate("k")], "L": [change("k", 2)]},
+        check=_nothing_more,
+    )
+
+
+def raise_and_release() -> Scenario:
+    return Scenario(
+        name="a limit is raised × commit(done) × pick",
+        setup=[
+            slots("k", 1),
+            leased(1, concurrency_key="k", concurrency_slot=0),
+            *(instance(id, concurrency_key="k", gated=True, eligible_at=PAST) for id in (2, 3, 4)),
+        ],
+        sessions={"L": [change("k", 2)], "F": [flush(_done(1))], "K": [lease_some(8)]},
+        check=_nothing_more,
+        may_meet=frozenset({"23505"}),
+    )
+
+
+def lower_and_pick() -> Scenario:
+    """Who was let in before stays; nobody is let in after."""
+
+    def check(end: End) -> None:
+        if end.is_before("L", "K"):
+            require(not end.result("K").executions, "more executions than a limit that was lowered allows")
+
+    return Scenario(
+        name="a limit is lowered × pick × gate",
+        setup=[
+            slots("k", 2),
+            leased(1, concurrency_key="k", concurrency_slot=1),
+            *(instance(id, concurrency_key="k", eligible_at=PAST) for id in (2, 3)),
+        ],
+        sessions={"L": [change("k", 1)], "K": [lease_some(8)], "G": [gate("k")]},
+        check=check,
+    )
+
+
+def two_buckets() -> Scenario:
+    """Two queues want the tokens of two buckets, in opposite order."""
+
+    def check(end: End) -> None:
+        started = [e.rate_limit for name in "AB" for e in end.result(name).executions]
+        require(len(started) == len(set(started)), "a token was spent twice")
+        require(len(started) == 2, "a token was left")
+
+    return Scenario(
+        name="pick × pick, two buckets",
+        setup=[
+            rate("r"),
+            full("r:a"),
+            full("r:b"),
+            *(instance(id, rate_limit=f"r:{part}") for id, part in ((1, "a"), (2, "b"))),
+            *(instance(id, rate_limit=f"r:{part}", queue="other") for id, part in ((3, "b"), (4, "a"))),
+        ],
+        sessions={"A": [lease_from(QUEUE, 8)], "B": [lease_from("other", 9)]},
+        check=check,
+    )
+
+
+def put_off_and_release() -> Scenario:
+    """The next in line of a key is put off by its bucket while the key is freed: the one behind it is next."""
+    return Scenario(
+        name="put off × commit(done) × pick",
+        setup=[
+            rate("r"),
+            empty("r"),
+            leased(1, concurrency_key="k", concurrency_slot=0),
+            instance(2, concurrency_key="k", rate_limit="r", eligible_at=PAST),
+            instance(3, concurrency_key="k", gated=True, eligible_at=PAST),
+        ],
+        sessions={"P": [put_off("r")], "F": [flush(_done(1))], "K": [lease_some(8)]},
+        check=_nothing_more,
+    )
+
+
+def put_off_twice() -> Scenario:
+    """Two pickers put off the rows of one bucket: everybody gets a place, and nobody the same."""
+
+    def check(end: End) -> None:
+        places = [row["turn"] for row in end.after.instances.values()]
+        require(None not in places and len(set(places)) == 3, "two rows in one place of the plan")
+
+    return Scenario(
+        name="put off × put off",
+        setup=[rate("r"), empty("r"), *(instance(id, rate_limit="r", eligible_at=PAST) for id in (1, 2, 3))],
+        sessions={"P": [put_off("r")], "Q": [put_off("r")]},
+        check=check,
+    )
+
+
+def _pair(*, gated: bool) -> list[str]:
+    """Two executions that hold k, and three due rows behind them."""
+    return [
+        slots("k", 2),
+        leased(1, concurrency_key="k", concurrency_slot=0),
+        leased(2, concurrency_key="k", concurrency_slot=1),
+        *(instance(id, concurrency_key="k", gated=gated, eligible_at=PAST) for id in (3, 4, 5)),
+    ]
+
+
+def _done(id: int) -> CommitEntry:
+    return outcome(id, "done", held_key="k")
+
+
+def _nothing_more(end: End) -> None:
+    """The line of a key is looked at after every order of every scenario."""
+
+
+SCENARIOS = [
+    two_picks(),
+    gate_and_two_releases(),
+    two_releases(),
+    gate_release_and_pick(),
+    release_and_cancel_of_the_waiting(),
+    reap_and_release(),
+    gate_and_raise(is_new=False),
+    gate_and_raise(is_new=True),
+    raise_and_release(),
+    lower_and_pick(),
+    two_buckets(),
+    put_off_and_release(),
+    put_off_twice(),
+]

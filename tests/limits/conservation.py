@@ -1,0 +1,44 @@
+"""Slots and tokens, counted from what the database has recorded of executions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+from typing import Any
+
+_STARTS = """
+select x.leased_at, coalesce(g.weight, 1) as weight from gen_durable.gen_durable_executions x
+  join gen_durable.gen_durable g on g.id = x.job_id
+ where g.rate_limit = $1 and x.leased_at is not null order by x.leased_at"""
+# A lease that ran out may end before its record does: an execution is over when it was taken back, not later.
+_SPANS = """
+select x.leased_at, coalesce(x.finished_at, 'infinity') as finished_at from gen_durable.gen_durable_executions x
+  join gen_durable.gen_durable g on g.id = x.job_id
+ where g.concurrency_key = $1 and x.leased_at is not null"""
+
+
+async def check_tokens(db: Any, key: str, *, allowed: int, per: timedelta, burst: int) -> int:
+    """In no window did more start than burst + rate · its length; how many started in all."""
+    rows: list[Mapping[str, Any]] = await db.fetch(_STARTS, key)
+    rate = allowed / per.total_seconds()
+    for place, first in enumerate(rows):
+        spent = 0
+        for last in rows[place:]:
+            spent += last["weight"]
+            window = (last["leased_at"] - first["leased_at"]).total_seconds()
+            # A microsecond of rounding.
+            assert spent <= burst + rate * (window + 1e-6), (spent, window, burst, rate)
+    return len(rows)
+
+
+async def most_at_once(db: Any, key: str) -> int:
+    """How many executions of a key there were at one moment."""
+    moments: list[tuple[datetime, int]] = []
+    for row in await db.fetch(_SPANS, key):
+        moments += [(row["leased_at"], 1), (row["finished_at"], -1)]
+    count = most = 0
+    # One that ends at the very moment at which another begins has ended.
+    for _, change in sorted(moments):
+        count += change
+        most = max(most, count)
+    return most

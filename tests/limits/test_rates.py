@@ -1,0 +1,181 @@
+"""Rate limits: tokens, counted from the database."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import signal
+from collections.abc import AsyncIterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from gen_durable import AsyncClient, LimitError, RateLimit, Spec, Status, Worker
+from gen_durable.telemetry import Event, RateLimitThrottled, RateLimitUnknown
+from gen_durable.testing import Harness
+from tests.limits.conservation import check_tokens
+from tests.limits.machines import Caller, Careless, Flaky, Job
+from tests.limits.test_slots import finished, worker_process
+
+SECOND = timedelta(seconds=1)
+
+
+@pytest.fixture
+async def client(durable_dsn: str) -> AsyncIterator[AsyncClient]:
+    async with AsyncClient(durable_dsn) as opened:
+        yield opened
+
+
+@pytest.mark.clause("FLOW-6", "FLOW-12")
+async def test_starts_keep_to_the_limit_of_each_bucket(durable_dsn: str, db: Any) -> None:
+    events: list[Event] = []
+    async with Worker([Job], dsn=durable_dsn, limits=[RateLimit("crm", 40, SECOND, burst=5)]) as worker:
+        worker.telemetry.subscribe(events.append, RateLimitThrottled)
+        for part in (1, 2):
+            await worker.insert_all([Spec(Job, 0.0, rate_limit=("crm", part)) for _ in range(40)])
+        await worker.insert_all([Spec(Job, 0.0) for _ in range(5)])
+        await finished(worker, 85)
+    for part in (1, 2):
+        assert await check_tokens(db, f"crm:{part}", allowed=40, per=SECOND, burst=5) == 40
+    throttled = [event for event in events if isinstance(event, RateLimitThrottled)]
+    assert throttled
+    assert {event.queue for event in throttled} == {"default"}
+    assert all(event.granted < event.wanted for event in throttled)
+
+
+@pytest.mark.clause("FLOW-7")
+async def test_a_heavy_start_takes_as_many_tokens_as_it_weighs(durable_dsn: str, db: Any) -> None:
+    async with Worker([Job], dsn=durable_dsn, limits=[RateLimit("crm", 60, SECOND, burst=6)]) as worker:
+        await worker.insert_all(
+            [Spec(Job, 0.0, rate_limit="crm", weight=1 + number % 6) for number in range(24)]
+        )
+        await finished(worker, 24)
+    assert await check_tokens(db, "crm", allowed=60, per=SECOND, burst=6) == 24
+
+
+@pytest.mark.clause("FLOW-8")
+async def test_every_start_costs_also_one_that_is_tried_again(durable_dsn: str, db: Any) -> None:
+    async with Worker([Flaky], dsn=durable_dsn, limits=[RateLimit("crm", 20, SECOND, burst=2)]) as worker:
+        await worker.insert_all([Spec(Flaky, 3, rate_limit="crm") for _ in range(3)])
+        await finished(worker, 3)
+    assert await check_tokens(db, "crm", allowed=20, per=SECOND, burst=2) == 12
+
+
+@pytest.mark.clause("FLOW-8", "FLOW-9")
+async def test_a_limit_belongs_to_the_step_that_it_is_given_for(durable_dsn: str, db: Any) -> None:
+    async with Worker([Caller], dsn=durable_dsn, limits=[RateLimit("crm", 25, SECOND, burst=1)]) as worker:
+        caller = await worker.insert(Caller, 4)
+        assert (await worker.wait(caller)).result == "all"
+    calls = await db.fetch(
+        "select leased_at from gen_durable.executions where step = 'call' order by leased_at"
+    )
+    gaps = [
+        (late["leased_at"] - early["leased_at"]).total_seconds() for early, late in itertools.pairwise(calls)
+    ]
+    assert len(calls) == 4
+    assert min(gaps) >= 0.04 - 1e-6
+    assert await db.fetchrow("select rate_limit, weight from gen_durable.gen_durable") == (None, None)
+
+
+@pytest.mark.clause("FLOW-6")
+async def test_the_limit_holds_over_processes_that_are_killed_and_after_a_pause_of_all(
+    direct_dsn: str, client: AsyncClient, db: Any
+) -> None:
+    await client.set_limit(RateLimit("crm", 50, SECOND, burst=4))
+    await client.insert_all([Spec(Job, 0.0, rate_limit="crm") for _ in range(140)])
+    async with worker_process(direct_dsn, 0.6) as first, worker_process(direct_dsn, 0.6) as second:
+        while await client.count(status=Status.DONE) < 20:
+            await asyncio.sleep(0.02)
+        for process in (first, second):
+            process.send_signal(signal.SIGSTOP)
+        await asyncio.sleep(0.8)  # forty starts are due when they wake
+        for process in (first, second):
+            process.send_signal(signal.SIGCONT)
+        while await client.count(status=Status.DONE) < 60:
+            await asyncio.sleep(0.02)
+        first.kill()
+        await first.wait()
+        await finished(client, 140)
+    assert await check_tokens(db, "crm", allowed=50, per=SECOND, burst=4) >= 140
+
+
+@pytest.mark.clause("FLOW-10")
+async def test_what_could_never_start_is_refused(client: AsyncClient, db: Any) -> None:
+    with pytest.raises(LimitError, match="there is no rate limit 'crm'"):
+        await client.insert(Job, 0.0, rate_limit="crm")
+    await client.set_limit(RateLimit("crm", 2, SECOND))
+    with pytest.raises(LimitError, match="weight of 3 is more than the burst of rate limit 'crm', 2"):
+        await client.insert(Job, 0.0, rate_limit=("crm", 7), weight=3)
+    with pytest.raises(Exception, match="there is no rate limit 'nope'"):
+        await db.execute("select gen_durable.insert('Job', '1', step => 'run', rate_limit => 'nope')")
+    assert await client.count() == 0
+    await db.execute("select gen_durable.insert('Job', '1', step => 'run', rate_limit => 'crm', weight => 2)")
+    assert await client.count() == 1
+
+
+@pytest.mark.clause("FLOW-10")
+@pytest.mark.parametrize(("limit", "reason"), [("nope", "no rate limit 'nope'"), ("crm", "weight of 3")])
+async def test_an_outcome_that_could_never_go_on_ends_its_instance(
+    durable_dsn: str, limit: str, reason: str
+) -> None:
+    async with Worker([Careless], dsn=durable_dsn, limits=[RateLimit("crm", 2)]) as worker:
+        ended = await worker.wait(await worker.insert(Careless, limit))
+    assert ended.status is Status.FAILED
+    assert reason in (ended.last_error or "")
+
+
+@pytest.mark.clause("FLOW-11")
+async def test_a_limit_that_goes_away_is_reported_and_its_return_helps(
+    durable_dsn: str, client: AsyncClient
+) -> None:
+    await client.set_limit(RateLimit("crm", 1))
+    waiting = await client.insert(Job, 0.0, rate_limit=("crm", 7))
+    assert await client.remove_limit("crm")
+    told: asyncio.Queue[RateLimitUnknown] = asyncio.Queue()
+    worker = Worker([Job], dsn=durable_dsn)
+    worker.telemetry.subscribe(told.put_nowait, RateLimitUnknown)
+    async with worker:
+        async with asyncio.timeout(20):
+            event = await told.get()
+        assert (event.key, event.limit, event.fsm, event.step, event.count) == (
+            "crm:7",
+            "crm",
+            "Job",
+            "run",
+            1,
+        )
+        other = await worker.insert(Job, 0.0)  # it is not in anybody's way
+        await worker.wait(other)
+        await client.set_limit(RateLimit("crm", 1))
+        await worker.wait(waiting, timeout=timedelta(seconds=20))
+
+
+@pytest.mark.clause("FLOW-13")
+async def test_another_rate_counts_at_once(durable_dsn: str, client: AsyncClient) -> None:
+    await client.set_limit(RateLimit("crm", 1, timedelta(hours=1)))
+    async with Worker([Job], dsn=durable_dsn):
+        await client.insert_all([Spec(Job, 0.0, rate_limit="crm") for _ in range(10)])
+        await finished(client, 1)
+        await client.set_limit(RateLimit("crm", 1000, SECOND))
+        await finished(client, 10)
+
+
+@pytest.mark.clause("FLOW-14")
+def test_a_drain_keeps_to_limits_and_time_that_passes_fills_buckets(durable: Harness) -> None:
+    durable.set_limit(RateLimit("crm", 2, timedelta(hours=1)))
+    for _ in range(5):
+        durable.insert(Job, 0.0, rate_limit="crm")
+    assert durable.drain(collapse=False).done == 2
+    durable.advance(minutes=30)
+    assert durable.drain(collapse=False).done == 1
+    durable.advance(hours=1)
+    assert durable.drain(collapse=False).done == 2
+
+
+@pytest.mark.clause("FLOW-14")
+def test_a_drain_skips_the_time_until_the_tokens_are_there(durable: Harness) -> None:
+    durable.set_limit(RateLimit("crm", 1, timedelta(hours=1)))
+    for _ in range(4):
+        durable.insert(Job, 0.0, rate_limit="crm")
+    assert durable.drain().done == 4
