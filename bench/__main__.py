@@ -132,7 +132,7 @@ class Bench:
     async def jobs_emitting(self) -> Rate:
         """Every job emits an event, which nobody publishes yet."""
         await self._insert(Loud, self.jobs)
-        return await self._work(self.jobs)
+        return await self._work(self.jobs, Loud)
 
     async def published(self) -> Rate:
         """Events to a function that does nothing, by one dispatcher; they are committed before the clock starts."""

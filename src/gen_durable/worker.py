@@ -357,7 +357,7 @@ class Worker(AsyncClient):
     def _effects_at_once(self) -> int:
         # As many as steps may run, so that slow ones delay nobody else's; but not all that a server has for everybody.
         limits = (*self.served_queues.values(), *self.prefixes.values())
-        return min(sum(queue.concurrency for queue in limits), _MAX_EFFECTS)
+        return max(1, min(sum(queue.concurrency for queue in limits), _MAX_EFFECTS))
 
     def _sources(self) -> list[tuple[Source, Queue]]:
         return [

@@ -78,7 +78,7 @@ class _MainThread(Threads):
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._busy += 1
         self._calls.put((future, lambda: function(*args)))
-        return await future
+        return await self._outcome(future)
 
     def serve(self) -> NoReturn:
         while True:

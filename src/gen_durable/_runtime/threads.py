@@ -67,7 +67,10 @@ class Threads:
         self._busy += 1
         self._start_thread()
         self._work.put(call)
-        result, error = await call.future
+        return await self._outcome(call.future)
+
+    async def _outcome(self, future: asyncio.Future[Any]) -> Any:
+        result, error = await future
         try:
             # Raised here, not by the future: that would pass a GeneratorExit on as if we were thrown away.
             if error is not None:
