@@ -193,11 +193,11 @@ class Bench:
             while await client.count(status=Status.DONE) < count:
                 await asyncio.sleep(0.02)
 
-    async def _work(self, steps: int, machine: type[One] | type[Chain] = One) -> Rate:
+    async def _work(self, steps: int, machine: type[Machine[int, int]] = One) -> Rate:
         async with AsyncClient(self.dsn, settings=self.settings) as client:
             return await _rate(steps, self._work_off(client, machine))
 
-    async def _work_off(self, client: AsyncClient, machine: type[One] | type[Chain]) -> None:
+    async def _work_off(self, client: AsyncClient, machine: type[Machine[int, int]]) -> None:
         async with self._worker():
             while await client.count(machine, status=(Status.RUNNABLE, Status.EXECUTING)):
                 await asyncio.sleep(0.02)

@@ -431,7 +431,7 @@ KEYS = [
     Mutant(
         name="no unique index on the slot",
         scenario=keys.pick_pick_and_urgent_insert(),
-        reason="two executions of one key",
+        reason="two executions in one slot",
         changes=[Change(SCHEMA, "create unique index gen_durable_slot", "create index gen_durable_slot")],
     ),
     Mutant(
@@ -444,7 +444,7 @@ KEYS = [
         name="gate does not lock the holders",
         scenario=keys.gate_and_release("done"),
         reason="free key, its line is gated",
-        changes=[Change("lock_holders", "for no key update skip locked", "")],
+        changes=[Change("lock_holders", "for no key update", "")],
     ),
     Mutant(
         name="gate takes rows whose time has not come",

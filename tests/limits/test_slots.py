@@ -93,16 +93,17 @@ async def test_slots_of_killed_workers_come_back_and_no_slot_is_given_twice(
 ) -> None:
     await client.set_limit(ConcurrencyLimit("tenant", 4))
     await client.insert_all([Spec(Job, 0.03, concurrency_key="tenant") for _ in range(60)])
-    async with worker_process(direct_dsn, 0.6) as first, worker_process(direct_dsn, 0.6):
+    async with worker_process(direct_dsn, 0.6) as first:
         async with asyncio.timeout(30):
             while not await db.fetchval(
                 "select count(*) from gen_durable.gen_durable where concurrency_slot is not null and locked_by like $1",
                 f"%:{first.pid}:%",
             ):
                 await asyncio.sleep(0.005)
-        first.send_signal(signal.SIGKILL)
-        await first.wait()
-        await finished(client, 60)
+        async with worker_process(direct_dsn, 0.6):
+            first.send_signal(signal.SIGKILL)
+            await first.wait()
+            await finished(client, 60)
     assert await most_at_once(db, "tenant") <= 4
     assert await busy(db) == 0
     assert not await db.fetchval("select count(*) from gen_durable.gen_durable where gated")

@@ -221,14 +221,16 @@ def inboxes(ids: Sequence[int]) -> Plan[Mapping[int, tuple[SignalRow, ...]]]:
     return {id: tuple(signals) for id, signals in found.items()}
 
 
-def gate(keys: Sequence[str]) -> Plan[Counter[str]]:
+def gate(keys: Sequence[str], *, is_patient: bool = True) -> Plan[Counter[str]]:
     """Take due rows of busy keys out of the pick, a chunk of each; how many of each key. Needs a transaction.
 
-    The holders are locked while their rows are gated, so a holder that ends does so after, and then it lets the next
-    row in. For free slots, and those whose holders somebody has locked, the first rows of the line are locked instead,
-    and stay. Nothing here waits: a pick comes before.
+    The holders are locked while their rows are gated, so a holder that ends now does so before, and its slot counts as
+    free, or after, and then it lets the next row in. For free slots the first rows of the line are locked instead, and
+    stay. Patient, it waits for holders that somebody has locked: run it where that is only briefly. Else those count as
+    free slots.
     """
-    rows = yield _SQL["lock_holders"](keys=sorted(set(keys)))
+    lock = _SQL["lock_holders" if is_patient else "lock_free_holders"]
+    rows = yield lock(keys=sorted(set(keys)))
     busy = [row["key"] for row in rows if not row["free"]]
     free = [(row["key"], row["free"]) for row in rows if row["free"]]
     gated: Counter[str] = Counter()

@@ -311,8 +311,17 @@ select child.parent_id, child.id, child.fsm, child.fsm_version, child.status::te
 
 -- name: lock_holders
 -- First half of gating, in one transaction with the second: lock who holds these keys, and count how many slots are free. A key
--- is busy only if its holders are still there under the lock; the slot of one that somebody has locked, who may be ending at this
--- moment, counts as free. The limits are locked too: whoever changes one does so before, or after, and then lets the next rows in.
+-- is busy only if its holders are still there under the lock; one that ends at this moment is waited for, and then its slot is
+-- free. The limits are locked too: whoever changes one does so before, or after, and then lets the next rows in.
+{holders}     for no key update
+{free_slots}
+-- name: lock_free_holders
+-- The same for a key of which somebody keeps a holder locked: that one's slot counts as free. It may leave a slot idle until the
+-- next of the key ends (two holders that end side by side do not see each other), so it is not the rule.
+{holders}     for no key update skip locked
+{free_slots}
+-- part: holders
+-- Who holds these keys, in the order of all locks.
 with slots as materialized (
   select l.name, l.slots from gen_durable.limits l
    where l.kind = 'concurrency' and l.name in (select split_part(keys.key, ':', 1) from unnest(:keys::text[]) as keys (key))
@@ -323,7 +332,9 @@ with slots as materialized (
     from gen_durable.gen_durable g
    where g.concurrency_key = any (:keys::text[]) and g.concurrency_slot is not null
    order by g.id desc
-     for no key update skip locked
+
+-- part: free_slots
+-- How many slots each key has left.
 )
 select keys.key, greatest(coalesce((select slots.slots from slots where slots.name = split_part(keys.key, ':', 1)), 1)
                           - (select count(*) from holder where holder.key = keys.key), 0)::int as free

@@ -107,6 +107,7 @@ class Engine:
                 settings=settings,
                 registry=registry,
                 database=database,
+                gates=commits,
                 executor=executor,
                 flusher=self._flusher,
                 heartbeat=self._heartbeat,

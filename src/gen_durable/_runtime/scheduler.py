@@ -51,6 +51,7 @@ _log: Final = logging.getLogger("gen_durable.worker")
 # After so long without work a queue is looked at only once per poll_interval.
 _CALM_AFTER: Final = 30.0
 _UNIQUE_VIOLATION: Final = "23505"
+_LOCK_NOT_AVAILABLE: Final = "55P03"
 # For each step that may run, how many executions may be leased: one that runs, one that is being committed.
 _LAG: Final = 2
 # How far a pick by prefix looks for rows that nobody else holds. Where there are fewer, looking farther costs nothing.
@@ -164,6 +165,7 @@ class Scheduler(Service):
         settings: Settings,
         registry: Registry,
         database: Database,
+        gates: Database,
         executor: Executor,
         flusher: Flusher,
         heartbeat: Heartbeat,
@@ -191,6 +193,8 @@ class Scheduler(Service):
         self._chain_seconds = settings.chain_time.total_seconds()
         self._leases = picks.Leases(settings.lease, registry.leases)
         self._database = database
+        # Where a lock is waited for only briefly.
+        self._gates = gates
         self._executor = executor
         self._flusher = flusher
         self._heartbeat = heartbeat
@@ -386,7 +390,7 @@ class Scheduler(Service):
         gated: Counter[str] = Counter()
         keys = {row.concurrency_key for row in denied}
         while keys:
-            counts = await self._database.run_in_transaction(picks.gate(sorted(keys)))
+            counts = await self._gated(sorted(keys))
             gated += counts
             keys = picks.unfinished(counts)
         self._in_the_way = sum(not gated[row.concurrency_key] for row in denied)
@@ -399,6 +403,20 @@ class Scheduler(Service):
                     concurrency_key=row.concurrency_key,
                 )
             )
+
+    async def _gated(self, keys: list[str]) -> Counter[str]:
+        """How many rows of each key went out of the way. A holder that somebody keeps locked holds nobody up."""
+        try:
+            return await self._gates.run_in_transaction(picks.gate(keys))
+        except StatementError as error:
+            if error.sqlstate != _LOCK_NOT_AVAILABLE:
+                raise
+        if len(keys) == 1:
+            return await self._gates.run_in_transaction(picks.gate(keys, is_patient=False))
+        counts: Counter[str] = Counter()
+        for key in keys:
+            counts += await self._gated([key])
+        return counts
 
     def _start(self, execution: Execution) -> None:
         lease = (execution.id, execution.lease_token)
