@@ -147,7 +147,8 @@ class AsyncClient:
             args: the same.
             conn: a connection of the caller's, to take part in its transaction.
             options: step, queue, priority, eligible_at, schedule_at, schedule_in, correlation_key, correlation_scope,
-                unique_key, unique_scope, concurrency_key, idempotency_key, max_attempts; see `InsertOptions`.
+                unique_key, unique_scope, concurrency_key, idempotency_key, max_attempts, rate_limit,
+                weight, traceparent; see `InsertOptions`.
 
         Returns:
             `Inserted`, or `Duplicate` when an instance has the correlation or unique key already. Both point at it.

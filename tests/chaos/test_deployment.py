@@ -37,7 +37,10 @@ async def test_an_outage_is_one_line_of_log_and_so_is_its_end(cluster: Cluster, 
         await asyncio.sleep(1.5)  # the driver alone would have retried, and told of it, more than once
         await asyncio.to_thread(cluster.start)
         await arena.finishes()
-        log = process.log.read_text(encoding="utf-8")
+        # It is back when it is back for everybody, the slowest of the services included.
+        async with asyncio.timeout(30):
+            while "is back after" not in (log := process.log.read_text(encoding="utf-8")):
+                await asyncio.sleep(0.1)
     told = [line for line in log.splitlines() if "the database is" in line or "WARNING" in line]
     assert ["is away" in line for line in told] == [True, False], log
     assert "is back after" in told[1]

@@ -131,7 +131,7 @@ class Delivery(Machine[Parcel, Label]):
         if ctx.attempt == 2:
             return Next(self.send, concurrency_key=7)  # E: a key is a text, or a text and a partition
         if ctx.attempt == 3:
-            return Next(self.send, rate_limit="crm")  # E: there is no such option
+            return Next(self.send, rate_limits="crm")  # E: there is no such option
         if ctx.attempt == 4:
             return ScheduleChildren([Parcel(1)], then=self.send)  # E: a state is no spec
         if ctx.attempt == 5:

@@ -56,7 +56,7 @@ def context(
         state: what `ctx.state` is; of a job, the payload.
         machine: the name in `ctx.machine`.
         step: the name in `ctx.step`.
-        options: attempt, awaited, inbox, timed_out, children, id, step_seq, parent_id, correlation_key.
+        options: attempt, awaited, inbox, timed_out, children, id, step_seq, parent_id, correlation_key, resources.
     """
     awaited = tuple(options.get("awaited", ()))
     messages = _messages((*awaited, *options.get("inbox", ())))
