@@ -85,6 +85,12 @@ class Dispatcher(Service):
             _log.warning("sink '%s' fails (%s); trying again until it works", self._label, round.error)
         return timedelta(seconds=min(60.0, 2.0 ** min(self._failures, 6)) * random.uniform(0.5, 1))
 
+    async def close(self) -> None:
+        """Give back what the sink holds, if it holds anything."""
+        close = getattr(self._sink, "close", None)
+        if close is not None:
+            await close()
+
     def _tell(self, marks: Sequence[Mark]) -> None:
         published = sum(1 for mark in marks if mark.verdict == "published")
         failed = [mark for mark in marks if mark.verdict == "again"]

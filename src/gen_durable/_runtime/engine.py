@@ -217,6 +217,9 @@ class Engine:
         loop = asyncio.get_running_loop()
         farewell = [loop.create_task(self._flusher.finish()), loop.create_task(self._presence.leave())]
         await _within(_LAST_ANSWER, farewell)
+        for service in self._services:
+            if isinstance(service, Dispatcher):
+                await service.close()
         self._heartbeat.stop()
         self._threads.close()
         if self._processes is not None:

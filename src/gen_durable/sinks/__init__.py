@@ -1,0 +1,18 @@
+"""Sinks that publish events over the wire. Each needs its extra: `http`, `nats`, `redis`."""
+
+from .addresses import ForbiddenAddressError
+from .http import HttpSink, Mode
+from .nats import NatsSink
+from .redis import RedisSink
+from .signing import SignatureError, sign, verify
+
+__all__ = [
+    "ForbiddenAddressError",
+    "HttpSink",
+    "Mode",
+    "NatsSink",
+    "RedisSink",
+    "SignatureError",
+    "sign",
+    "verify",
+]

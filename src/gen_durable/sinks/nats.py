@@ -1,0 +1,81 @@
+"""Events to a NATS JetStream."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from .._checks import checked_name
+from ..events import CloudEvent
+from .extra import needs
+
+if TYPE_CHECKING:
+    from nats.js import JetStreamContext
+
+__all__ = ["NatsSink"]
+
+_BATCH: Final = 100
+
+
+class NatsSink:
+    """Publishes events to a JetStream, each to the subject `prefix.type`, and waits until the stream has them.
+
+    The id of the event is the message id, so within its window the stream itself drops what comes twice.
+    """
+
+    batch = _BATCH
+
+    def __init__(
+        self,
+        servers: str | Sequence[str],
+        *,
+        prefix: str = "events",
+        timeout: timedelta = timedelta(seconds=10),
+        options: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Say where.
+
+        Args:
+            servers: "nats://host:4222", or several.
+            prefix: of the subject. A stream that listens to `prefix.>` must exist.
+            timeout: until the stream has confirmed a batch.
+            options: for `nats.connect`: credentials, TLS.
+        """
+        self._nats: Any = needs("nats", "nats")
+        self._servers = [servers] if isinstance(servers, str) else list(servers)
+        self._prefix = checked_name(prefix, "the prefix of a subject")
+        self._timeout = timeout.total_seconds()
+        self._options = dict(options or {})
+        self._connection: Any = None
+
+    def __repr__(self) -> str:
+        return f"NatsSink(prefix={self._prefix!r})"
+
+    async def publish(self, events: Sequence[CloudEvent]) -> None:
+        async with asyncio.timeout(self._timeout):
+            stream = await self._stream()
+            for event in events:
+                await stream.publish(
+                    f"{self._prefix}.{event.type}",
+                    msgspec.json.encode(event.structured()),
+                    headers={"Nats-Msg-Id": event.id, "content-type": "application/cloudevents+json"},
+                )
+
+    async def close(self) -> None:
+        """Give the connection back."""
+        if self._connection is not None:
+            await self._connection.close()
+            self._connection = None
+
+    async def _stream(self) -> JetStreamContext:
+        if self._connection is None or self._connection.is_closed:
+            # One try: the dispatcher tries again, and knows for how long to wait.
+            self._connection = await self._nats.connect(
+                self._servers, allow_reconnect=False, connect_timeout=self._timeout, **self._options
+            )
+        stream: JetStreamContext = self._connection.jetstream()
+        return stream
