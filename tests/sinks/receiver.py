@@ -1,0 +1,58 @@
+"""An HTTP server that keeps what it is sent, and answers as it is told."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import NamedTuple
+
+
+class Request(NamedTuple):
+    method: str
+    path: str
+    headers: dict[str, str]
+    body: bytes
+
+
+class Receiver:
+    def __init__(self) -> None:
+        self.got: list[Request] = []
+        self.status = 204
+        self.location = ""
+        self.delay = 0.0
+        self.port = 0
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}/events"
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while line := await reader.readline():
+                method, path, _ = line.decode().split(" ", 2)
+                headers: dict[str, str] = {}
+                while (text := (await reader.readline()).decode().strip()) != "":
+                    name, _, value = text.partition(":")
+                    headers[name.strip().lower()] = value.strip()
+                body = await reader.readexactly(int(headers.get("content-length", "0")))
+                self.got.append(Request(method, path, headers, body))
+                await asyncio.sleep(self.delay)
+                more = f"location: {self.location}\r\n" if self.location else ""
+                writer.write(f"HTTP/1.1 {self.status} X\r\ncontent-length: 0\r\n{more}\r\n".encode())
+                await writer.drain()
+        except (ConnectionError, asyncio.IncompleteReadError):
+            pass
+        finally:
+            writer.close()
+
+
+@asynccontextmanager
+async def receiver() -> AsyncIterator[Receiver]:
+    found = Receiver()
+    server = await asyncio.start_server(found.serve, "127.0.0.1", 0)
+    found.port = server.sockets[0].getsockname()[1]
+    try:
+        yield found
+    finally:
+        server.close()

@@ -1,0 +1,156 @@
+"""Events over HTTP, in the three modes of the standard, as its own SDK reads them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from cloudevents.core.bindings.http import HTTPMessage, from_http_event
+from cloudevents.core.v1.event import CloudEvent as Theirs
+
+from gen_durable import CloudEvent, Rejected
+from gen_durable.errors import UsageError
+from gen_durable.sinks import ForbiddenAddressError, HttpSink, verify
+from tests.sinks.receiver import Receiver, Request, receiver
+
+SECRET = "0123456789abcdef0123456789abcdef"
+
+
+def event(n: int = 1, **changes: Any) -> CloudEvent:
+    plain: dict[str, Any] = {
+        "id": f"7:3:{n}",
+        "source": "/gen_durable/gen_durable",
+        "type": "order.paid.v1",
+        "subject": "order:42",
+        "time": datetime(2026, 1, 2, 3, 4, 5, 678, tzinfo=UTC),
+        "data": {"amount": 100, "to": "Zoë"},
+    }
+    return CloudEvent(**{**plain, **changes})
+
+
+@pytest.fixture
+async def there() -> AsyncIterator[Receiver]:
+    async with receiver() as found:
+        yield found
+
+
+def as_they_read_it(request: Request) -> Theirs:
+    found = from_http_event(HTTPMessage(headers=request.headers, body=request.body))
+    assert isinstance(found, Theirs)
+    return found
+
+
+@pytest.mark.parametrize("mode", ["structured", "binary"])
+async def test_the_official_sdk_reads_what_is_sent(there: Receiver, mode: Any) -> None:
+    sink = HttpSink(there.url, mode=mode, private=True, headers={"authorization": "Bearer x"})
+    sent = event(subject='order "42" ü %')
+    await sink.publish([sent])
+    await sink.close()
+    (request,) = there.got
+    theirs = as_they_read_it(request)
+    assert theirs.get_id() == sent.id
+    assert theirs.get_source() == sent.source
+    assert theirs.get_type() == sent.type
+    assert theirs.get_subject() == sent.subject
+    assert theirs.get_time() == sent.time
+    assert theirs.get_specversion() == "1.0"
+    assert theirs.get_data() == sent.data
+    assert (request.method, request.path) == ("POST", "/events")
+    assert request.headers["authorization"] == "Bearer x"
+    assert request.headers["host"] == f"127.0.0.1:{there.port}"
+
+
+async def test_a_batch_is_one_request(there: Receiver) -> None:
+    sink = HttpSink(there.url, mode="batch", private=True)
+    assert sink.batch == 100
+    await sink.publish([event(1), event(2)])
+    await sink.close()
+    (request,) = there.got
+    assert request.headers["content-type"].startswith("application/cloudevents-batch+json")
+    assert [one["id"] for one in json.loads(request.body)] == ["7:3:1", "7:3:2"]
+
+
+async def test_requests_are_signed(there: Receiver) -> None:
+    sink = HttpSink(there.url, secret=SECRET, private=True)
+    await sink.publish([event()])
+    await sink.close()
+    (request,) = there.got
+    assert verify(SECRET, request.headers, request.body) == "7:3:1"
+
+
+@pytest.mark.parametrize(
+    ("status", "error"),
+    [
+        (400, Rejected),
+        (422, Rejected),
+        (404, ConnectionError),
+        (429, ConnectionError),
+        (500, ConnectionError),
+    ],
+)
+async def test_answers(there: Receiver, status: int, error: type[Exception]) -> None:
+    there.status = status
+    sink = HttpSink(there.url, private=True)
+    with pytest.raises(error, match=f"answered {status}"):
+        await sink.publish([event()])
+    await sink.close()
+
+
+async def test_redirects_are_not_followed(there: Receiver) -> None:
+    there.status, there.location = 307, there.url + "/elsewhere"
+    sink = HttpSink(there.url, private=True)
+    with pytest.raises(ConnectionError, match="answered 307"):
+        await sink.publish([event()])
+    await sink.close()
+    assert len(there.got) == 1
+
+
+async def test_an_answer_that_does_not_come_is_given_up(there: Receiver) -> None:
+    there.delay = 5
+    sink = HttpSink(there.url, private=True, timeout=timedelta(milliseconds=200))
+    with pytest.raises(TimeoutError):
+        await sink.publish([event()])
+    await sink.close()
+
+
+async def test_private_addresses_are_refused_before_anything_is_sent(there: Receiver) -> None:
+    sink = HttpSink(there.url)
+    with pytest.raises(ForbiddenAddressError):
+        await sink.publish([event()])
+    assert not there.got
+
+
+async def test_the_address_that_was_checked_is_the_one_that_is_used(
+    there: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A name that leads elsewhere a moment later makes no difference: it is asked once."""
+    asked: list[str] = []
+
+    async def once(host: str, port: int, *, private: bool) -> str:
+        asked.append(host)
+        return "127.0.0.1"
+
+    monkeypatch.setattr("gen_durable.sinks.http.resolve", once)
+    sink = HttpSink(f"http://no.such.host.invalid:{there.port}/events")
+    await sink.publish([event()])
+    await sink.close()
+    assert asked == ["no.such.host.invalid"]
+    assert there.got[0].headers["host"] == f"no.such.host.invalid:{there.port}"
+
+
+@pytest.mark.parametrize(
+    ("url", "options", "says"),
+    [
+        ("ftp://host/x", {}, "is no address for events"),
+        ("nonsense", {}, "is no address for events"),
+        ("https://user:pw@host/x", {}, "has a password in it"),
+        ("https://host/x", {"mode": "loud"}, "there is no mode 'loud'"),
+        ("https://host/x", {"secret": "short"}, "too short"),
+    ],
+)
+def test_bad_configuration_is_refused(url: str, options: dict[str, Any], says: str) -> None:
+    with pytest.raises(UsageError, match=says):
+        HttpSink(url, **options)

@@ -1,0 +1,64 @@
+"""Signatures: the right one passes, whatever else does not."""
+
+from __future__ import annotations
+
+import base64
+
+import pytest
+
+from gen_durable.errors import UsageError
+from gen_durable.sinks import SignatureError, sign, verify
+
+SECRET = "0123456789abcdef0123456789abcdef"
+BODY = b'{"x": 1}'
+NOW = 1_700_000_000
+
+
+def test_what_was_signed_holds() -> None:
+    headers = sign(SECRET, "evt-1", BODY, at=NOW)
+    assert verify(SECRET, headers, BODY, now=NOW + 299) == "evt-1"
+    assert verify(["another secret of 16", SECRET], headers, BODY, now=NOW) == "evt-1"
+
+
+def test_the_standard_own_example_holds() -> None:
+    """A vector that others compute alike: the key is base64 after whsec_, the text is id.time.body."""
+    key = base64.b64encode(b"a" * 24).decode()
+    assert sign(f"whsec_{key}", "msg", b"{}", at=NOW) == sign(b"a" * 24, "msg", b"{}", at=NOW)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"webhook-id": "evt-2"}, "nobody who knows"),
+        ({"webhook-timestamp": str(NOW + 1)}, "nobody who knows"),
+        ({"webhook-timestamp": "soon"}, "no time in seconds"),
+        ({"webhook-timestamp": "٣"}, "no time in seconds"),
+        ({"webhook-timestamp": "9" * 400}, "no time in seconds"),
+        ({"webhook-signature": ""}, "there is no"),
+        ({"webhook-signature": "v1,AAAA"}, "nobody who knows"),
+        ({"webhook-signature": "v1,é"}, "nobody who knows"),
+    ],
+)
+def test_what_was_changed_does_not(change: dict[str, str], says: str) -> None:
+    headers = {**sign(SECRET, "evt-1", BODY, at=NOW), **change}
+    with pytest.raises(SignatureError, match=says):
+        verify(SECRET, headers, BODY, now=NOW)
+
+
+@pytest.mark.parametrize("now", [NOW - 301, NOW + 301])
+def test_what_is_old_or_from_the_future_does_not(now: int) -> None:
+    with pytest.raises(SignatureError, match="not from now"):
+        verify(SECRET, sign(SECRET, "evt-1", BODY, at=NOW), BODY, now=now)
+
+
+def test_another_body_does_not() -> None:
+    with pytest.raises(SignatureError):
+        verify(SECRET, sign(SECRET, "evt-1", BODY, at=NOW), b"{}", now=NOW)
+
+
+@pytest.mark.parametrize(
+    "secret", ["short", b"short", "whsec_!!", "whsec_" + base64.b64encode(b"short").decode()]
+)
+def test_a_secret_that_is_none_is_refused(secret: str | bytes) -> None:
+    with pytest.raises(UsageError):
+        sign(secret, "evt-1", BODY)
