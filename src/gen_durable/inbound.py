@@ -2,7 +2,7 @@
 
     app = Inbound(client, secret="whsec_…")     # mount it in any ASGI application, or serve it as it is
 
-    POST /                    a CloudEvent: its subject is the correlation key, its type the signal, its data the payload
+    POST /                    a CloudEvent: subject is the correlation key, type the signal, data the payload
     POST /order:42/payment    a plain webhook: key and signal stand in the path, the body is the payload
 
 The id of the event (or `webhook-id`) is the dedup key: what is delivered twice counts once.
