@@ -1,0 +1,124 @@
+"""What comes in from outside becomes a signal, once, and only from those who know the secret."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime
+from typing import Any
+
+import httpx
+import msgspec
+import pytest
+
+from gen_durable import Await, CloudEvent, Context, Done, Machine, Outcome, Signal, step
+from gen_durable.inbound import Inbound
+from gen_durable.sinks import sign
+from gen_durable.testing import AsyncHarness
+
+SECRET = "0123456789abcdef0123456789abcdef"
+OTHER = "another secret, long enough"
+
+
+class Order(Machine[None, dict[str, Any]]):
+    paid = Signal("order.paid", dict[str, Any])
+
+    @step
+    async def begin(self, ctx: Context[None]) -> Outcome:
+        return Await(self.paid, then=self.end)
+
+    @step
+    async def end(self, ctx: Context[None]) -> Outcome[dict[str, Any]]:
+        return Done(ctx.awaited.get(self.paid) or {})
+
+
+@pytest.fixture
+async def door(async_durable: AsyncHarness) -> AsyncIterator[httpx.AsyncClient]:
+    await async_durable.insert(Order, correlation_key="order:42")
+    await async_durable.drain()
+    app = Inbound(async_durable, secret=[OTHER, SECRET], max_body=10_000)
+    transport = httpx.ASGITransport(app=app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://here") as client:
+        yield client
+
+
+def event(**changes: Any) -> dict[str, Any]:
+    plain = CloudEvent(
+        id="7:1:1",
+        source="/shop",
+        type="order.paid",
+        subject="order:42",
+        time=datetime(2026, 1, 2, tzinfo=UTC),
+        data={"amount": 100},
+    ).structured()
+    return {name: value for name, value in {**plain, **changes}.items() if value is not None}
+
+
+async def post(
+    door: httpx.AsyncClient,
+    body: Any,
+    path: str = "/",
+    kind: str = "application/cloudevents+json",
+    **headers: str,
+) -> httpx.Response:
+    text = body if isinstance(body, bytes) else msgspec.json.encode(body)
+    signed = sign(SECRET, "msg-1", text)
+    return await door.post(path, content=text, headers={"content-type": kind, **signed, **headers})
+
+
+async def test_a_cloud_event_becomes_a_signal_and_counts_once(
+    async_durable: AsyncHarness, door: httpx.AsyncClient
+) -> None:
+    first, again = await post(door, event()), await post(door, event())
+    assert (first.status_code, first.json()) == (202, {"delivered": 1, "duplicates": 0})
+    assert (again.status_code, again.json()) == (200, {"delivered": 0, "duplicates": 1})
+    await async_durable.drain()
+    found = (await async_durable.list(Order))[0]
+    assert found.result == {"amount": 100}
+
+
+async def test_binary_mode_and_batches(async_durable: AsyncHarness, door: httpx.AsyncClient) -> None:
+    attributes = {
+        "ce-specversion": "1.0",
+        "ce-id": "1",
+        "ce-source": "/shop",
+        "ce-type": "order.paid",
+        "ce-subject": "order%3A42",
+    }
+    binary = await post(door, {"amount": 1}, kind="application/json", **attributes)
+    batch = await post(door, [event(id="2"), event(id="3")], kind="application/cloudevents-batch+json")
+    assert (binary.status_code, batch.json()) == (202, {"delivered": 2, "duplicates": 0})
+
+
+async def test_a_plain_webhook_says_whom_in_its_path(door: httpx.AsyncClient) -> None:
+    answer = await post(door, {"amount": 5}, path="/order%3A42/order.paid", kind="application/json")
+    assert answer.status_code == 202
+
+
+@pytest.mark.parametrize(
+    ("body", "options", "status"),
+    [
+        (event(subject="order:43"), {}, 404),
+        (event(subject=None), {}, 400),
+        (event(id=""), {}, 400),
+        (event(specversion="0.3"), {}, 400),
+        ([event()], {}, 400),
+        (b"{", {}, 400),
+        (b"[" * 5000, {}, 400),
+        (event(data="x" * 20_000), {}, 413),
+        (event(type="x" * 300), {}, 422),
+        (event(), {"kind": "text/plain"}, 415),
+        (event(), {"path": "/a/b/c"}, 404),
+        (event(), {"webhook-signature": "v1,AAAA"}, 401),
+        (event(), {"webhook-timestamp": "1"}, 401),
+    ],
+)
+async def test_what_does_not_belong_here_is_refused(
+    door: httpx.AsyncClient, body: Any, options: dict[str, str], status: int
+) -> None:
+    answer = await post(door, body, **options)
+    assert answer.status_code == status, answer.text
+    assert "error" in answer.json()
+
+
+async def test_only_posts_are_taken(door: httpx.AsyncClient) -> None:
+    assert (await door.get("/")).status_code == 405
