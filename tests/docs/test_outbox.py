@@ -34,7 +34,9 @@ async def test_the_page(durable_dsn: str, tmp_path: Path, monkeypatch: pytest.Mo
             elif language == "python":
                 promises += len(PROMISE.findall(text))
                 # A promise is an expression; what it gives is kept beside what was promised.
-                source = PROMISE.sub(r"\1kept.append((repr(\2), '''\3'''))", text)
+                source = PROMISE.sub(
+                    lambda found: f"{found[1]}kept.append((repr({found[2]}), {found[3]!r}))", text
+                )
                 code = compile(source, "outbox.md", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
                 running = eval(code, names)
                 if inspect.isawaitable(running):
