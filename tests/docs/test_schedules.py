@@ -37,6 +37,7 @@ def reports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, durable_dsn: str) -
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("GEN_DURABLE_DSN", durable_dsn)
+    monkeypatch.delitem(sys.modules, "reports", raising=False)  # another test's file may have had that name
     yield importlib.import_module("reports")
     for name in ("reports", "test_reports"):
         sys.modules.pop(name, None)

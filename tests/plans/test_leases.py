@@ -61,7 +61,7 @@ async def test_the_reaper_takes_back_what_is_dead(explainer: Explainer) -> None:
     reaped, (found, letters, _, ungated, _) = await explainer.run(lease.reap(timedelta(0), 1, "all"))
     assert sorted(reaped.ids) == sorted(reaped.capped) == sorted(dead)
     check(found, {"gen_durable_lease", "gen_durable_pkey"}, blocks=2 * 4000 + 40 * 300)
-    check(letters, {"gen_durable_pkey", "machines_pkey"}, blocks=6 * 300)
+    check(letters, {"gen_durable_pkey", "machines_pkey"}, blocks=30 * 300)
     check(ungated, UNGATE, blocks=60 * 100)
 
 
