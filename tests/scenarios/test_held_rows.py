@@ -49,7 +49,7 @@ async def test_many_held_rows_do_not_stall_the_commits_of_others(durable_dsn: st
 
 _DIED = """
 update gen_durable.gen_durable
-   set status = 'executing', lease_token = 5, locked_by = 'dead', lease_expires_at = now() - interval '1 min',
+   set status = 'executing', lease_token = 5, locked_by = 'dead', lease_expires_at = now() + $3::text::interval,
        leased_at = now() - interval '2 min', parent_id = $2, parent_round = 1,
        concurrency_slot = case when concurrency_key is not null then 0 end
  where id = $1"""
@@ -65,19 +65,21 @@ async def test_what_the_dead_leave_to_a_held_row_does_not_keep_the_reaper_from_o
     async with Worker([machine], dsn=durable_dsn, settings=settings, queues={"other": 1}) as worker:
         at_rest, dead = [await worker.insert(machine, "now", concurrency_key="k") for _ in range(2)]
         stranger = await worker.insert(machine, "now")
-        await db.execute("update gen_durable.gen_durable set gated = true where id = $1", at_rest.id)
         if what == "the parent":
             await db.execute(
                 "update gen_durable.gen_durable set concurrency_key = null where id = $1", dead.id
             )
+        # It has the key before the other one is gated: a free key with a gated line would be repaired at once.
+        await db.execute(_DIED, dead.id, at_rest.id if what == "the parent" else None, "1 hour")
+        await db.execute("update gen_durable.gen_durable set gated = true where id = $1", at_rest.id)
         async with user.transaction():
             await user.fetch(HOLD, [at_rest.id])
-            await db.execute(_DIED, dead.id, at_rest.id if what == "the parent" else None)
-            await db.execute(_DIED, stranger.id, None)
+            await db.execute(_DIED, dead.id, at_rest.id if what == "the parent" else None, "-1 minute")
+            await db.execute(_DIED, stranger.id, None, "-1 minute")
             for _ in range(2):  # also the next one that dies meanwhile
                 assert (await worker.wait(stranger, timeout=SOON)).status == "failed"
                 await worker.retry(stranger)
-                await db.execute(_DIED, stranger.id, None)
+                await db.execute(_DIED, stranger.id, None, "-1 minute")
             assert await db.fetchval(
                 "select status = 'executing' from gen_durable.gen_durable where id = $1", dead.id
             )
