@@ -16,6 +16,7 @@ from ._checks import checked_name
 from .errors import UsageError
 
 __all__ = [
+    "MAX_EVENTS",
     "CloudEvent",
     "Emit",
     "Event",
@@ -27,7 +28,8 @@ __all__ = [
     "emitted",
 ]
 
-_MAX_EVENTS: Final = 1000
+MAX_EVENTS: Final = 1000
+"""With one outcome."""
 
 
 EventState: TypeAlias = Literal["pending", "published", "dead"]
@@ -138,6 +140,6 @@ def emitted(given: Emit | None) -> tuple[Event, ...]:
                 f"emit got a value of type {type(event).__name__}",
                 'give Event("order.paid", data), or several',
             )
-    if len(events) > _MAX_EVENTS:
-        raise UsageError(f"emit got {len(events)} events", f"at most {_MAX_EVENTS} with one outcome")
+    if len(events) > MAX_EVENTS:
+        raise UsageError(f"emit got {len(events)} events", f"at most {MAX_EVENTS} with one outcome")
     return events

@@ -108,7 +108,8 @@ class Inbound:
 
     async def _body(self, headers: Mapping[str, str], receive: Receive) -> bytes:
         length = headers.get("content-length", "0")
-        if not length.isdigit() or int(length) > self._max_body:
+        # Twelve digits are more than anybody may send, and less than Python refuses to read.
+        if not (length.isascii() and length.isdigit() and len(length) <= 12) or int(length) > self._max_body:
             raise _Refusal(413, f"at most {self._max_body} bytes")
         body = bytearray()
         while True:
@@ -135,11 +136,15 @@ class Inbound:
 
 def _path(scope: Scope) -> list[str]:
     """The parts of the path below the place where this is mounted."""
+    # As it was sent: in `path` an escaped slash of a key is a slash like any.
+    raw: bytes | None = scope.get("raw_path")
     path: str = scope["path"]
     root: str = scope.get("root_path", "")
-    if root and path.startswith(root):
-        path = path[len(root) :]
-    return [unquote(part) for part in path.split("/") if part]
+    parts = (
+        path.split("/") if raw is None else map(unquote, raw.partition(b"?")[0].decode("latin-1").split("/"))
+    )
+    above = len([part for part in root.split("/") if part]) if root and path.startswith(root) else 0
+    return [part for part in parts if part][above:]
 
 
 def _read(path: list[str], headers: Mapping[str, str], body: bytes) -> list[_Incoming]:

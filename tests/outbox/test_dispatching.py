@@ -138,6 +138,29 @@ async def test_an_event_that_was_tried_too_often_is_given_up(durable_dsn: str) -
     assert not events.of(OutboxPublished)
 
 
+@pytest.mark.parametrize("batch", [1, 10])
+@pytest.mark.parametrize("error", [asyncio.CancelledError(), SystemExit(3), GeneratorExit()])
+async def test_a_sink_that_raises_what_ends_tasks_has_failed_like_any(
+    durable_dsn: str, error: BaseException, batch: int
+) -> None:
+    class Odd(Shelf):
+        async def publish(self, events: Sequence[CloudEvent]) -> None:
+            if not self.calls:
+                self.calls = 1
+                raise error
+            await super().publish(events)
+
+        async def close(self) -> None:
+            raise RuntimeError("and it does not close either")
+
+    shelf = Odd(batch)
+    async with Worker([Chatter], dsn=durable_dsn, sinks=shelf, settings=CALM) as worker:
+        ref = await worker.insert(Chatter, 2)
+        await worker.wait(ref, timeout=PATIENCE)
+        await all_are_out(worker)
+    assert shelf.lines() == {str(ref.id): [(1, 1), (2, 1)]}
+
+
 @pytest.mark.clause("EVT-6")
 async def test_no_transaction_is_open_while_a_sink_takes_its_time(durable_dsn: str, db: Any) -> None:
     entered, leave = asyncio.Event(), asyncio.Event()

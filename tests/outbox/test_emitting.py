@@ -97,6 +97,20 @@ def test_what_is_no_event_is_refused(make: Any, says: str) -> None:
         make()
 
 
+def test_there_is_an_end_to_how_many_one_outcome_emits(durable: Harness) -> None:
+    class Flood(Machine[None, str]):
+        @step
+        async def run(self, ctx: Context[None]) -> Outcome[str]:
+            for _ in range(600):
+                ctx.emit(Event("more"))
+            return Done("", emit=[Event("more")] * 401)
+
+    ref = durable.insert(Flood)
+    durable.drain()
+    durable.assert_failed(ref, match="emits 1001 events")
+    assert not durable.events(ref)
+
+
 @pytest.mark.clause("EVT-2")
 def test_a_cancelled_execution_emits_nothing(durable: Harness) -> None:
     class Regrets(Machine[None, str]):

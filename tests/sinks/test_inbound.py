@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 from typing import Any
+from urllib.parse import quote
 
 import httpx
 import msgspec
@@ -118,6 +119,33 @@ async def test_what_does_not_belong_here_is_refused(
     answer = await post(door, body, **options)
     assert answer.status_code == status, answer.text
     assert "error" in answer.json()
+
+
+@pytest.mark.parametrize("key", ["a/b", "a%41", "100%", "ü", "a b?c"])
+async def test_a_key_of_any_characters_can_be_said_in_the_path(
+    async_durable: AsyncHarness, door: httpx.AsyncClient, key: str
+) -> None:
+    ref = await async_durable.insert(Order, correlation_key=key)
+    await async_durable.drain()
+    path = f"/{quote(key, safe='')}/order.paid"
+    assert (await post(door, {"amount": 5}, path=path, kind="application/json")).status_code == 202
+    await async_durable.drain()
+    assert async_durable.assert_done(ref) == {"amount": 5}
+
+
+@pytest.mark.parametrize("length", ["²", "9" * 5000, "-1", "x", "10001"])
+async def test_a_length_that_is_none_is_refused(async_durable: AsyncHarness, length: str) -> None:
+    app, told = Inbound(async_durable, secret=None, max_body=10_000), []
+
+    async def nothing() -> dict[str, Any]:
+        raise AssertionError("it is refused before it is read")
+
+    async def tell(message: Any) -> None:
+        told.append(message)
+
+    headers = [(b"content-length", length.encode("latin-1"))]
+    await app({"type": "http", "method": "POST", "path": "/", "headers": headers}, nothing, tell)
+    assert told[0]["status"] == 413
 
 
 async def test_only_posts_are_taken(door: httpx.AsyncClient) -> None:

@@ -12,7 +12,7 @@ from .._tracing import traceparent_of_insert
 from .._typing import KEEP, Keep
 from ..definition import MachineDef, definition_of
 from ..errors import OutcomeError, UnknownStepError, UsageError
-from ..events import Event
+from ..events import MAX_EVENTS, Event
 from ..instance import Status
 from ..outcome import Await, Done, Next, Outcome, Retry, ScheduleChildren, Stop
 from ..refs import AnySpec
@@ -344,6 +344,11 @@ def _events(
 ) -> tuple[EventRow, ...]:
     if not collected and not given:
         return ()
+    if len(collected) + len(given) > MAX_EVENTS:
+        raise UsageError(
+            f"step '{execution.step}' emits {len(collected) + len(given)} events",
+            f"at most {MAX_EVENTS} with one outcome",
+        )
     about = execution.correlation_key or str(execution.id)
     return tuple(
         EventRow(

@@ -26,6 +26,7 @@ from ..errors import UsageError
 from ..events import CloudEvent, Rejected, Sink
 from ..outcome import reason_text
 from ..telemetry import OutboxDead, OutboxFailed, OutboxPublished, Telemetry
+from .executor import as_exception, current_task, is_ours
 from .service import Contact, Service
 
 __all__ = ["Dispatcher", "sink_of"]
@@ -35,6 +36,8 @@ _BATCH: Final = 200
 # How many lines are published side by side, by a sink that takes one event at a time.
 _ABREAST: Final = 16
 _LONGEST_DELAY: Final = 300.0
+# Seconds that a sink has to give back its connections.
+_FAREWELL: Final = 2.0
 
 
 class Dispatcher(Service):
@@ -86,10 +89,15 @@ class Dispatcher(Service):
         return timedelta(seconds=min(60.0, 2.0 ** min(self._failures, 6)) * random.uniform(0.5, 1))
 
     async def close(self) -> None:
-        """Give back what the sink holds, if it holds anything."""
+        """Give back what the sink holds, if it holds anything. Whatever comes of that, the shutdown goes on."""
         close = getattr(self._sink, "close", None)
-        if close is not None:
-            await close()
+        if close is None:
+            return
+        try:
+            async with asyncio.timeout(_FAREWELL):
+                await close()
+        except Exception as error:  # noqa: BLE001 - the user's sink
+            _log.warning("sink '%s' did not close: %s", self._label, reason_text(error))
 
     def _tell(self, marks: Sequence[Mark]) -> None:
         published = sum(1 for mark in marks if mark.verdict == "published")
@@ -205,9 +213,17 @@ class _Round:
         events.clear()
 
     async def _send(self, events: Sequence[Leased]) -> None:
-        left = max(0.01, self._ends - time.monotonic())
-        async with asyncio.timeout(left):
-            await self._sink.publish([self._dressed(event) for event in events])
+        left, task = max(0.01, self._ends - time.monotonic()), current_task()
+        try:
+            async with asyncio.timeout(left):
+                await self._sink.publish([self._dressed(event) for event in events])
+        except (Exception, KeyboardInterrupt):
+            raise
+        except BaseException as error:
+            if is_ours(error, task):
+                raise
+            # What would end a task or a process ends neither: the sink has failed.
+            raise as_exception(error) from error
 
     def _dressed(self, event: Leased) -> CloudEvent:
         return CloudEvent(
