@@ -4,9 +4,8 @@ A machine is a class whose steps return outcomes; what an outcome says is commit
 instance outlives the process, the host and the database server that it runs on.
 """
 
-from importlib import metadata
-
 from ._core.records import job_state
+from ._version import VERSION
 from .async_client import AsyncClient
 from .client import Client
 from .config import Queue, Settings
@@ -164,4 +163,4 @@ __all__ = [
     "step",
 ]
 
-__version__: str = metadata.version("gen_durable")
+__version__ = VERSION

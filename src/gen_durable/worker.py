@@ -11,7 +11,6 @@ import threading
 from collections.abc import Callable, Coroutine, Generator, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, contextmanager
 from http import HTTPStatus
-from importlib import metadata
 from typing import Any, Final, Literal
 
 from . import _recurring
@@ -31,6 +30,7 @@ from ._runtime.middleware import CallNext, Middleware, checked_middleware
 from ._runtime.pool import hello_for
 from ._runtime.scheduler import FromPrefix, FromQueue, Source
 from ._runtime.supervisor import Orders, Supervisor
+from ._version import VERSION
 from .async_client import AsyncClient
 from .client import Client
 from .config import Queue, Settings, environment_prefixes, health_address
@@ -346,7 +346,7 @@ class Worker(AsyncClient):
             name=self.name,
             host=socket.gethostname(),
             pid=os.getpid(),
-            version=metadata.version("gen_durable"),
+            version=VERSION,
             queues=list(self.served_queues),
             prefixes=list(self.prefixes),
             leaves_unknown=self.leaves_unknown,

@@ -14,7 +14,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from importlib import metadata
 from typing import Final
 
 from opentelemetry import trace
@@ -24,6 +23,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 
 from .._running import Running
 from .._tracing import set_tracing, tracing
+from .._version import VERSION
 
 __all__ = ["instrument"]
 
@@ -52,7 +52,7 @@ def instrument(provider: trace.TracerProvider | None = None) -> Callable[[], Non
 class _OpenTelemetry:
     def __init__(self, provider: trace.TracerProvider) -> None:
         self._provider = provider
-        self._tracer = provider.get_tracer("gen_durable", metadata.version("gen_durable"))
+        self._tracer = provider.get_tracer("gen_durable", VERSION)
 
     def insert(self, machine: str) -> str | None:
         if (current := self.signal()) is not None:
