@@ -12,10 +12,10 @@ from typing import Any, Self, TypeVar, Unpack, overload
 from . import _recurring, _verbs
 from ._checks import checked_delay
 from ._db import migrate
+from ._db.borrowed import driver_of
 from ._db.depth import depths
 from ._db.plan import Plan
 from ._db.pool import Database
-from ._db.runner import driver_of
 from ._runtime.service import Contact
 from ._runtime.waiting import Waiting
 from ._runtime.wake import Wakes

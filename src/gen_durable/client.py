@@ -12,10 +12,10 @@ from . import _recurring, _verbs
 from ._checks import checked_delay
 from ._db import migrate
 from ._db.blocking import BlockingDatabase
+from ._db.borrowed import driver_of
 from ._db.depth import depths
 from ._db.inspect import settled
 from ._db.plan import Plan
-from ._db.runner import driver_of
 from ._server import Server
 from ._typing import KEEP, PayloadT, ResultT, StateT
 from ._verbs import Filters

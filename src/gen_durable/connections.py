@@ -1,7 +1,7 @@
 """The connections that `conn=` takes, and what `dsn=` may be.
 
-They are told by their shape, so that importing gen_durable imports no driver. A pool has none of these
-shapes, and must not: a statement that goes to a pool is outside of the caller's transaction.
+They are told by their shape, so that importing gen_durable imports no driver and no framework. A pool and an engine have
+none of these shapes, and must not: a statement that goes there is outside of the caller's transaction.
 """
 
 from __future__ import annotations
@@ -30,11 +30,35 @@ class _Psycopg(Protocol):
     def set_autocommit(self, value: bool, /) -> None: ...
 
 
-AsyncConnection: TypeAlias = _Asyncpg | _AsyncpgAcquired | _AsyncPsycopg
-"""A connection of asyncpg, or psycopg's `AsyncConnection`."""
+class _Rows(Protocol):
+    def fetchall(self) -> Any: ...
 
-Connection: TypeAlias = _Psycopg
-"""psycopg's `Connection`."""
+
+class _Sqlalchemy(Protocol):
+    def exec_driver_sql(self, statement: str) -> _Rows: ...
+
+
+class _Session(Protocol):
+    def connection(self) -> _Sqlalchemy: ...
+
+
+class _AsyncSqlalchemy(Protocol):
+    async def exec_driver_sql(self, statement: str) -> _Rows: ...
+
+
+class _AsyncSession(Protocol):
+    async def connection(self) -> _AsyncSqlalchemy: ...
+
+
+class _Django(Protocol):
+    def ensure_connection(self) -> None: ...
+
+
+AsyncConnection: TypeAlias = _Asyncpg | _AsyncpgAcquired | _AsyncPsycopg | _AsyncSession | _AsyncSqlalchemy
+"""A connection of asyncpg, psycopg's `AsyncConnection`, or SQLAlchemy's `AsyncSession` or `AsyncConnection` over one."""
+
+Connection: TypeAlias = _Psycopg | _Session | _Sqlalchemy | _Django
+"""psycopg's `Connection`, or SQLAlchemy's `Session` or `Connection`, or `django.db.connection` over one."""
 
 Dsn: TypeAlias = str | Callable[[], str | Awaitable[str]]
 """A DSN, or a function (plain or async) that is asked for one before every new connection."""

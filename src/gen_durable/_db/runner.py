@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, TypeVar
 
-from ..errors import UsageError
 from .failures import StatementError
 from .plan import Plan, Rows, Script, in_schema
 
-__all__ = ["asyncpg_failures", "driver_of", "run_asyncpg", "run_psycopg", "run_psycopg_async"]
+__all__ = ["asyncpg_failures", "run_asyncpg", "run_psycopg", "run_psycopg_async"]
 
 T = TypeVar("T")
 
@@ -93,28 +91,6 @@ def _has_no_rows(error: Any) -> bool:
     import psycopg
 
     return type(error) is psycopg.ProgrammingError and error.sqlstate is None
-
-
-def driver_of(conn: Any, *, blocking: bool) -> Callable[[Any, Plan[Any], str], Any]:
-    """The driver for a connection that a caller brought."""
-    kinds = {f"{kind.__module__.split('.')[0]}.{kind.__name__}" for kind in type(conn).__mro__}
-    if blocking:
-        if "psycopg.Connection" in kinds:
-            return run_psycopg
-        wanted = "a psycopg Connection (an asyncpg or async one goes to AsyncClient)"
-    else:
-        # PoolConnectionProxy is what pool.acquire() gives: a connection, not the pool.
-        if kinds & {"asyncpg.Connection", "asyncpg.PoolConnectionProxy"}:
-            return run_asyncpg
-        if "psycopg.AsyncConnection" in kinds:
-            return run_psycopg_async
-        wanted = "an asyncpg Connection or a psycopg AsyncConnection (a blocking one goes to Client)"
-    what = f"conn= is a {type(conn).__module__.split('.')[0]} {type(conn).__name__}"
-    if "Pool" in type(conn).__name__ and "asyncpg.PoolConnectionProxy" not in kinds:
-        raise UsageError(
-            what, "a pool is in no transaction of yours: acquire a connection of it and pass that"
-        )
-    raise UsageError(what, f"pass {wanted}")
 
 
 def asyncpg_failures() -> tuple[type[Exception], ...]:

@@ -1,0 +1,103 @@
+"""Connections that callers bring: a driver's own, or the session of a framework that has one below it.
+
+SQLAlchemy and Django are known by the names of their classes. Whoever passes a session has imported the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final, TypeAlias, TypeVar
+
+from ..errors import UsageError
+from .plan import Plan
+from .runner import run_asyncpg, run_psycopg, run_psycopg_async
+
+__all__ = ["driver_of"]
+
+T = TypeVar("T")
+Driver: TypeAlias = Callable[[Any, Plan[Any], str], Any]
+
+_POOLS: Final = ("a pool", "acquire a connection of it and pass that")
+_ENGINES: Final = ("an engine", "pass a session, or a connection of it")
+
+
+def driver_of(conn: Any, *, blocking: bool) -> Driver:
+    """The driver for a connection that a caller brought."""
+    kinds = _kinds(conn)
+    for kind, driver in (_BLOCKING if blocking else _ASYNC).items():
+        if kind in kinds:
+            return driver
+    what = f"conn= is a {type(conn).__module__.split('.')[0]} {type(conn).__name__}"
+    for word, (name, advice) in {"Pool": _POOLS, "Engine": _ENGINES}.items():
+        if type(conn).__name__.endswith(word):
+            raise UsageError(what, f"{name} is in no transaction of yours: {advice}")
+    raise UsageError(what, f"pass {_WANTED[blocking]}")
+
+
+def _run_sqlalchemy(conn: Any, plan: Plan[T], schema: str) -> T:
+    """In the transaction of a Session or Connection of SQLAlchemy."""
+    found = conn if "sqlalchemy.Connection" in _kinds(conn) else conn.connection()
+    if not found.in_transaction():
+        found.begin()  # otherwise its commit() would not know that there is something to commit
+    raw = found.connection.driver_connection
+    result: T = driver_of(raw, blocking=True)(raw, plan, schema)
+    return result
+
+
+async def _run_sqlalchemy_async(conn: Any, plan: Plan[T], schema: str) -> T:
+    """In the transaction of an AsyncSession or AsyncConnection of SQLAlchemy."""
+    found = conn if "sqlalchemy.AsyncConnection" in _kinds(conn) else await conn.connection()
+    if not found.in_transaction():
+        await found.begin()
+    raw = (await found.get_raw_connection()).driver_connection
+    driver = driver_of(raw, blocking=False)
+    # With asyncpg SQLAlchemy says BEGIN just before its own first statement. Ours must not come earlier than that: it
+    # would be committed by itself.
+    if driver is run_asyncpg and not raw.is_in_transaction():
+        await found.exec_driver_sql("select 1")
+    result: T = await driver(raw, plan, schema)
+    return result
+
+
+def _run_django(conn: Any, plan: Plan[T], schema: str) -> T:
+    """In the transaction of Django's connection, or by itself where there is none."""
+    conn.ensure_connection()
+    conn.validate_no_broken_transaction()
+    raw = conn.connection
+    driver = driver_of(raw, blocking=True)
+    try:
+        result: T = driver(raw, plan, schema)
+        return result
+    except BaseException:
+        # As if its own cursor had raised it: the connection is looked at before it is used again, and an atomic() block
+        # that swallows the error does not end in a COMMIT that PostgreSQL turns into a silent ROLLBACK.
+        conn.errors_occurred = True
+        if conn.in_atomic_block and raw.info.transaction_status.name == "INERROR":
+            conn.set_rollback(True)
+        raise
+
+
+_BLOCKING: Final[dict[str, Driver]] = {
+    "psycopg.Connection": run_psycopg,
+    "sqlalchemy.Session": _run_sqlalchemy,
+    "sqlalchemy.scoped_session": _run_sqlalchemy,
+    "sqlalchemy.Connection": _run_sqlalchemy,
+    "django.BaseDatabaseWrapper": _run_django,
+    "django.ConnectionProxy": _run_django,
+}
+_ASYNC: Final[dict[str, Driver]] = {
+    "asyncpg.Connection": run_asyncpg,
+    "asyncpg.PoolConnectionProxy": run_asyncpg,  # what pool.acquire() gives: a connection, not the pool
+    "psycopg.AsyncConnection": run_psycopg_async,
+    "sqlalchemy.AsyncSession": _run_sqlalchemy_async,
+    "sqlalchemy.async_scoped_session": _run_sqlalchemy_async,
+    "sqlalchemy.AsyncConnection": _run_sqlalchemy_async,
+}
+_WANTED: Final = {
+    True: "a psycopg Connection (an asyncpg or async one goes to AsyncClient), or a session over one",
+    False: "an asyncpg Connection or a psycopg AsyncConnection (a blocking one goes to Client), or a session over one",
+}
+
+
+def _kinds(conn: Any) -> set[str]:
+    return {f"{kind.__module__.split('.')[0]}.{kind.__name__}" for kind in type(conn).__mro__}

@@ -1,0 +1,196 @@
+"""Sessions and connections of SQLAlchemy where `conn=` is: what is done on them is part of their transaction."""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine, create_engine, text
+from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_scoped_session, create_async_engine
+from sqlalchemy.ext.asyncio import async_sessionmaker
+from sqlalchemy.orm import Session, scoped_session, sessionmaker
+
+from gen_durable import AsyncClient, Client, Spec
+from gen_durable.errors import NoTargetError, UsageError
+from tests.clients.machines import Checkout, Number, Order, Payment
+
+KEYS = (f"order:{n}" for n in itertools.count())
+COUNT = (
+    "select (select count(*) from gen_durable.gen_durable where correlation_key like '{0}%'), "
+    "(select count(*) from gen_durable.signals s join gen_durable.gen_durable g on g.id = s.target_id "
+    "where g.correlation_key = '{0}'), "
+    "(select count(*) from gen_durable.gen_durable where correlation_key = '{0}:1' and status = 'cancelled')"
+)
+
+
+async def _done(value: Any) -> Any:
+    return await value if inspect.isawaitable(value) else value
+
+
+class Caller:
+    """Somebody with a session of SQLAlchemy, blocking or not, and the client that takes it."""
+
+    def __init__(self, session: Any, *, blocks: bool) -> None:
+        self.session = session
+        # Not opened: on a connection of the caller's it needs none of its own.
+        self.client: Any = Client("postgresql://nowhere") if blocks else AsyncClient("postgresql://nowhere")
+
+    async def work(self, key: str) -> None:
+        """Something first, with nothing of the caller's before it."""
+        await _done(
+            self.client.insert(Checkout, Order(1), correlation_key=key, conn=self.session),
+        )
+        await _done(
+            self.client.insert_all(
+                [Spec(Number, n, correlation_key=f"{key}:{n}") for n in range(2)], conn=self.session
+            )
+        )
+        await _done(self.client.signal(key, Checkout.payment, Payment(1), conn=self.session))
+        await _done(self.client.cancel(f"{key}:1", conn=self.session))
+
+    async def end(self, how: str) -> None:
+        await _done(getattr(self.session, how)())
+
+    async def execute(self, statement: str) -> Any:
+        return await _done(self.session.execute(text(statement)))
+
+
+ASYNC: dict[str, Callable[[AsyncEngine], Any]] = {
+    "session": AsyncSession,
+    "scoped session": lambda engine: async_scoped_session(async_sessionmaker(engine), scopefunc=lambda: 1),
+    "connection": lambda engine: engine.connect(),
+}
+BLOCKING: dict[str, Callable[[Engine], Any]] = {
+    "session": Session,
+    "scoped session": lambda engine: scoped_session(sessionmaker(engine)),
+    "connection": lambda engine: engine.connect(),
+}
+KINDS = [
+    *(("asyncpg", kind) for kind in ASYNC),
+    *(("psycopg_async", kind) for kind in ASYNC),
+    *(("psycopg", kind) for kind in BLOCKING),
+]
+
+
+@pytest.fixture(scope="module")
+def blocking(dsn: str) -> Any:
+    engine = create_engine(dsn.replace("postgresql:", "postgresql+psycopg:"))
+    yield engine
+    engine.dispose()
+
+
+@pytest.fixture(params=KINDS, ids=" ".join)
+async def caller(request: pytest.FixtureRequest, dsn: str, blocking: Engine) -> AsyncIterator[Caller]:
+    driver, kind = request.param
+    if driver == "psycopg":
+        session = BLOCKING[kind](blocking)
+        yield Caller(session, blocks=True)
+        session.close()
+        return
+    async with AsyncExitStack() as stack:
+        engine = create_async_engine(dsn.replace("postgresql:", f"postgresql+{driver}:"))
+        stack.push_async_callback(engine.dispose)
+        session = ASYNC[kind](engine)
+        if kind == "connection":
+            await session.start()
+        stack.push_async_callback(session.close)
+        yield Caller(session, blocks=False)
+
+
+def seen(engine: Engine, key: str) -> tuple[int, ...]:
+    """What others see: instances, signals, those cancelled."""
+    with engine.connect() as conn:
+        return tuple(conn.execute(text(COUNT.format(key))).one())
+
+
+@pytest.mark.clause("ADAPT-1", "ADAPT-2")
+async def test_a_rollback_leaves_nothing_and_a_commit_all_from_the_very_first_statement_on(
+    caller: Caller, blocking: Engine
+) -> None:
+    key = next(KEYS)
+    await caller.work(key)
+    assert seen(blocking, key) == (0, 0, 0)
+    await caller.end("rollback")
+    assert seen(blocking, key) == (0, 0, 0)
+    await caller.work(key)
+    await caller.end("commit")
+    assert seen(blocking, key) == (3, 1, 1)
+
+
+@pytest.mark.clause("ADAPT-1")
+async def test_what_is_closed_without_a_commit_has_not_happened(caller: Caller, blocking: Engine) -> None:
+    key = next(KEYS)
+    await caller.work(key)
+    await caller.end("close")
+    assert seen(blocking, key) == (0, 0, 0)
+
+
+@pytest.mark.clause("ADAPT-1")
+async def test_a_savepoint_takes_back_its_own_part(caller: Caller, blocking: Engine) -> None:
+    key, other = next(KEYS), next(KEYS)
+    await caller.work(key)
+    nested = await _done(caller.session.begin_nested())
+    await caller.work(other)
+    await _done(nested.rollback())
+    with pytest.raises(NoTargetError):
+        await _done(caller.client.signal(other, "payment", conn=caller.session))
+    await caller.end("commit")
+    assert seen(blocking, key) == (3, 1, 1)
+    assert seen(blocking, other) == (0, 0, 0)
+
+
+@pytest.mark.clause("ADAPT-2")
+async def test_it_sees_and_shares_what_the_session_has_done(caller: Caller, blocking: Engine) -> None:
+    key = next(KEYS)
+    await caller.execute("set local statement_timeout = '59s'")
+    await caller.work(key)
+    assert (await caller.execute(COUNT.format(key))).one() == (3, 1, 1)
+    assert (await caller.execute("show statement_timeout")).scalar() == "59s"
+    await caller.end("commit")
+    assert seen(blocking, key) == (3, 1, 1)
+
+
+@pytest.mark.clause("ADAPT-3")
+async def test_in_autocommit_each_verb_is_its_own(dsn: str, blocking: Engine) -> None:
+    key, other = next(KEYS), next(KEYS)
+    with Session(blocking.execution_options(isolation_level="AUTOCOMMIT")) as session:
+        await Caller(session, blocks=True).work(key)
+        assert seen(blocking, key) == (3, 1, 1)
+    engine = create_async_engine(
+        dsn.replace("postgresql:", "postgresql+asyncpg:"), isolation_level="AUTOCOMMIT"
+    )
+    async with AsyncSession(engine) as apart:
+        await Caller(apart, blocks=False).work(other)
+        assert seen(blocking, other) == (3, 1, 1)
+    await engine.dispose()
+
+
+@pytest.mark.clause("ADAPT-4")
+async def test_what_is_in_no_transaction_or_of_another_kind_is_refused(dsn: str, blocking: Engine) -> None:
+    engine = create_async_engine(dsn.replace("postgresql:", "postgresql+asyncpg:"))
+    client, async_client = Client(dsn), AsyncClient(dsn)
+
+    def in_sync(session: Session) -> None:
+        client.insert(Number, 1, conn=session)
+
+    async with AsyncSession(engine) as apart:
+        with Session(blocking) as session:
+            for conn, error in (
+                (engine, "a sqlalchemy AsyncEngine; an engine is in no transaction of yours: pass a session"),
+                (session, "a sqlalchemy Session; pass an asyncpg Connection"),
+            ):
+                with pytest.raises(UsageError, match=f"conn= is {error}"):
+                    await async_client.insert(Number, 1, conn=conn)  # type: ignore[arg-type]
+        for other, error in (
+            (blocking, "a sqlalchemy Engine; an engine is in no transaction of yours"),
+            (apart, r"a sqlalchemy AsyncSession; pass a psycopg Connection \(an asyncpg or async one goes to"),
+        ):
+            with pytest.raises(UsageError, match=f"conn= is {error}"):
+                client.insert(Number, 1, conn=other)  # type: ignore[arg-type]
+        with pytest.raises(UsageError, match="conn= is a asyncpg Connection; pass a psycopg Connection"):
+            await apart.run_sync(in_sync)
+    await engine.dispose()
