@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from datetime import timedelta
 from types import TracebackType
@@ -95,10 +95,17 @@ class AsyncClient:
         await self._close()
 
     @asynccontextmanager
-    async def lifespan(self, app: object) -> AsyncGenerator[None]:
-        """For Starlette and FastAPI: `FastAPI(lifespan=client.lifespan)`."""
+    async def lifespan(self, app: object) -> AsyncGenerator[Mapping[str, Any]]:
+        """For Starlette and FastAPI: `FastAPI(lifespan=client.lifespan)`.
+
+        What it yields is the state by which `contrib.starlette` and `contrib.fastapi` find the client again. An
+        application with more to open does it in a lifespan of its own, and passes that on:
+
+            async with Mailer() as mailer, client.lifespan(app) as state:
+                yield {**state, "mailer": mailer}
+        """
         async with self:
-            yield
+            yield {"durable": self}
 
     @overload
     async def insert(

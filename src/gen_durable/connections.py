@@ -1,7 +1,7 @@
 """The connections that `conn=` takes, and what `dsn=` may be.
 
-They are told by their shape, so that importing gen_durable imports no driver and no framework. A pool and an engine have
-none of these shapes, and must not: a statement that goes there is outside of the caller's transaction.
+They are told by their shape, so that importing gen_durable imports no driver and no framework. A pool and an engine
+have none of these shapes, and must not: a statement that goes there is outside of the caller's transaction.
 """
 
 from __future__ import annotations
@@ -55,10 +55,10 @@ class _Django(Protocol):
 
 
 AsyncConnection: TypeAlias = _Asyncpg | _AsyncpgAcquired | _AsyncPsycopg | _AsyncSession | _AsyncSqlalchemy
-"""A connection of asyncpg, psycopg's `AsyncConnection`, or SQLAlchemy's `AsyncSession` or `AsyncConnection` over one."""
+"""A connection of asyncpg, psycopg's `AsyncConnection`, or an `AsyncSession` or `AsyncConnection` of SQLAlchemy."""
 
 Connection: TypeAlias = _Psycopg | _Session | _Sqlalchemy | _Django
-"""psycopg's `Connection`, or SQLAlchemy's `Session` or `Connection`, or `django.db.connection` over one."""
+"""psycopg's `Connection`, a `Session` or `Connection` of SQLAlchemy, or `django.db.connection`."""
 
 Dsn: TypeAlias = str | Callable[[], str | Awaitable[str]]
 """A DSN, or a function (plain or async) that is asked for one before every new connection."""

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import itertools
-from collections.abc import AsyncIterator, Callable
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
 from sqlalchemy import Engine, create_engine, text
-from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_scoped_session, create_async_engine
-from sqlalchemy.ext.asyncio import async_sessionmaker
+from sqlalchemy.ext.asyncio import (
+    AsyncEngine,
+    AsyncSession,
+    async_scoped_session,
+    async_sessionmaker,
+    create_async_engine,
+)
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
 from gen_durable import AsyncClient, Client, Spec
@@ -77,7 +84,7 @@ KINDS = [
 
 
 @pytest.fixture(scope="module")
-def blocking(dsn: str) -> Any:
+def blocking(dsn: str) -> Iterator[Engine]:
     engine = create_engine(dsn.replace("postgresql:", "postgresql+psycopg:"))
     yield engine
     engine.dispose()
@@ -184,13 +191,30 @@ async def test_what_is_in_no_transaction_or_of_another_kind_is_refused(dsn: str,
                 (session, "a sqlalchemy Session; pass an asyncpg Connection"),
             ):
                 with pytest.raises(UsageError, match=f"conn= is {error}"):
-                    await async_client.insert(Number, 1, conn=conn)  # type: ignore[arg-type]
+                    await async_client.insert(Number, 1, conn=conn)  # type: ignore[call-overload]
         for other, error in (
             (blocking, "a sqlalchemy Engine; an engine is in no transaction of yours"),
-            (apart, r"a sqlalchemy AsyncSession; pass a psycopg Connection \(an asyncpg or async one goes to"),
+            (
+                apart,
+                r"a sqlalchemy AsyncSession; pass a psycopg Connection \(an asyncpg or async one goes to",
+            ),
         ):
             with pytest.raises(UsageError, match=f"conn= is {error}"):
-                client.insert(Number, 1, conn=other)  # type: ignore[arg-type]
+                client.insert(Number, 1, conn=other)  # type: ignore[call-overload]
         with pytest.raises(UsageError, match="conn= is a asyncpg Connection; pass a psycopg Connection"):
             await apart.run_sync(in_sync)
     await engine.dispose()
+
+
+@pytest.mark.clause("ADAPT-1", "ADAPT-2")
+async def test_the_example(
+    durable_dsn: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("GEN_DURABLE_DSN", durable_dsn)
+    monkeypatch.delitem(sys.modules, "examples.sqlalchemy_app", raising=False)
+    await importlib.import_module("examples.sqlalchemy_app").main()
+    assert capsys.readouterr().out.splitlines() == [
+        "refused: there is no price below 1",
+        "order 2: 30 charged",
+        "in the tables: 1 order, 1 instance",
+    ]

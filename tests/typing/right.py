@@ -11,6 +11,9 @@ from typing import Any, TypedDict, assert_never, assert_type
 
 import msgspec
 import psycopg
+import sqlalchemy
+from sqlalchemy import orm
+from sqlalchemy.ext import asyncio as async_sqlalchemy
 
 from gen_durable import (
     AsyncClient,
@@ -454,3 +457,17 @@ def settle(outcome: Outcome) -> str:
             return "end"
         case _:
             assert_never(outcome)
+
+
+async def in_sessions(
+    client: AsyncClient,
+    session: async_sqlalchemy.AsyncSession,
+    conn: async_sqlalchemy.AsyncConnection,
+    blocking: Client,
+    blocking_session: orm.Session | orm.scoped_session[orm.Session],
+    blocking_conn: sqlalchemy.Connection,
+) -> None:
+    assert_type((await client.insert(Tick, conn=session)).id, int)
+    await client.signal("parcel:1", Delivery.withdrawn, conn=conn)
+    assert_type(blocking.insert(Tick, conn=blocking_session).id, int)
+    blocking.signal("parcel:1", Delivery.withdrawn, conn=blocking_conn)

@@ -8,6 +8,9 @@ from typing import Any, TypedDict, assert_never
 
 import msgspec
 import psycopg
+import sqlalchemy
+from sqlalchemy import orm
+from sqlalchemy.ext import asyncio as async_sqlalchemy
 
 from gen_durable import (
     AsyncClient,
@@ -399,3 +402,18 @@ Settings(lease=60)  # E: a number is no duration
 Settings(executions="some")  # E: all, failures or off
 Settings(pooler="session")  # E: none or transaction
 Queue(5)  # E: by name only
+
+
+async def in_sessions(
+    client: AsyncClient,
+    session: async_sqlalchemy.AsyncSession,
+    conn: async_sqlalchemy.AsyncConnection,
+    engine: sqlalchemy.Engine,
+    blocking: Client,
+    blocking_session: orm.Session,
+) -> None:
+    await client.insert(Tick, conn=engine)  # E: an engine is no transaction
+    await client.insert(Tick, conn=blocking_session)  # E: a blocking session
+    blocking.insert(Tick, conn=engine)  # E: an engine is no transaction
+    blocking.insert(Tick, conn=session)  # E: a session of the other kind
+    blocking.insert(Tick, conn=conn)  # E(pyright): a connection of the other kind

@@ -1,0 +1,135 @@
+"""FastAPI and Starlette: the client opens with the application, and every request finds it."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+import pytest
+from fastapi import FastAPI, WebSocket
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse
+from starlette.routing import Mount, Route
+
+from gen_durable import AsyncClient
+from gen_durable.contrib import fastapi as adapter
+from gen_durable.contrib.fastapi import DurableClient
+from gen_durable.contrib.starlette import get_client
+from gen_durable.errors import NotConnectedError, UsageError
+from gen_durable.sinks import sign
+from tests.clients.machines import Number
+
+SECRET = "0123456789abcdef0123456789abcdef"
+
+
+@asynccontextmanager
+async def served(app: Any) -> AsyncIterator[httpx.AsyncClient]:
+    """Requests to an application that has started, as a server would send them: with the state of its lifespan."""
+    async with app.router.lifespan_context(app) as state:
+
+        async def handle(scope: Any, receive: Any, send: Any) -> None:
+            await app({**scope, "state": dict(state or {})}, receive, send)
+
+        transport = httpx.ASGITransport(app=handle)
+        async with httpx.AsyncClient(transport=transport, base_url="http://shop") as requests:
+            yield requests
+
+
+@pytest.mark.clause("ADAPT-11", "ADAPT-12")
+async def test_the_example(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GEN_DURABLE_DSN", dsn)
+    monkeypatch.setenv("WEBHOOK_SECRET", SECRET)
+    monkeypatch.delitem(sys.modules, "examples.fastapi_app", raising=False)
+    app = importlib.import_module("examples.fastapi_app").app
+    async with served(app) as requests:
+        placed = await requests.post("/orders/42")
+        assert (placed.status_code, list(placed.json())) == (200, ["id"])
+        assert (await requests.get("/orders/42")).json() == {"status": "awaiting_signal", "result": None}
+        body = b'{"amount": 100}'
+        unsigned = await requests.post("/hooks/order:42/payment", content=body, headers={"webhook-id": "1"})
+        assert unsigned.status_code == 401
+        for answer in (202, 200):
+            signed = sign(SECRET, "1", body)
+            found = await requests.post("/hooks/order:42/payment", content=body, headers=signed)
+            assert found.status_code == answer
+        assert (await requests.get("/orders/42")).json() == {
+            "status": "done",
+            "result": "order 42: 100 paid",
+        }
+
+
+@pytest.mark.clause("ADAPT-11")
+async def test_a_lifespan_of_ones_own_passes_the_client_on(dsn: str) -> None:
+    client = AsyncClient(dsn)
+
+    @asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[Mapping[str, Any]]:
+        async with client.lifespan(app) as state:
+            yield {**state, "mailer": "post"}
+
+    async def place(request: Request) -> PlainTextResponse:
+        found = await get_client(request).insert(Number, 1)
+        return PlainTextResponse(f"{request.state.mailer} {type(found).__name__}")
+
+    app = Starlette(routes=[Mount("/shop", routes=[Route("/", place)])], lifespan=lifespan)
+    async with served(app) as requests:
+        assert (await requests.get("/shop/")).text == "post Inserted"
+    with pytest.raises(NotConnectedError):
+        await client.insert(Number, 1)
+
+
+@pytest.mark.clause("ADAPT-11")
+async def test_an_application_without_a_client_says_what_it_lacks() -> None:
+    app = FastAPI()
+
+    @app.get("/")
+    async def look(durable: DurableClient) -> None: ...
+
+    async with served(app) as requests:
+        with pytest.raises(UsageError, match=r"has opened no client; say lifespan=client\.lifespan"):
+            await requests.get("/")
+
+
+@pytest.mark.clause("ADAPT-11")
+async def test_a_websocket_gets_it_too(dsn: str) -> None:
+    client = AsyncClient(dsn)
+    app = FastAPI(lifespan=client.lifespan)
+
+    @app.websocket("/")
+    async def talk(socket: WebSocket, durable: DurableClient) -> None:
+        await socket.accept()
+        await socket.send_text(str(durable is client))
+        await socket.close()
+
+    sent: list[Any] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    async def receive() -> Any:
+        return {"type": "websocket.connect"}
+
+    async with client.lifespan(app) as state:
+        scope = {"type": "websocket", "path": "/", "headers": [], "query_string": b"", "state": dict(state)}
+        await app(scope, receive, send)
+    assert [message.get("text") for message in sent] == [None, "True", None]
+
+
+@pytest.mark.clause("ADAPT-13")
+@pytest.mark.parametrize("name", ["fastapi", "starlette", "django"])
+def test_what_is_missing_is_said_with_the_way_to_get_it(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in [each for each in sys.modules if each.split(".")[0] == name or f".contrib.{name}" in each]:
+        monkeypatch.delitem(sys.modules, module)
+    monkeypatch.setitem(sys.modules, name, None)
+    extra = "django" if name == "django" else "fastapi"
+    with pytest.raises(ImportError, match=rf"contrib\.{name} needs .+: pip install 'gen_durable\[{extra}\]'"):
+        importlib.import_module(f"gen_durable.contrib.{name}")
+
+
+def test_the_names_of_the_adapter() -> None:
+    assert adapter.get_client is get_client
