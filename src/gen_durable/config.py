@@ -29,6 +29,7 @@ __all__ = [
     "environment_pg_user",
     "environment_prefixes",
     "health_address",
+    "lend_environment",
     "parse_duration",
     "supervised_environment",
     "take_supervision",
@@ -217,6 +218,16 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 def environment_dsn() -> str | None:
     """Read from `GEN_DURABLE_DSN` where PostgreSQL is."""
     return os.environ.get(_DSN) or None
+
+
+def lend_environment(dsn: str, given: Mapping[str, Any]) -> None:
+    """Tell this process, and those that it starts, where to work: for the command line inside of another program."""
+    os.environ[_DSN] = dsn
+    for name, value in given.items():
+        if isinstance(value, timedelta):
+            os.environ[_PREFIX + name.upper()] = f"{value.total_seconds():.6f}s"
+        elif value is not None:
+            os.environ[_PREFIX + name.upper()] = str(value)
 
 
 def environment_home() -> Path | None:

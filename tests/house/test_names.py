@@ -9,7 +9,9 @@ from importlib import metadata
 import pytest
 
 import gen_durable
+from tests.adapters import site
 
+site.set_up()  # the modules of a Django app are imported by a Django project only
 MODULES = sorted(
     module.name
     for module in pkgutil.walk_packages(gen_durable.__path__, prefix="gen_durable.")

@@ -1,0 +1,26 @@
+"""Django: the engine's verbs on Django's own connection, our tables by its migrations, and a look at them in its admin.
+
+    INSTALLED_APPS = [..., "gen_durable.contrib.django"]
+    GEN_DURABLE = {"WORKER": "shop.machines"}    # every setting, in capitals; DATABASE, if it is not "default"
+
+    durable = DjangoClient()
+    with transaction.atomic():
+        order = Order.objects.create(...)
+        durable.insert(Checkout, order.pk)       # if and when the block commits
+
+`manage.py migrate` installs the tables, `manage.py gen_durable worker` works. Needs the extra `django`.
+"""
+
+from __future__ import annotations
+
+try:
+    import django as _  # noqa: F401
+except ImportError as error:
+    raise ImportError(
+        "gen_durable.contrib.django needs Django: pip install 'gen_durable[django]'", name="django"
+    ) from error
+
+from .client import DjangoClient, fresh_connections
+from .conf import database_dsn
+
+__all__ = ["DjangoClient", "database_dsn", "fresh_connections"]

@@ -1,0 +1,82 @@
+"""Our increments of the schema as an operation of Django's migrations."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.db import router
+from django.db.migrations.operations.base import Operation
+from django.db.migrations.state import ModelState
+
+from ..._db import migrate
+from ..._db.borrowed import driver_of
+from ..._db.plan import Plan
+from . import models
+from .conf import read
+
+__all__ = ["Increment", "Views"]
+
+
+class Increment(Operation):
+    """One increment, up and down, in the schema and the database that `GEN_DURABLE` names.
+
+    Whoever migrated with `gen-durable db migrate` before has it already; then this does nothing.
+    """
+
+    reversible = True
+    reduces_to_sql = True
+
+    def __init__(self, version: int) -> None:
+        self.version = version
+
+    def state_forwards(self, app_label: str, state: Any) -> None:
+        """Nothing: none of the models is managed."""
+
+    def database_forwards(self, app_label: str, schema_editor: Any, from_state: Any, to_state: Any) -> None:
+        """Bring the schema to this version."""
+        self._migrate(app_label, schema_editor, self.version - 1, self.version)
+
+    def database_backwards(self, app_label: str, schema_editor: Any, from_state: Any, to_state: Any) -> None:
+        """Take this version back, and what its tables hold."""
+        self._migrate(app_label, schema_editor, self.version, self.version - 1)
+
+    def describe(self) -> str:
+        return f"Schema of gen_durable: increment {self.version}"
+
+    def _migrate(self, app_label: str, schema_editor: Any, current: int, to: int) -> None:
+        conn = schema_editor.connection
+        conf = read()
+        schema = conf.settings.schema
+        if conn.alias != conf.database or not router.allow_migrate(conn.alias, app_label):
+            return
+        if schema_editor.collect_sql:  # of manage.py sqlmigrate, which writes BEGIN and COMMIT itself
+            text = migrate.script(schema, current, to).strip().removeprefix("begin;").removesuffix("commit;")
+            schema_editor.collected_sql.append(text.strip())
+        else:
+            driver_of(conn, blocking=True)(conn, _step(schema, current, to), schema)
+
+
+class Views(Operation):
+    """Our models, as they are now: they are ways to look at tables of others, so their changes change no table."""
+
+    reversible = True
+
+    def state_forwards(self, app_label: str, state: Any) -> None:
+        """Put them where `makemigrations` compares."""
+        for model in (models.Instance, models.Execution, models.OutboxEvent, models.AuditEvent):
+            state.add_model(ModelState.from_model(model))
+
+    def database_forwards(self, app_label: str, schema_editor: Any, from_state: Any, to_state: Any) -> None:
+        """Nothing."""
+
+    database_backwards = database_forwards
+
+    def describe(self) -> str:
+        return "Models over the tables of gen_durable"
+
+
+def _step(schema: str, current: int, to: int) -> Plan[None]:
+    """From one version to the next, unless the schema is beyond that already."""
+    found = (yield from migrate.status(schema)).version or 0
+    if found < to if current < to else found > to:
+        yield from migrate.migrate(schema, to)

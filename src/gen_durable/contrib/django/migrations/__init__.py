@@ -1,0 +1,1 @@
+"""One for each increment of our schema."""

@@ -1,0 +1,350 @@
+"""Django: our verbs on its connection, our tables by its migrations, its commands, its admin."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import re
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+import psycopg
+import pytest
+from asgiref.sync import sync_to_async
+from django.core.exceptions import ImproperlyConfigured, SynchronousOnlyOperation
+from django.core.management import CommandError, call_command
+from django.db import connection, connections, transaction
+from django.db.transaction import TransactionManagementError
+from django.test import Client as Browser
+from django.test import override_settings
+
+from gen_durable import Client, Inserted, Spec
+from gen_durable._db.migrate import LATEST
+from gen_durable.config import Settings
+from gen_durable.errors import DatabaseError, UsageError
+from gen_durable.testing import Harness
+from tests.adapters import site
+from tests.clients.machines import Checkout, Number, Order, Payment
+
+site.set_up()
+
+from gen_durable.contrib.django import DjangoClient, conf, database_dsn  # noqa: E402
+from gen_durable.contrib.django.management.commands.gen_durable import Command  # noqa: E402
+from gen_durable.contrib.django.models import AuditEvent, Execution, Instance  # noqa: E402
+
+KEYS = (f"django:{n}" for n in itertools.count())
+
+
+@pytest.fixture(scope="module", autouse=True)
+def database(dsn: str) -> Iterator[None]:
+    with site.on(dsn):
+        with override_settings(MIGRATION_MODULES=site.AT_ONCE):
+            call_command("migrate", verbosity=0, run_syncdb=True)
+        yield
+
+
+@pytest.fixture(autouse=True)
+def _environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The commands lend it; what they lend is taken back."""
+    for name in ("DSN", "SCHEMA", "LEASE"):
+        monkeypatch.setenv(f"GEN_DURABLE_{name}", "")
+
+
+@pytest.fixture
+def durable() -> DjangoClient:
+    return DjangoClient()
+
+
+def seen(dsn: str, key: str) -> int:
+    """What others see."""
+    with psycopg.connect(dsn) as conn:
+        query = "select count(*) from gen_durable.gen_durable where correlation_key like %s"
+        row = conn.execute(query, (f"{key}%",)).fetchone()
+        assert row is not None
+        return int(row[0])
+
+
+def work(client: Client, key: str, **options: Any) -> None:
+    client.insert(Checkout, Order(1), correlation_key=key, **options)
+    client.insert_all([Spec(Number, n, correlation_key=f"{key}:{n}") for n in range(2)], **options)
+    client.signal(key, Checkout.payment, Payment(1), **options)
+    client.cancel(f"{key}:1", **options)
+
+
+@pytest.mark.clause("ADAPT-1", "ADAPT-5")
+def test_a_block_that_raises_leaves_nothing_and_one_that_ends_all(dsn: str, durable: DjangoClient) -> None:
+    key = next(KEYS)
+    with pytest.raises(ZeroDivisionError), transaction.atomic():
+        work(durable, key)
+        raise ZeroDivisionError
+    assert seen(dsn, key) == 0
+    with transaction.atomic():
+        work(durable, key)
+        assert seen(dsn, key) == 0
+        assert durable.count(correlation_key=key) == 1, "what reads takes part as well"
+    assert seen(dsn, key) == 3
+
+
+@pytest.mark.clause("ADAPT-1", "ADAPT-3")
+def test_any_client_takes_the_connection(dsn: str) -> None:
+    key = next(KEYS)
+    client = Client("postgresql://nowhere")
+    for conn in (connection, connections["default"]):
+        with pytest.raises(ZeroDivisionError), transaction.atomic():
+            work(client, key, conn=conn)
+            raise ZeroDivisionError
+    assert seen(dsn, key) == 0
+    work(client, key, conn=connection)
+    assert seen(dsn, key) == 3, "outside of a block each verb is its own"
+
+
+@pytest.mark.clause("ADAPT-5")
+def test_an_inner_block_takes_back_its_own_part(dsn: str, durable: DjangoClient) -> None:
+    key, other = next(KEYS), next(KEYS)
+    with transaction.atomic():
+        durable.insert(Number, 1, correlation_key=key)
+        with pytest.raises(ZeroDivisionError), transaction.atomic():
+            durable.insert(Number, 1, correlation_key=other)
+            raise ZeroDivisionError
+    assert (seen(dsn, key), seen(dsn, other)) == (1, 0)
+
+
+@pytest.mark.clause("ADAPT-5")
+def test_a_broken_transaction_is_not_taken_for_a_good_one(dsn: str, durable: DjangoClient) -> None:
+    key = next(KEYS)
+    elsewhere = DjangoClient()
+    elsewhere._opened.schema = "nowhere"  # type: ignore[union-attr]
+    with transaction.atomic():
+        durable.insert(Number, 1, correlation_key=key)
+        with pytest.raises(DatabaseError):
+            elsewhere.insert(Number, 1)
+        with pytest.raises(TransactionManagementError):
+            durable.insert(Number, 1, correlation_key=key)
+    assert seen(dsn, key) == 0
+    durable.insert(Number, 1, correlation_key=key)
+    assert seen(dsn, key) == 1
+
+
+@pytest.mark.clause("ADAPT-5")
+def test_there_is_nothing_to_open(durable: DjangoClient) -> None:
+    with durable as same:
+        order = same.insert(Number, 1)
+    assert isinstance(order, Inserted)
+    assert durable.wait(order, timeout=timedelta(0)).status == "runnable"
+    assert durable.settings.lease == timedelta(seconds=90)
+
+
+@pytest.mark.clause("ADAPT-6")
+async def test_in_async_code_it_says_so_and_works_in_a_thread(dsn: str, durable: DjangoClient) -> None:
+    key = next(KEYS)
+    with pytest.raises(SynchronousOnlyOperation):
+        durable.insert(Number, 1)
+
+    def place() -> None:
+        with transaction.atomic():
+            durable.insert(Number, 1, correlation_key=key)
+        connection.close()
+
+    await sync_to_async(place)()
+    assert seen(dsn, key) == 1
+
+
+@pytest.mark.clause("ADAPT-7")
+def test_the_tables_come_and_go_with_the_migrations_in_any_schema(dsn: str) -> None:
+    def version() -> list[tuple[int]]:
+        with connection.cursor() as cursor:
+            cursor.execute("select to_regclass('elsewhere.migrations') is not null")
+            if cursor.fetchone() == (False,):
+                return []
+            cursor.execute("select max(version) from elsewhere.migrations")
+            return list(cursor.fetchall())
+
+    with override_settings(GEN_DURABLE={"SCHEMA": "elsewhere"}):
+        call_command("migrate", "gen_durable", "zero", verbosity=0)  # nothing there: nothing to take
+        assert version() == []
+        call_command("migrate", "gen_durable", verbosity=0)
+        assert version() == [(LATEST,)]
+        DjangoClient().insert(Number, 1)
+        call_command("migrate", "gen_durable", "0002", verbosity=0)
+        assert version() == [(2,)]
+        call_command("migrate", "gen_durable", "zero", verbosity=0)
+        assert version() == []
+    call_command("migrate", "gen_durable", verbosity=0)  # installed before, by another way
+    assert DjangoClient().doctor() is not None
+
+
+@pytest.mark.clause("ADAPT-7")
+def test_there_is_a_migration_for_each_increment_and_none_is_missing() -> None:
+    ours = re.compile(r"^ \[X\] (\d{4})_", re.MULTILINE)
+    told = io.StringIO()
+    call_command("showmigrations", "gen_durable", stdout=told)
+    assert [int(number) for number in ours.findall(told.getvalue())] == list(range(1, LATEST + 1)), (
+        "every file of _db/migrations needs a module of its name in contrib/django/migrations"
+    )
+    call_command("makemigrations", check=True, dry_run=True, verbosity=0)
+
+
+@pytest.mark.clause("ADAPT-7")
+def test_sqlmigrate_prints_what_would_be_done() -> None:
+    told = io.StringIO()
+    call_command("sqlmigrate", "gen_durable", "0001", stdout=told, no_color=True)
+    text = told.getvalue()
+    assert text.startswith("BEGIN;")
+    assert 'create table "gen_durable".gen_durable (' in text
+    assert 'insert into "gen_durable".migrations (version) values (1);' in text
+    assert len(re.findall("^(begin|commit);", text, re.MULTILINE | re.IGNORECASE)) == 2
+
+
+@pytest.mark.clause("ADAPT-7")
+def test_migrations_leave_other_databases_alone() -> None:
+    class Nobody:
+        def allow_migrate(self, *_: object, **__: object) -> bool:
+            return False
+
+    with (
+        override_settings(GEN_DURABLE={"SCHEMA": "refused"}, DATABASE_ROUTERS=[Nobody()]),
+        connection.schema_editor() as editor,
+    ):
+        from gen_durable.contrib.django.increments import Increment
+
+        Increment(1).database_forwards("gen_durable", editor, None, None)
+    with connection.cursor() as cursor:
+        cursor.execute("select to_regnamespace('refused') is null")
+        assert cursor.fetchone() == (True,)
+
+
+@pytest.mark.clause("ADAPT-8")
+def test_the_command_line_works_where_the_project_does(
+    durable: DjangoClient, capfd: pytest.CaptureFixture[str]
+) -> None:
+    key = next(KEYS)
+    durable.insert(Number, 1, correlation_key=key)
+    call_command("gen_durable", "ls", "--correlation-key", key, "--json")
+    with pytest.raises(SystemExit) as ended:
+        Command().run_from_argv(["manage.py", "gen_durable", "db", "status"])
+    told = capfd.readouterr().out
+    assert key in told
+    assert f"schema 'gen_durable' is at version {LATEST}" in told
+    assert ended.value.code == 0
+    with pytest.raises(CommandError, match="there is no instance"):
+        call_command("gen_durable", "show", "nobody")
+    Command().print_help("manage.py", "gen_durable")
+    assert "Run gen-durable on the database of this project" in capfd.readouterr().out
+
+
+@pytest.mark.clause("ADAPT-8")
+def test_a_worker_runs_what_the_settings_name(monkeypatch: pytest.MonkeyPatch, dsn: str) -> None:
+    ran: list[Any] = []
+    monkeypatch.setattr("gen_durable.worker.Worker.run", lambda worker, **_: ran.append(worker))
+    call_command("gen_durable", "worker")
+    (worker,) = ran
+    assert [machine.name for machine in worker.machines] == ["Checkout"]
+    assert worker.settings.lease == timedelta(seconds=90)
+    with override_settings(GEN_DURABLE={}), pytest.raises(CommandError, match="Missing argument 'TARGET'"):
+        call_command("gen_durable", "worker")
+
+
+@pytest.mark.clause("ADAPT-9")
+def test_the_admin_shows_everything_and_changes_nothing(durable: DjangoClient) -> None:
+    from django.contrib.auth.models import Permission, User
+
+    key = next(KEYS)
+    order = durable.insert(Checkout, Order(7), correlation_key=key)
+    durable.cancel(order, actor="ada", reason="<changed> her mind")
+    staff = User.objects.create(username=key, is_staff=True)
+    browser = Browser()
+    browser.force_login(staff)
+    assert browser.get("/admin/gen_durable/instance/").status_code == 403
+    staff.user_permissions.set(Permission.objects.filter(content_type__app_label="gen_durable"))
+    assert set(staff.get_all_permissions()) == {
+        f"gen_durable.view_{model}" for model in ("auditevent", "execution", "instance", "outboxevent")
+    }
+    for model in ("auditevent", "outboxevent", "instance"):
+        assert browser.get(f"/admin/gen_durable/{model}/").status_code == 200
+        assert browser.get(f"/admin/gen_durable/{model}/add/").status_code == 403
+    found = browser.get("/admin/gen_durable/instance/", {"q": key, "status": "cancelled"})
+    assert found.content.decode().count(key) >= 1
+    assert (
+        browser.get("/admin/gen_durable/instance/", {"q": "nobody"}).content.decode().count("field-fsm") == 0
+    )
+    page = browser.get(f"/admin/gen_durable/instance/{order.id}/change/").content.decode()
+    assert "&lt;changed&gt; her mind" in page
+    assert 'name="_save"' not in page
+    for action in ("change", "delete"):
+        answer = browser.post(
+            f"/admin/gen_durable/instance/{order.id}/{action}/", {"status": "done", "post": "yes"}
+        )
+        assert answer.status_code == 403
+
+
+@pytest.mark.clause("ADAPT-9")
+def test_the_models_are_to_be_read_only(durable: DjangoClient) -> None:
+    order = durable.insert(Number, 1)
+    row = Instance.objects.get(pk=order.id)
+    assert (str(row), row.status, row.state) == (f"Number {order.id}", "runnable", "1")
+    assert not Execution.objects.filter(job_id=order.id).exists()
+    for write in (
+        row.save,
+        row.delete,
+        Instance.objects.all().delete,
+        lambda: Instance.objects.update(status="done"),
+        lambda: AuditEvent.objects.create(event="created"),
+    ):
+        with pytest.raises(UsageError, match="written by the engine only; use the verbs of DjangoClient"):
+            write()
+
+
+@pytest.mark.clause("ADAPT-10")
+@pytest.mark.parametrize(
+    ("said", "error"),
+    [
+        ({"SCHEAM": "x"}, r"GEN_DURABLE\['SCHEAM'\] is not a setting; did you mean 'SCHEMA'\?"),
+        ({"schema": "x"}, r"GEN_DURABLE\['schema'\] is not a setting; did you mean 'SCHEMA'\?"),
+        ({"SCHEMA": "No!"}, r"GEN_DURABLE: settings\.schema must match"),
+        ({"LEASE": 5}, r"GEN_DURABLE: settings\.lease must be a timedelta, got 5"),
+        ({"DATABASE": "other"}, r"GEN_DURABLE\['DATABASE'\] is 'other'; DATABASES has 'default'"),
+        ("gen_durable", "GEN_DURABLE must be a dict, got 'gen_durable'"),
+    ],
+)
+def test_settings_that_are_wrong_are_named(said: Any, error: str) -> None:
+    with override_settings(GEN_DURABLE=said), pytest.raises(ImproperlyConfigured, match=error):
+        conf.read()
+
+
+@pytest.mark.clause("ADAPT-10")
+def test_another_database_than_postgresql_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections["default"], "vendor", "sqlite")
+    with pytest.raises(ImproperlyConfigured, match=r"DATABASES\['default'\] is .+ needs PostgreSQL"):
+        DjangoClient()
+
+
+@pytest.mark.clause("ADAPT-10")
+def test_the_dsn_of_a_project(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert psycopg.conninfo.conninfo_to_dict(database_dsn()) == psycopg.conninfo.conninfo_to_dict(dsn)
+    monkeypatch.setitem(connections["default"].settings_dict, "PASSWORD", "a:b@c/d")
+    monkeypatch.setitem(
+        connections["default"].settings_dict,
+        "OPTIONS",
+        {"sslmode": "require", "pool": True, "isolation_level": 1},
+    )
+    said = psycopg.conninfo.conninfo_to_dict(database_dsn("default"))
+    assert (said["password"], said["sslmode"], "pool" in said) == ("a:b@c/d", "require", False)
+
+
+@pytest.mark.clause("ADAPT-5", "ADAPT-8")
+def test_the_example(dsn: str) -> None:
+    from bookshop.machines import Checkout as BookCheckout  # type: ignore[import-not-found]
+    from bookshop.models import Order as BookOrder  # type: ignore[import-not-found]
+
+    browser = Browser(raise_request_exception=False)
+    number = browser.post("/orders/", {"title": "Ulysses"}).json()["number"]
+    assert browser.post("/orders/", {"title": ""}).status_code == 500
+    assert seen(dsn, f"order:{number}") == BookOrder.objects.count() == 1
+    with Harness(dsn, settings=Settings()) as harness:
+        harness.use(BookCheckout)
+        harness.drain()
+        browser.post(f"/orders/{number}/pay/")
+        harness.drain()
+        assert harness.wait(f"order:{number}", timeout=timedelta(0)).result == "shipped"
+    assert BookOrder.objects.get(pk=number).status == "shipped"
