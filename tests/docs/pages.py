@@ -1,0 +1,254 @@
+"""The pages of documentation, and how a page is run.
+
+All blocks of a page run in their order, in one namespace, on a new database that `GEN_DURABLE_DSN` names:
+
+- `python`: top-level await works. `expression  # → repr` must give that, `call  # ✗ text` must raise an error that says
+  so; `…` stands for anything. Functions `test_…` are called with the fixtures that they ask for.
+- `python title="shop.py"` is part of a file, which is there from the start; `test_….py` is run at the end.
+- `sh`: each line is a `gen-durable` command and must succeed; `# → text` below it stands in its output. A worker works,
+  in this process, until the next one or the end of the page.
+- `sql`: see `statements`.
+
+A block in an HTML comment is run and not seen. What cannot run has a comment above it: `<!-- not run: reason -->`.
+"""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import functools
+import inspect
+import re
+import secrets
+import shlex
+import sys
+import types
+from collections.abc import Callable, Generator, Iterator
+from contextlib import AsyncExitStack, contextmanager
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import psycopg
+import pytest
+from click.testing import CliRunner
+
+from gen_durable import Worker
+from gen_durable.cli.root import root
+from gen_durable.testing import AsyncHarness, Harness
+from gen_durable.testing._databases import Databases
+from tests.docs.statements import examples, promised, roles_of, run_examples
+
+__all__ = ["PAGES", "ROOT", "RUN", "SHOWN", "Block", "Page", "Reading"]
+
+ROOT: Final = Path(__file__).parents[2]
+RUN: Final = ("python", "sh", "sql")
+SHOWN: Final = ("text", "mermaid")
+_FENCE: Final = re.compile(
+    r'(?:^<!-- not run: (?P<reason>[^\n]+) -->\n)?^```(?P<language>\w*)(?: title="(?P<file>[^"\n]+)")?\n'
+    r"(?P<text>.*?)^```$",
+    re.MULTILINE | re.DOTALL,
+)
+_PROMISE: Final = re.compile(r"^(\s*)(\S.*?)\s+# → (.+)$")
+_REFUSAL: Final = re.compile(r"^(\s*)(\S.*?)\s+# ✗ (.+)$")
+_PATIENCE: Final = 30.0
+
+
+class Block(NamedTuple):
+    language: str
+    file: str
+    text: str
+    reason: str
+    """Why it cannot run; empty if it can."""
+    line: int
+
+    @property
+    def runs(self) -> bool:
+        return self.language in RUN and not self.reason
+
+
+class Page:
+    """One file of Markdown."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.name = path.relative_to(ROOT).as_posix()
+        self.text = path.read_text(encoding="utf-8")
+
+    @functools.cached_property
+    def blocks(self) -> list[Block]:
+        return [
+            Block(
+                found["language"],
+                found["file"] or "",
+                found["text"],
+                found["reason"] or "",
+                self.text.count("\n", 0, found.start("text")),
+            )
+            for found in _FENCE.finditer(self.text)
+        ]
+
+    def files(self) -> dict[str, str]:
+        """The files of the page, put together from their blocks."""
+        files: dict[str, str] = {}
+        for block in self.blocks:
+            if block.file and block.runs:
+                files[block.file] = "\n\n".join(filter(None, (files.get(block.file), block.text)))
+        return files
+
+
+PAGES: Final = [Page(path) for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))]
+
+
+class Reading:
+    """One page while it is run."""
+
+    def __init__(
+        self, page: Page, dsn: str, databases: Databases, directory: Path, patch: pytest.MonkeyPatch
+    ) -> None:
+        self._page = page
+        self._dsn = dsn
+        self._databases = databases
+        self._directory = directory
+        self._patch = patch
+        self._token = secrets.token_hex(6)
+        self._module = types.ModuleType(f"page_{page.path.stem.replace('-', '_')}")
+        self._worker = AsyncExitStack()
+        self.promise_count = 0
+
+    async def run(self) -> None:
+        with self._surroundings():
+            try:
+                for block in self._page.blocks:
+                    if block.runs and not block.file:
+                        async with asyncio.timeout(_PATIENCE):
+                            await getattr(self, f"_{block.language}")(block)
+            finally:
+                await self._worker.aclose()
+            for file in self._page.files():
+                if file.startswith("test_"):
+                    await self._test(vars(__import__(file.removesuffix(".py"))), ())
+
+    @contextmanager
+    def _surroundings(self) -> Iterator[None]:
+        for file, text in self._page.files().items():
+            (self._directory / file).write_text(text, encoding="utf-8")
+        self._patch.chdir(self._directory)
+        self._patch.syspath_prepend(self._directory)
+        self._patch.setenv("GEN_DURABLE_DSN", self._dsn)
+        self._patch.setenv("GEN_DURABLE_POLL_INTERVAL", "100ms")
+        self._patch.delenv("WORKER_TYPE_PREFIXES", raising=False)
+        known = set(sys.modules)
+        sys.modules[self._module.__name__] = self._module
+        try:
+            yield
+        finally:
+            # Another page may have a file of that name.
+            for name in set(sys.modules) - known:
+                if str(getattr(sys.modules[name], "__file__", "")).startswith(str(self._directory)):
+                    del sys.modules[name]
+            del sys.modules[self._module.__name__]
+            self._drop_roles()
+
+    async def _python(self, block: Block) -> None:
+        space = vars(self._module)
+        space.update(_check=self._check, _refused=self._refused)
+        source = "\n" * block.line + "\n".join(map(_checking, block.text.splitlines()))
+        code = compile(
+            source, self._page.name, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True
+        )
+        before = set(space)
+        if "asyncio.run(" in block.text:
+            await asyncio.to_thread(exec, code, space)
+        else:
+            running = eval(code, space)
+            if inspect.iscoroutine(running):
+                await running
+        await self._test(space, before)
+
+    async def _test(self, space: dict[str, Any], before: Any) -> None:
+        for name in [name for name in space if name.startswith("test_") and name not in before]:
+            function: Callable[..., Any] = space[name]
+            wanted = inspect.signature(function).parameters
+            with self._databases.fresh() as dsn:
+                if inspect.iscoroutinefunction(function):
+                    async with AsyncHarness(dsn) as harness:
+                        await function(**dict.fromkeys(wanted, harness))
+                else:
+                    await asyncio.to_thread(_in_harness, function, wanted, dsn)
+
+    async def _sh(self, block: Block) -> None:
+        output = ""
+        for line in block.text.replace("\\\n", " ").splitlines():
+            if line.startswith("# → "):
+                assert re.search(promised(line[4:]), output), f"{line}\n{output}"
+                self.promise_count += 1
+            elif line and not line.startswith("#"):
+                output = await self._command(line)
+
+    async def _command(self, line: str) -> str:
+        words = shlex.split(line, comments=True)
+        program = words.index("gen-durable") if "gen-durable" in words else -1
+        assert program >= 0, f"{line}: only gen-durable is run here; say why not: <!-- not run: reason -->"
+        setting = dict(word.split("=", 1) for word in words[:program])
+        started: list[Worker] = []
+
+        def begin(worker: Worker, *, processes: int | None, on_ready: Callable[[], None]) -> None:
+            started.append(worker)
+            on_ready()
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Worker, "run", begin)
+            answer = await asyncio.to_thread(
+                CliRunner(env=setting).invoke, root, words[program + 1 :], prog_name="gen-durable"
+            )
+        assert answer.exit_code == 0, f"{line}\n{answer.output}"
+        if started:
+            await self._worker.aclose()
+            await self._worker.enter_async_context(started[0])
+        return answer.output
+
+    async def _sql(self, block: Block) -> None:
+        given = examples(block.text, self._roles)
+        self.promise_count += sum(len(each.rows) + bool(each.error) for each in given)
+        run_examples(self._connection, given)
+
+    @functools.cached_property
+    def _roles(self) -> dict[str, str]:
+        return roles_of((block.text for block in self._page.blocks if block.language == "sql"), self._token)
+
+    @functools.cached_property
+    def _connection(self) -> psycopg.Connection[Any]:
+        return psycopg.connect(self._dsn, autocommit=True)
+
+    def _drop_roles(self) -> None:
+        if "_connection" not in vars(self):
+            return
+        self._connection.execute("reset role")
+        for name in self._roles.values():
+            if self._connection.execute("select from pg_roles where rolname = %s", [name]).fetchone():
+                self._connection.execute(f"drop owned by {name}; drop role {name}".encode())
+        self._connection.close()
+
+    def _check(self, value: object, said: str) -> None:
+        assert re.fullmatch(promised(said), repr(value)), f"{value!r} is not {said}"
+        self.promise_count += 1
+
+    @contextmanager
+    def _refused(self, said: str) -> Generator[None]:
+        with pytest.raises(Exception, match=promised(said)) as raised:
+            yield
+        assert not isinstance(raised.value, AssertionError)
+        self.promise_count += 1
+
+
+def _checking(line: str) -> str:
+    if found := _PROMISE.match(line):
+        return f"{found[1]}_check(({found[2]}), {found[3]!r})"
+    if found := _REFUSAL.match(line):
+        return f"{found[1]}with _refused({found[3]!r}): {found[2]}"
+    return line
+
+
+def _in_harness(function: Callable[..., Any], wanted: Any, dsn: str) -> None:
+    with Harness(dsn) as harness:
+        function(**dict.fromkeys(wanted, harness))

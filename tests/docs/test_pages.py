@@ -1,0 +1,58 @@
+"""Every page of documentation does what it says; `pages` tells how one is run."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from gen_durable.testing._databases import Databases
+from tests.docs.pages import PAGES, RUN, SHOWN, Page, Reading
+
+# Written for people alone: a specification, its table of tests, deviations from it, the map.
+PROSE = ("docs/failure-lab.md", "docs/README.md", "docs/conformance.md", "docs/deviations.md", "docs/spec.md")
+# Blocks that cannot run, each with its reason above it.
+NOT_RUN = {
+    "README.md": 1,
+    "docs/failure-lab.md": 2,
+    "docs/sql.md": 3,
+    "docs/telemetry.md": 1,
+}
+
+
+@pytest.mark.clause("EVT-1", "EVT-9", "FLOW-16", "SQL-6")
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if page.name not in PROSE], ids=lambda page: page.path.stem
+)
+async def test_the_page(
+    page: Page,
+    durable_dsn: str,
+    durable_databases: Databases,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert any(block.runs for block in page.blocks), "a page without a snippet that runs"
+    reading = Reading(page, durable_dsn, durable_databases, tmp_path, monkeypatch)
+    await reading.run()
+    assert reading.promise_count, "a page whose snippets promise nothing: write `# →` and what comes back"
+
+
+def test_what_does_not_run_is_counted() -> None:
+    assert Counter(page.name for page in PAGES for block in page.blocks if block.reason) == NOT_RUN
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_no_block_is_overlooked(page: Page) -> None:
+    assert len(re.findall(r"^\s*```", page.text, re.MULTILINE)) == 2 * len(page.blocks)
+    for block in page.blocks:
+        assert block.reason or block.language in RUN + SHOWN, (
+            f"line {block.line}: a block of {block.language!r}"
+        )
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Page) -> None:
+    for link in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.text):
+        assert (page.path.parent / link).exists(), link
