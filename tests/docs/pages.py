@@ -18,6 +18,7 @@ import ast
 import asyncio
 import functools
 import inspect
+import os
 import re
 import secrets
 import shlex
@@ -110,6 +111,7 @@ class Reading:
         self._databases = databases
         self._directory = directory
         self._patch = patch
+        self._given_dsn = os.environ.get("GEN_DURABLE_DSN")
         self._token = secrets.token_hex(6)
         self._module = types.ModuleType(f"page_{page.path.stem.replace('-', '_')}")
         self._worker = AsyncExitStack()
@@ -124,9 +126,10 @@ class Reading:
                             await getattr(self, f"_{block.language}")(block)
             finally:
                 await self._worker.aclose()
-            for file in self._page.files():
-                if file.startswith("test_"):
-                    await self._test(vars(__import__(file.removesuffix(".py"))), ())
+            with self._env_of_tests():
+                for file in self._page.files():
+                    if file.startswith("test_"):
+                        await self._test(vars(__import__(file.removesuffix(".py"))), ())
 
     @contextmanager
     def _surroundings(self) -> Iterator[None]:
@@ -148,6 +151,15 @@ class Reading:
                     del sys.modules[name]
             del sys.modules[self._module.__name__]
             self._drop_roles()
+
+    @contextmanager
+    def _env_of_tests(self) -> Iterator[None]:
+        """Where databases for tests are made: not necessarily on a server that somebody has named."""
+        with pytest.MonkeyPatch.context() as patch:
+            patch.delenv("GEN_DURABLE_DSN")
+            if self._given_dsn is not None:
+                patch.setenv("GEN_DURABLE_DSN", self._given_dsn)
+            yield
 
     async def _python(self, block: Block) -> None:
         space = vars(self._module)
@@ -175,6 +187,7 @@ class Reading:
                         await function(**dict.fromkeys(wanted, harness))
                 else:
                     await asyncio.to_thread(_in_harness, function, wanted, dsn)
+            self.promise_count += 1
 
     async def _sh(self, block: Block) -> None:
         output = ""

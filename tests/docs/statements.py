@@ -44,7 +44,9 @@ def examples(text: str, names: Mapping[str, str]) -> list[Example]:
 def roles_of(texts: Iterable[str], token: str) -> dict[str, str]:
     """Names of the page's roles for this run alone: roles belong to the server, not to the database."""
     return {
-        name: f"{name}_{token}" for text in texts for name in re.findall(r"^create role (\w+)", text, re.M)
+        name: f"{name}_{token}"
+        for text in texts
+        for name in re.findall(r"^create role (\w+)", text, re.MULTILINE)
     }
 
 
