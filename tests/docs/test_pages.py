@@ -57,3 +57,9 @@ def test_no_block_is_overlooked(page: Page) -> None:
 def test_links_lead_somewhere(page: Page) -> None:
     for link in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.text):
         assert (page.path.parent / link).exists(), link
+
+
+def test_the_map_names_every_page() -> None:
+    (index,) = [page for page in PAGES if page.name == "docs/README.md"]
+    missing = [page.path.name for page in PAGES if f"({page.path.name})" not in index.text]
+    assert missing == ["README.md", "README.md"]  # itself, and the one above it
