@@ -70,10 +70,10 @@ class Block(NamedTuple):
 class Page:
     """One file of Markdown."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, text: str | None = None) -> None:
         self.path = path
         self.name = path.relative_to(ROOT).as_posix()
-        self.text = path.read_text(encoding="utf-8")
+        self.text = path.read_text(encoding="utf-8") if text is None else text
 
     @functools.cached_property
     def blocks(self) -> list[Block]:
@@ -103,22 +103,22 @@ PAGES: Final = [Page(path) for path in (ROOT / "README.md", *sorted((ROOT / "doc
 class Reading:
     """One page while it is run."""
 
-    def __init__(
-        self, page: Page, dsn: str, databases: Databases, directory: Path, patch: pytest.MonkeyPatch
-    ) -> None:
+    def __init__(self, page: Page, directory: Path, databases: Databases, patch: pytest.MonkeyPatch) -> None:
         self._page = page
-        self._dsn = dsn
-        self._databases = databases
         self._directory = directory
+        self._databases = databases
         self._patch = patch
+        self._direct_dsn = ""
         self._given_dsn = os.environ.get("GEN_DURABLE_DSN")
         self._token = secrets.token_hex(6)
         self._module = types.ModuleType(f"page_{page.path.stem.replace('-', '_')}")
         self._worker = AsyncExitStack()
         self.promise_count = 0
 
-    async def run(self) -> None:
-        with self._surroundings():
+    async def run(self, dsn: str, direct_dsn: str) -> None:
+        """Run the page on this database. SQL goes there directly, because it may need a session of its own."""
+        self._direct_dsn = direct_dsn
+        with self._surroundings(dsn):
             try:
                 for block in self._page.blocks:
                     if block.runs and not block.file:
@@ -132,12 +132,12 @@ class Reading:
                         await self._test(vars(__import__(file.removesuffix(".py"))), ())
 
     @contextmanager
-    def _surroundings(self) -> Iterator[None]:
+    def _surroundings(self, dsn: str) -> Iterator[None]:
         for file, text in self._page.files().items():
             (self._directory / file).write_text(text, encoding="utf-8")
         self._patch.chdir(self._directory)
         self._patch.syspath_prepend(self._directory)
-        self._patch.setenv("GEN_DURABLE_DSN", self._dsn)
+        self._patch.setenv("GEN_DURABLE_DSN", dsn)
         self._patch.setenv("GEN_DURABLE_POLL_INTERVAL", "100ms")
         self._patch.delenv("WORKER_TYPE_PREFIXES", raising=False)
         known = set(sys.modules)
@@ -231,7 +231,7 @@ class Reading:
 
     @functools.cached_property
     def _connection(self) -> psycopg.Connection[Any]:
-        return psycopg.connect(self._dsn, autocommit=True)
+        return psycopg.connect(self._direct_dsn, autocommit=True)
 
     def _drop_roles(self) -> None:
         if "_connection" not in vars(self):

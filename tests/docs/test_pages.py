@@ -9,10 +9,12 @@ from pathlib import Path
 import pytest
 
 from gen_durable.testing._databases import Databases
-from tests.docs.pages import PAGES, RUN, SHOWN, Page, Reading
+from tests.docs.pages import PAGES, ROOT, RUN, SHOWN, Page, Reading
 
 # Written for people alone: a specification, its table of tests, deviations from it, the map.
 PROSE = ("docs/failure-lab.md", "docs/README.md", "docs/conformance.md", "docs/deviations.md", "docs/spec.md")
+# Needs a site of Django's around it: tests/docs/test_adapters.py runs it.
+ELSEWHERE = ("docs/adapters.md",)
 # Blocks that cannot run, each with its reason above it.
 NOT_RUN = {
     "README.md": 1,
@@ -25,19 +27,40 @@ NOT_RUN = {
 
 @pytest.mark.clause("EVT-1", "EVT-9", "FLOW-16", "SQL-6")
 @pytest.mark.parametrize(
-    "page", [page for page in PAGES if page.name not in PROSE], ids=lambda page: page.path.stem
+    "page", [page for page in PAGES if page.name not in PROSE + ELSEWHERE], ids=lambda page: page.path.stem
 )
 async def test_the_page(
     page: Page,
     durable_dsn: str,
+    direct_dsn: str,
     durable_databases: Databases,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert any(block.runs for block in page.blocks), "a page without a snippet that runs"
-    reading = Reading(page, durable_dsn, durable_databases, tmp_path, monkeypatch)
-    await reading.run()
+    reading = Reading(page, tmp_path, durable_databases, monkeypatch)
+    await reading.run(durable_dsn, direct_dsn)
     assert reading.promise_count, "nothing is promised: write `# →` and what comes back"
+
+
+async def test_what_is_wrong_is_found(
+    durable_dsn: str, durable_databases: Databases, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for block in (
+        "python\n1 + 1  # → 3",
+        "python\nint('1')  # ✗ invalid literal",
+        "python\ndef test_it(durable):\n    durable.assert_done(1)",
+        'python title="test_it.py"\nasync def test_it(async_durable):\n    assert not await async_durable.drain()',
+        "sh\ngen-durable ls --status unheard-of",
+        "sh\ngen-durable db status\n# → of another age",
+        "sh\nls",
+        "sql\nselect 1;\n-- → 2",
+        "sql\nselect 1;\n-- ✗ no such thing",
+    ):
+        page = Page(ROOT / "docs" / "wrong.md", f"```{block}\n```\n")
+        assert [each.runs for each in page.blocks] == [True]
+        with pytest.raises((AssertionError, pytest.fail.Exception)):
+            await Reading(page, tmp_path, durable_databases, monkeypatch).run(durable_dsn, durable_dsn)
 
 
 def test_what_does_not_run_is_counted() -> None:
@@ -63,3 +86,8 @@ def test_the_map_names_every_page() -> None:
     (index,) = [page for page in PAGES if page.name == "docs/README.md"]
     missing = [page.path.name for page in PAGES if f"({page.path.name})" not in index.text]
     assert missing == ["README.md", "README.md"]  # itself, and the one above it
+
+
+def test_the_readme_begins_with_the_example() -> None:
+    (first, *_) = [block.text for block in PAGES[0].blocks if block.language == "python"]
+    assert first == (ROOT / "examples" / "quickstart.py").read_text(encoding="utf-8")
