@@ -33,7 +33,7 @@ def connection(durable_dsn: str) -> Iterator[psycopg.Connection[Any]]:
 
 
 async def test_the_role_for_workers_is_enough_for_a_worker(
-    connection: psycopg.Connection[Any], durable: Harness, durable_dsn: str
+    connection: psycopg.Connection[Any], durable: Harness, direct_dsn: str
 ) -> None:
     durable._database.run(register([definition_of(Checkout)]))
     (text,) = [block.text for block in PAGE.blocks if "create role shop_worker" in block.text]
@@ -41,7 +41,7 @@ async def test_the_role_for_workers_is_enough_for_a_worker(
     (name,) = names.values()
     try:
         run_examples(connection, examples(text, names))
-        dsn = re.sub(r"//[^@/]*@", f"//{name}:change me too@".replace(" ", "%20"), durable_dsn, count=1)
+        dsn = re.sub(r"//[^@/]*@", f"//{name}:change me too@".replace(" ", "%20"), direct_dsn, count=1)
         async with Worker([Checkout], dsn=dsn) as worker:
             order = await worker.insert(Checkout, {"order": 1})
             await worker.wait(order, raise_failed=True)
