@@ -387,7 +387,9 @@ class AsyncClient:
         self, target: Ref[StateT, ResultT], /, *, with_deleted: bool = False
     ) -> Instance[StateT, ResultT] | None: ...
     @overload
-    async def get(self, target: int | str, /, *, with_deleted: bool = False) -> Instance[Any, Any] | None: ...
+    async def get(
+        self, target: Instance[Any, Any] | int | str, /, *, with_deleted: bool = False
+    ) -> Instance[Any, Any] | None: ...
     async def get(self, target: Target, /, *, with_deleted: bool = False) -> Instance[Any, Any] | None:
         """The instance as it is now, or `None`. By key, the one that has it, or else the latest that had it.
 
@@ -617,7 +619,7 @@ class AsyncClient:
     @overload
     async def wait(
         self,
-        target: int | str,
+        target: Instance[Any, Any] | int | str,
         /,
         *,
         timeout: timedelta | None = None,
@@ -660,6 +662,7 @@ class AsyncClient:
             _ = instance.result
         return instance
 
+    @overload
     async def wait_all(
         self,
         targets: Iterable[Ref[StateT, ResultT]],
@@ -667,7 +670,24 @@ class AsyncClient:
         *,
         timeout: timedelta | None = None,
         until: Until = "finished",
-    ) -> Sequence[Instance[StateT, ResultT]]:
+    ) -> Sequence[Instance[StateT, ResultT]]: ...
+    @overload
+    async def wait_all(
+        self,
+        targets: Iterable[Target],
+        /,
+        *,
+        timeout: timedelta | None = None,
+        until: Until = "finished",
+    ) -> Sequence[Instance[Any, Any]]: ...
+    async def wait_all(
+        self,
+        targets: Iterable[Target],
+        /,
+        *,
+        timeout: timedelta | None = None,
+        until: Until = "finished",
+    ) -> Sequence[Instance[Any, Any]]:
         """Wait for many, as for one; at most `timeout` in all. The answers are in the order of the targets."""
         try:
             async with asyncio.TaskGroup() as group:

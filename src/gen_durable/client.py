@@ -289,7 +289,9 @@ class Client:
         self, target: Ref[StateT, ResultT], /, *, with_deleted: bool = False
     ) -> Instance[StateT, ResultT] | None: ...
     @overload
-    def get(self, target: int | str, /, *, with_deleted: bool = False) -> Instance[Any, Any] | None: ...
+    def get(
+        self, target: Instance[Any, Any] | int | str, /, *, with_deleted: bool = False
+    ) -> Instance[Any, Any] | None: ...
     def get(self, target: Target, /, *, with_deleted: bool = False) -> Instance[Any, Any] | None:
         """See `AsyncClient.get`."""
         return self._database.run(_verbs.get(target, with_deleted=with_deleted))
@@ -460,7 +462,7 @@ class Client:
     @overload
     def wait(
         self,
-        target: int | str,
+        target: Instance[Any, Any] | int | str,
         /,
         *,
         timeout: timedelta | None = None,
@@ -482,6 +484,7 @@ class Client:
             _ = instance.result
         return instance
 
+    @overload
     def wait_all(
         self,
         targets: Iterable[Ref[StateT, ResultT]],
@@ -489,7 +492,24 @@ class Client:
         *,
         timeout: timedelta | None = None,
         until: Until = "finished",
-    ) -> Sequence[Instance[StateT, ResultT]]:
+    ) -> Sequence[Instance[StateT, ResultT]]: ...
+    @overload
+    def wait_all(
+        self,
+        targets: Iterable[Target],
+        /,
+        *,
+        timeout: timedelta | None = None,
+        until: Until = "finished",
+    ) -> Sequence[Instance[Any, Any]]: ...
+    def wait_all(
+        self,
+        targets: Iterable[Target],
+        /,
+        *,
+        timeout: timedelta | None = None,
+        until: Until = "finished",
+    ) -> Sequence[Instance[Any, Any]]:
         """See `AsyncClient.wait_all`."""
         return self._wait(tuple(targets), timeout, until)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import sys
 import typing
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from datetime import timedelta
 from types import FunctionType, UnionType
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, Self, TypeAlias, get_args, overload
@@ -98,9 +98,8 @@ class Machine(Definition[StateT, ResultT]):
         }
         _define(cls, cls.__name__ if name is None else name, version)
 
-    def handle(
-        self, error: Exception, ctx: Context[StateT]
-    ) -> Outcome[ResultT] | Awaitable[Outcome[ResultT]]:
+    # Any: an override may be plain or async, and either may end in `return super().handle(error, ctx)`.
+    def handle(self, error: Exception, ctx: Context[StateT]) -> Any:
         """Turn what a step raised into an outcome. May be `async`; if it raises as well, the instance fails.
 
         Unless overridden, it repeats the step as `retry=` of the step or of the machine says, and then stops.

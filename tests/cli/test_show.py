@@ -104,7 +104,7 @@ def test_one_that_executes_tells_who_has_it(gd: Gd, shop: Harness, sql: psycopg.
     shop.insert(Checkout, {}, max_attempts=4)
     execute(sql, 1)
     facts = lines(gd, 1)
-    assert (facts["waits"], facts["step"]) == ("by w", "start, attempt 1 of 4")
+    assert (facts["runs"], facts["step"]) == ("by w", "start, attempt 1 of 4")
     assert "(in 59m" in facts["lease"]
     found = parsed(gd("show", 1, "--json"))
     assert (found["executions"][0]["status"], found["executions"][0]["lease_owner"]) == ("LEASED", "w")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -130,7 +130,7 @@ class Open(Machine[Parcel]):
         return Done()
 
     def handle(self, error: Exception, ctx: Context[Parcel]) -> Outcome:
-        return Stop(error)
+        return Stop(error) if ctx.attempt > 3 else super().handle(error, ctx)
 
 
 class Bare(Machine):
@@ -309,6 +309,9 @@ async def job_producer(client: AsyncClient, blocking_client: Client) -> None:
     if isinstance(weighed, Duplicate):
         assert_type(weighed.status, Status)
     assert_type((await client.wait(weighed)).result, Label)
+    for child in await client.children(weighed):
+        assert_type(await client.wait(child), Instance[Any, Any])
+    assert_type(await client.wait_all(await client.children(weighed)), Sequence[Instance[Any, Any]])
     assert_type((await client.wait(weighed)).state, Parcel)
     assert_type((await client.wait(await client.insert(print_label, Parcel(1)))).result, Label)
     assert_type((await client.wait(await client.insert(book, Parcel(1)))).result, Label)

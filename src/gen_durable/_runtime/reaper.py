@@ -101,7 +101,7 @@ class Reaper(Service):
         )
         if reaped.ids:
             _log.warning(
-                "took back the leases of %d executions that died together: %s",
+                "took back the leases of dead executions (%d): %s",
                 len(reaped.ids),
                 reaped.ids[:20],
             )

@@ -113,7 +113,7 @@ def _lines(portrait: Portrait) -> Iterator[str]:
 def _facts(portrait: Portrait) -> Iterator[tuple[str, str | None]]:
     row, details, now = portrait.row, portrait.details, portrait.now
     yield "step", f"{clean(row['step'])}, {_tries(row, details)}"
-    yield "waits", waits(row, now) or None
+    yield "runs" if row["status"] == Status.EXECUTING else "waits", waits(row, now) or None
     yield "queue", f"{clean(row['queue'])}, priority {row['priority']}"
     for name in ("correlation_key", "concurrency_key"):
         yield name.replace("_", " "), None if row[name] is None else clean(row[name])
