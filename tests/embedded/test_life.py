@@ -12,11 +12,12 @@ from pathlib import Path
 import asyncpg
 import pytest
 
-from gen_durable.embedded import EmbeddedPostgres
+from gen_durable.embedded import EmbeddedPostgres, binaries
 from gen_durable.embedded import home as homes
 from gen_durable.errors import UsageError
 from tests.embedded.processes import (
     CLIENT,
+    KEEP,
     STAY,
     Spawn,
     end_everything,
@@ -193,6 +194,21 @@ def test_a_removed_home_takes_its_server_with_it(base: Path, empty_home: Path) -
     with EmbeddedPostgres(empty_home):
         empty_home.rename(base / "elsewhere")
         assert holds_within(10, lambda: not is_running(empty_home))
+
+
+def test_a_server_whose_programs_are_removed_makes_way_for_one_that_has_them(
+    base: Path, empty_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = binaries.find().directory
+    gone = base / "bin"
+    gone.symlink_to(found)
+    monkeypatch.setenv("GEN_DURABLE_PG_BIN", str(gone))
+    with EmbeddedPostgres(empty_home) as server:
+        query(server.ensure(), KEEP)
+        gone.unlink()
+        assert holds_within(10, lambda: not is_running(empty_home))
+        monkeypatch.setenv("GEN_DURABLE_PG_BIN", str(found))
+        assert query(server.ensure(), "select answer from kept") == 42
 
 
 def test_idle_stop_is_no_negative_time() -> None:

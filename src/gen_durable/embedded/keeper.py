@@ -161,7 +161,7 @@ class Keeper:
         look_every = min(_LOOK_EVERY_S, max(self._orders.idle_stop / 4, 0.02))
         idle_since, last_attach = time.monotonic(), -1
         while server.poll() is None:
-            if self._is_told_to_stop or self._is_home_gone():
+            if self._is_told_to_stop or self._is_home_gone() or self._are_programs_gone():
                 return True
             is_idle = self._lock_out_clients()
             attach = os.fstat(self._clients).st_mtime_ns
@@ -187,6 +187,10 @@ class Keeper:
             return not os.path.samestat(os.fstat(self._clients), Path(self._orders.clients_lock).stat())
         except FileNotFoundError:
             return True
+
+    def _are_programs_gone(self) -> bool:
+        """Whether somebody removed them: what the server has not loaded yet it never will. The next client has its own."""
+        return not Path(self._orders.programs, "postgres").exists()
 
     def _wait(self, seconds: float) -> None:
         select.select([self._bell], [], [], seconds)
