@@ -189,7 +189,7 @@ class Keeper:
             return True
 
     def _are_programs_gone(self) -> bool:
-        """Whether somebody removed them: what the server has not loaded yet it never will. The next client has its own."""
+        """Whether they were removed: what the server has not loaded yet it never will. The next client has its own."""
         return not Path(self._orders.programs, "postgres").exists()
 
     def _wait(self, seconds: float) -> None:
