@@ -7,6 +7,7 @@ instance outlives the process, the host and the database server that it runs on.
 from ._core.records import job_state
 from ._version import VERSION
 from .async_client import AsyncClient
+from .audit import AuditEvent
 from .client import Client
 from .config import Queue, Settings
 from .context import Children, Context
@@ -79,6 +80,7 @@ from .worker import Worker
 __all__ = [
     "AlreadyFinished",
     "AsyncClient",
+    "AuditEvent",
     "Await",
     "Backoff",
     "Cancel",

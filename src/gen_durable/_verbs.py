@@ -12,6 +12,7 @@ from ._core.explaining import explanation_of
 from ._core.opening import instance_of
 from ._core.records import record_of
 from ._core.settle import new_instance
+from ._db import audit as audits
 from ._db import control, fleet, inspect, outbox
 from ._db import doctor as doctors
 from ._db import explain as explains
@@ -21,7 +22,8 @@ from ._db import signal as signals
 from ._db.plan import Plan
 from ._tracing import traceparent_of_signal
 from ._typing import KEEP
-from .config import Settings
+from .audit import AuditEvent
+from .config import AuditLevel, Settings
 from .definition import MachineDef, StepRef, definition_of, step_name
 from .errors import NoTargetError, UsageError, did_you_mean
 from .events import EventRecord, EventState
@@ -64,6 +66,8 @@ from .signals import Signal
 
 __all__ = [
     "Filters",
+    "audit",
+    "audit_level",
     "cancel",
     "cancel_all",
     "children",
@@ -87,6 +91,7 @@ __all__ = [
     "resume_queue",
     "retry",
     "retry_all",
+    "set_audit",
     "set_limit",
     "set_queue",
     "signal",
@@ -550,6 +555,41 @@ def events(
         )
         for row in rows
     ]
+
+
+def audit(target: Target, after: AuditEvent | int | None, limit: int) -> Plan[list[AuditEvent]]:
+    """What has happened to an instance, oldest first."""
+    checked_int(limit, "the limit of audit events", 1, _MAX_PAGE)
+    if after is not None and not isinstance(after, AuditEvent):
+        after = checked_id(after)
+    number = after.number if isinstance(after, AuditEvent) else after or 0
+    id = yield from resolve(target, "audit")
+    return [
+        AuditEvent(
+            number=row["id"],
+            instance_id=id,
+            event=row["event"],
+            actor=row["actor"],
+            reason=row["reason"],
+            data={} if row["data"] is None else decode(row["data"], dict[str, Any], "an audit event"),
+            at=row["created_at"],
+        )
+        for row in (yield from audits.events(id, number, limit))
+    ]
+
+
+def audit_level() -> Plan[AuditLevel]:
+    """Which events are written."""
+    return audits.level()
+
+
+def set_audit(level: AuditLevel, actor: str | None) -> Plan[tuple[AuditLevel, set[str]]]:
+    """Write events of another level from now on; the level until now."""
+    if level not in get_args(AuditLevel):
+        raise UsageError(
+            f"{level!r} is no level of the audit", f"give one of {', '.join(get_args(AuditLevel))}"
+        )
+    return (yield from audits.set_level(level, _actor(actor))), set()
 
 
 def replay(chosen: Iterable[EventRecord | int]) -> Plan[int]:

@@ -22,7 +22,8 @@ from ._runtime.wake import Wakes
 from ._server import Server
 from ._typing import KEEP, PayloadT, ResultT, StateT
 from ._verbs import Filters
-from .config import Settings
+from .audit import AuditEvent
+from .config import AuditLevel, Settings
 from .connections import AsyncConnection, Dsn
 from .errors import NoTargetError, NotConnectedError
 from .events import EventRecord, EventState
@@ -482,6 +483,25 @@ class AsyncClient:
     async def replay(self, events: Iterable[EventRecord | int], /) -> int:
         """Publish events again that were published or given up, under the same ids; how many there were."""
         return await self._database.run(_verbs.replay(events))
+
+    async def audit(
+        self, target: Target, /, *, after: AuditEvent | int | None = None, limit: int = 1000
+    ) -> Sequence[AuditEvent]:
+        """What has happened to an instance, oldest first: by itself, and by whom.
+
+        `after` (the last of a page, or its number) gives the next page. Which events there are depends on the level.
+        """
+        return await self._database.run(_verbs.audit(target, after, limit))
+
+    async def audit_level(self) -> AuditLevel:
+        """Which audit events are written: `off`, `failures` (what went wrong, and what people did) or `all`."""
+        return await self._database.run(_verbs.audit_level())
+
+    async def set_audit(
+        self, level: AuditLevel, /, *, actor: str | None = None, conn: AsyncConnection | None = None
+    ) -> AuditLevel:
+        """Write audit events of another level from now on, in every process; returns the level until now."""
+        return await self._write(_verbs.set_audit(level, actor), conn)
 
     async def put_schedule(
         self, schedule: Schedule, /, *, conn: AsyncConnection | None = None

@@ -19,7 +19,8 @@ from ._db.plan import Plan
 from ._server import Server
 from ._typing import KEEP, PayloadT, ResultT, StateT
 from ._verbs import Filters
-from .config import Settings
+from .audit import AuditEvent
+from .config import AuditLevel, Settings
 from .connections import Connection, Dsn
 from .errors import NoTargetError, NotConnectedError
 from .events import EventRecord, EventState
@@ -368,6 +369,22 @@ class Client:
     def replay(self, events: Iterable[EventRecord | int], /) -> int:
         """See `AsyncClient.replay`."""
         return self._database.run(_verbs.replay(events))
+
+    def audit(
+        self, target: Target, /, *, after: AuditEvent | int | None = None, limit: int = 1000
+    ) -> Sequence[AuditEvent]:
+        """See `AsyncClient.audit`."""
+        return self._database.run(_verbs.audit(target, after, limit))
+
+    def audit_level(self) -> AuditLevel:
+        """See `AsyncClient.audit_level`."""
+        return self._database.run(_verbs.audit_level())
+
+    def set_audit(
+        self, level: AuditLevel, /, *, actor: str | None = None, conn: Connection | None = None
+    ) -> AuditLevel:
+        """See `AsyncClient.set_audit`."""
+        return self._write(_verbs.set_audit(level, actor), conn)
 
     def put_schedule(self, schedule: Schedule, /, *, conn: Connection | None = None) -> ScheduleRecord:
         """See `AsyncClient.put_schedule`."""

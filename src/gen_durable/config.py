@@ -19,6 +19,7 @@ import msgspec
 from .errors import SettingsError, did_you_mean
 
 __all__ = [
+    "AuditLevel",
     "Pooler",
     "Queue",
     "RecordLevel",
@@ -53,11 +54,13 @@ _DURATION: Final = re.compile(
 _UNITS: Final = ("days", "hours", "minutes", "seconds", "milliseconds")
 _MAX_DURATION: Final = timedelta(days=3650)
 _SWITCH: Final = {"true": True, "false": False, "on": True, "off": False, "1": True, "0": False}
+_MAX_NAME: Final = 255
 # A jsonb value cannot hold more.
 _MAX_JSONB: Final = 2**28 - 1
 
 
 RecordLevel: TypeAlias = Literal["all", "failures", "off"]
+AuditLevel: TypeAlias = Literal["off", "failures", "all"]
 Pooler: TypeAlias = Literal["none", "transaction"]
 
 
@@ -126,6 +129,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """How long an event of the outbox is kept after it was published."""
     retention_executions: timedelta = timedelta(days=7)
     """How long the record of an execution is kept; it goes with its instance at the latest."""
+    retention_audit: timedelta = timedelta(days=90)
+    """How long an audit event is kept; it goes with its instance at the latest."""
     # Supervisors send SIGKILL 30 s after SIGTERM; what is unfinished by then must have been given back.
     drain_timeout: timedelta = timedelta(seconds=25)
     crash_limit: int = 20
@@ -136,6 +141,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """How many `pool="process"` steps run at once; 0 is one for each processor."""
     executions: RecordLevel = "all"
     """Which executions leave a record: `all`, only `failures` (what was aborted or stopped), or none (`off`)."""
+    audit: AuditLevel | None = None
+    """The level of the audit, set in the database when a worker starts; left out, it stays what it is there."""
+    alerts: str = ""
+    """The sink that is told of instances that fail; left out, none is."""
     pooler: Pooler = "none"
     """What stands before PostgreSQL: `transaction` for PgBouncer and its like in transaction mode."""
     max_payload: int = 2**20
@@ -158,7 +167,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         _check_duration("settings.min_poll_interval", self.min_poll_interval, shortest)
         _check_duration("settings.reap_interval", self.reap_interval, shortest)
         _check_duration("settings.gc_interval", self.gc_interval, shortest)
-        for name in ("done", "cancelled", "failed", "deleted", "events", "executions"):
+        for name in ("done", "cancelled", "failed", "deleted", "events", "executions", "audit"):
             _check_duration(f"settings.retention_{name}", getattr(self, f"retention_{name}"), timedelta(0))
         _check_bool("settings.reaper", self.reaper)
         _check_bool("settings.gc", self.gc)
@@ -173,6 +182,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             raise SettingsError(
                 "settings.executions", f"must be all, failures or off, got {self.executions!r}"
             )
+        if self.audit not in (None, *get_args(AuditLevel)):
+            raise SettingsError("settings.audit", f"must be off, failures or all, got {self.audit!r}")
+        if type(self.alerts) is not str or len(self.alerts.encode()) > _MAX_NAME:
+            raise SettingsError("settings.alerts", f"must be the name of a sink, got {self.alerts!r}")
         if self.pooler not in get_args(Pooler):
             raise SettingsError("settings.pooler", f"must be none or transaction, got {self.pooler!r}")
         _check_int("settings.max_payload", self.max_payload, 1, _MAX_JSONB)

@@ -13,6 +13,8 @@ VERBS = sorted(name for name in vars(Client) if not name.startswith("_"))
 
 def test_both_have_the_same_verbs() -> None:
     assert VERBS == [
+        "audit",
+        "audit_level",
         "cancel",
         "cancel_all",
         "children",
@@ -42,6 +44,7 @@ def test_both_have_the_same_verbs() -> None:
         "retry",
         "retry_all",
         "schedules",
+        "set_audit",
         "set_limit",
         "set_queue",
         "signal",

@@ -105,6 +105,7 @@ def reset(tables: Iterable[str], setup: Iterable[str]) -> str:
             f"select setval('gen_durable.gen_durable_id_seq', {FIRST_NEW_ID}, false)",
             f"select setval('gen_durable.signals_id_seq', {FIRST_NEW_ID}, false)",
             f"select setval('gen_durable.outbox_id_seq', {FIRST_NEW_ID}, false)",
+            "insert into gen_durable.settings (audit) values ('all')",
             *setup,
         )
     )

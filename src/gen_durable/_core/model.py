@@ -16,6 +16,7 @@ from ..outcome import Effect
 
 __all__ = [
     "PLAIN_KINDS",
+    "Cause",
     "ChildRow",
     "CommitEntry",
     "CommitResult",
@@ -37,6 +38,11 @@ Kind: TypeAlias = Literal[
 
 `keep` is `next` on the lease that is held already; `release` gives an unfinished execution back at no cost; `cancel` is
 a step that cancelled itself.
+"""
+
+Cause: TypeAlias = Literal["stop", "error", "exhausted", "no_handler", "refused"]
+"""Why an instance fails: its step or handler says so, it raised, it raised once too often, nobody knows its machine,
+or the database refused its outcome. The reaper knows one more: `poison`.
 """
 
 PLAIN_KINDS: Final = frozenset({"keep", "next", "retry", "done", "stop"})
@@ -166,6 +172,8 @@ class CommitEntry(msgspec.Struct, kw_only=True):
     children: tuple[NewInstance, ...] = ()
     letter: DeadLetter | None = None
     """What is inserted if this ends as failed, in the same transaction."""
+    cause: Cause = "stop"
+    """Why it fails, if it does."""
     leaves_letter: bool = False
     """Whether the database looks up who gets one: it fails, and not by a decision of its machine."""
     switches_key: bool = False
@@ -190,7 +198,11 @@ class CommitEntry(msgspec.Struct, kw_only=True):
     """What runs in the transaction of this very outcome."""
     events: tuple[EventRow, ...] = ()
     """What goes into the outbox with it."""
-    # For the record of the execution: which step, which attempt, since when.
+    # For the record of the execution, and for an alert: what it is, which step, which attempt, since when.
+    fsm: str = ""
+    version: int = 1
+    subject: str = ""
+    """What events are about that do not say so: the correlation key of the instance, or its id."""
     from_step: str = ""
     attempt: int = 0
     leased_at: datetime | None = None

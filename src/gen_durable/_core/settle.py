@@ -21,9 +21,11 @@ from .failures import failure_json
 from .model import CommitEntry, DeadLetter, EventRow, Execution, NewInstance
 
 __all__ = [
+    "ALERT",
     "NO_HANDLER",
     "UNREAD",
     "Limits",
+    "alert",
     "cancel",
     "checked_outcome",
     "dead_letter",
@@ -49,6 +51,8 @@ UNREAD: Final = Unread()
 
 
 NO_HANDLER: Final = "no_handler_registered"
+ALERT: Final = "gen_durable.instance.failed"
+"""The type of the event that tells of a failed instance."""
 
 
 class Limits(msgspec.Struct, frozen=True):
@@ -219,7 +223,9 @@ def no_handler(execution: Execution) -> CommitEntry:
         "attempt": execution.attempt,
     }
     failure = msgspec.json.encode(facts).decode()
-    return _entry(execution, "stop", error=NO_HANDLER, failure=failure, leaves_letter=True)
+    return _entry(
+        execution, "stop", error=NO_HANDLER, failure=failure, cause="no_handler", leaves_letter=True
+    )
 
 
 def refused(entry: CommitEntry, error: Exception) -> CommitEntry:
@@ -229,6 +235,7 @@ def refused(entry: CommitEntry, error: Exception) -> CommitEntry:
         kind="stop",
         error=f"the database refused the outcome: {error}"[:2000],
         failure=failure_json(error, entry.attempt),
+        cause="refused",
         leaves_letter=True,
         is_refused=True,
     )
@@ -258,6 +265,20 @@ def _stripped(entry: CommitEntry, **fields: Any) -> CommitEntry:
         effect=None,
         **fields,
     )
+
+
+def alert(entry: CommitEntry, sink: str) -> EventRow:
+    """The event that tells of an instance that fails by this outcome. One that is poison is told of by the reaper."""
+    facts = {
+        "id": entry.id,
+        "machine": entry.fsm,
+        "version": entry.version,
+        "step": entry.from_step,
+        "cause": entry.cause,
+        "error": entry.error,
+        "attempts": entry.attempt + 1,
+    }
+    return EventRow(sink, ALERT, entry.subject, msgspec.json.encode(facts).decode())
 
 
 def dead_letter(execution: Execution, machine: MachineDef, receiver: str, error: str) -> DeadLetter:
@@ -309,6 +330,9 @@ def _entry(execution: Execution, kind: Any, **fields: Any) -> CommitEntry:
         was_awaiting=execution.awaits is not None,
         has_inbox=bool(execution.inbox),
         has_signals=execution.has_signals,
+        fsm=execution.fsm,
+        version=execution.version,
+        subject=_about(execution),
         from_step=execution.step,
         attempt=execution.attempt,
         leased_at=execution.leased_at,
@@ -349,7 +373,7 @@ def _events(
             f"step '{execution.step}' emits {len(collected) + len(given)} events",
             f"at most {MAX_EVENTS} with one outcome",
         )
-    about = execution.correlation_key or str(execution.id)
+    about = _about(execution)
     return tuple(
         EventRow(
             event.sink,
@@ -359,6 +383,10 @@ def _events(
         )
         for event in (*collected, *given)
     )
+
+
+def _about(execution: Execution) -> str:
+    return execution.correlation_key or str(execution.id)
 
 
 def _ids(execution: Execution) -> tuple[int, ...]:

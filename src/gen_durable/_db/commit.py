@@ -9,7 +9,8 @@ from typing import Any
 
 import msgspec
 
-from .._core.model import CommitEntry, CommitResult, Committed, SignalRow, Stale
+from .._core.model import CommitEntry, CommitResult, Committed, EventRow, SignalRow, Stale
+from .._core.settle import alert
 from ..config import RecordLevel
 from . import outbox, pick
 from .insert import insert_children, insert_letters, leave_letters
@@ -43,6 +44,14 @@ class Recorder(msgspec.Struct, frozen=True, gc=False):
     level: RecordLevel
     grace: timedelta = timedelta(seconds=10)
     """How long the lease of a chained step lasts at least: until the next heartbeat, were its row locked before."""
+    alerts: str | None = None
+    """The sink that is told of instances that fail."""
+
+    def events(self, entry: CommitEntry) -> tuple[EventRow, ...]:
+        """What goes into the outbox with an outcome: what it emits, and behind that the alert if it is a failure."""
+        if self.alerts is None or entry.kind != "stop":
+            return entry.events
+        return (*entry.events, alert(entry, self.alerts))
 
 
 class CommitReport(msgspec.Struct, frozen=True, gc=False):
@@ -79,7 +88,7 @@ def commit(entries: Sequence[CommitEntry], recorder: Recorder) -> Plan[CommitRep
     rows = _by_lease((yield _full_call(entries, recorder)))
     queues, refused = yield from _insert_children(entries, rows)
     queues |= yield from _insert_letters(entries, rows)
-    yield from _emit(entries, rows)
+    yield from _emit(entries, rows, recorder)
     parked = [row["id"] for row in rows.values() if row["status"] == "awaiting_signal" and row["has_signals"]]
     if parked:
         queues |= {row["queue"] for row in (yield _SQL["recheck"](ids=parked))}
@@ -226,12 +235,12 @@ def _insert_letters(entries: Sequence[CommitEntry], rows: Mapping[Lease, Row]) -
     return queues
 
 
-def _emit(entries: Sequence[CommitEntry], rows: Mapping[Lease, Row]) -> Plan[None]:
+def _emit(entries: Sequence[CommitEntry], rows: Mapping[Lease, Row], recorder: Recorder) -> Plan[None]:
     """Events of outcomes that are durable now; a stale or cancelled one has none."""
     emitting = [
-        entry
+        (entry, events)
         for entry in entries
-        if entry.events
+        if (events := recorder.events(entry))
         and (row := rows.get((entry.id, entry.lease_token))) is not None
         and row["status"] != "cancelled"
     ]
@@ -272,7 +281,7 @@ def _report(
 
 
 def _plain_call(entries: Sequence[CommitEntry], recorder: Recorder) -> Call:
-    rows = [(entry, n, event) for entry in entries for n, event in enumerate(entry.events, 1)]
+    rows = [(entry, n, event) for entry in entries for n, event in enumerate(recorder.events(entry), 1)]
     events: dict[str, Any] = {}
     if rows:
         events = {
@@ -330,7 +339,8 @@ def _record(entries: Sequence[CommitEntry], recorder: Recorder) -> dict[str, Any
         "worker": recorder.worker,
         "record": recorder.level,
         "grace": recorder.grace,
-        "has_more": [entry.effect is not None or bool(entry.events) for entry in entries],
+        "has_more": [entry.effect is not None or bool(recorder.events(entry)) for entry in entries],
+        "causes": [entry.cause for entry in entries],
         "from_steps": [entry.from_step for entry in entries],
         "attempts": [entry.attempt for entry in entries],
         "leased_ats": [entry.leased_at for entry in entries],

@@ -9,11 +9,15 @@
 -- next, retry, done, stop and keep of rows without parent, key or awaited signals: the hot path, one statement, commit included.
 -- It says less than `commit` and costs two thirds of it; what both say, they say alike.
 {plain}
+{noted}
+)
 select id, lease_token, status::text as status, has_signals, queue, kept_at, null::text[] as released from settled
 
 -- name: commit_told
 -- The same for outcomes some of which emit events: these go into the outbox with them.
-{plain}, emitted as (
+{plain}
+{noted}
+), emitted as (
   insert into gen_durable.outbox (instance_id, step_seq, n, sink, type, subject, data)
   select settled.id, settled.step_seq, event.n, event.sink, event.type, event.subject, event.data::jsonb
     from unnest(:event_ids::bigint[], :event_tokens::bigint[], :event_ns::int[], :event_sinks::text[], :event_types::text[],
@@ -58,12 +62,13 @@ with settled as (
     from unnest(:ids::bigint[], :lease_tokens::bigint[], :step_seqs::bigint[], :kinds::text[], :steps::text[],
                 :payloads::text[], :errors::text[], :delays::interval[],
                 :from_steps::text[], :attempts::int[], :leased_ats::timestamptz[], :started_agos::interval[],
-                :has_more::boolean[])
-         as o (id, lease_token, step_seq, kind, step, payload, error, delay, from_step, attempt, leased_at, started_ago, has_more)
+                :has_more::boolean[], :causes::text[])
+         as o (id, lease_token, step_seq, kind, step, payload, error, delay, from_step, attempt, leased_at, started_ago, has_more,
+               cause)
    where g.id = o.id and g.lease_token = o.lease_token and g.step_seq = o.step_seq
   returning g.id, o.lease_token, g.status, g.has_signals, g.queue, g.step_seq, g.execution, g.leased_at as kept_at,
             g.cancel_requested_at is not null as is_cancelled, o.kind, o.from_step, o.attempt, o.leased_at, o.started_ago, o.error,
-            o.has_more
+            o.has_more, g.step, g.cancelled_by, g.cancel_reason, o.cause
 ), recorded as (
   insert into gen_durable.executions (instance_id, step_seq, execution, attempt, status, outcome, step, lease_owner,
                                       leased_at, started_at, finished_at, error)
@@ -73,7 +78,27 @@ with settled as (
          leased_at, statement_timestamp() - started_ago, statement_timestamp(), error
     from settled
    where :record::text = 'all' or :record::text = 'failures' and (is_cancelled or kind in ('retry', 'stop'))
-)
+
+-- part: noted
+-- What became of each execution, for the audit: one event each. What went wrong, and what somebody asked for, is written at the
+-- level `failures` as well; a retry counts as that if something was raised, not if the step just wants to run again.
+), noted as (
+  insert into gen_durable.audit_events (instance_id, event, actor, reason, data)
+  select id, case when is_cancelled then 'cancelled' when kind = 'retry' then 'retried' when kind = 'stop' then 'failed'
+                  when kind = 'release' then 'released' else 'succeeded' end,
+         case when is_cancelled then cancelled_by end, case when is_cancelled then cancel_reason end,
+         jsonb_strip_nulls(jsonb_build_object(
+           'step', from_step, 'step_seq', step_seq + (is_cancelled or kind in ('retry', 'release'))::int,
+           'execution', execution - (kind = 'keep' and not is_cancelled)::int, 'attempt', attempt, 'worker', :worker::text,
+           'outcome', case when not is_cancelled and kind not in ('retry', 'stop', 'release')
+                           then case kind when 'keep' then 'next' else kind end end,
+           'to', case when not is_cancelled and kind in ('keep', 'next', 'await', 'schedule_childs') then step end,
+           'cause', case when not is_cancelled and kind = 'stop' then cause end, 'error', case when not is_cancelled then error end,
+           'started_at', statement_timestamp() - started_ago))
+    from settled
+   where (select s.audit from gen_durable.settings s)
+         >= case when is_cancelled or kind = 'stop' or kind = 'retry' and error is not null
+                 then 'failures'::gen_durable.audit_level else 'all' end
 
 -- name: commit
 -- Any mix of outcomes, with everything that may ride on one: consumed signals, the parent's barrier, the record.
@@ -140,15 +165,15 @@ with settled as (
                 :timeouts::interval[], :deadlines::timestamptz[], :children::int[], :switches_keys::boolean[],
                 :concurrency_keys::text[], :consumed::text[], :from_steps::text[], :attempts::int[],
                 :leased_ats::timestamptz[], :started_agos::interval[], :has_more::boolean[],
-                :rate_limits::text[], :weights::int[])
+                :rate_limits::text[], :weights::int[], :causes::text[])
          as o (id, lease_token, step_seq, kind, step, payload, error, failure, delay, awaits, presented, timeout, deadline, children,
                switches_key, concurrency_key, consumed, from_step, attempt, leased_at, started_ago, has_more,
-               rate_limit, weight)
+               rate_limit, weight, cause)
    where g.id = o.id and g.lease_token = o.lease_token and g.step_seq = o.step_seq
   returning g.id, o.lease_token, g.status, g.step_seq, g.has_signals, g.queue, g.parent_id, g.parent_round,
             g.status in ('done', 'failed', 'cancelled') as has_ended, g.execution, g.leased_at as kept_at,
             g.cancel_requested_at is not null or o.kind = 'cancel' as is_cancelled, o.kind, o.from_step, o.attempt, o.leased_at, o.started_ago,
-            o.error, o.has_more,
+            o.error, o.has_more, g.step, g.cancelled_by, g.cancel_reason, o.cause,
             case when g.cancel_requested_at is null and o.kind in ('keep', 'next', 'schedule_childs')
                  then o.consumed::bigint[] end as consumed
 ), recorded as (
@@ -162,6 +187,7 @@ with settled as (
          from_step, :worker::text, leased_at, statement_timestamp() - started_ago, statement_timestamp(), error
     from settled
    where :record::text = 'all' or :record::text = 'failures' and (is_cancelled or kind in ('retry', 'release', 'stop'))
+{noted}
 ), ended as (
   select parent_id, parent_round, count(*)::int as children from settled
    where has_ended and parent_id is not null group by parent_id, parent_round

@@ -16,6 +16,7 @@ __all__ = [
     "Place",
     "Swept",
     "sweep",
+    "sweep_audit",
     "sweep_events",
     "walk_executions",
     "walk_signals",
@@ -65,6 +66,12 @@ def sweep(ended: Ended, retention: timedelta, after: Place) -> Plan[Swept]:
 def sweep_events(retention: timedelta) -> Plan[bool]:
     """Remove events that were published so long ago; whether there may be more."""
     (row,) = yield _SQL["sweep_events"](retention=retention)
+    return bool(row["deleted"] == PAGE)
+
+
+def sweep_audit(retention: timedelta) -> Plan[bool]:
+    """Remove audit events of so long ago, the oldest first; whether there may be more."""
+    (row,) = yield _SQL["sweep_audit"](retention=retention)
     return bool(row["deleted"] == PAGE)
 
 

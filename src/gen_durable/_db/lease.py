@@ -118,27 +118,35 @@ def reap(
     level: RecordLevel,
     suspected_at: datetime | None = None,
     ids: Collection[int] | None = None,
+    alerts: str | None = None,
 ) -> Plan[Reaped]:
     """Return executions whose lease had run out at that time, or has now, to their queues. Needs a transaction.
 
-    Of these ids only, if any are given.
+    Of these ids only, if any are given. The sink `alerts` is told of those that fail.
     """
     rows = yield _SQL["reap"](
-        lease=lease, crash_limit=crash_limit, record=level, suspected_at=suspected_at, ids=ids
+        lease=lease, crash_limit=crash_limit, record=level, suspected_at=suspected_at, ids=ids, alerts=alerts
     )
     return (yield from _taken_back(rows))
 
 
-def reap_worker(worker: str, crash_limit: int, level: RecordLevel) -> Plan[Reaped]:
+def reap_worker(worker: str, crash_limit: int, level: RecordLevel, alerts: str | None = None) -> Plan[Reaped]:
     """Return executions of a worker whose process is dead, some hundred at once. Needs a transaction."""
-    rows = yield _SQL["reap_worker"](worker=worker, crash_limit=crash_limit, record=level)
+    rows = yield _SQL["reap_worker"](worker=worker, crash_limit=crash_limit, record=level, alerts=alerts)
     return (yield from _taken_back(rows))
 
 
-def reap_execution(lease: Lease, step_seq: int, crash_limit: int, level: RecordLevel) -> Plan[Reaped]:
+def reap_execution(
+    lease: Lease, step_seq: int, crash_limit: int, level: RecordLevel, alerts: str | None = None
+) -> Plan[Reaped]:
     """Return one execution whose process is dead, if it still has its lease. Needs a transaction."""
     rows = yield _SQL["reap_execution"](
-        id=lease[0], lease_token=lease[1], step_seq=step_seq, crash_limit=crash_limit, record=level
+        id=lease[0],
+        lease_token=lease[1],
+        step_seq=step_seq,
+        crash_limit=crash_limit,
+        record=level,
+        alerts=alerts,
     )
     return (yield from _taken_back(rows))
 

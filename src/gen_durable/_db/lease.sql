@@ -21,10 +21,18 @@ with begun as materialized (
     join gen_durable.gen_durable g
       on g.id = mine.id and g.lease_token = mine.lease_token and g.step_seq = mine.step_seq
    order by g.id desc for no key update of g skip locked
+), started as (
+  update gen_durable.gen_durable g set started_at = statement_timestamp() - begun.ago
+    from begun where g.id = begun.id
+  returning g.id, g.lease_token, g.step_seq, g.step, g.execution, g.attempt, g.locked_by, g.started_at
+), noted as (
+  insert into gen_durable.audit_events (instance_id, event, data)
+  select id, 'started', jsonb_build_object('step', step, 'step_seq', step_seq + 1, 'execution', execution, 'attempt', attempt,
+           'worker', locked_by, 'started_at', started_at)
+    from started
+   where (select s.audit from gen_durable.settings s) = 'all'
 )
-update gen_durable.gen_durable g set started_at = statement_timestamp() - begun.ago
-  from begun where g.id = begun.id
-returning g.id, g.lease_token, g.step_seq
+select id, lease_token, step_seq from started
 
 -- name: watch
 -- What has happened to these leases behind the back of their steps: taken away, or asked to end. For steps that take long.
@@ -48,6 +56,8 @@ select statement_timestamp() as now,
 -- What becomes of executions whose process has died, or whose lease ran out (`dead`): they go back to their queue,
 -- attempt and crash_count grow, the next try waits 1, 2, 4 … 300 s, and after :crash_limit crashes in one step the instance
 -- fails as poison, through the same end as any other. Then: the letters of the poisoned, and ungate the keys that come back.
+-- An alert of poison has the number of its execution in its id, below zero: a retry may make the same transition after all,
+-- with events of its own, or be poison again.
 reaped as (
   update gen_durable.gen_durable g
      set status = case when g.cancel_requested_at is not null then 'cancelled'::gen_durable.durable_status
@@ -70,7 +80,8 @@ reaped as (
     from dead where g.id = dead.id
   returning g.id, g.fsm, g.step, g.status, g.queue, g.concurrency_key, g.parent_id, g.parent_round, g.has_signals,
             g.status in ('failed', 'cancelled') as has_ended, dead.step_seq, dead.execution, dead.attempt,
-            dead.locked_by, dead.leased_at, dead.started_at
+            dead.locked_by, dead.leased_at, dead.started_at, g.last_error, g.cancelled_by, g.cancel_reason,
+            g.fsm_version, g.correlation_key
 ), recorded as (
   insert into gen_durable.executions (instance_id, step_seq, execution, attempt, status, outcome, step, lease_owner,
                                       leased_at, started_at, finished_at)
@@ -78,6 +89,21 @@ reaped as (
          case status when 'cancelled' then 'cancelled' when 'failed' then 'poison' else 'lease' end, step, locked_by,
          leased_at, started_at, statement_timestamp()
     from reaped where :record::text <> 'off'
+), noted as (
+  insert into gen_durable.audit_events (instance_id, event, actor, reason, data)
+  select id, case status when 'cancelled' then 'cancelled' when 'failed' then 'failed' else 'crashed' end,
+         case when status = 'cancelled' then cancelled_by end, case when status = 'cancelled' then cancel_reason end,
+         jsonb_strip_nulls(jsonb_build_object(
+           'step', step, 'step_seq', step_seq + 1, 'execution', execution, 'attempt', attempt, 'worker', locked_by,
+           'cause', case when status = 'failed' then 'poison' end, 'error', case when status = 'failed' then last_error end))
+    from reaped
+   where (select s.audit from gen_durable.settings s) >= 'failures'
+), alerted as (
+  insert into gen_durable.outbox (instance_id, step_seq, n, sink, type, subject, data)
+  select id, step_seq + 1, -execution, :alerts::text, 'gen_durable.instance.failed', coalesce(correlation_key, id::text),
+         jsonb_build_object('id', id, 'machine', fsm, 'version', fsm_version, 'step', step, 'cause', 'poison',
+                            'error', last_error, 'attempts', least(attempt, 2147483646) + 1)
+    from reaped where :alerts::text is not null and status = 'failed'
 ), ended as (
   select parent_id, parent_round, count(*)::int as children from reaped
    where has_ended and parent_id is not null group by parent_id, parent_round
@@ -147,8 +173,14 @@ with due as materialized (
    where g.status = 'awaiting_signal' and g.await_deadline <= statement_timestamp()
    order by g.await_deadline limit 500
      for no key update skip locked
+), expired as (
+  update gen_durable.gen_durable g
+     set status = 'runnable', timed_out = true, eligible_at = statement_timestamp(), updated_at = statement_timestamp()
+    from due where g.id = due.id and g.status = 'awaiting_signal'
+  returning g.id, g.fsm, g.step, g.queue, g.await_deadline
+), noted as (
+  insert into gen_durable.audit_events (instance_id, event, data)
+  select id, 'expired', jsonb_build_object('step', step, 'deadline', await_deadline) from expired
+   where (select s.audit from gen_durable.settings s) = 'all'
 )
-update gen_durable.gen_durable g
-   set status = 'runnable', timed_out = true, eligible_at = statement_timestamp(), updated_at = statement_timestamp()
-  from due where g.id = due.id and g.status = 'awaiting_signal'
-returning g.id, g.fsm, g.step, g.queue
+select id, fsm, step, queue from expired

@@ -8,7 +8,7 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
-from .._core.model import CommitEntry
+from .._core.model import CommitEntry, EventRow
 from .plan import Plan, Row, statements
 
 __all__ = ["Leased", "Mark", "emit", "lease", "mark", "replay", "rows"]
@@ -46,9 +46,9 @@ class Mark(msgspec.Struct, frozen=True, gc=False):
     delay: timedelta | None = None
 
 
-def emit(entries: Sequence[CommitEntry]) -> Plan[None]:
+def emit(emitting: Sequence[tuple[CommitEntry, Sequence[EventRow]]]) -> Plan[None]:
     """Write the events of these outcomes, in the transaction that has just committed them."""
-    rows = [(entry, n, event) for entry in entries for n, event in enumerate(entry.events, 1)]
+    rows = [(entry, n, event) for entry, events in emitting for n, event in enumerate(events, 1)]
     yield _SQL["emit"](
         ids=[entry.id for entry, _, _ in rows],
         step_seqs=[entry.step_seq + 1 for entry, _, _ in rows],

@@ -277,6 +277,13 @@ select null, null, null, null, null, null, null, null, null, null, null, null, n
             g.parent_id, g.concurrency_key, g.correlation_key, g.queue, g.priority,
             extract(epoch from g.eligible_at)::float8 as due, g.leased_at, g.max_attempts, g.slot_at, g.execution, g.traceparent,
             g.inserted_at, g.rate_limit, null::int as wanted, null::int as granted
+), noted as (
+  insert into gen_durable.audit_events (instance_id, event, data)
+  select leased.id, 'leased', jsonb_build_object(
+           'step', leased.step, 'step_seq', leased.step_seq + 1, 'execution', leased.execution, 'attempt', leased.attempt,
+           'worker', :worker::text)
+    from leased
+   where (select s.audit from gen_durable.settings s) = 'all'
 )
 select * from leased
 union all

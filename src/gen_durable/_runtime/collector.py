@@ -63,7 +63,8 @@ class Collector(Service):
         if deleted:
             self._telemetry.emit(GcSwept(count=deleted))
         has_more_events = await self._database.run(gc.sweep_events(self._settings.retention_events))
-        if self._left or has_more_events:
+        has_more_audit = await self._database.run(gc.sweep_audit(self._settings.retention_audit))
+        if self._left or has_more_events or has_more_audit:
             return timedelta(0)
         await self._walk()
         return self._settings.gc_interval

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from .._core.registry import Registry
 from .._core.settle import Limits
+from .._db import audit as audits
 from .._db import fleet, schedules
 from .._db import insert as inserts
 from .._db.commit import Recorder
@@ -83,7 +84,7 @@ class Engine:
         self._threads = Threads(settings.threads)
         self._contact = contact
         self._is_draining = False
-        recorder = Recorder(worker, settings.executions, settings.heartbeat)
+        recorder = Recorder(worker, settings.executions, settings.heartbeat, settings.alerts or None)
         self._flusher = Flusher(commits, stragglers, effects, recorder, wakes, contact)
         self._heartbeat = Heartbeat(dsn, settings, contact, self._lose, self._cancel, self._lose_all)
         limits = Limits(settings.max_payload, settings.max_children)
@@ -158,6 +159,8 @@ class Engine:
     async def start(self) -> None:
         """Tell the database what runs here, and let the services go."""
         await self._database.run(inserts.register(list(self._registry)))
+        if self._settings.audit is not None:
+            await self._database.run(audits.set_level(self._settings.audit, self._worker))
         for schedule in self._declared:
             await self._database.run(schedules.put(schedule))
         self._heartbeat.start()

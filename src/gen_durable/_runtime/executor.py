@@ -113,9 +113,7 @@ class Executor:
         if isinstance(decision, Cancel):
             _tell(execution, logging.INFO, f"cancelled itself: {error}")
             return cancel(execution, error)
-        step = machine.steps.get(execution.step)
-        limit = execution.max_attempts or (step.retry.max_attempts if step and step.retry else None)
-        if isinstance(decision, RetryAfter) and (limit is None or execution.attempt + 1 < limit):
+        if isinstance(decision, RetryAfter) and not _is_last(execution, machine):
             _tell(execution, logging.WARNING, f"{error}; it runs again in {decision.delay}")
             entry = settle(execution, machine, Retry(decision.delay), UNREAD, self._limits, error=error)
         else:
@@ -127,6 +125,8 @@ class Executor:
         """An outcome that came of an exception: keep that, and leave a failed instance to its dead-letter job."""
         entry.failure = failure_json(error, execution.attempt)
         machine = self._registry.find(execution.fsm, execution.version).definition
+        if entry.kind == "stop" and not isinstance(error, Discard):
+            entry.cause = "exhausted" if _is_last(execution, machine) else "error"
         if entry.kind == "stop" and machine.dead_letter is not None:
             entry.letter = dead_letter(execution, machine, machine.dead_letter, entry.error or "")
         return entry
@@ -297,6 +297,13 @@ class Executor:
         if isinstance(value, Awaitable):
             value = await value
         return checked_outcome(value, context.machine, f"handle of {context.step}")
+
+
+def _is_last(execution: Execution, machine: MachineDef) -> bool:
+    """Whether there is an end to the attempts at this step, and this is it."""
+    step = machine.steps.get(execution.step)
+    limit = execution.max_attempts or (step.retry.max_attempts if step and step.retry else None)
+    return limit is not None and execution.attempt + 1 >= limit
 
 
 def _timeout(step: StepDef, machine: str) -> StepTimeoutError | None:

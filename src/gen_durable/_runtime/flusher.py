@@ -243,7 +243,7 @@ class Flusher:
 
     def _effect_committed(self, entry: CommitEntry, result: CommitResult) -> CommitResult:
         if isinstance(result, Committed):
-            if entry.events:
+            if self._recorder.events(entry):
                 self._wakes.events()
             else:
                 self._unfinished.append(entry)
@@ -336,7 +336,7 @@ class Flusher:
                 future.set_result(result)
             if isinstance(result, Committed):
                 has_rest = has_rest or result.status in _RESTING
-                has_events = has_events or bool(entry.events)
+                has_events = has_events or bool(self._recorder.events(entry))
         if has_rest:
             self._wakes.rest()
         if has_events:

@@ -96,7 +96,14 @@ class Reaper(Service):
     async def _take_back(self, suspected_at: datetime, ids: list[int] | None = None) -> int:
         settings = self._settings
         reaped = await self._database.run_in_transaction(
-            leases.reap(settings.lease, settings.crash_limit, settings.executions, suspected_at, ids),
+            leases.reap(
+                settings.lease,
+                settings.crash_limit,
+                settings.executions,
+                suspected_at,
+                ids,
+                settings.alerts or None,
+            ),
             lock_timeout=_PATIENCE,
         )
         if reaped.ids:
@@ -110,6 +117,8 @@ class Reaper(Service):
             )
             self._wakes.work(reaped.queues)
             self._wakes.rest()
+            if reaped.capped and settings.alerts:
+                self._wakes.events()
         return len(reaped.ids)
 
     async def _free_stuck_keys(self) -> None:

@@ -469,7 +469,9 @@ class Scheduler(Service):
         """The process of a step has died, as this one may: it counts as the reaper would count it, but at once."""
         _log.error("%s %d: step '%s': %s", execution.fsm, execution.id, execution.step, error)
         settings = self._settings
-        plan = reap_execution(lease, execution.step_seq, settings.crash_limit, settings.executions)
+        plan = reap_execution(
+            lease, execution.step_seq, settings.crash_limit, settings.executions, settings.alerts or None
+        )
         try:
             reaped = await self._database.run_in_transaction(plan)
         except StatementError:

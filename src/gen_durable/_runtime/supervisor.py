@@ -207,7 +207,9 @@ class Supervisor:
         settings = self._settings
         try:
             while True:
-                plan = leases.reap_worker(worker, settings.crash_limit, settings.executions)
+                plan = leases.reap_worker(
+                    worker, settings.crash_limit, settings.executions, settings.alerts or None
+                )
                 reaped = await self._database.run_in_transaction(plan)
                 if not reaped.ids:
                     return

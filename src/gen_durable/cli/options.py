@@ -146,9 +146,11 @@ def settings_options(*, only: Iterable[str] | None = None) -> Callable[[Command]
 
 def _setting_option(field: msgspec.structs.FieldInfo) -> Callable[[Command], Command]:
     flag = "--" + field.name.replace("_", "-")
-    if get_origin(field.type) is Literal:
-        choice = click.Choice(get_args(field.type))
-        return click.option(flag, field.name, type=choice, help=f"Default: {field.default}.")
+    if choices := [kind for kind in (field.type, *get_args(field.type)) if get_origin(kind) is Literal]:
+        choice = click.Choice(get_args(choices[0]))
+        return click.option(
+            flag, field.name, type=choice, help=f"Default: {field.default or 'it stays as it is'}."
+        )
     if isinstance(field.default, bool):
         flags = f"--{field.name}/--no-{field.name}"
         return click.option(flags, field.name, default=None, help=f"Default: --{field.name}.")

@@ -8,6 +8,7 @@ import click
 
 from .. import __version__
 from ..errors import GenDurableError
+from .audit import audit
 from .control import cancel, delete, restore, retry
 from .db import db
 from .demo import demo
@@ -56,6 +57,7 @@ for command in (
         delete,
         restore,
         outbox,
+        audit,
         schedules,
         limits,
     ),

@@ -107,7 +107,9 @@ class Stepper:
         self._name = f"test:{os.getpid()}:{secrets.token_hex(3)}"
         self._threads = Threads(settings.threads)
         self._limits = Limits(settings.max_payload, settings.max_children)
-        self._recorder = commits.Recorder(self._name, settings.executions, settings.heartbeat)
+        self._recorder = commits.Recorder(
+            self._name, settings.executions, settings.heartbeat, settings.alerts or None
+        )
         self._executor = _LearningExecutor(self.registry, self._limits, self._threads, self.learn)
         self._is_draining = False
         self._has_news = False
@@ -183,9 +185,14 @@ class Stepper:
             return
         # No time of grace: the server of a test may have been started a moment ago.
         settings = self._settings
-        plan = leases.reap(timedelta(0), settings.crash_limit, settings.executions)
-        while (await database.run_in_transaction(plan)).ids:
-            plan = leases.reap(timedelta(0), settings.crash_limit, settings.executions)
+        while (
+            await database.run_in_transaction(
+                leases.reap(
+                    timedelta(0), settings.crash_limit, settings.executions, alerts=settings.alerts or None
+                )
+            )
+        ).ids:
+            pass
         await database.run(clock.make_due(ours))
 
     async def _run_all(

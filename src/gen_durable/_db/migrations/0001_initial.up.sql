@@ -207,6 +207,14 @@ begin
          order by spec.unique_key, spec.correlation_key, spec.ord    -- two batches with keys of one kind do not deadlock
             on conflict do nothing
         returning id
+      ), noted as (
+        insert into gen_durable.audit_events (instance_id, event, data)
+        select spec.id, 'created', jsonb_strip_nulls(jsonb_build_object(
+                 'machine', spec.fsm, 'version', spec.version, 'step', spec.step, 'queue', spec.queue,
+                 'correlation_key', spec.correlation_key, 'parent_id', spec.parent_id))
+          from spec join fresh on fresh.id = spec.id
+         where (select s.audit from gen_durable.settings s) = 'all'
+         order by spec.ord
       )
       select spec.ord, spec.id, fresh.id is not null, spec.queue from spec left join fresh on fresh.id = spec.id
     loop
@@ -497,12 +505,22 @@ begin
     raise exception 'the inbox of instance % is full: 10000 signals that no step has consumed', target.id
       using errcode = 'GD002', hint = 'let the machine await these signals, or stop sending them';
   end if;
-  insert into gen_durable.signals (target_id, name, payload, dedup_key, traceparent)
-       values (target.id, name, coalesce(payload, 'null'), dedup_key, traceparent)
-  on conflict do nothing
-    returning signals.id into signal_id;
+  woken := target.status = 'awaiting_signal' and name = any (target.awaits);
+  with fresh as (
+    insert into gen_durable.signals (target_id, name, payload, dedup_key, traceparent)
+         values (target.id, name, coalesce(payload, 'null'), dedup_key, traceparent)
+    on conflict do nothing
+      returning signals.id
+  ), noted as (
+    insert into gen_durable.audit_events (instance_id, event, data)
+    select target.id, 'signalled', jsonb_strip_nulls(jsonb_build_object(
+             'signal', name, 'dedup_key', dedup_key, 'is_woken', woken))
+      from fresh
+     where (select s.audit from gen_durable.settings s) = 'all'
+  )
+  select fresh.id into signal_id from fresh;
   -- A duplicate wakes nobody: it would send a step that collects a pack round in circles.
-  woken := signal_id is not null and target.status = 'awaiting_signal' and name = any (target.awaits);
+  woken := woken and signal_id is not null;
   if woken then
     update gen_durable.gen_durable g
        set status = 'runnable', eligible_at = statement_timestamp(), has_signals = true, updated_at = statement_timestamp()

@@ -7,7 +7,8 @@
 create index gen_durable_type on gen_durable.gen_durable (fsm collate "C", queue, priority, eligible_at, id)
   where status = 'runnable' and not gated;
 
--- Who did what to an instance, and why. Append only.
+-- What has happened to an instance: who did it, and why, where somebody acted. Append only. Written by the statement that makes
+-- the change, from what it has changed; which events are written is said in `settings`.
 create table gen_durable.audit_events (
   id          bigint generated always as identity primary key,
   instance_id bigint not null,
@@ -84,7 +85,8 @@ begin
    where g.id = any (ending);
   insert into gen_durable.audit_events (instance_id, event, actor, reason)
   select ids.id, case when ids.id = any (ending) then 'cancelled' else 'cancel_requested' end, actor, reason
-    from unnest(live.ids) as ids (id);
+    from unnest(live.ids) as ids (id)
+   where (select s.audit from gen_durable.settings s) >= 'failures';
   -- Two conditions that together are always true: each is that of an index.
   delete from gen_durable.signals s
    where s.target_id = any (ending) and s.consumed_seq is null or s.target_id = any (ending) and s.dedup_key is not null;
@@ -108,7 +110,8 @@ begin
     woken := woken || coalesce(one.queues, '{}');
   end loop;
   insert into gen_durable.audit_events (instance_id, event, actor, reason)
-  select g.id, 'deleted', actor, reason from gen_durable.gen_durable g where g.id = any (target_ids) and g.deleted_at is null;
+  select g.id, 'deleted', actor, reason from gen_durable.gen_durable g
+   where g.id = any (target_ids) and g.deleted_at is null and (select s.audit from gen_durable.settings s) >= 'failures';
   update gen_durable.gen_durable g
      set deleted_at = statement_timestamp(), delete_reason = reason, updated_at = statement_timestamp()
    where g.id = any (target_ids) and g.deleted_at is null;
@@ -148,7 +151,8 @@ language plpgsql as $$
 begin
   perform from gen_durable.gen_durable g where g.id = any (target_ids) order by g.id desc for no key update;
   insert into gen_durable.audit_events (instance_id, event, actor)
-  select g.id, 'restored', actor from gen_durable.gen_durable g where g.id = any (target_ids) and g.deleted_at is not null;
+  select g.id, 'restored', actor from gen_durable.gen_durable g
+   where g.id = any (target_ids) and g.deleted_at is not null and (select s.audit from gen_durable.settings s) >= 'failures';
   begin
     update gen_durable.gen_durable g set deleted_at = null, delete_reason = null, updated_at = statement_timestamp()
      where g.id = any (target_ids) and g.deleted_at is not null;
@@ -237,7 +241,8 @@ begin
            group by child.parent_id, child.parent_round) live
    where p.id = live.parent_id and p.spawn_round = live.parent_round and p.spawn_round = p.step_seq;
   insert into gen_durable.audit_events (instance_id, event, actor, reason)
-  select retry.id, 'retried', actor, reason from unnest(retried) as retry (id);
+  select retry.id, 'retried', actor, reason from unnest(retried) as retry (id)
+   where (select s.audit from gen_durable.settings s) >= 'failures';
   return query
     select g.id, g.id = any (retried), g.status::text, g.queue from gen_durable.gen_durable g where g.id = any (target_ids);
 end $$;

@@ -1,0 +1,44 @@
+"""The audit: what has happened to an instance, written in the transactions in which it happened."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any, Literal, TypeAlias
+
+import msgspec
+
+__all__ = ["AuditEvent", "AuditName"]
+
+AuditName: TypeAlias = Literal[
+    "created",
+    "leased",
+    "started",
+    "succeeded",
+    "retried",
+    "failed",
+    "crashed",
+    "released",
+    "cancelled",
+    "signalled",
+    "expired",
+    "cancel_requested",
+    "deleted",
+    "restored",
+]
+
+
+class AuditEvent(msgspec.Struct, frozen=True, kw_only=True):
+    """Something that has happened to an instance."""
+
+    number: int
+    """Its place in the audit; later ones have larger numbers."""
+    instance_id: int
+    event: AuditName
+    actor: str | None
+    """Who did it, where somebody did."""
+    reason: str | None
+    """Why, in the words of that one."""
+    data: Mapping[str, Any]
+    """What belongs to it. An event of an execution has its `execution`, `step`, `step_seq`, `attempt` and `worker`."""
+    at: datetime
