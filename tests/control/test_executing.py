@@ -51,7 +51,7 @@ async def test_a_step_that_looks_ends_within_about_a_second(durable_dsn: str, db
     assert (record.status, record.outcome) == ("ABORTED", "cancelled")
     assert machine.saw == (["True"] if "looks" in name else [])
     assert machine.handled == [], "there is nothing to decide"
-    assert await audit(db, ref.id) == [("cancel_requested", ACTOR, REASON)]
+    assert await audit(db, ref.id) == [("cancel_requested", ACTOR, REASON), ("cancelled", ACTOR, REASON)]
     assert await job_states(db, [ref.id]) == ["CANCELLED"]
 
 

@@ -72,7 +72,13 @@ async def test_a_failed_step_runs_again_with_a_fresh_count_of_attempts(
     tally = await async_durable.drain()
     assert (tally.retry, tally.stopped) == (1, 1), "two attempts again, and then it fails again"
     assert await job_states(db, [ref.id]) == ["FAILED"]
-    assert await audit(db, ref.id) == [("retried", "eve", "the bank is back")]
+    assert await audit(db, ref.id) == [
+        ("retried", None, None),
+        ("failed", None, None),
+        ("retried", "eve", "the bank is back"),
+        ("retried", None, None),
+        ("failed", None, None),
+    ]
     records = await async_durable.executions(ref)
     assert [(one.outcome, one.step_attempt, one.retried_at is not None) for one in records] == [
         ("next", 0, False),

@@ -8,6 +8,8 @@ from collections.abc import Collection
 from tests.interleavings.session import Session, signals_gained, transitions
 from tests.interleavings.world import TERMINAL, Row, World
 
+_ENDS = frozenset({"succeeded", "retried", "failed", "crashed", "released", "cancelled"})
+
 
 class BrokenError(Exception):
     """An order led to a state that must not be."""
@@ -54,6 +56,27 @@ def check_traces(before: World, after: World) -> None:
         numbers = [record["execution"] for record in after.records(id)]
         numbers += [row["execution"]] * (row["status"] == "executing")
         require(numbers == list(range(1, row["execution"] + 1)), "executions are not numbered in order")
+
+
+def check_audit(before: World, after: World) -> None:
+    """Of the end: the audit tells how each execution has ended, once, and of no transition that was not made."""
+    for id, row in after.instances.items():
+        had = before.instances.get(id)
+        events = [event for event in after.audit if event["instance_id"] == id]
+        # What people do has no data; of that, only a cancel ends an execution.
+        ends = [event for event in events if event["event"] in _ENDS and event["data"] is not None]
+        ends += [event for event in events if event["event"] == "cancelled" and event["data"] is None]
+        made = len(after.records(id)) - len(before.records(id))
+        require(len(ends) == made, "not one audit event for each execution that has ended")
+        seqs = [
+            event["data"]["step_seq"]
+            for event in events
+            if event["event"] == "succeeded"
+            or (event["event"] == "failed" and "poison" not in event["data"].values())
+        ]
+        new = list(range((had["step_seq"] if had else 0) + 1, row["step_seq"] + 1))
+        require(seqs == new, "the audit tells of a transition that was not made")
+        require((had is None) == any(event["event"] == "created" for event in events), "created, or not")
 
 
 def _transitions(world: World, id: int) -> list[int]:

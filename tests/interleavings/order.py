@@ -10,7 +10,7 @@ from typing import Final
 
 from gen_durable._db.failures import StatementError
 from tests.interleavings.bench import Bench, Pins
-from tests.interleavings.invariants import BrokenError, check_always, check_told, check_traces
+from tests.interleavings.invariants import BrokenError, check_always, check_audit, check_told, check_traces
 from tests.interleavings.product import Product
 from tests.interleavings.scenario import Broken, Choices, End, Scenario
 from tests.interleavings.session import Session
@@ -60,6 +60,7 @@ class Order:
             check_told(before, after, self.sessions.values())
             self._scenario.check(End(after, self.sessions, self.trace))
             check_traces(before, after)
+            check_audit(before, after)
         except (BrokenError, StatementError) as error:
             self.broken = Broken(_reason(error), tuple(self._choices), self.trace)
             await self._clean_up()

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from tests.interleavings import collecting_mutants, control_mutants, event_mutants, schedule_mutants
+from tests.interleavings import (
+    audit_mutants,
+    collecting_mutants,
+    control_mutants,
+    event_mutants,
+    schedule_mutants,
+)
 from tests.interleavings.bench import Bench
 from tests.interleavings.explore import explore
 from tests.interleavings.mutants import MUTANTS, Mutant
@@ -18,6 +24,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
         *MUTANTS,
         *control_mutants.MUTANTS,
         *event_mutants.MUTANTS,
+        *audit_mutants.MUTANTS,
         *schedule_mutants.MUTANTS,
         *collecting_mutants.MUTANTS,
     ],

@@ -505,7 +505,6 @@ begin
     raise exception 'the inbox of instance % is full: 10000 signals that no step has consumed', target.id
       using errcode = 'GD002', hint = 'let the machine await these signals, or stop sending them';
   end if;
-  woken := target.status = 'awaiting_signal' and name = any (target.awaits);
   with fresh as (
     insert into gen_durable.signals (target_id, name, payload, dedup_key, traceparent)
          values (target.id, name, coalesce(payload, 'null'), dedup_key, traceparent)
@@ -514,13 +513,14 @@ begin
   ), noted as (
     insert into gen_durable.audit_events (instance_id, event, data)
     select target.id, 'signalled', jsonb_strip_nulls(jsonb_build_object(
-             'signal', name, 'dedup_key', dedup_key, 'is_woken', woken))
+             'signal', name, 'dedup_key', dedup_key,
+             'is_awaited', target.status = 'awaiting_signal' and name = any (target.awaits)))
       from fresh
      where (select s.audit from gen_durable.settings s) = 'all'
   )
   select fresh.id into signal_id from fresh;
   -- A duplicate wakes nobody: it would send a step that collects a pack round in circles.
-  woken := woken and signal_id is not null;
+  woken := signal_id is not null and target.status = 'awaiting_signal' and name = any (target.awaits);
   if woken then
     update gen_durable.gen_durable g
        set status = 'runnable', eligible_at = statement_timestamp(), has_signals = true, updated_at = statement_timestamp()

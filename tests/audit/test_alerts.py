@@ -1,0 +1,109 @@
+"""Instances that fail are told of: in the transaction that fails them, through the outbox like any event."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import msgspec
+import pytest
+
+from gen_durable import CloudEvent, Settings, Worker
+from gen_durable._core import settle
+from gen_durable._db import commit as commits
+from gen_durable._db import lease
+from gen_durable._db.pool import Database
+from gen_durable.testing import Crash, Harness
+from tests.audit.machines import Story, story
+from tests.db.engine import inserted, new, picked
+from tests.scenarios.support import CALM, PATIENCE
+
+RECORDER = commits.Recorder("worker", "all", alerts="ops")
+
+
+def alerts(stage: Harness, ref: Any) -> list[tuple[str, str, Any]]:
+    return [(event.id, event.type, event.data) for event in stage.events(ref, sink="ops")]
+
+
+@pytest.mark.clause("AUD-9", "AUD-10")
+@pytest.mark.parametrize(
+    ("name", "cause", "attempts", "error"),
+    [
+        ("stops", "stop", 1, "no more"),
+        ("raises", "error", 1, "ValueError: broken"),
+        ("wears_out", "exhausted", 2, "ValueError: broken"),
+        ("discards", "stop", 1, "not worth it"),
+    ],
+)
+def test_a_failure_is_told(stage: Harness, name: str, cause: str, attempts: int, error: str) -> None:
+    ref = story(stage, name)
+    stage.assert_failed(ref)
+    ((id, type_, data),) = alerts(stage, ref)
+    assert (id, type_) == (f"{ref.id}:1:{2 if name == 'stops' else 1}", "gen_durable.instance.failed")
+    facts = {"machine": "Story", "version": 1, "step": name, "cause": cause, "error": error}
+    assert data == {"id": ref.id, **facts, "attempts": attempts}
+
+
+@pytest.mark.clause("AUD-9")
+@pytest.mark.parametrize("name", ["ends", "goes_on", "again", "recovers", "gives_up", "spawns"])
+def test_nothing_else_is(stage: Harness, name: str) -> None:
+    assert alerts(stage, story(stage, name)) == []
+
+
+@pytest.mark.clause("AUD-9", "AUD-10")
+def test_poison(stage: Harness) -> None:
+    """A retry that is poison again is another alert; one that ends well has its own events."""
+    ref = stage.insert(Story, step="stops", correlation_key="bad")
+    for _ in range(2):
+        for _ in range(2):
+            with stage.crash_at("stops"), pytest.raises(Crash):
+                stage.drain()
+        stage.drain()
+        stage.assert_failed(ref, match="poison")
+        stage.retry(ref)
+    stage.drain()
+    told = alerts(stage, ref)
+    assert [id for id, _, _ in told] == [f"{ref.id}:1:2", f"{ref.id}:1:-4", f"{ref.id}:1:-2"]
+    data = told[-1][2]
+    assert (data["cause"], data["machine"], data["step"]) == ("poison", "Story", "stops")
+    assert data["error"].startswith("poison: the process died 2 times")
+    assert {event.subject for event in stage.events(ref)} == {"bad"}
+
+
+@pytest.mark.clause("AUD-9")
+async def test_nobody_knows_its_machine_or_takes_its_outcome(stage: Harness, database: Database) -> None:
+    ids = await inserted(database, *[new(queue="unknown") for _ in range(3)])
+    first, second, third = await picked(database, queue="unknown")
+    unknown = settle.no_handler(first)
+    refused = settle.refused(settle._entry(second, "done", payload="1"), ValueError("too large"))
+    stale = settle.no_handler(third)
+    stale.lease_token += 1
+    await database.run_in_transaction(commits.commit([unknown, refused, stale], RECORDER))
+    causes = {id: [data["cause"] for _, _, data in alerts(stage, id)] for id in ids}
+    assert causes == {first.id: ["no_handler"], second.id: ["refused"], third.id: []}
+    quiet = lease.reap_execution((third.id, third.lease_token), 0, 1, "all")
+    assert (await database.run_in_transaction(quiet)).capped == [third.id]
+    assert alerts(stage, third.id) == [], "no sink is set"
+
+
+@pytest.mark.clause("AUD-10")
+async def test_it_is_published_at_least_once_under_one_id(durable_dsn: str) -> None:
+    taken: list[CloudEvent] = []
+
+    async def fussy(event: CloudEvent) -> None:
+        taken.append(event)
+        if len(taken) == 1:
+            raise ConnectionError("lost on the way back")
+
+    settings = msgspec.structs.replace(CALM, alerts="ops")
+    async with Worker([Story], dsn=durable_dsn, sinks={"ops": fussy}, settings=settings) as worker:
+        ref = await worker.insert(Story, step="raises")
+        async with asyncio.timeout(PATIENCE.total_seconds()):
+            while not await worker.events(ref, state="published"):
+                await asyncio.sleep(0.02)
+        (record,) = await worker.executions(ref)
+    assert [(event.id, event.type) for event in taken] == [
+        (f"{ref.id}:1:1", "gen_durable.instance.failed")
+    ] * 2
+    assert (record.status, record.outcome) == ("DONE", "stop")
+    assert Settings().alerts == ""

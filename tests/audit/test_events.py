@@ -1,0 +1,187 @@
+"""What is written at which level: every event beside the change that it tells of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import psycopg
+import pytest
+
+from gen_durable import Inserted
+from gen_durable._core.model import Committed, Stale
+from gen_durable._db import commit as commits
+from gen_durable._db import lease
+from gen_durable._db.pool import Database
+from gen_durable.config import AuditLevel
+from gen_durable.testing import Crash, Harness
+from tests.audit.machines import Story, add, story
+from tests.db.engine import RECORDER, entry, flushed, inserted, new, picked
+
+# Without the pause after a crash.
+DUE = "update gen_durable.gen_durable set eligible_at = now() where id = $1"
+Tale = Callable[[Harness], Any]
+
+
+def names(stage: Harness, ref: Any) -> str:
+    return " ".join(event.event for event in stage.audit(ref))
+
+
+def runs(name: str) -> Tale:
+    return lambda stage: story(stage, name)
+
+
+def a_job(stage: Harness) -> Any:
+    ref = stage.insert(add, [1, 2])
+    stage.drain()
+    return ref
+
+
+def a_signal(stage: Harness) -> Any:
+    ref = story(stage, "awaits")
+    stage.signal(ref, Story.go, 1, dedup_key="one")
+    stage.signal(ref, Story.go, 1, dedup_key="one")
+    stage.drain()
+    return ref
+
+
+def a_deadline(stage: Harness) -> Any:
+    ref = story(stage, "awaits")
+    stage.advance(timedelta(hours=2))
+    stage.drain()
+    return ref
+
+
+def a_crash(stage: Harness) -> Any:
+    ref = stage.insert(Story, step="ends")
+    with stage.crash_at("ends"), pytest.raises(Crash):
+        stage.drain()
+    stage.drain()
+    return ref
+
+
+def people(stage: Harness) -> Any:
+    ref = stage.insert(Story, step="ends")
+    stage.cancel(ref, reason="not today", actor="ann")
+    stage.soft_delete(ref, reason="old", actor="ben")
+    stage.restore(ref, actor="cid")
+    stage.retry(ref, reason="after all", actor="dan")
+    stage.drain()
+    return ref
+
+
+TALES: dict[str, tuple[Tale, str, str]] = {
+    "job": (a_job, "created leased succeeded", ""),
+    "next": (runs("goes_on"), "created leased succeeded leased succeeded", ""),
+    "retry": (runs("again"), "created leased retried leased succeeded", ""),
+    "error": (runs("recovers"), "created leased retried leased succeeded", "retried"),
+    "stop": (runs("stops"), "created leased failed", "failed"),
+    "raise": (runs("raises"), "created leased failed", "failed"),
+    "exhausted": (runs("wears_out"), "created leased retried leased failed", "retried failed"),
+    "cancel": (runs("gives_up"), "created leased cancelled", "cancelled"),
+    "signal": (a_signal, "created leased succeeded signalled leased succeeded", ""),
+    "deadline": (a_deadline, "created leased succeeded expired leased succeeded", ""),
+    "children": (runs("spawns"), "created leased succeeded leased succeeded", ""),
+    "crash": (a_crash, "created leased crashed leased succeeded", "crashed"),
+    "people": (
+        people,
+        "created cancelled deleted restored retried leased succeeded",
+        "cancelled deleted restored retried",
+    ),
+}
+
+
+@pytest.mark.clause("AUD-1", "AUD-3")
+@pytest.mark.parametrize("tale", TALES)
+@pytest.mark.parametrize("level", ["off", "failures", "all"])
+def test_each_level_has_its_events(stage: Harness, level: AuditLevel, tale: str) -> None:
+    tell, everything, trouble = TALES[tale]
+    stage.set_audit(level)
+    expected = {"off": "", "failures": trouble, "all": everything}[level]
+    assert names(stage, tell(stage)) == expected
+
+
+@pytest.mark.clause("AUD-2")
+def test_events_say_what_they_are_about(stage: Harness) -> None:
+    stage.set_audit("all")
+    ref = story(stage, "recovers")
+    created, leased, retried, _, succeeded = stage.audit(ref)
+    assert created.data == {"machine": "Story", "version": 1, "step": "recovers", "queue": "default"}
+    worker = leased.data["worker"]
+    first = {"step": "recovers", "step_seq": 1, "execution": 1, "attempt": 0, "worker": worker}
+    assert leased.data == first
+    assert {**first, "error": "ValueError: not yet"}.items() <= retried.data.items()
+    assert (succeeded.data["execution"], succeeded.data["outcome"]) == (2, "done")
+    (_, _, onward, _, _) = stage.audit(story(stage, "goes_on"))
+    assert (onward.data["outcome"], onward.data["to"]) == ("next", "ends")
+    assert created.at <= leased.at <= retried.at
+    assert created.number < leased.number < retried.number
+    (child,) = stage.children(story(stage, "spawns"))
+    assert stage.audit(child.id)[0].data["parent_id"] == child.parent_id
+    signalled = stage.audit(a_signal(stage))[3]
+    assert signalled.data == {"signal": "go", "dedup_key": "one", "is_awaited": True}
+
+
+@pytest.mark.clause("AUD-4")
+def test_people_are_named_with_their_reasons(stage: Harness) -> None:
+    stage.set_audit("failures")
+    deeds = [(event.event, event.actor, event.reason) for event in stage.audit(people(stage))]
+    assert deeds == [
+        ("cancelled", "ann", "not today"),
+        ("deleted", "ben", "old"),
+        ("restored", "cid", None),
+        ("retried", "dan", "after all"),
+    ]
+    (event,) = stage.audit(story(stage, "gives_up"))
+    assert (event.actor, event.reason) == (None, "not wanted"), "its own decision"
+
+
+@pytest.mark.clause("AUD-4", "AUD-5")
+async def test_a_cancel_that_wins_over_an_outcome(stage: Harness, database: Database) -> None:
+    stage.set_audit("all")
+    (id,) = await inserted(database, new(queue="cancel"))
+    (execution,) = await picked(database, queue="cancel")
+    stage.cancel(id, reason="no", actor="ann")
+    assert await flushed(database, [entry(execution, "done", payload="1")]) == [Committed("cancelled")]
+    told = [(event.event, event.actor, event.reason) for event in stage.audit(id)][2:]
+    assert told == [("cancel_requested", "ann", "no"), ("cancelled", "ann", "no")]
+
+
+@pytest.mark.clause("AUD-1")
+async def test_what_only_a_worker_does(stage: Harness, database: Database) -> None:
+    stage.set_audit("all")
+    (id,) = await inserted(database, new(queue="rare"))
+    (execution,) = await picked(database, queue="rare")
+    lived = {((id, execution.lease_token), 0): timedelta(seconds=3)}
+    assert await database.run(lease.mark_started(lived)) == set(lived)
+    await flushed(database, [entry(execution, "release")])
+    for _ in range(2):
+        (execution,) = await picked(database, queue="rare")
+        plan = lease.reap_execution((id, execution.lease_token), 0, 2, "all", "ops")
+        assert (await database.run_in_transaction(plan)).ids == [id]
+        await database._pool.execute(DUE, id)
+    assert names(stage, id) == "created leased started released leased crashed leased failed"
+    assert stage.audit(id)[-1].data["cause"] == "poison"
+    assert stage.audit(id)[2].data["execution"] == 1
+
+
+@pytest.mark.clause("AUD-5")
+async def test_what_did_not_happen_is_not_told(stage: Harness, database: Database, dsn: str) -> None:
+    stage.set_audit("all")
+    (id,) = await inserted(database, new(queue="stale"))
+    (execution,) = await picked(database, queue="stale")
+    before = names(stage, id)
+    for kind in ("done", "await"):
+        late = entry(execution, kind, awaits=("x",) if kind == "await" else None)
+        late.lease_token += 1
+        assert await flushed(database, [late]) == [Stale()]
+    with psycopg.connect(dsn) as connection:
+        undone = stage.insert(Story, step="ends", conn=connection)
+        stage.cancel(id, actor="ann", conn=connection)
+        connection.rollback()
+    assert isinstance(undone, Inserted)
+    assert stage.audit(undone.id) == []
+    assert names(stage, id) == before
+    assert not await database.run(lease.mark_started({((id, 0), 0): timedelta(0)}))
+    assert (await database.run(commits.commit_plain([], RECORDER))).results == []

@@ -1,0 +1,35 @@
+"""The audit with a rule left out: each of these some order makes tell what was not."""
+
+from __future__ import annotations
+
+from tests.interleavings.mutants import Mutant
+from tests.interleavings.product import SCHEMA, Change
+from tests.interleavings.scenarios import cancels
+from tests.interleavings.world import outcome
+
+MUTANTS = [
+    Mutant(
+        name="a cancelled outcome has succeeded",
+        scenario=cancels.cancel_and_commit(outcome(1, "done")),
+        reason="the audit tells of a transition that was not made",
+        changes=[
+            Change("commit_plain", "case when is_cancelled then 'cancelled' when kind", "case when kind")
+        ],
+    ),
+    Mutant(
+        name="a cancel is told of what has ended",
+        scenario=cancels.cancel_and_commit(outcome(1, "done")),
+        reason="not one audit event for each execution that has ended",
+        changes=[
+            Change(
+                SCHEMA, "    from unnest(live.ids) as ids (id)\n", "    from unnest(target_ids) as ids (id)\n"
+            ),
+            Change(SCHEMA, "  if live.ids is null then\n    return;\n", "  if false then\n    return;\n"),
+            Change(
+                SCHEMA,
+                "case when ids.id = any (ending) then 'cancelled' else 'cancel_requested' end",
+                "'cancelled'",
+            ),
+        ],
+    ),
+]

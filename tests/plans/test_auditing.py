@@ -1,0 +1,65 @@
+"""What the audit costs when it is not wanted: its level is looked up once per statement, and nothing else is done."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gen_durable._db import commit, lease, pick
+from gen_durable._db.insert import insert
+from gen_durable._db.plan import Plan
+from gen_durable._db.signal import deliver
+from tests.db.engine import new
+from tests.plans.explain import Explained, Explainer
+from tests.plans.statements import EXECUTING, LEASES, MACHINES, PARKED, RECORDER, outcomes
+
+
+def looks(found: Explained) -> list[int]:
+    """How often each look at the level was run."""
+    return [node["Actual Loops"] for node in found.nodes if node.get("Relation Name") == "settings"]
+
+
+def filters(found: Explained) -> list[str]:
+    """Conditions that are worked out before any row is read."""
+    return [node["One-Time Filter"] for node in found.nodes if "'all'" in node.get("One-Time Filter", "")]
+
+
+def plan(name: str) -> Plan[Any]:
+    match name:
+        case "pick":
+            return pick.pick("q1", MACHINES, 100, 7, "worker", LEASES)
+        case "pick_by_prefix":
+            return pick.pick_by_prefix("Machine", None, 100, 500, 7, "worker", LEASES)
+        case "insert":
+            return insert([new() for _ in range(100)], is_alone=True)
+        case "deliver":
+            return deliver(PARKED[0], "paid", "{}", None)
+        case _:
+            return lease.expire()
+
+
+@pytest.mark.clause("AUD-3")
+@pytest.mark.parametrize("level", ["off", "failures", "all"])
+@pytest.mark.parametrize("name", ["pick", "pick_by_prefix", "insert", "deliver", "expire"])
+async def test_statements_of_which_only_all_tells(explainer: Explainer, name: str, level: str) -> None:
+    await explainer.connection.execute(f"update gen_durable.settings set audit = '{level}'")
+    explained = await explainer.explain(plan(name))
+    (found,) = [one for one in explained if "audit_events" in one.query and "noted" in one.query]
+    assert looks(found) == [1], found
+    assert len(filters(found)) == 1, found
+    written = await explainer.connection.fetchval("select count(*) from gen_durable.audit_events")
+    assert bool(written) == (level == "all")
+
+
+@pytest.mark.clause("AUD-3")
+@pytest.mark.parametrize("level", ["off", "failures", "all"])
+@pytest.mark.parametrize("kind", ["done", "stop"])
+@pytest.mark.parametrize("is_plain", [True, False], ids=["plain", "any"])
+async def test_commits(explainer: Explainer, kind: Any, level: str, *, is_plain: bool) -> None:
+    await explainer.connection.execute(f"update gen_durable.settings set audit = '{level}'")
+    commits = commit.commit_plain if is_plain else commit.commit
+    found, *_ = await explainer.explain(commits(outcomes(EXECUTING[:10], kind), RECORDER))
+    assert looks(found) == [1], found
+    written = await explainer.connection.fetchval("select count(*) from gen_durable.audit_events")
+    assert written == (10 if level == "all" or (level == "failures" and kind == "stop") else 0)
