@@ -13,7 +13,11 @@ MUTANTS = [
         scenario=cancels.cancel_and_commit(outcome(1, "done")),
         reason="the audit tells of a transition that was not made",
         changes=[
-            Change("commit_plain", "case when is_cancelled then 'cancelled' when kind", "case when kind")
+            Change(
+                "commit_plain",
+                "case when is_cancelled then 'cancelled' when kind = 'retry'",
+                "case when kind = 'retry'",
+            )
         ],
     ),
     Mutant(
