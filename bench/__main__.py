@@ -26,6 +26,7 @@ from gen_durable import (
 )
 from gen_durable._core.settle import new_instance
 from gen_durable._db.pool import Database, connect
+from gen_durable.config import AuditLevel
 from gen_durable.embedded import EmbeddedPostgres
 from gen_durable.events import SinkLike
 from gen_durable.telemetry import StepStop
@@ -66,8 +67,9 @@ class Bench:
         try:
             await conn.execute(
                 f'truncate "{SCHEMA}".gen_durable, "{SCHEMA}".signals, "{SCHEMA}".executions, "{SCHEMA}".outbox, '
-                f'"{SCHEMA}".buckets, "{SCHEMA}".limits'
+                f'"{SCHEMA}".buckets, "{SCHEMA}".limits, "{SCHEMA}".audit_events'
             )
+            await conn.execute(f"select \"{SCHEMA}\".set_audit('failures')")
             await conn.execute(f'vacuum analyze "{SCHEMA}".gen_durable')
             await conn.execute("checkpoint")
         finally:
@@ -89,6 +91,14 @@ class Bench:
     async def jobs_tokens(self) -> Rate:
         """The same under a rate limit that is never reached: one bucket for all."""
         return await self._limited(RateLimit("bench", 1_000_000_000), rate_limit="bench")
+
+    async def jobs_unaudited(self) -> Rate:
+        """The same with the audit off."""
+        return await self._audited("off")
+
+    async def jobs_audited(self) -> Rate:
+        """The same with the whole audit: three events for each job, one of them before the clock starts."""
+        return await self._audited("all")
 
     async def jobs_strangers(self) -> Rate:
         """The same behind a crowd of a machine that nobody has registered."""
@@ -178,6 +188,11 @@ class Bench:
         await self._insert(One, self.jobs, **options)
         return await self._work(self.jobs)
 
+    async def _audited(self, level: AuditLevel) -> Rate:
+        async with AsyncClient(self.dsn, settings=self.settings) as client:
+            await client.set_audit(level)
+        return await self.jobs_engine()
+
     async def _crowd(self, rows: str) -> None:
         await self._execute(f'insert into "{SCHEMA}".gen_durable ({rows} from generate_series(1, {CROWD})')
 
@@ -229,6 +244,8 @@ PAIRS: tuple[tuple[str, str, str], ...] = (
 BESIDE: tuple[tuple[str, str], ...] = (
     ("under a concurrency limit", "jobs_slots"),
     ("under a rate limit", "jobs_tokens"),
+    ("with the audit off", "jobs_unaudited"),
+    ("with the whole audit", "jobs_audited"),
     ("behind 50,000 strangers", "jobs_strangers"),
     ("behind a busy key's 50,000", "jobs_busy_key"),
 )

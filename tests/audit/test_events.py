@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
+from pathlib import Path
+from typing import Any, get_args
 
 import psycopg
 import pytest
@@ -14,11 +16,13 @@ from gen_durable._core.model import Committed, Stale
 from gen_durable._db import commit as commits
 from gen_durable._db import lease
 from gen_durable._db.pool import Database
+from gen_durable.audit import AuditName
 from gen_durable.config import AuditLevel
 from gen_durable.testing import Crash, Harness
 from tests.audit.machines import Story, add, story
 from tests.db.engine import RECORDER, entry, flushed, inserted, new, picked
 
+PAGE = (Path(__file__).parents[2] / "docs" / "audit.md").read_text(encoding="utf-8")
 # Without the pause after a crash.
 DUE = "update gen_durable.gen_durable set eligible_at = now() where id = $1"
 Tale = Callable[[Harness], Any]
@@ -100,6 +104,12 @@ def test_each_level_has_its_events(stage: Harness, level: AuditLevel, tale: str)
     stage.set_audit(level)
     expected = {"off": "", "failures": trouble, "all": everything}[level]
     assert names(stage, tell(stage)) == expected
+
+
+@pytest.mark.clause("AUD-1")
+def test_every_event_is_in_the_documentation() -> None:
+    told = {name for line in PAGE.splitlines() if line.startswith("| `") for name in re.findall(r"`(\w+)`", line)}
+    assert set(get_args(AuditName)) <= told
 
 
 @pytest.mark.clause("AUD-2")
