@@ -77,6 +77,8 @@ def test_a_heartbeat_above_half_of_the_lease_is_refused() -> None:
         ({"crash_limit": 0}, "settings.crash_limit must be at least 1"),
         ({"executions": "some"}, "settings.executions must be all, failures or off"),
         ({"pooler": "session"}, "settings.pooler must be none or transaction"),
+        ({"audit": "some"}, "settings.audit must be off, failures or all"),
+        ({"alerts": "x" * 256}, "settings.alerts must be the name of a sink"),
         ({"poll_interval": timedelta(0)}, "settings.poll_interval must be at least"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
