@@ -40,7 +40,7 @@ from tests.conformance.table import SPEC, table_of
 @pytest.mark.clause("CFG-1")
 def test_the_settings_and_their_defaults() -> None:
     defaults = {
-        name: f"{value.total_seconds():g} s" if isinstance(value, timedelta) else str(value)
+        name: f"{value.total_seconds():.9g} s" if isinstance(value, timedelta) else str(value)
         for name, value in msgspec.structs.asdict(Settings()).items()
     }
     assert defaults == {row[0]: row[1] for row in table_of(SPEC.read_text(encoding="utf-8"), "setting")}
