@@ -108,7 +108,9 @@ def test_each_level_has_its_events(stage: Harness, level: AuditLevel, tale: str)
 
 @pytest.mark.clause("AUD-1")
 def test_every_event_is_in_the_documentation() -> None:
-    told = {name for line in PAGE.splitlines() if line.startswith("| `") for name in re.findall(r"`(\w+)`", line)}
+    told = {
+        name for line in PAGE.splitlines() if line.startswith("| `") for name in re.findall(r"`(\w+)`", line)
+    }
     assert set(get_args(AuditName)) <= told
 
 
