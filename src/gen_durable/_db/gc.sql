@@ -117,10 +117,10 @@ select count(*) as deleted from gone
 -- name: sweep_audit
 -- Audit events of long ago, in the order in which they were written: a page of the primary key, and of that what is old enough.
 with page as materialized (
-  select a.id from gen_durable.audit_events a order by a.id limit 500 for update skip locked
+  select a.id, a.created_at from gen_durable.audit_events a order by a.id limit 500
 ), gone as (
   delete from gen_durable.audit_events a using page
-   where a.id = page.id and a.created_at < statement_timestamp() - :retention::interval
+   where a.id = page.id and page.created_at < statement_timestamp() - :retention::interval
   returning 1
 )
 select count(*) as deleted from gone
