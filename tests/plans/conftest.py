@@ -9,7 +9,15 @@ import pytest
 from gen_durable.testing._databases import Databases
 from tests.plans.explain import Explainer
 
+HERE = Path(__file__).parent
 POPULATION = Path(__file__).with_name("population.sql").read_text(encoding="utf-8")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """All in one process of pytest-xdist, with `--dist loadgroup`: each process would need a population of its own."""
+    for item in items:
+        if item.path.is_relative_to(HERE):
+            item.add_marker(pytest.mark.xdist_group("plans"))
 
 
 @pytest.fixture(scope="session")
