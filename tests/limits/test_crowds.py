@@ -45,7 +45,7 @@ class Picker:
         self._source = FromQueue("q")
 
     async def pick(self, demand: int = 10) -> tuple[Picked, Explained]:
-        plan = self._source.pick(MACHINES, demand, 7, "worker", LEASES)
+        plan = self._source.pick(MACHINES, demand, demand, 7, "worker", LEASES)
         picked, (explained, *_) = await self._explainer.run(plan)
         return picked, explained
 

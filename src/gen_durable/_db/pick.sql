@@ -11,7 +11,7 @@
 --     between their snapshots; the unique index on the slot refuses the second, and its pick is run again.
 -- The time that a row is due since comes back as a number: a timestamp may lie where no driver can follow.
 -- A denied row comes back without lease_token: once per key, so that its key can be gated; once per bucket, so that its rows
--- can be put off. An empty row says that others' machines crowd the head of the queue: then pick_by_machine is cheaper.
+-- can be put off; and once if a row needs a free slot before it can have its tokens. An empty row says that others' machines crowd the head of the queue: then pick_by_machine is cheaper.
 with recursive moment as materialized (
   select statement_timestamp() as now
 ), priority as (
@@ -217,7 +217,8 @@ select null, null, null, null, null, null, null, null, null, null, null, null, n
 --   vacant    the free slots of each: of as many as are held and wanted together, enough are free.
 --   placed    the n-th of the rows has the n-th of the slots.
 -- Of those with a rate limit, when there are any: spend() takes the tokens of a prefix of each bucket's rows, if they are there,
--- under the lock of the bucket; an execution is leased at the moment of that.
+-- under the lock of the bucket; an execution is leased at the moment of that. Tokens are for starts, so nobody who needs some
+-- is leased ahead of a slot: where the first of these is behind :room others, the pick ends before it (held_back).
 ), room as materialized (
   select last.*, least(greatest(slots.count - held.count, 0), 32767) as free, held.count as held
     from (select distinct on (candidate.concurrency_key) candidate.concurrency_key as key, candidate.priority,
@@ -249,9 +250,20 @@ select null, null, null, null, null, null, null, null, null, null, null, null, n
     from (select standing.key, max(standing.held) + count(*)::int as count from standing group by standing.key) wanted
 ), placed as materialized (
   select standing.id, vacant.numbers[standing.place] as number from standing join vacant on vacant.key = standing.key
-), admitted as materialized (
-  select candidate.*, placed.number as slot, candidate.concurrency_key is null or placed.id is not null as is_admitted
+), fit as materialized (
+  select candidate.*, placed.number as slot, candidate.concurrency_key is null or placed.id is not null as is_fit
     from candidate left join placed on placed.id = candidate.id
+), held_back as materialized (
+  select first.priority, first.eligible_at, first.id from (
+    select fit.*, row_number() over (order by fit.priority, fit.eligible_at, fit.id) as place
+      from fit where fit.is_fit and :demand::int > :room::int) first
+   where first.rate_limit is not null and first.place > :room::int
+   order by first.place limit 1
+), admitted as materialized (
+  select fit.*, fit.is_fit and coalesce(
+           (fit.priority, fit.eligible_at, fit.id) < (select first.priority, first.eligible_at, first.id from held_back first), true)
+         as is_admitted
+    from fit
 ), spent as materialized (
   select bill.ids[answer.ord] as id, answer.granted_at, answer.is_known
     from (select array_agg(admitted.id order by admitted.priority, admitted.eligible_at, admitted.id) as ids,
@@ -292,7 +304,7 @@ select * from (
          null::int, null, null::text[], null::boolean, null::boolean, null::boolean, null::bigint,
          admitted.concurrency_key, null, null, admitted.priority, null::float8, null::timestamptz, null::int,
          null::timestamptz, null::int, null, null::timestamptz, null, null::int, null::int
-    from admitted where not admitted.is_admitted
+    from admitted where not admitted.is_fit
    order by admitted.concurrency_key, admitted.priority, admitted.eligible_at, admitted.id) denied
 union all
 select min(admitted.id), null, min(admitted.fsm), null, min(admitted.step), null, null, null, null, null,
@@ -300,6 +312,10 @@ select min(admitted.id), null, min(admitted.fsm), null, min(admitted.step), null
        count(*)::int, case when bool_and(spent.is_known) then count(spent.granted_at)::int end
   from spent join admitted on admitted.id = spent.id
  group by admitted.rate_limit, admitted.queue having count(*) > count(spent.granted_at)
+union all
+select held_back.id, null, null, null, null, null, null, null, null, null, null, null, null, null, null, null, null, null, null, null,
+       null, null, null, null, null, null, null
+  from held_back
 
 -- name: inboxes
 -- The unread signals of leased rows, oldest first. Only for rows that ever had one.
