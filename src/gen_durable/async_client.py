@@ -13,7 +13,6 @@ from . import _recurring, _verbs
 from ._checks import checked_delay
 from ._db import migrate
 from ._db.borrowed import driver_of
-from ._db.depth import depths
 from ._db.plan import Plan
 from ._db.pool import Database
 from ._runtime.service import Contact
@@ -34,7 +33,6 @@ from .instance import (
     Delivery,
     ExecutionRecord,
     Instance,
-    QueueDepth,
     Restored,
     RetryResult,
     Until,
@@ -566,10 +564,6 @@ class AsyncClient:
         """
         await self._write(_recurring.delete(name), conn)
 
-    async def queue_depths(self) -> Sequence[QueueDepth]:
-        """How much waits in each queue that is not empty. It costs little, however much there is: for gauges."""
-        return await self._database.run(depths())
-
     async def explain(self, target: Target, /) -> Explanation:
         """Why does it not run? All reasons that there are at this moment, with their facts.
 
@@ -591,7 +585,7 @@ class AsyncClient:
     async def queues(self) -> Sequence[QueueStatus]:
         """Every queue, how it is served, and how much waits in it.
 
-        It reads all that is runnable: not for every request.
+        It costs little, however much that is: figures of 10,000 and above mean "at least".
         """
         return await self._database.run(_verbs.queues())
 

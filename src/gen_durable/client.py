@@ -13,7 +13,6 @@ from ._checks import checked_delay
 from ._db import migrate
 from ._db.blocking import BlockingDatabase
 from ._db.borrowed import driver_of
-from ._db.depth import depths
 from ._db.inspect import settled
 from ._db.plan import Plan
 from ._server import Server
@@ -31,7 +30,6 @@ from .instance import (
     Delivery,
     ExecutionRecord,
     Instance,
-    QueueDepth,
     Restored,
     RetryResult,
     Until,
@@ -421,10 +419,6 @@ class Client:
     def delete_schedule(self, name: str, /, *, conn: Connection | None = None) -> None:
         """See `AsyncClient.delete_schedule`."""
         self._write(_recurring.delete(name), conn)
-
-    def queue_depths(self) -> Sequence[QueueDepth]:
-        """See `AsyncClient.queue_depths`."""
-        return self._database.run(depths())
 
     def explain(self, target: Target, /) -> Explanation:
         """See `AsyncClient.explain`."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any, Final, Generic, Literal, TypeAlias
 
 import msgspec
@@ -36,7 +36,6 @@ __all__ = [
     "Instance",
     "JobState",
     "NotRetried",
-    "QueueDepth",
     "Restored",
     "Retried",
     "RetryResult",
@@ -297,18 +296,3 @@ class Child(msgspec.Struct, Generic[ResultT_co], frozen=True, kw_only=True):
     def is_done(self) -> bool:
         """Whether it ended well."""
         return self.status is Status.DONE
-
-
-class QueueDepth(msgspec.Struct, frozen=True):
-    """How much waits in a queue. Figures of 10,000 and above mean "at least"."""
-
-    queue: str
-    due: int
-    """Could run now, if there were a worker free for it."""
-    scheduled: int
-    """Its time has yet to come."""
-    gated: int
-    """Set aside until its concurrency key is free."""
-    executing: int
-    oldest: timedelta | None
-    """How long the one that has been due for longest has waited."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import datetime, timedelta
 
 import msgspec
 
@@ -41,7 +41,7 @@ class QueueControl(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class QueueStatus(QueueControl, frozen=True, kw_only=True):
-    """A queue, and how much waits in it."""
+    """A queue, and how much waits in it. Figures of 10,000 and above mean "at least"."""
 
     due: int
     """Instances that could run now."""
@@ -50,7 +50,7 @@ class QueueStatus(QueueControl, frozen=True, kw_only=True):
     gated: int
     """Instances whose concurrency key is busy."""
     executing: int
-    oldest_due_at: datetime | None = None
-    """Since when the one that has waited longest could run."""
+    oldest: timedelta | None = None
+    """How long the one that has been due for longest has waited."""
     workers: int
     """How many live workers serve it by its name."""

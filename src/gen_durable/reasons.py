@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 import msgspec
 
@@ -12,6 +12,7 @@ from .instance import Status
 __all__ = [
     "AwaitingChildren",
     "AwaitingSignals",
+    "BucketEmpty",
     "CancelPending",
     "Deletion",
     "Executing",
@@ -25,8 +26,13 @@ __all__ = [
     "NotFirstInLine",
     "QueuePaused",
     "Reason",
+    "UnknownLimit",
     "Waiting",
 ]
+
+
+# Of a long list, so many stand in a sentence.
+_SHOWN: Final = 10
 
 
 class _Reason(msgspec.Struct, frozen=True, kw_only=True, tag_field="reason"):
@@ -141,24 +147,55 @@ class Holder(msgspec.Struct, frozen=True):
 
 
 class KeyBusy(_Reason, frozen=True, kw_only=True, tag="key_busy"):
-    """Others execute under its concurrency key."""
+    """Others execute under its concurrency key, as many as may."""
 
     key: str
+    slots: int
+    """How many may; it is fewer than there are holders, if the limit was lowered a short while ago."""
     holders: tuple[Holder, ...]
+    """All of them."""
 
     def __str__(self) -> str:
-        held = ", ".join(f"{each.id} (on {each.worker})" for each in self.holders)
-        return f"its concurrency key {self.key} is held by {held}"
+        shown = self.holders[:_SHOWN]
+        held = ", ".join(f"{each.id} (on {each.worker})" for each in shown)
+        more = f" and {len(self.holders) - _SHOWN} more" if len(self.holders) > _SHOWN else ""
+        what = "" if self.slots == 1 else f"each of the {self.slots} slots of "
+        return f"{what}its concurrency key {self.key} is held by {held}{more}"
 
 
 class NotFirstInLine(_Reason, frozen=True, kw_only=True, tag="not_first_in_line"):
-    """Nobody has its concurrency key, but another instance is due before it."""
+    """Its concurrency key has a free slot, but for another instance that is due before it."""
 
     key: str
     first: int
+    """The first of those in line."""
 
     def __str__(self) -> str:
         return f"instance {self.first} stands before it in the line of its concurrency key {self.key}"
+
+
+class BucketEmpty(_Reason, frozen=True, kw_only=True, tag="bucket_empty"):
+    """Its rate limit has no tokens for it yet."""
+
+    key: str
+    weight: int
+    """How many it needs."""
+    until: datetime
+    """When they will be there, as things are now: what waits before it in its queue is counted."""
+
+    def __str__(self) -> str:
+        tokens = "a token" if self.weight == 1 else f"{self.weight} tokens"
+        return f"its rate limit {self.key} has not {tokens} for it until {_moment(self.until)}"
+
+
+class UnknownLimit(_Reason, frozen=True, kw_only=True, tag="unknown_limit"):
+    """The rate limit that it was given has been removed."""
+
+    key: str
+    limit: str
+
+    def __str__(self) -> str:
+        return f"there is no rate limit {self.limit} any more; `gen-durable limits set {self.limit}=…` brings it back"
 
 
 class NoWorkerForQueue(_Reason, frozen=True, kw_only=True, tag="no_worker_for_queue"):
@@ -208,6 +245,8 @@ Reason: TypeAlias = (
     | QueuePaused
     | KeyBusy
     | NotFirstInLine
+    | BucketEmpty
+    | UnknownLimit
     | NoWorkerForQueue
     | NoWorkerForMachine
     | Waiting

@@ -134,10 +134,12 @@ class ReaperReaped(Event, frozen=True, kw_only=True):
 
 
 class GcSwept(Event, frozen=True, kw_only=True):
-    """Instances that had ended were kept for long enough, and are removed."""
+    """Instances that had ended were kept for long enough and are removed, or buckets of rate limits that are full."""
 
     name: ClassVar[str] = "gc.swept"
     count: int
+    """Of instances."""
+    buckets: int = 0
 
 
 class OutcomeStale(Event, frozen=True, kw_only=True):

@@ -34,7 +34,6 @@ def test_both_have_the_same_verbs() -> None:
         "pause_queue",
         "pause_schedule",
         "put_schedule",
-        "queue_depths",
         "queues",
         "remove_limit",
         "replay",

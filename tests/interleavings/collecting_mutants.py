@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.interleavings.mutants import Mutant
-from tests.interleavings.product import Change, number
+from tests.interleavings.product import SCHEMA, Change, number
 from tests.interleavings.scenarios import collecting
 
 _STATUS = number("sweep_ended", "status")
@@ -90,5 +90,23 @@ MUTANTS = [
         scenario=collecting.gc_of_letters(),
         reason="signals lost",
         changes=[Change("sweep_signals", "where g.id = s.target_id and", "where false and")],
+    ),
+    Mutant(
+        name="a bucket is made, and locked later",
+        scenario=collecting.gc_of_buckets(),
+        reason="a full bucket gave nothing",
+        changes=[
+            Change(
+                SCHEMA,
+                "   order by given.key\n      on conflict (key) do update set full_at = b.full_at where false;",
+                "   order by given.key on conflict do nothing;",
+            )
+        ],
+    ),
+    Mutant(
+        name="buckets go whether they are full or not",
+        scenario=collecting.gc_of_buckets(),
+        reason="a token was spent twice",
+        changes=[Change("sweep_buckets", "b.full_at < statement_timestamp() - interval '1 minute'", "true")],
     ),
 ]

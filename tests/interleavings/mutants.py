@@ -546,8 +546,9 @@ LIMITS = [
         changes=[
             Change(
                 SCHEMA,
-                "where b.key = any (keys) order by b.key for no key update",
-                "where b.key = any (keys)",
+                "   order by given.key\n      on conflict (key) do update set full_at = b.full_at where false;",
+                "     and not exists (select from gen_durable.buckets b where b.key = given.key)"
+                " on conflict do nothing;",
             )
         ],
     ),

@@ -29,6 +29,8 @@ HOLDER: Final = (
 @pytest.fixture
 async def explainer(direct_dsn: str) -> AsyncIterator[Explainer]:
     async with Explainer.open(direct_dsn) as opened:
+        # What an older snapshot can see is neither marked nor vacuumed away: none of autovacuum may come between.
+        await opened.connection.execute("alter table gen_durable.gen_durable set (autovacuum_enabled = off)")
         yield opened
 
 
@@ -45,7 +47,7 @@ class Picker:
         self._source = FromQueue("q")
 
     async def pick(self, demand: int = 10) -> tuple[Picked, Explained]:
-        plan = self._source.pick(MACHINES, demand, 7, "worker", LEASES)
+        plan = self._source.pick(MACHINES, demand, demand, 7, "worker", LEASES)
         picked, (explained, *_) = await self._explainer.run(plan)
         return picked, explained
 
@@ -105,14 +107,22 @@ async def test_rows_of_an_empty_bucket_make_way(explainer: Explainer) -> None:
 
 
 async def check_the_way_is_free(explainer: Explainer, picker: Picker, orderly: Explained) -> None:
-    """The second pick takes what stood behind; where the crowd was, the index is empty as soon as it is vacuumed."""
+    """The second pick takes what stood behind, and marks what the crowd has left in the index. Later ones pass by its pages,
+    which are empty as soon as it is vacuumed."""
     second, explained = await picker.pick()
     assert len(second.executions) == 10
-    assert explained.blocks <= CROWD / 10, explained.blocks
+    assert explained.blocks <= CROWD / 20, explained.blocks
+    least = 0
+    for _ in range(4):  # another session's look at a catalog may have kept the second from marking all of it
+        await insert(explainer, 10)
+        third, explained = await picker.pick()
+        assert len(third.executions) == 10
+        least = min(least or explained.blocks, explained.blocks)
+    assert least <= 10 * orderly.blocks, (least, orderly.blocks)
     await explainer.connection.execute("vacuum gen_durable.gen_durable")
     await insert(explainer, 10)
-    third, explained = await picker.pick()
-    assert len(third.executions) == 10
+    fourth, explained = await picker.pick()
+    assert len(fourth.executions) == 10
     assert explained.blocks <= 2 * orderly.blocks, (explained.blocks, orderly.blocks)
 
 

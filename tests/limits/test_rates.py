@@ -5,18 +5,33 @@ from __future__ import annotations
 import asyncio
 import itertools
 import signal
+import time
 from collections.abc import AsyncIterator
 from datetime import timedelta
 from typing import Any
 
 import pytest
 
-from gen_durable import AsyncClient, LimitError, RateLimit, Spec, Status, Worker
+from gen_durable import (
+    AsyncClient,
+    Context,
+    Done,
+    LimitError,
+    Machine,
+    Outcome,
+    Queue,
+    RateLimit,
+    Spec,
+    Status,
+    Worker,
+    step,
+)
 from gen_durable.telemetry import Event, RateLimitThrottled, RateLimitUnknown
 from gen_durable.testing import Harness
 from tests.limits.conservation import check_tokens
 from tests.limits.machines import Caller, Careless, Flaky, Job
 from tests.limits.test_slots import finished, worker_process
+from tests.scenarios.support import CALM, happens, holds
 
 SECOND = timedelta(seconds=1)
 
@@ -42,6 +57,49 @@ async def test_starts_keep_to_the_limit_of_each_bucket(durable_dsn: str, db: Any
     assert throttled
     assert {event.queue for event in throttled} == {"default"}
     assert all(event.granted < event.wanted for event in throttled)
+
+
+class Held(Machine[str, None]):
+    """Notes when it really begins, and the first of all stays until it may go."""
+
+    def __init__(self) -> None:
+        self.began: list[tuple[str, float]] = []
+        self.is_there, self.may_go = asyncio.Event(), asyncio.Event()
+
+    @step
+    async def run(self, ctx: Context[str]) -> Outcome[None]:
+        self.began.append((ctx.state, time.monotonic()))
+        if ctx.state == "first":
+            self.is_there.set()
+            await self.may_go.wait()
+        return Done()
+
+
+@pytest.mark.clause("FLOW-17")
+async def test_no_token_is_paid_ahead_of_a_slot(durable_dsn: str, db: Any) -> None:
+    """Leased ahead, two would have paid, then an hour and two tokens later two more: four would begin at one moment."""
+    held = Held()
+    limit = RateLimit("crm", 2, timedelta(hours=1))
+    queues = {"default": Queue(concurrency=1, prefetch=10)}
+    async with Worker([held], dsn=durable_dsn, settings=CALM, limits=[limit], queues=queues) as worker:
+        await worker.insert(Held, "first")
+        await happens(held.is_there)
+        states = ("plain", "limited", "limited", "behind")
+        limited = Spec(Held, "limited", rate_limit="crm")
+        specs = [limited if one == "limited" else Spec(Held, one) for one in states]
+        await worker.insert_all(specs)
+        await holds(db, "select count(*) = 2 from gen_durable.gen_durable where status = 'executing'")
+        leased = await db.fetch("select state from gen_durable.gen_durable where status = 'executing'")
+        assert [row["state"] for row in leased] == ['"first"', '"plain"']
+        assert await db.fetchval("select count(*) from gen_durable.buckets") == 0
+        await db.execute("update gen_durable.buckets set full_at = full_at - interval '1 h'")
+        await worker.insert_all([limited, limited])
+        held.may_go.set()
+        await holds(db, "select count(*) = 2 from gen_durable.gen_durable where turn is not null")
+        await finished(worker, 5)
+    began = [at for state, at in held.began if state == "limited"]
+    assert len(began) <= limit.burst + limit.allowed * (began[-1] - began[0]) / 3600
+    assert [state for state, _ in held.began] == ["first", *states]
 
 
 @pytest.mark.clause("FLOW-7")

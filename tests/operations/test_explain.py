@@ -8,12 +8,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from gen_durable import Explanation, NoTargetError, Status, Worker
-from gen_durable._db import explain, fleet
+from gen_durable import ConcurrencyLimit, Explanation, NoTargetError, RateLimit, Status, Worker
+from gen_durable._db import explain, fleet, pick
 from gen_durable._db.pool import Database
 from gen_durable.reasons import (
     AwaitingChildren,
     AwaitingSignals,
+    BucketEmpty,
     CancelPending,
     Deletion,
     Executing,
@@ -25,6 +26,7 @@ from gen_durable.reasons import (
     NoWorkerForMachine,
     NoWorkerForQueue,
     QueuePaused,
+    UnknownLimit,
     Waiting,
 )
 from tests.control.support import Order
@@ -74,7 +76,7 @@ async def test_every_obstacle_is_named(db: Any, client: Any) -> None:
     assert await reasons(client, id) == [
         NotDue(until=await at(db, id, "eligible_at")),
         QueuePaused(queue="default", since=paused.paused_at),
-        KeyBusy(key="k", holders=(Holder(holder, "w9", await at(db, holder, "leased_at")),)),
+        KeyBusy(key="k", slots=1, holders=(Holder(holder, "w9", await at(db, holder, "leased_at")),)),
     ]
 
 
@@ -84,6 +86,68 @@ async def test_another_one_stands_before_it(db: Any, client: Any) -> None:
     first = await put(db, concurrency_key="k", queue="elsewhere")
     id = await put(db, concurrency_key="k")
     assert await reasons(client, id) == [NotFirstInLine(key="k", first=first)]
+
+
+@pytest.mark.clause("OPS-8")
+@pytest.mark.usefixtures("served")
+async def test_a_key_of_several_slots(db: Any, client: Any) -> None:
+    """It is busy when all of them are held, and then everybody is named; before that the line counts."""
+    await client.set_limit(ConcurrencyLimit("k", 12))
+    held = [await put(db, "executing", concurrency_key="k:1", concurrency_slot=n) for n in range(11)]
+    first, second = [await put(db, concurrency_key="k:1") for _ in range(2)]
+    assert [type(each) for each in await reasons(client, first)] == [Waiting]
+    assert await reasons(client, second) == [NotFirstInLine(key="k:1", first=first)]
+    held.append(await put(db, "executing", concurrency_key="k:1", concurrency_slot=11))
+    (busy,) = await reasons(client, first)
+    assert (busy.slots, [each.id for each in busy.holders]) == (12, held)
+    assert str(busy).startswith(f"each of the 12 slots of its concurrency key k:1 is held by {held[0]} (on")
+    assert str(busy).endswith(" and 2 more")
+    await client.set_limit(ConcurrencyLimit("k", 14))
+    assert [type(each) for each in await reasons(client, second)] == [Waiting]
+
+
+@pytest.mark.clause("OPS-8")
+@pytest.mark.usefixtures("served")
+async def test_its_bucket_is_empty(db: Any, database: Database, client: Any) -> None:
+    """Burst two, one an hour. Two are spent: the next has to wait for an hour, who weighs two for longer, and behind those
+    who have a turn."""
+    await client.set_limit(RateLimit("crm", 1, AN_HOUR, burst=2))
+    light, heavy = await put(db, rate_limit="crm:7"), await put(db, rate_limit="crm:7", weight=2)
+    for id in (light, heavy):
+        assert [type(each) for each in await reasons(client, id)] == [Waiting]
+    full_at = await db.fetchval(
+        "insert into gen_durable.buckets values ('crm:7', now() + interval '2 h') returning full_at"
+    )
+    assert await reasons(client, light) == [BucketEmpty(key="crm:7", weight=1, until=full_at - AN_HOUR)]
+    (waits,) = await reasons(client, heavy)
+    assert waits == BucketEmpty(key="crm:7", weight=2, until=full_at)
+    assert "has not 2 tokens for it until " in str(waits)
+    # One that is not due then has that reason, and only that.
+    later = await put(db, rate_limit="crm:7", eligible_at="=now() + interval '5 h'")
+    assert [type(each) for each in await reasons(client, later)] == [NotDue]
+    # The engine puts them off to the very moments.
+    throttled = pick.Throttled("crm:7", "default", 2, 0, "A", "s")
+    await database.run_in_transaction(pick.put_off([throttled], None))
+    assert await reasons(client, light) == [BucketEmpty(key="crm:7", weight=1, until=full_at - AN_HOUR)]
+    assert await reasons(client, heavy) == [
+        BucketEmpty(key="crm:7", weight=2, until=await at(db, heavy, "eligible_at"))
+    ]
+    behind = await put(db, rate_limit="crm:7")
+    assert await reasons(client, behind) == [
+        BucketEmpty(key="crm:7", weight=1, until=await at(db, heavy, "eligible_at") + AN_HOUR)
+    ]
+
+
+@pytest.mark.clause("OPS-8")
+@pytest.mark.usefixtures("served")
+async def test_its_limit_is_gone(db: Any, database: Database, client: Any) -> None:
+    id = await put(db, rate_limit="crm:7")
+    gone = [UnknownLimit(key="crm:7", limit="crm")]
+    assert await reasons(client, id) == gone
+    assert "limits set crm=" in str(gone[0])
+    throttled = pick.Throttled("crm:7", "default", 1, 0, "A", "s", is_known=False)
+    await database.run_in_transaction(pick.put_off([throttled], None))
+    assert await reasons(client, id) == gone
 
 
 @pytest.mark.clause("OPS-8")

@@ -270,6 +270,23 @@ async def test_events_go_when_they_are_published_and_old(db: Any, database: Data
     assert await count(db, "outbox") == 3
 
 
+@pytest.mark.clause("GC-11")
+async def test_full_buckets_go_and_others_stay(db: Any, database: Database) -> None:
+    await db.execute(
+        "insert into gen_durable.buckets (key, full_at) values ('r:1', '-infinity'), ('r:2', now() - interval '2 min'),"
+        " ('r:3', now() - interval '1 s'), ('r:4', now() + interval '1 h'), ('r:5', now() - interval '1 day')"
+    )
+    told: list[GcSwept] = []
+    telemetry = Telemetry()
+    telemetry.subscribe(told.append, GcSwept)
+    async with db.transaction():  # a pick is about to charge this one
+        await db.execute("select from gen_durable.buckets where key = 'r:5' for no key update")
+        await Collector(database, SETTINGS, telemetry, Contact()).tick()
+    assert told == [GcSwept(count=0, buckets=2)]
+    left = await db.fetchval("select array_agg(key order by key) from gen_durable.buckets")
+    assert left == ["r:3", "r:4", "r:5"]
+
+
 @pytest.mark.clause("GC-9")
 async def test_a_worker_collects_by_itself(db: Any, durable_dsn: str) -> None:
     await put(db, "done", days=2)

@@ -188,10 +188,21 @@ async def test_queues_tell_how_much_waits(db: Any, client: Any) -> None:
     await client.set_queue("shop", concurrency=3)
     await client.pause_queue("idle")
     idle, mail, shop = await client.queues()
-    assert (idle.name, idle.is_paused, idle.due, idle.oldest_due_at) == ("idle", True, 0, None)
+    assert (idle.name, idle.is_paused, idle.due, idle.oldest) == ("idle", True, 0, None)
     assert (mail.name, mail.due, mail.future, mail.executing, mail.workers) == ("mail", 1, 0, 0, 0)
     assert (shop.due, shop.future, shop.gated, shop.executing, shop.concurrency) == (2, 1, 1, 1, 3)
-    assert shop.oldest_due_at == await db.fetchval("select min(eligible_at) from gen_durable.gen_durable")
+    assert mail.oldest < timedelta(hours=1) <= shop.oldest < timedelta(hours=2)
+
+
+@pytest.mark.clause("OPS-5")
+async def test_counting_has_an_end(db: Any, client: Any) -> None:
+    await db.execute(
+        "insert into gen_durable.gen_durable (fsm, step, queue, eligible_at)"
+        " select 'A', 's', 'q', '-infinity' from generate_series(1, 12000)"
+    )
+    (queue,) = await client.queues()
+    assert (queue.name, queue.due) == ("q", 10_000)
+    assert queue.oldest > timedelta(days=365 * 2000)
 
 
 async def test_a_pause_is_part_of_the_callers_transaction(

@@ -29,7 +29,7 @@ async def test_a_million_future_rows_on_an_urgent_priority_cost_a_probe(direct_d
     # Two more levels of the index, and one look at the urgent priority.
     assert behind.blocks <= alone.blocks + 100, behind
     assert by_prefix.rows == 10
-    check(by_prefix, {"gen_durable_type", "gen_durable_pkey"}, blocks=1000)
+    check(by_prefix, {"gen_durable_machine", "gen_durable_pkey"}, blocks=1000)
 
 
 async def test_urgent_priorities_of_future_rows_cost_a_probe_each(direct_dsn: str) -> None:

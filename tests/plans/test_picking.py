@@ -52,7 +52,7 @@ async def test_a_pick_by_prefix_reads_the_heads_of_the_lines(explainer: Explaine
     picked, (found,) = await explainer.run(plan)
     assert demand / 2 < len(picked.executions) <= demand  # some of their keys are busy
     assert not found.seq_scans, found
-    assert found.indexes - KEYS == {"gen_durable_type", "gen_durable_pkey"}, found
+    assert found.indexes - KEYS == {"gen_durable_machine", "gen_durable_pkey"}, found
     assert found.blocks <= 300 + 80 * demand, found
 
 

@@ -17,8 +17,8 @@ from tests.routing.picking import by_prefix
 _ROWS: Final = 1_000_000
 _FILL: Final = (Path(__file__).parent / "million.sql").read_text(encoding="utf-8")
 # Built over all rows at the end, which is quicker than row by row. The others have none of these rows in them.
-_LATE: Final = ("gen_durable_type", "gen_durable_pick", "gen_durable_finished")
-_OWN: Final = {"gen_durable_type", "gen_durable_pkey"}
+_LATE: Final = ("gen_durable_machine", "gen_durable_pick", "gen_durable_finished")
+_OWN: Final = {"gen_durable_machine", "gen_durable_pkey"}
 _NAMESPACE: Final = [(f"billing.job{number}.v1", version) for number in range(97) for version in (1, 2)]
 _FIRST: Final = """
 select id from gen_durable.gen_durable
@@ -39,13 +39,13 @@ async def test_a_pick_by_prefix_at_a_million_rows(durable_dsn: str) -> None:
 
 
 async def _reads_little(explainer: Explainer) -> None:
-    """Blocks grow with types (of which each costs a few in every queue that it is in, here three) and with the reach."""
+    """Blocks grow with types (each costs a few per queue, version and priority, here three, two and three) and with the reach."""
     for prefix, demand, found, most in (
-        ("billing.", 1, 1, 4500),
-        ("billing.", 10, 10, 5000),
-        ("billing.", 100, 100, 9000),
-        ("billing", 10, 10, 9000),  # twice as many types
-        ("billing.job7.", 10, 10, 400),  # one type
+        ("billing.", 1, 1, 8000),
+        ("billing.", 10, 10, 8500),
+        ("billing.", 100, 100, 13000),
+        ("billing", 10, 10, 16000),  # twice as many types
+        ("billing.job7.", 10, 10, 550),  # one type
         ("nobody.", 10, 0, 10),
         ("a", 10, 0, 10),
         ("zzz", 10, 0, 10),
@@ -56,7 +56,7 @@ async def _reads_little(explainer: Explainer) -> None:
             assert len(picked.executions) == found, case
             assert all(each.fsm.startswith(prefix) for each in picked.executions), case
             assert report.seq_scans == set(), case
-            assert "gen_durable_type" in report.indexes <= _OWN, case
+            assert "gen_durable_machine" in report.indexes <= _OWN, case
             assert report.blocks <= most + 12 * (reach - 2 * demand), case
             assert "$1" in str(report), "its conditions name parameters: it is one plan for all values"
 
@@ -73,7 +73,7 @@ async def _leaves_what_is_unknown_at_no_cost(explainer: Explainer) -> None:
         assert len(picked.executions) == found, case
         assert {(each.fsm, each.version) for each in picked.executions} <= set(machines), case
         assert report.seq_scans == set(), case
-        assert "gen_durable_type" in report.indexes <= _OWN, case
+        assert "gen_durable_machine" in report.indexes <= _OWN, case
         assert report.blocks <= 9000, case
 
 

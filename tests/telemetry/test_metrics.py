@@ -9,16 +9,15 @@ import socket
 import subprocess
 import sys
 import urllib.request
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import asyncpg
 import msgspec
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
-from gen_durable import AsyncClient, Client, QueueDepth, Spec, Worker, telemetry
+from gen_durable import Spec, Worker, telemetry
 from gen_durable.contrib.prometheus import Metrics
 from gen_durable.telemetry import Event
 from tests.telemetry.machines import QUICK, Leg, Trip
@@ -64,7 +63,7 @@ async def test_a_worker_is_counted(durable_dsn: str) -> None:
     assert found['gen_durable_picked_total{queue="default"}'] >= 2
     assert found['gen_durable_concurrency{queue="default"}'] == 10
     assert found['gen_durable_queue_due{queue="elsewhere"}'] == 1
-    assert found['gen_durable_queue_scheduled{queue="default"}'] == 1
+    assert found['gen_durable_queue_future{queue="default"}'] == 1
     assert found["gen_durable_database_up"] == 1
 
 
@@ -95,52 +94,6 @@ def test_every_metric_of_the_dashboard_exists() -> None:
     families = {re.sub(r"_(total|bucket|count|sum|created)$", "", name) for name in there}
     shown = {re.sub(r"_(total|bucket|count|sum)$", "", name) for name in named}
     assert shown == families, "and every metric is shown"
-
-
-@pytest.mark.clause("OBS-2")
-@pytest.mark.parametrize("kind", ["AsyncClient", "Client"])
-async def test_how_much_waits(durable_dsn: str, kind: str) -> None:
-    sql = await asyncpg.connect(durable_dsn)
-    async with AsyncClient(durable_dsn) as client:
-        long_ago = datetime.now(UTC) - AN_HOUR
-        await client.insert_all([Spec(Leg, 1, queue="a", priority=p, eligible_at=long_ago) for p in range(3)])
-        await client.insert_all([Spec(Leg, 1, queue="b", schedule_in=AN_HOUR) for _ in range(2)])
-        await client.insert_all([Spec(Leg, 1, queue="c", concurrency_key="k") for _ in range(4)])
-        await sql.execute(
-            """update gen_durable.gen_durable set gated = true where queue = 'c' and id > $1""",
-            await sql.fetchval("select min(id) from gen_durable.gen_durable where queue = 'c'"),
-        )
-        await sql.execute(
-            """update gen_durable.gen_durable set status = 'executing', lease_token = 1
-                where id = (select min(id) from gen_durable.gen_durable where queue = 'a')"""
-        )
-        if kind == "Client":
-            with Client(durable_dsn) as blocking:
-                depths = blocking.queue_depths()
-        else:
-            depths = await client.queue_depths()
-    await sql.close()
-    a, b, c = depths
-    assert a.oldest is not None
-    assert AN_HOUR <= a.oldest < 2 * AN_HOUR
-    assert msgspec.structs.replace(a, oldest=None) == QueueDepth("a", 2, 0, 0, 1, None)
-    assert b == QueueDepth("b", 0, 2, 0, 0, None)
-    assert (c.due, c.gated, c.executing) == (1, 3, 0)
-
-
-@pytest.mark.clause("OBS-2")
-async def test_asking_costs_little_however_much_there_is(durable_dsn: str) -> None:
-    sql = await asyncpg.connect(durable_dsn)
-    await sql.execute(
-        """insert into gen_durable.gen_durable (fsm, step, status, finished_at, queue)
-           select 'Leg', 'walk', 'done', now(), 'q' from generate_series(1, 20000)"""
-    )
-    await sql.execute(
-        """insert into gen_durable.gen_durable (fsm, step, queue) select 'Leg', 'walk', 'q' from generate_series(1, 12000)"""
-    )
-    async with AsyncClient(durable_dsn) as client:
-        assert [(depth.queue, depth.due) for depth in await client.queue_depths()] == [("q", 10_000)]
-    await sql.close()
 
 
 async def test_a_metrics_app_in_the_loop_of_the_worker(durable_dsn: str) -> None:

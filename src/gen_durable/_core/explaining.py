@@ -12,6 +12,7 @@ from ..instance import Status
 from ..reasons import (
     AwaitingChildren,
     AwaitingSignals,
+    BucketEmpty,
     CancelPending,
     Deletion,
     Executing,
@@ -25,6 +26,7 @@ from ..reasons import (
     NoWorkerForQueue,
     QueuePaused,
     Reason,
+    UnknownLimit,
     Waiting,
 )
 
@@ -85,14 +87,21 @@ def _runnable(row: Mapping[str, Any]) -> Iterator[Reason]:
 
 
 def _obstacles(row: Mapping[str, Any]) -> Iterator[Reason]:
-    if row["eligible_at"] > row["now"]:
+    # What a bucket has put off has a turn, and is due when that comes.
+    if row["eligible_at"] > row["now"] and not row["has_turn"]:
         yield NotDue(until=row["eligible_at"])
     if row["paused_at"] is not None:
         yield QueuePaused(queue=row["queue"], since=row["paused_at"])
     if row["holders"] is not None:
-        yield KeyBusy(key=row["concurrency_key"], holders=tuple(_holders(row["holders"])))
+        holders = tuple(_holders(row["holders"]))
+        yield KeyBusy(key=row["concurrency_key"], slots=row["slots"], holders=holders)
     elif row["first_in_line"] is not None:
         yield NotFirstInLine(key=row["concurrency_key"], first=row["first_in_line"])
+    if (key := row["rate_limit"]) is not None:
+        if row["limit_name"] is None:
+            yield UnknownLimit(key=key, limit=key.partition(":")[0])
+        elif row["tokens_at"] is not None:
+            yield BucketEmpty(key=key, weight=row["weight"], until=row["tokens_at"])
 
 
 def _workers(row: Mapping[str, Any]) -> Iterator[Reason]:

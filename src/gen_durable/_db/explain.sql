@@ -5,22 +5,30 @@
 --   serving   live workers that serve its queue, or a prefix of its machine's name, and are not about to leave
 --   able      those of them that also know its machine in its version, or run whatever lies under their prefix
 --   knowing   live workers that know its machine, whatever they serve
+--   room      free slots of its key; the holders are of interest if there is none, and first_in_line if so many are before it
+--   tokens_at when its bucket will have its tokens, if that is what it waits for; after those whose turn comes before
 select g.id, g.fsm, g.fsm_version, g.step, g.status::text as status, g.queue, statement_timestamp() as now, g.eligible_at,
        g.awaits, g.await_deadline, g.children_pending, g.updated_at, g.finished_at, g.last_error, g.concurrency_key,
+       g.rate_limit, coalesce(g.weight, 1) as weight, g.turn is not null as has_turn,
        g.locked_by, g.leased_at, g.started_at, g.lease_expires_at, g.cancel_requested_at, g.cancelled_by, g.cancel_reason,
        g.deleted_at, g.delete_reason,
        exists (select from gen_durable.workers w where w.name = g.locked_by and w.expires_at > statement_timestamp())
          as is_worker_live,
        (select q.paused_at from gen_durable.queues q where q.name = g.queue and q.is_paused) as paused_at,
+       line.slots,
        (select json_agg(json_build_object('id', held.id, 'worker', held.locked_by, 'since', held.leased_at) order by held.id)::text
-          from (select h.id, h.locked_by, h.leased_at from gen_durable.gen_durable h
-                 where h.concurrency_key = g.concurrency_key and h.concurrency_slot is not null and h.id <> g.id
-                 limit 20) held) as holders,
-       (select ahead.id from gen_durable.gen_durable ahead
-         where ahead.status = 'runnable' and ahead.concurrency_key = g.concurrency_key
-           and (ahead.priority, ahead.eligible_at, ahead.id) < (g.priority, g.eligible_at, g.id)
-           and ahead.eligible_at <= statement_timestamp()
-         order by ahead.priority, ahead.eligible_at, ahead.id limit 1) as first_in_line,
+          from gen_durable.gen_durable held
+         where line.room <= 0 and held.concurrency_key = g.concurrency_key and held.concurrency_slot is not null) as holders,
+       (select case when count(*) >= line.room then (array_agg(ahead.id order by ahead.priority, ahead.eligible_at, ahead.id))[1] end
+          from (select * from (
+                  select ahead.priority, ahead.eligible_at, ahead.id from gen_durable.gen_durable ahead
+                   where ahead.status = 'runnable' and ahead.concurrency_key = g.concurrency_key
+                     and (ahead.priority, ahead.eligible_at, ahead.id) < (g.priority, g.eligible_at, g.id)
+                     and ahead.eligible_at <= statement_timestamp()
+                   order by ahead.priority, ahead.eligible_at, ahead.id limit 32767) first
+                 limit greatest(line.room, 0)) ahead) as first_in_line,
+       bucket.limit_name, case when bucket.tokens_at > statement_timestamp()
+                                and (g.turn is not null or bucket.tokens_at > g.eligible_at) then bucket.tokens_at end as tokens_at,
        (select count(*) from gen_durable.gen_durable child
          where child.parent_id = g.id and child.parent_round = g.spawn_round) as children,
        (select array_agg(live.id order by live.id) from (
@@ -46,4 +54,21 @@ select g.id, g.fsm, g.fsm_version, g.step, g.status::text as status, g.queue, st
                            where machine.fsm = g.fsm and machine.version = g.fsm_version) as knows
              from gen_durable.workers w
             where w.expires_at > statement_timestamp() and not w.is_draining) each) fleet
+ cross join lateral (
+   select limited.slots, limited.slots - (select count(*) from gen_durable.gen_durable holder
+                                           where holder.concurrency_key = g.concurrency_key and holder.concurrency_slot is not null) as room
+     from (select coalesce((select l.slots from gen_durable.limits l
+                             where l.kind = 'concurrency' and l.name = split_part(g.concurrency_key, ':', 1)), 1) as slots) limited) line
+  left join lateral (
+   select l.name as limit_name, greatest(
+            b.full_at + cost.own - gen_durable.refill(l.burst, l.allowed, l.period),
+            case when g.turn is not null then g.eligible_at
+                 else (select last.eligible_at + cost.own from gen_durable.gen_durable last
+                        where last.status = 'runnable' and last.turn is not null and last.rate_limit = g.rate_limit
+                          and last.queue = g.queue
+                        order by last.turn desc limit 1) end) as tokens_at
+     from gen_durable.limits l
+    cross join lateral (select gen_durable.refill(least(coalesce(g.weight, 1), l.burst), l.allowed, l.period) as own) cost
+     left join gen_durable.buckets b on b.key = g.rate_limit
+    where l.kind = 'rate' and l.name = split_part(g.rate_limit, ':', 1)) bucket on true
  where g.id = :id::bigint

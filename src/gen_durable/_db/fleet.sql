@@ -40,28 +40,54 @@ select name, is_paused, paused_at, concurrency from gen_durable.resume_queue(:na
 select name, is_paused, paused_at, concurrency from gen_durable.set_queue(:name::text, :concurrency::int, :actor::text)
 
 -- name: queues
--- Every queue that there is, by its rows, its workers, its machines or what was said about it; and how much waits in it. It
--- reads whatever is runnable or executing.
-with depth as (
-  select g.queue, count(*) filter (where g.eligible_at <= statement_timestamp()) as due,
-         count(*) filter (where g.eligible_at > statement_timestamp()) as future, 0 as gated, 0 as executing,
-         min(g.eligible_at) filter (where g.eligible_at <= statement_timestamp()) as oldest_due_at
-    from gen_durable.gen_durable g where g.status = 'runnable' and not g.gated group by g.queue
+-- Every queue that there is, by its rows, its workers, its machines or what was said about it; and how much waits in it. Bounded
+-- however much that is, so that it can be asked at every scrape: at most 1000 lines (a queue and a priority: a skip scan of the
+-- pick index), and at most :most rows counted per figure and line; a figure that has reached it means "at least".
+with recursive moment as materialized (
+  select statement_timestamp() as now
+), line as (
+  (select g.queue, g.priority, g.eligible_at from gen_durable.gen_durable g
+    where g.status = 'runnable' and not g.gated
+    order by g.queue, g.priority, g.eligible_at, g.id limit 1)
   union all
-  select g.queue, 0, 0, count(*), 0, min(g.eligible_at) from gen_durable.gen_durable g
-   where g.status = 'runnable' and g.concurrency_key is not null and g.gated group by g.queue
+  select next.* from line cross join lateral (
+    select g.queue, g.priority, g.eligible_at from gen_durable.gen_durable g
+     where g.status = 'runnable' and not g.gated and (g.queue, g.priority) > (line.queue, line.priority)
+     order by g.queue, g.priority, g.eligible_at, g.id limit 1) next
+), figure as (
+  select line.queue, due.count as due, later.count as future, 0::bigint as gated, 0::bigint as executing,
+         -- Since a moment that a subtraction can bear.
+         case when line.eligible_at <= (select now from moment)
+              then (select now from moment) - greatest(line.eligible_at, '0001-01-02 00:00+00') end as oldest
+    from (select * from line limit 1000) line
+   cross join lateral (
+     select count(*) from (
+       select from gen_durable.gen_durable g
+        where g.status = 'runnable' and not g.gated and g.queue = line.queue and g.priority = line.priority
+          and g.eligible_at <= (select now from moment) limit :most::int) row) due
+   cross join lateral (
+     select count(*) from (
+       select from gen_durable.gen_durable g
+        where g.status = 'runnable' and not g.gated and g.queue = line.queue and g.priority = line.priority
+          and g.eligible_at > (select now from moment) limit :most::int) row) later
   union all
-  select g.queue, 0, 0, 0, count(*), null from gen_durable.gen_durable g where g.status = 'executing' group by g.queue
+  select gated.queue, 0, 0, count(*), 0, null from (
+    select g.queue from gen_durable.gen_durable g
+     where g.status = 'runnable' and g.gated and g.concurrency_key is not null limit :most::int) gated
+   group by gated.queue
+  union all
+  select leased.queue, 0, 0, 0, count(*), null from (
+    select g.queue from gen_durable.gen_durable g where g.status = 'executing' limit :most::int) leased
+   group by leased.queue
 ), known as (
-  select queue as name from depth union select q.name from gen_durable.queues q union select m.queue from gen_durable.machines m
+  select queue as name from figure union select q.name from gen_durable.queues q union select m.queue from gen_durable.machines m
   union select unnest(w.queues) from gen_durable.workers w where w.expires_at > statement_timestamp()
 )
 select known.name, coalesce(q.is_paused, false) as is_paused, q.paused_at, q.concurrency,
-       coalesce(sum(depth.due), 0)::bigint as due, coalesce(sum(depth.future), 0)::bigint as future,
-       coalesce(sum(depth.gated), 0)::bigint as gated, coalesce(sum(depth.executing), 0)::bigint as executing,
-       -- As a moment that every driver can read.
-       case when min(depth.oldest_due_at) >= '0001-01-02 00:00+00' then min(depth.oldest_due_at) end as oldest_due_at,
+       coalesce(sum(figure.due), 0)::bigint as due, coalesce(sum(figure.future), 0)::bigint as future,
+       coalesce(sum(figure.gated), 0)::bigint as gated, coalesce(sum(figure.executing), 0)::bigint as executing,
+       max(figure.oldest) as oldest,
        (select count(*) from gen_durable.workers w
          where w.expires_at > statement_timestamp() and known.name = any (w.queues)) as workers
-  from known left join gen_durable.queues q on q.name = known.name left join depth on depth.queue = known.name
+  from known left join gen_durable.queues q on q.name = known.name left join figure on figure.queue = known.name
  group by known.name, q.is_paused, q.paused_at, q.concurrency order by known.name

@@ -1,4 +1,4 @@
-"""Collecting what ended long ago: instances page by page, and two walks through the tables beside them."""
+"""Collecting what ended long ago: instances page by page, and walks through the tables beside them."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ __all__ = [
     "sweep",
     "sweep_audit",
     "sweep_events",
+    "walk_buckets",
     "walk_executions",
     "walk_signals",
 ]
@@ -85,6 +86,12 @@ def walk_executions(retention: timedelta, block: int) -> Plan[int]:
 def walk_signals(block: int) -> Plan[int]:
     """Remove signals that nobody can read from some blocks of the table; the block to go on with, 0 at its end."""
     return _following((yield _SQL["sweep_signals"](block=block, blocks=_BLOCKS)), block)
+
+
+def walk_buckets(block: int) -> Plan[tuple[int, int]]:
+    """Remove full buckets from some blocks of the table; how many, and the block to go on with, 0 at its end."""
+    rows = yield _SQL["sweep_buckets"](block=block, blocks=_BLOCKS)
+    return rows[0]["deleted"], _following(rows, block)
 
 
 def _following(rows: Rows, block: int) -> int:

@@ -124,3 +124,19 @@ with page as materialized (
   returning 1
 )
 select count(*) as deleted from gone
+
+-- name: sweep_buckets
+-- Buckets that have been full for a while: no row says the same. The same walk, since an index on full_at would be paid by every
+-- start. A pick that is about to charge one has it locked, and then it is passed by; one that comes later makes it anew. A
+-- minute is left for the clock of a server that takes over.
+with block as materialized (
+  select pg_relation_size('gen_durable.buckets') / current_setting('block_size')::int as blocks
+), full_one as materialized (
+  select b.ctid from gen_durable.buckets b
+   where b.ctid >= format('(%s,0)', :block::bigint)::tid and b.ctid < format('(%s,0)', :block::bigint + :blocks::int)::tid
+     and b.full_at < statement_timestamp() - interval '1 minute'
+     for update skip locked
+), gone as (
+  delete from gen_durable.buckets b using full_one where b.ctid = full_one.ctid returning 1
+)
+select (select count(*) from gone) as deleted, block.blocks from block

@@ -90,6 +90,8 @@ class Picked(msgspec.Struct, frozen=True, gc=False):
     throttled: list[Throttled] = []
     is_crowded: bool = False
     """Whether rows of machines that this worker does not know fill the head of the queue."""
+    is_held_back: bool = False
+    """Whether the next one in line has to wait for a free slot, because its start costs tokens."""
 
 
 def pick(
@@ -99,14 +101,19 @@ def pick(
     lease_token: int,
     worker: str,
     leases: Leases,
+    room: int | None = None,
 ) -> Plan[Picked]:
-    """Lease up to `demand` due instances of these machines: one statement, and at most two more for what they carry."""
+    """Lease up to `demand` due instances of these machines: one statement, and at most two more for what they carry.
+
+    Only `room` of them begin at once (`None`: all). The others are leased ahead, but for those under a rate limit.
+    """
     fsms, versions = machines
     call = _SQL["pick"](
         queue=queue,
         fsms=fsms,
         versions=versions,
         demand=demand,
+        room=demand if room is None else room,
         lease_token=lease_token,
         worker=worker,
         **leases.values(),
@@ -122,6 +129,7 @@ def pick_by_machine(
     lease_token: int,
     worker: str,
     leases: Leases,
+    room: int | None = None,
 ) -> Plan[Picked]:
     """The same rows, when the queue is crowded: what it costs does not depend on rows of other machines.
 
@@ -133,6 +141,7 @@ def pick_by_machine(
         fsms=fsms,
         versions=versions,
         demand=demand,
+        room=demand if room is None else room,
         reach=reach,
         lease_token=lease_token,
         worker=worker,
@@ -149,6 +158,7 @@ def pick_by_prefix(
     lease_token: int,
     worker: str,
     leases: Leases,
+    room: int | None = None,
 ) -> Plan[Picked]:
     """The same for every machine whose name begins with the prefix; of these machines only, if any are given.
 
@@ -161,6 +171,7 @@ def pick_by_prefix(
         fsms=fsms,
         versions=versions,
         demand=demand,
+        room=demand if room is None else room,
         reach=reach,
         lease_token=lease_token,
         worker=worker,
@@ -207,6 +218,10 @@ def _picked(rows: Rows) -> Plan[Picked]:
         ],
         [_throttled(row) for row in others if row["rate_limit"] is not None],
         any(row["id"] is None for row in others),
+        any(
+            row["id"] is not None and row["concurrency_key"] is None and row["rate_limit"] is None
+            for row in others
+        ),
     )
 
 

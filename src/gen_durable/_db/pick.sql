@@ -11,19 +11,9 @@
 --     between their snapshots; the unique index on the slot refuses the second, and its pick is run again.
 -- The time that a row is due since comes back as a number: a timestamp may lie where no driver can follow.
 -- A denied row comes back without lease_token: once per key, so that its key can be gated; once per bucket, so that its rows
--- can be put off. An empty row says that others' machines crowd the head of the queue: then pick_by_machine is cheaper.
-with recursive moment as materialized (
-  select statement_timestamp() as now
-), priority as (
-  (select g.priority as value from gen_durable.gen_durable g
-    where g.status = 'runnable' and not g.gated and g.queue = :queue
-      and not exists (select from gen_durable.queues q where q.name = :queue and q.is_paused)
-    order by g.priority limit 1)
-  union all
-  select (select g.priority from gen_durable.gen_durable g
-           where g.status = 'runnable' and not g.gated and g.queue = :queue and g.priority > priority.value
-           order by g.priority limit 1)
-    from priority where priority.value is not null
+-- can be put off; and once if a row needs a free slot before it can have its tokens. An empty row says that others' machines
+-- crowd the head of the queue: then pick_by_machine is cheaper.
+{priorities}
 ), candidate as materialized (
   select * from (
     select due.* from priority cross join lateral (
@@ -34,7 +24,7 @@ with recursive moment as materialized (
          and (g.fsm, g.fsm_version) in (select * from unnest(:fsms::text[], :versions::int[]))
        order by g.eligible_at, g.id limit 1000
          for no key update skip locked) due
-     where priority.value is not null limit 1000) first
+     limit 1000) first
   limit :demand::int
 {crowd}
 {leasing}
@@ -43,44 +33,85 @@ with recursive moment as materialized (
 -- name: pick_by_machine
 -- The same rows in the same order, when the queue is crowded by machines that are not registered here: they are not even looked
 -- at. It costs more than `pick` in an orderly queue, and grows with the number of machines; it says when the crowd is gone.
--- See pick_by_prefix for how the first :reach rows of all the lines are found.
-with recursive moment as materialized (
-  select statement_timestamp() as now
-), priority as (
-  (select g.priority as value from gen_durable.gen_durable g
-    where g.status = 'runnable' and not g.gated and g.queue = :queue
-      and not exists (select from gen_durable.queues q where q.name = :queue and q.is_paused)
-    order by g.priority limit 1)
-  union all
-  select (select g.priority from gen_durable.gen_durable g
-           where g.status = 'runnable' and not g.gated and g.queue = :queue and g.priority > priority.value
-           order by g.priority limit 1)
-    from priority where priority.value is not null
+{priorities}
 ), line as (
-  select machine.fsm, machine.version, first.priority, first.eligible_at, first.id
+  select machine.fsm, :queue as queue, machine.version, first.priority, first.eligible_at, first.id
     from unnest(:fsms::text[], :versions::int[]) as machine (fsm, version) cross join lateral (
       select g.priority, g.eligible_at, g.id from gen_durable.gen_durable g
-       where g.status = 'runnable' and not g.gated and g.queue = :queue
-         and g.fsm = machine.fsm and g.fsm_version = machine.version
+       where g.status = 'runnable' and not g.gated
+         and g.fsm collate "C" = machine.fsm and g.queue = :queue and g.fsm_version = machine.version
        order by g.priority, g.eligible_at, g.id limit 1) first
    where exists (select from priority)                    -- a paused queue is empty
   union all
-  select line.fsm, line.version, next.priority, next.eligible_at, next.id from line cross join lateral (
+  select line.fsm, line.queue, line.version, next.priority, next.eligible_at, next.id from line cross join lateral (
     select g.priority, g.eligible_at, g.id from gen_durable.gen_durable g
-     where g.status = 'runnable' and not g.gated and g.queue = :queue
-       and g.fsm = line.fsm and g.fsm_version = line.version and g.priority > line.priority
+     where g.status = 'runnable' and not g.gated
+       and g.fsm collate "C" = line.fsm and g.queue = line.queue and g.fsm_version = line.version and g.priority > line.priority
      order by g.priority, g.eligible_at, g.id limit 1) next
+{merging}
+{crowd}
+{leasing}
+{crowded}
+
+-- name: pick_by_prefix
+-- The same for every machine whose name lies in [:low, :high), whatever its queue: the lowest priority first, then the longest
+-- due, over all types together. What it costs grows with the number of types and with :reach, not with the number of rows.
+-- Null :fsms: known here or not, the namespace is ours. The lines of paused queues lead nowhere.
+with recursive moment as materialized (
+  select statement_timestamp() as now
+), walk as (
+  (select g.fsm, g.queue, g.fsm_version as version, g.priority, g.eligible_at, g.id from gen_durable.gen_durable g
+    where g.status = 'runnable' and not g.gated and g.fsm collate "C" >= :low::text and g.fsm collate "C" < :high::text
+    order by g.fsm collate "C", g.queue, g.fsm_version, g.priority, g.eligible_at, g.id limit 1)
+  union all
+  select next.* from walk cross join lateral (
+    select g.fsm, g.queue, g.fsm_version, g.priority, g.eligible_at, g.id from gen_durable.gen_durable g
+     where g.status = 'runnable' and not g.gated and g.fsm collate "C" < :high::text
+       and (g.fsm collate "C", g.queue, g.fsm_version, g.priority) > (walk.fsm collate "C", walk.queue, walk.version, walk.priority)
+     order by g.fsm collate "C", g.queue, g.fsm_version, g.priority, g.eligible_at, g.id limit 1) next
+), line as (
+  select * from walk
+   where (:fsms::text[] is null or (walk.fsm, walk.version) in (select * from unnest(:fsms::text[], :versions::int[])))
+     and walk.queue <> all (array(select q.name from gen_durable.queues q where q.is_paused))
+{merging}
+{leasing}
+
+-- part: priorities
+-- The priorities of the queue, and the first row of each: a skip scan. The look at the head of the queue begins at that row, so
+-- that it does not pass by what has left the head and is in the index until that is vacuumed. The candidates do: with a second
+-- bound they are planned as few, and read whole and sorted.
+with recursive moment as materialized (
+  select statement_timestamp() as now
+), priority as (
+  (select g.priority as value, g.eligible_at as since, g.id as first from gen_durable.gen_durable g
+    where g.status = 'runnable' and not g.gated and g.queue = :queue
+      and not exists (select from gen_durable.queues q where q.name = :queue and q.is_paused)
+    order by g.priority, g.eligible_at, g.id limit 1)
+  union all
+  select next.* from priority cross join lateral (
+    select g.priority, g.eligible_at, g.id from gen_durable.gen_durable g
+     where g.status = 'runnable' and not g.gated and g.queue = :queue and g.priority > priority.value
+     order by g.priority, g.eligible_at, g.id limit 1) next
+
+-- part: merging
+-- The first rows of many lines. A line is the due rows of one machine, version, queue and priority, in the order of their time.
+--   line     those that there are, with the first row of each: a skip scan.
+--   head     the lines that matter: of the first :reach rows, none is in a line that begins behind the :reach-th of these.
+--   sample   some rows of each, of every priority twice :reach in all; where they put the :reach-th, everything behind it is
+--            out of the question (bound). Without that, a hundred types would be read :reach deep each.
+--   chosen   the first :reach rows. They are locked one by one in this order, no more of them than :demand; :reach is larger,
+--            because some may be locked by others.
 ), head as materialized (
   select first.*, count(*) over (partition by first.priority) as lines from (
-    select line.fsm, line.version, line.priority from line where line.eligible_at <= (select now from moment)
+    select line.fsm, line.queue, line.version, line.priority from line where line.eligible_at <= (select now from moment)
      order by line.priority, line.eligible_at, line.id limit :reach::int) first
 ), sample as (
   select due.* from head cross join lateral (
     select * from (
       select g.priority, g.eligible_at, g.id from gen_durable.gen_durable g
-       where g.status = 'runnable' and not g.gated and g.queue = :queue
-         and g.fsm = head.fsm and g.fsm_version = head.version and g.priority = head.priority
-         and g.eligible_at <= (select now from moment)
+       where g.status = 'runnable' and not g.gated
+         and g.fsm collate "C" = head.fsm and g.queue = head.queue and g.fsm_version = head.version
+         and g.priority = head.priority and g.eligible_at <= (select now from moment)
        order by g.eligible_at, g.id limit 1000) first
     limit 2 * :reach::int / head.lines + 1) due
    where head.lines > 1
@@ -91,8 +122,9 @@ with recursive moment as materialized (
   select due.* from head cross join lateral (
     select * from (
       select g.id, g.priority, g.eligible_at from gen_durable.gen_durable g
-       where g.status = 'runnable' and not g.gated and g.queue = :queue
-         and g.fsm = head.fsm and g.fsm_version = head.version and g.priority = head.priority
+       where g.status = 'runnable' and not g.gated
+         and g.fsm collate "C" = head.fsm and g.queue = head.queue and g.fsm_version = head.version
+         and g.priority = head.priority
          and g.eligible_at <= coalesce((select case when bound.priority = head.priority then bound.eligible_at end from bound),
                                        (select now from moment))
        order by g.eligible_at, g.id limit 1000) first
@@ -108,82 +140,6 @@ with recursive moment as materialized (
          for no key update skip locked) free
     limit 1000) first
   limit :demand::int
-{crowd}
-{leasing}
-{crowded}
-
--- name: pick_by_prefix
--- The same for every machine whose name lies in [:low, :high), whatever its queue: the lowest priority first, then the longest
--- due, over all types together. What it costs grows with the number of types and with :reach, not with the number of rows.
---   line     every type, queue and priority that there is, with its first row: a skip scan. Those of paused queues lead nowhere.
---   head     the lines that matter: of the first :reach rows, none is in a line that begins behind the :reach-th of these.
---   sample   some rows of each, of every priority twice :reach in all; where they put the :reach-th, everything behind it is
---            out of the question (bound). Without that, a hundred types would be read :reach deep each.
---   chosen   the first :reach rows. They are locked one by one in this order, no more of them than :demand; :reach is larger,
---            because some may be locked by others.
--- Null :fsms: known here or not, the namespace is ours.
-with recursive moment as materialized (
-  select statement_timestamp() as now
-), line as (
-  (select g.fsm, g.queue, g.priority, g.eligible_at, g.id from gen_durable.gen_durable g
-    where g.status = 'runnable' and not g.gated and g.fsm collate "C" >= :low::text and g.fsm collate "C" < :high::text
-    order by g.fsm collate "C", g.queue, g.priority, g.eligible_at, g.id limit 1)
-  union all
-  select next.* from line cross join lateral (
-    select g.fsm, g.queue, g.priority, g.eligible_at, g.id from gen_durable.gen_durable g
-     where g.status = 'runnable' and not g.gated and g.fsm collate "C" < :high::text
-       and (g.fsm collate "C", g.queue, g.priority) > (line.fsm collate "C", line.queue, line.priority)
-     order by g.fsm collate "C", g.queue, g.priority, g.eligible_at, g.id limit 1) next
-), head as materialized (
-  select first.*, count(*) over (partition by first.priority) as lines from (
-    select line.fsm, line.queue, line.priority from line cross join lateral (
-      select line.eligible_at, line.id where :fsms::text[] is null
-      union all
-      (select g.eligible_at, g.id from gen_durable.gen_durable g
-        where :fsms::text[] is not null
-          and g.status = 'runnable' and not g.gated and g.fsm collate "C" = line.fsm and g.queue = line.queue
-          and g.priority = line.priority and g.eligible_at <= (select now from moment)
-          and (g.fsm, g.fsm_version) in (select * from unnest(:fsms::text[], :versions::int[]))
-        order by g.eligible_at, g.id limit 1)) first
-     where line.eligible_at <= (select now from moment) and (:fsms::text[] is null or line.fsm = any (:fsms::text[]))
-       and line.queue <> all (array(select q.name from gen_durable.queues q where q.is_paused))
-     order by line.priority, first.eligible_at, first.id limit :reach::int) first
-), sample as (
-  select due.* from head cross join lateral (
-    select * from (
-      select g.priority, g.eligible_at, g.id from gen_durable.gen_durable g
-       where g.status = 'runnable' and not g.gated and g.fsm collate "C" = head.fsm and g.queue = head.queue
-         and g.priority = head.priority
-         and g.eligible_at <= (select now from moment)
-         and (:fsms::text[] is null or (g.fsm, g.fsm_version) in (select * from unnest(:fsms::text[], :versions::int[])))
-       order by g.eligible_at, g.id limit 1000) first
-    limit 2 * :reach::int / head.lines + 1) due
-), bound as materialized (
-  select sample.priority, sample.eligible_at from sample
-   order by sample.priority, sample.eligible_at, sample.id offset :reach::int - 1 limit 1
-), chosen as materialized (
-  select due.* from head cross join lateral (
-    select * from (
-      select g.id, g.priority, g.eligible_at from gen_durable.gen_durable g
-       where g.status = 'runnable' and not g.gated and g.fsm collate "C" = head.fsm and g.queue = head.queue
-         and g.priority = head.priority
-         and g.eligible_at <= coalesce((select case when bound.priority = head.priority then bound.eligible_at end from bound),
-                                       (select now from moment))
-         and (:fsms::text[] is null or (g.fsm, g.fsm_version) in (select * from unnest(:fsms::text[], :versions::int[])))
-       order by g.eligible_at, g.id limit 1000) first
-    limit :reach::int) due
-   where not exists (select from bound where head.priority > bound.priority)
-   order by due.priority, due.eligible_at, due.id limit :reach::int
-), candidate as materialized (
-  select * from (
-    select free.* from chosen cross join lateral (
-      select g.id, g.fsm, g.step, g.priority, g.eligible_at, g.concurrency_key, g.rate_limit, g.weight, g.turn, g.queue
-        from gen_durable.gen_durable g
-       where g.id = chosen.id and g.status = 'runnable' and not g.gated and g.eligible_at <= (select now from moment)
-         for no key update skip locked) free
-    limit 1000) first
-  limit :demand::int
-{leasing}
 
 -- part: crowd
 -- Whether rows of machines that are not registered here stand at the head of the queue, and in number.
@@ -192,9 +148,9 @@ with recursive moment as materialized (
     select head.* from priority cross join lateral (
       select g.priority, g.fsm, g.fsm_version from gen_durable.gen_durable g
        where g.status = 'runnable' and not g.gated and g.queue = :queue and g.priority = priority.value
-         and g.eligible_at <= (select now from moment)
+         and (g.eligible_at, g.id) >= (priority.since, priority.first) and g.eligible_at <= (select now from moment)
        order by g.eligible_at, g.id limit 1) head
-     where priority.value is not null limit 1) head
+     limit 1) head
    where (head.fsm, head.fsm_version) not in (select * from unnest(:fsms::text[], :versions::int[]))
      and (select count(*) from (
             select g.fsm, g.fsm_version from gen_durable.gen_durable g
@@ -217,7 +173,8 @@ select null, null, null, null, null, null, null, null, null, null, null, null, n
 --   vacant    the free slots of each: of as many as are held and wanted together, enough are free.
 --   placed    the n-th of the rows has the n-th of the slots.
 -- Of those with a rate limit, when there are any: spend() takes the tokens of a prefix of each bucket's rows, if they are there,
--- under the lock of the bucket; an execution is leased at the moment of that.
+-- under the lock of the bucket; an execution is leased at the moment of that. Tokens are for starts, so nobody who needs some
+-- is leased ahead of a slot: where the first of these is behind :room others, the pick ends before it (held_back).
 ), room as materialized (
   select last.*, least(greatest(slots.count - held.count, 0), 32767) as free, held.count as held
     from (select distinct on (candidate.concurrency_key) candidate.concurrency_key as key, candidate.priority,
@@ -249,9 +206,20 @@ select null, null, null, null, null, null, null, null, null, null, null, null, n
     from (select standing.key, max(standing.held) + count(*)::int as count from standing group by standing.key) wanted
 ), placed as materialized (
   select standing.id, vacant.numbers[standing.place] as number from standing join vacant on vacant.key = standing.key
-), admitted as materialized (
-  select candidate.*, placed.number as slot, candidate.concurrency_key is null or placed.id is not null as is_admitted
+), fit as materialized (
+  select candidate.*, placed.number as slot, candidate.concurrency_key is null or placed.id is not null as is_fit
     from candidate left join placed on placed.id = candidate.id
+), held_back as materialized (
+  select first.priority, first.eligible_at, first.id from (
+    select fit.*, row_number() over (order by fit.priority, fit.eligible_at, fit.id) as place
+      from fit where fit.is_fit and :demand::int > :room::int) first
+   where first.rate_limit is not null and first.place > :room::int
+   order by first.place limit 1
+), admitted as materialized (
+  select fit.*, fit.is_fit and coalesce(
+           (fit.priority, fit.eligible_at, fit.id) < (select first.priority, first.eligible_at, first.id from held_back first), true)
+         as is_admitted
+    from fit
 ), spent as materialized (
   select bill.ids[answer.ord] as id, answer.granted_at, answer.is_known
     from (select array_agg(admitted.id order by admitted.priority, admitted.eligible_at, admitted.id) as ids,
@@ -292,7 +260,7 @@ select * from (
          null::int, null, null::text[], null::boolean, null::boolean, null::boolean, null::bigint,
          admitted.concurrency_key, null, null, admitted.priority, null::float8, null::timestamptz, null::int,
          null::timestamptz, null::int, null, null::timestamptz, null, null::int, null::int
-    from admitted where not admitted.is_admitted
+    from admitted where not admitted.is_fit
    order by admitted.concurrency_key, admitted.priority, admitted.eligible_at, admitted.id) denied
 union all
 select min(admitted.id), null, min(admitted.fsm), null, min(admitted.step), null, null, null, null, null,
@@ -300,6 +268,10 @@ select min(admitted.id), null, min(admitted.fsm), null, min(admitted.step), null
        count(*)::int, case when bool_and(spent.is_known) then count(spent.granted_at)::int end
   from spent join admitted on admitted.id = spent.id
  group by admitted.rate_limit, admitted.queue having count(*) > count(spent.granted_at)
+union all
+select held_back.id, null, null, null, null, null, null, null, null, null, null, null, null, null, null, null, null, null, null, null,
+       null, null, null, null, null, null, null
+  from held_back
 
 -- name: inboxes
 -- The unread signals of leased rows, oldest first. Only for rows that ever had one.

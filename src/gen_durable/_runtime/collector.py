@@ -42,8 +42,8 @@ class Collector(Service):
         }
         # What of the sweep that is under way is left to look at, and from where.
         self._left: dict[gc.Ended, gc.Place] = {}
-        # Where the walks through executions and signals go on.
-        self._executions_at = self._signals_at = 0
+        # Where the walks through executions, signals and buckets go on.
+        self._executions_at = self._signals_at = self._buckets_at = 0
 
     async def tick(self) -> timedelta:
         """One page of each kind; a sweep is as many rounds as the longest of them has pages."""
@@ -73,3 +73,6 @@ class Collector(Service):
         retention = self._settings.retention_executions
         self._executions_at = await self._database.run(gc.walk_executions(retention, self._executions_at))
         self._signals_at = await self._database.run(gc.walk_signals(self._signals_at))
+        buckets, self._buckets_at = await self._database.run(gc.walk_buckets(self._buckets_at))
+        if buckets:
+            self._telemetry.emit(GcSwept(count=0, buckets=buckets))

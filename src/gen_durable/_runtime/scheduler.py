@@ -72,9 +72,15 @@ class Source(Protocol):
         """For telemetry, in the place of the queue."""
 
     def pick(
-        self, machines: picks.Machines, demand: int, lease_token: int, worker: str, leases: picks.Leases
+        self,
+        machines: picks.Machines,
+        demand: int,
+        room: int,
+        lease_token: int,
+        worker: str,
+        leases: picks.Leases,
     ) -> Plan[picks.Picked]:
-        """The plan of one pick."""
+        """The plan of one pick; `room` of what it brings can begin at once."""
 
     def known(self, machines: picks.Machines) -> picks.Machines | None:
         """The machines whose rows it takes; `None`: of all."""
@@ -91,17 +97,23 @@ class FromQueue:
         self._reach = Reach()
 
     def pick(
-        self, machines: picks.Machines, demand: int, lease_token: int, worker: str, leases: picks.Leases
+        self,
+        machines: picks.Machines,
+        demand: int,
+        room: int,
+        lease_token: int,
+        worker: str,
+        leases: picks.Leases,
     ) -> Plan[picks.Picked]:
-        """The plan of one pick."""
+        """The plan of one pick; `room` of what it brings can begin at once."""
         if self._is_crowded:
             reach = self._reach.of(demand)
             picked = yield from picks.pick_by_machine(
-                self.label, machines, demand, reach, lease_token, worker, leases
+                self.label, machines, demand, reach, lease_token, worker, leases, room
             )
             self._reach.learn(picked, demand)
         else:
-            picked = yield from picks.pick(self.label, machines, demand, lease_token, worker, leases)
+            picked = yield from picks.pick(self.label, machines, demand, lease_token, worker, leases, room)
         self._is_crowded = picked.is_crowded
         return picked
 
@@ -120,12 +132,18 @@ class FromPrefix:
         self._reach = Reach()
 
     def pick(
-        self, machines: picks.Machines, demand: int, lease_token: int, worker: str, leases: picks.Leases
+        self,
+        machines: picks.Machines,
+        demand: int,
+        room: int,
+        lease_token: int,
+        worker: str,
+        leases: picks.Leases,
     ) -> Plan[picks.Picked]:
-        """The plan of one pick."""
+        """The plan of one pick; `room` of what it brings can begin at once."""
         reach = self._reach.of(demand)
         picked = yield from picks.pick_by_prefix(
-            self.label, self.known(machines), demand, reach, lease_token, worker, leases
+            self.label, self.known(machines), demand, reach, lease_token, worker, leases, room
         )
         self._reach.learn(picked, demand)
         return picked
@@ -207,6 +225,8 @@ class Scheduler(Service):
         # Since when (monotonic), for those of them that have a slot.
         self._began: dict[Lease, float] = {}
         self._may_have_more = False
+        # Whether the next in line needs a free slot: as long as it has none, nothing behind it is leased ahead.
+        self._is_held_back = False
         self._last_look = 0.0
         # Keys whose first row can neither run nor get out of the way: the next pick looks past so many rows.
         self._in_the_way = 0
@@ -217,14 +237,15 @@ class Scheduler(Service):
 
     async def tick(self) -> timedelta | None:
         """Fill the free slots. What is being committed holds none, but there is an end to how far commits may lag."""
-        slots, prefetch = self._slots, self._limits.prefetch
+        slots, prefetch = self._slots, 0 if self._is_held_back else self._limits.prefetch
         claimed = slots.claim()
         demand = min(claimed + prefetch - slots.waiting, _LAG * slots.limit + prefetch - len(self._in_flight))
         if demand <= 0:
             slots.unclaim(claimed)
             self._may_have_more = True
             return None  # the end of an execution wakes us
-        if demand < self._limits.min_demand and (patience := self._patience()) > timedelta(0):
+        least = min(self._limits.min_demand, slots.limit) if self._is_held_back else self._limits.min_demand
+        if demand < least and (patience := self._patience()) > timedelta(0):
             slots.unclaim(claimed)
             self._may_have_more = True
             return patience
@@ -234,7 +255,8 @@ class Scheduler(Service):
             self._paused -= {execution.queue for execution in picked.executions}
         for execution in picked.executions:
             self._start(execution)
-        self._may_have_more = len(picked.executions) >= demand
+        self._is_held_back = picked.is_held_back
+        self._may_have_more = picked.is_held_back or len(picked.executions) >= demand
         if not self._may_have_more:
             slots.rest()
         self._report(len(picked.executions), demand)
@@ -245,6 +267,8 @@ class Scheduler(Service):
             await self._make_way(picked)
             # What stood behind them is at the head now.
             return timedelta(0) if picked.executions else self._settings.min_poll_interval
+        if picked.is_held_back:
+            return None  # the end of an execution wakes us
         return timedelta(0) if self._may_have_more else self._pause()
 
     def stop(self) -> None:
@@ -357,17 +381,17 @@ class Scheduler(Service):
         begun = 0
         try:
             self._last_look = time.monotonic()
-            picked = await self._pick(demand)
+            picked = await self._pick(demand, claimed)
             begun = len(picked.executions)
         finally:
             self._slots.unclaim(max(0, claimed - begun))
         return picked
 
-    async def _pick(self, demand: int) -> picks.Picked:
+    async def _pick(self, demand: int, room: int) -> picks.Picked:
         while True:
             # One random token per pick: nobody else's, and not this worker's own of an earlier lease either.
             token = secrets.randbits(62)
-            plan = self._source.pick(self._registry.keys, demand, token, self._worker, self._leases)
+            plan = self._source.pick(self._registry.keys, demand, room, token, self._worker, self._leases)
             try:
                 return await self._database.run(plan)
             except StatementError as error:

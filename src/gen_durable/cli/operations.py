@@ -64,11 +64,11 @@ def queues(ctx: click.Context, place: Place, as_json: bool) -> None:
     """List the queues and what waits in them; or pause, resume or set one of them."""
     if ctx.invoked_subcommand is not None:
         return
-    now, found = asyncio.run(_run(place, _with_time(_verbs.queues())))
+    found = asyncio.run(_run(place, _verbs.queues()))
     if as_json:
         print_json_rows(found)
     elif found:
-        _print_columns([_QUEUE_COLUMNS, *(_queue_cells(each, now) for each in found)])
+        _print_columns([_QUEUE_COLUMNS, *(_queue_cells(each) for each in found)])
     else:
         click.echo("there is no queue yet", err=True)
 
@@ -76,12 +76,12 @@ def queues(ctx: click.Context, place: Place, as_json: bool) -> None:
 _QUEUE_COLUMNS = ("QUEUE", "STATE", "DUE", "OLDEST", "FUTURE", "GATED", "EXECUTING", "WORKERS", "CONCURRENCY")
 
 
-def _queue_cells(each: QueueStatus, now: datetime) -> tuple[str, ...]:
+def _queue_cells(each: QueueStatus) -> tuple[str, ...]:
     return (
         clean(each.name),
         "paused" if each.is_paused else "open",
         str(each.due),
-        "-" if each.oldest_due_at is None else age_text(now - each.oldest_due_at),
+        "-" if each.oldest is None else age_text(each.oldest),
         str(each.future),
         str(each.gated),
         str(each.executing),

@@ -28,7 +28,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from ..errors import DatabaseError
-from ..instance import QueueDepth
+from ..operations import QueueStatus
 from ..telemetry import Event, PickStop
 from ..worker import Worker
 
@@ -38,26 +38,26 @@ __all__ = ["Metrics"]
 _SECONDS: Final = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5, 10, 60, 300)
 # Prometheus itself gives up after 10 s; without an answer by then the other metrics come alone.
 _ANSWER_WITHIN: Final = 3.0
-_DEPTHS: Final[Mapping[str, tuple[str, Callable[[QueueDepth], float]]]] = {
+_FIGURES: Final[Mapping[str, tuple[str, Callable[[QueueStatus], float]]]] = {
     "gen_durable_queue_due": (
         "Instances that could run now; at most 10,000 are counted.",
-        lambda depth: depth.due,
+        lambda queue: queue.due,
     ),
-    "gen_durable_queue_scheduled": (
+    "gen_durable_queue_future": (
         "Instances whose time has yet to come; at most 10,000 are counted.",
-        lambda depth: depth.scheduled,
+        lambda queue: queue.future,
     ),
     "gen_durable_queue_gated": (
         "Instances that wait for their concurrency key; at most 10,000 are counted.",
-        lambda depth: depth.gated,
+        lambda queue: queue.gated,
     ),
     "gen_durable_queue_executing": (
         "Instances that execute, in any process; at most 10,000 are counted.",
-        lambda depth: depth.executing,
+        lambda queue: queue.executing,
     ),
     "gen_durable_queue_oldest_seconds": (
         "How long the one that has been due for longest has waited.",
-        lambda depth: 0.0 if depth.oldest is None else depth.oldest.total_seconds(),
+        lambda queue: 0.0 if queue.oldest is None else queue.oldest.total_seconds(),
     ),
 }
 
@@ -70,7 +70,7 @@ class Metrics(Collector):
         self._registry = registry
         # Where the worker runs; known from the first event that comes from there.
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._depths: Sequence[QueueDepth] | None = None
+        self._queues: Sequence[QueueStatus] | None = None
         self._counts = _Counts(registry)
         registry.register(self)
         worker.telemetry.subscribe(self._on_event)
@@ -106,18 +106,18 @@ class Metrics(Collector):
         """Ask the database. Whoever asks from the worker's own loop would wait for himself: he gets the last answer."""
         if not self._is_on_loop():
             self._look_from_thread()
-        return self._families(self._depths)
+        return self._families(self._queues)
 
-    def _families(self, depths: Sequence[QueueDepth] | None) -> Iterable[Metric]:
+    def _families(self, queues: Sequence[QueueStatus] | None) -> Iterable[Metric]:
         yield GaugeMetricFamily(
             "gen_durable_database_up",
             "Whether the database answered this worker.",
-            value=depths is not None,
+            value=queues is not None,
         )
-        for name, (what, figure) in _DEPTHS.items():
+        for name, (what, figure) in _FIGURES.items():
             family = GaugeMetricFamily(name, what, labels=["queue"])
-            for depth in depths or ():
-                family.add_metric([depth.queue], figure(depth))
+            for queue in queues or ():
+                family.add_metric([queue.name], figure(queue))
             yield family
 
     def _is_on_loop(self) -> bool:
@@ -127,7 +127,7 @@ class Metrics(Collector):
             return False
 
     def _look_from_thread(self) -> None:
-        self._depths = None
+        self._queues = None
         if self._loop is None or not self._loop.is_running():
             return
         looking = asyncio.run_coroutine_threadsafe(self._look(), self._loop)
@@ -138,9 +138,9 @@ class Metrics(Collector):
 
     async def _look(self) -> None:
         try:
-            self._depths = await self._worker.queue_depths()
+            self._queues = await self._worker.queues()
         except DatabaseError:
-            self._depths = None
+            self._queues = None
 
     def _on_event(self, event: Event) -> None:
         if isinstance(event, PickStop):

@@ -8,8 +8,9 @@ from typing import Any, Final
 
 from gen_durable._db import gc
 from tests.interleavings.invariants import require
-from tests.interleavings.product import Change
+from tests.interleavings.product import SCHEMA, Change
 from tests.interleavings.scenario import End, Scenario
+from tests.interleavings.scenarios.limits import lease_from
 from tests.interleavings.scenarios.signals import PARK, PAUSE_AFTER_REFUSAL
 from tests.interleavings.session import Work, autocommit, flush
 from tests.interleavings.works import lease_some, put, restore, retry, send
@@ -20,10 +21,12 @@ from tests.interleavings.world import (
     cancelled,
     done,
     failed,
+    full,
     instance,
     leased,
     new,
     outcome,
+    rate,
     signal,
 )
 
@@ -179,6 +182,34 @@ def gc_of_letters() -> Scenario:
     )
 
 
+def gc_of_buckets() -> Scenario:
+    """A full bucket has one token, whether its row is there or not: who wants it gets it, and nobody a second one."""
+
+    def check(end: End) -> None:
+        started = [name for name in "AB" if end.result(name).executions]
+        require(bool(started), "a full bucket gave nothing")
+        require(len(started) == 1, "a token was spent twice")
+
+    return Scenario(
+        name="gc(buckets) × pick × pick",
+        setup=[rate("r"), full("r"), instance(1, rate_limit="r"), instance(2, rate_limit="r", queue="other")],
+        sessions={
+            "G": [autocommit(lambda _: gc.walk_buckets(0))],
+            "A": [lease_some(8)],
+            "B": [lease_from("other", 9)],
+        },
+        check=check,
+        pauses=[
+            Change(
+                SCHEMA,
+                "  moment := clock_timestamp();",
+                "  perform gen_durable.pause(1);\n  moment := clock_timestamp();",
+            )
+        ],
+        never_wait=_G,
+    )
+
+
 def _new(key: Mapping[str, Any]) -> dict[str, Any]:
     return {**key, "unique_scope": "{" + ",".join(key["unique_scope"]) + "}"}
 
@@ -195,4 +226,5 @@ SCENARIOS = [
     gc_and_retry_of_a_holder(),
     gc_and_restore(),
     gc_of_letters(),
+    gc_of_buckets(),
 ]

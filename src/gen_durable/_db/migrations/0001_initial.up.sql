@@ -95,7 +95,9 @@ create table gen_durable.gen_durable (
 
 create index gen_durable_pick on gen_durable.gen_durable (queue, priority, eligible_at, id)
   where status = 'runnable' and not gated;
-create index gen_durable_machine on gen_durable.gen_durable (queue, fsm, fsm_version, priority, eligible_at, id)
+-- The work of a machine, in a queue or by the prefix of a name: collated "C", so that a prefix is a range. The queue stands before
+-- the version, so that what waits in a paused one is in nobody's way.
+create index gen_durable_machine on gen_durable.gen_durable (fsm collate "C", queue, fsm_version, priority, eligible_at, id)
   where status = 'runnable' and not gated;
 create index gen_durable_lease on gen_durable.gen_durable (id) where status = 'executing';
 create unique index gen_durable_slot on gen_durable.gen_durable (concurrency_key, concurrency_slot)

@@ -28,4 +28,3 @@ drop function gen_durable.delete_rows(bigint[], text, text);
 drop function gen_durable.cancel_rows(bigint[], text, text, boolean);
 drop function gen_durable.join_parents(bigint[]);
 drop table gen_durable.audit_events;
-drop index gen_durable.gen_durable_type;

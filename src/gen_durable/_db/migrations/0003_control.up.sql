@@ -2,11 +2,6 @@
 -- shares. Each is one transaction over any number of instances; row locks are taken as everywhere: ids descending, children
 -- before parents.
 
--- Work by the prefix of a machine's name: `billing.` owns every type that begins with it. Collated "C", so that a prefix is a
--- range of the index. With the queue, so that what waits in a paused one is in nobody's way.
-create index gen_durable_type on gen_durable.gen_durable (fsm collate "C", queue, priority, eligible_at, id)
-  where status = 'runnable' and not gated;
-
 -- What has happened to an instance: who did it, and why, where somebody acted. Append only. Written by the statement that makes
 -- the change, from what it has changed; which events are written is said in `settings`.
 create table gen_durable.audit_events (

@@ -14,7 +14,8 @@ create table gen_durable.limits (
                                        else slots is null and allowed is not null and period is not null and burst is not null end)
 );
 
--- What is left in a bucket, as one moment: when it will have been full again. A bucket without a row is full.
+-- What is left in a bucket, as one moment: when it will have been full again. A bucket without a row is full,
+-- so the collector takes those that are. Whoever reads one to write it has it locked.
 create table gen_durable.buckets (
   key     text primary key,
   full_at timestamptz not null default '-infinity'
@@ -58,13 +59,12 @@ language plpgsql as $$
 declare
   moment timestamptz;
 begin
-  insert into gen_durable.buckets (key)
+  -- Made or locked in one go: the collector cannot take it in between. The update writes nothing, and locks all the same.
+  insert into gen_durable.buckets as b (key)
   select distinct given.key from unnest(keys) as given (key)
-   where not exists (select from gen_durable.buckets b where b.key = given.key)
-     and exists (select from gen_durable.limits l where l.kind = 'rate' and l.name = split_part(given.key, ':', 1))
+   where exists (select from gen_durable.limits l where l.kind = 'rate' and l.name = split_part(given.key, ':', 1))
    order by given.key
-      on conflict do nothing;
-  perform from gen_durable.buckets b where b.key = any (keys) order by b.key for no key update;
+      on conflict (key) do update set full_at = b.full_at where false;
   moment := clock_timestamp();                            -- under the locks: no later moment is in the bucket
   return query
     with bucket as materialized (
@@ -115,9 +115,9 @@ begin
      order by given.key, given.queue
   loop
     if one.allowed is not null then
-      insert into gen_durable.buckets (key) values (one.key) on conflict do nothing;
+      insert into gen_durable.buckets as b (key) values (one.key) on conflict (key) do update set full_at = b.full_at where false;
       select clock_timestamp() as moment, greatest(b.full_at, clock_timestamp()) as full_at into bucket
-        from gen_durable.buckets b where b.key = one.key for no key update;
+        from gen_durable.buckets b where b.key = one.key;
       select g.turn, g.eligible_at into last from gen_durable.gen_durable g
        where g.status = 'runnable' and g.turn is not null and g.rate_limit = one.key and g.queue = one.queue
        order by g.turn desc limit 1;
