@@ -59,6 +59,10 @@ class Bench:
         self.jobs = jobs
         self.settings = Settings(schema=SCHEMA)
 
+    async def begin(self) -> None:
+        """Away with the schema of another version."""
+        await self._execute(f'drop schema if exists "{SCHEMA}" cascade')
+
     async def prepare(self) -> None:
         """An empty, vacuumed schema, so that no measurement pays for the one before."""
         async with AsyncClient(self.dsn, settings=self.settings):
@@ -254,6 +258,7 @@ BESIDE: tuple[tuple[str, str], ...] = (
 async def measure(dsn: str, jobs: int, rounds: int) -> None:
     """All rounds, then a table."""
     bench = Bench(dsn, jobs)
+    await bench.begin()
     found: dict[str, list[Rate]] = {}
     latencies: list[list[float]] = []
     for number in range(1, rounds + 1):
@@ -309,7 +314,7 @@ def main() -> None:
     """Run the benchmark on a server of its own, or on a given one."""
     parser = argparse.ArgumentParser(prog="./run bench", description=__doc__)
     parser.add_argument(
-        "--dsn", help="another server than the embedded one; its schema gen_durable_bench is emptied"
+        "--dsn", help="another server than the embedded one; its schema gen_durable_bench is made anew"
     )
     parser.add_argument("--jobs", type=int, default=20_000)
     parser.add_argument("--rounds", type=int, default=3)

@@ -6,11 +6,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Final
 from urllib.parse import urlsplit
 
 import pytest
 from hypothesis import HealthCheck
 from hypothesis import settings as hypothesis_settings
+from xdist.remote import Producer
+from xdist.scheduler import LoadScopeScheduling
 
 from gen_durable import Settings
 from gen_durable.testing._databases import Databases
@@ -21,6 +24,20 @@ hypothesis_settings.register_profile(
     "patient", deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
 )
 hypothesis_settings.load_profile("patient")
+
+# Their tests share what is dear to make: 200,000 rows, a run of a type checker.
+TOGETHER: Final = ("tests/plans/", "tests/typing/")
+
+
+class Scheduling(LoadScopeScheduling):
+    """Gives each test to any process that is free, but those of some folders all to one."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return next((folder for folder in TOGETHER if nodeid.startswith(folder)), nodeid)
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Scheduling:
+    return Scheduling(config, log)
 
 
 @pytest.fixture(scope="session")

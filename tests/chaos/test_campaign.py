@@ -68,7 +68,7 @@ class _Campaign:
                     await asyncio.sleep(0.05)
                 if not self.is_over:
                     await place(self._arena.producer, order, rng)
-                    await asyncio.sleep(rng.uniform(0, 0.2))
+                    await asyncio.sleep(rng.uniform(0, 0.4))
 
     async def watch(self) -> None:
         """Look at the backlog, and note what has ended: it must not change any more."""

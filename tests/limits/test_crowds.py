@@ -107,22 +107,14 @@ async def test_rows_of_an_empty_bucket_make_way(explainer: Explainer) -> None:
 
 
 async def check_the_way_is_free(explainer: Explainer, picker: Picker, orderly: Explained) -> None:
-    """The second pick takes what stood behind, and marks what the crowd has left in the index. Later ones pass by its pages,
-    which are empty as soon as it is vacuumed."""
+    """The second pick takes what stood behind. What the crowd has left in the index is in nobody's way once it is vacuumed."""
     second, explained = await picker.pick()
     assert len(second.executions) == 10
     assert explained.blocks <= CROWD / 20, explained.blocks
-    least = 0
-    for _ in range(4):  # another session's look at a catalog may have kept the second from marking all of it
-        await insert(explainer, 10)
-        third, explained = await picker.pick()
-        assert len(third.executions) == 10
-        least = min(least or explained.blocks, explained.blocks)
-    assert least <= 10 * orderly.blocks, (least, orderly.blocks)
     await explainer.connection.execute("vacuum gen_durable.gen_durable")
     await insert(explainer, 10)
-    fourth, explained = await picker.pick()
-    assert len(fourth.executions) == 10
+    third, explained = await picker.pick()
+    assert len(third.executions) == 10
     assert explained.blocks <= 2 * orderly.blocks, (explained.blocks, orderly.blocks)
 
 

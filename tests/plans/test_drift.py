@@ -15,7 +15,7 @@ from gen_durable._db import commit, inspect, lease, pick, pool, signal
 from gen_durable._db.plan import Plan, Statement
 from gen_durable._db.pool import Database
 from gen_durable._db.runner import run_asyncpg
-from tests.plans.conftest import POPULATION
+from tests.plans.conftest import POPULATION, TABLES
 from tests.plans.explain import Explained, Explainer
 from tests.plans.statements import (
     EXECUTING,
@@ -27,8 +27,6 @@ from tests.plans.statements import (
     RECORDER,
     outcomes,
 )
-
-TABLES = ("gen_durable.gen_durable", "gen_durable.signals", "gen_durable.executions")
 
 
 async def test_plans_made_for_an_empty_table_serve_a_full_one(direct_dsn: str) -> None:

@@ -12,12 +12,11 @@ import pytest
 from gen_durable._db.pick import Picked
 from gen_durable._db.plan import Plan
 from tests.plans.explain import Explained, Explainer
+from tests.plans.filling import indexed_late
 from tests.routing.picking import by_prefix
 
 _ROWS: Final = 1_000_000
 _FILL: Final = (Path(__file__).parent / "million.sql").read_text(encoding="utf-8")
-# Built over all rows at the end, which is quicker than row by row. The others have none of these rows in them.
-_LATE: Final = ("gen_durable_machine", "gen_durable_pick", "gen_durable_finished")
 _OWN: Final = {"gen_durable_machine", "gen_durable_pkey"}
 _NAMESPACE: Final = [(f"billing.job{number}.v1", version) for number in range(97) for version in (1, 2)]
 _FIRST: Final = """
@@ -100,20 +99,10 @@ async def _tried(explainer: Explainer, plan: Plan[Picked]) -> tuple[Picked, Expl
 
 async def _fill(dsn: str) -> None:
     connections: list[Any] = [await asyncpg.connect(dsn) for _ in range(2)]
-    db = connections[0]
-    await db.execute("alter table gen_durable.gen_durable set unlogged")
-    rows = await db.fetch("select indexdef from pg_indexes where indexname = any ($1)", list(_LATE))
-    assert len(rows) == len(_LATE)
-    await db.execute(f"drop index {', '.join(f'gen_durable.{name}' for name in _LATE)}")
-    await db.execute("alter table gen_durable.gen_durable drop constraint gen_durable_pkey")
     half = _ROWS // 2
-    async with asyncio.TaskGroup() as group:
+    async with indexed_late(connections[0]), asyncio.TaskGroup() as group:
         for number, connection in enumerate(connections):
             group.create_task(connection.execute(_FILL, number * half + 1, (number + 1) * half))
-    await db.execute("set maintenance_work_mem = '256MB'")
-    await db.execute("alter table gen_durable.gen_durable add constraint gen_durable_pkey primary key (id)")
-    for row in rows:
-        await db.execute(row["indexdef"])
-    await db.execute("analyze gen_durable.gen_durable")
+    await connections[0].execute("analyze gen_durable.gen_durable")
     for connection in connections:
         await connection.close()

@@ -15,7 +15,7 @@ HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
 MARK = re.compile(r"# E(?:\((mypy|pyright)\))?: ")
 
-# Each checker reads both files at once: starting it is what takes the time.
+# Each checker reads both files at once, and once for all tests: starting it is what takes the time.
 pytestmark = pytest.mark.timeout(240)
 
 

@@ -1,0 +1,27 @@
+"""Many rows, quickly."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any, Final
+
+# The others hold few of the rows of these tests, or none.
+_LATE: Final = ("gen_durable_machine", "gen_durable_pick", "gen_durable_finished")
+
+
+@asynccontextmanager
+async def indexed_late(connection: Any) -> AsyncIterator[None]:
+    """Indexes are built over all rows at the end, which is quicker than row by row; and nothing has to be logged."""
+    await connection.execute("alter table gen_durable.gen_durable set unlogged")
+    rows = await connection.fetch("select indexdef from pg_indexes where indexname = any ($1)", list(_LATE))
+    assert len(rows) == len(_LATE)
+    await connection.execute(f"drop index {', '.join(f'gen_durable.{name}' for name in _LATE)}")
+    await connection.execute("alter table gen_durable.gen_durable drop constraint gen_durable_pkey")
+    yield
+    await connection.execute("set maintenance_work_mem = '256MB'")
+    await connection.execute(
+        "alter table gen_durable.gen_durable add constraint gen_durable_pkey primary key (id)"
+    )
+    for row in rows:
+        await connection.execute(row["indexdef"])
