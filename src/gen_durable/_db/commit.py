@@ -80,7 +80,7 @@ def commit_plain(entries: Sequence[CommitEntry], recorder: Recorder) -> Plan[Com
 
 
 def commit(entries: Sequence[CommitEntry], recorder: Recorder) -> Plan[CommitReport]:
-    """Commit any outcomes: one statement, and at most nine more, each only if needed. Needs a transaction."""
+    """Commit any outcomes: one statement, and at most ten more, each only if needed. Needs a transaction."""
     if limited := [entry for entry in entries if entry.rate_limit is not None]:
         yield _SQL["check_limits"](
             rate_limits=[entry.rate_limit for entry in limited], weights=[entry.weight for entry in limited]
