@@ -92,6 +92,8 @@ class Database:
         """
         import asyncpg
 
+        from .driver import Connection
+
         async def leave_as_is(connection: Any) -> None:
             """Nothing to reset: we set nothing on a session. The usual reset would cost a round trip per use."""
 
@@ -121,6 +123,7 @@ class Database:
         try:
             pool = await asyncpg.create_pool(
                 connect=connect,
+                connection_class=Connection,
                 min_size=0,  # a floor would be kept up behind our back, with a traceback per try while it cannot be
                 max_size=size,
                 server_settings=None if is_pooled else pins,
@@ -321,9 +324,15 @@ async def connect(dsn: str) -> Any:
     """One pinned connection outside of any pool."""
     import asyncpg
 
+    from .driver import Connection
+
     try:
         return await asyncpg.connect(
-            dsn, server_settings=PINNED, command_timeout=_ANSWER_WITHIN, timeout=_CONNECT_WITHIN
+            dsn,
+            connection_class=Connection,
+            server_settings=PINNED,
+            command_timeout=_ANSWER_WITHIN,
+            timeout=_CONNECT_WITHIN,
         )
     except asyncpg_failures() as error:
         raise from_asyncpg(error) from error
