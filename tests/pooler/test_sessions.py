@@ -205,6 +205,11 @@ async def test_a_standby_is_an_outage() -> None:
     assert is_outage(refused.value)
 
 
+LOCKS = """
+select count(*) from pg_locks
+ where locktype = 'advisory' and database = (select oid from pg_database where datname = current_database())"""
+
+
 @pytest.mark.parametrize("kind", ["AsyncClient", "Client"])
 async def test_tables_are_installed_through_it(durable_dsn: str, db: Any, kind: str) -> None:
     """By the first who comes; the others wait for a lock that ends with its transaction."""
@@ -225,4 +230,4 @@ async def test_tables_are_installed_through_it(durable_dsn: str, db: Any, kind: 
         for _ in range(5):
             group.create_task(opened())
     assert await db.fetchval("select count(*) from elsewhere.gen_durable") == 5
-    assert await db.fetchval("select count(*) from pg_locks where locktype = 'advisory'") == 0
+    assert await db.fetchval(LOCKS) == 0
