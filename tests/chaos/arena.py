@@ -12,6 +12,7 @@ from typing import Any, Final
 import asyncpg
 
 from gen_durable import AsyncClient, Settings
+from gen_durable._db.driver import Connection
 from tests.chaos.checker import Report, check, sealed
 from tests.chaos.cluster import Cluster
 from tests.chaos.fleet import CHAOS, PATIENCE, Fleet
@@ -71,9 +72,9 @@ class Arena:
 
     async def seal(self) -> None:
         """Note what has ended by now: it must not change any more."""
-        conn = await asyncpg.connect(self.cluster.dsn, timeout=5)
+        conn = await asyncpg.connect(self.cluster.dsn, timeout=5, connection_class=Connection)
         try:
-            self.seals = {**await sealed(conn), **self.seals}
+            self.seals |= await sealed(conn, self.seals)
         finally:
             await conn.close()
 
@@ -82,7 +83,7 @@ class Arena:
         give_up = time.monotonic() + within
         while left := await self.ask(_UNFINISHED):
             assert time.monotonic() < give_up, f"{left} unfinished\n{await self._leftovers()}"
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(0.1)
             await self.seal()
 
     async def reckoning(self) -> Report:
