@@ -271,6 +271,10 @@ class Worker(AsyncClient):
         self._pools["commits"] = await Database.open(
             dsn, schema, size=3, advice=self._server.advice, lock_timeout=Flusher.PATIENCE, pooler=pooler
         )
+        # One for each queue, because a pick is dear to plan: on whichever is free, each of them would plan it.
+        self._pools["picks"] = await Database.open(
+            dsn, schema, at_once=False, size=max(1, len(self._sources())), pooler=pooler
+        )
         # Made as rows come up that have to wait alone for somebody's transaction.
         self._pools["stragglers"] = await Database.open(
             dsn, schema, at_once=False, size=4, lock_timeout=Flusher.TURN, pooler=pooler
@@ -329,8 +333,8 @@ class Worker(AsyncClient):
             await super()._close()
 
     def _pool_size(self) -> int:
-        # A pick per queue, a dispatcher per sink, a handful of services, and some for its own use as a client.
-        return len(self.served_queues) + len(self.prefixes) + len(self.sinks) + 9
+        # A dispatcher per sink, a handful of services, and some for its own use as a client.
+        return len(self.sinks) + 9
 
     def _alive(self) -> Answer:
         """The process runs, and so does its event loop: it answers."""
