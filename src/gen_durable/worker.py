@@ -275,6 +275,8 @@ class Worker(AsyncClient):
         self._pools["picks"] = await Database.open(
             dsn, schema, at_once=False, size=max(1, len(self._sources())), pooler=pooler
         )
+        # What looks after things is in no hurry: a few connections do for all of it, and one that hangs is not the last.
+        self._pools["services"] = await Database.open(dsn, schema, at_once=False, size=3, pooler=pooler)
         # Made as rows come up that have to wait alone for somebody's transaction.
         self._pools["stragglers"] = await Database.open(
             dsn, schema, at_once=False, size=4, lock_timeout=Flusher.TURN, pooler=pooler
@@ -333,8 +335,8 @@ class Worker(AsyncClient):
             await super()._close()
 
     def _pool_size(self) -> int:
-        # A dispatcher per sink, a handful of services, and some for its own use as a client.
-        return len(self.sinks) + 9
+        # A dispatcher per sink, and some for its own use as a client.
+        return len(self.sinks) + 5
 
     def _alive(self) -> Answer:
         """The process runs, and so does its event loop: it answers."""

@@ -63,6 +63,7 @@ class Engine:
         presence: fleet.Presence,
         database: Database,
         picks: Database,
+        services: Database,
         commits: Database,
         stragglers: Database,
         effects: Database,
@@ -127,8 +128,8 @@ class Engine:
                 wakes.on_any_work(scheduler.wake)
         self._services: list[Service] = [
             *self._schedulers,
-            Overseer(database, settings, contact, self._schedulers),
-            Timekeeper(database, telemetry, wakes, contact),
+            Overseer(services, settings, contact, self._schedulers),
+            Timekeeper(services, telemetry, wakes, contact),
             *(
                 Dispatcher(
                     label,
@@ -143,16 +144,16 @@ class Engine:
                 )
                 for label, sink in sinks.items()
             ),
-            Cron(database, settings, telemetry, wakes, contact),
+            Cron(services, settings, telemetry, wakes, contact),
         ]
         for service in self._services:
             if isinstance(service, Dispatcher):
                 wakes.on_events(service.wake)
         if settings.reaper:
-            self._services.append(Reaper(database, settings, telemetry, wakes, contact))
+            self._services.append(Reaper(services, settings, telemetry, wakes, contact))
         if settings.gc:
-            self._services.append(Collector(database, settings, telemetry, contact))
-        self._presence = Presence(database, settings, contact, presence)
+            self._services.append(Collector(services, settings, telemetry, contact))
+        self._presence = Presence(services, settings, contact, presence)
         # What runs until it is told to stop; and what runs until everything has come to its end.
         self._tasks: list[asyncio.Task[None]] = []
         self._lasting: list[asyncio.Task[None]] = []
