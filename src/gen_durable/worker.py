@@ -275,7 +275,7 @@ class Worker(AsyncClient):
         self._pools["picks"] = await Database.open(
             dsn, schema, at_once=False, size=max(1, len(self._sources())), pooler=pooler
         )
-        # What looks after things is in no hurry: a few connections do for all of it, and one that hangs is not the last.
+        # What looks after things is in no hurry: a few connections do for all, and one that hangs is not the last.
         self._pools["services"] = await Database.open(dsn, schema, at_once=False, size=3, pooler=pooler)
         # Made as rows come up that have to wait alone for somebody's transaction.
         self._pools["stragglers"] = await Database.open(
