@@ -32,6 +32,7 @@ _MAX: Final = 2**31 - 1
 _MAX_SLOTS: Final = 2**15 - 1
 _MIN_PERIOD: Final = timedelta(milliseconds=1)
 _MAX_PERIOD: Final = timedelta(days=3650)
+_LONGEST_FILL: Final = timedelta(days=36500)
 
 
 class ConcurrencyLimit(msgspec.Struct, frozen=True):
@@ -76,6 +77,11 @@ class RateLimit(msgspec.Struct, frozen=True):
         if self.burst == 0:
             msgspec.structs.force_setattr(self, "burst", self.allowed)
         checked_int(self.burst, f"the burst of limit '{self.name}'", 1, _MAX)
+        if self.burst * self.per.total_seconds() > self.allowed * _LONGEST_FILL.total_seconds():
+            raise UsageError(
+                f"a bucket of limit '{self.name}' takes more than a century until it holds its burst of {self.burst}",
+                "lower the burst, or allow more per period",
+            )
 
     @property
     def kind(self) -> LimitKind:
@@ -123,14 +129,20 @@ def parse_limit(text: str) -> Limit:
     amount, *rest = value.split("/")
     try:
         if name and not rest:
-            return ConcurrencyLimit(name, int(amount))
+            return ConcurrencyLimit(name, _count(amount))
         if name and len(rest) <= 2:
             return RateLimit(
-                name, int(amount), parse_duration(_unit(rest[0])), int(rest[1]) if rest[1:] else 0
+                name, _count(amount), parse_duration(_unit(rest[0])), _count(rest[1]) if rest[1:] else 0
             )
     except ValueError:
         pass
     raise ValueError(f"{text!r} is no limit; write for example tenant=3, crm=100/1m or crm=100/1m/200")
+
+
+def _count(text: str) -> int:
+    if not (text.isascii() and text.isdigit()) or int(text) == 0:
+        raise ValueError
+    return int(text)
 
 
 def _unit(text: str) -> str:

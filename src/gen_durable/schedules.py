@@ -74,7 +74,7 @@ class Schedule:
             raise UsageError(f"the unique_key of schedule '{name}' is of bytes", "give a str")
         if (cron is None) == (every is None):
             raise UsageError(
-                f"schedule '{name}' has {'both' if cron else 'neither'} cron and every", "give one"
+                f"schedule '{name}' has {'both cron and' if cron else 'neither cron nor'} every", "give one"
             )
         self.spec = spec
         self.tz = checked_zone(tz)

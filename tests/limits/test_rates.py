@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 from datetime import timedelta
 from typing import Any
 
+import asyncpg
 import pytest
 
 from gen_durable import (
@@ -23,9 +24,11 @@ from gen_durable import (
     RateLimit,
     Spec,
     Status,
+    UsageError,
     Worker,
     step,
 )
+from gen_durable.limits import parse_limit
 from gen_durable.telemetry import Event, RateLimitThrottled, RateLimitUnknown
 from gen_durable.testing import Harness
 from tests.limits.conservation import check_tokens
@@ -237,3 +240,28 @@ def test_a_drain_skips_the_time_until_the_tokens_are_there(durable: Harness) -> 
     for _ in range(4):
         durable.insert(Job, 0.0, rate_limit="crm")
     assert durable.drain().done == 4
+
+
+async def test_a_bucket_that_would_never_fill_is_refused(client: AsyncClient, db: Any) -> None:
+    with pytest.raises(UsageError, match="more than a century"):
+        RateLimit("huge", 1, timedelta(days=1), 2**31 - 1)
+    with pytest.raises(asyncpg.CheckViolationError, match="fills_within_a_century"):
+        await db.execute("select gen_durable.set_rate_limit('huge', 1, '10 years', 100000)")
+    # The largest that there is; a weight that it has to wait for until long after leads nowhere, but in the calendar.
+    await client.set_limit(RateLimit("vast", 1, timedelta(days=3650), 10))
+    assert await db.fetchval("select now() + gen_durable.refill(1e9, 1, '3650 days')") is not None
+
+
+@pytest.mark.parametrize("text", ["a=1/1m/0", "a=1_0", "a=\u0661", "a=0", "a=+1", "a=1/1m/1/1", "=1", "a"])
+def test_what_is_written_oddly_is_no_limit(text: str) -> None:
+    with pytest.raises(ValueError, match="is no limit"):
+        parse_limit(text)
+
+
+async def test_the_keys_of_a_limit_are_one_range_in_every_database(db: Any) -> None:
+    """By bytes, whatever the collation of the database: between `tenant` and `tenant:1` there is no `TENANT:0`."""
+    collation = await db.fetchval(
+        """select c.collname from pg_attribute a join pg_collation c on c.oid = a.attcollation
+            where a.attrelid = 'gen_durable.gen_durable'::regclass and a.attname = 'concurrency_key'"""
+    )
+    assert collation == "C"

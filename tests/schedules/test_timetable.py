@@ -171,7 +171,7 @@ def test_the_latest_of_very_many_slots_are_found_at_once() -> None:
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
-        ({}, "neither cron and every"),
+        ({}, "neither cron nor every"),
         ({"cron": "* * * * *", "every": timedelta(hours=1)}, "both cron and every"),
         ({"cron": "* * * *"}, r"cron is '\* \* \* \*' \(wrong number of fields\)"),
         ({"cron": "61 * * * *"}, r"bad minute"),

@@ -36,7 +36,7 @@ create table gen_durable.gen_durable (
   rate_limit          text,                               -- the bucket that the start of this step takes tokens from: a limit, or limit:partition
   weight              int,                                -- how many; null: 1
   turn                timestamptz,                        -- its place in the plan of that bucket; null: it has none
-  concurrency_key     text,
+  concurrency_key     text collate "C",                   -- so that the keys of one limit are one range
   concurrency_slot    smallint,                           -- the slot of its key that an executing row holds
   gated               boolean not null default false,     -- denied by a busy key: out of the pick index until the key is free
 

@@ -11,7 +11,9 @@ create table gen_durable.limits (
   updated_at timestamptz not null default statement_timestamp(),
   primary key (kind, name),
   constraint one_kind check (case kind when 'concurrency' then slots is not null and allowed is null and period is null and burst is null
-                                       else slots is null and allowed is not null and period is not null and burst is not null end)
+                                       else slots is null and allowed is not null and period is not null and burst is not null end),
+  -- A bucket that takes longer than a century to fill would lead out of the calendar.
+  constraint fills_within_a_century check (burst::numeric * extract(epoch from period) <= allowed::numeric * 3153600000)
 );
 
 -- What is left in a bucket, as one moment: when it will have been full again. A bucket without a row is full,
@@ -42,10 +44,11 @@ begin
   end if;
 end $$;
 
--- How long it takes until so many tokens have come. Rounded up to the microsecond: never one too many.
+-- How long it takes until so many tokens have come. Rounded up to the microsecond: never one too many. Three centuries are as good
+-- as never, and still in the calendar.
 create function gen_durable.refill(tokens numeric, allowed int, period interval) returns interval
 language sql immutable as $$
-  select make_interval(secs => (ceil(tokens * extract(epoch from period) * 1000000 / allowed) / 1000000)::float8)
+  select make_interval(secs => least(ceil(tokens * extract(epoch from period) * 1000000 / allowed) / 1000000, 10000000000)::float8)
 $$;
 
 -- May these rows start now? In their order, a prefix of each bucket's; granted_at null: no. Called by the pick, in its transaction.
@@ -269,6 +272,10 @@ begin
        set full_at = least(b.full_at, clock_timestamp() + gen_durable.refill(l.burst, l.allowed, l.period))
       from gen_durable.limits l
      where l.kind = 'rate' and l.name = limit_name and split_part(b.key, ':', 1) = limit_name;
+    -- Rows are locked as everywhere, ids descending: others cancel many at once.
+    perform from gen_durable.gen_durable g
+     where g.status = 'runnable' and g.turn is not null and split_part(g.rate_limit, ':', 1) = limit_name
+     order by g.id desc for no key update;
     update gen_durable.gen_durable g set eligible_at = statement_timestamp(), turn = null
      where g.status = 'runnable' and g.turn is not null and split_part(g.rate_limit, ':', 1) = limit_name;
   end if;
