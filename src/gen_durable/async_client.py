@@ -24,7 +24,7 @@ from ._verbs import Filters
 from .audit import AuditEvent
 from .config import AuditLevel, Settings
 from .connections import AsyncConnection, Dsn
-from .errors import NoTargetError, NotConnectedError
+from .errors import NoTargetError, NotConnectedError, UsageError
 from .events import EventRecord, EventState
 from .findings import Finding
 from .instance import (
@@ -81,6 +81,8 @@ class AsyncClient:
         self._waiting: Waiting | None = None
 
     async def __aenter__(self) -> Self:
+        if self._opened is not None:
+            raise UsageError(f"this {type(self).__name__} is open already", "open it once, and pass it on")
         try:
             await self._open()
         except BaseException:

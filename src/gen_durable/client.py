@@ -21,7 +21,7 @@ from ._verbs import Filters
 from .audit import AuditEvent
 from .config import AuditLevel, Settings
 from .connections import Connection, Dsn
-from .errors import NoTargetError, NotConnectedError
+from .errors import NoTargetError, NotConnectedError, UsageError
 from .events import EventRecord, EventState
 from .findings import Finding
 from .instance import (
@@ -59,6 +59,8 @@ class Client:
         self._opened: BlockingDatabase | None = None
 
     def __enter__(self) -> Self:
+        if self._opened is not None:
+            raise UsageError(f"this {type(self).__name__} is open already", "open it once, and pass it on")
         self._server = Server.find(self.dsn)
         self._opened = BlockingDatabase(
             self._server.dsn,

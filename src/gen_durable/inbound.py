@@ -100,10 +100,18 @@ class Inbound:
                 verify(self._secrets, headers, body)
             except SignatureError as error:
                 raise _Refusal(401, str(error)) from None
-        incoming = _read(_path(scope), headers, body)
-        delivered = 0
+        incoming = _read(_path(scope), headers, body, is_signed=bool(self._secrets))
+        delivered, missing = 0, list[str]()
         for one in incoming:
-            delivered += await self._deliver(one)
+            try:
+                delivered += await self._deliver(one)
+            except NoTargetError:
+                missing.append(one.key)
+        if missing:
+            keys = ", ".join(repr(key) for key in missing[:10])
+            raise _Refusal(
+                404, f"nobody waits under {keys}; {len(incoming) - len(missing)} others are delivered"
+            )
         return (202 if delivered else 200), {"delivered": delivered, "duplicates": len(incoming) - delivered}
 
     async def _body(self, headers: Mapping[str, str], receive: Receive) -> bytes:
@@ -127,8 +135,6 @@ class Inbound:
             found = await self._client.signal(
                 incoming.key, incoming.name, incoming.payload, dedup_key=incoming.dedup_key
             )
-        except NoTargetError:
-            raise _Refusal(404, "nobody waits under this key") from None
         except (UsageError, CodecError) as error:
             raise _Refusal(422, str(error)) from None
         return not isinstance(found, DuplicateSignal)
@@ -147,7 +153,7 @@ def _path(scope: Scope) -> list[str]:
     return [part for part in parts if part][above:]
 
 
-def _read(path: list[str], headers: Mapping[str, str], body: bytes) -> list[_Incoming]:
+def _read(path: list[str], headers: Mapping[str, str], body: bytes, *, is_signed: bool) -> list[_Incoming]:
     kind = headers.get("content-type", "").partition(";")[0].strip().lower()
     if len(path) == 2:
         id = headers.get("webhook-id") or headers.get("ce-id")
@@ -164,6 +170,9 @@ def _read(path: list[str], headers: Mapping[str, str], body: bytes) -> list[_Inc
     if kind == _STRUCTURED:
         return [_from_cloud(_json(body))]
     if "ce-specversion" in headers:
+        if is_signed:
+            # Whoever saw one could send it to another instance, or again under another id.
+            raise _Refusal(415, f"attributes in headers are not signed; send {_STRUCTURED}")
         attributes = {name[3:]: unquote(value) for name, value in headers.items() if name.startswith("ce-")}
         if kind not in ("", _JSON):
             raise _Refusal(415, f"the data must be {_JSON}")
@@ -181,8 +190,15 @@ def _from_cloud(event: Any) -> _Incoming:
             raise _Refusal(400, f"the CloudEvent has no {name}")
         found.append(value)
     id, source, kind, subject = found
+    if "data_base64" in event or not _is_json(event.get("datacontenttype")):
+        raise _Refusal(415, "the data must be JSON, as data")
     # Ids are unique per source only.
     return _Incoming(subject, kind, event.get("data"), f"{source}#{id}")
+
+
+def _is_json(content_type: object) -> bool:
+    kind = str(content_type or _JSON).partition(";")[0].strip().lower()
+    return kind == _JSON or kind.endswith("+json")
 
 
 def _json(body: bytes) -> Any:

@@ -203,3 +203,21 @@ def test_a_heartbeat_above_half_the_lease_is_refused_before_anything_is_opened(
     monkeypatch.setenv("GEN_DURABLE_HEARTBEAT", "20s")
     with pytest.raises(SettingsError, match=problem):
         Worker([Number])
+
+
+async def test_an_open_async_client_is_not_opened_again(durable_dsn: str) -> None:
+    async with AsyncClient(durable_dsn) as client:
+        with pytest.raises(UsageError, match="open already"):
+            await client.__aenter__()
+        assert await client.count() == 0
+    async with client:
+        assert await client.count() == 0
+
+
+def test_an_open_client_is_not_opened_again(durable_dsn: str) -> None:
+    with Client(durable_dsn) as client:
+        with pytest.raises(UsageError, match="open already"):
+            client.__enter__()
+        assert client.count() == 0
+    with client:
+        assert client.count() == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections import defaultdict
 from collections.abc import Sequence
 from datetime import timedelta
@@ -241,3 +242,23 @@ def test_a_moment_is_written_as_the_standard_wants_it() -> None:
         "datacontenttype": "application/json",
         "data": [1],
     }
+
+
+async def test_a_plain_function_that_hangs_holds_up_neither_other_sinks_nor_the_exit(
+    durable_dsn: str,
+) -> None:
+    over, hanging, taken = threading.Event(), list[threading.Thread](), list[str]()
+
+    def hangs(event: CloudEvent) -> None:
+        hanging.append(threading.current_thread())
+        over.wait()
+
+    sinks: dict[str, Any] = {"default": hangs, "other": lambda event: taken.append(event.type)}
+    async with Worker([Teller], dsn=durable_dsn, settings=QUICK, sinks=sinks) as worker:
+        await worker.insert_all([Spec(Teller, {}, step="several") for _ in range(40)])
+        async with asyncio.timeout(PATIENCE.total_seconds()):
+            while len(taken) < 40 or len(hanging) < 10:
+                await asyncio.sleep(0.02)
+        await asyncio.wait_for(asyncio.to_thread(int), 5)  # names are looked up there, for example
+        over.set()
+    assert all(thread.daemon for thread in hanging)  # the end of the process waits for others only

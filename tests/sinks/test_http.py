@@ -146,6 +146,9 @@ async def test_the_address_that_was_checked_is_the_one_that_is_used(
     [
         ("ftp://host/x", {}, "is no address for events"),
         ("nonsense", {}, "is no address for events"),
+        ("http://x:99999/", {}, "is no address for events"),
+        ("http://[::1", {}, "is no address for events"),
+        ("http://a b/", {}, "is no address for events"),
         ("https://user:pw@host/x", {}, "has a password in it"),
         ("https://host/x", {"mode": "loud"}, "there is no mode 'loud'"),
         ("https://host/x", {"secret": "short"}, "too short"),

@@ -77,17 +77,44 @@ async def test_a_cloud_event_becomes_a_signal_and_counts_once(
     assert found.result == {"amount": 100}
 
 
-async def test_binary_mode_and_batches(async_durable: AsyncHarness, door: httpx.AsyncClient) -> None:
-    attributes = {
-        "ce-specversion": "1.0",
-        "ce-id": "1",
-        "ce-source": "/shop",
-        "ce-type": "order.paid",
-        "ce-subject": "order%3A42",
-    }
-    binary = await post(door, {"amount": 1}, kind="application/json", **attributes)
-    batch = await post(door, [event(id="2"), event(id="3")], kind="application/cloudevents-batch+json")
-    assert (binary.status_code, batch.json()) == (202, {"delivered": 2, "duplicates": 0})
+BINARY = {
+    "ce-specversion": "1.0",
+    "ce-id": "1",
+    "ce-source": "/shop",
+    "ce-type": "order.paid",
+    "ce-subject": "order%3A42",
+}
+BATCH = "application/cloudevents-batch+json"
+
+
+async def test_binary_mode_where_nobody_signs(async_durable: AsyncHarness) -> None:
+    await async_durable.insert(Order, correlation_key="order:42")
+    transport = httpx.ASGITransport(app=Inbound(async_durable, secret=None))
+    async with httpx.AsyncClient(transport=transport, base_url="http://here") as door:
+        answer = await post(door, {"amount": 1}, kind="application/json", **BINARY)
+    assert answer.status_code == 202
+
+
+async def test_what_is_not_signed_decides_nothing(door: httpx.AsyncClient) -> None:
+    """A signature covers the body: whoever saw a request could else send it on to another instance."""
+    answer = await post(door, {"amount": 1}, kind="application/json", **BINARY)
+    assert (answer.status_code, "not signed" in answer.text) == (415, True)
+
+
+async def test_batches(async_durable: AsyncHarness, door: httpx.AsyncClient) -> None:
+    batch = await post(door, [event(id="2"), event(id="3")], kind=BATCH)
+    assert batch.json() == {"delivered": 2, "duplicates": 0}
+
+
+async def test_whom_nobody_knows_does_not_keep_others_of_the_batch(
+    async_durable: AsyncHarness, door: httpx.AsyncClient
+) -> None:
+    events = [event(id="1"), event(id="2", subject="nobody"), event(id="3")]
+    first = await post(door, events, kind=BATCH)
+    assert (first.status_code, "'nobody'; 2 others" in first.text) == (404, True)
+    await async_durable.insert(Order, correlation_key="nobody")
+    again = await post(door, events, kind=BATCH)
+    assert (again.status_code, again.json()) == (202, {"delivered": 1, "duplicates": 2})
 
 
 async def test_a_plain_webhook_says_whom_in_its_path(door: httpx.AsyncClient) -> None:
@@ -107,6 +134,8 @@ async def test_a_plain_webhook_says_whom_in_its_path(door: httpx.AsyncClient) ->
         (b"[" * 5000, {}, 400),
         (event(data="x" * 20_000), {}, 413),
         (event(type="x" * 300), {}, 422),
+        (event(data=None, data_base64="AAAA"), {}, 415),
+        (event(data="<a/>", datacontenttype="text/xml"), {}, 415),
         (event(), {"kind": "text/plain"}, 415),
         (event(), {"path": "/a/b/c"}, 404),
         (event(), {"webhook-signature": "v1,AAAA"}, 401),

@@ -28,6 +28,7 @@ from ..outcome import reason_text
 from ..telemetry import OutboxDead, OutboxFailed, OutboxPublished, Telemetry
 from .executor import as_exception, current_task, is_ours
 from .service import Contact, Service
+from .threads import Threads
 
 __all__ = ["Dispatcher", "sink_of"]
 
@@ -35,6 +36,8 @@ _log: Final = logging.getLogger("gen_durable.outbox")
 _BATCH: Final = 200
 # How many lines are published side by side, by a sink that takes one event at a time.
 _ABREAST: Final = 16
+# As many as are ever published at once, for a function that is no coroutine.
+_THREADS: Final = _ABREAST
 _LONGEST_DELAY: Final = 300.0
 # Seconds that a sink has to give back its connections.
 _FAREWELL: Final = 2.0
@@ -243,6 +246,8 @@ class _Calling:
 
     def __init__(self, function: Callable[[CloudEvent], Awaitable[object] | object]) -> None:
         self._function = function
+        # Of its own, and daemons: one that hangs holds up neither other sinks nor the exit.
+        self._threads = Threads(_THREADS)
 
     async def publish(self, events: Sequence[CloudEvent]) -> None:
         for event in events:
@@ -250,7 +255,7 @@ class _Calling:
             if inspect.iscoroutinefunction(self._function):
                 said = self._function(event)
             else:
-                said = await asyncio.to_thread(self._function, event)
+                said = await self._threads.run(self._function, event)
             if inspect.isawaitable(said):
                 await said
 

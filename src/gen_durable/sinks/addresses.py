@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import socket
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 from ..errors import GenDurableError
 
 __all__ = ["ForbiddenAddressError", "resolve"]
 
 _Address: TypeAlias = ipaddress.IPv4Address | ipaddress.IPv6Address
+# All that is routed between networks; beside it are local ones, and IPv4 in forms that nobody should send to.
+_GLOBAL_UNICAST: Final = ipaddress.IPv6Network("2000::/3")
 
 
 class ForbiddenAddressError(GenDurableError):
@@ -57,4 +59,6 @@ def _is_public(address: _Address) -> bool:
             return _is_public(inner)
         if address in ipaddress.IPv6Network("64:ff9b::/96"):
             return _is_public(ipaddress.IPv4Address(int(address) & 0xFFFFFFFF))
+        if address not in _GLOBAL_UNICAST:
+            return False
     return address.is_global and not address.is_multicast

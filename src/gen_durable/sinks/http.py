@@ -60,8 +60,13 @@ class HttpSink:
             timeout: of one request.
             private: whether it may go to addresses that are not public.
         """
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
+        try:
+            parts = urlsplit(url)
+            port = parts.port
+        except ValueError:
+            parts, port = urlsplit(""), None
+        is_odd = any(character.isspace() or not character.isprintable() for character in url)
+        if parts.scheme not in ("http", "https") or not parts.hostname or is_odd:
             raise UsageError(f"{url!r} is no address for events", "give https://host/path")
         if parts.username is not None or parts.password is not None:
             raise UsageError("the URL of a sink has a password in it", "use headers= or secret=")
@@ -71,7 +76,7 @@ class HttpSink:
         self._httpx: Any = needs("httpx", "http")
         self._url = url
         self._host = parts.hostname
-        self._port = parts.port or (443 if parts.scheme == "https" else 80)
+        self._port = port or (443 if parts.scheme == "https" else 80)
         self._mode = mode
         self._secret = None if secret is None else checked_secret(secret)
         self._headers = dict(headers or {})
@@ -103,7 +108,7 @@ class HttpSink:
 
     async def _post(self, id: str, body: bytes, headers: dict[str, str]) -> None:
         if self._client is None:
-            self._client = self._httpx.AsyncClient(follow_redirects=False, trust_env=False)
+            self._client = self._httpx.AsyncClient(follow_redirects=False, trust_env=False, timeout=None)
         sent = {**self._headers, **headers}
         if self._secret is not None:
             sent |= sign(self._secret, id, body)

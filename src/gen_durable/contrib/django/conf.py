@@ -96,5 +96,5 @@ def database_dsn(using: str | None = None) -> str:
     if said["PORT"]:
         options["port"] = str(said["PORT"])
     account = f"{user}{password}@" if user or password else ""
-    query = f"?{urlencode(options)}" if options else ""
+    query = f"?{urlencode(options, quote_via=quote)}" if options else ""
     return f"postgresql://{account}/{quote(said['NAME'] or '', safe='')}{query}"
