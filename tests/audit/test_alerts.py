@@ -107,3 +107,25 @@ async def test_it_is_published_at_least_once_under_one_id(durable_dsn: str) -> N
     ] * 2
     assert (record.status, record.outcome) == ("DONE", "stop")
     assert Settings().alerts == ""
+
+
+@pytest.mark.clause("AUD-11")
+@pytest.mark.parametrize(
+    ("alerts", "sinks", "has"),
+    [("ops", ["ops"], None), ("", [], None), ("osp", ["ops"], "ops"), ("ops", [], "none")],
+)
+async def test_a_worker_without_the_sink_says_so(
+    durable_dsn: str, caplog: pytest.LogCaptureFixture, alerts: str, sinks: list[str], has: str | None
+) -> None:
+    async def drop(event: CloudEvent) -> None: ...
+
+    settings = msgspec.structs.replace(CALM, alerts=alerts)
+    async with Worker([Story], dsn=durable_dsn, sinks=dict.fromkeys(sinks, drop), settings=settings):
+        pass
+    said = [record.getMessage() for record in caplog.records if "settings.alerts" in record.getMessage()]
+    assert len(said) == (has is not None)
+    if has is not None:
+        assert said[0].startswith(
+            f"settings.alerts is '{alerts}', and this worker has no sink of that name (it has: {has})"
+        )
+        assert said[0].endswith(f"until a worker with sinks={{'{alerts}': …}} publishes them")

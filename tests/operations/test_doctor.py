@@ -11,7 +11,7 @@ import asyncpg
 import msgspec
 import pytest
 
-from gen_durable import AsyncClient, Finding, Worker
+from gen_durable import AsyncClient, Finding, RateLimit, Schedule, Spec, Worker
 from gen_durable._db import doctor, fleet
 from gen_durable._db.pool import Database
 from tests.control.support import Plain
@@ -175,6 +175,89 @@ async def test_keys_that_are_free_and_whose_line_stands(db: Any, database: Datab
     await put(db, concurrency_key="k", gated=True)
     (finding,) = await client.doctor()
     assert (finding.code, finding.facts) == ("key.stuck", {"key": "k"})
+
+
+@pytest.mark.clause("OPS-9")
+async def test_rate_limits_that_do_not_exist(db: Any, database: Database, client: Any) -> None:
+    await database.run(fleet.appear(SERVES, AN_HOUR))
+    await client.set_limit(RateLimit("crm", 100, per=AN_HOUR))
+    later = "=now() + interval '1 h'"
+    await put(db, rate_limit="crm")
+    await put(db, rate_limit="crm:7")
+    await put(db, "done", rate_limit="old")
+    assert codes(await client.doctor()) == []
+    first = await put(db, rate_limit="mail:7", eligible_at=later)
+    second = await put(db, rate_limit="mail:8")
+    third = await put(db, rate_limit="zoo")
+    mail, zoo = await client.doctor()
+    assert codes([mail, zoo]) == ["limit.missing"] * 2
+    assert mail.facts == {"limit": "mail", "count": 2, "ids": [first, second]}
+    assert zoo.facts == {"limit": "zoo", "count": 1, "ids": [third]}
+    assert "gen-durable limits set zoo=" in zoo.fix
+    for name in ("mail", "zoo"):
+        await client.set_limit(RateLimit(name, 100, per=AN_HOUR))
+    assert codes(await client.doctor()) == []
+
+
+@pytest.mark.clause("OPS-9")
+async def test_schedules_that_nobody_fires(db: Any, client: Any) -> None:
+    for name in ("fresh", "late", "later", "paused", "over"):
+        await client.put_schedule(Schedule(name, Spec(Plain, 1), every=AN_HOUR))
+    assert codes(await client.doctor()) == []
+    await client.pause_schedule("paused")
+    await db.execute(
+        """update gen_durable.schedules s set next_at = now() - given.ago
+             from (values ('fresh', interval '20 s'), ('late', '2 h'), ('later', '2 min'), ('paused', '1 h'), ('over', null))
+                  as given (name, ago) where given.name = s.name"""
+    )
+    (finding,) = await client.doctor()
+    assert (finding.code, finding.facts["count"]) == ("schedule.overdue", 2)
+    assert finding.facts["names"] == ["late", "later"]
+    assert finding.what.endswith("nobody fires them: late, later")
+
+
+@pytest.mark.clause("OPS-9")
+async def test_events_that_do_not_come_out(db: Any, client: Any) -> None:
+    await _emitted(db, "fresh", made="1 min", due="1 min")
+    await _emitted(db, "replayed", made="1 h", due="0 s")
+    await _emitted(db, "out", made="1 h", due="1 h", published_at="now()")
+    await _emitted(db, "given up", made="1 h", due="1 h", dead_at="now()")
+    assert codes(await client.doctor()) == []
+    await _emitted(db, "ops", made="2 h", due="2 h")
+    await _emitted(db, "ops", made="1 h", due="1 h")
+    await _emitted(db, "ops", made="10 s", due="10 s")
+    await _emitted(db, "web", made="1 h", due="-1 min", attempts="3", last_error="'503'")
+    unserved, failing = await client.doctor()
+    assert codes([unserved, failing]) == ["outbox.stuck"] * 2
+    assert (unserved.facts["sink"], unserved.facts["count"], unserved.facts["last_error"]) == ("ops", 2, None)
+    ago = datetime.now(UTC) - unserved.facts["since"]
+    assert timedelta(hours=1.9) < ago < timedelta(hours=2.1)
+    assert (failing.facts["sink"], failing.facts["count"]) == ("web", 1)
+    assert failing.what.endswith("an error of theirs: 503")
+    assert failing.fix.endswith("gen-durable outbox ls --sink web --state pending")
+
+
+async def _emitted(db: Any, sink: str, *, made: str, due: str, **columns: str) -> None:
+    """An event that was made so long ago, and due so long ago."""
+    names = "".join(f", {name}" for name in columns)
+    values = "".join(f", {value}" for value in columns.values())
+    await db.execute(
+        f"""insert into gen_durable.outbox (instance_id, step_seq, n, sink, type, subject, data, created_at, next_at{names})
+            values (1, 1, 1, '{sink}', 't', 's', '1', now() - interval '{made}', now() - interval '{due}'{values})"""
+    )
+
+
+@pytest.mark.clause("OPS-9")
+async def test_it_does_not_count_for_ever(db: Any, client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "_MOST", 2)
+    for n in range(3):
+        await client.put_schedule(Schedule(f"s{n}", Spec(Plain, 1), every=AN_HOUR))
+        await put(db, rate_limit=f"none:{n}", queue="later", eligible_at="=now() + interval '1 h'")
+        await _emitted(db, "ops", made="1 h", due="1 h")
+    await db.execute("update gen_durable.schedules set next_at = now() - interval '1 h'")
+    findings = await client.doctor()
+    assert codes(findings) == ["limit.missing", "schedule.overdue", "outbox.stuck"]
+    assert all(finding.what.startswith("at least 2 ") for finding in findings)
 
 
 @pytest.mark.clause("OPS-9")

@@ -24,6 +24,7 @@ from tests.workers.victims import Sleeper
 
 ROOT = Path(__file__).parents[2]
 NEVER = "/nonexistent/go"
+IS_THERE = "exists (select from gen_durable.workers where name = $1)"
 PATIENT = msgspec.structs.replace(CALM, drain_timeout=timedelta(seconds=30))
 BRIEF = msgspec.structs.replace(CALM, drain_timeout=timedelta(milliseconds=300))
 
@@ -60,6 +61,7 @@ async def test_the_work_of_a_killed_child_goes_on_at_once(durable_dsn: str, db: 
         ref = await client.insert(Sleeper, str(go))
         first = await fleet.hears(begun=ref.id, attempt=0)
         owner = (await row_of(db, ref.id))["locked_by"]
+        await holds(db, f"select {IS_THERE}", owner)
         killed_at = time.monotonic()
         os.kill(first["pid"], signal.SIGKILL)
         second = await fleet.hears(begun=ref.id, attempt=1)
@@ -68,6 +70,7 @@ async def test_the_work_of_a_killed_child_goes_on_at_once(durable_dsn: str, db: 
         row = await row_of(db, ref.id)
         assert (row["attempt"], row["crash_count"]) == (1, 1)
         assert row["locked_by"] != owner
+        await holds(db, f"select not {IS_THERE}", owner)
         (record,) = await db.fetch("select * from gen_durable.executions where instance_id = $1", ref.id)
         assert (record["status"], record["outcome"], record["lease_owner"]) == ("ABORTED", "lease", owner)
         go.touch()

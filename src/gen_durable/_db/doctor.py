@@ -20,6 +20,11 @@ _SQL = statements("doctor.sql")
 # Below so many dead rows a table is merely small.
 _DEAD: Final = 10_000
 _LONG: Final = timedelta(minutes=5)
+# A worker fires a slot within its poll_interval, and publishes an event at once.
+_LATE_SLOT: Final = timedelta(minutes=1)
+_LATE_EVENT: Final = timedelta(minutes=5)
+# Counted in a few milliseconds; a figure that has reached it means "at least".
+_MOST: Final = 10_000
 # Beyond this a moment that a program gives (`eligible_at=`) is another one than it means.
 _SKEW: Final = timedelta(seconds=5)
 # Pinned settings that the statements rely on; a pooler in transaction mode loses them.
@@ -44,6 +49,9 @@ def examine(settings: Settings) -> Plan[list[Finding]]:
         _leases,
         _backlog,
         _keys,
+        _limits,
+        _schedules,
+        _outbox,
         _workers,
     )
     for check in checks:
@@ -234,6 +242,54 @@ def _keys(settings: Settings) -> Plan[list[Finding]]:
         )
         for key in keys
     ]
+
+
+def _limits(settings: Settings) -> Plan[list[Finding]]:
+    rows = yield _SQL["limits"](most=_MOST)
+    return [
+        Finding(
+            code="limit.missing",
+            what=f"{_counted(row['count'])} instances wait for rate limit {row['name']}, which does not exist",
+            fix=f"set it again: gen-durable limits set {row['name']}=100/1m; or cancel these instances",
+            facts={"limit": row["name"], "count": row["count"], "ids": row["ids"]},
+        )
+        for row in rows
+    ]
+
+
+def _schedules(settings: Settings) -> Plan[list[Finding]]:
+    (row,) = yield _SQL["schedules"](grace=_LATE_SLOT, most=_MOST)
+    if not row["count"]:
+        return []
+    return [
+        Finding(
+            code="schedule.overdue",
+            what=f"{_counted(row['count'])} schedules are overdue, the first since {row['since']}, and nobody fires "
+            f"them: {', '.join(row['names'])}",
+            fix="start a worker, any one does; if some run, their logs say what keeps them from it (cronsim or a time "
+            "zone is missing there)",
+            facts=dict(row),
+        )
+    ]
+
+
+def _outbox(settings: Settings) -> Plan[list[Finding]]:
+    rows = yield _SQL["outbox"](grace=_LATE_EVENT, most=_MOST)
+    return [
+        Finding(
+            code="outbox.stuck",
+            what=f"{_counted(row['count'])} events for sink {row['sink']} are not published, the first since "
+            f"{row['since']}" + (f"; an error of theirs: {row['last_error']}" if row["last_error"] else ""),
+            fix=f"run a worker that has this sink; if one does, see what became of its tries: gen-durable outbox ls "
+            f"--sink {row['sink']} --state pending",
+            facts=dict(row),
+        )
+        for row in rows
+    ]
+
+
+def _counted(count: int) -> str:
+    return f"at least {count}" if count >= _MOST else str(count)
 
 
 def _workers(settings: Settings) -> Plan[list[Finding]]:

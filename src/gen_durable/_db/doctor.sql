@@ -61,6 +61,57 @@ select line.queue, line.fsm, line.fsm_version, line.count, line.due, fleet.servi
             where w.expires_at > statement_timestamp() and not w.is_draining) each) fleet
  order by line.queue, line.fsm, line.fsm_version
 
+-- name: schedules
+-- Those whose slot came so long ago that a worker should have fired it.
+select count(*) as count, min(late.next_at) as since, (array_agg(late.name order by late.next_at, late.name))[1:10] as names
+  from (select s.name, s.next_at from gen_durable.schedules s
+         where s.paused_at is null and s.next_at < statement_timestamp() - :grace::interval
+         order by s.next_at limit :most::int) late
+
+-- name: outbox
+-- Events that should be out, by sink: due for long, or made long ago and tried in vain since. Of each sink (a skip scan of
+-- outbox_due, up to 1000) so many of those that are due first.
+with recursive sink as (
+  (select o.sink from gen_durable.outbox o where o.published_at is null and o.dead_at is null order by o.sink limit 1)
+  union all
+  select next.sink from sink cross join lateral (
+    select o.sink from gen_durable.outbox o
+     where o.published_at is null and o.dead_at is null and o.sink > sink.sink order by o.sink limit 1) next
+)
+select sink.sink, late.count, late.since, late.last_error
+  from (select * from sink limit 1000) sink
+ cross join lateral (
+   select count(*) as count, min(pending.since) as since, max(pending.last_error) as last_error
+     from (select o.last_error, o.attempts, case when o.attempts > 0 then o.created_at else o.next_at end as since
+             from gen_durable.outbox o
+            where o.sink = sink.sink and o.published_at is null and o.dead_at is null
+            order by o.next_at, o.id limit :most::int) pending
+    where pending.since < statement_timestamp() - :grace::interval) late
+ where late.count > 0
+ order by sink.sink
+
+-- name: limits
+-- What waits for a rate limit that does not exist, by its name: so many rows in all. A skip scan of gen_durable_limited over the
+-- buckets, which may be one per customer: the first 100,000 that have somebody waiting, in less than a second.
+with recursive bucket as (
+  (select g.rate_limit as key from gen_durable.gen_durable g
+    where g.status = 'runnable' and not g.gated and g.rate_limit is not null order by g.rate_limit limit 1)
+  union all
+  select next.key from bucket cross join lateral (
+    select g.rate_limit as key from gen_durable.gen_durable g
+     where g.status = 'runnable' and not g.gated and g.rate_limit > bucket.key order by g.rate_limit limit 1) next
+)
+select lost.name, count(*) as count, (array_agg(lost.id order by lost.id))[1:10] as ids
+  from (select split_part(bucket.key, ':', 1) as name, waiting.id
+          from (select * from bucket limit 100000) bucket
+         cross join lateral (
+           select g.id from gen_durable.gen_durable g
+            where g.status = 'runnable' and not g.gated and g.rate_limit = bucket.key limit :most::int) waiting
+         where not exists (select from gen_durable.limits l
+                            where l.kind = 'rate' and l.name = split_part(bucket.key, ':', 1))
+         limit :most::int) lost
+ group by lost.name order by lost.name
+
 -- name: clock
 -- The database's clock, to be held against ours.
 select statement_timestamp() as now

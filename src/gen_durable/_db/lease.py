@@ -131,7 +131,7 @@ def reap(
 
 
 def reap_worker(worker: str, crash_limit: int, level: RecordLevel, alerts: str | None = None) -> Plan[Reaped]:
-    """Return executions of a worker whose process is dead, some hundred at once. Needs a transaction."""
+    """Return executions of a worker whose process is dead, some hundred at once, and forget it. Needs a transaction."""
     rows = yield _SQL["reap_worker"](worker=worker, crash_limit=crash_limit, record=level, alerts=alerts)
     return (yield from _taken_back(rows))
 

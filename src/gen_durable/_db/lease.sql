@@ -140,8 +140,11 @@ with dead as materialized (
 
 -- name: reap_worker
 -- Executions of a worker whose process is known to be dead: nobody has to wait for their leases to run out. What another
--- transaction holds locked may be the last commit of that worker; it is left for the next round. Ordered, bounded.
-with dead as materialized (
+-- transaction holds locked may be the last commit of that worker; it is left for the next round. Ordered, bounded. That worker is
+-- not there any more, and nobody has to wait for its presence to run out either.
+with absent as (
+  delete from gen_durable.workers w where w.name = :worker::text
+), dead as materialized (
   select g.id, g.step_seq, g.execution, g.attempt, g.step, g.locked_by, g.leased_at, g.started_at
     from gen_durable.gen_durable g
    where g.status = 'executing' and g.locked_by = :worker::text

@@ -79,6 +79,7 @@ class Engine:
         self._settings = settings
         self._registry = registry
         self._sources = sources
+        self._sinks = sinks
         self._declared = declared
         self._database = database
         self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -171,6 +172,15 @@ class Engine:
         served = ", ".join(f"{source.name} ({limits.concurrency})" for source, limits in self._sources)
         machines = ", ".join(f"{machine.name} v{machine.version}" for machine in self._registry)
         _log.info("worker %s serves %s; machines: %s", self._worker, served or "no queue", machines or "none")
+        if self._settings.alerts and self._settings.alerts not in self._sinks:
+            # Another worker may well have it. But if the name is misspelt, no alert ever arrives.
+            _log.warning(
+                "settings.alerts is '%s', and this worker has no sink of that name (it has: %s): alerts wait in the "
+                "outbox until a worker with sinks={'%s': …} publishes them",
+                self._settings.alerts,
+                ", ".join(self._sinks) or "none",
+                self._settings.alerts,
+            )
 
     async def until(self, done: asyncio.Event) -> None:
         """Wait for `done`; raise if a service breaks first."""

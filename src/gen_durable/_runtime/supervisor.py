@@ -39,7 +39,8 @@ _FIRST_PAUSE: Final = 0.5
 _LONGEST_PAUSE: Final = 30.0
 # A process that lived so long had no trouble starting: what comes next is the first crash again.
 _WELL: Final = 60.0
-# When the leases of a dead child are taken back. Again later: a pick of its may have been on the wire when it died.
+# When the leases of a dead child are taken back, and its presence with them. Again later: a pick of its, or a sign of
+# life, may have been on the wire when it died.
 _ROUNDS: Final = (0.0, 1.0, 5.0)
 # What a child gets beyond its drain before it is killed, and how long an orphan has to give everything back.
 _GRACE: Final = timedelta(seconds=15)
