@@ -44,7 +44,6 @@ def test_the_page(durable_dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.syspath_prepend(tmp_path)
     names: dict[str, Any] = {
         "kept": [],
-        "url": lambda scheme: durable_dsn.replace("postgresql", scheme, 1),
         "__name__": "page",
     }
     promises = 0
