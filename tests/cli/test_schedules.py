@@ -119,11 +119,11 @@ def test_what_is_refused(gd: Gd, shop: Harness, arguments: list[str], problem: s
 
 
 def test_a_file_may_hold_schedules_beside_its_machines(tmp_path: Path) -> None:
-    (tmp_path / "reports.py").write_text(
+    (tmp_path / "daily_reports.py").write_text(
         "from gen_durable import Schedule, Spec, job\n"
         "@job('reports.daily.v1')\ndef daily() -> None: ...\n"
         "nightly = Schedule('nightly', Spec(daily), cron='@daily')\n"
     )
-    found = load(f"{tmp_path}/reports.py")
+    found = load(f"{tmp_path}/daily_reports.py")
     assert isinstance(found, list)
     assert [type(each).__name__ for each in found] == ["JobFunction", "Schedule"]
