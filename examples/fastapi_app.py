@@ -8,9 +8,21 @@ from datetime import timedelta
 from typing import Any
 
 import msgspec
-from fastapi import FastAPI
+from fastapi import FastAPI, HTTPException
 
-from gen_durable import Await, Context, Done, Machine, Outcome, Signal, Stop, Worker, step
+from gen_durable import (
+    Await,
+    Context,
+    Done,
+    Machine,
+    NoTargetError,
+    NotDoneError,
+    Outcome,
+    Signal,
+    Stop,
+    Worker,
+    step,
+)
 from gen_durable.contrib.fastapi import DurableClient
 from gen_durable.inbound import Inbound
 
@@ -36,7 +48,7 @@ class Checkout(Machine[int, str]):
 
 durable = Worker([Checkout])  # or AsyncClient(), with the workers in processes of their own
 app = FastAPI(lifespan=durable.lifespan)
-# POST /hooks/order:42/payment, signed; or a CloudEvent to /hooks
+# POST /hooks/order:42/payment, signed; or a CloudEvent to /hooks/, with the slash: sinks follow no redirect
 app.mount("/hooks", Inbound(durable, secret=os.environ["WEBHOOK_SECRET"]))
 
 
@@ -48,5 +60,13 @@ async def place(number: int, durable: DurableClient) -> dict[str, int]:
 
 @app.get("/orders/{number}")
 async def look(number: int, durable: DurableClient) -> dict[str, Any]:
-    order = await durable.wait(f"order:{number}", until="settled", timeout=timedelta(seconds=5))
-    return {"status": order.status, "result": order.result if order.is_finished else None}
+    try:
+        order = await durable.wait(f"order:{number}", until="settled", timeout=timedelta(seconds=5))
+    except NoTargetError:
+        raise HTTPException(404, f"there is no order {number}") from None
+    if not order.is_finished:
+        return {"status": order.status}
+    try:
+        return {"status": order.status, "result": order.result}
+    except NotDoneError as error:  # it failed or was cancelled
+        return {"status": order.status, "why": error.error}

@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final, Self
 
-from .config import environment_dsn
+from .config import environment_dsn, environment_dsn_source
 from .connections import Dsn
 from .embedded import EmbeddedPostgres
 from .errors import UnreachableError
@@ -43,10 +43,8 @@ class Server:
         if dsn is not None:
             return cls(dsn, "is it running? the DSN was given as an argument")
         if (from_environment := environment_dsn()) is not None:
-            return cls(
-                from_environment,
-                "is it running? the DSN came from GEN_DURABLE_DSN; without it the embedded server is used",
-            )
+            source = environment_dsn_source() or "GEN_DURABLE_DSN; without it the embedded server is used"
+            return cls(from_environment, f"is it running? the DSN came from {source}")
         embedded = EmbeddedPostgres()
         if not creates and not embedded.exists:
             raise UnreachableError(

@@ -564,6 +564,9 @@ def audit(target: Target, after: AuditEvent | int | None, limit: int) -> Plan[li
         after = checked_id(after)
     number = after.number if isinstance(after, AuditEvent) else after or 0
     id = yield from resolve(target, "audit")
+    rows = yield from audits.events(id, number, limit)
+    if not rows and not number and (yield from inspect.get(id)) is None:
+        raise NoTargetError(id, "audit")
     return [
         AuditEvent(
             number=row["id"],
@@ -574,7 +577,7 @@ def audit(target: Target, after: AuditEvent | int | None, limit: int) -> Plan[li
             data={} if row["data"] is None else decode(row["data"], dict[str, Any], "an audit event"),
             at=row["created_at"],
         )
-        for row in (yield from audits.events(id, number, limit))
+        for row in rows
     ]
 
 

@@ -490,6 +490,9 @@ class AsyncClient:
         """What has happened to an instance, oldest first: by itself, and by whom.
 
         `after` (the last of a page, or its number) gives the next page. Which events there are depends on the level.
+
+        Raises:
+            NoTargetError: there is no such instance, and no event of one.
         """
         return await self._database.run(_verbs.audit(target, after, limit))
 

@@ -25,6 +25,7 @@ __all__ = [
     "RecordLevel",
     "Settings",
     "environment_dsn",
+    "environment_dsn_source",
     "environment_home",
     "environment_pg_bin",
     "environment_pg_user",
@@ -38,12 +39,13 @@ __all__ = [
 
 _PREFIX: Final = "GEN_DURABLE_"
 _DSN: Final = "GEN_DURABLE_DSN"
+_DSN_SOURCE: Final = "GEN_DURABLE_DSN_SOURCE"
 _HOME: Final = "GEN_DURABLE_HOME"
 _PG_BIN: Final = "GEN_DURABLE_PG_BIN"
 _PG_USER: Final = "GEN_DURABLE_PG_USER"
 _SUPERVISED: Final = "GEN_DURABLE_SUPERVISED"
 _PREFIXES: Final = "WORKER_TYPE_PREFIXES"
-_NOT_SETTINGS: Final = frozenset({_DSN, _HOME, _PG_BIN, _PG_USER, _SUPERVISED})
+_NOT_SETTINGS: Final = frozenset({_DSN, _DSN_SOURCE, _HOME, _PG_BIN, _PG_USER, _SUPERVISED})
 
 # 48 characters leave room for what we append to a schema name inside the 63 bytes of an identifier.
 _SCHEMA: Final = re.compile(r"[a-z_][a-z0-9_]{0,47}")
@@ -233,9 +235,18 @@ def environment_dsn() -> str | None:
     return os.environ.get(_DSN) or None
 
 
-def lend_environment(dsn: str, given: Mapping[str, Any]) -> None:
-    """Tell this process, and those that it starts, where to work: for the command line inside of another program."""
+def environment_dsn_source() -> str | None:
+    """Who lent the DSN of the environment, if it was lent."""
+    return os.environ.get(_DSN_SOURCE) or None
+
+
+def lend_environment(dsn: str, source: str, given: Mapping[str, Any]) -> None:
+    """Tell this process, and those that it starts, where to work: for the command line inside of another program.
+
+    `source` is where the program has the DSN from, for whoever reads that nobody answers there.
+    """
     os.environ[_DSN] = dsn
+    os.environ[_DSN_SOURCE] = source
     for name, value in given.items():
         if isinstance(value, timedelta):
             os.environ[_PREFIX + name.upper()] = f"{value.total_seconds():.6f}s"

@@ -442,10 +442,10 @@ class NoTargetError(GenDurableError, LookupError):
 
     def __str__(self) -> str:
         if isinstance(self.target, int):
-            return (
-                f"cannot {self.verb}: there is no instance {self.target} that could take it; "
-                "it may have finished, or not been inserted yet"
-            )
+            # A signal is for the living; anything else finds those that have ended, too, until they are removed.
+            is_signal = self.verb.startswith("signal")
+            why = " that could take it; it may have finished" if is_signal else "; it may have been removed"
+            return f"cannot {self.verb}: there is no instance {self.target}{why}, or not been inserted yet"
         hint = f" (ids are integers: did you mean {self.target}?)" if self.target.isdecimal() else ""
         return (
             f"cannot {self.verb}: no live instance has correlation_key {self.target!r}{hint}; "

@@ -5,7 +5,8 @@
     POST /                    a CloudEvent: subject is the correlation key, type the signal, data the payload
     POST /order:42/payment    a plain webhook: key and signal stand in the path, the body is the payload
 
-The id of the event (or `webhook-id`) is the dedup key: what is delivered twice counts once.
+The id of the event (or `webhook-id`) is the dedup key: what is delivered twice counts once, for as long as the instance
+lives. After its end there is nobody to deliver to: 404.
 """
 
 from __future__ import annotations
@@ -49,7 +50,10 @@ class _Incoming(msgspec.Struct, frozen=True):
 
 
 class Inbound:
-    """The endpoint. It needs an open client, and a secret by which it knows the senders."""
+    """The endpoint. It needs an open client, and a secret by which it knows the senders.
+
+    What comes twice counts once while the instance lives; after its end a redelivery is answered 404.
+    """
 
     def __init__(
         self,

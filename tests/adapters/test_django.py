@@ -47,7 +47,7 @@ def database(dsn: str) -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def _environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """The commands lend it; what they lend is taken back."""
-    for name in ("DSN", "SCHEMA", "LEASE"):
+    for name in ("DSN", "DSN_SOURCE", "SCHEMA", "LEASE"):
         monkeypatch.setenv(f"GEN_DURABLE_{name}", "")
 
 
@@ -231,6 +231,14 @@ def test_the_command_line_works_where_the_project_does(
         call_command("gen_durable", "show", "nobody")
     Command().print_help("manage.py", "gen_durable")
     assert "Run gen-durable on the database of this project" in capfd.readouterr().out
+
+
+@pytest.mark.clause("ADAPT-8")
+def test_who_cannot_connect_is_told_where_the_project_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(connection.settings_dict, "HOST", "127.0.0.1")
+    monkeypatch.setitem(connection.settings_dict, "PORT", "1")
+    with pytest.raises(CommandError, match=r"came from DATABASES\['default'\] of the Django project$"):
+        call_command("gen_durable", "ls")
 
 
 @pytest.mark.clause("ADAPT-8")

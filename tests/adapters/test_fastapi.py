@@ -45,11 +45,11 @@ async def test_the_example(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GEN_DURABLE_DSN", dsn)
     monkeypatch.setenv("WEBHOOK_SECRET", SECRET)
     monkeypatch.delitem(sys.modules, "examples.fastapi_app", raising=False)
-    app = importlib.import_module("examples.fastapi_app").app
-    async with served(app) as requests:
+    module = importlib.import_module("examples.fastapi_app")
+    async with served(module.app) as requests:
         placed = await requests.post("/orders/42")
         assert (placed.status_code, list(placed.json())) == (200, ["id"])
-        assert (await requests.get("/orders/42")).json() == {"status": "awaiting_signal", "result": None}
+        assert (await requests.get("/orders/42")).json() == {"status": "awaiting_signal"}
         body = b'{"amount": 100}'
         unsigned = await requests.post("/hooks/order:42/payment", content=body, headers={"webhook-id": "1"})
         assert unsigned.status_code == 401
@@ -61,6 +61,20 @@ async def test_the_example(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
             "status": "done",
             "result": "order 42: 100 paid",
         }
+        assert (await requests.get("/orders/43")).status_code == 404
+        await requests.post("/orders/43")
+        event = (
+            b'{"specversion":"1.0","id":"1","source":"bank","type":"payment","subject":"order:43","data":{}}'
+        )
+        headers = {"content-type": "application/cloudevents+json", **sign(SECRET, "1", event)}
+        assert (await requests.post("/hooks", content=event, headers=headers)).status_code == 307
+        assert (await requests.post("/hooks/", content=event, headers=headers)).status_code == 202
+        failed = (await requests.get("/orders/43")).json()
+        assert (failed["status"], "amount" in failed["why"]) == ("failed", True)
+        await requests.post("/orders/44")
+        await module.durable.cancel("order:44", reason="changed their mind")
+        told = (await requests.get("/orders/44")).json()
+        assert told == {"status": "cancelled", "why": "changed their mind"}
 
 
 @pytest.mark.clause("ADAPT-11")

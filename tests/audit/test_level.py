@@ -68,6 +68,7 @@ def test_the_command_line(stage: Harness, dsn: str) -> None:
     failed = json.loads(say("ls", str(ref.id), "--json")[1])[-1]
     assert (failed["event"], failed["data"]["cause"]) == ("failed", "stop")
     assert say("ls", "nobody")[0] == 2
+    assert say("ls", "99999")[0] == 2
     assert say("level", "failures") == (0, "failures\n")
     quiet = stage.insert(Story, step="ends")
     assert say("ls", str(quiet.id)) == (0, "nothing is known of it\n")
@@ -80,8 +81,9 @@ def test_pages(stage: Harness) -> None:
     events = stage.audit(ref)
     assert [*stage.audit(ref, limit=2), *stage.audit(ref, after=events[1])] == events
     assert stage.audit(ref, after=events[-1].number) == []
-    with pytest.raises(NoTargetError):
-        stage.audit("nobody")
+    for nobody in ("nobody", 99_999):
+        with pytest.raises(NoTargetError):
+            stage.audit(nobody)
     with pytest.raises(UsageError, match="the limit of audit events"):
         stage.audit(ref, limit=0)
     stage.set_audit("failures")

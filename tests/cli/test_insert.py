@@ -38,6 +38,20 @@ def test_every_option_finds_its_column(gd: Gd, sql: psycopg.Connection[Any]) -> 
     assert row == ("pack", "q", -5, 2, at, "c", b"u", "tenant:7", 9, 7)
 
 
+def test_it_may_count_for_a_rate_limit(gd: Gd, shop: Harness, sql: psycopg.Connection[Any]) -> None:
+    limited = ("insert", "Checkout", "--rate-limit", "crm:7", "--weight", 3)
+    assert refused(gd(*limited)).startswith("there is no rate limit 'crm'; set it first")
+    gd("limits", "set", "crm=100/1m/2")
+    assert refused(gd(*limited)).startswith("a weight of 3 is more than the burst of rate limit 'crm', 2")
+    gd("limits", "set", "crm=100/1m/10")
+    assert told(gd(*limited))[0] == 0
+    row = sql.execute("select rate_limit, weight from gen_durable.gen_durable").fetchone()
+    assert row == ("crm:7", 3)
+    assert refused(gd("insert", "Checkout", "--weight", 3)).startswith(
+        "cannot insert Checkout: weight is given without rate_limit"
+    )
+
+
 @pytest.mark.usefixtures("shop")
 def test_it_may_run_later(gd: Gd, sql: psycopg.Connection[Any]) -> None:
     assert gd("insert", "Checkout", "--in", "1m30s").exit_code == 0

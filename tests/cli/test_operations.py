@@ -54,7 +54,8 @@ def test_explain(gd: Gd, shop: Harness, sql: psycopg.Connection[Any]) -> None:
     execute(sql, ref.id)
     explained = parsed(gd("explain", ref.id, "--json"))
     assert [reason["reason"] for reason in explained["reasons"]] == ["executing"]
-    assert refused(gd("explain", 999)).startswith("cannot explain")
+    assert refused(gd("explain", 999)).startswith("there is no instance 999; if that is a correlation key:")
+    assert refused(gd("explain", "nobody")) == "there is no instance with correlation key 'nobody'"
 
 
 def test_doctor(gd: Gd, shop: Harness) -> None:

@@ -109,3 +109,4 @@ def test_help_tells_the_choices_and_what_is_left_out() -> None:
     assert "--heartbeat DURATION Default: a third of the lease." in told
     assert "--executions [all|failures|off] Default: all." in told
     assert "--pooler [none|transaction] Default: none." in told
+    assert "Default: ." not in told

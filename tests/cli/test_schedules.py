@@ -65,7 +65,7 @@ def test_pause_resume_trigger_and_rm(gd: Gd, shop: Harness, sql: psycopg.Connect
     assert told(gd("schedules", "ls")) == (0, "there are no schedules\n", "")
 
 
-def test_ls(gd: Gd, shop: Harness) -> None:
+def test_ls(gd: Gd, shop: Harness, sql: psycopg.Connection[Any]) -> None:
     shop.put_schedule(Schedule("a", Spec(Checkout, {}), cron="@daily", tz="Asia/Tokyo"))
     gd("schedules", "add", "b", "Checkout", "--every", "1h30m")
     gd("schedules", "pause", "b")
@@ -75,6 +75,8 @@ def test_ls(gd: Gd, shop: Harness) -> None:
     assert cells[0] == ["NAME", "MACHINE", "WHEN", "NEXT", "LAST", "FIRED", "NOTE"]
     assert cells[1][:3] == ["a", "Checkout", "0 0 * * * Asia/Tokyo"]
     assert cells[1][3].startswith("in ")
+    sql.execute("update gen_durable.schedules set next_at = now() - interval '3 d 2 h' where name = 'a'")
+    assert "Asia/Tokyo  3d2h overdue  " in gd("schedules", "ls").stdout
     assert (cells[2][:4], cells[2][5:]) == (["b", "Checkout", "every 1h30m", "-"], ["1", "paused"])
     assert [row["name"] for row in parsed(gd("schedules", "ls", "--json"))] == ["a", "b"]
 
@@ -117,11 +119,11 @@ def test_what_is_refused(gd: Gd, shop: Harness, arguments: list[str], problem: s
 
 
 def test_a_file_may_hold_schedules_beside_its_machines(tmp_path: Path) -> None:
-    (tmp_path / "reports.py").write_text(
+    (tmp_path / "daily_reports.py").write_text(
         "from gen_durable import Schedule, Spec, job\n"
         "@job('reports.daily.v1')\ndef daily() -> None: ...\n"
         "nightly = Schedule('nightly', Spec(daily), cron='@daily')\n"
     )
-    found = load(f"{tmp_path}/reports.py")
+    found = load(f"{tmp_path}/daily_reports.py")
     assert isinstance(found, list)
     assert [type(each).__name__ for each in found] == ["JobFunction", "Schedule"]

@@ -44,7 +44,6 @@ def test_the_page(durable_dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.syspath_prepend(tmp_path)
     names: dict[str, Any] = {
         "kept": [],
-        "url": lambda scheme: durable_dsn.replace("postgresql", scheme, 1),
         "__name__": "page",
     }
     promises = 0
@@ -67,7 +66,7 @@ def test_the_page(durable_dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_the_settings_and_the_commands(
     durable_dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("DSN", "SCHEMA", "LEASE"):
+    for name in ("DSN", "DSN_SOURCE", "SCHEMA", "LEASE"):
         monkeypatch.setenv(f"GEN_DURABLE_{name}", "")  # the command lends them
     monkeypatch.syspath_prepend(tmp_path)
     served: list[Any] = []

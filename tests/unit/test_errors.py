@@ -119,6 +119,10 @@ SAMPLES: list[tuple[GenDurableError, str]] = [
         "it may have finished, or not been inserted yet",
     ),
     (
+        errors.NoTargetError(42, "wait"),
+        "cannot wait: there is no instance 42; it may have been removed, or not been inserted yet",
+    ),
+    (
         errors.NoScheduleError("nightly"),
         "there is no schedule 'nightly'; `gen-durable schedules ls` lists those that are",
     ),

@@ -7,8 +7,8 @@ from datetime import datetime, timedelta
 
 import msgspec
 
-from ..errors import KeyTakenError, UsageError
-from .failures import StatementError, is_data
+from ..errors import KeyTakenError, LimitError, UsageError
+from .failures import LIMIT_REFUSED, StatementError, is_data
 from .plan import Plan, statements
 
 __all__ = ["NamedInsert", "insert", "known_versions"]
@@ -34,6 +34,8 @@ class NamedInsert(msgspec.Struct, frozen=True, kw_only=True):
     unique_key: str | None = None
     idempotency_key: str | None = None
     concurrency_key: str | None = None
+    rate_limit: str | None = None
+    weight: int | None = None
     max_attempts: int | None = None
 
 
@@ -63,6 +65,9 @@ def _translated(error: StatementError, new: NamedInsert) -> Exception:
             else new.unique_key or new.idempotency_key
         )
         return KeyTakenError(key or "", new.fsm, facts["fsm"], facts["id"])
+    if error.sqlstate == LIMIT_REFUSED:
+        facts = error.facts()
+        return LimitError(facts["name"], facts["weight"], facts["burst"])
     if is_data(error):
         problem = error.message.removeprefix("nothing was inserted: element 1: ")
         return UsageError(f"cannot insert {new.fsm}: {problem}", "nothing was inserted")

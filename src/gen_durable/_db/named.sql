@@ -8,7 +8,7 @@ select id, inserted
          version => :version::int, eligible_at => :eligible_at::timestamptz, schedule_in => :delay::interval,
          correlation_key => :correlation_key::text, unique_key => :unique_key::text,
          idempotency_key => :idempotency_key::text, concurrency_key => :concurrency_key::text,
-         max_attempts => :max_attempts::int)
+         rate_limit => :rate_limit::text, weight => :weight::int, max_attempts => :max_attempts::int)
 
 -- name: machines
 -- What workers have registered.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any, TypeVar, get_args
+from typing import Any, Final, TypeVar, get_args
 
 import click
 
@@ -14,10 +14,12 @@ from .connection import Place, place_options
 from .failure import Failure
 from .json_text import json_option, print_json_rows
 from .options import duration_text
+from .rows import clean, print_columns
 
 __all__ = ["limit", "limits"]
 
 T = TypeVar("T")
+_COLUMNS: Final = ("NAME", "KIND", "LIMIT")
 
 
 def limit(text: str) -> Limit:
@@ -42,9 +44,9 @@ def list_limits(place: Place, as_json: bool) -> None:
     if as_json:
         print_json_rows(_json(one) for one in found)
         return
-    for one in found:
-        click.echo(_text(one))
-    if not found:
+    if found:
+        print_columns([_COLUMNS, *map(_cells, found)])
+    else:
         click.echo("no limit is set", err=True)
 
 
@@ -55,7 +57,7 @@ def set_limits(place: Place, new: tuple[Limit, ...]) -> None:
     """Set limits: tenant=3 (slots of each key), crm=100/1m (starts per minute), crm=100/1m/200 (200 at once)."""
     for one in new:
         asyncio.run(_run(place, stored.put(one)))
-        click.echo(_text(one))
+        click.echo("  ".join(_cells(one)))
 
 
 @limits.command("rm")
@@ -76,10 +78,10 @@ async def _run(place: Place, plan: Plan[T]) -> T:
         return await database.run_in_transaction(plan)
 
 
-def _text(one: Limit) -> str:
+def _cells(one: Limit) -> tuple[str, ...]:
     if isinstance(one, ConcurrencyLimit):
-        return f"{one.name}  concurrency  {one.slots} at once"
-    return f"{one.name}  rate  {one.allowed} per {duration_text(one.per)}, {one.burst} at one moment"
+        return clean(one.name), one.kind, f"{one.slots} at once"
+    return clean(one.name), one.kind, f"{one.allowed} per {duration_text(one.per)}, {one.burst} at one moment"
 
 
 def _json(one: Limit) -> dict[str, Any]:

@@ -12,12 +12,14 @@ import click
 from .. import _verbs
 from .._db import inspect
 from .._db.plan import Plan
+from ..errors import NoTargetError
 from ..findings import Finding
 from ..operations import QueueStatus, WorkerInfo
 from .connection import Place, place_options
+from .failure import nobody
 from .json_text import json_option, print_json, print_json_rows
 from .options import target
-from .rows import age_text, clean
+from .rows import age_text, clean, print_columns
 
 __all__ = ["doctor", "explain", "queues", "workers"]
 
@@ -33,7 +35,7 @@ def workers(place: Place, as_json: bool) -> None:
     if as_json:
         print_json_rows(found)
     elif found:
-        _print_columns([_WORKER_COLUMNS, *(_worker_cells(each, now) for each in found)])
+        print_columns([_WORKER_COLUMNS, *(_worker_cells(each, now) for each in found)])
     else:
         click.echo("no worker is there", err=True)
 
@@ -68,7 +70,7 @@ def queues(ctx: click.Context, place: Place, as_json: bool) -> None:
     if as_json:
         print_json_rows(found)
     elif found:
-        _print_columns([_QUEUE_COLUMNS, *(_queue_cells(each) for each in found)])
+        print_columns([_QUEUE_COLUMNS, *(_queue_cells(each) for each in found)])
     else:
         click.echo("there is no queue yet", err=True)
 
@@ -132,7 +134,10 @@ def set_(place: Place, name: str, concurrency: int | None, reset: bool, actor: s
 @place_options()
 def explain(place: Place, instance: int | str, as_json: bool) -> None:
     """Say why INSTANCE, an id or a correlation key, does not run."""
-    found = asyncio.run(_run(place, _verbs.explain(instance)))
+    try:
+        found = asyncio.run(_run(place, _verbs.explain(instance)))
+    except NoTargetError:
+        raise nobody(instance) from None
     if as_json:
         print_json(found)
         return
@@ -172,9 +177,3 @@ async def _run(place: Place, plan: Plan[T]) -> T:
 def _with_time(plan: Plan[T]) -> Plan[tuple[datetime, T]]:
     now = yield from inspect.now()
     return now, (yield from plan)
-
-
-def _print_columns(lines: Sequence[Sequence[str]]) -> None:
-    widths = [max(len(line[place]) for line in lines) for place in range(len(lines[0]))]
-    for line in lines:
-        click.echo("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())

@@ -158,7 +158,8 @@ def _setting_option(field: msgspec.structs.FieldInfo) -> Callable[[Command], Com
     shown = duration_text(field.default) if reader is duration else field.default
     if field.name == "heartbeat":
         shown = "a third of the lease"
-    return click.option(flag, field.name, type=reader, metavar=metavar, help=f"Default: {shown}.")
+    told = None if shown == "" else f"Default: {shown}."
+    return click.option(flag, field.name, type=reader, metavar=metavar, help=told)
 
 
 def load_settings(file: Path | None, given: dict[str, Any]) -> Settings:

@@ -62,7 +62,20 @@ class Insertion(msgspec.Struct, frozen=True):
     help="The same, for a request that may come twice: it gives the first instance for ever.",
 )
 @click.option(
-    "--concurrency-key", metavar="KEY", help="Of the instances with this key, one at a time executes."
+    "--concurrency-key",
+    metavar="KEY",
+    help="Of the instances with this key, one at a time executes, unless a limit gives its name more slots.",
+)
+@click.option(
+    "--rate-limit",
+    metavar="NAME",
+    help="The first step takes tokens from this limit: crm, or crm:7 for a part.",
+)
+@click.option(
+    "--weight",
+    type=click.IntRange(1, 2**31 - 1),
+    metavar="N",
+    help="How many tokens that takes. Default: 1.",
 )
 @click.option(
     "--max-attempts",

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, Final
+
+import click
 
 from ..instance import Status
 from .json_text import raw
 
-__all__ = ["STYLES", "age_text", "clean", "instance_json", "key_text", "note", "waits"]
+__all__ = ["STYLES", "age_text", "clean", "instance_json", "key_text", "note", "print_columns", "waits"]
 
 STYLES: Final[Mapping[str, str]] = {
     Status.RUNNABLE: "blue",
@@ -82,6 +84,13 @@ def age_text(age: timedelta) -> str:
         if count:
             parts.append(f"{count}{unit}")
     return "".join(parts[:2]) or "0s"
+
+
+def print_columns(lines: Sequence[Sequence[str]]) -> None:
+    """A heading and lines, each cell below the one above it."""
+    widths = [max(len(line[place]) for line in lines) for place in range(len(lines[0]))]
+    for line in lines:
+        click.echo("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
 
 
 def clean(text: str) -> str:

@@ -28,7 +28,7 @@ from .failure import Failure
 from .json_text import json_option, print_json, print_json_rows, raw, read_json, readable
 from .options import duration, duration_text
 from .producing import check_known
-from .rows import age_text, clean
+from .rows import age_text, clean, print_columns
 
 __all__ = ["schedules"]
 
@@ -65,10 +65,7 @@ def list_(place: Place, as_json: bool) -> None:
             table.add_row(*map(Text, line))
         Console().print(table)
         return
-    widths = [max(len(line[place]) for line in (_COLUMNS, *lines)) for place in range(len(_COLUMNS))]
-    for line in (_COLUMNS, *lines):
-        padded = (cell.ljust(width) for cell, width in zip(line, widths, strict=True))
-        click.echo("  ".join(padded).rstrip())
+    print_columns([_COLUMNS, *lines])
 
 
 @schedules.command()
@@ -105,7 +102,11 @@ def show(place: Place, name: str, as_json: bool) -> None:
 @click.option("--queue", metavar="NAME", help="Wait here instead of in the machine's queue.")
 @click.option("--priority", type=click.IntRange(-(2**15), 2**15 - 1), metavar="N", help="Default: 0.")
 @click.option("--correlation-key", metavar="KEY", help="What the business calls each of them.")
-@click.option("--concurrency-key", metavar="KEY", help="Of instances with this key, one at a time executes.")
+@click.option(
+    "--concurrency-key",
+    metavar="KEY",
+    help="Of the instances with this key, one at a time executes, unless a limit gives its name more slots.",
+)
 @click.option("--max-attempts", type=click.IntRange(1, 2**31 - 1), metavar="N", help="Of each instance.")
 @click.option(
     "--version",
@@ -234,15 +235,22 @@ def _when(record: ScheduleRecord) -> str:
     return f"{record.cron} {record.tz}"
 
 
+def _upcoming(record: ScheduleRecord, now: datetime) -> str:
+    if record.is_paused or record.next_at is None:
+        return "-"
+    if record.next_at < now:
+        return f"{age_text(now - record.next_at)} overdue"
+    return f"in {age_text(record.next_at - now)}"
+
+
 def _cells(record: ScheduleRecord, now: datetime) -> tuple[str, ...]:
-    upcoming = f"in {age_text(record.next_at - now)}" if record.next_at else "-"
     last = f"{age_text(now - record.last_fired_at)} ago" if record.last_fired_at else "-"
     note = "; ".join(filter(None, ["paused" if record.is_paused else "", clean(record.last_error or "")]))
     return (
         clean(record.name),
         clean(record.machine),
         clean(_when(record)),
-        "-" if record.is_paused else upcoming,
+        _upcoming(record, now),
         last,
         str(record.fired_count),
         note or "-",

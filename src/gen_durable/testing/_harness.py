@@ -57,8 +57,9 @@ class Harness(Stage, Client):
         not passed are up to the test.
 
         Args:
-            collapse: do not wait for the delays of retries, schedules and `Next`: skip them, in their order. The
-                timeouts of `Await` are not skipped; let time pass with `advance`.
+            collapse: do not wait for the delays of retries, schedules and `Next`, nor for rate limits: skip them, in
+                their order; `False` keeps to them. The timeouts of `Await` are not skipped; let time pass with
+                `advance`.
             max_steps: of all instances together; more is an AssertionError, for a machine that never rests.
         """
         database = _Blocking(self._database)
