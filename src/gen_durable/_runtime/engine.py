@@ -166,6 +166,7 @@ class Engine:
             await self._database.run(audits.set_level(self._settings.audit, self._worker))
         for schedule in self._declared:
             await self._database.run(schedules.put(schedule))
+        await self._presence.tick()  # whoever asks for workers from now on finds this one
         self._heartbeat.start()
         self._lasting = [self._spawn(self._flusher.run()), self._spawn(self._presence.run())]
         self._tasks = [self._spawn(service.run()) for service in self._services]
