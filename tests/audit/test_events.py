@@ -198,3 +198,16 @@ async def test_what_did_not_happen_is_not_told(stage: Harness, database: Databas
     assert names(stage, id) == before
     assert not await database.run(lease.mark_started({((id, 0), 0): timedelta(0)}))
     assert (await database.run(commits.commit_plain([], RECORDER))).results == []
+
+
+async def test_a_forced_cancel_tells_of_the_execution_that_it_ends(
+    stage: Harness, database: Database
+) -> None:
+    stage.set_audit("all")
+    (id,) = await inserted(database, new(queue="forced"))
+    await picked(database, queue="forced")
+    stage.cancel(id, force=True, actor="ann", reason="why")
+    told, (run,) = stage.audit(id)[-1], stage.executions(id)
+    assert (told.event, told.actor, told.reason) == ("cancelled", "ann", "why")
+    assert (told.data["execution"], told.data["step"]) == (run.attempt, run.step)
+    assert (told.data["step_seq"], told.data["worker"]) == (run.step_seq, run.lease_owner)

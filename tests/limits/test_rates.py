@@ -11,6 +11,7 @@ from datetime import timedelta
 from typing import Any
 
 import asyncpg
+import msgspec
 import pytest
 
 from gen_durable import (
@@ -240,6 +241,24 @@ def test_a_drain_skips_the_time_until_the_tokens_are_there(durable: Harness) -> 
     for _ in range(4):
         durable.insert(Job, 0.0, rate_limit="crm")
     assert durable.drain().done == 4
+
+
+@pytest.mark.clause("FLOW-6")
+async def test_a_bucket_does_not_stay_full_because_those_before_were_cancelled(
+    durable_dsn: str, client: AsyncClient, db: Any
+) -> None:
+    await client.set_limit(RateLimit("crm", 1, timedelta(hours=1), burst=3))
+    settings = msgspec.structs.replace(CALM, reap_interval=timedelta(milliseconds=100))
+    async with Worker([Job], dsn=durable_dsn, settings=settings):
+        refs = await client.insert_all([Spec(Job, 0.0, rate_limit="crm") for _ in range(30)])
+        await finished(client, 3)
+        await client.wait(await client.insert(Job, 0.0))  # taken when all others have their turns
+        waiting = [found.id for found in await client.list(status=Status.RUNNABLE)]
+        for id in waiting[:23]:
+            await client.cancel(id)
+        await db.execute("update gen_durable.buckets set full_at = now()")  # three hours later
+        await finished(client, 7)
+    assert len(refs) - 3 - 23 - 3 == await client.count(status=Status.RUNNABLE)
 
 
 async def test_a_bucket_that_would_never_fill_is_refused(client: AsyncClient, db: Any) -> None:

@@ -22,6 +22,7 @@ __all__ = [
     "Throttled",
     "after",
     "gate",
+    "hurry",
     "inboxes",
     "pick",
     "pick_by_machine",
@@ -281,6 +282,12 @@ def unfinished(counts: Counter[str]) -> set[str]:
 def ungate(keys: Sequence[str]) -> Plan[set[str]]:
     """Let the next row of each freed key in; the queues that they wait in."""
     rows = yield _SQL["ungate"](keys=sorted(set(keys)))
+    return {row["queue"] for row in rows}
+
+
+def hurry() -> Plan[set[str]]:
+    """Let those start earlier who wait for their turn at a full bucket; the queues that they wait in."""
+    rows = yield _SQL["hurry"]()
     return {row["queue"] for row in rows}
 
 

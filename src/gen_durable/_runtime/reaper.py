@@ -55,7 +55,7 @@ class Reaper(Service):
         in_contact = timedelta(seconds=self._contact.seconds)
         if in_contact < settings.lease:
             self._suspected = None
-            await self._free_stuck_keys()
+            await self._look_after_limits()
             return min(settings.reap_interval, settings.lease - in_contact)
         if self._suspected is not None and self._is_confirmed(self._suspected[0]):
             if await self._reap(self._suspected[1]) >= _BATCH:
@@ -64,7 +64,7 @@ class Reaper(Service):
         if self._suspected is None and (now := await self._database.run(leases.suspect())) is not None:
             self._suspected = (time.monotonic(), now)
         await self._database.run(commits.finish_abandoned(settings.lease))
-        await self._free_stuck_keys()
+        await self._look_after_limits()
         return settings.reap_interval if self._suspected is None else settings.heartbeat
 
     def _is_confirmed(self, seen: float) -> bool:
@@ -121,7 +121,8 @@ class Reaper(Service):
                 self._wakes.events()
         return len(reaped.ids)
 
-    async def _free_stuck_keys(self) -> None:
+    async def _look_after_limits(self) -> None:
+        self._wakes.work(await self._database.run(pick.hurry()))
         if keys := await self._database.run(pick.stuck_keys()):
             _log.error(
                 "keys %s were free with all of their rows gated; this should not happen, they go on now",

@@ -72,16 +72,19 @@ begin
   select g.id, g.step_seq + 1, g.execution + (g.status <> 'executing')::int, g.attempt, 'ABORTED', 'cancelled', g.step,
          g.locked_by, g.leased_at, g.started_at, statement_timestamp()
     from gen_durable.gen_durable g where g.id = any (ending);
+  insert into gen_durable.audit_events (instance_id, event, actor, reason, data)
+  select g.id, case when g.id = any (ending) then 'cancelled' else 'cancel_requested' end, actor, reason,
+         case when g.id = any (ending) then jsonb_strip_nulls(jsonb_build_object(
+           'step', g.step, 'step_seq', g.step_seq + 1, 'execution', g.execution + (g.status <> 'executing')::int,
+           'attempt', g.attempt, 'worker', g.locked_by)) end
+    from gen_durable.gen_durable g
+   where g.id = any (live.ids) and (select s.audit from gen_durable.settings s) >= 'failures';
   update gen_durable.gen_durable g
      set execution = g.execution + (g.status <> 'executing')::int,
          status = 'cancelled', finished_at = statement_timestamp(), updated_at = statement_timestamp(),
          lease_token = null, lease_expires_at = null, locked_by = null, concurrency_slot = null, leased_at = null,
          started_at = null, presented = null, gated = false, turn = null, children_pending = 0
    where g.id = any (ending);
-  insert into gen_durable.audit_events (instance_id, event, actor, reason)
-  select ids.id, case when ids.id = any (ending) then 'cancelled' else 'cancel_requested' end, actor, reason
-    from unnest(live.ids) as ids (id)
-   where (select s.audit from gen_durable.settings s) >= 'failures';
   -- Two conditions that together are always true: each is that of an index.
   delete from gen_durable.signals s
    where s.target_id = any (ending) and s.consumed_seq is null or s.target_id = any (ending) and s.dedup_key is not null;
