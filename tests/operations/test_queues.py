@@ -137,8 +137,8 @@ async def test_what_waits_for_a_slot_goes_back_when_its_queue_is_paused(db: Any,
         await asyncio.sleep(POLL.total_seconds())
         may_go.set()
         await holds(db, "select status = 'runnable' from gen_durable.gen_durable where id = $1", ref.id)
+        await _reaches(lambda: len(events.of(StepStop)) == 2)
         assert sorted(ran) == [1, 2]
-        assert len(events.of(StepStop)) == 2
 
 
 @pytest.mark.clause("OPS-4")

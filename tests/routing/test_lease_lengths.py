@@ -99,7 +99,7 @@ async def test_a_lease_has_its_length_at_the_pick_and_at_every_heartbeat(
         first, renewed = await lengths(db, ref.id)
         held.may_go.set()
         await worker.wait(ref.id, timeout=PATIENCE)
-    assert first == length
+    assert length <= first < length + 5  # a heartbeat may have come before the look
     assert length - 5 < renewed <= length
 
 
