@@ -26,12 +26,14 @@ MUTANTS = [
         reason="not one audit event for each execution that has ended",
         changes=[
             Change(
-                SCHEMA, "    from unnest(live.ids) as ids (id)\n", "    from unnest(target_ids) as ids (id)\n"
+                SCHEMA,
+                "   where g.id = any (live.ids) and (select s.audit",
+                "   where g.id = any (target_ids) and (select s.audit",
             ),
             Change(SCHEMA, "  if live.ids is null then\n    return;\n", "  if false then\n    return;\n"),
             Change(
                 SCHEMA,
-                "case when ids.id = any (ending) then 'cancelled' else 'cancel_requested' end",
+                "case when g.id = any (ending) then 'cancelled' else 'cancel_requested' end",
                 "'cancelled'",
             ),
         ],

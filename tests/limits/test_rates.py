@@ -162,6 +162,22 @@ async def test_the_limit_holds_over_processes_that_are_killed_and_after_a_pause_
     assert await check_tokens(db, "crm", allowed=50, per=SECOND, burst=4) >= 140
 
 
+@pytest.mark.clause("FLOW-6")
+async def test_the_limit_holds_after_an_outage(durable_dsn: str, direct_dsn: str, db: Any) -> None:
+    outage = """select pg_terminate_backend(pid) from pg_stat_activity
+                 where datname = current_database() and application_name = 'gen_durable'"""
+    done = "select count(*) >= $1 from gen_durable.gen_durable where status = 'done'"
+    async with AsyncClient(durable_dsn) as client:
+        await client.set_limit(RateLimit("crm", 50, SECOND, burst=4))
+        await client.insert_all([Spec(Job, 0.0, rate_limit="crm") for _ in range(80)])
+    async with worker_process(direct_dsn, 2):
+        for count in (10, 30, 50):
+            await holds(db, done, count)
+            await db.execute(outage)
+        await holds(db, done, 80)
+    assert await check_tokens(db, "crm", allowed=50, per=SECOND, burst=4) >= 80
+
+
 @pytest.mark.clause("FLOW-10")
 async def test_what_could_never_start_is_refused(client: AsyncClient, db: Any) -> None:
     with pytest.raises(LimitError, match="there is no rate limit 'crm'"):
