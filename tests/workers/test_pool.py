@@ -95,7 +95,10 @@ async def test_effects_cross_as_sql_or_by_name(durable_dsn: str, db: Any) -> Non
 
 
 @pytest.mark.clause("POL-4")
-@pytest.mark.parametrize(("what", "said"), [("kill", "died of SIGKILL"), ("exit", "ended with exit code 7")])
+@pytest.mark.parametrize(
+    ("what", "said"),
+    [("kill", "died of SIGKILL"), ("exit", "ended with exit code 7"), ("fork", "died of SIGKILL")],
+)
 async def test_its_death_is_a_crash_of_that_execution_only(
     durable_dsn: str, db: Any, what: str, said: str, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -152,6 +152,7 @@ class _Process:
         self._process = process
         self._reader = reader
         self._writer = writer
+        self._ending = asyncio.get_running_loop().create_task(self._hang_up_after_its_end())
 
     @classmethod
     async def start(cls) -> _Process:
@@ -189,4 +190,10 @@ class _Process:
         self._writer.close()
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
+        await self._ending
+
+    async def _hang_up_after_its_end(self) -> None:
+        """What it forked may hold the other end of the line open. Whatever it said before is read all the same."""
         await self._process.wait()
+        with suppress(OSError):
+            self._writer.get_extra_info("socket").shutdown(socket.SHUT_RDWR)
