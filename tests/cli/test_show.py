@@ -95,7 +95,7 @@ def test_one_that_is_cancelled_deleted_and_restored_tells_by_whom(gd: Gd, shop: 
         "tidy",
     )
     assert [(event["event"], event["actor"], event["data"]) for event in found["audit_events"]] == [
-        ("cancelled", "ada", None),
+        ("cancelled", "ada", {"step": "start", "step_seq": 1, "execution": 1, "attempt": 0}),
         ("deleted", "bob", None),
     ]
 
