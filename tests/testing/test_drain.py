@@ -7,6 +7,7 @@ import time
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import psycopg
 import pytest
 
 from gen_durable import (
@@ -381,3 +382,19 @@ def _lease(durable: Harness, key: str) -> None:
     """As if another process executed a row of this key."""
     durable.insert(Parcel, 9, concurrency_key=key, priority=-1)
     durable._look(pick.pick("parcels", (["Parcel"], [1]), 1, 1, "another", pick.Leases(timedelta(minutes=1))))
+
+
+class Stateless(Machine[None, str]):
+    @step
+    async def only(self, ctx: Context[None]) -> Outcome[str]:
+        return Done(repr(ctx.state))
+
+
+def test_a_machine_without_a_state_needs_none_of_a_producer_in_sql(
+    durable: Harness, durable_dsn: str
+) -> None:
+    durable.insert(Stateless)
+    with psycopg.connect(durable_dsn, autocommit=True) as conn:
+        conn.execute("select gen_durable.insert('Stateless', step => 'only')")
+    durable.drain()
+    assert [found.result for found in durable.list(Stateless)] == ["None", "None"]

@@ -75,7 +75,7 @@ def state_of(execution: Execution, machine: MachineDef) -> Any:
 
     A producer in SQL that gives no state has given {}; where a machine has none, that is meant.
     """
-    if machine.state_type is None and execution.state == "{}":
+    if machine.state_type in (None, type(None)) and execution.state == "{}":
         return None
     return decode(execution.state, machine.state_type, f"the state of {machine.name} {execution.id}")
 
