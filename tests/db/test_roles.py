@@ -23,7 +23,7 @@ from gen_durable import (
     Worker,
     step,
 )
-from gen_durable._db import migrate
+from gen_durable._db import gc, migrate
 from gen_durable._db.failures import StatementError
 from gen_durable._db.pool import Database
 from gen_durable._schema import migrate_schema
@@ -115,6 +115,13 @@ async def test_a_role_without_a_right_is_told_which_grant_is_missing(
     await sql.execute(f"grant usage on all sequences in schema gen_durable to {role}")
     async with AsyncClient(dsn) as client:
         assert (await client.insert(Echo, "hi")).id
+
+
+async def test_a_role_that_may_not_vacuum_leaves_it_to_others(sql: Any, durable_dsn: str, role: str) -> None:
+    await sql.execute(f"grant usage on schema gen_durable to {role}")
+    async with await Database.open(as_role(durable_dsn, role), "gen_durable") as database:
+        await database.run_bare(gc.vacuum())
+    assert not await sql.fetchval("select sum(vacuum_count) from pg_stat_user_tables")
 
 
 async def test_the_printed_script_works_for_the_owner_of_a_schema(

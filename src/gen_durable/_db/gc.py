@@ -18,6 +18,7 @@ __all__ = [
     "sweep",
     "sweep_audit",
     "sweep_events",
+    "vacuum",
     "walk_buckets",
     "walk_executions",
     "walk_signals",
@@ -92,6 +93,11 @@ def walk_buckets(block: int) -> Plan[tuple[int, int]]:
     """Remove full buckets from some blocks of the table; how many, and the block to go on with, 0 at its end."""
     rows = yield _SQL["sweep_buckets"](block=block, blocks=_BLOCKS)
     return rows[0]["deleted"], _following(rows, block)
+
+
+def vacuum() -> Plan[None]:
+    """Take what is dead out of the indexes of the table of instances. Cannot be part of a transaction."""
+    yield _SQL["vacuum"]()
 
 
 def _following(rows: Rows, block: int) -> int:

@@ -140,3 +140,7 @@ with block as materialized (
   delete from gen_durable.buckets b using full_one where b.ctid = full_one.ctid returning 1
 )
 select (select count(*) from gone) as deleted, block.blocks from block
+
+-- name: vacuum
+-- Take what is dead out of every index, though it be little of the table. Whoever does it already, or must not, does nothing.
+vacuum (skip_locked, index_cleanup on, truncate off, process_toast off, parallel 0) gen_durable.gen_durable

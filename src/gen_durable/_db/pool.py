@@ -161,6 +161,10 @@ class Database:
         """Run a plan of one statement, or of several that need no common transaction."""
         if self._pins is not None:
             return await self._run_one_by_one(plan)
+        return await self.run_bare(plan)
+
+    async def run_bare(self, plan: Plan[T]) -> T:
+        """Run a plan outside of any transaction of ours, for what cannot be inside of one."""
         async with _Acquired(self._pool) as conn:
             return await run_asyncpg(conn, plan, self.schema)
 

@@ -35,6 +35,7 @@ from .scheduler import FromQueue, Scheduler, Source
 from .service import Contact, Service
 from .slots import Budget
 from .threads import Threads
+from .vacuum import Vacuum
 from .wake import Wakes
 
 __all__ = ["Engine"]
@@ -103,6 +104,7 @@ class Engine:
             resources=resources,
         )
         budget = Budget(settings.concurrency) if settings.concurrency else None
+        vacuum = Vacuum(services, contact)
         self._schedulers = [
             Scheduler(
                 source,
@@ -118,6 +120,7 @@ class Engine:
                 telemetry=telemetry,
                 contact=contact,
                 on_bug=self._fail,
+                on_way_made=vacuum.made_way,
                 budget=budget,
             )
             for source, queue in sources
@@ -131,6 +134,7 @@ class Engine:
             *self._schedulers,
             Overseer(services, settings, contact, self._schedulers),
             Timekeeper(services, telemetry, wakes, contact),
+            vacuum,
             *(
                 Dispatcher(
                     label,

@@ -190,6 +190,7 @@ class Scheduler(Service):
         telemetry: Telemetry,
         contact: Contact,
         on_bug: Callable[[BaseException], None],
+        on_way_made: Callable[[int], None],
         budget: Budget | None = None,
     ) -> None:
         super().__init__(contact)
@@ -218,6 +219,7 @@ class Scheduler(Service):
         self._heartbeat = heartbeat
         self._telemetry = telemetry
         self._on_bug = on_bug
+        self._on_way_made = on_way_made
         # Lease → the task that works on it; and what of these is inside a step just now, as against its commit.
         # Written by this class only, on the event loop.
         self._in_flight: dict[Lease, asyncio.Task[None]] = {}
@@ -403,10 +405,13 @@ class Scheduler(Service):
         """Whatever cannot run leaves the head of the queue, all of it, in chunks, before the next pick looks there."""
         await self._gate(picked.denied)
         throttled, machines = picked.throttled, self._source.known(self._registry.keys)
+        put_off = 0
         while throttled:
             counts = await self._database.run_in_transaction(picks.put_off(throttled, machines))
+            put_off += counts.total()
             left = picks.unfinished(counts)
             throttled = [one for one in throttled if one.key in left]
+        self._on_way_made(put_off)
         for one in picked.throttled:
             self._telemetry.emit(_throttled(one))
 
@@ -417,6 +422,7 @@ class Scheduler(Service):
             counts = await self._gated(sorted(keys))
             gated += counts
             keys = picks.unfinished(counts)
+        self._on_way_made(gated.total())
         self._in_the_way = sum(not gated[row.concurrency_key] for row in denied)
         for row in denied:
             self._telemetry.emit(

@@ -1,0 +1,65 @@
+"""The worker clears up behind a crowd, but not for every few rows, not all the time, and at no risk."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any, Final
+
+import pytest
+
+from gen_durable._db.pool import Database
+from gen_durable._runtime.service import Contact
+from gen_durable._runtime.vacuum import Vacuum
+
+COUNT: Final = "select vacuum_count from pg_stat_user_tables where schemaname = 'gen_durable' and relname = 'gen_durable'"
+
+
+@pytest.fixture
+def vacuum(database: Database) -> Vacuum:
+    return Vacuum(database, Contact())
+
+
+async def vacuumed(db: Any, times: int) -> None:
+    async with asyncio.timeout(10):
+        while await db.fetchval(COUNT) != times:
+            await asyncio.sleep(0.01)
+
+
+async def test_a_few_rows_are_left_to_autovacuum(vacuum: Vacuum, db: Any) -> None:
+    vacuum.made_way(4999)
+    assert await vacuum.tick() is None
+    vacuum.made_way(1)
+    assert await vacuum.tick() is None
+    await vacuumed(db, 1)
+
+
+async def test_after_one_it_rests(vacuum: Vacuum, db: Any) -> None:
+    vacuum.made_way(5000)
+    await vacuum.tick()
+    vacuum.made_way(5000)
+    pause = await vacuum.tick()
+    assert pause is not None
+    await asyncio.sleep(pause.total_seconds())
+    assert await vacuum.tick() is None
+    await vacuumed(db, 2)
+
+
+async def test_one_that_takes_too_long_is_given_up(
+    vacuum: Vacuum, database: Database, db: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    await db.execute(
+        "insert into gen_durable.gen_durable (fsm, step) select 'A', 's' from generate_series(1, 2000)"
+    )
+    name = await db.fetchval("select current_database()")
+    await db.execute(f"alter database {name} set vacuum_cost_delay = '100ms'")
+    await db.execute(f"alter database {name} set vacuum_cost_limit = 1")
+    await database._pool.expire_connections()
+    vacuum.made_way(5000)
+    round_ = asyncio.ensure_future(vacuum.tick())
+    async with asyncio.timeout(10):
+        while not await db.fetchval("select pg_cancel_backend(pid) from pg_stat_progress_vacuum"):
+            await asyncio.sleep(0.01)
+    with caplog.at_level(logging.INFO, logger="gen_durable.worker"):
+        assert await round_ is None
+    assert "too large to be vacuumed in passing" in caplog.text
