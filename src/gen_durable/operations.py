@@ -36,6 +36,7 @@ class QueueControl(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     is_paused: bool
     paused_at: datetime | None = None
+    paused_by: str | None = None
     concurrency: int | None = None
     """How many at once in each worker; `None`: as the worker was told."""
 

@@ -131,11 +131,11 @@ class QueuePaused(_Reason, frozen=True, kw_only=True, tag="queue_paused"):
 
     queue: str
     since: datetime
+    by: str | None = None
 
     def __str__(self) -> str:
-        return (
-            f"queue {self.queue} is paused since {_moment(self.since)}; `gen-durable queues resume` ends that"
-        )
+        who = f" by {self.by}" if self.by else ""
+        return f"queue {self.queue} is paused since {_moment(self.since)}{who}; `gen-durable queues resume` ends that"
 
 
 class Holder(msgspec.Struct, frozen=True):

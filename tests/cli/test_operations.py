@@ -35,7 +35,7 @@ def test_queues(gd: Gd, shop: Harness) -> None:
     )
     mail = next(each for each in parsed(gd("queues", "--json")) if each["name"] == "mail")
     assert (mail["is_paused"], mail["concurrency"], mail["due"]) == (True, 3, 0)
-    assert "mail" in gd("queues").stdout
+    assert "paused by ann" in gd("queues").stdout
     assert told(gd("queues", "set", "mail", "--reset")) == (
         0,
         "queue mail runs as each worker was told\n",

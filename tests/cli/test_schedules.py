@@ -47,6 +47,15 @@ def test_add_and_show(gd: Gd, shop: Harness) -> None:
     )
 
 
+def test_add_with_a_limit(gd: Gd, shop: Harness) -> None:
+    added = gd(
+        *("schedules", "add", "calls", "Checkout", "--every", "1h", "--json"),
+        *("--rate-limit", "crm:7", "--weight", 2, "--concurrency-key", "crm"),
+    )
+    spec = parsed(added)["spec"]
+    assert (spec["rate_limit"], spec["weight"], spec["concurrency_key"]) == ("crm:7", 2, "crm")
+
+
 def test_pause_resume_trigger_and_rm(gd: Gd, shop: Harness, sql: psycopg.Connection[Any]) -> None:
     gd("schedules", "add", "often", "ops.nightly.v1", "null", "--every", "15m")
     paused = parsed(gd("schedules", "pause", "often", "--reason", "too loud", "--json"))

@@ -72,10 +72,10 @@ async def test_every_obstacle_is_named(db: Any, client: Any) -> None:
         db, "executing", concurrency_key="k", concurrency_slot=0, locked_by="w9", leased_at="=now()"
     )
     id = await put(db, concurrency_key="k", eligible_at="=now() + interval '1 h'")
-    paused = await client.pause_queue("default")
+    paused = await client.pause_queue("default", actor="ann")
     assert await reasons(client, id) == [
         NotDue(until=await at(db, id, "eligible_at")),
-        QueuePaused(queue="default", since=paused.paused_at),
+        QueuePaused(queue="default", since=paused.paused_at, by="ann"),
         KeyBusy(key="k", slots=1, holders=(Holder(holder, "w9", await at(db, holder, "leased_at")),)),
     ]
 

@@ -51,7 +51,7 @@ async def by_prefix(database: Database, *, is_picky: bool) -> list[int]:
 async def test_a_pick_takes_nothing_of_a_paused_queue(db: Any, database: Database, client: Any) -> None:
     id = await put(db)
     said = await client.pause_queue("default", actor="ann")
-    assert (said.name, said.is_paused, said.concurrency) == ("default", True, None)
+    assert (said.name, said.is_paused, said.paused_by, said.concurrency) == ("default", True, "ann", None)
     assert await client.pause_queue("default") == said  # twice is once
     assert await by_queue(database) == []
     assert await client.resume_queue("default") == QueueControl(name="default", is_paused=False)

@@ -151,6 +151,17 @@ def test_a_thousand_slots_at_most_are_made_up_for_and_the_latest(durable: Harnes
     )
 
 
+@pytest.mark.clause("CRON-6")
+def test_slots_of_a_large_spec_are_made_up_for_as_well(durable: Harness) -> None:
+    """In several goes: a jsonb takes 256 MB, and a thousand of these would be a gigabyte."""
+    large = Spec(Report, "x" * 1_000_000)
+    put = durable.put_schedule(Schedule("often", large, every=timedelta(minutes=1), missed="all"))
+    assert put.next_at is not None
+    durable.advance(minutes=20)
+    assert durable.catch_up() == 20
+    assert slots(durable.instances()) == [put.next_at + timedelta(minutes=n) for n in range(20)]
+
+
 def _page() -> Any:
     return _verbs.page(Report, 2000, None, {})
 

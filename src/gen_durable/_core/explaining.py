@@ -91,7 +91,7 @@ def _obstacles(row: Mapping[str, Any]) -> Iterator[Reason]:
     if row["eligible_at"] > row["now"] and not row["has_turn"]:
         yield NotDue(until=row["eligible_at"])
     if row["paused_at"] is not None:
-        yield QueuePaused(queue=row["queue"], since=row["paused_at"])
+        yield QueuePaused(queue=row["queue"], since=row["paused_at"], by=row["paused_by"])
     if row["holders"] is not None:
         holders = tuple(_holders(row["holders"]))
         yield KeyBusy(key=row["concurrency_key"], slots=row["slots"], holders=holders)

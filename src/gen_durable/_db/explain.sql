@@ -14,7 +14,7 @@ select g.id, g.fsm, g.fsm_version, g.step, g.status::text as status, g.queue, st
        g.deleted_at, g.delete_reason,
        exists (select from gen_durable.workers w where w.name = g.locked_by and w.expires_at > statement_timestamp())
          as is_worker_live,
-       (select q.paused_at from gen_durable.queues q where q.name = g.queue and q.is_paused) as paused_at,
+       pause.paused_at, pause.paused_by,
        line.slots,
        (select json_agg(json_build_object('id', held.id, 'worker', held.locked_by, 'since', held.leased_at) order by held.id)::text
           from gen_durable.gen_durable held
@@ -44,6 +44,7 @@ select g.id, g.fsm, g.fsm_version, g.step, g.status::text as status, g.queue, st
            limit 1000) line) as ahead,
        coalesce(fleet.serving, 0) as serving, coalesce(fleet.able, 0) as able, coalesce(fleet.knowing, 0) as knowing
   from gen_durable.gen_durable g
+  left join gen_durable.queues pause on pause.name = g.queue and pause.is_paused
  cross join lateral (
    select count(*) filter (where each.by_queue or each.by_prefix) as serving,
           count(*) filter (where each.knows and each.by_queue or each.by_prefix and (each.knows or not each.leaves_unknown)) as able,

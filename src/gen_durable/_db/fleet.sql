@@ -29,15 +29,15 @@ select q.name, q.is_paused, q.concurrency from gen_durable.queues q
 
 -- name: pause_queue
 -- No pick takes anything of it from now on.
-select name, is_paused, paused_at, concurrency from gen_durable.pause_queue(:name::text, :actor::text)
+select name, is_paused, paused_at, paused_by, concurrency from gen_durable.pause_queue(:name::text, :actor::text)
 
 -- name: resume_queue
 -- It is served again.
-select name, is_paused, paused_at, concurrency from gen_durable.resume_queue(:name::text, :actor::text)
+select name, is_paused, paused_at, paused_by, concurrency from gen_durable.resume_queue(:name::text, :actor::text)
 
 -- name: set_queue
 -- How many at once in each worker; null is what the worker was told.
-select name, is_paused, paused_at, concurrency from gen_durable.set_queue(:name::text, :concurrency::int, :actor::text)
+select name, is_paused, paused_at, paused_by, concurrency from gen_durable.set_queue(:name::text, :concurrency::int, :actor::text)
 
 -- name: queues
 -- Every queue that there is, by its rows, its workers, its machines or what was said about it; and how much waits in it. Bounded
@@ -83,11 +83,11 @@ with recursive moment as materialized (
   select queue as name from figure union select q.name from gen_durable.queues q union select m.queue from gen_durable.machines m
   union select unnest(w.queues) from gen_durable.workers w where w.expires_at > statement_timestamp()
 )
-select known.name, coalesce(q.is_paused, false) as is_paused, q.paused_at, q.concurrency,
+select known.name, coalesce(q.is_paused, false) as is_paused, q.paused_at, q.paused_by, q.concurrency,
        coalesce(sum(figure.due), 0)::bigint as due, coalesce(sum(figure.future), 0)::bigint as future,
        coalesce(sum(figure.gated), 0)::bigint as gated, coalesce(sum(figure.executing), 0)::bigint as executing,
        max(figure.oldest) as oldest,
        (select count(*) from gen_durable.workers w
          where w.expires_at > statement_timestamp() and known.name = any (w.queues)) as workers
   from known left join gen_durable.queues q on q.name = known.name left join figure on figure.queue = known.name
- group by known.name, q.is_paused, q.paused_at, q.concurrency order by known.name
+ group by known.name, q.is_paused, q.paused_at, q.paused_by, q.concurrency order by known.name

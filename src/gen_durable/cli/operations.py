@@ -81,7 +81,7 @@ _QUEUE_COLUMNS = ("QUEUE", "STATE", "DUE", "OLDEST", "FUTURE", "GATED", "EXECUTI
 def _queue_cells(each: QueueStatus) -> tuple[str, ...]:
     return (
         clean(each.name),
-        "paused" if each.is_paused else "open",
+        _state(each),
         str(each.due),
         "-" if each.oldest is None else age_text(each.oldest),
         str(each.future),
@@ -90,6 +90,12 @@ def _queue_cells(each: QueueStatus) -> tuple[str, ...]:
         str(each.workers),
         "-" if each.concurrency is None else str(each.concurrency),
     )
+
+
+def _state(queue: QueueStatus) -> str:
+    if not queue.is_paused:
+        return "open"
+    return "paused" + (f" by {clean(queue.paused_by)}" if queue.paused_by else "")
 
 
 def _on_queue(command: Callable[..., Any]) -> Callable[..., Any]:

@@ -107,6 +107,8 @@ def show(place: Place, name: str, as_json: bool) -> None:
     metavar="KEY",
     help="Of the instances with this key, one at a time executes, unless a limit gives its name more slots.",
 )
+@click.option("--rate-limit", metavar="NAME", help="The first step of each takes tokens from this limit.")
+@click.option("--weight", type=click.IntRange(1, 2**31 - 1), metavar="N", help="How many. Default: 1.")
 @click.option("--max-attempts", type=click.IntRange(1, 2**31 - 1), metavar="N", help="Of each instance.")
 @click.option(
     "--version",

@@ -38,9 +38,18 @@ create index gen_durable_schedule on gen_durable.gen_durable (schedule, finished
 create function gen_durable.insert_scheduled(
   due gen_durable.schedules, slots timestamptz[], out ids bigint[], out are_new boolean[], out queue text)
 language plpgsql set search_path = pg_catalog, pg_temp as $$
+declare
+  -- A jsonb takes 256 MB: a thousand slots of a large spec are inserted in several goes.
+  at_once int := greatest(1, 16000000 / octet_length(due.spec::text));
+  batch   record;
 begin
-  select array_agg(answer.id order by answer.ord), array_agg(answer.inserted order by answer.ord) into ids, are_new
-    from gen_durable.insert_all((select jsonb_agg(due.spec) from unnest(slots))) as answer;
+  for start in 1 .. cardinality(slots) by at_once loop
+    select array_agg(answer.id order by answer.ord) as ids, array_agg(answer.inserted order by answer.ord) as are_new into batch
+      from gen_durable.insert_all(
+             (select jsonb_agg(due.spec) from unnest(slots[start : start + at_once - 1]))) as answer;
+    ids := ids || batch.ids;
+    are_new := are_new || batch.are_new;
+  end loop;
   update gen_durable.gen_durable g set schedule = due.name, slot_at = made.slot
     from unnest(ids, are_new, slots) as made (id, is_new, slot)
    where g.id = made.id and made.is_new;

@@ -24,6 +24,7 @@ create table gen_durable.queues (
   is_paused   boolean not null default false,
   paused_at   timestamptz,
   concurrency int check (concurrency >= 1),               -- how many at once in each worker, instead of what that was told
+  paused_by   text,
   updated_by  text,
   updated_at  timestamptz not null default statement_timestamp(),
   constraint paused_since check (is_paused = (paused_at is not null)),
@@ -33,11 +34,11 @@ create table gen_durable.queues (
 -- pause_queue('checkout'): no pick takes anything of it from now on. Again is harmless.
 create function gen_durable.pause_queue(queue text, actor text default current_user) returns gen_durable.queues
 language sql as $$
-  insert into gen_durable.queues as q (name, is_paused, paused_at, updated_by)
-       values (queue, true, statement_timestamp(), actor)
+  insert into gen_durable.queues as q (name, is_paused, paused_at, paused_by, updated_by)
+       values (queue, true, statement_timestamp(), actor, actor)
   on conflict (name) do update
-     set is_paused = true, paused_at = coalesce(q.paused_at, statement_timestamp()), updated_by = excluded.updated_by,
-         updated_at = statement_timestamp()
+     set is_paused = true, paused_at = coalesce(q.paused_at, statement_timestamp()),
+         paused_by = case when q.is_paused then q.paused_by else actor end, updated_by = actor, updated_at = statement_timestamp()
   returning q.*
 $$;
 
@@ -45,7 +46,7 @@ create function gen_durable.resume_queue(queue text, actor text default current_
 language sql as $$
   insert into gen_durable.queues as q (name, updated_by) values (queue, actor)
   on conflict (name) do update
-     set is_paused = false, paused_at = null, updated_by = excluded.updated_by, updated_at = statement_timestamp()
+     set is_paused = false, paused_at = null, paused_by = null, updated_by = actor, updated_at = statement_timestamp()
   returning q.*
 $$;
 
@@ -54,7 +55,7 @@ create function gen_durable.set_queue(queue text, concurrency int, actor text de
 language sql as $$
   insert into gen_durable.queues as q (name, concurrency, updated_by) values (queue, set_queue.concurrency, actor)
   on conflict (name) do update
-     set concurrency = excluded.concurrency, updated_by = excluded.updated_by, updated_at = statement_timestamp()
+     set concurrency = excluded.concurrency, updated_by = actor, updated_at = statement_timestamp()
   returning q.*
 $$;
 
