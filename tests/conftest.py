@@ -25,8 +25,8 @@ hypothesis_settings.register_profile(
 )
 hypothesis_settings.load_profile("patient")
 
-# Their tests share what is dear to make: 200,000 rows, a run of a type checker.
-TOGETHER: Final = ("tests/plans/", "tests/typing/")
+# Their tests share what is dear to make: 200,000 rows, a run of a type checker, a server.
+TOGETHER: Final = ("tests/plans/", "tests/typing/", "tests/interleavings/")
 
 
 class Scheduling(LoadScopeScheduling):

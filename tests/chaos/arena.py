@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import asyncpg
 
@@ -19,6 +19,8 @@ from tests.chaos.fleet import CHAOS, PATIENCE, Fleet
 from tests.chaos.history import Producer
 
 __all__ = ["AWAY", "Arena"]
+
+T = TypeVar("T")
 
 # What a plain connection raises when the server is away or has thrown it out.
 AWAY: Final = (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError)
@@ -35,6 +37,8 @@ class Arena:
         self.producer = producer
         # Id → what it looked like when it was first seen to have ended.
         self.seals: dict[int, str] = {}
+        self._conn: Any = None
+        self._turn = asyncio.Lock()
 
     @classmethod
     @asynccontextmanager
@@ -43,15 +47,30 @@ class Arena:
     ) -> AsyncIterator[Arena]:
         async with AsyncClient(cluster.dsn, settings=settings) as client:
             with Fleet.open(cluster.dsn, directory, settings) as fleet:
-                yield cls(cluster, fleet, Producer(client))
+                arena = cls(cluster, fleet, Producer(client))
+                try:
+                    yield arena
+                finally:
+                    arena._hang_up()
 
     async def ask(self, query: str, *args: Any) -> Any:
         """One value, by plain SQL."""
-        conn = await asyncpg.connect(self.cluster.dsn, timeout=5)
-        try:
-            return await conn.fetchval(query, *args)
-        finally:
-            await conn.close()
+        return await self._asked(lambda conn: conn.fetchval(query, *args, timeout=5))
+
+    async def _asked(self, question: Callable[[Any], Awaitable[T]]) -> T:
+        """On a connection that is kept, because there are many questions; if it is broken, on a new one."""
+        async with self._turn:
+            if self._conn is not None and not self._conn.is_closed():
+                try:
+                    return await question(self._conn)
+                except AWAY:
+                    self._hang_up()
+            self._conn = await asyncpg.connect(self.cluster.dsn, timeout=5, connection_class=Connection)
+            return await question(self._conn)
+
+    def _hang_up(self) -> None:
+        if self._conn is not None:
+            self._conn.terminate()
 
     async def holds(self, query: str, *args: Any) -> None:
         """Wait for a fact that only the database knows."""
@@ -60,8 +79,11 @@ class Arena:
                 await asyncio.sleep(0.02)
 
     async def comes_back(self) -> None:
-        """Wait until the server answers again."""
+        """Wait until the server has thrown us out, and answers again."""
         async with asyncio.timeout(PATIENCE):
+            with suppress(*AWAY):
+                while self._conn is not None:
+                    await self._conn.fetchval("select 1", timeout=5)
             while True:
                 try:
                     await self.ask("select 1")
@@ -72,11 +94,7 @@ class Arena:
 
     async def seal(self) -> None:
         """Note what has ended by now: it must not change any more."""
-        conn = await asyncpg.connect(self.cluster.dsn, timeout=5, connection_class=Connection)
-        try:
-            self.seals |= await sealed(conn, self.seals)
-        finally:
-            await conn.close()
+        self.seals |= await self._asked(lambda conn: sealed(conn, self.seals))
 
     async def finishes(self, within: float = PATIENCE) -> None:
         """Wait until everything has ended, by the hands of whoever lives."""

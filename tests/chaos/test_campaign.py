@@ -26,9 +26,9 @@ SEED = int(os.environ.get("CHAOS_SEED") or random.randrange(2**31))
 SECONDS = float(os.environ.get("CHAOS_SECONDS") or 30)
 _SETTINGS = msgspec.structs.replace(CHAOS, lease=timedelta(seconds=2), heartbeat=timedelta(milliseconds=600))
 _WORKERS = 3
-_PRODUCERS = 8
+_PRODUCERS = 4
 # Enough to keep all slots busy, few enough to be done soon after the healing.
-_BACKLOG = 60
+_BACKLOG = 40
 _LIVE = "select count(*) from gen_durable.gen_durable where status in ('runnable', 'executing')"
 
 
@@ -68,7 +68,7 @@ class _Campaign:
                     await asyncio.sleep(0.05)
                 if not self.is_over:
                     await place(self._arena.producer, order, rng)
-                    await asyncio.sleep(rng.uniform(0, 0.4))
+                    await asyncio.sleep(rng.uniform(0, 0.6))
 
     async def watch(self) -> None:
         """Look at the backlog, and note what has ended: it must not change any more."""

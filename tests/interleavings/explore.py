@@ -8,6 +8,7 @@ parts from another, so it is one list of names, and can be run alone.
 
 from __future__ import annotations
 
+import os
 import random
 from collections import Counter
 from collections.abc import Iterable
@@ -25,6 +26,8 @@ from tests.interleavings.world import World, look, reset
 
 SEED: Final = 20_251
 MOST_OF_THREE: Final = 2_000
+# So many find every mistake of the mutants. INTERLEAVINGS=all runs all orders of all scenarios.
+SAMPLE: Final = None if os.environ.get("INTERLEAVINGS") == "all" else 75
 
 
 class Verdict(msgspec.Struct):
@@ -110,13 +113,16 @@ class Stage(msgspec.Struct, frozen=True):
     @classmethod
     async def set(cls, bench: Bench, scenario: Scenario, pins: Pins, changes: Iterable[Change] = ()) -> Self:
         product = await bench.install((*scenario.pauses, *changes))
-        setup = in_schema(reset(await bench.tables(product), scenario.setup), product.schema)
-        await bench.admin.execute(setup)
+        await bench.admin.execute(
+            in_schema(reset(await bench.tables(product), scenario.setup), product.schema)
+        )
+        setup = in_schema("select gen_durable.set_up()", product.schema)
+        await bench.admin.fetch(setup)
         return cls(bench, scenario, pins, product, setup, await look(bench.admin, product.schema))
 
     async def run(self, given: Choices, chance: random.Random, kind: type[Order] = Order) -> Order:
         """Run one order: the choices that are given, and any after them."""
-        await self.bench.admin.execute(self.setup)
+        await self.bench.admin.fetch(self.setup)
         order = kind(self.bench, self.product, self.scenario, self.pins, chance)
         await order.run(given, self.before)
         return order

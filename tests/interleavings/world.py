@@ -98,16 +98,19 @@ async def look(conn: Any, schema: str) -> World:
 
 
 def reset(tables: Iterable[str], setup: Iterable[str]) -> str:
-    """Empty tables and then the rows of a scenario, as one text."""
-    return ";\n".join(
-        (
-            *(f"delete from gen_durable.{table}" for table in tables),
-            f"select setval('gen_durable.gen_durable_id_seq', {FIRST_NEW_ID}, false)",
-            f"select setval('gen_durable.signals_id_seq', {FIRST_NEW_ID}, false)",
-            f"select setval('gen_durable.outbox_id_seq', {FIRST_NEW_ID}, false)",
-            "insert into gen_durable.settings (audit) values ('all')",
-            *setup,
-        )
+    """A function that empties the tables and inserts the rows of a scenario: run often, and planned once."""
+    statements = (
+        *(f"delete from gen_durable.{table}" for table in tables),
+        f"perform setval('gen_durable.gen_durable_id_seq', {FIRST_NEW_ID}, false)",
+        f"perform setval('gen_durable.signals_id_seq', {FIRST_NEW_ID}, false)",
+        f"perform setval('gen_durable.outbox_id_seq', {FIRST_NEW_ID}, false)",
+        "insert into gen_durable.settings (audit) values ('all')",
+        *setup,
+    )
+    return (
+        "create or replace function gen_durable.set_up() returns void language plpgsql as $set_up$ begin\n"
+        + "".join(f"{statement};\n" for statement in statements)
+        + "end $set_up$"
     )
 
 

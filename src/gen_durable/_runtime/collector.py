@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import random
 from collections.abc import Mapping
 from datetime import timedelta
 from typing import Final
@@ -44,6 +45,10 @@ class Collector(Service):
         self._left: dict[gc.Ended, gc.Place] = {}
         # Where the walks through executions, signals and buckets go on.
         self._executions_at = self._signals_at = self._buckets_at = 0
+
+    def first_pause(self) -> timedelta:
+        """Some part of the interval: workers often start together, and what is collected is in no hurry."""
+        return self._settings.gc_interval * random.random()
 
     async def tick(self) -> timedelta:
         """One page of each kind; a sweep is as many rounds as the longest of them has pages."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import random
 import time
 from datetime import datetime, timedelta
 from typing import Final
@@ -48,6 +49,10 @@ class Reaper(Service):
         self._wakes = wakes
         # When leases that had run out were seen first: by our clock (monotonic), and by that of the database.
         self._suspected: tuple[float, datetime] | None = None
+
+    def first_pause(self) -> timedelta:
+        """Some time: workers often start together, and nothing is reaped before one lease of contact."""
+        return min(self._settings.reap_interval, self._settings.lease) * random.random()
 
     async def tick(self) -> timedelta:
         settings = self._settings

@@ -116,6 +116,10 @@ class Service:
         """Do one round; the pause until the next one, `None` to wait for a wake."""
         raise NotImplementedError
 
+    def first_pause(self) -> timedelta:
+        """How long after the start the first round begins."""
+        return timedelta(0)
+
     def wake(self) -> None:
         """Let the next round begin now."""
         self._woken.set()
@@ -128,6 +132,7 @@ class Service:
     async def run(self) -> None:
         """Rounds until `stop`."""
         outage = Outage(self.name, self._contact, is_vital=self.is_vital)
+        await self._wait(self.first_pause().total_seconds())
         while not self._is_stopping:
             # Cleared before the round: a wake during it means that the round may have looked too early.
             self._woken.clear()
