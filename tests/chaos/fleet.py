@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,13 +15,12 @@ from typing import Any, Final
 import msgspec
 
 from gen_durable import Settings
-from gen_durable.embedded.keeper import _bound_to_us
 from tests.chaos.diary import lines_of
 from tests.chaos.worker import Orders
+from tests.nursery import Child, launch
 
 __all__ = ["CHAOS", "PATIENCE", "PATIENT", "Fleet", "Process", "happens"]
 
-_ROOT: Final = Path(__file__).parents[2]
 # Leases run out while the test watches.
 CHAOS: Final = Settings(
     lease=timedelta(seconds=1),
@@ -45,33 +41,31 @@ PATIENCE: Final = 25.0
 class Process:
     """One worker."""
 
-    def __init__(self, popen: subprocess.Popen[bytes], log: Path) -> None:
-        self._popen = popen
+    def __init__(self, child: Child, log: Path) -> None:
+        self._child = child
+        self.pid = child.pid
         self.log = log
         self.is_stopped = False
 
     @property
-    def pid(self) -> int:
-        return self._popen.pid
-
-    @property
     def exit_code(self) -> int | None:
-        return self._popen.poll()
+        return self._child.exit_code
 
     def kill(self) -> None:
-        self._popen.kill()
-        self._popen.wait()
+        self._child.send(signal.SIGKILL)
+        while self.exit_code is None:
+            time.sleep(0.001)
 
     def stop(self) -> None:
-        os.kill(self.pid, signal.SIGSTOP)
+        self._child.send(signal.SIGSTOP)
         self.is_stopped = True
 
     def resume(self) -> None:
-        os.kill(self.pid, signal.SIGCONT)
+        self._child.send(signal.SIGCONT)
         self.is_stopped = False
 
     def terminate(self) -> None:
-        self._popen.terminate()
+        self._child.send(signal.SIGTERM)
 
     async def ends(self) -> int:
         await happens(lambda: self.exit_code is not None, f"worker {self.pid} does not end")
@@ -133,15 +127,8 @@ class Fleet:
         )
         log = self._directory / f"worker-{next(self._numbers)}.log"
         with log.open("wb") as output:
-            popen = subprocess.Popen(
-                [sys.executable, "-m", "tests.chaos.worker", msgspec.json.encode(orders).decode()],
-                cwd=_ROOT,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                preexec_fn=_bound_to_us(signal.SIGKILL),
-            )
-        process = Process(popen, log)
+            text = msgspec.json.encode(orders).decode()
+            process = Process(launch("tests.chaos.worker", text, output=output.fileno()), log)
         self.processes.append(process)
         return process
 

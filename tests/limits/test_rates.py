@@ -150,14 +150,14 @@ async def test_the_limit_holds_over_processes_that_are_killed_and_after_a_pause_
         while await client.count(status=Status.DONE) < 20:
             await asyncio.sleep(0.02)
         for process in (first, second):
-            process.send_signal(signal.SIGSTOP)
+            process.send(signal.SIGSTOP)
         await asyncio.sleep(0.8)  # forty starts are due when they wake
         for process in (first, second):
-            process.send_signal(signal.SIGCONT)
+            process.send(signal.SIGCONT)
         while await client.count(status=Status.DONE) < 60:
             await asyncio.sleep(0.02)
-        first.kill()
-        await first.wait()
+        first.send(signal.SIGKILL)
+        await first.ends()
         await finished(client, 140)
     assert await check_tokens(db, "crm", allowed=50, per=SECOND, burst=4) >= 140
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
-import sys
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import asyncpg
@@ -21,8 +19,7 @@ from gen_durable._db.runner import run_asyncpg
 from tests.db.engine import RECORDER, entry, flushed, inserted, new, picked
 from tests.limits.conservation import most_at_once
 from tests.limits.machines import Job
-
-ROOT = Path(__file__).parents[2]
+from tests.nursery import Child, launch
 
 
 @pytest.fixture
@@ -44,16 +41,13 @@ async def busy(db: Any) -> int:
 
 
 @contextlib.asynccontextmanager
-async def worker_process(dsn: str, lease: float, concurrency: int = 10) -> AsyncIterator[Any]:
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "tests.limits.machines", dsn, str(lease), str(concurrency)), cwd=ROOT
-    )
+async def worker_process(dsn: str, lease: float, concurrency: int = 10) -> AsyncIterator[Child]:
+    process = launch("tests.limits.machines", dsn, str(lease), str(concurrency), output=2)
     try:
         yield process
     finally:
-        if process.returncode is None:
-            process.kill()
-        await process.wait()
+        process.send(signal.SIGKILL)
+        await process.ends()
 
 
 @pytest.mark.clause("FLOW-1", "FLOW-2")
@@ -101,8 +95,8 @@ async def test_slots_of_killed_workers_come_back_and_no_slot_is_given_twice(
             ):
                 await asyncio.sleep(0.005)
         async with worker_process(direct_dsn, 0.6):
-            first.send_signal(signal.SIGKILL)
-            await first.wait()
+            first.send(signal.SIGKILL)
+            await first.ends()
             await finished(client, 60)
     assert await most_at_once(db, "tenant") <= 4
     assert await busy(db) == 0

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import random
 import signal
-import sys
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -16,7 +15,7 @@ import pytest
 from gen_durable import AsyncClient, Settings, Spec
 from tests.outbox.machines import Chatter
 from tests.outbox.test_dispatching import all_are_out
-from tests.scenarios.process import WorkerProcess
+from tests.scenarios.process import WorkerProcess, program
 from tests.scenarios.support import FAST, PATIENCE
 
 _ROOT = Path(__file__).parents[2]
@@ -27,19 +26,8 @@ async def dispatcher(
     dsn: str, settings: Settings, file: Path, *, dies: bool = False
 ) -> AsyncIterator[WorkerProcess]:
     arguments = (dsn, msgspec.json.encode(settings).decode(), str(file), *["dies"] * dies)
-    process = WorkerProcess(
-        await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "tests.outbox.victims", *arguments),
-            cwd=_ROOT,
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.STDOUT,
-        )
-    )
-    try:
+    async with program("tests.outbox.victims", *arguments) as process:
         yield process
-    finally:
-        await process.kill()
 
 
 @pytest.mark.clause("EVT-4", "EVT-5")

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import signal
-import sys
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import timedelta
@@ -16,7 +14,7 @@ import pytest
 
 from gen_durable import AsyncClient, Spec, Status
 from tests.routing.releases import Month, MonthV2, charge, nap, refund
-from tests.scenarios.process import WorkerProcess
+from tests.scenarios.process import WorkerProcess, program
 from tests.scenarios.support import FAST, PATIENCE, holds, row_of
 
 _ROOT = Path(__file__).parents[2]
@@ -26,21 +24,9 @@ SETTINGS = msgspec.structs.replace(FAST, drain_timeout=timedelta(seconds=2))
 @asynccontextmanager
 async def release(dsn: str, name: str, source: str) -> AsyncIterator[WorkerProcess]:
     """A worker of one release, in a process of its own that does not outlive the block."""
-    process = WorkerProcess(
-        await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "tests.routing.releases", dsn),
-            *(msgspec.json.encode(SETTINGS).decode(), name, source),
-            cwd=_ROOT,
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.STDOUT,
-            limit=2**20,
-        )
-    )
-    try:
+    settings = msgspec.json.encode(SETTINGS).decode()
+    async with program("tests.routing.releases", dsn, settings, name, source) as process:
         yield process
-    finally:
-        await process.kill()
 
 
 @pytest.mark.clause("ROUTE-9")

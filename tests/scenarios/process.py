@@ -4,24 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import signal
-import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from gen_durable import Settings
+from tests.nursery import Child, launch
 from tests.scenarios.support import PATIENCE
 
-_ROOT = Path(__file__).parents[2]
+_LONGEST_LINE = 2**20
 
 
 class WorkerProcess:
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
-        self._process = process
+    def __init__(self, child: Child, output: asyncio.StreamReader) -> None:
+        self._child = child
+        self.pid = child.pid
+        self._output = output
         self.told: list[dict[str, Any]] = []
         self.log: list[str] = []
 
@@ -34,23 +36,21 @@ class WorkerProcess:
         raise AssertionError(f"it ended without telling {wanted}: {self.told} {self.log}")
 
     def send(self, number: signal.Signals) -> None:
-        self._process.send_signal(number)
+        self._child.send(number)
 
     async def ends(self) -> int:
         """Its exit code; everything that it told before its end is in `told`."""
         async with asyncio.timeout(PATIENCE.total_seconds()):
             while await self._line():
                 pass
-            return await self._process.wait()
+            return await self._child.ends()
 
     async def kill(self) -> None:
-        if self._process.returncode is None:
-            self.send(signal.SIGKILL)
+        self.send(signal.SIGKILL)
         await self.ends()
 
     async def _line(self) -> dict[str, Any] | None:
-        assert self._process.stdout is not None
-        while text := await self._process.stdout.readline():
+        while text := await self._output.readline():
             if text.startswith(b"{"):
                 line: dict[str, Any] = json.loads(text)
                 self.told.append(line)
@@ -60,18 +60,25 @@ class WorkerProcess:
 
 
 @asynccontextmanager
-async def worker_process(dsn: str, settings: Settings) -> AsyncIterator[WorkerProcess]:
-    """A worker that has looked for work; it does not outlive the block."""
-    process = WorkerProcess(
-        await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "tests.scenarios.victims", dsn, msgspec.json.encode(settings).decode()),
-            cwd=_ROOT,
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.STDOUT,
-        )
+async def program(module: str, *arguments: str) -> AsyncIterator[WorkerProcess]:
+    """`python -m MODULE ARGUMENTS…`; it does not outlive the block."""
+    reader, output = os.pipe()
+    child = launch(module, *arguments, output=output)
+    os.close(output)
+    stream = asyncio.StreamReader(limit=_LONGEST_LINE)
+    transport, _ = await asyncio.get_running_loop().connect_read_pipe(
+        lambda: asyncio.StreamReaderProtocol(stream), os.fdopen(reader, "rb", buffering=0)
     )
+    process = WorkerProcess(child, stream)
     try:
         yield process
     finally:
         await process.kill()
+        transport.close()
+
+
+@asynccontextmanager
+async def worker_process(dsn: str, settings: Settings) -> AsyncIterator[WorkerProcess]:
+    """A worker that has looked for work."""
+    async with program("tests.scenarios.victims", dsn, msgspec.json.encode(settings).decode()) as process:
+        yield process

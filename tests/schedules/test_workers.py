@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import signal
-import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import timedelta
@@ -17,7 +16,7 @@ import pytest
 
 from gen_durable import AsyncClient, Schedule, Settings, Spec, Status, UsageError, Worker
 from gen_durable.telemetry import ScheduleFired
-from tests.scenarios.process import WorkerProcess
+from tests.scenarios.process import WorkerProcess, program
 from tests.scenarios.support import CALM, FAST, PATIENCE, Events, holds
 from tests.schedules.support import A_SECOND, Report, Sleeper, hourly
 
@@ -30,19 +29,8 @@ _LET_PASS = """update gen_durable.schedules
 @asynccontextmanager
 async def victim(dsn: str, settings: Settings, point: str = "nowhere") -> AsyncIterator[WorkerProcess]:
     options = msgspec.json.encode(settings).decode()
-    process = WorkerProcess(
-        await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "tests.schedules.victim", dsn, options, point),
-            cwd=_ROOT,
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.STDOUT,
-        )
-    )
-    try:
+    async with program("tests.schedules.victim", dsn, options, point) as process:
         yield process
-    finally:
-        await process.kill()
 
 
 async def fired_slots(db: Any, name: str) -> list[Any]:

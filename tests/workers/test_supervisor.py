@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import sys
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -18,7 +17,7 @@ import pytest
 
 from gen_durable import AsyncClient, Settings, Spec
 from gen_durable._runtime import supervisor
-from tests.scenarios.process import WorkerProcess
+from tests.scenarios.process import WorkerProcess, program
 from tests.scenarios.support import CALM, PATIENCE, has_no_lease, holds, row_of
 from tests.workers.victims import Sleeper
 
@@ -32,19 +31,9 @@ BRIEF = msgspec.structs.replace(CALM, drain_timeout=timedelta(milliseconds=300))
 @asynccontextmanager
 async def processes(dsn: str, settings: Settings, count: int, *more: str) -> AsyncIterator[WorkerProcess]:
     """A supervisor and its children; none outlives the block."""
-    command = ("-m", "tests.workers.victims", dsn, msgspec.json.encode(settings).decode(), str(count), *more)
-    started = await asyncio.create_subprocess_exec(
-        *(sys.executable, *command),
-        cwd=ROOT,
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT,
-    )
-    process = WorkerProcess(started)
-    try:
+    options = msgspec.json.encode(settings).decode()
+    async with program("tests.workers.victims", dsn, options, str(count), *more) as process:
         yield process
-    finally:
-        await process.kill()
 
 
 async def is_gone(pid: int) -> None:
@@ -91,7 +80,7 @@ async def test_the_children_of_a_killed_supervisor_give_back_their_work_and_leav
         await fleet.hears(ready=True)
         refs = await client.insert_all([Spec(Sleeper, NEVER) for _ in range(4)])
         pids = {(await fleet.hears(begun=...))["pid"] for _ in refs}
-        os.kill(fleet._process.pid, signal.SIGKILL)
+        os.kill(fleet.pid, signal.SIGKILL)
         for pid in pids:
             await is_gone(pid)
         for ref in refs:
@@ -107,7 +96,7 @@ async def test_a_child_that_hangs_does_not_outlive_its_supervisor(
         await fleet.hears(ready=True)
         ref = await client.insert(Sleeper, NEVER, step="hang")
         child = await fleet.hears(begun=ref.id)
-        os.kill(fleet._process.pid, signal.SIGKILL)
+        os.kill(fleet.pid, signal.SIGKILL)
         await is_gone(child["pid"])
 
 
