@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import gc
 import os
 import runpy
 import selectors
@@ -165,6 +166,7 @@ def main(file: str) -> None:
 
     import gen_durable.worker  # noqa: F401
 
+    gc.freeze()  # shared with every child, as long as no garbage collection writes to it
     program = Nursery(socket.socket(fileno=int(file))).run()
     if program is None:
         return

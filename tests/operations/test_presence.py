@@ -9,6 +9,7 @@ from datetime import timedelta
 from importlib import metadata
 from typing import Any
 
+import msgspec
 import pytest
 
 from gen_durable import Worker
@@ -92,7 +93,8 @@ async def test_a_worker_without_queues_and_machines_serves_everybody(db: Any, du
         "insert into gen_durable.gen_durable (fsm, step, status, finished_at)"
         " values ('A', 's', 'done', now() - interval '1 year')"
     )
-    async with Worker([], dsn=durable_dsn, settings=CALM, queues={}) as worker:
+    settings = msgspec.structs.replace(CALM, gc_interval=timedelta(milliseconds=100))
+    async with Worker([], dsn=durable_dsn, settings=settings, queues={}) as worker:
         await worker.insert(Plain, 1)
         await holds(db, "select count(*) = 1 from gen_durable.gen_durable where finished_at is null")
         await holds(db, "select count(*) = 0 from gen_durable.gen_durable where finished_at is not null")

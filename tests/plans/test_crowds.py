@@ -5,8 +5,6 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Final
 
-import pytest
-
 from gen_durable._db import pick
 from tests.plans.explain import Explained, Explainer, check
 from tests.plans.filling import indexed_late
@@ -19,13 +17,12 @@ INSERT: Final = (
 )
 
 
-@pytest.mark.timeout(120)
-async def test_a_million_future_rows_on_an_urgent_priority_cost_a_probe(direct_dsn: str) -> None:
+async def test_200_000_future_rows_on_an_urgent_priority_cost_a_probe(direct_dsn: str) -> None:
     async with Explainer.open(direct_dsn) as explainer:
         await insert(explainer, 1000, priority=0, ahead=timedelta(minutes=-1))
         alone = await picked(explainer)
         async with indexed_late(explainer.connection):
-            await insert(explainer, 1_000_000, priority=-100, ahead=timedelta(days=1))
+            await insert(explainer, 200_000, priority=-100, ahead=timedelta(days=1))
         behind = await picked(explainer)
         _, (by_prefix,) = await explainer.run(pick.pick_by_prefix("A", None, 10, 50, 7, "worker", LEASES))
     # Two more levels of the index, and one look at the urgent priority.
