@@ -275,8 +275,8 @@ class Worker(AsyncClient):
         self._pools["picks"] = await Database.open(
             dsn, schema, at_once=False, size=max(1, len(self._sources())), pooler=pooler
         )
-        # What looks after things is in no hurry: a few connections do for all, and one that hangs is not the last.
-        self._pools["services"] = await Database.open(dsn, schema, at_once=False, size=3, pooler=pooler)
+        # What looks after things is in no hurry: two connections do for all, and one that hangs is not the last.
+        self._pools["services"] = await Database.open(dsn, schema, at_once=False, size=2, pooler=pooler)
         # Made as rows come up that have to wait alone for somebody's transaction.
         self._pools["stragglers"] = await Database.open(
             dsn, schema, at_once=False, size=4, lock_timeout=Flusher.TURN, pooler=pooler

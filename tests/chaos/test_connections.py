@@ -43,7 +43,7 @@ async def test_backends_that_are_terminated_under_load_cost_nothing(cluster: Clu
         for _ in range(2):
             await arena.fleet.start()
         async with asyncio.TaskGroup() as group:
-            for order in mixed(rng, 60):
+            for order in mixed(rng, 40):
                 group.create_task(place(arena.producer, order, rng))
             conn = await asyncpg.connect(cluster.dsn)
             for _ in range(40):

@@ -61,7 +61,7 @@ async def test_a_promoted_standby_takes_over_and_nothing_acknowledged_is_lost(
                 await arena.fleet.start()
             rng = random.Random(6)
             async with asyncio.TaskGroup() as group:
-                for order in mixed(rng, 60, pace=0.1):
+                for order in mixed(rng, 40, pace=0.1):
                     group.create_task(place(arena.producer, order, rng))
                 await asyncio.sleep(0.4)
                 await arena.seal()

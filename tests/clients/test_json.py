@@ -13,7 +13,7 @@ from gen_durable import AsyncClient, Context, Done, Machine, Outcome, step
 from gen_durable.errors import EncodeError
 
 SPARE = settings(
-    max_examples=80,
+    max_examples=40,
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )

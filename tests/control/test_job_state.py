@@ -26,7 +26,7 @@ _SIGNALS = of(
 
 
 @pytest.mark.clause("JOB-2", "JOB-3", "JOB-5")
-@pytest.mark.parametrize(("level", "count"), [("all", 40), ("failures", 15), ("off", 15)])
+@pytest.mark.parametrize(("level", "count"), [("all", 20), ("failures", 8), ("off", 8)])
 def test_all_agree_in_every_history(durable_dsn: str, level: RecordLevel, count: int) -> None:
     seen: Counter[str] = Counter()
     with asyncio.Runner() as runner:

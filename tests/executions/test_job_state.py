@@ -22,7 +22,7 @@ _STATE = "select state from gen_durable.gen_durable_job_state where job_id = $1"
 _EXPIRE = "update gen_durable.gen_durable set lease_expires_at = now() - interval '1 s'"
 
 
-@pytest.mark.parametrize(("level", "count"), [("all", 60), ("failures", 25), ("off", 25)])
+@pytest.mark.parametrize(("level", "count"), [("all", 30), ("failures", 12), ("off", 12)])
 def test_view_function_and_status_agree_in_every_history(
     durable_dsn: str, level: RecordLevel, count: int
 ) -> None:

@@ -290,7 +290,8 @@ async def test_full_buckets_go_and_others_stay(db: Any, database: Database) -> N
 @pytest.mark.clause("GC-9")
 async def test_a_worker_collects_by_itself(db: Any, durable_dsn: str) -> None:
     await put(db, "done", days=2)
-    worker = Worker([Plain], dsn=durable_dsn, settings=CALM)
+    settings = msgspec.structs.replace(CALM, gc_interval=timedelta(milliseconds=100))
+    worker = Worker([Plain], dsn=durable_dsn, settings=settings)
     events = Events(worker)
     async with worker:
         assert await events.wait(GcSwept) == GcSwept(count=1)

@@ -186,7 +186,8 @@ async def test_a_lifespan_that_fails_lets_no_work_begin(durable_dsn: str, db: An
             raise AssertionError("it is not open")
     assert await db.fetchval("select execution from gen_durable.gen_durable") == 0
     query = (
-        "select count(*) from pg_stat_activity where datname = current_database() and pid <> pg_backend_pid()"
+        "select count(*) from pg_stat_activity"
+        " where datname = current_database() and application_name = 'gen_durable'"
     )
     assert await db.fetchval(query) == 0, "its connections are closed"
 

@@ -24,7 +24,9 @@ def cancel(
 ) -> Plan[Sequence[Row]]:
     """Cancel instances; an answer for each that exists."""
     return (
-        yield from _run(_SQL["cancel"](ids=ids, reason=reason, actor=actor, force=force), is_alone=is_alone)
+        yield from _run(
+            ids, _SQL["cancel"](ids=ids, reason=reason, actor=actor, force=force), is_alone=is_alone
+        )
     )
 
 
@@ -32,12 +34,12 @@ def delete(
     ids: Sequence[int], reason: str | None, actor: str | None, *, is_alone: bool = False
 ) -> Plan[Sequence[Row]]:
     """Delete instances softly; an answer for each that exists."""
-    return (yield from _run(_SQL["delete"](ids=ids, reason=reason, actor=actor), is_alone=is_alone))
+    return (yield from _run(ids, _SQL["delete"](ids=ids, reason=reason, actor=actor), is_alone=is_alone))
 
 
 def restore(ids: Sequence[int], actor: str | None, *, is_alone: bool = False) -> Plan[Sequence[Row]]:
     """Undo a soft delete; an answer for each that exists."""
-    return (yield from _run(_SQL["restore"](ids=ids, actor=actor), is_alone=is_alone))
+    return (yield from _run(ids, _SQL["restore"](ids=ids, actor=actor), is_alone=is_alone))
 
 
 def retry(
@@ -45,7 +47,9 @@ def retry(
 ) -> Plan[Sequence[Row]]:
     """Let instances go on; an answer for each that exists."""
     return (
-        yield from _run(_SQL["retry"](ids=ids, state=state, reason=reason, actor=actor), is_alone=is_alone)
+        yield from _run(
+            ids, _SQL["retry"](ids=ids, state=state, reason=reason, actor=actor), is_alone=is_alone
+        )
     )
 
 
@@ -65,17 +69,20 @@ def deleted_with_key(key: str) -> Plan[int | None]:
     return ids[0] if ids else None
 
 
-def _run(call: Call, *, is_alone: bool) -> Plan[Rows]:
+def _run(ids: Sequence[int], call: Call, *, is_alone: bool) -> Plan[Rows]:
+    """The answers, in the order in which they were asked for."""
     tries = _TRIES if is_alone else 1
     while True:
         tries -= 1
         try:
-            return (yield call)
+            answers = {row["id"]: row for row in (yield call)}
         except StatementError as error:
             if error.sqlstate == _KEY_TAKEN:
                 raise _key_taken(error) from error
             if not tries or not is_race(error):
                 raise
+        else:
+            return [answers[id] for id in dict.fromkeys(ids) if id in answers]
 
 
 def _key_taken(error: StatementError) -> UsageError:

@@ -1,6 +1,7 @@
 """A database of its own for every test: a copy of a template that is migrated once.
 
-The next copy is made while a test runs, and copies are dropped behind its back, so a test waits for neither.
+The next copy is made while a test runs, and what a test leaves is emptied or dropped behind the back of the next one,
+so a test waits for nothing.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import asyncio
 import hashlib
 import itertools
 import secrets
+from collections import defaultdict
 from collections.abc import Generator
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -23,6 +25,7 @@ from .._db.pool import Database, connect
 from .._db.runner import run_asyncpg
 from ..errors import UsageError
 from ._backstage import Backstage
+from ._recycling import Recycler
 from ._server import ScratchServer
 from ._sql import statements
 
@@ -48,6 +51,10 @@ class Databases:
         # Schema → a copy that nobody has taken yet. Touched by the thread of the tests only.
         self._ready: dict[str, Future[str]] = {}
         self._dropping: list[Future[None]] = []
+        # Schema → databases that tests have given back: whether they can be used again.
+        self._returned: defaultdict[str, dict[str, Future[bool]]] = defaultdict(dict)
+        # Of those that have not been dropped. Touched backstage only.
+        self._recyclers: dict[str, Recycler] = {}
         # Used backstage only, and for one thing at a time.
         self._conn: Any = None
         self._turn = asyncio.Lock()
@@ -68,6 +75,9 @@ class Databases:
             for copy in self._ready.values():
                 if copy.exception() is None:  # nobody has asked for this one
                     self.drop(copy.result())
+            for returned in self._returned.values():
+                for name in returned:
+                    self.drop(name)
             for dropping in self._dropping:
                 dropping.result()
         finally:
@@ -82,8 +92,31 @@ class Databases:
         finally:
             self.drop(name)
 
+    @contextmanager
+    def clean(self, schema: str = "gen_durable") -> Generator[str]:
+        """The same; but it may have been used before, and emptied."""
+        name = self._usable(schema) or self.take(schema)
+        try:
+            yield self.dsn_of(name)
+        finally:
+            # Only on a server of our own we may do all that this takes.
+            if self._server.is_ours:
+                self._returned[schema][name] = self._backstage.begin(self._empty(name))
+            else:
+                self.drop(name)
+
+    def _usable(self, schema: str) -> str | None:
+        """One that was emptied since a test has given it back."""
+        for name, emptied in list(self._returned[schema].items()):
+            if emptied.done():
+                del self._returned[schema][name]
+                if emptied.result():
+                    return name
+                self.drop(name)
+        return None
+
     def take(self, schema: str) -> str:
-        """The name of a database that is the caller's from now on."""
+        """The name of a new database that is the caller's from now on."""
         ready = self._ready.pop(schema, None) or self._backstage.begin(self._copy(schema))
         name = ready.result()
         self._ready[schema] = self._backstage.begin(self._copy(schema))
@@ -133,6 +166,8 @@ class Databases:
                 raise self._explained(error) from error
             await self._make_template(template, schema)
             await self._execute(statement)
+        if self._server.is_ours:
+            self._recyclers[name] = await Recycler.open(self.dsn_of(name), schema)
         return name
 
     async def _make_template(self, template: str, schema: str) -> None:
@@ -163,7 +198,12 @@ class Databases:
                 raise
             await self._drop(name)  # a run that works from another database of this server was faster
 
+    async def _empty(self, name: str) -> bool:
+        return name in self._recyclers and await self._recyclers[name].empty()
+
     async def _drop(self, name: str) -> None:
+        if (recycler := self._recyclers.pop(name, None)) is not None:
+            await recycler.close()
         await self._execute(f"drop database if exists {name} with (force)")
 
     async def _execute(self, text: str) -> None:

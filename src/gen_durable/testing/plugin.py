@@ -32,8 +32,8 @@ def durable_settings() -> Settings:
 
 @pytest.fixture
 def durable_dsn(durable_databases: Databases, durable_settings: Settings) -> Generator[str]:
-    """The DSN of a new database for this test alone, with our tables in it; it is dropped after the test."""
-    with durable_databases.fresh(durable_settings.schema) as dsn:
+    """The DSN of an empty database for this test alone, with our tables in it."""
+    with durable_databases.clean(durable_settings.schema) as dsn:
         yield dsn
 
 
