@@ -62,8 +62,8 @@ class Installation:
         """A running server on a copy of the template; on a disk if it is to survive a crash."""
         with _directory(is_in_memory=options.get("fsync") != "on") as directory:
             self.own(directory)
-            shutil.copytree(self.template, directory / "data", copy_function=shutil.copyfile)
-            self.own(directory)
+            # A thousand files, with their owner: a program that does nothing else is the quickest.
+            subprocess.run(["cp", "-a", self.template, directory / "data"], check=True)
             cluster = Cluster(self, directory, options)
             try:
                 cluster.start()
@@ -118,7 +118,7 @@ class Installation:
 
     def _initdb(self) -> None:
         options = ("--username=postgres", "--auth=trust", "--encoding=UTF8", "--locale=C", "--no-sync")
-        process = self.run("initdb", "-D", str(self.template), "--wal-segsize=4", *options)
+        process = self.run("initdb", "-D", str(self.template), "--wal-segsize=1", *options)
         _, said = process.communicate(timeout=60)
         assert process.returncode == 0, said.decode()
 

@@ -56,7 +56,7 @@ def texts(most: int) -> st.SearchStrategy[str]:
 NAMES = texts(255)
 KEYS = texts(1024)
 SPARE = settings(
-    max_examples=60,
+    max_examples=30,
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )

@@ -70,12 +70,14 @@ async def alone(explainer: Explainer) -> Explained:
 
 
 @pytest.mark.clause("FLOW-15")
-@pytest.mark.parametrize("slots", [1, 3])
-async def test_rows_of_a_busy_key_make_way(explainer: Explainer, direct_dsn: str, slots: int) -> None:
+@pytest.mark.parametrize(("slots", "crowd"), [(1, CROWD), (3, 10_000)])
+async def test_rows_of_a_busy_key_make_way(
+    explainer: Explainer, direct_dsn: str, slots: int, crowd: int
+) -> None:
     orderly = await alone(explainer)
     await explainer.connection.execute("select gen_durable.set_concurrency_limit('busy', $1)", slots)
     await explainer.connection.execute(HOLDER, slots)
-    await insert(explainer, CROWD, key="busy", age=60)
+    await insert(explainer, crowd, key="busy", age=60)
     await insert(explainer, 10, key=None, age=30)
     assert await counts_of_picks(direct_dsn, explainer) == [0, 10]
     await check_the_way_is_free(explainer, orderly)
@@ -84,7 +86,7 @@ async def test_rows_of_a_busy_key_make_way(explainer: Explainer, direct_dsn: str
 async def test_rows_of_an_empty_bucket_make_way(explainer: Explainer, direct_dsn: str) -> None:
     orderly = await alone(explainer)
     await explainer.connection.execute("select gen_durable.set_rate_limit('crm', 1, '1 hour')")
-    await insert(explainer, CROWD, rate_limit="crm", age=60)
+    await insert(explainer, 10_000, rate_limit="crm", age=60)
     await insert(explainer, 10, key=None, age=30)
     assert await counts_of_picks(direct_dsn, explainer) == [1, 10]
     await check_the_way_is_free(explainer, orderly)

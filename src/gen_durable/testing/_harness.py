@@ -155,8 +155,8 @@ def crash_everywhere(scenario: Callable[[Harness], object], /, *, settings: Sett
         crash_everywhere(scenario)
 
     A scenario inserts, signals, drains and asserts. It is played once undisturbed, and then once for every point at
-    which a process can die: before each step that it executes, and before the commit of each. Every time it gets a new
-    database; its `drain` recovers as the next process would, and its own assertions must hold again. What does not hold
+    which a process can die: before each step that it executes, and before the commit of each. Every time its database
+    is empty; its `drain` recovers as the next process would, and its own assertions must hold again. What does not hold
     is a step that is not safe to repeat.
     """
     chosen = Settings.load() if settings is None else settings
@@ -164,7 +164,7 @@ def crash_everywhere(scenario: Callable[[Harness], object], /, *, settings: Sett
     with Databases() as databases:
         while True:
             death = _Death(point_count)
-            with databases.fresh(chosen.schema) as dsn, Harness(dsn, settings=chosen) as harness:
+            with databases.clean(chosen.schema) as dsn, Harness(dsn, settings=chosen) as harness:
                 harness._stepper.crash = death  # noqa: SLF001 - the last floor of this house, and its own
                 harness._stepper.recovers = True  # noqa: SLF001
                 try:
