@@ -104,7 +104,7 @@ class Engine:
             resources=resources,
         )
         budget = Budget(settings.concurrency) if settings.concurrency else None
-        vacuum = Vacuum(services, contact)
+        vacuum = Vacuum(database, contact)  # not on one of the few for services: it may take half a minute
         self._schedulers = [
             Scheduler(
                 source,
