@@ -161,3 +161,52 @@ def test_a_home_of_the_users_is_respected_but_not_shared(
     (home,) = _homes()
     assert home.parent == tmp_path
     assert home.name.startswith("tests-pg")
+
+
+def test_a_database_in_which_only_rows_were_written_is_used_again(admin: psycopg.Connection[Any]) -> None:
+    with Databases() as databases:
+        with databases.clean() as first, Harness(first) as durable, psycopg.connect(first) as forgotten:
+            durable.insert(Parcel, 1)
+            durable.drain()
+            forgotten.execute("select from gen_durable.gen_durable for update")
+        again = used(databases)
+        assert again == name_in(first)
+        with Harness(databases.dsn_of(again)) as durable:
+            assert durable.insert(Parcel, 1).id == 1
+            assert durable.count() == 1
+            assert durable._look(migrate.status("gen_durable")).is_current
+        databases.drop(again)
+    assert names(admin, f"gen\\_durable\\_test\\_{databases._token}%") == set()
+
+
+@pytest.mark.parametrize(
+    "deed",
+    [
+        "create table mine (id int)",
+        "create schema mine",
+        "create temporary table mine (id int)",
+        "drop index gen_durable.gen_durable_deadline",
+        "alter table gen_durable.gen_durable set (autovacuum_enabled = off)",
+        "alter table gen_durable.signals alter column name set statistics 7",
+        "grant select on gen_durable.signals to public",
+        "do $$ begin execute format('alter database %I set work_mem = ''8MB''', current_database()); end $$",
+        "alter function gen_durable.refill(numeric, int, interval) cost 7",
+        "create trigger mine before insert on gen_durable.signals execute function suppress_redundant_updates_trigger()",
+        "update gen_durable.settings set audit = 'all'",
+        "analyze gen_durable.gen_durable",
+        "select lo_create(0)",
+        "insert into gen_durable.gen_durable (fsm, step) select 'A', 's' from generate_series(1, 5000)",
+    ],
+)
+def test_one_to_which_more_was_done_is_not(deed: str) -> None:
+    with Databases() as databases:
+        with databases.clean() as dsn, psycopg.connect(dsn, autocommit=True) as conn:
+            conn.execute(deed.encode())
+        assert used(databases) is None
+
+
+def used(databases: Databases) -> str | None:
+    """The database that was given back, if it is good enough for the next test."""
+    for returned in databases._returned["gen_durable"].values():
+        returned.result()
+    return databases._usable("gen_durable")
