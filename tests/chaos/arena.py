@@ -81,9 +81,11 @@ class Arena:
     async def comes_back(self) -> None:
         """Wait until the server has thrown us out, and answers again."""
         async with asyncio.timeout(PATIENCE):
-            with suppress(*AWAY):
-                while self._conn is not None:
-                    await self._conn.fetchval("select 1", timeout=5)
+            async with self._turn:
+                with suppress(*AWAY):
+                    while self._conn is not None:
+                        await self._conn.fetchval("select 1", timeout=5)
+                        await asyncio.sleep(0.01)
             while True:
                 try:
                     await self.ask("select 1")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import random
 import time
 from datetime import timedelta
 from typing import Final
@@ -19,7 +20,8 @@ _log: Final = logging.getLogger("gen_durable.worker")
 _CROWD: Final = 5000
 # Of the time, at most so much goes into it: one part in eleven.
 _REST: Final = 10
-_TOOK_TOO_LONG: Final = "57014"
+# Whoever fails once fails again, and must not keep autovacuum from the table meanwhile.
+_LONG_REST: Final = 3600.0
 
 
 class Vacuum(Service):
@@ -51,11 +53,12 @@ class Vacuum(Service):
         if begun < self._rests_until:
             return timedelta(seconds=self._rests_until - begun)
         self._left = 0
+        rest = 0.0
         try:
             await self._database.run_bare(gc.vacuum())
-        except StatementError as error:
-            if error.sqlstate != _TOOK_TOO_LONG:
-                raise
-            _log.info("the table of instances is too large to be vacuumed in passing; autovacuum will do it")
-        self._rests_until = time.monotonic() + _REST * (time.monotonic() - begun)
+        except StatementError as error:  # whatever it is: no work depends on this
+            _log.info("the table of instances is left to autovacuum for an hour: %s", error)
+            rest = _LONG_REST
+        now = time.monotonic()
+        self._rests_until = now + max(rest, _REST * (now - begun)) * random.uniform(1, 1.5)
         return None

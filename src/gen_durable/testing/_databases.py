@@ -13,7 +13,7 @@ import secrets
 from collections import defaultdict
 from collections.abc import Generator
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Final, Self, TypeVar
 from urllib.parse import urlsplit
 
@@ -167,7 +167,8 @@ class Databases:
             await self._make_template(template, schema)
             await self._execute(statement)
         if self._server.is_ours:
-            self._recyclers[name] = await Recycler.open(self.dsn_of(name), schema)
+            with suppress(StatementError):  # without one it is used once
+                self._recyclers[name] = await Recycler.open(self.dsn_of(name), schema)
         return name
 
     async def _make_template(self, template: str, schema: str) -> None:
@@ -203,7 +204,7 @@ class Databases:
 
     async def _drop(self, name: str) -> None:
         if (recycler := self._recyclers.pop(name, None)) is not None:
-            await recycler.close()
+            recycler.close()
         await self._execute(f"drop database if exists {name} with (force)")
 
     async def _execute(self, text: str) -> None:

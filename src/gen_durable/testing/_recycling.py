@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Self
+import asyncio
+from typing import Any, Final, Self
 
 from .._db.failures import StatementError
 from .._db.plan import Plan, Row, Rows, Script
@@ -13,13 +14,16 @@ from ._sql import statements
 __all__ = ["Recycler"]
 
 _SQL = statements("databases.sql")
+# A session is gone some milliseconds after its client has closed it.
+_LOOKS: Final = 50
+_BETWEEN_LOOKS: Final = 0.01
 
 
 class Recycler:
     """Empties one database after every test, on a connection that is kept.
 
-    Only rows are undone. Whatever else a test has done, to tables, rights or settings, is noticed: then the database is
-    not used again.
+    Only rows are undone. What else a test has done to tables, functions, rights or settings is noticed: then the
+    database is not used again.
     """
 
     def __init__(self, conn: Any, schema: str) -> None:
@@ -32,16 +36,23 @@ class Recycler:
     async def open(cls, dsn: str, schema: str) -> Self:
         """See what a database looks like that nobody has used yet."""
         made = cls(await connect(dsn), schema)
-        await made._run(only(Script("set application_name = 'gen_durable recycler'")))
-        made._new = await made._look()
-        tables = await made._run(only(_SQL["tables"](schema=schema)))
+        try:
+            await made._run(only(Script("set application_name = 'gen_durable recycler'")))
+            made._new = await made._look()
+            tables = await made._run(only(_SQL["tables"](schema=schema)))
+        except BaseException:
+            made.close()
+            raise
         made._delete = "".join(f'delete from "{schema}"."{row["name"]}";' for row in tables)  # noqa: S608 - our own
         return made
 
     async def empty(self) -> bool:
-        """Throw everybody out and remove all rows; whether it is as good as new now."""
+        """Remove all rows; whether it is as good as new now.
+
+        It is not if somebody is still connected: who does not leave by himself might come back.
+        """
         try:
-            if not (await self._run(only(_SQL["leave"]())))[0]["are_gone"] or await self._look() != self._new:
+            if not await self._is_left() or await self._look() != self._new:
                 return False
             await self._run(only(Script(self._delete)))
             await self._run(only(_SQL["rewind"]()))
@@ -49,9 +60,16 @@ class Recycler:
             return False
         return True
 
-    async def close(self) -> None:
+    def close(self) -> None:
         """The database can be dropped now."""
-        await self._conn.close()
+        self._conn.terminate()
+
+    async def _is_left(self) -> bool:
+        for _ in range(_LOOKS):
+            if not (await self._run(only(_SQL["others"]())))[0]["count"]:
+                return True
+            await asyncio.sleep(_BETWEEN_LOOKS)
+        return False
 
     async def _look(self) -> Row:
         return dict((await self._run(only(_SQL["shape"]())))[0])

@@ -1,8 +1,9 @@
 -- Databases that come and go with tests. Names begin with gen_durable_test_ and the token of the session that made them.
 
--- name: leave
--- Throw out whoever is still connected to this database; whether all are gone.
-select coalesce(bool_and(pg_terminate_backend(a.pid, 2000)), true) as are_gone
+-- name: others
+-- How many are still connected to this database. An autovacuum is sent away.
+select count(*) filter (where a.backend_type = 'client backend') as count,
+       count(pg_terminate_backend(a.pid, 2000)) filter (where a.backend_type = 'autovacuum worker')
   from pg_stat_activity a where a.datname = current_database() and a.pid <> pg_backend_pid()
 
 -- name: shape
@@ -10,31 +11,35 @@ select coalesce(bool_and(pg_terminate_backend(a.pid, 2000)), true) as are_gone
 -- version of it, what the planner has learnt, settings, prepared transactions; the rows that a new one has; and whether some
 -- relation has grown.
 select (select sum(hashtextextended(thing.kind || ' ' || thing.id || ' ' || thing.version, 0)) from (
-          select 'relation' as kind, c.oid::bigint as id, concat_ws(' ', c.xmin, c.relpages, c.reltuples) as version
+          select 'relation' as kind, c.oid::text as id, concat_ws(' ', c.xmin, c.relpages, c.reltuples) as version
             from pg_class c where c.oid >= 16384
-          union all select 'column', a.attrelid::bigint * 2048 + a.attnum, a.xmin::text from pg_attribute a where a.attrelid >= 16384
-          union all select 'default', d.oid, d.xmin::text from pg_attrdef d where d.oid >= 16384
-          union all select 'function', p.oid, p.xmin::text from pg_proc p where p.oid >= 16384
-          union all select 'type', t.oid, t.xmin::text from pg_type t where t.oid >= 16384
-          union all select 'trigger', t.oid, t.xmin::text from pg_trigger t
-          union all select 'constraint', c.oid, c.xmin::text from pg_constraint c where c.oid >= 16384
-          union all select 'index', i.indexrelid, i.xmin::text from pg_index i where i.indexrelid >= 16384
-          union all select 'rule', r.oid, r.xmin::text from pg_rewrite r where r.oid >= 16384
-          union all select 'policy', p.oid, p.xmin::text from pg_policy p
-          union all select 'schema', n.oid, n.xmin::text from pg_namespace n
-          union all select 'extension', e.oid, e.xmin::text from pg_extension e
-          union all select 'event trigger', e.oid, e.xmin::text from pg_event_trigger e
-          union all select 'rights to come', d.oid, d.xmin::text from pg_default_acl d
-          union all select 'publication', p.oid, p.xmin::text from pg_publication p
-          union all select 'large object', l.oid, l.xmin::text from pg_largeobject_metadata l
-          union all select 'statistics', s.starelid, s.xmin::text from pg_statistic s where s.starelid >= 16384
-          union all select 'database', d.oid, d.xmin::text from pg_database d where d.datname = current_database()
-          union all select 'setting', s.setrole, s.setconfig::text from pg_db_role_setting s
+          union all select 'column', a.attrelid || '.' || a.attnum, a.xmin::text from pg_attribute a where a.attrelid >= 16384
+          union all select 'default', d.oid::text, d.xmin::text from pg_attrdef d where d.oid >= 16384
+          union all select 'function', p.oid::text, p.xmin::text from pg_proc p where p.oid >= 16384
+          union all select 'type', t.oid::text, t.xmin::text from pg_type t where t.oid >= 16384
+          union all select 'trigger', t.oid::text, t.xmin::text from pg_trigger t
+          union all select 'constraint', c.oid::text, c.xmin::text from pg_constraint c where c.oid >= 16384
+          union all select 'index', i.indexrelid::text, i.xmin::text from pg_index i where i.indexrelid >= 16384
+          union all select 'rule', r.oid::text, r.xmin::text from pg_rewrite r where r.oid >= 16384
+          union all select 'sequence', s.seqrelid::text, s.xmin::text from pg_sequence s
+          union all select 'label', e.oid::text, e.xmin::text from pg_enum e
+          union all select 'language', l.oid::text, l.xmin::text from pg_language l
+          union all select 'kind of statistics', s.oid::text, s.xmin::text from pg_statistic_ext s
+          union all select 'policy', p.oid::text, p.xmin::text from pg_policy p
+          union all select 'schema', n.oid::text, n.xmin::text from pg_namespace n
+          union all select 'extension', e.oid::text, e.xmin::text from pg_extension e
+          union all select 'event trigger', e.oid::text, e.xmin::text from pg_event_trigger e
+          union all select 'rights to come', d.oid::text, d.xmin::text from pg_default_acl d
+          union all select 'publication', p.oid::text, p.xmin::text from pg_publication p
+          union all select 'large object', l.oid::text, l.xmin::text from pg_largeobject_metadata l
+          union all select 'statistics', s.starelid::text, s.xmin::text from pg_statistic s where s.starelid >= 16384
+          union all select 'database', d.oid::text, d.xmin::text from pg_database d where d.datname = current_database()
+          union all select 'setting', s.setrole::text, s.setconfig::text from pg_db_role_setting s
                      where s.setdatabase = (select d.oid from pg_database d where d.datname = current_database())
-          union all select 'prepared', count(*), '' from pg_prepared_xacts p where p.database = current_database()) thing) as shape,
+          union all select 'prepared', count(*)::text, '' from pg_prepared_xacts p where p.database = current_database()) thing) as shape,
        (select string_agg(m::text, ' ' order by m::text) from gen_durable.migrations m) as migrations,
        (select string_agg(s::text, ' ') from gen_durable.settings s) as settings,
-       (select bool_or(pg_relation_size(c.oid) > 262144) from pg_class c where c.oid >= 16384 and c.relkind in ('r', 'i')) as is_large
+       (select bool_or(pg_relation_size(c.oid) > 262144) from pg_class c where c.oid >= 16384 and c.relkind in ('r', 'i', 't')) as is_large
 
 -- name: tables
 -- The tables of a schema that are empty when they are new.
