@@ -81,16 +81,22 @@ async def test_two_drains_at_once_are_refused(async_durable: AsyncHarness) -> No
 
 
 async def test_a_drain_that_was_cancelled_is_recovered_by_the_next(async_durable: AsyncHarness) -> None:
+    has_begun = asyncio.Event()
+
     class Hangs(Machine[None, int]):
         @step
         async def hang(self, ctx: Context[None]) -> Outcome[int]:
             if ctx.attempt == 0:
+                has_begun.set()
                 await asyncio.sleep(3600)
             return Done(ctx.attempt)
 
     hangs = await async_durable.insert(Hangs)
-    with pytest.raises(TimeoutError):
-        await asyncio.wait_for(async_durable.drain(), 0.2)
+    draining = asyncio.ensure_future(async_durable.drain())
+    await has_begun.wait()
+    draining.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await draining
     await async_durable.drain()
     assert async_durable.assert_done(hangs) == 1
 
