@@ -20,7 +20,7 @@ _log: Final = logging.getLogger("gen_durable.worker")
 _CROWD: Final = 5000
 # Of the time, at most so much goes into it: one part in eleven.
 _REST: Final = 10
-# Whoever fails once fails again, and must not keep autovacuum from the table meanwhile.
+# Whoever was too slow once will be again, and must not keep autovacuum from the table meanwhile.
 _LONG_REST: Final = 3600.0
 
 
