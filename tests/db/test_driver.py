@@ -1,29 +1,49 @@
-"""What connections of one process tell each other."""
+"""What the driver knows without asking the server."""
 
 from __future__ import annotations
 
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import asyncpg
 import pytest
 
+from gen_durable._db.plan import in_schema
 from gen_durable._db.pool import connect
+from tests.db.test_statements import all_statements
 
 
-async def test_only_the_first_connection_asks_about_types(
+async def asked(*_: Any) -> None:
+    raise AssertionError("it asks")
+
+
+async def test_a_connection_knows_the_arrays_that_we_send(
     durable_dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    arrays = "select $1::bigint[] as ids, $2::interval[] as delays"
-    first = await connect(durable_dsn)
-    await first.fetchrow(arrays, [1], [])
-    await first.close()
-
-    async def asked(*_: Any) -> None:
-        raise AssertionError("it asks again")
+    sent: dict[str, list[Any]] = {
+        "boolean": [True, False, None],
+        "bytea": [b"\x00", b""],
+        "int": [1, -1],
+        "bigint": [2**40],
+        "timestamptz": [datetime(2031, 1, 1, tzinfo=UTC)],
+        "interval": [timedelta(days=3, seconds=0.5)],
+        "text": ["a,b", 'c"d'],
+    }
+    conn = await connect(durable_dsn)
 
     monkeypatch.setattr(asyncpg.Connection, "_introspect_types", asked)
-    second = await connect(durable_dsn)
-    assert tuple(await second.fetchrow(arrays, [1, 2], [])) == ([1, 2], [])
-    with pytest.raises(AssertionError, match="it asks again"):
-        await second.fetch("select $1::gen_durable.durable_status[]", [])
-    await second.close()
+    arrays = ", ".join(f"${number}::{kind}[]" for number, kind in enumerate(sent, 1))
+    assert [*await conn.fetchrow(f"select {arrays}", *sent.values())] == [*sent.values()]
+    with pytest.raises(AssertionError, match="it asks"):
+        await conn.fetch("select $1::gen_durable.durable_status[]", [])
+    await conn.close()
+
+
+async def test_no_statement_of_ours_has_a_type_that_must_be_asked_for(
+    durable_dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(asyncpg.Connection, "_introspect_types", asked)
+    conn = await connect(durable_dsn)
+    for _, statement in all_statements():
+        await conn.prepare(in_schema(statement.text, "gen_durable"))
+    await conn.close()

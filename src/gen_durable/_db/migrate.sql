@@ -7,9 +7,8 @@ select pg_advisory_xact_lock(hashtextextended('gen_durable.migrate:' || :schema:
 -- name: exists
 -- Whether the schema is there, and whether it has been migrated. And whether the database can store what we are given.
 select current_setting('server_encoding') as encoding,
-       exists (select from pg_namespace where nspname = :schema::text) as has_schema,
-       exists (select from pg_class c join pg_namespace n on n.oid = c.relnamespace
-                where n.nspname = :schema::text and c.relname = 'migrations') as has_migrations
+       to_regnamespace(quote_ident(:schema::text)) is not null as has_schema,
+       to_regclass(quote_ident(:schema::text) || '.migrations') is not null as has_migrations
 
 -- name: version
 -- The newest increment that has been applied.

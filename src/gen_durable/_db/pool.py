@@ -52,8 +52,6 @@ _CONNECT_WITHIN: Final = 10.0
 # A plan is made for the size that the table has at that time; after so many seconds it is made anew. Otherwise a table
 # that grows in a rush is served by the plans of a tiny one until the server gets to analyze it.
 _PLAN_LIFETIME: Final = 10
-# What asyncpg has to ask the server about before it can send them.
-_ARRAYS: Final = ("bigint[]", "int[]", "boolean[]", "bytea[]", "interval[]", "timestamptz[]")
 _NOT_SUPPORTED: Final = "0A000"
 
 
@@ -105,11 +103,6 @@ class Database:
             if _has_transaction_timeout(connection):
                 await connection.execute(f"set {_NO_TRANSACTION_TIMEOUT}")
 
-        async def learn_types(connection: Any) -> None:
-            """Now, because asyncpg turns jit off for it, and back to what it finds: it must not find what we pin."""
-            async with connection.transaction():
-                await connection.fetch("select " + ", ".join(f"null::{kind}" for kind in _ARRAYS))
-
         async def connect(_: None, **options: Any) -> Any:
             where = await ask(dsn)
             try:
@@ -129,7 +122,7 @@ class Database:
                 server_settings=None if is_pooled else pins,
                 statement_cache_size=0 if is_pooled else 100,
                 max_cached_statement_lifetime=_PLAN_LIFETIME,
-                init=learn_types if is_pooled else pin_the_rest if lends else None,
+                init=pin_the_rest if lends and not is_pooled else None,
                 command_timeout=min(answer_within or _ANSWER_WITHIN, _ANSWER_WITHIN),
                 timeout=min(answer_within or _CONNECT_WITHIN, _CONNECT_WITHIN),
                 reset=clean if lends and not is_pooled else leave_as_is,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import random
 import time
 from datetime import datetime, timedelta
 from typing import Final
@@ -41,6 +42,10 @@ class Cron(Service):
         self._wakes = wakes
         self._unreadable: set[int] = set()
         """Revisions of which this process cannot tell the next slot: cronsim or a time zone is missing here."""
+
+    def first_pause(self) -> timedelta:
+        """Some part of the interval: a worker that starts has more urgent things to ask for."""
+        return self._settings.poll_interval * random.random()
 
     async def tick(self) -> timedelta:
         pause = self._settings.poll_interval

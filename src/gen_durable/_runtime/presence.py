@@ -34,6 +34,10 @@ class Presence(Service):
         self._presence = presence
         self._is_draining = False
 
+    def first_pause(self) -> timedelta:
+        """One round: the worker said it itself before it let anything go."""
+        return self._every
+
     async def tick(self) -> timedelta:
         plan = fleet.appear(self._presence, 3 * self._every, is_draining=self._is_draining)
         await self._database.run(plan)

@@ -149,6 +149,10 @@ class Timekeeper(Service):
         self._telemetry = telemetry
         self._wakes = wakes
 
+    def first_pause(self) -> timedelta:
+        """Some part of the interval: a worker that starts has more urgent things to ask for."""
+        return _DEADLINES_EVERY * random.random()
+
     async def tick(self) -> timedelta:
         expired = await self._database.run(leases.expire())
         for one in expired:
