@@ -21,6 +21,7 @@ select id, is_retried, status, queue
 -- The children of these instances that have not ended: who is cancelled next, when a cancel goes down the tree.
 select child.id from gen_durable.gen_durable child
  where child.parent_id = any (:ids::bigint[]) and child.status not in ('done', 'failed', 'cancelled')
+ order by child.id
 
 -- name: unfinished_children
 -- The children of these instances that are not done. One that failed or was cancelled may have left live ones behind.

@@ -61,11 +61,13 @@ def prepare(schema: str, *, upgrade: bool) -> Plan[None]:
 
     Upgrading what is there is a decision of whoever deploys (`upgrade`). Needs a transaction, if there is work to do.
     """
-    found = yield from status(schema)
-    if found.version is None or (upgrade and found.version < LATEST):
-        found = yield from migrate(schema)
-    if not found.is_current:
-        raise SchemaVersionError(schema, found.version, LATEST)
+    version = None
+    if (yield _SQL["is_there"](schema=schema))[0]["is_there"]:
+        version = (yield _SQL["version"]())[0]["version"]
+    if version is None or (upgrade and version < LATEST):
+        version = (yield from migrate(schema)).version
+    if version != LATEST:
+        raise SchemaVersionError(schema, version, LATEST)
 
 
 def migrate(schema: str, to: int = LATEST) -> Plan[Schema]:

@@ -4,11 +4,17 @@
 -- One migration of one schema at a time; freed by the end of the transaction, so no pooler can strand it.
 select pg_advisory_xact_lock(hashtextextended('gen_durable.migrate:' || :schema::text, 0))
 
+-- name: is_there
+-- Whether the schema has been migrated, as this session remembers it: planned in no time, and it may not have heard of what was
+-- committed a moment ago.
+select to_regclass(quote_ident(:schema::text) || '.migrations') is not null as is_there
+
 -- name: exists
 -- Whether the schema is there, and whether it has been migrated. And whether the database can store what we are given.
 select current_setting('server_encoding') as encoding,
-       to_regnamespace(quote_ident(:schema::text)) is not null as has_schema,
-       to_regclass(quote_ident(:schema::text) || '.migrations') is not null as has_migrations
+       exists (select from pg_namespace where nspname = :schema::text) as has_schema,
+       exists (select from pg_class c join pg_namespace n on n.oid = c.relnamespace
+                where n.nspname = :schema::text and c.relname = 'migrations') as has_migrations
 
 -- name: version
 -- The newest increment that has been applied.
