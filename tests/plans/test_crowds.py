@@ -7,7 +7,6 @@ from typing import Final
 
 from gen_durable._db import pick
 from tests.plans.explain import Explained, Explainer, check
-from tests.plans.filling import indexed_late
 from tests.plans.statements import LEASES
 
 MACHINES: Final = (["A"], [1])
@@ -15,20 +14,6 @@ INSERT: Final = (
     "insert into gen_durable.gen_durable (fsm, step, queue, priority, eligible_at, concurrency_key, gated)"
     " select 'A', 's', 'q', $1, statement_timestamp() + $2, $3, $4 from generate_series(1, $5::int)"
 )
-
-
-async def test_200_000_future_rows_on_an_urgent_priority_cost_a_probe(direct_dsn: str) -> None:
-    async with Explainer.open(direct_dsn) as explainer:
-        await insert(explainer, 1000, priority=0, ahead=timedelta(minutes=-1))
-        alone = await picked(explainer)
-        async with indexed_late(explainer.connection):
-            await insert(explainer, 200_000, priority=-100, ahead=timedelta(days=1))
-        behind = await picked(explainer)
-        _, (by_prefix,) = await explainer.run(pick.pick_by_prefix("A", None, 10, 50, 7, "worker", LEASES))
-    # Two more levels of the index, and one look at the urgent priority.
-    assert behind.blocks <= alone.blocks + 100, behind
-    assert by_prefix.rows == 10
-    check(by_prefix, {"gen_durable_machine", "gen_durable_pkey"}, blocks=1000)
 
 
 async def test_urgent_priorities_of_future_rows_cost_a_probe_each(direct_dsn: str) -> None:
