@@ -237,7 +237,7 @@ async def test_opening_a_client_is_four_statements(wire: Wire) -> None:
     with wire.counted() as sent:
         async with AsyncClient(wire.dsn):
             pass
-    assert sent == [BEGIN, "exists", "version", COMMIT]
+    assert sent == [BEGIN, "is_there", "version", COMMIT]
 
 
 async def test_gating_a_busy_key_is_two_statements_in_a_transaction(wire: Wire, database: Database) -> None:

@@ -107,7 +107,8 @@ async def explained(explainer: Explainer) -> Mapping[str, Explained]:
     for name, plan in plans.items():
         transaction = explainer.connection.transaction()
         await transaction.start()
-        for number, statement in enumerate(await explainer.explain(plan)):
+        _, statements = await (explainer.pick(plan) if name == "pick" else explainer.run(plan))
+        for number, statement in enumerate(statements):
             found[f"{name} {number}"] = statement
         await transaction.rollback()
     return found

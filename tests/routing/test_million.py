@@ -13,8 +13,8 @@ import pytest
 from gen_durable._db.pick import Picked, pick
 from gen_durable._db.plan import Plan
 from tests.plans.explain import Explained, Explainer, check
-from tests.routing.filling import indexed_late
 from tests.plans.statements import LEASES
+from tests.routing.filling import indexed_late
 from tests.routing.picking import by_prefix
 
 _ROWS: Final = 1_050_000
@@ -113,7 +113,7 @@ async def _tried(explainer: Explainer, plan: Plan[Picked]) -> tuple[Picked, Expl
     transaction = explainer.connection.transaction()
     await transaction.start()
     try:
-        picked, reports = await explainer.run(plan)
+        picked, reports = await explainer.pick(plan)
     finally:
         await transaction.rollback()
     (report,) = [
