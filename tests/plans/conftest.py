@@ -12,7 +12,7 @@ from tests.plans.explain import Explainer
 POPULATION = Path(__file__).with_name("population.sql").read_text(encoding="utf-8")
 
 TABLES = ("gen_durable.gen_durable", "gen_durable.signals", "gen_durable.executions")
-VACUUM = f"vacuum analyze {', '.join(TABLES)}"
+VACUUM = f"vacuum {', '.join(TABLES)}"
 STIRRED = "select sum(n_tup_ins + n_tup_upd) from pg_stat_xact_user_tables where schemaname = 'gen_durable'"
 
 
@@ -26,6 +26,7 @@ def populated(durable_databases: Databases) -> Iterator[str]:
                 conn.execute(f"alter table {table} set (autovacuum_enabled = off)")
             conn.execute(POPULATION)
             conn.execute(VACUUM)
+            conn.execute(f"analyze {', '.join(TABLES)}")
         yield dsn
 
 
