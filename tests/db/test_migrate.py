@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
-import sys
+import time
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -16,6 +16,7 @@ from gen_durable._db.pool import Database
 from gen_durable._schema import LATEST, migrate_schema, schema_status
 from gen_durable.errors import SchemaVersionError, UsageError
 from tests.db.catalog import dump, leftovers
+from tests.nursery import launch
 
 ELSEWHERE = "my_app_1"
 
@@ -77,33 +78,17 @@ async def test_ten_tasks_may_migrate_an_empty_database_at_once(sql: Any, durable
     assert await dump(sql, ELSEWHERE) == await dump(sql, "gen_durable")
 
 
-async def test_ten_processes_may_boot_on_an_empty_database_at_once(sql: Any, durable_dsn: str) -> None:
-    code = (
-        "import sys, asyncio\n"
-        "from gen_durable import AsyncClient, Client, Settings\n"
-        "settings = Settings(schema=sys.argv[2])\n"
-        "async def boot():\n"
-        "    async with AsyncClient(sys.argv[1], settings=settings) as client:\n"
-        "        print(await client.count())\n"
-        "sys.stdin.read()\n"
-        "asyncio.run(boot())\n"
-    )
-    booting = [
-        subprocess.Popen(
-            [sys.executable, "-c", code, durable_dsn, ELSEWHERE],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for _ in range(10)
-    ]
-    for process in booting:  # all have been started; now all go
-        assert process.stdin is not None
-        process.stdin.close()
-        process.stdin = None
-    said = [process.communicate(timeout=50) for process in booting]
-    assert said == [("0\n", "")] * 10
+async def test_ten_processes_may_boot_on_an_empty_database_at_once(
+    sql: Any, durable_dsn: str, tmp_path: Path
+) -> None:
+    said = tmp_path / "said"
+    when = str(time.monotonic() + 0.5)  # all of them have been started by then
+    with said.open("wb") as output:
+        booting = [
+            launch("tests.db.boot", durable_dsn, ELSEWHERE, when, output=output.fileno()) for _ in range(10)
+        ]
+    assert [await process.ends() for process in booting] == [0] * 10
+    assert said.read_text() == "0\n" * 10
     assert await dump(sql, ELSEWHERE) == await dump(sql, "gen_durable")
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import random
+import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -11,23 +13,25 @@ from pathlib import Path
 import pytest
 
 from gen_durable.embedded import EmbeddedPostgres
-from tests.embedded.processes import CLIENT, STAY, Spawn, first_line, keepers, postmasters, query
+from tests.embedded.processes import keepers, postmasters, query
+from tests.nursery import launch
 
 pytestmark = pytest.mark.timeout(50)
 
-CONNECT = """
-import psycopg
-with psycopg.connect(server.ensure()) as connection:
-    print(*connection.execute("select pg_postmaster_start_time()::text").fetchone(), flush=True)
-"""
 
-
-def test_twenty_clients_race_the_first_start_and_share_one_server(empty_home: Path, spawn: Spawn) -> None:
-    racers = [spawn(empty_home, code=CLIENT + CONNECT + STAY) for _ in range(20)]
-    assert len({first_line(each) for each in racers}) == 1
-    assert len({first_line(each) for each in racers}) == 1
-    assert (len(keepers(empty_home)), len(postmasters(empty_home))) == (1, 1)
-    assert (empty_home / "server.log").read_text().count("starting PostgreSQL") == 1
+def test_twenty_clients_race_the_first_start_and_share_one_server(empty_home: Path) -> None:
+    told, output = os.pipe()
+    racers = [launch("tests.embedded.visitor", str(empty_home), "0.2", output=output) for _ in range(20)]
+    os.close(output)
+    try:
+        with os.fdopen(told, encoding="utf-8") as lines:
+            assert len({lines.readline() for _ in racers}) == 1
+        assert {each.exit_code for each in racers} == {None}
+        assert (len(keepers(empty_home)), len(postmasters(empty_home))) == (1, 1)
+        assert (empty_home / "server.log").read_text().count("starting PostgreSQL") == 1
+    finally:
+        for each in racers:
+            each.send(signal.SIGKILL)
 
 
 def test_visits_that_race_the_stop_of_an_idle_server_all_succeed(home: Path) -> None:
