@@ -7,22 +7,27 @@ from pathlib import Path
 
 import pytest
 
-from tests.conformance.table import COMMAND, ROOT, SPEC, TABLE, clauses, current, proofs_of, render, tags
+from tests.conformance.table import COMMAND, ROOT, SPEC, TABLE, Tag, clauses, current, proofs_of, render, tags
 
 CLAUSES = clauses(SPEC.read_text(encoding="utf-8"))
-TAGS = tags(ROOT / "tests")
 
 
-def test_every_clause_has_a_test() -> None:
-    proofs = proofs_of(TAGS)
+@pytest.fixture(scope="module")
+def tagged() -> list[Tag]:
+    """All tests that name a clause."""
+    return tags(ROOT / "tests")
+
+
+def test_every_clause_has_a_test(tagged: list[Tag]) -> None:
+    proofs = proofs_of(tagged)
     assert [clause.id for clause in CLAUSES if clause.id not in proofs] == []
 
 
-def test_every_tag_names_a_clause_and_stands_on_a_test_that_is_run() -> None:
+def test_every_tag_names_a_clause_and_stands_on_a_test_that_is_run(tagged: list[Tag]) -> None:
     known = {clause.id for clause in CLAUSES}
-    unknown = [f"{tag.path}: {tag.test} names {tag.clause}" for tag in TAGS if tag.clause not in known]
+    unknown = [f"{tag.path}: {tag.test} names {tag.clause}" for tag in tagged if tag.clause not in known]
     assert unknown == []
-    assert [f"{tag.path}: {tag.test}" for tag in TAGS if not tag.is_proof] == []
+    assert [f"{tag.path}: {tag.test}" for tag in tagged if not tag.is_proof] == []
 
 
 def test_no_id_is_used_twice() -> None:
@@ -67,8 +72,8 @@ def test_a_clause_named_by_a_variable_is_refused(tmp_path: Path) -> None:
         tags(tmp_path)
 
 
-def test_the_table_lists_tests_by_file() -> None:
+def test_the_table_lists_tests_by_file(tagged: list[Tag]) -> None:
     (clause,) = clauses("## 1 One\n\n- **A-1** This | that. *(spec 1)*")
-    found = [tag for tag in TAGS if tag.clause == CLAUSES[0].id][:1]
+    found = [tag for tag in tagged if tag.clause == CLAUSES[0].id][:1]
     text = render([clause], {"A-1": found})
     assert f"| A-1 | This \\| that. | `{found[0].path}`: {found[0].test} | spec 1 |" in text
