@@ -11,5 +11,5 @@ from gen_durable.testing._databases import Databases
 
 @pytest.fixture(scope="module")
 def dsn(durable_databases: Databases) -> Iterator[str]:
-    with durable_databases.fresh() as found:
+    with durable_databases.clean() as found:
         yield found

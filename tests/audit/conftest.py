@@ -14,7 +14,7 @@ from gen_durable.testing._databases import Databases
 
 @pytest.fixture(scope="module")
 def dsn(durable_databases: Databases) -> Iterator[str]:
-    with durable_databases.fresh("gen_durable") as made:
+    with durable_databases.clean("gen_durable") as made:
         yield made
 
 

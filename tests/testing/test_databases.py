@@ -163,14 +163,21 @@ def test_a_home_of_the_users_is_respected_but_not_shared(
     assert home.name.startswith("tests-pg")
 
 
-def test_a_database_in_which_only_rows_were_written_is_used_again(admin: psycopg.Connection[Any]) -> None:
+def test_a_database_with_new_rows_and_tables_is_used_again(admin: psycopg.Connection[Any]) -> None:
     with Databases() as databases:
         with databases.clean() as first, Harness(first) as durable, psycopg.connect(first) as forgotten:
             durable.insert(Parcel, 1)
             durable.drain()
+            forgotten.execute("create table mine (id int); create view seen as select * from mine")
+            forgotten.commit()
             forgotten.execute("select from gen_durable.gen_durable for update")
         again = used(databases)
         assert again == name_in(first)
+        with psycopg.connect(databases.dsn_of(again)) as conn:
+            assert (
+                conn.execute("select from pg_class where relnamespace = 'public'::regnamespace").fetchall()
+                == []
+            )
         with Harness(databases.dsn_of(again)) as durable:
             assert durable.insert(Parcel, 1).id == 1
             assert durable.count() == 1
@@ -182,8 +189,9 @@ def test_a_database_in_which_only_rows_were_written_is_used_again(admin: psycopg
 @pytest.mark.parametrize(
     "deed",
     [
-        "create table mine (id int)",
         "create schema mine",
+        "create function mine() returns int language sql return 1",
+        "create table mine (id bigint primary key); alter table gen_durable.signals add foreign key (id) references mine",
         "create temporary table mine (id int)",
         "drop index gen_durable.gen_durable_deadline",
         "alter table gen_durable.gen_durable set (autovacuum_enabled = off)",

@@ -22,8 +22,8 @@ _BETWEEN_LOOKS: Final = 0.01
 class Recycler:
     """Empties one database after every test, on a connection that is kept.
 
-    Only rows are undone. What else a test has done to tables, functions, rights or settings is noticed: then the
-    database is not used again.
+    Rows are undone, and tables that the test has made for itself. What else it has done to tables, functions, rights or
+    settings is noticed: then the database is not used again.
     """
 
     def __init__(self, conn: Any, schema: str) -> None:
@@ -52,7 +52,7 @@ class Recycler:
         It is not if somebody is still connected: who does not leave by himself might come back.
         """
         try:
-            if not await self._is_left() or await self._look() != self._new:
+            if not await self._is_left() or not await self._is_like_new():
                 return False
             await self._run(only(Script(self._delete)))
             await self._run(only(_SQL["rewind"]()))
@@ -70,6 +70,12 @@ class Recycler:
                 return True
             await asyncio.sleep(_BETWEEN_LOOKS)
         return False
+
+    async def _is_like_new(self) -> bool:
+        if await self._look() == self._new:
+            return True
+        await self._run(only(_SQL["tidy"]()))
+        return await self._look() == self._new
 
     async def _look(self) -> Row:
         return dict((await self._run(only(_SQL["shape"]())))[0])

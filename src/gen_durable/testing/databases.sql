@@ -47,6 +47,14 @@ select c.relname as name from pg_class c
  where c.relnamespace = (select n.oid from pg_namespace n where n.nspname = :schema::text) and c.relkind = 'r'
    and c.relname not in ('migrations', 'settings')
 
+-- name: tidy
+-- Drops the tables and views that a test has made for itself, where one makes them who does not say where.
+do $$ begin
+  execute coalesce((
+    select string_agg(format('drop %s if exists %s cascade', case c.relkind when 'v' then 'view' else 'table' end, c.oid::regclass), '; ')
+      from pg_class c where c.relnamespace = 'public'::regnamespace and c.relkind in ('r', 'v')), 'select');
+end $$
+
 -- name: rewind
 -- Sequences begin anew, and so do the counters of what has happened.
 select pg_stat_reset(), (select count(setval(s.seqrelid::regclass, s.seqstart, false)) from pg_sequence s)
