@@ -173,6 +173,7 @@ async def test_a_cancel_that_loses_a_race_is_asked_again(client: Any, db: Any) -
     first, second = [await client.insert(Plain, n, concurrency_key="k") for n in range(2)]
     await db.execute("update gen_durable.gen_durable set gated = true where id = $1", second.id)
     lock = "select from gen_durable.gen_durable where id = $1 for no key update"
+    await db.execute("set deadlock_timeout = '1min'")  # so the cancel is the first to notice, and gives way
     other = db.transaction()
     await other.start()
     await db.execute(lock, second.id)
