@@ -6,10 +6,11 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
-from typing import Final
+from collections.abc import AsyncIterator, Iterator
+from typing import Any, Final
 from urllib.parse import urlsplit
 
+import asyncpg
 import pytest
 from hypothesis import HealthCheck
 from hypothesis import settings as hypothesis_settings
@@ -17,6 +18,7 @@ from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
 from gen_durable import Settings
+from gen_durable._db.driver import Connection
 from gen_durable.testing._databases import Databases
 from tests.pooler.bouncer import MISSING, PROGRAM, Bouncer
 
@@ -63,6 +65,14 @@ def durable_dsn(durable_dsn: str, durable_settings: Settings, request: pytest.Fi
 def direct_dsn(durable_dsn: str, durable_databases: Databases) -> str:
     """The straight way, for connections that look behind the engine's back."""
     return durable_databases.dsn_of(urlsplit(durable_dsn).path.removeprefix("/"))
+
+
+@pytest.fixture
+async def db(direct_dsn: str) -> AsyncIterator[Any]:
+    """A plain connection to the test's own database, to see what is really there."""
+    connection = await asyncpg.connect(direct_dsn, connection_class=Connection)
+    yield connection
+    await connection.close(timeout=5)
 
 
 def pytest_configure() -> None:

@@ -1,9 +1,8 @@
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from typing import Any
 
-import asyncpg
 import pytest
 
 from tests.conformance.support import Sql
@@ -18,8 +17,6 @@ def sql(direct_dsn: str) -> Iterator[Sql]:
 
 
 @pytest.fixture
-async def async_sql(direct_dsn: str) -> AsyncIterator[Any]:
+def async_sql(db: Any) -> Any:
     """The same for those who await."""
-    connection = await asyncpg.connect(direct_dsn)
-    yield connection
-    await connection.close(timeout=5)
+    return db

@@ -5,18 +5,10 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import Any
 
-import asyncpg
 import pytest
 
 from gen_durable import AsyncClient, Client
 from tests.clients.conftest import Awaitable
-
-
-@pytest.fixture
-async def db(durable_dsn: str) -> AsyncIterator[Any]:
-    connection = await asyncpg.connect(durable_dsn)
-    yield connection
-    await connection.close(timeout=5)
 
 
 @pytest.fixture(params=["AsyncClient", "Client"])

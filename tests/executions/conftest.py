@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import Any
 
-import asyncpg
 import pytest
 
 from gen_durable._db.pool import Database
@@ -13,11 +12,10 @@ from tests.executions.ledger import LEDGER
 
 
 @pytest.fixture
-async def db(durable_dsn: str) -> AsyncIterator[Any]:
-    connection = await asyncpg.connect(durable_dsn)
-    await connection.execute(LEDGER)
-    yield connection
-    await connection.close()
+async def db(db: Any) -> Any:
+    """With a table for the effects of steps."""
+    await db.execute(LEDGER)
+    return db
 
 
 @pytest.fixture

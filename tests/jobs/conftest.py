@@ -1,21 +1,12 @@
-"""Connections of the test's own, to look behind the engine's back."""
+"""A blocking connection of the test's own, to look behind the engine's back."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
-from typing import Any
+from collections.abc import Iterator
 
-import asyncpg
 import psycopg
 import pytest
 from psycopg.rows import DictRow, dict_row
-
-
-@pytest.fixture
-async def db(durable_dsn: str) -> AsyncIterator[Any]:
-    connection = await asyncpg.connect(durable_dsn)
-    yield connection
-    await connection.close()
 
 
 @pytest.fixture

@@ -5,19 +5,11 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import Any
 
-import asyncpg
 import pytest
 
 from gen_durable import AsyncClient, Client, Settings
 from gen_durable._db.pool import Database
 from tests.clients.conftest import Awaitable
-
-
-@pytest.fixture
-async def db(direct_dsn: str) -> AsyncIterator[Any]:
-    connection = await asyncpg.connect(direct_dsn)
-    yield connection
-    await connection.close(timeout=5)
 
 
 @pytest.fixture

@@ -1,21 +1,12 @@
-"""A plain connection to the test's database."""
+"""The pool of the engine, on the test's database."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from typing import Any
 
-import asyncpg
 import pytest
 
 from gen_durable._db.pool import Database
-
-
-@pytest.fixture
-async def db(durable_dsn: str) -> AsyncIterator[Any]:
-    connection = await asyncpg.connect(durable_dsn)
-    yield connection
-    await connection.close()
 
 
 @pytest.fixture

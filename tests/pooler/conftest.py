@@ -1,10 +1,7 @@
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from datetime import timedelta
-from typing import Any
 
-import asyncpg
 import pytest
 
 from gen_durable import Settings
@@ -21,11 +18,3 @@ def durable_settings() -> Settings:
         reap_interval=timedelta(milliseconds=100),
         drain_timeout=timedelta(seconds=5),
     )
-
-
-@pytest.fixture
-async def db(direct_dsn: str) -> AsyncIterator[Any]:
-    """A connection to the server itself, to look behind the engine's back."""
-    connection = await asyncpg.connect(direct_dsn)
-    yield connection
-    await connection.close()

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from typing import Any
 
-import asyncpg
 import pytest
 
 from gen_durable._db.pool import Database
@@ -15,13 +13,6 @@ from gen_durable._db.pool import Database
 def no_prefixes(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the environment of whoever runs the tests says about prefixes is not meant for them."""
     monkeypatch.delenv("WORKER_TYPE_PREFIXES", raising=False)
-
-
-@pytest.fixture
-async def db(durable_dsn: str) -> AsyncIterator[Any]:
-    connection = await asyncpg.connect(durable_dsn)
-    yield connection
-    await connection.close()
 
 
 @pytest.fixture

@@ -3,20 +3,12 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
-import asyncpg
 import psycopg
 import pytest
 from psycopg.rows import DictRow, dict_row
 
 from gen_durable import AsyncClient, Client
 from tests.clients.conftest import Awaitable
-
-
-@pytest.fixture
-async def db(direct_dsn: str) -> AsyncIterator[Any]:
-    connection = await asyncpg.connect(direct_dsn)
-    yield connection
-    await connection.close(timeout=5)
 
 
 @pytest.fixture
