@@ -181,7 +181,7 @@ class Reading:
         for name in [name for name in space if name.startswith("test_") and name not in before]:
             function: Callable[..., Any] = space[name]
             wanted = inspect.signature(function).parameters
-            with self._databases.fresh() as dsn:
+            with self._databases.clean() as dsn:
                 if inspect.iscoroutinefunction(function):
                     async with AsyncHarness(dsn) as harness:
                         await function(**dict.fromkeys(wanted, harness))
