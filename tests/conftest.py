@@ -29,7 +29,13 @@ hypothesis_settings.register_profile(
 hypothesis_settings.load_profile("patient")
 
 # Their tests share what is dear to make: 200,000 rows, a run of a type checker, a server, the syntax of all tests.
-TOGETHER: Final = ("tests/plans/", "tests/typing/", "tests/interleavings/", "tests/conformance/test_table.py")
+TOGETHER: Final = (
+    "tests/plans/",
+    "tests/typing/",
+    "tests/interleavings/",
+    "tests/conformance/test_table.py",
+    "tests/house/",
+)
 
 
 class Scheduling(LoadScopeScheduling):

@@ -11,12 +11,12 @@ import pytest
 import gen_durable
 from tests.adapters import site
 
-site.set_up()  # the modules of a Django app are imported by a Django project only
-MODULES = sorted(
-    module.name
-    for module in pkgutil.walk_packages(gen_durable.__path__, prefix="gen_durable.")
-    if not module.name.endswith("__main__")
-)
+
+@pytest.fixture(scope="module")
+def modules() -> list[str]:
+    site.set_up()  # the modules of a Django app are imported by a Django project only
+    found = pkgutil.walk_packages(gen_durable.__path__, prefix="gen_durable.")
+    return sorted(module.name for module in found if not module.name.endswith("__main__"))
 
 
 def test_the_public_names_are_sorted() -> None:
@@ -27,13 +27,13 @@ def test_the_version_is_that_of_the_package() -> None:
     assert gen_durable.__version__ == metadata.version("gen_durable")
 
 
-def test_no_public_name_is_also_a_submodule() -> None:
-    submodules = {name.split(".")[1] for name in MODULES}
+def test_no_public_name_is_also_a_submodule(modules: list[str]) -> None:
+    submodules = {name.split(".")[1] for name in modules}
     assert not submodules & set(gen_durable.__all__)
 
 
-@pytest.mark.parametrize("name", ["gen_durable", *MODULES])
-def test_what_a_module_offers_exists(name: str) -> None:
-    module = importlib.import_module(name)
-    offered = getattr(module, "__all__", [])
-    assert [each for each in offered if not hasattr(module, each)] == []
+def test_what_a_module_offers_exists(modules: list[str]) -> None:
+    for name in ("gen_durable", *modules):
+        module = importlib.import_module(name)
+        offered = getattr(module, "__all__", [])
+        assert [each for each in offered if not hasattr(module, each)] == [], name
