@@ -154,8 +154,8 @@ class Proxy:
             yield proxy
         finally:
             server.close()
-            # Who was accepted at the last moment gets a link now.
-            await asyncio.sleep(0)
+            # Who was accepted at the last moment gets a link some rounds of the loop later.
+            await asyncio.sleep(0.02)
             while links := list(proxy._links):
                 for link in links:
                     link.cancel()

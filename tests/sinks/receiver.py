@@ -22,12 +22,14 @@ class Receiver:
         self.location = ""
         self.delay = 0.0
         self.port = 0
+        self._clients: set[asyncio.StreamWriter] = set()
 
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}/events"
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._clients.add(writer)
         try:
             while line := await reader.readline():
                 method, path, _ = line.decode().split(" ", 2)
@@ -44,7 +46,17 @@ class Receiver:
         except (ConnectionError, asyncio.IncompleteReadError):
             pass
         finally:
+            self._clients.discard(writer)
             writer.close()
+
+    async def hang_up(self) -> None:
+        """Nobody is served any longer, also those who would have stayed."""
+        await asyncio.sleep(
+            0.01
+        )  # who was accepted at the last moment is known some rounds of the loop later
+        for writer in self._clients:
+            writer.transport.abort()
+        await asyncio.sleep(0.01)
 
 
 @asynccontextmanager
@@ -56,3 +68,4 @@ async def receiver() -> AsyncIterator[Receiver]:
         yield found
     finally:
         server.close()
+        await found.hang_up()
