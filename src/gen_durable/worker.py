@@ -273,7 +273,7 @@ class Worker(AsyncClient):
         )
         # One for each queue, because a pick is dear to plan: on whichever is free, each of them would plan it.
         self._pools["picks"] = await Database.open(
-            dsn, schema, at_once=False, size=max(1, len(self._sources())), pooler=pooler, picks=True
+            dsn, schema, at_once=False, size=max(1, len(self._sources())), pooler=pooler
         )
         # What looks after things is in no hurry: two connections do for all, and one that hangs is not the last.
         self._pools["services"] = await Database.open(dsn, schema, at_once=False, size=2, pooler=pooler)

@@ -47,3 +47,12 @@ async def test_no_statement_of_ours_has_a_type_that_must_be_asked_for(
     for _, statement in all_statements():
         await conn.prepare(in_schema(statement.text, "gen_durable"))
     await conn.close()
+
+
+async def test_a_codec_of_the_users_own_can_be_set(durable_dsn: str) -> None:
+    """On a connection that an effect is lent; the driver asks about a composite type in another way."""
+    conn = await connect(durable_dsn)
+    await conn.set_type_codec("limits", schema="gen_durable", encoder=tuple, decoder=list, format="tuple")
+    await conn.execute("insert into gen_durable.limits (name, kind, slots) values ('mail', 'concurrency', 3)")
+    assert "mail" in await conn.fetchval("select l from gen_durable.limits l")
+    await conn.close()

@@ -16,7 +16,7 @@ import asyncpg
 import pytest
 
 from gen_durable._db.plan import Plan
-from gen_durable._db.pool import IN_ORDER, PINNED
+from gen_durable._db.pool import PINNED
 from gen_durable._db.runner import run_asyncpg
 
 T = TypeVar("T")
@@ -124,16 +124,6 @@ class Explainer:
         result = await run_asyncpg(self.connection, plan, "gen_durable")
         await self._listen()
         return result, list(self._heard)
-
-    async def pick(self, plan: Plan[T]) -> tuple[T, list[Explained]]:
-        """The same, as on a connection for picks."""
-        for name, value in IN_ORDER.items():
-            await self.connection.execute(f"set {name} = {value}")
-        try:
-            return await self.run(plan)
-        finally:
-            for name in IN_ORDER:
-                await self.connection.execute(f"reset {name}")
 
     async def _listen(self) -> None:
         # In a transaction the portal of a SELECT stays open, and unreported, until the next one takes its place.

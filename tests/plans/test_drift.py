@@ -107,8 +107,7 @@ async def explained(explainer: Explainer) -> Mapping[str, Explained]:
     for name, plan in plans.items():
         transaction = explainer.connection.transaction()
         await transaction.start()
-        _, statements = await (explainer.pick(plan) if name == "pick" else explainer.run(plan))
-        for number, statement in enumerate(statements):
+        for number, statement in enumerate(await explainer.explain(plan)):
             found[f"{name} {number}"] = statement
         await transaction.rollback()
     return found

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gen_durable import Worker
 from gen_durable._db import pick
-from gen_durable._db.plan import Statement
-from gen_durable._db.pool import IN_ORDER, only
 from tests.plans.explain import Explainer, check
 from tests.plans.statements import GATE_ALL, LEASES, MACHINES, PARENTS, PARKED, statement
 
@@ -18,29 +15,20 @@ GATED = {"gen_durable_gated"}
 
 @pytest.mark.parametrize("demand", [1, 10, 100, 1000])
 async def test_a_pick_touches_what_it_takes(explainer: Explainer, demand: int) -> None:
-    picked, (found,) = await explainer.pick(pick.pick("q1", MACHINES, demand, 7, "worker", LEASES))
+    picked, (found,) = await explainer.run(pick.pick("q1", MACHINES, demand, 7, "worker", LEASES))
     assert len(picked.executions) == found.rows == demand
     check(found, PICK, blocks=60 + 22 * demand)
 
 
-async def test_a_worker_reads_in_order(direct_dsn: str) -> None:
-    settings = Statement(
-        "settings", "select name from pg_settings where setting = 'off' and name like 'enable%'"
-    )
-    async with Worker([], dsn=direct_dsn, queues={}) as worker:
-        off = {row["name"] for row in await worker._pools["picks"].run(only(settings()))}
-    assert off >= {"enable_seqscan", *IN_ORDER}
-
-
 async def test_a_look_at_an_empty_queue_is_one_probe(explainer: Explainer) -> None:
-    picked, (found,) = await explainer.pick(pick.pick("nothing", MACHINES, 100, 7, "worker", LEASES))
+    picked, (found,) = await explainer.run(pick.pick("nothing", MACHINES, 100, 7, "worker", LEASES))
     assert not picked.executions
     check(found, {"gen_durable_pick"}, blocks=40)
 
 
 async def test_rows_of_unknown_machines_are_passed_over_one_by_one(explainer: Explainer) -> None:
     """The price of a queue that others share: the index does not know machines, so each due row is looked at."""
-    picked, (found,) = await explainer.pick(pick.pick("q1", (["Other"], [1]), 10, 7, "worker", LEASES))
+    picked, (found,) = await explainer.run(pick.pick("q1", (["Other"], [1]), 10, 7, "worker", LEASES))
     assert not picked.executions
     check(found, {"gen_durable_pick"}, blocks=10_000)
 
@@ -51,7 +39,7 @@ async def test_keys_are_admitted_by_their_holders_and_their_line(explainer: Expl
         "update gen_durable.gen_durable set status = 'done', lease_token = null, concurrency_slot = null"
         " where concurrency_slot = 0 and id % 400 < 200"
     )
-    picked, (found,) = await explainer.pick(pick.pick("keyed", MACHINES, 1000, 7, "worker", LEASES))
+    picked, (found,) = await explainer.run(pick.pick("keyed", MACHINES, 1000, 7, "worker", LEASES))
     assert picked.executions
     assert picked.denied
     check(found, PICK | KEYS, blocks=20 * 1000)

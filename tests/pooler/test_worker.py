@@ -120,7 +120,7 @@ async def test_several_workers_share_five_server_connections(
             for _ in range(4)
         ]
         refs: list[Any] = []
-        for round in range(10):
+        for round in range(5):
             for worker in workers:
                 refs += await worker.insert_all(
                     [

@@ -113,7 +113,7 @@ async def _tried(explainer: Explainer, plan: Plan[Picked]) -> tuple[Picked, Expl
     transaction = explainer.connection.transaction()
     await transaction.start()
     try:
-        picked, reports = await explainer.pick(plan)
+        picked, reports = await explainer.run(plan)
     finally:
         await transaction.rollback()
     (report,) = [

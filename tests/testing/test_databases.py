@@ -190,6 +190,8 @@ def test_a_database_with_new_rows_and_tables_is_used_again(admin: psycopg.Connec
     "deed",
     [
         "create schema mine",
+        'create collation mine from "C"; create table names (name text collate mine)',
+        "create text search configuration mine (copy = simple)",
         "create function mine() returns int language sql return 1",
         "create table mine (id bigint primary key); alter table gen_durable.signals add foreign key (id) references mine",
         "create temporary table mine (id int)",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from types import SimpleNamespace
 from typing import Any, Final
 
@@ -18,7 +19,7 @@ def _array(oid: int, name: str, element: int) -> dict[str, Any]:
         "name": name,
         "kind": b"b",
         "elemtype": element,
-        "elemdelim": ",",
+        "elemdelim": b",",
         "basetype": None,
         "range_subtype": None,
         "attrtypoids": None,
@@ -26,15 +27,15 @@ def _array(oid: int, name: str, element: int) -> dict[str, Any]:
 
 
 # Their numbers are the same in every database of every version. text[] the driver knows by itself.
-_ARRAYS: Final = [
+_ARRAYS: Final = (
     _array(1000, "_bool", 16),
     _array(1001, "_bytea", 17),
     _array(1007, "_int4", 23),
     _array(1016, "_int8", 20),
     _array(1185, "_timestamptz", 1184),
     _array(1187, "_interval", 1186),
-]
-_OIDS: Final = {array["oid"] for array in _ARRAYS}
+)
+_OIDS: Final = frozenset(array["oid"] for array in _ARRAYS)
 # Nothing was asked, so no statement of that has to be looked after.
 _NO_STATEMENT: Final = SimpleNamespace(name="known")
 
@@ -46,7 +47,7 @@ class Connection(asyncpg.Connection):  # type: ignore[misc] # asyncpg ships no t
     Should a version of it do that elsewhere, this is never called.
     """
 
-    async def _introspect_types(self, oids: set[int], *rest: Any) -> Any:
-        if oids <= _OIDS:
+    async def _introspect_types(self, oids: Iterable[int], *rest: Any) -> Any:
+        if _OIDS.issuperset(oids):
             return _ARRAYS, _NO_STATEMENT
         return await super()._introspect_types(oids, *rest)

@@ -15,7 +15,7 @@ from .failures import READ_ONLY, StatementError
 from .plan import Call, Plan, Rows, Script
 from .runner import asyncpg_failures, from_asyncpg, run_asyncpg
 
-__all__ = ["IN_ORDER", "PINNED", "Database", "connect", "is_gone", "local", "only"]
+__all__ = ["PINNED", "Database", "connect", "is_gone", "local", "only"]
 
 T = TypeVar("T")
 
@@ -38,8 +38,6 @@ PINNED: Final = {
     "datestyle": "ISO",
     "intervalstyle": "postgres",
 }
-# For picks alone: their index has the rows in order. Else what is taken for a few rows is read whole and sorted.
-IN_ORDER: Final = {"enable_bitmapscan": "off", "enable_sort": "off"}
 # Of the same kind, and new in PostgreSQL 17: older servers would refuse the connection for it, so it is said later, and
 # only where it matters, because that is a round trip: what we run ourselves is short.
 _NO_TRANSACTION_TIMEOUT: Final = "transaction_timeout = 0"
@@ -79,11 +77,10 @@ class Database:
         answer_within: float | None = None,
         pooler: Pooler = "none",
         lends: bool = False,
-        picks: bool = False,
     ) -> Self:
         """Make a pool of at most `size` connections; the first one `at_once`, so that whoever opens it knows.
 
-        One that lends its connections to the code of others cleans them afterwards. One that `picks` reads in order.
+        One that lends its connections to the code of others cleans them afterwards.
 
         Behind a pooler in transaction mode a session is somebody else's a moment later: nothing is prepared, and the
         settings that we rely on go with every BEGIN.
@@ -113,7 +110,7 @@ class Database:
             except ValueError as error:  # the text may quote the DSN
                 raise AddressError(hidden(str(error), where)) from None
 
-        pins = {**PINNED, "lock_timeout": lock_timeout, **(IN_ORDER if picks else {})}
+        pins = {**PINNED, "lock_timeout": lock_timeout}
         is_pooled = pooler == "transaction"
         failures: tuple[type[Exception], ...] = (*asyncpg_failures(), ValueError)
         try:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import random
 import time
 from datetime import datetime, timedelta
 from typing import Final
@@ -22,6 +21,7 @@ __all__ = ["Cron"]
 _log: Final = logging.getLogger("gen_durable.worker")
 _BATCH: Final = 100
 _SHORTEST_PAUSE: Final = timedelta(milliseconds=1)
+_MOMENT: Final = timedelta(milliseconds=50)
 
 
 class Cron(Service):
@@ -44,8 +44,8 @@ class Cron(Service):
         """Revisions of which this process cannot tell the next slot: cronsim or a time zone is missing here."""
 
     def first_pause(self) -> timedelta:
-        """Some part of the interval: a worker that starts has more urgent things to ask for."""
-        return self._settings.poll_interval * random.random()
+        """A moment: a worker that starts has more urgent things to ask for, and needs no connection more for this one."""
+        return _MOMENT
 
     async def tick(self) -> timedelta:
         pause = self._settings.poll_interval

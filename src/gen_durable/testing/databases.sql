@@ -36,6 +36,7 @@ select (select sum(hashtextextended(thing.kind || ' ' || thing.id || ' ' || thin
           union all select 'database', d.oid::text, d.xmin::text from pg_database d where d.datname = current_database()
           union all select 'setting', s.setrole::text, s.setconfig::text from pg_db_role_setting s
                      where s.setdatabase = (select d.oid from pg_database d where d.datname = current_database())
+          union all select 'others', count(*)::text, sum(d.objid::bigint)::text from pg_depend d where d.objid >= 16384
           union all select 'prepared', count(*)::text, '' from pg_prepared_xacts p where p.database = current_database()) thing) as shape,
        (select string_agg(m::text, ' ' order by m::text) from gen_durable.migrations m) as migrations,
        (select string_agg(s::text, ' ') from gen_durable.settings s) as settings,
