@@ -21,7 +21,7 @@ __all__ = ["Cron"]
 _log: Final = logging.getLogger("gen_durable.worker")
 _BATCH: Final = 100
 _SHORTEST_PAUSE: Final = timedelta(milliseconds=1)
-_MOMENT: Final = timedelta(milliseconds=50)
+_MOMENT: Final = timedelta(milliseconds=250)
 
 
 class Cron(Service):
@@ -44,7 +44,7 @@ class Cron(Service):
         """Revisions of which this process cannot tell the next slot: cronsim or a time zone is missing here."""
 
     def first_pause(self) -> timedelta:
-        """A moment: a worker that starts has more urgent things to ask for, and needs no connection more for this one."""
+        """A moment, in which no two slots of a schedule come: a worker that starts has more urgent questions."""
         return _MOMENT
 
     async def tick(self) -> timedelta:
