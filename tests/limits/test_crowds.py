@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
 from typing import Any, Final
 
 import pytest
@@ -70,27 +71,29 @@ async def alone(explainer: Explainer) -> Explained:
 
 
 @pytest.mark.clause("FLOW-15")
-@pytest.mark.parametrize(("slots", "crowd"), [(1, CROWD), (3, 10_000)])
+@pytest.mark.parametrize(("slots", "count"), [(1, CROWD), (3, 10_000)])
 async def test_rows_of_a_busy_key_make_way(
-    explainer: Explainer, direct_dsn: str, slots: int, crowd: int
+    explainer: Explainer, direct_dsn: str, slots: int, count: int
 ) -> None:
     orderly = await alone(explainer)
     await explainer.connection.execute("select gen_durable.set_concurrency_limit('busy', $1)", slots)
     await explainer.connection.execute(HOLDER, slots)
-    await insert(explainer, crowd, key="busy", age=60)
+    crowd = partial(insert, explainer, count, key="busy", age=60)
+    await crowd()
     await insert(explainer, 10, key=None, age=30)
     assert await counts_of_picks(direct_dsn, explainer) == [0, 10]
-    await check_the_way_is_free(explainer, orderly)
+    await check_the_way_is_free(explainer, direct_dsn, crowd, orderly)
 
 
 async def test_rows_of_an_empty_bucket_make_way(explainer: Explainer, direct_dsn: str) -> None:
     orderly = await alone(explainer)
     await explainer.connection.execute("select gen_durable.set_rate_limit('crm', 1, '1 hour')")
     # They are put off a thousand at a time, and the worker vacuums after five of these; so few are left behind it.
-    await insert(explainer, 5_200, rate_limit="crm", age=60)
+    crowd = partial(insert, explainer, 5_200, rate_limit="crm", age=60)
+    await crowd()
     await insert(explainer, 10, key=None, age=30)
     assert await counts_of_picks(direct_dsn, explainer) == [1, 10]
-    await check_the_way_is_free(explainer, orderly)
+    await check_the_way_is_free(explainer, direct_dsn, crowd, orderly)
 
 
 async def counts_of_picks(dsn: str, explainer: Explainer) -> list[int]:
@@ -98,18 +101,32 @@ async def counts_of_picks(dsn: str, explainer: Explainer) -> list[int]:
     counts: list[int] = []
     worker = Worker([A], dsn=dsn, queues={"q": 10}, settings=Settings(reaper=False))
     worker.telemetry.subscribe(lambda event: counts.append(event.count), PickStop)
+    before = await explainer.connection.fetchval(VACUUMED)
     async with worker, asyncio.timeout(60):
-        while not await explainer.connection.fetchval(VACUUMED):
+        while await explainer.connection.fetchval(VACUUMED) == before:
             await asyncio.sleep(0.05)
     return counts[:2]
 
 
-async def check_the_way_is_free(explainer: Explainer, orderly: Explained) -> None:
-    """Nothing of the crowd is left where a pick looks."""
-    await insert(explainer, 10)
-    picked, explained = await Picker(explainer).pick()
-    assert len(picked.executions) == 10
-    assert explained.blocks <= 2 * orderly.blocks, (explained.blocks, orderly.blocks)
+async def check_the_way_is_free(
+    explainer: Explainer, dsn: str, crowd: Callable[[], Awaitable[None]], orderly: Explained
+) -> None:
+    """Nothing of the crowd is left where a pick looks.
+
+    A transaction that is older than the crowd, in whichever database of the server, can keep a vacuum from removing it.
+    Then the worker has to deal with another one: nobody else vacuums.
+    """
+    seen: list[int] = []
+    while len(seen) < 5:
+        await insert(explainer, 10)
+        picked, explained = await Picker(explainer).pick()
+        assert len(picked.executions) == 10
+        if explained.blocks <= 2 * orderly.blocks:
+            return
+        seen.append(explained.blocks)
+        await crowd()
+        await counts_of_picks(dsn, explainer)
+    pytest.fail(f"{seen} blocks, and {orderly.blocks} without the crowd")
 
 
 @pytest.mark.clause("FLOW-15")
