@@ -103,7 +103,7 @@ async def counts_of_picks(dsn: str, explainer: Explainer) -> list[int]:
     worker.telemetry.subscribe(lambda event: counts.append(event.count), PickStop)
     before = await explainer.connection.fetchval(VACUUMED)
     async with worker, asyncio.timeout(60):
-        while await explainer.connection.fetchval(VACUUMED) == before:
+        while len(counts) < 2 or await explainer.connection.fetchval(VACUUMED) == before:
             await asyncio.sleep(0.05)
     return counts[:2]
 
