@@ -16,6 +16,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -62,6 +63,12 @@ class Child:
     def send(self, number: signal.Signals) -> None:
         if self.exit_code is None:
             os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        """End it, and wait until it has ended."""
+        self.send(signal.SIGKILL)
+        while self.exit_code is None:
+            time.sleep(0.001)
 
     async def ends(self) -> int:
         """Its exit code, when it has ended."""

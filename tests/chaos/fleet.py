@@ -52,9 +52,7 @@ class Process:
         return self._child.exit_code
 
     def kill(self) -> None:
-        self._child.send(signal.SIGKILL)
-        while self.exit_code is None:
-            time.sleep(0.001)
+        self._child.kill()
 
     def stop(self) -> None:
         self._child.send(signal.SIGSTOP)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import random
-import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -31,7 +30,7 @@ def test_twenty_clients_race_the_first_start_and_share_one_server(empty_home: Pa
         assert (empty_home / "server.log").read_text().count("starting PostgreSQL") == 1
     finally:
         for each in racers:
-            each.send(signal.SIGKILL)
+            each.kill()
 
 
 def test_visits_that_race_the_stop_of_an_idle_server_all_succeed(home: Path) -> None:

@@ -88,8 +88,7 @@ async def test_rows_of_a_busy_key_make_way(
 async def test_rows_of_an_empty_bucket_make_way(explainer: Explainer, direct_dsn: str) -> None:
     orderly = await alone(explainer)
     await explainer.connection.execute("select gen_durable.set_rate_limit('crm', 1, '1 hour')")
-    # They are put off a thousand at a time, and the worker vacuums after five of these; so few are left behind it.
-    crowd = partial(insert, explainer, 5_200, rate_limit="crm", age=60)
+    crowd = partial(insert, explainer, 10_000, rate_limit="crm", age=60)
     await crowd()
     await insert(explainer, 10, key=None, age=30)
     assert await counts_of_picks(direct_dsn, explainer) == [1, 10]

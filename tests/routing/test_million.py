@@ -1,5 +1,4 @@
-"""A million rows that are urgent and have time, among many types, priorities and times to come: a pick reads a bounded part
-of one index."""
+"""A million rows that are urgent and have time, of many types: a pick reads a bounded part of one index."""
 
 from __future__ import annotations
 

@@ -51,9 +51,8 @@ class Receiver:
 
     async def hang_up(self) -> None:
         """Nobody is served any longer, also those who would have stayed."""
-        await asyncio.sleep(
-            0.01
-        )  # who was accepted at the last moment is known some rounds of the loop later
+        # Who was accepted at the last moment is known some rounds of the loop later.
+        await asyncio.sleep(0.01)
         for writer in self._clients:
             writer.transport.abort()
         await asyncio.sleep(0.01)
