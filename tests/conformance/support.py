@@ -14,7 +14,11 @@ from gen_durable import Context, Done, Machine, Outcome, Settings, Stop, step
 from gen_durable.testing import Harness
 
 # Nobody loses a lease unless a test takes it away; what others insert is found soon.
-CALM: Final = Settings.load(poll_interval=timedelta(milliseconds=100), drain_timeout=timedelta(seconds=1))
+CALM: Final = Settings.load(
+    poll_interval=timedelta(milliseconds=100),
+    min_poll_interval=timedelta(milliseconds=100),
+    drain_timeout=timedelta(seconds=1),
+)
 # A worker that soon reaps what others have left behind.
 BRISK: Final = msgspec.structs.replace(
     CALM,

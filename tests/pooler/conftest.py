@@ -13,6 +13,7 @@ def durable_settings() -> Settings:
     return Settings(
         pooler="transaction",
         poll_interval=timedelta(milliseconds=100),
+        min_poll_interval=timedelta(milliseconds=100),
         lease=timedelta(seconds=1),
         heartbeat=timedelta(milliseconds=300),
         reap_interval=timedelta(milliseconds=100),

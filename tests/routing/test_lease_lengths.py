@@ -17,6 +17,7 @@ SETTINGS = Settings(
     lease=timedelta(seconds=20),
     heartbeat=timedelta(milliseconds=200),
     poll_interval=timedelta(milliseconds=100),
+    chain_time=timedelta(minutes=1),  # however slow the machine is
     drain_timeout=timedelta(seconds=1),
 )
 

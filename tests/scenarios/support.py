@@ -18,10 +18,16 @@ FAST: Final = Settings.load(
     heartbeat=timedelta(milliseconds=300),
     reap_interval=timedelta(milliseconds=100),
     poll_interval=timedelta(milliseconds=100),
+    min_poll_interval=timedelta(milliseconds=100),
     drain_timeout=timedelta(seconds=5),
 )
-# Nobody loses a lease unless a test takes it away.
-CALM: Final = Settings.load(poll_interval=timedelta(milliseconds=100), drain_timeout=timedelta(seconds=1))
+# Nobody loses a lease unless a test takes it away, and a chain breaks for no other reason than the test's.
+CALM: Final = Settings.load(
+    chain_time=timedelta(minutes=1),
+    poll_interval=timedelta(milliseconds=100),
+    min_poll_interval=timedelta(milliseconds=100),
+    drain_timeout=timedelta(seconds=1),
+)
 AN_HOUR: Final = timedelta(hours=1)
 # Long enough for a busy machine; a test that gets here has failed.
 PATIENCE: Final = timedelta(seconds=45)

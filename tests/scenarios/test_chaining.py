@@ -5,7 +5,22 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from gen_durable import AsyncClient, Await, Context, Done, Machine, Next, Outcome, Queue, Retry, Worker, step
+import msgspec
+
+from gen_durable import (
+    AsyncClient,
+    Await,
+    Context,
+    Done,
+    Machine,
+    Next,
+    Outcome,
+    Queue,
+    Retry,
+    Settings,
+    Worker,
+    step,
+)
 from gen_durable.telemetry import PickStop, StepStop
 from tests.scenarios.support import CALM, PATIENCE, Events, happens, row_of
 
@@ -47,7 +62,8 @@ async def test_after_a_tenth_of_a_second_in_its_steps_an_instance_queues_up_agai
             await asyncio.sleep(0.06)
             return Next(self.run, ctx.state - 1) if ctx.state else Done()
 
-    async with Worker([Slow], dsn=durable_dsn, settings=CALM) as worker:
+    usual = msgspec.structs.replace(CALM, chain_time=Settings().chain_time)
+    async with Worker([Slow], dsn=durable_dsn, settings=usual) as worker:
         events = Events(worker)
         await worker.wait(await worker.insert(Slow, 5), timeout=PATIENCE)
     assert sum(event.count for event in events.of(PickStop)) >= 3

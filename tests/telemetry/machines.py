@@ -31,7 +31,11 @@ from gen_durable import (
 )
 from gen_durable.contrib import opentelemetry
 
-QUICK = Settings(poll_interval=timedelta(milliseconds=50), drain_timeout=timedelta(seconds=5))
+QUICK = Settings(
+    poll_interval=timedelta(milliseconds=50),
+    min_poll_interval=timedelta(milliseconds=50),
+    drain_timeout=timedelta(seconds=5),
+)
 log = logging.getLogger("shop")
 
 

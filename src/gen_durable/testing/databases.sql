@@ -1,10 +1,9 @@
 -- Databases that come and go with tests. Names begin with gen_durable_test_ and the token of the session that made them.
 
 -- name: others
--- How many are still connected to this database. An autovacuum is sent away.
-select count(*) filter (where a.backend_type = 'client backend') as count,
-       count(pg_terminate_backend(a.pid, 2000)) filter (where a.backend_type = 'autovacuum worker')
-  from pg_stat_activity a where a.datname = current_database() and a.pid <> pg_backend_pid()
+-- How many are still connected to this database.
+select count(*) from pg_stat_activity a
+ where a.datname = current_database() and a.pid <> pg_backend_pid() and a.backend_type = 'client backend'
 
 -- name: shape
 -- What a test may have changed in a database besides rows, as one number: every object that is not PostgreSQL's own and every
