@@ -26,13 +26,17 @@ from tests.interleavings.world import World, look, reset
 
 SEED: Final = 20_251
 MOST_OF_THREE: Final = 2_000
-# So many find every mistake of the mutants. INTERLEAVINGS=all runs all orders of all scenarios.
-SAMPLE: Final = None if os.environ.get("INTERLEAVINGS") == "all" else 75
+_WANTS_ALL: Final = os.environ.get("INTERLEAVINGS") == "all"
 
 # What the orders of other scenarios have left would be in the way of every look.
 _VACUUM: Final = (
     "vacuum gen_durable.gen_durable, gen_durable.executions, gen_durable.signals, gen_durable.audit_events"
 )
+
+
+def sample(scenario: Scenario) -> int | None:
+    """How many of its orders are enough. INTERLEAVINGS=all runs all orders of all scenarios."""
+    return None if _WANTS_ALL else scenario.sample
 
 
 class Verdict(msgspec.Struct):

@@ -12,7 +12,7 @@ from tests.interleavings import (
     schedule_mutants,
 )
 from tests.interleavings.bench import Bench
-from tests.interleavings.explore import SAMPLE, explore
+from tests.interleavings.explore import explore, sample
 from tests.interleavings.mutants import MUTANTS, Mutant
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -32,7 +32,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 )
 async def test_some_order_breaks_it(bench: Bench, mutant: Mutant) -> None:
     verdict = await explore(
-        bench, mutant.scenario, mutant.pins, changes=mutant.changes, until=mutant.reason, most=SAMPLE
+        bench, mutant.scenario, mutant.pins, changes=mutant.changes, until=mutant.reason, most=sample(mutant.scenario)
     )
     print(verdict)  # noqa: T201 - for pytest -s
     assert any(reason.startswith(mutant.reason) for reason in verdict.reasons()), str(verdict)
