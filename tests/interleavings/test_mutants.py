@@ -32,7 +32,12 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 )
 async def test_some_order_breaks_it(bench: Bench, mutant: Mutant) -> None:
     verdict = await explore(
-        bench, mutant.scenario, mutant.pins, changes=mutant.changes, until=mutant.reason, most=sample(mutant.scenario)
+        bench,
+        mutant.scenario,
+        mutant.pins,
+        changes=mutant.changes,
+        until=mutant.reason,
+        most=sample(mutant.scenario),
     )
     print(verdict)  # noqa: T201 - for pytest -s
     assert any(reason.startswith(mutant.reason) for reason in verdict.reasons()), str(verdict)
