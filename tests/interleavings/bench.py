@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple, Self
 import asyncpg
 
 from gen_durable._db.pool import PINNED
-from tests.interleavings.product import SCHEMA, Change, Product
+from tests.interleavings.product import Change, Product
 from tests.interleavings.session import Lane
 
 _SESSIONS: Final = 3
@@ -21,6 +21,10 @@ _SETTINGS: Final = {
     "client_min_messages": "error",
 }
 _PAUSES: Final = 2
+# Unlike CREATE OR REPLACE, this leaves alone what else has been said about a function.
+_REPLACE: Final = """
+update pg_proc p set prosrc = change.new from unnest($2::text[], $3::text[]) as change (old, new)
+ where p.pronamespace = (select n.oid from pg_namespace n where n.nspname = $1) and p.prosrc = change.old"""
 _BLOCKERS: Final = """
 select pid, pg_blocking_pids(pid) as blockers
   from unnest($1::int[]) as pid where cardinality(pg_blocking_pids(pid)) > 0"""
@@ -49,7 +53,8 @@ class Bench:
         self._brake = brake
         self._pinned = pinned
         self._unpinned = unpinned
-        self._products: dict[tuple[Change, ...], Product] = {}
+        # By their frames: a schema, and the functions that it has now.
+        self._schemas: dict[str, Product] = {}
         self.brake_pid = brake.get_server_pid()
 
     @classmethod
@@ -81,13 +86,21 @@ class Bench:
         return [Lane(*pair) for pair in zip(self._unpinned, statements, strict=True)]
 
     async def install(self, changes: tuple[Change, ...]) -> Product:
-        """A schema of its own for every change of the schema; changed statements need none."""
-        key = tuple(change for change in changes if change.where == SCHEMA)
-        if key not in self._products:
-            product = Product(f"gen_durable_{len(self._products)}", key)
-            await self.admin.execute(f'create schema "{product.schema}"; {product.ddl()}')
-            self._products[key] = product
-        return Product(self._products[key].schema, changes)
+        """A schema with these changes. Statements need none, and functions are changed where they are."""
+        frame = Product("", changes).frame()
+        if (installed := self._schemas.get(frame)) is None:
+            wanted = Product(f"gen_durable_{len(self._schemas)}", changes)
+            await self.admin.execute(f'create schema "{wanted.schema}"; {wanted.ddl()}')
+        else:
+            wanted = Product(installed.schema, changes)
+            bodies = zip(installed.bodies(), wanted.bodies(), strict=True)
+            changed = [(old, new) for old, new in bodies if old != new]
+            done = await self.admin.execute(
+                _REPLACE, wanted.schema, *([pair[n] for pair in changed] for n in (0, 1))
+            )
+            assert done == f"UPDATE {len(changed)}", "a function is not what it was when it was made"
+        self._schemas[frame] = wanted
+        return wanted
 
     async def tables(self, product: Product) -> list[str]:
         rows = await self.admin.fetch(

@@ -16,8 +16,8 @@ from tests.interleavings.scenario import Broken, Choices, End, Scenario
 from tests.interleavings.session import Session
 from tests.interleavings.world import World, look
 
-# A step that has not answered by then is asked whether it waits for a lock. Most answer within a millisecond.
-_PATIENCE: Final = 0.0015
+# A step that has not answered by then is asked whether it waits for a lock. Most answer within a millisecond or two.
+_PATIENCE: Final = 0.003
 _LONGEST_WAIT: Final = 10.0
 _RETRIES: Final = 5
 _NAMES: Final = {"40P01": "deadlock", "40001": "refused by isolation"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from typing import Final, NamedTuple
 
@@ -15,6 +16,8 @@ _STATEMENTS: Final[Mapping[str, Statement]] = {
 }
 SCHEMA: Final = "schema"
 """The place of a change to the schema, where a statement's name would stand."""
+
+_BODY: Final = re.compile(r"(?<=as \$\$).*?(?=\$\$;)", re.DOTALL)
 
 # An after-trigger, because a before-trigger would lock rows earlier than the engine does and so hide its races. What
 # has ended changes by a retry, of itself or of its parent; a delete, a restore and the collector leave its status alone.
@@ -76,6 +79,14 @@ class Product:
     def ddl(self) -> str:
         """The schema, with an eye on what no statement may do, and with what scenarios need."""
         return in_schema(self._ddl + _WATCH, self.schema)
+
+    def frame(self) -> str:
+        """The schema without the bodies of its functions: what cannot be changed once it stands."""
+        return _BODY.sub("", self._ddl)
+
+    def bodies(self) -> list[str]:
+        """The bodies of its functions."""
+        return _BODY.findall(in_schema(self._ddl, self.schema))
 
 
 def number(statement: str, parameter: str) -> str:

@@ -51,7 +51,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     """SQLSTATEs of races that are part of the design; any other refusal breaks the order."""
     never_wait: frozenset[str] = frozenset()
     """Sessions that may never wait for a lock."""
-    sample: int = 40
+    sample: int = 24
     """So many of its orders find every mistake of its mutants."""
 
 

@@ -107,6 +107,7 @@ def cancel_first_in_line() -> Scenario:
     """The one whose turn it is leaves a line whose key is free: the next one is let in."""
     return Scenario(
         name="cancel(first in line) × deliver(to the next) × pick",
+        sample=40,
         setup=[
             instance(1, concurrency_key="k"),
             *(instance(id, concurrency_key="k", gated=True) for id in (2, 3)),
@@ -310,6 +311,7 @@ def cancel_family_and_end_of_child() -> Scenario:
 
     return Scenario(
         name="cancel(parent and children) × done(child) × cancel(sibling)",
+        sample=30,
         setup=_family(leased(11, **_OF_1), instance(12, "awaiting_signal", awaits=("go",), **_OF_1)),
         sessions={"C": [cancel(1, 11, 12)], "A": [_end(11)], "E": [cancel(12)]},
         check=check,

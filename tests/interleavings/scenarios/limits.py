@@ -82,6 +82,7 @@ def two_releases() -> Scenario:
 def gate_release_and_pick() -> Scenario:
     return Scenario(
         name="gate × commit(done) × pick and commit(done), a key of two slots",
+        sample=30,
         setup=_pair(gated=False),
         sessions={
             "G": [gate("k")],
@@ -189,6 +190,7 @@ def put_off_and_release() -> Scenario:
     """The next in line of a key is put off by its bucket while the key is freed: the one behind it is next."""
     return Scenario(
         name="put off × commit(done) × pick",
+        sample=40,
         setup=[
             rate("r"),
             empty("r"),
