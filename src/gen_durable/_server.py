@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from contextlib import suppress
@@ -40,11 +41,8 @@ class Server:
         Raises:
             UnreachableError: there is no embedded server yet, and (`creates`) it is not to be made by the way.
         """
-        if dsn is not None:
-            return cls(dsn, "is it running? the DSN was given as an argument")
-        if (from_environment := environment_dsn()) is not None:
-            source = environment_dsn_source() or "GEN_DURABLE_DSN; without it the embedded server is used"
-            return cls(from_environment, f"is it running? the DSN came from {source}")
+        if (given := cls._given(dsn)) is not None:
+            return given
         embedded = EmbeddedPostgres()
         if not creates and not embedded.exists:
             raise UnreachableError(
@@ -55,6 +53,22 @@ class Server:
         return cls(
             embedded.ensure(), "the embedded server does not answer; its log lies beside its data", embedded
         )
+
+    @classmethod
+    async def find_async(cls, dsn: Dsn | None, *, creates: bool = True) -> Self:
+        """The same for an event loop, which waits on a thread for an embedded one."""
+        if (given := cls._given(dsn)) is not None:
+            return given
+        return await asyncio.to_thread(cls.find, dsn, creates=creates)
+
+    @classmethod
+    def _given(cls, dsn: Dsn | None) -> Self | None:
+        if dsn is not None:
+            return cls(dsn, "is it running? the DSN was given as an argument")
+        if (from_environment := environment_dsn()) is not None:
+            source = environment_dsn_source() or "GEN_DURABLE_DSN; without it the embedded server is used"
+            return cls(from_environment, f"is it running? the DSN came from {source}")
+        return None
 
     @property
     def home(self) -> Path | None:
@@ -78,3 +92,8 @@ class Server:
         """Give back the lease on the embedded server, which stops after its last client."""
         if self._embedded is not None:
             self._embedded.close()
+
+    async def close_async(self) -> None:
+        """The same for an event loop."""
+        if self.is_embedded:
+            await asyncio.to_thread(self.close)

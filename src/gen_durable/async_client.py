@@ -744,7 +744,7 @@ class AsyncClient:
 
     async def _open(self) -> None:
         self._wakes = Wakes()
-        self._server = await asyncio.to_thread(Server.find, self.dsn)
+        self._server = await Server.find_async(self.dsn)
         self._opened = await Database.open(
             self._server.dsn,
             self.settings.schema,
@@ -765,7 +765,7 @@ class AsyncClient:
         if self._opened is not None:
             await self._opened.close()
         if self._server is not None:
-            await asyncio.to_thread(self._server.close)
+            await self._server.close_async()
         self._waiting = self._opened = self._server = None
 
     def _pool_size(self) -> int:

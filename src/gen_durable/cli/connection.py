@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import functools
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
@@ -34,7 +33,7 @@ class Place(msgspec.Struct, frozen=True):
     @asynccontextmanager
     async def open(self, *, of_any_age: bool = False) -> AsyncGenerator[Database]:
         """A connection to tables of our age. It makes or upgrades none: that is not what the command was asked for."""
-        server = await asyncio.to_thread(Server.find, self.dsn, creates=False)
+        server = await Server.find_async(self.dsn, creates=False)
         schema = self.settings.schema
         try:
             async with await Database.open(
@@ -46,7 +45,7 @@ class Place(msgspec.Struct, frozen=True):
                     raise Failure(f"{where}: {SchemaVersionError(schema, found.version, found.latest)}")
                 yield database
         finally:
-            await asyncio.to_thread(server.close)
+            await server.close_async()
 
 
 def place_options(*more: str) -> Callable[[Command], Command]:
