@@ -1,4 +1,4 @@
-"""Everything that one test has: a server, workers, a client, and the reckoning at the end."""
+"""Everything that one test has: a database, workers, a client, and the reckoning at the end."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ import asyncpg
 from gen_durable import AsyncClient, Settings
 from gen_durable._db.driver import Connection
 from tests.chaos.checker import Report, check, sealed
-from tests.chaos.cluster import Cluster
 from tests.chaos.fleet import CHAOS, PATIENCE, Fleet
 from tests.chaos.history import Producer
 
@@ -31,8 +30,8 @@ select (select count(*) from gen_durable.gen_durable where status not in ('done'
 
 
 class Arena:
-    def __init__(self, cluster: Cluster, fleet: Fleet, producer: Producer) -> None:
-        self.cluster = cluster
+    def __init__(self, dsn: str, fleet: Fleet, producer: Producer) -> None:
+        self.dsn = dsn
         self.fleet = fleet
         self.producer = producer
         # Id → what it looked like when it was first seen to have ended.
@@ -42,12 +41,10 @@ class Arena:
 
     @classmethod
     @asynccontextmanager
-    async def open(
-        cls, cluster: Cluster, directory: Path, settings: Settings = CHAOS
-    ) -> AsyncIterator[Arena]:
-        async with AsyncClient(cluster.dsn, settings=settings) as client:
-            with Fleet.open(cluster.dsn, directory, settings) as fleet:
-                arena = cls(cluster, fleet, Producer(client))
+    async def open(cls, dsn: str, directory: Path, settings: Settings = CHAOS) -> AsyncIterator[Arena]:
+        async with AsyncClient(dsn, settings=settings) as client:
+            with Fleet.open(dsn, directory, settings) as fleet:
+                arena = cls(dsn, fleet, Producer(client))
                 try:
                     yield arena
                 finally:
@@ -65,7 +62,7 @@ class Arena:
                     return await question(self._conn)
                 except AWAY:
                     self._hang_up()
-            self._conn = await asyncpg.connect(self.cluster.dsn, timeout=5, connection_class=Connection)
+            self._conn = await asyncpg.connect(self.dsn, timeout=5, connection_class=Connection)
             return await question(self._conn)
 
     def _hang_up(self) -> None:
@@ -110,7 +107,7 @@ class Arena:
         """Wait for the end, let the workers go, and look whether all promises were kept."""
         await self.finishes()
         await self.fleet.dismiss()
-        report = await check(self.cluster.dsn, self.fleet.diary, self.producer.history, self.seals)
+        report = await check(self.dsn, self.fleet.diary, self.producer.history, self.seals)
         assert not report.breaches, "\n".join([*report.breaches[:20], f"… {len(report.breaches)} in all"])
         return report
 
@@ -120,7 +117,7 @@ class Arena:
         return found
 
     async def _leftovers(self) -> str:
-        conn = await asyncpg.connect(self.cluster.dsn)
+        conn = await asyncpg.connect(self.dsn)
         try:
             rows = await conn.fetch(
                 """select id, fsm, step, status, step_seq, attempt, crash_count, gated, locked_by,

@@ -142,14 +142,9 @@ class Cluster:
 
     @property
     def dsn(self) -> str:
-        if not self.standbys:
-            return self.dsn_at(self.port)
         hosts = ",".join(f"127.0.0.1:{each.port}" for each in (self, *self.standbys))
-        return f"postgresql://postgres@{hosts}/postgres?sslmode=disable&target_session_attrs=read-write"
-
-    def dsn_at(self, port: int) -> str:
-        """The same database, by way of another port."""
-        return f"postgresql://postgres@127.0.0.1:{port}/postgres?sslmode=disable"
+        wanted = "&target_session_attrs=read-write" if self.standbys else ""
+        return f"postgresql://postgres@{hosts}/postgres?sslmode=disable{wanted}"
 
     def start(self) -> None:
         """Start it, and wait until it answers: after a crash, until it has recovered."""

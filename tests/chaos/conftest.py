@@ -1,4 +1,4 @@
-"""Servers that tests may do anything to."""
+"""Servers that tests may do anything to, and databases for the gentler ones."""
 
 from __future__ import annotations
 
@@ -41,13 +41,24 @@ def durable_cluster(installation: Installation) -> Iterator[Cluster]:
 
 
 @pytest.fixture
-async def arena(cluster: Cluster, tmp_path: Path) -> AsyncIterator[Arena]:
-    async with Arena.open(cluster, tmp_path) as arena:
+async def database(direct_dsn: str) -> str:
+    """A database of the server of all tests, with a ledger in it: for what happens to workers and connections only."""
+    await _give_ledger(direct_dsn)
+    return direct_dsn
+
+
+@pytest.fixture
+async def arena(database: str, tmp_path: Path) -> AsyncIterator[Arena]:
+    async with Arena.open(database, tmp_path) as arena:
         yield arena
 
 
 async def _furnish(dsn: str) -> None:
     await migrate_schema(dsn, "gen_durable")
+    await _give_ledger(dsn)
+
+
+async def _give_ledger(dsn: str) -> None:
     conn = await asyncpg.connect(dsn)
     await conn.execute(LEDGER)
     await conn.close()

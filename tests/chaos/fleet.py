@@ -25,9 +25,9 @@ __all__ = ["CHAOS", "PATIENCE", "PATIENT", "Fleet", "Process", "happens"]
 CHAOS: Final = Settings(
     lease=timedelta(seconds=1),
     heartbeat=timedelta(milliseconds=300),
-    poll_interval=timedelta(milliseconds=150),
+    poll_interval=timedelta(milliseconds=300),
     min_poll_interval=timedelta(milliseconds=100),
-    reap_interval=timedelta(milliseconds=200),
+    reap_interval=timedelta(milliseconds=300),
     drain_timeout=timedelta(seconds=5),
     crash_limit=1000,
 )

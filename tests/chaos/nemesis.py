@@ -7,16 +7,19 @@ import random
 import time
 from collections import Counter
 
-import asyncpg
-
 from tests.chaos.arena import Arena
+from tests.chaos.cluster import Cluster
 from tests.chaos.fleet import Process
 
-__all__ = ["Nemesis"]
+__all__ = ["BACKENDS", "TERMINATE", "Nemesis"]
 
-_BACKENDS = "select pid from pg_stat_activity where application_name = 'gen_durable' order by pid"
+# Of clients and workers; those of our own questions have no such name.
+BACKENDS = """
+select array(select pid from pg_stat_activity
+              where application_name = 'gen_durable' and datname = current_database() order by pid)"""
+TERMINATE = "select count(*) filter (where pg_terminate_backend(pid)) from unnest($1::int[]) pid"
 _HOLDERS = """
-select distinct split_part(locked_by, ':', 2)::int as pid from gen_durable.gen_durable where status = 'executing'"""
+select array(select split_part(locked_by, ':', 2)::int from gen_durable.gen_durable where status = 'executing')"""
 # A server that has just been started takes nothing back for one lease; crashes that follow each other more closely
 # would only prove that nothing happens then.
 _CALM_AFTER_CRASH = 6.0
@@ -25,8 +28,9 @@ _CALM_AFTER_CRASH = 6.0
 class Nemesis:
     """Kills, stops, terminates and crashes; in the end it heals everything."""
 
-    def __init__(self, arena: Arena, rng: random.Random, workers: int) -> None:
+    def __init__(self, arena: Arena, cluster: Cluster, rng: random.Random, workers: int) -> None:
         self._arena = arena
+        self._cluster = cluster
         self._rng = rng
         self._crew: list[Process] = []
         self._wanted = workers
@@ -70,11 +74,7 @@ class Nemesis:
 
     async def _victim(self) -> Process | None:
         """One of those who have something to lose."""
-        conn = await asyncpg.connect(self._arena.cluster.dsn)
-        try:
-            holders = {row["pid"] for row in await conn.fetch(_HOLDERS)}
-        finally:
-            await conn.close()
+        holders = await self._arena.ask(_HOLDERS)
         busy = [process for process in self._crew if process.pid in holders and not process.is_stopped]
         return self._rng.choice(busy) if busy else None
 
@@ -85,18 +85,13 @@ class Nemesis:
         victim.resume()
 
     async def _terminate(self) -> None:
-        conn = await asyncpg.connect(self._arena.cluster.dsn)
-        try:
-            pids = [row["pid"] for row in await conn.fetch(_BACKENDS)]
-            for pid in self._rng.sample(pids, min(len(pids), self._rng.randint(1, 4))):
-                await conn.execute("select pg_terminate_backend($1)", pid)
-                self.counters["backends terminated"] += 1
-        finally:
-            await conn.close()
+        pids = await self._arena.ask(BACKENDS)
+        chosen = self._rng.sample(pids, min(len(pids), self._rng.randint(1, 4)))
+        self.counters["backends terminated"] += await self._arena.ask(TERMINATE, chosen)
 
     async def _crash(self) -> None:
-        self._arena.cluster.crash()
+        self._cluster.crash()
         await asyncio.sleep(self._rng.choice([0.0, self._rng.uniform(0, 1)]))
-        await asyncio.to_thread(self._arena.cluster.start)
+        await asyncio.to_thread(self._cluster.start)
         self._last_crash = time.monotonic()
         self.counters["server crashes"] += 1

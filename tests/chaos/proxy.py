@@ -14,8 +14,9 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Final, Literal, TypeAlias
+from urllib.parse import urlsplit
 
-from tests.db.wire import _names
+from tests.db.wire import _names, _socket_of
 
 __all__ = [
     "BEGIN",
@@ -135,21 +136,24 @@ class Trap:
 
 
 class Proxy:
-    def __init__(self, server_port: int) -> None:
-        self._server_port = server_port
+    def __init__(self, dsn: str) -> None:
+        self._server = urlsplit(dsn)
+        self._socket = None if self._server.hostname else _socket_of(dsn)
         self._names = _names()
         self._rules: list[_Rule] = []
         self._links: set[asyncio.Task[None]] = set()
-        self.port = 0
+        self.dsn = ""
+        """The same database, by way of the proxy."""
         self.cuts = 0
         self.silences = 0
 
     @classmethod
     @asynccontextmanager
-    async def open(cls, server_port: int) -> AsyncIterator[Proxy]:
-        proxy = cls(server_port)
+    async def open(cls, dsn: str) -> AsyncIterator[Proxy]:
+        proxy = cls(dsn)
         server = await asyncio.start_server(proxy._accept, "127.0.0.1", 0)
-        proxy.port = server.sockets[0].getsockname()[1]
+        who, port = proxy._server.netloc.rpartition("@")[0], server.sockets[0].getsockname()[1]
+        proxy.dsn = f"postgresql://{who}@127.0.0.1:{port}{proxy._server.path}?sslmode=disable"
         try:
             yield proxy
         finally:
@@ -201,12 +205,16 @@ class Proxy:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            to_server = await asyncio.open_connection("127.0.0.1", self._server_port)
-            await _Link(self, (reader, writer), to_server).run()
+            await _Link(self, (reader, writer), await self._connected()).run()
         except OSError:
             pass  # the server is away; so is the proxy, then
         finally:
             writer.transport.abort()
+
+    async def _connected(self) -> _Streams:
+        if self._socket is not None:
+            return await asyncio.open_unix_connection(self._socket)
+        return await asyncio.open_connection(self._server.hostname, self._server.port)
 
 
 _Streams: TypeAlias = tuple[asyncio.StreamReader, asyncio.StreamWriter]

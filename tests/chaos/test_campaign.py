@@ -37,8 +37,8 @@ async def test_a_campaign_of_random_faults(
     durable_cluster: Cluster, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     _say(capfd, f"chaos: seed {SEED}; CHAOS_SEED={SEED} repeats it")
-    async with Arena.open(durable_cluster, tmp_path, _SETTINGS) as arena:
-        nemesis = Nemesis(arena, random.Random(f"{SEED} nemesis"), _WORKERS)
+    async with Arena.open(durable_cluster.dsn, tmp_path, _SETTINGS) as arena:
+        nemesis = Nemesis(arena, durable_cluster, random.Random(f"{SEED} nemesis"), _WORKERS)
         campaign = _Campaign(arena)
         async with asyncio.TaskGroup() as group:
             for number in range(_PRODUCERS):

@@ -6,15 +6,14 @@ import asyncio
 import random
 from pathlib import Path
 
-import asyncpg
 import pytest
 
 from gen_durable import AsyncClient
 from tests.chaos.arena import Arena
-from tests.chaos.cluster import Cluster
 from tests.chaos.fleet import CHAOS, PATIENT
 from tests.chaos.history import Producer
 from tests.chaos.machines import Chain, Collector, Fan, Payer, Work
+from tests.chaos.nemesis import BACKENDS, TERMINATE
 from tests.chaos.proxy import (
     COMMIT,
     FLUSH,
@@ -33,25 +32,20 @@ from tests.chaos.proxy import (
 )
 from tests.chaos.workload import mixed, place
 
-_BACKENDS = "select pid from pg_stat_activity where application_name = 'gen_durable' order by pid"
 
-
-async def test_backends_that_are_terminated_under_load_cost_nothing(cluster: Cluster, tmp_path: Path) -> None:
+async def test_backends_that_are_terminated_under_load_cost_nothing(database: str, tmp_path: Path) -> None:
     rng = random.Random(1)
     terminated = 0
-    async with Arena.open(cluster, tmp_path, PATIENT) as arena:
+    async with Arena.open(database, tmp_path, PATIENT) as arena:
         for _ in range(2):
             await arena.fleet.start()
         async with asyncio.TaskGroup() as group:
             for order in mixed(rng, 40):
                 group.create_task(place(arena.producer, order, rng))
-            conn = await asyncpg.connect(cluster.dsn)
             for _ in range(40):
-                pids = [row["pid"] for row in await conn.fetch(_BACKENDS)]
-                for pid in rng.sample(pids, min(len(pids), 2)):
-                    terminated += bool(await conn.fetchval("select pg_terminate_backend($1)", pid))
+                pids = await arena.ask(BACKENDS)
+                terminated += await arena.ask(TERMINATE, rng.sample(pids, min(len(pids), 2)))
                 await asyncio.sleep(0.05)
-            await conn.close()
         report = await arena.reckoning()
     assert terminated >= 40
     assert report.counters["duplicate step runs"] == 0, "nobody died, so nobody lost a lease"
@@ -68,10 +62,10 @@ async def test_backends_that_are_terminated_under_load_cost_nothing(cluster: Clu
 async def test_a_commit_that_got_lost_is_asked_about_before_it_is_sent_again(
     arena: Arena, verdict: Verdict, when: When
 ) -> None:
-    async with Proxy.open(arena.cluster.port) as proxy:
+    async with Proxy.open(arena.dsn) as proxy:
         for match in (saying(PLAIN), saying(COMMIT, after=HOLD), saying(COMMIT, after=FLUSH)):
             proxy.on(match, when, lambda: verdict, times=5)
-        await arena.fleet.start(arena.cluster.dsn_at(proxy.port))
+        await arena.fleet.start(proxy.dsn)
         rng = random.Random(2)
         async with asyncio.TaskGroup() as group:
             for order in mixed(rng, 40):
@@ -83,20 +77,20 @@ async def test_a_commit_that_got_lost_is_asked_about_before_it_is_sent_again(
 
 
 async def test_the_inbox_of_an_end_whose_answer_got_lost_is_swept_all_the_same(arena: Arena) -> None:
-    async with Proxy.open(arena.cluster.port) as proxy:
+    async with Proxy.open(arena.dsn) as proxy:
         trap = proxy.trap(saying(SWEEP), "asked")
-        await arena.fleet.start(arena.cluster.dsn_at(proxy.port))
+        await arena.fleet.start(proxy.dsn)
         await _collect(arena.producer, 1)
         (await trap.springs()).give(Verdict.CUT)
         await arena.reckoning()
 
 
 async def test_the_answer_of_a_pick_that_got_lost_costs_a_lease(arena: Arena) -> None:
-    async with Proxy.open(arena.cluster.port) as proxy:
+    async with Proxy.open(arena.dsn) as proxy:
         for number in range(4):
             await arena.producer.insert_surely(f"chain {number}", Chain, Work(steps=2))
         trap = proxy.trap(saying(PICK), "answered")
-        arena.fleet.launch(arena.cluster.dsn_at(proxy.port))
+        arena.fleet.launch(proxy.dsn)
         (await trap.springs()).give(Verdict.CUT)
         report = await arena.reckoning()
     assert (report.counters["reaped"], report.counters["duplicate step runs"]) == (4, 0)
@@ -114,14 +108,14 @@ async def test_the_answer_of_a_pick_that_got_lost_costs_a_lease(arena: Arena) ->
     ids=lambda value: value if isinstance(value, str) else "",
 )
 async def test_a_connection_that_falls_silent_is_given_up(arena: Arena, name: str, match: Match) -> None:
-    async with Proxy.open(arena.cluster.port) as proxy:
+    async with Proxy.open(arena.dsn) as proxy:
         await arena.producer.insert_surely("chain", Chain, Work(steps=2, pace=0.5))
         await arena.producer.insert_surely("payer", Payer, Work(steps=2, pace=0.2))
         await arena.producer.insert_surely("fan", Fan, Work(rounds=[[Work(pace=0.2)]]))
         proxy.on(match, "answered", lambda: Verdict.SILENCE)
         # The heartbeat knows by itself how long it can wait.
         answer_within = None if name == "heartbeat" else 0.4
-        arena.fleet.launch(arena.cluster.dsn_at(proxy.port), answer_within=answer_within)
+        arena.fleet.launch(proxy.dsn, answer_within=answer_within)
         report = await arena.reckoning()
     assert proxy.silences == 1
     assert (report.counters["reaped"] > 0) == (name == "pick"), "only what a lost answer has leased"
@@ -131,8 +125,8 @@ async def test_a_connection_that_falls_silent_is_given_up(arena: Arena, name: st
 async def test_a_producer_that_does_not_know_asks_again_and_changes_nothing(arena: Arena) -> None:
     await arena.fleet.start()
     async with (
-        Proxy.open(arena.cluster.port) as proxy,
-        AsyncClient(arena.cluster.dsn_at(proxy.port), settings=CHAOS) as client,
+        Proxy.open(arena.dsn) as proxy,
+        AsyncClient(proxy.dsn, settings=CHAOS) as client,
     ):
         producer = Producer(client)
         producer.history = arena.producer.history

@@ -28,7 +28,7 @@ PASSWORDS = "host all app 127.0.0.1/32 scram-sha-256\n"
 
 @pytest.mark.clause("DEP-1")
 async def test_an_outage_is_one_line_of_log_and_so_is_its_end(cluster: Cluster, tmp_path: Path) -> None:
-    async with Arena.open(cluster, tmp_path, PATIENT) as arena:
+    async with Arena.open(cluster.dsn, tmp_path, PATIENT) as arena:
         process = await arena.fleet.start()
         for number in range(8):
             await arena.producer.insert_surely(f"chain {number}", Chain, Work(steps=4, pace=0.2))
@@ -52,7 +52,7 @@ async def test_a_promoted_standby_takes_over_and_nothing_acknowledged_is_lost(
     installation: Installation, tmp_path: Path
 ) -> None:
     with installation.cluster(FORGETFUL) as primary, installation.standby_of(primary) as standby:
-        async with Arena.open(primary, tmp_path, PATIENT) as arena:
+        async with Arena.open(primary.dsn, tmp_path, PATIENT) as arena:
             # What is acknowledged is on the standby, too: without this, no engine could promise anything.
             await arena.ask("alter system set synchronous_standby_names = '*'")
             await arena.ask("select pg_reload_conf()")

@@ -146,9 +146,9 @@ async def test_a_worker_that_is_killed_at_any_point_costs_at_most_its_leases(
             )
             if point.machine is Collector:
                 await arena.producer.signal_surely(id, f"token of {id}")
-            proxy = await stack.enter_async_context(Proxy.open(arena.cluster.port))
+            proxy = await stack.enter_async_context(Proxy.open(arena.dsn))
             trap = None if point.match is None else proxy.trap(point.match, point.when, skips=point.skips)
-            victim = arena.fleet.launch(arena.cluster.dsn_at(proxy.port), queues={point.name: 1})
+            victim = arena.fleet.launch(proxy.dsn, queues={point.name: 1})
             victims.append((victim, trap))
         for victim, trap in victims:
             if trap is None:
@@ -174,10 +174,10 @@ async def test_a_reaper_that_is_killed_in_mid_work_leaves_it_to_the_next_one(are
         await arena.producer.insert_surely(key, Chain, work, concurrency_key=key, queue=key)
         victim = arena.fleet.launch(queues={key: 1})
         assert await victim.ends() == -9
-    async with Proxy.open(arena.cluster.port) as proxy:
+    async with Proxy.open(arena.dsn) as proxy:
         for point, when in REAPING:
             trap = proxy.trap(saying(point, after=REAP), when)
-            reaper = arena.fleet.launch(arena.cluster.dsn_at(proxy.port), queues={"other": 1})
+            reaper = arena.fleet.launch(proxy.dsn, queues={"other": 1})
             held = await trap.springs()
             reaper.kill()
             held.give(Verdict.CUT)

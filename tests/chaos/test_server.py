@@ -26,7 +26,7 @@ _A_BACKEND = (
 async def test_a_server_that_crashes_in_mid_work_loses_nothing(
     durable_cluster: Cluster, tmp_path: Path
 ) -> None:
-    async with Arena.open(durable_cluster, tmp_path, PATIENT) as arena:
+    async with Arena.open(durable_cluster.dsn, tmp_path, PATIENT) as arena:
         for _ in range(2):
             await arena.fleet.start()
         rng = random.Random(4)
@@ -47,7 +47,7 @@ async def test_a_server_that_crashes_in_mid_work_loses_nothing(
 async def test_a_backend_that_dies_takes_all_of_them_along_and_costs_nothing(
     cluster: Cluster, tmp_path: Path
 ) -> None:
-    async with Arena.open(cluster, tmp_path, PATIENT) as arena:
+    async with Arena.open(cluster.dsn, tmp_path, PATIENT) as arena:
         for _ in range(2):
             await arena.fleet.start()
         rng = random.Random(5)
@@ -72,7 +72,7 @@ async def test_an_outage_longer_than_the_lease_takes_nothing_from_the_living(
         "crashed": (durable_cluster.crash, durable_cluster.start),
         "frozen": (durable_cluster.freeze, durable_cluster.thaw),
     }
-    async with Arena.open(durable_cluster, tmp_path) as arena:
+    async with Arena.open(durable_cluster.dsn, tmp_path) as arena:
         workers = [await arena.fleet.start() for _ in range(2)]
         go = tmp_path / "go"
         for number in range(12):
@@ -96,7 +96,7 @@ async def test_an_outage_longer_than_the_lease_takes_nothing_from_the_living(
 async def test_payments_that_an_outage_interrupts_are_made_once(
     durable_cluster: Cluster, tmp_path: Path
 ) -> None:
-    async with Arena.open(durable_cluster, tmp_path, PATIENT) as arena:
+    async with Arena.open(durable_cluster.dsn, tmp_path, PATIENT) as arena:
         for _ in range(2):
             await arena.fleet.start()
         for number in range(20):

@@ -58,9 +58,9 @@ async def test_a_zombie_does_not_keep_the_lease_of_its_heir(arena: Arena, tmp_pa
 
 
 async def test_a_worker_that_was_stopped_inside_of_its_effect_still_has_its_row(arena: Arena) -> None:
-    async with Proxy.open(arena.cluster.port) as proxy:
+    async with Proxy.open(arena.dsn) as proxy:
         trap = proxy.trap(saying(HOLD), "answered")
-        stopped = await arena.fleet.start(arena.cluster.dsn_at(proxy.port))
+        stopped = await arena.fleet.start(proxy.dsn)
         await arena.fleet.start(queues={"other": 1})
         id = await arena.producer.insert_surely("one", Payer, Work(steps=2))
         held = await trap.springs()
@@ -93,11 +93,11 @@ async def test_a_worker_that_leases_anew_what_it_has_lost_keeps_the_two_apart(
     arena: Arena, tmp_path: Path
 ) -> None:
     go, heirs_go = tmp_path / "go", tmp_path / "heirs go"
-    async with Proxy.open(arena.cluster.port) as proxy:
+    async with Proxy.open(arena.dsn) as proxy:
         # Its heart beats into the void. Another worker takes back what this one still works on, and gets to do again.
         trap = proxy.trap(saying(RENEW), "asked", times=None)
         await arena.fleet.start(queues={"other": 1})
-        worker = await arena.fleet.start(arena.cluster.dsn_at(proxy.port))
+        worker = await arena.fleet.start(proxy.dsn)
         work = Work(steps=2, until=str(go), heirs_until=str(heirs_go))
         id = await arena.producer.insert_surely("one", Chain, work)
         await trap.springs()
