@@ -149,4 +149,4 @@ async def eventually(client: Any, target: Any, status: str) -> Any:
             found = await client.get(target, with_deleted=True)
             if found is not None and found.status == status:
                 return found
-            await asyncio.sleep(0.01)
+            await asyncio.sleep(0.1)

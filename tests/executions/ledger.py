@@ -46,5 +46,5 @@ async def busy_with(db: Any, query: str) -> int:
     """The backend that runs a statement like this, as soon as there is one."""
     async with asyncio.timeout(PATIENCE.total_seconds()):
         while (pid := await db.fetchval(_BUSY, query)) is None:
-            await asyncio.sleep(0.01)
+            await asyncio.sleep(0.02)
     return int(pid)

@@ -7,7 +7,7 @@ import functools
 import time
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
-from typing import Any
+from typing import Any, Final
 
 import asyncpg
 import msgspec
@@ -33,6 +33,7 @@ from gen_durable import (
     Worker,
     step,
 )
+from gen_durable.outcome import Effect
 from tests.executions.ledger import BOOK, booked, booking, busy_with
 from tests.scenarios.support import CALM, FAST, PATIENCE, happens, holds, row_of
 
@@ -71,35 +72,34 @@ class Every(Machine[str, str]):
         return Done("the end", effect=booking(ctx))
 
 
-@pytest.mark.parametrize(
-    ("kind", "transitions"),
-    [
-        ("next", 2),
-        ("later", 2),
-        ("requeue", 2),
-        ("await", 2),
-        ("await a signal", 2),
-        ("children", 2),
-        ("no children", 2),
-        ("done", 1),
-        ("stop", 1),
-    ],
-)
+TRANSITIONS: Final = {
+    **dict.fromkeys(("next", "later", "requeue", "await", "await a signal", "children", "no children"), 2),
+    **dict.fromkeys(("done", "stop"), 1),
+}
+
+
 async def test_every_outcome_but_a_retry_takes_an_effect(
-    durable_dsn: str, db: Any, kind: str, transitions: int
+    durable_dsn: str, db: Any, subtests: pytest.Subtests
 ) -> None:
-    async with Worker([Every, Leaf], dsn=durable_dsn, settings=CALM) as worker:
-        ref = await worker.insert(Every, kind, schedule_in=timedelta(milliseconds=50))
-        await worker.signal(ref, "early")
-        ended = await worker.wait(ref, timeout=PATIENCE)
-    async with AsyncClient(durable_dsn) as client:
-        records = await client.executions(ref)
-    leaves = {ref.id + 1, ref.id + 2} if kind == "children" else set[int]()
-    expected = {f"{ref.id}:{n}" for n in range(1, transitions + 1)} | {f"{id}:1" for id in leaves}
-    lines = await booked(db)
-    assert (set(lines), len(lines)) == (expected, len(expected))
-    assert (ended.status, ended.step_seq) == ("failed" if kind == "stop" else "done", transitions)
-    assert [one.status for one in records] == [ExecutionStatus.DONE] * transitions
+    async with AsyncClient(durable_dsn, settings=CALM) as client:
+        refs = {kind: await client.insert(Every, kind) for kind in TRANSITIONS}
+        for ref in refs.values():
+            await client.signal(ref, "early")
+        async with Worker([Every, Leaf], dsn=durable_dsn, settings=CALM):
+            ended = await client.wait_all(refs.values(), timeout=PATIENCE)
+        leaves = [child.id for child in await client.children(refs["children"])]
+        lines = await booked(db)
+        for (kind, ref), one in zip(refs.items(), ended, strict=True):
+            with subtests.test(kind=kind):
+                transitions = TRANSITIONS[kind]
+                expected = [f"{ref.id}:{n}" for n in range(1, transitions + 1)]
+                assert [line for line in lines if line.startswith(f"{ref.id}:")] == expected
+                assert (one.status, one.step_seq) == ("failed" if kind == "stop" else "done", transitions)
+                records = await client.executions(ref)
+                assert [record.status for record in records] == [ExecutionStatus.DONE] * transitions
+    assert sorted(line for line in lines if int(line.split(":")[0]) in leaves) == [f"{id}:1" for id in leaves]
+    assert len(lines) == sum(TRANSITIONS.values()) + len(leaves)
+    assert len(leaves) == 2
 
 
 async def test_a_chain_goes_on_after_an_effect_on_the_lease_that_it_has(durable_dsn: str, db: Any) -> None:
@@ -247,27 +247,32 @@ class Careful(Machine[dict[str, Any], str]):
         return Next(self.end)
 
 
-@pytest.mark.parametrize("kind", ["next", "await", "children", "done", "stop"])
-async def test_a_failing_effect_takes_its_outcome_with_it(durable_dsn: str, db: Any, kind: str) -> None:
+async def test_a_failing_effect_takes_its_outcome_with_it(
+    durable_dsn: str, db: Any, subtests: pytest.Subtests
+) -> None:
     await db.execute("create unique index on ledger (key); insert into ledger (key) values ('taken')")
     machine = Careful()
     async with Worker([machine, Leaf], dsn=durable_dsn, settings=CALM) as worker:
-        ref = await worker.insert(machine, {"kind": kind, "key": "taken"})
-        await worker.signal(ref, "go")
-        ended = await worker.wait(ref, timeout=PATIENCE)
-        records = await worker.executions(ref)
-    (error,) = machine.handled
-    assert isinstance(error, asyncpg.UniqueViolationError)
-    assert ended.result == "['key', 'kind']", "the state is as it was before the step"
-    assert await booked(db) == ["taken"]
-    assert await db.fetchval("select count(*) from gen_durable.gen_durable") == 1, "there are no children"
-    assert [(one.status.value, one.outcome, one.step) for one in records] == [
-        ("DONE", "await", "wait"),
-        ("DONE", "next", "run"),
-        ("DONE", "done", "end"),
-    ]
-    assert records[1].error is not None
-    assert records[1].error.startswith("UniqueViolationError: duplicate key value")
+        for number, kind in enumerate(("next", "await", "children", "done", "stop"), start=1):
+            with subtests.test(kind=kind):
+                machine.handled.clear()
+                ref = await worker.insert(machine, {"kind": kind, "key": "taken"})
+                await worker.signal(ref, "go")
+                ended = await worker.wait(ref, timeout=PATIENCE)
+                records = await worker.executions(ref)
+                (error,) = machine.handled
+                assert isinstance(error, asyncpg.UniqueViolationError)
+                assert ended.result == "['key', 'kind']", "the state is as it was before the step"
+                assert await booked(db) == ["taken"]
+                instances = await db.fetchval("select count(*) from gen_durable.gen_durable")
+                assert instances == number, "there are no children"
+                assert [(one.status.value, one.outcome, one.step) for one in records] == [
+                    ("DONE", "await", "wait"),
+                    ("DONE", "next", "run"),
+                    ("DONE", "done", "end"),
+                ]
+                assert records[1].error is not None
+                assert records[1].error.startswith("UniqueViolationError: duplicate key value")
 
 
 async def test_a_failing_effect_may_be_tried_again(durable_dsn: str, db: Any) -> None:
@@ -346,37 +351,31 @@ async def test_a_handler_that_raises_after_a_failed_effect_ends_the_instance(
     )
 
 
-@pytest.mark.parametrize(
-    ("effect", "error"),
-    [
-        (Sql("insert into ledger (key) values ($1)"), "UndefinedParameterError"),
-        (Sql("insert into ledger (key) values ($1)", 5), "DataError"),
-        (Sql("insert into ledger (nothing) values ('a')"), "UndefinedColumnError"),
-        (Sql("insert"), "PostgresSyntaxError"),
-        (Sql("select pg_sleep(5); set local statement_timeout = 1"), "QueryCanceledError"),
-    ],
-)
-async def test_a_statement_that_cannot_work_goes_to_handle(
-    durable_dsn: str, db: Any, effect: Sql, error: str
-) -> None:
-    class Wrong(Machine[None, str]):
+async def test_a_statement_that_cannot_work_goes_to_handle(durable_dsn: str, db: Any) -> None:
+    async def wait(tx: Transaction) -> None:
+        await tx.execute("set local statement_timeout = 50")
+        await tx.execute("select pg_sleep(5)")
+
+    effects: dict[str, Effect] = {
+        "UndefinedParameterError": Sql("insert into ledger (key) values ($1)"),
+        "DataError": Sql("insert into ledger (key) values ($1)", 5),
+        "UndefinedColumnError": Sql("insert into ledger (nothing) values ('a')"),
+        "PostgresSyntaxError": Sql("insert"),
+        "QueryCanceledError": wait,
+    }
+
+    class Wrong(Machine[str, str]):
         @step
-        async def run(self, ctx: Context[None]) -> Outcome[str]:
-            if "timeout" not in effect.query:
-                return Done("", effect=effect)
+        async def run(self, ctx: Context[str]) -> Outcome[str]:
+            return Done("", effect=effects[ctx.state])
 
-            async def wait(tx: Transaction) -> None:
-                await tx.execute("set local statement_timeout = 50")
-                await tx.execute("select pg_sleep(5)")
-
-            return Done("", effect=wait)
-
-        def handle(self, error: Exception, ctx: Context[None]) -> Outcome[str]:
+        def handle(self, error: Exception, ctx: Context[str]) -> Outcome[str]:
             return Done(type(error).__name__)
 
     async with Worker([Wrong], dsn=durable_dsn, settings=CALM) as worker:
-        ended = await worker.wait(await worker.insert(Wrong), timeout=PATIENCE)
-    assert ended.result == error
+        refs = await worker.insert_all([Spec(Wrong, error) for error in effects])
+        ended = await worker.wait_all(refs, timeout=PATIENCE)
+    assert [one.result for one in ended] == list(effects)
 
 
 # ---------------------------------------------------------------------------------------------------------- neighbours

@@ -154,30 +154,36 @@ async def test_what_is_recorded_of_releases_cancels_and_poison(
     assert [row["status"] for row in statuses] == ["runnable", "cancelled", "cancelled", "failed"]
 
 
-@pytest.mark.parametrize("kind", ["keep", "next", "done", "stop", "await"])
 async def test_a_transition_is_committed_once_at_every_level(
-    database: Database, db: Any, level: RecordLevel, kind: str
+    database: Database, db: Any, level: RecordLevel, subtests: pytest.Subtests
 ) -> None:
     """INV_001 rests on the token; the record is its witness."""
     recorder = commits.Recorder("worker", level)
-    await inserted(database, new())
-    (zombie,) = await picked(database)
-    await db.execute(_EXPIRE, zombie.id)
-    await database.run_in_transaction(leases.reap(timedelta(milliseconds=1), 20, level))
-    await db.execute("update gen_durable.gen_durable set eligible_at = now()")
-    (heir,) = await picked(database)
 
-    def outcome(execution: Any) -> Any:
+    def outcome(execution: Any, kind: str) -> Any:
         payload = None if kind == "stop" else f'"{execution.lease_token}"'
         awaits = {"awaits": ("go",)} if kind == "await" else {}
         return entry(execution, kind, payload=payload, effect=Sql(BOOK, kind, ""), **awaits)
 
-    for execution, expected in ((zombie, Stale), (heir, Committed), (zombie, Stale), (heir, Stale)):
-        assert isinstance(await commit_with_effect(database, outcome(execution), recorder), expected)
-    assert await db.fetchval("select step_seq from gen_durable.gen_durable") == 1
-    assert await booked(db) == [kind]
-    committed = "select count(*) from gen_durable.executions where status = 'COMMITTED'"
-    assert await db.fetchval(committed) == int(level == "all" or (level == "failures" and kind == "stop"))
+    for kind in ("keep", "next", "done", "stop", "await"):
+        with subtests.test(kind=kind):
+            await db.execute("delete from gen_durable.gen_durable; delete from ledger")
+            (id,) = await inserted(database, new())
+            (zombie,) = await picked(database)
+            await db.execute(_EXPIRE, zombie.id)
+            await database.run_in_transaction(leases.reap(timedelta(milliseconds=1), 20, level))
+            await db.execute("update gen_durable.gen_durable set eligible_at = now()")
+            (heir,) = await picked(database)
+            for execution, expected in ((zombie, Stale), (heir, Committed), (zombie, Stale), (heir, Stale)):
+                result = await commit_with_effect(database, outcome(execution, kind), recorder)
+                assert isinstance(result, expected)
+            assert await db.fetchval("select step_seq from gen_durable.gen_durable") == 1
+            assert await booked(db) == [kind]
+            committed = (
+                "select count(*) from gen_durable.executions where instance_id = $1 and status = 'COMMITTED'"
+            )
+            is_recorded = level == "all" or (level == "failures" and kind == "stop")
+            assert await db.fetchval(committed, id) == int(is_recorded)
 
 
 async def test_a_worker_records_as_its_settings_say(durable_dsn: str, db: Any, level: RecordLevel) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from datetime import timedelta
 from typing import Any
 
@@ -43,28 +44,26 @@ update gen_durable.gen_durable set status = 'runnable', attempt = attempt + 1, c
        eligible_at = now() where id = $1"""
 
 
-@pytest.mark.parametrize("second", ["COMMITTED", "DONE"])
-@pytest.mark.parametrize("first", ["COMMITTED", "DONE"])
 async def test_the_database_refuses_a_second_commit_of_one_transition(
-    db: Any, first: str, second: str
+    db: Any, subtests: pytest.Subtests
 ) -> None:
-    await db.execute(_INSERT, 1, 1, 1, first)
-    with pytest.raises(asyncpg.UniqueViolationError, match="executions_commit"):
-        await db.execute(_INSERT, 1, 1, 2, second)
-    await db.execute(_INSERT, 1, 2, 2, second)
-    await db.execute(_INSERT, 2, 1, 1, second)
+    ends = ("COMMITTED", "DONE")
+    for id, (first, second) in enumerate(itertools.product(ends, ends)):
+        with subtests.test(first=first, second=second):
+            await db.execute(_INSERT, id, 1, 1, first)
+            with pytest.raises(asyncpg.UniqueViolationError, match="executions_commit"):
+                await db.execute(_INSERT, id, 1, 2, second)
+            await db.execute(_INSERT, id, 2, 2, second)
+            await db.execute(_INSERT, -id - 1, 1, 1, second)
 
 
-async def test_attempts_at_a_transition_may_be_many(db: Any) -> None:
+async def test_attempts_at_a_transition_may_be_many_and_have_no_other_end(db: Any) -> None:
     for number in range(1, 4):
         await db.execute(_INSERT, 1, 1, number, "ABORTED")
     await db.execute(_INSERT, 1, 1, 4, "DONE")
     assert await db.fetchval("select count(*) from gen_durable.executions") == 4
-
-
-async def test_an_execution_has_no_other_end(db: Any) -> None:
     with pytest.raises(asyncpg.CheckViolationError):
-        await db.execute(_INSERT, 1, 1, 1, "IN_PROGRESS")
+        await db.execute(_INSERT, 1, 1, 5, "IN_PROGRESS")
 
 
 def _all_there_is() -> str:
@@ -86,11 +85,8 @@ def _outcome(execution: Execution, kind: str, *, has_effect: bool) -> CommitEntr
 
 
 @pytest.mark.parametrize("successor", ["nobody yet", "another execution", "another transition"])
-@pytest.mark.parametrize(
-    "kind", ["keep", "next", "retry", "release", "await", "schedule_childs", "done", "stop"]
-)
 async def test_the_commit_of_a_lost_execution_writes_nothing(
-    database: Database, db: Any, kind: str, successor: str
+    database: Database, db: Any, successor: str, subtests: pytest.Subtests
 ) -> None:
     """No state, no record, no effect, no children, no signal consumed: as if it had never been sent."""
     await inserted(database, new())
@@ -103,13 +99,15 @@ async def test_the_commit_of_a_lost_execution_writes_nothing(
         if successor == "another transition":
             await flushed(database, [entry(heir, "keep", payload="1")])
     before = await db.fetchval(_all_there_is())
-    for has_effect in (False, True) if kind not in ("retry", "release") else (False,):
-        assert await flushed(database, [_outcome(zombie, kind, has_effect=has_effect)]) == [Stale()]
-        assert await db.fetchval(_all_there_is()) == before
-    plan = commits.commit([_outcome(zombie, kind, has_effect=False)], RECORDER)
-    report = await database.run_in_transaction(plan)
-    assert (report.results, report.queues) == ([Stale()], set())
-    assert await db.fetchval(_all_there_is()) == before
+    for kind in ("keep", "next", "retry", "release", "await", "schedule_childs", "done", "stop"):
+        with subtests.test(kind=kind):
+            for has_effect in (False, True) if kind not in ("retry", "release") else (False,):
+                assert await flushed(database, [_outcome(zombie, kind, has_effect=has_effect)]) == [Stale()]
+                assert await db.fetchval(_all_there_is()) == before
+            plan = commits.commit([_outcome(zombie, kind, has_effect=False)], RECORDER)
+            report = await database.run_in_transaction(plan)
+            assert (report.results, report.queues) == ([Stale()], set())
+            assert await db.fetchval(_all_there_is()) == before
 
 
 async def test_a_zombie_in_a_batch_leaves_its_neighbours_alone(database: Database, db: Any) -> None:
@@ -138,6 +136,9 @@ class Zombie(Machine[str, str]):
     """Two executions of one step, in one worker; the first one dawdles until the second has taken over."""
 
     def __init__(self) -> None:
+        self.forget()
+
+    def forget(self) -> None:
         self.is_there, self.may_go = asyncio.Event(), asyncio.Event()
         self.keys: list[str] = []
 
@@ -165,29 +166,32 @@ class Leaf(Machine[None, None], queue="nobody"):
         return Done()
 
 
-@pytest.mark.parametrize("kind", ["next", "await", "schedule_childs", "done", "stop"])
 async def test_a_zombie_in_a_worker_is_counted_and_its_effect_never_happens(
-    durable_dsn: str, db: Any, kind: str
+    durable_dsn: str, db: Any, subtests: pytest.Subtests
 ) -> None:
     machine = Zombie()
     async with Worker([machine], dsn=durable_dsn, settings=CALM) as worker:
         events = Events(worker)
-        ref = await worker.insert(machine, kind)
-        await happens(machine.is_there)
-        await db.execute(_REAP, ref.id)
-        assert (await worker.wait(ref, timeout=PATIENCE)).result == "heir"
-        before = await row_of(db, ref.id)
-        machine.may_go.set()
-        stale = await events.wait(OutcomeStale)
-        after = await row_of(db, ref.id)
-        records = await worker.executions(ref)
-    assert (stale.id, stale.step, stale.step_seq) == (ref.id, "run", 1)
-    assert len(events.of(OutcomeStale)) == 1
-    assert {**after, "now": None} == {**before, "now": None}
-    assert machine.keys == [f"{ref.id}:1"] * 2, "the same transition, so the same key"
-    assert [tuple(row) for row in await db.fetch("select key, who from ledger")] == [(f"{ref.id}:1", "heir")]
-    assert [one.step_seq for one in records if one.outcome == "done"] == [1]
-    assert await db.fetchval("select count(*) from gen_durable.gen_durable") == 1
+        for number, kind in enumerate(("next", "await", "schedule_childs", "done", "stop"), start=1):
+            with subtests.test(kind=kind):
+                machine.forget()
+                ref = await worker.insert(machine, kind)
+                await happens(machine.is_there)
+                await db.execute(_REAP, ref.id)
+                assert (await worker.wait(ref, timeout=PATIENCE)).result == "heir"
+                before = await row_of(db, ref.id)
+                machine.may_go.set()
+                stale = await events.wait(OutcomeStale, count=number)
+                after = await row_of(db, ref.id)
+                records = await worker.executions(ref)
+                assert (stale.id, stale.step, stale.step_seq) == (ref.id, "run", 1)
+                assert len(events.of(OutcomeStale)) == number
+                assert {**after, "now": None} == {**before, "now": None}
+                assert machine.keys == [f"{ref.id}:1"] * 2, "the same transition, so the same key"
+                booked_last = await db.fetch("select key, who from ledger order by id offset $1", number - 1)
+                assert [tuple(row) for row in booked_last] == [(f"{ref.id}:1", "heir")]
+                assert [one.step_seq for one in records if one.outcome == "done"] == [1]
+                assert await db.fetchval("select count(*) from gen_durable.gen_durable") == number
 
 
 async def test_a_record_that_stands_in_the_way_harms_one_instance_only(durable_dsn: str, db: Any) -> None:

@@ -91,7 +91,7 @@ async def holds(db: Any, query: str, *args: Any) -> None:
     """Wait for a fact that only the database knows."""
     async with asyncio.timeout(PATIENCE.total_seconds()):
         while not await db.fetchval(query, *args):
-            await asyncio.sleep(0.01)
+            await asyncio.sleep(0.05)
 
 
 def has_no_lease(row: dict[str, Any]) -> bool:

@@ -24,7 +24,7 @@ from gen_durable import (
     step,
 )
 from gen_durable.telemetry import ReaperReaped
-from tests.scenarios.support import CALM, FAST, PATIENCE, Events, happens, holds
+from tests.scenarios.support import CALM, FAST, PATIENCE, Events, holds
 
 # Gives everything back as soon as it is closed.
 ABRUPT = msgspec.structs.replace(CALM, drain_timeout=timedelta(0))
@@ -40,11 +40,15 @@ class Leaf(Machine[int, int]):
 
 
 class Interrupted(Machine[str, None]):
-    """Wakes in the way that its state names; the first execution after that never ends by itself."""
+    """Wakes in the way that its state names; the first execution after that, of each way, never ends by itself."""
 
     def __init__(self) -> None:
-        self.seen: list[Seen] = []
-        self.is_there = asyncio.Event()
+        self.seen: dict[str, list[Seen]] = {}
+        self._arrivals = asyncio.Semaphore(0)
+
+    async def is_there(self) -> None:
+        async with asyncio.timeout(PATIENCE.total_seconds()):
+            await self._arrivals.acquire()
 
     @step
     async def start(self, ctx: Context[str]) -> Outcome[None]:
@@ -56,52 +60,56 @@ class Interrupted(Machine[str, None]):
     async def woken(self, ctx: Context[str]) -> Outcome[None]:
         names = [[message.name for message in box] for box in (ctx.awaited, ctx.inbox)]
         children = [child.result for child in ctx.children]
-        self.seen.append((ctx.step, ctx.attempt, ctx.idempotency_key, *names, ctx.timed_out, children))  # type: ignore[arg-type]
-        if len(self.seen) == 1:
-            self.is_there.set()
+        seen = self.seen.setdefault(ctx.state, [])
+        seen.append((ctx.step, ctx.attempt, ctx.idempotency_key, *names, ctx.timed_out, children))  # type: ignore[arg-type]
+        if len(seen) == 1:
+            self._arrivals.release()
             await asyncio.Event().wait()
         return Done()
 
 
 async def _interrupt(
-    way: str, first: AsyncExitStack, dsn: str, db: Any, id: int, machines: list[Any]
+    way: str, first: AsyncExitStack, dsn: str, db: Any, ids: list[int], machines: list[Any]
 ) -> None:
-    """End the first execution, and let another worker do it again."""
+    """End the first executions, and let another worker do them again."""
     if way == "shutdown":
         await first.aclose()
     else:
-        await db.execute("update gen_durable.gen_durable set lease_expires_at = now() where id = $1", id)
+        await db.execute(
+            "update gen_durable.gen_durable set lease_expires_at = now() where id = any ($1)", ids
+        )
     async with Worker(machines, dsn=dsn, settings=FAST) as heir:
         if way == "crash":
             await Events(heir).wait(ReaperReaped)
             await db.execute(
                 "update gen_durable.gen_durable set eligible_at = now() where status = 'runnable'"
             )
-        await heir.wait(id, timeout=PATIENCE)
+        await heir.wait_all(ids, timeout=PATIENCE)
 
 
 @ways
-@pytest.mark.parametrize("waker", ["signal", "clock", "children"])
 async def test_it_sees_the_same_signals_children_and_clock(
-    durable_dsn: str, db: Any, way: str, waker: str
+    durable_dsn: str, db: Any, way: str, subtests: pytest.Subtests
 ) -> None:
     machine = Interrupted()
     machines: list[Any] = [machine, Leaf]
     async with AsyncExitStack() as first:
         worker = await first.enter_async_context(Worker(machines, dsn=durable_dsn, settings=ABRUPT))
-        ref = await worker.insert(machine, waker)
-        if waker == "signal":
-            await worker.wait(ref, timeout=PATIENCE, until="settled")
-            await worker.signal(ref, "chatter")
-            await worker.signal(ref, "go")
-        await happens(machine.is_there)
-        await _interrupt(way, first, durable_dsn, db, ref.id, machines)
-    awaited, inbox = (["go"], ["chatter", "go"]) if waker == "signal" else ([], [])
-    children = [1, 2] if waker == "children" else []
-    assert machine.seen == [
-        ("woken", attempt, f"{ref.id}:2", awaited, inbox, waker == "clock", children)
-        for attempt in (0, 1 if way == "crash" else 0)
-    ]
+        refs = {waker: await worker.insert(machine, waker) for waker in ("signal", "clock", "children")}
+        await worker.wait(refs["signal"], timeout=PATIENCE, until="settled")
+        await worker.signal(refs["signal"], "chatter")
+        await worker.signal(refs["signal"], "go")
+        for _ in refs:
+            await machine.is_there()
+        await _interrupt(way, first, durable_dsn, db, [ref.id for ref in refs.values()], machines)
+    for waker, ref in refs.items():
+        with subtests.test(waker=waker):
+            awaited, inbox = (["go"], ["chatter", "go"]) if waker == "signal" else ([], [])
+            children = [1, 2] if waker == "children" else []
+            assert machine.seen[waker] == [
+                ("woken", attempt, f"{ref.id}:2", awaited, inbox, waker == "clock", children)
+                for attempt in (0, 1 if way == "crash" else 0)
+            ]
 
 
 @ways
@@ -112,17 +120,17 @@ async def test_the_key_of_an_interrupted_step_is_free_for_the_next_in_line(
     async with AsyncExitStack() as first, AsyncClient(durable_dsn, settings=CALM) as client:
         await first.enter_async_context(Worker([machine], dsn=durable_dsn, settings=ABRUPT))
         held = await client.insert(machine, "", step="woken", concurrency_key="one")
-        await happens(machine.is_there)
+        await machine.is_there()
         line = await client.insert_all(
             [Spec(machine, "", step="woken", concurrency_key="one") for _ in range(5)]
         )
         # They are gated: out of the pick until somebody frees the key.
         await holds(db, "select gated from gen_durable.gen_durable where id = $1", line[0].id)
-        await _interrupt(way, first, durable_dsn, db, held.id, [machine])
+        await _interrupt(way, first, durable_dsn, db, [held.id], [machine])
         async with Worker([machine], dsn=durable_dsn, settings=FAST):
             ended = await client.wait_all([held, *line], timeout=PATIENCE)
     assert {one.status for one in ended} == {Status.DONE}
-    assert len(machine.seen) == 7
+    assert len(machine.seen[""]) == 7
 
 
 async def test_the_line_of_a_key_does_not_wait_until_its_dead_holder_is_tried_again(
@@ -134,7 +142,7 @@ async def test_the_line_of_a_key_does_not_wait_until_its_dead_holder_is_tried_ag
         AsyncClient(durable_dsn, settings=CALM) as client,
     ):
         held = await client.insert(machine, "", step="woken", concurrency_key="one")
-        await happens(machine.is_there)
+        await machine.is_there()
         line = await client.insert_all(
             [Spec(machine, "", step="woken", concurrency_key="one") for _ in range(3)]
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import signal
 from datetime import timedelta
 from pathlib import Path
@@ -68,6 +69,9 @@ class Zombie(Machine[str, str]):
     """Two executions of one step: the first answers as its state says, the second as an heir should."""
 
     def __init__(self) -> None:
+        self.forget()
+
+    def forget(self) -> None:
         self.is_there, self.may_go = asyncio.Event(), asyncio.Event()
         self.heir_is_there, self.heir_may_go = asyncio.Event(), asyncio.Event()
         self.keys: list[str] = []
@@ -106,46 +110,50 @@ class Leaf(Machine[None, None], queue="nobody"):
         return Done()
 
 
-@pytest.mark.parametrize("heir_has", ["begun", "committed"])
-@pytest.mark.parametrize("kind", ["next", "retry", "await", "schedule_childs", "done", "stop"])
 async def test_the_outcome_of_an_execution_that_lost_its_lease_is_dropped(
-    durable_dsn: str, db: Any, kind: str, heir_has: str
+    durable_dsn: str, db: Any, subtests: pytest.Subtests
 ) -> None:
     machine = Zombie()
+    kinds = ("next", "retry", "await", "schedule_childs", "done", "stop")
+    cases = itertools.product(kinds, ("begun", "committed"))
     # Their hearts beat every ten seconds: the zombie does not hear in time that its lease is gone.
     async with Worker([machine], dsn=durable_dsn, settings=CALM) as zombie:
         events = Events(zombie)
-        ref = await zombie.insert(machine, kind)
-        await zombie.wait(ref, timeout=PATIENCE, until="settled")
-        await zombie.signal(ref, "go")
-        await happens(machine.is_there)
-        await db.execute(_REAP, ref.id)
-        await happens(machine.heir_is_there)
-        if heir_has == "committed":
-            machine.heir_may_go.set()
-            await zombie.wait(ref, timeout=PATIENCE, until="settled")
-        before = await row_of(db, ref.id)
-        machine.may_go.set()
-        stale = await events.wait(OutcomeStale)
-        after = await row_of(db, ref.id)
-        assert {**after, "now": None} == {**before, "now": None}
-        assert (stale.name, stale.id, stale.fsm) == ("outcome.stale", ref.id, "Zombie")
-        assert (stale.step, stale.step_seq) == ("work", 2)
-        assert await inbox_of(db, ref.id) == ["go"], (
-            "the heir consumes nothing by awaiting, and the zombie may not"
-        )
-        assert await db.fetchval("select count(*) from gen_durable.gen_durable where fsm = 'Leaf'") == 0
-        machine.heir_may_go.set()
-        parked = await zombie.wait(ref, timeout=PATIENCE, until="settled")
-        assert (parked.state, parked.awaits, parked.attempt, parked.step_seq) == (
-            "by the heir",
-            ("more",),
-            0,
-            2,
-        )
-        await zombie.signal(ref, "more")
-        assert (await zombie.wait(ref, timeout=PATIENCE)).result == "by the heir"
-        assert machine.keys == [f"{ref.id}:2"] * 2
+        for number, (kind, heir_has) in enumerate(cases, start=1):
+            with subtests.test(kind=kind, heir_has=heir_has):
+                machine.forget()
+                ref = await zombie.insert(machine, kind)
+                await zombie.wait(ref, timeout=PATIENCE, until="settled")
+                await zombie.signal(ref, "go")
+                await happens(machine.is_there)
+                await db.execute(_REAP, ref.id)
+                await happens(machine.heir_is_there)
+                if heir_has == "committed":
+                    machine.heir_may_go.set()
+                    await zombie.wait(ref, timeout=PATIENCE, until="settled")
+                before = await row_of(db, ref.id)
+                machine.may_go.set()
+                stale = await events.wait(OutcomeStale, count=number)
+                after = await row_of(db, ref.id)
+                assert {**after, "now": None} == {**before, "now": None}
+                assert (stale.name, stale.id, stale.fsm) == ("outcome.stale", ref.id, "Zombie")
+                assert (stale.step, stale.step_seq) == ("work", 2)
+                assert await inbox_of(db, ref.id) == ["go"], (
+                    "the heir consumes nothing by awaiting, and the zombie may not"
+                )
+                leaves = "select count(*) from gen_durable.gen_durable where fsm = 'Leaf'"
+                assert await db.fetchval(leaves) == 0
+                machine.heir_may_go.set()
+                parked = await zombie.wait(ref, timeout=PATIENCE, until="settled")
+                assert (parked.state, parked.awaits, parked.attempt, parked.step_seq) == (
+                    "by the heir",
+                    ("more",),
+                    0,
+                    2,
+                )
+                await zombie.signal(ref, "more")
+                assert (await zombie.wait(ref, timeout=PATIENCE)).result == "by the heir"
+                assert machine.keys == [f"{ref.id}:2"] * 2
 
 
 async def test_a_step_whose_lease_is_lost_is_cancelled(durable_dsn: str, db: Any) -> None:

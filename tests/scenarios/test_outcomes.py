@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import Any, Final
 
 import pytest
 
@@ -37,10 +37,11 @@ from tests.scenarios.support import (
 )
 
 # Plain rows and others are committed by two statements, which have to say the same.
-both_statements = pytest.mark.parametrize("key", [None, "one"], ids=["plain", "keyed"])
+BOTH_STATEMENTS: Final = {"plain": None, "keyed": "one"}
 # Tried twice and crashed once before, with an old error: what each outcome has to clear or to keep.
 _WORN = (
-    "update gen_durable.gen_durable set attempt = 2, crash_count = 1, last_error = 'old', eligible_at = now()"
+    "update gen_durable.gen_durable set attempt = 2, crash_count = 1, last_error = 'old', eligible_at = now(),"
+    "       concurrency_key = $2 where id = $1"
 )
 
 
@@ -51,15 +52,13 @@ async def _run_worn(
     events = Events(worker)
     ref = await worker.insert(machine, state, schedule_in=AN_HOUR)
     await worker.signal(ref, "unread")
-    await db.execute(_WORN)
-    await db.execute("update gen_durable.gen_durable set concurrency_key = $1", key)
+    await db.execute(_WORN, ref.id, key)
     event = await events.wait(StepStop, lambda event: event.id == ref.id)
     return event.kind, await row_of(db, ref.id)
 
 
-@both_statements
 async def test_next_goes_on_with_another_step_and_starts_counting_anew(
-    durable_dsn: str, db: Any, key: str | None
+    durable_dsn: str, db: Any, subtests: pytest.Subtests
 ) -> None:
     is_there, may_go = asyncio.Event(), asyncio.Event()
 
@@ -76,20 +75,25 @@ async def test_next_goes_on_with_another_step_and_starts_counting_anew(
             return Done(ctx.state)
 
     async with Worker([Walk], dsn=durable_dsn, settings=CALM) as worker:
-        kind, row = await _run_worn(db, worker, Walk, 7, key)
-        assert kind == "next"
-        await happens(is_there)
-        assert (row["step"], row["state"], row["step_seq"]) == ("two", "8", 1)
-        assert (row["attempt"], row["crash_count"], row["last_error"]) == (0, 0, "old")
-        assert (row["result"], row["awaits"], row["finished_at"]) == (None, None, None)
-        # The next step runs on the lease that its predecessor had.
-        assert (row["status"], row["execution"], row["locked_by"]) == ("executing", 2, worker.name)
-        may_go.set()
-        assert (await worker.wait(row["id"])).result == 8
+        for name, key in BOTH_STATEMENTS.items():
+            with subtests.test(name):
+                is_there.clear()
+                may_go.clear()
+                kind, row = await _run_worn(db, worker, Walk, 7, key)
+                assert kind == "next"
+                await happens(is_there)
+                assert (row["step"], row["state"], row["step_seq"]) == ("two", "8", 1)
+                assert (row["attempt"], row["crash_count"], row["last_error"]) == (0, 0, "old")
+                assert (row["result"], row["awaits"], row["finished_at"]) == (None, None, None)
+                # The next step runs on the lease that its predecessor had.
+                assert (row["status"], row["execution"], row["locked_by"]) == ("executing", 2, worker.name)
+                may_go.set()
+                assert (await worker.wait(row["id"])).result == 8
 
 
-@both_statements
-async def test_next_with_a_delay_is_due_after_it(durable_dsn: str, db: Any, key: str | None) -> None:
+async def test_next_with_a_delay_is_due_after_it(
+    durable_dsn: str, db: Any, subtests: pytest.Subtests
+) -> None:
     class Walk(Machine[int, int]):
         @step
         async def one(self, ctx: Context[int]) -> Outcome[int]:
@@ -100,16 +104,22 @@ async def test_next_with_a_delay_is_due_after_it(durable_dsn: str, db: Any, key:
             return Done(ctx.state)
 
     async with Worker([Walk], dsn=durable_dsn, settings=CALM) as worker:
-        kind, row = await _run_worn(db, worker, Walk, 7, key)
-        assert kind == "next"
-    assert (row["status"], row["step"], row["attempt"], row["step_seq"]) == ("runnable", "two", 0, 1)
-    assert is_about(row["eligible_at"], row, AN_HOUR)
-    assert has_no_lease(row)
+        for name, key in BOTH_STATEMENTS.items():
+            with subtests.test(name):
+                kind, row = await _run_worn(db, worker, Walk, 7, key)
+                assert kind == "next"
+                assert (row["status"], row["step"], row["attempt"], row["step_seq"]) == (
+                    "runnable",
+                    "two",
+                    0,
+                    1,
+                )
+                assert is_about(row["eligible_at"], row, AN_HOUR)
+                assert has_no_lease(row)
 
 
-@both_statements
 async def test_retry_stays_at_its_step_and_counts_an_attempt(
-    durable_dsn: str, db: Any, key: str | None
+    durable_dsn: str, db: Any, subtests: pytest.Subtests
 ) -> None:
     class Again(Machine[int, int]):
         @step
@@ -117,18 +127,19 @@ async def test_retry_stays_at_its_step_and_counts_an_attempt(
             return Retry(AN_HOUR, ctx.state + 1)
 
     async with Worker([Again], dsn=durable_dsn, settings=CALM) as worker:
-        kind, row = await _run_worn(db, worker, Again, 7, key)
-    assert kind == "retry"
-    assert (row["status"], row["step"], row["state"]) == ("runnable", "one", "8")
-    assert (row["attempt"], row["crash_count"], row["step_seq"]) == (3, 0, 0)
-    assert (row["last_error"], row["result"], row["awaits"]) == ("old", None, None)
-    assert is_about(row["eligible_at"], row, AN_HOUR)
-    assert has_no_lease(row)
+        for name, key in BOTH_STATEMENTS.items():
+            with subtests.test(name):
+                kind, row = await _run_worn(db, worker, Again, 7, key)
+                assert kind == "retry"
+                assert (row["status"], row["step"], row["state"]) == ("runnable", "one", "8")
+                assert (row["attempt"], row["crash_count"], row["step_seq"]) == (3, 0, 0)
+                assert (row["last_error"], row["result"], row["awaits"]) == ("old", None, None)
+                assert is_about(row["eligible_at"], row, AN_HOUR)
+                assert has_no_lease(row)
 
 
-@both_statements
 async def test_await_parks_at_the_next_step_with_its_set_of_names(
-    durable_dsn: str, db: Any, key: str | None
+    durable_dsn: str, db: Any, subtests: pytest.Subtests
 ) -> None:
     class Patient(Machine[int, int]):
         @step
@@ -140,18 +151,23 @@ async def test_await_parks_at_the_next_step_with_its_set_of_names(
             return Done(ctx.state)
 
     async with Worker([Patient], dsn=durable_dsn, settings=CALM) as worker:
-        kind, row = await _run_worn(db, worker, Patient, 7, key)
-    assert kind == "await"
-    assert (row["status"], row["step"], row["state"]) == ("awaiting_signal", "two", "8")
-    assert (row["attempt"], row["crash_count"], row["step_seq"]) == (0, 0, 1)
-    assert (row["awaits"], row["timed_out"], row["result"]) == (["paid", "withdrawn"], False, None)
-    assert is_about(row["await_deadline"], row, AN_HOUR)
-    assert has_no_lease(row)
+        for name, key in BOTH_STATEMENTS.items():
+            with subtests.test(name):
+                kind, row = await _run_worn(db, worker, Patient, 7, key)
+                assert kind == "await"
+                assert (row["status"], row["step"], row["state"]) == ("awaiting_signal", "two", "8")
+                assert (row["attempt"], row["crash_count"], row["step_seq"]) == (0, 0, 1)
+                assert (row["awaits"], row["timed_out"], row["result"]) == (
+                    ["paid", "withdrawn"],
+                    False,
+                    None,
+                )
+                assert is_about(row["await_deadline"], row, AN_HOUR)
+                assert has_no_lease(row)
 
 
-@both_statements
 async def test_schedule_children_parks_at_the_next_step_until_they_have_ended(
-    durable_dsn: str, db: Any, key: str | None
+    durable_dsn: str, db: Any, subtests: pytest.Subtests
 ) -> None:
     class Leaf(Machine[int, int], queue="elsewhere"):
         @step
@@ -168,21 +184,22 @@ async def test_schedule_children_parks_at_the_next_step_until_they_have_ended(
             return Done(sum(ctx.children.results(Leaf)))
 
     async with Worker([Tree], dsn=durable_dsn, settings=CALM) as worker:
-        kind, row = await _run_worn(db, worker, Tree, 7, key)
-        assert kind == "schedule_childs"
-        assert (row["status"], row["step"], row["state"]) == ("awaiting_children", "two", "8")
-        assert (row["attempt"], row["crash_count"], row["step_seq"]) == (0, 0, 1)
-        assert (row["children_pending"], row["awaits"], row["result"]) == (2, None, None)
-        assert has_no_lease(row)
-        async with Worker([Leaf], dsn=durable_dsn, settings=CALM):
-            ended = await worker.wait(row["id"], timeout=PATIENCE)
-        assert ended.result == 3
-        assert ended.eligible_at > row["updated_at"], "it was due when the last child ended"
+        for name, key in BOTH_STATEMENTS.items():
+            with subtests.test(name):
+                kind, row = await _run_worn(db, worker, Tree, 7, key)
+                assert kind == "schedule_childs"
+                assert (row["status"], row["step"], row["state"]) == ("awaiting_children", "two", "8")
+                assert (row["attempt"], row["crash_count"], row["step_seq"]) == (0, 0, 1)
+                assert (row["children_pending"], row["awaits"], row["result"]) == (2, None, None)
+                assert has_no_lease(row)
+                async with Worker([Leaf], dsn=durable_dsn, settings=CALM):
+                    ended = await worker.wait(row["id"], timeout=PATIENCE)
+                assert ended.result == 3
+                assert ended.eligible_at > row["updated_at"], "it was due when the last child ended"
 
 
-@both_statements
 async def test_done_keeps_the_result_and_does_not_rewrite_the_state(
-    durable_dsn: str, db: Any, key: str | None
+    durable_dsn: str, db: Any, subtests: pytest.Subtests
 ) -> None:
     class End(Machine[dict[str, int], int]):
         @step
@@ -191,20 +208,21 @@ async def test_done_keeps_the_result_and_does_not_rewrite_the_state(
             return Done(ctx.state["n"])
 
     async with Worker([End], dsn=durable_dsn, settings=CALM) as worker:
-        kind, row = await _run_worn(db, worker, End, {"n": 1}, key)
-        ended = await worker.wait(Ref(End, row["id"]))
-    assert kind == "done"
-    assert (ended.status, ended.result, ended.state) == (Status.DONE, 99, {"n": 1})
-    assert (row["step"], row["step_seq"], row["attempt"], row["crash_count"]) == ("one", 1, 0, 0)
-    assert (row["awaits"], row["last_error"]) == (None, None)
-    assert is_about(row["finished_at"], row)
-    assert has_no_lease(row)
-    assert await inbox_of(db, row["id"]) == []
+        for name, key in BOTH_STATEMENTS.items():
+            with subtests.test(name):
+                kind, row = await _run_worn(db, worker, End, {"n": 1}, key)
+                ended = await worker.wait(Ref(End, row["id"]))
+                assert kind == "done"
+                assert (ended.status, ended.result, ended.state) == (Status.DONE, 99, {"n": 1})
+                assert (row["step"], row["step_seq"], row["attempt"], row["crash_count"]) == ("one", 1, 0, 0)
+                assert (row["awaits"], row["last_error"]) == (None, None)
+                assert is_about(row["finished_at"], row)
+                assert has_no_lease(row)
+                assert await inbox_of(db, row["id"]) == []
 
 
-@both_statements
 async def test_stop_keeps_the_reason_and_does_not_rewrite_the_state(
-    durable_dsn: str, db: Any, key: str | None
+    durable_dsn: str, db: Any, subtests: pytest.Subtests
 ) -> None:
     class End(Machine[dict[str, int], int]):
         @step
@@ -213,12 +231,14 @@ async def test_stop_keeps_the_reason_and_does_not_rewrite_the_state(
             return Stop("no more")
 
     async with Worker([End], dsn=durable_dsn, settings=CALM) as worker:
-        kind, row = await _run_worn(db, worker, End, {"n": 1}, key)
-        ended = await worker.wait(Ref(End, row["id"]))
-    assert kind == "stop"
-    assert (ended.status, ended.last_error, ended.state) == (Status.FAILED, "no more", {"n": 1})
-    assert (row["step"], row["step_seq"], row["attempt"], row["crash_count"]) == ("one", 1, 0, 0)
-    assert (row["awaits"], row["result"]) == (None, None)
-    assert is_about(row["finished_at"], row)
-    assert has_no_lease(row)
-    assert await inbox_of(db, row["id"]) == []
+        for name, key in BOTH_STATEMENTS.items():
+            with subtests.test(name):
+                kind, row = await _run_worn(db, worker, End, {"n": 1}, key)
+                ended = await worker.wait(Ref(End, row["id"]))
+                assert kind == "stop"
+                assert (ended.status, ended.last_error, ended.state) == (Status.FAILED, "no more", {"n": 1})
+                assert (row["step"], row["step_seq"], row["attempt"], row["crash_count"]) == ("one", 1, 0, 0)
+                assert (row["awaits"], row["result"]) == (None, None)
+                assert is_about(row["finished_at"], row)
+                assert has_no_lease(row)
+                assert await inbox_of(db, row["id"]) == []

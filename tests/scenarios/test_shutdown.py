@@ -41,23 +41,25 @@ def _is_given_back(row: dict[str, Any]) -> bool:
 
 
 @both_signals
-@pytest.mark.parametrize("step", ["sleep", "block"])
 async def test_a_step_longer_than_the_drain_goes_back_at_no_cost(
-    durable_dsn: str, db: Any, number: signal.Signals, step: str
+    durable_dsn: str, db: Any, number: signal.Signals
 ) -> None:
     async with (
         AsyncClient(durable_dsn, settings=CALM) as client,
         worker_process(durable_dsn, BRIEF) as process,
     ):
-        id = await _worn(client, db, step)
-        await process.hears(begun=step)
+        ids = {name: await _worn(client, db, name) for name in ("sleep", "block")}
+        for _ in ids:
+            await process.hears(begun=...)
         told_at = time.monotonic()
         process.send(number)
         assert await process.ends() == 0
         assert time.monotonic() - told_at < 10, "a thread does not hold up the exit"
-    assert _is_given_back(await row_of(db, id))
+    assert {name: _is_given_back(await row_of(db, id)) for name, id in ids.items()} == dict.fromkeys(
+        ids, True
+    )
     (drain,) = [line for line in process.told if line.get("event") == "scheduler.drain"]
-    assert (drain["released"], drain["in_flight"], drain["queue"]) == (1, 1, "default")
+    assert (drain["released"], drain["in_flight"], drain["queue"]) == (2, 2, "default")
     assert "ended" in process.told[-1]
     assert not any("handled" in line for line in process.told)
 

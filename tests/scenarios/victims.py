@@ -39,7 +39,7 @@ class Sleeper(Machine[str, str]):
     async def sleep(self, ctx: Context[str]) -> Outcome[str]:
         tell(begun=ctx.step, id=ctx.id, attempt=ctx.attempt, key=ctx.idempotency_key)
         while not Path(ctx.state).exists():
-            await asyncio.sleep(0.01)
+            await asyncio.sleep(0.05)
         return Done(f"{os.getpid()}")
 
     @step
