@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import AsyncIterator
 from typing import Any
 
 import msgspec
+import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
@@ -42,22 +44,28 @@ class Typed(Machine[Sample, None]):
         return Done()
 
 
+@pytest.fixture
+async def one_client(durable_dsn: str) -> AsyncIterator[AsyncClient]:
+    """The same for all examples of a test."""
+    async with AsyncClient(durable_dsn) as opened:
+        yield opened
+
+
 @given(VALUES)
 @example({"a": 1e23, "b": -0.0, "c": 5e-324, "d": 1.7976931348623157e308})
 @example({"": {"": [[], {}, None]}})
 @example("\\u0000 \\ud800 \x7f\u2028\ufffe")
 @SPARE
-async def test_any_value_comes_back_or_is_refused(durable_dsn: str, value: Any) -> None:
-    async with AsyncClient(durable_dsn) as client:
-        try:
-            inserted = await client.insert(Open, {"value": value})
-        except EncodeError:
-            assert not is_storable(value)
-            return
-        assert is_storable(value)
-        found = await client.get(inserted)
-        assert found is not None
-        assert same(found.state["value"], value)
+async def test_any_value_comes_back_or_is_refused(one_client: AsyncClient, value: Any) -> None:
+    try:
+        inserted = await one_client.insert(Open, {"value": value})
+    except EncodeError:
+        assert not is_storable(value)
+        return
+    assert is_storable(value)
+    found = await one_client.get(inserted)
+    assert found is not None
+    assert same(found.state["value"], value)
 
 
 @given(
@@ -68,10 +76,9 @@ async def test_any_value_comes_back_or_is_refused(durable_dsn: str, value: Any) 
 @example(1e23, 0, "")
 @SPARE
 async def test_with_a_declared_type_nothing_changes_at_all(
-    durable_dsn: str, number: float, count: int, text: str
+    one_client: AsyncClient, number: float, count: int, text: str
 ) -> None:
-    async with AsyncClient(durable_dsn) as client:
-        found = await client.get(await client.insert(Typed, Sample(number, count, text)))
+    found = await one_client.get(await one_client.insert(Typed, Sample(number, count, text)))
     assert found is not None
     assert found.state == Sample(number, count, text)
     assert isinstance(found.state.number, float)

@@ -52,27 +52,30 @@ def ledger(sql: support.Sql) -> list[str]:
 
 
 @pytest.mark.clause("EFF-1", "EXEC-5")
-@pytest.mark.parametrize(
-    ("kind", "effect"),
-    [(Next, PAY), (Next, pay), (Await, PAY), (ScheduleChildren, pay), (Done, PAY), (Stop, pay)],
-    ids=lambda value: getattr(value, "__name__", "statement"),
-)
-def test_an_effect_rides_on_its_outcome(durable: Harness, sql: support.Sql, kind: Any, effect: Any) -> None:
-    outcomes: dict[Any, Outcome[Any]] = {
-        Next: Next("two", delay=AN_HOUR, effect=effect),
-        Await: Await("go", then="two", effect=effect),
-        ScheduleChildren: ScheduleChildren([Spec(Say, "a", schedule_in=AN_HOUR)], then="two", effect=effect),
-        Done: Done(0, effect=effect),
-        Stop: Stop("no", effect=effect),
-    }
-    ref = durable.insert(probe(lambda ctx: outcomes[kind]), 7)
-    durable.drain(collapse=False)
-    assert (ledger(sql), sql.row(ref.id)["step_seq"]) == (["paid"], 1)
-    assert sql.value(
-        "select (select xmin::text from ledger) = (select xmin::text from gen_durable.gen_durable where id = %s)",
-        ref.id,
-    ), "one transaction wrote both"
-    assert [row["status"] for row in sql.executions(ref.id)] == ["DONE"]
+def test_an_effect_rides_on_its_outcome(
+    durable: Harness, sql: support.Sql, subtests: pytest.Subtests
+) -> None:
+    outcomes: list[Outcome[Any]] = [
+        Next("two", delay=AN_HOUR, effect=PAY),
+        Next("two", delay=AN_HOUR, effect=pay),
+        Await("go", then="two", effect=PAY),
+        ScheduleChildren([Spec(Say, "a", schedule_in=AN_HOUR)], then="two", effect=pay),
+        Done(0, effect=PAY),
+        Stop("no", effect=pay),
+    ]
+    machine = probe(lambda ctx: outcomes[ctx.state])
+    for number, outcome in enumerate(outcomes):
+        with subtests.test(outcome=outcome):
+            sql("delete from ledger")
+            ref = durable.insert(machine, number)
+            durable.drain(collapse=False)
+            assert (ledger(sql), sql.row(ref.id)["step_seq"]) == (["paid"], 1)
+            assert sql.value(
+                "select (select xmin::text from ledger) ="
+                "       (select xmin::text from gen_durable.gen_durable where id = %s)",
+                ref.id,
+            ), "one transaction wrote both"
+            assert [row["status"] for row in sql.executions(ref.id)] == ["DONE"]
 
 
 @pytest.mark.clause("EFF-1")

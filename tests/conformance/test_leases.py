@@ -44,9 +44,11 @@ class Gate(Machine[str, str]):
 
     def __init__(self, answer: str = "") -> None:
         self.answer = answer
-        self.is_there = asyncio.Event()
-        self.may_go = asyncio.Event()
         self.was_cancelled = False
+        self.close()
+
+    def close(self) -> None:
+        self.is_there, self.may_go = asyncio.Event(), asyncio.Event()
 
     @step
     async def wait(self, ctx: Context[str]) -> Outcome[str]:
@@ -108,35 +110,41 @@ async def test_live_executions_keep_their_leases(durable_dsn: str, sql: Sql) -> 
 
 @pytest.mark.clause("LEASE-3", "INV-1", "EXEC-9", "TEL-8")
 @pytest.mark.parametrize(
-    ("outcome", "level"),
-    [
-        *(("next", "all"), ("await", "all"), ("children", "all"), ("retry", "all"), ("done", "all")),
-        *(("next", "failures"), ("next", "off")),
-    ],
+    ("level", "outcomes"),
+    [("all", ["next", "await", "children", "retry", "done"]), ("failures", ["next"]), ("off", ["next"])],
 )
 async def test_an_outcome_that_comes_too_late_writes_nothing(
-    durable_dsn: str, async_durable: AsyncHarness, sql: Sql, outcome: str, level: Any
+    durable_dsn: str,
+    async_durable: AsyncHarness,
+    sql: Sql,
+    level: Any,
+    outcomes: list[str],
+    subtests: pytest.Subtests,
 ) -> None:
     zombie, heir = Gate(), Gate("done")
+    async_durable.use(heir)
     settings = msgspec.structs.replace(CALM, executions=level)
     async with Worker([zombie], dsn=durable_dsn, settings=settings, queues={"default": 1}) as worker:
         events = Events(worker)
-        ref = await worker.insert(zombie, outcome, concurrency_key="k")
-        await worker.signal(ref, "unread")
-        await happens(zombie.is_there)
-        sql.expire(ref.id)
-        async_durable.use(heir)
-        taken = asyncio.get_running_loop().create_task(async_durable.drain())
-        await happens(heir.is_there)
-        before = sql.row(ref.id), sql.inbox(ref.id), sql.executions(ref.id)
-        zombie.may_go.set()
-        stale = await events.wait(OutcomeStale)
-        assert (sql.row(ref.id), sql.inbox(ref.id), sql.executions(ref.id)) == before
-        assert stale == OutcomeStale(id=ref.id, fsm="Gate", step="wait", step_seq=1)
-        assert await worker.count(Say) == 0
-        heir.may_go.set()
-        await taken
-    assert sql.columns(ref.id, "status state attempt") == ("done", outcome, 0)
+        for number, outcome in enumerate(outcomes, start=1):
+            with subtests.test(outcome=outcome):
+                zombie.close()
+                heir.close()
+                ref = await worker.insert(zombie, outcome, concurrency_key="k")
+                await worker.signal(ref, "unread")
+                await happens(zombie.is_there)
+                sql.expire(ref.id)
+                taken = asyncio.get_running_loop().create_task(async_durable.drain())
+                await happens(heir.is_there)
+                before = sql.row(ref.id), sql.inbox(ref.id), sql.executions(ref.id)
+                zombie.may_go.set()
+                stale = await events.wait(OutcomeStale, count=number)
+                assert (sql.row(ref.id), sql.inbox(ref.id), sql.executions(ref.id)) == before
+                assert stale == OutcomeStale(id=ref.id, fsm="Gate", step="wait", step_seq=1)
+                assert await worker.count(Say) == 0
+                heir.may_go.set()
+                await taken
+                assert sql.columns(ref.id, "status state attempt") == ("done", outcome, 0)
 
 
 @pytest.mark.clause("LEASE-4")
@@ -227,14 +235,15 @@ def test_what_kills_its_workers_again_and_again_fails_as_poison(durable_dsn: str
 
 
 @pytest.mark.clause("CRASH-5")
-@pytest.mark.parametrize(
-    "outcome", [Next("two", delay=CALM.lease), Retry(CALM.lease), Await("go", then="two")]
-)
-def test_a_committed_outcome_forgets_the_crashes(durable: Harness, sql: Sql, outcome: Any) -> None:
-    ref = durable.insert(probe(lambda ctx: outcome), 7)
+def test_a_committed_outcome_forgets_the_crashes(durable: Harness, sql: Sql) -> None:
+    outcomes: list[Outcome[Any]] = [Next("two", delay=CALM.lease), Retry(CALM.lease), Await("go", then="two")]
+    machine = probe(lambda ctx: outcomes[ctx.state])
+    refs = [durable.insert(machine, number) for number in range(len(outcomes))]
     sql("update gen_durable.gen_durable set crash_count = 19, attempt = 19")
     durable.drain(collapse=False)
-    assert sql.columns(ref.id, "crash_count attempt") == (0, 20 if isinstance(outcome, Retry) else 0)
+    for ref, outcome in zip(refs, outcomes, strict=True):
+        expected = (0, 20 if isinstance(outcome, Retry) else 0)
+        assert sql.columns(ref.id, "crash_count attempt") == expected, outcome
 
 
 @pytest.mark.clause("CRASH-6", "TEL-7")

@@ -70,7 +70,7 @@ class History:
 
     async def begin(self) -> None:
         await self._db.execute(
-            "truncate gen_durable.gen_durable, gen_durable.executions, gen_durable.signals"
+            "delete from gen_durable.gen_durable; delete from gen_durable.executions; delete from gen_durable.signals"
         )
         await self._insert(0)
 

@@ -2,48 +2,54 @@
 
 from __future__ import annotations
 
-import asyncio
-import sys
+import itertools
 from pathlib import Path
 from typing import Any
 
 import asyncpg
 import pytest
 
-from gen_durable import AsyncClient, CancelRequested, Deleted, Restored, Retried, Status, Worker
+from gen_durable import AsyncClient, CancelRequested, Deleted, Restored, Retried, Spec, Status, Worker
 from tests.control.support import Order, Plain, Sitter, eventually, job_states
-from tests.scenarios.process import worker_process
-from tests.scenarios.support import FAST, PATIENCE, happens, has_no_lease, row_of
+from tests.scenarios.process import program, worker_process
+from tests.scenarios.support import FAST, PATIENCE, happens, has_no_lease, holds, row_of
 from tests.scenarios.victims import Sleeper
 
 NEVER = "/nonexistent/go"
-_ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.clause("CAN-7")
-@pytest.mark.parametrize("verb", ["cancel", "soft_delete"])
-@pytest.mark.parametrize("name", ["sleep", "block"])
 async def test_asked_to_end_and_killed_it_ends_as_cancelled(
-    durable_dsn: str, db: Any, verb: str, name: str
+    durable_dsn: str, db: Any, subtests: pytest.Subtests
 ) -> None:
     """By the reaper of another worker, which need not know the machine; and it never runs again."""
+    cases = list(itertools.product(("sleep", "block"), ("cancel", "soft_delete")))
     async with AsyncClient(durable_dsn, settings=FAST) as client:
-        ref = await client.insert(Sleeper, NEVER, step=name, concurrency_key="k", correlation_key="c")
+        refs = {
+            case: await client.insert(
+                Sleeper, NEVER, step=case[0], concurrency_key=f"{case}", correlation_key=f"{case}"
+            )
+            for case in cases
+        }
         async with worker_process(durable_dsn, FAST) as victim:
-            await victim.hears(begun=name)
-            answer = await (client.cancel(ref) if verb == "cancel" else client.soft_delete(ref))
-            assert isinstance(answer, CancelRequested | Deleted)
+            for _ in cases:
+                await victim.hears(begun=...)
+            for (_, verb), ref in refs.items():
+                answer = await (client.cancel(ref) if verb == "cancel" else client.soft_delete(ref))
+                assert isinstance(answer, CancelRequested | Deleted)
             await victim.kill()
         async with Worker([Plain], dsn=durable_dsn, settings=FAST):
-            ended = await eventually(client, ref, "cancelled")
-            heir = await client.insert(Plain, 7, concurrency_key="k", correlation_key="c")
-            assert (await client.wait(heir, timeout=PATIENCE)).result == 7, "both keys are free"
-        (record,) = await client.executions(ref)
-    row = await row_of(db, ref.id)
-    assert (ended.step_seq, ended.crash_count, row["status"]) == (0, 1, "cancelled")
-    assert has_no_lease(row)
-    assert (record.status, record.outcome) == ("ABORTED", "cancelled")
-    assert await job_states(db, [ref.id]) == ["CANCELLED"]
+            for case, ref in refs.items():
+                with subtests.test(case=case):
+                    ended = await eventually(client, ref, "cancelled")
+                    heir = await client.insert(Plain, 7, concurrency_key=f"{case}", correlation_key=f"{case}")
+                    assert (await client.wait(heir, timeout=PATIENCE)).result == 7, "both keys are free"
+                    (record,) = await client.executions(ref)
+                    row = await row_of(db, ref.id)
+                    assert (ended.step_seq, ended.crash_count, row["status"]) == (0, 1, "cancelled")
+                    assert has_no_lease(row)
+                    assert (record.status, record.outcome) == ("ABORTED", "cancelled")
+                    assert await job_states(db, [ref.id]) == ["CANCELLED"]
 
 
 async def test_a_retried_instance_runs_beside_its_zombie_and_survives_a_kill(
@@ -73,25 +79,6 @@ async def test_a_retried_instance_runs_beside_its_zombie_and_survives_a_kill(
 _BUSY = """
 select count(*) from pg_stat_activity
  where datname = current_database() and pid <> pg_backend_pid() and state = 'active' and query like '%\\_rows(%'"""
-_ASKERS = """
-import asyncio, sys
-from gen_durable import AsyncClient
-
-async def main(dsn, verb, ids):
-    async with AsyncClient(dsn) as client:
-        print("ready", flush=True)
-        sys.stdin.readline()
-        match verb:
-            case "cancel": await client.cancel_all()
-            case "delete": await client.delete_all()
-            case "retry": await client.retry_all()
-            case "restore":
-                for id in ids:
-                    await client.restore(int(id))
-        print("done", flush=True)
-
-asyncio.run(main(sys.argv[1], sys.argv[2], sys.argv[3:]))
-"""
 
 
 @pytest.mark.clause("CTL-3")
@@ -99,7 +86,9 @@ asyncio.run(main(sys.argv[1], sys.argv[2], sys.argv[3:]))
 async def test_whoever_asks_dies_in_the_middle(durable_dsn: str, db: Any, verb: str) -> None:
     """Of every instance it has happened, with all that goes with it, or it has not; and somebody else can finish it."""
     async with AsyncClient(durable_dsn) as client:
-        refs = [await client.insert(Plain if n % 2 else Order, n, correlation_key=f"c{n}") for n in range(40)]
+        refs = await client.insert_all(
+            [Spec(Plain if n % 2 else Order, n, correlation_key=f"c{n}") for n in range(40)]
+        )
         if verb in ("retry", "restore"):
             await client.cancel_all()
         if verb == "restore":
@@ -111,27 +100,14 @@ async def test_whoever_asks_dies_in_the_middle(durable_dsn: str, db: Any, verb: 
         await blocker.execute(
             "select from gen_durable.gen_durable where id = $1 for no key update", refs[20].id
         )
-        asker = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-c", _ASKERS, durable_dsn, verb, *(str(ref.id) for ref in refs)),
-            cwd=_ROOT,
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-        )
-        assert asker.stdin is not None
-        assert asker.stdout is not None
-        assert await asker.stdout.readline() == b"ready\n"
-        asker.stdin.write(b"\n")
-        await asker.stdin.drain()
-        async with asyncio.timeout(PATIENCE.total_seconds()):
-            while not await db.fetchval(f"{_BUSY} and wait_event_type = 'Lock'"):
-                await asyncio.sleep(0.01)
-        asker.kill()
-        await asker.wait()
+        async with program(
+            "tests.control.askers", durable_dsn, verb, *(str(ref.id) for ref in refs)
+        ) as asker:
+            await holds(db, f"{_BUSY} and wait_event_type = 'Lock'")
+            await asker.kill()
         await transaction.rollback()
         await blocker.close(timeout=5)
-        async with asyncio.timeout(PATIENCE.total_seconds()):
-            while await db.fetchval(_BUSY):
-                await asyncio.sleep(0.01)
+        await holds(db, f"select ({_BUSY}) = 0")
         # The server may have finished the statement whose asker is gone: with all of it, or with none.
         noted = await db.fetchval("select count(*) from gen_durable.audit_events") - before
         events = 2 if verb == "delete" else 1

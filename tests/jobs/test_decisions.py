@@ -89,61 +89,73 @@ class Decided(Machine[str, None]):
 KINDS = ["job on the loop", "job in a thread", "step", "handler", "effect"]
 
 
-def raised(durable: Harness, conn: psycopg.Connection[DictRow], kind: str, which: str) -> int:
-    """The id of an instance that has decided so, at its first and only execution."""
+def raised(durable: Harness, conn: psycopg.Connection[DictRow], which: str) -> dict[str, int]:
+    """Instances that have decided so, each in a place of its own, at their first and only execution."""
     machine = Decided()
     durable.use(machine)
-    conn.execute("create table if not exists ledger (entry int)")
+    conn.execute("create table ledger (entry int)")
     steps = {"step": "run", "handler": "handled", "effect": "affected"}
-    if kind in steps:
-        id = durable.insert(machine, which, step=steps[kind]).id
-    else:
-        id = durable.insert(on_the_loop if kind == "job on the loop" else in_a_thread, which).id
     tally = {"discard": Tally(stopped=1), "cancel": Tally(cancelled=1), "later": Tally(retry=1)}[which]
-    assert durable.drain(collapse=False) == tally
-    assert len(machine.asked) == (kind == "handler")
-    assert conn.execute("select count(*) from ledger").fetchone() == {"count": 0}
-    return id
+    ids: dict[str, int] = {}
+    for kind in KINDS:
+        machine.asked.clear()
+        if kind in steps:
+            ids[kind] = durable.insert(machine, which, step=steps[kind]).id
+        else:
+            ids[kind] = durable.insert(on_the_loop if kind == "job on the loop" else in_a_thread, which).id
+        assert durable.drain(collapse=False) == tally, kind
+        assert len(machine.asked) == (kind == "handler"), kind
+        assert conn.execute("select count(*) from ledger").fetchone() == {"count": 0}, kind
+    return ids
 
 
 @pytest.mark.clause("JOB-13")
-@pytest.mark.parametrize("kind", KINDS)
-def test_discard_fails_at_once(durable: Harness, conn: psycopg.Connection[DictRow], kind: str) -> None:
-    id = raised(durable, conn, kind, "discard")
-    assert durable.assert_failed(id).last_error == "card declined"
-    found = row(conn, id)
-    assert (found["execution"], found["step_seq"], found["error"]["type"]) == (1, 1, "Discard")
-    (record,) = durable.executions(id)
-    assert (record.status, record.outcome, record.error) == (ExecutionStatus.DONE, "stop", "card declined")
-    assert job_state(durable.executions(id)) is JobState.FAILED
+def test_discard_fails_at_once(
+    durable: Harness, conn: psycopg.Connection[DictRow], subtests: pytest.Subtests
+) -> None:
+    for kind, id in raised(durable, conn, "discard").items():
+        with subtests.test(kind=kind):
+            assert durable.assert_failed(id).last_error == "card declined"
+            found = row(conn, id)
+            assert (found["execution"], found["step_seq"], found["error"]["type"]) == (1, 1, "Discard")
+            (record,) = durable.executions(id)
+            assert (record.status, record.outcome) == (ExecutionStatus.DONE, "stop")
+            assert record.error == "card declined"
+            assert job_state(durable.executions(id)) is JobState.FAILED
 
 
 @pytest.mark.clause("JOB-14")
-@pytest.mark.parametrize("kind", KINDS)
 def test_cancel_ends_as_cancelled_without_a_transition(
-    durable: Harness, conn: psycopg.Connection[DictRow], kind: str
+    durable: Harness, conn: psycopg.Connection[DictRow], subtests: pytest.Subtests
 ) -> None:
-    id = raised(durable, conn, kind, "cancel")
-    found = row(conn, id)
-    assert (found["status"], found["last_error"]) == ("cancelled", "not needed any more")
-    assert (found["execution"], found["step_seq"], found["result"]) == (1, 0, None)
-    assert found["finished_at"] is not None
-    (record,) = durable.executions(id)
-    assert (record.status, record.outcome, record.step_seq) == (ExecutionStatus.ABORTED, "cancelled", 1)
-    assert job_state(durable.executions(id)) is JobState.CANCELLED
-    with pytest.raises(InstanceCancelledError, match="not needed any more"):
-        durable.wait(id).result  # noqa: B018 - raises
+    for kind, id in raised(durable, conn, "cancel").items():
+        with subtests.test(kind=kind):
+            found = row(conn, id)
+            assert (found["status"], found["last_error"]) == ("cancelled", "not needed any more")
+            assert (found["execution"], found["step_seq"], found["result"]) == (1, 0, None)
+            assert found["finished_at"] is not None
+            (record,) = durable.executions(id)
+            assert (record.status, record.outcome, record.step_seq) == (
+                ExecutionStatus.ABORTED,
+                "cancelled",
+                1,
+            )
+            assert job_state(durable.executions(id)) is JobState.CANCELLED
+            with pytest.raises(InstanceCancelledError, match="not needed any more"):
+                durable.wait(id).result  # noqa: B018 - raises
 
 
 @pytest.mark.clause("JOB-12")
-@pytest.mark.parametrize("kind", KINDS)
-def test_retry_after_waits_as_it_says(durable: Harness, conn: psycopg.Connection[DictRow], kind: str) -> None:
-    id = raised(durable, conn, kind, "later")
-    assert waits(conn, id) == timedelta(hours=1)
-    found = row(conn, id)
-    assert (found["attempt"], found["step_seq"], found["last_error"]) == (1, 0, "the bank rests")
-    (record,) = durable.executions(id)
-    assert (record.status, record.outcome) == (ExecutionStatus.ABORTED, "retry")
+def test_retry_after_waits_as_it_says(
+    durable: Harness, conn: psycopg.Connection[DictRow], subtests: pytest.Subtests
+) -> None:
+    for kind, id in raised(durable, conn, "later").items():
+        with subtests.test(kind=kind):
+            assert waits(conn, id) == timedelta(hours=1)
+            found = row(conn, id)
+            assert (found["attempt"], found["step_seq"], found["last_error"]) == (1, 0, "the bank rests")
+            (record,) = durable.executions(id)
+            assert (record.status, record.outcome) == (ExecutionStatus.ABORTED, "retry")
 
 
 def test_a_decision_without_words_is_known_by_its_name(durable: Harness) -> None:
@@ -242,30 +254,25 @@ async def grouped(which: list[str]) -> None:
 
 
 @pytest.mark.clause("JOB-22")
-@pytest.mark.parametrize(
-    ("which", "status", "last_error"),
-    [
+def test_the_only_decision_of_a_group_is_obeyed(durable: Harness, subtests: pytest.Subtests) -> None:
+    for which, status, last_error in (
         (["discard"], Status.FAILED, "card declined"),
         (["cancel"], Status.CANCELLED, "not needed any more"),
         (["no", "cancel", "neither"], Status.CANCELLED, "not needed any more"),
         (["cancel", "discard"], Status.FAILED, None),
         (["discard", "discard"], Status.FAILED, None),
         (["no", "neither"], Status.FAILED, None),
-    ],
-    ids=str,
-)
-def test_the_only_decision_of_a_group_is_obeyed(
-    durable: Harness, which: list[str], status: Status, last_error: str | None
-) -> None:
-    ref = durable.insert(grouped, which)
-    durable.drain()
-    found = durable.get(ref)
-    assert found is not None
-    assert found.status is status
-    if last_error is None:
-        assert str(found.last_error).startswith("ExceptionGroup: ")
-    else:
-        assert found.last_error == last_error
+    ):
+        with subtests.test(which=which):
+            ref = durable.insert(grouped, which)
+            durable.drain()
+            found = durable.get(ref)
+            assert found is not None
+            assert found.status is status
+            if last_error is None:
+                assert str(found.last_error).startswith("ExceptionGroup: ")
+            else:
+                assert found.last_error == last_error
 
 
 @pytest.mark.clause("JOB-22")

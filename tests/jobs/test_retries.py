@@ -48,35 +48,34 @@ async def often(number: int) -> NoReturn:
 
 
 @pytest.mark.clause("JOB-9")
-@pytest.mark.parametrize(
-    ("which", "options", "executions"),
-    [
-        (fail, {}, 3),
-        (fail, {"max_attempts": 1}, 1),
-        (fail, {"max_attempts": 5}, 5),
-        (once, {}, 1),
-        (once, {"max_attempts": 2}, 2),
-        (often, {}, 5),
-        (often, {"max_attempts": 2}, 2),
-    ],
-)
 def test_a_job_is_executed_so_often_in_all(
-    durable: Harness, conn: psycopg.Connection[DictRow], which: Any, options: Any, executions: int
+    durable: Harness, conn: psycopg.Connection[DictRow], subtests: pytest.Subtests
 ) -> None:
-    ref = durable.insert(which, 7, **options)
-    assert durable.drain() == Tally(retry=executions - 1, stopped=1)
-    assert durable.assert_failed(ref).last_error == "ValueError: no 7"
-    found = row(conn, ref.id)
-    assert (found["execution"], found["step_seq"], found["max_attempts"]) == (
-        executions,
-        1,
-        options.get("max_attempts"),
-    )
-    records = durable.executions(ref)
-    assert [each.outcome for each in records] == ["retry"] * (executions - 1) + ["stop"]
-    assert [each.step_attempt for each in records] == list(range(executions))
-    assert {each.error for each in records} == {"ValueError: no 7"}
-    assert {each.step_seq for each in records} == {1}, "however often it is tried, it is one transition"
+    cases: list[tuple[Any, int | None, int]] = [
+        (fail, None, 3),
+        (fail, 1, 1),
+        (fail, 5, 5),
+        (once, None, 1),
+        (once, 2, 2),
+        (often, None, 5),
+        (often, 2, 2),
+    ]
+    for which, max_attempts, executions in cases:
+        with subtests.test(job=which.name, max_attempts=max_attempts):
+            options: Any = {} if max_attempts is None else {"max_attempts": max_attempts}
+            ref = durable.insert(which, 7, **options)
+            assert durable.drain() == Tally(retry=executions - 1, stopped=1)
+            assert durable.assert_failed(ref).last_error == "ValueError: no 7"
+            found = row(conn, ref.id)
+            assert (found["execution"], found["step_seq"]) == (executions, 1)
+            assert found["max_attempts"] == max_attempts
+            records = durable.executions(ref)
+            assert [each.outcome for each in records] == ["retry"] * (executions - 1) + ["stop"]
+            assert [each.step_attempt for each in records] == list(range(executions))
+            assert {each.error for each in records} == {"ValueError: no 7"}
+            assert {each.step_seq for each in records} == {1}, (
+                "however often it is tried, it is one transition"
+            )
 
 
 @pytest.mark.clause("JOB-9")
@@ -99,18 +98,20 @@ def test_max_attempts_of_a_spec_holds_in_a_batch_and_for_children(durable: Harne
 
 
 @pytest.mark.clause("JOB-10")
-@pytest.mark.parametrize(
-    ("attempt", "raw"), [(0, 1.0), (1, 2.0), (2, 4.0), (7, 128.0), (8, 256.0), (9, 300.0), (60, 300.0)]
-)
 def test_waits_double_from_a_second_to_five_minutes_with_jitter_up_to_half(
-    durable: Harness, conn: psycopg.Connection[DictRow], attempt: int, raw: float
+    durable: Harness, conn: psycopg.Connection[DictRow], subtests: pytest.Subtests
 ) -> None:
-    ref = durable.insert(fail, 7, max_attempts=1000)
-    conn.execute("update gen_durable.gen_durable set attempt = %s", (attempt,))
-    assert durable.drain(collapse=False) == Tally(retry=1)
-    assert row(conn, ref.id)["attempt"] == attempt + 1
+    seconds = {0: 1.0, 1: 2.0, 2: 4.0, 7: 128.0, 8: 256.0, 9: 300.0, 60: 300.0}
+    refs = {attempt: durable.insert(fail, 7, max_attempts=1000) for attempt in seconds}
+    for attempt, ref in refs.items():
+        conn.execute("update gen_durable.gen_durable set attempt = %s where id = %s", (attempt, ref.id))
+    assert durable.drain(collapse=False) == Tally(retry=len(refs))
     slack = timedelta(milliseconds=1)
-    assert timedelta(seconds=raw) - slack <= waits(conn, ref.id) <= timedelta(seconds=1.5 * raw) + slack
+    for attempt, ref in refs.items():
+        with subtests.test(attempt=attempt):
+            assert row(conn, ref.id)["attempt"] == attempt + 1
+            raw = timedelta(seconds=seconds[attempt])
+            assert raw - slack <= waits(conn, ref.id) <= 1.5 * raw + slack
 
 
 @pytest.mark.clause("JOB-10")
@@ -119,20 +120,21 @@ def test_two_that_failed_at_one_moment_are_torn_apart(
 ) -> None:
     refs = durable.insert_all([Spec(fail, n) for n in range(20)])
     durable.drain(collapse=False)
-    lengths = {waits(conn, ref.id) for ref in refs}
+    rows = conn.execute("select eligible_at - updated_at as wait from gen_durable.gen_durable").fetchall()
+    lengths = {row["wait"] for row in rows}
+    assert len(rows) == len(refs)
     assert len(lengths) > 15
     assert max(lengths) - min(lengths) > timedelta(milliseconds=50)
 
 
 @pytest.mark.clause("JOB-10")
-@pytest.mark.parametrize(("attempt", "hours"), [(0, 1), (1, 2), (2, 3), (3, 3)])
-def test_a_job_may_have_waits_of_its_own(
-    durable: Harness, conn: psycopg.Connection[DictRow], attempt: int, hours: int
-) -> None:
-    ref = durable.insert(often, 7)
-    conn.execute("update gen_durable.gen_durable set attempt = %s", (attempt,))
+def test_a_job_may_have_waits_of_its_own(durable: Harness, conn: psycopg.Connection[DictRow]) -> None:
+    hours = {0: 1, 1: 2, 2: 3, 3: 3}
+    refs = {attempt: durable.insert(often, 7) for attempt in hours}
+    for attempt, ref in refs.items():
+        conn.execute("update gen_durable.gen_durable set attempt = %s where id = %s", (attempt, ref.id))
     durable.drain(collapse=False)
-    assert waits(conn, ref.id) == timedelta(hours=hours)
+    assert {attempt: waits(conn, ref.id) / timedelta(hours=1) for attempt, ref in refs.items()} == hours
 
 
 @pytest.mark.clause("JOB-10")
