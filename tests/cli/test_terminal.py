@@ -6,24 +6,34 @@ import os
 import pty
 import re
 import select
-import subprocess
-import sys
 import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
 
 from gen_durable import Spec
 from gen_durable.testing import Harness
 from tests.cli.machines import Checkout
+from tests.cli.program import exit_code, start
 
 COLOURS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
-def on_a_terminal(dsn: str, *arguments: str, answer: str = "") -> tuple[int, str]:
-    """The exit code, and everything that appeared on a terminal of 100 columns."""
-    ours, theirs = pty.openpty()
-    environment = {**os.environ, "GEN_DURABLE_DSN": dsn, "COLUMNS": "100", "TERM": "xterm"}
-    command = [sys.executable, "-m", "gen_durable.cli", *arguments]
-    with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment) as process:
-        os.close(theirs)
+Terminal = Callable[..., tuple[int, str]]
+
+
+@pytest.fixture
+def on_a_terminal(durable_dsn: str, monkeypatch: pytest.MonkeyPatch) -> Terminal:
+    """`gen-durable …`: the exit code, and everything that appeared on a terminal of 100 columns."""
+    monkeypatch.setenv("GEN_DURABLE_DSN", durable_dsn)
+    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.setenv("TERM", "xterm")
+
+    def call(*arguments: str, answer: str = "") -> tuple[int, str]:
+        ours, theirs = pty.openpty()
+        terminal = Path(os.ttyname(theirs))
+        process = start(*arguments, output=theirs, errors=terminal, input=terminal)
         os.write(ours, answer.encode())
         seen, until = b"", time.monotonic() + 30
         while time.monotonic() < until:
@@ -33,14 +43,16 @@ def on_a_terminal(dsn: str, *arguments: str, answer: str = "") -> tuple[int, str
                 seen += os.read(ours, 4096)
             except OSError:  # the other end is closed
                 break
-    os.close(ours)
-    return process.returncode, seen.decode()
+        os.close(ours)
+        return exit_code(process), seen.decode()
+
+    return call
 
 
-def test_a_list_is_a_table_in_colours_that_fits(shop: Harness, durable_dsn: str) -> None:
+def test_a_list_is_a_table_in_colours_that_fits(shop: Harness, on_a_terminal: Terminal) -> None:
     shop.insert(Checkout, {}, correlation_key="[red]" + "x" * 200)
     shop.drain()
-    code, seen = on_a_terminal(durable_dsn, "ls")
+    code, seen = on_a_terminal("ls")
     assert code == 0
     assert "\x1b[35mawaiting_signal\x1b[0m" in seen
     lines = COLOURS.sub("", seen).splitlines()
@@ -50,35 +62,35 @@ def test_a_list_is_a_table_in_colours_that_fits(shop: Harness, durable_dsn: str)
     assert max(map(len, lines)) <= 100
 
 
-def test_who_waits_sees_what_happens(shop: Harness, durable_dsn: str) -> None:
+def test_who_waits_sees_what_happens(shop: Harness, on_a_terminal: Terminal) -> None:
     shop.insert(Checkout, {})
     shop.drain()
-    code, seen = on_a_terminal(durable_dsn, "wait", "1", "--timeout", "700ms")
+    code, seen = on_a_terminal("wait", "1", "--timeout", "700ms")
     assert code == 3
     plain = COLOURS.sub("", seen)
     assert "Checkout 1 is awaiting_signal at step 'ship': for payment" in plain.split("still")[0]
     assert plain.rstrip().endswith("Checkout 1 is still awaiting_signal at step 'ship': for payment")
 
 
-def test_a_question_is_answered(shop: Harness, durable_dsn: str) -> None:
+def test_a_question_is_answered(shop: Harness, on_a_terminal: Terminal) -> None:
     shop.insert(Checkout, {})
     shop.insert(Checkout, {})
-    code, seen = on_a_terminal(durable_dsn, "cancel", "1", "2", answer="y\n")
+    code, seen = on_a_terminal("cancel", "1", "2", answer="y\n")
     assert code == 0
     assert "Cancel 2 instances (2 Checkout runnable)? [y/N]:" in seen
     assert "1 is cancelled" in seen
 
 
-def test_json_is_indented(shop: Harness, durable_dsn: str) -> None:
+def test_json_is_indented(shop: Harness, on_a_terminal: Terminal) -> None:
     shop.insert(Checkout, {"a": 1})
-    code, seen = on_a_terminal(durable_dsn, "show", "1", "--json")
+    code, seen = on_a_terminal("show", "1", "--json")
     assert code == 0
     assert '\r\n  "machine": "Checkout",\r\n' in seen
 
 
-def test_much_work_has_a_bar(shop: Harness, durable_dsn: str) -> None:
+def test_much_work_has_a_bar(shop: Harness, on_a_terminal: Terminal) -> None:
     shop.insert_all([Spec(Checkout, {}) for _ in range(1200)])
-    code, seen = on_a_terminal(durable_dsn, "cancel", "--where", "machine=Checkout", "--yes")
+    code, seen = on_a_terminal("cancel", "--where", "machine=Checkout", "--yes")
     assert code == 0
     assert "100%" in seen
     assert "1200 cancelled" in seen

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+import os
 import signal
-import subprocess
-import sys
 import uuid
 from collections.abc import Iterator
 from datetime import timedelta
@@ -17,6 +16,7 @@ from click.testing import CliRunner
 from gen_durable import Status
 from gen_durable.cli.root import root
 from gen_durable.testing import Harness
+from tests.cli.program import exit_code, start
 
 APP = """
 from gen_durable import Context, Done, Machine, Outcome, Worker, step
@@ -47,33 +47,27 @@ def schema() -> Iterator[str]:
     CliRunner().invoke(root, ["db", "down", "--yes", "--schema", name])
 
 
+def until_it_is_told(stop: signal.Signals, errors: Path, *arguments: str) -> tuple[int, str, str]:
+    """`gen-durable worker …`, told to stop when it has said a line: its exit code, and all that it said."""
+    ours, its = os.pipe()
+    process = start("worker", *arguments, output=its, errors=errors)
+    with os.fdopen(ours, encoding="utf-8") as output:
+        line = output.readline()
+        process.send(stop)
+        said = line + output.read()
+    return exit_code(process), said, errors.read_text(encoding="utf-8")
+
+
 @pytest.mark.clause("CLI-5")
-@pytest.mark.parametrize("stop", [signal.SIGTERM, signal.SIGINT])
-def test_it_says_one_line_and_ends_when_it_is_told_to(app: Path, schema: str, stop: signal.Signals) -> None:
-    with subprocess.Popen(
-        [
-            sys.executable,
-            "-m",
-            "gen_durable.cli",
-            "worker",
-            str(app),
-            "--queue",
-            "default=4",
-            "--schema",
-            schema,
-        ],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as process:
-        assert process.stdout is not None
-        line = process.stdout.readline()
-        process.send_signal(stop)
-        out, err = process.communicate(timeout=30)
-    assert line.startswith("gen-durable ")
-    assert "Hello v3, mail v1" in line
-    assert line.rstrip().endswith("queues default=4; not mail")
-    assert (process.returncode, out, err) == (0, "", "")
+def test_it_says_one_line_and_ends_when_it_is_told_to(app: Path, schema: str, tmp_path: Path) -> None:
+    for stop in (signal.SIGTERM, signal.SIGINT):
+        code, said, errors = until_it_is_told(
+            stop, tmp_path / "errors", str(app), "--queue", "default=4", "--schema", schema
+        )
+        assert said.startswith("gen-durable "), stop
+        assert "Hello v3, mail v1" in said, stop
+        assert said.endswith("queues default=4; not mail\n"), stop
+        assert (code, said.count("\n"), errors) == (0, 1, ""), stop
 
 
 @pytest.mark.clause("CLI-5", "ROUTE-2")
@@ -102,47 +96,38 @@ def test_it_says_one_line_and_ends_when_it_is_told_to(app: Path, schema: str, st
     ],
 )
 def test_it_says_which_namespaces_it_owns(
-    app: Path, schema: str, options: list[str], machines: str, end: str, warning: str
+    app: Path, durable_dsn: str, tmp_path: Path, options: list[str], machines: str, end: str, warning: str
 ) -> None:
-    command = [sys.executable, "-m", "gen_durable.cli", "worker", str(app), "--schema", schema, *options]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        line = process.stdout.readline()
-        process.send_signal(signal.SIGTERM)
-        _, err = process.communicate(timeout=30)
-    assert process.returncode == 0
+    code, line, errors = until_it_is_told(
+        signal.SIGTERM, tmp_path / "errors", str(app), "--dsn", durable_dsn, *options
+    )
+    assert code == 0
     assert f" runs {machines} on " in line
     assert line.endswith(end)
-    assert warning in err
-    assert err.count("\n") == bool(warning)
+    assert warning in errors
+    assert errors.count("\n") == bool(warning)
 
 
 @pytest.mark.clause("ROUTE-7", "ROUTE-8")
 @pytest.mark.parametrize("option", [[], ["--on-unknown", "fail"], ["--on-unknown", "leave"]])
 def test_what_nobody_knows_in_a_namespace_fails_or_is_left(
-    app: Path, durable: Harness, durable_dsn: str, option: list[str]
+    app: Path, durable: Harness, durable_dsn: str, tmp_path: Path, option: list[str]
 ) -> None:
     with psycopg.connect(durable_dsn) as connection:
         connection.execute("select gen_durable.insert('mail', '7', step => 'run', queue => 'elsewhere')")
         connection.execute("select gen_durable.insert('mail.new.v1', step => 'run')")
         connection.execute("select gen_durable.insert('Hello', '7', step => 'run')")
-    command = [
-        sys.executable,
-        "-m",
-        "gen_durable.cli",
-        "worker",
-        str(app),
-        "--dsn",
-        durable_dsn,
-        "--prefix",
-        "mail",
-    ]
-    with subprocess.Popen([*command, *option], stdout=subprocess.PIPE, text=True) as process:
-        durable.wait(1, timeout=timedelta(seconds=30))
-        if option[-1:] != ["leave"]:
-            durable.wait(2, timeout=timedelta(seconds=30))
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(timeout=30) == 0
+    output = os.open(os.devnull, os.O_WRONLY)
+    process = start(
+        *("worker", str(app), "--dsn", durable_dsn, "--prefix", "mail", *option),
+        output=output,
+        errors=tmp_path / "errors",
+    )
+    durable.wait(1, timeout=timedelta(seconds=30))
+    if option[-1:] != ["leave"]:
+        durable.wait(2, timeout=timedelta(seconds=30))
+    process.send(signal.SIGTERM)
+    assert exit_code(process) == 0
     durable.assert_done(1, 7)
     unknown, elsewhere = durable.get(2), durable.get(3)
     assert unknown is not None
@@ -156,13 +141,8 @@ def test_what_nobody_knows_in_a_namespace_fails_or_is_left(
 
 def test_an_unreachable_database_is_told_in_a_few_lines(app: Path) -> None:
     dsn = "postgresql://app:s3:cret@127.0.0.1:1/shop"
-    failed = subprocess.run(
-        [sys.executable, "-m", "gen_durable.cli", "worker", str(app), "--dsn", dsn],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert (failed.returncode, failed.stdout) == (2, "")
+    failed = CliRunner().invoke(root, ["worker", str(app), "--dsn", dsn])
+    assert (failed.exit_code, failed.stdout) == (2, "")
     assert "cannot reach PostgreSQL at postgresql://app:***@127.0.0.1:1/shop" in failed.stderr
     assert len(failed.stderr.splitlines()) <= 4
     assert "Traceback" not in failed.stderr

@@ -1,0 +1,46 @@
+"""`gen-durable …` in a process of the nursery: `python -m tests.cli.program STDIN STDERR ARGUMENTS…`.
+
+The nursery gives a process one file for all that it says; these are the two others.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+
+from gen_durable.cli import main
+from tests.nursery import Child, launch
+
+__all__ = ["exit_code", "start"]
+
+
+def start(*arguments: str, output: int, errors: Path, input: Path | None = None) -> Child:
+    """Start `gen-durable ARGUMENTS…`; `output` is closed here, so who reads what it says sees its end."""
+    errors.touch()
+    child = launch("tests.cli.program", str(input or os.devnull), str(errors), *arguments, output=output)
+    os.close(output)
+    return child
+
+
+def exit_code(child: Child) -> int:
+    """Of one that has said its last word."""
+    while (code := child.exit_code) is None:
+        time.sleep(0.01)
+    return code
+
+
+def _put(path: str, file: int) -> None:
+    opened = os.open(path, os.O_RDWR | os.O_NOCTTY)
+    os.dup2(opened, file)
+    os.close(opened)
+
+
+if __name__ == "__main__":
+    _put(sys.argv[1], 0)
+    _put(sys.argv[2], 2)
+    # As they would be, had the process been born with them: whether a stream is a terminal decides how it is buffered.
+    sys.stdin, sys.stdout, sys.stderr = os.fdopen(0), os.fdopen(1, "w"), os.fdopen(2, "w")
+    sys.argv[1:3] = []
+    main()
