@@ -1,13 +1,15 @@
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 import psycopg
-import pytest
+import pytest_asyncio
 
 from gen_durable.testing._databases import Databases
-from tests.plans.explain import Explainer
+from tests.plans.explain import Explained, Explainer
+from tests.plans.statements import explained
 
 POPULATION = Path(__file__).with_name("population.sql").read_text(encoding="utf-8")
 
@@ -16,29 +18,45 @@ VACUUM = f"vacuum {', '.join(TABLES)}"
 STIRRED = "select sum(n_tup_ins + n_tup_upd) from pg_stat_xact_user_tables where schemaname = 'gen_durable'"
 
 
-@pytest.fixture(scope="session")
-def populated(durable_databases: Databases) -> Iterator[str]:
-    """The DSN of a database with 200,000 instances. Tests undo what they do there."""
-    with durable_databases.fresh() as dsn:
-        with psycopg.connect(dsn, autocommit=True) as conn:
-            # Its snapshots would keep ours from removing what a test left behind.
-            for table in TABLES:
-                conn.execute(f"alter table {table} set (autovacuum_enabled = off)")
+class Populated(NamedTuple):
+    dsn: str
+    # How a session that was there before the rows ran the statements of workers, when all rows had come.
+    by_old_plans: Mapping[str, Explained]
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def populated(durable_databases: Databases) -> AsyncIterator[Populated]:
+    """A database with 200,000 instances. Tests undo what they do there."""
+    with durable_databases.fresh() as dsn, psycopg.connect(dsn, autocommit=True) as conn:
+        # Its snapshots would keep ours from removing what a test left behind.
+        for table in TABLES:
+            conn.execute(f"alter table {table} set (autovacuum_enabled = off)")
+        async with Explainer.open(dsn) as early:
+            await explained(early)
             conn.execute(POPULATION)
-            conn.execute(VACUUM)
-            conn.execute(f"analyze {', '.join(TABLES)}")
-        yield dsn
+            by_old_plans = await explained(early)
+        conn.execute(VACUUM)
+        conn.execute(f"analyze {', '.join(TABLES)}")
+        yield Populated(dsn, by_old_plans)
 
 
-@pytest.fixture
-async def explainer(populated: str) -> AsyncIterator[Explainer]:
-    """A session among 200,000 instances, in a transaction that is rolled back."""
-    async with Explainer.open(populated) as opened:
-        transaction = opened.connection.transaction()
-        await transaction.start()
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def session(populated: Populated) -> AsyncIterator[Explainer]:
+    """One for all tests: as that of a worker, it plans each statement once."""
+    async with Explainer.open(populated.dsn) as opened:
         yield opened
-        stirred = await opened.connection.fetchval(STIRRED)
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def explainer(populated: Populated, session: Explainer) -> AsyncIterator[Explainer]:
+    """A session among 200,000 instances, in a transaction that is rolled back."""
+    transaction = session.connection.transaction()
+    await transaction.start()
+    try:
+        yield session
+        stirred = await session.connection.fetchval(STIRRED)
+    finally:
         await transaction.rollback()
     if stirred > 1000:  # what it leaves behind would be counted with the blocks of others
-        with psycopg.connect(populated, autocommit=True) as conn:
+        with psycopg.connect(populated.dsn, autocommit=True) as conn:
             conn.execute(VACUUM)

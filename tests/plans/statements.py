@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import timedelta
 from typing import Any, Final
 
 from gen_durable._core.model import CommitEntry, Kind
+from gen_durable._db import commit, inspect, lease, pick, signal
 from gen_durable._db.commit import Recorder
 from gen_durable._db.pick import Leases
 from gen_durable._db.plan import Plan, Rows, statements
+from tests.plans.explain import Explained, Explainer
 
 LEASE: Final = timedelta(seconds=60)
 LEASES: Final = Leases(LEASE)
@@ -60,3 +62,29 @@ def outcomes(ids: Iterable[int], kind: Kind, **fields: Any) -> list[CommitEntry]
         )
         for id in sorted(ids, reverse=True)
     ]
+
+
+async def explained(explainer: Explainer) -> Mapping[str, Explained]:
+    """The statements that workers run all the time, by name. What they do is undone."""
+    ids = EXECUTING[:100]
+    plans: dict[str, Plan[Any]] = {
+        "pick": pick.pick("q1", MACHINES, 100, 7, "worker", LEASES),
+        "commit_plain": commit.commit_plain(outcomes(ids, "next"), RECORDER),
+        "commit": commit.commit(outcomes(ids, "await", awaits=("paid",)), RECORDER),
+        "join": commit.commit(outcomes(EXECUTING_CHILDREN[:50], "done", parent_id=19), RECORDER),
+        "renew": lease.renew({(id, id): LEASE for id in ids}),
+        "mark_started": lease.mark_started({((id, id), 1): timedelta(seconds=1) for id in ids}),
+        "deliver": signal.deliver(PARKED[7], "paid", "1", None),
+        "deliver by key": signal.deliver(f"order:{PARKED[7]}", "paid", "1", None),
+        "inboxes": pick.inboxes(PARKED[:100]),
+        "get": inspect.get(PARKED[7]),
+        "settled": inspect.settled(dict.fromkeys(ids, True)),
+    }
+    found: dict[str, Explained] = {}
+    for name, plan in plans.items():
+        transaction = explainer.connection.transaction()
+        await transaction.start()
+        for number, statement in enumerate(await explainer.explain(plan)):
+            found[f"{name} {number}"] = statement
+        await transaction.rollback()
+    return found

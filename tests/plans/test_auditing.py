@@ -14,6 +14,8 @@ from tests.db.engine import new
 from tests.plans.explain import Explained, Explainer
 from tests.plans.statements import EXECUTING, LEASES, MACHINES, PARKED, RECORDER, outcomes
 
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
 
 def looks(found: Explained) -> list[int]:
     """How often each look at the level was run."""

@@ -10,6 +10,8 @@ from gen_durable._db import gc
 from tests.plans.explain import Explainer, check
 from tests.plans.statements import ENDED
 
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
 HOUR = timedelta(hours=1)
 BELONGINGS = {
     "gen_durable_pkey",

@@ -24,6 +24,8 @@ from tests.plans.statements import (
     statement,
 )
 
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
 PKEY = {"gen_durable_pkey"}
 # Found, read and written again, in every index that knows the new status, with a record of the execution; and what went wrong
 # with an audit event.

@@ -11,6 +11,8 @@ from gen_durable._db.plan import Plan
 from tests.plans.explain import Explainer, check
 from tests.plans.statements import ENDED, EXECUTING_CHILDREN, HOLDERS, PARENTS, PARKED
 
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
 LIVE = [*PARKED[:30], *HOLDERS[:30], *EXECUTING_CHILDREN[:30], *PARENTS[:10]]
 FAILED = [id for id in ENDED if id // 20 % 10 == 0][:100]
 EXPECTED = {

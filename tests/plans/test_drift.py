@@ -4,42 +4,26 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from datetime import timedelta
 from typing import Any
 
 import asyncpg
-import psycopg
 import pytest
 
-from gen_durable._db import commit, inspect, lease, pick, pool, signal
+from gen_durable._db import pick, pool
 from gen_durable._db.plan import Plan, Statement
 from gen_durable._db.pool import Database
 from gen_durable._db.runner import run_asyncpg
-from tests.plans.conftest import POPULATION, TABLES
+from tests.plans.conftest import TABLES, Populated
 from tests.plans.explain import Explained, Explainer
-from tests.plans.statements import (
-    EXECUTING,
-    EXECUTING_CHILDREN,
-    LEASE,
-    LEASES,
-    MACHINES,
-    PARKED,
-    RECORDER,
-    outcomes,
-)
+from tests.plans.statements import LEASES, MACHINES, explained
 
 
-async def test_plans_made_for_an_empty_table_serve_a_full_one(direct_dsn: str) -> None:
+def test_plans_made_for_an_empty_table_serve_a_full_one(populated: Populated) -> None:
     """As in every new installation: the worker is first, then comes the work."""
-    async with Explainer.open(direct_dsn) as explainer:
-        with psycopg.connect(direct_dsn, autocommit=True) as conn:
-            for table in TABLES:
-                conn.execute(f"alter table {table} set (autovacuum_enabled = off)")
-            await explained(explainer)
-            conn.execute(POPULATION)
-        await no_statement_reads_everything(explainer)
+    no_statement_reads_everything(populated.by_old_plans)
 
 
+@pytest.mark.asyncio(loop_scope="session")
 async def test_plans_are_made_for_the_size_of_today_even_if_statistics_say_empty(
     explainer: Explainer,
 ) -> None:
@@ -50,7 +34,7 @@ async def test_plans_are_made_for_the_size_of_today_even_if_statistics_say_empty
                 update pg_class set relpages = 0, reltuples = 0 where oid = '{table}'::regclass
                     or oid in (select indexrelid from pg_index where indrelid = '{table}'::regclass)"""
         )
-    await no_statement_reads_everything(explainer)
+    no_statement_reads_everything(await explained(explainer))
 
 
 async def test_plans_do_not_grow_old(direct_dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,33 +65,8 @@ async def test_every_plan_is_generic(direct_dsn: str) -> None:
     await connection.close()
 
 
-async def no_statement_reads_everything(explainer: Explainer) -> None:
-    for name, found in (await explained(explainer)).items():
+def no_statement_reads_everything(explained: Mapping[str, Explained]) -> None:
+    assert explained
+    for name, found in explained.items():
         assert not found.seq_scans, (name, found)
         assert found.blocks <= 4000, (name, found)
-
-
-async def explained(explainer: Explainer) -> Mapping[str, Explained]:
-    """The statements that workers run all the time, by name. What they do is undone."""
-    ids = EXECUTING[:100]
-    plans: dict[str, Plan[Any]] = {
-        "pick": pick.pick("q1", MACHINES, 100, 7, "worker", LEASES),
-        "commit_plain": commit.commit_plain(outcomes(ids, "next"), RECORDER),
-        "commit": commit.commit(outcomes(ids, "await", awaits=("paid",)), RECORDER),
-        "join": commit.commit(outcomes(EXECUTING_CHILDREN[:50], "done", parent_id=19), RECORDER),
-        "renew": lease.renew({(id, id): LEASE for id in ids}),
-        "mark_started": lease.mark_started({((id, id), 1): timedelta(seconds=1) for id in ids}),
-        "deliver": signal.deliver(PARKED[7], "paid", "1", None),
-        "deliver by key": signal.deliver(f"order:{PARKED[7]}", "paid", "1", None),
-        "inboxes": pick.inboxes(PARKED[:100]),
-        "get": inspect.get(PARKED[7]),
-        "settled": inspect.settled(dict.fromkeys(ids, True)),
-    }
-    found: dict[str, Explained] = {}
-    for name, plan in plans.items():
-        transaction = explainer.connection.transaction()
-        await transaction.start()
-        for number, statement in enumerate(await explainer.explain(plan)):
-            found[f"{name} {number}"] = statement
-        await transaction.rollback()
-    return found

@@ -14,6 +14,8 @@ from gen_durable._db.commit import Recorder
 from tests.plans.explain import Explainer
 from tests.plans.statements import EXECUTING, LEASE, outcomes
 
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
 
 def rows(number: int) -> Sequence[int]:
     """250 for each test, which no other has touched: what was rolled back takes room as well."""

@@ -17,6 +17,8 @@ from tests.plans.statements import (
     UNGATE,
 )
 
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
 PKEY = {"gen_durable_pkey"}
 
 

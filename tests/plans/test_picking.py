@@ -8,6 +8,8 @@ from gen_durable._db import pick
 from tests.plans.explain import Explainer, check
 from tests.plans.statements import GATE_ALL, LEASES, MACHINES, PARENTS, PARKED, statement
 
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
 PICK = {"gen_durable_pick", "gen_durable_pkey"}
 KEYS = {"gen_durable_slot", "gen_durable_line", "limits_pkey"}
 GATED = {"gen_durable_gated"}

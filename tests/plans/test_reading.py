@@ -12,6 +12,8 @@ from gen_durable._db.inspect import Filter
 from tests.plans.explain import Explainer, check
 from tests.plans.statements import ENDED, EXECUTING, PARENTS, PARKED
 
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
 PKEY = {"gen_durable_pkey"}
 LONG_AGO = datetime(2000, 1, 1, tzinfo=UTC)
 # What 200,000 rows and the index of their ids take: no page costs more, whatever it looks for.

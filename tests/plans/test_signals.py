@@ -10,6 +10,8 @@ from gen_durable._db import signal
 from tests.plans.explain import Explainer, check
 from tests.plans.statements import PARKED
 
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
 TARGET = PARKED[7]
 
 
