@@ -112,12 +112,12 @@ async def test_two_workers_share_the_rows(durable_dsn: str, async_sql: Any) -> N
     machine = Busy()
     machine.may_go.set()
     async with worker_of(durable_dsn, machine) as first, worker_of(durable_dsn, machine):
-        refs = await first.insert_all([Spec(machine, str(n)) for n in range(100)])
+        refs = await first.insert_all([Spec(machine, str(n)) for n in range(200)])
         ended = await first.wait_all(refs, timeout=PATIENCE)
         counts = await async_sql.fetch("select execution from gen_durable.gen_durable")
-    assert sorted(machine.begun, key=int) == [str(n) for n in range(100)]
+    assert sorted(machine.begun, key=int) == [str(n) for n in range(200)]
     assert {one.status for one in ended} == {"done"}
-    assert [row["execution"] for row in counts] == [1] * 100
+    assert [row["execution"] for row in counts] == [1] * 200
 
 
 @pytest.mark.clause("PICK-4")
