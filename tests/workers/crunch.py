@@ -7,7 +7,6 @@ import decimal
 import os
 import signal
 import subprocess
-import sys
 import time
 import uuid
 from datetime import UTC, datetime, timedelta
@@ -135,7 +134,7 @@ class Crunch(Machine[Work, Any]):
     def long(self, ctx: Context[Work]) -> Outcome[Any]:
         """And so does a program that it started."""
         # Not a child of the shell's, so that killing the step's process alone would leave it behind.
-        with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"]) as program:
+        with subprocess.Popen(["sleep", "3600"]) as program:
             with Path(ctx.state.file).open("a") as file:
                 file.write(f"{os.getpid()} {ctx.attempt} {program.pid}\n")
             program.wait()
@@ -147,7 +146,7 @@ class Crunch(Machine[Work, Any]):
             if ctx.state.what == "exit":
                 os._exit(7)
             if ctx.state.what == "fork":
-                subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"], close_fds=False)
+                subprocess.Popen(["sleep", "3600"], close_fds=False)
             os.kill(os.getpid(), signal.SIGKILL)
         return Done(ctx.attempt)
 

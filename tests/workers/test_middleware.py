@@ -21,7 +21,7 @@ tenant: contextvars.ContextVar[str] = contextvars.ContextVar("tenant", default="
 class Pair(Machine[str, str]):
     @step
     async def one(self, ctx: Context[str]) -> Outcome[str]:
-        if ctx.state == "fail":
+        if ctx.state.startswith("fail"):
             raise ValueError("bad")
         return Next(self.two, f"{ctx.state} {tenant.get()}")
 
@@ -35,9 +35,12 @@ async def echo(payload: str) -> str:
     return payload
 
 
-async def result_of(dsn: str, middleware: list[Any], state: str = "state", machine: Any = Pair) -> Any:
-    async with Worker([machine], dsn=dsn, settings=CALM, middleware=middleware) as worker:
-        return await worker.wait(await worker.insert(machine, state))
+def worker_with(dsn: str, *middleware: Any) -> Worker:
+    return Worker([Pair, echo], dsn=dsn, settings=CALM, middleware=middleware)
+
+
+async def end_of(worker: Worker, state: str = "state", machine: Any = Pair) -> Any:
+    return await worker.wait(await worker.insert(machine, state))
 
 
 @pytest.mark.clause("MID-1")
@@ -55,18 +58,19 @@ async def test_it_is_around_every_step_the_first_outermost(durable_dsn: str) -> 
             seen.append(("inner", ctx.step))
             return await call_next()
 
-    assert (await result_of(durable_dsn, [outer, Inner()])).result == "state nobody nobody"
-    assert seen == [
-        ("outer", "one"),
-        ("inner", "one"),
-        ("outer", Next("two", "state nobody")),
-        ("outer", "two"),
-        ("inner", "two"),
-        ("outer", Done("state nobody nobody")),
-    ]
-    seen.clear()
-    assert (await result_of(durable_dsn, [outer], "hello", echo)).result == "hello"
-    assert seen == [("outer", "run"), ("outer", Done("hello"))]
+    async with worker_with(durable_dsn, outer, Inner()) as worker:
+        assert (await end_of(worker)).result == "state nobody nobody"
+        assert seen == [
+            ("outer", "one"),
+            ("inner", "one"),
+            ("outer", Next("two", "state nobody")),
+            ("outer", "two"),
+            ("inner", "two"),
+            ("outer", Done("state nobody nobody")),
+        ]
+        seen.clear()
+        assert (await end_of(worker, "hello", echo)).result == "hello"
+        assert seen == [("outer", "run"), ("inner", "run"), ("outer", Done("hello"))]
 
 
 @pytest.mark.clause("MID-2")
@@ -75,7 +79,8 @@ async def test_steps_see_its_context_variables(durable_dsn: str) -> None:
         tenant.set(f"tenant-{ctx.step}")
         return await call_next()
 
-    assert (await result_of(durable_dsn, [identify])).result == "state tenant-one tenant-two"
+    async with worker_with(durable_dsn, identify) as worker:
+        assert (await end_of(worker)).result == "state tenant-one tenant-two"
 
 
 @pytest.mark.clause("MID-3")
@@ -87,41 +92,38 @@ async def test_it_sees_what_a_step_raises_and_may_answer_for_it(durable_dsn: str
             return await call_next()
         except ValueError as error:
             seen.append(error)
+            if ctx.state == "fail, but":
+                return Done("answered")
             raise
 
-    async def answer(ctx: Context[Any], call_next: CallNext) -> Outcome[Any]:
-        try:
-            return await call_next()
-        except ValueError:
-            return Done("answered")
-
-    assert (await result_of(durable_dsn, [watch], "fail")).last_error == "ValueError: bad"
-    assert [str(error) for error in seen] == ["bad"]
-    assert (await result_of(durable_dsn, [answer], "fail")).result == "answered"
+    async with worker_with(durable_dsn, watch) as worker:
+        assert (await end_of(worker, "fail")).last_error == "ValueError: bad"
+        assert [str(error) for error in seen] == ["bad"]
+        assert (await end_of(worker, "fail, but")).result == "answered"
 
 
 @pytest.mark.clause("MID-4")
 async def test_its_errors_are_failures_of_the_step(durable_dsn: str) -> None:
-    async def refuse(ctx: Context[Any], call_next: CallNext) -> Outcome[Any]:
-        raise PermissionError("not today")
+    async def wrong(ctx: Context[Any], call_next: CallNext) -> Outcome[Any]:
+        match ctx.state:
+            case "refuse":
+                raise PermissionError("not today")
+            case "discard":
+                raise Discard("never")
+            case "forget":
+                await call_next()
+                return None  # type: ignore[return-value]
+            case _:
+                await call_next()
+                return await call_next()
 
-    async def discard(ctx: Context[Any], call_next: CallNext) -> Outcome[Any]:
-        raise Discard("never")
-
-    async def forget(ctx: Context[Any], call_next: CallNext) -> Outcome[Any]:
-        await call_next()
-        return None  # type: ignore[return-value]
-
-    async def twice(ctx: Context[Any], call_next: CallNext) -> Outcome[Any]:
-        await call_next()
-        return await call_next()
-
-    assert (await result_of(durable_dsn, [refuse])).last_error == "PermissionError: not today"
-    assert (await result_of(durable_dsn, [discard])).last_error == "never"
-    forgotten = (await result_of(durable_dsn, [forget])).last_error
-    assert "middleware" in forgotten
-    assert "returned None, which is no outcome" in forgotten
-    assert "called call_next twice" in (await result_of(durable_dsn, [twice])).last_error
+    async with worker_with(durable_dsn, wrong) as worker:
+        assert (await end_of(worker, "refuse")).last_error == "PermissionError: not today"
+        assert (await end_of(worker, "discard")).last_error == "never"
+        forgotten = (await end_of(worker, "forget")).last_error
+        assert "middleware" in forgotten
+        assert "returned None, which is no outcome" in forgotten
+        assert "called call_next twice" in (await end_of(worker, "twice")).last_error
 
 
 def test_what_is_no_async_function_is_refused() -> None:

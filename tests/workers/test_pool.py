@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import runpy
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -16,15 +17,17 @@ import msgspec
 import pytest
 
 from gen_durable import Context, Done, Instance, Machine, Outcome, Spec, Status, Worker, job, step
-from gen_durable.errors import OptionError, ProcessStepError
+from gen_durable._runtime.child import IS_CHILD
+from gen_durable.errors import OptionError, ProcessStepError, UsageError
 from gen_durable.telemetry import ReaperReaped
 from gen_durable.testing import Harness
 from gen_durable.worker import CallNext
+from tests.scenarios.process import program
 from tests.scenarios.support import CALM, PATIENCE, Events, has_no_lease, row_of
 from tests.workers.crunch import Crunch, Part, Work, crunch
 from tests.workers.test_supervisor import is_gone
 
-ROOT = Path(__file__).parents[2]
+ONE = msgspec.structs.replace(CALM, pool_processes=1)
 TWO = msgspec.structs.replace(CALM, pool_processes=2)
 
 
@@ -45,45 +48,51 @@ async def lines(file: Path, count: int = 1) -> list[list[int]]:
     return [[int(word) for word in line.split()] for line in file.read_text().splitlines()]
 
 
-@pytest.mark.clause("POL-1")
-async def test_every_outcome_comes_back_as_json(durable_dsn: str) -> None:
+# One test, because starting processes is most of the work.
+@pytest.mark.clause("POL-1", "POL-2", "POL-3")
+async def test_what_a_step_does_there_counts_here(durable_dsn: str, db: Any) -> None:
     async with worker_on(durable_dsn) as worker:
-        pid, parent, id, key = (await end_of(worker, Work("pid"))).result
-        assert parent == os.getpid() != pid
-        assert key == f"{id}:1"
-        assert (await end_of(worker, Work("chain"))).result == 5
-        assert (await end_of(worker, Work("loop"))).result == 5
-        assert (await end_of(worker, Work("retry"))).result == 1
-        assert (await end_of(worker, Work("children"))).result == [0, 2, 4]
-        waiting = await worker.insert(Crunch, Work("await"))
-        await worker.signal(waiting, Crunch.paid, 42)
-        assert (await worker.wait(waiting, timeout=PATIENCE)).result == 42
-        assert (await worker.wait(await worker.insert(crunch, 10), timeout=PATIENCE)).result == 45
+        await _every_outcome_comes_back_as_json(worker)
+        await _what_it_raises_goes_to_its_handler_there(worker)
+        await _effects_cross_as_sql_or_by_name(worker, db)
+        pids = await _they_are_used_again_and_no_more_than_there_may_be(worker)
+    for pid in pids:
+        await is_gone(pid)
 
 
-@pytest.mark.clause("POL-2")
-async def test_what_it_raises_goes_to_its_handler_there(durable_dsn: str) -> None:
-    async with worker_on(durable_dsn) as worker:
-        assert (await end_of(worker, Work("raise"))).last_error == "Declined True there: no money"
-        assert (await end_of(worker, Work("discard"))).last_error == "for good"
-        encode = (await end_of(worker, Work("encode"))).last_error
-        assert encode is not None
-        assert encode.startswith("EncodeError False there")
-        resources = (await end_of(worker, Work("resources"))).last_error
-        assert resources is not None
-        assert "ctx.resources.pool is not there" in resources
+async def _every_outcome_comes_back_as_json(worker: Worker) -> None:
+    pid, parent, id, key = (await end_of(worker, Work("pid"))).result
+    assert parent == os.getpid() != pid
+    assert key == f"{id}:1"
+    assert (await end_of(worker, Work("chain"))).result == 5
+    assert (await end_of(worker, Work("loop"))).result == 5
+    assert (await end_of(worker, Work("retry"))).result == 1
+    assert (await end_of(worker, Work("children"))).result == [0, 2, 4]
+    waiting = await worker.insert(Crunch, Work("await"))
+    await worker.signal(waiting, Crunch.paid, 42)
+    assert (await worker.wait(waiting, timeout=PATIENCE)).result == 42
+    assert (await worker.wait(await worker.insert(crunch, 10), timeout=PATIENCE)).result == 45
 
 
-@pytest.mark.clause("POL-3")
-async def test_effects_cross_as_sql_or_by_name(durable_dsn: str, db: Any) -> None:
+async def _what_it_raises_goes_to_its_handler_there(worker: Worker) -> None:
+    assert (await end_of(worker, Work("raise"))).last_error == "Declined True there: no money"
+    assert (await end_of(worker, Work("discard"))).last_error == "for good"
+    encode = (await end_of(worker, Work("encode"))).last_error
+    assert encode is not None
+    assert encode.startswith("EncodeError False there")
+    resources = (await end_of(worker, Work("resources"))).last_error
+    assert resources is not None
+    assert "ctx.resources.pool is not there" in resources
+
+
+async def _effects_cross_as_sql_or_by_name(worker: Worker, db: Any) -> None:
     await db.execute("create table booked (how text)")
     await db.execute(
         "create table typed (a int, b text, c bool, d text, e numeric, f uuid, g bytea, h text[], i timestamptz, j interval)"
     )
-    async with worker_on(durable_dsn) as worker:
-        assert (await end_of(worker, Work("sql"), step="effect")).status is Status.DONE
-        assert (await end_of(worker, Work("function"), step="effect")).status is Status.DONE
-        refused = (await end_of(worker, Work("local"), step="effect")).last_error
+    assert (await end_of(worker, Work("sql"), step="effect")).status is Status.DONE
+    assert (await end_of(worker, Work("function"), step="effect")).status is Status.DONE
+    refused = (await end_of(worker, Work("local"), step="effect")).last_error
     assert refused is not None
     assert "cannot leave the process that its step ran in; give Sql" in refused
     row = tuple(await db.fetchrow("select a, b, c, d, e::text, f::text, g, h, i::text, j from typed"))
@@ -94,29 +103,34 @@ async def test_effects_cross_as_sql_or_by_name(durable_dsn: str, db: Any) -> Non
     assert await db.fetchval("select how from booked") == "by a function"
 
 
+async def _they_are_used_again_and_no_more_than_there_may_be(worker: Worker) -> set[int]:
+    refs = await worker.insert_all([Spec(Crunch, Work("pid")) for _ in range(20)])
+    pids = {(await worker.wait(ref, timeout=PATIENCE)).result[0] for ref in refs}
+    assert 1 <= len(pids) <= 2
+    return pids
+
+
 @pytest.mark.clause("POL-4")
-@pytest.mark.parametrize(
-    ("what", "said"),
-    [("kill", "died of SIGKILL"), ("exit", "ended with exit code 7"), ("fork", "died of SIGKILL")],
-)
 async def test_its_death_is_a_crash_of_that_execution_only(
-    durable_dsn: str, db: Any, what: str, said: str, caplog: pytest.LogCaptureFixture
+    durable_dsn: str, db: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with worker_on(durable_dsn) as worker:
         events = Events(worker)
-        beside = await worker.insert(Crunch, Work("", number=300), step="beside")
-        ref = await worker.insert(Crunch, Work(what, number=1), step="die")
-        crashed = await events.wait(ReaperReaped)
-        assert (crashed.ids, crashed.capped) == ((ref.id,), ())
-        assert (await row_of(db, ref.id))["crash_count"] == 1
-        found = await worker.wait(ref, timeout=PATIENCE)
-        assert (found.result, found.crash_count) == (1, 0)
-        assert (await worker.wait(beside, timeout=PATIENCE)).result == os.getpid()
-    (record,) = await db.fetch(
-        "select * from gen_durable.executions where instance_id = $1 and status = 'ABORTED'", ref.id
-    )
-    assert record["outcome"] == "lease"
-    assert f"Crunch {ref.id}: step 'die': its process {said}" in caplog.text
+        deaths = {"kill": "died of SIGKILL", "exit": "ended with exit code 7", "fork": "died of SIGKILL"}
+        for number, (what, said) in enumerate(deaths.items(), 1):
+            beside = await worker.insert(Crunch, Work("", number=300), step="beside")
+            ref = await worker.insert(Crunch, Work(what, number=1), step="die")
+            crashed = await events.wait(ReaperReaped, count=number)
+            assert (crashed.ids, crashed.capped) == ((ref.id,), ()), what
+            assert (await row_of(db, ref.id))["crash_count"] == 1, what
+            found = await worker.wait(ref, timeout=PATIENCE)
+            assert (found.result, found.crash_count) == (1, 0), what
+            assert (await worker.wait(beside, timeout=PATIENCE)).result == os.getpid(), what
+            (record,) = await db.fetch(
+                "select * from gen_durable.executions where instance_id = $1 and status = 'ABORTED'", ref.id
+            )
+            assert record["outcome"] == "lease", what
+            assert f"Crunch {ref.id}: step 'die': its process {said}" in caplog.text
 
 
 async def test_a_step_that_always_kills_its_process_is_poison(durable_dsn: str) -> None:
@@ -136,59 +150,44 @@ async def test_a_timeout_kills_it_and_its_handler_decides(durable_dsn: str, tmp_
 
 
 @pytest.mark.clause("POL-6")
-@pytest.mark.parametrize("why", ["cancel", "lost lease", "shutdown"])
 async def test_it_is_killed_with_everything_that_it_started(
-    durable_dsn: str, db: Any, tmp_path: Path, why: str
+    durable_dsn: str, db: Any, tmp_path: Path
 ) -> None:
     hasty = msgspec.structs.replace(TWO, drain_timeout=timedelta(milliseconds=100))
     async with worker_on(durable_dsn, settings=hasty) as worker:
-        ref = await worker.insert(Crunch, Work("", file=str(tmp_path / "begun")), step="long")
-        ((pid, _, program),) = await lines(tmp_path / "begun")
-        if why == "cancel":
-            await worker.cancel(ref)
-            assert (await worker.wait(ref, timeout=PATIENCE)).status is Status.CANCELLED
-        elif why == "lost lease":
-            await db.execute(
-                "update gen_durable.gen_durable set lease_token = null, lease_expires_at = null, locked_by = null,"
-                " status = 'awaiting_signal', awaits = '{}' where id = $1",
-                ref.id,
-            )
-            await is_gone(pid)
-    await is_gone(pid)
-    await is_gone(program)
-    if why == "shutdown":
-        row = await row_of(db, ref.id)
-        assert (row["status"], row["attempt"], row["crash_count"]) == ("runnable", 0, 0)
-        assert has_no_lease(row)
 
+        async def begun(why: str) -> tuple[int, int, int]:
+            """An instance, its process, and the program that this has started."""
+            ref = await worker.insert(Crunch, Work("", file=str(tmp_path / why)), step="long")
+            ((pid, _, started),) = await lines(tmp_path / why)
+            return ref.id, pid, started
 
-async def test_they_are_used_again_and_no_more_than_there_may_be(durable_dsn: str) -> None:
-    async with worker_on(durable_dsn) as worker:
-        refs = await worker.insert_all([Spec(Crunch, Work("pid")) for _ in range(20)])
-        pids = {(await worker.wait(ref, timeout=PATIENCE)).result[0] for ref in refs}
-        assert 1 <= len(pids) <= 2
-    for pid in pids:
+        id, pid, started = await begun("cancel")
+        await worker.cancel(id)
+        assert (await worker.wait(id, timeout=PATIENCE)).status is Status.CANCELLED
         await is_gone(pid)
+        await is_gone(started)
+        id, pid, started = await begun("lost lease")
+        await db.execute(
+            "update gen_durable.gen_durable set lease_token = null, lease_expires_at = null, locked_by = null,"
+            " status = 'awaiting_signal', awaits = '{}' where id = $1",
+            id,
+        )
+        await is_gone(pid)
+        await is_gone(started)
+        id, pid, started = await begun("shutdown")
+    await is_gone(pid)
+    await is_gone(started)
+    row = await row_of(db, id)
+    assert (row["status"], row["attempt"], row["crash_count"]) == ("runnable", 0, 0)
+    assert has_no_lease(row)
 
 
 @pytest.mark.clause("POL-7")
 async def test_they_end_with_a_worker_that_is_killed(durable_dsn: str, tmp_path: Path) -> None:
     begun = tmp_path / "begun"
-    program = f"""
-import asyncio
-from gen_durable import Worker
-from tests.workers.crunch import Crunch, Work
-async def main():
-    async with Worker([Crunch], dsn={durable_dsn!r}) as worker:
-        await worker.insert(Crunch, Work("", file={str(begun)!r}), step="long")
-        await asyncio.sleep(3600)
-asyncio.run(main())
-"""
-    with subprocess.Popen([sys.executable, "-c", program], cwd=ROOT) as process:
-        try:
-            ((pid, _, program_pid),) = await lines(begun)
-        finally:
-            process.kill()
+    async with program("tests.workers.long", durable_dsn, str(begun)):
+        ((pid, _, program_pid),) = await lines(begun)
     await is_gone(pid)
     await is_gone(program_pid)
 
@@ -206,7 +205,7 @@ async def test_middleware_is_around_it(durable_dsn: str) -> None:
         seen.append(outcome)
         return outcome if ctx.state != Work("replace") else Done("replaced")
 
-    async with worker_on(durable_dsn, middleware=[watch]) as worker:
+    async with worker_on(durable_dsn, settings=ONE, middleware=[watch]) as worker:
         assert (await end_of(worker, Work("loop"))).result == 5
         assert (await end_of(worker, Work("raise"))).last_error == "Declined True there: no money"
         assert (await end_of(worker, Work("replace"))).result == "replaced"
@@ -254,7 +253,7 @@ SCRIPT = """
 import asyncio, os, sys
 from gen_durable import Worker, job
 
-@job("script.v1", pool="process")
+@job("script.v1", pool="process", max_attempts=1)
 def where() -> int:
     return os.getpid()
 
@@ -271,19 +270,18 @@ if __name__ == "__main__":
     "start", ["asyncio.run(main())", "Worker([where], dsn=sys.argv[1]).run(processes=2)"]
 )
 def test_a_module_that_starts_a_worker_when_it_is_imported_is_told_so(
-    durable_dsn: str, tmp_path: Path, start: str
+    durable_dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start: str
 ) -> None:
     """Here in the way of the pool, which imports it: processes must not start processes without end."""
     module = tmp_path / "bare.py"
     module.write_text(SCRIPT[: SCRIPT.index("if __name__")] + start)
-    program = f"import sys; sys.argv = ['x', {durable_dsn!r}]\n" + (
-        "from gen_durable._runtime.child import IS_CHILD\nIS_CHILD.set()\nimport bare"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=50, check=False
-    )
-    assert 'start it below `if __name__ == "__main__":`' in done.stderr
-    assert done.returncode == 1
+    monkeypatch.setattr(sys, "argv", ["x", durable_dsn])
+    IS_CHILD.set()
+    try:
+        with pytest.raises(UsageError, match='start it below `if __name__ == "__main__":`'):
+            runpy.run_path(str(module), run_name="bare")
+    finally:
+        IS_CHILD.clear()
 
 
 @pytest.mark.parametrize("guard", [True, False])

@@ -44,11 +44,8 @@ class Sleeper(Machine[str, int]):
         return Done(0)
 
 
-def main(dsn: str, settings: str, processes: str, *rest: str) -> None:
+def main(dsn: str, settings: str, processes: str) -> None:
     logging.basicConfig(level=logging.INFO)
-    if rest == ("broken",) and "GEN_DURABLE_SUPERVISED" in os.environ:
-        tell(broken=True)
-        sys.exit(3)
     worker = Worker([Sleeper], dsn=dsn, settings=msgspec.json.decode(settings, type=Settings))
     worker.run(processes=int(processes), on_ready=lambda: tell(ready=True))
     tell(ended=True)
