@@ -13,6 +13,7 @@ from tests.pooler.machines import Chain
 
 _MANY = 1200
 _BATCHES = [200, 500, 500]
+_TWO_BATCHES = 600
 
 
 @pytest.fixture(params=["none", "transaction"])
@@ -56,24 +57,24 @@ async def test_each_batch_is_a_transaction(client: Any, db: Any) -> None:
 
 
 async def test_what_was_done_before_a_failure_stays(client: Any, db: Any) -> None:
-    refs = await client.insert_all([Spec(Chain, n) for n in range(_MANY)])
+    refs = await client.insert_all([Spec(Chain, n) for n in range(_TWO_BATCHES)])
     await db.execute(
         f"""create function refuse() returns trigger language plpgsql as $$ begin
               raise exception 'not this one'; end $$;
             create trigger refuse before update on gen_durable.gen_durable for each row
-              when (new.id = {refs[700].id}) execute function refuse()"""
+              when (new.id = {refs[550].id}) execute function refuse()"""
     )
     with pytest.raises(DatabaseError, match="not this one"):
         await client.cancel_all(Chain)
     assert await client.count(status=Status.CANCELLED) == 500
     await db.execute("drop trigger refuse on gen_durable.gen_durable")
-    assert await client.cancel_all(Chain) == _MANY - 500
+    assert await client.cancel_all(Chain) == _TWO_BATCHES - 500
 
 
 async def test_a_taken_key_holds_up_nobody_but_its_instance(client: Any, db: Any) -> None:
     """A statement that fails in the middle: the next one finds no transaction in ruins."""
-    await client.insert_all([Spec(Chain, n, correlation_key=f"k{n}") for n in range(_MANY)])
+    await client.insert_all([Spec(Chain, n, correlation_key=f"k{n}") for n in range(_TWO_BATCHES)])
     await client.cancel_all(Chain)
-    await client.insert(Chain, 0, correlation_key="k600")
-    assert await client.retry_all(Chain) == _MANY - 1
+    await client.insert(Chain, 0, correlation_key="k550")
+    assert await client.retry_all(Chain) == _TWO_BATCHES - 1
     assert await client.count(status=Status.CANCELLED) == 1

@@ -25,10 +25,10 @@ async def worker(durable_dsn: str, durable_settings: Settings) -> AsyncIterator[
 
 
 async def test_chains_and_retries(worker: Worker) -> None:
-    chains = await worker.insert_all([Spec(Chain, number) for number in range(100)])
+    chains = await worker.insert_all([Spec(Chain, number) for number in range(40)])
     stubborn = await worker.insert(Stubborn)
     assert [done.result for done in await worker.wait_all(chains, timeout=PATIENCE)] == [
-        number + 3 for number in range(100)
+        number + 3 for number in range(40)
     ]
     assert (await worker.wait(stubborn, timeout=PATIENCE)).result == 2
     assert [record.status for record in await worker.executions(stubborn)] == ["ABORTED", "ABORTED", "DONE"]
@@ -120,7 +120,7 @@ async def test_several_workers_share_five_server_connections(
             for _ in range(4)
         ]
         refs: list[Any] = []
-        for round in range(5):
+        for round in range(2):
             for worker in workers:
                 refs += await worker.insert_all(
                     [
@@ -144,7 +144,7 @@ async def test_several_workers_share_five_server_connections(
 
 
 async def test_work_goes_on_after_a_restart_of_pgbouncer(worker: Worker, bouncer: Bouncer) -> None:
-    refs = await worker.insert_all([Spec(Chain, number) for number in range(200)])
+    refs = await worker.insert_all([Spec(Chain, number) for number in range(80)])
     bouncer.stop()
     await asyncio.sleep(0.3)
     bouncer.start()
