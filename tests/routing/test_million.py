@@ -36,7 +36,7 @@ select id from gen_durable.gen_durable
  order by priority, eligible_at, id limit 500"""
 
 
-# One test, because filling the table is most of the work: a quarter of a minute where everything else is busy too.
+# One test, because filling the table is most of the work: half a minute where everything else is busy too.
 @pytest.mark.clause("ROUTE-6")
 @pytest.mark.timeout(240)
 async def test_a_pick_at_a_million_rows(durable_dsn: str) -> None:
