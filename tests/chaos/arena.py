@@ -73,7 +73,7 @@ class Arena:
         """Wait for a fact that only the database knows."""
         async with asyncio.timeout(PATIENCE):
             while not await self.ask(query, *args):
-                await asyncio.sleep(0.02)
+                await asyncio.sleep(0.05)
 
     async def comes_back(self) -> None:
         """Wait until the server has thrown us out, and answers again."""

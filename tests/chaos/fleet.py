@@ -176,4 +176,4 @@ async def happens(
     give_up = time.monotonic() + within
     while not fact():
         assert time.monotonic() < give_up, f"{otherwise}\n{story()}"
-        await asyncio.sleep(0.01)
+        await asyncio.sleep(0.03)

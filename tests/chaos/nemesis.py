@@ -70,7 +70,7 @@ class Nemesis:
         """As many workers as there should be: who was killed is replaced, and who met no server when it started."""
         self._crew = [process for process in self._crew if process.exit_code is None]
         while len(self._crew) < self._wanted:
-            self._crew.append(self._arena.fleet.launch())
+            self._crew.append(self._arena.fleet.launch(queues={"default": 5}))
 
     async def _victim(self) -> Process | None:
         """One of those who have something to lose."""

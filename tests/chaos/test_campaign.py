@@ -26,7 +26,7 @@ SEED = int(os.environ.get("CHAOS_SEED") or random.randrange(2**31))
 SECONDS = float(os.environ.get("CHAOS_SECONDS") or 30)
 _SETTINGS = msgspec.structs.replace(CHAOS, lease=timedelta(seconds=2), heartbeat=timedelta(milliseconds=600))
 _WORKERS = 3
-_PRODUCERS = 4
+_PRODUCERS = 2
 # Enough to keep all slots busy, few enough to be done soon after the healing.
 _BACKLOG = 40
 _LIVE = "select count(*) from gen_durable.gen_durable where status in ('runnable', 'executing')"
@@ -76,7 +76,7 @@ class _Campaign:
             with suppress(*AWAY):
                 self._backlog = await self._arena.ask(_LIVE)
                 await self._arena.seal()
-            await asyncio.sleep(0.2)
+            await asyncio.sleep(0.5)
 
 
 def _say(capfd: pytest.CaptureFixture[str], text: str) -> None:

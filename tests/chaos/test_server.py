@@ -31,7 +31,7 @@ async def test_a_server_that_crashes_in_mid_work_loses_nothing(
             await arena.fleet.start()
         rng = random.Random(4)
         async with asyncio.TaskGroup() as group:
-            for order in mixed(rng, 40, pace=0.1):
+            for order in mixed(rng, 24, pace=0.1):
                 group.create_task(place(arena.producer, order, rng))
             for _ in range(3):
                 await asyncio.sleep(rng.uniform(0.2, 0.5))
@@ -52,7 +52,7 @@ async def test_a_backend_that_dies_takes_all_of_them_along_and_costs_nothing(
             await arena.fleet.start()
         rng = random.Random(5)
         async with asyncio.TaskGroup() as group:
-            for order in mixed(rng, 40, pace=0.1):
+            for order in mixed(rng, 24, pace=0.1):
                 group.create_task(place(arena.producer, order, rng))
             for _ in range(2):
                 await asyncio.sleep(rng.uniform(0.2, 0.4))
