@@ -5,11 +5,15 @@ import subprocess
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
+from gen_durable.embedded import EmbeddedPostgres
+from gen_durable.embedded import home as homes
 from tests.embedded import processes
+from tests.embedded.once import made_once
 
 
 @pytest.fixture
@@ -38,10 +42,26 @@ def empty_home(base: Path, plain_environment: None) -> Iterator[Path]:
     processes.end_everything(path)
 
 
+@pytest.fixture(scope="session")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """What the keeper's initdb has made, from a server at rest."""
+    with made_once(tmp_path_factory, "embedded-data", _make_data) as path:
+        yield path
+
+
 @pytest.fixture
-def home(session_base: Path, plain_environment: None) -> Iterator[Path]:
-    """A home that other tests have used before, which saves an initdb; its server is ended with the test."""
+def made(data: Path, empty_home: Path) -> Path:
+    """A home that has data already, for tests that are not about initdb."""
+    furnish(empty_home, data)
+    return empty_home
+
+
+@pytest.fixture
+def home(session_base: Path, data: Path, plain_environment: None) -> Iterator[Path]:
+    """A home that other tests have used before; its server is ended with the test."""
     path = session_base / "home"
+    if not path.exists():
+        furnish(path, data)
     yield path
     processes.end_everything(path)
     (path / "server.log").unlink(missing_ok=True)
@@ -50,17 +70,34 @@ def home(session_base: Path, plain_environment: None) -> Iterator[Path]:
 @pytest.fixture
 def spawn() -> Iterator[processes.Spawn]:
     """Start clients that are ended with the test."""
-    started: list[subprocess.Popen[str]] = []
+    started: list[processes.Client] = []
 
-    def spawned(home: Path, *, idle_stop: float = 0.2, code: str = "") -> subprocess.Popen[str]:
-        process = processes.client(home, idle_stop=idle_stop, code=code or processes.CLIENT + processes.STAY)
-        started.append(process)
-        return process
+    def spawned(home: Path, *, idle_stop: float = 0.2, manner: str = "stays") -> processes.Client:
+        client = processes.Client(home, idle_stop, manner)
+        started.append(client)
+        return client
 
     yield spawned
-    for process in started:
-        process.kill()
-        process.communicate(timeout=10)
+    for client in started:
+        client.close()
+
+
+def furnish(home: Path, data: Path) -> None:
+    """Make a home with a copy of these data."""
+    homes.settle(home).make()
+    # A thousand files, with their owner: a program that does nothing else is the quickest.
+    subprocess.run(["cp", "-a", data, home / "data"], check=True)
+
+
+def _make_data(path: Path) -> None:
+    with _open_directory() as base, pytest.MonkeyPatch.context() as environment:
+        # An initdb that heeds it makes another collation.
+        environment.setenv("LC_ALL", "tr_TR.UTF-8")
+        home = base / "home"
+        with EmbeddedPostgres(home, idle_stop=timedelta(0)):
+            pass
+        assert processes.holds_within(20, lambda: not processes.is_running(home))
+        subprocess.run(["mv", home / "data", path], check=True)
 
 
 @contextmanager

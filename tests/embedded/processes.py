@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -14,18 +13,9 @@ from typing import NamedTuple, TypeAlias
 
 import psycopg
 
-# Prints its DSN once it is attached, then lives until its standard input ends.
-CLIENT = """
-import sys
-from datetime import timedelta
-from pathlib import Path
-from gen_durable.embedded import EmbeddedPostgres
-server = EmbeddedPostgres(Path(sys.argv[1]), idle_stop=timedelta(seconds=float(sys.argv[2])))
-print(server.ensure(), flush=True)
-"""
-STAY = "sys.stdin.read()\n"
+from tests.nursery import launch
+
 KEEP = "drop table if exists kept; create table kept as select 42 as answer"
-Spawn: TypeAlias = Callable[..., subprocess.Popen[str]]
 
 
 class Process(NamedTuple):
@@ -43,19 +33,19 @@ def listed() -> list[Process]:
             for pid, _, args in (line.strip().partition(" ") for line in shown.stdout.splitlines())
         ]
     found = []
-    for directory in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):
-            words = (directory / "cmdline").read_bytes().split(b"\0")
-            found.append(Process(int(directory.name), os.fsdecode(b" ".join(words))))
+    # There are hundreds of them, and they are looked at again and again: no paths.
+    for pid in filter(str.isdigit, os.listdir("/proc")):  # noqa: PTH208
+        with suppress(OSError), open(f"/proc/{pid}/cmdline", "rb", buffering=0) as file:  # noqa: PTH123
+            found.append(Process(int(pid), os.fsdecode(file.read().replace(b"\0", b" "))))
     return found
 
 
 def keepers(home: Path) -> list[int]:
-    return [each.pid for each in listed() if "keeper.py" in each.arguments and f'"{home}"' in each.arguments]
+    return [each.pid for each in listed() if _is_keeper(each, home)]
 
 
 def postmasters(home: Path) -> list[int]:
-    return [each.pid for each in listed() if f"/postgres -D {home}/data " in each.arguments]
+    return [each.pid for each in listed() if _is_postmaster(each, home)]
 
 
 def initdbs(home: Path) -> list[int]:
@@ -63,7 +53,15 @@ def initdbs(home: Path) -> list[int]:
 
 
 def is_running(home: Path) -> bool:
-    return bool(keepers(home) or postmasters(home))
+    return any(_is_keeper(each, home) or _is_postmaster(each, home) for each in listed())
+
+
+def _is_keeper(process: Process, home: Path) -> bool:
+    return "keeper.py" in process.arguments and f'"{home}"' in process.arguments
+
+
+def _is_postmaster(process: Process, home: Path) -> bool:
+    return f"/postgres -D {home}/data " in process.arguments
 
 
 def kill(*pids: int, number: signal.Signals = signal.SIGKILL) -> None:
@@ -88,29 +86,35 @@ def holds_within(seconds: float, predicate: Callable[[], bool]) -> bool:
     while not predicate():
         if time.monotonic() > give_up:
             return False
-        time.sleep(0.02)
+        time.sleep(0.04)
     return True
 
 
-def client(home: Path, *, idle_stop: float = 0.2, code: str = CLIENT + STAY) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-c", code, str(home), str(idle_stop)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-    )
+class Client:
+    """A process that wants the server of a home."""
+
+    def __init__(self, home: Path, idle_stop: float, manner: str) -> None:
+        told, output = os.pipe()
+        self._child = launch("tests.embedded.client", str(home), str(idle_stop), manner, output=output)
+        os.close(output)
+        self._told = os.fdopen(told, encoding="utf-8")
+
+    def says(self) -> str:
+        """Its next line, the first of which is its DSN: it is attached then. What it ended of is shown."""
+        line = self._told.readline().strip()
+        if not line or line.startswith("Traceback"):
+            raise AssertionError(self._told.read())
+        return line
+
+    def kill(self) -> None:
+        self._child.kill()
+
+    def close(self) -> None:
+        self.kill()
+        self._told.close()
 
 
-def first_line(process: subprocess.Popen[str]) -> str:
-    """What it prints first: a client is attached then. An early end of it is shown with its reason."""
-    assert process.stdout is not None
-    line = process.stdout.readline().strip()
-    if not line:
-        _, errors = process.communicate(timeout=10)
-        raise AssertionError(errors)
-    return line
+Spawn: TypeAlias = Callable[..., Client]
 
 
 def query(dsn: str, text: str) -> object:

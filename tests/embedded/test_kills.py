@@ -16,7 +16,6 @@ from gen_durable.embedded.server import _has_keeper
 from tests.embedded.processes import (
     KEEP,
     Spawn,
-    first_line,
     holds_within,
     initdbs,
     is_running,
@@ -85,7 +84,7 @@ def test_a_kill_in_the_middle_of_initdb(
 
     kill(*victims(empty_home))
 
-    assert query(first_line(starter), "select 1") == 1
+    assert query(starter.says(), "select 1") == 1
     assert list(empty_home.glob("data.new-*")) == []
     assert len(postmasters(empty_home)) == 1
 
@@ -94,7 +93,7 @@ def test_the_starter_killed_in_the_middle_of_initdb(empty_home: Path, spawn: Spa
     starter, waiter = spawn(empty_home), spawn(empty_home)
     assert holds_within(20, lambda: bool(initdbs(empty_home)))
     starter.kill()
-    assert query(first_line(waiter), "select 1") == 1
+    assert query(waiter.says(), "select 1") == 1
     assert len(postmasters(empty_home)) == 1
 
 

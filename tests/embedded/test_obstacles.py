@@ -16,6 +16,7 @@ from gen_durable.embedded import EmbeddedPostgres, binaries, unsupported
 from gen_durable.embedded import home as homes
 from gen_durable.embedded.probe import is_answering
 from gen_durable.errors import SettingsError, UnreachableError
+from tests.embedded.conftest import furnish
 from tests.embedded.processes import (
     KEEP,
     end_everything,
@@ -32,8 +33,9 @@ pytestmark = pytest.mark.timeout(40)
 
 
 @pytest.fixture
-def long_home(empty_home: Path) -> Iterator[Path]:
+def long_home(empty_home: Path, data: Path) -> Iterator[Path]:
     path = empty_home / ("long" * 30) / ("longer" * 20)
+    furnish(path, data)
     yield path
     end_everything(path)
     shutil.rmtree(homes.settle(path).socket_directory, ignore_errors=True)

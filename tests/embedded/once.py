@@ -1,0 +1,34 @@
+"""What is dear to make and only copied, made once for all processes of pytest-xdist."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+__all__ = ["made_once"]
+
+
+@contextmanager
+def made_once(directories: pytest.TempPathFactory, name: str, make: Callable[[Path], None]) -> Iterator[Path]:
+    """A directory that the first process of this run makes, and that the last one to leave removes."""
+    own = directories.getbasetemp()
+    common = own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
+    path = common / name
+    with (common / f"{name}.lock").open("w") as users:
+        while True:
+            fcntl.flock(users, fcntl.LOCK_EX)
+            if not path.exists():
+                make(path)
+            fcntl.flock(users, fcntl.LOCK_SH)
+            if path.exists():  # the last one may have left between these two locks
+                break
+        yield path
+        with suppress(BlockingIOError):
+            fcntl.flock(users, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(path)
