@@ -43,18 +43,20 @@ _OPTIONS: Final = {
 class Installation:
     """The programs, the account that runs them, and a data directory to copy."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, template: Path) -> None:
         self.account = account.choose(directory / "data")
         self.programs = binaries.stage(binaries.find(), directory, self.account)
-        self.template = directory / "template"
+        self.template = template
 
     @classmethod
     @contextmanager
-    def make(cls) -> Iterator[Installation]:
+    def open(cls, template: Path | None = None) -> Iterator[Installation]:
+        """With a template that was made before, or a new one."""
         with _directory(is_in_memory=True) as directory:
-            installation = cls(directory)
+            installation = cls(directory, template or directory / "template")
             installation.own(directory)
-            installation._initdb()
+            if template is None:
+                installation._initdb()
             yield installation
 
     @contextmanager

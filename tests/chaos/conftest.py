@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -13,16 +14,16 @@ from gen_durable._schema import migrate_schema
 from tests.chaos.arena import Arena
 from tests.chaos.cluster import DURABLE, FORGETFUL, Cluster, Installation
 from tests.chaos.machines import LEDGER
+from tests.embedded.once import made_once
 
 
 @pytest.fixture(scope="session")
-def installation() -> Iterator[Installation]:
+def installation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installation]:
     """PostgreSQL, and a data directory with our tables and a ledger in it."""
-    with Installation.make() as installation:
-        with installation.cluster(FORGETFUL) as cluster:
-            asyncio.run(_furnish(cluster.dsn))
-            cluster.stop()
-            installation.keep(cluster)
+    with (
+        made_once(tmp_path_factory, "chaos-template", _make_template) as template,
+        Installation.open(template) as installation,
+    ):
         yield installation
 
 
@@ -51,6 +52,15 @@ async def database(direct_dsn: str) -> str:
 async def arena(database: str, tmp_path: Path) -> AsyncIterator[Arena]:
     async with Arena.open(database, tmp_path) as arena:
         yield arena
+
+
+def _make_template(path: Path) -> None:
+    with Installation.open() as installation:
+        with installation.cluster(FORGETFUL) as cluster:
+            asyncio.run(_furnish(cluster.dsn))
+            cluster.stop()
+            installation.keep(cluster)
+        subprocess.run(["mv", installation.template, path], check=True)
 
 
 async def _furnish(dsn: str) -> None:
