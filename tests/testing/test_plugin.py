@@ -49,25 +49,37 @@ def python(code: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_tests_of_users_run_and_leave_nothing_behind(pytester: pytest.Pytester, workers: int) -> None:
-    pytester.makepyfile(TESTS)
-    pytester.makeini(
-        "[pytest]\nasyncio_mode = strict\nasyncio_default_fixture_loop_scope = function\nfilterwarnings = error"
-    )
-    result = pytester.runpytest_subprocess("-n", str(workers))
+def check(result: pytest.RunResult, path: Path) -> None:
     result.assert_outcomes(passed=3, failed=1)
     result.stdout.fnmatch_lines(["*Hello 1 is not done; it is runnable at step 'greet', drain() runs it*"])
-    dsns = Path(pytester.path, "dsns").read_text(encoding="utf-8").split()
+    dsns = (path / "dsns").read_text(encoding="utf-8").split()
     assert len(dsns) == 4
     for dsn in dsns:
         with pytest.raises(psycopg.OperationalError, match="does not exist"):
             psycopg.connect(dsn)
 
 
+@pytest.fixture
+def users(pytester: pytest.Pytester) -> pytest.Pytester:
+    """A project with tests of its own."""
+    pytester.makepyfile(TESTS)
+    pytester.makeini(
+        "[pytest]\nasyncio_mode = strict\nasyncio_default_fixture_loop_scope = function\nfilterwarnings = error"
+    )
+    return pytester
+
+
+def test_tests_of_users_run_and_leave_nothing_behind(users: pytest.Pytester) -> None:
+    check(users.runpytest_inprocess("-n", "0"), users.path)
+
+
+def test_tests_of_users_run_in_several_processes(users: pytest.Pytester) -> None:
+    check(users.runpytest_subprocess("-n", "2"), users.path)
+
+
 def test_it_can_be_switched_off(pytester: pytest.Pytester) -> None:
     pytester.makepyfile("def test_nothing(): pass\ndef test_missing(durable): pass")
-    result = pytester.runpytest_subprocess("-p", "no:gen_durable")
+    result = pytester.runpytest_inprocess("-p", "no:gen_durable", "-p", "no:asyncio")
     result.assert_outcomes(passed=1, errors=1)
     result.stdout.fnmatch_lines(["*fixture 'durable' not found*"])
 
