@@ -22,3 +22,12 @@ async def database(durable_dsn: str) -> AsyncIterator[Database]:
     """The engine's own pool, on the schema that every test database comes with."""
     async with await Database.open(durable_dsn, "gen_durable", size=4) as opened:
         yield opened
+
+
+async def refused(sql: Any, call: str) -> Any:
+    """The error of a call that is refused."""
+    try:
+        await sql.fetch(f"select * from gen_durable.{call}")
+    except asyncpg.PostgresError as error:
+        return error
+    pytest.fail(f"{call} was not refused")

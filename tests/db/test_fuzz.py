@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import psycopg
+import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
@@ -62,21 +64,26 @@ SPARE = settings(
 )
 
 
+Conn = psycopg.Connection[Any]
+
+
+@pytest.fixture
+def conn(durable_dsn: str) -> Iterator[Conn]:
+    with psycopg.connect(durable_dsn, autocommit=True) as opened:
+        yield opened
+
+
 @given(st.lists(KEYS, max_size=64))
 @example(NASTY)
 @SPARE
-def test_an_array_of_names_is_read_by_postgresql_as_it_was_written(
-    durable_dsn: str, names: list[str]
-) -> None:
-    with psycopg.connect(durable_dsn) as conn:
-        assert conn.execute("select %s::text::text[]", (text_array(names),)).fetchone() == (names,)
+def test_an_array_of_names_is_read_by_postgresql_as_it_was_written(conn: Conn, names: list[str]) -> None:
+    assert conn.execute("select %s::text::text[]", (text_array(names),)).fetchone() == (names,)
 
 
 @given(st.lists(st.integers(1, 2**63 - 1), max_size=100))
 @SPARE
-def test_an_array_of_ids_is_too(durable_dsn: str, ids: list[int]) -> None:
-    with psycopg.connect(durable_dsn) as conn:
-        assert conn.execute("select %s::text::bigint[]", (id_array(ids),)).fetchone() == (ids,)
+def test_an_array_of_ids_is_too(conn: Conn, ids: list[int]) -> None:
+    assert conn.execute("select %s::text::bigint[]", (id_array(ids),)).fetchone() == (ids,)
 
 
 @given(
@@ -104,7 +111,7 @@ async def test_names_and_keys_survive_insert_pick_await_signal_and_get(
     dedup_key: str,
     others: list[str],
 ) -> None:
-    await sql.execute("truncate gen_durable.gen_durable, gen_durable.signals")
+    await sql.execute("delete from gen_durable.signals; delete from gen_durable.gen_durable")
     (id,) = await inserted(
         database,
         new(

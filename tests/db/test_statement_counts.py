@@ -47,19 +47,19 @@ async def test_an_empty_pick_is_one_statement(wire: Wire, database: Database) ->
         assert sent == ["pick"]
 
 
-@pytest.mark.parametrize("count", [1, 10, 300])
 async def test_a_pick_of_plain_rows_is_one_statement_whatever_their_number(
-    wire: Wire, database: Database, count: int
+    wire: Wire, database: Database
 ) -> None:
-    await inserted(database, *[new() for _ in range(count)])
-    with wire.counted() as sent:
-        assert len(await picked(database)) == count
-    assert sent == ["pick"]
+    for count in (1, 10, 300):
+        await inserted(database, *[new() for _ in range(count)])
+        with wire.counted() as sent:
+            assert len(await picked(database)) == count
+        assert sent == ["pick"], count
 
 
 async def family(database: Database, parents: int) -> None:
     """Parents whose children have ended, each with a signal in its inbox."""
-    ids = await inserted(database, *[new("A", correlation_key=f"p{n}") for n in range(parents)])
+    ids = await inserted(database, *[new("A") for _ in range(parents)])
     await flushed(
         database, [entry(e, "schedule_childs", children=(new("B"), new("B"))) for e in await picked(database)]
     )
@@ -68,97 +68,99 @@ async def family(database: Database, parents: int) -> None:
         await database.run(deliver(id, "paid", "{}", None))
 
 
-@pytest.mark.parametrize("count", [1, 50])
-async def test_a_pick_with_signals_and_children_is_three_statements(
-    wire: Wire, database: Database, count: int
-) -> None:
-    await family(database, count)
-    with wire.counted() as sent:
-        executions = await picked(database)
-    assert sent == ["pick", "inboxes", "children"]
-    assert [(len(e.inbox), len(e.children)) for e in executions] == [(1, 2)] * count
+async def test_a_pick_with_signals_and_children_is_three_statements(wire: Wire, database: Database) -> None:
+    for count in (1, 50):
+        await family(database, count)
+        with wire.counted() as sent:
+            executions = await picked(database)
+        assert sent == ["pick", "inboxes", "children"], count
+        assert [(len(e.inbox), len(e.children)) for e in executions] == [(1, 2)] * count
 
 
-@pytest.mark.parametrize("count", [1, 10, 300])
 async def test_a_flush_of_plain_outcomes_is_one_statement_whatever_their_number(
-    wire: Wire, database: Database, count: int
+    wire: Wire, database: Database
 ) -> None:
-    await inserted(database, *[new() for _ in range(count)])
-    executions = await picked(database)
     kinds = ["keep", "next", "retry", "done", "stop"]
-    entries = [
-        entry(e, kinds[n % 5], payload="{}", error="no" if kinds[n % 5] == "stop" else None)
-        for n, e in enumerate(executions)
-    ]
-    with wire.counted() as sent:
-        results = await flushed(database, entries)
-    assert sent == ["commit_plain"]
-    assert all(isinstance(result, Committed) for result in results)
+    for count in (1, 10, 300):
+        queue = f"{count} rows"  # some of them are to run again
+        await inserted(database, *[new(queue=queue) for _ in range(count)])
+        entries = [
+            entry(e, kinds[n % 5], payload="{}", error="no" if kinds[n % 5] == "stop" else None)
+            for n, e in enumerate(await picked(database, queue=queue))
+        ]
+        with wire.counted() as sent:
+            results = await flushed(database, entries)
+        assert sent == ["commit_plain"], count
+        assert [type(result) for result in results] == [Committed] * count
 
 
 async def mixed(database: Database, sets: int) -> dict[str, list[Execution]]:
     """Executions for flushes of every kind, by what they are for. The letters in their names have come early."""
+    queue = f"{sets} sets"  # some of them are to run again
     ids = await inserted(
         database,
-        *[new(state=f'"{role}"') for role in ("keep", "await", "spawn", "end") for _ in range(sets)],
-        *[new(state='"free"', concurrency_key=f"key{n}") for n in range(sets)],
+        *[
+            new(state=f'"{role}"', queue=queue)
+            for role in ("keep", "await", "spawn", "end")
+            for _ in range(sets)
+        ],
+        *[new(state='"free"', queue=queue, concurrency_key=f"key {n} of {sets}") for n in range(sets)],
     )
     await inserted(database, new("B", unique_key=b"taken", queue="elsewhere"))
     for id in ids[: 4 * sets]:
         await database.run(deliver(id, "early", "{}", None))
     by_role: dict[str, list[Execution]] = {}
-    for execution in await picked(database):
+    for execution in await picked(database, queue=queue):
         by_role.setdefault(execution.state.strip('"'), []).append(execution)
+    assert [len(executions) for executions in by_role.values()] == [sets] * 5
     return by_role
 
 
-@pytest.mark.parametrize("sets", [1, 50])
 async def test_the_dearest_flush_of_all_is_nine_statements_whatever_its_size(
-    wire: Wire, database: Database, sets: int
+    wire: Wire, database: Database
 ) -> None:
-    by_role = await mixed(database, sets)
     children = (new("B"), new("B", unique_key=b"taken"))
-    entries = [
-        *[entry(e, "keep", payload="1") for e in by_role["keep"]],
-        *[entry(e, "await", awaits=("early",)) for e in by_role["await"]],
-        *[entry(e, "schedule_childs", children=children) for e in by_role["spawn"]],
-        *[entry(e, "done", payload="1") for e in by_role["end"] + by_role["free"]],
-    ]
-    with wire.counted() as sent:
-        results = await flushed(database, entries)
     # A child was refused, an awaited signal lay there already, an inbox has to be cleared, a key came free, and a
     # chained step has an inbox.
     riders = ["insert", "fix_barriers", "recheck", "sweep", "ungate", "inboxes"]
-    assert sent == [BEGIN, "commit", *riders, COMMIT]
-    assert not any(isinstance(result, Stale) for result in results)
+    for sets in (1, 50):
+        by_role = await mixed(database, sets)
+        entries = [
+            *[entry(e, "keep", payload="1") for e in by_role["keep"]],
+            *[entry(e, "await", awaits=("early",)) for e in by_role["await"]],
+            *[entry(e, "schedule_childs", children=children) for e in by_role["spawn"]],
+            *[entry(e, "done", payload="1") for e in by_role["end"] + by_role["free"]],
+        ]
+        with wire.counted() as sent:
+            results = await flushed(database, entries)
+        assert sent == [BEGIN, "commit", *riders, COMMIT], sets
+        assert not any(isinstance(result, Stale) for result in results), sets
 
 
-@pytest.mark.parametrize("sets", [1, 50])
 async def test_without_refused_children_and_letters_to_the_ended_it_is_seven(
-    wire: Wire, database: Database, sets: int
+    wire: Wire, database: Database
 ) -> None:
-    by_role = await mixed(database, sets)
-    entries = [
-        *[entry(e, "keep", payload="1") for e in by_role["keep"]],
-        *[entry(e, "await", awaits=("early",)) for e in by_role["await"]],
-        *[entry(e, "schedule_childs", children=(new("B"), new("B"))) for e in by_role["spawn"]],
-        *[entry(e, "done", payload="1") for e in by_role["free"]],
-    ]
-    with wire.counted() as sent:
-        await flushed(database, entries)
-    assert sent == [BEGIN, "commit", "insert", "recheck", "ungate", "inboxes", COMMIT]
+    for sets in (1, 50):
+        by_role = await mixed(database, sets)
+        entries = [
+            *[entry(e, "keep", payload="1") for e in by_role["keep"]],
+            *[entry(e, "await", awaits=("early",)) for e in by_role["await"]],
+            *[entry(e, "schedule_childs", children=(new("B"), new("B"))) for e in by_role["spawn"]],
+            *[entry(e, "done", payload="1") for e in by_role["free"]],
+        ]
+        with wire.counted() as sent:
+            await flushed(database, entries)
+        assert sent == [BEGIN, "commit", "insert", "recheck", "ungate", "inboxes", COMMIT], sets
 
 
-@pytest.mark.parametrize("sets", [1, 50])
-async def test_plain_outcomes_with_signals_are_three_statements(
-    wire: Wire, database: Database, sets: int
-) -> None:
-    by_role = await mixed(database, sets)
-    kept = [entry(e, "keep", payload="1") for e in by_role["keep"]]
-    ended = [entry(e, "done", payload="1") for e in by_role["end"]]
-    with wire.counted() as sent:
-        await flushed(database, kept + ended)
-    assert sent == ["commit_plain", "sweep", "inboxes"]
+async def test_plain_outcomes_with_signals_are_three_statements(wire: Wire, database: Database) -> None:
+    for sets in (1, 50):
+        by_role = await mixed(database, sets)
+        kept = [entry(e, "keep", payload="1") for e in by_role["keep"]]
+        ended = [entry(e, "done", payload="1") for e in by_role["end"]]
+        with wire.counted() as sent:
+            await flushed(database, kept + ended)
+        assert sent == ["commit_plain", "sweep", "inboxes"], sets
 
 
 async def test_a_batch_pays_only_for_what_is_in_it(wire: Wire, database: Database) -> None:
@@ -171,19 +173,20 @@ async def test_a_batch_pays_only_for_what_is_in_it(wire: Wire, database: Databas
     assert sent == [BEGIN, "commit", "ungate", COMMIT]
 
 
-@pytest.mark.parametrize("count", [1, 10, 300])
 async def test_a_heartbeat_is_one_statement_and_two_if_leases_are_lost(
-    wire: Wire, database: Database, count: int
+    wire: Wire, database: Database
 ) -> None:
-    await inserted(database, *[new() for _ in range(count)])
-    held = {(e.id, e.lease_token): LEASE for e in await picked(database)}
-    with wire.counted() as sent:
-        assert await database.run(lease.renew(held)) == (set(), set())
-    assert sent == ["renew"]
-    lost = {(id, token + 1): LEASE for id, token in held}
-    with wire.counted() as sent:
-        assert await database.run(lease.renew(held | lost)) == (set(lost), set())
-    assert sent == ["renew", "still_mine"]
+    for count in (1, 10, 300):
+        await inserted(database, *[new() for _ in range(count)])
+        held = {(e.id, e.lease_token): LEASE for e in await picked(database)}
+        assert len(held) == count
+        with wire.counted() as sent:
+            assert await database.run(lease.renew(held)) == (set(), set())
+        assert sent == ["renew"], count
+        lost = {(id, token + 1): LEASE for id, token in held}
+        with wire.counted() as sent:
+            assert await database.run(lease.renew(held | lost)) == (set(lost), set())
+        assert sent == ["renew", "still_mine"], count
 
 
 @pytest.mark.parametrize("count", [0, 300])
