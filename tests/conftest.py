@@ -28,8 +28,10 @@ hypothesis_settings.register_profile(
 )
 hypothesis_settings.load_profile("patient")
 
-# Their tests share what is dear to make: 200,000 rows, a run of a type checker, a server, the syntax of all tests.
+# Their tests share what is dear to make: 200,000 rows, a run of a type checker, a server, the syntax of all tests, the
+# tables of a Django.
 TOGETHER: Final = (
+    "tests/adapters/",
     "tests/plans/",
     "tests/typing/",
     "tests/interleavings/",

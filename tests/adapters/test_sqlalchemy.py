@@ -6,24 +6,20 @@ import importlib
 import inspect
 import itertools
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
-from sqlalchemy import Engine, create_engine, text
-from sqlalchemy.ext.asyncio import (
-    AsyncEngine,
-    AsyncSession,
-    async_scoped_session,
-    async_sessionmaker,
-    create_async_engine,
-)
-from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
 from gen_durable import AsyncClient, Client, Spec
 from gen_durable.errors import NoTargetError, UsageError
 from tests.clients.machines import Checkout, Number, Order, Payment
+
+# Dear: what is needed of it is imported where it is used, by the one process of pytest that runs these tests.
+if TYPE_CHECKING:
+    from sqlalchemy import Engine
+    from sqlalchemy.orm import Session
 
 KEYS = (f"order:{n}" for n in itertools.count())
 COUNT = (
@@ -63,28 +59,44 @@ class Caller:
         await _done(getattr(self.session, how)())
 
     async def execute(self, statement: str) -> Any:
+        from sqlalchemy import text
+
         return await _done(self.session.execute(text(statement)))
 
 
-ASYNC: dict[str, Callable[[AsyncEngine], Any]] = {
-    "session": AsyncSession,
-    "scoped session": lambda engine: async_scoped_session(async_sessionmaker(engine), scopefunc=lambda: 1),
-    "connection": lambda engine: engine.connect(),
-}
-BLOCKING: dict[str, Callable[[Engine], Any]] = {
-    "session": Session,
-    "scoped session": lambda engine: scoped_session(sessionmaker(engine)),
-    "connection": lambda engine: engine.connect(),
-}
-KINDS = [
-    *(("asyncpg", kind) for kind in ASYNC),
-    *(("psycopg_async", kind) for kind in ASYNC),
-    *(("psycopg", kind) for kind in BLOCKING),
-]
+def opened_async(kind: str, engine: Any) -> Any:
+    from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session, async_sessionmaker
+
+    match kind:
+        case "session":
+            return AsyncSession(engine)
+        case "scoped session":
+            return async_scoped_session(async_sessionmaker(engine), scopefunc=lambda: 1)
+        case _:
+            return engine.connect()
+
+
+def opened_blocking(kind: str, engine: Any) -> Any:
+    from sqlalchemy.orm import Session, scoped_session, sessionmaker
+
+    match kind:
+        case "session":
+            return Session(engine)
+        case "scoped session":
+            return scoped_session(sessionmaker(engine))
+        case _:
+            return engine.connect()
+
+
+KINDS = list(
+    itertools.product(("asyncpg", "psycopg_async", "psycopg"), ("session", "scoped session", "connection"))
+)
 
 
 @pytest.fixture(scope="module")
 def blocking(dsn: str) -> Iterator[Engine]:
+    from sqlalchemy import create_engine
+
     engine = create_engine(dsn.replace("postgresql:", "postgresql+psycopg:"))
     yield engine
     engine.dispose()
@@ -94,14 +106,16 @@ def blocking(dsn: str) -> Iterator[Engine]:
 async def caller(request: pytest.FixtureRequest, dsn: str, blocking: Engine) -> AsyncIterator[Caller]:
     driver, kind = request.param
     if driver == "psycopg":
-        session = BLOCKING[kind](blocking)
+        session = opened_blocking(kind, blocking)
         yield Caller(session, blocks=True)
         session.close()
         return
+    from sqlalchemy.ext.asyncio import create_async_engine
+
     async with AsyncExitStack() as stack:
         engine = create_async_engine(dsn.replace("postgresql:", f"postgresql+{driver}:"))
         stack.push_async_callback(engine.dispose)
-        session = ASYNC[kind](engine)
+        session = opened_async(kind, engine)
         if kind == "connection":
             await session.start()
         stack.push_async_callback(session.close)
@@ -110,6 +124,8 @@ async def caller(request: pytest.FixtureRequest, dsn: str, blocking: Engine) -> 
 
 def seen(engine: Engine, key: str) -> tuple[int, ...]:
     """What others see: instances, signals, those cancelled."""
+    from sqlalchemy import text
+
     with engine.connect() as conn:
         return tuple(conn.execute(text(COUNT.format(key))).one())
 
@@ -163,6 +179,9 @@ async def test_it_sees_and_shares_what_the_session_has_done(caller: Caller, bloc
 
 @pytest.mark.clause("ADAPT-3")
 async def test_in_autocommit_each_verb_is_its_own(dsn: str, blocking: Engine) -> None:
+    from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
+    from sqlalchemy.orm import Session
+
     key, other = next(KEYS), next(KEYS)
     with Session(blocking.execution_options(isolation_level="AUTOCOMMIT")) as session:
         await Caller(session, blocks=True).work(key)
@@ -178,6 +197,9 @@ async def test_in_autocommit_each_verb_is_its_own(dsn: str, blocking: Engine) ->
 
 @pytest.mark.clause("ADAPT-4")
 async def test_what_is_in_no_transaction_or_of_another_kind_is_refused(dsn: str, blocking: Engine) -> None:
+    from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
+    from sqlalchemy.orm import Session
+
     engine = create_async_engine(dsn.replace("postgresql:", "postgresql+asyncpg:"))
     client, async_client = Client(dsn), AsyncClient(dsn)
 
