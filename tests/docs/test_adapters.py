@@ -12,8 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from django.core.management import call_command
-from django.test import override_settings
 
 from tests.adapters import site
 from tests.adapters.test_fastapi import served
@@ -66,6 +64,9 @@ def test_the_page(durable_dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_the_settings_and_the_commands(
     durable_dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    from django.core.management import call_command
+    from django.test import override_settings
+
     for name in ("DSN", "DSN_SOURCE", "SCHEMA", "LEASE"):
         monkeypatch.setenv(f"GEN_DURABLE_{name}", "")  # the command lends them
     monkeypatch.syspath_prepend(tmp_path)

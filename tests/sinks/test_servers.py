@@ -12,10 +12,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import nats
 import pytest
-import redis.asyncio
-import redis.exceptions
 
 from gen_durable.sinks import NatsSink, RedisSink
 from tests.sinks.test_http import event
@@ -56,6 +53,8 @@ async def test_nats_keeps_each_event_once(tmp_path: Path) -> None:
     async with server(
         "nats-server", "-js", "-a", "127.0.0.1", "-p", str(port), "-sd", str(tmp_path), port=port
     ):
+        import nats  # dear, and needed only where there is a server
+
         connection = await nats.connect(f"nats://127.0.0.1:{port}")
         stream = connection.jetstream()
         await stream.add_stream(name="events", subjects=["events.>"])
@@ -74,6 +73,8 @@ async def test_redis_gets_them_in_order(tmp_path: Path) -> None:
     port = free_port()
     arguments = ("--bind", "127.0.0.1", "--port", str(port), "--dir", str(tmp_path), "--save", "")
     async with server("redis-server", *arguments, port=port):
+        import redis.asyncio
+
         sink = RedisSink(f"redis://127.0.0.1:{port}")
         await sink.publish([event(1), event(2)])
         await sink.close()
@@ -86,6 +87,8 @@ async def test_redis_gets_them_in_order(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", [NatsSink, RedisSink])
 async def test_a_server_that_is_not_there_is_an_error(kind: Any) -> None:
+    import redis.exceptions
+
     sink = kind(
         "nats://127.0.0.1:1" if kind is NatsSink else "redis://127.0.0.1:1", timeout=timedelta(seconds=1)
     )
