@@ -6,7 +6,6 @@ import asyncio
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -23,7 +22,6 @@ def test_the_demo_ends_well_whatever_another_has_left() -> None:
     asyncio.run(drop_schema(None, SCHEMA))
     with Client(settings=Settings(schema=SCHEMA)) as client:
         client.insert(Checkout, Order(1, 3, os.devnull), correlation_key="order:1")
-    began_at = time.monotonic()
     told = subprocess.run(
         [sys.executable, "-m", "gen_durable.cli", "demo", "--orders", "50"],
         capture_output=True,
@@ -31,7 +29,6 @@ def test_the_demo_ends_well_whatever_another_has_left() -> None:
         check=False,
     )
     assert told.returncode == 0, told.stdout + told.stderr
-    assert time.monotonic() - began_at < 30
     assert "50 checkouts inserted, 50 done: nothing lost" in told.stdout
     assert "worker 1 gets a SIGKILL in mid-step; half done: " in told.stdout
     assert "FAIL" not in told.stdout

@@ -23,6 +23,9 @@ from gen_durable import (
     UsageError,
     step,
 )
+from gen_durable._db import control
+from gen_durable._db.failures import StatementError
+from gen_durable._db.plan import Call
 from gen_durable.testing import AsyncHarness
 from tests.control.support import ACTOR, REASON, Order, Plain, audit, job_states
 from tests.scenarios.support import has_no_lease, row_of, signal_rows
@@ -185,3 +188,14 @@ async def test_a_cancel_that_loses_a_race_is_asked_again(client: Any, db: Any) -
     assert cancelling.result() == Cancelled(first.id)
     assert await audit(db, first.id) == [("cancelled", None, None)]
     assert not (await row_of(db, second.id))["gated"]
+
+
+def test_a_cancel_that_others_are_in_the_way_of_again_and_again_pauses_between_its_tries() -> None:
+    plan = control.cancel([1], None, None, force=False, is_alone=True)
+    asked = [next(plan)]
+    for _ in range(4):
+        asked += [plan.throw(StatementError("40P01", "deadlock detected")), plan.send([])]
+    names = [call.statement.name for call in asked if isinstance(call, Call)]
+    assert names == ["cancel", "pause"] * 4 + ["cancel"]
+    with pytest.raises(StatementError):
+        plan.throw(StatementError("40P01", "deadlock detected"))

@@ -7,7 +7,7 @@ import os
 import signal
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -37,8 +37,9 @@ async def processes(dsn: str, settings: Settings, count: int) -> AsyncIterator[W
 
 async def is_gone(pid: int) -> None:
     async with asyncio.timeout(PATIENCE.total_seconds()):
-        while Path(f"/proc/{pid}").exists() and "Z" not in Path(f"/proc/{pid}/stat").read_text().split()[2]:
-            await asyncio.sleep(0.02)
+        with suppress(FileNotFoundError, ProcessLookupError):
+            while "Z" not in Path(f"/proc/{pid}/stat").read_text().split()[2]:
+                await asyncio.sleep(0.02)
 
 
 @pytest.mark.clause("SUP-1")

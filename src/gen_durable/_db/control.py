@@ -1,7 +1,7 @@
 """Cancelling, deleting, restoring and retrying instances.
 
-`is_alone`: the statement is its own transaction. If another one was in its way, it is simply run again; inside a
-caller's transaction that is up to the caller.
+`is_alone`: the statement is its own transaction. If another one was in its way, it is run again; inside a caller's
+transaction that is up to the caller.
 """
 
 from __future__ import annotations
@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..errors import UsageError
-from .failures import StatementError, is_race
+from . import races
+from .failures import StatementError
 from .plan import Call, Plan, Row, Rows, statements
 
 __all__ = ["cancel", "delete", "deleted_with_key", "live_children", "restore", "retry", "unfinished_children"]
 
 _SQL = statements("control.sql")
-_TRIES = 3
+_TRIES = 5
 _KEY_TAKEN = "GD004"
 
 
@@ -71,18 +72,14 @@ def deleted_with_key(key: str) -> Plan[int | None]:
 
 def _run(ids: Sequence[int], call: Call, *, is_alone: bool) -> Plan[Rows]:
     """The answers, in the order in which they were asked for."""
-    tries = _TRIES if is_alone else 1
-    while True:
-        tries -= 1
-        try:
-            answers = {row["id"]: row for row in (yield call)}
-        except StatementError as error:
-            if error.sqlstate == _KEY_TAKEN:
-                raise _key_taken(error) from error
-            if not tries or not is_race(error):
-                raise
-        else:
-            return [answers[id] for id in dict.fromkeys(ids) if id in answers]
+    try:
+        rows = yield from races.run(call, _TRIES if is_alone else 1)
+    except StatementError as error:
+        if error.sqlstate == _KEY_TAKEN:
+            raise _key_taken(error) from error
+        raise
+    answers = {row["id"]: row for row in rows}
+    return [answers[id] for id in dict.fromkeys(ids) if id in answers]
 
 
 def _key_taken(error: StatementError) -> UsageError:

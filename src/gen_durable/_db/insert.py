@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Mapping, Sequence
 
 import msgspec
@@ -10,15 +9,15 @@ import msgspec
 from .._core.model import DeadLetter, NewInstance
 from ..definition import MachineDef
 from ..errors import KeyTakenError, LimitError, UsageError
-from .failures import LIMIT_REFUSED, StatementError, is_race
+from . import races
+from .failures import LIMIT_REFUSED, StatementError
 from .plan import Call, Plan, Rows, statements
 
 __all__ = ["Answer", "insert", "insert_children", "insert_letters", "leave_letters", "register"]
 
 _SQL = statements("insert.sql")
-# Two batches that take each other's keys in opposite orders may meet more than once: often enough, and never in step.
+# Two batches that take each other's keys in opposite orders may meet more than once.
 _TRIES = 8
-_LONGEST_PAUSE = 0.2
 
 
 class Answer(msgspec.Struct, frozen=True, gc=False):
@@ -54,14 +53,10 @@ def insert(rows: Sequence[NewInstance], *, is_alone: bool) -> Plan[list[Answer]]
 
 
 def _insert(rows: Sequence[NewInstance], tries: int) -> Plan[Rows]:
-    while True:
-        tries -= 1
-        try:
-            return (yield _call(rows, parents=None, rounds=None))
-        except StatementError as error:
-            if not tries or not is_race(error):
-                raise _translated(error, rows) from error
-        yield _SQL["pause"](seconds=random.uniform(0, _LONGEST_PAUSE))
+    try:
+        return (yield from races.run(_call(rows, parents=None, rounds=None), tries))
+    except StatementError as error:
+        raise _translated(error, rows) from error
 
 
 def insert_children(

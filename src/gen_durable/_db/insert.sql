@@ -30,7 +30,3 @@ select fsm, fsm_version, initial_step, queue, dead_letter
        updated_at = statement_timestamp()
  where (machines.initial_step, machines.queue, machines.dead_letter)
        is distinct from (excluded.initial_step, excluded.queue, excluded.dead_letter)
-
--- name: pause
--- Between two tries of an insert that another one was in the way of.
-select pg_sleep(:seconds::float8)::text

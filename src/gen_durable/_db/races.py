@@ -1,0 +1,26 @@
+"""A statement that is its own transaction, and is run again when another one was in its way."""
+
+from __future__ import annotations
+
+import random
+from typing import Final
+
+from .failures import StatementError, is_race
+from .plan import Call, Plan, Rows, statements
+
+__all__ = ["run"]
+
+_SQL = statements("races.sql")
+_LONGEST_PAUSE: Final = 0.2
+
+
+def run(call: Call, tries: int) -> Plan[Rows]:
+    """Its rows. Between two tries it pauses for a random time: two that met must not do so again in step."""
+    while True:
+        tries -= 1
+        try:
+            return (yield call)
+        except StatementError as error:
+            if not tries or not is_race(error):
+                raise
+        yield _SQL["pause"](seconds=random.uniform(0, _LONGEST_PAUSE))
