@@ -78,17 +78,17 @@ async def test_ten_tasks_may_migrate_an_empty_database_at_once(sql: Any, durable
     assert await dump(sql, ELSEWHERE) == await dump(sql, "gen_durable")
 
 
-async def test_five_processes_may_boot_on_an_empty_database_at_once(
+async def test_ten_processes_may_boot_on_an_empty_database_at_once(
     sql: Any, durable_dsn: str, tmp_path: Path
 ) -> None:
     said = tmp_path / "said"
     when = str(time.monotonic() + 0.5)  # all of them have been started by then
     with said.open("wb") as output:
         booting = [
-            launch("tests.db.boot", durable_dsn, ELSEWHERE, when, output=output.fileno()) for _ in range(5)
+            launch("tests.db.boot", durable_dsn, ELSEWHERE, when, output=output.fileno()) for _ in range(10)
         ]
-    assert [await process.ends() for process in booting] == [0] * 5
-    assert said.read_text() == "0\n" * 5
+    assert [await process.ends() for process in booting] == [0] * 10
+    assert said.read_text() == "0\n" * 10
     assert await dump(sql, ELSEWHERE) == await dump(sql, "gen_durable")
 
 
