@@ -9,15 +9,19 @@ from typing import Any
 import pytest
 
 from gen_durable import Context, Done, Machine, Outcome, Spec, Sql, Transaction, Worker, step
-from gen_durable._runtime import effects
+from gen_durable._runtime import effects, flusher
 from gen_durable.telemetry import ReaperReaped
 from tests.executions.ledger import BOOK, booked
-from tests.scenarios.support import CALM, FAST, PATIENCE, Events, holds
+from tests.scenarios.support import CALM, FAST, PATIENCE, Events, happens, holds
 
 _DIED = """
 update gen_durable.gen_durable
    set status = 'executing', lease_token = 5, locked_by = 'dead', lease_expires_at = now() - interval '1 min',
        leased_at = now() - interval '2 min' where id = $1"""
+
+_OUTAGE = """
+select pg_terminate_backend(pid) from pg_stat_activity
+ where datname = current_database() and application_name = 'gen_durable'"""
 
 
 class Doomed(Machine[str, str]):
@@ -58,8 +62,58 @@ async def test_an_effect_that_breaks_its_connections_fails_and_the_reaper_works_
         ref = await worker.insert(machine, "")
         await events.wait(ReaperReaped, lambda event: dead.id in event.ids)
         ended = await worker.wait(ref, timeout=PATIENCE)
-    assert "broke 3 times" in str(ended.result)
+    assert "broke 3 times while the effect ran, 3 times when others did not" in str(ended.result)
     assert machine.runs == 3
+    assert await booked(db) == []
+
+
+class Patient(Machine[None, int]):
+    """Its effect is about to end when something happens to its session; it is told how often that may be."""
+
+    def __init__(self, cuts: int) -> None:
+        self.runs = 0
+        self._cuts = cuts
+        self.is_there = asyncio.Event()
+
+    @step
+    async def run(self, ctx: Context[None]) -> Outcome[int]:
+        async def effect(tx: Transaction) -> None:
+            self.runs += 1
+            await tx.execute(BOOK, ctx.idempotency_key, "")
+            if self.runs <= self._cuts:
+                self.is_there.set()
+                await tx.execute("select pg_sleep(20)")
+
+        return Done(7, effect=effect)
+
+
+async def test_an_effect_is_not_to_blame_for_outages(durable_dsn: str, db: Any) -> None:
+    machine = Patient(cuts=5)
+    async with Worker([machine], dsn=durable_dsn, settings=CALM) as worker:
+        ref = await worker.insert(machine)
+        for _ in range(5):
+            await happens(machine.is_there)
+            machine.is_there.clear()
+            await db.execute(_OUTAGE)
+        ended = await worker.wait(ref, timeout=PATIENCE)
+    assert (ended.result, machine.runs) == (7, 6)
+    assert await booked(db) == [f"{ref.id}:1"]
+
+
+async def test_an_effect_under_which_everything_breaks_again_and_again_has_failed(
+    durable_dsn: str, db: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may be what brings the server down."""
+    monkeypatch.setattr(flusher, "_MAX_OUTAGES", 2)
+    machine = Patient(cuts=5)
+    async with Worker([machine], dsn=durable_dsn, settings=CALM) as worker:
+        ref = await worker.insert(machine)
+        for _ in range(2):
+            await happens(machine.is_there)
+            machine.is_there.clear()
+            await db.execute(_OUTAGE)
+        ended = await worker.wait(ref, timeout=PATIENCE)
+    assert "broke 2 times while the effect ran, 0 times when others did not" in str(ended.last_error)
     assert await booked(db) == []
 
 

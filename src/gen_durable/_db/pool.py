@@ -61,6 +61,8 @@ class Database:
     def __init__(self, pool: Any, schema: str, pins: Mapping[str, str] | None = None) -> None:
         self._pool = pool
         self.schema = schema
+        self.connects = 0
+        """How many connections it has made. Whoever finds it unchanged knows that one of before still stands."""
         # What each transaction has to say for itself, because no session of ours lasts: behind a pooler.
         self._pins = pins
 
@@ -105,6 +107,7 @@ class Database:
 
         async def connect(_: None, **options: Any) -> Any:
             where = await ask(dsn)
+            made.connects += 1
             try:
                 return await asyncpg.connect(where, **options)
             except ValueError as error:  # the text may quote the DSN
@@ -112,9 +115,10 @@ class Database:
 
         pins = {**PINNED, "lock_timeout": lock_timeout}
         is_pooled = pooler == "transaction"
+        made = cls(None, schema, pins if is_pooled else None)
         failures: tuple[type[Exception], ...] = (*asyncpg_failures(), ValueError)
         try:
-            pool = await asyncpg.create_pool(
+            made._pool = await asyncpg.create_pool(
                 connect=connect,
                 connection_class=Connection,
                 min_size=0,  # a floor would be kept up behind our back, with a traceback per try while it cannot be
@@ -129,11 +133,11 @@ class Database:
                 max_inactive_connection_lifetime=300,
             )
             if at_once:
-                async with pool.acquire():
+                async with made._pool.acquire():
                     pass
         except failures as error:
             raise unreachable(dsn, error, advice) from None  # the driver's text may quote the DSN
-        return cls(pool, schema, pins if is_pooled else None)
+        return made
 
     async def __aenter__(self) -> Self:
         return self

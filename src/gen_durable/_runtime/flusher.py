@@ -30,8 +30,10 @@ _log: Final = logging.getLogger("gen_durable.worker")
 _Waiting: TypeAlias = tuple[CommitEntry, "asyncio.Future[CommitResult]"]
 # A batch that takes a few tens of milliseconds: larger ones gain nothing and make the first outcome wait for the last.
 _MAX_BATCH: Final = 1000
-# After so many connections that broke under one effect, while others did not, the effect is to blame.
+# After so many connections that broke under one effect, while others did not, the effect is to blame. And after so many
+# in all: it may be what takes the whole server along.
 _MAX_BREAKS: Final = 3
+_MAX_OUTAGES: Final = 20
 _RESTING: Final = frozenset({"done", "failed", "cancelled", "awaiting_signal", "awaiting_children"})
 
 
@@ -196,8 +198,9 @@ class Flusher:
     async def _commit_with_effect(self, entry: CommitEntry) -> CommitResult:
         """On a connection of its own, in the task of its own execution: nobody waits for somebody else's effect."""
         outage = Outage("commit with effect", self._contact)
-        is_doubtful, breaks = False, 0
+        is_doubtful, breaks, outages = False, 0, 0
         while True:
+            connects = self._database.connects
             try:
                 report = await commit_with_effect(self._effects, entry, self._recorder)
             except EffectError as error:
@@ -205,13 +208,18 @@ class Flusher:
             except StatementError as error:
                 if is_data(error):
                     return await self.commit(refused(entry, error))
-                breaks += isinstance(error, BrokenOffError)
-                if breaks == _MAX_BREAKS:
-                    return await self._effect_failed(entry, _breaking(error), is_doubtful=is_doubtful)
                 await asyncio.sleep(outage.pause(error))
                 is_doubtful = is_doubtful or is_outage(error)
                 if not await self._ask(lambda: commits.may_stand(entry)):
                     return await self._commit_without_effect(entry, is_doubtful=is_doubtful)
+                if isinstance(error, BrokenOffError):
+                    # Asked on a connection that stood before: nothing broke but the effect's own.
+                    is_alone = self._database.connects == connects
+                    breaks, outages = breaks + is_alone, outages + 1
+                    if breaks == _MAX_BREAKS or outages == _MAX_OUTAGES:
+                        return await self._effect_failed(
+                            entry, _breaking(outages, breaks, error), is_doubtful=is_doubtful
+                        )
             else:
                 outage.is_over()
                 if report is None:
@@ -343,8 +351,8 @@ class Flusher:
             self._wakes.events()
 
 
-def _breaking(error: StatementError) -> UsageError:
+def _breaking(times: int, alone: int, error: StatementError) -> UsageError:
     return UsageError(
-        f"the connection broke {_MAX_BREAKS} times while the effect ran, and others did not ({error})",
+        f"the connection broke {times} times while the effect ran, {alone} times when others did not ({error})",
         "has the server a limit that it meets, or somebody who ends its sessions?",
     )
