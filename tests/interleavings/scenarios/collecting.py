@@ -194,7 +194,7 @@ def gc_of_buckets() -> Scenario:
 
     return Scenario(
         name="gc(buckets) × pick × pick",
-        sample=60,
+        sample=80,
         setup=[rate("r"), full("r"), instance(1, rate_limit="r"), instance(2, rate_limit="r", queue="other")],
         sessions={
             "G": [autocommit(lambda _: gc.walk_buckets(0))],

@@ -123,7 +123,7 @@ def delete_and_deliver(target: int | str) -> Scenario:
     by = "id" if isinstance(target, int) else "key"
     return Scenario(
         name=f"delete(executing) × deliver(by {by}) × commit(done)",
-        sample=40,
+        sample=100,
         setup=[leased(1, **_CORRELATED)],
         sessions={"X": [delete(1)], "D": [send(target)], "F": [flush(outcome(1, "done"))]},
         check=check,

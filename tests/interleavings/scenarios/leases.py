@@ -69,7 +69,7 @@ def zombie(kind: Any) -> Scenario:
     entry = outcome(1, kind, **({"awaits": ("go",)} if kind == "await" else {}))
     return Scenario(
         name=f"commit({kind}) × reap × pick and commit",
-        sample=75,
+        sample=90,
         setup=[leased(1)],
         sessions={"F": [flush(entry)], "R": [reap()], "K": [lease_some(8), commit_picked("done")]},
         check=check,
