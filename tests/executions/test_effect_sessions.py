@@ -68,7 +68,7 @@ async def test_an_effect_that_breaks_its_connections_fails_and_the_reaper_works_
 
 
 class Patient(Machine[None, int]):
-    """Its effect is about to end when something happens to its session; it is told how often that may be."""
+    """Its effect waits to be cut off, so many times; then it ends."""
 
     def __init__(self, cuts: int) -> None:
         self.runs = 0
@@ -87,14 +87,19 @@ class Patient(Machine[None, int]):
         return Done(7, effect=effect)
 
 
+async def _cut(machine: Patient, db: Any, *, times: int) -> None:
+    """End all sessions of the worker whenever the effect is about to end."""
+    for _ in range(times):
+        await happens(machine.is_there)
+        machine.is_there.clear()
+        await db.execute(_OUTAGE)
+
+
 async def test_an_effect_is_not_to_blame_for_outages(durable_dsn: str, db: Any) -> None:
     machine = Patient(cuts=5)
     async with Worker([machine], dsn=durable_dsn, settings=CALM) as worker:
         ref = await worker.insert(machine)
-        for _ in range(5):
-            await happens(machine.is_there)
-            machine.is_there.clear()
-            await db.execute(_OUTAGE)
+        await _cut(machine, db, times=5)
         ended = await worker.wait(ref, timeout=PATIENCE)
     assert (ended.result, machine.runs) == (7, 6)
     assert await booked(db) == [f"{ref.id}:1"]
@@ -108,10 +113,7 @@ async def test_an_effect_under_which_everything_breaks_again_and_again_has_faile
     machine = Patient(cuts=5)
     async with Worker([machine], dsn=durable_dsn, settings=CALM) as worker:
         ref = await worker.insert(machine)
-        for _ in range(2):
-            await happens(machine.is_there)
-            machine.is_there.clear()
-            await db.execute(_OUTAGE)
+        await _cut(machine, db, times=2)
         ended = await worker.wait(ref, timeout=PATIENCE)
     assert "broke 2 times while the effect ran, 0 times when others did not" in str(ended.last_error)
     assert await booked(db) == []
