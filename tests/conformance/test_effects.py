@@ -29,7 +29,7 @@ from gen_durable.telemetry import OutcomeStale
 from gen_durable.testing import AsyncHarness, Crash, Harness
 from tests.conformance import support
 from tests.conformance.support import AN_HOUR, BRISK, CALM, PATIENCE, Say, probe
-from tests.scenarios.support import Events, happens
+from tests.scenarios.support import Events, happens, happens_to_the_deaf
 
 PAY = Sql("insert into ledger values ($1)", "paid")
 BROKEN = Sql("insert into nowhere values (1)")
@@ -175,7 +175,7 @@ class Pay(Machine[str, str]):
     @step
     async def run(self, ctx: Context[str]) -> Outcome[str]:
         self.is_there.set()
-        await self.may_go.wait()
+        await happens_to_the_deaf(self.may_go)
         if ctx.state == "naive":
             self.sql("insert into ledger values (%s)", "paid")
             return Done("paid")

@@ -32,7 +32,7 @@ from gen_durable.telemetry import OutcomeStale, ReaperReaped
 from gen_durable.testing import AsyncHarness, Crash, Harness
 from tests.conformance.support import BRISK, CALM, PATIENCE, Say, Sql, has_no_lease, is_near, probe
 from tests.scenarios.process import worker_process
-from tests.scenarios.support import FAST, Events, happens
+from tests.scenarios.support import FAST, Events, happens, happens_to_the_deaf
 from tests.scenarios.victims import Sleeper
 
 # Leases that end while a test watches, and are renewed so often that a busy machine does not lose them.
@@ -42,8 +42,9 @@ STEADY = msgspec.structs.replace(BRISK, lease=timedelta(milliseconds=800))
 class Gate(Machine[str, str]):
     """Waits in its step until it is let go, and then answers as it was told, or as its state says."""
 
-    def __init__(self, answer: str = "") -> None:
+    def __init__(self, answer: str = "", *, is_deaf: bool = False) -> None:
         self.answer = answer
+        self.is_deaf = is_deaf
         self.was_cancelled = False
         self.close()
 
@@ -54,7 +55,7 @@ class Gate(Machine[str, str]):
     async def wait(self, ctx: Context[str]) -> Outcome[str]:
         self.is_there.set()
         try:
-            await self.may_go.wait()
+            await (happens_to_the_deaf(self.may_go) if self.is_deaf else self.may_go.wait())
         except asyncio.CancelledError:
             self.was_cancelled = True
             raise
@@ -121,7 +122,7 @@ async def test_an_outcome_that_comes_too_late_writes_nothing(
     outcomes: list[str],
     subtests: pytest.Subtests,
 ) -> None:
-    zombie, heir = Gate(), Gate("done")
+    zombie, heir = Gate(is_deaf=True), Gate("done")
     async_durable.use(heir)
     settings = msgspec.structs.replace(CALM, executions=level)
     async with Worker([zombie], dsn=durable_dsn, settings=settings, queues={"default": 1}) as worker:

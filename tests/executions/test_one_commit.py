@@ -32,7 +32,7 @@ from gen_durable._db.pool import Database
 from gen_durable.telemetry import OutcomeStale
 from tests.db.engine import RECORDER, entry, flushed, inserted, new, picked
 from tests.executions.ledger import BOOK, booked, booking, commit_with_effect
-from tests.scenarios.support import CALM, FAST, PATIENCE, Events, happens, row_of
+from tests.scenarios.support import CALM, FAST, PATIENCE, Events, happens, happens_to_the_deaf, row_of
 
 _INSERT = """
 insert into gen_durable.executions (instance_id, step_seq, execution, attempt, status, outcome, step, finished_at)
@@ -148,7 +148,7 @@ class Zombie(Machine[str, str]):
         if len(self.keys) > 1:
             return Done("heir", effect=booking(ctx, "heir"))
         self.is_there.set()
-        await self.may_go.wait()
+        await happens_to_the_deaf(self.may_go)
         effect = booking(ctx, "zombie")
         answers: dict[str, Outcome[str]] = {
             "next": Next(self.run, effect=effect),

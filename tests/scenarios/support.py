@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any, Final, TypeVar
 
@@ -62,6 +63,13 @@ class Events:
 async def happens(event: asyncio.Event) -> None:
     async with asyncio.timeout(PATIENCE.total_seconds()):
         await event.wait()
+
+
+async def happens_to_the_deaf(event: asyncio.Event) -> None:
+    """Waits on when it is cancelled: so does a step that hears of the loss of its lease and returns its outcome anyway."""
+    while not event.is_set():
+        with suppress(asyncio.CancelledError):
+            await event.wait()
 
 
 async def row_of(db: Any, id: int) -> dict[str, Any]:

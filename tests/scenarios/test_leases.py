@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import signal
-from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -30,7 +29,16 @@ from gen_durable import (
 )
 from gen_durable.telemetry import OutcomeStale
 from tests.scenarios.process import worker_process
-from tests.scenarios.support import CALM, FAST, PATIENCE, Events, happens, inbox_of, row_of
+from tests.scenarios.support import (
+    CALM,
+    FAST,
+    PATIENCE,
+    Events,
+    happens,
+    happens_to_the_deaf,
+    inbox_of,
+    row_of,
+)
 from tests.scenarios.victims import Hog, Sleeper
 
 SHORT = msgspec.structs.replace(
@@ -89,9 +97,7 @@ class Zombie(Machine[str, str]):
             await self.heir_may_go.wait()
             return Await("more", then=self.end, state="by the heir")
         self.is_there.set()
-        while not self.may_go.is_set():
-            with suppress(asyncio.CancelledError):  # it is told that its lease is gone, and does not care
-                await self.may_go.wait()
+        await happens_to_the_deaf(self.may_go)
         answers: dict[str, Outcome[str]] = {
             "next": Next(self.end, "by the zombie"),
             "retry": Retry(state="by the zombie"),
