@@ -94,5 +94,6 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Those that take no time come last: they fill the gaps at the end, when the others are about to be done."""
+    """Those that wait for long come first and those that take no time last: nobody is waited for at the end."""
     items.sort(key=lambda item: item.nodeid.startswith(("tests/unit/", "tests/house/")))
+    items.sort(key=lambda item: not item.nodeid.startswith("tests/workers/"))
