@@ -28,7 +28,7 @@ from ._runtime.flusher import Flusher
 from ._runtime.health import Answer, Health
 from ._runtime.middleware import CallNext, Middleware, checked_middleware
 from ._runtime.pool import hello_for
-from ._runtime.scheduler import FromPrefix, FromQueue, Source
+from ._runtime.source import FromPrefix, FromQueue, Source
 from ._runtime.supervisor import Orders, Supervisor
 from ._version import VERSION
 from .async_client import AsyncClient

@@ -31,9 +31,10 @@ from .middleware import Middleware
 from .pool import Processes, hello_for
 from .presence import Overseer, Presence
 from .reaper import Reaper, Timekeeper
-from .scheduler import FromQueue, Scheduler, Source
+from .scheduler import Scheduler
 from .service import Contact, Service
 from .slots import Budget
+from .source import FromQueue, Source
 from .threads import Threads
 from .vacuum import Vacuum
 from .wake import Wakes

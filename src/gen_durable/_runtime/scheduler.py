@@ -7,10 +7,9 @@ import logging
 import random
 import secrets
 import time
-from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping
 from datetime import timedelta
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import msgspec
 
@@ -21,17 +20,13 @@ from .._db import pick as picks
 from .._db.failures import StatementError
 from .._db.fleet import Override
 from .._db.lease import Lease, reap_execution
-from .._db.plan import Plan
 from .._db.pool import Database
 from .._running import running
 from ..config import Queue, Settings
 from ..telemetry import (
-    ConcurrencyContended,
     HandlerMissing,
     OutcomeStale,
     PickStop,
-    RateLimitThrottled,
-    RateLimitUnknown,
     ReaperReaped,
     SchedulerDrain,
     SchedulerSaturation,
@@ -44,131 +39,19 @@ from .heartbeat import Heartbeat
 from .pool import ProcessDiedError
 from .service import Contact, Service
 from .slots import Budget, SharedSlots, Slots
+from .source import FromQueue, Source
+from .way import Way
 
-__all__ = ["FromPrefix", "FromQueue", "Scheduler", "Source"]
+__all__ = ["Scheduler"]
 
 _log: Final = logging.getLogger("gen_durable.worker")
 # After so long without work a queue is looked at only once per poll_interval.
 _CALM_AFTER: Final = 30.0
 _UNIQUE_VIOLATION: Final = "23505"
-_LOCK_NOT_AVAILABLE: Final = "55P03"
 # For each step that may run, how many executions may be leased: one that runs, one that is being committed.
 _LAG: Final = 2
-# How far a pick by prefix looks for rows that nobody else holds. Where there are fewer, looking farther costs nothing.
-_MAX_REACH: Final = 1000
 # How long a shutdown waits for its last commits: a database that is away must not hold up the exit.
 _LAST_WORDS: Final = 5.0
-
-
-class Source(Protocol):
-    """Where a scheduler takes its work from."""
-
-    @property
-    def name(self) -> str:
-        """For the log."""
-
-    @property
-    def label(self) -> str:
-        """For telemetry, in the place of the queue."""
-
-    def pick(
-        self,
-        machines: picks.Machines,
-        demand: int,
-        room: int,
-        lease_token: int,
-        worker: str,
-        leases: picks.Leases,
-    ) -> Plan[picks.Picked]:
-        """The plan of one pick; `room` of what it brings can begin at once."""
-
-    def known(self, machines: picks.Machines) -> picks.Machines | None:
-        """The machines whose rows it takes; `None`: of all."""
-
-
-class FromQueue:
-    """The instances of one queue that belong to machines registered here: others are left to those who know them."""
-
-    def __init__(self, queue: str) -> None:
-        self.name = f"queue {queue}"
-        self.label = queue
-        # Whether rows that are not for us stood at its head when we looked last.
-        self._is_crowded = False
-        self._reach = Reach()
-
-    def pick(
-        self,
-        machines: picks.Machines,
-        demand: int,
-        room: int,
-        lease_token: int,
-        worker: str,
-        leases: picks.Leases,
-    ) -> Plan[picks.Picked]:
-        """The plan of one pick; `room` of what it brings can begin at once."""
-        if self._is_crowded:
-            reach = self._reach.of(demand)
-            picked = yield from picks.pick_by_machine(
-                self.label, machines, demand, reach, lease_token, worker, leases, room
-            )
-            self._reach.learn(picked, demand)
-        else:
-            picked = yield from picks.pick(self.label, machines, demand, lease_token, worker, leases, room)
-        self._is_crowded = picked.is_crowded
-        return picked
-
-    def known(self, machines: picks.Machines) -> picks.Machines | None:
-        """The machines whose rows it takes."""
-        return machines
-
-
-class FromPrefix:
-    """All instances of machines under one prefix; `leaves_unknown` leaves those that are not registered here."""
-
-    def __init__(self, prefix: str, *, leaves_unknown: bool) -> None:
-        self.name = f"prefix {prefix}"
-        self.label = prefix
-        self._leaves_unknown = leaves_unknown
-        self._reach = Reach()
-
-    def pick(
-        self,
-        machines: picks.Machines,
-        demand: int,
-        room: int,
-        lease_token: int,
-        worker: str,
-        leases: picks.Leases,
-    ) -> Plan[picks.Picked]:
-        """The plan of one pick; `room` of what it brings can begin at once."""
-        reach = self._reach.of(demand)
-        picked = yield from picks.pick_by_prefix(
-            self.label, self.known(machines), demand, reach, lease_token, worker, leases, room
-        )
-        self._reach.learn(picked, demand)
-        return picked
-
-    def known(self, machines: picks.Machines) -> picks.Machines | None:
-        """The machines whose rows it takes; `None`: of all."""
-        return machines if self._leaves_unknown else None
-
-
-class Reach:
-    """How many rows a pick considers; grows while picks come back short, because others may hold the first ones."""
-
-    def __init__(self) -> None:
-        self._least = 0
-        self._last = 0
-
-    def of(self, demand: int) -> int:
-        """For the next pick."""
-        self._last = max(2 * demand, self._least)
-        return self._last
-
-    def learn(self, picked: picks.Picked, demand: int) -> None:
-        """From what the last one brought."""
-        is_short = len(picked.executions) + len(picked.denied) < demand
-        self._least = min(4 * self._last, _MAX_REACH) if is_short else 0
 
 
 class Scheduler(Service):
@@ -212,14 +95,12 @@ class Scheduler(Service):
         self._chain_seconds = settings.chain_time.total_seconds()
         self._leases = picks.Leases(settings.lease, registry.leases)
         self._database = database
-        # Where a lock is waited for only briefly.
-        self._gates = gates
+        self._way = Way(database, gates, telemetry, on_way_made)
         self._executor = executor
         self._flusher = flusher
         self._heartbeat = heartbeat
         self._telemetry = telemetry
         self._on_bug = on_bug
-        self._on_way_made = on_way_made
         # Lease → the task that works on it; and what of these is inside a step just now, as against its commit.
         # Written by this class only, on the event loop.
         self._in_flight: dict[Lease, asyncio.Task[None]] = {}
@@ -266,7 +147,8 @@ class Scheduler(Service):
         if picked.executions:
             self._last_work = time.monotonic()
         if picked.denied or picked.throttled:
-            await self._make_way(picked)
+            self._in_the_way = await self._way.gate(picked.denied)
+            await self._way.put_off(picked.throttled, self._source.known(self._registry.keys))
             # What stood behind them is at the head now.
             return timedelta(0) if picked.executions else self._settings.min_poll_interval
         if picked.is_held_back:
@@ -400,53 +282,6 @@ class Scheduler(Service):
                 # Two pickers chose rows of one key at the same moment; the other one has it now.
                 if error.sqlstate != _UNIQUE_VIOLATION:
                     raise
-
-    async def _make_way(self, picked: picks.Picked) -> None:
-        """Whatever cannot run leaves the head of the queue, all of it, in chunks, before the next pick looks there."""
-        await self._gate(picked.denied)
-        throttled, machines = picked.throttled, self._source.known(self._registry.keys)
-        put_off = 0
-        while throttled:
-            counts = await self._database.run_in_transaction(picks.put_off(throttled, machines))
-            put_off += counts.total()
-            left = picks.unfinished(counts)
-            throttled = [one for one in throttled if one.key in left]
-        self._on_way_made(put_off)
-        for one in picked.throttled:
-            self._telemetry.emit(_throttled(one))
-
-    async def _gate(self, denied: list[picks.Denied]) -> None:
-        gated: Counter[str] = Counter()
-        keys = {row.concurrency_key for row in denied}
-        while keys:
-            counts = await self._gated(sorted(keys))
-            gated += counts
-            keys = picks.unfinished(counts)
-        self._on_way_made(gated.total())
-        self._in_the_way = sum(not gated[row.concurrency_key] for row in denied)
-        for row in denied:
-            self._telemetry.emit(
-                ConcurrencyContended(
-                    count=max(1, gated[row.concurrency_key]),
-                    id=row.id,
-                    fsm=row.fsm,
-                    concurrency_key=row.concurrency_key,
-                )
-            )
-
-    async def _gated(self, keys: list[str]) -> Counter[str]:
-        """How many rows of each key went out of the way. A holder that somebody keeps locked holds nobody up."""
-        try:
-            return await self._gates.run_in_transaction(picks.gate(keys))
-        except StatementError as error:
-            if error.sqlstate != _LOCK_NOT_AVAILABLE:
-                raise
-        if len(keys) == 1:
-            return await self._gates.run_in_transaction(picks.gate(keys, is_patient=False))
-        counts: Counter[str] = Counter()
-        for key in keys:
-            counts += await self._gated([key])
-        return counts
 
     def _start(self, execution: Execution) -> None:
         lease = (execution.id, execution.lease_token)
@@ -639,13 +474,6 @@ class Scheduler(Service):
         silence = min(1.0, (time.monotonic() - self._last_work) / _CALM_AFTER)
         pause = max(self._settings.min_poll_interval, self._settings.poll_interval * silence)
         return pause * random.uniform(0.9, 1.0)
-
-
-def _throttled(one: picks.Throttled) -> RateLimitThrottled | RateLimitUnknown:
-    if one.is_known:
-        return RateLimitThrottled(wanted=one.wanted, granted=one.granted, key=one.key, queue=one.queue)
-    limit = one.key.partition(":")[0]
-    return RateLimitUnknown(count=one.wanted, key=one.key, limit=limit, fsm=one.fsm, step=one.step)
 
 
 def _uncancelled() -> None:

@@ -1,0 +1,82 @@
+"""What cannot run leaves the head of the queue, so that what stands behind it can."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Final
+
+from .._db import pick as picks
+from .._db.failures import StatementError
+from .._db.pool import Database
+from ..telemetry import ConcurrencyContended, RateLimitThrottled, RateLimitUnknown, Telemetry
+
+__all__ = ["Way"]
+
+_LOCK_NOT_AVAILABLE: Final = "55P03"
+
+
+class Way:
+    """Gates the rows of busy keys and puts off those of empty buckets: all of them, in chunks."""
+
+    def __init__(
+        self, database: Database, gates: Database, telemetry: Telemetry, on_made: Callable[[int], None]
+    ) -> None:
+        self._database = database
+        # Where a lock is waited for only briefly.
+        self._gates = gates
+        self._telemetry = telemetry
+        self._on_made = on_made
+
+    async def gate(self, denied: list[picks.Denied]) -> int:
+        """For how many of these keys nothing went out of the way: their first rows can neither run nor make room."""
+        gated: Counter[str] = Counter()
+        keys = {row.concurrency_key for row in denied}
+        while keys:
+            counts = await self._gated(sorted(keys))
+            gated += counts
+            keys = picks.unfinished(counts)
+        self._on_made(gated.total())
+        for row in denied:
+            self._telemetry.emit(
+                ConcurrencyContended(
+                    count=max(1, gated[row.concurrency_key]),
+                    id=row.id,
+                    fsm=row.fsm,
+                    concurrency_key=row.concurrency_key,
+                )
+            )
+        return sum(not gated[row.concurrency_key] for row in denied)
+
+    async def put_off(self, throttled: list[picks.Throttled], machines: picks.Machines | None) -> None:
+        """The rows of these buckets get the times of their turns."""
+        put_off, left = 0, throttled
+        while left:
+            counts = await self._database.run_in_transaction(picks.put_off(left, machines))
+            put_off += counts.total()
+            keys = picks.unfinished(counts)
+            left = [one for one in left if one.key in keys]
+        self._on_made(put_off)
+        for one in throttled:
+            self._telemetry.emit(_throttled(one))
+
+    async def _gated(self, keys: list[str]) -> Counter[str]:
+        """How many rows of each key went out of the way. A holder that somebody keeps locked holds nobody up."""
+        try:
+            return await self._gates.run_in_transaction(picks.gate(keys))
+        except StatementError as error:
+            if error.sqlstate != _LOCK_NOT_AVAILABLE:
+                raise
+        if len(keys) == 1:
+            return await self._gates.run_in_transaction(picks.gate(keys, is_patient=False))
+        counts: Counter[str] = Counter()
+        for key in keys:
+            counts += await self._gated([key])
+        return counts
+
+
+def _throttled(one: picks.Throttled) -> RateLimitThrottled | RateLimitUnknown:
+    if one.is_known:
+        return RateLimitThrottled(wanted=one.wanted, granted=one.granted, key=one.key, queue=one.queue)
+    limit = one.key.partition(":")[0]
+    return RateLimitUnknown(count=one.wanted, key=one.key, limit=limit, fsm=one.fsm, step=one.step)
