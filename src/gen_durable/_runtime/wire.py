@@ -37,6 +37,7 @@ __all__ = [
     "decoded",
     "encoded",
     "entry_of",
+    "load_file",
     "place_of",
 ]
 
@@ -199,14 +200,16 @@ def _module(name: str, file: str | None) -> ModuleType:
     else:
         if file is None or getattr(found, "__file__", None) == file:
             return found
-    return _load(name, file)
+    return load_file(name, file)
 
 
-def _load(name: str, file: str) -> ModuleType:
+def load_file(name: str, file: str) -> ModuleType:
+    """Run a file as the module of this name."""
     spec = importlib.util.spec_from_file_location(name, file)
     if spec is None or spec.loader is None:
         raise ModuleNotFoundError(f"{file} is no Python file")
     module = importlib.util.module_from_spec(spec)
+    # Known by its name before it runs: annotations are looked up there.
     sys.modules[name] = module
     try:
         spec.loader.exec_module(module)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import sys
 import traceback
 from collections.abc import Iterable
@@ -11,6 +10,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeAlias
 
+from .._runtime.wire import load_file
 from ..definition import Definition
 from ..errors import GenDurableError, did_you_mean
 from ..jobs import Job
@@ -67,18 +67,7 @@ def _import_file(path: Path) -> ModuleType:
         return importlib.import_module(name)
     if name in sys.modules:
         name = f"{name} of {path.parent}"  # a file queue.py must not take the place of the standard library's
-    spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None or spec.loader is None:
-        raise Failure(f"{path} is no Python file")
-    module = importlib.util.module_from_spec(spec)
-    # Known by its name before it runs: annotations are looked up there.
-    sys.modules[name] = module
-    try:
-        spec.loader.exec_module(module)
-    except BaseException:
-        del sys.modules[name]
-        raise
-    return module
+    return load_file(name, str(path))
 
 
 def _prepend(directory: Path) -> None:
@@ -141,4 +130,4 @@ def _told(error: Exception, place: str) -> str:
 
 
 def _is_machinery(file: str) -> bool:
-    return file == __file__ or "importlib" in file
+    return file in (__file__, load_file.__code__.co_filename) or "importlib" in file
