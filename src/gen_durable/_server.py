@@ -24,7 +24,7 @@ class Server:
 
     dsn: Dsn
     advice: str
-    """What to do when it cannot be reached."""
+    """Which server that is, for those who cannot reach it."""
     is_embedded: bool
 
     def __init__(self, dsn: Dsn, advice: str, embedded: EmbeddedPostgres | None = None) -> None:
@@ -50,9 +50,7 @@ class Server:
                 "there is no embedded server in that directory",
                 "go where its worker is started, or say where PostgreSQL is: --dsn or GEN_DURABLE_DSN",
             )
-        return cls(
-            embedded.ensure(), "the embedded server does not answer; its log lies beside its data", embedded
-        )
+        return cls(embedded.ensure(), "it is the embedded server, whose log lies beside its data", embedded)
 
     @classmethod
     async def find_async(cls, dsn: Dsn | None, *, creates: bool = True) -> Self:
@@ -64,10 +62,10 @@ class Server:
     @classmethod
     def _given(cls, dsn: Dsn | None) -> Self | None:
         if dsn is not None:
-            return cls(dsn, "is it running? the DSN was given as an argument")
+            return cls(dsn, "the DSN was given as an argument")
         if (from_environment := environment_dsn()) is not None:
             source = environment_dsn_source() or "GEN_DURABLE_DSN; without it the embedded server is used"
-            return cls(from_environment, f"is it running? the DSN came from {source}")
+            return cls(from_environment, f"the DSN came from {source}")
         return None
 
     @property

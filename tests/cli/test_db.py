@@ -68,13 +68,14 @@ def test_sql_needs_no_database(schema: str, monkeypatch: pytest.MonkeyPatch) -> 
     assert "gen_durable." not in code(printed.stdout)
 
 
+@pytest.mark.parametrize("port", [1, 99999])
 @pytest.mark.parametrize("command", ["status", "migrate"])
-def test_an_unreachable_database_is_told_in_a_few_lines(command: str) -> None:
-    dsn = "postgresql://app:s3:cret@127.0.0.1:1/shop"
+def test_an_unreachable_database_is_told_in_a_few_lines(command: str, port: int) -> None:
+    dsn = f"postgresql://app:s3:cret@127.0.0.1:{port}/shop"
     failed = CliRunner().invoke(root, ["db", command, "--dsn", dsn])
     assert (failed.exit_code, failed.stdout) == (2, "")
     assert len(failed.stderr.splitlines()) <= 4
-    assert "cannot reach PostgreSQL at postgresql://app:***@127.0.0.1:1/shop" in failed.stderr
+    assert f"cannot reach PostgreSQL at postgresql://app:***@127.0.0.1:{port}/shop" in failed.stderr
     assert "Traceback" not in failed.stderr
     assert "s3" not in failed.stderr
     assert "cret" not in failed.stderr

@@ -6,10 +6,12 @@ import re
 import socket
 from datetime import timedelta
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
 from gen_durable import AsyncClient, Client, Settings, Spec, Worker
+from gen_durable._db import blocking, pool
 from gen_durable.errors import NotConnectedError, SettingsError, UnreachableError, UsageError
 from tests.clients.machines import Number
 
@@ -98,15 +100,46 @@ async def test_nor_is_one_that_should_have_been_encoded(kind: str, dsn: str) -> 
     assert SECRET not in await refused(dsn.format(SECRET), kind)
 
 
-@pytest.mark.parametrize("kind", ["AsyncClient", "Client"])
+@KINDS
 async def test_a_dsn_that_is_none(kind: str) -> None:
     for dsn, problem in [
         ("not a dsn", 'invalid DSN: scheme|missing "=" after'),
         ("mysql://h/x", "got 'mysql'|missing \"=\" after"),
-        ("postgresql://127.0.0.1:port/x", "invalid literal|failed to resolve host|invalid integer value"),
-        ("postgresql://h/x?sslmode=bogus", "sslmode"),
+        ("postgresql://127.0.0.1:port/x", "invalid literal|invalid integer value"),
+        ("postgresql://127.0.0.1:99999/x", "port must be 0-65535|invalid port number"),
+        ("postgresql://127.0.0.1:-5/x", "port must be 0-65535|invalid port number"),
+        ("postgresql://127.0.0.1/x?sslmode=bogus", "sslmode"),
     ]:
-        assert re.search(problem, await refused(dsn, kind))
+        said = await refused(dsn, kind)
+        assert re.search(problem, said)
+        assert "\n  write it as postgresql://user:password@host:5432/database; the DSN was given" in said
+
+
+@KINDS
+async def test_what_to_do_depends_on_the_cause(kind: str, direct_dsn: str) -> None:
+    database = urlsplit(direct_dsn).path
+    for dsn, cause, advice in [
+        (direct_dsn.replace(database, "/nodb"), 'database "nodb" does not exist', "create that database"),
+        (
+            direct_dsn.replace("//", "//nobody@").replace("nobody@postgres@", "nobody@"),
+            'role "nobody" does not exist',
+            "may that user log in",
+        ),
+        ("postgresql://nowhere.invalid/x", "not known|resolve", "is that the name of its host?"),
+    ]:
+        said = await refused(dsn, kind)
+        assert re.search(cause, said)
+        assert f"\n  {advice}" in said
+
+
+@KINDS
+async def test_a_server_that_says_nothing(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool, "CONNECT_WITHIN", 0.2)
+    monkeypatch.setattr(blocking, "CONNECT_WITHIN", 2)  # psycopg waits no shorter
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        said = await refused(f"postgresql://127.0.0.1:{silent.getsockname()[1]}/x", kind)
+    assert re.search("no answer in time|timeout expired", said)
+    assert "\n  is a firewall in between?" in said
 
 
 @KINDS

@@ -22,6 +22,23 @@ _PASSWORDS: Final = (
 _ANSWER_WITHIN: Final = 10.0
 
 
+# What to ask whom, by the words of the cause: psycopg tells no code of a connection that was never made.
+_ASKED: Final = (
+    (
+        re.compile(r"\binvalid (DSN|URI|literal|integer|port)|missing \"=\"|port must be|sslmode"),
+        "write it as postgresql://user:password@host:5432/database;",
+    ),
+    (re.compile(r'database "[^"]*" does not exist'), "create that database, or name another;"),
+    (
+        re.compile(r'role "[^"]*" does not exist|authentication failed|no password supplied|pg_hba\.conf'),
+        "may that user log in, with that password?",
+    ),
+    (re.compile(r"too many clients|connection slots"), "raise max_connections, or open fewer connections;"),
+    (re.compile(r"not known|resolve host"), "is that the name of its host?"),
+    (re.compile(r"no answer|timeout expired"), "is a firewall in between?"),
+)
+
+
 class AddressError(OSError):
     """The function that knows the DSN has failed: as with a server that does not answer, a later try may do better."""
 
@@ -78,14 +95,14 @@ def hidden(cause: str, dsn: str) -> str:
 
 def unreachable(dsn: Dsn, error: BaseException, advice: str, where: str = "") -> UnreachableError:
     """Why there is no connection, in one line; `where` is what a function said."""
-    cause = str(error).strip().split("\n")[0] or type(error).__name__
+    nothing = "no answer in time" if isinstance(error, TimeoutError) else type(error).__name__
+    cause = str(error).strip().split("\n")[0] or nothing
     if "unsupported startup parameter" in cause:
         advice = 'is that PgBouncer? then set GEN_DURABLE_POOLER, or settings.pooler, to "transaction"'
-    return UnreachableError(
-        shown(dsn),
-        hidden(cause, dsn if isinstance(dsn, str) else where),
-        advice or "is the server running, and is the DSN right?",
-    )
+    else:
+        asked = next((asked for words, asked in _ASKED if words.search(cause)), "is it running?")
+        advice = f"{asked} {advice or 'is the DSN right?'}"
+    return UnreachableError(shown(dsn), hidden(cause, dsn if isinstance(dsn, str) else where), advice)
 
 
 def _checked(asked: Dsn, found: object) -> str:

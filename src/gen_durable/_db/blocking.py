@@ -11,7 +11,7 @@ from ..errors import UsageError
 from .address import AddressError, ask_blocking, unreachable
 from .failures import StatementError, is_outage
 from .plan import Plan
-from .pool import PINNED, local, only
+from .pool import CONNECT_WITHIN, PINNED, local, only
 from .runner import from_psycopg, run_psycopg
 
 __all__ = ["BlockingDatabase"]
@@ -107,7 +107,7 @@ class BlockingDatabase:
                 self._conn = psycopg.connect(
                     where,
                     autocommit=True,
-                    connect_timeout=10,
+                    connect_timeout=CONNECT_WITHIN,
                     **({"prepare_threshold": None} if self._is_pooled else {"options": _OPTIONS}),
                 )
             except (psycopg.Error, ValueError, AddressError) as error:

@@ -15,7 +15,7 @@ from .failures import READ_ONLY, StatementError
 from .plan import Call, Plan, Rows, Script
 from .runner import asyncpg_failures, from_asyncpg, run_asyncpg
 
-__all__ = ["PINNED", "Database", "connect", "is_gone", "local", "only"]
+__all__ = ["CONNECT_WITHIN", "PINNED", "Database", "connect", "is_gone", "local", "only"]
 
 T = TypeVar("T")
 
@@ -48,7 +48,7 @@ _RESET: Final = (
 )
 # Beyond the server's own timeout: it strikes only when the server does not answer at all, as on a half-open connection.
 _ANSWER_WITHIN: Final = 40.0
-_CONNECT_WITHIN: Final = 10.0
+CONNECT_WITHIN: Final = 10
 # A plan is made for the size that the table has at that time; after so many seconds it is made anew. Otherwise a table
 # that grows in a rush is served by the plans of a tiny one until the server gets to analyze it.
 _PLAN_LIFETIME: Final = 10
@@ -110,7 +110,10 @@ class Database:
             made.connects += 1
             try:
                 return await asyncpg.connect(where, **options)
-            except ValueError as error:  # the text may quote the DSN
+            except (
+                ValueError,
+                OverflowError,
+            ) as error:  # the text may quote the DSN; a port may be any number
                 raise AddressError(hidden(str(error), where)) from None
 
         pins = {**PINNED, "lock_timeout": lock_timeout}
@@ -128,7 +131,7 @@ class Database:
                 max_cached_statement_lifetime=_PLAN_LIFETIME,
                 init=pin_the_rest if lends and not is_pooled else None,
                 command_timeout=min(answer_within or _ANSWER_WITHIN, _ANSWER_WITHIN),
-                timeout=min(answer_within or _CONNECT_WITHIN, _CONNECT_WITHIN),
+                timeout=min(answer_within or CONNECT_WITHIN, CONNECT_WITHIN),
                 reset=clean if lends and not is_pooled else leave_as_is,
                 max_inactive_connection_lifetime=300,
             )

@@ -38,7 +38,7 @@ class ScratchServer:
 
     dsn: str
     advice: str
-    """What to do when it cannot be reached."""
+    """Which server that is, for those who cannot reach it."""
     is_ours: bool
     """Whether it is the embedded one, on which speed is all that counts."""
 
@@ -56,9 +56,7 @@ class ScratchServer:
         """
         given = dsn or environment_dsn()
         if given is not None:
-            return cls(
-                given, "is it running? tests use the server of GEN_DURABLE_DSN, and else an embedded one"
-            )
+            return cls(given, "tests use the server of GEN_DURABLE_DSN, and else an embedded one")
         if sys.platform == "win32":
             EmbeddedPostgres().ensure()  # says what to do instead
         failure: UnreachableError | None = None
