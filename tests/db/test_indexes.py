@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections import Counter
 from collections.abc import AsyncIterator
@@ -93,11 +94,23 @@ async def test_heartbeats_and_chained_commits_are_hot_updates(sql: Any) -> None:
             )
             for id, _ in leases
         ]
+        before = await rows(sql)
         async with sql.transaction(), hot_updates(sql, 2):
             plan = (
                 commit.commit_plain(entries, RECORDER) if step_seq % 2 else commit.commit(entries, RECORDER)
             )
             await run_asyncpg(sql, plan, "gen_durable")
+        # The list above is complete.
+        changed = {
+            column for old, new in zip(before, await rows(sql), strict=True) for column, _ in old ^ new
+        }
+        assert changed <= CHANGED_WHILE_EXECUTING
+
+
+async def rows(sql: Any) -> list[set[tuple[str, str]]]:
+    """Every column of every instance, as text."""
+    found = await sql.fetch("select to_jsonb(g) as row from gen_durable.gen_durable g order by id")
+    return [{(name, json.dumps(value)) for name, value in json.loads(one["row"]).items()} for one in found]
 
 
 @asynccontextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import timedelta
 from typing import Any
 
 import msgspec
@@ -16,6 +17,7 @@ from gen_durable import (
     Next,
     Outcome,
     Queue,
+    RateLimit,
     Retry,
     Settings,
     Worker,
@@ -44,6 +46,14 @@ async def test_a_chain_runs_on_one_lease_and_commits_every_step(durable_dsn: str
         assert [event.kind for event in events.of(StepStop)] == ["next"] * 20 + ["done"]
         assert sum(event.count for event in events.of(PickStop)) == 1
         assert (await row_of(db, ref.id))["execution"] == 21, "each step is an execution of its own"
+
+
+async def test_a_chain_begins_behind_a_step_that_had_a_rate_limit(durable_dsn: str) -> None:
+    limit = RateLimit("crm", 100, per=timedelta(seconds=1))
+    async with Worker([Count], dsn=durable_dsn, settings=CALM, limits=[limit]) as worker:
+        events = Events(worker)
+        await worker.wait(await worker.insert(Count, 5, rate_limit="crm"), timeout=PATIENCE)
+    assert sum(event.count for event in events.of(PickStop)) == 2
 
 
 async def test_after_fifty_steps_an_instance_queues_up_again(durable_dsn: str) -> None:

@@ -100,7 +100,9 @@ def settle(
                 and outcome.delay is None
                 and not outcome.requeue
                 and outcome.concurrency_key is KEEP
+                # Indexes name the limit: a chained commit must not change it, neither to one nor from one.
                 and outcome.rate_limit is None
+                and execution.rate_limit is None
             )
             return _entry(
                 execution,

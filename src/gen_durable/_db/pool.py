@@ -336,7 +336,7 @@ async def connect(dsn: str) -> Any:
             connection_class=Connection,
             server_settings=PINNED,
             command_timeout=_ANSWER_WITHIN,
-            timeout=_CONNECT_WITHIN,
+            timeout=CONNECT_WITHIN,
         )
     except asyncpg_failures() as error:
         raise from_asyncpg(error) from error
