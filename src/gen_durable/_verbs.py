@@ -25,7 +25,7 @@ from ._typing import KEEP
 from .audit import AuditEvent
 from .config import AuditLevel, Settings
 from .definition import MachineDef, StepRef, definition_of, step_name
-from .errors import NoTargetError, UsageError, did_you_mean
+from .errors import CodecError, NoTargetError, UsageError, did_you_mean
 from .events import EventRecord, EventState
 from .findings import Finding
 from .instance import (
@@ -132,9 +132,15 @@ def insert(
             raise UsageError(
                 f"insert_all got a value of type {type(spec).__name__}", "wrap each one: Spec(Machine, state)"
             )
-    answers = yield from inserts.insert(
-        [new_instance(spec, settings.max_payload) for spec in specs], is_alone=is_alone
-    )
+    rows = []
+    for number, spec in enumerate(specs, start=1):
+        try:
+            rows.append(new_instance(spec, settings.max_payload))
+        except CodecError as error:
+            if len(specs) > 1:
+                error.add_note(f"It is number {number} of {len(specs)}; none of them is inserted.")
+            raise
+    answers = yield from inserts.insert(rows, is_alone=is_alone)
     results = [_insert_result(spec, answer) for spec, answer in zip(specs, answers, strict=True)]
     return results, {answer.queue for answer in answers if answer.is_new}
 

@@ -71,7 +71,7 @@ class AsyncClient:
             settings: left out, they come from the environment and the defaults.
         """
         self.dsn: Dsn | None = dsn
-        self.settings: Settings = Settings.load() if settings is None else settings
+        self.settings: Settings = Settings.given(settings)
         # How far the clock of this client is ahead of the database's: that of a test may be.
         self._ahead = timedelta(0)
         self._wakes = Wakes()

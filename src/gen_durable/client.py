@@ -53,7 +53,7 @@ class Client:
 
     def __init__(self, dsn: Dsn | None = None, *, settings: Settings | None = None) -> None:
         self.dsn: Dsn | None = dsn
-        self.settings: Settings = Settings.load() if settings is None else settings
+        self.settings: Settings = Settings.given(settings)
         self._ahead = timedelta(0)
         self._server: Server | None = None
         self._opened: BlockingDatabase | None = None

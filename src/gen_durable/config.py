@@ -207,6 +207,19 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             )
 
     @classmethod
+    def given(cls, settings: Self | None) -> Self:
+        """These, or those of the environment."""
+        if settings is None:
+            return cls.load()
+        if not isinstance(settings, cls):
+            raise SettingsError(
+                "settings=",
+                f"must be a Settings, got {type(settings).__name__}; "
+                "write settings=Settings(lease=timedelta(seconds=30))",
+            )
+        return settings
+
+    @classmethod
     def load(cls, file: Path | str | None = None, /, **given: Any) -> Self:
         """Merge a file, the environment and arguments; the later of these wins.
 

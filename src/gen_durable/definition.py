@@ -91,7 +91,7 @@ def definition_of(insertable: type[Definition[Any, Any]] | Definition[Any, Any])
     cls = insertable if isinstance(insertable, type) else type(insertable)
     if not issubclass(cls, Definition):
         raise UsageError(
-            f"{cls.__name__} is neither a machine nor a job",
+            f"{repr(insertable) if isinstance(insertable, str) else cls.__name__} is neither a machine nor a job",
             "give a subclass of Machine, an object of one, or a job",
         )
     definition: MachineDef | None = getattr(insertable, "__definition__", None)

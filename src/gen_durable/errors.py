@@ -289,14 +289,13 @@ class OutcomeError(UsageError):
 
     def __init__(self, machine: str, step: str, found: str) -> None:
         """Tell whose answer it was; `found` is the name of its type."""
-        if found == "coroutine":
-            problem = f"step '{step}' of machine '{machine}' is a plain def but returned a coroutine"
-            advice = "write `async def`"
-        else:
-            said = "None" if found == "NoneType" else f"a value of type {found}"
-            problem = f"step '{step}' of machine '{machine}' returned {said}, which is no outcome"
-            advice = "return Next, Retry, Await, ScheduleChildren, Done or Stop on every path"
-        super().__init__(problem, advice)
+        said = {"NoneType": "None", "coroutine": "a coroutine"}.get(found, f"a value of type {found}")
+        super().__init__(
+            f"step '{step}' of machine '{machine}' returned {said}, which is no outcome",
+            "await what it calls, in an `async def`; to go on with another step, return Next(self.that_step)"
+            if found == "coroutine"
+            else "return Next, Retry, Await, ScheduleChildren, Done or Stop on every path",
+        )
         self.args = (machine, step, found)
         self.machine = machine
         self.step = step

@@ -420,6 +420,11 @@ def _sinks(given: SinkLike | Mapping[str, SinkLike] | None) -> Mapping[str, Sink
 def _queues(registry: Registry, given: Mapping[str, int | Queue] | None) -> Mapping[str, Queue]:
     if given is None:
         return {name: Queue() for name in sorted({machine.queue for machine in registry})}
+    if not isinstance(given, Mapping):
+        raise UsageError(
+            f"queues= is of type {type(given).__name__}",
+            'say how many instances of each run at once: queues={"default": 10}',
+        )
     return {
         name: queue if isinstance(queue, Queue) else Queue(concurrency=queue) for name, queue in given.items()
     }

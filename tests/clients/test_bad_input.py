@@ -67,8 +67,9 @@ async def test_a_state_that_cannot_be_stored_is_refused(client: Any) -> None:
     for state, error, problem in STATES:
         with pytest.raises(error, match=problem):
             await client.insert(Open, state)
-        with pytest.raises(error, match=problem):
+        with pytest.raises(error, match=problem) as refused:
             await client.insert_all([Spec(Open, {}), Spec(Open, state)])
+        assert refused.value.__notes__ == ["It is number 2 of 2; none of them is inserted."]
     cyclic: dict[str, Any] = {}
     cyclic["self"] = cyclic
     with pytest.raises(EncodeError, match="it is nested without end, or contains itself; store plain values"):
@@ -160,7 +161,7 @@ async def test_moments_near_both_ends_of_the_calendar_are_stored_and_the_ends_re
 async def test_what_is_no_machine_is_refused(client: Any) -> None:
     for machine, error, problem in [
         (Order, UsageError, "Order is neither a machine nor a job; give a subclass of Machine, an object"),
-        ("Checkout", UsageError, "str is neither a machine nor a job"),
+        ("Checkout", UsageError, "'Checkout' is neither a machine nor a job"),
         (Empty, InitialStepError, "machine 'Empty' has no steps; mark at least one method with @step"),
     ]:
         with pytest.raises(error, match=problem):

@@ -58,6 +58,10 @@ OUTCOMES: dict[str, tuple[Callable[[], Any], str]] = {
         "OutcomeError: step 'bad' of machine 'Bad' returned None, which is no outcome; "
         "return Next, Retry, Await, ScheduleChildren, Done or Stop on every path",
     ),
+    "a coroutine of its own": (
+        lambda: nothing(),
+        "returned a coroutine, which is no outcome; await what it calls",
+    ),
     "a text": (lambda: "done", "returned a value of type str, which is no outcome; return Next, Retry"),
     "the class of an outcome": (lambda: Done, "returned a value of type type, which is no outcome"),
     "a result of NaN": (
@@ -210,6 +214,10 @@ async def test_every_bad_outcome_fails_its_instance_alone_and_says_why(durable_d
             said = f"RuntimeError: the first; then handle raised {HANDLERS[instance.state]}"
             assert_failed(instance, instance.state, said)
         plain_def = await worker.wait(coroutine, timeout=LONG)
-        assert_failed(plain_def, "a coroutine", "is a plain def but returned a coroutine; write `async def`")
+        assert_failed(
+            plain_def,
+            "a coroutine",
+            "returned a coroutine, which is no outcome; await what it calls, in an `async def`",
+        )
         assert [one.result for one in await worker.wait_all(good, timeout=LONG)] == list(range(20))
         assert await worker.count(Number) == 20, "no child of a refused outcome is there"

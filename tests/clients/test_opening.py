@@ -214,6 +214,23 @@ def test_a_worker_without_machines_is_refused() -> None:
         Worker([])
 
 
+def test_a_worker_wants_a_list_of_machines_and_a_number_for_each_queue() -> None:
+    with pytest.raises(UsageError, match=r"Number is one, and a list is wanted; write \[Number\]"):
+        Worker(Number)  # type: ignore[arg-type]
+    with pytest.raises(
+        UsageError, match=r"queues= is of type list; say how many .* queues=\{.default.: 10\}"
+    ):
+        Worker([Number], queues=["default"])  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("client", [AsyncClient, Client])
+def test_settings_are_settings(client: Any) -> None:
+    with pytest.raises(
+        SettingsError, match=r"settings= must be a Settings, got dict; write settings=Settings"
+    ):
+        client(settings={"lease": 1})
+
+
 def test_a_setting_that_does_not_exist_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(SettingsError, match=r"settings\.leese is not a setting; did you mean 'lease'"):
         Settings.load(leese=timedelta(seconds=1))

@@ -71,7 +71,8 @@ SAMPLES: list[tuple[GenDurableError, str]] = [
     ),
     (
         errors.OutcomeError("Checkout", "ship", "coroutine"),
-        "step 'ship' of machine 'Checkout' is a plain def but returned a coroutine; write `async def`",
+        "step 'ship' of machine 'Checkout' returned a coroutine, which is no outcome; await what it calls, in an "
+        "`async def`; to go on with another step, return Next(self.that_step)",
     ),
     (
         errors.DecodeError("the state of Checkout 42", "Order", "Expected `int`, got `str` - at `$.id`"),

@@ -88,6 +88,9 @@ class Registry:
 
 
 def _flat(machines: Machines) -> Iterator[Insertable[Any, Any]]:
+    if isinstance(machines, type | Definition | ModuleType):
+        name = getattr(machines, "__name__", type(machines).__name__)
+        raise UsageError(f"{name} is one, and a list is wanted", f"write [{name}]")
     for item in machines:
         if isinstance(item, ModuleType):
             found = [value for value in vars(item).values() if _is_machine_of(value, item)]

@@ -232,10 +232,11 @@ class Executor:
         timeout = _timeout(step, context.machine)
         if step.is_async:
             running = step.function(machine, context)
-            return await (running if timeout is None else _within(timeout, running))
-        value = await self._threads.run(step.function, machine, context, timeout=timeout)
+            value: object = await (running if timeout is None else _within(timeout, running))
+        else:
+            value = await self._threads.run(step.function, machine, context, timeout=timeout)
         if inspect.iscoroutine(value):
-            value.close()
+            value.close()  # refused as an outcome; nobody will await it
         return value
 
     async def _handle(
