@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
 import socket
+import subprocess
+import sys
 from datetime import timedelta
 from typing import Any
 from urllib.parse import urlsplit
@@ -271,3 +274,12 @@ def test_an_open_client_is_not_opened_again(durable_dsn: str) -> None:
         assert client.count() == 0
     with client:
         assert client.count() == 0
+
+
+async def test_processes_that_are_forked_get_answers_of_their_own(durable_dsn: str, db: Any) -> None:
+    program = [sys.executable, "-m", "tests.clients.forking", durable_dsn]
+    told = subprocess.run(program, check=True, capture_output=True, text=True, timeout=30).stdout
+    ids = {int(state): id for line in told.splitlines() for state, id in json.loads(line).items()}
+    rows = await db.fetch("select id, state::text::int as state from gen_durable.gen_durable where id > 1")
+    assert ids == {row["state"]: row["id"] for row in rows}
+    assert len(ids) == 12

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import threading
+import weakref
 from typing import Any, Final, TypeVar
 
 from ..config import Pooler
@@ -24,7 +26,7 @@ _LOCAL: Final = "; ".join(local(PINNED))
 
 
 class BlockingDatabase:
-    """A connection that several threads may share: they take turns."""
+    """A connection that several threads may share: they take turns. A process that was forked has one of its own."""
 
     def __init__(self, dsn: Dsn, schema: str, *, advice: str = "", pooler: Pooler = "none") -> None:
         self._dsn = dsn
@@ -33,6 +35,8 @@ class BlockingDatabase:
         self.schema = schema
         self._lock = threading.RLock()
         self._conn: Any = None
+        self._inherited: list[Any] = []
+        _living.add(self)
 
     def run(self, plan: Plan[T]) -> T:
         """Run a plan of one statement, or of several that need no common transaction."""
@@ -92,6 +96,13 @@ class BlockingDatabase:
                 self._conn.close()
                 self._conn = None
 
+    def leave_to_parent(self) -> None:
+        """In a child: the session is the parent's. Nobody here uses it (or closes it): it answers both."""
+        self._lock = threading.RLock()  # some thread of the parent may have held it
+        if self._conn is not None:
+            self._inherited.append(self._conn)
+            self._conn = None
+
     def _connection(self) -> Any:
         if self._conn is None or self._conn.closed:
             try:
@@ -117,3 +128,15 @@ class BlockingDatabase:
                 self._conn.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
                 self._conn.read_only = False
         return self._conn
+
+
+_living: Final[weakref.WeakSet[BlockingDatabase]] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for database in _living:
+        database.leave_to_parent()
+
+
+if hasattr(os, "register_at_fork"):  # where processes fork
+    os.register_at_fork(after_in_child=_after_fork)
