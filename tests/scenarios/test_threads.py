@@ -7,6 +7,7 @@ import contextvars
 import threading
 
 import msgspec
+import pytest
 
 from gen_durable import Context, Done, Machine, Outcome, Queue, Spec, Status, Stop, Worker, step
 from tests.scenarios.support import CALM, PATIENCE, happens
@@ -51,6 +52,30 @@ async def test_blocked_steps_do_not_stop_the_loop(durable_dsn: str) -> None:
         assert await worker.count(Blocking, status=Status.EXECUTING) == 8
         may_go.set()
         assert {one.result for one in await worker.wait_all(blocked, timeout=PATIENCE)} == {"ended"}
+
+
+async def test_steps_wait_for_threads_that_the_system_does_not_have_just_now(
+    durable_dsn: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Plain(Machine[None, None]):
+        @step
+        def run(self, ctx: Context[None]) -> Outcome[None]:
+            return Done()
+
+    start, refusals = threading.Thread.start, iter(range(6))
+
+    def refuse(thread: threading.Thread) -> None:
+        if thread.name.startswith("gen_durable step") and next(refusals, None) is not None:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    settings = msgspec.structs.replace(CALM, threads=4)
+    async with Worker([Plain], dsn=durable_dsn, settings=settings) as worker:
+        refs = await worker.insert_all([Spec(Plain) for _ in range(4)])
+        ended = await worker.wait_all(refs, timeout=PATIENCE)
+    assert {(one.status, one.attempt, one.crash_count) for one in ended} == {(Status.DONE, 0, 0)}
+    assert "a step waits for a thread: can't start new thread; trying again" in caplog.text
 
 
 async def test_no_more_plain_steps_run_at_once_than_there_are_threads(durable_dsn: str) -> None:

@@ -20,6 +20,8 @@ __all__ = ["Threads"]
 
 _log: Final = logging.getLogger("gen_durable.worker")
 _STOP: Final = None
+# Seconds until a thread that could not be started is tried again.
+_AGAIN: Final = 0.5
 
 
 class _Call:
@@ -85,10 +87,17 @@ class Threads:
             self._work.put(_STOP)
 
     def _start_thread(self) -> None:
-        if self._busy > self._started and self._started < self._limit:
+        if self._busy <= self._started or self._started >= self._limit:
+            return
+        self._made += 1
+        thread = threading.Thread(target=self._serve, name=f"gen_durable step {self._made}", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:  # the system has none to give just now: those that there are take turns
+            _log.warning("a step waits for a thread: %s; trying again", error)
+            asyncio.get_running_loop().call_later(_AGAIN, self._start_thread)
+        else:
             self._started += 1
-            self._made += 1
-            threading.Thread(target=self._serve, name=f"gen_durable step {self._made}", daemon=True).start()
 
     def _serve(self) -> None:
         while (call := self._work.get()) is not _STOP:
