@@ -68,6 +68,7 @@ def test_poison(stage: Harness) -> None:
     assert (data["cause"], data["machine"], data["step"]) == ("poison", "Story", "stops")
     assert data["error"].startswith("poison: the process died 2 times")
     assert {event.subject for event in stage.events(ref)} == {"bad"}
+    assert {type for _, type, _ in told} == {settle.ALERT}
 
 
 @pytest.mark.clause("AUD-9")

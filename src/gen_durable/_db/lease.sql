@@ -100,7 +100,8 @@ reaped as (
    where (select s.audit from gen_durable.settings s) >= 'failures'
 ), alerted as (
   insert into gen_durable.outbox (instance_id, step_seq, n, sink, type, subject, data)
-  select id, step_seq + 1, -execution, :alerts::text, 'gen_durable.instance.failed', coalesce(correlation_key, id::text),
+  -- In two parts: in one, the name of the event would be taken for one of our tables.
+  select id, step_seq + 1, -execution, :alerts::text, 'gen_durable' || '.instance.failed', coalesce(correlation_key, id::text),
          jsonb_build_object('id', id, 'machine', fsm, 'version', fsm_version, 'step', step, 'cause', 'poison',
                             'error', last_error, 'attempts', least(attempt, 2147483646) + 1)
     from reaped where :alerts::text is not null and status = 'failed'
