@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import sys
 
+import pytest
+
 from gen_durable import Context, Done, Machine, Outcome, Retry, Status, Transaction, Worker, step
-from tests.scenarios.support import CALM, PATIENCE
+from tests.scenarios.support import CALM, FAST, PATIENCE
 
 
 class Panic(BaseException):
@@ -116,3 +118,21 @@ async def test_a_handle_that_exits_fails_its_instance_only(durable_dsn: str) -> 
         assert (await worker.wait(await worker.insert(Fine), timeout=PATIENCE)).result == "fine"
     assert failed.status is Status.FAILED
     assert "then handle raised SystemExit: 2" in str(failed.last_error)
+
+
+async def test_a_step_that_cancels_its_own_task_is_told_and_runs_again(
+    durable_dsn: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Suicidal(Machine[None, int]):
+        @step
+        async def run(self, ctx: Context[None]) -> Outcome[int]:
+            if ctx.attempt == 0:
+                task = asyncio.current_task()
+                assert task is not None
+                task.cancel()
+                await asyncio.sleep(0)
+            return Done(ctx.attempt)
+
+    async with Worker([Suicidal], dsn=durable_dsn, settings=FAST) as worker:
+        assert (await worker.wait(await worker.insert(Suicidal), timeout=PATIENCE)).result == 1
+    assert "Suicidal 1: step 'run' cancelled the task that it runs in; it runs again when" in caplog.text

@@ -375,6 +375,14 @@ class Scheduler(Service):
             entry = await step
         except asyncio.CancelledError:
             if not self._is_interrupted(lease):
+                if lease in self._in_step and not self._is_stopping:
+                    _log.warning(
+                        "%s %d: step '%s' cancelled the task that it runs in; it runs again when its lease is over, "
+                        "as after a crash",
+                        execution.fsm,
+                        execution.id,
+                        execution.step,
+                    )
                 raise
             entry = release(execution)
         finally:
