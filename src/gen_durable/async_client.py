@@ -385,18 +385,31 @@ class AsyncClient:
 
     @overload
     async def get(
-        self, target: Ref[StateT, ResultT], /, *, with_deleted: bool = False
+        self,
+        target: Ref[StateT, ResultT],
+        /,
+        *,
+        with_deleted: bool = False,
+        conn: AsyncConnection | None = None,
     ) -> Instance[StateT, ResultT] | None: ...
     @overload
     async def get(
-        self, target: Instance[Any, Any] | int | str, /, *, with_deleted: bool = False
+        self,
+        target: Instance[Any, Any] | int | str,
+        /,
+        *,
+        with_deleted: bool = False,
+        conn: AsyncConnection | None = None,
     ) -> Instance[Any, Any] | None: ...
-    async def get(self, target: Target, /, *, with_deleted: bool = False) -> Instance[Any, Any] | None:
+    async def get(
+        self, target: Target, /, *, with_deleted: bool = False, conn: AsyncConnection | None = None
+    ) -> Instance[Any, Any] | None:
         """The instance as it is now, or `None`. By key, the one that has it, or else the latest that had it.
 
-        One that is deleted softly shows only `with_deleted=True`.
+        One that is deleted softly shows only `with_deleted=True`. With `conn=` it is looked for in the caller's
+        transaction, which sees what it has inserted itself; so for `list`, `count` and `children`.
         """
-        return await self._database.run(_verbs.get(target, with_deleted=with_deleted))
+        return await self._read(_verbs.get(target, with_deleted=with_deleted), conn)
 
     @overload
     async def list(
@@ -406,6 +419,7 @@ class AsyncClient:
         *,
         limit: int = 100,
         before: int | None = None,
+        conn: AsyncConnection | None = None,
         **filters: Unpack[Filters],
     ) -> Sequence[Instance[StateT, ResultT]]: ...
     @overload
@@ -416,6 +430,7 @@ class AsyncClient:
         *,
         limit: int = 100,
         before: int | None = None,
+        conn: AsyncConnection | None = None,
         **filters: Unpack[Filters],
     ) -> Sequence[Instance[Any, Any]]: ...
     async def list(
@@ -425,16 +440,22 @@ class AsyncClient:
         *,
         limit: int = 100,
         before: int | None = None,
+        conn: AsyncConnection | None = None,
         **filters: Unpack[Filters],
     ) -> Sequence[Instance[Any, Any]]:
         """Instances, newest first. The next page begins below the last id of this one: `before=page[-1].id`."""
-        return await self._database.run(_verbs.page(machine, limit, before, filters))
+        return await self._read(_verbs.page(machine, limit, before, filters), conn)
 
     async def count(
-        self, machine: Insertable[Any, Any] | str | None = None, /, **filters: Unpack[Filters]
+        self,
+        machine: Insertable[Any, Any] | str | None = None,
+        /,
+        *,
+        conn: AsyncConnection | None = None,
+        **filters: Unpack[Filters],
     ) -> int:
         """How many instances there are, by the same filters as `list`."""
-        return await self._database.run(_verbs.count(machine, filters))
+        return await self._read(_verbs.count(machine, filters), conn)
 
     async def limits(self) -> Sequence[Limit]:
         """Every limit that is set, by name."""
@@ -456,9 +477,11 @@ class AsyncClient:
         """
         return await self._database.run(_verbs.remove_limit(name, kind))
 
-    async def children(self, target: Target, /, *, every: bool = False) -> Sequence[Instance[Any, Any]]:
+    async def children(
+        self, target: Target, /, *, every: bool = False, conn: AsyncConnection | None = None
+    ) -> Sequence[Instance[Any, Any]]:
         """The children of the last `ScheduleChildren` of an instance, in order; or (`every`) all it ever had."""
-        return await self._database.run(_verbs.children(target, every=every))
+        return await self._read(_verbs.children(target, every=every), conn)
 
     async def executions(self, target: Target, /) -> Sequence[ExecutionRecord]:
         """Every execution of an instance, oldest first: the ended ones as they are recorded, and the live one."""
@@ -728,6 +751,13 @@ class AsyncClient:
     def _is_alone(self, conn: AsyncConnection | None) -> bool:
         """Whether each statement of a verb is a transaction of its own, and may be run again by itself."""
         return conn is None
+
+    async def _read(self, plan: Plan[T], conn: AsyncConnection | None) -> T:
+        """Look, in the caller's transaction or outside of any."""
+        if conn is None:
+            return await self._database.run(plan)
+        result: T = await driver_of(conn, blocking=False)(conn, plan, self.settings.schema)
+        return result
 
     async def _write(self, plan: Plan[tuple[T, set[str]]], conn: AsyncConnection | None) -> T:
         """Run a verb; what it woke is told at once, unless the caller's transaction has yet to commit."""

@@ -287,15 +287,22 @@ class Client:
 
     @overload
     def get(
-        self, target: Ref[StateT, ResultT], /, *, with_deleted: bool = False
+        self, target: Ref[StateT, ResultT], /, *, with_deleted: bool = False, conn: Connection | None = None
     ) -> Instance[StateT, ResultT] | None: ...
     @overload
     def get(
-        self, target: Instance[Any, Any] | int | str, /, *, with_deleted: bool = False
+        self,
+        target: Instance[Any, Any] | int | str,
+        /,
+        *,
+        with_deleted: bool = False,
+        conn: Connection | None = None,
     ) -> Instance[Any, Any] | None: ...
-    def get(self, target: Target, /, *, with_deleted: bool = False) -> Instance[Any, Any] | None:
+    def get(
+        self, target: Target, /, *, with_deleted: bool = False, conn: Connection | None = None
+    ) -> Instance[Any, Any] | None:
         """See `AsyncClient.get`."""
-        return self._database.run(_verbs.get(target, with_deleted=with_deleted))
+        return self._read(_verbs.get(target, with_deleted=with_deleted), conn)
 
     @overload
     def list(
@@ -305,6 +312,7 @@ class Client:
         *,
         limit: int = 100,
         before: int | None = None,
+        conn: Connection | None = None,
         **filters: Unpack[Filters],
     ) -> Sequence[Instance[StateT, ResultT]]: ...
     @overload
@@ -315,6 +323,7 @@ class Client:
         *,
         limit: int = 100,
         before: int | None = None,
+        conn: Connection | None = None,
         **filters: Unpack[Filters],
     ) -> Sequence[Instance[Any, Any]]: ...
     def list(
@@ -324,14 +333,22 @@ class Client:
         *,
         limit: int = 100,
         before: int | None = None,
+        conn: Connection | None = None,
         **filters: Unpack[Filters],
     ) -> Sequence[Instance[Any, Any]]:
         """See `AsyncClient.list`."""
-        return self._database.run(_verbs.page(machine, limit, before, filters))
+        return self._read(_verbs.page(machine, limit, before, filters), conn)
 
-    def count(self, machine: Insertable[Any, Any] | str | None = None, /, **filters: Unpack[Filters]) -> int:
+    def count(
+        self,
+        machine: Insertable[Any, Any] | str | None = None,
+        /,
+        *,
+        conn: Connection | None = None,
+        **filters: Unpack[Filters],
+    ) -> int:
         """See `AsyncClient.count`."""
-        return self._database.run(_verbs.count(machine, filters))
+        return self._read(_verbs.count(machine, filters), conn)
 
     def limits(self) -> Sequence[Limit]:
         """See `AsyncClient.limits`."""
@@ -345,9 +362,11 @@ class Client:
         """See `AsyncClient.remove_limit`."""
         return self._database.run(_verbs.remove_limit(name, kind))
 
-    def children(self, target: Target, /, *, every: bool = False) -> Sequence[Instance[Any, Any]]:
+    def children(
+        self, target: Target, /, *, every: bool = False, conn: Connection | None = None
+    ) -> Sequence[Instance[Any, Any]]:
         """See `AsyncClient.children`."""
-        return self._database.run(_verbs.children(target, every=every))
+        return self._read(_verbs.children(target, every=every), conn)
 
     def executions(self, target: Target, /) -> Sequence[ExecutionRecord]:
         """See `AsyncClient.executions`."""
@@ -562,6 +581,12 @@ class Client:
     def _is_alone(self, conn: Connection | None) -> bool:
         """Whether each statement of a verb is a transaction of its own, and may be run again by itself."""
         return conn is None
+
+    def _read(self, plan: Plan[T], conn: Connection | None) -> T:
+        if conn is None:
+            return self._database.run(plan)
+        result: T = driver_of(conn, blocking=True)(conn, plan, self.settings.schema)
+        return result
 
     def _write(self, plan: Plan[tuple[T, set[str]]], conn: Connection | None) -> T:
         if conn is not None:

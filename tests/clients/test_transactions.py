@@ -111,6 +111,19 @@ async def test_what_is_done_happens_when_the_caller_commits(caller: Caller, sql:
     assert await sql.fetchval("select payload ->> 'amount' from gen_durable.signals") == "100"
 
 
+async def test_the_caller_sees_what_nobody_else_sees_yet(caller: Caller, durable_dsn: str) -> None:
+    client, conn = caller.client, caller.conn
+    async with AsyncClient(durable_dsn) as other, caller.transaction():
+        order, many, _ = await work(caller)
+        found = await client.get("order:1", conn=conn)
+        assert (found.id, found.machine, found.inserted_at.tzinfo is not None) == (order.id, "Checkout", True)
+        assert (await client.get(order, conn=conn)).state == Order(1)
+        assert [one.id for one in await client.list(Number, limit=1, conn=conn)] == [many[1].id]
+        assert await client.count(conn=conn) == 3
+        assert await client.children(order, conn=conn) == []
+        assert (await other.get(order), await other.count()) == (None, 0)
+
+
 async def test_a_rollback_leaves_nothing_and_the_next_transaction_works(caller: Caller, sql: Any) -> None:
     async def fail() -> None:
         async with caller.transaction():
