@@ -9,6 +9,7 @@ import pytest
 
 from gen_durable import (
     Await,
+    Cancel,
     Context,
     Done,
     Machine,
@@ -82,6 +83,31 @@ async def test_every_committed_outcome_is_told(durable_dsn: str) -> None:
     assert [(event.step, event.kind) for event in events.of(StepStop, lambda e: e.fsm == "Say")] == [
         ("say", "done")
     ]
+
+
+@pytest.mark.clause("TEL-2")
+async def test_a_step_that_ends_as_cancelled_is_told(durable_dsn: str) -> None:
+    is_there = asyncio.Event()
+
+    class Fickle(Machine[bool, None]):
+        @step(interrupt=True)
+        async def run(self, ctx: Context[bool]) -> Outcome[None]:
+            if ctx.state:
+                raise Cancel("never mind")
+            is_there.set()
+            await asyncio.sleep(60)
+            return Done()
+
+    async with Worker([Fickle], dsn=durable_dsn, settings=CALM) as worker:
+        events = Events(worker)
+        itself, asked = await worker.insert(Fickle, True), await worker.insert(Fickle, False)
+        await happens(is_there)
+        await worker.cancel(asked)
+        ended = await worker.wait_all([itself, asked], timeout=PATIENCE)
+        await events.wait(StepStop, count=2)
+    told = {event.id: event.kind for event in events.of(StepStop)}
+    assert {one.status for one in ended} == {"cancelled"}
+    assert told == {itself.id: "cancel", asked.id: "release"}
 
 
 @pytest.mark.clause("TEL-3", "TEL-4")
