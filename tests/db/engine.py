@@ -71,9 +71,11 @@ def entry(execution: Execution, kind: Any, **fields: Any) -> CommitEntry:
     )
 
 
-async def flushed(database: Database, entries: Sequence[CommitEntry]) -> list[CommitResult]:
+async def flushed(
+    database: Database, entries: Sequence[CommitEntry], effects: Database | None = None
+) -> list[CommitResult]:
     """Commit through the flusher that workers use, all in one batch."""
-    flusher = Flusher(database, database, database, RECORDER, Wakes(), Contact())
+    flusher = Flusher(database, database, effects or database, RECORDER, Wakes(), Contact())
     async with asyncio.TaskGroup() as group:
         commits = [group.create_task(flusher.commit(one)) for one in entries]
         running = group.create_task(flusher.run())

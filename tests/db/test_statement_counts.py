@@ -8,8 +8,8 @@ from datetime import timedelta
 
 import pytest
 
-from gen_durable import AsyncClient, Settings, Spec, Status
-from gen_durable._core.model import Committed, Execution, Stale
+from gen_durable import AsyncClient, RateLimit, Settings, Spec, Sql, Status
+from gen_durable._core.model import Committed, DeadLetter, EventRow, Execution, Stale
 from gen_durable._db import lease, pick
 from gen_durable._db.pool import Database
 from gen_durable._db.signal import deliver
@@ -116,24 +116,38 @@ async def mixed(database: Database, sets: int) -> dict[str, list[Execution]]:
     return by_role
 
 
-async def test_the_dearest_flush_of_all_is_nine_statements_whatever_its_size(
-    wire: Wire, database: Database
+async def test_the_dearest_flush_of_all_is_ten_more_than_its_outcomes_whatever_its_size(
+    wire: Wire, database: Database, durable_dsn: str
 ) -> None:
+    async with AsyncClient(durable_dsn) as client:
+        await client.set_limit(RateLimit("crm", 100))
     children = (new("B"), new("B", unique_key=b"taken"))
-    # A child was refused, an awaited signal lay there already, an inbox has to be cleared, a key came free, and a
-    # chained step has an inbox.
-    riders = ["insert", "fix_barriers", "recheck", "sweep", "ungate", "inboxes"]
+    event, letter = EventRow("sink", "paid", "order", "{}"), DeadLetter("B", "{}")
+    # A step is under a rate limit. A child was refused, a letter is left by a worker and one by the database, events are
+    # emitted, an awaited signal lay there already, an inbox has to be cleared, a key came free, and a chained step has
+    # an inbox.
+    riders = [
+        "insert",
+        "fix_barriers",
+        "insert_letters",
+        "leave_letters",
+        "emit",
+        "recheck",
+        "sweep",
+        "ungate",
+    ]
     for sets in (1, 50):
         by_role = await mixed(database, sets)
         entries = [
             *[entry(e, "keep", payload="1") for e in by_role["keep"]],
-            *[entry(e, "await", awaits=("early",)) for e in by_role["await"]],
-            *[entry(e, "schedule_childs", children=children) for e in by_role["spawn"]],
-            *[entry(e, "done", payload="1") for e in by_role["end"] + by_role["free"]],
+            *[entry(e, "await", awaits=("early",), rate_limit="crm") for e in by_role["await"]],
+            *[entry(e, "schedule_childs", children=children, events=(event,)) for e in by_role["spawn"]],
+            *[entry(e, "stop", error="no", letter=letter) for e in by_role["end"]],
+            *[entry(e, "stop", error="no", leaves_letter=True) for e in by_role["free"]],
         ]
         with wire.counted() as sent:
             results = await flushed(database, entries)
-        assert sent == [BEGIN, "commit", *riders, COMMIT], sets
+        assert sent == [BEGIN, "check_limits", "commit", *riders, "inboxes", COMMIT], sets
         assert not any(isinstance(result, Stale) for result in results), sets
 
 
@@ -173,6 +187,24 @@ async def test_a_batch_pays_only_for_what_is_in_it(wire: Wire, database: Databas
     assert sent == [BEGIN, "commit", "ungate", COMMIT]
 
 
+async def test_an_outcome_with_an_effect_is_a_transaction_of_its_own_and_a_share_of_one_more(
+    wire: Wire, database: Database
+) -> None:
+    await inserted(database, *[new() for _ in range(10)])
+    entries = [entry(e, "done", payload="1", effect=Sql("select 1")) for e in await picked(database)]
+    async with await Database.open(wire.dsn, "gen_durable", size=1, lends=True) as effects:
+        await effects._pool.fetch(ARRAYS, *[[]] * 7)
+        with wire.counted() as sent:
+            results = await flushed(database, entries, effects)
+    # An effect is the code of others: the session is cleaned behind it. Since PostgreSQL 17 it then lacks a setting.
+    alone = [BEGIN, "SELECT 1", "hold", "commit", COMMIT, "RESET SESSION AUTHORIZATION"]
+    told = [word.split(";")[0] for word in sent if word != "finish"]
+    assert [word for word in told if not word.startswith("SET TRANSACTION_TIMEOUT")] == alone * 10
+    assert len(told) in (len(alone) * 10, len(alone) * 10 + 10)
+    assert 1 <= sent.count("finish") <= 10
+    assert [type(result) for result in results] == [Committed] * 10
+
+
 async def test_a_heartbeat_is_one_statement_and_two_if_leases_are_lost(
     wire: Wire, database: Database
 ) -> None:
@@ -187,6 +219,18 @@ async def test_a_heartbeat_is_one_statement_and_two_if_leases_are_lost(
         with wire.counted() as sent:
             assert await database.run(lease.renew(held | lost)) == (set(lost), set())
         assert sent == ["renew", "still_mine"], count
+
+
+async def test_steps_that_take_long_are_noted_and_watched_by_one_statement_each(
+    wire: Wire, database: Database
+) -> None:
+    for count in (1, 300):
+        await inserted(database, *[new() for _ in range(count)])
+        held = {((e.id, e.lease_token), e.step_seq): timedelta(seconds=1) for e in await picked(database)}
+        with wire.counted() as sent:
+            assert await database.run(lease.mark_started(held)) == held.keys()
+            assert await database.run(lease.watch([key for key, _ in held])) == (set(), set())
+        assert sent == ["mark_started", "watch"], count
 
 
 @pytest.mark.parametrize("count", [0, 300])
@@ -222,6 +266,10 @@ async def test_each_verb_of_a_client_is_one_statement(wire: Wire) -> None:
             await client.count(Checkout)
             await client.children(order)
             await client.executions(order)
+            await client.cancel(order)
+            await client.retry(order)
+            await client.cancel("order:1")
+            await client.retry("order:1")
     assert sent == [
         "insert",
         "insert",
@@ -233,6 +281,10 @@ async def test_each_verb_of_a_client_is_one_statement(wire: Wire) -> None:
         "count",
         "children_of",
         "executions",
+        "cancel",
+        "retry",
+        *("get_by_key", "cancel"),
+        *("get_by_key", "retry"),
     ]
 
 
