@@ -91,3 +91,7 @@ def test_the_map_names_every_page() -> None:
 def test_the_readme_begins_with_the_example() -> None:
     (first, *_) = [block.text for block in PAGES[0].blocks if block.language == "python"]
     assert first == (ROOT / "examples" / "quickstart.py").read_text(encoding="utf-8")
+
+
+def test_the_readme_shows_the_shop_of_the_examples() -> None:
+    assert PAGES[0].files()["shop.py"] == (ROOT / "examples" / "shop.py").read_text(encoding="utf-8")
