@@ -331,6 +331,12 @@ RETRIES = [
         ],
     ),
     Mutant(
+        name="a retried child counts in every round",
+        scenario=retries.retry_child_and_next_round(),
+        reason="barrier counts wrong",
+        changes=[Change(SCHEMA, " and p.spawn_round = again.parent_round", "")],
+    ),
+    Mutant(
         name="a child and its parent are retried without knowing of each other",
         scenario=retries.retry_parent_and_child(),
         reason="a retried child is not waited for",
@@ -367,6 +373,12 @@ RETRIES = [
         changes=[
             Change(SCHEMA, "p.spawn_round = live.parent_round and p.spawn_round = p.step_seq;", "false;")
         ],
+    ),
+    Mutant(
+        name="a retried parent waits for every round",
+        scenario=retries.retry_parent_in_its_second_round(),
+        reason="barrier counts wrong",
+        changes=[Change(SCHEMA, "p.spawn_round = live.parent_round and ", "")],
     ),
     Mutant(
         name="a child ends while its parent is put back on the barrier",

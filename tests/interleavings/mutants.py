@@ -67,12 +67,25 @@ _RENEW = Statement(
     """update gen_durable.gen_durable set lease_expires_at = now() + interval '1 minute'
         where id = 1 and locked_by = 'w1' returning id""",
 )
-_END_CHILD = Statement(
-    "end_child",
-    """update gen_durable.gen_durable
-          set status = 'done', step_seq = step_seq + 1, lease_token = null, locked_by = null, lease_expires_at = null
-        where id = :id::bigint and lease_token = :lease_token::bigint""",
+_END = """update gen_durable.gen_durable
+              set status = 'done', step_seq = step_seq + 1, lease_token = null, locked_by = null, lease_expires_at = null
+            where id = :id::bigint"""
+_END_CHILD = Statement("end_child", f"{_END} and lease_token = :lease_token::bigint")
+_END_BY_ID = Statement("draft_end", _END)
+_END_BY_WORKER = Statement("draft_end", f"{_END} and locked_by = 'w1'")
+_JOIN = Statement(
+    "draft_join",
+    """update gen_durable.gen_durable p
+          set children_pending = p.children_pending - 1,
+              status = case when p.children_pending - 1 <= 0 and p.status = 'awaiting_children'
+                            then 'runnable' else p.status end,
+              eligible_at = case when p.children_pending - 1 <= 0 and p.status = 'awaiting_children'
+                                 then now() else p.eligible_at end
+         from gen_durable.gen_durable c
+        where c.id = :id::bigint and c.parent_id = p.id""",
 )
+# The watch on ended rows would find a second end before the parent has counted it.
+_UNWATCHED = Statement("unwatched", "select set_config('session_replication_role', 'replica', true)")
 _COUNT_SIBLINGS = Statement(
     "count_siblings",
     """update gen_durable.gen_durable p
@@ -93,6 +106,10 @@ def _believed(entry: CommitEntry, *statements: Statement) -> Plan[Flushed]:
 
 def _end_and_count(id: int) -> Work:
     return transaction(lambda _: _believed(outcome(id, "done"), _END_CHILD, _COUNT_SIBLINGS))
+
+
+def _end_and_join(id: int, *statements: Statement) -> Work:
+    return transaction(lambda _: _believed(outcome(id, "done"), *statements, _JOIN))
 
 
 def _insert_then_wake() -> Plan[Arrival]:
@@ -180,6 +197,21 @@ FIRST_DRAFT = [
         reason="barrier counts wrong",
     ),
     Mutant(
+        name="a barrier is counted down by whoever has this parent",
+        scenario=with_sessions(children.late_child("done"), A=[_end_and_join(11, _END_CHILD)]),
+        reason="barrier released early",
+    ),
+    Mutant(
+        name="a child's end and its join go by the id",
+        scenario=with_sessions(children.zombie_child(), F=[_end_and_join(11, _UNWATCHED, _END_BY_ID)]),
+        reason="barrier released early",
+    ),
+    Mutant(
+        name="a child's end goes by the name of the worker, its join by the id",
+        scenario=with_sessions(children.zombie_child(), F=[_end_and_join(11, _END_BY_WORKER)]),
+        reason="barrier counts wrong",
+    ),
+    Mutant(
         name="children whether or not their parent was parked",
         scenario=with_sessions(
             children.spawn_and_reap(), F=[transaction(lambda _: _spawn_regardless(children.SPAWN))]
@@ -219,6 +251,7 @@ _GUARD = "g.id = o.id and g.lease_token = o.lease_token and g.step_seq = o.step_
 _BY_ID = "g.id = o.id"
 _BY_WORKER = "g.id = o.id and g.locked_by = 'w1'"
 _BY_TOKEN = "g.id = o.id and g.lease_token = o.lease_token"
+_OF_ROUND = " and p.spawn_round = ended.parent_round"
 _CONSUMED = (
     "select unnest(settled.consumed) as id, settled.step_seq from settled where settled.consumed is not null"
 )
@@ -261,6 +294,18 @@ GUARDS = [
     Mutant(
         name="outcome guarded by the name of the worker, in the long statement",
         scenario=leases.zombie("await"),
+        reason="outcome and reaper both won",
+        changes=[Change("commit", _GUARD, _BY_WORKER)],
+    ),
+    Mutant(
+        name="outcome of a child guarded by the id alone",
+        scenario=children.zombie_child(),
+        reason="a terminal row changed",
+        changes=[Change("commit", _GUARD, _BY_ID)],
+    ),
+    Mutant(
+        name="outcome of a child guarded by the name of the worker",
+        scenario=children.zombie_child(),
         reason="outcome and reaper both won",
         changes=[Change("commit", _GUARD, _BY_WORKER)],
     ),
@@ -319,6 +364,24 @@ GUARDS = [
         scenario=children.spawn_and_reap(),
         reason="barrier counts wrong",
         changes=[Change("fix_barriers", "where g.id = barrier.id", "where false and g.id = barrier.id")],
+    ),
+    Mutant(
+        name="a child's end counts in every round",
+        scenario=children.late_child("done"),
+        reason="barrier released early",
+        changes=[Change("commit", _OF_ROUND, "")],
+    ),
+    Mutant(
+        name="a child's poison counts in every round",
+        scenario=children.late_child("reap"),
+        reason="barrier released early",
+        changes=[Change("reap", _OF_ROUND, "")],
+    ),
+    Mutant(
+        name="a child's cancel counts in every round",
+        scenario=children.late_child("cancel"),
+        reason="barrier released early",
+        changes=[Change(SCHEMA, _OF_ROUND, "")],
     ),
 ]
 

@@ -49,6 +49,13 @@ HEART = (
     "pick × pick × urgent insert, one key",
     "insert(unique) × done",
     "flush × flush, two shared parents",
+    *(
+        f"{how}(child of an earlier round) × done(child) and pick(parent)"
+        for how in ("done", "reap", "cancel")
+    ),
+    "retry(child), pick and commit(done) × commit(next round of its parent)",
+    "retry(parent) × done(child), beside a child of an earlier round",
+    "done(child) × reap(child) × pick and commit(child)",
 )
 CASES = [
     pytest.param(

@@ -10,8 +10,8 @@ from tests.interleavings.invariants import require
 from tests.interleavings.scenario import End, Scenario
 from tests.interleavings.scenarios.signals import PAUSE_AFTER_REFUSAL
 from tests.interleavings.session import Work, flush
-from tests.interleavings.works import CRASH_LIMIT, lease_some, put, reap, send
-from tests.interleavings.world import LIVE, TERMINAL, instance, leased, new, outcome
+from tests.interleavings.works import CRASH_LIMIT, cancel, flush_picked, lease_some, put, reap, send
+from tests.interleavings.world import FUTURE, LIVE, TERMINAL, instance, leased, new, outcome
 
 SPAWN = outcome(1, "schedule_childs", children=(new(), new(unique_key=b"u")))
 _HOLDER = {"unique_key": b"u", "unique_scope": LIVE}
@@ -125,6 +125,57 @@ def children_and_deliver_to_the_parent() -> Scenario:
     )
 
 
+def late_child(how: str) -> Scenario:
+    """A child that was retried when its parent had gone on ends beside the next round, and counts for nobody."""
+    of_first = {"parent_id": 1, "parent_round": 1}
+    late, end_late = {
+        "done": (leased(11, **of_first), _end(11, "done")),
+        "reap": (leased(11, **of_first, crash_count=CRASH_LIMIT - 1), reap()),
+        "cancel": (instance(11, "awaiting_signal", awaits=("go",), **of_first), cancel(11)),
+    }[how]
+
+    def check(end: End) -> None:
+        require(end.after.status(1) in ("runnable", "executing"), "parent not released")
+        for execution in end.result("B").executions:
+            require([child.id for child in execution.children] == [12], "it sees another round")
+
+    return Scenario(
+        name=f"{how}(child of an earlier round) × done(child) and pick(parent)",
+        setup=[
+            instance(1, "awaiting_children", step_seq=2, spawn_round=2, children_pending=1),
+            late,
+            leased(12, parent_id=1, parent_round=2, lease_expires_at=FUTURE),
+        ],
+        sessions={"A": [end_late], "B": [_end(12, "done"), lease_some(8)]},
+        check=check,
+    )
+
+
+def zombie_child() -> Scenario:
+    """A child is reaped and leased again, and its first execution comes back with its end: one child, counted once."""
+
+    def check(end: End) -> None:
+        is_committed = bool(end.result("F").committed())
+        require(is_committed != (11 in end.result("R").ids), "outcome and reaper both won")
+
+    return Scenario(
+        name="done(child) × reap(child) × pick and commit(child)",
+        sample=90,
+        setup=[
+            instance(1, "awaiting_children", step_seq=1, spawn_round=1, children_pending=2),
+            leased(11, parent_id=1, parent_round=1),
+            leased(12, parent_id=1, parent_round=1, lease_expires_at=FUTURE),
+        ],
+        sessions={
+            "F": [_end(11, "done")],
+            "R": [reap()],
+            "K": [lease_some(8), flush_picked("done", parent_id=1)],
+        },
+        check=check,
+        never_wait=frozenset({"R"}),
+    )
+
+
 def flushes_with_two_parents() -> Scenario:
     """Each flush ends a child of each parent. Parents are locked in one order, so they do not deadlock."""
     return Scenario(
@@ -179,4 +230,6 @@ SCENARIOS = [
     children_and_pick(),
     children_and_deliver_to_the_parent(),
     flushes_with_two_parents(),
+    *(late_child(how) for how in ("done", "reap", "cancel")),
+    zombie_child(),
 ]

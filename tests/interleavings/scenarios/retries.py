@@ -11,7 +11,7 @@ from tests.interleavings.scenario import End, Scenario
 from tests.interleavings.scenarios.deletes import refusable
 from tests.interleavings.scenarios.signals import PAUSE_AFTER_REFUSAL
 from tests.interleavings.session import flush
-from tests.interleavings.works import cancel, commit_picked, lease_some, put, retry, send
+from tests.interleavings.works import cancel, commit_picked, flush_picked, lease_some, put, retry, send
 from tests.interleavings.world import LIVE, PAST, cancelled, failed, instance, leased, new, outcome
 
 _OF_1: Mapping[str, Any] = {"parent_id": 1, "parent_round": 1}
@@ -270,6 +270,46 @@ def retry_child_of_released() -> Scenario:
     )
 
 
+def retry_child_and_next_round() -> Scenario:
+    """A child runs again when its parent has gone on, and ends beside the next round: that one is waited for alone."""
+    # In another queue: the pick is for the child that was retried.
+    spawn = outcome(1, "schedule_childs", step_seq=1, children=(new(queue="other"),))
+
+    def check(end: End) -> None:
+        parent = end.after.instances[1]
+        require(parent["status"] == "awaiting_children", "parent not parked")
+        require(parent["children_pending"] == 1, "barrier counts wrong")
+        require(end.after.status(11) == "done", "a retried child did not run")
+
+    return Scenario(
+        name="retry(child), pick and commit(done) × commit(next round of its parent)",
+        setup=[leased(1, step_seq=1, spawn_round=1), *failed(11, **_OF_1)],
+        sessions={
+            "T": [retry(11), lease_some(8), flush_picked("done", parent_id=1)],
+            "F": [flush(spawn)],
+        },
+        check=check,
+    )
+
+
+def retry_parent_in_its_second_round() -> Scenario:
+    """A parent that was cancelled on its second barrier waits for that round alone; a child of the first still runs."""
+
+    def check(end: End) -> None:
+        require(end.after.status(1) == "runnable", "asleep on a satisfied barrier")
+
+    return Scenario(
+        name="retry(parent) × done(child), beside a child of an earlier round",
+        setup=[
+            *cancelled(1, step_seq=2, spawn_round=2),
+            leased(11, **_OF_1),
+            leased(12, parent_id=1, parent_round=2),
+        ],
+        sessions={"T": [retry(1)], "F": [flush(outcome(12, "done", parent_id=1))]},
+        check=check,
+    )
+
+
 def retry_failed_join_and_retry_child() -> Scenario:
     """The step that joined has failed, and so has a child: whichever is retried first, the parent sees its round."""
 
@@ -373,6 +413,8 @@ SCENARIOS = [
     cancel_and_retry_parent_and_end_of_child(),
     retry_parent_and_child(),
     retry_child_of_released(),
+    retry_child_and_next_round(),
+    retry_parent_in_its_second_round(),
     retry_failed_join_and_retry_child(),
     retry_failed_join_and_end_of_child(),
     retry_parked_and_deliver(),
