@@ -9,17 +9,17 @@ from collections.abc import Sequence
 
 import msgspec
 
-from gen_durable._core.model import CommitEntry, CommitResult, Committed
+from gen_durable._core.model import CommitEntry, CommitResult, Committed, Execution
 from gen_durable._db import commit as commits
 from gen_durable._db.insert import insert_children
-from gen_durable._db.pick import ungate
+from gen_durable._db.pick import Picked, ungate
 from gen_durable._db.plan import Plan, Statement
 from gen_durable._db.signal import Arrival, sweep
 from tests.interleavings.bench import READ_COMMITTED, Pins
 from tests.interleavings.product import SCHEMA, Change, number
 from tests.interleavings.scenario import Scenario
 from tests.interleavings.scenarios import children, inserts, keys, leases, limits, signals
-from tests.interleavings.session import RECORDER, Flushed, Work, autocommit, commit, transaction
+from tests.interleavings.session import RECORDER, Flushed, Session, Work, autocommit, commit, transaction
 from tests.interleavings.world import QUEUE, TOKEN, outcome
 
 
@@ -86,6 +86,33 @@ _JOIN = Statement(
 )
 # The watch on ended rows would find a second end before the parent has counted it.
 _UNWATCHED = Statement("unwatched", "select set_config('session_replication_role', 'replica', true)")
+# A slot for each row, so that nothing but the lock says who may run.
+_PICK = Statement(
+    "draft_pick",
+    """with picked as (
+         select id from gen_durable.gen_durable
+          where status = 'runnable' and eligible_at <= now() and queue = 'default'
+          order by priority, eligible_at, id
+            for update skip locked
+          limit 1)
+       update gen_durable.gen_durable g
+          set status = 'executing', locked_by = 'w1', lease_expires_at = now() + interval '1 minute',
+              lease_token = :lease_token::bigint, concurrency_slot = g.id, execution = g.execution + 1
+         from picked where g.id = picked.id
+       returning g.id, g.concurrency_key""",
+)
+_LOCK_KEY = Statement(
+    "draft_lock_key", "select pg_try_advisory_lock(hashtext(:concurrency_key::text)) as is_mine"
+)
+_HAND_BACK = Statement(
+    "draft_hand_back",
+    """update gen_durable.gen_durable
+          set status = 'runnable', locked_by = null, lease_expires_at = null, lease_token = null,
+              concurrency_slot = null, execution = execution - 1
+        where id = :id::bigint""",
+)
+# What the server does when a connection ends.
+_BREAK = Statement("connection_breaks", "select pg_advisory_unlock_all()")
 _COUNT_SIBLINGS = Statement(
     "count_siblings",
     """update gen_durable.gen_durable p
@@ -110,6 +137,27 @@ def _end_and_count(id: int) -> Work:
 
 def _end_and_join(id: int, *statements: Statement) -> Work:
     return transaction(lambda _: _believed(outcome(id, "done"), *statements, _JOIN))
+
+
+def _pick_then_lock(lease_token: int) -> Work:
+    """In one transaction: nobody sees a row that was handed back as leased."""
+
+    def plan() -> Plan[Picked]:
+        (row,) = yield _PICK(lease_token=lease_token)
+        (answer,) = yield _LOCK_KEY(concurrency_key=row["concurrency_key"])
+        if answer["is_mine"]:
+            return Picked([Execution(row["id"], lease_token, "F", 1, "s", 0, 0, "{}", QUEUE)], [])
+        yield _HAND_BACK(id=row["id"])
+        return Picked([], [])
+
+    return Work(lambda _: plan(), in_transaction=True, locks_session=True)
+
+
+def _lose_connection(session: Session) -> Plan[Picked]:
+    """The steps of what was picked go on, and so do their leases."""
+    yield _BREAK()
+    picked: Picked = session.result
+    return picked
 
 
 def _insert_then_wake() -> Plan[Arrival]:
@@ -242,6 +290,22 @@ FIRST_DRAFT = [
             F=[transaction(lambda _: _ungate_first(outcome(1, "done", held_key="k")))],
         ),
         reason="free key, its line is gated",
+    ),
+    Mutant(
+        name="a key is locked after the pick",
+        scenario=with_sessions(
+            keys.pick_pick_and_urgent_insert(), A=[_pick_then_lock(8)], B=[_pick_then_lock(9)]
+        ),
+        reason="not the first of its line",
+    ),
+    Mutant(
+        name="a key is locked by a connection",
+        scenario=with_sessions(
+            keys.pick_pick_and_urgent_insert(),
+            A=[_pick_then_lock(8), transaction(_lose_connection)],
+            B=[_pick_then_lock(9)],
+        ),
+        reason="two executions of one key",
     ),
 ]
 

@@ -68,6 +68,9 @@ class Order:
         except BaseException:
             await self._clean_up()
             raise
+        finally:
+            for session in self.sessions.values():
+                await session.unlock()
 
     async def _go(self, given: Choices) -> None:
         choices = iter(given)

@@ -37,6 +37,8 @@ class Work(msgspec.Struct, frozen=True):
     in_transaction: bool
     isolation: str | None = None
     """Of a transaction that is not the engine's but its caller's."""
+    locks_session: bool = False
+    """Whether it takes locks that outlast its transaction."""
 
 
 class Flushed(msgspec.Struct, frozen=True):
@@ -116,6 +118,11 @@ class Session:
     async def roll_back(self) -> None:
         if self._connection.is_in_transaction():
             await self._connection.execute("rollback")
+
+    async def unlock(self) -> None:
+        """Give back what outlasts the transactions of an order: the next one has the same connections."""
+        if any(work.locks_session for work in self._works):
+            await self._lane.transactions.execute("select pg_advisory_unlock_all()")
 
     async def start_again(self, error: StatementError) -> None:
         """Lost a race: everything of this transaction is undone, and will be done again from its first statement."""

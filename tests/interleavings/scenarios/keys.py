@@ -23,6 +23,7 @@ def pick_pick_and_urgent_insert() -> Scenario:
 
     return Scenario(
         name="pick × pick × urgent insert, one key",
+        sample=60,
         setup=[instance(id, concurrency_key="k") for id in (1, 2, 3)],
         sessions={
             "A": [lease_some(8)],
