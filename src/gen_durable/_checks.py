@@ -1,6 +1,6 @@
 """What the database can hold: one place for the limits of names, keys, numbers, durations and moments.
 
-Each function gives the value back, normalized, or raises: an `OptionError` where a machine is defined, a
+Each function `checked_…` gives the value back, normalized, or raises: an `OptionError` where a machine is defined, a
 `UsageError` where something is called.
 """
 
@@ -24,6 +24,7 @@ __all__ = [
     "checked_moment",
     "checked_name",
     "checked_traceparent",
+    "duration_text",
 ]
 
 MAX_NAME_BYTES: Final = 255
@@ -101,6 +102,25 @@ def checked_traceparent(value: object) -> str:
             f"traceparent is {value!r}", "give 00-<32 hex digits>-<16>-<2>, or leave it to OpenTelemetry"
         )
     return value
+
+
+def duration_text(duration: timedelta) -> str:
+    """A duration as one types it: `66ms`, `10s`, `1m30s`. Less than a millisecond is told only if that is all."""
+    length, millisecond = abs(duration), timedelta(milliseconds=1)
+    sign = "-" if duration < timedelta(0) else ""
+    if length < millisecond:
+        return f"{sign}{length / millisecond:g}ms" if length else "0s"
+    rest = round(length / millisecond)
+    if rest < 1000:
+        return f"{sign}{rest}ms"
+    parts = []
+    for unit, size in (("d", 86_400_000), ("h", 3_600_000), ("m", 60_000)):
+        count, rest = divmod(rest, size)
+        if count:
+            parts.append(f"{count}{unit}")
+    if rest:
+        parts.append(f"{rest / 1000:g}s")
+    return sign + "".join(parts)
 
 
 def _text(value: object, what: str, most: int, error: _Raises) -> str:

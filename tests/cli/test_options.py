@@ -9,7 +9,6 @@ import pytest
 
 from gen_durable.cli.options import (
     duration,
-    duration_text,
     load_settings,
     moment,
     moment_or_age,
@@ -18,7 +17,7 @@ from gen_durable.cli.options import (
     target,
 )
 from gen_durable.cli.worker import worker
-from gen_durable.config import Queue, Settings, parse_duration
+from gen_durable.config import Queue, Settings
 from gen_durable.errors import SettingsError
 
 
@@ -80,15 +79,6 @@ def test_every_setting_is_an_option_of_the_worker() -> None:
     options = {name for parameter in worker.params for name in parameter.opts}
     fields = [field.name for field in msgspec.structs.fields(Settings)]
     assert {"--" + name.replace("_", "-") for name in fields} <= options
-
-
-@pytest.mark.parametrize("text", ["2s", "500ms", "1m30s", "2h", "1d2h3m4s5ms"])
-def test_a_duration_is_shown_as_it_is_typed(text: str) -> None:
-    assert duration_text(parse_duration(text)) == text
-
-
-def test_no_time_at_all_is_zero_seconds() -> None:
-    assert duration_text(timedelta(0)) == "0s"
 
 
 def test_an_option_that_was_not_given_leaves_the_environment_alone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gen_durable import _checks
+from gen_durable.config import parse_duration
 from gen_durable.errors import OptionError, UsageError
 
 
@@ -120,3 +121,23 @@ def test_a_moment_that_is_none_is_refused(moment: Any) -> None:
 def test_an_id_is_a_positive_bigint(id: Any) -> None:
     with pytest.raises(UsageError, match="the id is"):
         _checks.checked_id(id)
+
+
+@pytest.mark.parametrize("text", ["0s", "0.5ms", "66ms", "2s", "1.5s", "1m30s", "2h", "1d2h3m4.005s"])
+def test_a_duration_is_written_as_it_is_typed(text: str) -> None:
+    assert _checks.duration_text(parse_duration(text)) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0.065653, "66ms"),
+        (0.9996, "1s"),
+        (59.9996, "1m"),
+        (-1, "-1s"),
+        (-0.0005, "-0.5ms"),
+        (0.0005, "0.5ms"),
+    ],
+)
+def test_a_duration_is_written_to_the_millisecond(seconds: float, text: str) -> None:
+    assert _checks.duration_text(timedelta(seconds=seconds)) == text

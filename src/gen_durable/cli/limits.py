@@ -7,13 +7,13 @@ from typing import Any, Final, TypeVar, get_args
 
 import click
 
+from .._checks import duration_text
 from .._db import limits as stored
 from .._db.plan import Plan
 from ..limits import ConcurrencyLimit, Limit, LimitKind, limit_name, parse_limit
 from .connection import Place, place_options
 from .failure import Failure
 from .json_text import json_option, print_json_rows
-from .options import duration_text
 from .rows import clean, print_columns
 
 __all__ = ["limit", "limits"]

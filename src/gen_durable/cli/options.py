@@ -11,6 +11,7 @@ from typing import Any, Final, Literal, TypeVar, get_args, get_origin
 import click
 import msgspec
 
+from .._checks import duration_text
 from ..config import Queue, Settings, parse_duration
 from ..errors import SettingsError
 
@@ -18,7 +19,6 @@ __all__ = [
     "address",
     "dsn_option",
     "duration",
-    "duration_text",
     "load_settings",
     "moment",
     "moment_or_age",
@@ -165,14 +165,3 @@ def _setting_option(field: msgspec.structs.FieldInfo) -> Callable[[Command], Com
 def load_settings(file: Path | None, given: dict[str, Any]) -> Settings:
     """The settings of the file, the environment and the options that were given."""
     return Settings.load(file, **{name: value for name, value in given.items() if value is not None})
-
-
-def duration_text(duration: timedelta) -> str:
-    """A duration as one types it: `1m30s`."""
-    milliseconds = duration // timedelta(milliseconds=1)
-    parts = []
-    for unit, size in (("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1000), ("ms", 1)):
-        count, milliseconds = divmod(milliseconds, size)
-        if count:
-            parts.append(f"{count}{unit}")
-    return "".join(parts) or "0s"

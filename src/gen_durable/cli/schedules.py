@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from .. import _recurring
-from .._checks import checked_name
+from .._checks import checked_name, duration_text
 from .._db import inspect, named
 from .._db import schedules as plans
 from .._db.named import NamedInsert
@@ -26,7 +26,7 @@ from .connection import Place, place_options
 from .control import actor_of, reason_option
 from .failure import Failure
 from .json_text import json_option, print_json, print_json_rows, raw, read_json, readable
-from .options import duration, duration_text
+from .options import duration
 from .producing import check_known
 from .rows import age_text, clean, print_columns
 
