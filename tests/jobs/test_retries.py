@@ -160,6 +160,9 @@ async def test_a_worker_tries_again_when_the_wait_is_over(
         "it fails",
     ]
     assert {lines[-1].partition(":")[0] for lines in told} == {"ConnectionError"}, "the traceback is told too"
+    places = [line for lines in told for line in lines if line.startswith("  File ")]
+    assert len(places) == len(told), "and only the user's part of it"
+    assert all(place.endswith("in flaky") for place in places)
 
 
 # RetryAfter
@@ -186,8 +189,8 @@ def test_retry_after_chooses_the_wait_and_counts_as_an_attempt(
     durable.assert_failed(ref, match="^the bank rests, 2$")
     assert row(conn, ref.id)["error"]["attempt"] == 2
     assert [each.getMessage().partition(", ")[2] for each in caplog.records] == [
-        "attempt 1: the bank rests, 0; it runs again in 1:23:20",
-        "attempt 2: the bank rests, 1; it runs again in 1:23:20",
+        "attempt 1: the bank rests, 0; it runs again in 1h23m20s",
+        "attempt 2: the bank rests, 1; it runs again in 1h23m20s",
         "attempt 3: the bank rests, 2; it fails",
     ]
 

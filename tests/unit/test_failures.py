@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import traceback
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -10,8 +13,9 @@ import pytest
 
 import gen_durable
 from gen_durable._core.codec import decode
-from gen_durable._core.failures import failure_json
-from gen_durable.errors import DecodeError
+from gen_durable._core.failures import failure_json, traceback_text
+from gen_durable._runtime.executor import _within
+from gen_durable.errors import DecodeError, StepTimeoutError
 
 PACKAGE = Path(gen_durable.__file__).parent
 
@@ -52,6 +56,60 @@ def test_type_message_place_and_attempt() -> None:
 
 def test_no_local_is_told() -> None:
     assert "hunter2" not in failure_json(caught(outer, "hunter2"), 0)
+
+
+def places(error: BaseException) -> list[str]:
+    """The functions of the frames that are told, outermost first."""
+    told = traceback_text(error).splitlines()
+    return [line.rpartition(" in ")[2] for line in told if line.startswith("  File ")]
+
+
+def fail_twice(password: str) -> NoReturn:
+    try:
+        outer(password)
+    except PermissionError as error:
+        raise LookupError("no way in") from error
+
+
+async def as_a_step(call: Any, *args: Any) -> None:
+    """As an executor calls it: with a frame of the engine above that of the user."""
+    await _within(StepTimeoutError("m", "s", timedelta(seconds=9)), as_awaitable(call, *args))
+
+
+async def as_awaitable(call: Any, *args: Any) -> None:
+    call(*args)
+
+
+def raised_in_a_step(call: Any, *args: Any) -> Exception:
+    with pytest.raises(Exception) as raised:  # noqa: PT011 - whatever it is
+        asyncio.run(as_a_step(call, *args))
+    return raised.value
+
+
+def test_a_traceback_leaves_out_the_way_to_the_users_code() -> None:
+    error = raised_in_a_step(fail_twice, "hunter2")
+    assert "in _within" in "".join(traceback.format_exception(error))
+    told = traceback_text(error)
+    assert "in _within" not in told
+    assert told.endswith("LookupError: no way in")
+    cause = places(error)[:3]
+    assert cause == ["fail_twice", "outer", "inner"]
+    assert places(error)[-2:] == ["as_awaitable", "fail_twice"]
+
+
+def test_a_traceback_leaves_out_the_way_in_every_part_of_a_group() -> None:
+    inside = raised_in_a_step(outer, "hunter2")
+    told = traceback_text(ExceptionGroup("two", [inside, ValueError("the other")]))
+    assert "in outer" in told
+    assert "in _within" not in told
+
+
+def test_a_traceback_keeps_where_an_error_of_the_engine_was_raised() -> None:
+    assert places(caught(decode, "{", int, "the state"))[-2:] == ["caught", "decode"]
+    error = caught(decode, "{", int, "the state")
+    while error.__traceback__ is not None and error.__traceback__.tb_frame.f_code.co_filename == __file__:
+        error.__traceback__ = error.__traceback__.tb_next
+    assert places(error)[-1:] == ["decode"]
 
 
 def test_frames_of_the_engine_are_cut() -> None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-import traceback
 from collections.abc import Awaitable, Coroutine, Iterator, Sequence
 from functools import partial
 from typing import Any, Final
 
-from .._core.failures import failure_json
+from .._checks import duration_text
+from .._core.failures import failure_json, traceback_text
 from .._core.model import CommitEntry, Execution
 from .._core.opening import open_context, state_of
 from .._core.registry import Registered, Registry
@@ -114,7 +114,7 @@ class Executor:
             _tell(execution, logging.INFO, f"cancelled itself: {error}")
             return cancel(execution, error)
         if isinstance(decision, RetryAfter) and not _is_last(execution, machine):
-            _tell(execution, logging.WARNING, f"{error}; it runs again in {decision.delay}")
+            _tell(execution, logging.WARNING, f"{error}; it runs again in {duration_text(decision.delay)}")
             entry = settle(execution, machine, Retry(decision.delay), UNREAD, self._limits, error=error)
         else:
             _tell(execution, logging.WARNING, f"{error}; it fails")
@@ -336,11 +336,10 @@ def _tell_raised(execution: Execution, failure: Exception, outcome: Outcome[Any]
         case Stop():
             verdict = "it fails"
         case Retry():
-            verdict = f"it runs again in {outcome.delay}"
+            verdict = f"it runs again in {duration_text(outcome.delay)}"
         case _:
             verdict = f"its handler says {type(outcome).__name__}"
-    told = "".join(traceback.format_exception(failure)).rstrip()
-    _tell(execution, level, f"{reason_text(failure)}; {verdict}\n{told}")
+    _tell(execution, level, f"{reason_text(failure)}; {verdict}\n{traceback_text(failure)}")
 
 
 def _tell(execution: Execution, level: int, what: str) -> None:
