@@ -8,8 +8,10 @@ from typing import Any
 import asyncpg
 import pytest
 
+from gen_durable._db.failures import is_outage
 from gen_durable._db.plan import in_schema
 from gen_durable._db.pool import connect
+from gen_durable._db.runner import from_asyncpg
 from tests.db.test_statements import all_statements
 
 
@@ -56,3 +58,20 @@ async def test_a_codec_of_the_users_own_can_be_set(durable_dsn: str) -> None:
     await conn.execute("insert into gen_durable.limits (name, kind, slots) values ('mail', 'concurrency', 3)")
     assert "mail" in await conn.fetchval("select l from gen_durable.limits l")
     await conn.close()
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (
+            asyncpg.InternalClientError("cannot switch to state 12; another operation (2) is in progress"),
+            "the connection was lost",
+        ),
+        (asyncpg.InternalClientError("unexpected"), "unexpected"),
+        (asyncpg.InterfaceError("connection is closed"), "connection is closed"),
+        (TimeoutError(), "TimeoutError"),
+    ],
+)
+def test_what_a_dying_connection_says_is_told_in_words(error: Exception, message: str) -> None:
+    failure = from_asyncpg(error)
+    assert (str(failure), failure.__cause__, is_outage(failure)) == (message, error, True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from .failures import StatementError
 from .plan import Plan, Rows, Script, in_schema
@@ -10,6 +10,9 @@ from .plan import Plan, Rows, Script, in_schema
 __all__ = ["asyncpg_failures", "run_asyncpg", "run_psycopg", "run_psycopg_async"]
 
 T = TypeVar("T")
+# A connection that the server has ended while nobody used it answers so to its next use, if that comes before asyncpg
+# has heard the last of it.
+_DYING: Final = "cannot switch to state"
 
 
 async def run_asyncpg(conn: Any, plan: Plan[T], schema: str) -> T:
@@ -96,8 +99,7 @@ def _has_no_rows(error: Any) -> bool:
 def asyncpg_failures() -> tuple[type[Exception], ...]:
     """Everything that asyncpg raises when a statement or a connection fails.
 
-    The internal error is among it: a connection that the server has ended while nobody used it answers so to its next
-    use, if that comes before asyncpg has heard the last of it.
+    The internal error is among it: see `_DYING`.
     """
     # Imported at the first use: a producer that brings its own psycopg connection never pays for asyncpg.
     import asyncpg
@@ -122,6 +124,8 @@ def from_asyncpg(error: BaseException) -> StatementError:
         failure = StatementError(error.sqlstate or "", message, getattr(error, "detail", None) or "")
     elif isinstance(error, ValueError):
         failure = StatementError("22000", str(error))  # asyncpg.DataError: a value that the wire cannot carry
+    elif isinstance(error, asyncpg.InternalClientError) and str(error).startswith(_DYING):
+        failure = StatementError("", "the connection was lost")
     else:
         failure = StatementError("", str(error) or type(error).__name__)
     failure.__cause__ = error
