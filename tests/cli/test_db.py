@@ -44,9 +44,19 @@ def test_tables_are_installed_looked_at_and_taken_back(run: Run, schema: str) ->
 
 def test_nothing_is_dropped_without_a_yes(run: Run, schema: str) -> None:
     run("migrate")
+    question = f"Drop tables of schema '{schema}', with all instances in them? [y/N]: "
     refused = run("down", answer="n\n")
-    assert refused.exit_code == 1
-    assert f"Drop tables of schema '{schema}', with all instances in them?" in refused.output
+    assert (refused.exit_code, refused.stdout, refused.stderr) == (
+        1,
+        "",
+        f"{question}n\nnothing was changed\n",
+    )
+    unanswered = run("down")
+    assert (unanswered.exit_code, unanswered.stdout, unanswered.stderr) == (
+        2,
+        "",
+        f"{question}\ngen-durable: nothing was changed; answer the question, or say --yes\n",
+    )
     assert run("status").exit_code == 0
     assert run("down", answer="y\n").exit_code == 0
     assert run("status").exit_code == 1

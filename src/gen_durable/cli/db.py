@@ -74,8 +74,9 @@ def down(to: int, yes: bool, dsn: str | None, settings_file: Path | None, **give
     if (found.version or 0) <= to:
         click.echo(_described(found))
         return
-    if not yes:
-        click.confirm(f"Drop tables of schema '{settings.schema}', with all instances in them?", abort=True)
+    if not yes and not _agrees(settings.schema):
+        click.echo("nothing was changed", err=True)
+        raise SystemExit(1)
     click.echo(_described(asyncio.run(migrate_schema(dsn, settings.schema, to, settings.pooler))))
 
 
@@ -113,6 +114,14 @@ def url(dsn: str | None, password: bool) -> None:
     """
     found = server_dsn(dsn)
     click.echo(found if password else _without_password(found))
+
+
+def _agrees(schema: str) -> bool:
+    try:
+        return click.confirm(f"Drop tables of schema '{schema}', with all instances in them?", err=True)
+    except click.Abort:
+        click.echo(err=True)
+        raise Failure("nothing was changed; answer the question, or say --yes") from None
 
 
 def _without_password(dsn: str) -> str:
