@@ -34,7 +34,7 @@ def test_a_parked_instance(gd: Gd, shop: Harness, target: str) -> None:
     assert gd("show", target).stdout.startswith("Checkout 1  awaiting_signal\n")
     facts = lines(gd, target)
     assert (facts["step"], facts["waits"], facts["queue"]) == (
-        "ship, attempt 1",
+        "ship",
         "for payment",
         "checkout, priority 0",
     )
@@ -57,11 +57,26 @@ def test_a_failed_one_with_its_error(gd: Gd, shop: Harness) -> None:
     assert shown.startswith("Parcel v2 1  failed\n")
     assert "last error:      ValueError: lost\\nin the post\n" in shown
     assert '"type": "ValueError"' in shown
-    assert '"attempt": 1' in shown, "people count from one"
+    assert '"attempt": 0' in shown, "as it is stored"
     assert lines(gd, 1)["step"] == "pack, 1 execution in all"
     found = parsed(gd("show", 1, "--json"))
     assert (found["error"]["message"], found["error"]["attempt"]) == ("lost\nin the post", 0)
     assert found["executions"][0]["outcome"] == "stop"
+
+
+def test_one_that_is_to_be_tried_again(gd: Gd, shop: Harness, sql: psycopg.Connection[Any]) -> None:
+    shop.insert(Checkout, {}, max_attempts=4)
+    assert lines(gd, 1)["step"] == "start", "nothing was tried yet"
+    sql.execute("update gen_durable.gen_durable set attempt = 2 where id = 1")
+    assert lines(gd, 1)["step"] == "start, attempt 3 of 4 is next"
+
+
+def test_one_that_was_cancelled_while_it_waited(gd: Gd, shop: Harness) -> None:
+    shop.insert(Checkout, {})
+    shop.drain()
+    shop.cancel(1)
+    assert lines(gd, 1)["step"] == "ship, 1 execution in all"
+    assert section(gd, 1, "executions")[2] == "2 ship ABORTED cancelled while it waited; nothing ran"
 
 
 def test_a_parent_with_its_children(gd: Gd, shop: Harness) -> None:

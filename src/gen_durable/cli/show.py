@@ -112,7 +112,7 @@ def _lines(portrait: Portrait) -> Iterator[str]:
 
 def _facts(portrait: Portrait) -> Iterator[tuple[str, str | None]]:
     row, details, now = portrait.row, portrait.details, portrait.now
-    yield "step", f"{clean(row['step'])}, {_tries(row, details)}"
+    yield "step", ", ".join(filter(None, [clean(row["step"]), _tries(portrait)]))
     yield "runs" if row["status"] == Status.EXECUTING else "waits", waits(row, now) or None
     yield "queue", f"{clean(row['queue'])}, priority {row['priority']}"
     for name in ("correlation_key", "concurrency_key"):
@@ -135,7 +135,7 @@ def _facts(portrait: Portrait) -> Iterator[tuple[str, str | None]]:
     yield "state", readable(row["state"])
     yield "result", None if row["result"] is None else readable(row["result"])
     yield "last error", None if row["last_error"] is None else clean(row["last_error"])
-    yield "error", None if row["error"] is None else readable(_counted_from_one(row["error"]))
+    yield "error", None if row["error"] is None else readable(row["error"])
 
 
 def _lists(portrait: Portrait) -> Iterator[tuple[str, list[str]]]:
@@ -168,11 +168,15 @@ def _child(row: Row) -> str:
 
 
 def _execution(row: Row) -> str:
+    if not _has_run(row):
+        return f"{row['attempt']} {clean(row['step'])} {row['status']} {row['outcome']} while it waited; nothing ran"
     began = row["started_at"] or row["leased_at"]
     took = f" in {_seconds(began, row['finished_at'])}" if began and row["finished_at"] else ""
     outcome = f" {row['outcome']}" if row["outcome"] else ""
     said = f": {clean(row['error'])}" if row["error"] else ""
-    return f"{row['attempt']} {clean(row['step'])} {row['status']}{outcome}{took} by {row['lease_owner'] or '-'}{said}"
+    return (
+        f"{row['attempt']} {clean(row['step'])} {row['status']}{outcome}{took} by {row['lease_owner']}{said}"
+    )
 
 
 def _bold(text: str) -> str:
@@ -183,21 +187,22 @@ def _status(status: str) -> str:
     return click.style(status, fg=STYLES[status])
 
 
-def _tries(row: Row, details: Row) -> str:
+def _tries(portrait: Portrait) -> str | None:
     """How often it was tried. An end sets the count of its step back; the executions stay."""
+    row, details = portrait.row, portrait.details
     if row["finished_at"] is not None:
-        count = details["execution"]
+        count = details["execution"] - sum(not _has_run(each) for each in portrait.executions)
         return f"{count} execution{'s' * (count != 1)} in all"
     limit = "" if details["max_attempts"] is None else f" of {details['max_attempts']}"
-    return f"attempt {row['attempt'] + 1}{limit}"
+    this = f"attempt {row['attempt'] + 1}{limit}"
+    if row["status"] == Status.EXECUTING:
+        return this
+    return f"{this} is next" if row["attempt"] else None
 
 
-def _counted_from_one(error: str) -> str:
-    """The facts of an error for people, to whom the first attempt is number one."""
-    facts = msgspec.json.decode(error)
-    if not isinstance(facts, dict) or not isinstance(facts.get("attempt"), int):
-        return error
-    return msgspec.json.encode({**facts, "attempt": facts["attempt"] + 1}).decode()
+def _has_run(execution: Row) -> bool:
+    """What nobody had leased is the note that a waiting instance was cancelled."""
+    return execution["lease_owner"] is not None
 
 
 def _when(moment: datetime | None, now: datetime) -> str | None:
