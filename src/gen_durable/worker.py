@@ -255,6 +255,8 @@ class Worker(AsyncClient):
         async with self:
             on_open()
             await self._until(told)
+            assert self._engine is not None  # noqa: S101 - started in __aenter__
+            self._engine.is_signalled = True
 
     async def _until(self, done: asyncio.Event) -> None:
         """Wait to be told, or for a bug in a service: then leases bring the work to another worker."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import signal
 import threading
 import time
@@ -62,6 +63,8 @@ async def test_a_step_longer_than_the_drain_goes_back_at_no_cost(
     assert (drain["released"], drain["in_flight"], drain["queue"]) == (2, 2, "default")
     assert "ended" in process.told[-1]
     assert not any("handled" in line for line in process.told)
+    told = "stopping: 2 steps are running, waiting at most 300ms; a second signal gives back what runs"
+    assert process.log[-1].endswith(told)
 
 
 async def test_a_step_that_ignores_its_cancellation_does_not_hold_up_the_exit(
@@ -142,7 +145,10 @@ async def test_a_worker_that_is_closed_lets_its_steps_end_and_picks_no_more(
         assert (row["status"], row["execution"]) == ("runnable", 0)
 
 
-async def test_a_shutdown_ends_a_chain_between_two_steps(durable_dsn: str, db: Any) -> None:
+async def test_a_shutdown_ends_a_chain_between_two_steps(
+    durable_dsn: str, db: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "gen_durable")
     is_there, may_go = asyncio.Event(), asyncio.Event()
 
     class Walk(Machine[None, None]):
@@ -167,6 +173,7 @@ async def test_a_shutdown_ends_a_chain_between_two_steps(durable_dsn: str, db: A
         assert (row["status"], row["step"], row["step_seq"]) == ("runnable", "two", 1)
         assert has_no_lease(row)
         assert [(one.released, one.in_flight) for one in events.of(SchedulerDrain)] == [(0, 1)]
+        assert caplog.messages[-1] == "stopping: 1 step is running, waiting at most 30s"
 
 
 async def test_released_work_is_taken_up_by_another_worker_at_once(durable_dsn: str, db: Any) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, Final
 
+from .._checks import duration_text
 from .._core.registry import Registry
 from .._core.settle import Limits
 from .._db import audit as audits
@@ -160,6 +161,8 @@ class Engine:
         if settings.gc:
             self._services.append(Collector(services, settings, telemetry, contact))
         self._presence = Presence(services, settings, contact, presence)
+        self.is_signalled = False
+        """Whether it ends by a signal, so that another one may hurry it."""
         # What runs until it is told to stop; and what runs until everything has come to its end.
         self._tasks: list[asyncio.Task[None]] = []
         self._lasting: list[asyncio.Task[None]] = []
@@ -217,12 +220,7 @@ class Engine:
         if not self._lasting:  # it did not get so far as to start
             self._threads.close()
             return
-        if running := sum(scheduler.in_flight for scheduler in self._schedulers):
-            _log.info(
-                "stopping: %d executions are under way and get up to %s; a second signal gives them back at once",
-                running,
-                self._settings.drain_timeout,
-            )
+        self._tell_of_drain()
         self._is_draining = True
         for service in self._services:
             service.stop()
@@ -245,6 +243,20 @@ class Engine:
         self._threads.close()
         if self._processes is not None:
             await self._processes.close()
+
+    def _tell_of_drain(self) -> None:
+        running = sum(scheduler.running for scheduler in self._schedulers)
+        if not running or self._hurry.is_set():
+            return
+        steps = "1 step is running" if running == 1 else f"{running} steps are running"
+        patience = duration_text(self._settings.drain_timeout)
+        if self.is_signalled:
+            # A warning, which shows even where nobody has set up a log: whoever gave the signal would look at silence.
+            _log.warning(
+                "stopping: %s, waiting at most %s; a second signal gives back what runs", steps, patience
+            )
+        else:
+            _log.info("stopping: %s, waiting at most %s", steps, patience)
 
     async def _drain_schedulers(self) -> None:
         loop = asyncio.get_running_loop()

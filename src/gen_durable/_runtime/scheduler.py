@@ -161,9 +161,9 @@ class Scheduler(Service):
         self._slots.rest()
 
     @property
-    def in_flight(self) -> int:
-        """How many executions are under way."""
-        return len(self._in_flight)
+    def running(self) -> int:
+        """How many steps run, as against those that wait for a slot or for their commit."""
+        return sum(lease in self._began for lease in self._in_step)
 
     def lose(self, lease: Lease) -> None:
         """This lease is no longer ours: whatever the step still does, it may not commit."""
