@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from datetime import timedelta
 from typing import Any
 
@@ -297,3 +298,16 @@ async def test_a_worker_collects_by_itself(db: Any, durable_dsn: str) -> None:
     async with worker:
         assert await events.wait(GcSwept) == GcSwept(count=1)
     assert await ids(db) == []
+
+
+async def test_a_sweep_of_many_pages_is_one_line_of_log(
+    db: Any, database: Database, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "gen_durable")
+    await db.execute(
+        "insert into gen_durable.gen_durable (fsm, step, status, finished_at)"
+        " select 'plain', 'run', 'done', now() - interval '2 days' from generate_series(1, $1)",
+        2 * gc.PAGE + 1,
+    )
+    assert await sweep(database) == 2 * gc.PAGE + 1
+    assert caplog.messages == [f"collected {2 * gc.PAGE + 1} instances; 0 more stay for their keys"]

@@ -43,6 +43,8 @@ class Collector(Service):
         }
         # What of the sweep that is under way is left to look at, and from where.
         self._left: dict[gc.Ended, gc.Place] = {}
+        # What it has come to so far.
+        self._deleted = self._stripped = 0
         # Where the walks through executions, signals and buckets go on.
         self._executions_at = self._signals_at = self._buckets_at = 0
 
@@ -63,8 +65,10 @@ class Collector(Service):
                 del self._left[ended]
             else:
                 self._left[ended] = swept.next
-        if deleted or stripped:
-            _log.info("collected %d instances; %d more stay for their keys", deleted, stripped)
+        self._deleted += deleted
+        self._stripped += stripped
+        if not self._left:
+            self._tell()
         if deleted:
             self._telemetry.emit(GcSwept(count=deleted))
         has_more_events = await self._database.run(gc.sweep_events(self._settings.retention_events))
@@ -73,6 +77,12 @@ class Collector(Service):
             return timedelta(0)
         await self._walk()
         return self._settings.gc_interval
+
+    def _tell(self) -> None:
+        """Once for a sweep: where much ends, it has hundreds of pages."""
+        if self._deleted or self._stripped:
+            _log.info("collected %d instances; %d more stay for their keys", self._deleted, self._stripped)
+        self._deleted = self._stripped = 0
 
     async def _walk(self) -> None:
         retention = self._settings.retention_executions
