@@ -32,7 +32,8 @@ def exit_code(child: Child) -> int:
 
 
 def _put(path: str, file: int) -> None:
-    opened = os.open(path, os.O_RDWR | os.O_NOCTTY)
+    # At its end: processes that this one starts as it was started open the same file.
+    opened = os.open(path, os.O_RDWR | os.O_NOCTTY | os.O_APPEND)
     os.dup2(opened, file)
     os.close(opened)
 

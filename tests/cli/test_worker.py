@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import uuid
 from collections.abc import Iterator
@@ -31,6 +32,24 @@ class Mail(Hello, name="mail", queue="mail"):
 
 worker = Worker([Hello])
 """
+
+# It says something, and tells its process to stop.
+TALKATIVE = """
+import asyncio, logging, os, signal
+from gen_durable import Context, Done, Machine, Outcome, step
+
+log = logging.getLogger("shop")
+
+class Hello(Machine[int, int]):
+    @step
+    async def run(self, ctx: Context[int]) -> Outcome[int]:
+        log.debug("not told")
+        log.info("hello %d", ctx.state)
+        os.kill(os.getpid(), signal.SIGTERM)
+        await asyncio.sleep(0.5)
+        return Done(ctx.state)
+"""
+TIME = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3}"
 
 
 @pytest.fixture
@@ -66,8 +85,71 @@ def test_it_says_one_line_and_ends_when_it_is_told_to(app: Path, schema: str, tm
         )
         assert said.startswith("gen-durable "), stop
         assert "Hello v3, mail v1" in said, stop
-        assert said.endswith("queues default=4; not mail\n"), stop
+        assert said.endswith("queues default=4; leaves queue mail to other workers\n"), stop
         assert (code, said.count("\n"), errors) == (0, 1, ""), stop
+
+
+@pytest.mark.parametrize(
+    ("queue", "hint"), [("defualt=3", "; did you mean 'default'?"), ("x=3", ""), ("mail=3", None)]
+)
+def test_a_queue_of_none_of_its_machines_is_warned_of(
+    app: Path, schema: str, tmp_path: Path, queue: str, hint: str | None
+) -> None:
+    code, said, errors = until_it_is_told(
+        signal.SIGTERM, tmp_path / "errors", str(app), "--queue", queue, "--schema", schema
+    )
+    warning = "WARNING this worker serves none of the queues of its machines (default, mail)"
+    assert (code, said.count("\n")) == (0, 1)
+    assert errors.partition(" WARNING")[2] == ("" if hint is None else f"{warning}{hint}\n"[7:])
+    others = "queue default" if hint is None else "queues default, mail"
+    assert said.endswith(f"; leaves {others} to other workers\n")
+
+
+def log_of_a_run(tmp_path: Path, app: str, dsn: str, *options: str) -> list[str]:
+    """What `gen-durable worker` tells beside its line, up to the end that a step of its own brings."""
+    (tmp_path / "app.py").write_text(app)
+    errors = tmp_path / "errors"
+    errors.write_text("")
+    with psycopg.connect(dsn) as connection:
+        connection.execute("select gen_durable.insert('Hello', '7', step => 'run')")
+    ours, its = os.pipe()
+    process = start("worker", str(tmp_path / "app.py"), "--dsn", dsn, *options, output=its, errors=errors)
+    with os.fdopen(ours, encoding="utf-8") as output:
+        output.read()
+    assert exit_code(process) == 0
+    return errors.read_text(encoding="utf-8").splitlines()
+
+
+STOPPING = "stopping: 1 step is running, waiting at most 25s; a second signal gives back what runs"
+
+
+def test_what_is_logged_is_shown_with_time_and_level(
+    durable: Harness, durable_dsn: str, tmp_path: Path
+) -> None:
+    hello, stopping = log_of_a_run(tmp_path, TALKATIVE, durable_dsn)
+    assert re.fullmatch(rf"{TIME} INFO \[Hello 1 run 1\] hello 7", hello)
+    assert re.fullmatch(rf"{TIME} WARNING {STOPPING}", stopping)
+    durable.assert_done(1, 7)
+
+
+def test_the_log_of_the_application_is_left_as_it_is(
+    durable: Harness, durable_dsn: str, tmp_path: Path
+) -> None:
+    for number, set_up in enumerate(
+        [
+            "logging.basicConfig(format='own %(message)s')",
+            "logging.getLogger('gen_durable').addHandler(logging.StreamHandler())",
+        ]
+    ):
+        said = log_of_a_run(tmp_path, f"{TALKATIVE}\n{set_up}\n", durable_dsn)
+        assert said == [f"{'' if number else 'own '}{STOPPING}"]
+
+
+def test_every_process_has_a_log(durable: Harness, durable_dsn: str, tmp_path: Path) -> None:
+    said = log_of_a_run(tmp_path, TALKATIVE.replace("getpid", "getppid"), durable_dsn, "--processes", "2")
+    # Whether both of them were ready before the end came is left open.
+    told = [re.sub(rf"{TIME} ", "", line) for line in said if " is worker " not in line]
+    assert told == ["INFO [Hello 1 run 1] hello 7", f"WARNING {STOPPING}"]
 
 
 @pytest.mark.clause("CLI-5", "ROUTE-2")

@@ -43,6 +43,8 @@ from .wake import Wakes
 __all__ = ["Engine"]
 
 _log: Final = logging.getLogger("gen_durable.worker")
+# Of its own, so that a program which says the same in its own way can turn it off.
+_start_log: Final = logging.getLogger("gen_durable.worker.start")
 # How long a shutdown waits for the answer to its last pick, and to its last word on what is done. What is leased or
 # left open by an answer that never comes, the reaper of another worker sees to.
 _LAST_ANSWER: Final = 2.0
@@ -180,7 +182,9 @@ class Engine:
         self._tasks = [self._spawn(service.run()) for service in self._services]
         served = ", ".join(f"{source.name} ({limits.concurrency})" for source, limits in self._sources)
         machines = ", ".join(f"{machine.name} v{machine.version}" for machine in self._registry)
-        _log.info("worker %s serves %s; machines: %s", self._worker, served or "no queue", machines or "none")
+        _start_log.info(
+            "worker %s serves %s; machines: %s", self._worker, served or "no queue", machines or "none"
+        )
         if self._settings.alerts and self._settings.alerts not in self._sinks:
             # Another worker may well have it. But if the name is misspelt, no alert ever arrives.
             _log.warning(

@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import click
 
 from .. import __version__
 from .._db.address import shown
 from ..config import Queue, environment_dsn
+from ..errors import did_you_mean
 from ..limits import Limit
 from ..schedules import Schedule
 from ..worker import Worker
 from .failure import Failure
 from .limits import limit
+from .log import set_up_log
 from .options import address, dsn_option, load_settings, prefix, queue, settings_options
 from .targets import load
 
 __all__ = ["worker"]
+
+_log: Final = logging.getLogger("gen_durable.worker")
 
 
 @click.command()
@@ -104,6 +109,7 @@ def worker(
     if no_queues and (queues or prefixes):
         raise Failure("--no-queues serves none; leave --queue and --prefix out, or it")
     loaded = [] if target is None else load(target)
+    set_up_log()
     if isinstance(loaded, Worker):
         given = [name for name, value in settings.items() if value is not None]
         if queues or prefixes or on_unknown or no_queues or health or limits or dsn or settings_file or given:
@@ -121,14 +127,19 @@ def worker(
             limits=limits,
             settings=load_settings(settings_file, settings),
         )
-    _warn_of_idle(ready, target)
     if metrics is not None:
         if processes is not None:
             raise Failure(
                 "--metrics and --processes: every process needs a port of its own; start them one by one"
             )
         _serve_metrics(ready, *metrics)
-    ready.run(processes=processes, on_ready=lambda: click.echo(_start_line(ready, processes)))
+
+    def tell() -> None:
+        # Not before: of several processes only the one that looks after them comes here.
+        _warn_of_idle(ready, target)
+        click.echo(_start_line(ready, processes))
+
+    ready.run(processes=processes, on_ready=tell)
 
 
 def _serve_metrics(ready: Worker, host: str, port: int) -> None:
@@ -150,13 +161,15 @@ def _distinct(given: tuple[tuple[str, Queue], ...], what: str) -> dict[str, Queu
 
 
 def _warn_of_idle(ready: Worker, target: str | None) -> None:
-    """Who owns a namespace answers for it: one of which it knows nothing is rather a mistake."""
+    """Who serves what none of its machines is in has rather made a mistake, and waits for ever, or fails what comes."""
     for owned in ready.prefixes:
         if not any(each.name.startswith(owned) for each in ready.machines):
-            click.echo(
-                f"gen-durable: no machine of {target} begins with {owned!r}; {_fate(ready)}",
-                err=True,
-            )
+            _log.warning("no machine of %s begins with %r; %s", target, owned, _fate(ready))
+    queues = sorted({each.queue for each in ready.machines})
+    if ready.served_queues and not ready.prefixes and not set(queues) & set(ready.served_queues):
+        hints = (did_you_mean(name, queues) for name in ready.served_queues)
+        hint = next(filter(None, hints), "")
+        _log.warning("this worker serves none of the queues of its machines (%s)%s", ", ".join(queues), hint)
 
 
 def _fate(ready: Worker) -> str:
@@ -174,7 +187,8 @@ def _start_line(ready: Worker, processes: int | None) -> str:
     machines = ", ".join(f"{each.name} v{each.version}" for each in (ours if prefixes else ready.machines))
     served = [*_sources("queues", ready.served_queues), *_sources("prefixes", ready.prefixes)]
     elsewhere = sorted({each.queue for each in ready.machines} - set(ready.served_queues))
-    left = f"; not {', '.join(elsewhere)}" if elsewhere and not prefixes else ""
+    named = f"queue{'s' * (len(elsewhere) > 1)} {', '.join(elsewhere)}"
+    left = f"; leaves {named} to other workers" if elsewhere and not prefixes else ""
     dsn = ready.dsn or environment_dsn()
     where = shown(dsn) if dsn else "the embedded PostgreSQL"
     number = f", in {processes} processes" if processes else ""

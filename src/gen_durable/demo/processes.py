@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -51,7 +52,7 @@ class WorkerProcess:
     @property
     def has_started(self) -> bool:
         """Whether it has said that it works."""
-        return bool(self.last_words())
+        return any(line.startswith("gen-durable ") for line in self._said().splitlines())
 
     def pause(self) -> None:
         """Stop it where it is, for a look at what it is doing."""
@@ -80,8 +81,12 @@ class WorkerProcess:
 
     def last_words(self) -> str:
         """The end of what it wrote."""
-        self._log.seek(0)
-        return self._log.read().decode(errors="replace").strip()[-2000:]
+        return self._said()[-2000:]
+
+    def _said(self) -> str:
+        # Without moving in the file: its place there is the process's too, which goes on writing.
+        file = self._log.fileno()
+        return os.pread(file, os.fstat(file).st_size, 0).decode(errors="replace").strip()
 
 
 class WorkerProcesses:
