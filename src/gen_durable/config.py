@@ -121,12 +121,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     retention_done: timedelta = timedelta(days=1)
     """How long an instance is kept after it is done."""
     retention_cancelled: timedelta = timedelta(days=1)
-    """… after it was cancelled."""
+    """How long an instance is kept after it was cancelled."""
     # Somebody may want to look at it, and to retry it, after the weekend.
     retention_failed: timedelta = timedelta(days=7)
-    """… after it failed."""
+    """How long an instance is kept after it failed."""
     retention_deleted: timedelta = timedelta(days=7)
-    """… after it was deleted softly, however it had ended."""
+    """How long an instance is kept after it was deleted softly, however it had ended."""
     retention_events: timedelta = timedelta(days=7)
     """How long an event of the outbox is kept after it was published."""
     retention_executions: timedelta = timedelta(days=7)
@@ -135,6 +135,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """How long an audit event is kept; it goes with its instance at the latest."""
     # Supervisors send SIGKILL 30 s after SIGTERM; what is unfinished by then must have been given back.
     drain_timeout: timedelta = timedelta(seconds=25)
+    """How long a worker that is told to stop waits for running steps."""
     crash_limit: int = 20
     """An instance that lost so many executions in a row fails: it seems to be what kills its workers."""
     threads: int = 32

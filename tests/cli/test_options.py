@@ -81,6 +81,18 @@ def test_every_setting_is_an_option_of_the_worker() -> None:
     assert {"--" + name.replace("_", "-") for name in fields} <= options
 
 
+def test_the_help_of_a_setting_says_what_it_is() -> None:
+    context = click.Context(worker)
+    shown = {each.name: (each.get_help_record(context) or ("", ""))[1] for each in worker.params}
+    for field in msgspec.structs.fields(Settings):
+        meaning = re.sub(r"Default: .*", "", shown[field.name]).strip()
+        assert re.fullmatch(r"[A-Z][^`…]{10,}[.]", meaning), field.name
+    assert shown["threads"] == "How many plain def steps run at once. Default: 32."
+    assert shown["alerts"] == "The sink that is told of instances that fail; left out, none is."
+    assert shown["concurrency"].endswith("0 is no such limit. Default: none.")
+    assert shown["gc"].endswith("kept for long enough. Default: --gc.")
+
+
 def test_an_option_that_was_not_given_leaves_the_environment_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GEN_DURABLE_THREADS", "7")
     settings = load_settings(
@@ -96,7 +108,7 @@ def test_settings_that_contradict_each_other_are_refused() -> None:
 
 def test_help_tells_the_choices_and_what_is_left_out() -> None:
     told = " ".join(worker.get_help(click.Context(worker)).split())
-    assert "--heartbeat DURATION Default: a third of the lease." in told
-    assert "--executions [all|failures|off] Default: all." in told
-    assert "--pooler [none|transaction] Default: none." in told
+    assert "keeps it. Default: a third of the lease." in told
+    assert "--executions [all|failures|off] Which executions leave a record" in told
+    assert "--pooler [none|transaction] What stands before PostgreSQL" in told
     assert "Default: ." not in told

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
 import re
 from collections.abc import Callable, Iterable
 from datetime import datetime, timedelta
+from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final, Literal, TypeVar, get_args, get_origin
 
@@ -113,6 +117,40 @@ def moment_or_age(text: str) -> datetime | timedelta:
         raise click.BadParameter(f"{error.message}, or how long ago: 1h") from None
 
 
+class SettingOption(click.Option):
+    """Before its default, its help says what `Settings` says of it: read from there only when somebody asks."""
+
+    def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
+        record = super().get_help_record(ctx)
+        if record is None:
+            return None
+        return record[0], " ".join(filter(None, [_meanings().get(self.name or ""), record[1]]))
+
+
+@cache
+def _meanings() -> dict[str, str]:
+    """The first sentence about each setting; none where the source is not at hand."""
+    try:
+        (settings,) = ast.parse(inspect.getsource(Settings)).body
+    except OSError:
+        return {}
+    assert isinstance(settings, ast.ClassDef)  # noqa: S101 - what was asked for
+    told = {}
+    for field, text in pairwise(settings.body):
+        match field, text:
+            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(words))):
+                told[name] = re.split(r"(?<=[.])\s", words)[0].replace("`", "")
+            case _:
+                pass
+    return told
+
+
+# What is told as the default of a setting whose stored default says little.
+_TOLD: Final = {
+    "heartbeat": "a third of the lease",
+    "concurrency": "none",
+    "pool_processes": "one for each processor",
+}
 # How the type of a setting is read from the command line, and what help calls it.
 _READERS: Final[dict[type, tuple[Callable[[str], Any], str]]] = {
     timedelta: (duration, "DURATION"),
@@ -148,18 +186,16 @@ def _setting_option(field: msgspec.structs.FieldInfo) -> Callable[[Command], Com
     flag = "--" + field.name.replace("_", "-")
     if choices := [kind for kind in (field.type, *get_args(field.type)) if get_origin(kind) is Literal]:
         choice = click.Choice(get_args(choices[0]))
-        return click.option(
-            flag, field.name, type=choice, help=f"Default: {field.default or 'it stays as it is'}."
-        )
+        told = f"Default: {field.default or 'it stays as it is'}."
+        return click.option(flag, field.name, cls=SettingOption, type=choice, help=told)
     if isinstance(field.default, bool):
-        flags = f"--{field.name}/--no-{field.name}"
-        return click.option(flags, field.name, default=None, help=f"Default: --{field.name}.")
+        flags, told = f"--{field.name}/--no-{field.name}", f"Default: --{field.name}."
+        return click.option(flags, field.name, cls=SettingOption, default=None, help=told)
     reader, metavar = _READERS[type(field.default)]
     shown = duration_text(field.default) if reader is duration else field.default
-    if field.name == "heartbeat":
-        shown = "a third of the lease"
-    told = None if shown == "" else f"Default: {shown}."
-    return click.option(flag, field.name, type=reader, metavar=metavar, help=told)
+    shown = _TOLD.get(field.name, shown)
+    told = "" if shown == "" else f"Default: {shown}."
+    return click.option(flag, field.name, cls=SettingOption, type=reader, metavar=metavar, help=told)
 
 
 def load_settings(file: Path | None, given: dict[str, Any]) -> Settings:
