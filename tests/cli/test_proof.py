@@ -11,7 +11,7 @@ import pytest
 from gen_durable.demo.ledger import Print
 from gen_durable.demo.machines import Order, Parcel, Receipt, Shipped
 from gen_durable.demo.proof import Evidence, checks
-from gen_durable.instance import Instance, Status
+from gen_durable.instance import ExecutionRecord, ExecutionStatus, Instance, Status
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -44,6 +44,29 @@ def instance(id: int, machine: str, **given: Any) -> Instance[Any, Any]:
     )
 
 
+def execution(id: int, step_seq: int, *, pid: int = 101, is_lost: bool = False) -> ExecutionRecord:
+    return ExecutionRecord(
+        exec_id=f"{id}:{step_seq}",
+        job_id=id,
+        attempt=step_seq,
+        status=ExecutionStatus.ABORTED if is_lost else ExecutionStatus.DONE,
+        step="label",
+        step_seq=step_seq,
+        step_attempt=0,
+        outcome="lease" if is_lost else "next",
+        lease_owner=f"host:{pid}:abc",
+    )
+
+
+def executions() -> list[ExecutionRecord]:
+    """Of two checkouts and four shipments; two of these were begun by the one that was killed."""
+    return [
+        *(execution(id, seq) for id in (1, 2) for seq in (1, 2, 3)),
+        *(execution(id, seq) for id in (3, 4, 5, 6) for seq in (1, 2)),
+        *(execution(id, 1, pid=100, is_lost=True) for id in (3, 4)),
+    ]
+
+
 GOOD = Evidence(
     sent={1: 500, 2: 500},
     parcels=2,
@@ -52,6 +75,7 @@ GOOD = Evidence(
     prints=[Print(3, "3:1", 100), Print(3, "3:1", 101), *(Print(id, f"{id}:1", 101) for id in (4, 5, 6))],
     killed_pid=100,
     killed_ids=frozenset({3}),
+    executions=executions(),
 )
 
 
@@ -59,9 +83,9 @@ def test_a_story_that_went_well_holds() -> None:
     assert [check.claim for check in checks(GOOD)] == [
         "2 checkouts inserted, 2 done: nothing lost",
         "4 parcels, exactly 2 for each checkout: no fan-out ran twice",
-        "14 transitions committed, each once and in order",
+        "14 transitions committed, each by one execution and in order",
         "€ 10.00 paid, every payment taken once",
-        "steps cut off by the SIGKILL: 1; the other worker ran each of them again",
+        "leases lost by the SIGKILL: 2, 1 of them with a label just printed; the other worker ran all of these steps",
         "5 labels printed, 1 more than parcels: repeats, under the same idempotency key",
     ]
     assert all(check.holds for check in checks(GOOD))
@@ -99,6 +123,26 @@ def test_a_story_that_went_well_holds() -> None:
         ),
         pytest.param({"sent": {1: 500, 2: 250}}, "checkout 2 took 500 cents of 250", id="paid twice"),
         pytest.param({"killed_ids": frozenset({3, 9})}, "shipment 9 was not run again", id="not revived"),
+        pytest.param(
+            {"executions": [*executions(), execution(4, 2)]},
+            "transition 2 of instance 4: committed by 2 of its executions",
+            id="committed twice",
+        ),
+        pytest.param(
+            {"executions": [*executions(), execution(4, 3)]},
+            "transition 3 of instance 4: committed by 1 of its executions",
+            id="one too many",
+        ),
+        pytest.param(
+            {"executions": executions()[1:]},
+            "transition 1 of instance 1: committed by 0 of its executions",
+            id="no record",
+        ),
+        pytest.param(
+            {"executions": [*executions(), execution(4, 9, pid=100, is_lost=True)]},
+            "label of instance 4 was not run again",
+            id="a lost lease",
+        ),
         pytest.param({"prints": GOOD.prints[:4]}, "shipment 6 has no label", id="no label"),
         pytest.param(
             {"prints": [*GOOD.prints, Print(4, "4:2", 101)]},

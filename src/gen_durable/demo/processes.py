@@ -33,6 +33,7 @@ class WorkerProcess:
             [
                 *(sys.executable, "-m", "gen_durable.cli", "worker", machines.__name__),
                 *(f"--queue={QUEUE}={_CONCURRENCY}", f"--schema={schema}", *_TIMINGS, *where),
+                "--executions=all",  # the proof counts them
             ],
             stdin=subprocess.DEVNULL,
             stdout=self._log,

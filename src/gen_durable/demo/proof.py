@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import msgspec
 
-from ..instance import Instance, Status
+from ..instance import ExecutionRecord, ExecutionStatus, Instance, Status
 from .ledger import Print
 from .machines import Order, Parcel, Receipt, Shipped
 
@@ -17,6 +17,7 @@ __all__ = ["Check", "Evidence", "checks"]
 # The steps that one run through each machine commits, and so the number of its transitions.
 _CHECKOUT: Final = ["start", "pack", "close"]
 _SHIPMENT: Final = ["label", "hand_over"]
+_COMMITTED: Final = (ExecutionStatus.COMMITTED, ExecutionStatus.DONE)
 _SHOWN_FAULTS: Final = 3
 
 
@@ -33,6 +34,8 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     killed_pid: int
     killed_ids: frozenset[int]
     """The shipments whose label was being printed when that process was killed."""
+    executions: Sequence[ExecutionRecord]
+    """Of all of these instances."""
 
 
 class Check(msgspec.Struct, frozen=True):
@@ -86,9 +89,22 @@ def _children(evidence: Evidence) -> _Claim:
 
 def _transitions(evidence: Evidence) -> _Claim:
     return (
-        f"{sum(one.step_seq for one in _every(evidence)):,} transitions committed, each once and in order",
-        [*_astray(evidence.checkouts, _CHECKOUT), *_astray(evidence.shipments, _SHIPMENT)],
+        f"{sum(one.step_seq for one in _every(evidence)):,} transitions committed, each by one execution and in order",
+        [
+            *_astray(evidence.checkouts, _CHECKOUT),
+            *_astray(evidence.shipments, _SHIPMENT),
+            *_uneven(evidence),
+        ],
     )
+
+
+def _uneven(evidence: Evidence) -> Iterable[str]:
+    """Transitions that the records of executions do not have exactly once."""
+    counts = Counter((one.job_id, one.step_seq) for one in evidence.executions if one.status in _COMMITTED)
+    made = {(one.id, number) for one in _every(evidence) for number in range(1, one.step_seq + 1)}
+    for id, number in sorted(made | set(counts)):
+        if (id, number) not in made or counts[id, number] != 1:
+            yield f"transition {number} of instance {id}: committed by {counts[id, number]} of its executions"
 
 
 def _every(evidence: Evidence) -> list[Instance[Any, Any]]:
@@ -116,10 +132,26 @@ def _euros(evidence: Evidence) -> str:
 
 
 def _killed(evidence: Evidence) -> _Claim:
-    revived = {each.parcel_id for each in evidence.prints if each.pid != evidence.killed_pid}
+    owner = f":{evidence.killed_pid}:"
+    dead = [one for one in evidence.executions if one.outcome == "lease" and owner in (one.lease_owner or "")]
+    again = {
+        (one.job_id, one.step_seq)
+        for one in evidence.executions
+        if one.status in _COMMITTED and owner not in (one.lease_owner or "")
+    }
+    printed = {each.parcel_id for each in evidence.prints if each.pid != evidence.killed_pid}
     return (
-        f"steps cut off by the SIGKILL: {len(evidence.killed_ids)}; the other worker ran each of them again",
-        [f"shipment {id} was not run again" for id in sorted(evidence.killed_ids - revived)],
+        f"leases lost by the SIGKILL: {len(dead)}, {len(evidence.killed_ids)} of them with a label just printed; "
+        "the other worker ran all of these steps",
+        [
+            f"{one.step} of instance {one.job_id} was not run again"
+            for one in dead
+            if (one.job_id, one.step_seq) not in again
+        ]
+        + [
+            f"shipment {id} was not run again"
+            for id in sorted(evidence.killed_ids - (printed & {one.job_id for one in dead}))
+        ],
     )
 
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 import asyncio
 import tempfile
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from .._schema import drop_schema
 from .._typing import ResultT, StateT
 from ..async_client import AsyncClient
 from ..config import Settings
-from ..instance import DuplicateSignal, Instance, Status
+from ..instance import DuplicateSignal, ExecutionRecord, Instance, Status
 from ..machine import Machine
 from ..refs import InsertResult, Spec
 from .ledger import read_ledger
@@ -32,6 +32,7 @@ _PAYING: Final = 3.0  # seconds over which the payments come in
 _REPEAT_EVERY: Final = 10  # each tenth notice of the bank comes twice, as webhooks do
 _LOOK_EVERY: Final = 0.15  # seconds between two looks at the counts
 _SETTLING: Final = 0.1  # seconds after which the server has acted on all that a paused process had sent
+_AT_ONCE: Final = 100  # questions about executions
 _DEADLINE: Final = 60.0  # seconds; a tenth of that is usual
 
 
@@ -59,6 +60,8 @@ async def tell(screen: Screen, *, orders: int, dsn: str | None) -> bool:
         screen.say(
             f"\n{verdict} ({time.monotonic() - began_at:.1f} s).", "bold green" if holds else "bold red"
         )
+        where = f"--schema {SCHEMA}{' --dsn …' if dsn else ''}"
+        screen.say(f"To look at it: gen-durable ls {where}; to remove it: gen-durable db down {where}.")
     return holds
 
 
@@ -143,7 +146,10 @@ class _Story:
         victim.kill()
         self._cut_off = cut_off
         killed_at = time.monotonic()
-        self._screen.say(f"{victim.name} gets a SIGKILL in mid-step; half done: {len(cut_off)}.", "bold red")
+        self._screen.say(
+            f"{victim.name} gets a SIGKILL in mid-step; labels printed, but not committed: {len(cut_off)}.",
+            "bold red",
+        )
         while not cut_off <= self._printed_by(survivor):
             await asyncio.sleep(_LOOK_EVERY)
         after = time.monotonic() - killed_at
@@ -182,15 +188,28 @@ class _Story:
         )
 
     async def _evidence(self, killed_pid: int) -> Evidence:
+        checkouts, shipments = await self._every(Checkout), await self._every(Shipment)
         return Evidence(
             sent=self._sent,
             parcels=_PARCELS,
-            checkouts=await self._every(Checkout),
-            shipments=await self._every(Shipment),
+            checkouts=checkouts,
+            shipments=shipments,
             prints=read_ledger(self._ledger),
             killed_pid=killed_pid,
             killed_ids=self._cut_off,
+            executions=await self._executions([*checkouts, *shipments]),
         )
+
+    async def _executions(self, instances: Sequence[Instance[Any, Any]]) -> list[ExecutionRecord]:
+        found: list[ExecutionRecord] = []
+        for start in range(0, len(instances), _AT_ONCE):
+            async with asyncio.TaskGroup() as group:
+                asked = [
+                    group.create_task(self._client.executions(one.id))
+                    for one in instances[start : start + _AT_ONCE]
+                ]
+            found += (record for task in asked for record in task.result())
+        return found
 
     async def _every(self, machine: type[Machine[StateT, ResultT]]) -> list[Instance[StateT, ResultT]]:
         """All instances of a machine, page by page."""
