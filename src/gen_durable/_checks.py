@@ -74,9 +74,9 @@ def checked_delay(value: object, what: str) -> timedelta:
         number = value if isinstance(value, int | float) else "…"
         raise UsageError(f"{what} is of type {type(value).__name__}", f"write timedelta(seconds={number})")
     if value < timedelta(0):
-        raise UsageError(f"{what} is negative ({value})", "give zero or more")
+        raise UsageError(f"{what} is negative ({duration_text(value)})", "give zero or more")
     if value > MAX_DELAY:
-        raise UsageError(f"{what} is longer than 100 years ({value})", "give less")
+        raise UsageError(f"{what} is longer than 100 years ({duration_text(value)})", "give less")
     return value
 
 

@@ -16,6 +16,7 @@ from typing import Any, Final, Literal, Self, TypeAlias, get_args
 
 import msgspec
 
+from ._checks import duration_text
 from .errors import SettingsError, did_you_mean
 
 __all__ = [
@@ -199,7 +200,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         if self.heartbeat * 2 > self.lease:
             raise SettingsError(
                 "settings.heartbeat",
-                f"must be at most half of settings.lease ({self.lease}), got {self.heartbeat}",
+                f"must be at most half of settings.lease ({duration_text(self.lease)}), "
+                f"got {duration_text(self.heartbeat)}",
             )
         if self.min_poll_interval > self.poll_interval:
             raise SettingsError(
@@ -397,9 +399,11 @@ def _check_duration(path: str, value: object, least: timedelta) -> None:
     if not isinstance(value, timedelta):
         raise SettingsError(path, f"must be a timedelta, got {value!r}")
     if value < least:
-        raise SettingsError(path, f"must be at least {least}, got {value}")
+        raise SettingsError(path, f"must be at least {duration_text(least)}, got {duration_text(value)}")
     if value > _MAX_DURATION:
-        raise SettingsError(path, f"must be at most {_MAX_DURATION}, got {value}")
+        raise SettingsError(
+            path, f"must be at most {duration_text(_MAX_DURATION)}, got {duration_text(value)}"
+        )
 
 
 _DEFAULTS: Final[Mapping[str, Any]] = msgspec.structs.asdict(Settings())

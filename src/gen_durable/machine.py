@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, Self, TypeAl
 
 import msgspec
 
+from ._checks import duration_text
 from ._shapes import strangers
 from ._typing import ResultT, StateT, T_co, TypeVar
 from .context import Context
@@ -402,7 +403,7 @@ def check_lease(lease: object, where: str) -> None:
     if not isinstance(lease, timedelta):
         raise OptionError(f"lease of {where} is of type {type(lease).__name__}", "give a timedelta")
     if not timedelta(milliseconds=100) <= lease <= timedelta(days=1):
-        raise OptionError(f"lease of {where} is {lease}", "give a tenth of a second to a day")
+        raise OptionError(f"lease of {where} is {duration_text(lease)}", "give a tenth of a second to a day")
 
 
 def check_timeout(timeout: object, where: str) -> None:

@@ -14,7 +14,7 @@ from http import HTTPStatus
 from typing import Any, Final, Literal
 
 from . import _recurring
-from ._checks import checked_int, checked_name
+from ._checks import checked_int, checked_name, duration_text
 from ._core.registry import Machines, Registry
 from ._core.settle import Limits
 from ._db.fleet import Presence
@@ -120,8 +120,8 @@ class Worker(AsyncClient):
             if self.settings.heartbeat * 2 > lease:
                 raise SettingsError(
                     "settings.heartbeat",
-                    f"must be at most half of every lease: step '{step}' of machine '{fsm}' has {lease}, "
-                    f"got {self.settings.heartbeat}",
+                    f"must be at most half of every lease: step '{step}' of machine '{fsm}' "
+                    f"has {duration_text(lease)}, got {duration_text(self.settings.heartbeat)}",
                 )
         self.machines: tuple[MachineDef, ...] = tuple(self._registry)
         if prefixes is None and queues is None:

@@ -97,7 +97,7 @@ OUTCOMES: dict[str, tuple[Callable[[], Any], str]] = {
     "a state of a retry": (lambda: Retry(state=5), "the state of Bad {id} cannot be stored as str"),
     "a negative delay": (
         lambda: Next("end", delay=timedelta(seconds=-1)),
-        "UsageError: the delay of this Next is negative (-1 day, 23:59:59); give zero or more",
+        "UsageError: the delay of this Next is negative (-1s); give zero or more",
     ),
     "a negative delay of a retry": (
         lambda: Retry(timedelta(seconds=-1)),
