@@ -12,16 +12,19 @@ from typing import Any
 import asyncpg
 import pytest
 
-from gen_durable import AsyncClient, Client, Worker
+from gen_durable import AsyncClient, Client, Transaction, Worker
+from gen_durable._core.model import CommitEntry
 from gen_durable._db.failures import READ_ONLY, StatementError
 from gen_durable._db.plan import Plan, Script
 from gen_durable._db.pool import Database
+from gen_durable._runtime.effects import commit_with_effect
 from gen_durable.errors import DatabaseError, UnreachableError
 from tests.chaos.arena import Arena
 from tests.chaos.cluster import FORGETFUL, Cluster, Installation
 from tests.chaos.fleet import CHAOS, PATIENCE, PATIENT
 from tests.chaos.machines import Chain, Work
 from tests.chaos.workload import mixed, place
+from tests.db.engine import RECORDER
 from tests.telemetry.machines import Leg
 
 PASSWORDS = "host all app 127.0.0.1/32 scram-sha-256\n"
@@ -71,6 +74,21 @@ async def test_a_promoted_standby_takes_over_and_nothing_acknowledged_is_lost(
             report = await arena.reckoning()
             assert await arena.ask("select inet_server_port()") == standby.port
     assert report.counters["duplicate step runs"] == 0, "no worker died"
+
+
+async def test_on_a_standby_no_effect_begins(installation: Installation) -> None:
+    """So what is refused as read-only once it has begun is the doing of the effect."""
+    runs: list[str] = []
+
+    async def effect(tx: Transaction) -> None:
+        runs.append(await tx.fetchval("select pg_is_in_recovery()::text"))
+
+    entry = CommitEntry(id=1, lease_token=1, step_seq=0, kind="done", effect=effect)
+    with installation.cluster(FORGETFUL) as primary, installation.standby_of(primary) as standby:
+        async with await Database.open(standby.dsn, "gen_durable", lends=True) as database:
+            with pytest.raises(StatementError) as refused:
+                await commit_with_effect(database, entry, RECORDER)
+    assert (refused.value.sqlstate, runs) == (READ_ONLY, [])
 
 
 @pytest.fixture

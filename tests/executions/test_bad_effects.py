@@ -110,7 +110,37 @@ async def test_an_end_that_is_well_hidden_is_found_afterwards(
 ) -> None:
     """Should a text get past the look at it, the outcome is not committed as if nothing had been."""
     monkeypatch.setattr("gen_durable._runtime.effects._ENDS_TRANSACTION", re.compile("(?!)"))
-    assert "the effect ends the transaction" in await _result(durable_dsn, Sql("commit"))
+    for text in ("commit", "commit; begin", "rollback; begin", "commit and chain"):
+        assert "the effect has ended the transaction" in await _result(durable_dsn, Sql(text)), text
+
+
+MODES: Final = {
+    "set transaction isolation level repeatable read": "REPEATABLE READ",
+    "set local transaction_isolation = serializable": "SERIALIZABLE",
+    "set transaction read only": "READ ONLY",
+}
+
+
+async def test_an_effect_that_changes_the_kind_of_its_transaction_fails_at_once(
+    durable_dsn: str, db: Any
+) -> None:
+    results = await _results(durable_dsn, *map(Sql, MODES))
+    assert results == [
+        f"UsageError: the effect made its transaction {mode}, and no outcome can be written in such a one; "
+        "do that in the step, in a transaction of your own"
+        for mode in MODES.values()
+    ]
+
+
+async def test_an_effect_that_writes_after_it_forbade_itself_to_fails_at_once(
+    durable_dsn: str, db: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def forbidden(tx: Transaction) -> None:
+        await tx.execute("set transaction read only")
+        await tx.execute(BOOK, "first", "")
+
+    assert "cannot execute INSERT in a read-only transaction" in await _result(durable_dsn, forbidden)
+    assert "the database is away" not in caplog.text
 
 
 async def test_an_sql_error_that_an_effect_swallows_fails_it_all_the_same(durable_dsn: str, db: Any) -> None:

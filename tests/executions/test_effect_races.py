@@ -146,25 +146,40 @@ async def test_who_changes_a_row_and_then_signals_does_not_deadlock_with_an_effe
     assert len(runs) == 1, "it was not the victim of a deadlock"
 
 
-async def test_an_effect_that_meets_a_standby_is_run_again(durable_dsn: str, db: Any) -> None:
+async def test_an_effect_that_chooses_its_isolation_level_fails_and_sleeps_on_nothing(
+    durable_dsn: str, db: Any
+) -> None:
+    """With its old snapshot it would see neither the signal nor that its lease has been renewed."""
     runs: list[int] = []
+    is_there, may_go = asyncio.Event(), asyncio.Event()
 
-    class Early(Machine[None, str]):
+    class Still(Machine[None, str]):
         @step
         async def run(self, ctx: Context[None]) -> Outcome[str]:
-            async def book(tx: Transaction) -> None:
+            async def look(tx: Transaction) -> None:
                 runs.append(ctx.id)
-                if len(runs) == 1:
-                    await tx.execute("set local transaction_read_only = on")
+                await tx.execute("set transaction isolation level repeatable read")
                 await tx.execute(BOOK, ctx.idempotency_key, "")
+                is_there.set()
+                await may_go.wait()
 
-            return Done("done", effect=book)
+            return Await("more", then=self.end, effect=look)
+
+        @step
+        async def end(self, ctx: Context[None]) -> Outcome[str]:
+            return Done("woken")
 
         def handle(self, error: Exception, ctx: Context[None]) -> Outcome[str]:
-            return Done(f"{error}")
+            return Await("more", then=self.end)
 
-    async with Worker([Early], dsn=durable_dsn, settings=CALM) as worker:
-        ref = await worker.insert(Early)
-        assert (await worker.wait(ref, timeout=PATIENCE)).result == "done"
-    assert len(runs) == 2
-    assert await booked(db) == [f"{ref.id}:1"]
+    async with Worker([Still], dsn=durable_dsn, settings=CALM) as worker:
+        ref = await worker.insert(Still)
+        await happens(is_there)
+        await worker.signal(ref, "more")
+        await db.execute(
+            "update gen_durable.gen_durable set lease_expires_at = lease_expires_at + interval '1 s'"
+        )
+        may_go.set()
+        ended = await worker.wait(ref, timeout=PATIENCE)
+    assert (ended.result, len(runs)) == ("woken", 1)
+    assert await booked(db) == []

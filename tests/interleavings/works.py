@@ -75,7 +75,7 @@ def flush_with_effect(entry: CommitEntry) -> Work:
 
     def plan() -> Plan[Flushed]:
         yield _EFFECT(id=entry.id)
-        if not (yield from commits.hold(entry)):
+        if not (yield from commits.hold(entry)).may_stand:
             yield _UNDO(id=entry.id)
         return (yield from commit([entry]))
 

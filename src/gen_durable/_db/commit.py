@@ -20,6 +20,7 @@ from .signal import sweep
 
 __all__ = [
     "CommitReport",
+    "Held",
     "Recorder",
     "commit",
     "commit_plain",
@@ -59,6 +60,16 @@ class CommitReport(msgspec.Struct, frozen=True, gc=False):
 
     results: list[CommitResult]
     queues: set[str]
+
+
+class Held(msgspec.Struct, frozen=True, gc=False):
+    """What was found between an effect and its outcome."""
+
+    is_lent: bool
+    """Whether it is still the transaction that the effect was given."""
+    isolation: str
+    may_stand: bool
+    """Whether this execution has its lease, and keeps it now; never under another isolation level than ours."""
 
 
 def in_lock_order(entries: Iterable[CommitEntry]) -> list[CommitEntry]:
@@ -106,10 +117,10 @@ def commit(entries: Sequence[CommitEntry], recorder: Recorder) -> Plan[CommitRep
     return _report(entries, rows, inbox, queues, refused)
 
 
-def hold(entry: CommitEntry) -> Plan[bool]:
+def hold(entry: CommitEntry) -> Plan[Held]:
     """Lock the row of an outcome whose effect has run; whether the effect may stand."""
-    rows = yield _SQL["hold"](id=entry.id, lease_token=entry.lease_token, step_seq=entry.step_seq)
-    return bool(rows)
+    (row,) = yield _SQL["hold"](id=entry.id, lease_token=entry.lease_token, step_seq=entry.step_seq)
+    return Held(row["is_lent"], row["isolation"], row["id"] is not None)
 
 
 def may_stand(entry: CommitEntry) -> Plan[bool]:

@@ -242,11 +242,14 @@ returning g.id, g.queue
 
 -- name: hold
 -- Between an effect and its outcome: the effect may stand only if this execution still has its lease, and the lock keeps it so
--- until the end of the transaction. No row: stale, or cancelled; then the effect is rolled back.
-select g.id from gen_durable.gen_durable g
- where g.id = :id::bigint and g.lease_token = :lease_token::bigint and g.step_seq = :step_seq::bigint
-   and g.cancel_requested_at is null
-   for no key update
+-- until the end of the transaction. No id: stale, or cancelled; then the effect is rolled back.
+-- And what the effect has made of the transaction. Under another isolation level the lock might be refused before that is known.
+select coalesce(current_setting('gen_durable_pool.is_lent', true) = 'on', false) as is_lent,
+       current_setting('transaction_isolation') as isolation,
+       (select g.id from gen_durable.gen_durable g
+         where g.id = :id::bigint and g.lease_token = :lease_token::bigint and g.step_seq = :step_seq::bigint
+           and g.cancel_requested_at is null and current_setting('transaction_isolation') = 'read committed'
+           for no key update) as id
 
 -- name: may_stand
 -- The same question without a lock: after such a rollback, to tell an effect that was in its own way from one that came too late;

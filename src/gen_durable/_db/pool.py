@@ -46,6 +46,9 @@ _RESET: Final = (
     "reset session authorization; reset role; reset all; close all; unlisten *; select pg_advisory_unlock_all(); "
     "discard sequences; discard temp"
 )
+# In a transaction that the code of others runs in, for `hold` to see that it is still the same: the end of the
+# transaction would be the end of this. Not under the name of the schema, which a user may choose.
+_LENT: Final = {"gen_durable_pool.is_lent": "on"}
 # Beyond the server's own timeout: it strikes only when the server does not answer at all, as on a half-open connection.
 _ANSWER_WITHIN: Final = 40.0
 CONNECT_WITHIN: Final = 10
@@ -191,11 +194,14 @@ class Database:
     async def run_after(
         self, inside: Callable[[Any], Awaitable[object]], may_go_on: Plan[bool], after: Plan[T]
     ) -> T | None:
-        """One transaction: `inside` on the very connection, then `after`; or, if it may not go on, nothing: `None`."""
+        """One transaction: `inside` on the very connection, then `after`; or, if it may not go on, nothing: `None`.
+
+        A standby refuses to begin it: whatever is read-only later was made so by `inside`.
+        """
         with suppress(_TakenBackError):
             async with (
                 _Acquired(self._pool) as conn,
-                _Transaction(conn, self._settings()),
+                _Transaction(conn, {**self._settings(), **_LENT}),
             ):
                 await inside(conn)
                 if not await run_asyncpg(conn, may_go_on, self.schema):
@@ -257,9 +263,10 @@ class _Transaction:
             raise
 
     def _begin(self) -> str:
-        # With a mode only where nothing else pins that: behind a pooler.
+        # With a mode only where nothing else pins that, behind a pooler, and where somebody else might change it.
         is_pooled = "default_transaction_read_only" in self._settings
-        statements = [f"begin isolation level read committed{' read write' if is_pooled else ''}"]
+        says_mode = is_pooled or _LENT.keys() <= self._settings.keys()
+        statements = [f"begin isolation level read committed{' read write' if says_mode else ''}"]
         if is_pooled and _has_transaction_timeout(self._conn):
             statements.append(f"set local {_NO_TRANSACTION_TIMEOUT}")
         return "; ".join([*statements, *local(self._settings)])

@@ -1,9 +1,9 @@
 """Outcomes with an effect: each is committed in a transaction of its own, with the effect inside it.
 
 The effect runs first; then the row is locked, if this execution still has its lease and nobody wants the instance
-cancelled; then the outcome is written. All of it commits or nothing does, so the effect happens exactly once, and never
-for an execution that lost its lease or was cancelled. While the effect runs, nothing of ours is locked: a slow one
-delays nobody.
+cancelled, and if the effect left its transaction as it was; then the outcome is written. All of it commits or nothing
+does, so the effect happens exactly once, and never for an execution that lost its lease or was cancelled. While the
+effect runs, nothing of ours is locked: a slow one delays nobody.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from typing import Any, Final
 
 from .._core.model import CommitEntry
 from .._db import commit as commits
-from .._db.failures import RACES, StatementError, is_outage, is_race
+from .._db.failures import RACES, READ_ONLY, StatementError, is_outage, is_race
+from .._db.plan import Plan
 from .._db.pool import PINNED, Database, is_gone
 from ..errors import UsageError
 from ..outcome import Effect, Sql
@@ -23,8 +24,7 @@ from .executor import as_exception, current_task, is_ours
 
 __all__ = ["BrokenOffError", "EffectError", "commit_with_effect"]
 
-# 25006: nothing is written before the effect, so it is the first to meet a standby that has yet to be promoted.
-_NOT_ITS_FAULT: Final = RACES | {"25006"}
+_ISOLATION: Final = PINNED["default_transaction_isolation"]
 # The server ended the session because of what the effect did, and would again: 25P03 it left its transaction
 # idle, 25P04 that took too long.
 _TOO_LONG: Final = frozenset({"25P03", "25P04"})
@@ -71,15 +71,28 @@ async def commit_with_effect(
         has_run = True
 
     try:
-        report = await database.run_after(inside, commits.hold(entry), commits.commit([entry], recorder))
+        report = await database.run_after(inside, _hold(entry), commits.commit([entry], recorder))
         if report is None and await database.run(commits.may_stand(entry)):
             raise EffectError(_in_its_own_way())
         return report
     except StatementError as error:
+        # Not a standby: on such a one the transaction would not have begun.
+        if has_run and error.sqlstate == READ_ONLY:
+            raise EffectError(_changed("read only")) from error
         # The effect left a transaction in which nothing can be written, or one that a deferred constraint refuses.
         if has_run and not (is_outage(error) or is_race(error)):
             raise EffectError(error) from error
         raise
+
+
+def _hold(entry: CommitEntry) -> Plan[bool]:
+    """Lock the row; and see that it is done in the transaction that the outcome needs."""
+    held = yield from commits.hold(entry)
+    if not held.is_lent:
+        raise EffectError(_has_ended())
+    if held.isolation != _ISOLATION:
+        raise EffectError(_changed(held.isolation))
+    return held.may_stand
 
 
 async def _apply(effect: Effect, conn: Any) -> None:
@@ -92,16 +105,16 @@ async def _apply(effect: Effect, conn: Any) -> None:
     except BaseException as error:
         if is_ours(error, task):
             raise
-        # Not its fault: the connection broke or leads to a standby, or somebody was in the way. It is run again.
+        # Not its fault: the connection broke, or somebody was in the way. It is run again.
         if is_gone(conn):
             raise _broken_off(transaction, error) from error
-        if getattr(error, "sqlstate", None) in _NOT_ITS_FAULT:
+        if getattr(error, "sqlstate", None) in RACES:
             raise StatementError(str(getattr(error, "sqlstate", "")), str(error)) from error
         raise EffectError(as_exception(error)) from error
     if is_gone(conn):
         raise _broken_off(transaction, None)
     if not conn.is_in_transaction():
-        raise EffectError(_ended())
+        raise EffectError(_has_ended())
 
 
 async def _run(effect: Effect, transaction: _Transaction) -> None:
@@ -145,6 +158,20 @@ def _in_its_own_way() -> UsageError:
 
 def _ended() -> UsageError:
     return UsageError("the effect ends the transaction that it runs in", "leave COMMIT and ROLLBACK out")
+
+
+def _has_ended() -> UsageError:
+    return UsageError(
+        "the effect has ended the transaction that it was given, or reset all of its settings",
+        "leave COMMIT, ROLLBACK and RESET ALL out, and see what of it has been committed",
+    )
+
+
+def _changed(mode: str) -> UsageError:
+    return UsageError(
+        f"the effect made its transaction {mode.upper()}, and no outcome can be written in such a one",
+        "do that in the step, in a transaction of your own",
+    )
 
 
 class _Transaction:
