@@ -67,6 +67,12 @@ ENDS: Final = [
     "rollback transaction",
     "abort",
     "prepare transaction 'x'",
+    r"insert into ledger (key) values (E'\''); commit; begin; select 'x'",
+    r"insert into ledger (key) values ('\'); commit; begin; select E'\''",
+    "select E'a'\n'\\'', 1; commit; begin; select ''",
+    r"select date'2026-01-01', name'\'; commit; select '\'",
+    "/* a /* b */ ' */ select 1; commit; -- '",
+    "select 1 as a$b$; commit; begin; select 1 as c$b$",
 ]
 NO_ENDS: Final = [
     "select 'commit; rollback'",
@@ -79,6 +85,12 @@ NO_ENDS: Final = [
     "savepoint a; rollback to savepoint a",
     "savepoint a; rollback work to a",
     "select case when true then 1 end",
+    r"select E'it\'s; end of story'",
+    r"select e'\\', E'\\\'; commit', '; commit'",
+    "select E'a'\n  '\\'; commit; '",
+    "/* a /* b */ ; commit; */ select 1",
+    "select $a$ $b$; commit; $A$; commit; $a$",
+    "select '\\', $é$ '; commit $é$",
 ]
 
 

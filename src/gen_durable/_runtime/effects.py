@@ -30,8 +30,18 @@ _ISOLATION: Final = PINNED["default_transaction_isolation"]
 _TOO_LONG: Final = frozenset({"25P03", "25P04"})
 # After so long without a statement the server has done so, even if it is too late to hear it say why.
 _IDLE_SECONDS: Final = float(PINNED["idle_in_transaction_session_timeout"].removesuffix("s"))
-# Where a word is not one of SQL: comments, texts, quoted names, and bodies of functions.
-_QUOTED: Final = re.compile(r"""--[^\n]*|/\*.*?\*/|'(?:[^']|'')*'|"[^"]*"|\$(\w*)\$.*?\$\1\$""", re.DOTALL)
+# Where a word is not one of SQL: comments, of which those in /* */ nest, texts, quoted names, and bodies of functions.
+# E and $ mean that only where no name goes on. A text after E may go on in the next line, and is one of its kind there.
+_QUOTED: Final = re.compile(
+    r"""
+    --[^\n\r]* | /\*
+    | (?<![\w$])[eE]'(?: [^'\\] | \\. | '' | '[^\S\n\r]*[\n\r]\s*' )*+'
+    | '[^']*' | "[^"]*"
+    | (?<![\w$])\$((?:[^\W\d]\w*)?)\$.*?\$\1\$
+    """,
+    re.DOTALL | re.VERBOSE,
+)
+_COMMENT: Final = re.compile(r"/\*|\*/")
 _ENDS_TRANSACTION: Final = re.compile(
     r"(?:^|;)\s*(?:commit|end|abort|prepare\s+transaction|rollback(?!\s+(?:(?:work|transaction)\s+)?to\b))\b",
     re.IGNORECASE,
@@ -174,6 +184,23 @@ def _changed(mode: str) -> UsageError:
     )
 
 
+def _bare(query: str) -> str:
+    """The words of SQL in it."""
+    words, place = [], 0
+    while found := _QUOTED.search(query, place):
+        words.append(query[place : found.start()])
+        place = _end_of_comment(query, found.end()) if found[0] == "/*" else found.end()
+    return " ".join([*words, query[place:]])
+
+
+def _end_of_comment(query: str, place: int) -> int:
+    depth = 1
+    while depth and (found := _COMMENT.search(query, place)):
+        depth += 1 if found[0] == "/*" else -1
+        place = found.end()
+    return place
+
+
 class _Transaction:
     """What an effect may do with the connection: run statements, as long as it lasts."""
 
@@ -210,7 +237,7 @@ class _Transaction:
         if self._conn is None:
             raise UsageError("this transaction is over", "an effect may use it only while it runs")
         # Refused before it is sent: what has been committed cannot be taken back.
-        if _ENDS_TRANSACTION.search(_QUOTED.sub(" ", query)):
+        if _ENDS_TRANSACTION.search(_bare(query)):
             raise _ended()
         task = asyncio.current_task()
         assert task is not None  # noqa: S101 - whatever is awaited is awaited by one
