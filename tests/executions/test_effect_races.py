@@ -9,6 +9,7 @@ from datetime import timedelta
 from typing import Any
 
 import asyncpg
+import pytest
 
 from gen_durable import (
     Await,
@@ -23,6 +24,7 @@ from gen_durable import (
 )
 from gen_durable._db import lease as leases
 from gen_durable._db.pool import Database
+from gen_durable._runtime import flusher
 from gen_durable.telemetry import OutcomeStale
 from tests.executions.ledger import BOOK, booked, busy_with
 from tests.scenarios.support import CALM, PATIENCE, Events, happens
@@ -183,3 +185,46 @@ async def test_an_effect_that_chooses_its_isolation_level_fails_and_sleeps_on_no
         ended = await worker.wait(ref, timeout=PATIENCE)
     assert (ended.result, len(runs)) == ("woken", 1)
     assert await booked(db) == []
+
+
+class Racer(Machine[int, str]):
+    """Its effect loses so many races, and then books."""
+
+    def __init__(self) -> None:
+        self.runs = 0
+
+    @step
+    async def run(self, ctx: Context[int]) -> Outcome[str]:
+        async def race(tx: Transaction) -> None:
+            self.runs += 1
+            await tx.execute(BOOK, ctx.idempotency_key, "")
+            if self.runs <= ctx.state:
+                await tx.execute("do $$ begin raise 'too late' using errcode = '40001'; end $$")
+
+        return Done("done", effect=race)
+
+    def handle(self, error: Exception, ctx: Context[int]) -> Outcome[str]:
+        return Done(f"{error}")
+
+
+@pytest.mark.parametrize(
+    ("races", "result"),
+    [
+        (1, "done"),
+        (
+            9,
+            "other transactions were in the way of the effect 2 times (too late (SQLSTATE 40001)); "
+            "who keeps what it needs? Or does it raise that by itself?",
+        ),
+    ],
+)
+async def test_an_effect_that_loses_every_race_has_failed(
+    durable_dsn: str, db: Any, monkeypatch: pytest.MonkeyPatch, races: int, result: str
+) -> None:
+    monkeypatch.setattr(flusher, "_MAX_RACES", 2)
+    machine = Racer()
+    async with Worker([machine], dsn=durable_dsn, settings=CALM) as worker:
+        ref = await worker.insert(machine, races)
+        ended = await worker.wait(ref, timeout=PATIENCE)
+    assert (ended.result, machine.runs) == (result, 2)
+    assert await booked(db) == ([f"{ref.id}:1"] if races == 1 else [])

@@ -22,7 +22,7 @@ from ..errors import UsageError
 from ..outcome import Effect, Sql
 from .executor import as_exception, current_task, is_ours
 
-__all__ = ["BrokenOffError", "EffectError", "commit_with_effect"]
+__all__ = ["BrokenOffError", "EffectError", "RaceLostError", "commit_with_effect"]
 
 _ISOLATION: Final = PINNED["default_transaction_isolation"]
 # The server ended the session because of what the effect did, and would again: 25P03 it left its transaction
@@ -58,6 +58,10 @@ class EffectError(Exception):
 
 class BrokenOffError(StatementError):
     """The connection broke while the effect ran."""
+
+
+class RaceLostError(StatementError):
+    """Another transaction was in the way of the effect; or so it was told."""
 
 
 async def commit_with_effect(
@@ -119,7 +123,7 @@ async def _apply(effect: Effect, conn: Any) -> None:
         if is_gone(conn):
             raise _broken_off(transaction, error) from error
         if getattr(error, "sqlstate", None) in RACES:
-            raise StatementError(str(getattr(error, "sqlstate", "")), str(error)) from error
+            raise RaceLostError(str(getattr(error, "sqlstate", "")), str(error)) from error
         raise EffectError(as_exception(error)) from error
     if is_gone(conn):
         raise _broken_off(transaction, None)

@@ -18,7 +18,7 @@ from .._db.failures import StatementError, is_data, is_outage
 from .._db.plan import Plan
 from .._db.pool import Database
 from ..errors import UsageError
-from .effects import BrokenOffError, EffectError, commit_with_effect
+from .effects import BrokenOffError, EffectError, RaceLostError, commit_with_effect
 from .service import Contact, Outage
 from .wake import Wakes
 
@@ -34,6 +34,8 @@ _MAX_BATCH: Final = 1000
 # in all: it may be what takes the whole server along.
 _MAX_BREAKS: Final = 3
 _MAX_OUTAGES: Final = 20
+# After so many races that an effect has lost, a minute or more of them: what it meets does not pass.
+_MAX_RACES: Final = 20
 _RESTING: Final = frozenset({"done", "failed", "cancelled", "awaiting_signal", "awaiting_children"})
 
 
@@ -198,7 +200,7 @@ class Flusher:
     async def _commit_with_effect(self, entry: CommitEntry) -> CommitResult:
         """On a connection of its own, in the task of its own execution: nobody waits for somebody else's effect."""
         outage = Outage("commit with effect", self._contact)
-        is_doubtful, breaks, outages = False, 0, 0
+        is_doubtful, troubles = False, _Troubles()
         while True:
             connects = self._database.connects
             try:
@@ -212,14 +214,10 @@ class Flusher:
                 is_doubtful = is_doubtful or is_outage(error)
                 if not await self._ask(lambda: commits.may_stand(entry)):
                     return await self._commit_without_effect(entry, is_doubtful=is_doubtful)
-                if isinstance(error, BrokenOffError):
-                    # Asked on a connection that stood before: nothing broke but the effect's own.
-                    is_alone = self._database.connects == connects
-                    breaks, outages = breaks + is_alone, outages + 1
-                    if breaks == _MAX_BREAKS or outages == _MAX_OUTAGES:
-                        return await self._effect_failed(
-                            entry, _breaking(outages, breaks, error), is_doubtful=is_doubtful
-                        )
+                # Asked on a connection that stood before: nothing broke but the effect's own.
+                is_alone = self._database.connects == connects
+                if blame := troubles.count(error, is_alone=is_alone):
+                    return await self._effect_failed(entry, blame, is_doubtful=is_doubtful)
             else:
                 outage.is_over()
                 if report is None:
@@ -349,6 +347,31 @@ class Flusher:
             self._wakes.rest()
         if has_events:
             self._wakes.events()
+
+
+class _Troubles:
+    """What one effect has met, and was run again for."""
+
+    def __init__(self) -> None:
+        self._breaks = self._outages = self._races = 0
+
+    def count(self, error: StatementError, *, is_alone: bool) -> UsageError | None:
+        """One more. Returns what the effect is to blame for, if it was one too many."""
+        if isinstance(error, RaceLostError):
+            self._races += 1
+            return _racing(self._races, error) if self._races == _MAX_RACES else None
+        if isinstance(error, BrokenOffError):
+            self._breaks, self._outages = self._breaks + is_alone, self._outages + 1
+            if self._breaks == _MAX_BREAKS or self._outages == _MAX_OUTAGES:
+                return _breaking(self._outages, self._breaks, error)
+        return None
+
+
+def _racing(times: int, error: StatementError) -> UsageError:
+    return UsageError(
+        f"other transactions were in the way of the effect {times} times ({error})",
+        "who keeps what it needs? Or does it raise that by itself?",
+    )
 
 
 def _breaking(times: int, alone: int, error: StatementError) -> UsageError:
