@@ -9,14 +9,17 @@ import math
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, date, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta, timezone
 from decimal import Decimal
 from typing import Annotated, Any, Literal, NamedTuple, NewType, Protocol, TypedDict
+from zoneinfo import ZoneInfo
 
+import attrs
 import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import BaseModel, Field, PrivateAttr, RootModel, SecretStr, field_validator
 
 from gen_durable._core.codec import MAX_DEPTH, MAX_DIGITS, decode, encode
 from gen_durable.errors import DecodeError, EncodeError, PayloadTooLargeError
@@ -57,6 +60,21 @@ class Point:
 class Row(NamedTuple):
     a: int
     b: str
+
+
+@attrs.define
+class Meter:
+    reading: int
+    _offset: int = 0
+
+
+class Inner(BaseModel):
+    a: int
+
+
+class Outer(BaseModel):
+    inner: Inner
+    anything: Any = None
 
 
 class Keyed(TypedDict):
@@ -132,6 +150,8 @@ class Holder(msgspec.Struct):
         (Point(1), Point),
         (Row(1, "x"), Row),
         (Keyed(n=1), Keyed),
+        (Meter(1), Meter),
+        (Outer(inner=Inner(a=1)), Outer),
         (Color.RED, Color),
         (Dog("rex"), Cat | Dog),
         ([Cat(9), Dog("rex")], list[Cat | Dog]),
@@ -349,6 +369,245 @@ class Named(Protocol):
 def test_a_protocol_is_not_asked_for_instances() -> None:
     with pytest.raises(EncodeError, match=r"cannot be read from JSON|has no form in JSON|while it was read"):
         stored(Dog("rex"), Named)
+
+
+# What would come back as something else
+
+
+class Gift(Line):
+    ribbon: str = ""
+
+
+class Bow(Line):
+    """A subclass without a field of its own."""
+
+
+class Counted(msgspec.Struct):
+    n: int
+
+    def __post_init__(self) -> None:
+        self.n += 1
+
+
+@dataclass
+class Point3(Point):
+    z: int = 0
+
+
+class Box(msgspec.Struct):
+    content: Any = None
+    lines: Sequence[Line] = ()
+    count: int | msgspec.UnsetType = 0
+    when: datetime = NOON
+
+
+class Frozen(msgspec.Struct, frozen=True):
+    sku: str
+
+
+class FrozenGift(Frozen, frozen=True):
+    ribbon: str = ""
+
+
+class Basket(msgspec.Struct):
+    gifts: set[Frozen]
+
+
+class Partial(TypedDict, total=False):
+    n: int
+
+
+class Renamed(BaseModel):
+    x: int = Field(0, serialization_alias="other")
+
+
+class Excluding(BaseModel):
+    x: int | None = Field(None, exclude=True)
+
+
+class Guarded(BaseModel):
+    password: SecretStr
+
+
+class Raised(BaseModel):
+    x: int
+
+    @field_validator("x")
+    @classmethod
+    def more(cls, x: int) -> int:
+        return x + 1
+
+
+class Filled(BaseModel):
+    counts: dict[str, int]
+
+    @field_validator("counts")
+    @classmethod
+    def fill(cls, counts: dict[str, int]) -> dict[str, int]:
+        return {"all": 0, **counts}
+
+
+def emptied() -> Filled:
+    model = Filled(counts={})
+    model.counts = {}
+    return model
+
+
+class InnerMore(Inner):
+    b: int = 0
+
+
+class Hiding(BaseModel):
+    _count: int = PrivateAttr(0)
+    _lock: Any = PrivateAttr(default_factory=object)
+
+
+def hiding(count: int) -> Hiding:
+    model = Hiding()
+    model._count = count
+    return model
+
+
+SECRET = Guarded(password=SecretStr("secret"))
+OTHER = "a value of type int would come back as another; it must be written and read under one name"
+MASKED = "of a secret only the mask is stored; keep it elsewhere, and store how to find it"
+ODD_ZONE = datetime(2030, 1, 1, tzinfo=timezone(timedelta(seconds=3601)))
+
+
+@pytest.mark.parametrize(
+    ("value", "type_", "message", "place"),
+    [
+        (
+            Gift("secret", 1.0),
+            Line,
+            "type Gift would come back as Line; declare Gift, or store Line",
+            "$",
+        ),
+        (Bow("secret", 1.0), Line, "type Bow would come back as Line", "$"),
+        ([Line("a", 1.0), Gift("a", 1.0)], list[Line], "type Gift would come back as Line", "$[1]"),
+        (Order(1, [Gift("a", 1.0)]), Order, "type Gift would come back as Line", "$.lines[0]"),
+        (Order(1, [{"sku": "a", "price": 1.0}]), Order, "type dict would come back as Line", "$.lines[0]"),  # type: ignore[list-item]
+        (Point3(1, z=2), Point, "type Point3 would come back as Point", "$"),
+        ({"a": Point3(1)}, dict[str, Point], "type Point3 would come back as Point", "$.a"),
+        ({"ada@example.com": Point3(1)}, dict[str, Point], "type Point3 would come back as Point", "$[...]"),
+        (Basket({FrozenGift("a", "red")}), Basket, "type set would come back as another", "$.gifts"),
+        (Basket([Frozen("a")] * 2), Basket, "type list would come back as another", "$.gifts"),  # type: ignore[arg-type]
+        (Counted(1), Counted, OTHER, "$.n"),
+        (Box(count=msgspec.UNSET), Box, "type UnsetType would come back as another", "$.count"),
+        (2**53 + 1, float, OTHER, "$"),
+        (ODD_ZONE, datetime, "type datetime would come back as another", "$"),
+        (Box(when=ODD_ZONE), Box, "type datetime would come back as another", "$.when"),
+        ({1: "secret", "1": "b"}, Any, 'two of its keys are the same in JSON, as 1 and "1" are', "$"),
+        ({1: "secret", "1": "b"}, dict, "two of its keys are the same", "$"),
+        ({1: "secret", "1": "b"}, dict[int | str, str], "two of its keys are the same", "$"),
+        (Box({"a": [{1: "secret", "1": "b"}]}), Box, "two of its keys are the same", "$.content.a[0]"),
+        (Box(Box({1: "secret", "1": "b"})), Box, "two of its keys are the same", "$.content.content"),
+        (
+            {"n": 1, "more": "secret"},
+            Partial,
+            "a key that its TypedDict does not declare would be lost",
+            "$.more",
+        ),
+        (
+            {"n": 1, "a secret": 1},
+            Partial,
+            "a key that its TypedDict does not declare would be lost",
+            "$[...]",
+        ),
+        (
+            Meter(1, offset=2),
+            Meter,
+            "private attributes of an attrs class are not stored; name it without the underscore",
+            "$._offset",
+        ),
+        (Renamed(x=5), Renamed, OTHER, "$.x"),
+        ([Renamed(x=5)], list[Renamed], OTHER, "$[0].x"),
+        (Excluding(x=5), Excluding, OTHER, "$.x"),
+        (SECRET, Guarded, MASKED, "$.password"),
+        (SECRET, Any, MASKED, "$.password"),
+        (Box([SECRET]), Box, MASKED, "$.content[0].password"),
+        (Raised(x=1), Raised, OTHER, "$.x"),
+        (emptied(), Filled, "type dict would come back as another", "$.counts"),
+        (InnerMore(a=1, b=2), Inner, "type InnerMore would come back as Inner", "$"),
+        (Outer(inner=InnerMore(a=1, b=2)), Outer, "type InnerMore would come back as Inner", "$.inner"),
+        (hiding(1), Hiding, OTHER, "$._count"),
+    ],
+)
+def test_what_would_come_back_as_something_else_is_refused(
+    value: Any, type_: Any, message: str, place: str
+) -> None:
+    with pytest.raises(EncodeError) as caught:
+        stored(value, type_)
+    assert message in str(caught.value)
+    assert str(caught.value).endswith(f" - at `{place}`")
+    assert "secret" not in str(caught.value).replace(MASKED, "")
+
+
+class Lonely(msgspec.Struct, eq=False):
+    n: int
+
+
+class Sparing(msgspec.Struct, omit_defaults=True, tag=True):
+    n: int = 0
+    m: Any = 0
+
+
+class Short(msgspec.Struct, array_like=True):
+    n: int = 0
+
+
+class Odd(msgspec.Struct):
+    n: int
+
+    def __eq__(self, other: object) -> bool:
+        raise RuntimeError("it does not compare")
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+# The first of the two hours in which Berlin's clocks show half past two: equal to no moment of another zone.
+TWICE = datetime(2030, 10, 27, 2, 30, tzinfo=ZoneInfo("Europe/Berlin"))
+
+
+@pytest.mark.parametrize(
+    ("value", "type_", "text"),
+    [
+        ((1, (2, {3})), Any, "[1,[2,[3]]]"),
+        ({1: "a"}, Any, '{"1":"a"}'),
+        ({"a": Color.RED, "b": b"x", "c": NOON}, Any, '{"a":"red","b":"eA==","c":"2030-01-01T12:00:00Z"}'),
+        (Line("a", 1.0), Any, '{"sku":"a","price":1.0,"note":null}'),
+        (["*" * 10, (1, {2})], Any, f'["{"*" * 10}",[1,[2]]]'),
+        (TWICE, datetime, '"2030-10-27T02:30:00+02:00"'),
+        ({TWICE}, set[datetime], '["2030-10-27T02:30:00+02:00"]'),
+        (Decimal("NaN"), Decimal, '"NaN"'),
+        (Lonely(1), Lonely, '{"n":1}'),
+        (Odd(1), Odd, '{"n":1}'),
+        (hiding(0), Hiding, "{}"),
+        (Outer(inner=Inner(a=1), anything=(1,)), Outer, '{"inner":{"a":1},"anything":[1]}'),
+    ],
+)
+def test_the_same_in_another_form_is_stored(value: Any, type_: Any, text: str) -> None:
+    assert stored(value, type_) == text
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        (1, {2}, Color.RED, uuid.UUID(int=7), NOON, b"x"),
+        {1: (), NOON: [Line("a", 1.0)]},
+        Sparing(),
+        Sparing(1, (Lonely(1),)),
+        [Short(1)],
+        Point(1),
+        RootModel[list[int]]([1]),
+        Outer(inner=Inner(a=1), anything=(1,)),
+        msgspec.Raw(b"[1]"),
+    ],
+)
+def test_anything_comes_back_in_the_form_that_json_has(content: Any) -> None:
+    found = back(Box(content, (Line("a", 1.0),)), Box)
+    assert found.content == json.loads(stored(content))
+    assert found.lines == [Line("a", 1.0)]
 
 
 # What PostgreSQL cannot hold

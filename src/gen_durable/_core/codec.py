@@ -1,9 +1,10 @@
 """States, results and payloads as JSON text, and back.
 
 What `encode` returns can be stored in a jsonb column and decoded as the same type. So it refuses what
-PostgreSQL would (NUL, half of a surrogate pair), what JSON would silently change (NaN), and what does not fit
-the declared type. For that it encodes once, reads the text back, and scans it for a few byte sequences; only
-where one is found, it looks closer.
+PostgreSQL would (NUL, half of a surrogate pair), what JSON would silently change (NaN), what does not fit the
+declared type, and what comes back as something else (a subclass, a field that is not written). For that it
+encodes once, reads the text back, compares, and scans for a few byte sequences; only where one is found, or both
+are not equal, it looks closer.
 
 msgspec does the work. A pydantic model brings its own way to and from JSON, at the top or inside other types.
 """
@@ -24,6 +25,8 @@ import msgspec.inspect as shapes
 from gen_durable._shapes import model_reader, parts
 from gen_durable.errors import DecodeError, EncodeError, PayloadTooLargeError
 
+from .sameness import change, dump_model, inner_place, is_equal
+
 __all__ = ["MAX_DEPTH", "MAX_DIGITS", "decode", "encode"]
 
 MAX_DEPTH: Final = 100
@@ -43,6 +46,9 @@ _NOT_BRACKETS: Final = bytes(set(range(256)) - set(b"[]{}"))
 _AS_SQUARE: Final = bytes.maketrans(b"{}", b"[]")
 _AS_ZERO: Final = bytes.maketrans(b"123456789", b"000000000")
 _TOO_MANY_DIGITS: Final = b"0" * (MAX_DIGITS + 1)
+_NOT_TOLD: Final = {shapes.StructType, shapes.DataclassType, shapes.CustomType, shapes.DateTimeType}
+# What pydantic writes for a secret.
+_MASK: Final = b"*" * 10
 # After these words msgspec quotes what it met, and that may be private.
 _QUOTE: Final = re.compile(r"^(Invalid (?:enum )?value) .*?( - at `[^`]*`(?: in `[^`]*`)?)?$", re.DOTALL)
 _PLACE: Final = re.compile(r" - at `[^`]*`(?: in `[^`]*`)?$")
@@ -63,10 +69,12 @@ def encode(value: Any, type_: Any, what: str, limit: int) -> str:
     if problem := _unstorable(value, raw, shape):
         raise EncodeError(what, shape.name, problem)
     try:
-        shape.decode(raw)
+        found = shape.decode(raw)
     except (ValueError, TypeError, RecursionError) as error:
         place = _place(value, _is_not_finite) if b"null" in raw else ""
         raise EncodeError(what, shape.name, _NAN + place if place else _misfit(error)) from error
+    if not is_equal(found, value) and (problem := _change(value, found, raw, shape)):
+        raise EncodeError(what, shape.name, problem)
     return raw.decode()
 
 
@@ -92,6 +100,8 @@ class _Shape(msgspec.Struct, frozen=True):
     """Whether null is allowed somewhere. msgspec writes NaN as null, so there it would pass unnoticed."""
     has_foreign: bool
     """Whether parts of the text are not written by msgspec, so that nothing is known about them."""
+    is_told_by_text: bool
+    """Whether values of which the texts are equal are the same: not so for objects, and for the offset of a zone."""
 
 
 def _shape(type_: Any, what: str, error: type[EncodeError] | type[DecodeError]) -> _Shape:
@@ -115,6 +125,7 @@ def _make_shape(type_: Any) -> _Shape:
         decode=model_reader(type_) or msgspec.json.Decoder(type_, dec_hook=_read_foreign).decode,
         has_null=not kinds.isdisjoint({shapes.AnyType, shapes.NoneType, *foreign}),
         has_foreign=not kinds.isdisjoint(foreign),
+        is_told_by_text=kinds.isdisjoint(_NOT_TOLD),
     )
 
 
@@ -161,9 +172,7 @@ def _write_foreign(value: Any) -> msgspec.Raw:
 
 
 def _dump_foreign(value: Any) -> Any:
-    if isinstance(value, msgspec.Raw):
-        return msgspec.json.decode(value)
-    return value.model_dump(by_alias=True, round_trip=True, warnings=False)
+    return msgspec.json.decode(value) if isinstance(value, msgspec.Raw) else dump_model(value)
 
 
 _ENCODER: Final = msgspec.json.Encoder(enc_hook=_write_foreign)
@@ -192,6 +201,13 @@ def _unstorable(value: Any, raw: bytes, shape: _Shape) -> str | None:
     if len(raw) > MAX_DIGITS and _has_long_number(raw):
         return _DIGITS
     return None
+
+
+def _change(value: Any, found: Any, raw: bytes, shape: _Shape) -> str | None:
+    """Say what would come back as something else, where both are not equal. Plain JSON takes no Python loop."""
+    if shape.is_told_by_text and _MASK not in raw and _ENCODER.encode(found) == raw:
+        return None
+    return change(value, found)
 
 
 def _bad_escape(raw: bytes) -> str | None:
@@ -273,8 +289,7 @@ def _find(plain: Any, is_bad: Callable[[Any], bool]) -> str:
         if isinstance(part, dict):
             if any(map(is_bad, part)):
                 return f" - at a key of `{place}`"
-            # A key that is no identifier is rather a user's data than the name of a field.
-            inner = [(f"{place}.{k}" if k.isidentifier() else f"{place}[...]", v) for k, v in part.items()]
+            inner = [(inner_place(place, key), value) for key, value in part.items()]
         elif isinstance(part, list | tuple):
             inner = [(f"{place}[{index}]", item) for index, item in enumerate(part)]
         waiting.extend(reversed(inner))

@@ -1,0 +1,162 @@
+"""Whether what comes back from JSON is what was given.
+
+Mostly `==` says so, and nothing else is looked at. Where it does not, both are gone through side by side: JSON has
+one form for a list, a tuple and a set, and under `Any` a date comes back as its text. That is the same in another
+form. A field that was not written, or not read, is not.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Mapping, Set
+from datetime import datetime, timedelta
+from typing import Any, Final
+
+import msgspec
+
+__all__ = ["change", "dump_model", "inner_place", "is_equal"]
+
+_OTHER: Final = (
+    "a value of type {} would come back as another; it must be written and read under one name, not be excluded or "
+    "private, and not be changed when it is read"
+)
+_MASKED: Final = "of a secret only the mask is stored; keep it elsewhere, and store how to find it"
+_CLASS: Final = "a value of type {0} would come back as {1}; declare {0}, or store {1}"
+_PRIVATE: Final = "private attributes of an attrs class are not stored; name it without the underscore"
+_UNKNOWN: Final = "a key that its TypedDict does not declare would be lost; declare it, or take it out"
+_ONE_KEY: Final = 'two of its keys are the same in JSON, as 1 and "1" are; use keys of one type'
+
+_IDENTITY: Final[Any] = object.__eq__
+
+
+def is_equal(found: Any, given: Any) -> bool:
+    """Tell whether two values are equal, in the words of their classes."""
+    try:
+        return bool(found == given)
+    except Exception:  # noqa: BLE001 - the user's own; their parts will tell
+        return False
+
+
+def change(given: Any, found: Any, place: str = "$") -> str | None:
+    """Say what comes back as something else, and where; `None` if nothing does."""
+    if isinstance(given, msgspec.Raw) or is_equal(found, given):
+        return None
+    if (fields := _fields(found)) is not None:
+        if type(given) is not type(found):
+            return _at(_CLASS.format(type(given).__name__, type(found).__name__), place)
+        return _change_of_fields(given, fields, place)
+    if hasattr(given, "model_dump"):
+        return change(dump_model(given), found, place)
+    if hasattr(given, "get_secret_value"):
+        return _at(_MASKED, place)
+    given = _as_mapping(given, found)
+    if isinstance(given, Mapping) and isinstance(found, Mapping):
+        return _change_of_keys(given, found, place)
+    if _is_array(given) and _is_array(found):
+        return _change_of_items(given, found, place)
+    return None if _is_form(given, found) else _other(given, place)
+
+
+def dump_model(model: Any) -> Any:
+    """What a pydantic model writes, before it is text."""
+    return model.model_dump(by_alias=True, round_trip=True, warnings=False)
+
+
+def inner_place(place: str, key: Any) -> str:
+    """Name what is under a key. One that is no identifier is rather a user's data than the name of a field."""
+    return f"{place}.{key}" if isinstance(key, str) and key.isidentifier() else f"{place}[...]"
+
+
+def _change_of_fields(given: Any, found: Mapping[str, Any], place: str) -> str | None:
+    for name, part in (_fields(given) or {}).items():
+        where = inner_place(place, name)
+        if problem := change(part, found.get(name), where):
+            is_unwritten = name.startswith("_") and hasattr(given, "__attrs_attrs__")
+            return _at(_PRIVATE, where) if is_unwritten else problem
+    return None
+
+
+def _as_mapping(given: Any, found: Any) -> Any:
+    """An object as it comes back where anything is allowed."""
+    fields = _fields(given)
+    if fields is None or not isinstance(found, Mapping):
+        return given
+    # Not all are written (those that are the default need not be), and a tag is none of them.
+    return {name: fields.get(name, part) for name, part in found.items()}
+
+
+def _change_of_keys(given: Mapping[Any, Any], found: Mapping[Any, Any], place: str) -> str | None:
+    if len(given) > len(found):
+        if not all(isinstance(key, str) for key in given):
+            return _at(_ONE_KEY, place)
+        return _at(_UNKNOWN, inner_place(place, next(key for key in given if key not in found)))
+    if len(given) < len(found):
+        return _other(given, place)
+    # A key may have another form, but then it is at the same place.
+    for (key, part), other in zip(given.items(), found.values(), strict=True):
+        if problem := change(part, found.get(key, other), inner_place(place, key)):
+            return problem
+    return None
+
+
+def _change_of_items(given: Collection[Any], found: Collection[Any], place: str) -> str | None:
+    if len(given) != len(found):
+        return _other(given, place)
+    if isinstance(found, Set):  # its order says nothing
+        texts = [sorted(map(_text, items)) for items in (given, found)]
+        return _other(given, place) if texts[0] != texts[1] else None
+    for index, (part, other) in enumerate(zip(given, found, strict=True)):
+        if problem := change(part, other, f"{place}[{index}]"):
+            return problem
+    return None
+
+
+def _other(given: Any, place: str) -> str:
+    return _at(_OTHER.format(type(given).__name__), place)
+
+
+def _at(problem: str, place: str) -> str:
+    return f"{problem} - at `{place}`"
+
+
+def _is_array(value: Any) -> bool:
+    return isinstance(value, Collection) and not isinstance(
+        value, str | bytes | bytearray | memoryview | Mapping
+    )
+
+
+def _is_form(given: Any, found: Any) -> bool:
+    """Tell whether a value has come back in another form only."""
+    if isinstance(given, datetime) and isinstance(found, datetime):
+        # In the hour that a zone has twice, the same moment in two zones is not equal.
+        is_naive = given.utcoffset() is None
+        return is_naive == (found.utcoffset() is None) and given - found == timedelta()
+    if type(given) is type(found):
+        return type(given).__eq__ is _IDENTITY or _text(given) == _text(found) != b""
+    if given is None or isinstance(given, str | int | float):
+        return _text(given) == _text(found)
+    # Where anything is allowed, the text of a date, the number of an enum, an object as an array.
+    return given is not msgspec.UNSET and isinstance(found, str | int | float | list)
+
+
+def _text(value: Any) -> bytes:
+    try:
+        return msgspec.json.encode(value)
+    except (TypeError, ValueError, RecursionError):
+        return b""
+
+
+def _fields(value: Any) -> dict[str, Any] | None:
+    """What an object consists of, by the names that JSON has; `None` if its class does not say."""
+    cls = type(value)
+    if isinstance(value, msgspec.Struct):
+        names = zip(cls.__struct_encode_fields__, cls.__struct_fields__, strict=True)
+        return {written: getattr(value, name) for written, name in names}
+    if dataclasses.is_dataclass(value):
+        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    if hasattr(cls, "__attrs_attrs__"):
+        return {field.name: getattr(value, field.name) for field in cls.__attrs_attrs__}
+    if hasattr(cls, "model_fields"):
+        declared = {name: part for name, part in vars(value).items() if name in cls.model_fields}
+        return declared | (value.__pydantic_extra__ or {}) | (value.__pydantic_private__ or {})
+    return None
