@@ -183,7 +183,11 @@ class AsyncClient:
     async def insert_all(
         self, specs: Iterable[AnySpec], /, *, conn: AsyncConnection | None = None
     ) -> list[InsertResult[Any, Any]]:
-        """Insert many in one statement: all of them or, if it raises, none. The answers are in order."""
+        """Insert many in one statement: all of them or, if it raises, none. The answers are in order.
+
+        Raises:
+            UsageError: they have more than 512 MiB together, which no statement can carry; make several calls of it.
+        """
         return await self._write(
             _verbs.insert(list(specs), self.settings, is_alone=self._is_alone(conn)),
             conn,

@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 from gen_durable import AsyncClient, Client, Context, Done, Machine, Outcome, Settings, Spec, step
+from gen_durable._db import insert as inserts
+from gen_durable._db import portions
 from gen_durable.errors import (
     EncodeError,
     InitialStepError,
@@ -101,6 +103,22 @@ async def test_the_limit_is_a_setting(durable_dsn: str) -> None:
         pytest.raises(PayloadTooLargeError, match=problem),
     ):
         blocking.insert(Open, {"a": "xxx"})
+
+
+@pytest.mark.clause("LIM-8")
+async def test_more_than_a_statement_carries_is_refused_before_it_costs_the_connection(
+    client: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(portions, "_MAX_SIZE", 1000)
+    monkeypatch.setattr(inserts, "_MAX_BYTES", 5000)
+    with pytest.raises(UsageError) as refused:
+        await client.insert_all([Spec(Open, {"a": "é" * 100}) for _ in range(20)])
+    assert str(refused.value) == (
+        "20 instances at once have 7900 bytes; "
+        "insert at most 5000 at once: make several calls of it, in one transaction (conn=) if need be"
+    )
+    await client.insert_all([Spec(Open, {"a": "é" * 100}) for _ in range(10)])
+    assert await client.count() == 10
 
 
 OPTIONS: list[tuple[dict[str, Any], type[Exception], str]] = [

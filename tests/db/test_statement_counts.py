@@ -197,7 +197,7 @@ async def test_an_outcome_with_an_effect_is_a_transaction_of_its_own_and_a_share
         with wire.counted() as sent:
             results = await flushed(database, entries, effects)
     # An effect is the code of others: the session is cleaned behind it. Since PostgreSQL 17 it then lacks a setting.
-    alone = [BEGIN, "SELECT 1", "hold", "commit", COMMIT, "RESET SESSION AUTHORIZATION"]
+    alone = [f"{BEGIN} READ WRITE", "SELECT 1", "hold", "commit", COMMIT, "RESET SESSION AUTHORIZATION"]
     told = [word.split(";")[0] for word in sent if word != "finish"]
     assert [word for word in told if not word.startswith("SET TRANSACTION_TIMEOUT")] == alone * 10
     assert len(told) in (len(alone) * 10, len(alone) * 10 + 10)

@@ -47,6 +47,9 @@ or the database refused its outcome. The reaper knows one more: `poison`.
 
 PLAIN_KINDS: Final = frozenset({"keep", "next", "retry", "done", "stop"})
 
+# What the size of a row counts for its names, keys and numbers.
+_ROW: Final = 512
+
 
 class NewInstance(msgspec.Struct, frozen=True, gc=False):
     """A row to insert; every value is checked and encoded."""
@@ -69,6 +72,11 @@ class NewInstance(msgspec.Struct, frozen=True, gc=False):
     rate_limit: str | None = None
     weight: int | None = None
 
+    @property
+    def size(self) -> int:
+        """How much of a statement it takes, in characters: its state, and room for names and keys."""
+        return len(self.state) + _ROW
+
 
 class DeadLetter(msgspec.Struct, frozen=True, gc=False):
     """What a failed instance leaves to another machine, which may be known to other workers only."""
@@ -85,6 +93,11 @@ class EventRow(msgspec.Struct, frozen=True, gc=False):
     type: str
     subject: str
     data: str
+
+    @property
+    def size(self) -> int:
+        """How much of a statement it takes, in characters: its data, and room for names."""
+        return len(self.data) + _ROW
 
 
 class SignalRow(msgspec.Struct, frozen=True, gc=False):
@@ -210,6 +223,16 @@ class CommitEntry(msgspec.Struct, kw_only=True):
     """By the monotonic clock of this process; set by whoever ran the step."""
     is_refused: bool = False
     """Whether it stands for an outcome that the database refused."""
+
+    @property
+    def size(self) -> int:
+        """How much of a transaction it takes, in characters."""
+        size = _ROW + len(self.payload or "")
+        if self.letter is not None:
+            size += len(self.letter.state)
+        if self.events or self.children:
+            size += sum(row.size for rows in (self.events, self.children) for row in rows)
+        return size
 
     @property
     def is_plain(self) -> bool:

@@ -10,7 +10,16 @@ import msgspec
 
 from ..errors import DatabaseError
 
-__all__ = ["LIMIT_REFUSED", "RACES", "READ_ONLY", "StatementError", "is_data", "is_outage", "is_race"]
+__all__ = [
+    "LIMIT_REFUSED",
+    "RACES",
+    "READ_ONLY",
+    "StatementError",
+    "is_break",
+    "is_data",
+    "is_outage",
+    "is_race",
+]
 
 
 _DENIED = re.compile(
@@ -66,6 +75,8 @@ LIMIT_REFUSED = "22GD5"
 # 57 operator intervention (shutdown, cancelled), 58 system. 25006: a standby that has yet to be promoted, or a primary
 # that is none any more; 25P03, 25P04: the session was ended, idle or busy for too long.
 _OUTAGES = ("08", "28", "53", "57", "58", READ_ONLY, "25P03", "25P04")
+# 57P01, 57P02: the session or the server was ended by somebody.
+_BREAKS = ("08", "57P01", "57P02")
 # Classes: 22 data exception, 23 integrity constraint violation, 54 program limit exceeded: a row is to blame.
 _DATA = ("22", "23", "54")
 
@@ -78,6 +89,11 @@ def is_race(error: StatementError) -> bool:
 def is_outage(error: StatementError) -> bool:
     """Whether the database is away or about to go: wait, and connect again."""
     return not error.sqlstate or error.sqlstate.startswith(_OUTAGES)
+
+
+def is_break(error: StatementError) -> bool:
+    """Whether the connection is gone, which may be because of what went over it."""
+    return error.sqlstate.startswith(_BREAKS) or not error.sqlstate
 
 
 def is_data(error: StatementError) -> bool:

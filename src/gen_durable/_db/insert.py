@@ -12,12 +12,15 @@ from ..errors import KeyTakenError, LimitError, UsageError
 from . import races
 from .failures import LIMIT_REFUSED, StatementError
 from .plan import Call, Plan, Rows, statements
+from .portions import fits, portions
 
 __all__ = ["Answer", "insert", "insert_children", "insert_letters", "leave_letters", "register"]
 
 _SQL = statements("insert.sql")
 # Two batches that take each other's keys in opposite orders may meet more than once.
 _TRIES = 8
+# Half of what a message may have: in the server it becomes larger.
+_MAX_BYTES = 2**29
 
 
 class Answer(msgspec.Struct, frozen=True, gc=False):
@@ -40,9 +43,13 @@ def insert(rows: Sequence[NewInstance], *, is_alone: bool) -> Plan[list[Answer]]
         rows: what to insert.
         is_alone: the statement is its own transaction. If another one was in its way, it is simply run again; inside
             a caller's transaction that is up to the caller.
+
+    Raises:
+        UsageError: they are more than one statement can carry.
     """
     if not rows:
         return []
+    _check_size(rows)
     found = yield from _insert(rows, tries=_TRIES if is_alone else 1)
     answers: list[Answer] = [None] * len(rows)  # type: ignore[list-item]  # every place is filled: one answer per input
     for row in found:
@@ -59,17 +66,37 @@ def _insert(rows: Sequence[NewInstance], tries: int) -> Plan[Rows]:
         raise _translated(error, rows) from error
 
 
+def _check_size(rows: Sequence[NewInstance]) -> None:
+    """Refuse what would cost a connection, and with it the transaction of its owner."""
+    if fits(sum(row.size for row in rows)):
+        return
+    size = sum(_bytes(value) for row in rows for value in msgspec.structs.astuple(row))
+    if size > _MAX_BYTES:
+        raise UsageError(
+            f"{len(rows)} instances at once have {size} bytes",
+            f"insert at most {_MAX_BYTES} at once: make several calls of it, in one transaction (conn=) if need be",
+        )
+
+
+def _bytes(value: object) -> int:
+    """What an element of an array is on the wire: its length, and itself; of what is no text, eight bytes or so."""
+    if isinstance(value, str) and not value.isascii():
+        value = value.encode()
+    return 4 + (len(value) if isinstance(value, str | bytes) else 8)
+
+
 def insert_children(
     rows: Sequence[NewInstance], parents: Sequence[int], rounds: Sequence[int]
 ) -> Plan[tuple[dict[int, int], set[str]]]:
     """Insert children of parents that a commit has just parked: how many each got, and which queues have work."""
-    found = yield _call(rows, parents=parents, rounds=rounds)
     inserted: dict[int, int] = dict.fromkeys(parents, 0)
     queues: set[str] = set()
-    for row in found:
-        if row["inserted"]:
-            inserted[parents[row["ord"] - 1]] += 1
-            queues.add(row["queue"])
+    for part in portions(row.size for row in rows):
+        found = yield _call(rows[part], parents=parents[part], rounds=rounds[part])
+        for row in found:
+            if row["inserted"]:
+                inserted[parents[part][row["ord"] - 1]] += 1
+                queues.add(row["queue"])
     return inserted, queues
 
 

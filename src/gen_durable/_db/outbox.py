@@ -10,6 +10,7 @@ import msgspec
 
 from .._core.model import CommitEntry, EventRow
 from .plan import Plan, Row, statements
+from .portions import portions
 
 __all__ = ["Leased", "Mark", "emit", "lease", "mark", "replay", "rows"]
 
@@ -48,16 +49,18 @@ class Mark(msgspec.Struct, frozen=True, gc=False):
 
 def emit(emitting: Sequence[tuple[CommitEntry, Sequence[EventRow]]]) -> Plan[None]:
     """Write the events of these outcomes, in the transaction that has just committed them."""
-    rows = [(entry, n, event) for entry, events in emitting for n, event in enumerate(events, 1)]
-    yield _SQL["emit"](
-        ids=[entry.id for entry, _, _ in rows],
-        step_seqs=[entry.step_seq + 1 for entry, _, _ in rows],
-        ns=[n for _, n, _ in rows],
-        sinks=[event.sink for _, _, event in rows],
-        types=[event.type for _, _, event in rows],
-        subjects=[event.subject for _, _, event in rows],
-        datas=[event.data for _, _, event in rows],
-    )
+    every = [(entry, n, event) for entry, events in emitting for n, event in enumerate(events, 1)]
+    for part in portions(event.size for _, _, event in every):
+        rows = every[part]
+        yield _SQL["emit"](
+            ids=[entry.id for entry, _, _ in rows],
+            step_seqs=[entry.step_seq + 1 for entry, _, _ in rows],
+            ns=[n for _, n, _ in rows],
+            sinks=[event.sink for _, _, event in rows],
+            types=[event.type for _, _, event in rows],
+            subjects=[event.subject for _, _, event in rows],
+            datas=[event.data for _, _, event in rows],
+        )
 
 
 def lease(sink: str, demand: int, lease_token: int, length: timedelta) -> Plan[list[Leased]]:

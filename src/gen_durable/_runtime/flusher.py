@@ -14,9 +14,10 @@ from typing import Final, TypeAlias, TypeVar
 from .._core.model import CommitEntry, CommitResult, Committed, EffectFailed, Stale
 from .._core.settle import refused, released
 from .._db import commit as commits
-from .._db.failures import StatementError, is_data, is_outage
+from .._db.failures import StatementError, is_break, is_data, is_outage
 from .._db.plan import Plan
 from .._db.pool import Database
+from .._db.portions import fits, portions
 from ..errors import UsageError
 from .effects import BrokenOffError, EffectError, RaceLostError, commit_with_effect
 from .service import Contact, Outage
@@ -31,7 +32,7 @@ _Waiting: TypeAlias = tuple[CommitEntry, "asyncio.Future[CommitResult]"]
 # A batch that takes a few tens of milliseconds: larger ones gain nothing and make the first outcome wait for the last.
 _MAX_BATCH: Final = 1000
 # After so many connections that broke under one effect, while others did not, the effect is to blame. And after so many
-# in all: it may be what takes the whole server along.
+# in all: it may be what takes the whole server along. After so many that broke under one batch it goes in parts.
 _MAX_BREAKS: Final = 3
 _MAX_OUTAGES: Final = 20
 # After so many races that an effect has lost, a minute or more of them: what it meets does not pass.
@@ -40,7 +41,7 @@ _RESTING: Final = frozenset({"done", "failed", "cancelled", "awaiting_signal", "
 
 
 class Flusher:
-    """Commits entries in batches, one batch at a time; rows that are held up by others go on their own."""
+    """Commits entries in batches, one batch at a time; what is held up by others or large goes on its own."""
 
     # How long a batch waits for a row that somebody's open transaction holds, before it goes without that row: the
     # lock_timeout of the connections that it is given.
@@ -58,7 +59,7 @@ class Flusher:
         contact: Contact,
     ) -> None:
         self._database = database
-        # Theirs alone, and few: whatever is held, and however many wait for it, the batches have connections.
+        # Theirs alone, and few: whatever is held or large, and however many wait for it, the batches have connections.
         self._held_up = stragglers
         self._effects = effects
         self._recorder = recorder
@@ -86,23 +87,39 @@ class Flusher:
         """Commit what arrives, until cancelled."""
         while True:
             await self._arrived.wait()
-            batch, self._waiting = self._waiting[:_MAX_BATCH], self._waiting[_MAX_BATCH:]
+            batch = self._next_batch()
             if not self._waiting:
                 self._arrived.clear()
             if batch:
                 await self._flush(batch)
             await self.finish()
 
+    def _next_batch(self) -> list[_Waiting]:
+        """Who goes now. An outcome that would be large for a batch is on its own, and nobody waits for it."""
+        batch = self._waiting[:_MAX_BATCH]
+        batch = batch[next(portions(entry.size for entry, _ in batch))]
+        del self._waiting[: len(batch)]
+        if len(batch) == 1 and not fits(batch[0][0].size):
+            self._let_go(*batch[0], is_doubtful=False)
+            return []
+        return batch
+
     async def _flush(self, batch: list[_Waiting], *, is_doubtful: bool = False) -> None:
         """Commit these. Doubtful: a lost connection may yet commit them, and then ours finds them stale."""
         futures = {id(entry): future for entry, future in batch}
         pending = commits.in_lock_order(entry for entry, _ in batch)
+        breaks = 0
         while pending:
             try:
                 report = await self._send(pending)
             except StatementError as error:
                 is_doubtful = is_doubtful or is_outage(error)
                 pending = await self._recover(error, pending, futures, is_doubtful=is_doubtful)
+                breaks += is_break(error)
+                if breaks == _MAX_BREAKS:
+                    # Perhaps because of what is in it. Whoever is to blame ends up alone, and holds up nobody.
+                    await self._flush_in_parts(pending, futures, is_doubtful=is_doubtful)
+                    return
             else:
                 self._outage.is_over()
                 results = await self._look_again(pending, report.results) if is_doubtful else report.results
@@ -164,17 +181,26 @@ class Flusher:
                 [entry for entry in entries if entry.held_key is not None or entry.children],
             )
         for entry in held:
-            task = self._loop.create_task(
-                self._commit_alone(entry, futures[id(entry)], is_doubtful=is_doubtful)
-            )
-            self._stragglers.add(task)
-            task.add_done_callback(self._stragglers.discard)
+            self._let_go(entry, futures[id(entry)], is_doubtful=is_doubtful)
         return free
+
+    def _let_go(self, entry: CommitEntry, future: asyncio.Future[CommitResult], *, is_doubtful: bool) -> None:
+        """Let an outcome be committed on a connection of stragglers, whatever time it takes."""
+
+        def ended(task: asyncio.Task[None]) -> None:
+            self._stragglers.discard(task)
+            # What no waiting can mend is raised where the outcome is waited for, or that would go on for ever.
+            if not task.cancelled() and (error := task.exception()) is not None and not future.done():
+                future.set_exception(error)
+
+        task = self._loop.create_task(self._commit_alone(entry, future, is_doubtful=is_doubtful))
+        self._stragglers.add(task)
+        task.add_done_callback(ended)
 
     async def _commit_alone(
         self, entry: CommitEntry, future: asyncio.Future[CommitResult], *, is_doubtful: bool
     ) -> None:
-        outage = Outage("commit of a held row", self._contact)
+        outage = Outage("commit on its own", self._contact)
         while True:
             try:
                 plan = commits.commit([entry], self._recorder)
@@ -184,7 +210,7 @@ class Flusher:
                     self._give_up(error, entry, {id(entry): future})
                     return
                 if is_data(error):
-                    entry = refused(entry, error)
+                    entry = _refused(entry, error)
                     continue
                 is_doubtful = is_doubtful or is_outage(error)
                 if error.sqlstate != "55P03":
@@ -284,17 +310,29 @@ class Flusher:
     ) -> list[CommitEntry]:
         """A value of one entry is to blame: halve the batch until it stands alone, and end that instance only."""
         if len(entries) > 1:
-            half = len(entries) // 2
-            for part in (entries[:half], entries[half:]):
-                await self._flush([(entry, futures[id(entry)]) for entry in part], is_doubtful=is_doubtful)
+            await self._flush_in_parts(entries, futures, is_doubtful=is_doubtful)
             return []
         if entries[0].is_refused:
             self._give_up(error, entries[0], futures)
             return []
-        failed = refused(entries[0], error)
-        _log.error("instance %d: the database refused its outcome (%s); it fails", failed.id, error)
+        failed = _refused(entries[0], error)
         futures[id(failed)] = futures.pop(id(entries[0]))
         return [failed]
+
+    async def _flush_in_parts(
+        self,
+        entries: list[CommitEntry],
+        futures: dict[int, asyncio.Future[CommitResult]],
+        *,
+        is_doubtful: bool,
+    ) -> None:
+        """Commit these in two halves; a single one on its own."""
+        if len(entries) == 1:
+            self._let_go(entries[0], futures[id(entries[0])], is_doubtful=is_doubtful)
+            return
+        half = len(entries) // 2
+        for part in (entries[:half], entries[half:]):
+            await self._flush([(entry, futures[id(entry)]) for entry in part], is_doubtful=is_doubtful)
 
     def _give_up(
         self, error: StatementError, entry: CommitEntry, futures: dict[int, asyncio.Future[CommitResult]]
@@ -347,6 +385,11 @@ class Flusher:
             self._wakes.rest()
         if has_events:
             self._wakes.events()
+
+
+def _refused(entry: CommitEntry, error: StatementError) -> CommitEntry:
+    _log.error("instance %d: the database refused its outcome (%s); it fails", entry.id, error)
+    return refused(entry, error)
 
 
 class _Troubles:

@@ -1,0 +1,176 @@
+"""Outcomes of many bytes: no statement is too large for the wire, and nobody waits for those who have much to say."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from gen_durable._core.model import CommitEntry, Committed, EventRow
+from gen_durable._db import portions
+from gen_durable._db.failures import StatementError
+from gen_durable._db.pool import Database
+from gen_durable._runtime import service
+from gen_durable._runtime.flusher import Flusher
+from gen_durable._runtime.service import Contact
+from gen_durable._runtime.wake import Wakes
+from tests.db.engine import RECORDER, entry, flushed, inserted, new, picked
+from tests.db.test_statement_counts import BEGIN, COMMIT
+from tests.db.wire import Wire
+
+# So that four rows with a text of this length are one portion, and five are two.
+TEXT = '"' + "x" * 498 + '"'
+PORTION = 4100
+PATIENCE = 20
+
+
+@pytest.fixture(autouse=True)
+def small_portions(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(portions, "_MAX_SIZE", PORTION)
+
+
+@pytest.fixture
+async def wire(durable_dsn: str) -> AsyncIterator[Wire]:
+    with Wire(durable_dsn) as opened:
+        yield opened
+
+
+@pytest.fixture
+async def wired(wire: Wire) -> AsyncIterator[Database]:
+    async with await Database.open(wire.dsn, "gen_durable", size=1) as opened:
+        yield opened
+
+
+def cut(*sizes: int) -> list[list[int]]:
+    return [list(sizes[part]) for part in portions.portions(sizes)]
+
+
+def test_portions_are_full_and_what_is_too_large_goes_alone() -> None:
+    assert cut(1000, 1000, 1000, 1000, 100, 1) == [[1000, 1000, 1000, 1000, 100], [1]]
+    assert cut(1, 9000, 2, PORTION, 9000) == [[1], [9000], [2], [PORTION], [9000]]
+    assert cut(9000) == [[9000]]
+    assert cut() == [[]]
+
+
+async def test_a_batch_has_no_more_bytes_than_a_statement_takes(
+    wire: Wire, wired: Database, sql: Any
+) -> None:
+    await inserted(wired, *[new() for _ in range(10)])
+    entries = [entry(e, "done", payload=TEXT) for e in await picked(wired)]
+    with wire.counted() as sent:
+        await flushed(wired, entries)
+    assert sent == ["commit_plain"] * 3
+    assert await sql.fetchval("select count(*) from gen_durable.gen_durable where result is not null") == 10
+
+
+@pytest.mark.clause("LIM-9")
+async def test_children_of_many_bytes_go_in_several_statements_of_one_transaction(
+    wire: Wire, wired: Database, sql: Any
+) -> None:
+    await inserted(wired, new())
+    # The last one has the key of the first, which an earlier statement has inserted.
+    keys = [b"k", *[None] * 8, b"k"]
+    children = tuple(
+        new("B", state=TEXT, priority=n, **({"unique_key": key} if key else {})) for n, key in enumerate(keys)
+    )
+    (execution,) = await picked(wired)
+    with wire.counted() as sent:
+        (result,) = await flushed(wired, [entry(execution, "schedule_childs", children=children)])
+    assert sent == [BEGIN, "commit", *["insert"] * 3, "fix_barriers", COMMIT]
+    assert isinstance(result, Committed)
+    assert (result.status, result.refused) == ("awaiting_children", 1)
+    rows = await sql.fetch(
+        "select priority, parent_id from gen_durable.gen_durable where fsm = 'B' order by id"
+    )
+    assert [tuple(row) for row in rows] == [(n, execution.id) for n in range(9)]
+    assert await sql.fetchval("select children_pending from gen_durable.gen_durable where fsm = 'A'") == 9
+
+
+@pytest.mark.clause("LIM-9")
+async def test_events_of_many_bytes_too(wire: Wire, wired: Database, sql: Any) -> None:
+    await inserted(wired, new())
+    (execution,) = await picked(wired)
+    events = tuple(EventRow("default", str(n), "s", TEXT) for n in range(10))
+    with wire.counted() as sent:
+        await flushed(wired, [entry(execution, "done", payload="1", events=events)])
+    assert sent == [BEGIN, "commit", *["emit"] * 3, COMMIT]
+    rows = await sql.fetch("select n, type from gen_durable.outbox order by id")
+    assert [tuple(row) for row in rows] == [(n + 1, str(n)) for n in range(10)]
+
+
+class Slow:
+    """A database that does nothing before it is told to."""
+
+    def __init__(self, database: Database, error: Exception | None = None) -> None:
+        self._database = database
+        self._error = error
+        self.told = asyncio.Event()
+
+    async def run_in_transaction(self, plan: Any) -> Any:
+        await self.told.wait()
+        if self._error is not None:
+            raise self._error
+        return await self._database.run_in_transaction(plan)
+
+
+@pytest.mark.clause("LIM-9")
+async def test_nobody_waits_for_a_large_outcome(database: Database) -> None:
+    await inserted(database, new(), new(), new())
+    first, second, third = [entry(e, "done", payload="1") for e in await picked(database)]
+    second.payload = '"' + "x" * PORTION + '"'
+    slow: Any = Slow(database)
+    flusher = Flusher(database, slow, database, RECORDER, Wakes(), Contact())
+    running = asyncio.create_task(flusher.run())
+    async with asyncio.timeout(PATIENCE):
+        large = asyncio.create_task(flusher.commit(second))
+        await asyncio.sleep(0)  # it is first in line
+        for one in (first, third):
+            assert await flusher.commit(one) == Committed("done")
+        assert not large.done()
+        slow.told.set()
+        assert await large == Committed("done")
+    running.cancel()
+
+
+async def test_what_no_waiting_can_mend_is_told_to_who_waits_for_a_large_outcome(database: Database) -> None:
+    await inserted(database, new())
+    (execution,) = await picked(database)
+    slow: Any = Slow(database, StatementError("XX000", "invalid memory alloc request size"))
+    slow.told.set()
+    flusher = Flusher(database, slow, database, RECORDER, Wakes(), Contact())
+    running = asyncio.create_task(flusher.run())
+    async with asyncio.timeout(PATIENCE):
+        with pytest.raises(StatementError, match="invalid memory"):
+            await flusher.commit(entry(execution, "done", payload='"' + "x" * PORTION + '"'))
+    running.cancel()
+
+
+BOMB = """
+create function public.bomb() returns trigger language plpgsql as
+  'begin if new.result = ''"bomb"'' then perform pg_terminate_backend(pg_backend_pid()); end if; return new; end';
+create trigger bomb before update on gen_durable.gen_durable for each row execute function public.bomb()
+"""
+
+
+@pytest.mark.parametrize("place", [0, 2])
+async def test_an_outcome_under_which_every_connection_breaks_holds_up_nobody(
+    database: Database, sql: Any, monkeypatch: pytest.MonkeyPatch, place: int
+) -> None:
+    """And it fails nobody: it may be the network."""
+    monkeypatch.setattr(service, "_FIRST_PAUSE", 0.001)
+    await inserted(database, *[new() for _ in range(4)])
+    entries: list[CommitEntry] = [entry(e, "done", payload="1") for e in await picked(database)]
+    entries[place].payload = '"bomb"'
+    await sql.execute(BOMB)
+    flusher = Flusher(database, database, database, RECORDER, Wakes(), Contact())
+    commits = [asyncio.create_task(flusher.commit(one)) for one in entries]
+    running = asyncio.create_task(flusher.run())
+    async with asyncio.timeout(PATIENCE):
+        bomb = commits.pop(place)
+        assert await asyncio.gather(*commits) == [Committed("done")] * 3
+        assert not bomb.done()
+        await sql.execute("drop trigger bomb on gen_durable.gen_durable")
+        assert await bomb == Committed("done")
+    running.cancel()
