@@ -28,7 +28,10 @@ from gen_durable import (
 )
 from gen_durable._db import lease as leases
 from gen_durable._db.pool import Database
-from gen_durable.telemetry import OutcomeStale, ReaperReaped
+from gen_durable._runtime.reaper import Reaper
+from gen_durable._runtime.service import Contact
+from gen_durable._runtime.wake import Wakes
+from gen_durable.telemetry import OutcomeStale, ReaperReaped, Telemetry
 from gen_durable.testing import AsyncHarness, Crash, Harness
 from tests.conformance.support import BRISK, CALM, PATIENCE, Say, Sql, has_no_lease, is_near, probe
 from tests.scenarios.process import worker_process
@@ -372,7 +375,55 @@ async def test_a_lease_that_has_run_out_may_still_be_renewed(
         assert time.monotonic() - began >= settings.heartbeat.total_seconds()
     sql.abandon(ref.id)
     async with await Database.open(direct_dsn, "gen_durable", size=1) as database:
-        suspected_at = await database.run(leases.suspect())
-        sql("update gen_durable.gen_durable set lease_expires_at = now() + interval '1 minute'")
-        reaped = await database.run_in_transaction(leases.reap(timedelta(0), 20, "all", suspected_at))
-    assert reaped.ids == []
+        suspects = await database.run(leases.suspect())
+        # Renewed, and so late that it has run out again.
+        sql("update gen_durable.gen_durable set lease_expires_at = lease_expires_at + interval '1 ms'")
+        reaped = await database.run_in_transaction(leases.reap(timedelta(0), 20, "all", suspects))
+    assert ([one.id for one in suspects], reaped.ids) == ([ref.id], [])
+
+
+@pytest.mark.clause("CRASH-11")
+async def test_a_lease_that_somebody_keeps_from_being_renewed_is_not_taken(
+    direct_dsn: str, durable: Harness, sql: Sql
+) -> None:
+    held, free = durable.insert(Say, "held"), durable.insert(Say, "free")
+    sql.abandon(held.id)
+    sql.abandon(free.id)
+    settings = Settings(lease=timedelta(milliseconds=2), heartbeat=timedelta(milliseconds=1))
+    async with await Database.open(direct_dsn, "gen_durable", size=1) as database:
+        reaper = Reaper(database, settings, Telemetry(), Wakes(), Contact())
+
+        async def look() -> list[str]:
+            await asyncio.sleep(
+                0.005
+            )  # more than a lease of contact, and more than a heartbeat since the last look
+            await reaper.tick()
+            return [sql.columns(ref.id, "status")[0] for ref in (held, free)]
+
+        with sql.another() as other:
+            other.execute("select from gen_durable.gen_durable where id = %s for update", [held.id])
+            assert await look() == ["executing", "executing"]
+            assert await look() == ["executing", "runnable"]
+        assert await look() == ["executing", "runnable"], "its holder has had no time to renew it"
+        assert await look() == ["runnable", "runnable"]
+
+
+@pytest.mark.clause("CRASH-1")
+async def test_many_that_die_at_once_come_back_at_once(direct_dsn: str, durable: Harness, sql: Sql) -> None:
+    durable.insert_all([Spec(Say, "hi") for _ in range(1001)])
+    sql(
+        "update gen_durable.gen_durable set status = 'executing', lease_token = 1, locked_by = 'somebody',"
+        " leased_at = now() - interval '1 hour', lease_expires_at = now() - interval '1 second'"
+    )
+    settings = Settings(lease=timedelta(milliseconds=2), heartbeat=timedelta(milliseconds=1))
+    async with await Database.open(direct_dsn, "gen_durable", size=1) as database:
+        reaper = Reaper(database, settings, Telemetry(), Wakes(), Contact())
+        left = []
+        for _ in range(4):
+            await asyncio.sleep(0.005)
+            pause = await reaper.tick()
+            left.append(
+                (sql.value("select count(*) from gen_durable.gen_durable where status = 'executing'"), pause)
+            )
+    none = timedelta(0)
+    assert left == [(1001, settings.heartbeat), (501, none), (1, none), (0, settings.reap_interval)]

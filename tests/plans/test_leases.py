@@ -50,6 +50,9 @@ async def test_the_reaper_reads_the_executing_and_nobody_else(explainer: Explain
     reaped, (found,) = await explainer.run(lease.reap(timedelta(0), 20, "all"))
     assert not reaped.ids
     check(found, {"gen_durable_lease"}, blocks=2 * 4000)
+    suspects, (found,) = await explainer.run(lease.suspect())
+    assert not suspects
+    check(found, {"gen_durable_lease"}, blocks=2 * 4000)
 
 
 async def test_the_reaper_takes_back_what_is_dead(explainer: Explainer) -> None:
@@ -60,7 +63,11 @@ async def test_the_reaper_takes_back_what_is_dead(explainer: Explainer) -> None:
         dead,
     )
     await explainer.connection.execute(GATE_ALL)
-    reaped, (found, letters, _, ungated, _) = await explainer.run(lease.reap(timedelta(0), 1, "all"))
+    suspects, (found, _) = await explainer.run(lease.suspect())
+    check(found, {"gen_durable_lease"}, blocks=2 * 4000 + 10 * 300)
+    reaped, (found, letters, _, ungated, _) = await explainer.run(
+        lease.reap(timedelta(0), 1, "all", suspects)
+    )
     assert sorted(reaped.ids) == sorted(reaped.capped) == sorted(dead)
     check(found, {"gen_durable_lease", "gen_durable_pkey"}, blocks=2 * 4000 + 40 * 300)
     check(letters, {"gen_durable_pkey", "machines_pkey"}, blocks=30 * 300)

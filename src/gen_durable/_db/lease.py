@@ -17,11 +17,10 @@ from .signal import sweep
 __all__ = [
     "Expired",
     "Lease",
-    "Overdue",
     "Reaped",
+    "Suspect",
     "expire",
     "mark_started",
-    "overdue",
     "reap",
     "reap_execution",
     "reap_worker",
@@ -45,10 +44,12 @@ class Reaped(msgspec.Struct, frozen=True, gc=False):
     queues: set[str]
 
 
-class Overdue(msgspec.Struct, frozen=True, gc=False):
-    """An execution whose lease ran out."""
+class Suspect(msgspec.Struct, frozen=True, gc=False):
+    """An execution whose lease ran out, and whose row nobody held."""
 
     id: int
+    ended_at: datetime
+    """When its lease ran out. One that is renewed, or made anew, ends at another time."""
     touches: frozenset[int | str]
     """Beside its own row: its parent, by id, and its concurrency key."""
 
@@ -97,35 +98,40 @@ def mark_started(begun: Mapping[tuple[Lease, int], timedelta]) -> Plan[set[tuple
     return {((row["id"], row["lease_token"]), row["step_seq"]) for row in rows}
 
 
-def suspect() -> Plan[datetime | None]:
-    """The database's time, if a lease has run out by now."""
-    (row,) = yield _SQL["suspect"]()
-    now: datetime = row["now"]
-    return now if row["is_any"] else None
-
-
-def overdue(suspected_at: datetime) -> Plan[list[Overdue]]:
-    """Some of the executions whose lease had run out at that time."""
-    rows = yield _SQL["overdue"](suspected_at=suspected_at)
-    return [
-        Overdue(row["id"], frozenset({row["parent_id"], row["concurrency_key"]} - {None})) for row in rows
-    ]
+def suspect() -> Plan[list[Suspect]]:
+    """The executions whose lease has run out by now, though it could have been renewed: nobody holds their rows."""
+    found: list[Suspect] = []
+    while rows := (yield _SQL["suspect"](after=found[-1].id if found else 0)):
+        found += [
+            Suspect(
+                row["id"],
+                row["lease_expires_at"],
+                frozenset({row["parent_id"], row["concurrency_key"]} - {None}),
+            )
+            for row in rows
+        ]
+    return found
 
 
 def reap(
     lease: timedelta,
     crash_limit: int,
     level: RecordLevel,
-    suspected_at: datetime | None = None,
-    ids: Collection[int] | None = None,
+    suspects: Collection[Suspect] | None = None,
     alerts: str | None = None,
 ) -> Plan[Reaped]:
-    """Return executions whose lease had run out at that time, or has now, to their queues. Needs a transaction.
+    """Return executions whose lease has run out to their queues, some hundred at once. Needs a transaction.
 
-    Of these ids only, if any are given. The sink `alerts` is told of those that fail.
+    Of these suspects only, if any are given, and only if they still have the same lease. The sink `alerts` is told of
+    those that fail.
     """
     rows = yield _SQL["reap"](
-        lease=lease, crash_limit=crash_limit, record=level, suspected_at=suspected_at, ids=ids, alerts=alerts
+        lease=lease,
+        crash_limit=crash_limit,
+        record=level,
+        ids=None if suspects is None else [one.id for one in suspects],
+        ends=None if suspects is None else [one.ended_at for one in suspects],
+        alerts=alerts,
     )
     return (yield from _taken_back(rows))
 

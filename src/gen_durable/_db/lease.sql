@@ -47,10 +47,13 @@ select g.id, g.lease_token from unnest(:ids::bigint[], :lease_tokens::bigint[]) 
   join gen_durable.gen_durable g on g.id = mine.id and g.lease_token = mine.lease_token
 
 -- name: suspect
--- What time is it, and has any lease run out by now? Whoever has not renewed it one heartbeat later is dead.
-select statement_timestamp() as now,
-       exists (select from gen_durable.gen_durable g
-                where g.status = 'executing' and g.lease_expires_at < statement_timestamp()) as is_any
+-- Executions whose lease has run out though its holder could have renewed it: what somebody's transaction holds is passed by, as
+-- renew has to pass it by. Whoever has not renewed one heartbeat later is dead. With what a reap may have to wait for beside
+-- the row itself: the parent, and the next in line of the key. Ordered, bounded, SKIP LOCKED; the next ones are :after the last.
+select g.id, g.lease_expires_at, g.parent_id, g.concurrency_key from gen_durable.gen_durable g
+ where g.status = 'executing' and g.id > :after::bigint and g.lease_expires_at < statement_timestamp()
+ order by g.id limit 500
+   for no key update skip locked
 
 -- part: taken_back
 -- What becomes of executions whose process has died, or whose lease ran out (`dead`): they go back to their queue,
@@ -126,15 +129,17 @@ select reaped.id, reaped.fsm, reaped.step, reaped.status::text as status, reaped
   from reaped
 
 -- name: reap
--- Executions whose lease ran out. Nothing is reaped within one lease of the server's start: after an outage the living renew first. And only what had run
--- out at :suspected_at: a server that was frozen, this very statement in its ears, reaps nobody who could not renew meanwhile.
--- Ordered, bounded, SKIP LOCKED. With :ids, only these: see overdue.
+-- Executions whose lease ran out. Nothing is reaped within one lease of the server's start: after an outage the living renew first.
+-- With :ids, only these, and only if their leases still end when they did, at :ends: a lease that was renewed or made since then
+-- is not the one that was suspected, even if this statement comes to a server that was frozen until that one ran out as well.
+-- Ordered, bounded, SKIP LOCKED.
 with dead as materialized (
   select g.id, g.step_seq, g.execution, g.attempt, g.step, g.locked_by, g.leased_at, g.started_at
     from gen_durable.gen_durable g
-   where g.status = 'executing' and g.lease_expires_at < coalesce(:suspected_at::timestamptz, statement_timestamp())
+   where g.status = 'executing' and g.lease_expires_at < statement_timestamp()
      and pg_postmaster_start_time() < statement_timestamp() - :lease::interval
-     and (:ids::bigint[] is null or g.id = any (:ids::bigint[]))
+     and (:ids::bigint[] is null
+          or (g.id, g.lease_expires_at) in (select * from unnest(:ids::bigint[], :ends::timestamptz[])))
    order by g.id limit 500
      for no key update skip locked
 ), {taken_back}
@@ -162,13 +167,6 @@ with dead as materialized (
      and g.status = 'executing'
      for no key update
 ), {taken_back}
-
--- name: overdue
--- What a reap would take, and what it may have to wait for beside its own rows: the parent, and the next in line of the key.
--- In no order: if somebody holds all of the first, the others have their turn as well.
-select g.id, g.parent_id, g.concurrency_key from gen_durable.gen_durable g
- where g.status = 'executing' and g.lease_expires_at < :suspected_at::timestamptz
- order by random() limit 500
 
 -- name: expire
 -- Awaits whose deadline has passed: the step runs with what arrived, possibly nothing. Ordered, bounded, SKIP LOCKED.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import random
 import time
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Final
 
 from .._db import commit as commits
@@ -32,8 +32,9 @@ _LOCKED: Final = "55P03"
 class Reaper(Service):
     """Returns executions whose lease ran out to their queue: the floor under every crash.
 
-    It looks twice, one heartbeat apart: a lease that had run out at the first look and is not renewed at the second was
-    that of the dead. If everybody was held up, the database or all the workers, the living renew in between.
+    It looks twice, one heartbeat apart: a lease that had run out at the first look, with nobody in the way of who would
+    renew it, and is not renewed at the second was that of the dead. If everybody was held up, the database or all the
+    workers, or one row by somebody's transaction, the living renew in between.
     """
 
     name = "reaper"
@@ -47,8 +48,9 @@ class Reaper(Service):
         self._settings = settings
         self._telemetry = telemetry
         self._wakes = wakes
-        # When leases that had run out were seen first: by our clock (monotonic), and by that of the database.
-        self._suspected: tuple[float, datetime] | None = None
+        # Leases that had run out and could have been renewed, and when that was seen (monotonic).
+        self._suspects: list[leases.Suspect] = []
+        self._seen = 0.0
 
     def first_pause(self) -> timedelta:
         """Some time: workers often start together, and nothing is reaped before one lease of contact."""
@@ -59,54 +61,53 @@ class Reaper(Service):
         # While the database was away the living could not renew either: give them one lease of time to do so.
         in_contact = timedelta(seconds=self._contact.seconds)
         if in_contact < settings.lease:
-            self._suspected = None
+            self._suspects = []
             await self._look_after_limits()
             return min(settings.reap_interval, settings.lease - in_contact)
-        if self._suspected is not None and self._is_confirmed(self._suspected[0]):
-            if await self._reap(self._suspected[1]) >= _BATCH:
+        if self._suspects and self._is_confirmed():
+            await self._reap(self._suspects[:_BATCH])
+            del self._suspects[:_BATCH]
+            if self._suspects:
                 return timedelta(0)
-            self._suspected = None
-        if self._suspected is None and (now := await self._database.run(leases.suspect())) is not None:
-            self._suspected = (time.monotonic(), now)
+        if not self._suspects:
+            self._suspects = await self._database.run(leases.suspect())
+            self._seen = time.monotonic()
         await self._database.run(commits.finish_abandoned(settings.lease))
         await self._look_after_limits()
-        return settings.reap_interval if self._suspected is None else settings.heartbeat
+        return settings.heartbeat if self._suspects else settings.reap_interval
 
-    def _is_confirmed(self, seen: float) -> bool:
-        return time.monotonic() - seen >= self._settings.heartbeat.total_seconds()
+    def _is_confirmed(self) -> bool:
+        return time.monotonic() - self._seen >= self._settings.heartbeat.total_seconds()
 
-    async def _reap(self, suspected_at: datetime) -> int:
+    async def _reap(self, suspects: list[leases.Suspect]) -> None:
         try:
-            return await self._take_back(suspected_at)
+            await self._take_back(suspects)
         except StatementError as error:
             if error.sqlstate != _LOCKED:
                 raise
-            return await self._reap_around(suspected_at)
+            await self._reap_around(suspects)
 
-    async def _reap_around(self, suspected_at: datetime) -> int:
+    async def _reap_around(self, suspects: list[leases.Suspect]) -> None:
         """Somebody holds the parent of one of them, or the next in line of its key: that one has to wait, no other."""
-        count, held = 0, set[int | str]()
-        overdue = await self._database.run(leases.overdue(suspected_at))
-        for one in overdue:
+        held = set[int | str]()
+        for one in suspects:
             if one.touches & held:
                 continue
             try:
-                count += await self._take_back(suspected_at, [one.id])
+                await self._take_back([one])
             except StatementError as error:
                 if error.sqlstate != _LOCKED:
                     raise
                 held |= one.touches
-        return len(overdue) if count else 0
 
-    async def _take_back(self, suspected_at: datetime, ids: list[int] | None = None) -> int:
+    async def _take_back(self, suspects: list[leases.Suspect]) -> None:
         settings = self._settings
         reaped = await self._database.run_in_transaction(
             leases.reap(
                 settings.lease,
                 settings.crash_limit,
                 settings.executions,
-                suspected_at,
-                ids,
+                suspects,
                 settings.alerts or None,
             ),
             lock_timeout=_PATIENCE,
@@ -124,7 +125,6 @@ class Reaper(Service):
             self._wakes.rest()
             if reaped.capped and settings.alerts:
                 self._wakes.events()
-        return len(reaped.ids)
 
     async def _look_after_limits(self) -> None:
         self._wakes.work(await self._database.run(pick.hurry()))
@@ -133,9 +133,13 @@ class Reaper(Service):
                 "keys %s were free with all of their rows gated; this should not happen, they go on now",
                 keys[:20],
             )
-            self._wakes.work(
-                await self._database.run_in_transaction(pick.ungate(keys), lock_timeout=_PATIENCE)
-            )
+            try:
+                queues = await self._database.run_in_transaction(pick.ungate(keys), lock_timeout=_PATIENCE)
+            except StatementError as error:
+                if error.sqlstate != _LOCKED:
+                    raise
+                return  # somebody holds the next in line: at the next look, and nothing else waits for that
+            self._wakes.work(queues)
 
 
 class Timekeeper(Service):
