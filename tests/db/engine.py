@@ -54,7 +54,7 @@ async def inserted(database: Database, *rows: NewInstance) -> list[int]:
 async def picked(database: Database, demand: int = 1000, queue: str = "default") -> list[Execution]:
     """Lease what is due; each pick has a token of its own."""
     plan = pick.pick(queue, MACHINES, demand, next(_tokens), "worker", pick.Leases(LEASE))
-    return (await database.run(plan)).executions
+    return await database.run(pick.load((await database.run(plan)).executions))
 
 
 def entry(execution: Execution, kind: Any, **fields: Any) -> CommitEntry:

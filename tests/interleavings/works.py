@@ -5,6 +5,8 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any
 
+import msgspec
+
 from gen_durable._core.model import CommitEntry, NewInstance
 from gen_durable._db import commit as commits
 from gen_durable._db import control, lease, pick
@@ -53,7 +55,13 @@ def reap_execution(id: int, lease_token: int, step_seq: int = 0) -> Work:
 
 def lease_some(token: int, demand: int = 10, worker: str = WORKER) -> Work:
     """A pick, if nobody else is named by the worker whose leases ran out: same name, new token."""
-    return autocommit(lambda _: pick.pick(QUEUE, MACHINES, demand, token, worker, pick.Leases(LEASE)))
+
+    def plan() -> Plan[pick.Picked]:
+        picked = yield from pick.pick(QUEUE, MACHINES, demand, token, worker, pick.Leases(LEASE))
+        loaded = yield from pick.load(picked.executions)
+        return msgspec.structs.replace(picked, executions=loaded)
+
+    return autocommit(lambda _: plan())
 
 
 def commit_picked(kind: Any) -> Work:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import itertools
 import signal
+from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import asyncpg
 import msgspec
 import pytest
 
@@ -27,7 +29,11 @@ from gen_durable import (
     Worker,
     step,
 )
-from gen_durable.telemetry import OutcomeStale
+from gen_durable._core.model import Execution
+from gen_durable._db import pick as picks
+from gen_durable._db.failures import StatementError
+from gen_durable._db.plan import Plan
+from gen_durable.telemetry import OutcomeStale, ReaperReaped
 from tests.scenarios.process import worker_process
 from tests.scenarios.support import (
     CALM,
@@ -36,6 +42,7 @@ from tests.scenarios.support import (
     Events,
     happens,
     happens_to_the_deaf,
+    holds,
     inbox_of,
     row_of,
 )
@@ -228,3 +235,68 @@ async def test_a_process_that_was_stopped_comes_back_as_a_zombie_and_harms_nobod
         assert (await client.get(ref)) == ended
         process.send(signal.SIGTERM)
         assert await process.ends() == 0
+
+
+class Reads(Machine[str, int]):
+    """Ends with the number of its signals."""
+
+    @step
+    async def read(self, ctx: Context[str]) -> Outcome[int]:
+        return Done(len(ctx.inbox))
+
+
+_LOADS = """
+from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock' and query like '%s.target_id = any%'"""
+_KEEPS = "select lease_token = $2 and lease_expires_at > $3 from gen_durable.gen_durable where id = $1"
+
+
+@pytest.mark.clause("LEASE-2")
+@pytest.mark.parametrize("ends", ["well", "with its connection"])
+async def test_leases_are_kept_while_an_inbox_is_loaded(
+    durable_dsn: str, direct_dsn: str, db: Any, ends: str
+) -> None:
+    """And if it cannot be loaded, all that was picked goes back to its queue at no cost."""
+    user = await asyncpg.connect(direct_dsn)
+    async with AsyncClient(durable_dsn, settings=SHORT) as client:
+        laden, bare = await client.insert(Reads, ""), await client.insert(Reads, "")
+        await client.signal(laden, "noise")
+        await user.execute("begin; lock table gen_durable.signals")
+        async with Worker([Reads], dsn=durable_dsn, settings=SHORT):
+            await holds(db, f"select count(*) > 0 {_LOADS}")
+            for ref in (laden, bare):
+                row = await row_of(db, ref.id)
+                await holds(db, _KEEPS, ref.id, row["lease_token"], row["lease_expires_at"])
+            if ends != "well":
+                await db.execute(f"select pg_terminate_backend(pid) {_LOADS}")
+            await user.close()
+            assert (await client.wait(laden, timeout=PATIENCE)).result == 1
+            assert (await client.wait(bare, timeout=PATIENCE)).result == 0
+    for ref in (laden, bare):
+        row = await row_of(db, ref.id)
+        assert (row["attempt"], row["crash_count"]) == (0, 0)
+
+
+async def test_what_cannot_be_loaded_is_held_against_its_own_instance_only(
+    durable_dsn: str, db: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    load = picks.load
+
+    def load_less(executions: Sequence[Execution]) -> Plan[list[Execution]]:
+        if bad.id in {one.id for one in executions}:
+            raise StatementError("57014", "canceling statement due to statement timeout")
+        return (yield from load(executions))
+
+    monkeypatch.setattr(picks, "load", load_less)
+    async with AsyncClient(durable_dsn, settings=FAST) as client:
+        bad, good, bare = [await client.insert(Reads, "") for _ in range(3)]
+        for ref in (bad, good):
+            await client.signal(ref, "noise")
+        worker = Worker([Reads], dsn=durable_dsn, settings=msgspec.structs.replace(FAST, crash_limit=1))
+        events = Events(worker)
+        async with worker:
+            assert [(await client.wait(ref, timeout=PATIENCE)).result for ref in (good, bare)] == [1, 0]
+            assert (await client.wait(bad, timeout=PATIENCE)).status == "failed"
+    assert [event.ids for event in events.of(ReaperReaped)] == [(bad.id,)]
+    for ref in (good, bare):
+        row = await row_of(db, ref.id)
+        assert (row["execution"], row["crash_count"]) == (1, 0)

@@ -154,7 +154,14 @@ class Execution(msgspec.Struct, frozen=True):
     inserted_at: datetime | None = None
     rate_limit: str | None = None
     """The bucket that its start has taken tokens from."""
+    has_children: bool = False
+    """Whether the end of its children has woken it."""
     cancellation: Cancellation = msgspec.field(default_factory=Cancellation)
+
+    @property
+    def is_laden(self) -> bool:
+        """Whether it may have signals or children to be loaded."""
+        return self.has_signals or self.has_children
 
     @property
     def awaited(self) -> tuple[SignalRow, ...]:

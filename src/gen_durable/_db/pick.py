@@ -24,6 +24,7 @@ __all__ = [
     "gate",
     "hurry",
     "inboxes",
+    "load",
     "pick",
     "pick_by_machine",
     "pick_by_prefix",
@@ -104,7 +105,7 @@ def pick(
     leases: Leases,
     room: int | None = None,
 ) -> Plan[Picked]:
-    """Lease up to `demand` due instances of these machines: one statement, and at most two more for what they carry.
+    """Lease up to `demand` due instances of these machines. What they carry is for `load`, when their leases are kept.
 
     Only `room` of them begin at once (`None`: all). The others are leased ahead, but for those under a rate limit.
     """
@@ -119,7 +120,7 @@ def pick(
         worker=worker,
         **leases.values(),
     )
-    return (yield from _picked((yield call)))
+    return _picked((yield call))
 
 
 def pick_by_machine(
@@ -148,7 +149,7 @@ def pick_by_machine(
         worker=worker,
         **leases.values(),
     )
-    return (yield from _picked((yield call)))
+    return _picked((yield call))
 
 
 def pick_by_prefix(
@@ -178,7 +179,7 @@ def pick_by_prefix(
         worker=worker,
         **leases.values(),
     )
-    return (yield from _picked((yield call)))
+    return _picked((yield call))
 
 
 def after(prefix: str) -> str:
@@ -191,27 +192,15 @@ def after(prefix: str) -> str:
     raise UsageError(f"the prefix {prefix!r} has no end", "give one with another character in it")
 
 
-def _picked(rows: Rows) -> Plan[Picked]:
+def _picked(rows: Rows) -> Picked:
     if not rows:
         return Picked([], [])
     leased = [row for row in rows if row["lease_token"] is not None]
     others = [row for row in rows if row["lease_token"] is None]
-    signals: Mapping[int, tuple[SignalRow, ...]] = {}
-    if with_signals := [row["id"] for row in leased if row["has_signals"]]:
-        signals = yield from inboxes(with_signals)
-    children: Mapping[int, list[ChildRow]] = {}
-    if joined := [row for row in leased if row["has_children"]]:
-        children = _by_parent(
-            (
-                yield _SQL["children"](
-                    ids=[row["id"] for row in joined], rounds=[row["step_seq"] for row in joined]
-                )
-            )
-        )
     # UPDATE returns rows in no order; work starts in the order in which it was due.
     leased.sort(key=_urgency)
     return Picked(
-        [_execution(row, signals.get(row["id"], ()), tuple(children.get(row["id"], ()))) for row in leased],
+        [_execution(row) for row in leased],
         [
             Denied(row["id"], row["fsm"], row["concurrency_key"])
             for row in others
@@ -224,6 +213,23 @@ def _picked(rows: Rows) -> Plan[Picked]:
             for row in others
         ),
     )
+
+
+def load(executions: Sequence[Execution]) -> Plan[list[Execution]]:
+    """These executions with what they carry, signals and children: two statements at most."""
+    signals: Mapping[int, tuple[SignalRow, ...]] = {}
+    if with_signals := [one.id for one in executions if one.has_signals]:
+        signals = yield from inboxes(with_signals)
+    children: Mapping[int, list[ChildRow]] = {}
+    if joined := [one for one in executions if one.has_children]:
+        call = _SQL["children"](ids=[one.id for one in joined], rounds=[one.step_seq for one in joined])
+        children = _by_parent((yield call))
+    return [
+        msgspec.structs.replace(one, inbox=signals.get(one.id, ()), children=tuple(children.get(one.id, ())))
+        if one.is_laden
+        else one
+        for one in executions
+    ]
 
 
 def inboxes(ids: Sequence[int]) -> Plan[Mapping[int, tuple[SignalRow, ...]]]:
@@ -331,7 +337,7 @@ def _by_parent(rows: Rows) -> Mapping[int, list[ChildRow]]:
     return found
 
 
-def _execution(row: Row, inbox: tuple[SignalRow, ...], children: tuple[ChildRow, ...]) -> Execution:
+def _execution(row: Row) -> Execution:
     awaits = row["awaits"]
     return Execution(
         row["id"],
@@ -345,8 +351,8 @@ def _execution(row: Row, inbox: tuple[SignalRow, ...], children: tuple[ChildRow,
         row["queue"],
         None if awaits is None else tuple(awaits),
         row["timed_out"],
-        inbox,
-        children,
+        (),
+        (),
         row["parent_id"],
         row["concurrency_key"],
         row["correlation_key"],
@@ -358,4 +364,5 @@ def _execution(row: Row, inbox: tuple[SignalRow, ...], children: tuple[ChildRow,
         row["traceparent"],
         row["inserted_at"],
         row["rate_limit"],
+        row["has_children"],
     )

@@ -17,7 +17,7 @@ from .._core.model import CommitEntry, CommitResult, Committed, EffectFailed, Ex
 from .._core.registry import Registry
 from .._core.settle import release
 from .._db import pick as picks
-from .._db.failures import StatementError
+from .._db.failures import StatementError, is_outage, is_race
 from .._db.fleet import Override
 from .._db.lease import Lease, reap_execution
 from .._db.pool import Database
@@ -48,6 +48,8 @@ _log: Final = logging.getLogger("gen_durable.worker")
 # After so long without work a queue is looked at only once per poll_interval.
 _CALM_AFTER: Final = 30.0
 _UNIQUE_VIOLATION: Final = "23505"
+# query_canceled, by statement_timeout, and out_of_memory.
+_TOO_MUCH: Final = ("57014", "53200")
 # For each step that may run, how many executions may be leased: one that runs, one that is being committed.
 _LAG: Final = 2
 # How long a shutdown waits for its last commits: a database that is away must not hold up the exit.
@@ -243,9 +245,7 @@ class Scheduler(Service):
         """Give executions back, in one group commit."""
         tasks = [
             asyncio.get_running_loop().create_task(
-                self._flusher.commit(
-                    release(execution, self._began.get((execution.id, execution.lease_token)))
-                )
+                self._flusher.commit(release(execution, self._began.get(_lease_of(execution))))
             )
             for execution in unfinished
         ]
@@ -272,6 +272,23 @@ class Scheduler(Service):
         return picked
 
     async def _pick(self, demand: int, room: int) -> picks.Picked:
+        picked = await self._lease(demand, room)
+        # Kept from here on: to load what they carry may take longer than a lease.
+        for one in picked.executions:
+            self._heartbeat.hold(_lease_of(one), self._leases.of(one.fsm, one.version, one.step))
+        loaded: list[Execution] = []
+        try:
+            loaded = await self._load(picked.executions)
+        except StatementError:
+            # None of them is to blame: they go back at no cost.
+            await self._release(picked.executions)
+            raise
+        finally:
+            for lease in set(map(_lease_of, picked.executions)) - set(map(_lease_of, loaded)):
+                self._heartbeat.let_go(lease)
+        return msgspec.structs.replace(picked, executions=loaded)
+
+    async def _lease(self, demand: int, room: int) -> picks.Picked:
         while True:
             # One random token per pick: nobody else's, and not this worker's own of an earlier lease either.
             token = secrets.randbits(62)
@@ -283,9 +300,28 @@ class Scheduler(Service):
                 if error.sqlstate != _UNIQUE_VIOLATION:
                     raise
 
+    async def _load(self, executions: list[Execution]) -> list[Execution]:
+        """These with what they carry; if that is too much at once, one by one, without those for which it still is."""
+        if not any(one.is_laden for one in executions):
+            return executions
+        try:
+            return await self._database.run(picks.load(executions))
+        except StatementError as error:
+            if not _is_too_much(error):
+                raise
+        loaded: list[Execution] = []
+        for one in executions:
+            try:
+                loaded += await self._database.run(picks.load([one])) if one.is_laden else [one]
+            except StatementError as error:
+                if not _is_too_much(error):
+                    raise
+                # Nobody keeps its lease from now on: it runs out, and the reaper counts that.
+                _log.error("%s %d: its signals and children cannot be loaded: %s", one.fsm, one.id, error)
+        return loaded
+
     def _start(self, execution: Execution) -> None:
-        lease = (execution.id, execution.lease_token)
-        self._heartbeat.hold(lease, self._leases.of(execution.fsm, execution.version, execution.step))
+        lease = _lease_of(execution)
         task = asyncio.get_running_loop().create_task(self._work(execution, lease))
         self._in_flight[lease] = task
         task.add_done_callback(lambda task: self._ended(lease, task))
@@ -484,6 +520,15 @@ class Scheduler(Service):
         return pause * random.uniform(0.9, 1.0)
 
 
+def _lease_of(execution: Execution) -> Lease:
+    return (execution.id, execution.lease_token)
+
+
+def _is_too_much(error: StatementError) -> bool:
+    """Whether it is what a statement asks for that fails it, as against a database that is away or busy."""
+    return error.sqlstate in _TOO_MUCH or not (is_outage(error) or is_race(error))
+
+
 def _uncancelled() -> None:
     task = asyncio.current_task()
     if task is not None:
@@ -502,6 +547,7 @@ def _next(execution: Execution, entry: CommitEntry, committed: Committed) -> Exe
         timed_out=False,
         inbox=committed.inbox,
         children=(),
+        has_children=False,
         rate_limit=None,
         leased_at=committed.leased_at,
         has_signals=execution.has_signals or bool(committed.inbox),

@@ -227,7 +227,8 @@ class Stepper:
             )
             picked = await database.run(plan)
             if picked.executions:
-                return picked.executions[0]
+                (execution,) = await database.run(picks.load(picked.executions))
+                return execution
             # Somebody else in this test runs a row of the same key, or a bucket is empty: those make room for the rest.
             moved = 0
             if keys := [row.concurrency_key for row in picked.denied]:
