@@ -228,3 +228,36 @@ async def test_an_effect_that_loses_every_race_has_failed(
         ended = await worker.wait(ref, timeout=PATIENCE)
     assert (ended.result, machine.runs) == (result, 2)
     assert await booked(db) == ([f"{ref.id}:1"] if races == 1 else [])
+
+
+async def test_an_effect_after_which_nothing_can_be_written_in_time_has_failed(
+    durable_dsn: str, db: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs: list[int] = []
+
+    class Hurried(Machine[None, str]):
+        @step
+        async def run(self, ctx: Context[None]) -> Outcome[str]:
+            return Done("done", effect=self.hurry)
+
+        async def hurry(self, tx: Transaction) -> None:
+            runs.append(1)
+            await tx.execute(BOOK, "hurried", "")
+            await tx.execute("set local statement_timeout = '1ms'")
+
+        def handle(self, error: Exception, ctx: Context[None]) -> Outcome[str]:
+            return Done(f"{error}")
+
+    await db.execute(
+        "create function public.slow() returns trigger language plpgsql as"
+        " $$ begin perform pg_sleep(0.1); return new; end $$"
+    )
+    await db.execute(
+        "create trigger slow after update on gen_durable.gen_durable for each row"
+        " when (new.status = 'done' and new.result = '\"done\"') execute function public.slow()"
+    )
+    monkeypatch.setattr(flusher, "_MAX_RACES", 2)
+    async with Worker([Hurried], dsn=durable_dsn, settings=CALM) as worker:
+        ended = await worker.wait(await worker.insert(Hurried), timeout=PATIENCE)
+    assert ended.result.startswith("what had to be written after the effect took too long 2 times (canceling")
+    assert (len(runs), await booked(db)) == (2, [])

@@ -35,7 +35,8 @@ _MAX_BATCH: Final = 1000
 # in all: it may be what takes the whole server along. After so many that broke under one batch it goes in parts.
 _MAX_BREAKS: Final = 3
 _MAX_OUTAGES: Final = 20
-# After so many races that an effect has lost, a minute or more of them: what it meets does not pass.
+_QUERY_CANCELED: Final = "57014"
+# After so many races that an effect has lost, a minute or more of them: what it meets does not pass. Timeouts likewise.
 _MAX_RACES: Final = 20
 _RESTING: Final = frozenset({"done", "failed", "cancelled", "awaiting_signal", "awaiting_children"})
 
@@ -396,13 +397,18 @@ class _Troubles:
     """What one effect has met, and was run again for."""
 
     def __init__(self) -> None:
-        self._breaks = self._outages = self._races = 0
+        self._breaks = self._outages = self._races = self._timeouts = 0
 
     def count(self, error: StatementError, *, is_alone: bool) -> UsageError | None:
         """One more. Returns what the effect is to blame for, if it was one too many."""
         if isinstance(error, RaceLostError):
             self._races += 1
             return _racing(self._races, error) if self._races == _MAX_RACES else None
+        if (
+            error.sqlstate == _QUERY_CANCELED
+        ):  # of our own statements: what the effect raises is not run again
+            self._timeouts += 1
+            return _delaying(self._timeouts, error) if self._timeouts == _MAX_RACES else None
         if isinstance(error, BrokenOffError):
             self._breaks, self._outages = self._breaks + is_alone, self._outages + 1
             if self._breaks == _MAX_BREAKS or self._outages == _MAX_OUTAGES:
@@ -414,6 +420,13 @@ def _racing(times: int, error: StatementError) -> UsageError:
     return UsageError(
         f"other transactions were in the way of the effect {times} times ({error})",
         "who keeps what it needs? Or does it raise that by itself?",
+    )
+
+
+def _delaying(times: int, error: StatementError) -> UsageError:
+    return UsageError(
+        f"what had to be written after the effect took too long {times} times ({error})",
+        "does it set a timeout of its own, or leave much to be done at the end of the transaction?",
     )
 
 
