@@ -12,7 +12,7 @@ import tomllib
 from collections.abc import Mapping
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Final, Literal, Self, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, Final, Literal, Self, TypeAlias, get_args
 
 import msgspec
 
@@ -67,7 +67,20 @@ AuditLevel: TypeAlias = Literal["off", "failures", "all"]
 Pooler: TypeAlias = Literal["none", "transaction"]
 
 
-class Queue(msgspec.Struct, frozen=True, kw_only=True):
+class _Named(msgspec.StructMeta):
+    """Refuses an argument that is no field, with what it may have meant. Type checkers see the fields themselves."""
+
+    if not TYPE_CHECKING:
+
+        def __call__(self, *args: Any, **given: Any) -> Any:
+            for name in given:
+                if name not in self.__struct_fields__:
+                    path = f"{self.__name__.lower()}.{name}"
+                    raise SettingsError(path, f"is not a setting{did_you_mean(name, self.__struct_fields__)}")
+            return super().__call__(*args, **given)
+
+
+class Queue(msgspec.Struct, metaclass=_Named, frozen=True, kw_only=True):
     """How a worker serves one queue. In `queues=`, a bare number stands for `Queue(concurrency=number)`."""
 
     concurrency: int = 10
@@ -92,7 +105,7 @@ class Queue(msgspec.Struct, frozen=True, kw_only=True):
             )
 
 
-class Settings(msgspec.Struct, frozen=True, kw_only=True):
+class Settings(msgspec.Struct, metaclass=_Named, frozen=True, kw_only=True):
     """How clients and workers behave. Each default suits most; durations are `timedelta`."""
 
     schema: str = "gen_durable"
@@ -240,10 +253,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             if variable.startswith(_PREFIX) and variable not in _NOT_SETTINGS and text:
                 name = variable.removeprefix(_PREFIX).lower()
                 merged[name] = _converted(name, text, variable)
-        for name, value in given.items():
-            _refuse_unknown(name, f"settings.{name}")
-            merged[name] = value
-        return cls(**merged)
+        return cls(**{**merged, **given})
 
 
 def environment_dsn() -> str | None:

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from gen_durable import AsyncClient, Client, Settings, Spec, Worker
+from gen_durable import AsyncClient, Client, Queue, Settings, Spec, Worker
 from gen_durable._db import blocking, pool
 from gen_durable.errors import NotConnectedError, SettingsError, UnreachableError, UsageError
 from tests.clients.machines import Number
@@ -237,6 +237,10 @@ def test_settings_are_settings(client: Any) -> None:
 def test_a_setting_that_does_not_exist_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(SettingsError, match=r"settings\.leese is not a setting; did you mean 'lease'"):
         Settings.load(leese=timedelta(seconds=1))
+    with pytest.raises(SettingsError, match=r"settings\.leese is not a setting; did you mean 'lease'"):
+        Settings(leese=timedelta(seconds=1))  # type: ignore[call-arg]
+    with pytest.raises(SettingsError, match=r"queue\.prefech is not a setting; did you mean 'prefetch'"):
+        Queue(prefech=1)  # type: ignore[call-arg]
     monkeypatch.setenv("GEN_DURABLE_HEARTBEET", "1s")
     for client in (AsyncClient, Client):
         with pytest.raises(
