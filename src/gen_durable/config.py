@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Self, TypeAlias, get_args
 
 import msgspec
 
-from ._checks import duration_text
-from .errors import SettingsError, did_you_mean
+from ._checks import checked_name, duration_text
+from .errors import SettingsError, UsageError, did_you_mean
 
 __all__ = [
     "AuditLevel",
@@ -57,7 +57,6 @@ _DURATION: Final = re.compile(
 _UNITS: Final = ("days", "hours", "minutes", "seconds", "milliseconds")
 _MAX_DURATION: Final = timedelta(days=3650)
 _SWITCH: Final = {"true": True, "false": False, "on": True, "off": False, "1": True, "0": False}
-_MAX_NAME: Final = 255
 # A jsonb value cannot hold more.
 _MAX_JSONB: Final = 2**28 - 1
 
@@ -201,14 +200,14 @@ class Settings(msgspec.Struct, metaclass=_Named, frozen=True, kw_only=True):
             )
         if self.audit not in (None, *get_args(AuditLevel)):
             raise SettingsError("settings.audit", f"must be off, failures or all, got {self.audit!r}")
-        if type(self.alerts) is not str or len(self.alerts.encode()) > _MAX_NAME:
-            raise SettingsError("settings.alerts", f"must be the name of a sink, got {self.alerts!r}")
+        if self.alerts != "":
+            _check_name("settings.alerts", self.alerts)
         if self.pooler not in get_args(Pooler):
             raise SettingsError("settings.pooler", f"must be none or transaction, got {self.pooler!r}")
         _check_int("settings.max_payload", self.max_payload, 1, _MAX_JSONB)
         _check_int("settings.max_children", self.max_children, 1)
         _check_int("settings.event_attempts", self.event_attempts, 1)
-        if not str(self.event_source).isprintable():
+        if type(self.event_source) is not str or not self.event_source.isprintable():
             raise SettingsError("settings.event_source", f"must be a URI, got {self.event_source!r}")
         if self.heartbeat * 2 > self.lease:
             raise SettingsError(
@@ -389,6 +388,13 @@ def _check_schema(path: str, value: object) -> None:
         raise SettingsError(
             path, f"must not begin with pg_, which PostgreSQL keeps for itself, got {value!r}"
         )
+
+
+def _check_name(path: str, value: object) -> None:
+    try:
+        checked_name(value, "it")
+    except UsageError as error:
+        raise SettingsError(path, f"must be the name of a sink: {error}") from None
 
 
 def _check_int(path: str, value: object, least: int, most: int = 2**31 - 1) -> None:

@@ -402,21 +402,23 @@ def _run(main: Coroutine[Any, Any, None]) -> None:
 def _prefixes(given: Mapping[str, int | Queue] | Iterable[str]) -> Mapping[str, Queue]:
     if isinstance(given, str):
         raise SettingsError("prefixes", "is a text; give a list of prefixes")
-    named = given if isinstance(given, Mapping) else dict.fromkeys(given, Queue())
-    named = named or {_DEFAULT_PREFIX: Queue()}
-    for prefix in named:
-        after(checked_name(prefix, "a prefix"))
-    return {
-        prefix: limits if isinstance(limits, Queue) else Queue(concurrency=limits)
-        for prefix, limits in named.items()
-    }
+    if not isinstance(given, Iterable):
+        raise UsageError(f"prefixes= is of type {type(given).__name__}", 'give a list: prefixes=["billing."]')
+    # Checked before they are keys: a list is not hashable.
+    names = [checked_name(prefix, "a prefix in prefixes=") for prefix in given] or [_DEFAULT_PREFIX]
+    for prefix in names:
+        after(prefix)
+    return _with_limits(given if given and isinstance(given, Mapping) else dict.fromkeys(names, Queue()))
 
 
 def _sinks(given: SinkLike | Mapping[str, SinkLike] | None) -> Mapping[str, Sink]:
     if given is None:
         return {}
     named = given if isinstance(given, Mapping) else {"default": given}
-    return {checked_name(name, "the name of a sink"): sink_of(sink, name) for name, sink in named.items()}
+    return {
+        checked_name(name, "the name of a sink in sinks="): sink_of(sink, name)
+        for name, sink in named.items()
+    }
 
 
 def _queues(registry: Registry, given: Mapping[str, int | Queue] | None) -> Mapping[str, Queue]:
@@ -427,6 +429,13 @@ def _queues(registry: Registry, given: Mapping[str, int | Queue] | None) -> Mapp
             f"queues= is of type {type(given).__name__}",
             'say how many instances of each run at once: queues={"default": 10}',
         )
+    for name in given:
+        checked_name(name, "the name of a queue in queues=")
+    return _with_limits(given)
+
+
+def _with_limits(given: Mapping[str, int | Queue]) -> Mapping[str, Queue]:
     return {
-        name: queue if isinstance(queue, Queue) else Queue(concurrency=queue) for name, queue in given.items()
+        name: limits if isinstance(limits, Queue) else Queue(concurrency=limits)
+        for name, limits in given.items()
     }
