@@ -136,6 +136,8 @@ def _spec(schedule: Schedule, settings: Settings) -> str:
         "correlation_key": new.correlation_key,
         "unique_key": None if new.unique_key is None else new.unique_key.decode(),
         "max_attempts": new.max_attempts,
+        "rate_limit": new.rate_limit,
+        "weight": new.weight,
     }
     if new.correlation_key is not None:
         element["correlation_scope"] = values.correlation_scope

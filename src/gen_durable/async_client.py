@@ -469,7 +469,8 @@ class AsyncClient:
         """Set a limit, in place of what there was of its kind and name. It counts from the next pick on.
 
         More slots let waiting instances in at once; with fewer, the surplus of executions ends in its own time. After
-        another rate, what waits for its turn is given a new one.
+        another rate, what waits for its turn is given a new one. Instances that name a rate limit which did not exist
+        start now.
         """
         await self._database.run(_verbs.set_limit(limit))
 

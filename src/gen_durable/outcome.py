@@ -152,7 +152,8 @@ class Next(_Value):
             requeue: queue up again behind more urgent work instead of going on at once.
             effect: what to do in the transaction that commits this outcome, exactly once.
             emit: events that are committed with it and published afterwards.
-            rate_limit: the limit that the start of that step has to keep, a name or (name, part).
+            rate_limit: the limit that the start of that step has to keep, a name or (name, part). If it does not exist
+                yet, the step stalls until it is set.
             weight: how many tokens of it the start takes; 1 if left out.
         """
         self.step = step_name(step)

@@ -189,13 +189,13 @@ class BucketEmpty(_Reason, frozen=True, kw_only=True, tag="bucket_empty"):
 
 
 class UnknownLimit(_Reason, frozen=True, kw_only=True, tag="unknown_limit"):
-    """The rate limit that it was given has been removed."""
+    """Its rate limit does not exist: it was removed, or has not been set yet. It starts when the limit is set."""
 
     key: str
     limit: str
 
     def __str__(self) -> str:
-        return f"there is no rate limit {self.limit} any more; `gen-durable limits set {self.limit}=…` brings it back"
+        return f'rate limit "{self.limit}" does not exist; set it: gen-durable limits set {self.limit}=100/1m'
 
 
 class NoWorkerForQueue(_Reason, frozen=True, kw_only=True, tag="no_worker_for_queue"):

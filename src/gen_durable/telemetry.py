@@ -115,7 +115,10 @@ class RateLimitThrottled(Event, frozen=True, kw_only=True):
 
 
 class RateLimitUnknown(Event, frozen=True, kw_only=True):
-    """A step has a rate limit that is not set: it does not start before that is."""
+    """A step names a rate limit that does not exist. It stalls, and starts when the limit is set.
+
+    Emitted when rows stall, and every half minute as long as they do.
+    """
 
     name: ClassVar[str] = "rate_limit.unknown"
     count: int

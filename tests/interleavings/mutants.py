@@ -685,6 +685,18 @@ LIMITS = [
         reason="free key, its line is gated",
         changes=[Change(SCHEMA, "perform gen_durable.ungate(freed);", "null;")],
     ),
+    Mutant(
+        name="a row stalls without a lock on the limits",
+        scenario=limits.stall_and_set(),
+        reason="a row stalls although its limit is set",
+        changes=[Change(SCHEMA, "lock table gen_durable.limits in row share mode nowait;", "null;")],
+    ),
+    Mutant(
+        name="a row that stalls beside a change of limits waits for a day",
+        scenario=limits.stall_and_set(),
+        reason="a row stalls although its limit is set",
+        changes=[Change(SCHEMA, "stalled := '1 second';", "null;")],
+    ),
 ]
 
 INSERTS = [

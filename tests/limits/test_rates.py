@@ -16,20 +16,26 @@ import pytest
 
 from gen_durable import (
     AsyncClient,
+    Await,
     Context,
     Done,
     LimitError,
     Machine,
+    Next,
     Outcome,
     Queue,
     RateLimit,
+    ScheduleChildren,
     Spec,
     Status,
     UsageError,
     Worker,
     step,
 )
+from gen_durable._db import pick
+from gen_durable._db.pool import Database
 from gen_durable.limits import parse_limit
+from gen_durable.reasons import UnknownLimit
 from gen_durable.telemetry import Event, RateLimitThrottled, RateLimitUnknown
 from gen_durable.testing import Harness
 from tests.limits.conservation import check_tokens
@@ -193,14 +199,92 @@ async def test_what_could_never_start_is_refused(client: AsyncClient, db: Any) -
 
 
 @pytest.mark.clause("FLOW-10")
-@pytest.mark.parametrize(("limit", "reason"), [("nope", "no rate limit 'nope'"), ("crm", "weight of 3")])
-async def test_an_outcome_that_could_never_go_on_ends_its_instance(
-    durable_dsn: str, limit: str, reason: str
-) -> None:
+async def test_an_outcome_that_weighs_more_than_the_burst_fails(durable_dsn: str) -> None:
     async with Worker([Careless], dsn=durable_dsn, limits=[RateLimit("crm", 2)]) as worker:
-        ended = await worker.wait(await worker.insert(Careless, limit))
+        ended = await worker.wait(await worker.insert(Careless, "crm"))
     assert ended.status is Status.FAILED
-    assert reason in (ended.last_error or "")
+    assert "weight of 3" in (ended.last_error or "")
+
+
+class Early(Machine[str, str]):
+    """Names the limit `late` in one of the outcomes that can."""
+
+    @step
+    async def first(self, ctx: Context[str]) -> Outcome[str]:
+        match ctx.state:
+            case "next":
+                return Next(self.last, rate_limit=("late", 1), weight=3)
+            case "await":
+                return Await("go", then=self.last, timeout=timedelta(0), rate_limit=("late", 1))
+            case "join":
+                return ScheduleChildren([Spec(Job, 0.0)], then=self.last, rate_limit=("late", 1))
+            case _:
+                return ScheduleChildren([Spec(Job, 0.0, rate_limit=("late", 1))], then=self.last)
+
+    @step
+    async def last(self, ctx: Context[str]) -> Outcome[str]:
+        return Done(ctx.state)
+
+
+@pytest.mark.clause("FLOW-11")
+@pytest.mark.parametrize("how", ["next", "await", "join", "child"])
+async def test_a_step_that_names_a_limit_to_come_stalls_until_it_is_set(
+    durable_dsn: str, client: AsyncClient, db: Any, how: str
+) -> None:
+    unknown: asyncio.Queue[RateLimitUnknown] = asyncio.Queue()
+    worker = Worker([Early, Job], dsn=durable_dsn)
+    worker.telemetry.subscribe(unknown.put_nowait, RateLimitUnknown)
+    async with worker:
+        ref = await worker.insert(Early, how)
+        async with asyncio.timeout(20):
+            event = await unknown.get()
+        assert (event.key, event.limit, event.count) == ("late:1", "late", 1)
+        await holds(db, "select exists (select from gen_durable.gen_durable where turn is not null)")
+        stalled = await db.fetchval("select id from gen_durable.gen_durable where turn is not null")
+        assert (await client.explain(stalled)).reasons == (UnknownLimit(key="late:1", limit="late"),)
+        (finding,) = [each for each in await client.doctor() if each.code == "limit.missing"]
+        assert (finding.facts["limit"], finding.facts["ids"]) == ("late", [stalled])
+        # The weight was above this burst: it counts as a full bucket.
+        await client.set_limit(RateLimit("late", 2))
+        assert (await worker.wait(ref, timeout=timedelta(seconds=10))).result == how
+
+
+@pytest.mark.clause("FLOW-11")
+async def test_an_outcome_that_names_a_limit_to_come_does_not_hold_up_its_batch(durable_dsn: str) -> None:
+    async with Worker([Early, Job], dsn=durable_dsn) as worker:
+        await worker.insert_all([Spec(Early, "next") for _ in range(20)])
+        refs = await worker.insert_all([Spec(Job, 0.0) for _ in range(20)])
+        for ref in refs:
+            assert (await worker.wait(ref, timeout=timedelta(seconds=10))).status is Status.DONE
+        await worker.set_limit(RateLimit("late", 100))
+        await finished(worker, 40)
+
+
+@pytest.mark.clause("FLOW-11")
+async def test_most_stalled_rows_are_not_looked_at_again(direct_dsn: str, db: Any) -> None:
+    """One row of a chunk stays near, for telemetry. A limit that is set makes all of them due."""
+    await db.execute(
+        "insert into gen_durable.gen_durable (fsm, step, rate_limit, eligible_at)"
+        " select 'Job', 'run', 'late', statement_timestamp() from generate_series(1, 2500)"
+    )
+    near = "select count(*) from gen_durable.gen_durable where eligible_at <= statement_timestamp() + $1"
+    async with await Database.open(direct_dsn, "gen_durable") as database:
+        stalled = [pick.Throttled("late", "default", 1, 0, "Job", "run", is_known=False)]
+        for _ in range(3):
+            await database.run_in_transaction(pick.put_off(stalled, None))
+    assert await db.fetchval(near, timedelta(0)) == 0
+    assert await db.fetchval(near, timedelta(minutes=1)) == 3
+    await db.execute("select gen_durable.set_rate_limit('late', 1, '1 s')")
+    assert await db.fetchval(near, timedelta(0)) == 2500
+
+
+@pytest.mark.clause("FLOW-14")
+def test_a_drain_leaves_stalled_steps_until_their_limit_is_set(durable: Harness) -> None:
+    durable.insert(Early, "next")
+    assert durable.drain().next == 1
+    assert durable.drain().done == 0
+    durable.set_limit(RateLimit("late", 3))
+    assert durable.drain().done == 1
 
 
 @pytest.mark.clause("FLOW-11")

@@ -14,6 +14,7 @@ from gen_durable import (
     Machine,
     Next,
     Outcome,
+    RateLimit,
     Retry,
     Schedule,
     Spec,
@@ -397,3 +398,26 @@ def test_dates_are_those_of_the_calendar(durable: Harness) -> None:
     found = [slot for slot in slots(durable.instances()) if slot is not None]
     assert len(found) in (3, 4)
     assert {(slot.astimezone(UTC).day, slot.astimezone(UTC).hour) for slot in found} == {(1, 0)}
+
+
+@pytest.mark.clause("CRON-1", "FLOW-11")
+def test_a_slot_is_not_lost_when_the_rate_limit_does_not_exist(durable: Harness) -> None:
+    spec = Spec(Report, "all", rate_limit=("crm", 7), weight=2)
+    durable.put_schedule(Schedule("hourly", spec, cron="0 * * * *"))
+    to_slot(durable)
+    assert durable.drain().done == 0
+    (instance,) = durable.list(Report, schedule="hourly")
+    assert instance.status is Status.RUNNABLE
+    assert durable.get_schedule("hourly").last_error is None
+    durable.set_limit(RateLimit("crm", 2))
+    assert durable.drain().done == 1
+
+
+@pytest.mark.clause("CRON-1")
+def test_the_rate_limit_of_a_schedule_counts(durable: Harness) -> None:
+    durable.set_limit(RateLimit("crm", 2, AN_HOUR))
+    spec = Spec(Report, "all", rate_limit="crm", weight=2)
+    durable.put_schedule(Schedule("yearly", spec, cron="0 0 1 1 *"))
+    for _ in range(2):
+        durable.trigger_schedule("yearly")
+    assert durable.drain(collapse=False).done == 1

@@ -217,8 +217,8 @@ select settled.id, settled.lease_token, settled.status::text as status, settled.
   from settled
 
 -- name: check_limits
--- Before the outcomes, if one names a rate limit: refuse what could never start.
-select gen_durable.check_limits(:rate_limits::text[], :weights::int[])
+-- Before the outcomes, if one names a rate limit: refuse what could never start. A limit that does not exist yet may be set later.
+select gen_durable.check_limits(:rate_limits::text[], :weights::int[], must_exist => false)
 
 -- name: fix_barriers
 -- Children that were refused (their unique key is taken) are not waited for; with none left the barrier is open at once.

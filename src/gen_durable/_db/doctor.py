@@ -250,7 +250,7 @@ def _limits(settings: Settings) -> Plan[list[Finding]]:
         Finding(
             code="limit.missing",
             what=f"{_counted(row['count'])} instances wait for rate limit {row['name']}, which does not exist",
-            fix=f"set it again: gen-durable limits set {row['name']}=100/1m; or cancel these instances",
+            fix=f"set it: gen-durable limits set {row['name']}=100/1m; or cancel these instances",
             facts={"limit": row["name"], "count": row["count"], "ids": row["ids"]},
         )
         for row in rows

@@ -33,11 +33,13 @@ select distinct g.queue from gen_durable.gen_durable g
  order by g.queue
 
 -- name: collapse
--- Skip the time until the next row is due. All rows that wait are moved alike, so they run in the order of their delays. What
--- has become due by itself since somebody looked counts as well.
+-- Skip the time until the next row is due. All rows that wait are moved alike, so they run in the order of their delays. Rows that
+-- became due since the last look count as well. Rows of a rate limit that does not exist stay: no time helps them.
 with waiting as (
   select g.id, g.eligible_at from gen_durable.gen_durable g
    where g.status = 'runnable' and g.eligible_at > :since::timestamptz and isfinite(g.eligible_at)
+     and (g.rate_limit is null or exists (
+            select from gen_durable.limits l where l.kind = 'rate' and l.name = split_part(g.rate_limit, ':', 1)))
      and (g.fsm, g.fsm_version) in (select * from unnest(:fsms::text[], :versions::int[]))
 ), gap as (
   select greatest(min(eligible_at) - statement_timestamp(), '0') as length from waiting

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import time
+from typing import Any
+
 from gen_durable._core.model import CommitEntry
 from gen_durable._db import limits, pick
-from gen_durable.limits import ConcurrencyLimit
+from gen_durable._db.plan import Plan
+from gen_durable.limits import ConcurrencyLimit, RateLimit
 from tests.interleavings.invariants import require
 from tests.interleavings.scenario import End, Scenario
-from tests.interleavings.session import Work, autocommit, flush, transaction
+from tests.interleavings.session import Session, Work, autocommit, flush, transaction
 from tests.interleavings.works import cancel, flush_picked, gate, lease_some, put, reap
 from tests.interleavings.world import (
     LEASE,
@@ -33,6 +37,21 @@ def change(name: str, count: int) -> Work:
 def put_off(key: str) -> Work:
     throttled = [pick.Throttled(key, QUEUE, 1, 0, "F", "s")]
     return transaction(lambda _: pick.put_off(throttled, MACHINES))
+
+
+def put_off_throttled() -> Work:
+    """What the pick before this found throttled, if anything."""
+
+    def make(session: Session) -> Plan[Any] | None:
+        picked: pick.Picked = session.result
+        return pick.put_off(picked.throttled, MACHINES) if picked.throttled else None
+
+    return transaction(make)
+
+
+def set_rate(name: str) -> Work:
+    """In a transaction of the caller, which stays open for a while."""
+    return transaction(lambda _: limits.put(RateLimit(name, 1)))
 
 
 def lease_from(queue: str, token: int) -> Work:
@@ -218,6 +237,38 @@ def put_off_twice() -> Scenario:
     )
 
 
+def stall_and_set() -> Scenario:
+    """A row stalls because its rate limit does not exist, while a transaction sets that limit."""
+    return Scenario(
+        name="put off × a rate limit is set",
+        setup=[instance(1, rate_limit="r", eligible_at=PAST)],
+        sessions={"P": [put_off("r")], "L": [set_rate("r")]},
+        check=_starts_soon,
+    )
+
+
+def commit_stall_and_set() -> Scenario:
+    """The same from the commit that names the limit on; the picker stalls what it found throttled."""
+    return Scenario(
+        name="commit(next, rate limit) × pick, put off × a rate limit is set",
+        sample=60,
+        setup=[leased(1)],
+        sessions={
+            "F": [flush(outcome(1, "next", rate_limit="r"))],
+            "K": [lease_from(QUEUE, 8), put_off_throttled()],
+            "L": [set_rate("r")],
+        },
+        check=_starts_soon,
+    )
+
+
+def _starts_soon(end: End) -> None:
+    """The limit is set: the row runs, or is due now or in a second."""
+    row = end.after.instances[1]
+    is_soon = row["eligible_at"] <= time.time() + 2
+    require(row["status"] == "executing" or is_soon, "a row stalls although its limit is set")
+
+
 def _pair(*, gated: bool) -> list[str]:
     """Two executions that hold k, and three due rows behind them."""
     return [
@@ -250,4 +301,6 @@ SCENARIOS = [
     two_buckets(),
     put_off_and_release(),
     put_off_twice(),
+    stall_and_set(),
+    commit_stall_and_set(),
 ]

@@ -179,7 +179,7 @@ declare
   refused bigint[];
 begin
   if rate_limits is not null then
-    perform gen_durable.check_limits(rate_limits, weights);
+    perform gen_durable.check_limits(rate_limits, weights, must_exist => parent_ids is null);
   end if;
   -- A holder may end between the refusal and the look at it. Its key is free then, and the row is tried again.
   for round in 1 .. 10 loop

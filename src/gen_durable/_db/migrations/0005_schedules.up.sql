@@ -34,7 +34,8 @@ create index schedules_due on gen_durable.schedules (next_at) where paused_at is
 -- The instances of a schedule; those that are live first.
 create index gen_durable_schedule on gen_durable.gen_durable (schedule, finished_at) where schedule is not null;
 
--- Insert what a schedule says, once for each of these slots. The caller holds the lock of its row.
+-- Insert what a schedule says, once for each of these slots. The caller holds the lock of its row. The rate limit is written here,
+-- because insert_all refuses one that does not exist, and a slot would be lost: these rows wait for it, as a step's do.
 create function gen_durable.insert_scheduled(
   due gen_durable.schedules, slots timestamptz[], out ids bigint[], out are_new boolean[], out queue text)
 language plpgsql set search_path = pg_catalog, pg_temp as $$
@@ -46,11 +47,12 @@ begin
   for start in 1 .. cardinality(slots) by at_once loop
     select array_agg(answer.id order by answer.ord) as ids, array_agg(answer.inserted order by answer.ord) as are_new into batch
       from gen_durable.insert_all(
-             (select jsonb_agg(due.spec) from unnest(slots[start : start + at_once - 1]))) as answer;
+             (select jsonb_agg(due.spec - '{rate_limit,weight}'::text[]) from unnest(slots[start : start + at_once - 1]))) as answer;
     ids := ids || batch.ids;
     are_new := are_new || batch.are_new;
   end loop;
-  update gen_durable.gen_durable g set schedule = due.name, slot_at = made.slot
+  update gen_durable.gen_durable g
+     set schedule = due.name, slot_at = made.slot, rate_limit = due.spec ->> 'rate_limit', weight = (due.spec ->> 'weight')::int
     from unnest(ids, are_new, slots) as made (id, is_new, slot)
    where g.id = made.id and made.is_new;
   queue := (select g.queue from gen_durable.gen_durable g where g.id = ids[1]);

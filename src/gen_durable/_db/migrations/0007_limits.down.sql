@@ -8,5 +8,5 @@ drop function gen_durable.ungate(text[]);
 drop function gen_durable.put_off(text[], text[], text[], int[]);
 drop function gen_durable.spend(text[], int[], timestamptz[]);
 drop function gen_durable.refill(numeric, int, interval);
-drop function gen_durable.check_limits(text[], int[]);
+drop function gen_durable.check_limits(text[], int[], boolean);
 drop table gen_durable.buckets, gen_durable.limits;

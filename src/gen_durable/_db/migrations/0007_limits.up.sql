@@ -23,8 +23,9 @@ create table gen_durable.buckets (
   full_at timestamptz not null default '-infinity'
 ) with (fillfactor = 50);
 
--- Refuse what no worker could ever start: an unknown limit, or a start that weighs more than a full bucket.
-create function gen_durable.check_limits(keys text[], weights int[]) returns void
+-- Refuse a start that weighs more than a full bucket and, for producers, a limit that does not exist. An outcome may name a limit
+-- that is yet to come (must_exist false): its row waits for it, see put_off.
+create function gen_durable.check_limits(keys text[], weights int[], must_exist boolean) returns void
 language plpgsql stable as $$
 declare
   bad record;
@@ -32,7 +33,7 @@ begin
   select given.ord, given.key, given.weight, split_part(given.key, ':', 1) as name, l.burst into bad
     from unnest(keys, weights) with ordinality as given (key, weight, ord)
     left join gen_durable.limits l on l.kind = 'rate' and l.name = split_part(given.key, ':', 1)
-   where given.key is not null and (l.name is null or coalesce(given.weight, 1) > l.burst)
+   where given.key is not null and (must_exist and l.name is null or coalesce(given.weight, 1) > l.burst)
    order by given.ord limit 1;
   if found then
     raise exception '%', case when bad.burst is null then format('there is no rate limit %L', bad.name)
@@ -98,7 +99,10 @@ end $$;
 
 -- Give the due rows of empty buckets the times at which it will be their turn, up to 1000 of each; how many they were. They leave
 -- the head of their queue, and a pick finds each when its tokens are there. Those who had a turn and missed it keep their
--- places; the others queue up behind. A bucket whose limit is gone is looked at again in half a minute.
+-- places; the others queue up behind.
+-- Rows whose limit does not exist stall. apply_limit makes them due when it sets the limit: it either waits for the lock taken here
+-- and sees them, or has the table already, and then they are due again in a second. Beside that one row of a chunk is due every
+-- half minute, for telemetry, and the others once a day: a million stalled rows cost a pick nothing.
 --   keys, queues     the buckets, and where their rows wait
 --   fsms, versions   only rows of these machines; null: of all
 create function gen_durable.put_off(keys text[], queues text[], fsms text[], versions int[])
@@ -110,7 +114,16 @@ declare
   bucket  record;
   freed   text[];
   last    record;
+  stalled interval := '1 day';
 begin
+  if exists (select from unnest(keys) as given (key)
+              where not exists (select from gen_durable.limits l where l.kind = 'rate' and l.name = split_part(given.key, ':', 1))) then
+    begin
+      lock table gen_durable.limits in row share mode nowait;
+    exception when lock_not_available then
+      stalled := '1 second';
+    end;
+  end if;
   for one in
     select given.key, given.queue, l.allowed, l.period, l.burst
       from (select distinct * from unnest(keys, queues) as pair (key, queue)) given
@@ -160,7 +173,8 @@ begin
         from fresh
     ), written as (
       update gen_durable.gen_durable g
-         set eligible_at = coalesce(greatest(found.start_at, bucket.moment), statement_timestamp() + interval '30 seconds'),
+         set eligible_at = coalesce(greatest(found.start_at, bucket.moment), statement_timestamp() + least(
+                             stalled, case when g.id = (select due.id from due limit 1) then interval '30 seconds' end)),
              turn = coalesce(found.turn, greatest(found.start_at, bucket.moment, last.turn + found.place * interval '1 microsecond'),
                              statement_timestamp())
         from found where g.id = found.id
@@ -222,7 +236,8 @@ language sql as $$
   returning g.queue
 $$;
 
--- Change a limit. Whoever gates rows holds a share of this table meanwhile, so one of the two comes second and sees the other.
+-- Change a limit. Transactions that gate or stall rows hold a ROW SHARE lock on this table, so one of the two comes second and sees
+-- what the other wrote.
 create function gen_durable.apply_limit(
   limit_name text, limit_kind text, new_slots int, new_allowed int, new_period interval, new_burst int, only_if_new boolean)
 returns boolean
@@ -293,7 +308,7 @@ language sql as $$
   select from gen_durable.apply_limit(name, 'rate', null, allowed, period, coalesce(burst, allowed), false)
 $$;
 
--- remove_limit('crm') -> whether there was one. Keys go back to one slot; rows with a rate limit that is gone wait, and say so.
+-- remove_limit('crm') -> whether there was one. Keys go back to one slot; rows with a removed rate limit stall until it is set again.
 create function gen_durable.remove_limit(name text, kind text default null) returns boolean
 language plpgsql as $$
 #variable_conflict use_column
