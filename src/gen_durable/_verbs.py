@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import Any, Final, TypedDict, get_args
 
 from ._checks import checked_id, checked_int, checked_key, checked_moment, checked_name
-from ._core.codec import decode, encode
+from ._core.codec import convert, decode, encode
 from ._core.explaining import explanation_of
 from ._core.opening import instance_of
 from ._core.records import record_of
@@ -304,7 +304,8 @@ def retry(
     if state is not KEEP:
         definition = definition_of_target(target)
         type_ = definition.state_type if definition else Any
-        text = encode(state, type_, "the new state", settings.max_payload)
+        what = "the new state"
+        text = encode(convert(state, type_, what), type_, what, settings.max_payload)
     id = yield from resolve(target, "retry")
     rows = yield from control.retry([id], text, _reason(reason), _actor(actor), is_alone=is_alone)
     if not rows:

@@ -122,7 +122,7 @@ class AsyncClient:
         self,
         machine: Insertable[StateT, ResultT],
         /,
-        state: StateT,
+        state: StateT | Mapping[str, Any],
         *,
         conn: AsyncConnection | None = None,
         **options: Unpack[InsertOptions],
@@ -133,7 +133,7 @@ class AsyncClient:
         machine: Insertable[StateT, ResultT],
         /,
         *,
-        args: StateT,
+        args: StateT | Mapping[str, Any],
         conn: AsyncConnection | None = None,
         **options: Unpack[InsertOptions],
     ) -> InsertResult[StateT, ResultT]: ...
@@ -151,7 +151,8 @@ class AsyncClient:
 
         Args:
             machine: a machine or a job: its class, an object of it, or the function.
-            state: the state that it begins with; of a job, its payload.
+            state: the state that it begins with; of a job, its payload. A mapping is converted to the declared type:
+                strictly, so a value of another type or an unknown key is refused.
             args: the same.
             conn: a connection of the caller's, to take part in its transaction.
             options: step, queue, priority, eligible_at, schedule_at, schedule_in, correlation_key, correlation_scope,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar, Unpack, overload
@@ -96,7 +96,7 @@ class Client:
         self,
         machine: Insertable[StateT, ResultT],
         /,
-        state: StateT,
+        state: StateT | Mapping[str, Any],
         *,
         conn: Connection | None = None,
         **options: Unpack[InsertOptions],
@@ -107,7 +107,7 @@ class Client:
         machine: Insertable[StateT, ResultT],
         /,
         *,
-        args: StateT,
+        args: StateT | Mapping[str, Any],
         conn: Connection | None = None,
         **options: Unpack[InsertOptions],
     ) -> InsertResult[StateT, ResultT]: ...

@@ -246,11 +246,14 @@ class AnySpec:
 
 
 class Spec(AnySpec, Generic[StateT, ResultT]):
-    """An insert as a value, for `insert_all` and `ScheduleChildren`: `Spec(Thumbnail, Image(url), priority=5)`."""
+    """An insert as a value, for `insert_all` and `ScheduleChildren`: `Spec(Thumbnail, Image(url), priority=5)`.
+
+    A state that is a mapping is converted to the declared type when it is inserted.
+    """
 
     __slots__ = ()
     definition: Insertable[StateT, ResultT]
-    state: StateT
+    state: StateT | Mapping[str, Any]
     options: Mapping[str, Any]
     values: InsertValues
 
@@ -260,7 +263,11 @@ class Spec(AnySpec, Generic[StateT, ResultT]):
     ) -> None: ...
     @overload
     def __init__(
-        self, definition: Insertable[StateT, ResultT], state: StateT, /, **options: Unpack[InsertOptions]
+        self,
+        definition: Insertable[StateT, ResultT],
+        state: StateT | Mapping[str, Any],
+        /,
+        **options: Unpack[InsertOptions],
     ) -> None: ...
     def __init__(self, definition: Any, state: Any = None, /, **options: Any) -> None:
         self.definition = definition

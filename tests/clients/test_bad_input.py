@@ -210,7 +210,11 @@ def test_a_machine_with_a_name_that_cannot_be_stored_is_refused_when_it_is_writt
 
 async def test_a_typed_state_is_compared_with_its_type(client: Any) -> None:
     for state, problem in [
-        ({"number": 1}, "the state of Checkout cannot be stored as Order: it is of type dict"),
+        ([("number", 1)], "the state of Checkout cannot be stored as Order: it is of type list"),
+        (
+            {"number": "1"},
+            r"the state of Checkout cannot be stored as Order: Expected `int`, got `str` - at `\$.number`",
+        ),
         (Order("one"), r"Expected `int`, got `str` - at `\$.number`"),  # type: ignore[arg-type]  # that is the point
         (Order(float("nan")), r"NaN or an infinite number|Expected `int`"),  # type: ignore[arg-type]
     ]:

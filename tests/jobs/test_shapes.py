@@ -70,7 +70,7 @@ async def test_a_client_that_runs_nothing_gives_typed_values_back(durable_dsn: s
 
 @pytest.mark.clause("JOB-7")
 def test_a_payload_of_another_type_is_refused_where_it_is_inserted(durable: Harness) -> None:
-    wrong: Any = {"number": 1}
+    wrong: Any = {"number": "1"}
     with pytest.raises(EncodeError, match=r"the state of billing\.charge\.v1"):
         durable.insert(charge, wrong)
     with pytest.raises(EncodeError, match=r"the state of billing\.sweep\.v1"):

@@ -372,6 +372,10 @@ async def producer(client: AsyncClient, conn: psycopg.AsyncConnection[Any]) -> N
     assert_type((await client.wait("parcel:1")).result, Any)
     assert_type((await client.wait(7)).status, Status)
     assert_type((await client.wait(await client.insert(Tick))).result, int)
+    assert_type((await client.wait(await client.insert(Delivery, {"number": 1}))).state, Parcel)
+    assert_type((await client.wait(await client.insert(Delivery, args={"number": 1}))).result, Label | Refund)
+    await client.insert_all([Spec(Delivery, {"number": n}) for n in range(3)])
+    await client.insert_all([Spec(Delivery, {"number": 1}), Spec(Tick), Spec(weigh, {"number": 1})])
     assert_type((await client.wait(await client.insert(Delivery, args=Parcel(1)))).state, Parcel)
 
     for execution in await client.executions(parcel):
@@ -396,6 +400,7 @@ async def producer(client: AsyncClient, conn: psycopg.AsyncConnection[Any]) -> N
 
 
 def blocking(client: Client, conn: psycopg.Connection[Any]) -> None:
+    assert_type(client.wait(client.insert(Delivery, {"number": 1})).state, Parcel)
     parcel = client.insert(Delivery, Parcel(1), conn=conn)
     assert_type(client.wait(parcel).result, Label | Refund)
     client.signal(parcel, Delivery.payment, Payment(1), conn=conn)

@@ -279,6 +279,8 @@ class Pool:
 async def producer(client: AsyncClient, pool: Pool, blocking_conn: psycopg.Connection[Any]) -> None:
     await client.insert(Delivery, Other(1))  # E: a state of another type
     await client.insert(Delivery, args=Other(1))  # E: a state of another type, by its other name
+    await client.insert(Delivery, {1: 2})  # E: a mapping with keys that are not names
+    await client.insert(Delivery, [("number", 1)])  # E: neither the state nor a mapping
     await client.insert(Delivery)  # E: the state is missing
     await client.insert(Tick, Parcel(1))  # E: it takes no state
     await client.insert(Parcel, Parcel(1))  # E: not a machine

@@ -15,7 +15,7 @@ import functools
 import math
 import re
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import UnionType
 from typing import Any, Final
 
@@ -25,9 +25,10 @@ import msgspec.inspect as shapes
 from gen_durable._shapes import model_reader, parts
 from gen_durable.errors import DecodeError, EncodeError, PayloadTooLargeError
 
+from .mappings import unknown_key
 from .sameness import change, dump_model, inner_place, is_equal
 
-__all__ = ["MAX_DEPTH", "MAX_DIGITS", "decode", "encode"]
+__all__ = ["MAX_DEPTH", "MAX_DIGITS", "convert", "decode", "encode"]
 
 MAX_DEPTH: Final = 100
 # numeric holds more, but then a few bytes of JSON ("1e100000") become a hundred kilobytes.
@@ -78,6 +79,29 @@ def encode(value: Any, type_: Any, what: str, limit: int) -> str:
     return raw.decode()
 
 
+def convert(value: Any, type_: Any, what: str) -> Any:
+    """Turn a mapping into a value of the declared type; any other value is returned as it is.
+
+    Strict: values keep their types (`"42"` is not an int), and a key that the type does not have is refused.
+    """
+    if not isinstance(value, Mapping):
+        return value
+    shape = _shape(type_, what, EncodeError)
+    if not shape.has_objects:
+        return value
+    try:
+        if model_reader(type_) is not None:
+            found = _convert_foreign(type_, value)
+        else:
+            found = msgspec.convert(dict(value), type_, str_keys=True, dec_hook=_convert_foreign)
+        problem = unknown_key(value, found)
+    except _UNREADABLE as error:
+        raise EncodeError(what, shape.name, _misfit(error)) from error
+    if problem:
+        raise EncodeError(what, shape.name, problem)
+    return found
+
+
 def decode(text: str | bytes, type_: Any, what: str) -> Any:
     """Read JSON text as a value of the declared type."""
     shape = _shape(type_, what, DecodeError)
@@ -100,6 +124,8 @@ class _Shape(msgspec.Struct, frozen=True):
     """Whether null is allowed somewhere. msgspec writes NaN as null, so there it would pass unnoticed."""
     has_foreign: bool
     """Whether parts of the text are not written by msgspec, so that nothing is known about them."""
+    has_objects: bool
+    """Whether a mapping can become an object: classes are declared in it."""
     is_told_by_text: bool
     """Whether values of which the texts are equal are the same: not so for objects, and for the offset of a zone."""
 
@@ -125,6 +151,7 @@ def _make_shape(type_: Any) -> _Shape:
         decode=model_reader(type_) or msgspec.json.Decoder(type_, dec_hook=_read_foreign).decode,
         has_null=not kinds.isdisjoint({shapes.AnyType, shapes.NoneType, *foreign}),
         has_foreign=not kinds.isdisjoint(foreign),
+        has_objects=not kinds.isdisjoint({shapes.StructType, shapes.DataclassType, shapes.CustomType}),
         is_told_by_text=kinds.isdisjoint(_NOT_TOLD),
     )
 
@@ -156,6 +183,16 @@ def _read_foreign(type_: Any, value: Any) -> Any:
     if read is None:
         raise TypeError(f"a value of type {_name(type_)} cannot be read from JSON")
     return read(msgspec.json.encode(value))
+
+
+def _convert_foreign(type_: Any, value: Any) -> Any:
+    if type_ is object or isinstance(value, type_):
+        return value
+    if model_reader(type_) is None:
+        raise TypeError(f"a value of type {_name(type_)} cannot be read from JSON")
+    # As JSON, in which strict pydantic takes the text of a date for a date.
+    text = _ENCODER.encode(dict(value) if isinstance(value, Mapping) else value)
+    return type_.model_validate_json(text, strict=True)
 
 
 def _write_foreign(value: Any) -> msgspec.Raw:

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import msgspec
 
-__all__ = ["change", "dump_model", "inner_place", "is_equal"]
+__all__ = ["change", "dump_model", "fields_of", "inner_place", "is_array", "is_equal"]
 
 _OTHER: Final = (
     "a value of type {} would come back as another; it must be written and read under one name, not be excluded or "
@@ -41,7 +41,7 @@ def change(given: Any, found: Any, place: str = "$") -> str | None:
     """Say what comes back as something else, and where; `None` if nothing does."""
     if isinstance(given, msgspec.Raw) or is_equal(found, given):
         return None
-    if (fields := _fields(found)) is not None:
+    if (fields := fields_of(found)) is not None:
         if type(given) is not type(found):
             return _at(_CLASS.format(type(given).__name__, type(found).__name__), place)
         return _change_of_fields(given, fields, place)
@@ -52,7 +52,7 @@ def change(given: Any, found: Any, place: str = "$") -> str | None:
     given = _as_mapping(given, found)
     if isinstance(given, Mapping) and isinstance(found, Mapping):
         return _change_of_keys(given, found, place)
-    if _is_array(given) and _is_array(found):
+    if is_array(given) and is_array(found):
         return _change_of_items(given, found, place)
     return None if _is_form(given, found) else _other(given, place)
 
@@ -68,7 +68,7 @@ def inner_place(place: str, key: Any) -> str:
 
 
 def _change_of_fields(given: Any, found: Mapping[str, Any], place: str) -> str | None:
-    for name, part in (_fields(given) or {}).items():
+    for name, part in (fields_of(given) or {}).items():
         where = inner_place(place, name)
         if problem := change(part, found.get(name), where):
             is_unwritten = name.startswith("_") and hasattr(given, "__attrs_attrs__")
@@ -78,7 +78,7 @@ def _change_of_fields(given: Any, found: Mapping[str, Any], place: str) -> str |
 
 def _as_mapping(given: Any, found: Any) -> Any:
     """An object as it comes back where anything is allowed."""
-    fields = _fields(given)
+    fields = fields_of(given)
     if fields is None or not isinstance(found, Mapping):
         return given
     # Not all are written (those that are the default need not be), and a tag is none of them.
@@ -119,7 +119,8 @@ def _at(problem: str, place: str) -> str:
     return f"{problem} - at `{place}`"
 
 
-def _is_array(value: Any) -> bool:
+def is_array(value: Any) -> bool:
+    """Tell whether a value is an array in JSON."""
     return isinstance(value, Collection) and not isinstance(
         value, str | bytes | bytearray | memoryview | Mapping
     )
@@ -146,7 +147,7 @@ def _text(value: Any) -> bytes:
         return b""
 
 
-def _fields(value: Any) -> dict[str, Any] | None:
+def fields_of(value: Any) -> dict[str, Any] | None:
     """What an object consists of, by the names that JSON has; `None` if its class does not say."""
     cls = type(value)
     if isinstance(value, msgspec.Struct):

@@ -16,7 +16,7 @@ from ..events import MAX_EVENTS, Event
 from ..instance import Status
 from ..outcome import Await, Done, Next, Outcome, Retry, ScheduleChildren, Stop
 from ..refs import AnySpec
-from .codec import decode, encode
+from .codec import convert, decode, encode
 from .failures import failure_json
 from .model import CommitEntry, DeadLetter, EventRow, Execution, NewInstance
 
@@ -299,11 +299,12 @@ def dead_letter(execution: Execution, machine: MachineDef, receiver: str, error:
 def new_instance(spec: AnySpec, max_payload: int) -> NewInstance:
     """A spec as the row that it inserts."""
     machine, values = definition_of(spec.definition), spec.values
+    what = f"the state of {machine.name}"
     return NewInstance(
         machine.name,
         machine.version,
         values.step,
-        encode(spec.state, machine.state_type, f"the state of {machine.name}", max_payload),
+        encode(convert(spec.state, machine.state_type, what), machine.state_type, what, max_payload),
         values.queue,
         values.priority,
         values.eligible_at,
