@@ -270,7 +270,10 @@ class ExecutionRecord(msgspec.Struct, frozen=True, kw_only=True):
     step_attempt: int
     """How often that step had been tried before."""
     outcome: str | None = None
-    """The kind of its outcome; of an aborted one the reason: retry, shutdown, lease, poison or cancelled."""
+    """The kind of its outcome; of an aborted one the reason: retry, shutdown, rejoin, lease, poison or cancelled.
+
+    `rejoin`: a child was retried before the step that joins began, so the instance waits for its children again.
+    """
     lease_owner: str | None = None
     lease_expires_at: datetime | None = None
     leased_at: datetime | None = None

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+import asyncio
+from datetime import timedelta
+from typing import Any, ClassVar
 
 import pytest
 
@@ -16,7 +18,9 @@ from gen_durable import (
     Machine,
     NotRetried,
     Outcome,
+    Ref,
     Retried,
+    Retry,
     ScheduleChildren,
     Spec,
     Status,
@@ -24,6 +28,8 @@ from gen_durable import (
     Worker,
     step,
 )
+from gen_durable._core.model import Execution
+from gen_durable._runtime.scheduler import Scheduler
 from gen_durable.testing import AsyncHarness
 from tests.control.support import REASON, Order, Sitter, audit, eventually, job_states
 from tests.scenarios.support import CALM, PATIENCE, happens
@@ -274,3 +280,91 @@ async def test_a_parent_that_nobody_runs_is_woken_for_its_worker(durable_dsn: st
         await eventually(worker, child.id, "awaiting_signal")
         await worker.cancel(child.id)
         assert (await worker.wait(parent, timeout=PATIENCE)).result == ["cancelled None"]
+
+
+class Joiner(Machine[list[int], list[str]]):
+    """Fails its first try to join, and tells on each try how its children stood."""
+
+    seen: ClassVar[list[list[str]]] = []
+
+    @step
+    async def start(self, ctx: Context[list[int]]) -> Outcome[list[str]]:
+        return ScheduleChildren([Spec(Leaf, n) for n in ctx.state], then=self.join)
+
+    @step
+    async def join(self, ctx: Context[list[int]]) -> Outcome[list[str]]:
+        statuses = [one.status.value for one in ctx.children]
+        self.seen.append(statuses)
+        return Retry(timedelta(hours=1)) if ctx.attempt == 0 else Done(statuses)
+
+
+async def _until_second_try(durable: AsyncHarness) -> tuple[Ref[Any, Any], int]:
+    """A family whose second child has failed, and whose join waits an hour for its second try."""
+    Joiner.seen.clear()
+    parent = await durable.insert(Joiner, [1, -1])
+    await durable.drain(collapse=False)
+    assert durable.assert_at(parent, "join").attempt == 1
+    return parent, (await durable.children(parent))[1].id
+
+
+@pytest.mark.clause("RTY-6")
+async def test_child_retried_between_two_tries_of_the_join_is_waited_for(async_durable: AsyncHarness) -> None:
+    parent, child = await _until_second_try(async_durable)
+    assert isinstance(await async_durable.retry(child, state=0), Retried)
+    waiting = async_durable.assert_at(parent, "join")
+    assert (waiting.status, waiting.children_pending, waiting.attempt) == (Status.AWAITING_CHILDREN, 1, 1)
+    await async_durable.drain(collapse=False)
+    await async_durable.signal(child, "go")
+    await async_durable.drain(collapse=False)
+    released = async_durable.assert_at(parent, "join")
+    assert (released.status, released.attempt) == (Status.RUNNABLE, 1)
+    assert released.eligible_at > released.updated_at, "the delay of the retry is lost"
+    await async_durable.drain()
+    assert async_durable.assert_done(parent) == ["done", "done"]
+    assert Joiner.seen == [["done", "failed"], ["done", "done"]]
+
+
+async def test_drain_gives_a_join_with_a_live_child_back(async_durable: AsyncHarness, db: Any) -> None:
+    parent, child = await _until_second_try(async_durable)
+    # As if the child had been retried while the first try of the join executed.
+    await db.execute(
+        "update gen_durable.gen_durable set status = 'awaiting_signal', awaits = '{go}', step = 'went', finished_at = null"
+        " where id = $1",
+        child,
+    )
+    await async_durable.drain()
+    waiting = async_durable.assert_at(parent, "join")
+    assert (waiting.status, waiting.children_pending, waiting.attempt) == (Status.AWAITING_CHILDREN, 1, 1)
+    await async_durable.signal(child, "go")
+    await async_durable.drain()
+    assert async_durable.assert_done(parent) == ["done", "done"]
+    assert Joiner.seen == [["done", "failed"], ["done", "done"]]
+
+
+@pytest.mark.clause("RTY-6")
+async def test_join_never_sees_a_child_retried_after_its_lease(
+    durable_dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The child is retried between the pick of its parent and the load of its children."""
+    load = Scheduler._load
+    retried: list[int] = []
+    is_retried = asyncio.Event()
+
+    async def retry_first(self: Scheduler, executions: list[Execution]) -> list[Execution]:
+        if not retried and any(one.has_children for one in executions):
+            failed = [child for child in await worker.children(parent) if child.status is Status.FAILED]
+            retried.extend(child.id for child in failed)
+            assert isinstance(await worker.retry(failed[0].id, state=0), Retried)
+            is_retried.set()
+        return await load(self, executions)
+
+    monkeypatch.setattr(Scheduler, "_load", retry_first)
+    async with Worker([Parent, Leaf], dsn=durable_dsn, settings=CALM) as worker:
+        parent = await worker.insert(Parent, [1, -1])
+        await happens(is_retried)
+        waiting = await eventually(worker, parent, "awaiting_children")
+        assert (waiting.children_pending, waiting.attempt) == (1, 0)
+        await worker.signal(retried[0], "go")
+        assert (await worker.wait(parent, timeout=PATIENCE)).result == ["done 2", "done 0"]
+        outcomes = [one.outcome for one in await worker.executions(parent)]
+    assert outcomes == ["schedule_childs", "rejoin", "done"]

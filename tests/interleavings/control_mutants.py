@@ -5,15 +5,25 @@ from __future__ import annotations
 from gen_durable._core.model import CommitEntry
 from gen_durable._db import commit as commits
 from gen_durable._db.insert import insert_children
-from gen_durable._db.plan import Plan
+from gen_durable._db.plan import Plan, Statement
 from gen_durable.outcome import Sql
 from tests.interleavings.mutants import Mutant, with_sessions
 from tests.interleavings.product import SCHEMA, Change
 from tests.interleavings.scenarios import cancels, deletes, retries
 from tests.interleavings.session import RECORDER, Flushed, transaction
-from tests.interleavings.works import CRASH_LIMIT
+from tests.interleavings.works import CRASH_LIMIT, flush_picked, lease_some
 from tests.interleavings.world import outcome
 
+_COUNT = Statement(
+    "count",
+    "select count(*)::int as pending from gen_durable.gen_durable c"
+    " where c.parent_id = 1 and c.status not in ('done', 'failed', 'cancelled')",
+)
+_SET = Statement(
+    "set",
+    "update gen_durable.gen_durable g set children_pending = :pending::int, status ="
+    " case when :pending::int = 0 then 'runnable'::gen_durable.durable_status else g.status end where g.id = 1",
+)
 _CANCELLED = "case when g.cancel_requested_at is not null then 'cancelled'::gen_durable.durable_status"
 _LOCK_TARGETS = (
     "perform from gen_durable.gen_durable g where g.id = any (target_ids)"
@@ -35,6 +45,21 @@ _WAITING_AS_SEEN = (
     "    from ended join gen_durable.gen_durable p on p.id = ended.parent_id and p.spawn_round = ended.parent_round\n"
     "   where p.status = 'awaiting_children' order by"
 )
+
+
+_COUNTED = """(select count(*)::int from gen_durable.gen_durable child
+                            where child.parent_id = parent.id and child.parent_round = parent.spawn_round
+                              and child.status not in ('done', 'failed', 'cancelled')) as pending"""
+
+
+def _rejoin_with_an_old_count() -> Plan[Flushed]:
+    """Count first, then lock: a child that ends in between has counted down nothing and is still waited for."""
+    count = (yield _COUNT())[0]["pending"]
+    entry = retries.REJOIN
+    rows = commits._by_lease((yield commits._full_call([entry], RECORDER)))
+    if rows:
+        yield _SET(pending=count)
+    return Flushed([entry], commits._report([entry], rows, {}, set()))
 
 
 def _spawn_regardless(entry: CommitEntry) -> Plan[Flushed]:
@@ -319,22 +344,17 @@ RETRIES = [
     ),
     Mutant(
         name="a retried child counts for a parent that has gone on",
-        scenario=retries.retry_child_and_end_of_sibling(),
+        scenario=retries.retry_child_and_join("done"),
         reason="a barrier that nobody waits at",
         changes=[
-            Change(
-                SCHEMA,
-                "set status = 'awaiting_children', children_pending = p.children_pending + again.children, gated",
-                "set children_pending = p.children_pending + again.children, gated",
-            ),
-            Change(SCHEMA, "and (p.status = 'awaiting_children' or p.id = any (parked));", ";"),
+            Change(SCHEMA, "p.spawn_round = again.parent_round and p.status = 'awaiting_children';", "true;"),
         ],
     ),
     Mutant(
         name="a retried child counts in every round",
         scenario=retries.retry_child_and_next_round(),
         reason="barrier counts wrong",
-        changes=[Change(SCHEMA, " and p.spawn_round = again.parent_round", "")],
+        changes=[Change(SCHEMA, "p.spawn_round = again.parent_round and ", "")],
     ),
     Mutant(
         name="a child and its parent are retried without knowing of each other",
@@ -346,7 +366,95 @@ RETRIES = [
         name="a parent that was released does not wait for a retried child",
         scenario=retries.retry_child_of_released(),
         reason="a retried child is not waited for",
-        changes=[Change(SCHEMA, " or p.id = any (parked));", ");")],
+        changes=[
+            Change(SCHEMA, "child.parent_id = any (retried || parked)", "child.parent_id = any (retried)")
+        ],
+    ),
+    Mutant(
+        name="a parent between two tries of its join does not wait for a retried child",
+        scenario=retries.retry_child_of_released(attempt=1),
+        reason="a retried child is not waited for",
+        changes=[
+            Change(
+                SCHEMA,
+                "and p.status = 'runnable' and p.spawn_round = p.step_seq);",
+                "and p.status = 'runnable' and p.spawn_round = p.step_seq and p.attempt = 0);",
+            )
+        ],
+    ),
+    Mutant(
+        name="a barrier counts only the children that are retried now",
+        scenario=retries.retry_children_between_tries(),
+        reason="barrier counts wrong",
+        changes=[
+            Change(
+                SCHEMA,
+                "child.parent_id = any (retried || parked) and child.status not in ('done', 'failed', 'cancelled')",
+                "child.parent_id = any (retried || parked) and child.id = any (retried)",
+            )
+        ],
+    ),
+    Mutant(
+        name="a join does not look whether its children are live",
+        scenario=with_sessions(retries.retry_child_and_join("done"), K=[lease_some(8), flush_picked("done")]),
+        reason="the join sees a live child",
+    ),
+    Mutant(
+        name="a join that sees a live child runs again at once",
+        scenario=retries.retry_child_and_join("done"),
+        reason="a live child is not waited for",
+        changes=[
+            Change(
+                "commit",
+                "when o.kind = 'rejoin' then 'awaiting_children'",
+                "when o.kind = 'rejoin' then 'runnable'",
+            )
+        ],
+    ),
+    Mutant(
+        name="a rejoin waits for the children that were live when they were loaded",
+        scenario=retries.rejoin_and_end_of_child(),
+        reason="barrier counts wrong",
+        changes=[Change("fix_barriers", _COUNTED, "1 as pending")],
+    ),
+    Mutant(
+        name="a rejoin counts the children before it has the lock of the parent",
+        scenario=with_sessions(
+            retries.rejoin_and_end_of_child(), P=[transaction(lambda _: _rejoin_with_an_old_count())]
+        ),
+        reason="barrier counts wrong",
+    ),
+    Mutant(
+        name="a rejoin costs an attempt",
+        scenario=retries.rejoin_and_end_of_child(),
+        reason="waiting again cost an attempt",
+        changes=[
+            Change("commit", "when o.kind in ('release', 'rejoin') then g.attempt else 0 end", "else 0 end")
+        ],
+    ),
+    Mutant(
+        name="a rejoin is not guarded by its lease",
+        scenario=retries.rejoin_reap_and_end_of_child(),
+        reason="executions are not numbered in order",
+        changes=[
+            Change(
+                "commit",
+                "and g.lease_token = o.lease_token and g.step_seq = o.step_seq",
+                "and g.step_seq = o.step_seq",
+            )
+        ],
+    ),
+    Mutant(
+        name="a rejoin does not ask for a cancel",
+        scenario=retries.rejoin_and_cancel(cascade=False),
+        reason="the state of a job is not that of its instance",
+        changes=[
+            Change(
+                "commit",
+                "when g.cancel_requested_at is not null or o.kind = 'cancel'",
+                "when o.kind = 'cancel'",
+            )
+        ],
     ),
     Mutant(
         name="a parent that waits again leaves its key to nobody",

@@ -233,7 +233,7 @@ def transitions(sessions: Iterable[Session]) -> Counter[int]:
         for result in session.results
         if isinstance(result, Flushed)
         for entry in result.committed()
-        if entry.kind not in ("retry", "release")
+        if entry.kind not in ("retry", "release", "rejoin")
     )
 
 

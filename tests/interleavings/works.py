@@ -122,5 +122,26 @@ def flush_picked(kind: Any, **fields: Any) -> Work:
     return transaction(make)
 
 
+def join_picked(kind: Any, **fields: Any) -> Work:
+    """Commit this outcome of what this session has picked; a row with a live child goes back to its barrier instead."""
+
+    def make(session: Session) -> Plan[Any] | None:
+        picked: pick.Picked = session.result
+        entries = [
+            outcome(
+                execution.id,
+                "rejoin" if execution.live_children else kind,
+                lease_token=execution.lease_token,
+                step_seq=execution.step_seq,
+                held_key=execution.concurrency_key,
+                **fields,
+            )
+            for execution in picked.executions
+        ]
+        return commit(entries) if entries else None
+
+    return transaction(make)
+
+
 def gate(*keys: str) -> Work:
     return transaction(lambda _: pick.gate(keys))

@@ -32,12 +32,12 @@ __all__ = [
 ]
 
 Kind: TypeAlias = Literal[
-    "keep", "next", "retry", "await", "schedule_childs", "done", "stop", "release", "cancel"
+    "keep", "next", "retry", "await", "schedule_childs", "done", "stop", "release", "rejoin", "cancel"
 ]
 """What a commit does to a row, in the words of the SQL.
 
-`keep` is `next` on the lease that is held already; `release` gives an unfinished execution back at no cost; `cancel` is
-a step that cancelled itself.
+`keep` is `next` on the lease that is held already; `release` gives an unfinished execution back at no cost; `rejoin`
+gives it back to its barrier, because a child is live again; `cancel` is a step that cancelled itself.
 """
 
 Cause: TypeAlias = Literal["stop", "error", "exhausted", "no_handler", "refused"]
@@ -47,6 +47,7 @@ or the database refused its outcome. The reaper knows one more: `poison`.
 
 PLAIN_KINDS: Final = frozenset({"keep", "next", "retry", "done", "stop"})
 
+_ENDED: Final = frozenset({"done", "failed", "cancelled"})
 # What the size of a row counts for its names, keys and numbers.
 _ROW: Final = 512
 
@@ -162,6 +163,11 @@ class Execution(msgspec.Struct, frozen=True):
     def is_laden(self) -> bool:
         """Whether it may have signals or children to be loaded."""
         return self.has_signals or self.has_children
+
+    @property
+    def live_children(self) -> int:
+        """How many of the loaded children have not ended: they were retried after they had released the barrier."""
+        return sum(child.status not in _ENDED for child in self.children)
 
     @property
     def awaited(self) -> tuple[SignalRow, ...]:

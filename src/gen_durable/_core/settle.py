@@ -33,6 +33,7 @@ __all__ = [
     "no_handler",
     "outcome_of",
     "refused",
+    "rejoin",
     "release",
     "released",
     "settle",
@@ -209,6 +210,11 @@ def outcome_of(entry: CommitEntry, machine: MachineDef) -> Outcome[Any]:
 def release(execution: Execution, started: float | None = None) -> CommitEntry:
     """Give an unfinished execution back: a shutdown costs neither an attempt nor a place in the queue."""
     return _entry(execution, "release", started=started)
+
+
+def rejoin(execution: Execution) -> CommitEntry:
+    """Give an execution that has not begun back to its barrier. Like a release, it costs no attempt."""
+    return _entry(execution, "rejoin")
 
 
 def cancel(execution: Execution, reason: str) -> CommitEntry:

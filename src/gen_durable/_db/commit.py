@@ -91,13 +91,14 @@ def commit_plain(entries: Sequence[CommitEntry], recorder: Recorder) -> Plan[Com
 
 
 def commit(entries: Sequence[CommitEntry], recorder: Recorder) -> Plan[CommitReport]:
-    """Commit any outcomes: one statement, and at most ten more, each only if needed. Needs a transaction."""
+    """Commit any outcomes: one statement, and at most eleven more, each only if needed. Needs a transaction."""
     if limited := [entry for entry in entries if entry.rate_limit is not None]:
         yield _SQL["check_limits"](
             rate_limits=[entry.rate_limit for entry in limited], weights=[entry.weight for entry in limited]
         )
     rows = _by_lease((yield _full_call(entries, recorder)))
     queues, refused = yield from _insert_children(entries, rows)
+    queues |= yield from _rejoin(entries, rows)
     queues |= yield from _insert_letters(entries, rows)
     yield from _emit(entries, rows, recorder)
     parked = [row["id"] for row in rows.values() if row["status"] == "awaiting_signal" and row["has_signals"]]
@@ -178,7 +179,7 @@ def _standing(
         return Committed("executing", inbox.get(entry.id, ()), row["leased_at"]) if is_ours else Stale()
     # The lease is gone. If the transition is there, it was ours or that of whoever took the lease over; for an
     # execution that ends here both mean the same: this transition is committed, once.
-    advanced = 0 if entry.kind in ("retry", "release", "cancel") else 1
+    advanced = 0 if entry.kind in ("retry", "release", "rejoin", "cancel") else 1
     return Committed(row["status"]) if row["step_seq"] >= entry.step_seq + advanced else Stale()
 
 
@@ -205,11 +206,26 @@ def _insert_children(
     )
     short = [entry for entry in spawning if inserted[entry.id] < len(entry.children)]
     if short:
-        ids = [entry.id for entry in short]
-        fixed = yield _SQL["fix_barriers"](ids=ids, pending=[inserted[id] for id in ids])
-        queues |= {row["queue"] for row in fixed if row["status"] == "runnable"}
+        queues |= yield from _fix_barriers([entry.id for entry in short])
     refused = {(entry.id, entry.lease_token): len(entry.children) - inserted[entry.id] for entry in short}
     return queues, refused
+
+
+def _rejoin(entries: Sequence[CommitEntry], rows: Mapping[Lease, Row]) -> Plan[set[str]]:
+    """Count the live children of rows that go back to their barriers; the queues of those that have none left."""
+    waiting = [
+        entry.id
+        for entry in entries
+        if entry.kind == "rejoin"
+        and (row := rows.get((entry.id, entry.lease_token))) is not None
+        and row["status"] == "awaiting_children"
+    ]
+    return (yield from _fix_barriers(waiting)) if waiting else set()
+
+
+def _fix_barriers(ids: Sequence[int]) -> Plan[set[str]]:
+    fixed = yield _SQL["fix_barriers"](ids=ids)
+    return {row["queue"] for row in fixed if row["status"] == "runnable"}
 
 
 def _sweep(rows: Iterable[Row]) -> Plan[None]:

@@ -85,12 +85,12 @@ with settled as (
 ), noted as (
   insert into gen_durable.audit_events (instance_id, event, actor, reason, data)
   select id, case when is_cancelled then 'cancelled' when kind = 'retry' then 'retried' when kind = 'stop' then 'failed'
-                  when kind = 'release' then 'released' else 'succeeded' end,
+                  when kind in ('release', 'rejoin') then 'released' else 'succeeded' end,
          case when is_cancelled then cancelled_by end, case when is_cancelled then cancel_reason end,
          jsonb_strip_nulls(jsonb_build_object(
-           'step', from_step, 'step_seq', step_seq + (is_cancelled or kind in ('retry', 'release'))::int,
+           'step', from_step, 'step_seq', step_seq + (is_cancelled or kind in ('retry', 'release', 'rejoin'))::int,
            'execution', execution - (kind = 'keep' and not is_cancelled)::int, 'attempt', attempt, 'worker', :worker::text,
-           'outcome', case when not is_cancelled and kind not in ('retry', 'stop', 'release')
+           'outcome', case when not is_cancelled and kind not in ('retry', 'stop', 'release', 'rejoin')
                            then case kind when 'keep' then 'next' else kind end end,
            'to', case when not is_cancelled and kind in ('keep', 'next', 'await', 'schedule_childs') then step end,
            'cause', case when not is_cancelled and kind = 'stop' then cause end, 'error', case when not is_cancelled then error end,
@@ -109,12 +109,13 @@ with settled as (
                        then 'cancelled'::gen_durable.durable_status
                        when o.kind = 'keep' then 'executing' when o.kind in ('next', 'retry', 'release') then 'runnable'
                        when o.kind = 'await' then 'awaiting_signal'
+                       when o.kind = 'rejoin' then 'awaiting_children'
                        when o.kind = 'schedule_childs' and o.children > 0 then 'awaiting_children'
                        when o.kind = 'schedule_childs' then 'runnable'
                        when o.kind = 'done' then 'done' else 'failed' end,
          step = case when g.cancel_requested_at is null and o.kind in ('keep', 'next', 'await', 'schedule_childs')
                      then o.step else g.step end,
-         state = case when g.cancel_requested_at is null and o.kind not in ('done', 'stop', 'release')
+         state = case when g.cancel_requested_at is null and o.kind not in ('done', 'stop', 'release', 'rejoin')
                            and o.payload is not null then o.payload::jsonb else g.state end,
          result = case when g.cancel_requested_at is null and o.kind = 'done' then o.payload::jsonb end,
          last_error = case when g.cancel_requested_at is not null then g.last_error when o.kind = 'done' then o.error
@@ -123,17 +124,19 @@ with settled as (
          error = case when g.cancel_requested_at is not null then g.error
                       when o.kind in ('done', 'stop', 'cancel') then o.failure::jsonb
                       else coalesce(o.failure::jsonb, g.error) end,
-         step_seq = g.step_seq + (g.cancel_requested_at is null and o.kind not in ('retry', 'release', 'cancel'))::int,
+         step_seq = g.step_seq + (g.cancel_requested_at is null and o.kind not in ('retry', 'release', 'rejoin', 'cancel'))::int,
          execution = g.execution + (g.cancel_requested_at is null and o.kind = 'keep' and g.execution < 2147483647)::int,
          attempt = case when o.kind = 'retry' then least(g.attempt, 2147483646) + 1
-                        when o.kind = 'release' then g.attempt else 0 end,
-         crash_count = case when o.kind = 'release' then g.crash_count else 0 end,
+                        when o.kind in ('release', 'rejoin') then g.attempt else 0 end,
+         crash_count = case when o.kind in ('release', 'rejoin') then g.crash_count else 0 end,
          -- A step that may run again must see what it saw, its awaited set and whether it was woken by the clock: one that is
          -- retried or released, and one that ended its instance, which somebody may retry.
          awaits = case when g.cancel_requested_at is null and o.kind = 'await' then o.awaits::text[]
-                       when g.cancel_requested_at is not null or o.kind in ('retry', 'release', 'stop', 'cancel') then g.awaits end,
+                       when g.cancel_requested_at is not null or o.kind in ('retry', 'release', 'rejoin', 'stop', 'cancel')
+                       then g.awaits end,
          presented = case when g.cancel_requested_at is null and o.kind = 'await' then o.presented::bigint[] end,
-         timed_out = g.timed_out and (g.cancel_requested_at is not null or o.kind in ('retry', 'release', 'stop', 'cancel')),
+         timed_out = g.timed_out and (g.cancel_requested_at is not null
+                                      or o.kind in ('retry', 'release', 'rejoin', 'stop', 'cancel')),
          -- Like awaits, for a retry; but it is in an index, so a chained commit leaves it alone.
          await_deadline = case when g.cancel_requested_at is null and o.kind = 'await'
                                then coalesce(o.deadline, statement_timestamp() + o.timeout) else g.await_deadline end,
@@ -179,14 +182,14 @@ with settled as (
 ), recorded as (
   insert into gen_durable.executions (instance_id, step_seq, execution, attempt, status, outcome, step, lease_owner,
                                       leased_at, started_at, finished_at, error)
-  select id, step_seq + (is_cancelled or kind in ('retry', 'release'))::int,
+  select id, step_seq + (is_cancelled or kind in ('retry', 'release', 'rejoin'))::int,
          execution - (kind = 'keep' and not is_cancelled)::int, attempt,
-         case when is_cancelled or kind in ('retry', 'release') then 'ABORTED' when has_more then 'COMMITTED' else 'DONE' end,
+         case when is_cancelled or kind in ('retry', 'release', 'rejoin') then 'ABORTED' when has_more then 'COMMITTED' else 'DONE' end,
          case when is_cancelled then 'cancelled' when kind = 'keep' then 'next' when kind = 'release' then 'shutdown'
               else kind end,
          from_step, :worker::text, leased_at, statement_timestamp() - started_ago, statement_timestamp(), error
     from settled
-   where :record::text = 'all' or :record::text = 'failures' and (is_cancelled or kind in ('retry', 'release', 'stop'))
+   where :record::text = 'all' or :record::text = 'failures' and (is_cancelled or kind in ('retry', 'release', 'rejoin', 'stop'))
 {noted}
 ), ended as (
   select parent_id, parent_round, count(*)::int as children from settled
@@ -200,7 +203,8 @@ with settled as (
   update gen_durable.gen_durable p
      set children_pending = greatest(p.children_pending - parent.children, 0),
          status = case when p.children_pending = parent.children then 'runnable'::gen_durable.durable_status else p.status end,
-         eligible_at = case when p.children_pending = parent.children then statement_timestamp() else p.eligible_at end,
+         eligible_at = case when p.children_pending = parent.children then greatest(p.eligible_at, statement_timestamp())
+                            else p.eligible_at end,
          updated_at = statement_timestamp()
     from parent where p.id = parent.id and parent.is_waiting
   returning p.status, p.queue
@@ -221,12 +225,20 @@ select settled.id, settled.lease_token, settled.status::text as status, settled.
 select gen_durable.check_limits(:rate_limits::text[], :weights::int[], must_exist => false)
 
 -- name: fix_barriers
--- Children that were refused (their unique key is taken) are not waited for; with none left the barrier is open at once.
+-- Set the barriers of these rows to the number of their live children; with none left the barrier is open at once. For children
+-- that were not inserted (their unique key is taken), and for rows that go back to their barrier.
+-- The rows are locked by an earlier statement of the transaction, and this one has a newer snapshot. A child that ends holds the
+-- lock of its parent until it commits. So a child that this statement sees live counts down the barrier later, and a child that
+-- it sees ended does not.
 update gen_durable.gen_durable g
    set children_pending = barrier.pending,
        status = case when barrier.pending = 0 then 'runnable'::gen_durable.durable_status else g.status end
-  from unnest(:ids::bigint[], :pending::int[]) as barrier (id, pending)
- where g.id = barrier.id and g.status = 'awaiting_children'
+  from (select parent.id, (select count(*)::int from gen_durable.gen_durable child
+                            where child.parent_id = parent.id and child.parent_round = parent.spawn_round
+                              and child.status not in ('done', 'failed', 'cancelled')) as pending
+          from gen_durable.gen_durable parent
+         where parent.id = any (:ids::bigint[]) and parent.status = 'awaiting_children') barrier
+ where g.id = barrier.id
 returning g.id, g.status::text as status, g.queue
 
 -- name: recheck

@@ -118,7 +118,8 @@ reaped as (
   update gen_durable.gen_durable p
      set children_pending = greatest(p.children_pending - parent.children, 0),
          status = case when p.children_pending = parent.children then 'runnable'::gen_durable.durable_status else p.status end,
-         eligible_at = case when p.children_pending = parent.children then statement_timestamp() else p.eligible_at end,
+         eligible_at = case when p.children_pending = parent.children then greatest(p.eligible_at, statement_timestamp())
+                            else p.eligible_at end,
          updated_at = statement_timestamp()
     from parent where p.id = parent.id and parent.is_waiting
   returning p.status, p.queue

@@ -15,7 +15,7 @@ import msgspec
 
 from .._core.model import CommitEntry, CommitResult, Committed, EffectFailed, Execution, Stale
 from .._core.registry import Registry
-from .._core.settle import release
+from .._core.settle import rejoin, release
 from .._db import pick as picks
 from .._db.failures import StatementError, is_outage, is_race
 from .._db.fleet import Override
@@ -286,7 +286,12 @@ class Scheduler(Service):
         finally:
             for lease in set(map(_lease_of, picked.executions)) - set(map(_lease_of, loaded)):
                 self._heartbeat.let_go(lease)
-        return msgspec.structs.replace(picked, executions=loaded)
+        # A child was retried after it had released the barrier: the step that joins must not see it live.
+        for one in loaded:
+            if one.live_children:
+                self._track(_lease_of(one), self._rejoin(one))
+        ready = [one for one in loaded if not one.live_children]
+        return msgspec.structs.replace(picked, executions=ready)
 
     async def _lease(self, demand: int, room: int) -> picks.Picked:
         while True:
@@ -320,9 +325,22 @@ class Scheduler(Service):
                 _log.error("%s %d: its signals and children cannot be loaded: %s", one.fsm, one.id, error)
         return loaded
 
+    async def _rejoin(self, execution: Execution) -> None:
+        _log.info(
+            "%s %d: step '%s' waits again: %d of its children were retried",
+            execution.fsm,
+            execution.id,
+            execution.step,
+            execution.live_children,
+        )
+        await self._flusher.commit(rejoin(execution))
+
     def _start(self, execution: Execution) -> None:
         lease = _lease_of(execution)
-        task = asyncio.get_running_loop().create_task(self._work(execution, lease))
+        self._track(lease, self._work(execution, lease))
+
+    def _track(self, lease: Lease, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
         self._in_flight[lease] = task
         task.add_done_callback(lambda task: self._ended(lease, task))
 

@@ -14,7 +14,7 @@ import msgspec
 
 from .._core.model import CommitEntry, CommitResult, Committed, EffectFailed, Execution, Kind
 from .._core.registry import Registry
-from .._core.settle import Limits, refused, release
+from .._core.settle import Limits, refused, rejoin, release
 from .._db import commit as commits
 from .._db import insert as inserts
 from .._db import inspect
@@ -228,7 +228,10 @@ class Stepper:
             picked = await database.run(plan)
             if picked.executions:
                 (execution,) = await database.run(picks.load(picked.executions))
-                return execution
+                if not execution.live_children:
+                    return execution
+                await self._commit(database, rejoin(execution))
+                continue
             # Somebody else in this test runs a row of the same key, or a bucket is empty: those make room for the rest.
             moved = 0
             if keys := [row.concurrency_key for row in picked.denied]:
@@ -360,7 +363,8 @@ def _too_many_slots(max_steps: int) -> str:
 
 
 def _transition(execution: Execution, kind: Kind) -> Transition:
-    assert kind != "keep" and kind != "release"  # noqa: S101, PT018 - nothing is chained or given back here
+    # Nothing is chained here, and what is given back makes no transition.
+    assert kind != "keep" and kind != "release" and kind != "rejoin"  # noqa: S101, PT018
     return Transition(
         instance_id=execution.id,
         machine=execution.fsm,

@@ -10,14 +10,35 @@ from tests.interleavings.product import SCHEMA, Change
 from tests.interleavings.scenario import End, Scenario
 from tests.interleavings.scenarios.deletes import refusable
 from tests.interleavings.scenarios.signals import PAUSE_AFTER_REFUSAL
-from tests.interleavings.session import flush
-from tests.interleavings.works import cancel, commit_picked, flush_picked, lease_some, put, retry, send
-from tests.interleavings.world import LIVE, PAST, cancelled, failed, instance, leased, new, outcome
+from tests.interleavings.session import Flushed, flush
+from tests.interleavings.works import (
+    cancel,
+    commit_picked,
+    flush_picked,
+    join_picked,
+    lease_some,
+    put,
+    reap,
+    retry,
+    send,
+)
+from tests.interleavings.world import FUTURE, LIVE, PAST, cancelled, failed, instance, leased, new, outcome
 
 _OF_1: Mapping[str, Any] = {"parent_id": 1, "parent_round": 1}
+REJOIN = outcome(1, "rejoin", step_seq=1)
 _PAUSE_UNDER_LOCK = Change(
     SCHEMA, "  if retried = '{}' then", "  perform gen_durable.pause(1);\n  if retried = '{}' then"
 )
+
+
+def _live(id: int, status: str = "executing") -> str:
+    """A child of 1 that was retried after it had released the barrier."""
+    row = (
+        instance(id, "runnable", queue="other", **_OF_1)
+        if status == "runnable"
+        else leased(id, **_OF_1, lease_expires_at=FUTURE)
+    )
+    return f"{row}; insert into gen_durable.audit_events (instance_id, event) values ({id}, 'retried')"
 
 
 def retry_and_insert(key: str) -> Scenario:
@@ -247,8 +268,8 @@ def retry_parent_and_child() -> Scenario:
     )
 
 
-def retry_child_of_released() -> Scenario:
-    """The parent is released, and its join has not begun: it waits again, or has begun; the next of its key goes on."""
+def retry_child_of_released(attempt: int = 0) -> Scenario:
+    """The parent is released, and waits for a try of its join: it waits again, or has begun; the next of its key goes on."""
 
     def check(end: End) -> None:
         parent = end.after.instances[1]
@@ -258,15 +279,125 @@ def retry_child_of_released() -> Scenario:
             require(parent["children_pending"] == 1, "barrier counts wrong")
 
     return Scenario(
-        name="retry(child of a released parent) × pick",
+        name=f"retry(child of a released parent, try {attempt + 1}) × pick",
         setup=[
-            instance(1, step_seq=1, spawn_round=1, concurrency_key="k"),
+            instance(1, step_seq=1, spawn_round=1, concurrency_key="k", attempt=attempt, crash_count=attempt),
             instance(2, concurrency_key="k", gated=True),
             *failed(11, **_OF_1),
         ],
         sessions={"T": [retry(11)], "K": [lease_some(8, demand=1)]},
         check=check,
         never_wait=frozenset({"K"}),
+    )
+
+
+def retry_child_and_join(kind: str) -> Scenario:
+    """The child is retried before the pick, between pick and load, or after the load: the join never sees it live."""
+
+    def check(end: End) -> None:
+        parent, joined = end.after.instances[1], end.result("K")
+        if not isinstance(joined, Flushed):
+            return  # the retry was first: nothing was due
+        (entry,) = joined.entries
+        (execution,) = end.sessions["K"].results[-2].executions
+        require(entry.kind == "rejoin" or not execution.live_children, "the join sees a live child")
+        if entry.kind == "rejoin":
+            require(parent["status"] == "awaiting_children", "a live child is not waited for")
+            require(parent["attempt"] == 1, "waiting again cost an attempt")
+        else:
+            require(bool(joined.committed()), "a join that saw no live child was lost")
+
+    return Scenario(
+        name=f"retry(child) × pick and join({kind})",
+        setup=[instance(1, step_seq=1, spawn_round=1, attempt=1), *failed(11, queue="other", **_OF_1)],
+        sessions={"T": [retry(11)], "K": [lease_some(8), join_picked(kind)]},
+        check=check,
+    )
+
+
+def rejoin_and_end_of_child() -> Scenario:
+    """The join was loaded with a live child, which ends now: the parent is woken, whichever is first."""
+
+    def check(end: End) -> None:
+        require(end.after.status(1) == "runnable", "asleep on a satisfied barrier")
+        require(end.after.instances[1]["attempt"] == 2, "waiting again cost an attempt")
+
+    return Scenario(
+        name="rejoin(parent) × done(retried child)",
+        setup=[leased(1, step_seq=1, spawn_round=1, attempt=2), _live(11)],
+        sessions={"P": [flush(REJOIN)], "F": [flush(outcome(11, "done", parent_id=1))]},
+        check=check,
+    )
+
+
+def rejoin_with_the_end_of_a_child() -> Scenario:
+    """One group commit has the parent's rejoin and the end of a child; another child ends beside it."""
+    return Scenario(
+        name="rejoin(parent) and done(child) in one commit × done(sibling)",
+        setup=[leased(1, step_seq=1, spawn_round=1), _live(11), _live(12)],
+        sessions={
+            "P": [flush(REJOIN, outcome(11, "done", parent_id=1))],
+            "F": [flush(outcome(12, "done", parent_id=1))],
+        },
+        check=lambda end: require(end.after.status(1) == "runnable", "asleep on a satisfied barrier"),
+    )
+
+
+def rejoin_reap_and_end_of_child() -> Scenario:
+    """The worker is slow or dead between the load and the rejoin: the next pick loads the children again."""
+
+    def check(end: End) -> None:
+        require(end.after.status(1) in ("runnable", "done"), "asleep on a satisfied barrier")
+
+    return Scenario(
+        name="rejoin(parent) × reap, pick and join(done) × done(retried child)",
+        setup=[leased(1, step_seq=1, spawn_round=1), _live(11)],
+        sessions={
+            "P": [flush(REJOIN)],
+            "K": [reap(), lease_some(8, worker="w2"), join_picked("done")],
+            "F": [flush(outcome(11, "done", parent_id=1))],
+        },
+        check=check,
+    )
+
+
+def rejoin_and_cancel(*, cascade: bool) -> Scenario:
+    """The parent is cancelled while its rejoin is on its way, alone or with its child."""
+    ids = (1, 11) if cascade else (1,)
+
+    def check(end: End) -> None:
+        parent = end.after.instances[1]
+        require(parent["status"] == "cancelled", "an acknowledged cancel did not win")
+        require(parent["children_pending"] == 0, "barrier counts wrong")
+        require(
+            end.after.status(11) == ("cancelled" if cascade else "runnable"), "the child is not as it was"
+        )
+
+    return Scenario(
+        name=f"rejoin(parent) × cancel({'family' if cascade else 'parent'})",
+        setup=[leased(1, step_seq=1, spawn_round=1), _live(11, "runnable")],
+        sessions={"P": [flush(REJOIN)], "C": [cancel(*ids)]},
+        check=check,
+    )
+
+
+def retry_children_between_tries() -> Scenario:
+    """One child is retried while the join executes, another when it waits for its next try: both are waited for."""
+
+    def check(end: End) -> None:
+        parent = end.after.instances[1]
+        if end.is_before("F", "T"):
+            require(parent["status"] == "awaiting_children", "a retried child is not waited for")
+
+    return Scenario(
+        name="retry(child) × retry(sibling) × commit(retry of the join)",
+        setup=[
+            leased(1, step_seq=1, spawn_round=1),
+            *failed(11, queue="other", **_OF_1),
+            *failed(12, queue="other", **_OF_1),
+        ],
+        sessions={"T": [retry(11)], "U": [retry(12)], "F": [flush(outcome(1, "retry", step_seq=1))]},
+        check=check,
     )
 
 
@@ -413,6 +544,15 @@ SCENARIOS = [
     cancel_and_retry_parent_and_end_of_child(),
     retry_parent_and_child(),
     retry_child_of_released(),
+    retry_child_of_released(attempt=1),
+    retry_child_and_join("done"),
+    retry_child_and_join("retry"),
+    rejoin_and_end_of_child(),
+    rejoin_with_the_end_of_a_child(),
+    rejoin_reap_and_end_of_child(),
+    rejoin_and_cancel(cascade=False),
+    rejoin_and_cancel(cascade=True),
+    retry_children_between_tries(),
     retry_child_and_next_round(),
     retry_parent_in_its_second_round(),
     retry_failed_join_and_retry_child(),

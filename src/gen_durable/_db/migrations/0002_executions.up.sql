@@ -12,7 +12,7 @@ create table gen_durable.executions (
   execution    int not null,                              -- its number in the life of the instance
   attempt      int not null,                              -- tries of that step before it
   status       text not null check (status in ('COMMITTED', 'DONE', 'ABORTED')),
-  outcome      text not null,                             -- next ... stop; of an aborted one the reason: retry, shutdown, lease, poison, cancelled
+  outcome      text not null,                             -- next ... stop; of an aborted one the reason: retry, shutdown, rejoin, lease, poison, cancelled
   step         text not null,
   lease_owner  text,
   leased_at    timestamptz,

@@ -29,7 +29,8 @@ language sql as $$
        set children_pending = greatest(p.children_pending - parent.children, 0),
            status = case when p.children_pending = parent.children then 'runnable'::gen_durable.durable_status
                          else p.status end,
-           eligible_at = case when p.children_pending = parent.children then statement_timestamp() else p.eligible_at end,
+           eligible_at = case when p.children_pending = parent.children then greatest(p.eligible_at, statement_timestamp())
+                              else p.eligible_at end,
            updated_at = statement_timestamp()
       from parent where p.id = parent.id and parent.is_waiting
     returning p.status, p.queue
@@ -166,7 +167,8 @@ end $$;
 --   * What waited for a signal, or was woken by one, waits for it again: the inbox went with the end, and no step may take a
 --     signal for granted that it does not see. It waits until the deadline that it had. One that the clock woke runs.
 --   * A parent with live children waits for them again, and sees those of its round when it runs.
---   * A child whose parent still waits for its round, or has yet to begin the step that joins, is waited for again.
+--   * A child whose parent waits for its round, or waits for the first or the next try of the step that joins, is waited for again.
+--     A parent that executes is left alone: its worker loads the children, and gives the row back if one is live (`rejoin`).
 create function gen_durable.retry_rows(target_ids bigint[], new_state text, reason text, actor text)
 returns table (id bigint, is_retried boolean, status text, queue text)
 language plpgsql as $$
@@ -192,21 +194,15 @@ begin
       select g.id, false, g.status::text, g.queue from gen_durable.gen_durable g where g.id = any (target_ids);
     return;
   end if;
-  -- Parents that were released, and whose join has not begun: they wait again, and leave the line of their key.
+  -- Parents that were released: they wait again, and leave the line of their key.
   parked := array(select p.id from gen_durable.gen_durable p
                    where p.id in (select child.parent_id from gen_durable.gen_durable child
                                    where child.id = any (retried) and child.parent_round = p.spawn_round)
-                     and p.status = 'runnable' and p.spawn_round = p.step_seq and p.attempt = 0 and p.crash_count = 0);
-  update gen_durable.gen_durable p
-     set status = 'awaiting_children', children_pending = p.children_pending + again.children, gated = false
+                     and p.status = 'runnable' and p.spawn_round = p.step_seq);
+  update gen_durable.gen_durable p set children_pending = p.children_pending + again.children
     from (select child.parent_id, child.parent_round, count(*)::int as children from gen_durable.gen_durable child
            where child.id = any (retried) and child.parent_id is not null group by child.parent_id, child.parent_round) again
-   where p.id = again.parent_id and p.spawn_round = again.parent_round
-     and (p.status = 'awaiting_children' or p.id = any (parked));
-  if parked <> '{}' then
-    perform gen_durable.ungate(array(select g.concurrency_key from gen_durable.gen_durable g
-                                      where g.id = any (parked) and g.concurrency_key is not null));
-  end if;
+   where p.id = again.parent_id and p.spawn_round = again.parent_round and p.status = 'awaiting_children';
   -- A stop is a transition, poison and cancel are none: after a stop the children of the step that failed are a round behind.
   update gen_durable.gen_durable child set parent_round = p.step_seq
     from gen_durable.gen_durable p
@@ -233,11 +229,16 @@ begin
   exception when unique_violation then
     perform gen_durable.refuse_key(retried, 'retry', 'runnable');
   end;
-  update gen_durable.gen_durable p set status = 'awaiting_children', children_pending = live.children
+  -- Every live child counts, not only those that are retried now: one may have been retried while its parent executed.
+  update gen_durable.gen_durable p set status = 'awaiting_children', children_pending = live.children, gated = false
     from (select child.parent_id, child.parent_round, count(*)::int as children from gen_durable.gen_durable child
-           where child.parent_id = any (retried) and child.status not in ('done', 'failed', 'cancelled')
+           where child.parent_id = any (retried || parked) and child.status not in ('done', 'failed', 'cancelled')
            group by child.parent_id, child.parent_round) live
    where p.id = live.parent_id and p.spawn_round = live.parent_round and p.spawn_round = p.step_seq;
+  if parked <> '{}' then
+    perform gen_durable.ungate(array(select g.concurrency_key from gen_durable.gen_durable g
+                                      where g.id = any (parked) and g.concurrency_key is not null));
+  end if;
   insert into gen_durable.audit_events (instance_id, event, actor, reason)
   select retry.id, 'retried', actor, reason from unnest(retried) as retry (id)
    where (select s.audit from gen_durable.settings s) >= 'failures';
