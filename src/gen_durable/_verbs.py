@@ -580,6 +580,7 @@ def audit(target: Target, after: AuditEvent | int | None, limit: int) -> Plan[li
             instance_id=id,
             event=row["event"],
             actor=row["actor"],
+            login=row["login"],
             reason=row["reason"],
             data={} if row["data"] is None else decode(row["data"], dict[str, Any], "an audit event"),
             at=row["created_at"],

@@ -36,7 +36,9 @@ class AuditEvent(msgspec.Struct, frozen=True, kw_only=True):
     instance_id: int
     event: AuditName
     actor: str | None
-    """Who did it, where somebody did."""
+    """Who did it, as the caller claims; `None` for what the engine did."""
+    login: str | None
+    """PostgreSQL's `session_user` of the session that wrote the event. A caller cannot choose it."""
     reason: str | None
     """Why, in the words of that one."""
     data: Mapping[str, Any]

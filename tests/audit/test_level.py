@@ -69,6 +69,13 @@ def test_the_command_line(stage: Harness, dsn: str) -> None:
     assert (failed["event"], failed["data"]["cause"]) == ("failed", "stop")
     assert say("ls", "nobody")[0] == 2
     assert say("ls", "99999")[0] == 2
+    stage.cancel(stage.insert(Story, step="ends", correlation_key="k"), reason="why", actor="ann")
+    login = json.loads(say("ls", "k", "--json")[1])[-1]["login"]
+    assert say("ls", "k")[1].splitlines()[-1].split("  ")[1:4] == [
+        "cancelled",
+        f"by ann (login {login})",
+        "why",
+    ]
     assert say("level", "failures") == (0, "failures\n")
     quiet = stage.insert(Story, step="ends")
     assert say("ls", str(quiet.id)) == (0, "nothing is known of it\n")

@@ -1,4 +1,4 @@
-"""A producer: a role that can call the functions for every language, and nothing else whatever it tries."""
+"""A producer: a role that can call the functions that it was granted, and nothing else whatever it tries."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ from typing import Any
 import asyncpg
 import pytest
 
+from gen_durable import _verbs
 from gen_durable._db.insert import register
 from gen_durable._db.pool import Database
 from gen_durable._schema import migrate_schema
+from gen_durable.outcome import reason_text
 from tests.db.test_sql_insert import machine
 
 # One call of each, in an order in which each has something to do. Ids are those of a fresh database.
@@ -31,6 +33,10 @@ CALLS = [
     "select {s}.restore('k')",
     "select {s}.soft_delete(2) is not null",
     "select {s}.restore(2)",
+    "select id from {s}.insert('Checkout', step => 'ship')",
+    "select {s}.set_concurrency_limit('tenant', 3)",
+    "select {s}.set_rate_limit('crm', 3, '1 s')",
+    "select {s}.remove_limit('crm')",
 ]
 ANSWERS: list[tuple[object, ...]] = [
     (1, "pending"),
@@ -47,7 +53,12 @@ ANSWERS: list[tuple[object, ...]] = [
     ("cancelled",),
     (True,),
     ("cancelled",),
+    (3,),
+    (None,),
+    (None,),
+    (True,),
 ]
+RIGHTS = ("insert", "steps", "signal", "status", "cancel", "delete", "restore", "retry", "limits")
 
 
 @pytest.fixture
@@ -70,25 +81,33 @@ async def producer(sql: Any, durable_dsn: str, role: str, database: Database) ->
     await connection.close(timeout=5)
 
 
+@pytest.fixture
+async def entitled(sql: Any, producer: Any, role: str) -> Any:
+    """A producer with every right that there is."""
+    await sql.execute("select gen_durable.grant_producer($1, variadic $2)", role, RIGHTS)
+    return producer
+
+
 async def call_all(connection: Any, schema: str = "gen_durable") -> list[tuple[object, ...]]:
     return [tuple(await connection.fetchrow(call.format(s=schema))) for call in CALLS]
 
 
 @pytest.mark.clause("SQL-5")
-async def test_it_can_call_every_function_for_producers(sql: Any, producer: Any, role: str) -> None:
-    assert await call_all(producer) == ANSWERS
+async def test_it_can_call_every_function_that_it_was_granted(sql: Any, entitled: Any, role: str) -> None:
+    assert await call_all(entitled) == ANSWERS
     called = {match for call in CALLS for match in re.findall(r"\{s\}\.(\w+)\(", call)}
     granted = await sql.fetch(
-        "select distinct p.proname from gen_durable.producer_functions() f join pg_proc p on p.oid = f"
+        "select r.name, p.proname from gen_durable.producer_rights() r join pg_proc p on p.oid = r.function"
     )
-    assert called == {row["proname"] for row in granted}
+    assert called | {"insert_from_start", "insert_from_any_step"} == {row["proname"] for row in granted}
+    assert {row["name"] for row in granted} == set(RIGHTS)
     actors = await sql.fetch("select distinct actor from gen_durable.audit_events")
     assert [row["actor"] for row in actors] == [role]
 
 
 @pytest.mark.clause("SQL-5")
 async def test_it_has_no_right_on_any_table_view_sequence_or_other_function(
-    sql: Any, producer: Any, role: str
+    sql: Any, entitled: Any, role: str
 ) -> None:
     relations = await sql.fetch(
         """select c.relname, c.relkind::text as kind, case c.relkind
@@ -103,7 +122,7 @@ async def test_it_has_no_right_on_any_table_view_sequence_or_other_function(
     functions = await sql.fetch(
         """select p.oid::regprocedure::text as name from pg_proc p
             where p.pronamespace = 'gen_durable'::regnamespace and has_function_privilege($1, p.oid, 'execute')
-              and p.oid not in (select gen_durable.producer_functions())""",
+              and p.oid not in (select function from gen_durable.producer_rights())""",
         role,
     )
     assert [row["name"] for row in functions] == []
@@ -138,19 +157,156 @@ ATTEMPTS = [
     "select gen_durable.join_parents('{1}')",
     "select gen_durable.resolve(1, null)",
     "select gen_durable.job_word('done')",
-    "select gen_durable.producer_functions()",
+    "select * from gen_durable.producer_rights()",
+    "select * from gen_durable.insert_specs('[]', true)",
     "select gen_durable.grant_producer('public')",
 ]
 
 
 @pytest.mark.clause("SQL-5")
-async def test_what_it_must_not_do_is_denied(producer: Any) -> None:
-    await producer.execute("select gen_durable.insert('Checkout', correlation_key => 'k')")
+async def test_what_it_must_not_do_is_denied(entitled: Any) -> None:
+    await entitled.execute("select gen_durable.insert('Checkout', correlation_key => 'k')")
     for attempt in ATTEMPTS:
         with pytest.raises(asyncpg.InsufficientPrivilegeError):
-            await producer.execute(attempt)
+            await entitled.execute(attempt)
             pytest.fail(f"it may: {attempt}")
-        await producer.execute("rollback")
+        await entitled.execute("rollback")
+
+
+BEYOND_THE_DEFAULT = [
+    "select gen_durable.job_status(1)",
+    "select gen_durable.job_status('k')",
+    "select gen_durable.cancel(1)",
+    "select gen_durable.cancel('k', force => true)",
+    "select gen_durable.soft_delete(1)",
+    "select gen_durable.restore('k')",
+    "select gen_durable.retry(1, '{}')",
+    "select gen_durable.set_concurrency_limit('tenant', 3)",
+    "select gen_durable.set_rate_limit('crm', 3, '1 s')",
+    "select gen_durable.remove_limit('crm')",
+    "select * from gen_durable.insert_from_any_step('[]')",
+]
+
+
+@pytest.mark.clause("SQL-5")
+async def test_by_default_it_can_insert_and_signal_only(sql: Any, producer: Any, role: str) -> None:
+    assert [tuple(await producer.fetchrow(call.format(s="gen_durable"))) for call in CALLS[:4]] == ANSWERS[:4]
+    for call in BEYOND_THE_DEFAULT:
+        with pytest.raises(asyncpg.InsufficientPrivilegeError, match="permission denied for function"):
+            await producer.execute(call)
+    await sql.execute("select gen_durable.grant_producer($1, 'status', 'cancel')", role)
+    assert await producer.fetchval("select gen_durable.cancel(1)") == "cancelled"
+    assert await producer.fetchval("select gen_durable.job_status('k')") == "cancelled"
+    with pytest.raises(asyncpg.InsufficientPrivilegeError):
+        await producer.execute("select gen_durable.retry(1)")
+
+
+async def test_a_right_may_be_granted_alone(sql: Any, producer: Any, role: str) -> None:
+    await sql.execute("select gen_durable.revoke_producer($1)", role)
+    await sql.execute("select gen_durable.grant_producer($1, 'signal')", role)
+    await sql.execute("select gen_durable.insert('Checkout', correlation_key => 'k')")
+    assert await producer.fetchval("select delivered from gen_durable.signal('k', 'paid')")
+    with pytest.raises(asyncpg.InsufficientPrivilegeError):
+        await producer.execute("select gen_durable.insert('Checkout')")
+
+
+async def test_an_unknown_right_is_refused(sql: Any, role: str) -> None:
+    with pytest.raises(asyncpg.InvalidParameterValueError, match="no right 'delte'") as raised:
+        await sql.execute("select gen_durable.grant_producer($1, 'insert', 'delte')", role)
+    assert raised.value.hint == "give one of " + ", ".join(sorted(RIGHTS))
+    assert not await sql.fetchval("select has_schema_privilege($1, 'gen_durable', 'usage')", role)
+
+
+@pytest.mark.clause("SQL-7")
+async def test_it_starts_instances_at_the_initial_step_only(sql: Any, producer: Any, role: str) -> None:
+    assert await producer.fetchval("select id from gen_durable.insert('Checkout', step => 'begin')") == 1
+    for call, problem in (
+        ("insert('Checkout', step => 'ship')", "element 1: machine 'Checkout' starts at step 'begin'"),
+        ("insert('Other', step => 'ship')", "element 1: no worker has registered machine 'Other'"),
+        (
+            "insert('Checkout', version => 7, step => 'begin')",
+            "no worker has registered machine 'Checkout' version 7",
+        ),
+        (
+            """insert_all('[{"fsm": "Checkout"}, {"fsm": "Checkout", "step": "ship"}]')""",
+            "element 2: machine 'Checkout' starts",
+        ),
+    ):
+        with pytest.raises(asyncpg.InsufficientPrivilegeError, match=problem) as raised:
+            await producer.execute(f"select * from gen_durable.{call}")
+        assert raised.value.hint == 'the owner of the schema grants the right "steps" by grant_producer'
+    assert await sql.fetchval("select count(*) from gen_durable.gen_durable") == 1
+    await sql.execute("select gen_durable.grant_producer($1, 'steps')", role)
+    await producer.execute("select gen_durable.insert('Checkout', step => 'ship')")
+    await producer.execute("select gen_durable.insert('Other', step => 'ship')")
+    steps = await sql.fetch("select step from gen_durable.gen_durable order by id")
+    assert [row["step"] for row in steps] == ["begin", "ship", "ship"]
+
+
+async def test_a_function_of_the_owner_inserts_with_the_rights_of_the_owner(sql: Any, producer: Any) -> None:
+    """A trigger that starts at a later step does so for every role that may write the table."""
+    await sql.execute(
+        """create function public.begin_late() returns bigint language sql security definer
+             set search_path = pg_catalog, pg_temp
+             as $$select id from gen_durable.insert('Checkout', step => 'ship')$$"""
+    )
+    assert await producer.fetchval("select public.begin_late()") == 1
+
+
+@pytest.mark.clause("SQL-8")
+async def test_texts_that_it_hands_in_are_bounded(sql: Any, entitled: Any, role: str) -> None:
+    await entitled.execute("select gen_durable.insert('Checkout', correlation_key => 'k')")
+    long = "é" * 9000
+    for call in (
+        "cancel(1, $1)",
+        "retry(1, reason => $1)",
+        "soft_delete(1, $1)",
+    ):
+        await entitled.execute(f"select gen_durable.{call}", long)
+    reasons = await sql.fetch("select reason from gen_durable.audit_events order by id")
+    assert {row["reason"] for row in reasons} == {reason_text(long)}
+    stored = await sql.fetchrow("select cancel_reason, delete_reason from gen_durable.gen_durable")
+    assert tuple(stored) == (reason_text(long), reason_text(long))
+    for call in (
+        "cancel(1, actor => $1)",
+        "soft_delete('k', actor => $1)",
+        "restore(1, $1)",
+        "retry('k', actor => $1)",
+    ):
+        with pytest.raises(
+            asyncpg.InvalidParameterValueError, match="actor must have 1 to 255 bytes, got 256"
+        ):
+            await entitled.execute(f"select gen_durable.{call}", "é" * 128)
+    for call in (
+        "pause_queue('q', $1)",
+        "resume_queue('q', $1)",
+        "set_queue('q', 1, $1)",
+        "set_audit('all', $1)",
+    ):
+        with pytest.raises(
+            asyncpg.InvalidParameterValueError, match="actor must have 1 to 255 bytes, got 256"
+        ):
+            await sql.execute(f"select gen_durable.{call}", "é" * 128)
+    scope = ["done"] * 100_000
+    await entitled.execute(
+        "select gen_durable.insert('Checkout', unique_key => 'u', unique_scope => $1::text[],"
+        " correlation_key => 'c', correlation_scope => $1::text[])",
+        scope,
+    )
+    widths = await sql.fetchrow(
+        "select cardinality(unique_scope), cardinality(correlation_scope) from gen_durable.gen_durable where id = 2"
+    )
+    assert tuple(widths) == (5, 5)
+
+
+@pytest.mark.clause("AUD-12")
+async def test_the_audit_names_the_login_beside_the_claimed_actor(
+    sql: Any, entitled: Any, role: str, database: Database
+) -> None:
+    await entitled.execute("select gen_durable.insert('Checkout', correlation_key => 'k')")
+    await entitled.execute("select gen_durable.cancel('k', actor => 'the chief')")
+    (event,) = await database.run(_verbs.audit("k", None, 10))
+    assert (event.event, event.actor, event.login) == ("cancelled", "the chief", role)
 
 
 # Objects that stand before those of PostgreSQL for whoever looks for them by their bare names.
@@ -179,31 +335,31 @@ set search_path = lair, pg_catalog;
 
 
 async def test_objects_of_its_own_never_run_with_the_rights_of_the_owner(
-    sql: Any, producer: Any, role: str
+    sql: Any, entitled: Any, role: str
 ) -> None:
-    await producer.execute(TRAP)
-    await producer.execute("create temp table gen_durable (id bigint); create temp table machines (fsm text)")
+    await entitled.execute(TRAP)
+    await entitled.execute("create temp table gen_durable (id bigint); create temp table machines (fsm text)")
     # What the caller's own statement names is found on the caller's own path.
-    assert await call_all(producer) == ANSWERS
+    assert await call_all(entitled) == ANSWERS
     caught = await sql.fetch("select distinct who from lair.caught")
     assert [row["who"] for row in caught if row["who"] != role] == []
 
 
-async def test_without_the_pinned_path_the_trap_would_spring(sql: Any, producer: Any) -> None:
+async def test_without_the_pinned_path_the_trap_would_spring(sql: Any, entitled: Any) -> None:
     """So that the test above is known to test something."""
     await sql.execute(
         """do $$ declare one regprocedure; begin
-             for one in select gen_durable.producer_functions() loop
+             for one in select function from gen_durable.producer_rights() loop
                execute format('alter function %s reset search_path', one);
              end loop; end $$"""
     )
-    await producer.execute(TRAP)
-    await call_all(producer)
+    await entitled.execute(TRAP)
+    await call_all(entitled)
     owner = await sql.fetchval("select current_user::text")
     assert await sql.fetchval("select count(*) from lair.caught where who = $1", owner) > 0
 
 
-async def test_settings_of_its_session_change_nothing(producer: Any) -> None:
+async def test_settings_of_its_session_change_nothing(entitled: Any) -> None:
     for setting, value in {
         "default_transaction_isolation": "'serializable'",
         "datestyle": "'SQL, DMY'",
@@ -218,8 +374,8 @@ async def test_settings_of_its_session_change_nothing(producer: Any) -> None:
         "enable_indexscan": "off",
         "plan_cache_mode": "force_generic_plan",
     }.items():
-        await producer.execute(f"set {setting} = {value}")
-    assert await call_all(producer) == ANSWERS
+        await entitled.execute(f"set {setting} = {value}")
+    assert await call_all(entitled) == ANSWERS
 
 
 async def test_only_these_functions_run_with_the_rights_of_the_owner_and_all_have_a_pinned_path(
@@ -229,7 +385,10 @@ async def test_only_these_functions_run_with_the_rights_of_the_owner_and_all_hav
         """select p.oid::regprocedure::text as name, p.proconfig from pg_proc p
             where p.pronamespace = 'gen_durable'::regnamespace and p.prosecdef order by 1"""
     )
-    granted = await sql.fetch("select f::text as name from gen_durable.producer_functions() f order by 1")
+    granted = await sql.fetch(
+        "select r.function::text as name from gen_durable.producer_rights() r"
+        " where r.function not in (select oid from pg_proc where proname in ('insert', 'insert_all')) order by 1"
+    )
     assert [row["name"] for row in rows] == [row["name"] for row in granted]
     assert {tuple(row["proconfig"]) for row in rows} == {("search_path=pg_catalog, pg_temp",)}
 
@@ -249,7 +408,7 @@ async def test_a_right_that_is_taken_back_is_gone(sql: Any, producer: Any, role:
     await sql.execute("select gen_durable.grant_producer($1)", role)  # again is harmless
     await sql.execute("select gen_durable.revoke_producer($1)", role)
     with pytest.raises(asyncpg.InsufficientPrivilegeError, match="permission denied for schema gen_durable"):
-        await producer.execute("select gen_durable.job_status(1)")
+        await producer.execute("select gen_durable.insert('Checkout')")
 
 
 async def test_a_role_of_any_name_in_a_schema_of_any_name(sql: Any, durable_dsn: str, role: str) -> None:
@@ -258,7 +417,7 @@ async def test_a_role_of_any_name_in_a_schema_of_any_name(sql: Any, durable_dsn:
     quoted = await sql.fetchval("select quote_ident($1)", strange)
     await sql.execute(f"create role {quoted}")
     try:
-        await sql.execute('select "order".grant_producer($1)', strange)
+        await sql.execute("""select "order".grant_producer($1, 'insert', 'steps', 'cancel')""", strange)
         async with sql.transaction():
             await sql.execute(f"set local role {quoted}")
             assert await sql.fetchval("""select id from "order".insert('A', step => 's')""") == 1
@@ -278,7 +437,7 @@ async def test_an_owner_that_is_no_superuser_can_have_producers(
     try:
         await migrate_schema(re.sub(r"//[^@/]*@", f"//{owner}:pw@", durable_dsn, count=1), "shop")
         await sql.execute(f"set role {owner}")
-        await sql.execute("select shop.grant_producer($1)", role)
+        await sql.execute("select shop.grant_producer($1, 'insert', 'steps')", role)
         await sql.execute(f"set role {role}")
         assert await sql.fetchval("select id from shop.insert('A', step => 's')") == 1
         await sql.execute("reset role")

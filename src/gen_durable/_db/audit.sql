@@ -2,7 +2,7 @@
 
 -- name: events
 -- What has happened to one instance, oldest first, behind :after.
-select a.id, a.instance_id, a.event, a.actor, a.reason, a.data::text as data, a.created_at
+select a.id, a.instance_id, a.event, a.actor, a.login, a.reason, a.data::text as data, a.created_at
   from gen_durable.audit_events a
  where a.instance_id = :instance_id::bigint and a.id > :after::bigint
  order by a.id limit :demand::int

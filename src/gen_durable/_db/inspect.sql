@@ -137,7 +137,7 @@ select child.id, child.fsm, child.step, child.status::text as status, child.pare
 
 -- name: audit
 -- Who did what to one instance, oldest first.
-select event, actor, reason, data::text as data, created_at
+select event, actor, login, reason, data::text as data, created_at
   from gen_durable.audit_events where instance_id = :id::bigint order by id
 
 -- name: now

@@ -19,7 +19,7 @@ from .control import actor_of
 from .failure import nobody
 from .json_text import json_option, print_json, print_json_rows
 from .options import target
-from .rows import clean
+from .rows import by_text, clean
 
 __all__ = ["audit"]
 
@@ -83,7 +83,7 @@ def _cells(event: AuditEvent) -> Iterator[str]:
     yield f"{event.at.astimezone():%Y-%m-%d %H:%M:%S}"
     yield event.event
     if event.actor is not None:
-        yield f"by {clean(event.actor)}"
+        yield by_text(event.actor, event.login)
     if event.reason is not None:
         yield clean(event.reason)
     for name, value in event.data.items():

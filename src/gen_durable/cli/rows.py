@@ -11,7 +11,17 @@ import click
 from ..instance import Status
 from .json_text import raw
 
-__all__ = ["STYLES", "age_text", "clean", "instance_json", "key_text", "note", "print_columns", "waits"]
+__all__ = [
+    "STYLES",
+    "age_text",
+    "by_text",
+    "clean",
+    "instance_json",
+    "key_text",
+    "note",
+    "print_columns",
+    "waits",
+]
 
 STYLES: Final[Mapping[str, str]] = {
     Status.RUNNABLE: "blue",
@@ -37,6 +47,12 @@ def instance_json(row: Mapping[str, Any]) -> dict[str, Any]:
     given["state"], given["result"], given["error"] = raw(row["state"]), raw(row["result"]), raw(row["error"])
     given["unique_key"] = key_text(row["unique_key"])
     return given
+
+
+def by_text(actor: str, login: str | None) -> str:
+    """Who did something: the claimed actor, and the role that was logged in if that is another name."""
+    by = f"by {clean(actor)}"
+    return by if login in (None, actor) else f"{by} (login {clean(login)})"
 
 
 def key_text(key: bytes | None) -> str | None:

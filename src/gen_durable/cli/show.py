@@ -19,7 +19,7 @@ from .connection import Place, place_options
 from .failure import nobody
 from .json_text import json_option, print_json, raw, readable
 from .options import target
-from .rows import STYLES, age_text, clean, instance_json, key_text, waits
+from .rows import STYLES, age_text, by_text, clean, instance_json, key_text, waits
 
 __all__ = ["show"]
 
@@ -156,7 +156,7 @@ def _lists(portrait: Portrait) -> Iterator[tuple[str, list[str]]]:
         yield (
             "audit",
             [
-                f"{row['event']}, {_deed(row['created_at'], row['actor'], row['reason'], now)}"
+                f"{row['event']}, {_deed(row['created_at'], row['actor'], row['reason'], now, row['login'])}"
                 for row in portrait.audit
             ],
         )
@@ -212,10 +212,12 @@ def _when(moment: datetime | None, now: datetime) -> str | None:
     return f"{moment.astimezone():%Y-%m-%d %H:%M:%S %z} ({distance})"
 
 
-def _deed(at: datetime | None, actor: str | None, reason: str | None, now: datetime) -> str | None:
+def _deed(
+    at: datetime | None, actor: str | None, reason: str | None, now: datetime, login: str | None = None
+) -> str | None:
     if at is None:
         return None
-    by = f" by {clean(actor)}" if actor else ""
+    by = f" {by_text(actor, login)}" if actor else ""
     return f"{_when(at, now)}{by}{': ' + clean(reason) if reason else ''}"
 
 

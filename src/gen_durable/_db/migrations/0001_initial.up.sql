@@ -335,10 +335,10 @@ begin
   return payload;
 end $$;
 
--- insert_all('[{"fsm": "Checkout", "state": {"order": 42}}, ...]') -> one row per element, in order.
--- What is left out comes from the machine as its workers registered it: the newest version, the initial step, the queue.
--- A refused element answers with the instance that has its key, and how that one stands.
-create function gen_durable.insert_all(specs jsonb)
+-- The work of insert_all. What is left out comes from the machine as its workers registered it: the newest version, the initial
+-- step, the queue. A refused element answers with the instance that has its key, and the status of that instance.
+--   any_step   false: refuse a start at any step but the registered initial one
+create function gen_durable.insert_specs(specs jsonb, any_step boolean)
 returns table (ord bigint, id bigint, inserted boolean, status text)
 language plpgsql as $$
 #variable_conflict use_column
@@ -352,7 +352,7 @@ begin
       using errcode = '22023';
   end if;
   with given as (
-    select element.ord, element.spec, machine.fsm is not null as is_known,
+    select element.ord, element.spec, machine.initial_step,
            element.spec ->> 'fsm' as fsm,
            coalesce((element.spec ->> 'version')::int, machine.fsm_version, 1) as version,
            coalesce(element.spec ->> 'step', machine.initial_step) as step,
@@ -367,8 +367,8 @@ begin
            (element.spec ->> 'max_attempts')::int as max_attempts,
            element.spec ->> 'traceparent' as traceparent,
            element.spec ->> 'rate_limit' as rate_limit, (element.spec ->> 'weight')::int as weight,
-           array(select jsonb_array_elements_text(element.spec -> 'correlation_scope')) as correlation_scope,
-           array(select jsonb_array_elements_text(element.spec -> 'unique_scope')) as unique_scope
+           array(select distinct jsonb_array_elements_text(element.spec -> 'correlation_scope')) as correlation_scope,
+           array(select distinct jsonb_array_elements_text(element.spec -> 'unique_scope')) as unique_scope
       from jsonb_array_elements(specs) with ordinality as element (spec, ord)
       left join lateral (
         select m.* from gen_durable.machines m
@@ -400,11 +400,17 @@ begin
                 when octet_length(rate_limit) not between 1 and 1024 then 'rate_limit must have 1 to 1024 bytes'
                 when weight < 1 then format('weight %s is below 1', weight)
                 when weight is not null and rate_limit is null then 'weight is given without rate_limit'
-                else (select format('there is no option %L', option) from jsonb_object_keys(spec) as option
+                else (select format('there is no option %L', left(option, 80)) from jsonb_object_keys(spec) as option
                        where option <> all ('{fsm,version,step,state,queue,priority,eligible_at,schedule_in,concurrency_key,
                                               correlation_key,correlation_scope,unique_key,unique_scope,
                                               idempotency_key,max_attempts,traceparent,rate_limit,weight}') limit 1)
-           end as problem
+           end as problem,
+           case when any_step or step = initial_step then null
+                when initial_step is null
+                  then format('no worker has registered machine %L%s, and this role may not choose the step', fsm,
+                              coalesce(' version ' || (spec ->> 'version'), ''))
+                else format('machine %L starts at step %L, and this role may not choose another', fsm, initial_step)
+           end as denial
       from given
   )
   select array_agg(fsm order by ord) as fsms, array_agg(version order by ord) as versions,
@@ -426,6 +432,7 @@ begin
          case when count(rate_limit) > 0 then array_agg(rate_limit order by ord) end as rate_limits,
          array_agg(weight order by ord) as weights,
          (array_agg(format('element %s: %s', ord, problem) order by ord) filter (where problem is not null))[1] as problem,
+         (array_agg(format('element %s: %s', ord, denial) order by ord) filter (where denial is not null))[1] as denial,
          (array_agg(format('element %s: state has %s bytes of JSON, at most %s are allowed', ord, octet_length(state),
                            gen_durable.max_payload())
                     order by ord) filter (where octet_length(state) > gen_durable.max_payload()))[1] as excess
@@ -433,6 +440,9 @@ begin
     from checked;
   if batch.problem is not null then
     raise exception 'nothing was inserted: %', batch.problem using errcode = '22023';
+  elsif batch.denial is not null then
+    raise exception 'nothing was inserted: %', batch.denial
+      using errcode = '42501', hint = 'the owner of the schema grants the right "steps" by grant_producer';
   elsif batch.excess is not null then
     raise exception 'nothing was inserted: %', batch.excess
       using errcode = 'GD005', hint = 'keep what is large elsewhere, and refer to it';
@@ -444,6 +454,32 @@ begin
              batch.delays, batch.concurrency_keys, batch.correlation_keys, batch.correlation_scopes, batch.unique_keys,
              batch.unique_scopes, batch.max_attempts, null, null, true, batch.traceparents, batch.rate_limits, batch.weights) as answer
      order by answer.ord;
+end $$;
+
+-- The two rights to insert, as functions that run with the rights of the owner (0003): from the initial step, or from any.
+create function gen_durable.insert_from_start(specs jsonb)
+returns table (ord bigint, id bigint, inserted boolean, status text)
+language sql as $$
+  select * from gen_durable.insert_specs(specs, false)
+$$;
+
+create function gen_durable.insert_from_any_step(specs jsonb)
+returns table (ord bigint, id bigint, inserted boolean, status text)
+language sql as $$
+  select * from gen_durable.insert_specs(specs, true)
+$$;
+
+-- insert_all('[{"fsm": "Checkout", "state": {"order": 42}}, ...]') -> one row per element, in order.
+-- Runs with the rights of the caller, which decide where an instance may start.
+create function gen_durable.insert_all(specs jsonb)
+returns table (ord bigint, id bigint, inserted boolean, status text)
+language plpgsql as $$
+begin
+  if has_function_privilege('gen_durable.insert_from_any_step(jsonb)', 'execute') then
+    return query select * from gen_durable.insert_from_any_step(specs);
+  else
+    return query select * from gen_durable.insert_from_start(specs);
+  end if;
 end $$;
 
 -- insert('Checkout', '{"order": 42}', correlation_key => 'order:42') -> the id, new or of the instance that has the key, and how
@@ -559,7 +595,7 @@ begin
                  from gen_durable.deliver(null, target, signal.name, gen_durable.checked_payload(
                         signal.payload, format('the payload of signal %L', signal.name)), signal.dedup_key, signal.traceparent) d;
   if not found then
-    raise exception 'cannot signal %: no live instance has correlation_key %', quote_literal(name), quote_literal(target)
+    raise exception 'cannot signal %: no live instance has correlation_key %', quote_literal(name), quote_literal(left(target, 1024))
       using errcode = 'GD003';
   end if;
 end $$;

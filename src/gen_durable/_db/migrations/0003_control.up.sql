@@ -8,12 +8,29 @@ create table gen_durable.audit_events (
   id          bigint generated always as identity primary key,
   instance_id bigint not null,
   event       text not null,
-  actor       text,
+  actor       text,                                       -- as the caller claims
+  login       text default session_user,                  -- the role that opened the session; no caller can choose it
   reason      text,
   data        jsonb,
   created_at  timestamptz not null default statement_timestamp()
 );
 create index audit_events_instance on gen_durable.audit_events (instance_id, id);
+
+-- Reasons and actors are stored with every row and event that they concern, and read with each: they have the bounds that the
+-- clients keep. A reason that is too long is cut, an actor that is too long is refused.
+create function gen_durable.short_reason(reason text) returns text
+language sql immutable as $$
+  select case when length(reason) > 8000 then left(reason, 7999) || chr(8230) else nullif(reason, '') end
+$$;
+
+create function gen_durable.checked_actor(actor text) returns text
+language plpgsql immutable as $$
+begin
+  if octet_length(actor) not between 1 and 255 then
+    raise exception 'actor must have 1 to 255 bytes, got %', octet_length(actor) using errcode = '22023';
+  end if;
+  return actor;
+end $$;
 
 -- Count down the barriers of the parents of children that have just ended; the queues of parents that are released.
 create function gen_durable.join_parents(ended_ids bigint[]) returns setof text
@@ -51,6 +68,8 @@ declare
   ending  bigint[];
   woken   text[];
 begin
+  reason := gen_durable.short_reason(reason);
+  actor := gen_durable.checked_actor(actor);
   -- In a statement of its own: what follows sees the rows as they are under the lock.
   perform from gen_durable.gen_durable g where g.id = any (target_ids) order by g.id desc for no key update;
   return query
@@ -105,6 +124,7 @@ declare
   woken text[] := '{}';
   one   record;
 begin
+  reason := gen_durable.short_reason(reason);
   for one in select * from gen_durable.cancel_rows(target_ids, reason, actor, false) loop
     woken := woken || coalesce(one.queues, '{}');
   end loop;
@@ -148,6 +168,7 @@ returns table (id bigint, status text)
 language plpgsql as $$
 #variable_conflict use_column
 begin
+  actor := gen_durable.checked_actor(actor);
   perform from gen_durable.gen_durable g where g.id = any (target_ids) order by g.id desc for no key update;
   insert into gen_durable.audit_events (instance_id, event, actor)
   select g.id, 'restored', actor from gen_durable.gen_durable g
@@ -178,6 +199,8 @@ declare
   retried bigint[];
   parked  bigint[];
 begin
+  reason := gen_durable.short_reason(reason);
+  actor := gen_durable.checked_actor(actor);
   -- With the children that may end at this moment, and with the parents, whatever their status: if one of these is retried at
   -- this moment, whoever comes second sees what the first has done. In one statement, children first, as everywhere.
   family := array(select unnest(target_ids) union
@@ -287,7 +310,7 @@ begin
     end if;
   end if;
   if found_id is null then
-    raise exception 'there is no instance %', coalesce(target_id::text, quote_literal(target_key)) using errcode = 'GD003';
+    raise exception 'there is no instance %', coalesce(target_id::text, quote_literal(left(target_key, 1024))) using errcode = 'GD003';
   end if;
   return found_id;
 end $$;
@@ -349,43 +372,60 @@ language sql as $$
   select gen_durable.retry(gen_durable.resolve(null, target), state, reason, actor)
 $$;
 
--- A producer is a role that may call these functions and nothing else. They run with the rights of their owner, so that it needs
--- none on the tables; the search path is pinned, so that nothing of the caller's can take the place of what they name.
-create function gen_durable.producer_functions() returns setof regprocedure
+-- A producer is a role that may call some of these functions and nothing else. Each right is a set of functions. They run with the
+-- rights of their owner, so that the role needs none on the tables; the search path is pinned, so that no object of the caller
+-- can replace one that they name. insert and insert_all run as the caller, whose rights decide which of the two below they use.
+create function gen_durable.producer_rights() returns table (name text, function regprocedure)
 language sql stable set search_path = pg_catalog, pg_temp as $$
-  select p.oid::regprocedure from pg_proc p
-   where p.pronamespace = (select home.pronamespace from pg_proc home where home.oid = 'gen_durable.insert_all'::regproc)
-     and p.proname in ('insert', 'insert_all', 'signal', 'job_status', 'cancel', 'soft_delete', 'restore', 'retry')
+  select one.name, p.oid::regprocedure
+    from (values ('insert', '{insert, insert_all, insert_from_start}'::text[]), ('steps', '{insert_from_any_step}'),
+                 ('signal', '{signal}'), ('status', '{job_status}'), ('cancel', '{cancel}'), ('delete', '{soft_delete}'),
+                 ('restore', '{restore}'), ('retry', '{retry}'),
+                 ('limits', '{set_concurrency_limit, set_rate_limit, remove_limit}')) as one (name, functions)
+    join pg_proc p on p.proname = any (one.functions)
+     and p.pronamespace = (select home.pronamespace from pg_proc home where home.oid = 'gen_durable.insert_all'::regproc)
 $$;
 
 do $$
 declare
-  one regprocedure;
+  one record;
 begin
-  for one in select gen_durable.producer_functions() loop
-    execute format('alter function %s security definer set search_path = pg_catalog, pg_temp', one);
+  for one in select r.function, p.proname in ('insert', 'insert_all') as is_callers
+               from gen_durable.producer_rights() r join pg_proc p on p.oid = r.function loop
+    execute format('alter function %s security %s set search_path = pg_catalog, pg_temp', one.function,
+                   case when one.is_callers then 'invoker' else 'definer' end);
   end loop;
 end $$;
 
--- grant_producer('webhooks'): for the owner of the schema. Again is harmless, and needed after an upgrade that brings functions.
-create function gen_durable.grant_producer(role name) returns void
+-- grant_producer('webhooks') or grant_producer('support', 'status', 'cancel'): for the owner of the schema. It adds to what the
+-- role has. Call it again after an upgrade that brings functions.
+create function gen_durable.grant_producer(role name, variadic rights text[] default '{insert, signal}') returns void
 language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
-  one regprocedure;
+  unknown text;
+  one     regprocedure;
 begin
+  select given.name into unknown from unnest(rights) as given (name)
+   where not exists (select from gen_durable.producer_rights() known where known.name = given.name) limit 1;
+  if found then
+    raise exception 'there is no right %', quote_nullable(unknown)
+      using errcode = '22023',
+            hint = (select 'give one of ' || string_agg(distinct known.name, ', ') from gen_durable.producer_rights() known);
+  end if;
   execute format('grant usage on schema %s to %I',
                  (select p.pronamespace::regnamespace from pg_proc p where p.oid = 'gen_durable.insert_all'::regproc), role);
-  for one in select gen_durable.producer_functions() loop
+  for one in select known.function from gen_durable.producer_rights() known where known.name = any (rights) loop
     execute format('grant execute on function %s to %I', one, role);
   end loop;
 end $$;
 
+-- Take back every right of a producer.
 create function gen_durable.revoke_producer(role name) returns void
 language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
   one regprocedure;
 begin
-  for one in select gen_durable.producer_functions() loop
+  for one in select known.function from gen_durable.producer_rights() known loop
     execute format('revoke execute on function %s from %I', one, role);
   end loop;
   execute format('revoke usage on schema %s from %I',
@@ -395,13 +435,14 @@ end $$;
 -- Every function is everybody's when it is made. Of ours, none is; a migration that makes one has to say so too.
 revoke execute on function
   gen_durable.insert_rows, gen_durable.insert_letters, gen_durable.leave_letters, gen_durable.job_word, gen_durable.max_payload,
-  gen_durable.checked_payload, gen_durable.insert_all, gen_durable.insert, gen_durable.deliver,
+  gen_durable.checked_payload, gen_durable.insert_specs, gen_durable.insert_from_start, gen_durable.insert_from_any_step,
+  gen_durable.insert_all, gen_durable.insert, gen_durable.deliver,
   gen_durable.signal(bigint, text, jsonb, text, text), gen_durable.signal(text, text, jsonb, text, text),
-  gen_durable.join_parents, gen_durable.cancel_rows, gen_durable.delete_rows, gen_durable.restore_rows,
+  gen_durable.short_reason, gen_durable.checked_actor, gen_durable.join_parents, gen_durable.cancel_rows, gen_durable.delete_rows, gen_durable.restore_rows,
   gen_durable.retry_rows, gen_durable.refuse_key, gen_durable.job_status(bigint), gen_durable.job_status(text), gen_durable.resolve,
   gen_durable.cancel(bigint, text, text, boolean), gen_durable.cancel(text, text, text, boolean),
   gen_durable.soft_delete(bigint, text, text), gen_durable.soft_delete(text, text, text),
   gen_durable.restore(bigint, text), gen_durable.restore(text, text),
   gen_durable.retry(bigint, jsonb, text, text), gen_durable.retry(text, jsonb, text, text),
-  gen_durable.producer_functions, gen_durable.grant_producer, gen_durable.revoke_producer
+  gen_durable.producer_rights, gen_durable.grant_producer, gen_durable.revoke_producer
   from public;

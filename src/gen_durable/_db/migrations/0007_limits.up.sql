@@ -298,19 +298,19 @@ end $$;
 
 -- set_concurrency_limit('tenant', 3): three executions at once of each key "tenant" or "tenant:...", over all workers.
 create function gen_durable.set_concurrency_limit(name text, slots int) returns void
-language sql as $$
+language sql security definer set search_path = pg_catalog, pg_temp as $$
   select from gen_durable.apply_limit(name, 'concurrency', slots, null, null, null, false)
 $$;
 
 -- set_rate_limit('crm', 100, '1 minute'): as many starts per minute of each bucket "crm" or "crm:..."; burst at one moment, allowed if left out.
 create function gen_durable.set_rate_limit(name text, allowed int, period interval, burst int default null) returns void
-language sql as $$
+language sql security definer set search_path = pg_catalog, pg_temp as $$
   select from gen_durable.apply_limit(name, 'rate', null, allowed, period, coalesce(burst, allowed), false)
 $$;
 
 -- remove_limit('crm') -> whether there was one. Keys go back to one slot; rows with a removed rate limit stall until it is set again.
 create function gen_durable.remove_limit(name text, kind text default null) returns boolean
-language plpgsql as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
 declare
   gone record;

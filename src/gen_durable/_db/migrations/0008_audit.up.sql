@@ -24,7 +24,7 @@ begin
   end if;
   select s.audit::text into before from gen_durable.settings s for update;
   update gen_durable.settings s
-     set audit = level::gen_durable.audit_level, updated_at = statement_timestamp(), updated_by = actor
+     set audit = level::gen_durable.audit_level, updated_at = statement_timestamp(), updated_by = gen_durable.checked_actor(actor)
    where s.audit <> level::gen_durable.audit_level;
   return before;
 end $$;

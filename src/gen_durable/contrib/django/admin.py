@@ -65,7 +65,7 @@ class InstanceAdmin(_ReadOnlyAdmin):
     def audit(self, instance: Instance) -> Any:
         """A table of them."""
         latest = AuditEvent.objects.filter(instance_id=instance.id).order_by("-id")[:_LATEST]
-        return _rows((e.created_at, e.event, e.actor, e.reason) for e in latest)
+        return _rows((e.created_at, e.event, e.actor, e.login, e.reason) for e in latest)
 
 
 @admin.register(OutboxEvent)
@@ -80,7 +80,7 @@ class OutboxEventAdmin(_ReadOnlyAdmin):
 class AuditEventAdmin(_ReadOnlyAdmin):
     """Audit events."""
 
-    list_display = ("id", "event", "instance_id", "actor", "reason", "created_at")
+    list_display = ("id", "event", "instance_id", "actor", "login", "reason", "created_at")
     search_fields = ("event__exact", "actor__exact")
 
 

@@ -136,6 +136,7 @@ class AuditEvent(_Row):
     instance_id = models.BigIntegerField("instance")
     event = models.TextField()
     actor = models.TextField(null=True)
+    login = models.TextField(null=True)
     reason = models.TextField(null=True)
     data = models.JSONField(null=True)
     created_at = models.DateTimeField()
