@@ -30,6 +30,7 @@ from .errors import (
     SettingsError,
     StepTimeoutError,
     UsageError,
+    WorkerStoppedError,
 )
 from .events import CloudEvent, Event, Rejected, Sink
 from .findings import Finding
@@ -156,6 +157,7 @@ __all__ = [
     "UsageError",
     "Worker",
     "WorkerInfo",
+    "WorkerStoppedError",
     "__version__",
     "backoff",
     "job",

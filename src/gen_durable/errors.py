@@ -28,6 +28,7 @@ GenDurableError
 │   ├── InstanceCancelledError
 │   ├── InstanceCollectedError       it is done, and its result no longer kept
 │   └── InstanceUnfinishedError
+├── WorkerStoppedError           an engine error ended the worker; `__cause__` is that error
 └── DatabaseError
     ├── NotConnectedError            a client or worker that is not open
     ├── UnreachableError             no server, no access, no binaries                         (ConnectionError)
@@ -76,6 +77,7 @@ __all__ = [
     "UnknownStepError",
     "UnreachableError",
     "UsageError",
+    "WorkerStoppedError",
     "did_you_mean",
 ]
 
@@ -509,6 +511,24 @@ class InstanceCollectedError(NotDoneError):
         return (
             f"instance {self.instance_id} ({self.machine}) is done, but its result is no longer kept; "
             "settings.retention_done says how long results are"
+        )
+
+
+class WorkerStoppedError(GenDurableError):
+    """A service of a worker failed, so the worker stopped. `__cause__` is the error of that service."""
+
+    worker: str
+    cause: str
+
+    def __init__(self, worker: str, cause: str) -> None:
+        super().__init__(worker, cause)
+        self.worker = worker
+        self.cause = cause
+
+    def __str__(self) -> str:
+        return (
+            f"worker {self.worker} stopped: {self.cause}. Start a new one: other workers run its instances again "
+            "when the leases expire."
         )
 
 

@@ -11,7 +11,8 @@ import threading
 from collections.abc import Callable, Coroutine, Generator, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, contextmanager
 from http import HTTPStatus
-from typing import Any, Final, Literal
+from types import TracebackType
+from typing import Any, Final, Literal, Self
 
 from . import _recurring
 from ._checks import checked_int, checked_name, duration_text
@@ -21,6 +22,7 @@ from ._db.fleet import Presence
 from ._db.limits import seed
 from ._db.pick import after
 from ._db.pool import Database
+from ._runtime.block import Block
 from ._runtime.child import IS_CHILD
 from ._runtime.dispatcher import sink_of
 from ._runtime.engine import Engine
@@ -36,7 +38,7 @@ from .client import Client
 from .config import Queue, Settings, environment_prefixes, health_address
 from .connections import Dsn
 from .definition import MachineDef
-from .errors import SettingsError, UsageError
+from .errors import SettingsError, UsageError, WorkerStoppedError
 from .events import Sink, SinkLike
 from .limits import Limit, checked_limits
 from .schedules import Schedule
@@ -61,6 +63,10 @@ class Worker(AsyncClient):
 
     `worker.run()` works until the process is told to stop: the first SIGTERM or SIGINT lets running steps end and gives
     back what is unfinished after `settings.drain_timeout`; a second one gives everything back at once.
+
+    If a service of the worker fails for good, the worker stops: it cancels the task inside `async with`, closes, and
+    raises `WorkerStoppedError` at the end of the block. `run()` raises it, and so does the block of `in_thread()` when
+    it ends.
     """
 
     def __init__(
@@ -145,6 +151,7 @@ class Worker(AsyncClient):
         self._pools: dict[str, Database] = {}
         self._limits: tuple[Limit, ...] = checked_limits(limits)
         self._engine: Engine | None = None
+        self._block: Block | None = None
 
     def run(self, *, processes: int | None = None, on_ready: Callable[[], None] = lambda: None) -> None:
         """Work until SIGTERM or SIGINT.
@@ -206,7 +213,7 @@ class Worker(AsyncClient):
             async with self:
                 stop.append((asyncio.get_running_loop(), done))
                 started.set()
-                await self._until(done)
+                await done.wait()
 
         def serve() -> None:
             try:
@@ -254,20 +261,33 @@ class Worker(AsyncClient):
             orders.follow(told.set, hurry)
         async with self:
             on_open()
-            await self._until(told)
+            await told.wait()
             assert self._engine is not None  # noqa: S101 - started in __aenter__
             self._engine.is_signalled = True
 
-    async def _until(self, done: asyncio.Event) -> None:
-        """Wait to be told, or for a bug in a service: then leases bring the work to another worker."""
-        assert self._engine is not None  # noqa: S101 - started in __aenter__
-        await self._engine.until(done)
+    async def __aenter__(self) -> Self:
+        self._block = Block()
+        return await super().__aenter__()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        block = self._block
+        assert block is not None  # noqa: S101 - made in __aenter__
+        await block.leave()
+        await super().__aexit__(kind, error, traceback)
+        block.conclude(error)
+
+    def _on_failure(self, error: WorkerStoppedError) -> None:
+        if self._waiting is not None:
+            self._waiting.fail(error)
+        if self._block is not None:
+            self._block.fail(error)
 
     async def _open(self) -> None:
         _refuse_in_pool()
         await super()._open()
         assert self._server is not None  # noqa: S101 - opened above
-        assert self._waiting is not None  # noqa: S101 - opened above
         dsn, schema, pooler = self._server.dsn, self.settings.schema, self.settings.pooler
         # One connection for batches, and some to ask what became of an outcome whose answer was lost.
         self._pools["commits"] = await Database.open(
@@ -309,7 +329,7 @@ class Worker(AsyncClient):
             middleware=self._middleware,
             resources=resources,
             contact=self._contact,
-            on_failure=self._waiting.fail,
+            on_failure=self._on_failure,
         )
         await self._database.run(seed(self._limits))
         await self._engine.start()

@@ -145,6 +145,11 @@ SAMPLES: list[tuple[GenDurableError, str]] = [
         "instance 42 (Checkout) has no result, it is cancelled at step 'ship'",
     ),
     (
+        errors.WorkerStoppedError("w-1", "KeyError: 'x'"),
+        "worker w-1 stopped: KeyError: 'x'. Start a new one: other workers run its instances again when the leases "
+        "expire.",
+    ),
+    (
         errors.NotConnectedError("AsyncClient", "async with"),
         "this AsyncClient is not open; use it inside `async with AsyncClient(...) as ...:`",
     ),

@@ -20,6 +20,7 @@ from .._db.lease import Lease
 from .._db.pool import Database
 from ..config import Queue, Settings
 from ..connections import Dsn
+from ..errors import WorkerStoppedError
 from ..events import Sink
 from ..telemetry import Telemetry
 from .collector import Collector
@@ -77,7 +78,7 @@ class Engine:
         middleware: Sequence[Middleware],
         resources: Any,
         contact: Contact,
-        on_failure: Callable[[BaseException], None],
+        on_failure: Callable[[WorkerStoppedError], None],
     ) -> None:
         self._on_failure = on_failure
         self._worker = worker
@@ -87,7 +88,7 @@ class Engine:
         self._sinks = sinks
         self._declared = declared
         self._database = database
-        self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._is_failed = False
         self._hurry = asyncio.Event()
         self._threads = Threads(settings.threads)
         self._contact = contact
@@ -195,19 +196,9 @@ class Engine:
                 self._settings.alerts,
             )
 
-    async def until(self, done: asyncio.Event) -> None:
-        """Wait for `done`; raise if a service breaks first."""
-        waiter: asyncio.Future[Any] = asyncio.get_running_loop().create_task(done.wait())
-        try:
-            await asyncio.wait([waiter, self._failed], return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            waiter.cancel()
-        if self._failed.done():
-            self._failed.result()
-
     def unready(self) -> str | None:
         """Why this worker takes no work just now, if it does not."""
-        if self._failed.done():
+        if self._is_failed:
             return "a service has failed; the worker stops"
         if self._is_draining:
             return "draining"
@@ -264,7 +255,7 @@ class Engine:
 
     async def _drain_schedulers(self) -> None:
         loop = asyncio.get_running_loop()
-        is_hasty = self._hurry.is_set() or self._failed.done()
+        is_hasty = self._hurry.is_set() or self._is_failed
         timeout = timedelta(0) if is_hasty else self._settings.drain_timeout
         draining = [loop.create_task(scheduler.drain(timeout)) for scheduler in self._schedulers]
         hurry = loop.create_task(self._hurry.wait())
@@ -290,11 +281,11 @@ class Engine:
 
     def _fail(self, error: BaseException) -> None:
         _log.critical("the worker stops: %s: %s", type(error).__name__, error, exc_info=error)
-        if not self._failed.done():
-            self._failed.set_exception(error)
-            # Whoever uses `async with worker` may never look; the line above has said it.
-            self._failed.exception()
-            self._on_failure(error)
+        if not self._is_failed:
+            self._is_failed = True
+            stopped = WorkerStoppedError(self._worker, f"{type(error).__name__}: {error}")
+            stopped.__cause__ = error
+            self._on_failure(stopped)
 
     def _lose_all(self, error: BaseException) -> None:
         """Nobody renews leases any more: what is under way may end, and nothing new begins."""
