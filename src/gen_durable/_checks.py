@@ -18,6 +18,7 @@ __all__ = [
     "MAX_KEY_BYTES",
     "MAX_NAME_BYTES",
     "checked_delay",
+    "checked_duration",
     "checked_id",
     "checked_int",
     "checked_key",
@@ -25,6 +26,7 @@ __all__ = [
     "checked_name",
     "checked_traceparent",
     "duration_text",
+    "timedelta_of",
 ]
 
 MAX_NAME_BYTES: Final = 255
@@ -70,14 +72,26 @@ def checked_id(value: int) -> int:
 
 def checked_delay(value: object, what: str) -> timedelta:
     """Check a duration: not negative, and short enough to be added to any timestamp."""
-    if not isinstance(value, timedelta):
-        number = value if isinstance(value, int | float) else "…"
-        raise UsageError(f"{what} is of type {type(value).__name__}", f"write timedelta(seconds={number})")
-    if value < timedelta(0):
-        raise UsageError(f"{what} is negative ({duration_text(value)})", "give zero or more")
-    if value > MAX_DELAY:
-        raise UsageError(f"{what} is longer than 100 years ({duration_text(value)})", "give less")
-    return value
+    duration = checked_duration(value, what)
+    if duration < timedelta(0):
+        raise UsageError(f"{what} is negative ({duration_text(duration)})", "give zero or more")
+    if duration > MAX_DELAY:
+        raise UsageError(f"{what} is longer than 100 years ({duration_text(duration)})", "give less")
+    return duration
+
+
+def checked_duration(value: object, what: str, error: _Raises = UsageError) -> timedelta:
+    """Check that a value is a duration, of whatever length."""
+    if isinstance(value, timedelta):
+        return value
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        raise error(f"{what} is a number without a unit, got {value}", timedelta_of(value))
+    raise error(f"{what} is of type {type(value).__name__}", timedelta_of("…"))
+
+
+def timedelta_of(number: object) -> str:
+    """Advise how to write a number as a duration. Whether it counts seconds or milliseconds, only its author knows."""
+    return f"use timedelta(seconds={number}) or timedelta(milliseconds={number})"
 
 
 def checked_moment(value: object, what: str) -> datetime:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Self, TypeAlias, get_args
 
 import msgspec
 
-from ._checks import checked_name, duration_text
+from ._checks import checked_name, duration_text, timedelta_of
 from .errors import SettingsError, UsageError, did_you_mean
 
 __all__ = [
@@ -413,7 +413,8 @@ def _check_bool(path: str, value: object) -> None:
 
 def _check_duration(path: str, value: object, least: timedelta) -> None:
     if not isinstance(value, timedelta):
-        raise SettingsError(path, f"must be a timedelta, got {value!r}")
+        hint = f"; {timedelta_of(value)}" if type(value) in (int, float) else ""
+        raise SettingsError(path, f"must be a timedelta, got {value!r}{hint}")
     if value < least:
         raise SettingsError(path, f"must be at least {duration_text(least)}, got {duration_text(value)}")
     if value > _MAX_DURATION:

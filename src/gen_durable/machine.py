@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, Self, TypeAl
 
 import msgspec
 
-from ._checks import duration_text
+from ._checks import checked_duration, duration_text
 from ._shapes import strangers
 from ._typing import ResultT, StateT, T_co, TypeVar
 from .context import Context
@@ -400,20 +400,22 @@ def check_lease(lease: object, where: str) -> None:
     """Refuse what is no length of a lease."""
     if lease is None:
         return
-    if not isinstance(lease, timedelta):
-        raise OptionError(f"lease of {where} is of type {type(lease).__name__}", "give a timedelta")
-    if not timedelta(milliseconds=100) <= lease <= timedelta(days=1):
-        raise OptionError(f"lease of {where} is {duration_text(lease)}", "give a tenth of a second to a day")
+    duration = checked_duration(lease, f"lease of {where}", OptionError)
+    if not timedelta(milliseconds=100) <= duration <= timedelta(days=1):
+        raise OptionError(
+            f"lease of {where} is {duration_text(duration)}", "give a tenth of a second to a day"
+        )
 
 
 def check_timeout(timeout: object, where: str) -> None:
     """Refuse what is no time that a step may take."""
     if timeout is None:
         return
-    if not isinstance(timeout, timedelta):
-        raise OptionError(f"timeout of {where} is of type {type(timeout).__name__}", "give a timedelta")
-    if not timedelta(0) < timeout <= timedelta(days=365):
-        raise OptionError(f"timeout of {where} is {timeout}", "give more than nothing and at most a year")
+    duration = checked_duration(timeout, f"timeout of {where}", OptionError)
+    if not timedelta(0) < duration <= timedelta(days=365):
+        raise OptionError(
+            f"timeout of {where} is {duration_text(duration)}", "it must be positive and at most 1 year"
+        )
 
 
 def check_pool(pool: object, function: FunctionType, where: str) -> None:

@@ -8,6 +8,7 @@ from typing import Final
 
 import msgspec
 
+from ._checks import checked_duration
 from .errors import OptionError
 
 __all__ = ["Backoff", "backoff"]
@@ -38,8 +39,9 @@ class Backoff(msgspec.Struct, frozen=True, kw_only=True):
             )
         durations: dict[str, object] = {"base": self.base, "cap": self.cap}
         for name, value in durations.items():
-            if not isinstance(value, timedelta) or not timedelta(0) <= value <= _MAX_CAP:
-                raise OptionError(f"{name} of this Backoff is {value!r}", "give a timedelta of 0 to 365 days")
+            what = f"{name} of this Backoff"
+            if not timedelta(0) <= checked_duration(value, what, OptionError) <= _MAX_CAP:
+                raise OptionError(f"{what} is {value!r}", "give a timedelta of 0 to 365 days")
         if not 1 <= self.factor <= _MAX_FACTOR:
             raise OptionError(f"factor of this Backoff is {self.factor!r}", f"give 1 to {_MAX_FACTOR}")
         if not 0 <= self.jitter <= 1:

@@ -103,7 +103,10 @@ OUTCOMES: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: Retry(timedelta(seconds=-1)),
         "the delay of this Retry is negative",
     ),
-    "a bare number": (lambda: Retry(5), "the delay of this Retry is of type int; write timedelta(seconds=5)"),  # type: ignore[arg-type]
+    "a bare number": (
+        lambda: Retry(1000),  # type: ignore[arg-type]
+        "the delay of this Retry is a number without a unit, got 1000; use timedelta(seconds=1000) or timedelta(milliseconds=1000)",
+    ),
     "a negative timeout": (
         lambda: Await("x", then="end", timeout=timedelta(-1)),
         "the timeout of this Await is negative",

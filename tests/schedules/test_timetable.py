@@ -181,7 +181,10 @@ def test_the_latest_of_very_many_slots_are_found_at_once() -> None:
         ({"cron": ""}, "cron is empty"),
         ({"cron": 5}, "cron is of type int"),
         ({"cron": "@nightly"}, "wrong number of fields"),
-        ({"every": 60}, r"every is of type int; write timedelta\(seconds=60\)"),
+        (
+            {"every": 60},
+            r"every is a number without a unit, got 60; use timedelta\(seconds=60\) or timedelta\(milliseconds=60\)",
+        ),
         ({"every": timedelta(milliseconds=10)}, "give a second or more"),
         ({"every": timedelta(days=40000)}, "longer than 100 years"),
         ({"cron": "@daily", "tz": "Europe/Wien"}, "did you mean 'Europe/Vi"),

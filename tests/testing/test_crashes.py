@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
 from gen_durable import Await, Context, Done, Machine, Outcome, Settings, step
+from gen_durable.errors import UsageError
 from gen_durable.testing import Crash, Harness, Tally, crash_everywhere
 from tests.testing.machines import Checkout, Counted, Order, Parcel, Payment, Receipt, Shipment
 
@@ -159,3 +161,27 @@ def test_a_scenario_may_have_settings_of_its_own() -> None:
         durable.assert_done(short)
 
     assert crash_everywhere(scenario, settings=Settings(schema="elsewhere")) == 4
+
+
+def test_crash_at_an_unknown_step_is_refused(durable: Harness) -> None:
+    durable.insert(Checkout, Order(42))
+    problem = r"crash_at got the step 'shp'; did you mean 'ship'\?; the steps of the machines known here are .*'start'"
+    with pytest.raises(UsageError, match=problem), durable.crash_at("shp"):
+        pass
+    with durable.crash_at("ship"):
+        durable.drain()
+
+
+def test_crash_at_an_unknown_point_is_refused(durable: Harness) -> None:
+    point: Any = "before_comit"
+    problem = "did you mean 'before_commit'.*; the points are 'before_step', 'before_commit'"
+    with pytest.raises(UsageError, match=problem), durable.crash_at(Checkout.ship, point):
+        pass
+
+
+def test_crash_at_a_step_by_name_needs_a_known_machine(durable: Harness) -> None:
+    with pytest.raises(UsageError, match="are none; for another machine give the step itself"):
+        durable.crash_at("ship").__enter__()
+    durable.use(Checkout)
+    with durable.crash_at("ship"):
+        pass

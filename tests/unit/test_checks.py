@@ -67,8 +67,8 @@ def test_a_number_of_another_kind_or_range_is_refused(number: object) -> None:
 @pytest.mark.parametrize(
     ("delay", "message"),
     [
-        (5, r"is of type int; write timedelta\(seconds=5\)"),
-        (None, r"write timedelta\(seconds=…\)"),
+        (5, r"is a number without a unit, got 5; use timedelta\(seconds=5\) or timedelta\(milliseconds=5\)"),
+        (None, r"is of type NoneType; use timedelta"),
         (timedelta(microseconds=-1), "is negative .*; give zero or more"),
         (timedelta(days=36526), "is longer than 100 years"),
         (timedelta.max, "is longer than 100 years"),

@@ -40,7 +40,10 @@ def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"schema": 'x"; drop table y; --'}, "settings.schema must match"),
         ({"schema": 7}, "settings.schema must match"),
         ({"schema": "pg_jobs"}, "settings.schema must not begin with pg_"),
-        ({"lease": 60}, "settings.lease must be a timedelta, got 60"),
+        (
+            {"lease": 60},
+            "settings.lease must be a timedelta, got 60; use timedelta.seconds=60. or timedelta.milliseconds=60.",
+        ),
         ({"lease": timedelta(0)}, "settings.lease must be at least 1ms, got 0s"),
         ({"lease": timedelta(days=4000)}, "settings.lease must be at most 3650d"),
         (

@@ -307,7 +307,7 @@ def test_a_function_that_cannot_be_a_job_is_refused(function: Any, error: type, 
         ("m", {"max_attempts": "3"}, "max_attempts of this Backoff is '3'"),
         ("m", {"max_attempts": True}, "max_attempts of this Backoff is True"),
         ("m", {"retry": 5}, r"retry of job 'm' is of type int; give a Backoff\(…\)"),
-        ("m", {"lease": 60}, "lease of job 'm' is of type int; give a timedelta"),
+        ("m", {"lease": 60}, "lease of job 'm' is a number without a unit, got 60; use "),
         ("m", {"lease": timedelta(0)}, "lease of job 'm' is 0s"),
         ("m", {"dead_letter": ""}, "dead_letter is empty"),
         (

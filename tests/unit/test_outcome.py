@@ -132,16 +132,19 @@ NAIVE = datetime(2030, 1, 1)  # noqa: DTZ001 - the fault that is looked for
         (lambda: Next(""), "the name of a step is empty"),
         (
             lambda: Next("on", delay=NUMBER),
-            r"the delay of this Next is of type int; write timedelta\(seconds=5\)",
+            r"the delay of this Next is a number without a unit, got 5; ",
         ),
         (lambda: Next("on", delay=-HOUR), "the delay of this Next is negative"),
         (lambda: Next("on", delay=timedelta(days=36526)), "longer than 100 years"),
         (lambda: Next("on", concurrency_key=NUMBER), "concurrency_key is of type int"),
-        (lambda: Retry(NUMBER), "the delay of this Retry is of type int"),
+        (lambda: Retry(NUMBER), "the delay of this Retry is a number without a unit, got 5"),
         (lambda: Retry(-HOUR), "the delay of this Retry is negative"),
         (lambda: Await(then="on"), "nothing could wake it"),  # type: ignore[call-overload]
         (lambda: Await(paid, then="on", timeout=HOUR, deadline=NOON), "a timeout and a deadline"),  # type: ignore[call-overload]
-        (lambda: Await(paid, then="on", timeout=NUMBER), "the timeout of this Await is of type int"),
+        (
+            lambda: Await(paid, then="on", timeout=NUMBER),
+            "the timeout of this Await is a number without a unit, got 5",
+        ),
         (lambda: Await(paid, then="on", timeout=-HOUR), "the timeout of this Await is negative"),
         (lambda: Await(paid, then="on", deadline=NAIVE), "the deadline of this Await has no time zone"),
         (lambda: Await(LIST, then="on"), r"give them one by one: Await\(\*signals, then=…\)"),

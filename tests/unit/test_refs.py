@@ -163,7 +163,11 @@ def test_a_unique_key_is_stored_as_bytes() -> None:
         ("eligible_at", NAIVE, "eligible_at has no time zone"),
         ("schedule_at", "tomorrow", "schedule_at is of type str"),
         ("schedule_in", -HOUR, "schedule_in is negative"),
-        ("schedule_in", 60, r"schedule_in is of type int; write timedelta\(seconds=60\)"),
+        (
+            "schedule_in",
+            1000,
+            r"schedule_in is a number without a unit, got 1000; use timedelta\(seconds=1000\) or timedelta\(milliseconds=1000\)",
+        ),
         ("schedule_in", timedelta(days=40000), "schedule_in is longer than 100 years"),
         ("correlation_key", "", "correlation_key is empty"),
         ("correlation_key", "k" * 1025, "correlation_key is 1025 bytes long; give at most 1024"),

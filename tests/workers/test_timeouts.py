@@ -170,7 +170,7 @@ def test_a_job_has_a_timeout_too_and_is_tried_again(durable: Harness) -> None:
 
 @pytest.mark.parametrize(
     ("given", "message"),
-    [(1.5, "is of type float; give a timedelta"), (timedelta(0), "give more than nothing")],
+    [(1.5, "is a number without a unit, got 1.5; use "), (timedelta(0), "it must be positive")],
 )
 def test_a_bad_timeout_is_refused_where_it_is_written(given: Any, message: str) -> None:
     with pytest.raises(OptionError, match=message):

@@ -7,7 +7,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from datetime import timedelta
 from inspect import signature
-from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar, get_args, overload
 
 from .. import _verbs
 from .._checks import checked_delay
@@ -16,6 +16,7 @@ from .._db.plan import Plan, Row
 from .._typing import KEEP, ResultT, StateT
 from ..async_client import AsyncClient
 from ..definition import MachineDef, StepRef, definition_of, step_name
+from ..errors import UsageError, did_you_mean
 from ..instance import Instance, Status
 from ..refs import AnySpec, Insertable, Ref, Target, target_value
 from ..schedules import Schedule
@@ -195,8 +196,12 @@ class Stage:
             durable.drain()                      # ship() runs again, as another attempt
 
         Before the step nothing of it has happened; before the commit all of it has, and none of it counts.
+
+        Raises:
+            UsageError: there is no such point, or no machine that this harness knows has a step of that name.
         """
         name = step_name(step)
+        self._check_crash_point(step, when)
 
         def crash(reached: str, point: CrashPoint) -> None:
             if (reached, point) == (name, when):
@@ -209,6 +214,22 @@ class Stage:
             yield
         finally:
             stepper.crash, stepper.recovers = before
+
+    def _check_crash_point(self, step: StepRef[Any] | str, when: object) -> None:
+        """Refuse a point that no drain reaches: the test would pass without a crash."""
+        points = get_args(CrashPoint)
+        if when not in points:
+            raise UsageError(
+                f"crash_at got the point {when!r}{did_you_mean(str(when), points)}",
+                f"the points are {_listed(points)}",
+            )
+        known = sorted({name for machine in self._stepper.registry for name in machine.steps})
+        if isinstance(step, str) and step not in known:
+            raise UsageError(
+                f"crash_at got the step '{step}'{did_you_mean(step, known)}",
+                f"the steps of the machines known here are {_listed(known) or 'none'}; "
+                "for another machine give the step itself: durable.crash_at(Checkout.ship)",
+            )
 
     def _in_status(self, target: Target, status: Status) -> Instance[Any, Any]:
         __tracebackhide__ = True
