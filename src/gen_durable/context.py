@@ -106,7 +106,10 @@ class Context(msgspec.Struct, Generic[StateT, ResourcesT], kw_only=True):
     inbox: Inbox = _NO_MESSAGES
     """All signals that have come and are not consumed."""
     timed_out: bool = False
-    """Whether it was the timeout or the deadline that woke this step."""
+    """Whether the timeout or the deadline ended the last `Await`, and none of its signals has come since.
+
+    A signal that is there when the step runs has come in time.
+    """
     children: Children = _NO_CHILDREN
     parent_id: int | None = None
     correlation_key: str | None = None

@@ -188,8 +188,9 @@ class Retry(_Value):
 class Await(_Value):
     """Sleep until one of the signals comes, then run `then`; `ctx.awaited` has what came.
 
-    `timeout` (from now) or `deadline` (a moment) bound the sleep: then `ctx.timed_out` is true, and
-    `ctx.awaited` may be empty. With one of them, signals may be left out: `Await(then=…, timeout=…)` sleeps.
+    `timeout` (from now) or `deadline` (a moment) bound the sleep. If none of the signals has come when `then` runs,
+    `ctx.timed_out` is true; `ctx.awaited` has only what an earlier step has seen, or nothing. With one of them, signals
+    may be left out: `Await(then=…, timeout=…)` sleeps.
     """
 
     __slots__ = __match_args__ = (

@@ -424,6 +424,24 @@ GUARDS = [
         changes=[Change("mark_started", "and g.step_seq = mine.step_seq", "")],
     ),
     Mutant(
+        name="a signal after the deadline leaves the await timed out",
+        scenario=signals.deadline_deliver_and_pick(),
+        reason="woken by the clock or by a signal?",
+        changes=[
+            Change(
+                SCHEMA,
+                "timed_out = g.timed_out and not coalesce(name = any (g.awaits), false)",
+                "timed_out = g.timed_out",
+            )
+        ],
+    ),
+    Mutant(
+        name="a signal between pick and load leaves the await timed out",
+        scenario=signals.deadline_deliver_and_pick(has_signals=True),
+        reason="woken by the clock or by a signal?",
+        changes=[Change("inboxes", "g.timed_out", "true as timed_out")],
+    ),
+    Mutant(
         name="refused children are waited for",
         scenario=children.spawn_and_reap(),
         reason="barrier counts wrong",

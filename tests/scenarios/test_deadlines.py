@@ -8,9 +8,24 @@ from typing import Any
 
 import pytest
 
-from gen_durable import AsyncClient, Await, Context, Done, Machine, Next, Outcome, Retry, Status, Worker, step
+from gen_durable import (
+    AsyncClient,
+    Await,
+    Context,
+    Done,
+    Machine,
+    Next,
+    Outcome,
+    Retry,
+    Signal,
+    Status,
+    Stop,
+    Worker,
+    step,
+)
 from gen_durable.telemetry import AwaitTimeout, StepStop
-from tests.scenarios.support import AN_HOUR, CALM, PATIENCE, Events, holds, row_of
+from gen_durable.testing import AsyncHarness
+from tests.scenarios.support import AN_HOUR, CALM, PATIENCE, Events, happens, holds, row_of
 
 SOON = timedelta(milliseconds=200)
 
@@ -173,3 +188,101 @@ async def test_a_timeout_leaves_the_attempts_of_the_woken_step_alone(durable_dsn
         parked = await row_of(db, ref.id)
         ended = await worker.wait(ref, timeout=PATIENCE)
     assert (parked["attempt"], ended.result[1]) == (0, 0)
+
+
+class Payment(Machine[None, str]):
+    """Ships if it was paid; gives up at the deadline; a second try at that is an hour later."""
+
+    paid = Signal("paid", int)
+
+    @step
+    async def start(self, ctx: Context[None]) -> Outcome[str]:
+        return Await(self.paid, then=self.ship, timeout=timedelta(hours=1))
+
+    @step
+    async def ship(self, ctx: Context[None]) -> Outcome[str]:
+        if ctx.timed_out:
+            return Retry(timedelta(hours=1)) if ctx.attempt == 0 else Stop("not paid")
+        amount = ctx.awaited.get(self.paid)
+        return Done(f"shipped for {amount}")
+
+
+@pytest.mark.clause("TMO-6")
+async def test_signal_between_deadline_and_lease_is_in_time(async_durable: AsyncHarness, db: Any) -> None:
+    payment = await async_durable.insert(Payment)
+    await async_durable.drain()
+    await db.execute(
+        "update gen_durable.gen_durable set await_deadline = now(), status = 'runnable', timed_out = true"
+    )
+    await async_durable.signal(payment, Payment.paid, 100)
+    await async_durable.drain()
+    assert async_durable.assert_done(payment) == "shipped for 100"
+
+
+@pytest.mark.clause("TMO-6")
+async def test_signal_that_is_not_awaited_leaves_the_await_timed_out(async_durable: AsyncHarness) -> None:
+    payment = await async_durable.insert(Payment)
+    await async_durable.drain()
+    async_durable.advance(hours=1)
+    await async_durable.signal(payment, "chatter")
+    await async_durable.drain()
+    async_durable.assert_failed(payment, match="not paid")
+
+
+@pytest.mark.clause("TMO-5", "TMO-6")
+async def test_signal_between_two_tries_of_a_timed_out_step_is_in_time(async_durable: AsyncHarness) -> None:
+    payment = await async_durable.insert(Payment)
+    await async_durable.drain()
+    async_durable.advance(hours=1)
+    await async_durable.drain(collapse=False)
+    assert async_durable.assert_at(payment, "ship").attempt == 1
+    await async_durable.signal(payment, Payment.paid, 100)
+    await async_durable.drain()
+    assert async_durable.assert_done(payment) == "shipped for 100"
+
+
+@pytest.mark.clause("TMO-6")
+async def test_duplicate_after_the_deadline_is_not_a_signal_in_time(async_durable: AsyncHarness) -> None:
+    class Twice(Machine[int, list[Any]]):
+        @step
+        async def collect(self, ctx: Context[int]) -> Outcome[list[Any]]:
+            if ctx.timed_out:
+                return Done([message.payload for message in ctx.awaited])
+            return Await("part", then=self.collect, timeout=timedelta(hours=1))
+
+    ref = await async_durable.insert(Twice, 0)
+    await async_durable.drain()
+    await async_durable.signal(ref, "part", 1, dedup_key="1")
+    await async_durable.drain()
+    async_durable.advance(hours=1)
+    await async_durable.signal(ref, "part", 1, dedup_key="1")
+    await async_durable.drain()
+    assert async_durable.assert_done(ref) == [1]
+
+
+@pytest.mark.clause("TMO-6")
+async def test_signal_while_a_timed_out_step_runs_is_for_the_next_step(durable_dsn: str) -> None:
+    is_there, may_go = asyncio.Event(), asyncio.Event()
+
+    class Slow(Machine[None, list[Any]]):
+        @step
+        async def start(self, ctx: Context[None]) -> Outcome[list[Any]]:
+            return Await("paid", then=self.woken, timeout=timedelta(0))
+
+        @step
+        async def woken(self, ctx: Context[None]) -> Outcome[list[Any]]:
+            is_there.set()
+            await may_go.wait()
+            assert ctx.timed_out
+            return Next(self.end)
+
+        @step
+        async def end(self, ctx: Context[None]) -> Outcome[list[Any]]:
+            return Done([ctx.timed_out, len(ctx.awaited), len(ctx.inbox)])
+
+    async with Worker([Slow], dsn=durable_dsn, settings=CALM) as worker:
+        ref = await worker.insert(Slow)
+        await happens(is_there)
+        await worker.signal(ref, "paid")
+        may_go.set()
+        assert (await worker.wait(ref, timeout=PATIENCE)).result == [False, 0, 1]

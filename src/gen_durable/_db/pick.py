@@ -218,14 +218,22 @@ def _picked(rows: Rows) -> Picked:
 def load(executions: Sequence[Execution]) -> Plan[list[Execution]]:
     """These executions with what they carry, signals and children: two statements at most."""
     signals: Mapping[int, tuple[SignalRow, ...]] = {}
+    in_time: set[int] = set()
     if with_signals := [one.id for one in executions if one.has_signals]:
-        signals = yield from inboxes(with_signals)
+        rows = yield _SQL["inboxes"](ids=with_signals)
+        signals = _by_target(rows)
+        in_time = {row["target_id"] for row in rows if not row["timed_out"]}
     children: Mapping[int, list[ChildRow]] = {}
     if joined := [one for one in executions if one.has_children]:
         call = _SQL["children"](ids=[one.id for one in joined], rounds=[one.step_seq for one in joined])
         children = _by_parent((yield call))
     return [
-        msgspec.structs.replace(one, inbox=signals.get(one.id, ()), children=tuple(children.get(one.id, ())))
+        msgspec.structs.replace(
+            one,
+            inbox=signals.get(one.id, ()),
+            children=tuple(children.get(one.id, ())),
+            timed_out=one.timed_out and one.id not in in_time,
+        )
         if one.is_laden
         else one
         for one in executions
@@ -234,7 +242,10 @@ def load(executions: Sequence[Execution]) -> Plan[list[Execution]]:
 
 def inboxes(ids: Sequence[int]) -> Plan[Mapping[int, tuple[SignalRow, ...]]]:
     """The unread signals of these instances, oldest first."""
-    rows = yield _SQL["inboxes"](ids=ids)
+    return _by_target((yield _SQL["inboxes"](ids=ids)))
+
+
+def _by_target(rows: Rows) -> Mapping[int, tuple[SignalRow, ...]]:
     found: defaultdict[int, list[SignalRow]] = defaultdict(list)
     for row in rows:
         found[row["target_id"]].append(

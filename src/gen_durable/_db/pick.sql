@@ -277,9 +277,10 @@ select held_back.id, null, null, null, null, null, null, null, null, null, null,
   from held_back
 
 -- name: inboxes
--- The unread signals of leased rows, oldest first. Only for rows that ever had one.
-select s.target_id, s.id, s.name, s.payload::text as payload, s.inserted_at, s.traceparent
-  from gen_durable.signals s
+-- The unread signals of leased rows, oldest first. Only for rows that ever had one. With whether the last await has timed out: a
+-- signal that was delivered after the pick, and is seen here, may have changed that in its transaction.
+select s.target_id, s.id, s.name, s.payload::text as payload, s.inserted_at, s.traceparent, g.timed_out
+  from gen_durable.signals s join gen_durable.gen_durable g on g.id = s.target_id
  where s.target_id = any (:ids::bigint[]) and s.consumed_seq is null
  order by s.target_id, s.id
 

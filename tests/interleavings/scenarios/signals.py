@@ -186,19 +186,29 @@ def consume_deliver_and_reap() -> Scenario:
     )
 
 
-def deadline_deliver_and_pick() -> Scenario:
+def deadline_deliver_and_pick(*, has_signals: bool = False) -> Scenario:
+    """A signal that is there when the step runs has come in time, before or after the deadline has woken the instance."""
+
     def check(end: End) -> None:
         expired = [row.id for row in end.result("E")]
         require((expired == [1]) != end.result("D").has_woken, "not woken exactly once")
         picked: Picked = end.result("K")
         for execution in picked.executions:
-            require(execution.timed_out == bool(expired), "woken by the clock or by a signal?")
+            require(
+                execution.timed_out == (bool(expired) and not execution.awaited),
+                "woken by the clock or by a signal?",
+            )
             if end.is_before("D", "K"):
-                require(len(execution.inbox) == 1, "picked without its signal")
+                require(len(execution.awaited) == 1, "picked without its signal")
+        if not picked.executions:
+            require(not end.after.instances[1]["timed_out"], "woken by the clock or by a signal?")
 
     return Scenario(
-        name="deadline × deliver × pick",
-        setup=[instance(1, "awaiting_signal", awaits=("go",), await_deadline=PAST)],
+        name="deadline × deliver × pick" + (" (inbox in use)" if has_signals else ""),
+        setup=[
+            instance(1, "awaiting_signal", awaits=("go",), await_deadline=PAST, has_signals=has_signals),
+            *([signal(1, 1, "other")] if has_signals else []),
+        ],
         sessions={"E": [autocommit(lambda _: expire())], "D": [send()], "K": [lease_some(8)]},
         check=check,
         never_wait=frozenset({"E", "K"}),
@@ -275,6 +285,7 @@ SCENARIOS = [
     consume_and_redeliver(),
     consume_deliver_and_reap(),
     deadline_deliver_and_pick(),
+    deadline_deliver_and_pick(has_signals=True),
     done_insert_and_deliver_by_key(),
     pass_a_key_on_and_deliver_by_key(),
 ]

@@ -18,7 +18,7 @@ create table gen_durable.gen_durable (
   awaits              text[],                             -- the signals that the last await named; kept until the woken step progresses, and by ends
   presented           bigint[],                           -- signals that the parking execution had already seen: they do not wake it again
   await_deadline      timestamptz,                        -- of the last await; it counts for as long as awaits is kept
-  timed_out           boolean not null default false,     -- the deadline, not a signal, ended the last await
+  timed_out           boolean not null default false,     -- the deadline ended the last await, and no awaited signal has come since
   has_signals         boolean not null default false,     -- sticky: without it neither pick nor park looks at the inbox
 
   -- scheduling
@@ -524,11 +524,11 @@ begin
   -- By key twice: while we waited for the lock the key may have passed to a new instance, which only a new look sees.
   for look in 1 .. 2 loop
     if target_id is not null then
-      select g.id, g.status, g.awaits, g.has_signals, g.queue into target from gen_durable.gen_durable g
+      select g.id, g.status, g.awaits, g.timed_out, g.has_signals, g.queue into target from gen_durable.gen_durable g
        where g.id = target_id and g.status not in ('done', 'failed', 'cancelled') and g.deleted_at is null
          for no key update;
     else
-      select g.id, g.status, g.awaits, g.has_signals, g.queue into target from gen_durable.gen_durable g
+      select g.id, g.status, g.awaits, g.timed_out, g.has_signals, g.queue into target from gen_durable.gen_durable g
        where g.correlation_guard = target_key and g.status not in ('done', 'failed', 'cancelled') and g.deleted_at is null
          for no key update;
     end if;
@@ -563,8 +563,11 @@ begin
     update gen_durable.gen_durable g
        set status = 'runnable', eligible_at = statement_timestamp(), has_signals = true, updated_at = statement_timestamp()
      where g.id = target.id;
-  elsif signal_id is not null and not target.has_signals then
-    update gen_durable.gen_durable g set has_signals = true where g.id = target.id;
+  elsif signal_id is not null and (not target.has_signals or target.timed_out and name = any (target.awaits)) then
+    -- A signal that comes after the deadline, and before the step has run, ends the await after all.
+    update gen_durable.gen_durable g
+       set has_signals = true, timed_out = g.timed_out and not coalesce(name = any (g.awaits), false)
+     where g.id = target.id;
   end if;
   id := target.id;
   queue := target.queue;
