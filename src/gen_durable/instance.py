@@ -245,7 +245,7 @@ class ExecutionStatus(enum.StrEnum):
 
 
 class JobState(enum.StrEnum):
-    """How a job stands, seen from its executions."""
+    """The state of a job, derived from its executions. A job has SUCCEEDED when its last execution is DONE."""
 
     PENDING = "PENDING"
     RUNNING = "RUNNING"
@@ -276,6 +276,7 @@ class ExecutionRecord(msgspec.Struct, frozen=True, kw_only=True):
     """
     lease_owner: str | None = None
     lease_expires_at: datetime | None = None
+    """When its lease runs out unless it is renewed; of an ended one, as it was at the end."""
     leased_at: datetime | None = None
     started_at: datetime | None = None
     finished_at: datetime | None = None

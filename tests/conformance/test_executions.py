@@ -122,7 +122,8 @@ async def test_an_execution_is_leased_and_then_in_progress(durable_dsn: str, sql
     assert noted_at - running["started_at"] < timedelta(seconds=3)
     (done,) = sql.executions(ref.id)
     assert done["status"] == "DONE"
-    assert done["leased_at"] == leased["leased_at"]
+    assert (done["leased_at"], done["lease_owner"]) == (leased["leased_at"], worker.name)
+    assert done["lease_expires_at"] >= leased["lease_expires_at"]
     assert is_near(done["started_at"], running["started_at"])
     assert done["started_at"] <= done["finished_at"]
 
@@ -140,6 +141,8 @@ def test_each_record_says_how_its_execution_ended(durable: Harness, sql: Sql) ->
         (6, 4, "four", "DONE", "done"),
     ]
     assert all(row["leased_at"] <= row["finished_at"] for row in rows)
+    assert all(row["lease_expires_at"] > row["finished_at"] for row in rows if row["outcome"] != "lease")
+    assert all(row["lease_expires_at"] < row["finished_at"] for row in rows if row["outcome"] == "lease")
     assert [row["step_attempt"] for row in rows] == [0, 1, 0, 0, 0, 1]
 
 
@@ -196,7 +199,7 @@ def test_a_transition_cannot_have_two_commits(durable: Harness, sql: Sql) -> Non
     id = lived(durable)
     copy = (
         "insert into gen_durable.executions select instance_id, step_seq, execution + 100, attempt, 'COMMITTED',"
-        " outcome, step, lease_owner, leased_at, started_at, finished_at, error"
+        " outcome, step, lease_owner, leased_at, lease_expires_at, started_at, finished_at, error"
         " from gen_durable.executions where instance_id = %s and status = 'DONE' and step_seq = 2"
     )
     with pytest.raises(psycopg.errors.UniqueViolation, match="executions_commit"):

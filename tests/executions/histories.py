@@ -189,6 +189,11 @@ class History:
                 records[row["job_id"]].append(record_of(row))
         for job in jobs:
             expected = state_by_status(Status(job["status"]), job["step_seq"])
+            if expected is JobState.SUCCEEDED and any(
+                one.status == "COMMITTED" and one.outcome == "done" for one in records[job["id"]]
+            ):
+                self.seen["committed, not done"] += 1
+                expected = JobState.RUNNING
             assert job["state"] == expected, (dict(job), records[job["id"]])
             self._check_records(job, records[job["id"]], expected)
         lines = await self._db.fetch("select key from ledger order by id")

@@ -92,10 +92,12 @@ async def test_a_crash_between_committed_and_done_is_finished_and_not_repeated(
         assert instance is not None
         assert (left.status, left.outcome, instance.status) == (COMMITTED, "done", "done")
         assert await booked(db) == [f"{job.id}:1"]
-        assert await db.fetchval("select state from gen_durable.gen_durable_job_state") == "SUCCEEDED"
+        state = "select state from gen_durable.gen_durable_job_state"
+        assert await db.fetchval(state) == "RUNNING"
         async with Worker([Payment], dsn=durable_dsn, settings=FAST) as b:
             await holds(db, "select bool_and(status = 'DONE') from gen_durable.executions")
             (done,) = await b.executions(job)
+        assert await db.fetchval(state) == "SUCCEEDED"
     assert (done.exec_id, done.lease_owner, done.finished_at) == (
         left.exec_id,
         left.lease_owner,

@@ -98,7 +98,6 @@ async def test_an_execution_is_leased_then_in_progress_and_in_the_end_done(durab
         leased,
         status=DONE,
         outcome="done",
-        lease_expires_at=None,
         started_at=done.started_at,
         finished_at=done.finished_at,
     )
@@ -404,6 +403,11 @@ async def test_an_execution_stays_leased_while_its_heart_beats(durable_dsn: str,
         assert later.lease_expires_at > first.lease_expires_at
         assert later == msgspec.structs.replace(first, lease_expires_at=later.lease_expires_at)
         machine.may_go.set()
+        await worker.wait(ref, timeout=PATIENCE)
+        (ended,) = await worker.executions(ref)
+    assert ended.lease_expires_at is not None
+    assert ended.finished_at is not None
+    assert later.lease_expires_at <= ended.lease_expires_at <= ended.finished_at + FAST.lease
 
 
 def _as_told(row: Any) -> ExecutionRecord:

@@ -13,15 +13,16 @@ __all__ = ["job_state", "record_of"]
 def job_state(executions: Iterable[ExecutionRecord]) -> JobState:
     """The state of a job as a function of its executions and of nothing else.
 
-    The execution that ended it says how, unless the job was retried after it; else it runs if one is live or has
-    committed something; else it is pending.
+    The execution that ended it decides, unless the job was retried after it. A success counts when that execution is
+    DONE; while it is COMMITTED, the job is RUNNING. Otherwise a job is RUNNING if an execution is live or has committed
+    something, else PENDING.
     """
     state = JobState.PENDING
     for execution in executions:
         # A stop that was retried is a transition like any other; a cancel or poison that was is none.
         outcome = "retry" if execution.retried_at is not None else execution.outcome
         match execution.status, outcome:
-            case ((ExecutionStatus.COMMITTED | ExecutionStatus.DONE), "done"):
+            case ExecutionStatus.DONE, "done":
                 return JobState.SUCCEEDED
             case ((ExecutionStatus.COMMITTED | ExecutionStatus.DONE), "stop"):
                 return JobState.FAILED

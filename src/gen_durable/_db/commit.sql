@@ -66,16 +66,19 @@ with settled as (
          as o (id, lease_token, step_seq, kind, step, payload, error, delay, from_step, attempt, leased_at, started_ago, has_more,
                cause)
    where g.id = o.id and g.lease_token = o.lease_token and g.step_seq = o.step_seq
-  returning g.id, o.lease_token, g.status, g.has_signals, g.queue, g.step_seq, g.execution, g.leased_at as kept_at,
+  returning g.id, o.lease_token, g.status, g.has_signals, g.queue, g.step_seq, g.execution, g.leased_at as kept_at, g.lease_expires_at,
             g.cancel_requested_at is not null as is_cancelled, o.kind, o.from_step, o.attempt, o.leased_at, o.started_ago, o.error,
             o.has_more, g.step, g.cancelled_by, g.cancel_reason, o.cause
 ), recorded as (
   insert into gen_durable.executions (instance_id, step_seq, execution, attempt, status, outcome, step, lease_owner,
-                                      leased_at, started_at, finished_at, error)
+                                      leased_at, lease_expires_at, started_at, finished_at, error)
   select id, step_seq + (is_cancelled or kind = 'retry')::int, execution - (kind = 'keep' and not is_cancelled)::int, attempt,
          case when is_cancelled or kind = 'retry' then 'ABORTED' when has_more then 'COMMITTED' else 'DONE' end,
          case when is_cancelled then 'cancelled' when kind = 'keep' then 'next' else kind end, from_step, :worker::text,
-         leased_at, statement_timestamp() - started_ago, statement_timestamp(), error
+         -- A chained step goes on with its lease; any other row has none now, and the look reads it as it was before the update.
+         leased_at, coalesce(lease_expires_at, (select held.lease_expires_at from gen_durable.gen_durable held
+                                                 where held.id = settled.id)),
+         statement_timestamp() - started_ago, statement_timestamp(), error
     from settled
    where :record::text = 'all' or :record::text = 'failures' and (is_cancelled or kind in ('retry', 'stop'))
 
@@ -174,20 +177,22 @@ with settled as (
                rate_limit, weight, cause)
    where g.id = o.id and g.lease_token = o.lease_token and g.step_seq = o.step_seq
   returning g.id, o.lease_token, g.status, g.step_seq, g.has_signals, g.queue, g.parent_id, g.parent_round,
-            g.status in ('done', 'failed', 'cancelled') as has_ended, g.execution, g.leased_at as kept_at,
+            g.status in ('done', 'failed', 'cancelled') as has_ended, g.execution, g.leased_at as kept_at, g.lease_expires_at,
             g.cancel_requested_at is not null or o.kind = 'cancel' as is_cancelled, o.kind, o.from_step, o.attempt, o.leased_at, o.started_ago,
             o.error, o.has_more, g.step, g.cancelled_by, g.cancel_reason, o.cause,
             case when g.cancel_requested_at is null and o.kind in ('keep', 'next', 'schedule_childs')
                  then o.consumed::bigint[] end as consumed
 ), recorded as (
   insert into gen_durable.executions (instance_id, step_seq, execution, attempt, status, outcome, step, lease_owner,
-                                      leased_at, started_at, finished_at, error)
+                                      leased_at, lease_expires_at, started_at, finished_at, error)
   select id, step_seq + (is_cancelled or kind in ('retry', 'release', 'rejoin'))::int,
          execution - (kind = 'keep' and not is_cancelled)::int, attempt,
          case when is_cancelled or kind in ('retry', 'release', 'rejoin') then 'ABORTED' when has_more then 'COMMITTED' else 'DONE' end,
          case when is_cancelled then 'cancelled' when kind = 'keep' then 'next' when kind = 'release' then 'shutdown'
               else kind end,
-         from_step, :worker::text, leased_at, statement_timestamp() - started_ago, statement_timestamp(), error
+         from_step, :worker::text, leased_at,
+         coalesce(lease_expires_at, (select held.lease_expires_at from gen_durable.gen_durable held where held.id = settled.id)),
+         statement_timestamp() - started_ago, statement_timestamp(), error
     from settled
    where :record::text = 'all' or :record::text = 'failures' and (is_cancelled or kind in ('retry', 'release', 'rejoin', 'stop'))
 {noted}

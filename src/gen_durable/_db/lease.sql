@@ -83,14 +83,14 @@ reaped as (
     from dead where g.id = dead.id
   returning g.id, g.fsm, g.step, g.status, g.queue, g.concurrency_key, g.parent_id, g.parent_round, g.has_signals,
             g.status in ('failed', 'cancelled') as has_ended, dead.step_seq, dead.execution, dead.attempt,
-            dead.locked_by, dead.leased_at, dead.started_at, g.last_error, g.cancelled_by, g.cancel_reason,
+            dead.locked_by, dead.leased_at, dead.lease_expires_at, dead.started_at, g.last_error, g.cancelled_by, g.cancel_reason,
             g.fsm_version, g.correlation_key
 ), recorded as (
   insert into gen_durable.executions (instance_id, step_seq, execution, attempt, status, outcome, step, lease_owner,
-                                      leased_at, started_at, finished_at)
+                                      leased_at, lease_expires_at, started_at, finished_at)
   select id, step_seq + 1, execution, attempt, 'ABORTED',
          case status when 'cancelled' then 'cancelled' when 'failed' then 'poison' else 'lease' end, step, locked_by,
-         leased_at, started_at, statement_timestamp()
+         leased_at, lease_expires_at, started_at, statement_timestamp()
     from reaped where :record::text <> 'off'
 ), noted as (
   insert into gen_durable.audit_events (instance_id, event, actor, reason, data)
@@ -135,7 +135,7 @@ select reaped.id, reaped.fsm, reaped.step, reaped.status::text as status, reaped
 -- is not the one that was suspected, even if this statement comes to a server that was frozen until that one ran out as well.
 -- Ordered, bounded, SKIP LOCKED.
 with dead as materialized (
-  select g.id, g.step_seq, g.execution, g.attempt, g.step, g.locked_by, g.leased_at, g.started_at
+  select g.id, g.step_seq, g.execution, g.attempt, g.step, g.locked_by, g.leased_at, g.lease_expires_at, g.started_at
     from gen_durable.gen_durable g
    where g.status = 'executing' and g.lease_expires_at < statement_timestamp()
      and pg_postmaster_start_time() < statement_timestamp() - :lease::interval
@@ -152,7 +152,7 @@ with dead as materialized (
 with absent as (
   delete from gen_durable.workers w where w.name = :worker::text
 ), dead as materialized (
-  select g.id, g.step_seq, g.execution, g.attempt, g.step, g.locked_by, g.leased_at, g.started_at
+  select g.id, g.step_seq, g.execution, g.attempt, g.step, g.locked_by, g.leased_at, g.lease_expires_at, g.started_at
     from gen_durable.gen_durable g
    where g.status = 'executing' and g.locked_by = :worker::text
    order by g.id limit 500
@@ -162,7 +162,7 @@ with absent as (
 -- name: reap_execution
 -- One execution whose process has died, though its worker lives: guarded like every write of an execution.
 with dead as materialized (
-  select g.id, g.step_seq, g.execution, g.attempt, g.step, g.locked_by, g.leased_at, g.started_at
+  select g.id, g.step_seq, g.execution, g.attempt, g.step, g.locked_by, g.leased_at, g.lease_expires_at, g.started_at
     from gen_durable.gen_durable g
    where g.id = :id::bigint and g.lease_token = :lease_token::bigint and g.step_seq = :step_seq::bigint
      and g.status = 'executing'

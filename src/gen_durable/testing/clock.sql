@@ -23,7 +23,8 @@ update gen_durable.signals set inserted_at = inserted_at - :by::interval
 -- name: advance_executions
 -- … and for the records of what has run.
 update gen_durable.executions
-   set leased_at = leased_at - :by::interval, started_at = started_at - :by::interval, finished_at = finished_at - :by::interval
+   set leased_at = leased_at - :by::interval, started_at = started_at - :by::interval, finished_at = finished_at - :by::interval,
+       lease_expires_at = lease_expires_at - :by::interval
 
 -- name: due_queues
 -- The queues in which rows of these machines could be picked now.

@@ -16,6 +16,7 @@ create table gen_durable.executions (
   step         text not null,
   lease_owner  text,
   leased_at    timestamptz,
+  lease_expires_at timestamptz,                           -- when its lease would have run out, as it was when it ended
   started_at   timestamptz,
   finished_at  timestamptz not null,
   error        text,
@@ -31,11 +32,11 @@ create index executions_committed on gen_durable.executions (finished_at) where 
 -- finds each of them by its index.
 create view gen_durable.gen_durable_executions as
 select e.instance_id || ':' || e.execution as exec_id, e.instance_id as job_id, e.execution as attempt, e.lease_owner,
-       null::timestamptz as lease_expires_at, e.status, e.leased_at, e.started_at, e.finished_at, e.step, e.step_seq,
+       e.lease_expires_at, e.status, e.leased_at, e.started_at, e.finished_at, e.step, e.step_seq,
        e.attempt as step_attempt, e.outcome, e.error, e.retried_at
   from gen_durable.executions e where e.status in ('COMMITTED', 'DONE')
 union all
-select e.instance_id || ':' || e.execution, e.instance_id, e.execution, e.lease_owner, null, e.status, e.leased_at,
+select e.instance_id || ':' || e.execution, e.instance_id, e.execution, e.lease_owner, e.lease_expires_at, e.status, e.leased_at,
        e.started_at, e.finished_at, e.step, e.step_seq, e.attempt, e.outcome, e.error, e.retried_at
   from gen_durable.executions e where e.status = 'ABORTED'
 union all
@@ -44,12 +45,14 @@ select g.id || ':' || g.execution, g.id, g.execution, g.locked_by, g.lease_expir
        g.step_seq + 1, g.attempt, null, null, null
   from gen_durable.gen_durable g where g.status = 'executing';
 
--- The state of a job, as executions tell it: by the one that ended it, if it was not retried; else running if one is live or has committed; else
--- pending. Where records are not kept, status and step_seq of the instance say the same.
+-- The state of a job, derived from its executions: the one that ended it decides, unless the job was retried after it. A success
+-- counts when that execution is DONE: while it is COMMITTED, events are to be published, and the job is RUNNING. Without such
+-- an execution a job is RUNNING if one is live or has committed, else PENDING. Where records are not kept, status and step_seq of
+-- the instance decide.
 create view gen_durable.gen_durable_job_state as
 select g.id as job_id, g.state as payload, g.execution as attempt, g.inserted_at as created_at, g.updated_at,
        coalesce(
-         (select case e.outcome when 'done' then 'SUCCEEDED' else 'FAILED' end from gen_durable.executions e
+         (select case when e.outcome = 'stop' then 'FAILED' when e.status = 'DONE' then 'SUCCEEDED' else 'RUNNING' end from gen_durable.executions e
            where e.instance_id = g.id and e.status in ('COMMITTED', 'DONE') and e.outcome in ('done', 'stop')
              and e.retried_at is null
            order by e.step_seq desc limit 1),

@@ -88,9 +88,9 @@ begin
          cancel_reason = coalesce(g.cancel_reason, reason), cancelled_by = coalesce(g.cancelled_by, actor)
    where g.id = any (live.ids);
   insert into gen_durable.executions (instance_id, step_seq, execution, attempt, status, outcome, step, lease_owner,
-                                      leased_at, started_at, finished_at)
+                                      leased_at, lease_expires_at, started_at, finished_at)
   select g.id, g.step_seq + 1, g.execution + (g.status <> 'executing')::int, g.attempt, 'ABORTED', 'cancelled', g.step,
-         g.locked_by, g.leased_at, g.started_at, statement_timestamp()
+         g.locked_by, g.leased_at, g.lease_expires_at, g.started_at, statement_timestamp()
     from gen_durable.gen_durable g where g.id = any (ending);
   insert into gen_durable.audit_events (instance_id, event, actor, reason, data)
   select g.id, case when g.id = any (ending) then 'cancelled' else 'cancel_requested' end, actor, reason,

@@ -93,6 +93,7 @@ class Execution(_Row):
     outcome = models.TextField(null=True)
     lease_owner = models.TextField("worker", null=True)
     leased_at = models.DateTimeField(null=True)
+    lease_expires_at = models.DateTimeField(null=True)
     finished_at = models.DateTimeField(null=True)
     error = models.TextField(null=True)
 
