@@ -17,7 +17,7 @@ from tests.scenarios.support import PATIENCE
 LEDGER: Final = (
     "create table if not exists ledger (id bigint generated always as identity, key text, who text)"
 )
-BOOK: Final = "insert into ledger (key, who) values ($1, $2)"
+BOOK: Final = "insert into public.ledger (key, who) values ($1, $2)"
 _BUSY: Final = """
 select pid from pg_stat_activity
  where datname = current_database() and pid <> pg_backend_pid() and state = 'active' and query like $1"""

@@ -113,7 +113,7 @@ async def test_an_effect_whose_commit_lost_its_answer_is_not_repeated(
     async with Worker([machine], dsn=durable_dsn, settings=CALM) as worker:
         events = Events(worker)
         ref = await worker.insert(machine, kind)
-        await busy_with(db, "commit")
+        await busy_with(db, "%; commit")
         machine.connections[0]._con._transport.abort()
         ended = await worker.wait(ref, timeout=PATIENCE)
         await holds(db, "select bool_and(status = 'DONE') from gen_durable.executions")
@@ -135,7 +135,7 @@ async def test_an_effect_whose_commit_was_broken_off_is_run_again(
     async with Worker([machine], dsn=durable_dsn, settings=CALM) as worker:
         events = Events(worker)
         ref = await worker.insert(machine, kind)
-        pid = await busy_with(db, "commit")
+        pid = await busy_with(db, "%; commit")
         await db.execute("select pg_terminate_backend($1)", pid)
         ended = await worker.wait(ref, timeout=PATIENCE)
     assert ended.result == {"next": "the end", "done": "booked"}[kind]

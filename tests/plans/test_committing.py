@@ -115,7 +115,6 @@ async def test_refused_children(explainer: Explainer) -> None:
     [
         ("unlocked", {"ids": EXECUTING[:100]}, 10),
         ("standing", {"ids": EXECUTING[:100]}, 10),
-        ("hold", {"id": EXECUTING[0], "lease_token": EXECUTING[0], "step_seq": 1}, 12),
     ],
 )
 async def test_looks_at_single_rows(
@@ -124,6 +123,14 @@ async def test_looks_at_single_rows(
     (found,) = await explainer.explain(statement("commit.sql", name, **values))
     assert found.rows == len(values.get("ids", [0]))
     check(found, PKEY, blocks=per_row * found.rows)
+
+
+async def test_the_lock_between_an_effect_and_its_outcome(explainer: Explainer) -> None:
+    row = EXECUTING[0]
+    plans = await explainer.explain(statement("commit.sql", "hold", id=row, lease_token=row, step_seq=1))
+    (found,) = [each for each in plans if each.indexes]
+    assert found.rows == 1
+    check(found, PKEY, blocks=12)
 
 
 async def test_committed_executions_are_finished(explainer: Explainer) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import weakref
+from collections.abc import Mapping
 from typing import Any, Final, TypeVar
 
 from ..config import Pooler
@@ -13,16 +14,24 @@ from ..errors import UsageError
 from .address import AddressError, ask_blocking, unreachable
 from .failures import StatementError, is_outage
 from .plan import Plan
-from .pool import CONNECT_WITHIN, PINNED, local, only
+from .pool import CONNECT_WITHIN, NEWER, PINNED, local, only
 from .runner import from_psycopg, run_psycopg
 
 __all__ = ["BlockingDatabase"]
 
 T = TypeVar("T")
 
-# The settings that we rely on: for a session of ours, and (behind a pooler) for one transaction.
-_OPTIONS: Final = " ".join(f"-c {name}={value.replace(' ', chr(92) + ' ')}" for name, value in PINNED.items())
-_LOCAL: Final = "; ".join(local(PINNED))
+
+def _options(settings: Mapping[str, str]) -> str:
+    """These settings for a session."""
+    return " ".join(f"-c {name}={value.replace(' ', chr(92) + ' ')}" for name, value in settings.items())
+
+
+# The settings that we rely on, without and with those that only newer servers have: for a session of ours, and
+# (behind a pooler) for one transaction.
+_OPTIONS: Final = {False: _options(PINNED), True: _options({**PINNED, **NEWER})}
+_LOCAL: Final = {False: "; ".join(local(PINNED)), True: "; ".join(local({**PINNED, **NEWER}))}
+_NEWER_THAN: Final = 170000
 
 
 class BlockingDatabase:
@@ -36,6 +45,7 @@ class BlockingDatabase:
         self._lock = threading.RLock()
         self._conn: Any = None
         self._inherited: list[Any] = []
+        self._is_newer = True
         _living.add(self)
 
     def run(self, plan: Plan[T]) -> T:
@@ -59,7 +69,7 @@ class BlockingDatabase:
             try:
                 with conn.transaction():
                     if self._is_pooled:
-                        conn.execute(_LOCAL)
+                        conn.execute(_LOCAL[conn.info.server_version >= _NEWER_THAN])
                     return run_psycopg(conn, plan, self.schema)
             except StatementError as error:
                 self._note(error)
@@ -115,12 +125,7 @@ class BlockingDatabase:
             where = ""
             try:
                 where = ask_blocking(self._dsn)
-                self._conn = psycopg.connect(
-                    where,
-                    autocommit=True,
-                    connect_timeout=CONNECT_WITHIN,
-                    **({"prepare_threshold": None} if self._is_pooled else {"options": _OPTIONS}),
-                )
+                self._conn = self._connect(where)
             except (psycopg.Error, ValueError, AddressError) as error:
                 # Nothing of its own: the driver's text may quote the DSN.
                 raise unreachable(self._dsn, error, self._advice, where) from None
@@ -128,6 +133,21 @@ class BlockingDatabase:
                 self._conn.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
                 self._conn.read_only = False
         return self._conn
+
+    def _connect(self, where: str) -> Any:
+        """Open it. An older server refuses a session that names a setting it does not have: `pool` says why we try."""
+        import psycopg
+
+        options: dict[str, Any] = {"autocommit": True, "connect_timeout": CONNECT_WITHIN}
+        if self._is_pooled:
+            return psycopg.connect(where, prepare_threshold=None, **options)
+        try:
+            return psycopg.connect(where, options=_OPTIONS[self._is_newer], **options)
+        except psycopg.OperationalError as error:
+            if not self._is_newer or not any(name in str(error) for name in NEWER):
+                raise
+            self._is_newer = False
+            return psycopg.connect(where, options=_OPTIONS[False], **options)
 
 
 _living: Final[weakref.WeakSet[BlockingDatabase]] = weakref.WeakSet()

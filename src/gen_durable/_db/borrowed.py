@@ -6,9 +6,12 @@ SQLAlchemy and Django are known by the names of their classes. Whoever passes a 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, Final, TypeAlias, TypeVar
 
 from ..errors import UsageError
+from .callers_path import CallersPath
+from .failures import StatementError
 from .plan import Plan
 from .runner import run_asyncpg, run_psycopg, run_psycopg_async
 
@@ -34,6 +37,50 @@ def driver_of(conn: Any, *, blocking: bool) -> Driver:
     raise UsageError(what, f"pass {_WANTED[blocking]}")
 
 
+async def _run_asyncpg(conn: Any, plan: Plan[T], schema: str) -> T:
+    path = CallersPath(conn.is_in_transaction)
+    try:
+        result: T = await run_asyncpg(conn, path.around(plan), schema)
+    except BaseException:
+        with suppress(
+            StatementError
+        ):  # in a transaction that has failed nothing can be said, and nothing has to be
+            await run_asyncpg(conn, path.end(), schema)
+        raise
+    await run_asyncpg(conn, path.end(), schema)
+    return result
+
+
+def _run_psycopg(conn: Any, plan: Plan[T], schema: str) -> T:
+    path = CallersPath(lambda: _is_in_transaction(conn))
+    try:
+        result: T = run_psycopg(conn, path.around(plan), schema)
+    except BaseException:
+        with suppress(StatementError):
+            run_psycopg(conn, path.end(), schema)
+        raise
+    run_psycopg(conn, path.end(), schema)
+    return result
+
+
+async def _run_psycopg_async(conn: Any, plan: Plan[T], schema: str) -> T:
+    path = CallersPath(lambda: _is_in_transaction(conn))
+    try:
+        result: T = await run_psycopg_async(conn, path.around(plan), schema)
+    except BaseException:
+        with suppress(StatementError):
+            await run_psycopg_async(conn, path.end(), schema)
+        raise
+    await run_psycopg_async(conn, path.end(), schema)
+    return result
+
+
+def _is_in_transaction(conn: Any) -> bool:
+    """Whether the next statement of a psycopg connection is part of one; in a pipeline all up to its sync are."""
+    is_piped = bool(conn.pgconn.pipeline_status)
+    return not conn.autocommit or is_piped or conn.info.transaction_status.name != "IDLE"
+
+
 def _run_sqlalchemy(conn: Any, plan: Plan[T], schema: str) -> T:
     """In the transaction of a Session or Connection of SQLAlchemy."""
     found = conn if "sqlalchemy.Connection" in _kinds(conn) else conn.connection()
@@ -53,7 +100,7 @@ async def _run_sqlalchemy_async(conn: Any, plan: Plan[T], schema: str) -> T:
     driver = driver_of(raw, blocking=False)
     # With asyncpg SQLAlchemy says BEGIN just before its own first statement. Ours must not come earlier than that: it
     # would be committed by itself.
-    if driver is run_asyncpg and not raw.is_in_transaction():
+    if driver is _run_asyncpg and not raw.is_in_transaction():
         await found.exec_driver_sql("select 1")
     result: T = await driver(raw, plan, schema)
     return result
@@ -78,7 +125,7 @@ def _run_django(conn: Any, plan: Plan[T], schema: str) -> T:
 
 
 _BLOCKING: Final[dict[str, Driver]] = {
-    "psycopg.Connection": run_psycopg,
+    "psycopg.Connection": _run_psycopg,
     "sqlalchemy.Session": _run_sqlalchemy,
     "sqlalchemy.scoped_session": _run_sqlalchemy,
     "sqlalchemy.Connection": _run_sqlalchemy,
@@ -86,9 +133,9 @@ _BLOCKING: Final[dict[str, Driver]] = {
     "django.ConnectionProxy": _run_django,
 }
 _ASYNC: Final[dict[str, Driver]] = {
-    "asyncpg.Connection": run_asyncpg,
-    "asyncpg.PoolConnectionProxy": run_asyncpg,  # what pool.acquire() gives: a connection, not the pool
-    "psycopg.AsyncConnection": run_psycopg_async,
+    "asyncpg.Connection": _run_asyncpg,
+    "asyncpg.PoolConnectionProxy": _run_asyncpg,  # what pool.acquire() gives: a connection, not the pool
+    "psycopg.AsyncConnection": _run_psycopg_async,
     "sqlalchemy.AsyncSession": _run_sqlalchemy_async,
     "sqlalchemy.async_scoped_session": _run_sqlalchemy_async,
     "sqlalchemy.AsyncConnection": _run_sqlalchemy_async,

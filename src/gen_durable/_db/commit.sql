@@ -258,15 +258,10 @@ update gen_durable.gen_durable g
 returning g.id, g.queue
 
 -- name: hold
--- Between an effect and its outcome: the effect may stand only if this execution still has its lease, and the lock keeps it so
--- until the end of the transaction. No id: stale, or cancelled; then the effect is rolled back.
--- And what the effect has made of the transaction. Under another isolation level the lock might be refused before that is known.
-select coalesce(current_setting('gen_durable_pool.is_lent', true) = 'on', false) as is_lent,
-       current_setting('transaction_isolation') as isolation,
-       (select g.id from gen_durable.gen_durable g
-         where g.id = :id::bigint and g.lease_token = :lease_token::bigint and g.step_seq = :step_seq::bigint
-           and g.cancel_requested_at is null and current_setting('transaction_isolation') = 'read committed'
-           for no key update) as id
+-- Between an effect and its outcome: the effect may stand only if this execution still has its lease. No id: stale, or cancelled;
+-- then the effect is rolled back. The path is the effect's until this pins it, so it is a call and nothing else.
+select is_lent, isolation, id
+  from gen_durable.lock_for_effect(:id::bigint, :lease_token::bigint, :step_seq::bigint)
 
 -- name: may_stand
 -- The same question without a lock: after such a rollback, to tell an effect that was in its own way from one that came too late;

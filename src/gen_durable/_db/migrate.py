@@ -12,6 +12,7 @@ import msgspec
 
 from ..errors import SchemaVersionError, UsageError
 from .plan import Plan, Script, in_schema, read, statements
+from .pool import PINNED
 
 __all__ = ["LATEST", "Schema", "drop", "migrate", "prepare", "script", "status", "up"]
 
@@ -112,7 +113,7 @@ def script(schema: str, current: int = 0, to: int = LATEST) -> str:
     """The SQL that `migrate` would run, for those who apply it with a tool of their own."""
     _check(to)
     _check(current)
-    parts = ["begin;"]
+    parts = ["begin;", f"set local search_path = {PINNED['search_path']};"]
     if current == 0 and to > 0:
         # CREATE SCHEMA IF NOT EXISTS asks for rights on the database even if the schema is there.
         missing = f"""to_regnamespace('"{schema}"') is null"""

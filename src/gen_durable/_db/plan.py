@@ -24,20 +24,29 @@ _PART = re.compile(r"\{(\w+)\}")
 _COMMENT = re.compile(r"--[^\n]*")
 _PARAMETER = re.compile(r"(?<!:):([a-z_]+)")
 _SCHEMA = re.compile(r"\bgen_durable\.")
+# Types that PostgreSQL looks up on the search path; bigint, int, boolean and interval are words of its grammar.
+_TYPE = re.compile(r"::(?=(?:text|bytea|jsonb|timestamptz)\b)")
+# A call of one of our functions with parameters, and nothing else that is looked up on the search path.
+_ARGUMENT = r"\s*(?:\w+ => )?\$\d+(?:::[\w.]+(?:\[\])?)+\s*"
+_CALL = re.compile(
+    rf"(?:select) (?:[\w\s,]+? from )?gen_durable\.\w+\({_ARGUMENT}(?:,{_ARGUMENT})*\)(?: as \w+)?", re.ASCII
+)
 
 
 class Statement:
     """One statement of a `.sql` file: its text with `$n`, and the names behind the numbers."""
 
-    __slots__ = ("name", "parameters", "text")
+    __slots__ = ("is_call", "name", "parameters", "text")
 
     def __init__(self, name: str, source: str) -> None:
         bare = _COMMENT.sub("", source)
         self.name = name
         self.parameters: tuple[str, ...] = tuple(dict.fromkeys(_PARAMETER.findall(bare)))
         numbers = {parameter: f"${place}" for place, parameter in enumerate(self.parameters, 1)}
-        text = _PARAMETER.sub(lambda match: numbers[match[1]], bare)
+        text = _TYPE.sub("::pg_catalog.", _PARAMETER.sub(lambda match: numbers[match[1]], bare))
         self.text = "\n".join(line.rstrip() for line in text.splitlines() if line.strip())
+        self.is_call = _CALL.fullmatch(" ".join(text.split())) is not None
+        """Whether it means the same on every search path."""
 
     def __call__(self, **values: Any) -> Call:
         """The statement with a value for every parameter."""

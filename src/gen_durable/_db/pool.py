@@ -15,7 +15,7 @@ from .failures import READ_ONLY, StatementError
 from .plan import Call, Plan, Rows, Script
 from .runner import asyncpg_failures, from_asyncpg, run_asyncpg
 
-__all__ = ["CONNECT_WITHIN", "PINNED", "Database", "connect", "is_gone", "local", "only"]
+__all__ = ["CONNECT_WITHIN", "NEWER", "PINNED", "Database", "connect", "is_gone", "local", "only"]
 
 T = TypeVar("T")
 
@@ -23,8 +23,11 @@ T = TypeVar("T")
 # acknowledged only when it is on disk, and no wait is endless. Generic plans and no JIT: planning these statements anew
 # costs more than running them, and one compiled pick took 650 ms. No sequential scans: a plan that was made while the
 # table was empty would else go on reading all of it when it no longer is. psycopg reads times only as ISO writes them.
+# Nothing but pg_catalog on the search path: with `public` on it, an operator or a function that another role creates
+# there can take the place of one of PostgreSQL's, and runs with the rights of this session. Temporary tables come last.
 PINNED: Final = {
     "application_name": "gen_durable",
+    "search_path": "pg_catalog, pg_temp",
     "default_transaction_isolation": "read committed",
     "default_transaction_read_only": "off",
     "synchronous_commit": "on",
@@ -38,17 +41,26 @@ PINNED: Final = {
     "datestyle": "ISO",
     "intervalstyle": "postgres",
 }
-# Of the same kind, and new in PostgreSQL 17: older servers would refuse the connection for it, so it is said later, and
-# only where it matters, because that is a round trip: what we run ourselves is short.
-_NO_TRANSACTION_TIMEOUT: Final = "transaction_timeout = 0"
-# After somebody else's code ran on a session of ours: all that it may have left there. What we prepared stays.
+# Of the same kind, and new in PostgreSQL 17: an older server refuses a connection that names it.
+NEWER: Final = {"transaction_timeout": "0"}
+_NEWER_THAN: Final = 17
+# The DSNs that led to a server without these.
+_older: Final[set[Dsn]] = set()
+# After an effect ran on a session of ours: all that it may have left there. What we prepared stays. A session that runs
+# effects has the search_path of its role and database as its default, and ours on top of that.
+_PIN_PATH: Final = f"set search_path = {PINNED['search_path']}"
 _RESET: Final = (
-    "reset session authorization; reset role; reset all; close all; unlisten *; select pg_advisory_unlock_all(); "
-    "discard sequences; discard temp"
+    "reset session authorization; reset role; reset all; close all; unlisten *; "
+    "select pg_catalog.pg_advisory_unlock_all(); discard sequences; discard temp; " + _PIN_PATH
 )
-# In a transaction that the code of others runs in, for `hold` to see that it is still the same: the end of the
-# transaction would be the end of this. Not under the name of the schema, which a user may choose.
+# In a transaction that an effect runs in, for `hold` to see that it is still the same: the end of the transaction would
+# be the end of this. Not under the name of the schema, which a user may choose.
 _LENT: Final = {"gen_durable_pool.is_lent": "on"}
+# The end of such a transaction: triggers that the effect deferred run now, on the path that the effect had.
+_COMMIT_LENT: Final = (
+    "select pg_catalog.set_config('search_path', pg_catalog.current_setting('gen_durable_pool.path'), true);"
+    " commit"
+)
 # Beyond the server's own timeout: it strikes only when the server does not answer at all, as on a half-open connection.
 _ANSWER_WITHIN: Final = 40.0
 CONNECT_WITHIN: Final = 10
@@ -102,17 +114,15 @@ class Database:
 
         async def clean(connection: Any) -> None:
             await connection.execute(_RESET)
-            await pin_the_rest(connection)
 
-        async def pin_the_rest(connection: Any) -> None:
-            if _has_transaction_timeout(connection):
-                await connection.execute(f"set {_NO_TRANSACTION_TIMEOUT}")
+        async def pin_path(connection: Any) -> None:
+            await connection.execute(_PIN_PATH)
 
         async def connect(_: None, **options: Any) -> Any:
             where = await ask(dsn)
             made.connects += 1
             try:
-                return await asyncpg.connect(where, **options)
+                return await _connect(dsn, where, **options)
             except (
                 ValueError,
                 OverflowError,
@@ -121,6 +131,7 @@ class Database:
 
         pins = {**PINNED, "lock_timeout": lock_timeout}
         is_pooled = pooler == "transaction"
+        at_start = {name: pins[name] for name in pins if not (lends and name == "search_path")}
         made = cls(None, schema, pins if is_pooled else None)
         failures: tuple[type[Exception], ...] = (*asyncpg_failures(), ValueError)
         try:
@@ -129,10 +140,10 @@ class Database:
                 connection_class=Connection,
                 min_size=0,  # a floor would be kept up behind our back, with a traceback per try while it cannot be
                 max_size=size,
-                server_settings=None if is_pooled else pins,
+                server_settings=None if is_pooled else at_start,
                 statement_cache_size=0 if is_pooled else 100,
                 max_cached_statement_lifetime=_PLAN_LIFETIME,
-                init=pin_the_rest if lends and not is_pooled else None,
+                init=pin_path if lends and not is_pooled else None,
                 command_timeout=min(answer_within or _ANSWER_WITHIN, _ANSWER_WITHIN),
                 timeout=min(answer_within or CONNECT_WITHIN, CONNECT_WITHIN),
                 reset=clean if lends and not is_pooled else leave_as_is,
@@ -196,12 +207,13 @@ class Database:
     ) -> T | None:
         """One transaction: `inside` on the very connection, then `after`; or, if it may not go on, nothing: `None`.
 
+        `inside` runs on the search_path that its role has in this database; `may_go_on` pins ours again.
         A standby refuses to begin it: whatever is read-only later was made so by `inside`.
         """
         with suppress(_TakenBackError):
             async with (
                 _Acquired(self._pool) as conn,
-                _Transaction(conn, {**self._settings(), **_LENT}),
+                _Transaction(conn, {**self._settings(), **_LENT}, lends=True),
             ):
                 await inside(conn)
                 if not await run_asyncpg(conn, may_go_on, self.schema):
@@ -248,9 +260,10 @@ class _Acquired:
 class _Transaction:
     """BEGIN … COMMIT, pinned to READ COMMITTED by its own words."""
 
-    def __init__(self, conn: Any, settings: Mapping[str, str]) -> None:
+    def __init__(self, conn: Any, settings: Mapping[str, str], *, lends: bool = False) -> None:
         self._conn = conn
         self._settings = settings
+        self._lends = lends
 
     async def __aenter__(self) -> None:
         try:
@@ -263,19 +276,24 @@ class _Transaction:
             raise
 
     def _begin(self) -> str:
-        # With a mode only where nothing else pins that, behind a pooler, and where somebody else might change it.
+        # With a mode only where nothing else pins that, behind a pooler, and where an effect might change it.
         is_pooled = "default_transaction_read_only" in self._settings
-        says_mode = is_pooled or _LENT.keys() <= self._settings.keys()
+        says_mode = is_pooled or self._lends
+        settings = dict(self._settings)
         statements = [f"begin isolation level read committed{' read write' if says_mode else ''}"]
-        if is_pooled and _has_transaction_timeout(self._conn):
-            statements.append(f"set local {_NO_TRANSACTION_TIMEOUT}")
-        return "; ".join([*statements, *local(self._settings)])
+        if is_pooled and _has_newer(self._conn):
+            settings |= NEWER
+        if self._lends:
+            # Behind a pooler the session has the path of its role already.
+            settings.pop("search_path", None)
+            statements += [] if is_pooled else ["set local search_path to default"]
+        return "; ".join([*statements, *local(settings)])
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         if error is None:
-            await self._execute("commit")
+            await self._execute(_COMMIT_LENT if self._lends else "commit")
         else:
             await self._roll_back(error)
 
@@ -309,16 +327,34 @@ def only(call: Call | Script) -> Plan[Rows]:
 
 
 def local(settings: Mapping[str, str]) -> list[str]:
-    """These settings for one transaction. Of its own kind it is told by its BEGIN; later it cannot be."""
+    """These settings for one transaction. Its isolation level is given with BEGIN; later it cannot be."""
     return [
-        f"set local {name} = '{value}'"
+        "set local {} = '{}'".format(name, value.replace(", ", "', '"))
         for name, value in settings.items()
         if not name.startswith("default_transaction_")
     ]
 
 
-def _has_transaction_timeout(conn: Any) -> bool:
-    return bool(conn.get_server_version() >= (17,))
+def _has_newer(conn: Any) -> bool:
+    return bool(conn.get_server_version() >= (_NEWER_THAN,))
+
+
+async def _connect(dsn: Dsn, where: str, *, server_settings: Any, **options: Any) -> Any:
+    """Open a session with these settings, and with the newer ones where the server has them.
+
+    Which server it is turns out by trying: to set them afterwards would be another round trip for each session.
+    """
+    import asyncpg
+
+    if server_settings is not None and dsn not in _older:
+        try:
+            return await asyncpg.connect(where, server_settings={**server_settings, **NEWER}, **options)
+        except asyncpg.UndefinedObjectError:
+            _older.add(dsn)
+    conn = await asyncpg.connect(where, server_settings=server_settings, **options)
+    if _has_newer(conn):  # it was upgraded
+        _older.discard(dsn)
+    return conn
 
 
 def is_gone(conn: Any) -> bool:
@@ -333,12 +369,11 @@ def is_gone(conn: Any) -> bool:
 
 async def connect(dsn: str) -> Any:
     """One pinned connection outside of any pool."""
-    import asyncpg
-
     from .driver import Connection
 
     try:
-        return await asyncpg.connect(
+        return await _connect(
+            dsn,
             dsn,
             connection_class=Connection,
             server_settings=PINNED,

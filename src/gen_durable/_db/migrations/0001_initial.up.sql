@@ -1,5 +1,10 @@
 -- The instances, their inboxes, and the verbs that producers in any language may call.
 --
+-- Every function pins its search_path, so that no operator or function of another schema can take the place of one of PostgreSQL's
+-- in the session of its caller. A SET clause keeps a function from being inlined; the small ones that have to be are written as
+-- RETURN, whose names are bound when the function is created. The same holds for views, defaults, constraints and indexes, so
+-- migrations run on the pinned path, too.
+--
 -- Two rules shape this file. No foreign keys: whoever writes a signal or a child holds the lock of its target or parent,
 -- so a key would only add cost to every commit. And no index names a column that a chained commit or a heartbeat
 -- changes (step, state, step_seq, attempt, lease_token, lease_expires_at ...), because then those updates stay HOT.
@@ -172,7 +177,7 @@ create function gen_durable.insert_rows(
   parent_ids bigint[], parent_rounds bigint[], strict boolean, traceparents text[] default null,
   rate_limits text[] default null, weights int[] default null)
 returns table (ord bigint, id bigint, inserted boolean, queue text, holder_fsm text, holder_key text, holder_status text)
-language plpgsql as $$
+language plpgsql set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
 declare
   todo    bigint[];
@@ -263,7 +268,7 @@ end $$;
 -- Instances of machines of which only the names are known: where they begin and wait is what their workers have registered, the
 -- newest version of it; and if none has yet, what a plain job would be. The queues that have work now.
 create function gen_durable.insert_letters(receivers text[], contents text[], traceparents text[]) returns setof text
-language sql as $$
+language sql set search_path = pg_catalog, pg_temp as $$
   select letter.queue
     from (select array_agg(given.fsm order by given.ord) as fsms, array_agg(given.state order by given.ord) as states,
                  array_agg(coalesce(machine.fsm_version, 1) order by given.ord) as versions,
@@ -282,7 +287,7 @@ $$;
 -- The letters of instances that have just failed without a word of their worker, because it died or its word was refused: who
 -- gets one is known from what workers have registered. One that cannot be written must hold up nobody: it is told to the log.
 create function gen_durable.leave_letters(failed_ids bigint[], attempts int[]) returns setof text
-language plpgsql as $$
+language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
   one record;
 begin
@@ -312,19 +317,18 @@ end $$;
 
 -- A status in the words of simple workflows.
 create function gen_durable.job_word(status text) returns text
-language sql immutable as $$
-  select case status when 'runnable' then 'pending' when 'done' then 'succeeded' when 'failed' then 'failed'
-                     when 'cancelled' then 'cancelled' else 'leased' end
-$$;
+language sql immutable
+return case status when 'runnable' then 'pending' when 'done' then 'succeeded' when 'failed' then 'failed'
+                   when 'cancelled' then 'cancelled' else 'leased' end;
 
 -- How many bytes of JSON one state or payload may have that comes in by the functions below: the default of settings.max_payload,
 -- which binds the clients. The owner may replace this function; a setting of the session would be the producer's to change.
 create function gen_durable.max_payload() returns int
-language sql immutable as 'select 1048576';
+language sql immutable return 1048576;
 
 -- A payload, if it is not too large. What is nested too deeply or holds endless numbers is left to the step that reads it.
 create function gen_durable.checked_payload(payload jsonb, what text) returns jsonb
-language plpgsql stable as $$
+language plpgsql stable set search_path = pg_catalog, pg_temp as $$
 declare
   size constant int := octet_length(payload::text);
 begin
@@ -340,7 +344,7 @@ end $$;
 --   any_step   false: refuse a start at any step but the registered initial one
 create function gen_durable.insert_specs(specs jsonb, any_step boolean)
 returns table (ord bigint, id bigint, inserted boolean, status text)
-language plpgsql as $$
+language plpgsql set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
 declare
   live  constant text[] := '{runnable,executing,awaiting_signal,awaiting_children}';
@@ -459,13 +463,13 @@ end $$;
 -- The two rights to insert, as functions that run with the rights of the owner (0003): from the initial step, or from any.
 create function gen_durable.insert_from_start(specs jsonb)
 returns table (ord bigint, id bigint, inserted boolean, status text)
-language sql as $$
+language sql set search_path = pg_catalog, pg_temp as $$
   select * from gen_durable.insert_specs(specs, false)
 $$;
 
 create function gen_durable.insert_from_any_step(specs jsonb)
 returns table (ord bigint, id bigint, inserted boolean, status text)
-language sql as $$
+language sql set search_path = pg_catalog, pg_temp as $$
   select * from gen_durable.insert_specs(specs, true)
 $$;
 
@@ -473,7 +477,7 @@ $$;
 -- Runs with the rights of the caller, which decide where an instance may start.
 create function gen_durable.insert_all(specs jsonb)
 returns table (ord bigint, id bigint, inserted boolean, status text)
-language plpgsql as $$
+language plpgsql set search_path = pg_catalog, pg_temp as $$
 begin
   if has_function_privilege('gen_durable.insert_from_any_step(jsonb)', 'execute') then
     return query select * from gen_durable.insert_from_any_step(specs);
@@ -492,7 +496,7 @@ create function gen_durable.insert(
   max_attempts int default null, idempotency_key text default null, traceparent text default null,
   rate_limit text default null, weight int default null)
 returns table (id bigint, inserted boolean, status text)
-language sql as $$
+language sql set search_path = pg_catalog, pg_temp as $$
   select answer.id, answer.inserted, answer.status from gen_durable.insert_all(jsonb_build_array(jsonb_strip_nulls(jsonb_build_object(
     'fsm', fsm, 'step', step, 'queue', queue, 'priority', priority, 'version', version, 'eligible_at', eligible_at,
     'schedule_in', schedule_in, 'correlation_key', correlation_key, 'correlation_scope', correlation_scope,
@@ -508,7 +512,7 @@ $$;
 create function gen_durable.deliver(
   target_id bigint, target_key text, name text, payload jsonb, dedup_key text, traceparent text default null)
 returns table (id bigint, signal_id bigint, woken boolean, queue text)
-language plpgsql as $$
+language plpgsql set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_variable
 declare
   target record;
@@ -579,7 +583,7 @@ end $$;
 create function gen_durable.signal(
   target bigint, name text, payload jsonb default 'null', dedup_key text default null, traceparent text default null)
 returns table (id bigint, delivered boolean)
-language plpgsql as $$
+language plpgsql set search_path = pg_catalog, pg_temp as $$
 begin
   return query select d.id, d.signal_id is not null
                  from gen_durable.deliver(target, null, signal.name, gen_durable.checked_payload(
@@ -592,7 +596,7 @@ end $$;
 create function gen_durable.signal(
   target text, name text, payload jsonb default 'null', dedup_key text default null, traceparent text default null)
 returns table (id bigint, delivered boolean)
-language plpgsql as $$
+language plpgsql set search_path = pg_catalog, pg_temp as $$
 begin
   return query select d.id, d.signal_id is not null
                  from gen_durable.deliver(null, target, signal.name, gen_durable.checked_payload(

@@ -1,4 +1,5 @@
 -- Execution records go, and with them the two views.
+drop function gen_durable.lock_for_effect(bigint, bigint, bigint);
 drop view gen_durable.gen_durable_job_state;
 drop view gen_durable.gen_durable_executions;
 drop table gen_durable.executions;

@@ -63,3 +63,26 @@ select g.id as job_id, g.state as payload, g.execution as attempt, g.inserted_at
          case g.status when 'done' then 'SUCCEEDED' when 'failed' then 'FAILED' when 'cancelled' then 'CANCELLED' end,
          case when g.lease_token is not null or g.step_seq > 0 then 'RUNNING' else 'PENDING' end) as state
   from gen_durable.gen_durable g;
+
+-- Between an effect and its outcome: lock the row, if this execution still has its lease and is not to be cancelled. The lock keeps
+-- it so until the end of the transaction. No id: the effect is rolled back. And what the effect has made of the transaction:
+-- under another isolation level the lock might be refused before that is known.
+-- The effect ran on the search_path of its role, and may have set another. From here on the path is pinned, for every statement
+-- that writes the outcome. That is why this function has no SET clause: its end would undo the pin. All names that are looked up
+-- before the pin are qualified. COMMIT goes back to gen_durable_pool.path for the triggers that the effect deferred.
+create function gen_durable.lock_for_effect(
+  target bigint, token bigint, seq bigint, out is_lent boolean, out isolation text, out id bigint)
+language plpgsql as $$
+begin
+  perform pg_catalog.set_config('gen_durable_pool.path', pg_catalog.current_setting('search_path'), true);
+  perform pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
+  is_lent := coalesce(current_setting('gen_durable_pool.is_lent', true) = 'on', false);
+  isolation := current_setting('transaction_isolation');
+  if isolation = 'read committed' then
+    select g.id into id from gen_durable.gen_durable g
+     where g.id = target and g.lease_token = token and g.step_seq = seq and g.cancel_requested_at is null
+       for no key update;
+  end if;
+end $$;
+
+revoke execute on function gen_durable.lock_for_effect from public;

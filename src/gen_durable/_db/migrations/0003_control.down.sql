@@ -2,12 +2,10 @@
 drop function gen_durable.revoke_producer(name);
 drop function gen_durable.grant_producer(name, text[]);
 drop function gen_durable.producer_rights();
-alter function gen_durable.insert_all reset search_path;
-alter function gen_durable.insert reset search_path;
-alter function gen_durable.insert_from_start security invoker reset search_path;
-alter function gen_durable.insert_from_any_step security invoker reset search_path;
-alter function gen_durable.signal(bigint, text, jsonb, text, text) security invoker reset search_path;
-alter function gen_durable.signal(text, text, jsonb, text, text) security invoker reset search_path;
+alter function gen_durable.insert_from_start security invoker;
+alter function gen_durable.insert_from_any_step security invoker;
+alter function gen_durable.signal(bigint, text, jsonb, text, text) security invoker;
+alter function gen_durable.signal(text, text, jsonb, text, text) security invoker;
 grant execute on function
   gen_durable.insert_rows, gen_durable.insert_letters, gen_durable.leave_letters, gen_durable.job_word, gen_durable.max_payload,
   gen_durable.checked_payload, gen_durable.insert_specs, gen_durable.insert_from_start, gen_durable.insert_from_any_step,

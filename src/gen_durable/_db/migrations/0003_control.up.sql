@@ -19,12 +19,11 @@ create index audit_events_instance on gen_durable.audit_events (instance_id, id)
 -- Reasons and actors are stored with every row and event that they concern, and read with each: they have the bounds that the
 -- clients keep. A reason that is too long is cut, an actor that is too long is refused.
 create function gen_durable.short_reason(reason text) returns text
-language sql immutable as $$
-  select case when length(reason) > 8000 then left(reason, 7999) || chr(8230) else nullif(reason, '') end
-$$;
+language sql immutable
+return case when length(reason) > 8000 then left(reason, 7999) || chr(8230) else nullif(reason, '') end;
 
 create function gen_durable.checked_actor(actor text) returns text
-language plpgsql immutable as $$
+language plpgsql immutable set search_path = pg_catalog, pg_temp as $$
 begin
   if octet_length(actor) not between 1 and 255 then
     raise exception 'actor must have 1 to 255 bytes, got %', octet_length(actor) using errcode = '22023';
@@ -34,7 +33,7 @@ end $$;
 
 -- Count down the barriers of the parents of children that have just ended; the queues of parents that are released.
 create function gen_durable.join_parents(ended_ids bigint[]) returns setof text
-language sql as $$
+language sql set search_path = pg_catalog, pg_temp as $$
   with ended as (
     select child.parent_id, child.parent_round, count(*)::int as children from gen_durable.gen_durable child
      where child.id = any (ended_ids) and child.parent_id is not null group by child.parent_id, child.parent_round
@@ -61,7 +60,7 @@ $$;
 --   status   the status now: cancelled, executing (requested), or the end that it had already
 create function gen_durable.cancel_rows(target_ids bigint[], reason text, actor text, force boolean)
 returns table (id bigint, was text, status text, queues text[])
-language plpgsql as $$
+language plpgsql set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
 declare
   live    record;
@@ -118,7 +117,7 @@ end $$;
 -- else its parent would wait for ever; one that executes keeps its keys until its step has ended.
 create function gen_durable.delete_rows(target_ids bigint[], reason text, actor text)
 returns table (id bigint, deleted_at timestamptz, status text, queues text[])
-language plpgsql as $$
+language plpgsql set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
 declare
   woken text[] := '{}';
@@ -141,7 +140,7 @@ end $$;
 -- Say who has the key that keeps an instance from coming back: an error in any case, also if that one has just gone.
 --   back_as   the status in which they would be back; null: as they are
 create function gen_durable.refuse_key(target_ids bigint[], verb text, back_as gen_durable.durable_status) returns void
-language plpgsql as $$
+language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
   holder record;
 begin
@@ -165,7 +164,7 @@ end $$;
 -- else has taken meanwhile is an error of the whole call.
 create function gen_durable.restore_rows(target_ids bigint[], actor text)
 returns table (id bigint, status text)
-language plpgsql as $$
+language plpgsql set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
 begin
   actor := gen_durable.checked_actor(actor);
@@ -192,7 +191,7 @@ end $$;
 --     A parent that executes is left alone: its worker loads the children, and gives the row back if one is live (`rejoin`).
 create function gen_durable.retry_rows(target_ids bigint[], new_state text, reason text, actor text)
 returns table (id bigint, is_retried boolean, status text, queue text)
-language plpgsql as $$
+language plpgsql set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
 declare
   family  bigint[];
@@ -272,12 +271,12 @@ end $$;
 -- How a job stands, in the words of simple workflows: pending, leased, succeeded, failed, cancelled; null if there is none. By
 -- key, the job that has it now, or else the latest that had it.
 create function gen_durable.job_status(target bigint) returns text
-language sql stable as $$
+language sql stable set search_path = pg_catalog, pg_temp as $$
   select gen_durable.job_word(g.status::text) from gen_durable.gen_durable g where g.id = target
 $$;
 
 create function gen_durable.job_status(target text) returns text
-language sql stable as $$
+language sql stable set search_path = pg_catalog, pg_temp as $$
   select gen_durable.job_word(found.status) from (
     select 0 as rank, g.status::text as status from gen_durable.gen_durable g where g.correlation_guard = target
     union all
@@ -292,7 +291,7 @@ $$;
 -- caller who does not look at the answer is not deceived. A default is worked out by the caller: the actor is the role that
 -- calls, not the owner of the function.
 create function gen_durable.resolve(target_id bigint, target_key text) returns bigint
-language plpgsql stable as $$
+language plpgsql stable set search_path = pg_catalog, pg_temp as $$
 declare
   found_id bigint;
 begin
@@ -318,7 +317,7 @@ end $$;
 -- cancel(42, 'no longer wanted') -> cancelled | requested | finished
 create function gen_durable.cancel(target bigint, reason text default null, actor text default current_user, force boolean default false)
 returns text
-language sql as $$
+language sql set search_path = pg_catalog, pg_temp as $$
   select case when was in ('done', 'failed', 'cancelled') then 'finished' when status = 'cancelled' then 'cancelled'
               else 'requested' end
     from gen_durable.cancel_rows(array[gen_durable.resolve(target, null)], reason, actor, force)
@@ -326,31 +325,31 @@ $$;
 
 create function gen_durable.cancel(target text, reason text default null, actor text default current_user, force boolean default false)
 returns text
-language sql as $$
+language sql set search_path = pg_catalog, pg_temp as $$
   select gen_durable.cancel(gen_durable.resolve(null, target), reason, actor, force)
 $$;
 
 create function gen_durable.soft_delete(target bigint, reason text default null, actor text default current_user)
 returns timestamptz
-language sql as $$
+language sql set search_path = pg_catalog, pg_temp as $$
   select deleted_at from gen_durable.delete_rows(array[gen_durable.resolve(target, null)], reason, actor)
 $$;
 
 create function gen_durable.soft_delete(target text, reason text default null, actor text default current_user)
 returns timestamptz
-language sql as $$
+language sql set search_path = pg_catalog, pg_temp as $$
   select gen_durable.soft_delete(gen_durable.resolve(null, target), reason, actor)
 $$;
 
 create function gen_durable.restore(target bigint, actor text default current_user)
 returns text
-language sql as $$
+language sql set search_path = pg_catalog, pg_temp as $$
   select gen_durable.job_status(id) from gen_durable.restore_rows(array[gen_durable.resolve(target, null)], actor)
 $$;
 
 create function gen_durable.restore(target text, actor text default current_user)
 returns text
-language sql as $$
+language sql set search_path = pg_catalog, pg_temp as $$
   -- Whoever is deleted and had the key, even if another instance has it now.
   select gen_durable.restore(coalesce(
     (select g.id from gen_durable.gen_durable g where g.correlation_key = target and g.deleted_at is not null
@@ -360,7 +359,7 @@ $$;
 -- retry(42) -> whether it goes on
 create function gen_durable.retry(target bigint, state jsonb default null, reason text default null, actor text default current_user)
 returns boolean
-language sql as $$
+language sql set search_path = pg_catalog, pg_temp as $$
   select is_retried
     from gen_durable.retry_rows(array[gen_durable.resolve(target, null)],
                                 gen_durable.checked_payload(state, 'the new state')::text, reason, actor)
@@ -368,7 +367,7 @@ $$;
 
 create function gen_durable.retry(target text, state jsonb default null, reason text default null, actor text default current_user)
 returns boolean
-language sql as $$
+language sql set search_path = pg_catalog, pg_temp as $$
   select gen_durable.retry(gen_durable.resolve(null, target), state, reason, actor)
 $$;
 
@@ -392,7 +391,7 @@ declare
 begin
   for one in select r.function, p.proname in ('insert', 'insert_all') as is_callers
                from gen_durable.producer_rights() r join pg_proc p on p.oid = r.function loop
-    execute format('alter function %s security %s set search_path = pg_catalog, pg_temp', one.function,
+    execute format('alter function %s security %s', one.function,
                    case when one.is_callers then 'invoker' else 'definer' end);
   end loop;
 end $$;

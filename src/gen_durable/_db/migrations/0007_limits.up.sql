@@ -26,7 +26,7 @@ create table gen_durable.buckets (
 -- Refuse a start that weighs more than a full bucket and, for producers, a limit that does not exist. An outcome may name a limit
 -- that is yet to come (must_exist false): its row waits for it, see put_off.
 create function gen_durable.check_limits(keys text[], weights int[], must_exist boolean) returns void
-language plpgsql stable as $$
+language plpgsql stable set search_path = pg_catalog, pg_temp as $$
 declare
   bad record;
 begin
@@ -48,9 +48,8 @@ end $$;
 -- How long it takes until so many tokens have come. Rounded up to the microsecond: never one too many. Three centuries are as good
 -- as never, and still in the calendar.
 create function gen_durable.refill(tokens numeric, allowed int, period interval) returns interval
-language sql immutable as $$
-  select make_interval(secs => least(ceil(tokens * extract(epoch from period) * 1000000 / allowed) / 1000000, 10000000000)::float8)
-$$;
+language sql immutable
+return make_interval(secs => least(ceil(tokens * extract(epoch from period) * 1000000 / allowed) / 1000000, 10000000000)::float8);
 
 -- May these rows start now? In their order, a prefix of each bucket's; granted_at null: no. Called by the pick, in its transaction.
 -- Buckets are locked in the order of their names, so picks that need the same ones wait for each other and never in a ring.
@@ -58,7 +57,7 @@ $$;
 -- a burst which was lowered after it came counts as a full bucket.
 create function gen_durable.spend(keys text[], weights int[], turns timestamptz[])
 returns table (ord bigint, granted_at timestamptz, is_known boolean)
-language plpgsql as $$
+language plpgsql set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
 declare
   moment timestamptz;
@@ -107,7 +106,7 @@ end $$;
 --   fsms, versions   only rows of these machines; null: of all
 create function gen_durable.put_off(keys text[], queues text[], fsms text[], versions int[])
 returns table (key text, count int)
-language plpgsql as $$
+language plpgsql set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
 declare
   one     record;
@@ -196,7 +195,7 @@ end $$;
 -- locked, so that it cannot leave the line unseen; one that somebody holds does not count. A gated one is waited for:
 -- skipping it could leave a free key with all of its rows gated for ever.
 create function gen_durable.ungate(keys text[]) returns setof text
-language sql as $$
+language sql set search_path = pg_catalog, pg_temp as $$
   with freed as materialized (
     select freed.key, least(slots.count - held.count, 32767) as free
       from (select distinct key from unnest(keys) as given (key)
@@ -241,7 +240,7 @@ $$;
 create function gen_durable.apply_limit(
   limit_name text, limit_kind text, new_slots int, new_allowed int, new_period interval, new_burst int, only_if_new boolean)
 returns boolean
-language plpgsql as $$
+language plpgsql set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
 begin
   lock table gen_durable.limits in exclusive mode;
@@ -265,7 +264,7 @@ end $$;
 
 -- What waits because of a limit looks again: gated rows have another number of slots, planned ones another rate.
 create function gen_durable.limit_changed(limit_name text, limit_kind text) returns void
-language plpgsql as $$
+language plpgsql set search_path = pg_catalog, pg_temp as $$
 begin
   if limit_kind = 'concurrency' then
     perform gen_durable.ungate(array(

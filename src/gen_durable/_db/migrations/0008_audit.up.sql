@@ -15,7 +15,7 @@ insert into gen_durable.settings default values;
 
 -- set_audit('all') -> the level that was there before
 create function gen_durable.set_audit(level text, actor text default current_user) returns text
-language plpgsql as $$
+language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
   before text;
 begin

@@ -1,0 +1,225 @@
+"""What another role creates in a schema of the search path never runs with the rights of a worker or a client."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from gen_durable import (
+    AsyncClient,
+    Client,
+    Context,
+    Done,
+    GenDurableError,
+    Machine,
+    Next,
+    Outcome,
+    RateLimit,
+    Schedule,
+    Settings,
+    Spec,
+    Sql,
+    Status,
+    Transaction,
+    Worker,
+    step,
+)
+from gen_durable._db import blocking, pool
+from gen_durable._schema import migrate_schema
+from gen_durable.cli.root import root
+from tests.hijack.traps import caught
+from tests.pooler.machines import Alone, Chain, Parent, Stubborn, Waiter
+
+SOON = timedelta(seconds=30)
+SETTINGS = Settings(
+    poll_interval=timedelta(milliseconds=50),
+    lease=timedelta(seconds=3),
+    reap_interval=timedelta(milliseconds=200),
+    audit="all",
+)
+
+
+class Booked(Machine[None, None]):
+    """Writes into a table of the application, which its effects find by its bare name."""
+
+    @step
+    async def first(self, ctx: Context[None]) -> Outcome[None]:
+        return Next(self.second, effect=Sql("insert into ledger values ($1)", ctx.id))
+
+    @step
+    async def second(self, ctx: Context[None]) -> Outcome[None]:
+        async def write(transaction: Transaction) -> None:
+            await transaction.execute("insert into ledger values ($1)", ctx.id)
+
+        return Done(effect=write)
+
+
+MACHINES: list[Any] = [Chain, Stubborn, Waiter, Parent, Alone, Booked]
+
+
+async def worked(dsn: str, db: Any) -> None:
+    """What a worker does: every outcome, keys, limits, signals, deadlines, effects, children."""
+    await db.execute("create table public.ledger (id bigint)")
+    limits = [RateLimit("crm", 1000, per=timedelta(seconds=1))]
+    async with Worker(MACHINES, dsn=dsn, settings=SETTINGS, limits=limits) as worker:
+        refs: list[Any] = await worker.insert_all(
+            [
+                Spec(Chain, 1),
+                Spec(Stubborn, None),
+                Spec(Waiter, 0.05),
+                Spec(Parent, 3),
+                Spec(Booked, None),
+                Spec(Chain, 1, rate_limit="crm"),
+                *[Spec(Alone, "k", concurrency_key="k") for _ in range(3)],
+            ]
+        )
+        waiter = await worker.insert(Waiter, 60.0, correlation_key="w")
+        await worker.signal("w", Waiter.note, "here")
+        await worker.wait_all([*refs, waiter], timeout=SOON)
+
+
+async def used(client: Any) -> None:
+    """The verbs of a client, of either kind."""
+
+    async def done(value: Any) -> Any:
+        return await value if asyncio.iscoroutine(value) else value
+
+    ref = await done(client.insert(Chain, 1, correlation_key="c", concurrency_key="k"))
+    await done(client.insert_all([Spec(Waiter, 1.0, unique_key="u"), Spec(Waiter, 1.0, unique_key="u")]))
+    await done(client.signal("c", "note", "x"))
+    await done(client.get(ref))
+    await done(client.get("c"))
+    await done(client.list(Chain, status=[Status.RUNNABLE]))
+    await done(client.count(Chain))
+    await done(client.children(ref, every=True))
+    await done(client.explain(ref))
+    await done(client.cancel(ref))
+    await done(client.retry(ref))
+    await done(client.soft_delete(ref))
+    await done(client.restore(ref))
+    await done(client.cancel_all(Chain))
+    await done(client.executions(ref))
+    await done(client.events(ref))
+    await done(client.audit(ref))
+    await done(client.set_audit("all"))
+    await done(client.set_limit(RateLimit("mail", 10, per=timedelta(seconds=1))))
+    await done(client.limits())
+    await done(client.remove_limit("mail"))
+    await done(client.put_schedule(Schedule("s", Spec(Chain, 1), every=timedelta(hours=1))))
+    await done(client.trigger_schedule("s"))
+    await done(client.pause_schedule("s"))
+    await done(client.resume_schedule("s"))
+    await done(client.delete_schedule("s"))
+    await done(client.pause_queue("q"))
+    await done(client.resume_queue("q"))
+    await done(client.queues())
+    await done(client.workers())
+    await done(client.doctor())
+
+
+async def test_a_worker(trapped: str, db: Any, attacker: str) -> None:
+    await worked(trapped, db)
+    assert await db.fetchval("select count(*) from public.ledger") == 2
+    assert await caught(db, attacker) == set()
+
+
+async def test_an_async_client(trapped: str, db: Any, attacker: str) -> None:
+    async with AsyncClient(trapped) as client:
+        await used(client)
+    assert await caught(db, attacker) == set()
+
+
+async def test_a_blocking_client(trapped: str, db: Any, attacker: str) -> None:
+    await asyncio.to_thread(lambda: asyncio.run(used_blocking(trapped)))
+    assert await caught(db, attacker) == set()
+
+
+COMMANDS = """
+insert Chain 1 --correlation-key k
+signal k note 1
+ls --status runnable
+show k
+explain k
+cancel k --yes
+retry k
+delete k --yes
+restore k
+audit ls k
+audit level all
+queues
+queues pause q
+workers
+limits set crm=10/1s
+limits ls
+schedules ls
+outbox ls
+db status
+doctor
+"""
+
+
+async def test_a_superuser_at_the_command_line(trapped: str, db: Any, attacker: str) -> None:
+    assert await db.fetchval("select usesuper from pg_user where usename = current_user")
+    async with Worker([Chain], dsn=trapped, queues={}):
+        pass
+    for line in COMMANDS.strip().splitlines():
+        result = await asyncio.to_thread(CliRunner().invoke, root, [*line.split(), "--dsn", trapped])
+        assert result.exit_code in (0, 1), (line, result.output)
+    assert await caught(db, attacker) == set()
+
+
+@pytest.mark.parametrize("what", ["worker", "client", "blocking client"])
+async def test_without_the_pinned_path_the_traps_spring(
+    trapped: str, db: Any, attacker: str, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that the tests above are known to test something."""
+    monkeypatch.delitem(pool.PINNED, "search_path")
+    monkeypatch.setattr(pool, "_PIN_PATH", "select")
+    monkeypatch.setattr(blocking, "_OPTIONS", dict.fromkeys((True, False), ""))
+    owner = await db.fetchval("select current_user::text")
+    with suppress(GenDurableError):  # some statements cannot even be parsed with these operators
+        if what == "worker":
+            await worked(trapped, db)
+        elif what == "client":
+            async with AsyncClient(trapped) as client:
+                await used(client)
+        else:
+            await asyncio.to_thread(lambda: asyncio.run(used_blocking(trapped)))
+    assert await caught(db, attacker) == {owner}
+
+
+async def used_blocking(dsn: str) -> None:
+    with Client(dsn) as client:
+        await used(client)
+
+
+async def test_every_function_is_pinned_or_bound_when_it_is_created(db: Any) -> None:
+    """With one exception, which pins the path for the rest of its transaction."""
+    rows = await db.fetch(
+        """select p.proname from pg_proc p
+            where p.pronamespace = 'gen_durable'::regnamespace and p.prosqlbody is null
+              and not coalesce(p.proconfig, '{}') @> '{"search_path=pg_catalog, pg_temp"}'"""
+    )
+    assert [row["proname"] for row in rows] == ["lock_for_effect"]
+
+
+async def test_migrations_bind_nothing_that_is_found_on_the_path(
+    trapped: str, db: Any, attacker: str
+) -> None:
+    """Views, defaults, constraints and indexes keep the operators that they were created with."""
+    await migrate_schema(trapped, "second")
+    bound = await db.fetch(
+        """select distinct pg_describe_object(d.classid, d.objid, d.objsubid) as what
+             from pg_depend d
+             left join pg_operator o on d.refclassid = 'pg_operator'::regclass and o.oid = d.refobjid
+             left join pg_proc p on d.refclassid = 'pg_proc'::regclass and p.oid = d.refobjid
+            where coalesce(o.oprnamespace, p.pronamespace) = 'public'::regnamespace
+              and pg_describe_object(d.classid, d.objid, d.objsubid) ~ 'second'"""
+    )
+    assert bound == []
+    assert await caught(db, attacker) == set()
