@@ -32,7 +32,7 @@ from .errors import (
     UsageError,
     WorkerStoppedError,
 )
-from .events import CloudEvent, Event, Rejected, Sink
+from .events import CloudEvent, Event, Rejected, Sink, SinkUnavailable
 from .findings import Finding
 from .instance import (
     AlreadyFinished,
@@ -146,6 +146,7 @@ __all__ = [
     "SettingsError",
     "Signal",
     "Sink",
+    "SinkUnavailable",
     "Spec",
     "Sql",
     "Status",

@@ -142,6 +142,8 @@ class Settings(msgspec.Struct, metaclass=_Named, frozen=True, kw_only=True):
     """How long an instance is kept after it was deleted softly, however it had ended."""
     retention_events: timedelta = timedelta(days=7)
     """How long an event of the outbox is kept after it was published."""
+    retention_pending: timedelta = timedelta(days=30)
+    """How long an event that no sink has accepted is kept and retried, from its commit on."""
     retention_executions: timedelta = timedelta(days=7)
     """How long the record of an execution is kept; it goes with its instance at the latest."""
     retention_audit: timedelta = timedelta(days=90)
@@ -169,8 +171,6 @@ class Settings(msgspec.Struct, metaclass=_Named, frozen=True, kw_only=True):
     """How many children one outcome may insert."""
     event_source: str = ""
     """The `source` of the events that this system publishes, a URI; left out, `/gen_durable/<schema>`."""
-    event_attempts: int = 20
-    """How often an event is tried before it is given up: about an hour."""
 
     def __post_init__(self) -> None:
         _check_schema("settings.schema", self.schema)
@@ -183,7 +183,7 @@ class Settings(msgspec.Struct, metaclass=_Named, frozen=True, kw_only=True):
         _check_duration("settings.min_poll_interval", self.min_poll_interval, shortest)
         _check_duration("settings.reap_interval", self.reap_interval, shortest)
         _check_duration("settings.gc_interval", self.gc_interval, shortest)
-        for name in ("done", "cancelled", "failed", "deleted", "events", "executions", "audit"):
+        for name in ("done", "cancelled", "failed", "deleted", "events", "pending", "executions", "audit"):
             _check_duration(f"settings.retention_{name}", getattr(self, f"retention_{name}"), timedelta(0))
         _check_bool("settings.reaper", self.reaper)
         _check_bool("settings.gc", self.gc)
@@ -206,7 +206,6 @@ class Settings(msgspec.Struct, metaclass=_Named, frozen=True, kw_only=True):
             raise SettingsError("settings.pooler", f"must be none or transaction, got {self.pooler!r}")
         _check_int("settings.max_payload", self.max_payload, 1, _MAX_JSONB)
         _check_int("settings.max_children", self.max_children, 1)
-        _check_int("settings.event_attempts", self.event_attempts, 1)
         if type(self.event_source) is not str or not self.event_source.isprintable():
             raise SettingsError("settings.event_source", f"must be a URI, got {self.event_source!r}")
         if self.heartbeat * 2 > self.lease:

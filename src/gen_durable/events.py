@@ -7,7 +7,7 @@ once, in order per instance and sink. The id of an event is the same on every de
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final, Literal, Protocol, TypeAlias, runtime_checkable
 
 import msgspec
@@ -25,6 +25,7 @@ __all__ = [
     "Rejected",
     "Sink",
     "SinkLike",
+    "SinkUnavailable",
     "emitted",
 ]
 
@@ -33,7 +34,7 @@ MAX_EVENTS: Final = 1000
 
 
 EventState: TypeAlias = Literal["pending", "published", "dead"]
-"""`dead`: given up, until it is replayed."""
+"""`dead`: the sink rejected it for good; it can be replayed."""
 
 
 class Event(msgspec.Struct, frozen=True):
@@ -111,18 +112,41 @@ class EventRecord(msgspec.Struct, frozen=True, kw_only=True):
     published_at: datetime | None
 
 
-class Rejected(Exception):  # noqa: N818 - a decision of the receiver, told by the sink
-    """Raise it in a sink: this event will never be accepted. It is put aside at once, and the ones behind it go on."""
+class Rejected(Exception):  # noqa: N818 - an answer of the receiver, not a fault
+    """Raise it in a sink: the receiver will never accept this event.
+
+    The event becomes a dead letter at once, and the events behind it are published.
+    """
+
+
+class SinkUnavailable(Exception):  # noqa: N818 - as above
+    """Raise it in a sink: the receiver accepts no event at all now.
+
+    The dispatcher pauses the whole sink, at least for `retry_after`. `ConnectionError` and `socket.gaierror` mean the
+    same.
+    """
+
+    retry_after: timedelta | None
+
+    def __init__(self, reason: str, *, retry_after: timedelta | None = None) -> None:
+        super().__init__(reason)
+        self.retry_after = retry_after
 
 
 @runtime_checkable
 class Sink(Protocol):
-    """Where events go. Anything that it raises but `Rejected` means: not now, try again."""
+    """Where events go.
+
+    An event is retried with back-off on every error but `Rejected`, which is final. `SinkUnavailable` pauses the sink;
+    any other error delays the instance of the event only.
+    """
 
     batch: int
-    """How many events it takes at once. It takes all of them or, if it raises, none that it will not take again."""
+    """How many events `publish` takes at once. If it raises, the events are sent again, in smaller batches."""
 
-    async def publish(self, events: Sequence[CloudEvent]) -> None: ...
+    async def publish(self, events: Sequence[CloudEvent]) -> None:
+        """Publish these events, in order. It may be called again while an earlier call still runs."""
+        ...
 
 
 SinkLike: TypeAlias = Sink | Callable[[CloudEvent], Awaitable[object] | object]

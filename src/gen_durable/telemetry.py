@@ -26,6 +26,7 @@ __all__ = [
     "GcSwept",
     "HandlerMissing",
     "OutboxDead",
+    "OutboxExpired",
     "OutboxFailed",
     "OutboxPublished",
     "OutcomeStale",
@@ -194,13 +195,21 @@ class OutboxFailed(Event, frozen=True, kw_only=True):
 
 
 class OutboxDead(Event, frozen=True, kw_only=True):
-    """An event is given up, until somebody replays it."""
+    """A sink has rejected an event for good; it is a dead letter until it is replayed."""
 
     name: ClassVar[str] = "outbox.dead"
     id: str
     sink: str
     type: str
     error: str
+
+
+class OutboxExpired(Event, frozen=True, kw_only=True):
+    """No sink accepted these events within `retention_pending`; they are removed."""
+
+    name: ClassVar[str] = "outbox.expired"
+    count: int
+    sink: str
 
 
 class ScheduleFired(Event, frozen=True, kw_only=True):

@@ -26,6 +26,12 @@ MUTANTS = [
         ],
     ),
     Mutant(
+        name="an execution is finished without its lock",
+        scenario=events.last_marks(),
+        reason="not done",
+        changes=[Change("lock_executions", " for no key update of e", "")],
+    ),
+    Mutant(
         name="a mark needs no lease",
         scenario=events.late_mark(),
         reason="a late mark counted",

@@ -233,7 +233,9 @@ async def test_events_that_do_not_come_out(db: Any, client: Any) -> None:
     ago = datetime.now(UTC) - unserved.facts["since"]
     assert timedelta(hours=1.9) < ago < timedelta(hours=2.1)
     assert (failing.facts["sink"], failing.facts["count"]) == ("web", 1)
-    assert failing.what.endswith("an error of theirs: 503")
+    assert failing.what.endswith("last error: 503")
+    left = failing.facts["expires_at"] - datetime.now(UTC)
+    assert timedelta(days=29.9) < left < timedelta(days=30)
     assert failing.fix.endswith("gen-durable outbox ls --sink web --state pending")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from datetime import timedelta
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 from gen_durable import (
     AsyncClient,
     Duplicate,
+    ExecutionStatus,
     InstanceCollectedError,
     NotRetried,
     Retried,
@@ -23,10 +25,11 @@ from gen_durable._db import gc
 from gen_durable._db.pool import Database
 from gen_durable._runtime.collector import Collector
 from gen_durable._runtime.service import Contact
-from gen_durable.telemetry import GcSwept, Telemetry
+from gen_durable.telemetry import GcSwept, OutboxExpired, Telemetry
 from tests.control.support import Plain
 from tests.operations.rows import EVERY, count, ids, put
-from tests.scenarios.support import CALM, Events
+from tests.outbox.machines import Teller
+from tests.scenarios.support import CALM, FAST, PATIENCE, Events
 
 DAY = timedelta(days=1)
 SETTINGS = Settings.load()
@@ -256,7 +259,7 @@ async def test_letters_that_a_crash_left_behind_are_removed(db: Any, database: D
 
 @pytest.mark.clause("GC-10")
 async def test_events_go_when_they_are_published_and_old(db: Any, database: Database) -> None:
-    for published, dead in (("8 days", None), ("6 days", None), (None, None), (None, "30 days")):
+    for published, dead in (("8 days", None), ("6 days", None), (None, "30 days")):
         await db.execute(
             "insert into gen_durable.outbox (instance_id, step_seq, n, sink, type, subject, data, created_at,"
             " published_at, dead_at) values (1, 1, 1, 's', 't', 'u', '{}', now() - interval '1 year',"
@@ -269,7 +272,50 @@ async def test_events_go_when_they_are_published_and_old(db: Any, database: Data
         " select 1, 1, 1, 's', 't', 'u', '{}', now() - interval '9 days' from generate_series(1, 600)"
     )
     await sweep(database)
-    assert await count(db, "outbox") == 3
+    assert await count(db, "outbox") == 2
+
+
+@pytest.mark.clause("GC-12")
+async def test_events_that_no_sink_accepts_expire(
+    db: Any, database: Database, caplog: pytest.LogCaptureFixture
+) -> None:
+    await db.execute("""
+        insert into gen_durable.outbox (instance_id, step_seq, n, sink, type, subject, data, created_at, next_at,
+                                        lease_token, dead_at, attempts)
+        select n, 1, 1, sink, 't', 'u', '{}', now() - age, now() + due, token, dead, n
+          from (values (1, 'web', interval '31 days', interval '5 min', null, null),
+                       (2, 'web', interval '31 days', interval '-1 min', 7, null),
+                       (3, 'ops', interval '31 days', interval '-31 days', null, null),
+                       (4, 'web', interval '29 days', interval '5 min', null, null),
+                       (5, 'web', interval '31 days', interval '1 min', 7, null),
+                       (6, 'web', interval '31 days', interval '1 min', null, now())) as event (n, sink, age, due, token, dead)
+    """)
+    told: list[OutboxExpired] = []
+    telemetry = Telemetry()
+    telemetry.subscribe(told.append, OutboxExpired)
+    await Collector(database, SETTINGS, telemetry, Contact()).tick()
+    left = await db.fetchval("select array_agg(instance_id order by 1) from gen_durable.outbox")
+    assert left == [4, 5, 6], "young, leased, dead"
+    assert sorted(told, key=lambda each: each.sink) == [
+        OutboxExpired(count=1, sink="ops"),
+        OutboxExpired(count=2, sink="web"),
+    ]
+    assert "removed 2 events for sink 'web': not accepted within 30d" in caplog.text
+
+
+@pytest.mark.clause("GC-12", "EVT-10")
+async def test_an_execution_whose_event_expired_is_done(db: Any, durable_dsn: str) -> None:
+    settings = msgspec.structs.replace(
+        FAST, gc_interval=timedelta(milliseconds=100), retention_pending=timedelta(seconds=1)
+    )
+    async with Worker([Teller], dsn=durable_dsn, settings=settings) as worker:
+        events = Events(worker)
+        ref = await worker.insert(Teller, {}, step="last")
+        await events.wait(OutboxExpired)
+        assert await worker.events(ref) == []
+        async with asyncio.timeout(PATIENCE.total_seconds()):
+            while (await worker.executions(ref))[0].status is not ExecutionStatus.DONE:
+                await asyncio.sleep(0.05)
 
 
 @pytest.mark.clause("GC-11")

@@ -69,6 +69,18 @@ async def test_a_step_of_a_walk_reads_its_blocks(explainer: Explainer) -> None:
     assert found.indexes <= {"gen_durable_pkey"}, found
 
 
+async def test_expired_events_are_found_by_a_walk(explainer: Explainer) -> None:
+    await explainer.connection.execute(
+        "insert into gen_durable.outbox (instance_id, step_seq, n, sink, type, subject, data, created_at)"
+        " select n, 1, 1, 's', 't', 'u', '{}', now() - n * interval '1 s' from generate_series(1, 40000) n"
+    )
+    (expired, following), (found,) = await explainer.run(gc.walk_pending(HOUR, 0))
+    assert expired
+    assert following == 256
+    assert not found.seq_scans, found
+    assert not found.indexes, found
+
+
 async def test_published_events_are_found_by_their_age(explainer: Explainer) -> None:
     await explainer.connection.execute(
         "insert into gen_durable.outbox (instance_id, step_seq, n, sink, type, subject, data, published_at)"

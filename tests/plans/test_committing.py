@@ -144,7 +144,7 @@ async def test_committed_executions_are_finished(explainer: Explainer) -> None:
 
 
 async def test_abandoned_executions_are_finished(explainer: Explainer) -> None:
-    finished, (found,) = await explainer.run(commit.finish_abandoned(LEASE))
+    (finished, _), (found,) = await explainer.run(commit.finish_abandoned(LEASE))
     assert finished == 80
     assert not found.seq_scans, found
     assert found.indexes <= {"executions_committed", "executions_commit", "outbox_line"}, found

@@ -19,7 +19,7 @@ class Receiver:
     def __init__(self) -> None:
         self.got: list[Request] = []
         self.status = 204
-        self.location = ""
+        self.more = ""
         self.delay = 0.0
         self.port = 0
         self._clients: set[asyncio.StreamWriter] = set()
@@ -40,8 +40,7 @@ class Receiver:
                 body = await reader.readexactly(int(headers.get("content-length", "0")))
                 self.got.append(Request(method, path, headers, body))
                 await asyncio.sleep(self.delay)
-                more = f"location: {self.location}\r\n" if self.location else ""
-                writer.write(f"HTTP/1.1 {self.status} X\r\ncontent-length: 0\r\n{more}\r\n".encode())
+                writer.write(f"HTTP/1.1 {self.status} X\r\ncontent-length: 0\r\n{self.more}\r\n".encode())
                 await writer.drain()
         except (ConnectionError, asyncio.IncompleteReadError):
             pass

@@ -11,9 +11,9 @@ import pytest
 from cloudevents.core.bindings.http import HTTPMessage, from_http_event
 from cloudevents.core.v1.event import CloudEvent as Theirs
 
-from gen_durable import CloudEvent, Rejected
+from gen_durable import CloudEvent, Rejected, SinkUnavailable
 from gen_durable.errors import UsageError
-from gen_durable.sinks import ForbiddenAddressError, HttpSink, verify
+from gen_durable.sinks import ForbiddenAddressError, HttpSink, HttpStatusError, verify
 from tests.sinks.receiver import Receiver, Request, receiver
 
 SECRET = "0123456789abcdef0123456789abcdef"
@@ -85,10 +85,13 @@ async def test_requests_are_signed(there: Receiver) -> None:
     ("status", "error"),
     [
         (400, Rejected),
+        (410, Rejected),
         (422, Rejected),
-        (404, ConnectionError),
-        (429, ConnectionError),
-        (500, ConnectionError),
+        (401, HttpStatusError),
+        (404, HttpStatusError),
+        (429, SinkUnavailable),
+        (500, HttpStatusError),
+        (503, SinkUnavailable),
     ],
 )
 async def test_answers(there: Receiver, status: int, error: type[Exception]) -> None:
@@ -99,10 +102,39 @@ async def test_answers(there: Receiver, status: int, error: type[Exception]) -> 
     await sink.close()
 
 
-async def test_redirects_are_not_followed(there: Receiver) -> None:
-    there.status, there.location = 307, there.url + "/elsewhere"
+@pytest.mark.parametrize(
+    ("header", "seconds"),
+    [
+        ("7", 7),
+        ("0", 0),
+        ("Fri, 31 Dec 1999 23:59:59 GMT", 0),
+        ("Fri, 31 Dec 1999 23:59:59 -0000", 0),
+        ("soon", None),
+        ("", None),
+        ("-5", None),
+        ("9" * 400, None),
+    ],
+)
+async def test_retry_after_is_passed_on(there: Receiver, header: str, seconds: int | None) -> None:
+    there.status, there.more = 429, f"retry-after: {header}\r\n"
     sink = HttpSink(there.url, private=True)
-    with pytest.raises(ConnectionError, match="answered 307"):
+    with pytest.raises(SinkUnavailable) as caught:
+        await sink.publish([event()])
+    await sink.close()
+    assert caught.value.retry_after == (None if seconds is None else timedelta(seconds=seconds))
+
+
+async def test_a_receiver_that_is_not_there_is_unavailable() -> None:
+    sink = HttpSink("http://127.0.0.1:1/", private=True)
+    with pytest.raises(SinkUnavailable, match=r"ConnectError"):
+        await sink.publish([event()])
+    await sink.close()
+
+
+async def test_redirects_are_not_followed(there: Receiver) -> None:
+    there.status, there.more = 307, f"location: {there.url}/elsewhere\r\n"
+    sink = HttpSink(there.url, private=True)
+    with pytest.raises(HttpStatusError, match="answered 307"):
         await sink.publish([event()])
     await sink.close()
     assert len(there.got) == 1

@@ -18,6 +18,7 @@ from gen_durable.telemetry import (
     GcSwept,
     HandlerMissing,
     OutboxDead,
+    OutboxExpired,
     OutboxFailed,
     OutboxPublished,
     OutcomeStale,
@@ -49,6 +50,7 @@ EVENTS: list[Event] = [
     OutboxPublished(count=3, sink="default"),
     OutboxFailed(count=1, sink="default", error="TimeoutError"),
     OutboxDead(id="7:3:1", sink="default", type="order.paid", error="refused"),
+    OutboxExpired(count=2, sink="default"),
     ScheduleFired(
         schedule="nightly", fsm="Report", slot=datetime(2026, 1, 1, 3, tzinfo=UTC), lag=timedelta(0), id=7
     ),
@@ -72,6 +74,7 @@ def test_events_have_the_names_that_dashboards_know() -> None:
         "outbox.published",
         "outbox.failed",
         "outbox.dead",
+        "outbox.expired",
         "schedule.fired",
         "await.timeout",
     ]

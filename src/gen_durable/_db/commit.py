@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import timedelta
-from typing import Any
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
 
 import msgspec
 
@@ -19,8 +19,10 @@ from .plan import Call, Plan, Row, Rows, statements
 from .signal import sweep
 
 __all__ = [
+    "FIRST_PAGE",
     "CommitReport",
     "Held",
+    "Page",
     "Recorder",
     "commit",
     "commit_plain",
@@ -35,6 +37,8 @@ __all__ = [
 ]
 
 _SQL = statements("commit.sql")
+# How many executions one round of finish_abandoned looks at; the number stands in commit.sql.
+_PAGE: Final = 500
 _ENDED = frozenset({"done", "failed", "cancelled"})
 
 
@@ -137,9 +141,25 @@ def finish(entries: Sequence[CommitEntry]) -> Plan[None]:
     )
 
 
-def finish_abandoned(lease: timedelta) -> Plan[int]:
-    """The same for executions whose worker died in between; how many there were."""
-    return len((yield _SQL["finish_abandoned"](lease=lease)))
+class Page(msgspec.Struct, frozen=True):
+    """How far `finish_abandoned` has come: the last execution that it looked at."""
+
+    finished_at: datetime
+    instance_id: int
+    step_seq: int
+
+
+FIRST_PAGE: Final = Page(datetime(1, 1, 2, tzinfo=UTC), 0, 0)
+
+
+def finish_abandoned(lease: timedelta, after: Page = FIRST_PAGE) -> Plan[tuple[int, Page]]:
+    """The same for executions whose worker died in between; how many, and where the next call goes on."""
+    (row,) = yield _SQL["finish_abandoned"](
+        lease=lease, after_at=after.finished_at, after_id=after.instance_id, after_seq=after.step_seq
+    )
+    if row["seen"] < _PAGE:
+        return row["finished"], FIRST_PAGE
+    return row["finished"], Page(row["finished_at"], row["instance_id"], row["step_seq"])
 
 
 def unlocked(entries: Sequence[CommitEntry]) -> Plan[tuple[list[CommitEntry], list[CommitEntry]]]:

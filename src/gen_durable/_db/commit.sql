@@ -277,19 +277,32 @@ update gen_durable.executions e set status = 'DONE'
  where e.instance_id = done.instance_id and e.step_seq = done.step_seq and e.status = 'COMMITTED'
 
 -- name: finish_abandoned
--- The same for those whose worker died between COMMITTED and DONE: their effect has happened, and is not repeated.
-with abandoned as materialized (
-  select e.instance_id, e.step_seq from gen_durable.executions e
+-- The same for executions whose worker died between COMMITTED and DONE (their effect has happened, and is not repeated), or
+-- whose last event was removed. A page behind (:after_at, :after_id, :after_seq): while a sink is away, many executions stay
+-- COMMITTED, and one round of the reaper must not read them all.
+with page as materialized (
+  select e.instance_id, e.step_seq, e.finished_at from gen_durable.executions e
    where e.status = 'COMMITTED' and e.finished_at < statement_timestamp() - :lease::interval
+     and e.finished_at >= :after_at::timestamptz
+     and (e.finished_at, e.instance_id, e.step_seq) > (:after_at::timestamptz, :after_id::bigint, :after_seq::bigint)
+   order by e.finished_at, e.instance_id, e.step_seq limit 500
+), abandoned as materialized (
+  select e.instance_id, e.step_seq from page join gen_durable.executions e using (instance_id, step_seq)
+   where e.status = 'COMMITTED'
      and not exists (select from gen_durable.outbox o
-                      where o.instance_id = e.instance_id and o.step_seq = e.step_seq and o.published_at is null)
-   order by e.finished_at limit 500
-     for update skip locked
+                      where o.instance_id = e.instance_id and o.step_seq = e.step_seq and o.published_at is null
+                        and o.dead_at is null)
+     for update of e skip locked
+), finished as (
+  update gen_durable.executions e set status = 'DONE'
+    from abandoned
+   where e.instance_id = abandoned.instance_id and e.step_seq = abandoned.step_seq and e.status = 'COMMITTED'
+  returning 1
 )
-update gen_durable.executions e set status = 'DONE'
-  from abandoned
- where e.instance_id = abandoned.instance_id and e.step_seq = abandoned.step_seq and e.status = 'COMMITTED'
-returning e.instance_id
+select (select count(*) from finished) as finished, (select count(*) from page) as seen, last.finished_at, last.instance_id,
+       last.step_seq
+  from (select 1) one left join
+       (select * from page order by page.finished_at desc, page.instance_id desc, page.step_seq desc limit 1) last on true
 
 -- name: unlocked
 -- Which of these rows nobody else holds: asked when a flush gave up waiting for one of them.

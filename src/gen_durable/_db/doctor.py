@@ -278,11 +278,13 @@ def _outbox(settings: Settings) -> Plan[list[Finding]]:
     return [
         Finding(
             code="outbox.stuck",
-            what=f"{_counted(row['count'])} events for sink {row['sink']} are not published, the first since "
-            f"{row['since']}" + (f"; an error of theirs: {row['last_error']}" if row["last_error"] else ""),
-            fix=f"run a worker that has this sink; if one does, see what became of its tries: gen-durable outbox ls "
+            what=f"{_counted(row['count'])} events for sink {row['sink']} have not been published since "
+            f"{row['since']}; the oldest is removed at {row['oldest'] + settings.retention_pending} "
+            "(settings.retention_pending)"
+            + (f"; last error: {row['last_error']}" if row["last_error"] else ""),
+            fix=f"run a worker that has this sink; if one runs, look at its errors: gen-durable outbox ls "
             f"--sink {row['sink']} --state pending",
-            facts=dict(row),
+            facts={**row, "expires_at": row["oldest"] + settings.retention_pending},
         )
         for row in rows
     ]

@@ -78,11 +78,11 @@ with recursive sink as (
     select o.sink from gen_durable.outbox o
      where o.published_at is null and o.dead_at is null and o.sink > sink.sink order by o.sink limit 1) next
 )
-select sink.sink, late.count, late.since, late.last_error
+select sink.sink, late.count, late.since, late.oldest, late.last_error
   from (select * from sink limit 1000) sink
  cross join lateral (
-   select count(*) as count, min(pending.since) as since, max(pending.last_error) as last_error
-     from (select o.last_error, o.attempts, case when o.attempts > 0 then o.created_at else o.next_at end as since
+   select count(*) as count, min(pending.since) as since, min(pending.created_at) as oldest, max(pending.last_error) as last_error
+     from (select o.last_error, o.created_at, case when o.attempts > 0 then o.created_at else o.next_at end as since
              from gen_durable.outbox o
             where o.sink = sink.sink and o.published_at is null and o.dead_at is null
             order by o.next_at, o.id limit :most::int) pending

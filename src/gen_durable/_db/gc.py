@@ -21,6 +21,7 @@ __all__ = [
     "vacuum",
     "walk_buckets",
     "walk_executions",
+    "walk_pending",
     "walk_signals",
 ]
 
@@ -87,6 +88,13 @@ def walk_executions(retention: timedelta, block: int) -> Plan[int]:
 def walk_signals(block: int) -> Plan[int]:
     """Remove signals that nobody can read from some blocks of the table; the block to go on with, 0 at its end."""
     return _following((yield _SQL["sweep_signals"](block=block, blocks=_BLOCKS)), block)
+
+
+def walk_pending(retention: timedelta, block: int) -> Plan[tuple[dict[str, int], int]]:
+    """Remove old events that no sink has accepted from some blocks; how many by sink, and the next block."""
+    rows = yield _SQL["sweep_pending"](retention=retention, block=block, blocks=_BLOCKS)
+    by_sink = {row["sink"]: row["deleted"] for row in rows if row["sink"] is not None}
+    return by_sink, _following(rows, block)
 
 
 def walk_buckets(block: int) -> Plan[tuple[int, int]]:

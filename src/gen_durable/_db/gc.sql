@@ -103,7 +103,7 @@ with block as materialized (
 select (select count(*) from gone) as deleted, block.blocks from block
 
 -- name: sweep_events
--- Events that were published so long ago. Those that were given up stay until somebody has looked at them.
+-- Events that were published so long ago. Dead letters stay until they are replayed.
 with old as materialized (
   select o.id from gen_durable.outbox o
    where o.published_at < statement_timestamp() - :retention::interval
@@ -113,6 +113,23 @@ with old as materialized (
   delete from gen_durable.outbox o using old where o.id = old.id returning 1
 )
 select count(*) as deleted from gone
+
+-- name: sweep_pending
+-- Events that no sink has accepted for so long. The same walk as for executions: an index on their age would be paid by every
+-- commit with events. "coalesce" keeps the planner from the partial indexes, which would read all that is pending. An event that a dispatcher has leased stays. The reaper finishes the executions of the removed events.
+with block as materialized (
+  select pg_relation_size('gen_durable.outbox') / current_setting('block_size')::int as blocks
+), expired as materialized (
+  select o.ctid from gen_durable.outbox o
+   where o.ctid >= format('(%s,0)', :block::bigint)::tid and o.ctid < format('(%s,0)', :block::bigint + :blocks::int)::tid
+     and coalesce(o.published_at, o.dead_at) is null and o.created_at < statement_timestamp() - :retention::interval
+     and (o.lease_token is null or o.next_at < statement_timestamp())
+     for update skip locked
+), gone as (
+  delete from gen_durable.outbox o using expired where o.ctid = expired.ctid returning o.sink
+)
+select block.blocks, by_sink.sink, by_sink.deleted
+  from block left join (select gone.sink, count(*) as deleted from gone group by gone.sink) by_sink on true
 
 -- name: sweep_audit
 -- Audit events of long ago, in the order in which they were written: a page of the primary key, and of that what is old enough.

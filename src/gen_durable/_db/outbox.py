@@ -82,10 +82,12 @@ def mark(sink: str, marks: Sequence[Mark], lease_token: int) -> Plan[int]:
     over = [one for one in marks if one.verdict in ("published", "dead") and one.event.id in ours]
     if over:
         yield _SQL["go_on"](instance_ids=[one.event.instance_id for one in over], sink=sink)
-    if out := [one.event for one in over if one.verdict == "published"]:
-        yield _SQL["finish_published"](
-            instance_ids=[event.instance_id for event in out], step_seqs=[event.step_seq for event in out]
-        )
+        executions = {
+            "instance_ids": [one.event.instance_id for one in over],
+            "step_seqs": [one.event.step_seq for one in over],
+        }
+        yield _SQL["lock_executions"](**executions)
+        yield _SQL["finish_executions"](**executions)
     return len(ours)
 
 

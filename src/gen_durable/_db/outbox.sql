@@ -61,13 +61,22 @@ update gen_durable.outbox o set next_at = statement_timestamp()
  where o.instance_id = line.instance_id and o.sink = :sink::text and o.published_at is null and o.dead_at is null
    and o.lease_token is null and o.attempts = 0 and o.next_at > statement_timestamp()
 
--- name: finish_published
--- The executions all of whose events are out have nothing left to do.
+-- name: lock_executions
+-- Before finish_executions, in a statement of its own: of two dispatchers that mark the last events of one execution at once,
+-- the second waits here, and its next statement sees the marks of the first.
+select from gen_durable.executions e
+  join unnest(:instance_ids::bigint[], :step_seqs::bigint[]) as done (instance_id, step_seq) using (instance_id, step_seq)
+ where e.status = 'COMMITTED'
+ order by e.instance_id, e.step_seq for no key update of e
+
+-- name: finish_executions
+-- Executions whose events are all published or dead have nothing left to do.
 update gen_durable.executions e set status = 'DONE'
   from (select distinct * from unnest(:instance_ids::bigint[], :step_seqs::bigint[]) as done (instance_id, step_seq)) done
  where e.instance_id = done.instance_id and e.step_seq = done.step_seq and e.status = 'COMMITTED'
    and not exists (select from gen_durable.outbox o
-                    where o.instance_id = done.instance_id and o.step_seq = done.step_seq and o.published_at is null)
+                    where o.instance_id = done.instance_id and o.step_seq = done.step_seq and o.published_at is null
+                      and o.dead_at is null)
 
 -- name: list_events
 -- Events as people look at them: of one instance, of one sink, by their state; newest first.

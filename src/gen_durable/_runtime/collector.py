@@ -8,15 +8,17 @@ from collections.abc import Mapping
 from datetime import timedelta
 from typing import Final
 
+from .._checks import duration_text
 from .._db import gc
 from .._db.pool import Database
 from ..config import Settings
-from ..telemetry import GcSwept, Telemetry
+from ..telemetry import GcSwept, OutboxExpired, Telemetry
 from .service import Contact, Service
 
 __all__ = ["Collector"]
 
 _log: Final = logging.getLogger("gen_durable.worker")
+_outbox_log: Final = logging.getLogger("gen_durable.outbox")
 
 
 class Collector(Service):
@@ -45,8 +47,8 @@ class Collector(Service):
         self._left: dict[gc.Ended, gc.Place] = {}
         # What it has come to so far.
         self._deleted = self._stripped = 0
-        # Where the walks through executions, signals and buckets go on.
-        self._executions_at = self._signals_at = self._buckets_at = 0
+        # Where the walks through executions, signals, events and buckets go on.
+        self._executions_at = self._signals_at = self._pending_at = self._buckets_at = 0
 
     def first_pause(self) -> timedelta:
         """Some part of the interval: workers often start together, and what is collected is in no hurry."""
@@ -88,6 +90,19 @@ class Collector(Service):
         retention = self._settings.retention_executions
         self._executions_at = await self._database.run(gc.walk_executions(retention, self._executions_at))
         self._signals_at = await self._database.run(gc.walk_signals(self._signals_at))
+        await self._expire()
         buckets, self._buckets_at = await self._database.run(gc.walk_buckets(self._buckets_at))
         if buckets:
             self._telemetry.emit(GcSwept(count=0, buckets=buckets))
+
+    async def _expire(self) -> None:
+        retention = self._settings.retention_pending
+        expired, self._pending_at = await self._database.run(gc.walk_pending(retention, self._pending_at))
+        for sink, count in expired.items():
+            _outbox_log.error(
+                "removed %d events for sink '%s': not accepted within %s (settings.retention_pending)",
+                count,
+                sink,
+                duration_text(retention),
+            )
+            self._telemetry.emit(OutboxExpired(count=count, sink=sink))

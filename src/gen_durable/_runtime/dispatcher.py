@@ -1,7 +1,11 @@
-"""The dispatcher: publishes what commits have put into the outbox, one service per sink.
+"""The dispatcher: publishes committed events of the outbox, one service per sink.
 
-Events are leased, published outside of any transaction, and marked. Whoever dies in between leaves a lease that runs
-out, and the event is published again under the same id: at least once, and in order per line (instance and sink).
+Events are leased, published outside of any transaction, and marked. A dispatcher that dies in between leaves a lease
+that expires, and another one publishes the event again under the same id: at least once, and in order per line (the
+events of one instance for one sink).
+
+A round is one leased batch. An event that the sink does not accept delays its own line only. The whole sink is paused
+when it is unavailable, or when it accepted nothing of a round.
 """
 
 from __future__ import annotations
@@ -11,9 +15,10 @@ import inspect
 import logging
 import random
 import secrets
+import socket
 import time
 from collections import defaultdict, deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from datetime import timedelta
 from typing import Any, Final
 
@@ -23,7 +28,7 @@ from .._db import outbox
 from .._db.outbox import Leased, Mark
 from .._db.pool import Database
 from ..errors import UsageError
-from ..events import CloudEvent, Rejected, Sink
+from ..events import CloudEvent, Rejected, Sink, SinkUnavailable
 from ..outcome import reason_text
 from ..telemetry import OutboxDead, OutboxFailed, OutboxPublished, Telemetry
 from .executor import as_exception, current_task, is_ours
@@ -34,13 +39,23 @@ __all__ = ["Dispatcher", "sink_of"]
 
 _log: Final = logging.getLogger("gen_durable.outbox")
 _BATCH: Final = 200
-# How many lines are published side by side, by a sink that takes one event at a time.
-_ABREAST: Final = 16
-# As many as are ever published at once, for a function that is no coroutine.
-_THREADS: Final = _ABREAST
+# Rounds of one sink that may be open at once: an event on which the sink hangs does not hold up the next round.
+_ROUNDS: Final = 3
+# Requests of one round in parallel, when each has one event.
+_PARALLEL: Final = 16
+# Enough for all that can be published at once, when the sink is a plain function.
+_THREADS: Final = _ROUNDS * _PARALLEL
+# Seconds after which the results of an open round are marked, and the next round may begin.
+_MARK_INTERVAL: Final = 0.5
+# Seconds: the longest delay of an event, and the longest pauses of a sink. One that answers every event with an error
+# is asked again within seconds, because the fault may be in the events.
 _LONGEST_DELAY: Final = 300.0
-# Seconds that a sink has to give back its connections.
-_FAREWELL: Final = 2.0
+_LONGEST_PAUSE: Final = 60.0
+_LONGEST_PAUSE_AFTER_ERRORS: Final = 5.0
+# Seconds: a receiver that asks for more is asked again all the same.
+_LONGEST_RETRY_AFTER: Final = 3600.0
+# Seconds that a sink has to close its connections.
+_CLOSE_TIMEOUT: Final = 2.0
 
 
 class Dispatcher(Service):
@@ -54,7 +69,6 @@ class Dispatcher(Service):
         sink: Sink,
         *,
         source: str,
-        most_attempts: int,
         lease: timedelta,
         idle: timedelta,
         database: Database,
@@ -65,42 +79,102 @@ class Dispatcher(Service):
         self._label = label
         self._sink = sink
         self._source = source
-        self._most_attempts = most_attempts
         self._lease = lease
         self._idle = idle
         self._database = database
         self._telemetry = telemetry
-        # Rounds in a row that the sink has failed.
+        self._rounds: dict[asyncio.Task[None], _Round] = {}
+        # Consecutive rounds in which the sink accepted nothing, and when the pause after the last of them ends.
         self._failures = 0
+        self._paused_until = 0.0
+        # What ended a round early; the next tick raises it.
+        self._error: Exception | None = None
+
+    async def run(self) -> None:
+        """Rounds until `stop`; then the open rounds hand back what they have not sent."""
+        try:
+            await super().run()
+            self._end_rounds()
+            if self._rounds:
+                await asyncio.wait(self._rounds)
+        finally:
+            for task in self._rounds:
+                task.cancel()
+            if self._rounds:
+                await asyncio.wait(self._rounds)
+
+    def stop(self) -> None:
+        super().stop()
+        self._end_rounds()
 
     async def tick(self) -> timedelta:
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise error
+        if (pause := self._paused_until - time.monotonic()) > 0:
+            return timedelta(seconds=pause)
+        if len(self._rounds) == _ROUNDS:
+            await asyncio.wait(self._rounds, return_when=asyncio.FIRST_COMPLETED)
+            return timedelta(0)
         token = secrets.randbits(62)
+        round = _Round(self._sink, self._source, self._lease)
         events = await self._database.run(outbox.lease(self._label, _BATCH, token, self._lease))
         if not events:
             return self._idle
-        # Half of the lease: what has not been published by then is handed back while it is surely still ours.
-        round = _Round(self._sink, self._source, self._most_attempts, self._lease / 2)
-        marks = await round.publish(events)
-        await self._database.run_in_transaction(outbox.mark(self._label, marks, token))
-        self._tell(marks)
-        if round.error is None:
-            self._failures = 0
-            return timedelta(0)
-        self._failures += 1
-        if self._failures == 1:
-            _log.warning("sink '%s' fails (%s); trying again until it works", self._label, round.error)
-        return timedelta(seconds=min(60.0, 2.0 ** min(self._failures, 6)) * random.uniform(0.5, 1))
+        task = asyncio.get_running_loop().create_task(self._serve(round, events, token))
+        self._rounds[task] = round
+        task.add_done_callback(self._rounds.pop)
+        await asyncio.wait([task], timeout=_MARK_INTERVAL)
+        return timedelta(0)
 
     async def close(self) -> None:
-        """Give back what the sink holds, if it holds anything. Whatever comes of that, the shutdown goes on."""
+        """Close the sink if it can be closed. Its failure does not stop the shutdown."""
         close = getattr(self._sink, "close", None)
         if close is None:
             return
         try:
-            async with asyncio.timeout(_FAREWELL):
+            async with asyncio.timeout(_CLOSE_TIMEOUT):
                 await close()
         except Exception as error:  # noqa: BLE001 - the user's sink
             _log.warning("sink '%s' did not close: %s", self._label, reason_text(error))
+
+    def _end_rounds(self) -> None:
+        for round in self._rounds.values():
+            round.end()
+
+    async def _serve(self, round: _Round, events: Sequence[Leased], token: int) -> None:
+        """Publish a round, and mark its results while it goes on."""
+        publishing = asyncio.get_running_loop().create_task(round.publish(events))
+        try:
+            is_done = False
+            while not is_done:
+                await asyncio.wait([publishing], timeout=_MARK_INTERVAL)
+                is_done = publishing.done()
+                if marks := round.take_marks():
+                    await self._database.run_in_transaction(outbox.mark(self._label, marks, token))
+                    self._tell(marks)
+            publishing.result()
+        except Exception as error:  # noqa: BLE001 - the next tick raises it
+            self._error = error
+            self.wake()
+        finally:
+            publishing.cancel()
+            await asyncio.wait([publishing])
+        self._pause_after(round)
+
+    def _pause_after(self, round: _Round) -> None:
+        if round.accepted and self._failures:
+            self._failures = 0
+            _log.info("sink '%s' accepts events again", self._label)
+        if round.unavailable is None and (round.accepted or round.error is None):
+            return
+        self._failures += 1
+        is_away = round.unavailable is not None
+        if self._failures == 1 and not round.accepted:
+            _log.warning("sink '%s' accepts no events (%s); retrying with back-off", self._label, round.error)
+        longest = _LONGEST_PAUSE if is_away else _LONGEST_PAUSE_AFTER_ERRORS
+        seconds = min(longest, 2.0 ** min(self._failures - 1, 10)) * random.uniform(0.5, 1)
+        self._paused_until = time.monotonic() + max(seconds, _retry_after(round.unavailable))
 
     def _tell(self, marks: Sequence[Mark]) -> None:
         published = sum(1 for mark in marks if mark.verdict == "published")
@@ -122,101 +196,150 @@ class Dispatcher(Service):
 
 
 class _Round:
-    """One leased batch on its way out: a mark for each event, whatever happens."""
+    """One leased batch: every event of it gets a mark.
 
-    def __init__(self, sink: Sink, source: str, most_attempts: int, budget: timedelta) -> None:
+    No request begins after a quarter of the lease, and none lasts beyond three quarters of it: what is marked is
+    marked under the lease.
+    """
+
+    def __init__(self, sink: Sink, source: str, lease: timedelta) -> None:
         self._sink = sink
         self._source = source
-        self._most_attempts = most_attempts
-        self._ends = time.monotonic() + budget.total_seconds()
+        now = time.monotonic()
+        self._starts_until = now + lease.total_seconds() / 4
+        self._ends = now + lease.total_seconds() * 3 / 4
         self._marks: list[Mark] = []
-        # Why the sink is left alone for the rest of this round.
+        self.accepted = 0
         self.error: str | None = None
+        """The first error that is not final."""
+        self.unavailable: Exception | None = None
+        """Why nothing more is sent in this round."""
 
-    async def publish(self, events: Sequence[Leased]) -> list[Mark]:
-        """Publish these, as far as the sink goes along."""
-        if self._sink.batch > 1:
-            await self._in_batches(deque(events))
-        else:
-            await self._in_lines(events)
-        return self._marks
-
-    async def _in_lines(self, events: Sequence[Leased]) -> None:
+    async def publish(self, events: Sequence[Leased]) -> None:
+        """Publish these events, each line in its order."""
         lines: defaultdict[int, deque[Leased]] = defaultdict(deque)
         for event in events:
             lines[event.instance_id].append(event)
-        waiting = deque(lines.values())
+        if self._sink.batch == 1:
+            await self._in_lines(lines.values())
+            return
+        # Events that have failed go alone, so that new ones are never in a batch with them.
+        failed = [line for line in lines.values() if line[0].attempts > 0]
+        fresh = deque(event for event in events if lines[event.instance_id][0].attempts == 0)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._in_lines(failed))
+            group.create_task(self._in_batches(fresh))
+
+    def take_marks(self) -> list[Mark]:
+        """The marks since the last call."""
+        marks, self._marks = self._marks, []
+        return marks
+
+    def end(self) -> None:
+        """Send nothing more."""
+        self._starts_until = 0.0
+
+    @property
+    def _is_over(self) -> bool:
+        return self.unavailable is not None or time.monotonic() > self._starts_until
+
+    async def _in_lines(self, lines: Iterable[deque[Leased]]) -> None:
+        waiting = deque(lines)
 
         async def serve() -> None:
             while waiting:
                 line = waiting.popleft()
                 while line:
-                    await self._one(line)
+                    await self._head(line)
 
         async with asyncio.TaskGroup() as group:
-            for _ in range(min(_ABREAST, len(waiting))):
+            for _ in range(min(_PARALLEL, len(waiting))):
                 group.create_task(serve())
 
-    async def _one(self, line: deque[Leased]) -> None:
-        """The head of a line; if it fails, the rest of the line waits with it."""
-        if self.error is not None or time.monotonic() > self._ends:
+    async def _head(self, line: deque[Leased]) -> None:
+        """Publish the first event of a line; if it fails, the rest of the line waits for it."""
+        if self._is_over:
             self._release(line)
-            return
-        head = line.popleft()
-        try:
-            await self._send([head])
-        except Rejected as error:
-            self._marks.append(Mark(head, "dead", reason_text(error)))
-        except Exception as error:  # noqa: BLE001 - the user's sink: whatever it raises, the event is kept
-            delay = self._fail(head, error)
-            if delay is not None:
-                self._release(line, delay)
         else:
-            self._marks.append(Mark(head, "published"))
+            head = line.popleft()
+            if (delay := await self._alone(head)) is not None:
+                self._release(line, delay)
+
+    async def _alone(self, event: Leased) -> timedelta | None:
+        """Publish one event; its delay if it failed and comes again."""
+        try:
+            await self._send([event])
+        except Rejected as error:
+            self._marks.append(Mark(event, "dead", reason_text(error)))
+        except Exception as error:  # noqa: BLE001 - the user's sink: on any error the event is kept
+            return self._fail(event, error)
+        else:
+            self._accept([event])
+        return None
 
     async def _in_batches(self, waiting: deque[Leased]) -> None:
+        delays: dict[int, timedelta] = {}
         while waiting:
-            if self.error is not None or time.monotonic() > self._ends:
-                self._release(waiting)
-                return
-            batch = [waiting.popleft() for _ in range(min(self._sink.batch, len(waiting)))]
+            await self._batch([waiting.popleft() for _ in range(min(self._sink.batch, len(waiting)))], delays)
+
+    async def _batch(self, batch: Sequence[Leased], delays: dict[int, timedelta]) -> None:
+        """Publish a batch. One that fails is halved, until the bad events are alone.
+
+        `delays` has the lines in which an event has failed: the events behind it are not sent.
+        """
+        behind = [event for event in batch if event.instance_id in delays]
+        self._marks.extend(Mark(event, "released", delay=delays[event.instance_id]) for event in behind)
+        events = [event for event in batch if event.instance_id not in delays]
+        if self._is_over:
+            self._release(events)
+        elif len(events) == 1:
+            if (delay := await self._alone(events[0])) is not None:
+                delays[events[0].instance_id] = delay
+        elif events:
             try:
-                await self._send(batch)
-            except Rejected:
-                # One of them; alone, each shows whether it was that one.
-                await self._in_lines(batch)
+                await self._send(events)
             except Exception as error:  # noqa: BLE001 - as above
-                self._fail_all(batch, error)
+                if _is_unavailable(error) or self._is_over:
+                    self._fail_all(events, error, delays)
+                    return
+                middle = len(events) // 2
+                await self._batch(events[:middle], delays)
+                await self._batch(events[middle:], delays)
             else:
-                self._marks.extend(Mark(event, "published") for event in batch)
+                self._accept(events)
 
-    def _fail_all(self, batch: Sequence[Leased], error: Exception) -> None:
-        """Nobody knows which of them it was: the head of each line has failed, the rest waits with it."""
-        delays: dict[int, timedelta | None] = {}
-        for event in batch:
-            if event.instance_id not in delays:
-                delays[event.instance_id] = self._fail(event, error)
-            else:
+    def _fail_all(self, events: Sequence[Leased], error: Exception, delays: dict[int, timedelta]) -> None:
+        """It is not known which event is to blame: the first of each line has failed, the rest waits for it."""
+        for event in events:
+            if event.instance_id in delays:
                 self._marks.append(Mark(event, "released", delay=delays[event.instance_id]))
+            else:
+                delays[event.instance_id] = self._fail(event, error)
 
-    def _fail(self, event: Leased, error: Exception) -> timedelta | None:
-        """Not now. How long the event waits; `None` if it is given up."""
+    def _fail(self, event: Leased, error: Exception) -> timedelta:
+        """Mark a failed try; how long the event waits for the next one."""
         text = reason_text(error)
-        self.error = text
-        if event.attempts + 1 >= self._most_attempts:
-            self._marks.append(Mark(event, "dead", text))
-            return None
-        seconds = min(_LONGEST_DELAY, 2.0 ** min(event.attempts, 10)) * random.uniform(0.75, 1.25)
-        delay = timedelta(seconds=seconds)
+        self.error = self.error or text
+        longest = _LONGEST_DELAY
+        if _is_unavailable(error):
+            # The pause of the sink protects it; its events shall not be late when it is back.
+            self.unavailable, longest = self.unavailable or error, _LONGEST_PAUSE
+        seconds = min(longest, 2.0 ** min(event.attempts, 10)) * random.uniform(0.75, 1.25)
+        delay = timedelta(seconds=max(seconds, _retry_after(error)))
         self._marks.append(Mark(event, "again", text, delay))
         return delay
 
-    def _release(self, events: deque[Leased], delay: timedelta | None = None) -> None:
+    def _accept(self, events: Sequence[Leased]) -> None:
+        self.accepted += len(events)
+        self._marks.extend(Mark(event, "published") for event in events)
+
+    def _release(self, events: Iterable[Leased], delay: timedelta | None = None) -> None:
         self._marks.extend(Mark(event, "released", delay=delay) for event in events)
-        events.clear()
+        if isinstance(events, deque):
+            events.clear()
 
     async def _send(self, events: Sequence[Leased]) -> None:
-        left, task = max(0.01, self._ends - time.monotonic()), current_task()
+        left, task = self._ends - time.monotonic(), current_task()
         try:
             async with asyncio.timeout(left):
                 await self._sink.publish([self._dressed(event) for event in events])
@@ -237,6 +360,17 @@ class _Round:
             time=event.created_at,
             data=msgspec.json.decode(event.data),
         )
+
+
+def _is_unavailable(error: Exception) -> bool:
+    """Whether the sink takes no event at all now."""
+    return isinstance(error, SinkUnavailable | ConnectionError | socket.gaierror)
+
+
+def _retry_after(error: Exception | None) -> float:
+    """The seconds that a sink asks for."""
+    asked = error.retry_after if isinstance(error, SinkUnavailable) else None
+    return 0.0 if asked is None else min(_LONGEST_RETRY_AFTER, asked.total_seconds())
 
 
 class _Calling:

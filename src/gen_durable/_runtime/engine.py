@@ -145,7 +145,6 @@ class Engine:
                     label,
                     sink,
                     source=settings.event_source or f"/gen_durable/{settings.schema}",
-                    most_attempts=settings.event_attempts,
                     lease=settings.lease,
                     idle=settings.poll_interval,
                     database=database,

@@ -51,6 +51,8 @@ class Reaper(Service):
         # Leases that had run out and could have been renewed, and when that was seen (monotonic).
         self._suspects: list[leases.Suspect] = []
         self._seen = 0.0
+        # Where the search for executions that are COMMITTED and have nothing left to do goes on.
+        self._finished = commits.FIRST_PAGE
 
     def first_pause(self) -> timedelta:
         """Some time: workers often start together, and nothing is reaped before one lease of contact."""
@@ -72,7 +74,7 @@ class Reaper(Service):
         if not self._suspects:
             self._suspects = await self._database.run(leases.suspect())
             self._seen = time.monotonic()
-        await self._database.run(commits.finish_abandoned(settings.lease))
+        _, self._finished = await self._database.run(commits.finish_abandoned(settings.lease, self._finished))
         await self._look_after_limits()
         return settings.heartbeat if self._suspects else settings.reap_interval
 

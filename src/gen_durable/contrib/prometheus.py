@@ -187,7 +187,10 @@ class _Counts:
         self._unknown = counter("unknown_limits", "Instances that name a rate limit that is none.", "limit")
         self._published = counter("outbox_published", "Events that a sink has taken.", "sink")
         self._refused = counter("outbox_failed", "Events that a sink did not take, try by try.", "sink")
-        self._dead = counter("outbox_dead", "Events that were given up.", "sink")
+        self._dead = counter("outbox_dead", "Events that a sink rejected for good.", "sink")
+        self._expired = counter(
+            "outbox_expired", "Events that no sink accepted within retention_pending.", "sink"
+        )
         self._fired = counter(
             "schedule_fired", "Slots of schedules, by what became of them.", "schedule", "kind"
         )
@@ -205,6 +208,7 @@ class _Counts:
             "outbox.published": lambda event: self._published.labels(event.sink).inc(event.count),
             "outbox.failed": lambda event: self._refused.labels(event.sink).inc(event.count),
             "outbox.dead": lambda event: self._dead.labels(event.sink).inc(),
+            "outbox.expired": lambda event: self._expired.labels(event.sink).inc(event.count),
             "schedule.fired": lambda event: self._fired.labels(event.schedule, event.kind).inc(),
             "gc.swept": lambda event: self._swept.inc(event.count),
             "rate_limit.throttled": self._rate_limit_throttled,

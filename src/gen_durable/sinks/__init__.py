@@ -1,7 +1,7 @@
 """Sinks that publish events over the wire. Each needs its extra: `http`, `nats`, `redis`."""
 
 from .addresses import ForbiddenAddressError
-from .http import HttpSink, Mode
+from .http import HttpSink, HttpStatusError, Mode
 from .nats import NatsSink
 from .redis import RedisSink
 from .signing import SignatureError, sign, verify
@@ -9,6 +9,7 @@ from .signing import SignatureError, sign, verify
 __all__ = [
     "ForbiddenAddressError",
     "HttpSink",
+    "HttpStatusError",
     "Mode",
     "NatsSink",
     "RedisSink",

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
+from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 from urllib.parse import quote, urlsplit
 
 import msgspec
 
-from ..errors import UsageError
-from ..events import CloudEvent, Rejected
+from ..errors import GenDurableError, UsageError
+from ..events import CloudEvent, Rejected, SinkUnavailable
 from .addresses import resolve
 from .extra import needs
 from .signing import checked_secret, sign
@@ -19,23 +20,40 @@ from .signing import checked_secret, sign
 if TYPE_CHECKING:
     import httpx
 
-__all__ = ["HttpSink", "Mode"]
+__all__ = ["HttpSink", "HttpStatusError", "Mode"]
 
 Mode: TypeAlias = Literal["structured", "binary", "batch"]
 
-# These say that the event itself is at fault; everything else may be mended on either side.
-_NEVER: Final = frozenset({400, 413, 415, 422})
+# The receiver has understood the request, and the same bytes will never be accepted. Everything else, a wrong path or a
+# missing right too, may be repaired on either side.
+_FINAL: Final = frozenset({400, 410, 413, 415, 422})
+# The receiver takes no request at all now.
+_UNAVAILABLE: Final = frozenset({429, 503})
 _STRUCTURED: Final = "application/cloudevents+json; charset=utf-8"
 _BATCHED: Final = "application/cloudevents-batch+json; charset=utf-8"
 _BATCH: Final = 100
 _MODES: Final = ("structured", "binary", "batch")
 
 
+class HttpStatusError(GenDurableError):
+    """A receiver answered with a status that is neither success nor final; the event is retried."""
+
+    status: int
+
+    def __init__(self, message: str, status: int) -> None:
+        super().__init__(message, status)
+        self.status = status
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
 class HttpSink:
     """Posts events to a URL.
 
-    2xx: taken. 400, 413, 415, 422: rejected for good. Anything else, redirects too, and a time without an answer: again
-    later. The name of the host is resolved for every connection, addresses that are not public are refused, and the
+    2xx: accepted. 400, 410, 413, 415, 422: rejected for good. 429, 503 and failed connections: the sink is paused, for
+    `Retry-After` if the receiver sends one. Any other answer, a redirect too, and no answer in time: the event is
+    retried. The host name is resolved for every connection, addresses that are not public are refused, and the
     connection goes to the address that was checked.
     """
 
@@ -107,30 +125,56 @@ class HttpSink:
             self._client = None
 
     async def _post(self, id: str, body: bytes, headers: dict[str, str]) -> None:
-        if self._client is None:
-            self._client = self._httpx.AsyncClient(follow_redirects=False, trust_env=False, timeout=None)
         sent = {**self._headers, **headers}
         if self._secret is not None:
             sent |= sign(self._secret, id, body)
-        async with asyncio.timeout(self._timeout):
-            address = await resolve(self._host, self._port, private=self._private)
-            url = self._httpx.URL(self._url)
-            request = self._client.build_request(
-                "POST",
-                url.copy_with(host=address),
-                content=body,
-                headers={**sent, "host": url.netloc.decode("ascii")},
-                # The certificate must be that of the name, not of the address.
-                extensions={"sni_hostname": self._host},
-            )
-            answer = await self._client.send(request, stream=True)
-            await answer.aclose()
-        if 200 <= answer.status_code < 300:
+        try:
+            async with asyncio.timeout(self._timeout):
+                answer = await self._send(body, sent)
+        except self._httpx.TransportError as error:
+            raise SinkUnavailable(f"{self._url}: {type(error).__name__}: {error}") from error
+        status: int = answer.status_code
+        if 200 <= status < 300:
             return
-        said = f"{self._url} answered {answer.status_code}"
-        if answer.status_code in _NEVER:
+        said = f"{self._url} answered {status}"
+        if status in _FINAL:
             raise Rejected(said)
-        raise ConnectionError(said)
+        if status in _UNAVAILABLE:
+            raise SinkUnavailable(said, retry_after=_retry_after(answer.headers.get("retry-after", "")))
+        raise HttpStatusError(said, status)
+
+    async def _send(self, body: bytes, headers: Mapping[str, str]) -> httpx.Response:
+        client = self._client
+        if client is None:
+            client = self._client = self._httpx.AsyncClient(
+                follow_redirects=False, trust_env=False, timeout=None
+            )
+        address = await resolve(self._host, self._port, private=self._private)
+        url = self._httpx.URL(self._url)
+        request = client.build_request(
+            "POST",
+            url.copy_with(host=address),
+            content=body,
+            headers={**headers, "host": url.netloc.decode("ascii")},
+            # The certificate must be that of the name, not of the address.
+            extensions={"sni_hostname": self._host},
+        )
+        answer = await client.send(request, stream=True)
+        await answer.aclose()
+        return answer
+
+
+def _retry_after(value: str) -> timedelta | None:
+    """The header in both of its forms, seconds and a date; `None` if it is neither."""
+    if value.isascii() and value.isdigit() and len(value) <= 9:
+        return timedelta(seconds=int(value))
+    try:
+        moment = parsedate_to_datetime(value)
+    except ValueError:
+        return None
+    # A date without a zone is in UTC.
+    moment = moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
+    return max(timedelta(0), moment - datetime.now(UTC))
 
 
 def _binary_headers(event: CloudEvent) -> dict[str, str]:

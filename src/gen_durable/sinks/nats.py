@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from .._checks import checked_name
-from ..events import CloudEvent
+from ..events import CloudEvent, SinkUnavailable
 from .extra import needs
 
 if TYPE_CHECKING:
@@ -51,6 +51,8 @@ class NatsSink:
         self._timeout = timeout.total_seconds()
         self._options = dict(options or {})
         self._connection: Any = None
+        # Publishes run in parallel; one of them connects.
+        self._connecting = asyncio.Lock()
 
     def __repr__(self) -> str:
         return f"NatsSink(prefix={self._prefix!r})"
@@ -72,10 +74,14 @@ class NatsSink:
             self._connection = None
 
     async def _stream(self) -> JetStreamContext:
-        if self._connection is None or self._connection.is_closed:
-            # One try: the dispatcher tries again, and knows for how long to wait.
-            self._connection = await self._nats.connect(
-                self._servers, allow_reconnect=False, connect_timeout=self._timeout, **self._options
-            )
+        async with self._connecting:
+            if self._connection is None or self._connection.is_closed:
+                try:
+                    # One try: the dispatcher retries, with back-off.
+                    self._connection = await self._nats.connect(
+                        self._servers, allow_reconnect=False, connect_timeout=self._timeout, **self._options
+                    )
+                except self._nats.errors.Error as error:
+                    raise SinkUnavailable(f"NATS: {type(error).__name__}: {error}") from error
         stream: JetStreamContext = self._connection.jetstream()
         return stream

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from .._checks import checked_name
-from ..events import CloudEvent
+from ..events import CloudEvent, SinkUnavailable
 from .extra import needs
 
 if TYPE_CHECKING:
@@ -55,18 +55,21 @@ class RedisSink:
     async def publish(self, events: Sequence[CloudEvent]) -> None:
         if self._connection is None:
             self._connection = self._redis.from_url(self._url)
-        async with asyncio.timeout(self._timeout), self._connection.pipeline(transaction=True) as batch:
-            for event in events:
-                batch.xadd(
-                    self._stream,
-                    {
-                        "id": event.id,
-                        "type": event.type,
-                        "event": msgspec.json.encode(event.structured()),
-                    },
-                    maxlen=self._most,
-                )
-            await batch.execute()
+        try:
+            async with asyncio.timeout(self._timeout), self._connection.pipeline(transaction=True) as batch:
+                for event in events:
+                    batch.xadd(
+                        self._stream,
+                        {
+                            "id": event.id,
+                            "type": event.type,
+                            "event": msgspec.json.encode(event.structured()),
+                        },
+                        maxlen=self._most,
+                    )
+                await batch.execute()
+        except self._redis.ConnectionError as error:
+            raise SinkUnavailable(f"Redis: {type(error).__name__}: {error}") from error
 
     async def close(self) -> None:
         """Give the connection back."""

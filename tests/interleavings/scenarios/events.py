@@ -92,6 +92,31 @@ def late_mark() -> Scenario:
     )
 
 
+def last_marks() -> Scenario:
+    """Two sinks mark the last two events of one execution at once: one of them finishes the execution."""
+
+    def check(end: End) -> None:
+        require([record["status"] for record in end.after.executions] == ["DONE"], "not done")
+
+    def mark(id: int, sink: str, token: int) -> Work:
+        ours = outbox.Leased(id, 1, 1, id, "told", "x", "null", None, 0)  # type: ignore[arg-type]  # not used
+        verdict: Any = "published" if id == 1 else "dead"
+        return transaction(lambda _: outbox.mark(sink, [outbox.Mark(ours, verdict)], token))
+
+    return Scenario(
+        name="mark of one sink × mark of another",
+        setup=[
+            """insert into gen_durable.executions
+                      (instance_id, step_seq, execution, attempt, status, outcome, step, finished_at)
+               values (1, 1, 1, 0, 'COMMITTED', 'next', 's', statement_timestamp())""",
+            event(1, 1, lease_token=1),
+            event(2, 1, n=2, sink="other", lease_token=2),
+        ],
+        sessions={"A": [mark(1, SINK, 1)], "B": [mark(2, "other", 2)]},
+        check=check,
+    )
+
+
 def emit_and_dispatch() -> Scenario:
     """What a commit adds to a line is published behind what is there."""
 
@@ -113,4 +138,10 @@ def _row(world: World, id: int) -> Any:
     return next(row for row in world.outbox if row["id"] == id)
 
 
-SCENARIOS = [dispatch_and_dispatch(), dispatch_behind_a_failure(), late_mark(), emit_and_dispatch()]
+SCENARIOS = [
+    dispatch_and_dispatch(),
+    dispatch_behind_a_failure(),
+    late_mark(),
+    last_marks(),
+    emit_and_dispatch(),
+]

@@ -18,7 +18,7 @@ create table gen_durable.outbox (
   attempts     int not null default 0,
   last_error   text,
   published_at timestamptz,
-  dead_at      timestamptz                                -- given up: refused for good, or tried too often
+  dead_at      timestamptz                                -- the sink rejected it for good
 ) with (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 1000);
 
 create index outbox_due on gen_durable.outbox (sink, next_at, id) where published_at is null and dead_at is null;
