@@ -76,7 +76,11 @@ class _Named(msgspec.StructMeta):
                 if name not in self.__struct_fields__:
                     path = f"{self.__name__.lower()}.{name}"
                     raise SettingsError(path, f"is not a setting{did_you_mean(name, self.__struct_fields__)}")
-            return super().__call__(*args, **given)
+            made = super().__call__(*args, **given)
+            if given.get("heartbeat"):
+                # Not a field: a copy (structs.replace, JSON) does not know who chose the value it holds.
+                msgspec.structs.force_setattr(made, "has_heartbeat", True)
+            return made
 
 
 class Queue(msgspec.Struct, metaclass=_Named, frozen=True, kw_only=True):
@@ -104,7 +108,7 @@ class Queue(msgspec.Struct, metaclass=_Named, frozen=True, kw_only=True):
             )
 
 
-class Settings(msgspec.Struct, metaclass=_Named, frozen=True, kw_only=True):
+class Settings(msgspec.Struct, metaclass=_Named, frozen=True, kw_only=True, dict=True):
     """How clients and workers behave. Each default suits most; durations are `timedelta`."""
 
     schema: str = "gen_durable"
@@ -112,7 +116,10 @@ class Settings(msgspec.Struct, metaclass=_Named, frozen=True, kw_only=True):
     lease: timedelta = timedelta(seconds=60)
     """How long an execution stays ours without a heartbeat."""
     heartbeat: timedelta = timedelta(0)
-    """How often leases are renewed; left out, a third of the lease: two may be lost, and a live execution keeps it."""
+    """How old a lease may get before it is renewed. Left out, a third of the lease, or of a machine's shorter one.
+
+    So a live execution keeps its lease if two renewals are lost. The reaper waits this long for a late renewal.
+    """
     poll_interval: timedelta = timedelta(seconds=1)
     """The longest pause between two looks at a silent queue: how late work of another process may start."""
     min_poll_interval: timedelta = timedelta(milliseconds=20)
@@ -174,10 +181,10 @@ class Settings(msgspec.Struct, metaclass=_Named, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         _check_schema("settings.schema", self.schema)
-        if self.heartbeat == timedelta(0):
-            msgspec.structs.force_setattr(self, "heartbeat", self.lease / 3)
         shortest = timedelta(milliseconds=1)
         _check_duration("settings.lease", self.lease, shortest)
+        if self.heartbeat == timedelta(0):
+            msgspec.structs.force_setattr(self, "heartbeat", self.lease / 3)
         _check_duration("settings.heartbeat", self.heartbeat, shortest)
         _check_duration("settings.poll_interval", self.poll_interval, shortest)
         _check_duration("settings.min_poll_interval", self.min_poll_interval, shortest)
@@ -219,6 +226,11 @@ class Settings(msgspec.Struct, metaclass=_Named, frozen=True, kw_only=True):
                 "settings.min_poll_interval",
                 f"must be at most settings.poll_interval ({self.poll_interval}), got {self.min_poll_interval}",
             )
+
+    def renew_after(self, lease: timedelta) -> timedelta:
+        """How old a lease of this length may get before it is renewed."""
+        is_default = self.heartbeat == self.lease / 3 and not self.__dict__.get("has_heartbeat")
+        return min(self.heartbeat, lease / 3) if is_default else self.heartbeat
 
     @classmethod
     def given(cls, settings: Self | None) -> Self:

@@ -123,11 +123,12 @@ class Worker(AsyncClient):
                 "give it at least one: Worker([Checkout]); with queues={} it needs none",
             )
         for (fsm, _, step), lease in self._registry.leases.items():
-            if self.settings.heartbeat * 2 > lease:
+            if self.settings.renew_after(lease) * 2 > lease:
                 raise SettingsError(
                     "settings.heartbeat",
                     f"must be at most half of every lease: step '{step}' of machine '{fsm}' "
-                    f"has {duration_text(lease)}, got {duration_text(self.settings.heartbeat)}",
+                    f"has {duration_text(lease)}, got {duration_text(self.settings.heartbeat)}; "
+                    "lower it, or leave it out",
                 )
         self.machines: tuple[MachineDef, ...] = tuple(self._registry)
         if prefixes is None and queues is None:

@@ -108,7 +108,7 @@ def test_settings_that_contradict_each_other_are_refused() -> None:
 
 def test_help_tells_the_choices_and_what_is_left_out() -> None:
     told = " ".join(worker.get_help(click.Context(worker)).split())
-    assert "keeps it. Default: a third of the lease." in told
+    assert "before it is renewed. Default: a third of each lease." in told
     assert "--executions [all|failures|off] Which executions leave a record" in told
     assert "--pooler [none|transaction] What stands before PostgreSQL" in told
     assert "Default: ." not in told

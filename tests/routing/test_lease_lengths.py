@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from gen_durable import Context, Done, Machine, Next, Outcome, Settings, SettingsError, Worker, job, step
+from gen_durable._db.pool import Database
 from gen_durable.errors import OptionError
 from tests.scenarios.support import PATIENCE, happens, holds, row_of
 
@@ -187,6 +188,72 @@ async def test_a_short_lease_of_its_own_survives_long_steps(durable_dsn: str, db
     assert (row["execution"], row["attempt"], row["crash_count"]) == (1, 0, 0)
 
 
+@job("m.half_minute", lease=timedelta(seconds=30))
+async def half_minute() -> None: ...
+
+
+@pytest.mark.clause("LEASE-6")
+def test_default_heartbeat_follows_a_shorter_lease() -> None:
+    worker = Worker([half_minute])
+    assert worker.settings.heartbeat == timedelta(seconds=20)
+    assert worker.settings.renew_after(timedelta(minutes=1)) == timedelta(seconds=20)
+    assert worker.settings.renew_after(timedelta(minutes=5)) == timedelta(seconds=20)
+    assert worker.settings.renew_after(timedelta(seconds=30)) == timedelta(seconds=10)
+    copied = msgspec.structs.replace(worker.settings, threads=3)
+    assert copied.renew_after(timedelta(seconds=30)) == timedelta(seconds=10)
+    explicit = Settings(heartbeat=timedelta(seconds=15))
+    assert explicit.renew_after(timedelta(seconds=30)) == timedelta(seconds=15)
+    problem = r"settings\.heartbeat must be at most half of every lease: .*'m\.half_minute' has 30s, got 20s"
+    with pytest.raises(SettingsError, match=problem):
+        Worker([half_minute], settings=Settings(heartbeat=timedelta(seconds=20)))
+
+
+@pytest.mark.clause("LEASE-6")
+async def test_short_lease_is_kept_with_the_default_heartbeat(durable_dsn: str, db: Any) -> None:
+    held, long_held = Held(), Held()
+
+    @job("m.short", lease=timedelta(seconds=3))
+    async def short() -> None:
+        await held.wait()
+
+    plain = Plain(long_held)
+    async with Worker([short, plain], dsn=durable_dsn) as worker:
+        kept, long = await worker.insert(short), await worker.insert(plain)
+        await happens(held.is_there)
+        await happens(long_held.is_there)
+        first, long_first = await row_of(db, kept.id), await row_of(db, long.id)
+        until = first["lease_expires_at"] + timedelta(seconds=2)
+        while (row := await row_of(db, kept.id))["now"] < until:
+            assert row["lease_expires_at"] > row["now"], "the lease ran out under a live worker"
+            await asyncio.sleep(0.1)
+        # A lease of the worker's own length is renewed after 10 s: the short one costs it no writes.
+        assert (await row_of(db, long.id))["lease_expires_at"] == long_first["lease_expires_at"]
+        held.may_go.set()
+        long_held.may_go.set()
+        await worker.wait(kept, timeout=PATIENCE)
+        await worker.wait(long, timeout=PATIENCE)
+    assert (await row_of(db, kept.id))["crash_count"] == 0
+
+
+async def test_silent_heartbeat_connection_is_given_up_in_time_for_the_shortest_lease(
+    durable_dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[float] = []
+    original = Database.open
+
+    async def noted(*given: Any, **options: Any) -> Any:
+        if "answer_within" in options:
+            opened.append(options["answer_within"])
+        return await original(*given, **options)
+
+    monkeypatch.setattr(Database, "open", noted)
+    async with Worker([half_minute, Plain(Held())], dsn=durable_dsn):
+        async with asyncio.timeout(PATIENCE.total_seconds()):
+            while not opened:
+                await asyncio.sleep(0.01)
+    assert opened == [10]
+
+
 # What cannot work
 
 
@@ -203,7 +270,7 @@ def test_a_heartbeat_above_half_of_any_lease_is_refused() -> None:
 
     assert refused(Own(Held()), heartbeat=20.1) == (
         "settings.heartbeat must be at most half of every lease: step 'run' of machine 'm.own' has 40s, "
-        "got 20.1s"
+        "got 20.1s; lower it, or leave it out"
     )
     assert "step 'run' of machine 'm.job' has 7s" in refused(short, heartbeat=3.51)
     assert "step 'e' of machine 'm.chain' has 2s" in refused(Chain(Held()), heartbeat=1.01)

@@ -93,9 +93,14 @@ class Engine:
         self._threads = Threads(settings.threads)
         self._contact = contact
         self._is_draining = False
-        recorder = Recorder(worker, settings.executions, settings.heartbeat, settings.alerts or None)
+        shortest = min([settings.lease, *registry.leases.values()])
+        # At most until the next renewal of any lease: one that is shorter must not be made longer.
+        grace = settings.renew_after(shortest)
+        recorder = Recorder(worker, settings.executions, grace, settings.alerts or None)
         self._flusher = Flusher(commits, stragglers, effects, recorder, wakes, contact)
-        self._heartbeat = Heartbeat(dsn, settings, contact, self._lose, self._cancel, self._lose_all)
+        self._heartbeat = Heartbeat(
+            dsn, settings, shortest, contact, self._lose, self._cancel, self._lose_all
+        )
         limits = Limits(settings.max_payload, settings.max_children)
         hello = hello_for(registry, limits)
         size = settings.pool_processes or os.cpu_count() or 1

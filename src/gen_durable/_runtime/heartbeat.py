@@ -29,12 +29,13 @@ _NOTE_EVERY: Final = 0.5
 
 
 class Heartbeat:
-    """Renews every lease that is half an interval old, and tells the event loop which ones are lost."""
+    """Renews every lease that is half of its interval old, and tells the event loop which ones are lost."""
 
     def __init__(
         self,
         dsn: Dsn,
         settings: Settings,
+        shortest: timedelta,
         contact: Contact,
         on_lost: Callable[[Lease], None],
         on_cancelled: Callable[[Lease], None],
@@ -42,8 +43,7 @@ class Heartbeat:
     ) -> None:
         self._dsn = dsn
         self._settings = settings
-        # Looking twice per interval at leases that are half an interval old: none gets older than one interval.
-        self._pause = settings.heartbeat.total_seconds() / 2
+        self._shortest = shortest
         self._contact = contact
         self._on_lost = on_lost
         self._on_cancelled = on_cancelled
@@ -121,11 +121,12 @@ class Heartbeat:
             at_once=False,
             size=1,
             # A connection that has fallen silent is given up while there is time to renew on another one.
-            answer_within=settings.lease.total_seconds() / 3,
+            answer_within=self._shortest.total_seconds() / 3,
             pooler=settings.pooler,
         )
         outage = Outage("heartbeat", self._contact, is_vital=True)
-        pause = rhythm = min(self._pause, _NOTE_EVERY)
+        # Twice per interval, at leases that are half of their interval old: none gets older than one interval.
+        pause = rhythm = min(settings.renew_after(self._shortest).total_seconds() / 2, _NOTE_EVERY)
         while not await _within(stop, pause):
             pause = rhythm
             try:
@@ -183,9 +184,12 @@ class Heartbeat:
                 return  # the worker's loop is closed
 
     def _due(self) -> dict[Lease, timedelta]:
-        oldest = time.monotonic() - self._pause
+        now = time.monotonic()
         with self._lock:
-            return {lease: length for lease, (renewed, length) in self._leases.items() if renewed <= oldest}
+            held = list(self._leases.items())
+        lengths = {length for _, (_, length) in held}
+        half = {length: self._settings.renew_after(length).total_seconds() / 2 for length in lengths}
+        return {lease: length for lease, (renewed, length) in held if now - renewed >= half[length]}
 
     def _note(self, due: Iterable[Lease], lost: set[Lease], begun: float) -> None:
         with self._lock:

@@ -147,7 +147,7 @@ def _meanings() -> dict[str, str]:
 
 # What is told as the default of a setting whose stored default says little.
 _TOLD: Final = {
-    "heartbeat": "a third of the lease",
+    "heartbeat": "a third of each lease",
     "concurrency": "none",
     "pool_processes": "one for each processor",
 }
