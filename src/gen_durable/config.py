@@ -56,6 +56,7 @@ _DURATION: Final = re.compile(
 )
 _UNITS: Final = ("days", "hours", "minutes", "seconds", "milliseconds")
 _MAX_DURATION: Final = timedelta(days=3650)
+_LOOPBACK: Final = "127.0.0.1"
 _SWITCH: Final = {"true": True, "false": False, "on": True, "off": False, "1": True, "0": False}
 # A jsonb value cannot hold more.
 _MAX_JSONB: Final = 2**28 - 1
@@ -323,12 +324,12 @@ def environment_prefixes() -> list[str] | None:
     return None if given is None else [prefix.strip() for prefix in given.split(",") if prefix.strip()]
 
 
-def health_address(given: int | str) -> tuple[str | None, int]:
-    """Host and port of `8080`, `":8080"`, `"127.0.0.1:8080"` or `"[::1]:8080"`; no host is every interface."""
+def health_address(given: int | str) -> tuple[str, int]:
+    """Host and port of `8080`, `":8080"`, `"0.0.0.0:8080"` or `"[::1]:8080"`; the default host is loopback."""
     host, _, port = ("", "", str(given)) if type(given) is int else str(given).rpartition(":")
     if isinstance(given, bool) or not port.isdecimal() or not 0 <= int(port) <= 65535:
         raise SettingsError("health", f"must be a port or host:port, got {given!r}")
-    return host.removeprefix("[").removesuffix("]") or None, int(port)
+    return host.removeprefix("[").removesuffix("]") or _LOOPBACK, int(port)
 
 
 def parse_duration(text: str) -> timedelta:

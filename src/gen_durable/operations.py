@@ -55,3 +55,5 @@ class QueueStatus(QueueControl, frozen=True, kw_only=True):
     """How long the one that has been due for longest has waited."""
     workers: int
     """How many live workers serve it by its name."""
+    is_registered: bool
+    """Whether a machine, a live worker or an operator has named it; otherwise only the inserts of producers have."""

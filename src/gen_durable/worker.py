@@ -104,7 +104,8 @@ class Worker(AsyncClient):
             middleware: async functions `(ctx, call_next)` around every step, the outermost first.
             lifespan: an async context manager of this worker, opened before any work begins and closed after the drain.
                 What it yields is `ctx.resources` of every step.
-            health: where to answer `/healthz` and `/readyz`: a port, on all interfaces, or `"host:port"`.
+            health: where to answer `/healthz` and `/readyz`: a port of the loopback interface, or `"host:port"`.
+                Probes from other hosts, such as Kubernetes', need `"0.0.0.0:8080"`.
             limits: limits to set when this worker starts, unless there are some of their kind and name already:
                 `[RateLimit("crm", 100, per=timedelta(minutes=1)), ConcurrencyLimit("tenant", 3)]`.
             settings: as for a client.

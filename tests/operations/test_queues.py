@@ -195,6 +195,22 @@ async def test_queues_tell_how_much_waits(db: Any, client: Any) -> None:
 
 
 @pytest.mark.clause("OPS-5")
+async def test_queues_that_only_rows_name_do_not_displace_registered_ones(db: Any, client: Any) -> None:
+    await db.execute(
+        "insert into gen_durable.gen_durable (fsm, step, queue, priority) select 'A', 's', 'a' || n, 0"
+        " from generate_series(1, 1500) n union all select 'A', 's', 'busy', n from generate_series(1, 1500) n"
+        " union all select 'A', 's', 'shop', 7"
+    )
+    for name in ("busy", "shop"):
+        await client.set_queue(name, concurrency=3)
+    found = {queue.name: queue for queue in await client.queues()}
+    assert (found["shop"].due, found["shop"].is_registered) == (1, True)
+    assert found["busy"].due == 999
+    unregistered = [queue for queue in found.values() if not queue.is_registered]
+    assert len(unregistered) == 1000
+
+
+@pytest.mark.clause("OPS-5")
 async def test_counting_has_an_end(db: Any, client: Any) -> None:
     await db.execute(
         "insert into gen_durable.gen_durable (fsm, step, queue, eligible_at)"

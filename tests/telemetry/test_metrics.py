@@ -55,7 +55,9 @@ async def test_a_worker_is_counted(durable_dsn: str) -> None:
         await worker.wait(await worker.insert(Trip), until="settled")
         while (await worker.list(Trip))[0].step != "end":
             await asyncio.sleep(0.02)
+        await worker.set_queue("elsewhere", concurrency=3)
         await worker.insert_all([Spec(Leg, 1, queue="elsewhere"), Spec(Leg, 1, schedule_in=AN_HOUR)])
+        await worker.insert_all([Spec(Leg, 1, queue=f"from a request {n}") for n in range(3)])
         found = await asyncio.to_thread(read, registry)
     assert found['gen_durable_steps_total{machine="Trip",outcome="schedule_childs",step="start"}'] == 1
     assert found['gen_durable_steps_total{machine="Leg",outcome="done",step="walk"}'] == 2
@@ -64,6 +66,9 @@ async def test_a_worker_is_counted(durable_dsn: str) -> None:
     assert found['gen_durable_concurrency{queue="default"}'] == 10
     assert found['gen_durable_queue_due{queue="elsewhere"}'] == 1
     assert found['gen_durable_queue_future{queue="default"}'] == 1
+    assert found['gen_durable_queue_due{queue="(unknown)"}'] == 3
+    assert found['gen_durable_queue_oldest_seconds{queue="(unknown)"}'] < PATIENCE
+    assert not [name for name in found if "from a request" in name]
     assert found["gen_durable_database_up"] == 1
 
 
@@ -76,6 +81,20 @@ def test_every_event_moves_a_metric(kind: type[Event]) -> None:
     metrics._counts.count(some(kind))
     after = read(registry)
     assert {name for name in after if after[name] != before.get(name)} - {"gen_durable_database_up"}
+
+
+@pytest.mark.parametrize("kind", [telemetry.StepStop, telemetry.OutcomeStale, telemetry.HandlerMissing])
+def test_names_that_only_rows_have_are_labelled_unknown(kind: type[Event]) -> None:
+    worker, registry = Worker([Leg]), CollectorRegistry()
+    metrics = Metrics(worker, registry)
+    for fsm, step in [("Leg", "walk"), ("Leg", "step from a row"), ("machine from a row", "walk")]:
+        named = {"fsm": fsm, "step": step}
+        fields = {name: value for name, value in named.items() if name in kind.__struct_fields__}
+        metrics._counts.count(msgspec.structs.replace(some(kind), **fields))
+    found = read(registry)
+    assert not [name for name in found if "from a row" in name]
+    assert [name for name in found if 'machine="(unknown)"' in name]
+    assert [name for name in found if 'machine="Leg"' in name]
 
 
 @pytest.mark.clause("OBS-3")
@@ -106,6 +125,7 @@ async def test_a_metrics_app_in_the_loop_of_the_worker(durable_dsn: str) -> None
 
     async with worker, asyncio.timeout(PATIENCE):
         await worker.wait(await worker.insert(Leg, 1))
+        await worker.set_queue("elsewhere", concurrency=3)
         await worker.insert(Leg, 1, queue="elsewhere")
         await metrics.asgi({"type": "http"}, None, send)
         assert read(registry)['gen_durable_queue_due{queue="elsewhere"}'] == 1, "on the loop: the last answer"

@@ -42,9 +42,24 @@ select name, is_paused, paused_at, paused_by, concurrency from gen_durable.set_q
 -- name: queues
 -- Every queue that there is, by its rows, its workers, its machines or what was said about it; and how much waits in it. Bounded
 -- however much that is, so that it can be asked at every scrape: at most 1000 lines (a queue and a priority: a skip scan of the
--- pick index), and at most :most rows counted per figure and line; a figure that has reached it means "at least".
+-- pick index) of registered queues and 1000 of all, and at most :most rows counted per figure and line; a figure that has
+-- reached it means "at least". Registered queues have lines of their own: names that only producers use cannot displace them.
+-- The scan goes over all registered queues once per priority, so that each has its first line within the limit.
 with recursive moment as materialized (
   select statement_timestamp() as now
+), registered as materialized (
+  select q.name from gen_durable.queues q union select m.queue from gen_durable.machines m
+  union select unnest(w.queues) from gen_durable.workers w where w.expires_at > statement_timestamp()
+), registered_line as (
+  select r.name as queue, first.priority, first.eligible_at from registered r cross join lateral (
+    select g.priority, g.eligible_at from gen_durable.gen_durable g
+     where g.status = 'runnable' and not g.gated and g.queue = r.name
+     order by g.queue, g.priority, g.eligible_at, g.id limit 1) first
+  union all
+  select l.queue, next.priority, next.eligible_at from registered_line l cross join lateral (
+    select g.priority, g.eligible_at from gen_durable.gen_durable g
+     where g.status = 'runnable' and not g.gated and g.queue = l.queue and g.priority > l.priority
+     order by g.queue, g.priority, g.eligible_at, g.id limit 1) next
 ), line as (
   (select g.queue, g.priority, g.eligible_at from gen_durable.gen_durable g
     where g.status = 'runnable' and not g.gated
@@ -59,7 +74,9 @@ with recursive moment as materialized (
          -- Since a moment that a subtraction can bear.
          case when line.eligible_at <= (select now from moment)
               then (select now from moment) - greatest(line.eligible_at, '0001-01-02 00:00+00') end as oldest
-    from (select * from line limit 1000) line
+    from ((select * from registered_line limit 1000)
+          union all
+          select l.* from (select * from line limit 1000) l where l.queue not in (select r.name from registered r)) line
    cross join lateral (
      select count(*) from (
        select from gen_durable.gen_durable g
@@ -80,14 +97,14 @@ with recursive moment as materialized (
     select g.queue from gen_durable.gen_durable g where g.status = 'executing' limit :most::int) leased
    group by leased.queue
 ), known as (
-  select queue as name from figure union select q.name from gen_durable.queues q union select m.queue from gen_durable.machines m
-  union select unnest(w.queues) from gen_durable.workers w where w.expires_at > statement_timestamp()
+  select queue as name from figure union select r.name from registered r
 )
 select known.name, coalesce(q.is_paused, false) as is_paused, q.paused_at, q.paused_by, q.concurrency,
        coalesce(sum(figure.due), 0)::bigint as due, coalesce(sum(figure.future), 0)::bigint as future,
        coalesce(sum(figure.gated), 0)::bigint as gated, coalesce(sum(figure.executing), 0)::bigint as executing,
        max(figure.oldest) as oldest,
        (select count(*) from gen_durable.workers w
-         where w.expires_at > statement_timestamp() and known.name = any (w.queues)) as workers
+         where w.expires_at > statement_timestamp() and known.name = any (w.queues)) as workers,
+       known.name in (select r.name from registered r) as is_registered
   from known left join gen_durable.queues q on q.name = known.name left join figure on figure.queue = known.name
  group by known.name, q.is_paused, q.paused_at, q.paused_by, q.concurrency order by known.name

@@ -27,11 +27,12 @@ _METHODS: Final = ("GET", "HEAD")
 class Health:
     """A tiny server: paths, and what each of them says now."""
 
-    def __init__(self, host: str | None, port: int, pages: Mapping[str, Callable[[], Answer]]) -> None:
+    def __init__(self, host: str, port: int, pages: Mapping[str, Callable[[], Answer]]) -> None:
         self._host = host
         self._port = port
         self._pages = pages
-        self._clients: set[asyncio.StreamWriter] = set()
+        # In the order of their arrival.
+        self._clients: dict[asyncio.StreamWriter, None] = {}
         self._server: asyncio.Server | None = None
 
     async def open(self) -> None:
@@ -44,7 +45,7 @@ class Health:
             self._server = await asyncio.start_server(self._serve, self._host, self._port, limit=_MAX_HEAD)
         except OSError as error:
             raise UsageError(
-                f"health checks cannot listen on {self._host or '*'}:{self._port}: {error.strerror or error}",
+                f"health checks cannot listen on {self._host}:{self._port}: {error.strerror or error}",
                 "give another port with health= or --health",
             ) from error
 
@@ -53,7 +54,7 @@ class Health:
         if self._server is not None:
             self._server.close()
             self._server = None
-        for writer in self._clients:
+        for writer in tuple(self._clients):
             writer.transport.abort()
 
     @property
@@ -66,9 +67,11 @@ class Health:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if len(self._clients) >= _MAX_CLIENTS:
-            writer.transport.abort()
-            return
-        self._clients.add(writer)
+            # The oldest connection, not this one: idle connections must not keep probes out.
+            oldest = next(iter(self._clients))
+            del self._clients[oldest]
+            oldest.transport.abort()
+        self._clients[writer] = None
         try:
             async with asyncio.timeout(_PATIENCE):
                 writer.write(await self._reply(reader))
@@ -76,7 +79,7 @@ class Health:
         except (TimeoutError, OSError):
             writer.transport.abort()  # it does not read, or has gone: nothing of it is kept waiting
         finally:
-            self._clients.discard(writer)
+            self._clients.pop(writer, None)
             writer.close()
 
     async def _reply(self, reader: asyncio.StreamReader) -> bytes:

@@ -81,7 +81,7 @@ _log: Final = logging.getLogger("gen_durable.worker")
 @click.option(
     "--health",
     metavar="[HOST:]PORT",
-    help="Answer /healthz and /readyz there. Without a host: on every interface.",
+    help="Answer /healthz and /readyz there. Default host: 127.0.0.1. Kubernetes probes need 0.0.0.0:PORT.",
 )
 @dsn_option
 @settings_options()

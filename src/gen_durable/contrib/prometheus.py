@@ -1,5 +1,8 @@
 """Metrics for Prometheus: what a worker tells, counted, and how much waits in the database.
 
+Labels are names that code and operators have chosen. A name that only rows have (an unregistered machine, step or
+queue) is counted as `(unknown)`: each value of a label is a time series, and producers must not create them.
+
     worker = Worker([Checkout])
     Metrics(worker).serve("0.0.0.0", 9000)        # on a thread; or metrics.asgi, to be mounted in an app
     worker.run()
@@ -10,9 +13,10 @@
 from __future__ import annotations
 
 import asyncio
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import CancelledError
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from prometheus_client import (
     CONTENT_TYPE_LATEST,
@@ -27,6 +31,7 @@ from prometheus_client import (
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from ..definition import MachineDef
 from ..errors import DatabaseError
 from ..operations import QueueStatus
 from ..telemetry import Event, PickStop
@@ -36,28 +41,36 @@ __all__ = ["Metrics"]
 
 # From a step that only computes to one that calls a slow service.
 _SECONDS: Final = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5, 10, 60, 300)
+_UNKNOWN: Final = "(unknown)"
 # Prometheus itself gives up after 10 s; without an answer by then the other metrics come alone.
 _ANSWER_WITHIN: Final = 3.0
-_FIGURES: Final[Mapping[str, tuple[str, Callable[[QueueStatus], float]]]] = {
+# Name → what it is, the figure of one queue, and how those of several become one.
+_Figure: TypeAlias = tuple[str, Callable[[QueueStatus], float], Callable[[Iterable[float]], float]]
+_FIGURES: Final[Mapping[str, _Figure]] = {
     "gen_durable_queue_due": (
         "Instances that could run now; at most 10,000 are counted.",
         lambda queue: queue.due,
+        sum,
     ),
     "gen_durable_queue_future": (
         "Instances whose time has yet to come; at most 10,000 are counted.",
         lambda queue: queue.future,
+        sum,
     ),
     "gen_durable_queue_gated": (
         "Instances that wait for their concurrency key; at most 10,000 are counted.",
         lambda queue: queue.gated,
+        sum,
     ),
     "gen_durable_queue_executing": (
         "Instances that execute, in any process; at most 10,000 are counted.",
         lambda queue: queue.executing,
+        sum,
     ),
     "gen_durable_queue_oldest_seconds": (
         "How long the one that has been due for longest has waited.",
         lambda queue: 0.0 if queue.oldest is None else queue.oldest.total_seconds(),
+        max,
     ),
 }
 
@@ -71,7 +84,7 @@ class Metrics(Collector):
         # Where the worker runs; known from the first event that comes from there.
         self._loop: asyncio.AbstractEventLoop | None = None
         self._queues: Sequence[QueueStatus] | None = None
-        self._counts = _Counts(registry)
+        self._counts = _Counts(registry, worker.machines)
         registry.register(self)
         worker.telemetry.subscribe(self._on_event)
 
@@ -114,10 +127,13 @@ class Metrics(Collector):
             "Whether the database answered this worker.",
             value=queues is not None,
         )
-        for name, (what, figure) in _FIGURES.items():
+        by_label: dict[str, list[QueueStatus]] = defaultdict(list)
+        for queue in queues or ():
+            by_label[queue.name if queue.is_registered else _UNKNOWN].append(queue)
+        for name, (what, figure, together) in _FIGURES.items():
             family = GaugeMetricFamily(name, what, labels=["queue"])
-            for queue in queues or ():
-                family.add_metric([queue.name], figure(queue))
+            for label, named in by_label.items():
+                family.add_metric([label], together(map(figure, named)))
             yield family
 
     def _is_on_loop(self) -> bool:
@@ -151,7 +167,10 @@ class Metrics(Collector):
 class _Counts:
     """One metric or more for each kind of event."""
 
-    def __init__(self, registry: CollectorRegistry) -> None:
+    def __init__(self, registry: CollectorRegistry, machines: Iterable[MachineDef]) -> None:
+        self._registered = {(machine.name, step) for machine in machines for step in machine.steps}
+        self._machines = {name for name, _ in self._registered}
+
         def counter(name: str, what: str, *labels: str) -> Counter:
             return Counter(f"gen_durable_{name}", what, labels, registry=registry)
 
@@ -200,11 +219,14 @@ class _Counts:
             "pick.stop": self._pick_stop,
             "scheduler.saturation": self._saturation,
             "scheduler.drain": lambda event: self._released.labels(event.queue).inc(event.released),
-            "concurrency.contended": lambda event: self._contended.labels(event.fsm).inc(event.count),
+            "concurrency.contended": lambda event: self._contended.labels(self._machine(event)).inc(
+                event.count
+            ),
             "reaper.reaped": self._reaper_reaped,
-            "outcome.stale": lambda event: self._stale.labels(event.fsm, event.step).inc(),
+            "outcome.stale": lambda event: self._stale.labels(*self._step(event)).inc(),
+            # Of any worker's machine, whichever worker watches the clock: an await is named by the code that made it.
             "await.timeout": lambda event: self._timeouts.labels(event.fsm, event.step).inc(),
-            "handler.missing": lambda event: self._missing.labels(event.fsm).inc(),
+            "handler.missing": lambda event: self._missing.labels(self._machine(event)).inc(),
             "outbox.published": lambda event: self._published.labels(event.sink).inc(event.count),
             "outbox.failed": lambda event: self._refused.labels(event.sink).inc(event.count),
             "outbox.dead": lambda event: self._dead.labels(event.sink).inc(),
@@ -219,9 +241,17 @@ class _Counts:
         if (handler := self.handlers.get(event.name)) is not None:
             handler(event)
 
+    def _machine(self, event: Any) -> str:
+        return event.fsm if event.fsm in self._machines else _UNKNOWN
+
+    def _step(self, event: Any) -> tuple[str, str]:
+        is_registered = (event.fsm, event.step) in self._registered
+        return self._machine(event), event.step if is_registered else _UNKNOWN
+
     def _step_stop(self, event: Any) -> None:
-        self._steps.labels(event.fsm, event.step, event.kind).inc()
-        self._seconds.labels(event.fsm, event.step).observe(event.duration.total_seconds())
+        machine, step = self._step(event)
+        self._steps.labels(machine, step, event.kind).inc()
+        self._seconds.labels(machine, step).observe(event.duration.total_seconds())
 
     def _pick_stop(self, event: Any) -> None:
         self._picks.labels(event.queue).inc()
