@@ -12,6 +12,7 @@ from typing import Any, Self, TypeVar, Unpack, overload
 from . import _recurring, _verbs
 from ._checks import checked_delay
 from ._db import migrate
+from ._db.address import shown
 from ._db.borrowed import driver_of
 from ._db.plan import Plan
 from ._db.pool import Database
@@ -788,12 +789,17 @@ class AsyncClient:
             advice=self._server.advice,
             pooler=self.settings.pooler,
         )
-        await self._opened.run_in_transaction(
-            migrate.prepare(self.settings.schema, upgrade=self._server.is_embedded)
-        )
-        self._contact = Contact(self._server.revive)
+        await self._prepare(self._opened)
+        self._contact = Contact(shown(self._server.dsn), self._server.revive)
         self._waiting = Waiting(self._opened, self._contact)
         self._wakes.on_rest(self._waiting.hint)
+
+    async def _prepare(self, database: Database) -> None:
+        await database.run_in_transaction(self._preparation())
+
+    def _preparation(self) -> Plan[None]:
+        assert self._server is not None  # noqa: S101 - found before
+        return migrate.prepare(self.settings.schema, upgrade=self._server.is_embedded)
 
     async def _close(self) -> None:
         if self._waiting is not None:

@@ -31,6 +31,7 @@ from ._runtime.health import Answer, Health
 from ._runtime.middleware import CallNext, Middleware, checked_middleware
 from ._runtime.pool import hello_for
 from ._runtime.source import FromPrefix, FromQueue, Source
+from ._runtime.starting import run_at_start
 from ._runtime.supervisor import Orders, Supervisor
 from ._version import VERSION
 from .async_client import AsyncClient
@@ -242,8 +243,10 @@ class Worker(AsyncClient):
 
     async def _run_until_told(self, orders: Orders | None, on_open: Callable[[], None]) -> None:
         told = asyncio.Event()
-        was_signalled = False
+        was_signalled = is_open = False
         loop = asyncio.get_running_loop()
+        task = asyncio.current_task()
+        assert task is not None  # noqa: S101 - a coroutine that runs is in one
 
         def hurry() -> None:
             if self._engine is not None:
@@ -254,6 +257,8 @@ class Worker(AsyncClient):
             nonlocal was_signalled
             if was_signalled:
                 hurry()
+            elif not is_open:
+                task.cancel()  # a start may wait for a lock for as long as another session holds it
             was_signalled = True
             told.set()
 
@@ -261,11 +266,16 @@ class Worker(AsyncClient):
             loop.add_signal_handler(number, on_signal)
         if orders is not None:
             orders.follow(told.set, hurry)
-        async with self:
-            on_open()
-            await told.wait()
-            assert self._engine is not None  # noqa: S101 - started in __aenter__
-            self._engine.is_signalled = True
+        try:
+            async with self:
+                is_open = True
+                on_open()
+                await told.wait()
+                assert self._engine is not None  # noqa: S101 - started in __aenter__
+                self._engine.is_signalled = True
+        except asyncio.CancelledError:
+            if is_open or not was_signalled:
+                raise
 
     async def __aenter__(self) -> Self:
         self._block = Block()
@@ -333,8 +343,11 @@ class Worker(AsyncClient):
             contact=self._contact,
             on_failure=self._on_failure,
         )
-        await self._database.run(seed(self._limits))
+        await run_at_start(self._database, lambda: seed(self._limits))
         await self._engine.start()
+
+    async def _prepare(self, database: Database) -> None:
+        await run_at_start(database, self._preparation, is_transaction=True)
 
     async def _close(self) -> None:
         try:

@@ -19,6 +19,8 @@ __all__ = [
     "is_data",
     "is_outage",
     "is_race",
+    "is_repairable",
+    "is_silence",
 ]
 
 
@@ -32,6 +34,18 @@ _GRANTS = {
     "view": "select on {}",
     "sequence": "usage on sequence {}",
     "function": "execute on function {}",
+}
+_COMPARE = (
+    "restore what was renamed or dropped, or compare the schema with this version: gen-durable db status"
+)
+_ADVICE = {
+    "3D000": "create that database, or name another in the DSN",
+    "3F000": _COMPARE,
+    "42703": _COMPARE,
+    "42704": _COMPARE,
+    "42883": _COMPARE,
+    "42P01": _COMPARE,
+    "53100": "free space on the disk of the server",
 }
 
 
@@ -51,9 +65,11 @@ class StatementError(DatabaseError):
 
     def __str__(self) -> str:
         code = f" (SQLSTATE {self.sqlstate})" if self.sqlstate else ""
-        return f"{self.message}{code}{': ' + self.detail if self.detail else ''}{self._missing_grant()}"
+        return f"{self.message}{code}{': ' + self.detail if self.detail else ''}{self._advice()}"
 
-    def _missing_grant(self) -> str:
+    def _advice(self) -> str:
+        if self.sqlstate in _ADVICE:
+            return f"; {_ADVICE[self.sqlstate]}"
         found = _DENIED.search(self.message) if self.sqlstate == "42501" else None
         if found is None:
             return ""
@@ -75,6 +91,9 @@ LIMIT_REFUSED = "22GD5"
 # 57 operator intervention (shutdown, cancelled), 58 system. 25006: a standby that has yet to be promoted, or a primary
 # that is none any more; 25P03, 25P04: the session was ended, idle or busy for too long.
 _OUTAGES = ("08", "28", "53", "57", "58", READ_ONLY, "25P03", "25P04")
+# What an administrator took away and can give back: rights (42501), a database, a schema, a table, a column, a type, a
+# function.
+_REPAIRABLE = frozenset({"42501", "3D000", "3F000", "42P01", "42703", "42704", "42883"})
 # 57P01, 57P02: the session or the server was ended by somebody.
 _BREAKS = ("08", "57P01", "57P02")
 # Classes: 22 data exception, 23 integrity constraint violation, 54 program limit exceeded: a row is to blame.
@@ -89,6 +108,18 @@ def is_race(error: StatementError) -> bool:
 def is_outage(error: StatementError) -> bool:
     """Whether the database is away or about to go: wait, and connect again."""
     return not error.sqlstate or error.sqlstate.startswith(_OUTAGES)
+
+
+def is_repairable(error: StatementError) -> bool:
+    """Whether an administrator can undo what makes the database refuse the statement."""
+    return error.sqlstate in _REPAIRABLE
+
+
+def is_silence(error: BaseException | None) -> bool:
+    """Whether a statement was given up because no answer came."""
+    return isinstance(error, TimeoutError) or (
+        error is not None and isinstance(error.__cause__, TimeoutError)
+    )
 
 
 def is_break(error: StatementError) -> bool:

@@ -11,7 +11,7 @@ from typing import Any, Final, Self, TypeVar
 from ..config import Pooler
 from ..connections import Dsn
 from .address import AddressError, ask, hidden, unreachable
-from .failures import READ_ONLY, StatementError
+from .failures import READ_ONLY, StatementError, is_silence
 from .plan import Call, Plan, Rows, Script
 from .runner import asyncpg_failures, from_asyncpg, run_asyncpg
 
@@ -247,7 +247,7 @@ class _Acquired:
 
     async def __aexit__(self, *error: Any) -> None:
         # Who has fallen silent is not asked to finish: some versions of asyncpg would wait for that for ever.
-        if _is_silence(error[1]) and not is_gone(self._conn):
+        if is_silence(error[1]) and not is_gone(self._conn):
             self._conn.terminate()
         # This was the primary once. The next connection asks all hosts of the DSN anew.
         if isinstance(error[1], StatementError) and error[1].sqlstate == READ_ONLY:
@@ -298,7 +298,7 @@ class _Transaction:
             await self._roll_back(error)
 
     async def _roll_back(self, because: BaseException) -> None:
-        if _is_silence(because):
+        if is_silence(because):
             return  # the connection is going to be ended, and that rolls back as well
         try:
             await self._execute("rollback")
@@ -312,13 +312,6 @@ class _Transaction:
             await self._conn.execute(text)
         except asyncpg_failures() as error:
             raise from_asyncpg(error) from error
-
-
-def _is_silence(error: BaseException | None) -> bool:
-    """Whether a statement was given up because no answer came."""
-    return isinstance(error, TimeoutError) or (
-        error is not None and isinstance(error.__cause__, TimeoutError)
-    )
 
 
 def only(call: Call | Script) -> Plan[Rows]:

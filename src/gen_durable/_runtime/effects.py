@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from .._core.model import CommitEntry
 from .._db import commit as commits
-from .._db.failures import RACES, READ_ONLY, StatementError, is_outage, is_race
+from .._db.failures import RACES, READ_ONLY, StatementError, is_outage, is_race, is_repairable
 from .._db.plan import Plan
 from .._db.pool import PINNED, Database, is_gone
 from ..errors import UsageError
@@ -95,6 +95,9 @@ async def commit_with_effect(
             raise EffectError(_changed("read only")) from error
         # The effect left a transaction in which nothing can be written, or one that a deferred constraint refuses.
         if has_run and not (is_outage(error) or is_race(error)):
+            if is_repairable(error):
+                # Raises the same if the database refuses it without the effect, too.
+                await database.run_in_transaction(commits.hold(entry))
             raise EffectError(error) from error
         raise
 

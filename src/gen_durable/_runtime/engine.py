@@ -7,6 +7,7 @@ import logging
 import os
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from datetime import timedelta
+from functools import partial
 from typing import Any, Final
 
 from .._checks import duration_text
@@ -37,6 +38,7 @@ from .scheduler import Scheduler
 from .service import Contact, Service
 from .slots import Budget
 from .source import FromQueue, Source
+from .starting import run_at_start
 from .threads import Threads
 from .vacuum import Vacuum
 from .wake import Wakes
@@ -176,12 +178,12 @@ class Engine:
 
     async def start(self) -> None:
         """Tell the database what runs here, and let the services go."""
-        await self._database.run(inserts.register(list(self._registry)))
-        if self._settings.audit is not None:
-            await self._database.run(audits.set_level(self._settings.audit, self._worker))
+        await run_at_start(self._database, lambda: inserts.register(list(self._registry)))
+        if (level := self._settings.audit) is not None:
+            await run_at_start(self._database, lambda: audits.set_level(level, self._worker))
         for schedule in self._declared:
-            await self._database.run(schedules.put(schedule))
-        await self._presence.tick()  # whoever asks for workers from now on finds this one
+            await run_at_start(self._database, partial(schedules.put, schedule))
+        await run_at_start(self._database, self._presence.plan)
         self._heartbeat.start()
         self._lasting = [self._spawn(self._flusher.run()), self._spawn(self._presence.run())]
         self._tasks = [self._spawn(service.run()) for service in self._services]
@@ -208,6 +210,8 @@ class Engine:
             return "draining"
         if self._contact.seconds == 0 or self._contact.silence > _TOO_SILENT:
             return f"no contact with the database for {self._contact.silence:.1f} s"
+        if self._contact.refusal is not None:
+            return f"the database refuses a statement of {self._contact.refusal}"
         return None
 
     def hurry(self) -> None:

@@ -74,6 +74,8 @@ class Flusher:
         self._unfinished: list[CommitEntry] = []
         self._contact = contact
         self._outage = Outage("commit", contact)
+        # Of its own: on a full disk questions are answered, and commits are refused.
+        self._asking = Outage("commit status", contact)
 
     async def commit(self, entry: CommitEntry) -> CommitResult:
         """Make an outcome durable; returns when it is, or when it turned out to be stale, or its effect failed."""
@@ -363,9 +365,9 @@ class Flusher:
             try:
                 answer = await self._database.run(question())
             except StatementError as error:
-                await asyncio.sleep(self._outage.pause(error))
+                await asyncio.sleep(self._asking.pause(error))
             else:
-                self._outage.is_over()
+                self._asking.is_over()
                 return answer
 
     def _acknowledge(

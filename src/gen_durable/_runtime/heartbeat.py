@@ -19,7 +19,7 @@ from .._db.lease import Lease, mark_started, renew, watch
 from .._db.pool import Database
 from ..config import Settings
 from ..connections import Dsn
-from .service import Contact, Outage
+from .service import REPAIR_WITHIN, Contact, Outage
 
 __all__ = ["Heartbeat"]
 
@@ -124,7 +124,13 @@ class Heartbeat:
             answer_within=self._shortest.total_seconds() / 3,
             pooler=settings.pooler,
         )
-        outage = Outage("heartbeat", self._contact, is_vital=True)
+        # For one lease at most: a worker that cannot renew must not go on leasing.
+        outage = Outage(
+            "heartbeat",
+            self._contact,
+            is_vital=True,
+            repair_within=min(REPAIR_WITHIN, self._shortest.total_seconds()),
+        )
         # Twice per interval, at leases that are half of their interval old: none gets older than one interval.
         pause = rhythm = min(settings.renew_after(self._shortest).total_seconds() / 2, _NOTE_EVERY)
         while not await _within(stop, pause):

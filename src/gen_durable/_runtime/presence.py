@@ -9,6 +9,7 @@ from typing import Final
 
 from .._db import fleet
 from .._db.failures import StatementError
+from .._db.plan import Plan
 from .._db.pool import Database
 from ..config import Settings
 from .scheduler import Scheduler
@@ -39,9 +40,12 @@ class Presence(Service):
         return self._every
 
     async def tick(self) -> timedelta:
-        plan = fleet.appear(self._presence, 3 * self._every, is_draining=self._is_draining)
-        await self._database.run(plan)
+        await self._database.run(self.plan())
         return self._every
+
+    def plan(self) -> Plan[None]:
+        """Say that this worker is there."""
+        return fleet.appear(self._presence, 3 * self._every, is_draining=self._is_draining)
 
     def drain(self) -> None:
         """From now on it says that it takes no more work."""

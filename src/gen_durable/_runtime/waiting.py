@@ -63,7 +63,8 @@ class Waiting:
 
     async def _poll(self) -> None:
         pause = _SHORTEST
-        outage = Outage("wait", self._contact)
+        # A caller hears at once of what only an administrator can mend.
+        outage = Outage("wait", self._contact, repair_within=0)
         while self._futures:
             # Cleared before the look: what comes to rest during it sets the hint again.
             self._hint.clear()
