@@ -165,7 +165,7 @@ async def test_what_only_a_worker_does(stage: Harness, database: Database) -> No
     stage.set_audit("all")
     (id,) = await inserted(database, new(queue="rare"))
     (execution,) = await picked(database, queue="rare")
-    lived = {((id, execution.lease_token), 0): timedelta(seconds=3)}
+    lived = {((id, execution.lease_token), 0): execution.leased_at}
     assert await database.run(lease.mark_started(lived)) == set(lived)
     await flushed(database, [entry(execution, "release")])
     for _ in range(2):
@@ -196,7 +196,7 @@ async def test_what_did_not_happen_is_not_told(stage: Harness, database: Databas
     with pytest.raises(NoTargetError):  # neither the instance nor an event of it
         stage.audit(undone.id)
     assert names(stage, id) == before
-    assert not await database.run(lease.mark_started({((id, 0), 0): timedelta(0)}))
+    assert not await database.run(lease.mark_started({((id, 0), 0): None}))
     assert (await database.run(commits.commit_plain([], RECORDER))).results == []
 
 

@@ -225,7 +225,7 @@ async def test_steps_that_take_long_are_noted_and_watched_by_one_statement_each(
 ) -> None:
     for count in (1, 300):
         await inserted(database, *[new() for _ in range(count)])
-        held = {((e.id, e.lease_token), e.step_seq): timedelta(seconds=1) for e in await picked(database)}
+        held = {((e.id, e.lease_token), e.step_seq): e.leased_at for e in await picked(database)}
         with wire.counted() as sent:
             assert await database.run(lease.mark_started(held)) == held.keys()
             assert await database.run(lease.watch([key for key, _ in held])) == (set(), set())

@@ -114,9 +114,7 @@ class History:
         await self._database.run(deliver(self._first + which % 2, "go", "1", None))
 
     async def _begin(self, _: int) -> None:
-        begun = {
-            ((one.id, one.lease_token), one.step_seq): timedelta(milliseconds=1) for one in self._held[-3:]
-        }
+        begun = {((one.id, one.lease_token), one.step_seq): one.leased_at for one in self._held[-3:]}
         await self._database.run(leases.mark_started(begun))
 
     async def _wait(self, _: int) -> None:

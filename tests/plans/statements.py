@@ -73,7 +73,7 @@ async def explained(explainer: Explainer) -> Mapping[str, Explained]:
         "commit": commit.commit(outcomes(ids, "await", awaits=("paid",)), RECORDER),
         "join": commit.commit(outcomes(EXECUTING_CHILDREN[:50], "done", parent_id=19), RECORDER),
         "renew": lease.renew({(id, id): LEASE for id in ids}),
-        "mark_started": lease.mark_started({((id, id), 1): timedelta(seconds=1) for id in ids}),
+        "mark_started": lease.mark_started({((id, id), 1): None for id in ids}),
         "deliver": signal.deliver(PARKED[7], "paid", "1", None),
         "deliver by key": signal.deliver(f"order:{PARKED[7]}", "paid", "1", None),
         "inboxes": pick.inboxes(PARKED[:100]),

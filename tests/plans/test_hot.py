@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -30,7 +29,7 @@ async def test_heartbeats_are_hot(explainer: Explainer) -> None:
 
 
 async def test_noting_that_a_step_began_is_hot(explainer: Explainer) -> None:
-    begun = {((id, id), 1): timedelta(seconds=1) for id in rows(1)}
+    begun = {((id, id), 1): None for id in rows(1)}
     async with hot_updates(explainer, 250):
         noted, _ = await explainer.run(lease.mark_started(begun))
         assert len(noted) == 250

@@ -39,7 +39,7 @@ async def test_a_heartbeat_that_missed_looks_twice(explainer: Explainer) -> None
 
 
 async def test_long_steps_are_noted(explainer: Explainer) -> None:
-    begun = {((id, id), 1): timedelta(seconds=1) for id in EXECUTING[:100]}
+    begun = {((id, id), 1): None for id in EXECUTING[:100]}
     noted, (found,) = await explainer.run(lease.mark_started(begun))
     assert len(noted) == 100
     check(found, PKEY, blocks=30 * 100)

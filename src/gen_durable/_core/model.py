@@ -233,7 +233,9 @@ class CommitEntry(msgspec.Struct, kw_only=True):
     attempt: int = 0
     leased_at: datetime | None = None
     started: float | None = None
-    """By the monotonic clock of this process; set by whoever ran the step."""
+    """When the step began, by the monotonic clock of this process. The executor's caller sets it."""
+    started_at: datetime | None = None
+    """The same by the database's clock."""
     is_refused: bool = False
     """Whether it stands for an outcome that the database refused."""
 

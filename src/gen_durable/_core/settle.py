@@ -207,9 +207,9 @@ def outcome_of(entry: CommitEntry, machine: MachineDef) -> Outcome[Any]:
             return Stop(entry.error or entry.kind)
 
 
-def release(execution: Execution, started: float | None = None) -> CommitEntry:
+def release(execution: Execution) -> CommitEntry:
     """Give an unfinished execution back: a shutdown costs neither an attempt nor a place in the queue."""
-    return _entry(execution, "release", started=started)
+    return _entry(execution, "release")
 
 
 def rejoin(execution: Execution) -> CommitEntry:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
@@ -380,8 +379,7 @@ def _full_call(entries: Sequence[CommitEntry], recorder: Recorder) -> Call:
 
 
 def _record(entries: Sequence[CommitEntry], recorder: Recorder) -> dict[str, Any]:
-    """What the record of an execution says beside its outcome. Its clock is the database's, so durations are sent."""
-    now = time.monotonic()
+    """What the record of an execution says beside its outcome."""
     return {
         "worker": recorder.worker,
         "record": recorder.level,
@@ -391,9 +389,7 @@ def _record(entries: Sequence[CommitEntry], recorder: Recorder) -> dict[str, Any
         "from_steps": [entry.from_step for entry in entries],
         "attempts": [entry.attempt for entry in entries],
         "leased_ats": [entry.leased_at for entry in entries],
-        "started_agos": [
-            None if entry.started is None else timedelta(seconds=now - entry.started) for entry in entries
-        ],
+        "started_ats": [entry.started_at for entry in entries],
     }
 
 

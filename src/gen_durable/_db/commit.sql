@@ -61,14 +61,15 @@ with settled as (
          updated_at = statement_timestamp()
     from unnest(:ids::bigint[], :lease_tokens::bigint[], :step_seqs::bigint[], :kinds::text[], :steps::text[],
                 :payloads::text[], :errors::text[], :delays::interval[],
-                :from_steps::text[], :attempts::int[], :leased_ats::timestamptz[], :started_agos::interval[],
+                :from_steps::text[], :attempts::int[], :leased_ats::timestamptz[], :started_ats::timestamptz[],
                 :has_more::boolean[], :causes::text[])
-         as o (id, lease_token, step_seq, kind, step, payload, error, delay, from_step, attempt, leased_at, started_ago, has_more,
+         as o (id, lease_token, step_seq, kind, step, payload, error, delay, from_step, attempt, leased_at, started_at, has_more,
                cause)
    where g.id = o.id and g.lease_token = o.lease_token and g.step_seq = o.step_seq
-  returning g.id, o.lease_token, g.status, g.has_signals, g.queue, g.step_seq, g.execution, g.leased_at as kept_at, g.lease_expires_at,
-            g.cancel_requested_at is not null as is_cancelled, o.kind, o.from_step, o.attempt, o.leased_at, o.started_ago, o.error,
-            o.has_more, g.step, g.cancelled_by, g.cancel_reason, o.cause
+  returning g.id, o.lease_token, g.status, g.has_signals, g.queue, g.step_seq, g.execution, g.leased_at as kept_at,
+            g.lease_expires_at, g.cancel_requested_at is not null as is_cancelled, o.kind, o.from_step, o.attempt, o.leased_at,
+            case when o.started_at is not null then least(o.started_at, statement_timestamp()) end as started_at,
+            o.error, o.has_more, g.step, g.cancelled_by, g.cancel_reason, o.cause
 ), recorded as (
   insert into gen_durable.executions (instance_id, step_seq, execution, attempt, status, outcome, step, lease_owner,
                                       leased_at, lease_expires_at, started_at, finished_at, error)
@@ -78,7 +79,7 @@ with settled as (
          -- A chained step goes on with its lease; any other row has none now, and the look reads it as it was before the update.
          leased_at, coalesce(lease_expires_at, (select held.lease_expires_at from gen_durable.gen_durable held
                                                  where held.id = settled.id)),
-         statement_timestamp() - started_ago, statement_timestamp(), error
+         started_at, statement_timestamp(), error
     from settled
    where :record::text = 'all' or :record::text = 'failures' and (is_cancelled or kind in ('retry', 'stop'))
 
@@ -97,7 +98,7 @@ with settled as (
                            then case kind when 'keep' then 'next' else kind end end,
            'to', case when not is_cancelled and kind in ('keep', 'next', 'await', 'schedule_childs') then step end,
            'cause', case when not is_cancelled and kind = 'stop' then cause end, 'error', case when not is_cancelled then error end,
-           'started_at', statement_timestamp() - started_ago))
+           'started_at', started_at))
     from settled
    where (select s.audit from gen_durable.settings s)
          >= case when is_cancelled or kind = 'stop' or kind = 'retry' and error is not null
@@ -170,15 +171,16 @@ with settled as (
                 :payloads::text[], :errors::text[], :failures::text[], :delays::interval[], :awaits::text[], :presented::text[],
                 :timeouts::interval[], :deadlines::timestamptz[], :children::int[], :switches_keys::boolean[],
                 :concurrency_keys::text[], :consumed::text[], :from_steps::text[], :attempts::int[],
-                :leased_ats::timestamptz[], :started_agos::interval[], :has_more::boolean[],
+                :leased_ats::timestamptz[], :started_ats::timestamptz[], :has_more::boolean[],
                 :rate_limits::text[], :weights::int[], :causes::text[])
          as o (id, lease_token, step_seq, kind, step, payload, error, failure, delay, awaits, presented, timeout, deadline, children,
-               switches_key, concurrency_key, consumed, from_step, attempt, leased_at, started_ago, has_more,
+               switches_key, concurrency_key, consumed, from_step, attempt, leased_at, started_at, has_more,
                rate_limit, weight, cause)
    where g.id = o.id and g.lease_token = o.lease_token and g.step_seq = o.step_seq
   returning g.id, o.lease_token, g.status, g.step_seq, g.has_signals, g.queue, g.parent_id, g.parent_round,
             g.status in ('done', 'failed', 'cancelled') as has_ended, g.execution, g.leased_at as kept_at, g.lease_expires_at,
-            g.cancel_requested_at is not null or o.kind = 'cancel' as is_cancelled, o.kind, o.from_step, o.attempt, o.leased_at, o.started_ago,
+            g.cancel_requested_at is not null or o.kind = 'cancel' as is_cancelled, o.kind, o.from_step, o.attempt, o.leased_at,
+            case when o.started_at is not null then least(o.started_at, statement_timestamp()) end as started_at,
             o.error, o.has_more, g.step, g.cancelled_by, g.cancel_reason, o.cause,
             case when g.cancel_requested_at is null and o.kind in ('keep', 'next', 'schedule_childs')
                  then o.consumed::bigint[] end as consumed
@@ -192,7 +194,7 @@ with settled as (
               else kind end,
          from_step, :worker::text, leased_at,
          coalesce(lease_expires_at, (select held.lease_expires_at from gen_durable.gen_durable held where held.id = settled.id)),
-         statement_timestamp() - started_ago, statement_timestamp(), error
+         started_at, statement_timestamp(), error
     from settled
    where :record::text = 'all' or :record::text = 'failures' and (is_cancelled or kind in ('retry', 'release', 'rejoin', 'stop'))
 {noted}

@@ -87,13 +87,13 @@ def watch(leases: Collection[Lease]) -> Plan[tuple[set[Lease], set[Lease]]]:
     return lost, {(row["id"], row["lease_token"]) for row in rows} - lost
 
 
-def mark_started(begun: Mapping[tuple[Lease, int], timedelta]) -> Plan[set[tuple[Lease, int]]]:
-    """Note executions (lease and step_seq → for how long) whose step has begun; those that are noted."""
+def mark_started(begun: Mapping[tuple[Lease, int], datetime | None]) -> Plan[set[tuple[Lease, int]]]:
+    """Note when the steps of executions (lease and step_seq) began; returns those that were noted."""
     rows = yield _SQL["mark_started"](
         ids=[lease[0] for lease, _ in begun],
         lease_tokens=[lease[1] for lease, _ in begun],
         step_seqs=[step_seq for _, step_seq in begun],
-        agos=list(begun.values()),
+        moments=list(begun.values()),
     )
     return {((row["id"], row["lease_token"]), row["step_seq"]) for row in rows}
 

@@ -14,15 +14,15 @@ update gen_durable.gen_durable g set lease_expires_at = statement_timestamp() + 
 returning g.id, g.lease_token
 
 -- name: mark_started
--- Note that these executions have begun their step: LEASED becomes IN_PROGRESS. HOT, and only for steps that take long.
+-- Note when these executions began their step: LEASED becomes IN_PROGRESS. HOT, and only for steps that take long.
 with begun as materialized (
-  select g.id, mine.ago from unnest(:ids::bigint[], :lease_tokens::bigint[], :step_seqs::bigint[], :agos::interval[])
-         as mine (id, lease_token, step_seq, ago)
+  select g.id, mine.at from unnest(:ids::bigint[], :lease_tokens::bigint[], :step_seqs::bigint[], :moments::timestamptz[])
+         as mine (id, lease_token, step_seq, at)
     join gen_durable.gen_durable g
       on g.id = mine.id and g.lease_token = mine.lease_token and g.step_seq = mine.step_seq
    order by g.id desc for no key update of g skip locked
 ), started as (
-  update gen_durable.gen_durable g set started_at = statement_timestamp() - begun.ago
+  update gen_durable.gen_durable g set started_at = least(begun.at, statement_timestamp())
     from begun where g.id = begun.id
   returning g.id, g.lease_token, g.step_seq, g.step, g.execution, g.attempt, g.locked_by, g.started_at
 ), noted as (

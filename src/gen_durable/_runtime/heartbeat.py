@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Final
 
 from .._db.failures import StatementError
@@ -51,8 +51,9 @@ class Heartbeat:
         self._lock = threading.Lock()
         # Lease → when it was last known to be good (monotonic), and its length. Guarded by the lock.
         self._leases: dict[Lease, tuple[float, timedelta]] = {}
-        # Lease → the step_seq of the step that runs on it, since when, and whether that is noted. Guarded by the lock.
-        self._begun: dict[Lease, tuple[int, float, bool]] = {}
+        # Lease → the step_seq of the step that runs on it, when it began (monotonic, and by the database's clock), and
+        # whether that is noted. Guarded by the lock.
+        self._begun: dict[Lease, tuple[int, float, datetime | None, bool]] = {}
         # Lease → since when its next step waits for its turn. Guarded by the lock.
         self._waiting: dict[Lease, float] = {}
         self._loop = asyncio.get_running_loop()
@@ -88,11 +89,11 @@ class Heartbeat:
         with self._lock:
             self._waiting[lease] = time.monotonic()
 
-    def begin(self, lease: Lease, step_seq: int, at: float) -> None:
-        """A step begins on this lease, at this time (monotonic)."""
+    def begin(self, lease: Lease, step_seq: int, at: float, moment: datetime | None) -> None:
+        """Note that a step begins on this lease, at this time (monotonic), at this moment of the database."""
         with self._lock:
             self._waiting.pop(lease, None)
-            self._begun[lease] = (step_seq, at, False)
+            self._begun[lease] = (step_seq, at, moment, False)
 
     def end(self, lease: Lease) -> None:
         """It has ended, or waits no longer."""
@@ -153,19 +154,19 @@ class Heartbeat:
         running, waiting = self._long_running(), self._long_waiting()
         if not running and not waiting:
             return
-        if fresh := {key: ago for key, (ago, is_noted) in running.items() if not is_noted}:
+        if fresh := {key: moment for key, (moment, is_noted) in running.items() if not is_noted}:
             self._noted(await database.run(mark_started(fresh)))
         lost, cancelled = await database.run(watch([*waiting, *(lease for lease, _ in running)]))
         self._tell(self._on_lost, lost)
         self._tell(self._on_cancelled, cancelled)
 
-    def _long_running(self) -> dict[tuple[Lease, int], tuple[timedelta, bool]]:
+    def _long_running(self) -> dict[tuple[Lease, int], tuple[datetime | None, bool]]:
         """Steps that have run for a while: most are over before anybody could look."""
         now = time.monotonic()
         with self._lock:
             return {
-                (lease, step_seq): (timedelta(seconds=now - since), is_noted)
-                for lease, (step_seq, since, is_noted) in self._begun.items()
+                (lease, step_seq): (moment, is_noted)
+                for lease, (step_seq, since, moment, is_noted) in self._begun.items()
                 if now - since >= _LONG
             }
 
@@ -180,7 +181,7 @@ class Heartbeat:
             for lease, step_seq in noted:
                 begun = self._begun.get(lease)
                 if begun is not None and begun[0] == step_seq:
-                    self._begun[lease] = (step_seq, begun[1], True)
+                    self._begun[lease] = (step_seq, begun[1], begun[2], True)
 
     def _tell(self, whom: Callable[[Lease], None], leases: set[Lease]) -> None:
         for lease in leases:

@@ -8,7 +8,7 @@ import random
 import secrets
 import time
 from collections.abc import Callable, Coroutine, Mapping
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any, Final
 
 import msgspec
@@ -33,6 +33,7 @@ from ..telemetry import (
     StepStop,
     Telemetry,
 )
+from .clock import DatabaseClock
 from .executor import Executor
 from .flusher import Flusher
 from .heartbeat import Heartbeat
@@ -101,6 +102,7 @@ class Scheduler(Service):
         self._executor = executor
         self._flusher = flusher
         self._heartbeat = heartbeat
+        self._clock = DatabaseClock()
         self._telemetry = telemetry
         self._on_bug = on_bug
         # Lease → the task that works on it; and what of these is inside a step just now, as against its commit.
@@ -243,12 +245,11 @@ class Scheduler(Service):
 
     async def _release(self, unfinished: list[Execution]) -> int:
         """Give executions back, in one group commit."""
-        tasks = [
-            asyncio.get_running_loop().create_task(
-                self._flusher.commit(release(execution, self._began.get(_lease_of(execution))))
-            )
-            for execution in unfinished
-        ]
+        tasks = []
+        for execution in unfinished:
+            entry = release(execution)
+            entry.started_at = self._moment(execution, self._began.get(_lease_of(execution)))
+            tasks.append(asyncio.get_running_loop().create_task(self._flusher.commit(entry)))
         if not tasks:
             return 0
         done, waiting = await asyncio.wait(tasks, timeout=_LAST_WORDS)
@@ -298,12 +299,17 @@ class Scheduler(Service):
             # One random token per pick: nobody else's, and not this worker's own of an earlier lease either.
             token = secrets.randbits(62)
             plan = self._source.pick(self._registry.keys, demand, room, token, self._worker, self._leases)
+            sent = time.monotonic()
             try:
-                return await self._database.run(plan)
+                picked = await self._database.run(plan)
             except StatementError as error:
                 # Two pickers chose rows of one key at the same moment; the other one has it now.
                 if error.sqlstate != _UNIQUE_VIOLATION:
                     raise
+            else:
+                if picked.executions and (leased_at := picked.executions[0].leased_at) is not None:
+                    self._clock.observe(leased_at, sent, time.monotonic())
+                return picked
 
     async def _load(self, executions: list[Execution]) -> list[Execution]:
         """These with what they carry; if that is too much at once, one by one, without those for which it still is."""
@@ -424,7 +430,7 @@ class Scheduler(Service):
             self._slots.give()
             return release(execution)
         self._began[lease] = started = started or time.monotonic()
-        self._heartbeat.begin(lease, execution.step_seq, started)
+        self._heartbeat.begin(lease, execution.step_seq, started, self._moment(execution, started))
         try:
             entry = await step
         except asyncio.CancelledError:
@@ -468,7 +474,12 @@ class Scheduler(Service):
             or not self._same_lease(execution, entry)
         ):
             entry.kind = "next"
+        entry.started_at = self._moment(execution, entry.started)
         return await self._flusher.commit(entry)
+
+    def _moment(self, execution: Execution, started: float | None) -> datetime | None:
+        """When a step began, by the database's clock."""
+        return None if started is None else self._clock.at(started, execution.leased_at)
 
     def _same_lease(self, execution: Execution, entry: CommitEntry) -> bool:
         fsm, version = execution.fsm, execution.version

@@ -24,6 +24,7 @@ from .._db.failures import StatementError, is_data
 from .._db.plan import Plan
 from .._db.pool import Database
 from .._running import running
+from .._runtime.clock import DatabaseClock
 from .._runtime.effects import EffectError, commit_with_effect
 from .._runtime.executor import Executor
 from .._runtime.threads import Threads
@@ -111,6 +112,7 @@ class Stepper:
             self._name, settings.executions, settings.heartbeat, settings.alerts or None
         )
         self._executor = _LearningExecutor(self.registry, self._limits, self._threads, self.learn)
+        self._clock = DatabaseClock()
         self._is_draining = False
         self._has_news = False
 
@@ -225,8 +227,10 @@ class Stepper:
                 self._name,
                 picks.Leases(self._settings.lease),
             )
+            sent = time.monotonic()
             picked = await database.run(plan)
             if picked.executions:
+                self._observe(picked.executions[0], sent)
                 (execution,) = await database.run(picks.load(picked.executions))
                 if not execution.live_children:
                     return execution
@@ -242,6 +246,10 @@ class Stepper:
             if not moved:
                 return None
 
+    def _observe(self, execution: Execution, sent: float) -> None:
+        assert execution.leased_at is not None  # noqa: S101 - it has just been leased
+        self._clock.observe(execution.leased_at, sent, time.monotonic())
+
     async def _step(self, database: Plans, execution: Execution) -> list[str]:
         """Execute and commit one step; the kind of its outcome, or nothing if the lease was lost meanwhile."""
         self._reach(execution, "before_step")
@@ -254,7 +262,7 @@ class Stepper:
     async def _execute(self, database: Plans, execution: Execution) -> list[str]:
         started = time.monotonic()
         entry = await self._executor.run(execution, may_chain=False)
-        entry.started = started
+        self._began(entry, started)
         if (unknown := self._executor.unknown) is not None:
             self._executor.unknown = None
             raise unknown
@@ -264,11 +272,11 @@ class Stepper:
             if isinstance(result, EffectFailed):
                 first = result.error
                 entry = await self._executor.recover(first, execution, may_chain=False)
-                entry.started = started
+                self._began(entry, started)
                 result = await self._commit(database, entry)
                 if isinstance(result, EffectFailed):
                     entry = self._executor.give_up(first, result.error, execution)
-                    entry.started = started
+                    self._began(entry, started)
                     result = await self._commit(database, entry)
         except StatementError as error:
             if not is_data(error):
@@ -282,6 +290,9 @@ class Stepper:
         kind = "cancel" if result.status == Status.CANCELLED else entry.kind
         self.history.append(_transition(execution, kind))
         return [kind]
+
+    def _began(self, entry: CommitEntry, started: float) -> None:
+        entry.started, entry.started_at = started, self._clock.at(started, entry.leased_at)
 
     async def _commit(self, database: Plans, entry: CommitEntry) -> CommitResult:
         if entry.effect is not None:
