@@ -243,7 +243,7 @@ async def test_services_that_find_nothing_cost_the_same_in_a_full_table(
     await asyncio.sleep(0.005)  # the reaper itself waits one lease before it reaps
     with wire.counted() as sent:
         await reaper.tick()
-    assert sent == ["suspect", "finish_abandoned", "hurry", "stuck_keys"]
+    assert sent == ["suspect", "finish_abandoned", "deleted_live", "hurry", "stuck_keys"]
     timekeeper = Timekeeper(database, Telemetry(), Wakes(), Contact())
     with wire.counted() as sent:
         await timekeeper.tick()

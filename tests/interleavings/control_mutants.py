@@ -29,6 +29,7 @@ _LOCK_TARGETS = (
     "perform from gen_durable.gen_durable g where g.id = any (target_ids)"
     " order by g.id desc for no key update;"
 )
+_NO_TRIGGER = Change(SCHEMA, "perform gen_durable.end_deleted(null, session_user);", "")
 _LIVE = "g.status not in ('done', 'failed', 'cancelled')"
 _LOCK_PARENTS = """ union
                   select child.parent_id from gen_durable.gen_durable child
@@ -256,7 +257,8 @@ DELETES = [
                 SCHEMA,
                 "gen_durable.cancel_rows(target_ids, reason, actor, false)",
                 "gen_durable.cancel_rows('{}', reason, actor, false)",
-            )
+            ),
+            _NO_TRIGGER,
         ],
     ),
     Mutant(
@@ -268,7 +270,8 @@ DELETES = [
                 SCHEMA,
                 "gen_durable.cancel_rows(target_ids, reason, actor, false)",
                 "gen_durable.cancel_rows('{}', reason, actor, false)",
-            )
+            ),
+            _NO_TRIGGER,
         ],
     ),
     Mutant(
@@ -308,6 +311,58 @@ DELETES = [
                 f"where g.correlation_guard = target_key and {_LIVE}",
             )
         ],
+    ),
+    *(
+        Mutant(
+            name=f"a plain delete ends nothing: {scenario.name.replace('×', 'x')}",
+            scenario=scenario,
+            reason=reason,
+            changes=[_NO_TRIGGER],
+        )
+        for scenario, reason in (
+            (deletes.plain_delete_pick_and_commit("keep"), "deleted, and "),
+            (deletes.plain_delete_and_chained_commits(), "deleted, and goes on"),
+            (deletes.plain_delete_and_deliver(1), "deleted, and waits for work"),
+            (deletes.plain_delete_child_and_end_of_sibling(), "deleted, and waits for work"),
+            (deletes.plain_delete_first_in_line(), "deleted, and waits for work"),
+        )
+    ),
+    Mutant(
+        name="a plain delete does not see what was leased before it",
+        scenario=deletes.plain_delete_pick_and_commit("keep"),
+        reason="deleted, and goes on",
+        changes=[
+            Change(
+                SCHEMA,
+                "where g.deleted_at is not null and g.finished_at is null and g.cancel_requested_at is null",
+                "where g.deleted_at is not null and g.finished_at is null and g.status <> 'executing'",
+            )
+        ],
+    ),
+    Mutant(
+        name="signals to what a plain delete has deleted",
+        scenario=deletes.plain_delete_and_deliver(1),
+        reason="a signal to the deleted was accepted",
+        changes=[
+            _NO_TRIGGER,
+            Change(
+                SCHEMA,
+                f"where g.id = target_id and {_LIVE} and g.deleted_at is null",
+                f"where g.id = target_id and {_LIVE}",
+            ),
+        ],
+    ),
+    Mutant(
+        name="a pick does not ask for deleted_at",
+        scenario=deletes.pick_and_end_of_what_no_trigger_saw(),
+        reason="leased though it was deleted",
+        changes=[Change("pick", "and g.deleted_at is null", "")],
+    ),
+    Mutant(
+        name="a reaper waits for the one that ends what no trigger saw",
+        scenario=deletes.pick_and_end_of_what_no_trigger_saw(),
+        reason="waited for a lock",
+        changes=[Change(SCHEMA, "for no key update skip locked) found", ") found")],
     ),
     Mutant(
         name="a second delete counts",

@@ -31,7 +31,7 @@ begin
     return null;
   end if;
   if place ~ 'function (\\S+\\.)?retry_rows\\('
-     or place ~ 'function (\\S+\\.)?(delete|restore)_rows\\(' and new.status = old.status then
+     or new.deleted_at is distinct from old.deleted_at and new.status = old.status then
     return null;
   end if;
   raise exception 'instance % was % and is now %', old.id, old.status, new.status using errcode = 'GDT01';

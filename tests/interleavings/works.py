@@ -27,6 +27,11 @@ from tests.interleavings.world import LEASE, MACHINES, QUEUE, WORKER, outcome
 
 CRASH_LIMIT = 20
 _EFFECT = Statement("effect", "insert into gen_durable.effects values (:id::bigint)")
+_PLAIN_DELETE = Statement(
+    "plain_delete",
+    "update gen_durable.gen_durable set deleted_at = statement_timestamp(), delete_reason = 'obsolete'"
+    " where id = any (:ids::bigint[])",
+)
 _UNDO = Statement("undo", "delete from gen_durable.effects where instance_id = :id::bigint")
 
 
@@ -96,6 +101,19 @@ def cancel(*ids: int, force: bool = False) -> Work:
 
 def delete(*ids: int) -> Work:
     return autocommit(lambda _: control.delete(ids, "obsolete", "ben"))
+
+
+def plain_delete(*ids: int) -> Work:
+    """What simple-workflow recommends: an update of the column, and nothing else."""
+
+    def plan() -> Plan[None]:
+        yield _PLAIN_DELETE(ids=ids)
+
+    return autocommit(lambda _: plan())
+
+
+def end_deleted() -> Work:
+    return transaction(lambda _: lease.end_deleted(500))
 
 
 def restore(*ids: int) -> Work:

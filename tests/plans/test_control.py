@@ -24,6 +24,7 @@ EXPECTED = {
     "gen_durable_line",
     "executions_commit",
     "executions_aborted",
+    "gen_durable_deleted_live",
 }
 
 

@@ -19,7 +19,9 @@ __all__ = [
     "Lease",
     "Reaped",
     "Suspect",
+    "end_deleted",
     "expire",
+    "has_deleted",
     "mark_started",
     "reap",
     "reap_execution",
@@ -169,6 +171,16 @@ def _taken_back(rows: Rows) -> Plan[Reaped]:
     if freed := [row["concurrency_key"] for row in rows if row["concurrency_key"] is not None]:
         queues |= yield from pick.ungate(freed)
     return Reaped([row["id"] for row in rows], list(capped), queues)
+
+
+def has_deleted() -> Plan[bool]:
+    """Whether a live instance has a `deleted_at` and was not asked to end."""
+    return bool((yield _SQL["deleted_live"]()))
+
+
+def end_deleted(most: int) -> Plan[set[str]]:
+    """End live instances that have a `deleted_at`, at most so many; the queues that have work now."""
+    return {row["queue"] for row in (yield _SQL["end_deleted"](most=most))}
 
 
 def expire() -> Plan[list[Expired]]:

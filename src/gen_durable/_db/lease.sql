@@ -169,6 +169,16 @@ with dead as materialized (
      for no key update
 ), {taken_back}
 
+-- name: deleted_live
+-- Whether there is a live instance that has a deleted_at and was not asked to end: one look at an index that is all but empty.
+select g.id from gen_durable.gen_durable g
+ where g.deleted_at is not null and g.finished_at is null and g.cancel_requested_at is null limit 1
+
+-- name: end_deleted
+-- End live instances that have a deleted_at which neither soft_delete nor the trigger on that column has seen: rows that were
+-- inserted or copied with one, or updated while triggers were disabled. The queues that have work now.
+select queue from gen_durable.end_deleted(:most::int, null) as queue
+
 -- name: expire
 -- Awaits whose deadline has passed: the step runs with what arrived, possibly nothing. Ordered, bounded, SKIP LOCKED.
 with due as materialized (

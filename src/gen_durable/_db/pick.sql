@@ -9,6 +9,7 @@
 --   * `nullif(…) is not null` lets the planner think that nearly every row is of our machines, and so that the first 1000 in the
 --     order of the index are enough. Said plainly it is a join, by which they are taken for rare where there are many types, and
 --     then everything that is due is read and sorted.
+--   * A row with a deleted_at is never leased, even if it is runnable because nothing has ended it yet (end_deleted).
 --   * A keyed row is admitted only if nobody holds the key and no due row of the key stands before it, gated or locked by
 --     another picker or not. Two pickers can still choose two rows of one key when a more urgent row was committed
 --     between their snapshots; the unique index on the slot refuses the second, and its pick is run again.
@@ -23,7 +24,7 @@
       select g.id, g.fsm, g.step, g.priority, g.eligible_at, g.concurrency_key, g.rate_limit, g.weight, g.turn, g.queue
         from gen_durable.gen_durable g
        where g.status = 'runnable' and not g.gated and g.queue = :queue and g.priority = priority.value
-         and g.eligible_at <= (select now from moment)
+         and g.eligible_at <= (select now from moment) and g.deleted_at is null
          and nullif((g.fsm, g.fsm_version) in (select * from unnest(:fsms::text[], :versions::int[])), false) is not null
        order by g.eligible_at, g.id limit 1000
          for no key update skip locked) due
@@ -140,6 +141,7 @@ with recursive moment as materialized (
       select g.id, g.fsm, g.step, g.priority, g.eligible_at, g.concurrency_key, g.rate_limit, g.weight, g.turn, g.queue
         from gen_durable.gen_durable g
        where g.id = chosen.id and g.status = 'runnable' and not g.gated and g.eligible_at <= (select now from moment)
+         and g.deleted_at is null
          for no key update skip locked) free
     limit 1000) first
   limit :demand::int

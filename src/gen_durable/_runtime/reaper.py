@@ -64,7 +64,7 @@ class Reaper(Service):
         in_contact = timedelta(seconds=self._contact.seconds)
         if in_contact < settings.lease:
             self._suspects = []
-            await self._look_after_limits()
+            await self._look_after_rows()
             return min(settings.reap_interval, settings.lease - in_contact)
         if self._suspects and self._is_confirmed():
             await self._reap(self._suspects[:_BATCH])
@@ -75,7 +75,7 @@ class Reaper(Service):
             self._suspects = await self._database.run(leases.suspect())
             self._seen = time.monotonic()
         _, self._finished = await self._database.run(commits.finish_abandoned(settings.lease, self._finished))
-        await self._look_after_limits()
+        await self._look_after_rows()
         return settings.heartbeat if self._suspects else settings.reap_interval
 
     def _is_confirmed(self) -> bool:
@@ -128,7 +128,8 @@ class Reaper(Service):
             if reaped.capped and settings.alerts:
                 self._wakes.events()
 
-    async def _look_after_limits(self) -> None:
+    async def _look_after_rows(self) -> None:
+        await self._end_deleted()
         self._wakes.work(await self._database.run(pick.hurry()))
         if keys := await self._database.run(pick.stuck_keys()):
             _log.error(
@@ -142,6 +143,20 @@ class Reaper(Service):
                     raise
                 return  # somebody holds the next in line: at the next look, and nothing else waits for that
             self._wakes.work(queues)
+
+    async def _end_deleted(self) -> None:
+        """End what was deleted past the trigger on `deleted_at`: inserted so, or updated with triggers disabled."""
+        if not await self._database.run(leases.has_deleted()):
+            return
+        try:
+            queues = await self._database.run_in_transaction(
+                leases.end_deleted(_BATCH), lock_timeout=_PATIENCE
+            )
+        except StatementError as error:
+            if error.sqlstate != _LOCKED:
+                raise
+            return  # another transaction holds the parent of one, or the next row of its key: again at the next tick
+        self._wakes.work(queues)
 
 
 class Timekeeper(Service):

@@ -13,7 +13,9 @@ from tests.interleavings.session import Session, Work, autocommit, flush
 from tests.interleavings.works import (
     commit_picked,
     delete,
+    end_deleted,
     lease_some,
+    plain_delete,
     put,
     reap,
     restore,
@@ -219,6 +221,130 @@ def restore_and_retry() -> Scenario:
     )
 
 
+def plain_delete_pick_and_commit(kind: Any) -> Scenario:
+    """The same after a plain update: what was not leased before it is never leased, what was goes no further."""
+
+    def check(end: End) -> None:
+        row = end.after.instances[1]
+        picked = end.sessions["K"].results[0].executions
+        if end.is_before("X", "K"):
+            require(not picked, "leased after it was deleted")
+        require(row["deleted_at"] is not None, "not deleted")
+        if row["status"] not in TERMINAL:
+            # The update came between the pick and the commit of a step that keeps its lease.
+            require(row["status"] == "executing", "deleted, and waits for work")
+            require(row["cancel_requested_at"] is not None, "deleted, and goes on")
+
+    return Scenario(
+        name=f"plain delete × pick and commit({kind})",
+        setup=[instance(1)],
+        sessions={"X": [plain_delete(1)], "K": [lease_some(8), commit_picked(kind)]},
+        check=check,
+    )
+
+
+def plain_delete_and_chained_commits() -> Scenario:
+    """Two steps on one lease: the update before the second commit ends the instance there."""
+
+    def check(end: End) -> None:
+        row = end.after.instances[1]
+        second = end.result("F")
+        if end.is_before("X", "F"):
+            require(not second.committed() and row["status"] == "cancelled", "deleted, and goes on")
+        require(row["status"] in ("cancelled", "executing"), "deleted, and waits for work")
+        require(
+            row["status"] != "executing" or row["cancel_requested_at"] is not None, "deleted, and goes on"
+        )
+
+    return Scenario(
+        name="plain delete × commit(keep) twice",
+        setup=[leased(1)],
+        sessions={
+            "X": [plain_delete(1)],
+            "F": [flush(outcome(1, "keep")), flush(outcome(1, "keep", step_seq=1))],
+        },
+        check=check,
+    )
+
+
+def plain_delete_and_deliver(target: int | str) -> Scenario:
+    """A signal is accepted before the update or not at all, and wakes nothing after it."""
+
+    def check(end: End) -> None:
+        if end.is_before("X", "D"):
+            require(end.result("D") is None, "a signal to the deleted was accepted")
+        require(end.after.status(1) == "cancelled", "deleted, and waits for work")
+        require(not end.after.signals, "the inbox of the deleted is left")
+        if end.is_before("X", "K"):
+            require(not end.result("K").executions, "leased after it was deleted")
+
+    by = "id" if isinstance(target, int) else "key"
+    return Scenario(
+        name=f"plain delete(parked) × deliver(by {by}) × pick",
+        sample=60,
+        setup=[instance(1, "awaiting_signal", awaits=("go",), **_CORRELATED)],
+        sessions={"X": [plain_delete(1)], "D": [send(target)], "K": [lease_some(8, demand=0)]},
+        check=check,
+        pauses=[PAUSE_BETWEEN_LOOKS] if by == "key" else [],
+    )
+
+
+def plain_delete_child_and_end_of_sibling() -> Scenario:
+    """A barrier does not wait for a child that a plain update has deleted."""
+
+    def check(end: End) -> None:
+        require(end.after.status(11) == "cancelled", "deleted, and waits for work")
+        require(end.after.status(1) == "runnable", "parent not released")
+
+    family = {"parent_id": 1, "parent_round": 1}
+    return Scenario(
+        name="plain delete(child) × done(sibling)",
+        setup=[
+            instance(1, "awaiting_children", step_seq=1, spawn_round=1, children_pending=2),
+            instance(11, "awaiting_signal", awaits=("go",), **family),
+            leased(12, **family),
+        ],
+        sessions={"X": [plain_delete(11)], "F": [flush(outcome(12, "done", parent_id=1))]},
+        check=check,
+    )
+
+
+def plain_delete_first_in_line() -> Scenario:
+    """The next one of the line is let in."""
+
+    def check(end: End) -> None:
+        require(end.after.status(1) in ("cancelled", "executing"), "deleted, and waits for work")
+
+    return Scenario(
+        name="plain delete(first in line) × deliver(to the next) × pick",
+        sample=40,
+        setup=[
+            instance(1, concurrency_key="k"),
+            *(instance(id, concurrency_key="k", gated=True) for id in (2, 3)),
+        ],
+        sessions={"X": [plain_delete(1)], "D": [send(2)], "K": [lease_some(8)]},
+        check=check,
+        never_wait=frozenset({"K"}),
+    )
+
+
+def pick_and_end_of_what_no_trigger_saw() -> Scenario:
+    """A row that was inserted with a deleted_at: no pick takes it, and one of two reapers ends it."""
+
+    def check(end: End) -> None:
+        require(not end.result("K").executions, "leased though it was deleted")
+        require(end.after.status(1) == "cancelled", "deleted, and waits for work")
+        require(len(end.after.told(1, "deleted")) == 1, "not noted exactly once")
+
+    return Scenario(
+        name="end_deleted × end_deleted × pick",
+        setup=[instance(1, deleted_at="2026-01-01")],
+        sessions={"X": [end_deleted()], "Y": [end_deleted()], "K": [lease_some(8)]},
+        check=check,
+        never_wait=frozenset({"X", "Y", "K"}),
+    )
+
+
 _KEYS = "the key is not with who was told so"
 
 
@@ -278,4 +404,13 @@ SCENARIOS = [
     restore_and_insert(),
     restore_and_delete(),
     restore_and_retry(),
+    plain_delete_pick_and_commit("done"),
+    plain_delete_pick_and_commit("next"),
+    plain_delete_pick_and_commit("keep"),
+    plain_delete_and_chained_commits(),
+    plain_delete_and_deliver(1),
+    plain_delete_and_deliver("c"),
+    plain_delete_child_and_end_of_sibling(),
+    plain_delete_first_in_line(),
+    pick_and_end_of_what_no_trigger_saw(),
 ]

@@ -137,6 +137,47 @@ begin
     select g.id, g.deleted_at, g.status::text, woken from gen_durable.gen_durable g where g.id = any (target_ids);
 end $$;
 
+-- End the live instances that have a deleted_at, which is set by more than delete_rows: a plain UPDATE, an INSERT, a COPY. A row that
+-- another transaction has locked is skipped: that transaction ends it, or the next call does. The queues that have work now.
+--   most   at most so many; null: all
+create function gen_durable.end_deleted(most int, actor text) returns setof text
+language plpgsql set search_path = pg_catalog, pg_temp as $$
+declare
+  one record;
+begin
+  for one in
+    select found.delete_reason as reason, array_agg(found.id) as ids
+      from (select g.id, g.delete_reason from gen_durable.gen_durable g
+             where g.deleted_at is not null and g.finished_at is null and g.cancel_requested_at is null
+             order by g.id desc limit most
+               for no key update skip locked) found
+     group by found.delete_reason
+  loop
+    return query
+      select distinct unnest(c.queues) from gen_durable.cancel_rows(one.ids, one.reason, actor, false) c;
+    insert into gen_durable.audit_events (instance_id, event, actor, reason)
+    select row.id, 'deleted', actor, gen_durable.short_reason(one.reason) from unnest(one.ids) as row (id)
+     where (select s.audit from gen_durable.settings s) >= 'failures';
+  end loop;
+end $$;
+
+-- UPDATE ... SET deleted_at = now() makes the same change as soft_delete, in the transaction of the caller. Per statement: a trigger
+-- per row would cost every commit and heartbeat a look at the old row, and one before the update also a lock. It fires only for
+-- statements that set this column. With the rights of the owner: a role needs the right to update the column, and no other.
+create index gen_durable_deleted_live on gen_durable.gen_durable (id) where deleted_at is not null and finished_at is null;
+
+create function gen_durable.on_deleted() returns trigger
+language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+begin
+  perform gen_durable.end_deleted(null, session_user);
+  return null;
+end $$;
+
+create trigger on_deleted after update of deleted_at on gen_durable.gen_durable
+  for each statement execute function gen_durable.on_deleted();
+-- In a session with session_replication_role = replica as well.
+alter table gen_durable.gen_durable enable always trigger on_deleted;
+
 -- Say who has the key that keeps an instance from coming back: an error in any case, also if that one has just gone.
 --   back_as   the status in which they would be back; null: as they are
 create function gen_durable.refuse_key(target_ids bigint[], verb text, back_as gen_durable.durable_status) returns void
@@ -437,7 +478,7 @@ revoke execute on function
   gen_durable.checked_payload, gen_durable.insert_specs, gen_durable.insert_from_start, gen_durable.insert_from_any_step,
   gen_durable.insert_all, gen_durable.insert, gen_durable.deliver,
   gen_durable.signal(bigint, text, jsonb, text, text), gen_durable.signal(text, text, jsonb, text, text),
-  gen_durable.short_reason, gen_durable.checked_actor, gen_durable.join_parents, gen_durable.cancel_rows, gen_durable.delete_rows, gen_durable.restore_rows,
+  gen_durable.short_reason, gen_durable.checked_actor, gen_durable.join_parents, gen_durable.cancel_rows, gen_durable.delete_rows, gen_durable.end_deleted, gen_durable.on_deleted, gen_durable.restore_rows,
   gen_durable.retry_rows, gen_durable.refuse_key, gen_durable.job_status(bigint), gen_durable.job_status(text), gen_durable.resolve,
   gen_durable.cancel(bigint, text, text, boolean), gen_durable.cancel(text, text, text, boolean),
   gen_durable.soft_delete(bigint, text, text), gen_durable.soft_delete(text, text, text),
