@@ -155,7 +155,9 @@ def signal(
     if dedup_key is not None:
         checked_key(dedup_key, "dedup_key")
     value = target_value(target)
-    arrival = yield from signals.deliver(value, name, text, dedup_key, traceparent_of_signal())
+    arrival = yield from signals.deliver(
+        value, name, text, dedup_key, traceparent_of_signal(), settings.max_inbox
+    )
     if arrival is None:
         raise NoTargetError(value, f"signal '{name}'")
     if not arrival.is_new:

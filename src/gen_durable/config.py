@@ -175,6 +175,8 @@ class Settings(msgspec.Struct, metaclass=_Named, frozen=True, kw_only=True, dict
     """What stands before PostgreSQL: `transaction` for PgBouncer and its like in transaction mode."""
     max_payload: int = 2**20
     """The size of one state, result or signal, in bytes of JSON."""
+    max_inbox: int = 16 * 2**20
+    """How many bytes of JSON the signals of one inbox may have that no step has consumed."""
     max_children: int = 10_000
     """How many children one outcome may insert."""
     event_source: str = ""
@@ -213,6 +215,7 @@ class Settings(msgspec.Struct, metaclass=_Named, frozen=True, kw_only=True, dict
         if self.pooler not in get_args(Pooler):
             raise SettingsError("settings.pooler", f"must be none or transaction, got {self.pooler!r}")
         _check_int("settings.max_payload", self.max_payload, 1, _MAX_JSONB)
+        _check_int("settings.max_inbox", self.max_inbox, 1)
         _check_int("settings.max_children", self.max_children, 1)
         if type(self.event_source) is not str or not self.event_source.isprintable():
             raise SettingsError("settings.event_source", f"must be a URI, got {self.event_source!r}")

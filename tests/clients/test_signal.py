@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gen_durable import Delivered, DuplicateSignal, Ref
+from gen_durable import AsyncClient, Delivered, DuplicateSignal, Ref, Settings
 from gen_durable.errors import EncodeError, NoTargetError, PayloadTooLargeError, UsageError
 from tests.clients.machines import Checkout, Order, Payment
 
@@ -86,12 +86,24 @@ async def test_a_full_inbox_says_what_to_do(client: Any, sql: Any) -> None:
         "insert into gen_durable.signals (target_id, name) select $1, 'x' from generate_series(2, 10000)",
         order.id,
     )
+    await sql.execute("update gen_durable.gen_durable set inbox_count = 10000")
     with pytest.raises(UsageError) as full:
         await client.signal(order, "x")
     assert str(full.value) == (
         f"the inbox of instance {order.id} is full: 10000 signals that no step has consumed; "
-        "let the machine await these signals, or stop sending them"
+        "let the machine await these signals, or send fewer or smaller ones"
     )
+
+
+async def test_inbox_holds_as_many_bytes_as_the_settings_say(durable_dsn: str) -> None:
+    async with AsyncClient(durable_dsn, settings=Settings(max_inbox=100)) as client:
+        order = await client.insert(Checkout, Order(42))
+        await client.signal(order, "x", "y" * 60)
+        with pytest.raises(
+            UsageError, match="have 62 bytes of JSON, a signal of 62 bytes exceeds the limit of 100"
+        ):
+            await client.signal(order, "x", "y" * 60)
+        await client.signal(order, "x", "y" * 30)
 
 
 BAD_SIGNALS: list[tuple[Any, Any, dict[str, Any], type[Exception], str]] = [

@@ -248,7 +248,7 @@ def test_a_full_inbox_takes_no_more(durable: Harness, sql: Sql) -> None:
         "insert into gen_durable.signals (target_id, name) select %s, 'go' from generate_series(1, 9999)",
         ref.id,
     )
-    sql("update gen_durable.gen_durable set has_signals = true")
+    sql("update gen_durable.gen_durable set has_signals = true, inbox_count = 9999")
     durable.signal(ref, "the last one")
     with pytest.raises(GenDurableError, match=r"the inbox .* is full"):
         durable.signal(ref, "one too many")

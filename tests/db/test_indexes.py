@@ -28,6 +28,8 @@ CHANGED_WHILE_EXECUTING = {
     "locked_by",
     "updated_at",
     "has_signals",
+    "inbox_count",
+    "inbox_bytes",
     "presented",
     "timed_out",
     "awaits",

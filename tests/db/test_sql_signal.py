@@ -128,13 +128,14 @@ async def test_an_inbox_holds_ten_thousand_unread_signals(sql: Any) -> None:
         "insert into gen_durable.signals (target_id, name) select $1, 'paid' from generate_series(2, 9999)",
         id,
     )
+    await sql.execute("update gen_durable.gen_durable set inbox_count = 9999")
     assert await sql.fetchval("select delivered from gen_durable.signal('order:1', 'paid')")
     with pytest.raises(
         asyncpg.PostgresError, match=f"the inbox of instance {id} is full: 10000 signals"
     ) as full:
         await sql.execute("select gen_durable.signal('order:1', 'paid')")
     assert full.value.sqlstate == "GD002"
-    assert full.value.hint == "let the machine await these signals, or stop sending them"
+    assert full.value.hint == "let the machine await these signals, or send fewer or smaller ones"
     await sql.execute("update gen_durable.signals set consumed_seq = 1 where name = 'first'")
     assert await sql.fetchval("select delivered from gen_durable.signal('order:1', 'paid')"), (
         "the consumed do not count"
@@ -181,3 +182,55 @@ async def test_no_payload_is_the_null_of_json(sql: Any) -> None:
     await sql.execute("select gen_durable.signal('order:1', 's', null)")
     rows = await sql.fetch("select payload from gen_durable.signals")
     assert [row["payload"] for row in rows] == ["null", "null"]
+
+
+@pytest.mark.clause("SIG-23")
+async def test_inbox_is_full_at_its_limit_of_bytes(sql: Any) -> None:
+    id = await sql.fetchval(INSERT)
+    large = "select delivered from gen_durable.signal('order:1', $1, to_jsonb(repeat('x', 1048574)))"
+    for _ in range(16):
+        assert await sql.fetchval(large, "file")
+    with pytest.raises(asyncpg.PostgresError) as full:
+        await sql.execute("select gen_durable.signal('order:1', 'note')")
+    assert full.value.sqlstate == "GD002"
+    assert full.value.args[0] == (
+        f"the inbox of instance {id} is full: 16 signals that no step has consumed have 16777216 bytes of JSON,"
+        " a signal of 4 bytes exceeds the limit of 16777216"
+    )
+    assert full.value.hint == "let the machine await these signals, or send fewer or smaller ones"
+    assert await sql.fetchval("select count(*) from gen_durable.signals") == 16
+    await sql.execute(
+        "update gen_durable.signals set consumed_seq = 1 where id = (select min(id) from gen_durable.signals)"
+    )
+    assert await sql.fetchval(large, "file"), "consumed signals do not count"
+
+
+@pytest.mark.clause("SIG-23")
+async def test_consumed_signals_never_fill_an_inbox(sql: Any) -> None:
+    """The bounds of the row grow with every delivery; they are counted anew when they reach the limit."""
+    id = await sql.fetchval(INSERT)
+    await sql.execute(
+        "create or replace function gen_durable.max_inbox() returns bigint language sql immutable as 'select 10::bigint'"
+    )
+    bounds = []
+    for n in range(6):
+        assert await sql.fetchval(
+            "select delivered from gen_durable.signal($1::bigint, 'n', $2::text::jsonb)", id, f'"{n}"'
+        )
+        bounds.append(
+            await sql.fetchval("select array[inbox_count, inbox_bytes] from gen_durable.gen_durable")
+        )
+        await sql.execute("delete from gen_durable.signals")
+    assert bounds == [[1, 3], [2, 6], [3, 9], [1, 3], [2, 6], [3, 9]]
+
+
+async def test_duplicate_is_one_even_when_the_inbox_is_full_of_bytes(sql: Any) -> None:
+    await sql.execute(INSERT)
+    again = (
+        "select delivered from gen_durable.signal('order:1', 'note', to_jsonb(repeat('x', 1000000)), 'evt')"
+    )
+    assert await sql.fetchval(again)
+    await sql.execute(
+        "create or replace function gen_durable.max_inbox() returns bigint language sql immutable as 'select 10::bigint'"
+    )
+    assert not await sql.fetchval(again)

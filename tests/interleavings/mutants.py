@@ -501,7 +501,7 @@ SIGNALS = [
     Mutant(
         name="deliver does not lock its target (end, inbox in use)",
         scenario=signals.done_and_deliver(has_signals=True),
-        reason="accepted after the end",
+        reason="a terminal row changed",
         changes=[Change(SCHEMA, "for no key update;", ";")],
     ),
     Mutant(
@@ -515,6 +515,24 @@ SIGNALS = [
         scenario=signals.done_and_deliver(has_signals=False),
         reason="the inbox of the ended is left",
         changes=[Change("sweep", "where s.target_id", "where false and s.target_id")],
+    ),
+    Mutant(
+        name="a delivery does not add to the bytes of its inbox",
+        scenario=signals.fill_and_consume(),
+        reason="the inbox is over its limit",
+        changes=[
+            Change(
+                SCHEMA,
+                "inbox_count = new_count, inbox_bytes = new_bytes,\n           timed_out",
+                "timed_out",
+            )
+        ],
+    ),
+    Mutant(
+        name="two deliveries count the same inbox",
+        scenario=signals.fill_and_consume(),
+        reason="the inbox is over its limit",
+        changes=[Change(SCHEMA, "for no key update;", ";")],
     ),
     Mutant(
         name="deliver looks up a key once",
@@ -750,7 +768,7 @@ ISOLATION = [
     Mutant(
         name="BEGIN does not pin READ COMMITTED (park)",
         scenario=signals.park_and_two_senders(),
-        reason="lost wake-up",
+        reason="refused by isolation",
         pins=Pins(begin=False),
     ),
     Mutant(

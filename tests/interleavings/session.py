@@ -17,6 +17,7 @@ from gen_durable._db.plan import Call, Plan, Script
 from gen_durable._db.pool import _Transaction
 from gen_durable._db.runner import from_asyncpg
 from gen_durable._db.signal import Arrival
+from gen_durable.errors import UsageError
 from tests.interleavings.product import Product
 from tests.interleavings.world import WORKER
 
@@ -205,6 +206,21 @@ def autocommit(make: Make) -> Work:
 def callers(isolation: str, make: Make) -> Work:
     """A plan on a connection and in a transaction of the caller's, under an isolation of the caller's choice."""
     return Work(make, in_transaction=True, isolation=isolation)
+
+
+def refusable(work: Work) -> Work:
+    """Work that may be refused, because a key is taken or an inbox is full; its result is `None` then."""
+
+    def make(session: Session) -> Any:
+        def plan() -> Any:
+            try:
+                return (yield from work.make(session))  # type: ignore[misc]  # never left out
+            except UsageError:
+                return None
+
+        return plan()
+
+    return autocommit(make)
 
 
 def flush(*entries: CommitEntry) -> Work:

@@ -30,9 +30,18 @@ def sweep(ids: Sequence[int]) -> Plan[None]:
 
 
 def deliver(
-    target: int | str, name: str, payload: str, dedup_key: str | None, traceparent: str | None = None
+    target: int | str,
+    name: str,
+    payload: str,
+    dedup_key: str | None,
+    traceparent: str | None = None,
+    max_inbox: int | None = None,
 ) -> Plan[Arrival | None]:
-    """Put a signal into the inbox of a live instance; `None` when there is none."""
+    """Put a signal into the inbox of a live instance; `None` when there is none.
+
+    Args:
+        max_inbox: how many bytes of unread payloads the inbox may have; left out, as many as for producers in SQL.
+    """
     try:
         rows = yield _SQL["deliver"](
             target_id=target if isinstance(target, int) else None,
@@ -41,11 +50,12 @@ def deliver(
             payload=payload,
             dedup_key=dedup_key,
             traceparent=traceparent,
+            max_inbox=max_inbox,
         )
     except StatementError as error:
         if error.sqlstate == "GD002":
             raise UsageError(
-                error.message, "let the machine await these signals, or stop sending them"
+                error.message, "let the machine await these signals, or send fewer or smaller ones"
             ) from error
         raise
     for row in rows:

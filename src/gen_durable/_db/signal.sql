@@ -5,7 +5,7 @@
 -- The payload goes as text: a caller's connection may have a jsonb codec of its own.
 select id, signal_id, woken, queue
   from gen_durable.deliver(:target_id::bigint, :target_key::text, :name::text, :payload::text::jsonb, :dedup_key::text,
-         :traceparent::text)
+         :traceparent::text, :max_inbox::bigint)
 
 -- name: sweep
 -- The inbox of the ended: nothing will read it any more, and deliver adds nothing to it. In a statement of its own, which sees

@@ -122,7 +122,7 @@ def insert(place: Place, machine: str, state: str, as_json: bool, **given: Any) 
 @click.argument("payload", metavar="[PAYLOAD-JSON]", default="null")
 @click.option("--dedup-key", metavar="KEY", help="The instance takes a signal with this key once only.")
 @json_option
-@place_options("max_payload")
+@place_options("max_payload", "max_inbox")
 def signal(
     place: Place, to: int | str, name: str, payload: str, dedup_key: str | None, as_json: bool
 ) -> None:
@@ -197,7 +197,9 @@ def check_known(new: NamedInsert, known: Any) -> None:
 
 async def _signal(place: Place, to: int | str, name: str, payload: str, dedup_key: str | None) -> Arrival:
     async with place.open() as database:
-        arrival = await database.run(deliver(to, name, payload, dedup_key))
+        arrival = await database.run(
+            deliver(to, name, payload, dedup_key, max_inbox=place.settings.max_inbox)
+        )
     if arrival is None:
         error = NoTargetError(to, f"signal '{name}'")
         if isinstance(to, int):

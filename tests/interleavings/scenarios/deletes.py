@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from gen_durable.errors import UsageError
 from tests.interleavings.invariants import require
 from tests.interleavings.scenario import End, Scenario
 from tests.interleavings.scenarios.signals import PAUSE_AFTER_REFUSAL, PAUSE_BETWEEN_LOOKS
-from tests.interleavings.session import Session, Work, autocommit, flush
+from tests.interleavings.session import flush, refusable
 from tests.interleavings.works import (
     commit_picked,
     delete,
@@ -346,21 +345,6 @@ def pick_and_end_of_what_no_trigger_saw() -> Scenario:
 
 
 _KEYS = "the key is not with who was told so"
-
-
-def refusable(work: Work) -> Work:
-    """Work that may be told that another instance has the key; its result is `None` then."""
-
-    def make(session: Session) -> Any:
-        def plan() -> Any:
-            try:
-                return (yield from work.make(session))  # type: ignore[misc]  # never left out
-            except UsageError:
-                return None
-
-        return plan()
-
-    return autocommit(make)
 
 
 def _deleted(**columns: Any) -> str:

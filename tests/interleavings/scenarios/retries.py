@@ -8,9 +8,8 @@ from typing import Any
 from tests.interleavings.invariants import require
 from tests.interleavings.product import SCHEMA, Change
 from tests.interleavings.scenario import End, Scenario
-from tests.interleavings.scenarios.deletes import refusable
 from tests.interleavings.scenarios.signals import PAUSE_AFTER_REFUSAL
-from tests.interleavings.session import Flushed, flush
+from tests.interleavings.session import Flushed, flush, refusable
 from tests.interleavings.works import (
     cancel,
     commit_picked,

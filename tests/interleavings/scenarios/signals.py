@@ -9,7 +9,7 @@ from gen_durable._db.signal import Arrival, deliver
 from tests.interleavings.invariants import require
 from tests.interleavings.product import SCHEMA, Change
 from tests.interleavings.scenario import End, Scenario
-from tests.interleavings.session import autocommit, callers, flush, transaction
+from tests.interleavings.session import Work, autocommit, callers, flush, refusable, transaction
 from tests.interleavings.works import lease_some, put, reap, send
 from tests.interleavings.world import LIVE, PAST, QUEUE, instance, leased, new, outcome, signal
 
@@ -215,6 +215,36 @@ def deadline_deliver_and_pick(*, has_signals: bool = False) -> Scenario:
     )
 
 
+def fill_and_consume() -> Scenario:
+    """Two senders, a step that consumes, and an inbox that has room for two signals of this size."""
+
+    def small(name: str) -> Work:
+        return refusable(autocommit(lambda _: deliver(1, name, '"four"', None, max_inbox=12)))
+
+    def check(end: End) -> None:
+        delivered = [end.result(name) is not None for name in "DE"]
+        require(sum(row["size"] for row in end.after.unread(1)) <= 12, "the inbox is over its limit")
+        if end.is_before("F", "D") or end.is_before("F", "E"):
+            require(any(delivered), "consumed signals fill the inbox")
+        require(any(delivered), "there was room for one of them")
+        if end.is_before("D", "F") and end.is_before("E", "F"):
+            require(not all(delivered), "the inbox is over its limit")
+
+    return Scenario(
+        name="deliver × deliver × consume, in an inbox that is nearly full",
+        setup=[
+            leased(1, awaits=("go",), has_signals=True, inbox_count=1, inbox_bytes=6),
+            signal(5, 1, "go", payload='"four"'),
+        ],
+        sessions={
+            "D": [small("note")],
+            "E": [small("other")],
+            "F": [flush(outcome(1, "next", consumed=(5,), has_inbox=True))],
+        },
+        check=check,
+    )
+
+
 def done_insert_and_deliver_by_key() -> Scenario:
     """A key passes from an instance that ends to a new one, while somebody sends to the key."""
 
@@ -284,6 +314,7 @@ SCENARIOS = [
     done_deliver_and_reap(),
     consume_and_redeliver(),
     consume_deliver_and_reap(),
+    fill_and_consume(),
     deadline_deliver_and_pick(),
     deadline_deliver_and_pick(has_signals=True),
     done_insert_and_deliver_by_key(),

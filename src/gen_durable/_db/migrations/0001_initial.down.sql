@@ -1,7 +1,7 @@
 -- Everything that the initial version made, and all instances with it.
 drop function gen_durable.signal(text, text, jsonb, text, text);
 drop function gen_durable.signal(bigint, text, jsonb, text, text);
-drop function gen_durable.deliver(bigint, text, text, jsonb, text, text);
+drop function gen_durable.deliver(bigint, text, text, jsonb, text, text, bigint);
 drop function gen_durable.insert(text, jsonb, text, text, int, int, timestamptz, interval, text, text[], text, text[], text, int,
   text, text, text, int);
 drop function gen_durable.insert_all(jsonb);
@@ -9,6 +9,7 @@ drop function gen_durable.insert_from_any_step(jsonb);
 drop function gen_durable.insert_from_start(jsonb);
 drop function gen_durable.insert_specs(jsonb, boolean);
 drop function gen_durable.checked_payload(jsonb, text);
+drop function gen_durable.max_inbox();
 drop function gen_durable.max_payload();
 drop function gen_durable.job_word(text);
 drop function gen_durable.leave_letters(bigint[], int[]);

@@ -25,6 +25,10 @@ create table gen_durable.gen_durable (
   await_deadline      timestamptz,                        -- of the last await; it counts for as long as awaits is kept
   timed_out           boolean not null default false,     -- the deadline ended the last await, and no awaited signal has come since
   has_signals         boolean not null default false,     -- sticky: without it neither pick nor park looks at the inbox
+  -- Unread signals and their bytes: upper bounds. Deliveries add to them, and count anew when a bound reaches its limit; commits
+  -- that consume signals leave them alone.
+  inbox_count         int not null default 0,
+  inbox_bytes         bigint not null default 0,
 
   -- scheduling
   queue               text not null default 'default',
@@ -132,6 +136,7 @@ create table gen_durable.signals (
   target_id    bigint not null,
   name         text not null,
   payload      jsonb not null default 'null',
+  size         int generated always as (octet_length(payload::text)) stored,  -- bytes of JSON; known without reading the payload
   dedup_key    text,
   consumed_seq bigint,                                    -- the transition that consumed it; such rows stay only for their dedup_key
   traceparent  text,                                      -- W3C trace context of the sender
@@ -326,6 +331,11 @@ return case status when 'runnable' then 'pending' when 'done' then 'succeeded' w
 create function gen_durable.max_payload() returns int
 language sql immutable return 1048576;
 
+-- How many bytes of unread payloads one inbox may have: the default of settings.max_inbox, which binds the clients. The owner may
+-- replace this function.
+create function gen_durable.max_inbox() returns bigint
+language sql immutable as 'select 16777216::bigint';
+
 -- A payload, if it is not too large. What is nested too deeply or holds endless numbers is left to the step that reads it.
 create function gen_durable.checked_payload(payload jsonb, what text) returns jsonb
 language plpgsql stable set search_path = pg_catalog, pg_temp as $$
@@ -509,13 +519,18 @@ $$;
 -- Put a signal into the inbox of a live instance and wake it if it awaits that name. No row: there is no such instance.
 -- The target is locked first, and every later statement sees it as it is then: an instance that parks at this moment either
 -- is seen parked here, or has yet to look into its inbox and will find the signal there.
+--   max_inbox   bytes of unread payloads that the inbox may have with this one; null: max_inbox()
 create function gen_durable.deliver(
-  target_id bigint, target_key text, name text, payload jsonb, dedup_key text, traceparent text default null)
+  target_id bigint, target_key text, name text, payload jsonb, dedup_key text, traceparent text default null,
+  max_inbox bigint default null)
 returns table (id bigint, signal_id bigint, woken boolean, queue text)
 language plpgsql set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_variable
 declare
-  target record;
+  target      record;
+  given_bytes int;
+  new_count   bigint;
+  new_bytes   bigint;
 begin
   if octet_length(coalesce(name, '')) not between 1 and 255 then
     raise exception 'the name of a signal must have 1 to 255 bytes, got %', coalesce(octet_length(name), 0) using errcode = '22023';
@@ -528,11 +543,11 @@ begin
   -- By key twice: while we waited for the lock the key may have passed to a new instance, which only a new look sees.
   for look in 1 .. 2 loop
     if target_id is not null then
-      select g.id, g.status, g.awaits, g.timed_out, g.has_signals, g.queue into target from gen_durable.gen_durable g
+      select g.id, g.status, g.awaits, g.timed_out, g.inbox_count, g.inbox_bytes, g.queue into target from gen_durable.gen_durable g
        where g.id = target_id and g.status not in ('done', 'failed', 'cancelled') and g.deleted_at is null
          for no key update;
     else
-      select g.id, g.status, g.awaits, g.timed_out, g.has_signals, g.queue into target from gen_durable.gen_durable g
+      select g.id, g.status, g.awaits, g.timed_out, g.inbox_count, g.inbox_bytes, g.queue into target from gen_durable.gen_durable g
        where g.correlation_guard = target_key and g.status not in ('done', 'failed', 'cancelled') and g.deleted_at is null
          for no key update;
     end if;
@@ -541,15 +556,28 @@ begin
   if target.id is null then
     return;
   end if;
-  if target.has_signals and (select count(*) from (
-       select from gen_durable.signals s where s.target_id = target.id and s.consumed_seq is null limit 10000) unread) = 10000
+  max_inbox := coalesce(max_inbox, gen_durable.max_inbox());
+  payload := coalesce(payload, 'null');
+  given_bytes := octet_length(payload::text);
+  new_count := target.inbox_count + 1;
+  new_bytes := target.inbox_bytes + given_bytes;
+  -- The bounds count what was consumed as well, so a full inbox is counted anew. A duplicate adds nothing.
+  if (new_count > 10000 or new_bytes > max_inbox)
      and not exists (select from gen_durable.signals s where s.target_id = target.id and s.dedup_key = deliver.dedup_key) then
-    raise exception 'the inbox of instance % is full: 10000 signals that no step has consumed', target.id
-      using errcode = 'GD002', hint = 'let the machine await these signals, or stop sending them';
+    select count(*) + 1, coalesce(sum(s.size), 0) + given_bytes into new_count, new_bytes
+      from gen_durable.signals s where s.target_id = target.id and s.consumed_seq is null;
+    if new_count > 10000 then
+      raise exception 'the inbox of instance % is full: 10000 signals that no step has consumed', target.id
+        using errcode = 'GD002', hint = 'let the machine await these signals, or send fewer or smaller ones';
+    elsif new_bytes > max_inbox then
+      raise exception 'the inbox of instance % is full: % signals that no step has consumed have % bytes of JSON, a signal of % bytes exceeds the limit of %',
+                      target.id, new_count - 1, new_bytes - given_bytes, given_bytes, max_inbox
+        using errcode = 'GD002', hint = 'let the machine await these signals, or send fewer or smaller ones';
+    end if;
   end if;
   with fresh as (
     insert into gen_durable.signals (target_id, name, payload, dedup_key, traceparent)
-         values (target.id, name, coalesce(payload, 'null'), dedup_key, traceparent)
+         values (target.id, name, payload, dedup_key, traceparent)
     on conflict do nothing
       returning signals.id
   ), noted as (
@@ -565,12 +593,14 @@ begin
   woken := signal_id is not null and target.status = 'awaiting_signal' and name = any (target.awaits);
   if woken then
     update gen_durable.gen_durable g
-       set status = 'runnable', eligible_at = statement_timestamp(), has_signals = true, updated_at = statement_timestamp()
+       set status = 'runnable', eligible_at = statement_timestamp(), has_signals = true, inbox_count = new_count,
+           inbox_bytes = new_bytes, updated_at = statement_timestamp()
      where g.id = target.id;
-  elsif signal_id is not null and (not target.has_signals or target.timed_out and name = any (target.awaits)) then
+  elsif signal_id is not null then
     -- A signal that comes after the deadline, and before the step has run, ends the await after all.
     update gen_durable.gen_durable g
-       set has_signals = true, timed_out = g.timed_out and not coalesce(name = any (g.awaits), false)
+       set has_signals = true, inbox_count = new_count, inbox_bytes = new_bytes,
+           timed_out = g.timed_out and not coalesce(name = any (g.awaits), false)
      where g.id = target.id;
   end if;
   id := target.id;

@@ -8,6 +8,7 @@ alter function gen_durable.signal(bigint, text, jsonb, text, text) security invo
 alter function gen_durable.signal(text, text, jsonb, text, text) security invoker;
 grant execute on function
   gen_durable.insert_rows, gen_durable.insert_letters, gen_durable.leave_letters, gen_durable.job_word, gen_durable.max_payload,
+  gen_durable.max_inbox,
   gen_durable.checked_payload, gen_durable.insert_specs, gen_durable.insert_from_start, gen_durable.insert_from_any_step,
   gen_durable.insert_all, gen_durable.insert, gen_durable.deliver,
   gen_durable.signal(bigint, text, jsonb, text, text), gen_durable.signal(text, text, jsonb, text, text) to public;

@@ -475,6 +475,7 @@ end $$;
 -- Every function is everybody's when it is made. Of ours, none is; a migration that makes one has to say so too.
 revoke execute on function
   gen_durable.insert_rows, gen_durable.insert_letters, gen_durable.leave_letters, gen_durable.job_word, gen_durable.max_payload,
+  gen_durable.max_inbox,
   gen_durable.checked_payload, gen_durable.insert_specs, gen_durable.insert_from_start, gen_durable.insert_from_any_step,
   gen_durable.insert_all, gen_durable.insert, gen_durable.deliver,
   gen_durable.signal(bigint, text, jsonb, text, text), gen_durable.signal(text, text, jsonb, text, text),
