@@ -77,11 +77,7 @@ class _Named(msgspec.StructMeta):
                 if name not in self.__struct_fields__:
                     path = f"{self.__name__.lower()}.{name}"
                     raise SettingsError(path, f"is not a setting{did_you_mean(name, self.__struct_fields__)}")
-            made = super().__call__(*args, **given)
-            if given.get("heartbeat"):
-                # Not a field: a copy (structs.replace, JSON) does not know who chose the value it holds.
-                msgspec.structs.force_setattr(made, "has_heartbeat", True)
-            return made
+            return super().__call__(*args, **given)
 
 
 class Queue(msgspec.Struct, metaclass=_Named, frozen=True, kw_only=True):
@@ -109,7 +105,7 @@ class Queue(msgspec.Struct, metaclass=_Named, frozen=True, kw_only=True):
             )
 
 
-class Settings(msgspec.Struct, metaclass=_Named, frozen=True, kw_only=True, dict=True):
+class Settings(msgspec.Struct, metaclass=_Named, frozen=True, kw_only=True):
     """How clients and workers behave. Each default suits most; durations are `timedelta`."""
 
     schema: str = "gen_durable"
@@ -117,9 +113,10 @@ class Settings(msgspec.Struct, metaclass=_Named, frozen=True, kw_only=True, dict
     lease: timedelta = timedelta(seconds=60)
     """How long an execution stays ours without a heartbeat."""
     heartbeat: timedelta = timedelta(0)
-    """How old a lease may get before it is renewed. Left out, a third of the lease, or of a machine's shorter one.
+    """How old a lease may get before it is renewed.
 
-    So a live execution keeps its lease if two renewals are lost. The reaper waits this long for a late renewal.
+    0 stands for a third of each lease (`renew_after`): a live execution keeps its lease if two renewals are
+    lost. The reaper waits this long for a late renewal.
     """
     poll_interval: timedelta = timedelta(seconds=1)
     """The longest pause between two looks at a silent queue: how late work of another process may start."""
@@ -186,9 +183,8 @@ class Settings(msgspec.Struct, metaclass=_Named, frozen=True, kw_only=True, dict
         _check_schema("settings.schema", self.schema)
         shortest = timedelta(milliseconds=1)
         _check_duration("settings.lease", self.lease, shortest)
-        if self.heartbeat == timedelta(0):
-            msgspec.structs.force_setattr(self, "heartbeat", self.lease / 3)
-        _check_duration("settings.heartbeat", self.heartbeat, shortest)
+        if self.heartbeat != timedelta(0):
+            _check_duration("settings.heartbeat", self.heartbeat, shortest)
         _check_duration("settings.poll_interval", self.poll_interval, shortest)
         _check_duration("settings.min_poll_interval", self.min_poll_interval, shortest)
         _check_duration("settings.reap_interval", self.reap_interval, shortest)
@@ -231,10 +227,9 @@ class Settings(msgspec.Struct, metaclass=_Named, frozen=True, kw_only=True, dict
                 f"must be at most settings.poll_interval ({self.poll_interval}), got {self.min_poll_interval}",
             )
 
-    def renew_after(self, lease: timedelta) -> timedelta:
-        """How old a lease of this length may get before it is renewed."""
-        is_default = self.heartbeat == self.lease / 3 and not self.__dict__.get("has_heartbeat")
-        return min(self.heartbeat, lease / 3) if is_default else self.heartbeat
+    def renew_after(self, lease: timedelta | None = None) -> timedelta:
+        """How old a lease of this length (left out: `lease`) may get before it is renewed."""
+        return self.heartbeat or min(lease or self.lease, self.lease) / 3
 
     @classmethod
     def given(cls, settings: Self | None) -> Self:

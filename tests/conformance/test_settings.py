@@ -44,7 +44,7 @@ def test_the_settings_and_their_defaults() -> None:
         for name, value in msgspec.structs.asdict(Settings()).items()
     }
     assert defaults == {row[0]: row[1] for row in table_of(SPEC.read_text(encoding="utf-8"), "setting")}
-    assert Settings().heartbeat * 3 == Settings().lease
+    assert Settings().renew_after() * 3 == Settings().lease
 
 
 @pytest.mark.clause("CFG-2")

@@ -195,7 +195,7 @@ async def half_minute() -> None: ...
 @pytest.mark.clause("LEASE-6")
 def test_default_heartbeat_follows_a_shorter_lease() -> None:
     worker = Worker([half_minute])
-    assert worker.settings.heartbeat == timedelta(seconds=20)
+    assert worker.settings.renew_after() == timedelta(seconds=20)
     assert worker.settings.renew_after(timedelta(minutes=1)) == timedelta(seconds=20)
     assert worker.settings.renew_after(timedelta(minutes=5)) == timedelta(seconds=20)
     assert worker.settings.renew_after(timedelta(seconds=30)) == timedelta(seconds=10)

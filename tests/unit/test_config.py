@@ -142,8 +142,8 @@ def test_values_are_checked_after_they_are_merged(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_heartbeat_that_is_left_out_is_a_third_of_the_lease() -> None:
-    assert Settings().heartbeat == timedelta(seconds=20)
-    assert Settings(lease=timedelta(seconds=3)).heartbeat == timedelta(seconds=1)
+    assert Settings().renew_after() == timedelta(seconds=20)
+    assert Settings(lease=timedelta(seconds=3)).renew_after() == timedelta(seconds=1)
 
 
 def test_without_anything_given_the_defaults_apply(tmp_path: Path) -> None:

@@ -171,7 +171,7 @@ def _clock(settings: Settings) -> Plan[list[Finding]]:
 
 
 def _leases(settings: Settings) -> Plan[list[Finding]]:
-    grace = settings.lease + settings.reap_interval + settings.heartbeat
+    grace = settings.lease + settings.reap_interval + settings.renew_after()
     (row,) = yield _SQL["leases"](grace=grace)
     if not row["count"]:
         return []

@@ -31,7 +31,7 @@ class Presence(Service):
     ) -> None:
         super().__init__(contact)
         self._database = database
-        self._every = max(settings.heartbeat, _SELDOM)
+        self._every = max(settings.renew_after(), _SELDOM)
         self._presence = presence
         self._is_draining = False
 

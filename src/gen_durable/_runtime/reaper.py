@@ -76,10 +76,10 @@ class Reaper(Service):
             self._seen = time.monotonic()
         _, self._finished = await self._database.run(commits.finish_abandoned(settings.lease, self._finished))
         await self._look_after_rows()
-        return settings.heartbeat if self._suspects else settings.reap_interval
+        return settings.renew_after() if self._suspects else settings.reap_interval
 
     def _is_confirmed(self) -> bool:
-        return time.monotonic() - self._seen >= self._settings.heartbeat.total_seconds()
+        return time.monotonic() - self._seen >= self._settings.renew_after().total_seconds()
 
     async def _reap(self, suspects: list[leases.Suspect]) -> None:
         try:

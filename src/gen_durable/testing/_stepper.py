@@ -109,7 +109,7 @@ class Stepper:
         self._threads = Threads(settings.threads)
         self._limits = Limits(settings.max_payload, settings.max_children)
         self._recorder = commits.Recorder(
-            self._name, settings.executions, settings.heartbeat, settings.alerts or None
+            self._name, settings.executions, settings.renew_after(), settings.alerts or None
         )
         self._executor = _LearningExecutor(self.registry, self._limits, self._threads, self.learn)
         self._clock = DatabaseClock()
