@@ -269,6 +269,18 @@ async def test_the_search_path_is_the_users(durable_dsn: str, db: Any) -> None:
     assert await db.fetchval("select count(*) from shop.bill") == 1
 
 
+async def test_a_trigger_that_an_effect_defers_has_the_path_of_the_effect(durable_dsn: str, db: Any) -> None:
+    await db.execute("""
+        create schema shop; create table shop.bill (id int); create table shop.seen (path text);
+        create function shop.see() returns trigger language plpgsql as $$
+        begin insert into seen values (current_setting('search_path')); return null; end $$;
+        create constraint trigger see after insert on shop.bill deferrable initially deferred
+          for each row execute function shop.see()""")
+    effect = Sql("set local search_path = shop; insert into bill values (1)")
+    assert await _result(durable_dsn, effect) == "done"
+    assert await db.fetchval("select path from shop.seen") == "shop"
+
+
 async def test_the_user_may_change_the_search_path_for_one_effect(durable_dsn: str, db: Any) -> None:
     await db.execute("create schema shop; create table shop.bill (id int)")
     assert (

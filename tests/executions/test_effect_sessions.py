@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import closing
 from datetime import timedelta
 from typing import Any
 
+import asyncpg
 import pytest
 
 from gen_durable import Context, Done, Machine, Outcome, Spec, Sql, Transaction, Worker, step
+from gen_durable._db import blocking, pool
+from gen_durable._db.blocking import BlockingDatabase
+from gen_durable._db.plan import Plan, Statement
+from gen_durable._db.pool import Database, connect, only
+from gen_durable._db.runner import run_asyncpg
 from gen_durable._runtime import effects, flusher
 from gen_durable.telemetry import ReaperReaped
 from tests.executions.ledger import BOOK, booked
@@ -229,6 +236,53 @@ async def test_the_limits_of_the_role_do_not_apply_to_effects(durable_dsn: str, 
         await db.execute(f"alter database \"{name}\" set transaction_timeout = '300ms'")
         refs = await worker.insert_all([Spec(Slow), Spec(Slow)])
         assert {one.result for one in await worker.wait_all(refs, timeout=PATIENCE)} == {"done"}
+
+
+async def test_no_session_has_the_transaction_timeout_of_its_role(durable_dsn: str, db: Any) -> None:
+    if await db.fetchval("select current_setting('server_version_num')::int") < 170000:
+        pytest.skip("transaction_timeout is new in 17")
+    name = await db.fetchval("select current_database()")
+    await db.execute(f"alter database \"{name}\" set transaction_timeout = '300ms'")
+
+    def look() -> Plan[Any]:
+        return (
+            yield Statement("look", "select pg_sleep(0.5), current_setting('transaction_timeout') as value")()
+        )
+
+    for lends in (False, True):
+        async with await Database.open(durable_dsn, "gen_durable", lends=lends) as pooled:
+            assert (await pooled.run(look()))[0]["value"] == "0"
+            assert (await pooled.run_in_transaction(look()))[0]["value"] == "0"
+    with closing(BlockingDatabase(durable_dsn, "gen_durable")) as database:
+        assert (await asyncio.to_thread(database.run, look()))[0]["value"] == "0"
+    conn = await connect(durable_dsn)
+    assert (await run_asyncpg(conn, look(), "gen_durable"))[0]["value"] == "0"
+    await conn.close()
+
+
+async def test_a_server_without_a_newer_setting_is_asked_for_it_once(
+    durable_dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As PostgreSQL 16 answers to transaction_timeout."""
+    monkeypatch.setattr(pool, "NEWER", {"no_such_setting": "0"})
+    monkeypatch.setattr(pool, "_NEWER_THAN", 1000)
+    tried: list[bool] = []
+    really = asyncpg.connect
+
+    async def noted(*args: Any, **options: Any) -> Any:
+        tried.append("no_such_setting" in options["server_settings"])
+        return await really(*args, **options)
+
+    monkeypatch.setattr(asyncpg, "connect", noted)
+    for _ in range(2):
+        async with await Database.open(durable_dsn, "gen_durable"):
+            pass
+    assert tried == [True, False, False]
+    monkeypatch.setattr(blocking, "NEWER", {"no_such_setting": "0"})
+    monkeypatch.setattr(blocking, "_OPTIONS", {True: "-c no_such_setting=0", False: "-c jit=off"})
+    with closing(BlockingDatabase(durable_dsn, "gen_durable")) as database:
+        rows = await asyncio.to_thread(database.run, only(Statement("look", "show jit")()))
+    assert rows == [{"jit": "off"}]
 
 
 async def test_slow_effects_delay_no_others(durable_dsn: str, db: Any) -> None:

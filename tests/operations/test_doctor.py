@@ -29,6 +29,12 @@ def codes(findings: Sequence[Finding]) -> list[str]:
     return [finding.code for finding in findings]
 
 
+@pytest.fixture(autouse=True)
+async def _closed(db: Any) -> None:
+    """As since PostgreSQL 15: no other role creates in public."""
+    await db.execute("revoke create on schema public from public")
+
+
 @pytest.mark.clause("OPS-9")
 async def test_a_healthy_database_has_no_findings(db: Any, client: Any, durable_dsn: str) -> None:
     async with Worker([Plain], dsn=durable_dsn, settings=CALM) as worker:
@@ -281,3 +287,28 @@ async def test_a_schema_of_another_version(db: Any, client: Any) -> None:
 
 def test_every_index_of_the_schema_is_known() -> None:
     assert len(doctor._wanted()) >= 17
+
+
+async def test_schemas_that_other_roles_may_create_in(db: Any, durable_dsn: str) -> None:
+    role = f"guest_{await db.fetchval('select pg_backend_pid()')}"
+    name = await db.fetchval("select current_database()")
+    await db.execute(f"create role {role}; create schema shop; create schema elsewhere")
+    await db.execute(
+        f"grant create on schema shop, elsewhere, gen_durable to {role}; grant create on schema public to public"
+    )
+    try:
+        async with AsyncClient(durable_dsn) as client:
+            findings = await client.doctor()
+            assert codes(findings) == ["schema.open", "schema.open"]
+            assert [(each.facts["schema"], each.severity) for each in findings] == [
+                ("gen_durable", "problem"),
+                ("public", "notice"),
+            ]
+            for finding in findings:
+                await db.execute(finding.fix)
+            await db.execute(f'alter database "{name}" set search_path = "$user", shop')
+            (finding,) = await client.doctor()
+            assert (finding.facts, finding.severity) == ({"schema": "shop", "roles": [role]}, "notice")
+            assert finding.what.startswith(f"{role} may create in schema shop, which is on the search_path")
+    finally:
+        await db.execute(f"drop owned by {role}; drop role {role}")

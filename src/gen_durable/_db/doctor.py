@@ -45,6 +45,7 @@ def examine(settings: Settings) -> Plan[list[Finding]]:
         _bloat,
         _transactions,
         _session,
+        _creators,
         _clock,
         _leases,
         _backlog,
@@ -150,6 +151,28 @@ def _session(settings: Settings) -> Plan[list[Finding]]:
             facts=lost,
         )
     ]
+
+
+def _creators(settings: Settings) -> Plan[list[Finding]]:
+    rows = yield _SQL["creators"](schema=settings.schema)
+    return [_open_to(row["schema"], row["roles"], is_ours=row["is_ours"]) for row in rows]
+
+
+def _open_to(schema: str, roles: list[str], *, is_ours: bool) -> Finding:
+    names = ", ".join(roles)
+    risk = (
+        "which is ours: a function that they create there can be called in place of one of ours"
+        if is_ours
+        else "which is on the search_path of this role: SQL of effects, and of people at psql, may run operators and "
+        "functions that they create there"
+    )
+    return Finding(
+        code="schema.open",
+        severity="problem" if is_ours else "notice",
+        what=f"{names} may create in schema {schema}, {risk}",
+        fix=f'revoke create on schema "{schema}" from {names}',
+        facts={"schema": schema, "roles": roles},
+    )
 
 
 def _clock(settings: Settings) -> Plan[list[Finding]]:

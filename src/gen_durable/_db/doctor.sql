@@ -29,6 +29,30 @@ select p.gid, p.owner::text, 'prepared', p.prepared from pg_prepared_xacts p
 -- What holds for this very statement, of what our connections are opened with.
 select setting.name, current_setting(setting.name) as value from unnest(:names::text[]) as setting (name)
 
+-- name: creators
+-- Roles other than the owner that may create in our schema, or in a schema of the search_path that this role has by default: our
+-- own sessions do not use that path, effects and people do. The owner of a schema is trusted by those who have it on their path.
+with said as (
+  select split_part(one.setting, '=', 2) as path
+    from pg_db_role_setting s cross join lateral unnest(s.setconfig) as one (setting)
+   where starts_with(one.setting, 'search_path=')
+     and s.setdatabase in (0, (select d.oid from pg_database d where d.datname = current_database()))
+     and s.setrole in (0, (select r.oid from pg_roles r where r.rolname = current_user))
+   order by s.setrole = 0, s.setdatabase = 0 limit 1
+), path as (
+  select replace(btrim(each.name, ' "'), '$user', current_user) as name
+    from unnest(string_to_array(coalesce((select said.path from said), '"$user", public'), ',')) as each (name)
+)
+select n.nspname as schema, n.nspname = :schema::text as is_ours,
+       array_agg(distinct coalesce(r.rolname::text, 'public') order by coalesce(r.rolname::text, 'public')) as roles
+  from pg_namespace n
+ cross join lateral aclexplode(n.nspacl) acl
+  left join pg_roles r on r.oid = acl.grantee
+ where (n.nspname = :schema::text or n.nspname in (select path.name from path))
+   and acl.privilege_type = 'CREATE' and acl.grantee <> n.nspowner
+   and r.rolname is distinct from current_user and r.rolsuper is not true
+ group by n.nspname order by n.nspname
+
 -- name: leases
 -- Leases that ran out so long ago that a reaper should have been there.
 select count(*) as count, min(g.lease_expires_at) as since, (array_agg(g.id order by g.lease_expires_at))[1:10] as ids,
