@@ -202,6 +202,40 @@ async def test_a_step_whose_lease_is_lost_is_cancelled(durable_dsn: str, db: Any
         assert events.of(OutcomeStale) == []
 
 
+@pytest.mark.parametrize("notices", ["the heartbeat", "the commit"])
+async def test_lost_lease_is_logged_and_not_the_error_of_the_step(
+    durable_dsn: str, db: Any, caplog: pytest.LogCaptureFixture, notices: str
+) -> None:
+    is_there, may_raise = asyncio.Event(), asyncio.Event()
+
+    class Ship(Machine[None, int]):
+        @step
+        async def ship(self, ctx: Context[None]) -> Outcome[int]:
+            if ctx.attempt == 0:
+                is_there.set()
+                await happens_to_the_deaf(may_raise)
+                raise ValueError("of no interest to anyone")
+            return Done(1)
+
+    settings = FAST if notices == "the heartbeat" else CALM
+    async with Worker([Ship], dsn=durable_dsn, settings=settings) as worker:
+        ref = await worker.insert(Ship)
+        await happens(is_there)
+        await db.execute(_REAP, ref.id)
+        if notices == "the heartbeat":
+            async with asyncio.timeout(PATIENCE.total_seconds()):
+                while "lease lost" not in caplog.text:
+                    await asyncio.sleep(0.02)
+        may_raise.set()
+        assert (await worker.wait(ref, timeout=PATIENCE)).result == 1
+        stale = f"lease lost: Ship {ref.id}, step ship (worker {worker.name}); outcome discarded"
+        async with asyncio.timeout(PATIENCE.total_seconds()):
+            while stale not in caplog.text:
+                await asyncio.sleep(0.02)
+    lines = [record.getMessage() for record in caplog.records]
+    assert [line for line in lines if "Ship" in line] == [stale], lines
+
+
 async def test_a_process_that_was_stopped_comes_back_as_a_zombie_and_harms_nobody(
     durable_dsn: str, db: Any, tmp_path: Path
 ) -> None:

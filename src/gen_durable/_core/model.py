@@ -238,6 +238,9 @@ class CommitEntry(msgspec.Struct, kw_only=True):
     """The same by the database's clock."""
     is_refused: bool = False
     """Whether it stands for an outcome that the database refused."""
+    note: tuple[int, str] | None = None
+    """Level and text of a log line about the exception behind it. Logged when it is committed: until then it is
+    unknown whether the lease still holds."""
 
     @property
     def size(self) -> int:
@@ -290,6 +293,9 @@ class EffectFailed(msgspec.Struct, frozen=True, gc=False):
 
 class Stale(msgspec.Struct, frozen=True, gc=False):
     """The lease was lost before the commit: nothing was written, another execution does the step again."""
+
+    is_given_up: bool = False
+    """Whether the lease was not lost yet, but the database refuses every outcome of this execution."""
 
 
 CommitResult: TypeAlias = Committed | Stale | EffectFailed

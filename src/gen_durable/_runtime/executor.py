@@ -35,7 +35,7 @@ from .middleware import Middleware, wrapped
 from .pool import ProcessDiedError, Processes
 from .threads import Threads
 
-__all__ = ["Executor", "StepExitError", "as_exception", "current_task", "decision_in", "is_ours"]
+__all__ = ["Executor", "StepExitError", "as_exception", "current_task", "decision_in", "is_ours", "log_note"]
 
 _log: Final = logging.getLogger("gen_durable.worker")
 
@@ -111,14 +111,16 @@ class Executor:
         """The step has decided by raising: `handle` is not asked."""
         machine, error = registered.definition, message_text(decision) or type(decision).__name__
         if isinstance(decision, Cancel):
-            _tell(execution, logging.INFO, f"cancelled itself: {error}")
-            return cancel(execution, error)
+            entry = cancel(execution, error)
+            entry.note = _note(execution, logging.INFO, f"cancelled itself: {error}")
+            return entry
         if isinstance(decision, RetryAfter) and not _is_last(execution, machine):
-            _tell(execution, logging.WARNING, f"{error}; it runs again in {duration_text(decision.delay)}")
+            verdict = f"it runs again in {duration_text(decision.delay)}"
             entry = settle(execution, machine, Retry(decision.delay), UNREAD, self._limits, error=error)
         else:
-            _tell(execution, logging.WARNING, f"{error}; it fails")
+            verdict = "it fails"
             entry = settle(execution, machine, Stop(error), UNREAD, self._limits)
+        entry.note = _note(execution, logging.WARNING, f"{error}; {verdict}")
         return self._failed(entry, execution, decision)
 
     def _failed(self, entry: CommitEntry, execution: Execution, error: BaseException) -> CommitEntry:
@@ -259,7 +261,6 @@ class Executor:
                 resources=self.resources,
             )
             outcome = await self._decide(registered.machine, failure, context)
-            _tell_raised(execution, failure, outcome)
             current = UNREAD if state is UNREAD and context.state is None else context.state
             if isinstance(outcome, Retry) and state is not UNREAD and current == state_of(execution, machine):
                 current = UNREAD  # as it is stored, it stays: whatever it weighs by today's limit
@@ -273,6 +274,7 @@ class Executor:
                 error=error,
                 emitted=context.emitted,
             )
+            entry.note = _note_of_raised(execution, failure, outcome)
             return self._failed(entry, execution, failure)
         except KeyboardInterrupt:
             raise
@@ -282,8 +284,11 @@ class Executor:
             second = raised
         if (decision := decision_in(second)) is not None:
             return self._obey(decision, execution, registered)
-        reason = Stop(f"{error}; then handle raised {reason_text(second)}")
-        return self._failed(settle(execution, machine, reason, UNREAD, self._limits), execution, failure)
+        reason = f"{error}; then handle raised {reason_text(second)}"
+        entry = settle(execution, machine, Stop(reason), UNREAD, self._limits)
+        traces = f"{traceback_text(failure)}\n{traceback_text(second)}"
+        entry.note = _note(execution, logging.WARNING, f"{reason}; it fails\n{traces}")
+        return self._failed(entry, execution, failure)
 
     async def _decide(
         self, machine: Machine[Any, Any] | Job[Any, Any], failure: Exception, context: Any
@@ -327,11 +332,13 @@ async def _within(timeout: StepTimeoutError, running: Awaitable[object]) -> obje
     return value
 
 
-def _tell_raised(execution: Execution, failure: Exception, outcome: Outcome[Any]) -> None:
+def _note_of_raised(
+    execution: Execution, failure: Exception, outcome: Outcome[Any]
+) -> tuple[int, str] | None:
     """Where a step raised is known here and nowhere else: the row keeps only the last error."""
     level = logging.WARNING if isinstance(outcome, Stop | Retry) else logging.INFO
     if not _log.isEnabledFor(level):
-        return
+        return None
     match outcome:
         case Stop():
             verdict = "it fails"
@@ -339,20 +346,22 @@ def _tell_raised(execution: Execution, failure: Exception, outcome: Outcome[Any]
             verdict = f"it runs again in {duration_text(outcome.delay)}"
         case _:
             verdict = f"its handler says {type(outcome).__name__}"
-    _tell(execution, level, f"{reason_text(failure)}; {verdict}\n{traceback_text(failure)}")
+    return _note(execution, level, f"{reason_text(failure)}; {verdict}\n{traceback_text(failure)}")
 
 
-def _tell(execution: Execution, level: int, what: str) -> None:
+def _note(execution: Execution, level: int, what: str) -> tuple[int, str]:
     # As text that every handler can write: an exception may quote half of a surrogate pair.
-    _log.log(
-        level,
-        "%s %d: step '%s', attempt %d: %s",
-        execution.fsm,
-        execution.id,
-        execution.step,
-        execution.attempt + 1,
-        what.encode(errors="backslashreplace").decode(),
+    text = what.encode(errors="backslashreplace").decode()
+    return level, (
+        f"{execution.fsm} {execution.id}: step '{execution.step}', attempt {execution.attempt + 1}: {text}"
     )
+
+
+def log_note(entry: CommitEntry) -> None:
+    """Log the exception behind an outcome that is committed."""
+    if entry.note is not None:
+        level, text = entry.note
+        _log.log(level, "%s", text)
 
 
 def decision_in(error: BaseException) -> Decision | None:

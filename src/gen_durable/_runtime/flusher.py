@@ -342,7 +342,7 @@ class Flusher:
     ) -> None:
         """Not even its failure can be written: its lease runs out, and in the end the reaper fails it as poison."""
         _log.error("instance %d: the database refuses its failure too (%s)", entry.id, error)
-        self._acknowledge([entry], [Stale()], futures)
+        self._acknowledge([entry], [Stale(is_given_up=True)], futures)
 
     async def _resolve(
         self, entries: list[CommitEntry], futures: dict[int, asyncio.Future[CommitResult]]

@@ -34,7 +34,7 @@ from ..telemetry import (
     Telemetry,
 )
 from .clock import DatabaseClock
-from .executor import Executor
+from .executor import Executor, log_note
 from .flusher import Flusher
 from .heartbeat import Heartbeat
 from .pool import ProcessDiedError
@@ -120,6 +120,8 @@ class Scheduler(Service):
         self._last_work = time.monotonic()
         # Leases whose step was cut off because its instance is cancelled, until the step has noticed.
         self._interrupted: set[Lease] = set()
+        # Leases whose loss is logged, until their task has ended.
+        self._lost: set[Lease] = set()
         self._hurried = asyncio.Event()
 
     async def tick(self) -> timedelta | None:
@@ -173,9 +175,11 @@ class Scheduler(Service):
         """This lease is no longer ours: whatever the step still does, it may not commit."""
         execution = self._in_step.pop(lease, None)
         if execution is not None:
-            # For a step on a thread, which nobody can stop but itself.
+            # For a step on a thread, which only stops by itself.
             execution.cancellation.is_requested = True
             self._in_flight[lease].cancel()
+            self._lost.add(lease)
+            self._log_lost(execution)
 
     def cancel(self, lease: Lease) -> None:
         """Somebody wants this instance cancelled: its step may look, and one that wants it so is cut off.
@@ -355,6 +359,7 @@ class Scheduler(Service):
         self._in_flight.pop(lease, None)
         self._in_step.pop(lease, None)
         self._began.pop(lease, None)
+        self._lost.discard(lease)
         if self._may_have_more:
             self.wake()
         if not task.cancelled() and (error := task.exception()) is not None:
@@ -509,7 +514,11 @@ class Scheduler(Service):
                 len(entry.children),
                 result.refused,
             )
+        if isinstance(result, Committed):
+            log_note(entry)
         if isinstance(result, Stale):
+            if not result.is_given_up and _lease_of(execution) not in self._lost:
+                self._log_lost(execution)
             self._telemetry.emit(
                 OutcomeStale(
                     id=execution.id, fsm=execution.fsm, step=execution.step, step_seq=execution.step_seq + 1
@@ -525,6 +534,15 @@ class Scheduler(Service):
                     kind="next" if entry.kind == "keep" else entry.kind,
                 )
             )
+
+    def _log_lost(self, execution: Execution) -> None:
+        _log.warning(
+            "lease lost: %s %d, step %s (worker %s); outcome discarded",
+            execution.fsm,
+            execution.id,
+            execution.step,
+            self._worker,
+        )
 
     def _report(self, count: int, demand: int) -> None:
         if self._telemetry.is_wanted(PickStop):

@@ -26,7 +26,7 @@ from .._db.pool import Database
 from .._running import running
 from .._runtime.clock import DatabaseClock
 from .._runtime.effects import EffectError, commit_with_effect
-from .._runtime.executor import Executor
+from .._runtime.executor import Executor, log_note
 from .._runtime.threads import Threads
 from ..config import Settings
 from ..definition import StepDef, definition_of
@@ -286,6 +286,7 @@ class Stepper:
             result = await self._commit(database, entry)
         if not isinstance(result, Committed):
             return []
+        log_note(entry)
         # Whatever the step returned: somebody had cancelled it before.
         kind = "cancel" if result.status == Status.CANCELLED else entry.kind
         self.history.append(_transition(execution, kind))
