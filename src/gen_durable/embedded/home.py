@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import pwd
 import stat
 import time
 from contextlib import suppress
@@ -83,8 +84,18 @@ class Home:
             f"postgresql://postgres@/postgres?host={quote(str(self.socket_directory), safe='/')}&port={PORT}"
         )
 
+    @property
+    def owner(self) -> int:
+        """The user id that the server, its data and its sockets have."""
+        return os.geteuid() if self.account is None else self.account.uid
+
     def make(self) -> None:
-        """Make the directory and what is missing above it."""
+        """Make the directory and what is missing above it.
+
+        Raises:
+            UnreachableError: another account could replace it, or what is in it.
+        """
+        self._check()
         mode = 0o700 if self.account is None else 0o711
         for each in reversed((self.path, *self.path.parents)):
             if not each.exists():
@@ -92,6 +103,17 @@ class Home:
         if self.path.parent.name == _DEFAULT_PARENT:
             with suppress(FileExistsError), (self.path.parent / ".gitignore").open("x") as file:
                 file.write("*\n")
+        # What another process made in the meantime has to be safe, too.
+        self._check()
+
+    def _check(self) -> None:
+        if problem := _danger(self.path):
+            raise UnreachableError(
+                self.dsn,
+                problem,
+                "Set GEN_DURABLE_HOME to a directory that only you and root can write, and so all above it, "
+                "or set GEN_DURABLE_DSN to a server of your own.",
+            )
 
     def make_socket_directory(self) -> None:
         if not os.path.lexists(self.socket_directory):
@@ -107,12 +129,11 @@ class Home:
             status = self.socket_directory.lstat()
         except FileNotFoundError:
             return False
-        owner = os.geteuid() if self.account is None else self.account.uid
-        if stat.S_ISDIR(status.st_mode) and status.st_uid == owner and not status.st_mode & 0o077:
+        if stat.S_ISDIR(status.st_mode) and status.st_uid == self.owner and not status.st_mode & 0o077:
             return True
         raise UnreachableError(
             self.dsn,
-            f"{self.socket_directory} is not a directory that only uid {owner} can enter",
+            f"{self.socket_directory} is not a directory that only uid {self.owner} can enter",
             "Remove it, or set GEN_DURABLE_HOME to another directory.",
         )
 
@@ -120,15 +141,48 @@ class Home:
 def settle(given: Path | None) -> Home:
     """Return where the server lives: as given, else GEN_DURABLE_HOME, else `./.gen_durable/pg<major>`.
 
-    Root's lent account may not get there; then it is a directory of the system, named after that path.
+    Root's lent account may not get there; then it is a directory of the system, named after that path. So it is if the
+    default path of root is below a directory of another account and has no data yet.
     """
     wanted = given or environment_home() or Path(_DEFAULT_PARENT, f"pg{find().major}")
     path = wanted.expanduser().resolve()
     account = accounts.choose(path / "data")
-    if account is None or accounts.can_enter(account, path):
+    is_default = given is None and environment_home() is None
+    is_dangerous = is_default and _danger(path) is not None and not (path / "data").exists()
+    if account is None or (accounts.can_enter(account, path) and not is_dangerous):
         return Home(path, account)
     path = _SYSTEM / f"{path.name}-{_digest(path)}"
     return Home(path, accounts.choose(path / "data"))
+
+
+def _danger(home: Path) -> str | None:
+    """Say which account could replace the home or something above it; `None` if only we and root can.
+
+    A sticky directory like /tmp is safe for what is in it and belongs to us. Users may share a group with themselves
+    only, so its right to write counts for root's homes alone.
+    """
+    us = os.geteuid()
+    for each in (home, *home.parents[:-1]):
+        try:
+            status = each.lstat()
+        except FileNotFoundError:
+            continue
+        if status.st_uid not in (0, us):
+            owner = f"uid {status.st_uid}{_name_of(status.st_uid)}"
+            return f"{each} belongs to {owner}, which could replace what is below it"
+        by_others = status.st_mode & stat.S_IWOTH
+        by_group = status.st_mode & stat.S_IWGRP and us == 0 and status.st_gid != 0
+        is_sticky = status.st_mode & stat.S_ISVTX and each != home
+        if (by_others or by_group) and not is_sticky:
+            return f"{each} can be written by other accounts, which could replace what is below it"
+    return None
+
+
+def _name_of(uid: int) -> str:
+    try:
+        return f" ({pwd.getpwuid(uid).pw_name})"
+    except KeyError:
+        return ""
 
 
 def _digest(path: Path) -> str:

@@ -8,6 +8,7 @@ along as an open file.
 from __future__ import annotations
 
 import ctypes
+import errno
 import fcntl
 import json
 import os
@@ -15,6 +16,7 @@ import select
 import shutil
 import signal
 import socket
+import stat
 import subprocess
 import sys
 import time
@@ -23,7 +25,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-__all__ = ["Orders"]
+__all__ = ["Orders", "open_owned"]
 
 # How often it looks for clients when nothing happens; a stop is late by at most this.
 _LOOK_EVERY_S = 0.25
@@ -120,29 +122,46 @@ class Keeper:
 
     def _launch(self) -> subprocess.Popen[bytes]:
         """Start the server. No other one of this home runs: the starter has looked, and we ended our own."""
-        for name in (self._orders.socket, f"{self._orders.socket}.lock"):
-            Path(name).unlink(missing_ok=True)
+        self._remove_sockets()
         self._disown_postmaster_pid()
         settings = [
             word for name, value in self._orders.settings.items() for word in ("-c", f"{name}={value}")
         ]
         return self._spawn(signal.SIGINT, "postgres", "-D", str(self._data), *settings)
 
+    def _remove_sockets(self) -> None:
+        # The account of the server owns this directory, and may have put another one in its place.
+        directory = os.open(Path(self._orders.socket).parent, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        try:
+            for name in (Path(self._orders.socket).name, f"{Path(self._orders.socket).name}.lock"):
+                with suppress(FileNotFoundError):
+                    os.unlink(name, dir_fd=directory)
+        finally:
+            os.close(directory)
+
     def _disown_postmaster_pid(self) -> None:
         # A pid left behind may belong to a stranger by now, and PostgreSQL would refuse to start. The pid of its
         # own parent it knows to be stale, and goes on to its second check: whether the shared memory of that
         # former server is still in use. Removing the file would take that check away.
-        with suppress(FileNotFoundError), (self._data / "postmaster.pid").open("r+b", buffering=0) as file:
+        opened = open_owned(self._data, "postmaster.pid", os.O_RDWR, self._owner)
+        if opened is None:
+            return
+        with os.fdopen(opened, "r+b", buffering=0) as file:
             former, _, rest = file.read().partition(b"\n")
             file.seek(0)
             file.write(str(os.getpid()).encode().ljust(len(former)) + b"\n" + rest)
 
     def _was_ready(self, pid: int) -> bool:
-        try:
-            lines = (self._data / "postmaster.pid").read_text(encoding="utf-8").split("\n")
-        except FileNotFoundError:
+        opened = open_owned(self._data, "postmaster.pid", os.O_RDONLY, self._owner)
+        if opened is None:
             return False
+        with os.fdopen(opened, encoding="utf-8", errors="replace") as file:
+            lines = file.read().split("\n")
         return lines[0].strip() == str(pid) and "ready" in (line.strip() for line in lines)
+
+    @property
+    def _owner(self) -> int:
+        return os.geteuid() if self._orders.account is None else self._orders.account[0]
 
     def _spawn(self, when_we_die: signal.Signals, program: str, *arguments: str) -> subprocess.Popen[bytes]:
         uid, gid = self._orders.account or (None, None)
@@ -199,6 +218,37 @@ class Keeper:
 
     def _stop_soon(self, *_: object) -> None:
         self._is_told_to_stop = True
+
+
+def open_owned(directory: Path, name: str, flags: int, owner: int) -> int | None:
+    """Open a file below a directory of the server's account, or return None if there is none.
+
+    That account may put anything there. Root must not follow it to a file of its own, nor wait for a FIFO: so both are
+    opened without following links, and the file must be a plain one, of that account or of ours, with a single name.
+
+    Raises:
+        PermissionError: it is something else.
+    """
+    refused = PermissionError(f"{directory / name} is not a plain file of uid {owner}")
+    try:
+        above = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    try:
+        opened = os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=above)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        if error.errno not in (errno.ELOOP, errno.EISDIR):
+            raise
+        raise refused from error
+    finally:
+        os.close(above)
+    status = os.fstat(opened)
+    if stat.S_ISREG(status.st_mode) and status.st_nlink == 1 and status.st_uid in (owner, os.geteuid()):
+        return opened
+    os.close(opened)
+    raise refused
 
 
 def _stop(server: subprocess.Popen[bytes]) -> None:

@@ -10,6 +10,8 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+from .keeper import open_owned
+
 __all__ = ["end_orphan"]
 
 _PAUSE_S = 0.01
@@ -17,13 +19,13 @@ _PAUSE_S = 0.01
 _SIGNALS = ((signal.SIGINT, 20.0), (signal.SIGQUIT, 5.0), (signal.SIGKILL, 5.0))
 
 
-def end_orphan(data: Path) -> None:
+def end_orphan(data: Path, owner: int) -> None:
     """Stop the server of this data directory, if one runs.
 
     Only for the starter that holds the start lock and saw no keeper. On Linux the kernel has already asked such
     a server to stop, and this waits for it; elsewhere it would run on, stopped by nobody.
     """
-    pid = _recorded_pid(data)
+    pid = _recorded_pid(data, owner)
     for number, patience in _SIGNALS:
         if pid is None or not _is_server_of(data, pid):
             return
@@ -34,10 +36,14 @@ def end_orphan(data: Path) -> None:
             time.sleep(_PAUSE_S)
 
 
-def _recorded_pid(data: Path) -> int | None:
+def _recorded_pid(data: Path, owner: int) -> int | None:
+    opened = open_owned(data, "postmaster.pid", os.O_RDONLY, owner)
+    if opened is None:
+        return None
     try:
-        pid = int((data / "postmaster.pid").read_text(encoding="utf-8").split("\n", 1)[0])
-    except (FileNotFoundError, ValueError):
+        with os.fdopen(opened, "rb") as file:
+            pid = int(file.readline())
+    except ValueError:
         return None
     return pid if pid > 0 else None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
 import subprocess
@@ -18,13 +19,14 @@ from gen_durable.errors import UnreachableError, UsageError
 
 from . import binaries, locks
 from .home import PORT, Home, settle
-from .keeper import Orders
+from .keeper import Orders, open_owned
 from .locks import Lock
 from .postmaster import end_orphan
 from .probe import is_answering
 
 __all__ = ["EmbeddedPostgres"]
 
+_log = logging.getLogger("gen_durable.embedded")
 _START_TIMEOUT_S = 60.0
 # A second try mends what a kill in mid-start left behind; a third would fail for the reason of the second.
 _TRIES = 2
@@ -32,6 +34,7 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.002, 0.02
 _MAX_LOG_BYTES = 8 * 2**20
 _KEEPER = Path(__file__).with_name("keeper.py")
 _OWN_SERVER = "or set GEN_DURABLE_DSN to a server of your own."
+_VERSION = re.compile(r"\d+(\.\d+)?", re.ASCII)
 _REASON = re.compile(r"(?:FATAL|PANIC|error|\w*Error): .*")
 
 
@@ -141,9 +144,14 @@ class EmbeddedPostgres:
 
     def _start(self, home: Home) -> None:
         """Bring up a keeper. We hold the start lock, and there is no keeper."""
+        if home.account is not None and home.account.name == "nobody":
+            _log.warning(
+                "the embedded server runs as 'nobody', an account that other services may share: they can read and "
+                "change its data. Create an account for it, and set GEN_DURABLE_PG_USER to its name"
+            )
         found = binaries.find()
         _check_major(home, found)
-        end_orphan(home.data)
+        end_orphan(home.data, home.owner)
         home.make_socket_directory()
         home.has_safe_sockets()
         orders = Orders(
@@ -210,10 +218,17 @@ def _has_keeper(home: Home) -> bool:
 
 
 def _check_major(home: Home, found: binaries.Binaries) -> None:
-    try:
-        made_by = (home.data / "PG_VERSION").read_text(encoding="ascii").strip()
-    except FileNotFoundError:
+    opened = open_owned(home.data, "PG_VERSION", os.O_RDONLY, home.owner)
+    if opened is None:
         return
+    with os.fdopen(opened, "rb") as file:
+        made_by = file.readline().strip().decode("ascii", errors="replace")
+    if not _VERSION.fullmatch(made_by):
+        raise UnreachableError(
+            home.dsn,
+            f"{home.data / 'PG_VERSION'} holds no version of PostgreSQL",
+            "Restore it from a backup, or set GEN_DURABLE_HOME to a new directory.",
+        )
     if made_by != str(found.major):
         raise UnreachableError(
             home.dsn,
