@@ -1,4 +1,4 @@
-"""Why an instance does not run: the possible reasons, each with its facts. `str()` of one is a sentence."""
+"""Why an instance does not run: the possible reasons, each with its facts. `str()` of one is a line of text."""
 
 from __future__ import annotations
 
@@ -31,8 +31,9 @@ __all__ = [
 ]
 
 
-# Of a long list, so many stand in a sentence.
+# How much of a long list a text shows.
 _SHOWN: Final = 10
+_MANY: Final = 1000
 
 
 class _Reason(msgspec.Struct, frozen=True, kw_only=True, tag_field="reason"):
@@ -40,7 +41,7 @@ class _Reason(msgspec.Struct, frozen=True, kw_only=True, tag_field="reason"):
 
 
 class Finished(_Reason, frozen=True, kw_only=True, tag="finished"):
-    """Its life is over."""
+    """It has ended."""
 
     status: Status
     at: datetime
@@ -48,29 +49,29 @@ class Finished(_Reason, frozen=True, kw_only=True, tag="finished"):
     """The error that it failed with, or the reason that was given for its cancel."""
 
     def __str__(self) -> str:
-        return f"it is {self.status} since {_moment(self.at)}{_because(self.why)}"
+        return f"{self.status} at {_moment(self.at)}{_because(self.why)}"
 
 
 class Deletion(_Reason, frozen=True, kw_only=True, tag="deleted"):
-    """It is deleted softly; `restore` undoes that."""
+    """It is soft-deleted: it never runs, until `restore` undoes that."""
 
     at: datetime
     why: str | None = None
 
     def __str__(self) -> str:
-        return f"it is deleted since {_moment(self.at)}{_because(self.why)}"
+        return f"deleted at {_moment(self.at)}{_because(self.why)}; undo: gen-durable restore"
 
 
 class CancelPending(_Reason, frozen=True, kw_only=True, tag="cancel_requested"):
-    """Somebody asked to cancel it; it ends with the step that runs."""
+    """A cancel was requested; it ends with the step that runs."""
 
     at: datetime
     by: str | None = None
     why: str | None = None
 
     def __str__(self) -> str:
-        who = f" by {self.by}" if self.by else ""
-        return f"a cancel was requested{who} at {_moment(self.at)}{_because(self.why)}"
+        requested = f"cancel requested at {_moment(self.at)}{_by(self.by)}{_because(self.why)}"
+        return f"{requested}; it ends with the running step"
 
 
 class Executing(_Reason, frozen=True, kw_only=True, tag="executing"):
@@ -82,14 +83,18 @@ class Executing(_Reason, frozen=True, kw_only=True, tag="executing"):
     """When its lease ends, unless it is renewed."""
     is_worker_live: bool
     is_lease_over: bool
-    """Nobody has renewed it: the reaper is going to take it back."""
+    """The lease was not renewed: a reaper returns the instance to its queue."""
 
     def __str__(self) -> str:
-        gone = "" if self.is_worker_live else ", which has not been heard of lately"
-        lease = f"; its lease ran out at {_moment(self.until)}, and a reaper is to take it back"
         since = f" since {_moment(self.since)}" if self.since else ""
-        told = lease if self.is_lease_over else f", leased until {_moment(self.until)}"
-        return f"worker {self.worker} executes it{since}{gone}{told}"
+        gone = "" if self.is_worker_live else "; no recent heartbeat of this worker"
+        until = _moment(self.until)
+        lease = (
+            f"; lease expired at {until}, a reaper returns it"
+            if self.is_lease_over
+            else f", lease until {until}"
+        )
+        return f"executing on worker {self.worker}{since}{lease}{gone}"
 
 
 class AwaitingSignals(_Reason, frozen=True, kw_only=True, tag="awaiting_signals"):
@@ -100,8 +105,9 @@ class AwaitingSignals(_Reason, frozen=True, kw_only=True, tag="awaiting_signals"
     until: datetime | None = None
 
     def __str__(self) -> str:
-        end = f", until {_moment(self.until)} at the latest" if self.until else ", without a deadline"
-        return f"it awaits {', '.join(self.names) or 'no signal'} since {_moment(self.since)}{end}"
+        names = " or ".join(f'"{name}"' for name in self.names)
+        end = f"deadline {_moment(self.until)}" if self.until else "no deadline"
+        return f"waiting for signal {names} since {_moment(self.since)}, {end}"
 
 
 class AwaitingChildren(_Reason, frozen=True, kw_only=True, tag="awaiting_children"):
@@ -114,28 +120,28 @@ class AwaitingChildren(_Reason, frozen=True, kw_only=True, tag="awaiting_childre
 
     def __str__(self) -> str:
         ids = f": {', '.join(map(str, self.live))}{' …' if self.pending > len(self.live) else ''}"
-        return f"it waits for {self.pending} of {self.total} children{ids if self.live else ''}"
+        return f"waiting for {self.pending} of {self.total} children{ids if self.live else ''}"
 
 
 class NotDue(_Reason, frozen=True, kw_only=True, tag="not_due"):
-    """Its time has not come."""
+    """It is scheduled for later, or waits for the delay of a retry."""
 
     until: datetime
 
     def __str__(self) -> str:
-        return f"it is not due until {_moment(self.until)}"
+        return f"not due until {_moment(self.until)}"
 
 
 class QueuePaused(_Reason, frozen=True, kw_only=True, tag="queue_paused"):
-    """Somebody paused its queue."""
+    """Its queue is paused."""
 
     queue: str
     since: datetime
     by: str | None = None
 
     def __str__(self) -> str:
-        who = f" by {self.by}" if self.by else ""
-        return f"queue {self.queue} is paused since {_moment(self.since)}{who}; `gen-durable queues resume` ends that"
+        paused = f'queue "{self.queue}" paused at {_moment(self.since)}{_by(self.by)}'
+        return f"{paused}; resume: gen-durable queues resume {self.queue}"
 
 
 class Holder(msgspec.Struct, frozen=True):
@@ -157,21 +163,23 @@ class KeyBusy(_Reason, frozen=True, kw_only=True, tag="key_busy"):
 
     def __str__(self) -> str:
         shown = self.holders[:_SHOWN]
-        held = ", ".join(f"{each.id} (on {each.worker})" for each in shown)
+        held = ", ".join(f"{each.id} (worker {each.worker})" for each in shown)
         more = f" and {len(self.holders) - _SHOWN} more" if len(self.holders) > _SHOWN else ""
-        what = "" if self.slots == 1 else f"each of the {self.slots} slots of "
-        return f"{what}its concurrency key {self.key} is held by {held}{more}"
+        what = "" if self.slots == 1 else f"all {self.slots} slots of "
+        return f'{what}concurrency key "{self.key}" in use by {held}{more}'
 
 
 class NotFirstInLine(_Reason, frozen=True, kw_only=True, tag="not_first_in_line"):
-    """Its concurrency key has a free slot, but for another instance that is due before it."""
+    """Other instances with its concurrency key are due before it: as many as the key has free slots, or more."""
 
     key: str
     first: int
-    """The first of those in line."""
+    """The one that starts first."""
+    ahead: int
+    """How many they are; 1000 stands for that many and more."""
 
     def __str__(self) -> str:
-        return f"instance {self.first} stands before it in the line of its concurrency key {self.key}"
+        return f'{_counted(self.ahead)} due before it with concurrency key "{self.key}", first: {self.first}'
 
 
 class BucketEmpty(_Reason, frozen=True, kw_only=True, tag="bucket_empty"):
@@ -184,8 +192,8 @@ class BucketEmpty(_Reason, frozen=True, kw_only=True, tag="bucket_empty"):
     """When they will be there, as things are now: what waits before it in its queue is counted."""
 
     def __str__(self) -> str:
-        tokens = "a token" if self.weight == 1 else f"{self.weight} tokens"
-        return f"its rate limit {self.key} has not {tokens} for it until {_moment(self.until)}"
+        weight = "" if self.weight == 1 else f" for weight {self.weight}"
+        return f'rate limit "{self.key}" is exhausted{weight}; next start at {_moment(self.until)}'
 
 
 class UnknownLimit(_Reason, frozen=True, kw_only=True, tag="unknown_limit"):
@@ -205,7 +213,9 @@ class NoWorkerForQueue(_Reason, frozen=True, kw_only=True, tag="no_worker_for_qu
     machine: str
 
     def __str__(self) -> str:
-        return f"no live worker serves queue {self.queue}, nor a prefix of {self.machine}"
+        queue, machine = self.queue, self.machine
+        start = f"start one: gen-durable worker app.py --queue {queue}=10"
+        return f'no live worker serves queue "{queue}" or a prefix of machine "{machine}"; {start}'
 
 
 class NoWorkerForMachine(_Reason, frozen=True, kw_only=True, tag="no_worker_for_machine"):
@@ -217,12 +227,13 @@ class NoWorkerForMachine(_Reason, frozen=True, kw_only=True, tag="no_worker_for_
     """How many live workers have the machine, but serve other queues."""
 
     def __str__(self) -> str:
-        other = f"; {self.known_elsewhere} that know it serve other queues" if self.known_elsewhere else ""
-        return f"no live worker that serves its queue knows {self.machine} version {self.version}{other}"
+        other = f" ({self.known_elsewhere} of other queues do)" if self.known_elsewhere else ""
+        none = f'no live worker of its queue runs machine "{self.machine}" version {self.version}{other}'
+        return f"{none}; deploy this version to one"
 
 
 class Waiting(_Reason, frozen=True, kw_only=True, tag="waiting"):
-    """Nothing stands in its way: it waits for a free worker, or will be found by the next poll."""
+    """Nothing blocks it: it waits for a free worker, or for the next poll."""
 
     since: datetime
     ahead: int
@@ -230,8 +241,8 @@ class Waiting(_Reason, frozen=True, kw_only=True, tag="waiting"):
     workers: int
 
     def __str__(self) -> str:
-        line = f"{self.ahead}{'+' if self.ahead >= 1000 else ''} before it"
-        return f"it could run since {_moment(self.since)}; {line}, {self.workers} workers serve it"
+        workers = "1 worker serves" if self.workers == 1 else f"{self.workers} workers serve"
+        return f"ready since {_moment(self.since)}; {_counted(self.ahead)} due before it, {workers} its queue"
 
 
 Reason: TypeAlias = (
@@ -265,15 +276,23 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     at: datetime
     """When we looked, by the clock of the database."""
     reasons: tuple[Reason, ...]
-    """All of them: each has to go before it runs."""
+    """All of them: it runs when none of them holds any more."""
 
     def __str__(self) -> str:
-        told = "".join(f"\n  {reason}" for reason in self.reasons)
-        return f"{self.machine} {self.id} is {self.status} at step {self.step}{told}"
+        lines = "".join(f"\n  {reason}" for reason in self.reasons)
+        return f"{self.machine} {self.id} is {self.status} at step {self.step}{lines}"
 
 
 def _moment(at: datetime) -> str:
     return at.isoformat(sep=" ", timespec="seconds")
+
+
+def _by(actor: str | None) -> str:
+    return f" by {actor}" if actor else ""
+
+
+def _counted(count: int) -> str:
+    return f"{count}{'+' if count >= _MANY else ''} instance{'s' if count != 1 else ''}"
 
 
 def _because(why: str | None) -> str:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
-from typing import Any
+import itertools
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
 
 import msgspec
 import pytest
 
-from gen_durable import ConcurrencyLimit, Explanation, NoTargetError, RateLimit, Status, Worker
+from gen_durable import AsyncClient, ConcurrencyLimit, Explanation, NoTargetError, RateLimit, Status, Worker
 from gen_durable._db import explain, fleet, pick
 from gen_durable._db.pool import Database
 from gen_durable.reasons import (
@@ -26,6 +28,7 @@ from gen_durable.reasons import (
     NoWorkerForMachine,
     NoWorkerForQueue,
     QueuePaused,
+    Reason,
     UnknownLimit,
     Waiting,
 )
@@ -34,6 +37,7 @@ from tests.operations.rows import put
 from tests.operations.test_presence import ME
 from tests.scenarios.support import AN_HOUR, CALM, holds
 
+NINE: Final = datetime(2030, 1, 1, 9, tzinfo=UTC)
 SERVES = msgspec.structs.replace(ME, queues=["default"], fsms=["A"], fsm_versions=[1])
 
 
@@ -75,8 +79,8 @@ async def test_every_obstacle_is_named(db: Any, client: Any) -> None:
     paused = await client.pause_queue("default", actor="ann")
     assert await reasons(client, id) == [
         NotDue(until=await at(db, id, "eligible_at")),
-        QueuePaused(queue="default", since=paused.paused_at, by="ann"),
         KeyBusy(key="k", slots=1, holders=(Holder(holder, "w9", await at(db, holder, "leased_at")),)),
+        QueuePaused(queue="default", since=paused.paused_at, by="ann"),
     ]
 
 
@@ -85,7 +89,10 @@ async def test_every_obstacle_is_named(db: Any, client: Any) -> None:
 async def test_another_one_stands_before_it(db: Any, client: Any) -> None:
     first = await put(db, concurrency_key="k", queue="elsewhere")
     id = await put(db, concurrency_key="k")
-    assert await reasons(client, id) == [NotFirstInLine(key="k", first=first)]
+    assert await reasons(client, id) == [NotFirstInLine(key="k", first=first, ahead=1)]
+    last = await put(db, concurrency_key="k")
+    (behind,) = await reasons(client, last)
+    assert str(behind) == f'2 instances due before it with concurrency key "k", first: {first}'
 
 
 @pytest.mark.clause("OPS-8")
@@ -96,11 +103,11 @@ async def test_a_key_of_several_slots(db: Any, client: Any) -> None:
     held = [await put(db, "executing", concurrency_key="k:1", concurrency_slot=n) for n in range(11)]
     first, second = [await put(db, concurrency_key="k:1") for _ in range(2)]
     assert [type(each) for each in await reasons(client, first)] == [Waiting]
-    assert await reasons(client, second) == [NotFirstInLine(key="k:1", first=first)]
+    assert await reasons(client, second) == [NotFirstInLine(key="k:1", first=first, ahead=1)]
     held.append(await put(db, "executing", concurrency_key="k:1", concurrency_slot=11))
     (busy,) = await reasons(client, first)
     assert (busy.slots, [each.id for each in busy.holders]) == (12, held)
-    assert str(busy).startswith(f"each of the 12 slots of its concurrency key k:1 is held by {held[0]} (on")
+    assert str(busy).startswith(f'all 12 slots of concurrency key "k:1" in use by {held[0]} (worker ')
     assert str(busy).endswith(" and 2 more")
     await client.set_limit(ConcurrencyLimit("k", 14))
     assert [type(each) for each in await reasons(client, second)] == [Waiting]
@@ -121,7 +128,7 @@ async def test_its_bucket_is_empty(db: Any, database: Database, client: Any) -> 
     assert await reasons(client, light) == [BucketEmpty(key="crm:7", weight=1, until=full_at - AN_HOUR)]
     (waits,) = await reasons(client, heavy)
     assert waits == BucketEmpty(key="crm:7", weight=2, until=full_at)
-    assert "has not 2 tokens for it until " in str(waits)
+    assert str(waits).startswith('rate limit "crm:7" is exhausted for weight 2; next start at ')
     # One that is not due then has that reason, and only that.
     later = await put(db, rate_limit="crm:7", eligible_at="=now() + interval '5 h'")
     assert [type(each) for each in await reasons(client, later)] == [NotDue]
@@ -181,6 +188,7 @@ async def test_a_worker_by_prefix_runs_what_it_does_not_know_or_leaves_it(
 
 
 @pytest.mark.clause("OPS-8")
+@pytest.mark.usefixtures("served")
 async def test_it_sleeps(db: Any, client: Any) -> None:
     id = await put(db, "awaiting_signal", awaits="{paid,shipped}", await_deadline="=now() + interval '1 h'")
     assert await reasons(client, id) == [
@@ -234,6 +242,118 @@ async def test_it_has_ended(
         Deletion(at=await at(db, id, "deleted_at"), why="tidy"),
         Finished(status=Status(status), at=await at(db, id, "finished_at"), why=why),
     ]
+
+
+# Each condition, the reason that it gives, and the rows that it needs. Those of one group exclude each other.
+BLOCKS: Final[Sequence[Mapping[str, type]]] = (
+    {"": Waiting, "deleted": Deletion},
+    {"": Waiting, "later": NotDue},
+    {"": Waiting, "busy": KeyBusy},
+    {"": Waiting, "behind": NotFirstInLine},
+    {"": Waiting, "exhausted": BucketEmpty},
+    {"": Waiting, "paused": QueuePaused},
+    {"": Waiting, "unlimited": UnknownLimit},
+    {"": Waiting, "unserved": NoWorkerForQueue, "unknown": NoWorkerForMachine},
+)
+
+
+@pytest.mark.clause("OPS-8")
+async def test_every_combination_of_reasons_is_named(db: Any, database: Database, durable_dsn: str) -> None:
+    seen = 0
+    async with AsyncClient(durable_dsn) as client:
+        await client.set_limit(RateLimit("crm", 1, AN_HOUR))
+        for chosen in itertools.product(*BLOCKS):
+            if {"exhausted", "unlimited"} <= set(chosen):
+                continue
+            id = await _build(db, database, set(chosen))
+            expected = [block[name] for block, name in zip(BLOCKS, chosen, strict=True) if name]
+            assert [type(each) for each in await reasons(client, id)] == (expected or [Waiting]), chosen
+            seen += 1
+    assert seen == 2**5 * 3 * 3  # without the pairs of "exhausted" and "unlimited"
+
+
+async def _build(db: Any, database: Database, chosen: set[str]) -> int:
+    """An instance of machine A in the queue default, kept from running by these conditions."""
+    for table in ("gen_durable", "workers", "queues", "buckets"):
+        await db.execute(f"delete from gen_durable.{table}")
+    if "unserved" not in chosen:
+        machines = ["B"] if "unknown" in chosen else ["A"]
+        await database.run(fleet.appear(msgspec.structs.replace(SERVES, fsms=machines), AN_HOUR))
+    if "busy" in chosen:
+        await put(
+            db, "executing", concurrency_key="k", concurrency_slot=0, locked_by="w9", leased_at="=now()"
+        )
+    if "behind" in chosen:
+        await put(db, concurrency_key="k", priority=-1)
+    if "exhausted" in chosen:
+        await db.execute("insert into gen_durable.buckets values ('crm:7', now() + interval '9 h')")
+    if "paused" in chosen:
+        await db.execute("select gen_durable.pause_queue('default')")
+    key = "k" if chosen & {"busy", "behind"} else None
+    limit = "crm:7" if "exhausted" in chosen else "gone" if "unlimited" in chosen else None
+    times: dict[str, Any] = {"eligible_at": "=now() + interval '1 h'"} if "later" in chosen else {}
+    deleted: dict[str, Any] = {"deleted_at": "=now()"} if "deleted" in chosen else {}
+    return await put(db, concurrency_key=key, rate_limit=limit, **times, **deleted)
+
+
+@pytest.mark.clause("OPS-8")
+@pytest.mark.parametrize("status", ["awaiting_signal", "awaiting_children"])
+async def test_a_parked_instance_names_what_an_operator_has_to_change(
+    db: Any, database: Database, client: Any, status: str
+) -> None:
+    """A busy key or an empty bucket may be free when it is woken; a paused queue stays paused."""
+    await put(db, "executing", concurrency_key="k", concurrency_slot=0)
+    waits = {"awaits": "{paid}"} if status == "awaiting_signal" else {"children_pending": 1, "spawn_round": 0}
+    id = await put(db, status, concurrency_key="k", rate_limit="gone", **waits)
+    await client.pause_queue("default")
+    first, *others = [type(each) for each in await reasons(client, id)]
+    assert first is (AwaitingSignals if status == "awaiting_signal" else AwaitingChildren)
+    assert others == [QueuePaused, UnknownLimit, NoWorkerForQueue]
+
+
+@pytest.mark.parametrize(
+    ("reason", "text"),
+    [
+        (Finished(status=Status.FAILED, at=NINE, why="boom"), "failed at 2030-01-01 09:00:00+00:00: boom"),
+        (Deletion(at=NINE), "deleted at 2030-01-01 09:00:00+00:00; undo: gen-durable restore"),
+        (
+            CancelPending(at=NINE, by="ada", why="wrong"),
+            "cancel requested at 2030-01-01 09:00:00+00:00 by ada: wrong; it ends with the running step",
+        ),
+        (
+            AwaitingSignals(names=("paid", "void"), since=NINE),
+            'waiting for signal "paid" or "void" since 2030-01-01 09:00:00+00:00, no deadline',
+        ),
+        (
+            Executing(worker="w-1", since=NINE, until=NINE, is_worker_live=False, is_lease_over=True),
+            "executing on worker w-1 since 2030-01-01 09:00:00+00:00; lease expired at 2030-01-01 09:00:00+00:00, "
+            "a reaper returns it; no recent heartbeat of this worker",
+        ),
+        (
+            QueuePaused(queue="mail", since=NINE, by="ada"),
+            'queue "mail" paused at 2030-01-01 09:00:00+00:00 by ada; resume: gen-durable queues resume mail',
+        ),
+        (
+            KeyBusy(key="k", slots=1, holders=(Holder(7, "w-1", NINE),)),
+            'concurrency key "k" in use by 7 (worker w-1)',
+        ),
+        (
+            BucketEmpty(key="crm", weight=1, until=NINE),
+            'rate limit "crm" is exhausted; next start at 2030-01-01 09:00:00+00:00',
+        ),
+        (
+            NoWorkerForMachine(machine="A", version=2, known_elsewhere=1),
+            'no live worker of its queue runs machine "A" version 2 (1 of other queues do); deploy this version to one',
+        ),
+        (
+            Waiting(since=NINE, ahead=1000, workers=2),
+            "ready since 2030-01-01 09:00:00+00:00; 1000+ instances due before it, 2 workers serve its queue",
+        ),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_the_text_of_a_reason(reason: Reason, text: str) -> None:
+    assert str(reason) == text
 
 
 async def test_by_key_and_nobody(db: Any, client: Any) -> None:

@@ -49,7 +49,8 @@ def explanation_of(row: Mapping[str, Any]) -> Explanation:
 
 def _reasons(row: Mapping[str, Any]) -> Iterator[Reason]:
     status = Status(row["status"])
-    if row["deleted_at"] is not None:
+    is_deleted = row["deleted_at"] is not None
+    if is_deleted:
         yield Deletion(at=row["deleted_at"], why=row["delete_reason"])
     if status.is_terminal:
         why = row["cancel_reason"] if status is Status.CANCELLED else row["last_error"]
@@ -69,39 +70,44 @@ def _reasons(row: Mapping[str, Any]) -> Iterator[Reason]:
             yield AwaitingSignals(
                 names=tuple(row["awaits"] or ()), since=row["updated_at"], until=row["await_deadline"]
             )
+            yield from _lasting(row)
         case Status.AWAITING_CHILDREN:
             yield AwaitingChildren(
                 pending=row["children_pending"], total=row["children"], live=tuple(row["live_children"] or ())
             )
+            yield from _lasting(row)
         case Status.RUNNABLE:
-            yield from _runnable(row)
+            obstacles = [*_passing(row), *_lasting(row)]
+            yield from obstacles
+            if not obstacles and not is_deleted:
+                yield Waiting(since=row["eligible_at"], ahead=row["ahead"], workers=row["able"])
         case _:
             pass
 
 
-def _runnable(row: Mapping[str, Any]) -> Iterator[Reason]:
-    obstacles = [*_obstacles(row), *_workers(row)]
-    yield from obstacles
-    if not obstacles:
-        yield Waiting(since=row["eligible_at"], ahead=row["ahead"], workers=row["able"])
-
-
-def _obstacles(row: Mapping[str, Any]) -> Iterator[Reason]:
-    # What a bucket has put off has a turn, and is due when that comes.
+def _passing(row: Mapping[str, Any]) -> Iterator[Reason]:
+    """What time or other instances resolve. A parked instance meets it, if at all, after it was woken."""
+    # A row that a bucket has put off has a turn, and is due when that comes.
     if row["eligible_at"] > row["now"] and not row["has_turn"]:
         yield NotDue(until=row["eligible_at"])
-    if row["paused_at"] is not None:
-        yield QueuePaused(queue=row["queue"], since=row["paused_at"], by=row["paused_by"])
     if row["holders"] is not None:
         holders = tuple(_holders(row["holders"]))
         yield KeyBusy(key=row["concurrency_key"], slots=row["slots"], holders=holders)
-    elif row["first_in_line"] is not None:
-        yield NotFirstInLine(key=row["concurrency_key"], first=row["first_in_line"])
-    if (key := row["rate_limit"]) is not None:
-        if row["limit_name"] is None:
-            yield UnknownLimit(key=key, limit=key.partition(":")[0])
-        elif row["tokens_at"] is not None:
-            yield BucketEmpty(key=key, weight=row["weight"], until=row["tokens_at"])
+    if row["first_in_line"] is not None:
+        yield NotFirstInLine(
+            key=row["concurrency_key"], first=row["first_in_line"], ahead=row["ahead_in_line"]
+        )
+    if row["tokens_at"] is not None:
+        yield BucketEmpty(key=row["rate_limit"], weight=row["weight"], until=row["tokens_at"])
+
+
+def _lasting(row: Mapping[str, Any]) -> Iterator[Reason]:
+    """What stays until an operator acts."""
+    if row["paused_at"] is not None:
+        yield QueuePaused(queue=row["queue"], since=row["paused_at"], by=row["paused_by"])
+    if (key := row["rate_limit"]) is not None and row["limit_name"] is None:
+        yield UnknownLimit(key=key, limit=key.partition(":")[0])
+    yield from _workers(row)
 
 
 def _workers(row: Mapping[str, Any]) -> Iterator[Reason]:

@@ -5,7 +5,9 @@
 --   serving   live workers that serve its queue, or a prefix of its machine's name, and are not about to leave
 --   able      those of them that also know its machine in its version, or run whatever lies under their prefix
 --   knowing   live workers that know its machine, whatever they serve
---   room      free slots of its key; the holders are of interest if there is none, and first_in_line if so many are before it
+--   room      free slots of its key; if there is none, its holders
+--   before    the due rows of its key that start before it, up to 1000: a reason if there are as many as free slots, or any
+--             while no slot is free
 --   tokens_at when its bucket will have its tokens, if that is what it waits for; after those whose turn comes before
 select g.id, g.fsm, g.fsm_version, g.step, g.status::text as status, g.queue, statement_timestamp() as now, g.eligible_at,
        g.awaits, g.await_deadline, g.children_pending, g.updated_at, g.finished_at, g.last_error, g.concurrency_key,
@@ -19,14 +21,7 @@ select g.id, g.fsm, g.fsm_version, g.step, g.status::text as status, g.queue, st
        (select json_agg(json_build_object('id', held.id, 'worker', held.locked_by, 'since', held.leased_at) order by held.id)::text
           from gen_durable.gen_durable held
          where line.room <= 0 and held.concurrency_key = g.concurrency_key and held.concurrency_slot is not null) as holders,
-       (select case when count(*) >= line.room then (array_agg(ahead.id order by ahead.priority, ahead.eligible_at, ahead.id))[1] end
-          from (select * from (
-                  select ahead.priority, ahead.eligible_at, ahead.id from gen_durable.gen_durable ahead
-                   where ahead.status = 'runnable' and ahead.concurrency_key = g.concurrency_key
-                     and (ahead.priority, ahead.eligible_at, ahead.id) < (g.priority, g.eligible_at, g.id)
-                     and ahead.eligible_at <= statement_timestamp()
-                   order by ahead.priority, ahead.eligible_at, ahead.id limit 32767) first
-                 limit greatest(line.room, 0)) ahead) as first_in_line,
+       case when before.count >= greatest(line.room, 1) then before.first end as first_in_line, least(before.count, 1000) as ahead_in_line,
        bucket.limit_name, case when bucket.tokens_at > statement_timestamp()
                                 and (g.turn is not null or bucket.tokens_at > g.eligible_at) then bucket.tokens_at end as tokens_at,
        (select count(*) from gen_durable.gen_durable child
@@ -60,6 +55,15 @@ select g.id, g.fsm, g.fsm_version, g.step, g.status::text as status, g.queue, st
                                            where holder.concurrency_key = g.concurrency_key and holder.concurrency_slot is not null) as room
      from (select coalesce((select l.slots from gen_durable.limits l
                              where l.kind = 'concurrency' and l.name = split_part(g.concurrency_key, ':', 1)), 1) as slots) limited) line
+ cross join lateral (
+   select count(*) as count, (array_agg(ahead.id order by ahead.priority, ahead.eligible_at, ahead.id))[1] as first
+     from (select * from (
+             select ahead.priority, ahead.eligible_at, ahead.id from gen_durable.gen_durable ahead
+              where ahead.status = 'runnable' and ahead.concurrency_key = g.concurrency_key
+                and (ahead.priority, ahead.eligible_at, ahead.id) < (g.priority, g.eligible_at, g.id)
+                and ahead.eligible_at <= statement_timestamp()
+              order by ahead.priority, ahead.eligible_at, ahead.id limit 32767) first
+            limit greatest(line.room, 1000)) ahead) before
   left join lateral (
    select l.name as limit_name, greatest(
             b.full_at + cost.own - gen_durable.refill(l.burst, l.allowed, l.period),
