@@ -48,7 +48,8 @@ class Checkout(Machine[int, str]):
 
 durable = Worker([Checkout])  # or AsyncClient(), with the workers in processes of their own
 app = FastAPI(lifespan=durable.lifespan)
-# POST /hooks/order:42/payment, signed; or a CloudEvent to /hooks/, with the slash: sinks follow no redirect
+# POST /hooks/order:42/payment, signed with bound_secret(WEBHOOK_SECRET, "order:42", "payment"); or a CloudEvent to
+# /hooks/, with the slash: sinks follow no redirect
 app.mount("/hooks", Inbound(durable, secret=os.environ["WEBHOOK_SECRET"]))
 
 

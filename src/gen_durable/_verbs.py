@@ -165,6 +165,22 @@ def signal(
     return Delivered(arrival.id, arrival.has_woken), {arrival.queue} if arrival.has_woken else set()
 
 
+def receive(
+    message_id: str, key: str, name: str, payload: Any, dedup_key: str, settings: Settings
+) -> Plan[tuple[bool, set[str]]]:
+    """Deliver a message from outside as a signal, once over all targets; whether it is new. Needs a transaction.
+
+    The memory of messages outlives the instance: a message that comes again after its target has ended is known.
+    """
+    checked_name(name, "the name of a signal")
+    checked_key(key, "the correlation key")
+    checked_key(dedup_key, "the id of a message")
+    if not (yield from signals.claim(message_id, key, name)):
+        return False, set()
+    delivery, queues = yield from signal(key, name, payload, dedup_key, settings)
+    return isinstance(delivery, Delivered), queues
+
+
 def get(target: Target, *, with_deleted: bool = False) -> Plan[Instance[Any, Any] | None]:
     """One instance, or `None`."""
     row = yield from inspect.get(target_value(target))

@@ -774,6 +774,13 @@ class AsyncClient:
         self._wakes.work(queues)
         return result
 
+    async def _receive(self, message_id: str, key: str, name: str, payload: Any, dedup_key: str) -> bool:
+        """Deliver a message from outside as a signal; whether it is new. For `Inbound`."""
+        plan = _verbs.receive(message_id, key, name, payload, dedup_key, self.settings)
+        is_new, queues = await self._database.run_in_transaction(plan)
+        self._wakes.work(queues)
+        return is_new
+
     async def _write_in(self, conn: AsyncConnection, plan: Plan[tuple[T, set[str]]]) -> T:
         result: T
         result, _ = await driver_of(conn, blocking=False)(conn, plan, self.settings.schema)

@@ -146,7 +146,7 @@ class Settings(msgspec.Struct, metaclass=_Named, frozen=True, kw_only=True):
     retention_deleted: timedelta = timedelta(days=7)
     """How long an instance is kept after it was deleted softly, however it had ended."""
     retention_events: timedelta = timedelta(days=7)
-    """How long an event of the outbox is kept after it was published."""
+    """How long an event of the outbox is kept after it was published, and the id of a message that came in."""
     retention_pending: timedelta = timedelta(days=30)
     """How long an event that no sink has accepted is kept and retried, from its commit on."""
     retention_executions: timedelta = timedelta(days=7)

@@ -12,7 +12,8 @@ GenDurableError
 │   └── DuplicateMachineError        a (name, version) that two machines claim
 ├── SettingsError                an unknown setting, or one out of range                       (ValueError)
 ├── UsageError                   a call that can never work
-│   └── OutcomeError                 a step returned something that is no outcome
+│   ├── OutcomeError                 a step returned something that is no outcome
+│   └── InboxFullError               the inbox of an instance takes no more signals
 ├── CodecError                   a value does not fit its type; inside a step it goes to handle()
 │   ├── DecodeError                  what was stored or sent cannot be read as the declared type
 │   └── EncodeError                  what was given cannot be stored under the declared type
@@ -22,6 +23,7 @@ GenDurableError
 ├── KeyTakenError                an instance of another machine holds the key
 ├── LimitError                   a rate limit that is not there, or too small for the weight    (LookupError)
 ├── NoTargetError                nobody has that id, or nobody alive that key                  (LookupError)
+├── MessageReusedError           a message from outside had the id of one for another target
 ├── NoScheduleError              no schedule has that name                                     (LookupError)
 ├── NotDoneError                 a result was asked for where there is none
 │   ├── InstanceFailedError
@@ -53,6 +55,7 @@ __all__ = [
     "DuplicateStepError",
     "EncodeError",
     "GenDurableError",
+    "InboxFullError",
     "InitialStepError",
     "InstanceCancelledError",
     "InstanceCollectedError",
@@ -60,6 +63,7 @@ __all__ = [
     "InstanceUnfinishedError",
     "KeyTakenError",
     "LimitError",
+    "MessageReusedError",
     "NoScheduleError",
     "NoTargetError",
     "NotConnectedError",
@@ -451,6 +455,25 @@ class NoTargetError(GenDurableError, LookupError):
         return (
             f"cannot {self.verb}: no live instance has correlation_key {self.target!r}{hint}; "
             "it may have finished, or not been inserted yet"
+        )
+
+
+class InboxFullError(UsageError):
+    """The inbox of an instance is full; signals are refused until a step has consumed some."""
+
+
+class MessageReusedError(GenDurableError):
+    """A message came in under an id that was delivered to another target."""
+
+    message_id: str
+
+    def __init__(self, message_id: str) -> None:
+        super().__init__(message_id)
+        self.message_id = message_id
+
+    def __str__(self) -> str:
+        return (
+            "a message with this id was delivered to another target; send each message under an id of its own"
         )
 
 

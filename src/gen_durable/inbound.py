@@ -3,24 +3,41 @@
     app = Inbound(client, secret="whsec_…")     # mount it in any ASGI application, or serve it as it is
 
     POST /                    a CloudEvent: subject is the correlation key, type the signal, data the payload
-    POST /order:42/payment    a plain webhook: key and signal stand in the path, the body is the payload
+    POST /order:42/payment    a plain webhook: key and signal are in the path, the body is the payload
 
-The id of the event (or `webhook-id`) is the dedup key: what is delivered twice counts once, for as long as the instance
-lives. After its end there is nobody to deliver to: 404.
+A signature covers id, time and body. A CloudEvent names its target in the body, so it is signed with the secret itself;
+a plain webhook is signed with `bound_secret(secret, "order:42", "payment")`, which is valid for that path only.
+
+The id of the event (or `webhook-id`) counts once over all targets, for `retention_events` (7 days), also after the
+instance has ended: a message that comes again is answered 200, one for another target 409.
+
+Answers: 202 delivered, 200 delivered before. 410: the instance has ended. 404: no instance has this key; it may not
+have been inserted yet. 429 with Retry-After: its inbox is full. 503 with Retry-After: the database is unreachable. 400,
+413, 415, 422: the request will never be accepted. Of a batch every event is tried; the answer is that of the events
+that are worth a retry, if there are any.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
+import hashlib
+import hmac
+from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping, Sequence
 from typing import Any, Final, TypeAlias
 from urllib.parse import unquote
 
 import msgspec
 
+from ._db.failures import StatementError, is_outage, is_race
 from .async_client import AsyncClient
-from .errors import CodecError, NoTargetError, UsageError
-from .instance import DuplicateSignal
-from .sinks.signing import SignatureError, checked_secret, verify
+from .errors import (
+    CodecError,
+    InboxFullError,
+    MessageReusedError,
+    NoTargetError,
+    UnreachableError,
+    UsageError,
+)
+from .sinks.signing import SignatureError, bound_secret, checked_secret, verify
 
 __all__ = ["Inbound"]
 
@@ -33,11 +50,19 @@ _BATCHED: Final = "application/cloudevents-batch+json"
 _JSON: Final = "application/json"
 
 
+# Seconds. A full inbox is short: the sender may pause all it has for us.
+_FULL_RETRY_AFTER: Final = 1
+_AWAY_RETRY_AFTER: Final = 5
+# Which answer a batch gets, of those that its events got: first what is worth a retry of the whole batch.
+_ORDER: Final = (429, 404, 422, 409, 410)
+
+
 class _Refusal(Exception):  # noqa: N818 - an answer, not an error
-    def __init__(self, status: int, problem: str) -> None:
+    def __init__(self, status: int, problem: str, *, retry_after: int | None = None) -> None:
         super().__init__(problem)
         self.status = status
         self.problem = problem
+        self.retry_after = retry_after
 
 
 class _Incoming(msgspec.Struct, frozen=True):
@@ -50,25 +75,25 @@ class _Incoming(msgspec.Struct, frozen=True):
 
 
 class Inbound:
-    """The endpoint. It needs an open client, and a secret by which it knows the senders.
-
-    What comes twice counts once while the instance lives; after its end a redelivery is answered 404.
-    """
+    """The endpoint. It needs an open client, and a secret that its senders sign with."""
 
     def __init__(
         self,
         client: AsyncClient,
         *,
         secret: str | bytes | Iterable[str | bytes] | None,
-        max_body: int = 2**20,
+        max_body: int = 2**21,
+        max_events: int = 1000,
     ) -> None:
-        """Say who may send.
+        """Configure the endpoint.
 
         Args:
             client: delivers the signals.
-            secret: that senders sign with (see `gen_durable.sinks.sign`); several while one is being changed. `None`
-                lets everybody in: only behind something that has checked them already.
-            max_body: larger requests are refused before they are read.
+            secret: that senders sign with (see `gen_durable.sinks.sign` and `bound_secret`); several while one is
+                being changed. `None` accepts every request: use it only behind a proxy that checks the senders.
+            max_body: bytes of a request; larger ones are answered 413 before they are read. The default has room
+                for an event with the largest payload.
+            max_events: of a batch; larger ones are answered 413.
         """
         self._client = client
         secrets = [secret] if isinstance(secret, str | bytes) else list(secret or ())
@@ -76,6 +101,7 @@ class Inbound:
             raise UsageError("there is no secret in secret=", "give one, or None to let everybody in")
         self._secrets = [checked_secret(one) for one in secrets]
         self._max_body = max_body
+        self._max_events = max_events
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -83,12 +109,19 @@ class Inbound:
             return
         if scope["type"] != "http":
             raise UsageError(f"this endpoint got a connection of type {scope['type']}", "it speaks HTTP only")
+        more: list[tuple[bytes, bytes]] = []
         try:
             status, said = await self._answer(scope, receive)
         except _Refusal as refusal:
             status, said = refusal.status, {"error": refusal.problem}
+            if refusal.retry_after is not None:
+                more = [(b"retry-after", str(refusal.retry_after).encode())]
         body = msgspec.json.encode(said)
-        headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+        headers = [
+            (b"content-type", b"application/json"),
+            (b"content-length", str(len(body)).encode()),
+            *more,
+        ]
         await send({"type": "http.response.start", "status": status, "headers": headers})
         await send({"type": "http.response.body", "body": body})
 
@@ -99,23 +132,21 @@ class Inbound:
             name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]
         }
         body = await self._body(headers, receive)
-        if self._secrets:
-            try:
-                verify(self._secrets, headers, body)
-            except SignatureError as error:
-                raise _Refusal(401, str(error)) from None
-        incoming = _read(_path(scope), headers, body, is_signed=bool(self._secrets))
-        delivered, missing = 0, list[str]()
+        path = _path(scope)
+        sender = self._sender(headers, body, path) if self._secrets else ""
+        incoming = _read(path, headers, body, is_signed=bool(self._secrets))
+        if len(incoming) > self._max_events:
+            raise _Refusal(413, f"the batch has {len(incoming)} events; send at most {self._max_events}")
+        delivered, refusals = 0, list[_Refusal]()
         for one in incoming:
             try:
-                delivered += await self._deliver(one)
-            except NoTargetError:
-                missing.append(one.key)
-        if missing:
-            keys = ", ".join(repr(key) for key in missing[:10])
-            raise _Refusal(
-                404, f"nobody waits under {keys}; {len(incoming) - len(missing)} others are delivered"
-            )
+                delivered += await self._deliver(one, sender)
+            except _Away:
+                raise
+            except _Refusal as refusal:
+                refusals.append(refusal)
+        if refusals:
+            raise _of_batch(refusals, len(incoming))
         return (202 if delivered else 200), {"delivered": delivered, "duplicates": len(incoming) - delivered}
 
     async def _body(self, headers: Mapping[str, str], receive: Receive) -> bytes:
@@ -134,14 +165,76 @@ class Inbound:
             if not message.get("more_body", False):
                 return bytes(body)
 
-    async def _deliver(self, incoming: _Incoming) -> bool:
-        try:
-            found = await self._client.signal(
-                incoming.key, incoming.name, incoming.payload, dedup_key=incoming.dedup_key
+    def _sender(self, headers: Mapping[str, str], body: bytes, path: list[str]) -> str:
+        """Check the signature; a mark of the secret, because ids are unique per sender only."""
+        is_bound, problem = len(path) == 2, ""
+        for secret in self._secrets:
+            try:
+                verify(bound_secret(secret, *path) if is_bound else secret, headers, body)
+            except SignatureError as error:
+                problem = str(error)
+            else:
+                return hmac.new(secret, b"gen_durable.sender", hashlib.sha256).hexdigest()[:16]
+        if is_bound and _is_signed(self._secrets, headers, body):
+            raise _Refusal(
+                401, "the signature is valid for any path; sign with bound_secret(secret, key, signal)"
             )
+        raise _Refusal(401, problem)
+
+    async def _deliver(self, incoming: _Incoming, sender: str) -> bool:
+        """Deliver one signal; whether it is new."""
+        message_id = f"{sender}:{incoming.dedup_key}"
+        try:
+            try:
+                return await self._client._receive(  # noqa: SLF001 - a verb for this module alone
+                    message_id, incoming.key, incoming.name, incoming.payload, incoming.dedup_key
+                )
+            except NoTargetError:
+                raise await self._missing(incoming.key) from None
+        except MessageReusedError as error:
+            raise _Refusal(409, str(error)) from None
+        except InboxFullError as error:
+            raise _Refusal(429, str(error), retry_after=_FULL_RETRY_AFTER) from None
         except (UsageError, CodecError) as error:
             raise _Refusal(422, str(error)) from None
-        return not isinstance(found, DuplicateSignal)
+        except (StatementError, UnreachableError) as error:
+            if isinstance(error, StatementError) and not (is_outage(error) or is_race(error)):
+                raise
+            raise _Away() from error
+
+    async def _missing(self, key: str) -> _Refusal:
+        instance = await self._client.get(key, with_deleted=True)
+        if instance is not None and (instance.status.is_terminal or instance.deleted_at is not None):
+            return _Refusal(410, f"the instance with the key {key!r} has ended")
+        return _Refusal(404, f"no instance has the key {key!r}")
+
+
+class _Away(_Refusal):
+    """Not an answer for one event: the whole request ends."""
+
+    def __init__(self) -> None:
+        super().__init__(503, "the database is unreachable; send it again", retry_after=_AWAY_RETRY_AFTER)
+
+
+def _is_signed(secrets: Iterable[bytes], headers: Mapping[str, str], body: bytes) -> bool:
+    try:
+        verify(secrets, headers, body)
+    except SignatureError:
+        return False
+    return True
+
+
+def _of_batch(refusals: Sequence[_Refusal], count: int) -> _Refusal:
+    """The one answer for a request some of whose events were refused."""
+    if count == 1:
+        return refusals[0]
+    first = min(refusals, key=lambda refusal: _ORDER.index(refusal.status))
+    problems = "; ".join(refusal.problem for refusal in refusals[:10])
+    return _Refusal(
+        first.status,
+        f"{len(refusals)} of {count} events were refused, the others are delivered: {problems}",
+        retry_after=first.retry_after,
+    )
 
 
 def _path(scope: Scope) -> list[str]:

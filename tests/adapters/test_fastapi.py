@@ -21,7 +21,7 @@ from gen_durable.contrib import fastapi as adapter
 from gen_durable.contrib.fastapi import DurableClient
 from gen_durable.contrib.starlette import get_client
 from gen_durable.errors import NotConnectedError, UsageError
-from gen_durable.sinks import sign
+from gen_durable.sinks import bound_secret, sign
 from tests.clients.machines import Number
 
 SECRET = "0123456789abcdef0123456789abcdef"
@@ -54,7 +54,7 @@ async def test_the_example(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
         unsigned = await requests.post("/hooks/order:42/payment", content=body, headers={"webhook-id": "1"})
         assert unsigned.status_code == 401
         for answer in (202, 200):
-            signed = sign(SECRET, "1", body)
+            signed = sign(bound_secret(SECRET, "order:42", "payment"), "1", body)
             found = await requests.post("/hooks/order:42/payment", content=body, headers=signed)
             assert found.status_code == answer
         assert (await requests.get("/orders/42")).json() == {

@@ -469,6 +469,18 @@ GUARDS = [
 
 SIGNALS = [
     Mutant(
+        name="an id may be claimed twice",
+        scenario=signals.receive_and_receive(),
+        reason="delivered to two targets",
+        changes=[Change(SCHEMA, "message_id      text primary key,", "message_id      text,")],
+    ),
+    Mutant(
+        name="an id that is known is known for any target",
+        scenario=signals.receive_and_receive(),
+        reason="not refused",
+        changes=[Change("claimed_message", " as is_same", " or true as is_same")],
+    ),
+    Mutant(
         name="no recheck after parking",
         scenario=signals.park_and_two_senders(),
         reason="lost wake-up",

@@ -275,6 +275,16 @@ async def test_events_go_when_they_are_published_and_old(db: Any, database: Data
     assert await count(db, "outbox") == 2
 
 
+@pytest.mark.clause("GC-13")
+async def test_messages_are_forgotten_after_their_retention(db: Any, database: Database) -> None:
+    await db.execute(
+        "insert into gen_durable.received_messages (message_id, correlation_key, signal, received_at)"
+        " values ('old', 'k', 's', now() - interval '8 days'), ('young', 'k', 's', now() - interval '6 days')"
+    )
+    await sweep(database)
+    assert await db.fetchval("select array_agg(message_id) from gen_durable.received_messages") == ["young"]
+
+
 @pytest.mark.clause("GC-12")
 async def test_events_that_no_sink_accepts_expire(
     db: Any, database: Database, caplog: pytest.LogCaptureFixture

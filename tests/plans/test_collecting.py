@@ -81,6 +81,17 @@ async def test_expired_events_are_found_by_a_walk(explainer: Explainer) -> None:
     assert not found.indexes, found
 
 
+async def test_old_messages_are_found_by_a_walk(explainer: Explainer) -> None:
+    await explainer.connection.execute(
+        "insert into gen_durable.received_messages (message_id, correlation_key, signal, received_at)"
+        " select n::text, repeat('k', 100), 's', now() - n * interval '1 s' from generate_series(1, 40000) n"
+    )
+    following, (found,) = await explainer.run(gc.walk_messages(HOUR, 0))
+    assert following == 256
+    assert not found.seq_scans, found
+    assert not found.indexes, found
+
+
 async def test_published_events_are_found_by_their_age(explainer: Explainer) -> None:
     await explainer.connection.execute(
         "insert into gen_durable.outbox (instance_id, step_seq, n, sink, type, subject, data, published_at)"

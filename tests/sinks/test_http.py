@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -100,6 +101,26 @@ async def test_answers(there: Receiver, status: int, error: type[Exception]) -> 
     with pytest.raises(error, match=f"answered {status}"):
         await sink.publish([event()])
     await sink.close()
+
+
+async def test_batches_of_other_events_have_other_ids(there: Receiver) -> None:
+    """A batch is split and put together anew; a receiver that goes by webhook-id must not drop one for another."""
+    sink = HttpSink(there.url, mode="batch", private=True, secret=SECRET)
+    for batch in ([1, 2, 3], [1, 2], [1], [1, 2]):
+        await sink.publish([event(n) for n in batch])
+    await sink.close()
+    ids = [request.headers["webhook-id"] for request in there.got]
+    assert ids[1] == ids[3]
+    assert len(set(ids)) == 3
+    assert ids[2] == event(1).id
+
+
+async def test_requests_leave_no_line_in_the_log(there: Receiver, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        sink = HttpSink(there.url, private=True)
+        await sink.publish([event()])
+        await sink.close()
+    assert caplog.messages == []
 
 
 @pytest.mark.parametrize(

@@ -2,19 +2,37 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 import httpx
 import msgspec
 import pytest
 
-from gen_durable import Await, CloudEvent, Context, Done, Machine, Outcome, Signal, step
+from gen_durable import (
+    AsyncClient,
+    Await,
+    CloudEvent,
+    Context,
+    Done,
+    Event,
+    Machine,
+    Outcome,
+    Signal,
+    Spec,
+    Status,
+    Worker,
+    step,
+)
+from gen_durable._db.failures import StatementError
+from gen_durable.errors import UnreachableError
 from gen_durable.inbound import Inbound
-from gen_durable.sinks import sign
+from gen_durable.sinks import HttpSink, bound_secret, sign
 from gen_durable.testing import AsyncHarness
+from tests.scenarios.support import CALM, PATIENCE
 
 SECRET = "0123456789abcdef0123456789abcdef"
 OTHER = "another secret, long enough"
@@ -59,10 +77,12 @@ async def post(
     body: Any,
     path: str = "/",
     kind: str = "application/cloudevents+json",
+    id: str = "msg-1",
     **headers: str,
 ) -> httpx.Response:
     text = body if isinstance(body, bytes) else msgspec.json.encode(body)
-    signed = sign(SECRET, "msg-1", text)
+    parts = [unquote(part) for part in path.split("/") if part]
+    signed = sign(bound_secret(SECRET, *parts) if len(parts) == 2 else SECRET, id, text)
     return await door.post(path, content=text, headers={"content-type": kind, **signed, **headers})
 
 
@@ -106,15 +126,178 @@ async def test_batches(async_durable: AsyncHarness, door: httpx.AsyncClient) -> 
     assert batch.json() == {"delivered": 2, "duplicates": 0}
 
 
-async def test_whom_nobody_knows_does_not_keep_others_of_the_batch(
+async def test_a_missing_target_does_not_keep_others_of_the_batch(
     async_durable: AsyncHarness, door: httpx.AsyncClient
 ) -> None:
-    events = [event(id="1"), event(id="2", subject="nobody"), event(id="3")]
+    events = [event(id="1"), event(id="2", subject="missing"), event(id="3")]
     first = await post(door, events, kind=BATCH)
-    assert (first.status_code, "'nobody'; 2 others" in first.text) == (404, True)
-    await async_durable.insert(Order, correlation_key="nobody")
+    assert first.status_code == 404
+    assert (
+        "1 of 3 events were refused, the others are delivered: no instance has the key 'missing'"
+        in first.text
+    )
+    await async_durable.insert(Order, correlation_key="missing")
     again = await post(door, events, kind=BATCH)
     assert (again.status_code, again.json()) == (202, {"delivered": 1, "duplicates": 2})
+
+
+@pytest.mark.clause("EVT-13")
+async def test_an_ended_target_is_gone(async_durable: AsyncHarness, door: httpx.AsyncClient) -> None:
+    assert (await post(door, event(id="1"))).status_code == 202
+    await async_durable.drain()
+    answer = await post(door, event(id="2"))
+    assert (answer.status_code, "retry-after" in answer.headers) == (410, False)
+    assert "'order:42' has ended" in answer.text
+    again = await post(door, event(id="1"))
+    assert (again.status_code, again.json()) == (200, {"delivered": 0, "duplicates": 1}), "it was delivered"
+    ref = await async_durable.insert(Order, correlation_key="order:50")
+    await async_durable.drain()
+    await async_durable.cancel(ref)
+    await async_durable.soft_delete(ref)
+    assert (await post(door, event(subject="order:50"))).status_code == 410
+
+
+@pytest.mark.clause("EVT-13")
+async def test_a_full_inbox_asks_for_a_pause(
+    async_durable: AsyncHarness, door: httpx.AsyncClient, db: Any
+) -> None:
+    await db.execute(
+        "insert into gen_durable.signals (target_id, name, payload)"
+        " select id, 'x', '1' from gen_durable.gen_durable, generate_series(1, 10000)"
+    )
+    await db.execute(
+        "update gen_durable.gen_durable set has_signals = true, inbox_count = 10000, inbox_bytes = 10000"
+    )
+    answer = await post(door, event())
+    assert (answer.status_code, answer.headers["retry-after"]) == (429, "1")
+
+
+@pytest.mark.clause("EVT-13")
+@pytest.mark.parametrize(
+    "error",
+    [
+        StatementError("", "the connection was lost"),
+        StatementError("57P01", "terminating connection"),
+        UnreachableError("there", "no", "start it"),
+    ],
+)
+async def test_an_unreachable_database_asks_for_a_pause(
+    async_durable: AsyncHarness, door: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    async def fail(*_: Any, **__: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(async_durable, "_receive", fail)
+    answer = await post(door, [event(id="1"), event(id="2")], kind=BATCH)
+    assert (answer.status_code, answer.headers["retry-after"]) == (503, "5")
+
+
+async def test_the_answer_of_a_batch_is_the_one_that_is_worth_a_retry(
+    async_durable: AsyncHarness, door: httpx.AsyncClient
+) -> None:
+    await post(door, event(id="1"))
+    await async_durable.drain()
+    bad = event(id="2", type="x" * 300)
+    gone, missing = event(id="3"), event(id="4", subject="missing")
+    assert (await post(door, [gone, missing, bad], kind=BATCH)).status_code == 404
+    assert (await post(door, [gone, bad], kind=BATCH)).status_code == 422
+    assert (await post(door, [gone, gone], kind=BATCH)).status_code == 410
+
+
+@pytest.mark.clause("EVT-13")
+async def test_batches_are_capped(async_durable: AsyncHarness) -> None:
+    app = Inbound(async_durable, secret=None, max_events=3)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://here") as door:
+        answer = await post(door, [event(id=str(n)) for n in range(4)], kind=BATCH)
+    assert (answer.status_code, "4 events; send at most 3" in answer.text) == (413, True)
+
+
+@pytest.mark.clause("EVT-11")
+async def test_fifty_events_of_which_three_targets_have_ended(durable_dsn: str) -> None:
+    """From the outbox over HTTP in batches into another machine: 47 are delivered, and only 3 are dead."""
+
+    class Caller(Machine[str]):
+        @step
+        async def call(self, ctx: Context[str]) -> Outcome:
+            return Done(emit=Event("order.paid", {"amount": 1}, subject=ctx.state))
+
+    keys = [f"order:{n}" for n in range(50)]
+    async with Worker([Caller, Order], dsn=durable_dsn, settings=CALM) as worker:
+        orders = await worker.insert_all([Spec(Order, correlation_key=key) for key in keys])
+        for place in (7, 8, 30):
+            await worker.cancel(orders[place])
+        calls = await worker.insert_all([Spec(Caller, key) for key in keys])
+        for call in calls:
+            await worker.wait(call, timeout=PATIENCE)
+        assert len(await worker.events(state="pending")) == 50
+    sink = HttpSink("http://127.0.0.1/", mode="batch", secret=SECRET, private=True)
+    async with Worker([Caller, Order], dsn=durable_dsn, sinks=sink, settings=CALM) as worker:
+        sink._transport = httpx.ASGITransport(app=Inbound(worker, secret=SECRET))
+        async with asyncio.timeout(PATIENCE.total_seconds()):
+            while await worker.events(state="pending"):
+                await asyncio.sleep(0.05)
+        dead = await worker.events(state="dead")
+        assert sorted(event.subject for event in dead) == ["order:30", "order:7", "order:8"]
+        assert {event.last_error for event in dead} == {"Rejected: http://127.0.0.1/ answered 410"}
+        ended = [await worker.wait(order, timeout=PATIENCE) for order in orders]
+    assert sum(order.status is Status.DONE for order in ended) == 47
+
+
+async def signed_for(door: httpx.AsyncClient, secret: str, path: str, id: str = "msg-1") -> httpx.Response:
+    body = b'{"amount": 5}'
+    headers = {"content-type": "application/json", **sign(secret, id, body)}
+    return await door.post(path, content=body, headers=headers)
+
+
+@pytest.mark.clause("EVT-12")
+async def test_a_signature_is_valid_for_its_own_target_only(
+    async_durable: AsyncHarness, door: httpx.AsyncClient
+) -> None:
+    await async_durable.insert(Order, correlation_key="order:43")
+    own = bound_secret(SECRET, "order:42", "order.paid")
+    for path in ("/order%3A43/order.paid", "/order%3A42/order.refunded", "/order%3A42%2Forder.paid/x", "/"):
+        assert (await signed_for(door, own, path)).status_code == 401, path
+    plain = await signed_for(door, SECRET, "/order%3A42/order.paid")
+    assert (plain.status_code, "sign with bound_secret" in plain.text) == (401, True)
+    assert (await signed_for(door, own, "/order:42/order.paid")).status_code == 202
+    assert (await signed_for(door, own, "/order%3A42/order.paid")).status_code == 200
+
+
+@pytest.mark.clause("EVT-12")
+async def test_an_id_counts_once_over_all_targets(
+    async_durable: AsyncHarness, door: httpx.AsyncClient
+) -> None:
+    await async_durable.insert(Order, correlation_key="order:43")
+    webhook = {"kind": "application/json", "id": "msg-7"}
+    assert (await post(door, {}, path="/order:42/order.paid", **webhook)).status_code == 202
+    other = await post(door, {}, path="/order:43/order.paid", **webhook)
+    assert (other.status_code, "delivered to another target" in other.text) == (409, True)
+    assert (await post(door, {}, path="/order:42/order.refunded", **webhook)).status_code == 409
+    assert (await post(door, event())).status_code == 202
+    assert (await post(door, event(subject="order:43"))).status_code == 409
+    # Ids are unique per sender only.
+    theirs = bound_secret(OTHER, "order:43", "order.paid")
+    assert (await signed_for(door, theirs, "/order:43/order.paid", "msg-7")).status_code == 202
+
+
+async def test_a_message_that_was_refused_does_not_use_up_its_id(
+    async_durable: AsyncHarness, door: httpx.AsyncClient
+) -> None:
+    assert (await post(door, event(subject="order:43"))).status_code == 404
+    assert (await post(door, event())).status_code == 202
+
+
+@pytest.mark.clause("EVT-12")
+async def test_of_two_deliveries_of_one_id_at_once_one_is_accepted(durable_dsn: str) -> None:
+    async with AsyncClient(durable_dsn) as client:
+        keys = [f"order:{n}" for n in range(8)]
+        await client.insert_all([Spec(Order, correlation_key=key) for key in keys])
+        transport = httpx.ASGITransport(app=Inbound(client, secret=SECRET))
+        async with httpx.AsyncClient(transport=transport, base_url="http://here") as door:
+            for round in range(5):
+                posts = [post(door, event(id=f"{round}", subject=key)) for key in keys]
+                statuses = sorted([answer.status_code for answer in await asyncio.gather(*posts)])
+                assert statuses == [202] + [409] * 7
 
 
 async def test_a_plain_webhook_says_whom_in_its_path(door: httpx.AsyncClient) -> None:

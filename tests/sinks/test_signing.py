@@ -7,11 +7,13 @@ import base64
 import pytest
 
 from gen_durable.errors import UsageError
-from gen_durable.sinks import SignatureError, sign, verify
+from gen_durable.sinks import SignatureError, bound_secret, sign, verify
 
 SECRET = "0123456789abcdef0123456789abcdef"
 BODY = b'{"x": 1}'
 NOW = 1_700_000_000
+# printf gen_durable.signal:order%%3A42/payment | openssl dgst -sha256 -hmac $SECRET -binary | base64
+BOUND = "whsec_lWxmNQ9/Q7aa1AkjTRfmLlRpdHVtzuWH/Fh0I7k3p8E="
 
 
 def test_what_was_signed_holds() -> None:
@@ -67,3 +69,14 @@ def test_another_body_does_not() -> None:
 def test_a_secret_that_is_none_is_refused(secret: str | bytes) -> None:
     with pytest.raises(UsageError):
         sign(secret, "evt-1", BODY)
+
+
+def test_a_bound_secret_is_a_secret_like_any() -> None:
+    """A value that other languages can compare with."""
+    bound = bound_secret(SECRET, "order:42", "payment")
+    assert bound == BOUND
+    assert verify(bound, sign(bound, "evt-1", BODY, at=NOW), BODY, now=NOW) == "evt-1"
+    others = {
+        bound_secret(SECRET, *target) for target in [("order:42/payment", "x"), ("order:4", "2/payment")]
+    }
+    assert len(others | {bound}) == 3

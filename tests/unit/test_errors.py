@@ -13,6 +13,14 @@ from gen_durable.errors import GenDurableError, did_you_mean
 
 SAMPLES: list[tuple[GenDurableError, str]] = [
     (
+        errors.InboxFullError("the inbox of instance 7 is full", "wait"),
+        "the inbox of instance 7 is full; wait",
+    ),
+    (
+        errors.MessageReusedError("msg_1"),
+        "a message with this id was delivered to another target; send each message under an id of its own",
+    ),
+    (
         errors.DuplicateStepError("Checkout", "ship", 18, 27),
         "machine 'Checkout' defines step 'ship' twice (lines 18 and 27); the first would be lost, so rename one",
     ),

@@ -21,6 +21,7 @@ __all__ = [
     "vacuum",
     "walk_buckets",
     "walk_executions",
+    "walk_messages",
     "walk_pending",
     "walk_signals",
 ]
@@ -95,6 +96,11 @@ def walk_pending(retention: timedelta, block: int) -> Plan[tuple[dict[str, int],
     rows = yield _SQL["sweep_pending"](retention=retention, block=block, blocks=_BLOCKS)
     by_sink = {row["sink"]: row["deleted"] for row in rows if row["sink"] is not None}
     return by_sink, _following(rows, block)
+
+
+def walk_messages(retention: timedelta, block: int) -> Plan[int]:
+    """Forget old messages from some blocks of the table; the block to go on with, 0 at its end."""
+    return _following((yield _SQL["sweep_messages"](retention=retention, block=block, blocks=_BLOCKS)), block)
 
 
 def walk_buckets(block: int) -> Plan[tuple[int, int]]:

@@ -131,6 +131,20 @@ with block as materialized (
 select block.blocks, by_sink.sink, by_sink.deleted
   from block left join (select gone.sink, count(*) as deleted from gone group by gone.sink) by_sink on true
 
+-- name: sweep_messages
+-- Messages that came in so long ago: their ids are forgotten. The same walk.
+with block as materialized (
+  select pg_relation_size('gen_durable.received_messages') / current_setting('block_size')::int as blocks
+), old as materialized (
+  select m.ctid from gen_durable.received_messages m
+   where m.ctid >= format('(%s,0)', :block::bigint)::tid and m.ctid < format('(%s,0)', :block::bigint + :blocks::int)::tid
+     and m.received_at < statement_timestamp() - :retention::interval
+     for update skip locked
+), gone as (
+  delete from gen_durable.received_messages m using old where m.ctid = old.ctid returning 1
+)
+select (select count(*) from gone) as deleted, block.blocks from block
+
 -- name: sweep_audit
 -- Audit events of long ago, in the order in which they were written: a page of the primary key, and of that what is old enough.
 with page as materialized (

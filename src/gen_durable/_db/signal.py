@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 import msgspec
 
-from ..errors import UsageError
+from ..errors import InboxFullError, MessageReusedError
 from .failures import StatementError
 from .plan import Plan, statements
 
-__all__ = ["Arrival", "deliver", "sweep"]
+__all__ = ["Arrival", "claim", "deliver", "sweep"]
 
 _SQL = statements("signal.sql")
 
@@ -27,6 +27,22 @@ class Arrival(msgspec.Struct, frozen=True, gc=False):
 def sweep(ids: Sequence[int]) -> Plan[None]:
     """Clear the inboxes of instances that have just ended."""
     yield _SQL["sweep"](ids=ids)
+
+
+def claim(message_id: str, key: str, name: str) -> Plan[bool]:
+    """Remember a message from outside; whether it is new. Needs the transaction that delivers it.
+
+    Raises:
+        MessageReusedError: its id was delivered to another target.
+    """
+    message = {"message_id": message_id, "correlation_key": key, "signal": name}
+    if (yield _SQL["claim_message"](**message)):
+        return True
+    rows = yield _SQL["claimed_message"](**message)
+    if not all(row["is_same"] for row in rows):
+        raise MessageReusedError(message_id)
+    # No row: the collector has just removed it, so the message is older than the retention.
+    return False
 
 
 def deliver(
@@ -54,7 +70,7 @@ def deliver(
         )
     except StatementError as error:
         if error.sqlstate == "GD002":
-            raise UsageError(
+            raise InboxFullError(
                 error.message, "let the machine await these signals, or send fewer or smaller ones"
             ) from error
         raise

@@ -47,8 +47,8 @@ class Collector(Service):
         self._left: dict[gc.Ended, gc.Place] = {}
         # What it has come to so far.
         self._deleted = self._stripped = 0
-        # Where the walks through executions, signals, events and buckets go on.
-        self._executions_at = self._signals_at = self._pending_at = self._buckets_at = 0
+        # Where the walks through executions, signals, events, messages and buckets go on.
+        self._executions_at = self._signals_at = self._pending_at = self._messages_at = self._buckets_at = 0
 
     def first_pause(self) -> timedelta:
         """Some part of the interval: workers often start together, and what is collected is in no hurry."""
@@ -91,6 +91,9 @@ class Collector(Service):
         self._executions_at = await self._database.run(gc.walk_executions(retention, self._executions_at))
         self._signals_at = await self._database.run(gc.walk_signals(self._signals_at))
         await self._expire()
+        self._messages_at = await self._database.run(
+            gc.walk_messages(self._settings.retention_events, self._messages_at)
+        )
         buckets, self._buckets_at = await self._database.run(gc.walk_buckets(self._buckets_at))
         if buckets:
             self._telemetry.emit(GcSwept(count=0, buckets=buckets))

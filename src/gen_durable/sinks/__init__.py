@@ -4,7 +4,7 @@ from .addresses import ForbiddenAddressError
 from .http import HttpSink, HttpStatusError, Mode
 from .nats import NatsSink
 from .redis import RedisSink
-from .signing import SignatureError, sign, verify
+from .signing import SignatureError, bound_secret, sign, verify
 
 __all__ = [
     "ForbiddenAddressError",
@@ -14,6 +14,7 @@ __all__ = [
     "NatsSink",
     "RedisSink",
     "SignatureError",
+    "bound_secret",
     "sign",
     "verify",
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
@@ -101,7 +102,7 @@ class HttpSink:
         self._timeout = timeout.total_seconds()
         self._private = private
         # Made on the loop that publishes.
-        self._client: httpx.AsyncClient | None = None
+        self._transport: httpx.AsyncBaseTransport | None = None
 
     def __repr__(self) -> str:
         return f"HttpSink({self._url!r}, mode={self._mode!r})"
@@ -109,7 +110,7 @@ class HttpSink:
     async def publish(self, events: Sequence[CloudEvent]) -> None:
         if self._mode == "batch":
             body = msgspec.json.encode([event.structured() for event in events])
-            await self._post(events[0].id, body, {"content-type": _BATCHED})
+            await self._post(_batch_id(events), body, {"content-type": _BATCHED})
             return
         for event in events:
             if self._mode == "structured":
@@ -120,9 +121,9 @@ class HttpSink:
 
     async def close(self) -> None:
         """Give the connections back."""
-        if self._client is not None:
-            await self._client.aclose()
-            self._client = None
+        if self._transport is not None:
+            await self._transport.aclose()
+            self._transport = None
 
     async def _post(self, id: str, body: bytes, headers: dict[str, str]) -> None:
         sent = {**self._headers, **headers}
@@ -144,14 +145,12 @@ class HttpSink:
         raise HttpStatusError(said, status)
 
     async def _send(self, body: bytes, headers: Mapping[str, str]) -> httpx.Response:
-        client = self._client
-        if client is None:
-            client = self._client = self._httpx.AsyncClient(
-                follow_redirects=False, trust_env=False, timeout=None
-            )
+        if self._transport is None:
+            # Below httpx.AsyncClient, which logs every request at INFO, with its URL.
+            self._transport = self._httpx.AsyncHTTPTransport(trust_env=False)
         address = await resolve(self._host, self._port, private=self._private)
         url = self._httpx.URL(self._url)
-        request = client.build_request(
+        request = self._httpx.Request(
             "POST",
             url.copy_with(host=address),
             content=body,
@@ -159,9 +158,17 @@ class HttpSink:
             # The certificate must be that of the name, not of the address.
             extensions={"sni_hostname": self._host},
         )
-        answer = await client.send(request, stream=True)
+        answer = await self._transport.handle_async_request(request)
         await answer.aclose()
         return answer
+
+
+def _batch_id(events: Sequence[CloudEvent]) -> str:
+    """An id for exactly these events: a receiver that has seen another batch must not take this one for it."""
+    if len(events) == 1:
+        return events[0].id
+    ids = "\n".join(event.id for event in events)
+    return f"batch_{hashlib.sha256(ids.encode()).hexdigest()[:32]}"
 
 
 def _retry_after(value: str) -> timedelta | None:

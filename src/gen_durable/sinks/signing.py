@@ -1,4 +1,7 @@
-"""Signatures of webhooks, as the Standard Webhooks describe them: HMAC-SHA256 over id, time and body."""
+"""Signatures of webhooks, as the Standard Webhooks describe them: HMAC-SHA256 over id, time and body.
+
+The URL is not signed. A secret that is bound to a target (`bound_secret`) makes a signature valid for that target only.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +12,11 @@ import hmac
 import time
 from collections.abc import Iterable, Mapping
 from typing import Final
+from urllib.parse import quote
 
 from ..errors import GenDurableError, UsageError
 
-__all__ = ["SignatureError", "checked_secret", "sign", "verify"]
+__all__ = ["SignatureError", "bound_secret", "checked_secret", "sign", "verify"]
 
 ID: Final = "webhook-id"
 TIMESTAMP: Final = "webhook-timestamp"
@@ -52,6 +56,17 @@ def checked_secret(secret: str | bytes) -> bytes:
             f"a secret of {len(key)} bytes is too short", f"give at least {_LEAST}: secrets.token_urlsafe(32)"
         )
     return key
+
+
+def bound_secret(secret: str | bytes, key: str, signal: str) -> str:
+    """Derive the secret for webhooks to `/KEY/SIGNAL` of `Inbound`: what it signs is valid for no other target.
+
+    It is the HMAC-SHA256, under the endpoint's secret, of `gen_durable.signal:KEY/SIGNAL`, both percent-encoded, in the
+    form `whsec_…`. The sender uses it as any secret of the Standard Webhooks, and need not know the endpoint's secret.
+    """
+    target = f"gen_durable.signal:{quote(key, safe='')}/{quote(signal, safe='')}"
+    derived = hmac.new(checked_secret(secret), target.encode(), hashlib.sha256).digest()
+    return _PREFIX + base64.b64encode(derived).decode()
 
 
 def sign(secret: str | bytes, id: str, body: bytes, *, at: int | None = None) -> dict[str, str]:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from gen_durable._db.lease import expire
 from gen_durable._db.pick import Picked
 from gen_durable._db.plan import Plan, Statement
-from gen_durable._db.signal import Arrival, deliver
+from gen_durable._db.signal import Arrival, claim, deliver
+from gen_durable.errors import MessageReusedError
 from tests.interleavings.invariants import require
 from tests.interleavings.product import SCHEMA, Change
 from tests.interleavings.scenario import End, Scenario
-from tests.interleavings.session import Work, autocommit, callers, flush, refusable, transaction
+from tests.interleavings.session import Session, Work, autocommit, callers, flush, refusable, transaction
 from tests.interleavings.works import lease_some, put, reap, send
 from tests.interleavings.world import LIVE, PAST, QUEUE, instance, leased, new, outcome, signal
 
@@ -300,7 +301,36 @@ def _woken_once(end: End) -> None:
     require(is_said_by_flush != end.result("D").has_woken, "not woken exactly once")
 
 
+def receive_and_receive() -> Scenario:
+    """One message is delivered to two targets at once: it counts for one of them."""
+
+    def receive(key: str) -> Work:
+        def plan(_: Session) -> Plan[Arrival | str | None]:
+            try:
+                is_new = yield from claim("message", key, "go")
+            except MessageReusedError:
+                return "reused"
+            return (yield from deliver(key, "go", "{}", "message")) if is_new else "known"
+
+        return transaction(plan)
+
+    def check(end: End) -> None:
+        require(len(end.after.signals) == 1, "delivered to two targets")
+        require("reused" in [end.sessions[name].results[0] for name in ("A", "B")], "not refused")
+
+    return Scenario(
+        name="receive × receive(another target)",
+        setup=[
+            instance(1, correlation_key="one", correlation_scope=LIVE),
+            instance(2, correlation_key="two", correlation_scope=LIVE),
+        ],
+        sessions={"A": [receive("one")], "B": [receive("two")]},
+        check=check,
+    )
+
+
 SCENARIOS = [
+    receive_and_receive(),
     park_and_deliver(),
     park_and_two_senders(),
     park_and_sender_in_a_transaction("repeatable read"),

@@ -1,1 +1,2 @@
+drop table gen_durable.received_messages;
 drop table gen_durable.outbox;

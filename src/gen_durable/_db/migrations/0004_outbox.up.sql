@@ -25,3 +25,12 @@ create index outbox_due on gen_durable.outbox (sink, next_at, id) where publishe
 create index outbox_line on gen_durable.outbox (instance_id, sink, id) where published_at is null;
 create index outbox_dead on gen_durable.outbox (id) where dead_at is not null;
 create index outbox_published on gen_durable.outbox (published_at) where published_at is not null;
+
+-- Messages that came in from other systems (gen_durable.inbound), so that one id counts once over all targets, also after its
+-- target has ended. A row is written by the transaction that delivers the signal; the collector removes it.
+create table gen_durable.received_messages (
+  message_id      text primary key,                       -- the sender's id, behind a mark of the secret that signed it
+  correlation_key text not null,
+  signal          text not null,
+  received_at     timestamptz not null default statement_timestamp()
+);
