@@ -14,6 +14,7 @@ from ._checks import checked_delay
 from ._db import migrate
 from ._db.address import shown
 from ._db.borrowed import driver_of
+from ._db.patience import Patience
 from ._db.plan import Plan
 from ._db.pool import Database
 from ._runtime.service import Contact
@@ -792,8 +793,10 @@ class AsyncClient:
         self._opened = await Database.open(
             self._server.dsn,
             self.settings.schema,
+            name="the client",
             size=self._pool_size(),
             advice=self._server.advice,
+            patience=self._patience,
             pooler=self.settings.pooler,
         )
         await self._prepare(self._opened)
@@ -819,6 +822,10 @@ class AsyncClient:
 
     def _pool_size(self) -> int:
         return 10
+
+    @property
+    def _patience(self) -> Patience:
+        return Patience.of(self.settings.lease, is_pooled=self.settings.pooler == "transaction")
 
     @property
     def _database(self) -> Database:

@@ -65,6 +65,7 @@ class Client:
         self._opened = BlockingDatabase(
             self._server.dsn,
             self.settings.schema,
+            lease=self.settings.lease,
             advice=self._server.advice,
             pooler=self.settings.pooler,
         )

@@ -20,6 +20,7 @@ from ._core.registry import Machines, Registry
 from ._core.settle import Limits
 from ._db.fleet import Presence
 from ._db.limits import seed
+from ._db.patience import Patience
 from ._db.pick import after
 from ._db.pool import Database
 from ._runtime.block import Block
@@ -300,25 +301,18 @@ class Worker(AsyncClient):
         _refuse_in_pool()
         await super()._open()
         assert self._server is not None  # noqa: S101 - opened above
-        dsn, schema, pooler = self._server.dsn, self.settings.schema, self.settings.pooler
         # One connection for batches, and some to ask what became of an outcome whose answer was lost.
-        self._pools["commits"] = await Database.open(
-            dsn, schema, size=3, advice=self._server.advice, lock_timeout=Flusher.PATIENCE, pooler=pooler
+        self._pools["commits"] = await self._open_pool(
+            "commits", 3, at_once=True, lock_timeout=Flusher.PATIENCE
         )
         # One for each queue, because a pick is dear to plan: on whichever is free, each of them would plan it.
-        self._pools["picks"] = await Database.open(
-            dsn, schema, at_once=False, size=max(1, len(self._sources())), pooler=pooler
-        )
+        self._pools["picks"] = await self._open_pool("picks", max(1, len(self._sources())))
         # What looks after things is in no hurry: two connections do for all, and one that hangs is not the last.
-        self._pools["services"] = await Database.open(dsn, schema, at_once=False, size=2, pooler=pooler)
-        # Made as rows come up that have to wait alone for somebody's transaction.
-        self._pools["stragglers"] = await Database.open(
-            dsn, schema, at_once=False, size=4, lock_timeout=Flusher.TURN, pooler=pooler
-        )
+        self._pools["services"] = await self._open_pool("services", 2)
+        # Made as rows come up that have to wait alone for another transaction.
+        self._pools["stragglers"] = await self._open_pool("slow commits", 4, lock_timeout=Flusher.TURN)
         # Made as effects come up; each holds one for as long as it takes.
-        self._pools["effects"] = await Database.open(
-            dsn, schema, at_once=False, size=self._effects_at_once(), pooler=pooler, lends=True
-        )
+        self._pools["effects"] = await self._open_pool("effects", self._effects_at_once(), lends=True)
         resources = None
         if self._make_resources is not None:
             resources = await self._resources.enter_async_context(self._make_resources(self))
@@ -364,12 +358,40 @@ class Worker(AsyncClient):
             finally:
                 await self._disconnect()
 
+    async def _open_pool(
+        self, name: str, size: int, *, at_once: bool = False, lock_timeout: str = "10s", lends: bool = False
+    ) -> Database:
+        assert self._server is not None  # noqa: S101 - opened before
+        return await Database.open(
+            self._server.dsn,
+            self.settings.schema,
+            name=name,
+            at_once=at_once,
+            size=size,
+            advice=self._server.advice,
+            lock_timeout=lock_timeout,
+            patience=self._patience,
+            watchdog=self._database.watchdog,
+            pooler=self.settings.pooler,
+            lends=lends,
+        )
+
     async def _disconnect(self) -> None:
+        # Together: each waits a moment for connections in use, and for a server that does not answer.
+        pools, self._pools = list(self._pools.values()), {}
+        if self._opened is not None:
+            pools.append(self._opened)
         try:
-            for name in tuple(self._pools):
-                await self._pools.pop(name).close()
+            async with asyncio.TaskGroup() as group:
+                for pool in pools:
+                    group.create_task(pool.close())
         finally:
             await super()._close()
+
+    @property
+    def _patience(self) -> Patience:
+        shortest = min([self.settings.lease, *self._registry.leases.values()])
+        return Patience.of(shortest, is_pooled=self.settings.pooler == "transaction")
 
     def _pool_size(self) -> int:
         # A dispatcher per sink, and some for its own use as a client.

@@ -21,6 +21,7 @@ from gen_durable.config import AuditLevel
 from gen_durable.testing import Crash, Harness
 from tests.audit.machines import Story, add, story
 from tests.db.engine import RECORDER, entry, flushed, inserted, new, picked
+from tests.db.raw import fetch
 
 PAGE = (Path(__file__).parents[2] / "docs" / "audit.md").read_text(encoding="utf-8")
 # Without the pause after a crash.
@@ -172,7 +173,7 @@ async def test_what_only_a_worker_does(stage: Harness, database: Database) -> No
         (execution,) = await picked(database, queue="rare")
         plan = lease.reap_execution((id, execution.lease_token), 0, 2, "all", "ops")
         assert (await database.run_in_transaction(plan)).ids == [id]
-        await database._pool.execute(DUE, id)
+        await fetch(database, DUE, id)
     assert names(stage, id) == "created leased started released leased crashed leased failed"
     assert stage.audit(id)[-1].data["cause"] == "poison"
     assert stage.audit(id)[2].data["execution"] == 1

@@ -113,7 +113,6 @@ class Fleet:
         dsn: str | None = None,
         *,
         queues: dict[str, int] | None = None,
-        answer_within: float | None = None,
         settings: Settings | None = None,
     ) -> Process:
         """Start a worker, and do not wait for it."""
@@ -122,7 +121,6 @@ class Fleet:
             diary=str(self.diary),
             settings=settings or self.settings,
             queues=queues or {"default": 10},
-            answer_within=answer_within,
         )
         log = self._directory / f"worker-{next(self._numbers)}.log"
         with log.open("wb") as output:

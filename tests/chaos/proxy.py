@@ -142,6 +142,8 @@ class Proxy:
         self._names = _names()
         self._rules: list[_Rule] = []
         self._links: set[asyncio.Task[None]] = set()
+        self._open: set[_Link] = set()
+        self._swallows_new = False
         self.dsn = ""
         """The same database, by way of the proxy."""
         self.cuts = 0
@@ -180,10 +182,18 @@ class Proxy:
 
         self._rules.append(_Rule(match, when, decide, times))
 
+    def swallow(self, *, new: bool = False) -> None:
+        """Pass nothing on any more, of the connections that there are; and (`new`) of those to come. All stay open."""
+        for link in self._open:
+            link.is_silent = True
+        self._swallows_new = new
+
     def name_of(self, text: str) -> str:
         """What a statement is called; one that is not of the engine is called by its first word."""
         if _BEGINS.search(text):
             return BEGIN
+        if text.endswith("; commit"):  # the end of a transaction that an effect ran in
+            return COMMIT
         return self._names.get(text) or text.split(None, 1)[0].upper()
 
     def rule_for(self, exchange: Exchange) -> _Rule | None:
@@ -205,7 +215,14 @@ class Proxy:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            await _Link(self, (reader, writer), await self._connected()).run()
+            if self._swallows_new:
+                await asyncio.Event().wait()
+            link = _Link(self, (reader, writer), await self._connected())
+            self._open.add(link)
+            try:
+                await link.run()
+            finally:
+                self._open.discard(link)
         except OSError:
             pass  # the server is away; so is the proxy, then
         finally:
@@ -231,7 +248,7 @@ class _Link:
         self._earlier: list[str] = []
         # What to do with the answer that is under way; None lets it flow.
         self._answer: tuple[_Rule, Exchange] | None = None
-        self._is_silent = False
+        self.is_silent = False
 
     async def run(self) -> None:
         tasks = [
@@ -258,6 +275,8 @@ class _Link:
                 return
             while True:
                 group, exchange = await self._group()
+                if self.is_silent:
+                    continue
                 rule = None if exchange is None else self._proxy.rule_for(exchange)
                 if rule is not None and exchange is not None:
                     if rule.when == "asked":
@@ -279,7 +298,7 @@ class _Link:
                 await asyncio.Event().wait()
             case Verdict.LATE:
                 self._proxy.cuts += 1
-                self._is_silent = True
+                self.is_silent = True
                 self._to_client.transport.abort()
                 await asyncio.sleep(0.4)
                 self._to_server.write(group)
@@ -293,7 +312,7 @@ class _Link:
             kept = b""
             while True:
                 kind, message = await self._message(self._from_server)
-                if self._is_silent:
+                if self.is_silent:
                     continue
                 if self._answer is None:
                     self._to_client.write(message)
@@ -307,7 +326,7 @@ class _Link:
                 verdict = await rule.decide(exchange)
                 if verdict is Verdict.SILENCE:
                     self._proxy.silences += 1
-                    self._is_silent = True
+                    self.is_silent = True
                 elif verdict is Verdict.PASS:
                     self._to_client.write(kept)
                 else:

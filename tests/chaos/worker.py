@@ -12,7 +12,6 @@ from pathlib import Path
 import msgspec
 
 from gen_durable import Queue, Settings, Worker
-from gen_durable._db import pool
 from gen_durable.telemetry import AwaitTimeout, Event, OutcomeStale, PickStop, ReaperReaped
 from tests.chaos.diary import Diary
 from tests.chaos.machines import MACHINES, Page
@@ -23,15 +22,11 @@ class Orders(msgspec.Struct, kw_only=True):
     diary: str
     settings: Settings
     queues: dict[str, int]
-    answer_within: float | None = None
-    """How long to wait for an answer that never comes; nobody wants to watch the usual 40 s."""
 
 
 def main(text: str) -> None:
     orders = msgspec.json.decode(text, type=Orders)
     logging.basicConfig(level=logging.INFO, format="%(relativeCreated)d %(levelname)s %(message)s")
-    if orders.answer_within is not None:
-        pool._ANSWER_WITHIN = orders.answer_within  # type: ignore[misc]  # Final to everybody else
     diary = Page.diary = Diary(Path(orders.diary))
     queues = {name: Queue(concurrency=limit) for name, limit in orders.queues.items()}
     worker = Worker(MACHINES, dsn=orders.dsn, settings=orders.settings, queues=queues)

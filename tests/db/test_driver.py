@@ -69,7 +69,7 @@ async def test_a_codec_of_the_users_own_can_be_set(durable_dsn: str) -> None:
         ),
         (asyncpg.InternalClientError("unexpected"), "unexpected"),
         (asyncpg.InterfaceError("connection is closed"), "connection is closed"),
-        (TimeoutError(), "TimeoutError"),
+        (TimeoutError(), "no answer in time"),
     ],
 )
 def test_what_a_dying_connection_says_is_told_in_words(error: Exception, message: str) -> None:

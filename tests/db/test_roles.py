@@ -27,6 +27,7 @@ from gen_durable._db import gc, migrate
 from gen_durable._db.failures import StatementError
 from gen_durable._db.pool import Database
 from gen_durable._schema import migrate_schema
+from tests.db.raw import fetchrow
 
 OWN = Settings(schema="shop")
 
@@ -155,10 +156,11 @@ async def test_the_defaults_of_a_role_have_no_say(sql: Any, durable_dsn: str, ro
         await sql.execute(f"alter role {role} set {setting} = {value}")
     dsn = as_role(durable_dsn, role)
     async with await Database.open(dsn, "shop") as database:
-        row = await database._pool.fetchrow(
+        row = await fetchrow(
+            database,
             "select current_setting('transaction_isolation') as isolation, current_setting('jit') as jit,"
             " current_setting('synchronous_commit') as synchronous_commit,"
-            " current_setting('plan_cache_mode') as plans, current_setting('statement_timeout') as timeout"
+            " current_setting('plan_cache_mode') as plans, current_setting('statement_timeout') as timeout",
         )
         assert tuple(row) == ("read committed", "off", "on", "force_generic_plan", "30s")
     async with Worker([Echo], dsn=dsn, settings=OWN) as worker:

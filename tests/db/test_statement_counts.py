@@ -19,6 +19,7 @@ from gen_durable._runtime.wake import Wakes
 from gen_durable.telemetry import Telemetry
 from tests.clients.machines import Checkout, Order
 from tests.db.engine import LEASE, entry, flushed, inserted, new, picked
+from tests.db.raw import fetch
 from tests.db.wire import Wire
 
 BEGIN = "BEGIN ISOLATION LEVEL READ COMMITTED"
@@ -36,7 +37,7 @@ async def wire(durable_dsn: str) -> AsyncIterator[Wire]:
 @pytest.fixture
 async def database(wire: Wire) -> AsyncIterator[Database]:
     async with await Database.open(wire.dsn, "gen_durable", size=1) as opened:
-        await opened._pool.fetch(ARRAYS, *[[]] * 7)
+        await fetch(opened, ARRAYS, *[[]] * 7)
         yield opened
 
 
@@ -193,7 +194,7 @@ async def test_an_outcome_with_an_effect_is_a_transaction_of_its_own_and_a_share
     await inserted(database, *[new() for _ in range(10)])
     entries = [entry(e, "done", payload="1", effect=Sql("select 1")) for e in await picked(database)]
     async with await Database.open(wire.dsn, "gen_durable", size=1, lends=True) as effects:
-        await effects._pool.fetch(ARRAYS, *[[]] * 7)
+        await fetch(effects, ARRAYS, *[[]] * 7)
         with wire.counted() as sent:
             results = await flushed(database, entries, effects)
     # The search path goes back to that of the effect with COMMIT, and the session is cleaned afterwards.

@@ -122,7 +122,7 @@ async def test_an_effect_whose_commit_lost_its_answer_is_not_repeated(
         events = Events(worker)
         ref = await worker.insert(machine, kind)
         await busy_with(db, "%; commit")
-        machine.connections[0]._con._transport.abort()
+        machine.connections[0]._transport.abort()
         ended = await worker.wait(ref, timeout=PATIENCE)
         await holds(db, "select bool_and(status = 'DONE') from gen_durable.executions")
         records = await worker.executions(ref)

@@ -104,7 +104,8 @@ async def test_transactions_that_stay_open(
 async def test_settings_that_a_pooler_loses(durable_dsn: str, direct_dsn: str) -> None:
     connection = await asyncpg.connect(direct_dsn)  # without what our own connections are opened with
     async with AsyncClient(durable_dsn) as client:
-        client._database._pool, pool = _Only(connection), client._database._pool
+        only: Any = _Only(connection)
+        client._database._pool, pool = only, client._database._pool
         (finding,) = await client.doctor()
         client._database._pool = pool
     assert finding.code == "pooler.session"
@@ -119,13 +120,10 @@ class _Only:
     def __init__(self, connection: Any) -> None:
         self._connection = connection
 
-    def acquire(self) -> Any:
-        return self
-
-    async def __aenter__(self) -> Any:
+    async def acquire(self) -> Any:
         return self._connection
 
-    async def __aexit__(self, *error: object) -> None: ...
+    async def release(self, conn: Any, *, is_reusable: bool) -> None: ...
 
 
 @pytest.mark.clause("OPS-9")

@@ -23,7 +23,7 @@ from gen_durable import AsyncClient, Client, Settings, Spec, Worker
 from gen_durable._db.blocking import BlockingDatabase
 from gen_durable._db.failures import StatementError, is_outage
 from gen_durable._db.plan import Plan, Row, Statement
-from gen_durable._db.pool import PINNED, Database, _Transaction
+from gen_durable._db.pool import PINNED, Database, _Transaction, only
 from tests.clients.conftest import Awaitable
 from tests.pooler.machines import ALL, Chain, Parent
 
@@ -187,13 +187,15 @@ class Interrupted:
             raise self._answer
 
 
-async def test_a_begin_that_was_interrupted_is_taken_back() -> None:
-    """Otherwise the next use of the connection would go on in a transaction that somebody else began."""
-    connection = Interrupted(asyncio.CancelledError())
-    with pytest.raises(asyncio.CancelledError):
-        async with _Transaction(connection, PINNED):
-            pass
-    assert connection.said[1:] == ["rollback"]
+async def test_connection_of_a_cancelled_transaction_is_not_used_again(durable_dsn: str) -> None:
+    """Otherwise its next use would go on in a transaction that another one began."""
+    async with await Database.open(durable_dsn, SCHEMA, size=1, pooler="transaction") as database:
+        sleep = Statement("sleep", "select pg_sleep(:seconds::float8)::text as slept")
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.3):
+                await database.run_in_transaction(only(sleep(seconds=20.0)))
+        assert len(await database.run_in_transaction(only(sleep(seconds=0.0)))) == 1
+        assert database.connects == 2
 
 
 async def test_a_standby_is_an_outage() -> None:

@@ -14,6 +14,7 @@ import pytest
 from gen_durable import Context, Done, Machine, Outcome, Sql, Status, Worker, WorkerStoppedError, step
 from gen_durable._db.failures import StatementError, is_repairable
 from gen_durable._db.pool import Database
+from gen_durable._db.runner import from_asyncpg
 from gen_durable._runtime import service
 from gen_durable._runtime.service import Contact, Outage
 from gen_durable.errors import DatabaseError
@@ -150,9 +151,7 @@ def test_missing_right_names_the_grant(caplog: pytest.LogCaptureFixture) -> None
 def test_silence_names_the_server_and_how_long(caplog: pytest.LogCaptureFixture) -> None:
     contact = Contact("postgresql://db:5432/shop")
     contact._last -= 40
-    error = StatementError("", "TimeoutError")
-    error.__cause__ = TimeoutError()
-    Outage("queue default", contact).pause(error)
+    Outage("queue default", contact).pause(from_asyncpg(TimeoutError()))
     assert "queue default: the database is away: no answer from postgresql://db:5432/shop for 40.0 s" in (
         caplog.text
     )

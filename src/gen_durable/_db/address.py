@@ -3,15 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import inspect
 import re
 import threading
+from collections.abc import Callable
 from typing import Any, Final
 
 from ..connections import Dsn
 from ..errors import UnreachableError, UsageError
 
-__all__ = ["AddressError", "ask", "ask_blocking", "hidden", "redacted", "shown", "unreachable"]
+__all__ = [
+    "AddressError",
+    "ask",
+    "ask_blocking",
+    "hidden",
+    "hosts_of",
+    "redacted",
+    "shown",
+    "turned",
+    "unreachable",
+]
 
 # Up to the last "@": a password may hold ":" and "@". Hiding too much is better than hiding too little.
 _PASSWORDS: Final = (
@@ -47,14 +59,17 @@ async def ask(dsn: Dsn) -> str:
     """The DSN for the next connection. A plain function is called on a thread: it may go over the network."""
     if isinstance(dsn, str):
         return dsn
+    limit = asyncio.timeout(_ANSWER_WITHIN)
     try:
-        async with asyncio.timeout(_ANSWER_WITHIN):
+        async with limit:
             found: Any = dsn() if inspect.iscoroutinefunction(dsn) else await asyncio.to_thread(dsn)
             return _checked(dsn, await found if inspect.isawaitable(found) else found)
     except UsageError:
         raise
     except Exception as error:
-        raise AddressError(f"{shown(dsn)} raised {type(error).__name__}: {redacted(str(error))}") from error
+        if limit.expired():
+            raise _unanswered(dsn) from None
+        raise _failed(dsn, error) from error
 
 
 def ask_blocking(dsn: Dsn) -> str:
@@ -62,12 +77,20 @@ def ask_blocking(dsn: Dsn) -> str:
     if isinstance(dsn, str):
         return dsn
     try:
-        found: Any = dsn()
-        return _checked(dsn, _awaited(found) if inspect.isawaitable(found) else found)
-    except UsageError:
-        raise
+        answer = _answer_on_thread(dsn)
     except Exception as error:
-        raise AddressError(f"{shown(dsn)} raised {type(error).__name__}: {redacted(str(error))}") from error
+        raise _failed(dsn, error) from error
+    if not answer:
+        raise _unanswered(dsn)
+    return _checked(dsn, answer[0])
+
+
+def _failed(dsn: Dsn, error: Exception) -> AddressError:
+    return AddressError(f"{shown(dsn)} raised {type(error).__name__}: {redacted(str(error))}")
+
+
+def _unanswered(dsn: Dsn) -> AddressError:
+    return AddressError(f"{shown(dsn)}: no answer within {_ANSWER_WITHIN:g} s")
 
 
 def shown(dsn: Dsn) -> str:
@@ -105,6 +128,28 @@ def unreachable(dsn: Dsn, error: BaseException, advice: str, where: str = "") ->
     return UnreachableError(shown(dsn), hidden(cause, dsn if isinstance(dsn, str) else where), advice)
 
 
+# A URI with its hosts: everything between the last "@" of the authority and the path.
+_HOSTS: Final = re.compile(
+    r"(?P<before>postgres(?:ql)?://(?:[^/?#]*@)?)(?P<hosts>[^/?#@]*)(?P<after>.*)", re.DOTALL
+)
+
+
+def hosts_of(dsn: str) -> int:
+    """How many hosts a URI names."""
+    found = _HOSTS.fullmatch(dsn)
+    return 1 if found is None else found["hosts"].count(",") + 1
+
+
+def turned(dsn: str, times: int) -> str:
+    """The DSN with its first hosts moved to the end, one by one, so many times."""
+    found = _HOSTS.fullmatch(dsn)
+    if found is None:
+        return dsn
+    hosts = found["hosts"].split(",")
+    times %= len(hosts)
+    return found["before"] + ",".join(hosts[times:] + hosts[:times]) + found["after"]
+
+
 def _checked(asked: Dsn, found: object) -> str:
     if not isinstance(found, str):
         raise UsageError(
@@ -114,19 +159,25 @@ def _checked(asked: Dsn, found: object) -> str:
     return found
 
 
-def _awaited(found: Any) -> object:
-    """Await on a thread of its own: the caller's may have a loop that runs."""
+def _answer_on_thread(dsn: Callable[[], Any]) -> list[object]:
+    """What the function returns; empty if that takes too long. On a thread: that of the caller may have a loop."""
     answer: list[object] = []
+    errors: list[BaseException] = []
 
-    async def wait() -> None:
+    async def wait(found: Any) -> object:
+        return await found
+
+    def call() -> None:
         try:
-            answer.append(await found)
-        except Exception as error:  # noqa: BLE001 - raised again in the thread that asked
-            answer.append(error)
+            found = dsn()
+            answer.append(asyncio.run(wait(found)) if inspect.isawaitable(found) else found)
+        except BaseException as error:  # noqa: BLE001 - raised again in the thread that asked
+            errors.append(error)
 
-    thread = threading.Thread(target=lambda: asyncio.run(wait()), name="gen_durable credentials", daemon=True)
+    run = contextvars.copy_context().run
+    thread = threading.Thread(target=run, args=(call,), name="gen_durable credentials", daemon=True)
     thread.start()
-    thread.join()
-    if isinstance(answer[0], Exception):
-        raise answer[0]
-    return answer[0]
+    thread.join(_ANSWER_WITHIN)
+    if errors:
+        raise errors[0]
+    return answer

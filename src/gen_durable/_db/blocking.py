@@ -6,15 +6,17 @@ import os
 import threading
 import weakref
 from collections.abc import Mapping
+from datetime import timedelta
 from typing import Any, Final, TypeVar
 
-from ..config import Pooler
+from ..config import Pooler, Settings
 from ..connections import Dsn
 from ..errors import UsageError
 from .address import AddressError, ask_blocking, unreachable
 from .failures import StatementError, is_outage
+from .patience import Patience
 from .plan import Plan
-from .pool import CONNECT_WITHIN, NEWER, PINNED, local, only
+from .pool import NEWER, PINNED, local, only
 from .runner import from_psycopg, run_psycopg
 
 __all__ = ["BlockingDatabase"]
@@ -32,15 +34,25 @@ def _options(settings: Mapping[str, str]) -> str:
 _OPTIONS: Final = {False: _options(PINNED), True: _options({**PINNED, **NEWER})}
 _LOCAL: Final = {False: "; ".join(local(PINNED)), True: "; ".join(local({**PINNED, **NEWER}))}
 _NEWER_THAN: Final = 170000
+_LEASE: Final = Settings().lease
 
 
 class BlockingDatabase:
     """A connection that several threads may share: they take turns. A process that was forked has one of its own."""
 
-    def __init__(self, dsn: Dsn, schema: str, *, advice: str = "", pooler: Pooler = "none") -> None:
+    def __init__(
+        self,
+        dsn: Dsn,
+        schema: str,
+        *,
+        lease: timedelta = _LEASE,
+        advice: str = "",
+        pooler: Pooler = "none",
+    ) -> None:
         self._dsn = dsn
         self._advice = advice
         self._is_pooled = pooler == "transaction"
+        self._patience = Patience.of(lease, is_pooled=self._is_pooled)
         self.schema = schema
         self._lock = threading.RLock()
         self._conn: Any = None
@@ -138,16 +150,21 @@ class BlockingDatabase:
         """Open it. An older server refuses a session that names a setting it does not have: `pool` says why we try."""
         import psycopg
 
-        options: dict[str, Any] = {"autocommit": True, "connect_timeout": CONNECT_WITHIN}
+        from .blocking_driver import Connection
+
         if self._is_pooled:
-            return psycopg.connect(where, prepare_threshold=None, **options)
+            return Connection.open(where, self._patience, None, prepare_threshold=None)
+
+        def ask() -> str:
+            return ask_blocking(self._dsn)
+
         try:
-            return psycopg.connect(where, options=_OPTIONS[self._is_newer], **options)
+            return Connection.open(where, self._patience, ask, options=_OPTIONS[self._is_newer])
         except psycopg.OperationalError as error:
             if not self._is_newer or not any(name in str(error) for name in NEWER):
                 raise
             self._is_newer = False
-            return psycopg.connect(where, options=_OPTIONS[False], **options)
+            return Connection.open(where, self._patience, ask, options=_OPTIONS[False])
 
 
 _living: Final[weakref.WeakSet[BlockingDatabase]] = weakref.WeakSet()

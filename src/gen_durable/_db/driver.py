@@ -1,14 +1,19 @@
-"""The connection of the driver, which knows the types of our statements without asking."""
+"""The connection of the driver: it knows the types of our statements, and how long it waits for an answer."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import time
+from collections.abc import Awaitable, Iterable
 from types import SimpleNamespace
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import asyncpg
 
+from .patience import Patience, keep_alive
+
 __all__ = ["Connection"]
+
+T = TypeVar("T")
 
 
 def _array(oid: int, name: str, element: int) -> dict[str, Any]:
@@ -41,12 +46,53 @@ _NO_STATEMENT: Final = SimpleNamespace(name="known")
 
 
 class Connection(asyncpg.Connection):  # type: ignore[misc] # asyncpg ships no types
-    """Knows the arrays that we send.
+    """Knows the arrays that we send, and notes what it waits for."""
 
-    asyncpg asks the server about them on every new connection, several times: most of what a first statement costs.
-    Should a version of it do that elsewhere, this is never called.
-    """
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.made_at = time.monotonic()
+        self.asked_at: float | None = None
+        """Since when (monotonic) a statement has had no answer."""
+        self.seen_at = 0.0
+        """When the server last said that it works on that statement."""
+        self._silence: float | None = None
 
+    def keep_alive(self, patience: Patience) -> None:
+        """Let the kernel end the connection when its peer is gone."""
+        keep_alive(self._transport.get_extra_info("socket"), patience)
+
+    def cut(self, seconds: float) -> None:
+        """End a connection that was silent for so long; whoever waits for its answer gets a `TimeoutError`."""
+        self._silence = seconds
+        self.terminate()
+
+    async def execute(self, query: str, *args: Any, timeout: float | None = None) -> Any:
+        return await self._answer(super().execute(query, *args, timeout=timeout))
+
+    async def fetch(self, query: str, *args: Any, **options: Any) -> Any:
+        return await self._answer(super().fetch(query, *args, **options))
+
+    async def fetchrow(self, query: str, *args: Any, **options: Any) -> Any:
+        return await self._answer(super().fetchrow(query, *args, **options))
+
+    async def fetchval(self, query: str, *args: Any, **options: Any) -> Any:
+        return await self._answer(super().fetchval(query, *args, **options))
+
+    async def _answer(self, statement: Awaitable[T]) -> T:
+        # The driver refuses a second statement while one runs; the first one still waits then.
+        asked_at = self.asked_at
+        self.asked_at = asked_at or time.monotonic()
+        try:
+            return await statement
+        except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError):
+            if self._silence is None:
+                raise
+            raise TimeoutError(f"no answer for {self._silence:.1f} s") from None
+        finally:
+            self.asked_at = asked_at
+
+    # asyncpg asks the server about arrays on every new connection, several times: most of what a first statement costs.
+    # Should a version of it do that elsewhere, this is never called.
     async def _introspect_types(self, oids: Iterable[int], *rest: Any) -> Any:
         if _OIDS.issuperset(oids):
             return _ARRAYS, _NO_STATEMENT

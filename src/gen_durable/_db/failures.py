@@ -14,6 +14,7 @@ __all__ = [
     "LIMIT_REFUSED",
     "RACES",
     "READ_ONLY",
+    "NoAnswerError",
     "StatementError",
     "is_break",
     "is_data",
@@ -82,6 +83,13 @@ class StatementError(DatabaseError):
         return facts
 
 
+class NoAnswerError(StatementError):
+    """The server did not answer in time. Whether it ran the statement is not known."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__("", message)
+
+
 READ_ONLY = "25006"
 # 40001 serialization_failure, 40P01 deadlock_detected, 55P03 lock_not_available: run the transaction again.
 RACES = frozenset({"40001", "40P01", "55P03"})
@@ -117,9 +125,7 @@ def is_repairable(error: StatementError) -> bool:
 
 def is_silence(error: BaseException | None) -> bool:
     """Whether a statement was given up because no answer came."""
-    return isinstance(error, TimeoutError) or (
-        error is not None and isinstance(error.__cause__, TimeoutError)
-    )
+    return isinstance(error, NoAnswerError)
 
 
 def is_break(error: StatementError) -> bool:

@@ -63,7 +63,9 @@ def _insert(rows: Sequence[NewInstance], tries: int) -> Plan[Rows]:
     try:
         return (yield from races.run(_call(rows, parents=None, rounds=None), tries))
     except StatementError as error:
-        raise _translated(error, rows) from error
+        if (translated := _translated(error, rows)) is None:
+            raise
+        raise translated from error
 
 
 def _check_size(rows: Sequence[NewInstance]) -> None:
@@ -154,7 +156,8 @@ def _call(rows: Sequence[NewInstance], parents: Sequence[int] | None, rounds: Se
     )
 
 
-def _translated(error: StatementError, rows: Sequence[NewInstance]) -> Exception:
+def _translated(error: StatementError, rows: Sequence[NewInstance]) -> Exception | None:
+    """The error of our own that it stands for, if it does."""
     if error.sqlstate == "GD001":
         facts = error.facts()
         row = rows[facts["ord"] - 1]
@@ -167,7 +170,7 @@ def _translated(error: StatementError, rows: Sequence[NewInstance]) -> Exception
         return UsageError(
             "a time to start lies outside of what PostgreSQL can store", "give one before the year 294276"
         )
-    return error
+    return None
 
 
 def _text(key: bytes | None) -> str:

@@ -44,7 +44,9 @@ def insert(new: NamedInsert) -> Plan[tuple[int, bool]]:
     try:
         rows = yield _SQL["insert"](**msgspec.structs.asdict(new))
     except StatementError as error:
-        raise _translated(error, new) from error
+        if (translated := _translated(error, new)) is None:
+            raise
+        raise translated from error
     return rows[0]["id"], rows[0]["inserted"]
 
 
@@ -56,7 +58,8 @@ def known_versions() -> Plan[Mapping[str, list[int]]]:
     return known
 
 
-def _translated(error: StatementError, new: NamedInsert) -> Exception:
+def _translated(error: StatementError, new: NamedInsert) -> Exception | None:
+    """The error of our own that it stands for, if it does."""
     if error.sqlstate == "GD001":
         facts = error.facts()
         key = (
@@ -71,4 +74,4 @@ def _translated(error: StatementError, new: NamedInsert) -> Exception:
     if is_data(error):
         problem = error.message.removeprefix("nothing was inserted: element 1: ")
         return UsageError(f"cannot insert {new.fsm}: {problem}", "nothing was inserted")
-    return error
+    return None

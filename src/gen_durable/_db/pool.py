@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-import asyncio
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
-from ..config import Pooler
+from ..config import Pooler, Settings
 from ..connections import Dsn
-from .address import AddressError, ask, hidden, unreachable
+from .address import AddressError, ask, hidden, hosts_of, turned, unreachable
+from .connection_pool import ConnectionPool
 from .failures import READ_ONLY, StatementError, is_silence
+from .patience import Patience
 from .plan import Call, Plan, Rows, Script
 from .runner import asyncpg_failures, from_asyncpg, run_asyncpg
+from .watchdog import Watchdog
 
-__all__ = ["CONNECT_WITHIN", "NEWER", "PINNED", "Database", "connect", "is_gone", "local", "only"]
+__all__ = ["NEWER", "PINNED", "Database", "connect", "local", "only"]
 
 T = TypeVar("T")
 
@@ -61,9 +64,6 @@ _COMMIT_LENT: Final = (
     "select pg_catalog.set_config('search_path', pg_catalog.current_setting('gen_durable_pool.path'), true);"
     " commit"
 )
-# Beyond the server's own timeout: it strikes only when the server does not answer at all, as on a half-open connection.
-_ANSWER_WITHIN: Final = 40.0
-CONNECT_WITHIN: Final = 10
 # A plan is made for the size that the table has at that time; after so many seconds it is made anew. Otherwise a table
 # that grows in a rush is served by the plans of a tiny one until the server gets to analyze it.
 _PLAN_LIFETIME: Final = 10
@@ -73,13 +73,26 @@ _NOT_SUPPORTED: Final = "0A000"
 class Database:
     """A pool of pinned connections to one schema."""
 
-    def __init__(self, pool: Any, schema: str, pins: Mapping[str, str] | None = None) -> None:
-        self._pool = pool
+    def __init__(
+        self,
+        schema: str,
+        pool: ConnectionPool,
+        watchdog: Watchdog,
+        pins: Mapping[str, str] | None,
+        count: Callable[[], int],
+    ) -> None:
         self.schema = schema
-        self.connects = 0
-        """How many connections it has made. Whoever finds it unchanged knows that one of before still stands."""
+        self.watchdog = watchdog
+        """Watches this pool and those that are opened with `watchdog=`."""
+        self._pool = pool
         # What each transaction has to say for itself, because no session of ours lasts: behind a pooler.
         self._pins = pins
+        self._count = count
+
+    @property
+    def connects(self) -> int:
+        """How many connections it has made. While this is unchanged, an earlier one still stands."""
+        return self._count()
 
     @classmethod
     async def open(
@@ -87,73 +100,75 @@ class Database:
         dsn: Dsn,
         schema: str,
         *,
+        name: str = "statements",
         at_once: bool = True,
         size: int = 10,
         advice: str = "",
         lock_timeout: str = "10s",
-        answer_within: float | None = None,
+        patience: Patience | None = None,
+        watchdog: Watchdog | None = None,
         pooler: Pooler = "none",
         lends: bool = False,
     ) -> Self:
-        """Make a pool of at most `size` connections; the first one `at_once`, so that whoever opens it knows.
+        """Make a pool of at most `size` connections; the first one `at_once`, to raise if there is no way.
 
         One that lends its connections to the code of others cleans them afterwards.
 
-        Behind a pooler in transaction mode a session is somebody else's a moment later: nothing is prepared, and the
+        Behind a pooler in transaction mode a session is another client's a moment later: nothing is prepared, and the
         settings that we rely on go with every BEGIN.
+
+        Args:
+            dsn: where PostgreSQL is.
+            schema: the schema of the tables.
+            name: what its connections are for, in the log.
+            at_once: whether to open a connection now.
+            size: the most connections.
+            advice: what to add to the error if there is no way.
+            lock_timeout: how long statements wait for a lock.
+            patience: how long to wait for answers; left out, as for the default lease.
+            watchdog: of another pool, to learn of silent connections together; left out, a new one.
+            pooler: what stands before PostgreSQL.
+            lends: whether code of others runs on its connections.
 
         Raises:
             UnreachableError: there is no way to that database.
         """
-        import asyncpg
-
-        from .driver import Connection
-
-        async def leave_as_is(connection: Any) -> None:
-            """Nothing to reset: we set nothing on a session. The usual reset would cost a round trip per use."""
-
-        async def clean(connection: Any) -> None:
-            await connection.execute(_RESET)
-
-        async def pin_path(connection: Any) -> None:
-            await connection.execute(_PIN_PATH)
-
-        async def connect(_: None, **options: Any) -> Any:
-            where = await ask(dsn)
-            made.connects += 1
-            try:
-                return await _connect(dsn, where, **options)
-            except (
-                ValueError,
-                OverflowError,
-            ) as error:  # the text may quote the DSN; a port may be any number
-                raise AddressError(hidden(str(error), where)) from None
-
-        pins = {**PINNED, "lock_timeout": lock_timeout}
         is_pooled = pooler == "transaction"
-        at_start = {name: pins[name] for name in pins if not (lends and name == "search_path")}
-        made = cls(None, schema, pins if is_pooled else None)
-        failures: tuple[type[Exception], ...] = (*asyncpg_failures(), ValueError)
-        try:
-            made._pool = await asyncpg.create_pool(
-                connect=connect,
-                connection_class=Connection,
-                min_size=0,  # a floor would be kept up behind our back, with a traceback per try while it cannot be
-                max_size=size,
-                server_settings=None if is_pooled else at_start,
-                statement_cache_size=0 if is_pooled else 100,
-                max_cached_statement_lifetime=_PLAN_LIFETIME,
-                init=pin_path if lends and not is_pooled else None,
-                command_timeout=min(answer_within or _ANSWER_WITHIN, _ANSWER_WITHIN),
-                timeout=min(answer_within or CONNECT_WITHIN, CONNECT_WITHIN),
-                reset=clean if lends and not is_pooled else leave_as_is,
-                max_inactive_connection_lifetime=300,
-            )
-            if at_once:
-                async with made._pool.acquire():
-                    pass
-        except failures as error:
-            raise unreachable(dsn, error, advice) from None  # the driver's text may quote the DSN
+        pins = {**PINNED, "lock_timeout": lock_timeout}
+        unpinned = {"search_path"} if lends else set()
+        bounds = patience or Patience.of(Settings().lease, is_pooled=is_pooled)
+        at_start = None if is_pooled else {name: pins[name] for name in pins if name not in unpinned}
+        options = {
+            "statement_cache_size": 0 if is_pooled else 100,
+            "max_cached_statement_lifetime": _PLAN_LIFETIME,
+        }
+        connector = Connector(dsn, bounds, at_start, **options)
+
+        async def clean(conn: Any) -> None:
+            await conn.execute(_RESET)
+
+        async def connect_to_lend() -> Any:
+            conn = await connector()
+            try:
+                await conn.execute(_PIN_PATH)
+            except BaseException:
+                conn.terminate()
+                raise
+            return conn
+
+        is_cleaned = lends and not is_pooled
+        pool = ConnectionPool(
+            name, connect_to_lend if is_cleaned else connector, size, clean if is_cleaned else None
+        )
+        watchdog = watchdog or Watchdog(Connector(dsn, bounds, at_start, **options), bounds)
+        made = cls(schema, pool, watchdog, pins if is_pooled else None, lambda: connector.connects)
+        failures: tuple[type[Exception], ...] = (*asyncpg_failures(), StatementError, ValueError)
+        if at_once:
+            try:
+                await pool.release(await pool.acquire(), is_reusable=True)
+            except failures as error:
+                raise unreachable(dsn, error, advice) from None  # the driver's text may quote the DSN
+        watchdog.watch(pool, asks=not is_pooled)
         return made
 
     async def __aenter__(self) -> Self:
@@ -166,10 +181,8 @@ class Database:
 
     async def close(self) -> None:
         """Close every connection, waiting a moment for those in use."""
-        try:
-            await asyncio.wait_for(self._pool.close(), 5)
-        except (TimeoutError, OSError):
-            self._pool.terminate()
+        self.watchdog.forget(self._pool)
+        await self._pool.close()
 
     async def run(self, plan: Plan[T]) -> T:
         """Run a plan of one statement, or of several that need no common transaction."""
@@ -179,7 +192,7 @@ class Database:
 
     async def run_bare(self, plan: Plan[T]) -> T:
         """Run a plan outside of any transaction of ours, for what cannot be inside of one."""
-        async with _Acquired(self._pool) as conn:
+        async with _Acquired(self._pool, self.watchdog) as conn:
             return await run_asyncpg(conn, plan, self.schema)
 
     async def _run_one_by_one(self, plan: Plan[T]) -> T:
@@ -199,7 +212,10 @@ class Database:
 
     async def run_in_transaction(self, plan: Plan[T], *, lock_timeout: str | None = None) -> T:
         """Run a plan as one transaction."""
-        async with _Acquired(self._pool) as conn, _Transaction(conn, self._settings(lock_timeout)):
+        async with (
+            _Acquired(self._pool, self.watchdog) as conn,
+            _Transaction(conn, self._settings(lock_timeout)),
+        ):
             return await run_asyncpg(conn, plan, self.schema)
 
     async def run_after(
@@ -212,7 +228,7 @@ class Database:
         """
         with suppress(_TakenBackError):
             async with (
-                _Acquired(self._pool) as conn,
+                _Acquired(self._pool, self.watchdog) as conn,
                 _Transaction(conn, {**self._settings(), **_LENT}, lends=True),
             ):
                 await inside(conn)
@@ -233,28 +249,36 @@ class _TakenBackError(Exception):
 class _Acquired:
     """A connection of the pool; what goes wrong on the way to it is one of our errors."""
 
-    def __init__(self, pool: Any) -> None:
+    def __init__(self, pool: ConnectionPool, watchdog: Watchdog) -> None:
         self._pool = pool
-        self._acquire = pool.acquire()
+        self._watchdog = watchdog
         self._conn: Any = None
+        self._acquired_at = 0.0
 
     async def __aenter__(self) -> Any:
         try:
-            self._conn = await self._acquire.__aenter__()
+            self._conn = await self._pool.acquire()
         except asyncpg_failures() as error:
             raise from_asyncpg(error) from error
+        self._acquired_at = time.monotonic()
         return self._conn
 
-    async def __aexit__(self, *error: Any) -> None:
-        # Who has fallen silent is not asked to finish: some versions of asyncpg would wait for that for ever.
-        if is_silence(error[1]) and not is_gone(self._conn):
-            self._conn.terminate()
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        conn = self._conn
+        if is_silence(error) and not conn.is_closed():
+            # Cut, not closed: some versions of asyncpg wait for the answer forever.
+            self._watchdog.silent(self._pool, conn, time.monotonic() - self._acquired_at)
+            conn.terminate()
         # This was the primary once. The next connection asks all hosts of the DSN anew.
-        if isinstance(error[1], StatementError) and error[1].sqlstate == READ_ONLY:
-            await self._pool.expire_connections()
-        # A connection that breaks on its way back has done what it had to; the pool drops it.
-        with suppress(*asyncpg_failures()):
-            await self._acquire.__aexit__(*error)
+        if isinstance(error, StatementError) and error.sqlstate == READ_ONLY:
+            self._pool.expire()
+        # After a cancellation a statement may still run. One that is left open in a transaction cannot be used either.
+        is_reusable = error is None or isinstance(error, Exception)
+        await self._pool.release(
+            conn, is_reusable=is_reusable and not conn.is_closed() and not conn.is_in_transaction()
+        )
 
 
 class _Transaction:
@@ -298,14 +322,12 @@ class _Transaction:
             await self._roll_back(error)
 
     async def _roll_back(self, because: BaseException) -> None:
-        if is_silence(because):
-            return  # the connection is going to be ended, and that rolls back as well
-        try:
+        # After silence or a cancellation the connection is closed, and that rolls back as well.
+        if is_silence(because) or not isinstance(because, Exception):
+            return
+        # So it is if this fails, because the connection is broken or busy.
+        with suppress(StatementError):
             await self._execute("rollback")
-        except StatementError:
-            # The connection is broken or busy; its end rolls back as well.
-            if not is_gone(self._conn):
-                self._conn.terminate()
 
     async def _execute(self, text: str) -> None:
         try:
@@ -332,46 +354,78 @@ def _has_newer(conn: Any) -> bool:
     return bool(conn.get_server_version() >= (_NEWER_THAN,))
 
 
-async def _connect(dsn: Dsn, where: str, *, server_settings: Any, **options: Any) -> Any:
-    """Open a session with these settings, and with the newer ones where the server has them.
+class Connector:
+    """Opens connections to where a DSN, or a function that returns one, points."""
 
-    Which server it is turns out by trying: to set them afterwards would be another round trip for each session.
-    """
-    import asyncpg
+    def __init__(
+        self, dsn: Dsn, patience: Patience, settings: Mapping[str, str] | None, **options: Any
+    ) -> None:
+        self._dsn = dsn
+        self._settings = settings
+        self._patience = patience
+        self._options = options
+        # How many hosts of a DSN to pass over: they gave no answer, and the driver would wait for them each time.
+        self._turn = 0
+        self.connects = 0
+        """How many connections it has tried to make."""
 
-    if server_settings is not None and dsn not in _older:
+    async def __call__(self) -> Any:
+        """A new connection.
+
+        Raises:
+            TimeoutError: no host answered in time.
+        """
+        where = await ask(self._dsn)
+        self.connects += 1
+        for is_last in (*(False,) * (hosts_of(where) - 1), True):
+            try:
+                return await self._connect(turned(where, self._turn))
+            except TimeoutError:
+                if is_last:
+                    raise
+                self._turn += 1
+        raise AssertionError
+
+    async def _connect(self, where: str) -> Any:
         try:
-            return await asyncpg.connect(where, server_settings={**server_settings, **NEWER}, **options)
-        except asyncpg.UndefinedObjectError:
-            _older.add(dsn)
-    conn = await asyncpg.connect(where, server_settings=server_settings, **options)
-    if _has_newer(conn):  # it was upgraded
-        _older.discard(dsn)
-    return conn
+            conn = await self._connect_pinned(where)
+        except (ValueError, OverflowError) as error:  # the text may quote the DSN; a port may be any number
+            raise AddressError(hidden(str(error), where)) from None
+        except TimeoutError:
+            raise TimeoutError(f"no answer within {self._patience.connect:.1f} s") from None
+        conn.keep_alive(self._patience)
+        return conn
 
+    async def _connect_pinned(self, where: str) -> Any:
+        """Open a session with our settings, and with the newer ones where the server has them.
 
-def is_gone(conn: Any) -> bool:
-    """Whether a connection of a pool broke. The pool takes a broken one away, and then even this question raises."""
-    import asyncpg
+        Which server it is turns out by trying: to set them afterwards would be another round trip for each session.
+        """
+        import asyncpg
 
-    try:
-        return bool(conn.is_closed())
-    except asyncpg.InterfaceError:
-        return True
+        from .driver import Connection
+
+        options = {
+            "connection_class": Connection,
+            "command_timeout": self._patience.answer,
+            "timeout": self._patience.connect,
+            **self._options,
+        }
+        settings = self._settings
+        if settings is not None and self._dsn not in _older:
+            try:
+                return await asyncpg.connect(where, server_settings={**settings, **NEWER}, **options)
+            except asyncpg.UndefinedObjectError:
+                _older.add(self._dsn)
+        conn = await asyncpg.connect(where, server_settings=settings, **options)
+        if _has_newer(conn):  # it was upgraded
+            _older.discard(self._dsn)
+        return conn
 
 
 async def connect(dsn: str) -> Any:
     """One pinned connection outside of any pool."""
-    from .driver import Connection
-
     try:
-        return await _connect(
-            dsn,
-            dsn,
-            connection_class=Connection,
-            server_settings=PINNED,
-            command_timeout=_ANSWER_WITHIN,
-            timeout=CONNECT_WITHIN,
-        )
+        return await Connector(dsn, Patience.of(Settings().lease), PINNED)()
     except asyncpg_failures() as error:
         raise from_asyncpg(error) from error

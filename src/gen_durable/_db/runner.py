@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Final, TypeVar
 
-from .failures import StatementError
-from .plan import Plan, Rows, Script, in_schema
+from .failures import NoAnswerError, StatementError
+from .plan import Call, Plan, Rows, Script, in_schema
 
 __all__ = ["asyncpg_failures", "run_asyncpg", "run_psycopg", "run_psycopg_async"]
 
@@ -27,7 +27,7 @@ async def run_asyncpg(conn: Any, plan: Plan[T], schema: str) -> T:
                 else:
                     rows = await conn.fetch(in_schema(call.statement.text, schema), *call.values)
             except asyncpg_failures() as error:
-                call = plan.throw(from_asyncpg(error))
+                call = plan.throw(from_asyncpg(error, call))
             else:
                 call = plan.send(rows)
     except StopIteration as finished:
@@ -56,7 +56,7 @@ def run_psycopg(conn: Any, plan: Plan[T], schema: str) -> T:
                         cursor.execute(in_schema(call.statement.text, schema), call.values, binary=True)
                         rows = cursor.fetchall()
             except psycopg.Error as error:
-                call = plan.send([]) if _has_no_rows(error) else plan.throw(from_psycopg(error))
+                call = plan.send([]) if _has_no_rows(error) else plan.throw(from_psycopg(error, call))
             else:
                 call = plan.send(rows)
     except StopIteration as finished:
@@ -81,7 +81,7 @@ async def run_psycopg_async(conn: Any, plan: Plan[T], schema: str) -> T:
                         await cursor.execute(in_schema(call.statement.text, schema), call.values, binary=True)
                         rows = await cursor.fetchall()
             except psycopg.Error as error:
-                call = plan.send([]) if _has_no_rows(error) else plan.throw(from_psycopg(error))
+                call = plan.send([]) if _has_no_rows(error) else plan.throw(from_psycopg(error, call))
             else:
                 call = plan.send(rows)
     except StopIteration as finished:
@@ -113,11 +113,13 @@ def asyncpg_failures() -> tuple[type[Exception], ...]:
     )
 
 
-def from_asyncpg(error: BaseException) -> StatementError:
+def from_asyncpg(error: BaseException, call: Call | Script | None = None) -> StatementError:
     """What asyncpg raised, as one of ours."""
     import asyncpg
 
-    if isinstance(error, asyncpg.PostgresError):
+    if isinstance(error, TimeoutError):
+        failure: StatementError = NoAnswerError(f"{str(error) or 'no answer in time'}{_statement(call)}")
+    elif isinstance(error, asyncpg.PostgresError):
         # asyncpg raises its own connection errors as PostgresError without an answer of the server: sqlstate 08….
         # Its str() would repeat the detail and the hint after the message.
         message = str(error.args[0]) if error.args else str(error)
@@ -132,8 +134,19 @@ def from_asyncpg(error: BaseException) -> StatementError:
     return failure
 
 
-def from_psycopg(error: Any) -> StatementError:
+def from_psycopg(error: Any, call: Call | Script | None = None) -> StatementError:
     """What psycopg raised, as one of ours."""
-    failure = StatementError(error.sqlstate or "", str(error).split("\n")[0], error.diag.message_detail or "")
+    import psycopg
+
+    if isinstance(error, psycopg.errors.ConnectionTimeout):
+        failure: StatementError = NoAnswerError(f"{error}{_statement(call)}")
+    else:
+        failure = StatementError(
+            error.sqlstate or "", str(error).split("\n")[0], error.diag.message_detail or ""
+        )
     failure.__cause__ = error
     return failure
+
+
+def _statement(call: Call | Script | None) -> str:
+    return f" to statement {call.statement.name}" if isinstance(call, Call) else ""

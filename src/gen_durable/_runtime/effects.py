@@ -17,7 +17,7 @@ from .._core.model import CommitEntry
 from .._db import commit as commits
 from .._db.failures import RACES, READ_ONLY, StatementError, is_outage, is_race, is_repairable
 from .._db.plan import Plan
-from .._db.pool import PINNED, Database, is_gone
+from .._db.pool import PINNED, Database
 from ..errors import UsageError
 from ..outcome import Effect, Sql
 from .executor import as_exception, current_task, is_ours
@@ -123,12 +123,12 @@ async def _apply(effect: Effect, conn: Any) -> None:
         if is_ours(error, task):
             raise
         # Not its fault: the connection broke, or somebody was in the way. It is run again.
-        if is_gone(conn):
+        if conn.is_closed():
             raise _broken_off(transaction, error) from error
         if getattr(error, "sqlstate", None) in RACES:
             raise RaceLostError(str(getattr(error, "sqlstate", "")), str(error)) from error
         raise EffectError(as_exception(error)) from error
-    if is_gone(conn):
+    if conn.is_closed():
         raise _broken_off(transaction, None)
     if not conn.is_in_transaction():
         raise EffectError(_has_ended())

@@ -101,7 +101,14 @@ class Engine:
         recorder = Recorder(worker, settings.executions, grace, settings.alerts or None)
         self._flusher = Flusher(commits, stragglers, effects, recorder, wakes, contact)
         self._heartbeat = Heartbeat(
-            dsn, settings, shortest, contact, self._lose, self._cancel, self._lose_all
+            dsn,
+            settings,
+            shortest,
+            contact,
+            self._lose,
+            self._cancel,
+            self._lose_all,
+            database.watchdog.suspect,
         )
         limits = Limits(settings.max_payload, settings.max_children)
         hello = hello_for(registry, limits)

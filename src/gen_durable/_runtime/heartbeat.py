@@ -16,6 +16,7 @@ from typing import Final
 
 from .._db.failures import StatementError
 from .._db.lease import Lease, mark_started, renew, watch
+from .._db.patience import Patience
 from .._db.pool import Database
 from ..config import Settings
 from ..connections import Dsn
@@ -40,6 +41,7 @@ class Heartbeat:
         on_lost: Callable[[Lease], None],
         on_cancelled: Callable[[Lease], None],
         on_failure: Callable[[BaseException], None],
+        on_silence: Callable[[], object],
     ) -> None:
         self._dsn = dsn
         self._settings = settings
@@ -48,6 +50,7 @@ class Heartbeat:
         self._on_lost = on_lost
         self._on_cancelled = on_cancelled
         self._on_failure = on_failure
+        self._on_silence = on_silence
         self._lock = threading.Lock()
         # Lease → when it was last known to be good (monotonic), and its length. Guarded by the lock.
         self._leases: dict[Lease, tuple[float, timedelta]] = {}
@@ -121,10 +124,11 @@ class Heartbeat:
             settings.schema,
             at_once=False,
             size=1,
-            # A connection that has fallen silent is given up while there is time to renew on another one.
-            answer_within=self._shortest.total_seconds() / 3,
+            name="the heartbeat",
+            patience=Patience.of_heartbeat(self._shortest),
             pooler=settings.pooler,
         )
+        database.watchdog.on_silence = self._tell_of_silence
         # For one lease at most: a worker that cannot renew must not go on leasing.
         outage = Outage(
             "heartbeat",
@@ -144,6 +148,11 @@ class Heartbeat:
                 outage.is_over()
         self._beating = None
         await database.close()
+
+    def _tell_of_silence(self) -> None:
+        """What cut this connection has probably cut those of the worker."""
+        with suppress(RuntimeError):  # the worker's loop is closed
+            self._loop.call_soon_threadsafe(self._on_silence)
 
     async def _keep(self, database: Database) -> None:
         if due := self._due():

@@ -1,0 +1,102 @@
+"""The blocking connection, which gives up when its server falls silent: psycopg itself would wait forever."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Generator
+from typing import Any, Final, NoReturn, Self, TypeVar
+
+import psycopg
+from psycopg.conninfo import conninfo_to_dict
+
+from .failures import NoAnswerError, StatementError
+from .patience import GRACE, Patience
+from .runner import run_psycopg
+from .watchdog import working
+
+__all__ = ["Connection"]
+
+T = TypeVar("T")
+_log: Final = logging.getLogger("gen_durable.connections")
+_PINNED_PATH: Final = "-c search_path=pg_catalog,pg_temp"
+# tcp_user_timeout is new in libpq 12.
+_USER_TIMEOUT_SINCE: Final = 120000
+
+
+class Connection(psycopg.Connection[Any]):
+    """Asks the server about a statement without an answer, and closes itself if no session works on it."""
+
+    _patience: Patience
+    # Where to ask: the DSN for another connection. None behind a pooler, which gives out process ids of its own.
+    _ask: Callable[[], str] | None
+
+    @classmethod
+    def open(cls, where: str, patience: Patience, ask: Callable[[], str] | None, **options: Any) -> Self:
+        """Connect, with TCP keepalive unless the DSN says otherwise."""
+        given = conninfo_to_dict(where)
+        options |= {name: value for name, value in patience.keepalive().items() if name not in given}
+        if psycopg.pq.version() < _USER_TIMEOUT_SINCE:
+            options.pop("tcp_user_timeout", None)
+        conn = cls.connect(
+            where,
+            autocommit=True,
+            connect_timeout=max(2, round(patience.connect)),  # psycopg waits no shorter
+            **options,
+        )
+        conn.watch(patience, ask)
+        return conn
+
+    def watch(self, patience: Patience, ask: Callable[[], str] | None) -> None:
+        """Bound every later wait; `ask` gives the DSN to inquire about this session."""
+        self._patience, self._ask = patience, ask
+
+    def wait(self, gen: Any, *args: Any, **options: Any) -> Any:
+        """Consume a generator of the driver, for as long as the server works on it."""
+        return super().wait(self._watched(gen), *args, **options)
+
+    def _watched(self, gen: Generator[Any, Any, T]) -> Generator[Any, Any, T]:
+        """The generator of the driver, which is resumed several times a second while nothing arrives."""
+        begun = time.monotonic()
+        looks_at, ends_at = begun + self._patience.suspect, begun + self._patience.answer
+        try:
+            wanted = next(gen)
+            while True:
+                ready = yield wanted
+                now = time.monotonic()
+                if ready:
+                    looks_at = now + self._patience.suspect
+                elif now >= ends_at:
+                    gen.close()
+                    self._give_up(now - begun)
+                elif now >= looks_at and self._ask is not None:
+                    if self._is_working(self._ask):
+                        looks_at = time.monotonic() + self._patience.suspect
+                    else:  # the answer may be on its way
+                        ends_at, looks_at = time.monotonic() + GRACE, ends_at
+                wanted = gen.send(ready)
+        except StopIteration as finished:
+            result: T = finished.value
+            return result
+
+    def _is_working(self, ask: Callable[[], str]) -> bool:
+        """Whether the server works on the statement; also if it answers, but not this question."""
+        bounds = self._patience._replace(answer=self._patience.connect)
+        pid = self.info.backend_pid
+        try:
+            with Connection.open(ask(), bounds, None, options=_PINNED_PATH) as other:
+                return pid in run_psycopg(other, working([pid]), "")
+        except (psycopg.errors.ConnectionTimeout, NoAnswerError):
+            return False
+        except psycopg.OperationalError as error:
+            return error.sqlstate is not None  # nobody listens there: the server is gone
+        except (psycopg.Error, StatementError, OSError, ValueError):
+            return True
+
+    def _give_up(self, seconds: float) -> NoReturn:
+        self.close()
+        _log.warning(
+            "connection silent: no answer on the connection of the blocking client for %.1f s; closed it",
+            seconds,
+        )
+        raise psycopg.errors.ConnectionTimeout(f"no answer for {seconds:.1f} s")

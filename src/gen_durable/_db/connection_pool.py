@@ -1,0 +1,180 @@
+"""Connections that are made when they are needed, kept for a while, and dropped when in doubt."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from contextlib import suppress
+from typing import Any, Final
+
+from .failures import StatementError
+
+__all__ = ["ConnectionPool"]
+
+# An idle connection is closed after this time; any connection is replaced after the longer one, which bounds what a
+# session collects on the server and follows a host name that has moved.
+_IDLE_LIFETIME: Final = 300.0
+_LIFETIME: Final = 1800.0
+# How long closing one connection may take before it is cut.
+_CLOSE_WITHIN: Final = 2.0
+
+
+class ConnectionPool:
+    """At most `size` connections of one event loop. The one that was used last is used next.
+
+    `clean` runs on a connection before it is used again; the connection is dropped if that fails.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        connect: Callable[[], Awaitable[Any]],
+        size: int,
+        clean: Callable[[Any], Awaitable[None]] | None = None,
+    ) -> None:
+        self.name = name
+        self._connect = connect
+        self._clean = clean
+        self._places = asyncio.Semaphore(size)
+        # Connection and the time (monotonic) of its last use; the last one was used last.
+        self._idle: list[tuple[Any, float]] = []
+        self._used: set[Any] = set()
+        # Connections in use that must not be used again. A subset of `_used`.
+        self._doubtful: set[Any] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._pruning: asyncio.TimerHandle | None = None
+        self._is_closed = False
+
+    async def acquire(self) -> Any:
+        """An idle connection or a new one; waits while all places are taken."""
+        await self._places.acquire()
+        try:
+            conn = self._pop_idle() or await self._connect()
+        except BaseException:
+            self._places.release()
+            raise
+        self._used.add(conn)
+        if self._is_closed:
+            self._drop(conn)
+            raise StatementError("", "the client was closed")
+        return conn
+
+    async def release(self, conn: Any, *, is_reusable: bool) -> None:
+        """Take a connection back; one that is not reusable is closed in the background."""
+        if not is_reusable or conn.is_closed():
+            self._drop(conn)
+        elif self._clean is None:
+            self._keep(conn)
+        else:
+            # Shielded: the caller may be cancelled, and the cleaning goes on.
+            await asyncio.shield(self._spawn(self._clean_and_keep(conn, self._clean)))
+
+    def suspect(self) -> int:
+        """Close all idle connections and use none of the others again; how many that are."""
+        count = len(self._idle) + len(self._used)
+        for conn, _ in self._idle:
+            conn.terminate()
+        self._idle.clear()
+        self._doubtful = set(self._used)
+        return count
+
+    def expire(self) -> None:
+        """Use no connection again that exists now."""
+        for conn, _ in self._idle:
+            self._close_later(conn)
+        self._idle.clear()
+        self._doubtful = set(self._used)
+
+    def is_doubtful(self, conn: Any) -> bool:
+        """Whether a connection in use will not be used again."""
+        return conn in self._doubtful
+
+    def used(self) -> Iterator[Any]:
+        """The connections in use."""
+        return iter(tuple(self._used))
+
+    async def close(self) -> None:
+        """Close every connection; those in use have a moment to come back."""
+        self._is_closed = True
+        if self._pruning is not None:
+            self._pruning.cancel()
+        for conn, _ in self._idle:
+            self._close_later(conn)
+        self._idle.clear()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_CLOSE_WITHIN):
+                while self._tasks or self._used:
+                    # A connection that comes back now is closed by a task.
+                    await (asyncio.wait(self._tasks) if self._tasks else asyncio.sleep(0.01))
+        for conn in self._used:
+            conn.terminate()
+        for task in self._tasks:
+            task.cancel()
+
+    def _pop_idle(self) -> Any:
+        while self._idle:
+            conn, _ = self._idle.pop()
+            if not conn.is_closed():
+                return conn
+        return None
+
+    def _keep(self, conn: Any) -> None:
+        now = time.monotonic()
+        if self._is_closed or conn in self._doubtful or now - conn.made_at > _LIFETIME:
+            self._drop(conn)
+            return
+        self._used.discard(conn)
+        self._idle.append((conn, now))
+        self._places.release()
+        if self._pruning is None:
+            self._pruning = asyncio.get_running_loop().call_later(_IDLE_LIFETIME, self._prune)
+
+    def _drop(self, conn: Any) -> None:
+        self._used.discard(conn)
+        self._doubtful.discard(conn)
+        self._places.release()
+        if not conn.is_closed():
+            self._close_later(conn)
+
+    def _prune(self) -> None:
+        self._pruning = None
+        oldest = time.monotonic() - _IDLE_LIFETIME
+        for conn, used_at in self._idle:
+            if used_at <= oldest:
+                self._close_later(conn)
+        self._idle = [(conn, used_at) for conn, used_at in self._idle if used_at > oldest]
+        if self._idle:
+            pause = self._idle[0][1] - oldest
+            self._pruning = asyncio.get_running_loop().call_later(pause, self._prune)
+
+    async def _clean_and_keep(self, conn: Any, clean: Callable[[Any], Awaitable[None]]) -> None:
+        try:
+            await clean(conn)
+        except Exception:  # noqa: BLE001 - whatever it is, the session cannot be used again
+            self._drop(conn)
+        except BaseException:
+            self._drop(conn)
+            raise
+        else:
+            self._keep(conn)
+
+    def _close_later(self, conn: Any) -> None:
+        _ = self._spawn(_close(conn))
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+
+async def _close(conn: Any) -> None:
+    """Close politely: a statement that was left is cancelled on the server first. Cut what takes too long."""
+    try:
+        # Whatever it raises, the connection is ended below.
+        with suppress(Exception):
+            async with asyncio.timeout(_CLOSE_WITHIN):
+                await conn.close()
+    finally:
+        conn.terminate()

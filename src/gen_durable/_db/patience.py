@@ -1,0 +1,84 @@
+"""How long to wait for a server that does not answer, derived from the lease."""
+
+from __future__ import annotations
+
+import socket
+from datetime import timedelta
+from typing import Any, Final, NamedTuple, Self
+
+__all__ = ["GRACE", "Patience", "keep_alive"]
+
+GRACE: Final = 0.25
+"""An answer may still be on its way when the server reports the session as idle: wait so many seconds for it."""
+
+# Longer than the statement_timeout of our sessions, so it strikes only when no answer comes.
+_LONGEST_ANSWER: Final = 40.0
+_LONGEST_CONNECT: Final = 10.0
+_LONGEST_SUSPECT: Final = 10.0
+
+
+class Patience(NamedTuple):
+    """Bounds on waiting, in seconds."""
+
+    suspect: float
+    """After this time without an answer the connection is suspect: the server is asked about it."""
+    connect: float
+    """How long opening a connection may take, and an inquiry about a suspect one."""
+    answer: float
+    """After this time without an answer a statement is given up, whatever the server says."""
+
+    @classmethod
+    def of(cls, lease: timedelta, *, is_pooled: bool = False) -> Self:
+        """The bounds for this lease.
+
+        A suspect statement and the inquiry about it take one lease together. Behind a pooler the server cannot be
+        asked, because the pooler gives out process ids of its own: there a statement is given up after one lease.
+        """
+        seconds = lease.total_seconds()
+        return cls(
+            suspect=_between(1.0, seconds / 3, _LONGEST_SUSPECT),
+            connect=_between(2.0, seconds * 2 / 3, _LONGEST_CONNECT),
+            answer=_between(5.0, seconds, _LONGEST_ANSWER) if is_pooled else _LONGEST_ANSWER,
+        )
+
+    @classmethod
+    def of_heartbeat(cls, lease: timedelta) -> Self:
+        """The bounds for renewing leases: a silent connection leaves time to renew on another one."""
+        third = lease.total_seconds() / 3
+        return cls(third, min(third, _LONGEST_CONNECT), min(third, _LONGEST_ANSWER))
+
+    def keepalive(self) -> dict[str, int]:
+        """TCP settings under the names that libpq has for them: a dead peer is noticed after `suspect` seconds."""
+        return {
+            "keepalives": 1,
+            "keepalives_idle": max(1, round(self.suspect / 2)),
+            "keepalives_interval": max(1, round(self.suspect / 4)),
+            "keepalives_count": 2,
+            "tcp_user_timeout": round(self.suspect * 1000),
+        }
+
+
+# The names of the socket options differ: macOS calls the idle time TCP_KEEPALIVE, and has no TCP_USER_TIMEOUT.
+_OPTIONS: Final = {
+    "keepalives_idle": ("TCP_KEEPIDLE", "TCP_KEEPALIVE"),
+    "keepalives_interval": ("TCP_KEEPINTVL",),
+    "keepalives_count": ("TCP_KEEPCNT",),
+    "tcp_user_timeout": ("TCP_USER_TIMEOUT",),
+}
+
+
+def keep_alive(sock: Any, patience: Patience) -> None:
+    """Let the kernel end the connection of a TCP socket whose peer is gone."""
+    if sock is None or sock.family not in (socket.AF_INET, socket.AF_INET6):
+        return
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    values = patience.keepalive()
+    for name, options in _OPTIONS.items():
+        for option in options:
+            if hasattr(socket, option):
+                sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), values[name])
+                break
+
+
+def _between(least: float, value: float, most: float) -> float:
+    return max(least, min(value, most))

@@ -1,0 +1,134 @@
+"""Finds connections that have fallen silent: the peer is gone, and neither FIN nor RST has said so."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Final
+
+from .address import AddressError
+from .connection_pool import ConnectionPool
+from .failures import NoAnswerError, StatementError
+from .patience import GRACE, Patience
+from .plan import Plan, statements
+from .runner import asyncpg_failures, run_asyncpg
+
+__all__ = ["Watchdog", "working"]
+
+_log: Final = logging.getLogger("gen_durable.connections")
+_SQL = statements("watchdog.sql")
+
+
+def working(pids: Sequence[int]) -> Plan[set[int]]:
+    """Which of these sessions work on a statement."""
+    return {row["pid"] for row in (yield _SQL["working"](pids=pids))}
+
+
+class Watchdog:
+    """Watches the pools of one event loop.
+
+    A statement without an answer is slow, or its connection is silent. The server knows which: on a new connection it
+    is asked whether the session still works. If not, or if the new connection gets no answer either, the connection is
+    cut. What cut one connection has probably cut the others, so all connections of all pools are replaced.
+    """
+
+    def __init__(self, connect: Callable[[], Awaitable[Any]], patience: Patience) -> None:
+        self._connect = connect
+        self._patience = patience
+        self._pools: list[ConnectionPool] = []
+        self._task: asyncio.Task[None] | None = None
+        self.on_silence: Callable[[], None] = lambda: None
+        """Called when a connection has fallen silent, for pools of another event loop."""
+
+    def watch(self, pool: ConnectionPool, *, asks: bool) -> None:
+        """Watch one more pool. `asks`: the server knows its sessions by their process ids."""
+        self._pools.append(pool)
+        if asks and self._task is None:
+            self._task = asyncio.get_running_loop().create_task(self._run())
+
+    def forget(self, pool: ConnectionPool) -> None:
+        """Watch it no longer; the last one ends the watching."""
+        self._pools = [other for other in self._pools if other is not pool]
+        if not self._pools and self._task is not None:
+            self._task.cancel()
+            self._task = None
+
+    def silent(self, pool: ConnectionPool, conn: Any, seconds: float) -> None:
+        """A connection of this pool gave no answer for so long."""
+        # One that was doubtful before is part of what the log has told already.
+        is_news = not pool.is_doubtful(conn)
+        count = self.suspect()
+        if is_news:
+            self.on_silence()
+            _log.warning(
+                "connection silent: no answer on a connection for %s for %.1f s; closing it and replacing all %d "
+                "connections of this client or worker",
+                pool.name,
+                seconds,
+                count,
+            )
+
+    def suspect(self) -> int:
+        """Replace all connections of all pools; how many there are."""
+        return sum(pool.suspect() for pool in self._pools)
+
+    async def _run(self) -> None:
+        while True:
+            await asyncio.sleep(self._patience.suspect / 4)
+            if not self._waiting(self._patience.suspect):
+                continue
+            # Statements that have just been sent may not have arrived at the server.
+            silent = await self._without_session(self._waiting(self._patience.suspect / 4))
+            await asyncio.sleep(GRACE)
+            self._cut([entry for entry in silent if _is_waiting(entry)])
+
+    def _waiting(self, seconds: float) -> list[_Waiting]:
+        """Who has waited for so long since the server last said that it works on that."""
+        latest = time.monotonic() - seconds
+        return [
+            (pool, conn, conn.asked_at)
+            for pool in self._pools
+            for conn in pool.used()
+            if conn.asked_at is not None and max(conn.asked_at, conn.seen_at) <= latest
+        ]
+
+    async def _without_session(self, waiting: list[_Waiting]) -> list[_Waiting]:
+        """Those of which the server knows no session that works."""
+        failures: tuple[type[Exception], ...] = (*asyncpg_failures(), StatementError)
+        pids = {conn.get_server_pid() for _, conn, _ in waiting}
+        try:
+            async with asyncio.timeout(self._patience.connect):
+                probe = await self._connect()
+                try:
+                    pids = await run_asyncpg(probe, working(list(pids)), "")
+                finally:
+                    probe.terminate()
+        except (AddressError, socket.gaierror):
+            pass  # it is not known where to ask: ask again later
+        except (OSError, NoAnswerError):  # a timeout among them: a new connection gets no answer either
+            return waiting
+        except failures:
+            pass  # the server answers, but not this question: ask again later
+        now = time.monotonic()
+        for _, conn, _ in waiting:
+            if conn.get_server_pid() in pids:
+                conn.seen_at = now
+        return [entry for entry in waiting if entry[1].get_server_pid() not in pids]
+
+    def _cut(self, silent: list[_Waiting]) -> None:
+        now = time.monotonic()
+        for pool, conn, asked_at in sorted(silent, key=lambda entry: entry[2]):
+            self.silent(pool, conn, now - asked_at)
+            conn.cut(now - asked_at)
+
+
+_Waiting = tuple[ConnectionPool, Any, float]
+"""A pool, a connection of it, and since when that waits."""
+
+
+def _is_waiting(entry: _Waiting) -> bool:
+    _, conn, asked_at = entry
+    return bool(conn.asked_at == asked_at and not conn.is_closed())

@@ -1,0 +1,280 @@
+"""Connections that fall silent: nothing arrives any more, and neither FIN nor RST says so."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+import threading
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from gen_durable import (
+    AsyncClient,
+    Client,
+    Context,
+    Done,
+    Duplicate,
+    Inserted,
+    Machine,
+    Next,
+    Outcome,
+    Settings,
+    Spec,
+    Sql,
+    Worker,
+    step,
+)
+from gen_durable._db.blocking import BlockingDatabase
+from gen_durable._db.failures import NoAnswerError, StatementError
+from gen_durable._db.insert import insert
+from gen_durable._db.patience import Patience
+from gen_durable._db.plan import Statement
+from gen_durable._db.pool import Database, only
+from gen_durable.errors import UnreachableError
+from tests.chaos.arena import Arena
+from tests.chaos.fleet import CHAOS
+from tests.chaos.machines import Chain, Work
+from tests.chaos.proxy import INSERT, Proxy, Verdict, saying
+from tests.db.engine import new
+
+LEASE = timedelta(seconds=3)
+SHORT = Settings(lease=LEASE, poll_interval=timedelta(milliseconds=200), drain_timeout=timedelta(seconds=1))
+# A lease of 3 s makes a connection suspect after 1 s. This leaves room for a busy machine; it was 83 s before.
+SOON = 12.0
+SLEEP = Statement("sleep", "select pg_sleep(:seconds::float8)::text as slept")
+
+
+class Slow(Machine[int, int]):
+    @step
+    async def first(self, ctx: Context[int]) -> Outcome[int]:
+        await asyncio.sleep(0.5)
+        return Next(self.second, ctx.state + 1, effect=Sql("select 1"))
+
+    @step
+    async def second(self, ctx: Context[int]) -> Outcome[int]:
+        return Done(ctx.state)
+
+
+@pytest.fixture
+async def proxy(direct_dsn: str) -> AsyncIterator[Proxy]:
+    async with Proxy.open(direct_dsn) as opened:
+        yield opened
+
+
+async def within(seconds: float, work: Any) -> Any:
+    async with asyncio.timeout(seconds):
+        return await work
+
+
+@pytest.fixture(params=["AsyncClient", "Client"])
+async def verbs(request: pytest.FixtureRequest, proxy: Proxy) -> AsyncIterator[Callable[..., Any]]:
+    """A call of a verb of each client, through the proxy."""
+    if request.param == "AsyncClient":
+        async with AsyncClient(proxy.dsn, settings=SHORT) as client:
+            yield lambda verb, *args, **options: getattr(client, verb)(*args, **options)
+        return
+    blocking = Client(proxy.dsn, settings=SHORT)
+    await asyncio.to_thread(blocking.__enter__)
+    try:
+        yield lambda verb, *args, **options: asyncio.to_thread(getattr(blocking, verb), *args, **options)
+    finally:
+        await asyncio.to_thread(blocking.__exit__, None, None, None)
+
+
+async def test_worker_finishes_work_after_its_connections_fall_silent(
+    direct_dsn: str, proxy: Proxy, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    async with AsyncClient(direct_dsn) as client, Worker([Slow], dsn=proxy.dsn, settings=SHORT):
+        before = [await client.insert(Slow, number) for number in range(3)]
+        await client.wait(before[0], timeout=timedelta(seconds=SOON))
+        during = [await client.insert(Slow, number) for number in range(3)]
+        await asyncio.sleep(0.2)
+        proxy.swallow()
+        after = [await client.insert(Slow, number) for number in range(3)]
+        ended = await client.wait_all([*before, *during, *after], timeout=timedelta(seconds=SOON))
+    assert [instance.result for instance in ended] == [1, 2, 3] * 3
+    silences = [line for line in caplog.messages if line.startswith("connection silent: ")]
+    # The heartbeat has a connection of its own, and finds out for itself.
+    assert len([line for line in silences if "for the heartbeat" not in line]) == 1, silences
+    assert "no answer on a connection for" in silences[0]
+
+
+async def test_verb_raises_in_bounded_time_and_may_be_repeated(
+    verbs: Callable[..., Any], proxy: Proxy
+) -> None:
+    await verbs("insert", Chain, Work(), idempotency_key="before")
+    proxy.swallow()
+    with pytest.raises(NoAnswerError, match=r"no answer for \d+\.\d s to statement insert"):
+        await within(SOON, verbs("insert", Chain, Work(), idempotency_key="one"))
+    assert isinstance(await verbs("insert", Chain, Work(), idempotency_key="one"), Inserted)
+
+
+@pytest.mark.parametrize("verb", ["insert_all", "signal", "cancel", "get"])
+async def test_every_verb_gives_up_on_a_silent_connection(
+    verbs: Callable[..., Any], proxy: Proxy, verb: str
+) -> None:
+    order = await verbs("insert", Chain, Work())
+    proxy.swallow()
+    args: tuple[Any, ...] = ([Spec(Chain, Work())],) if verb == "insert_all" else (order,)
+    with pytest.raises(StatementError):
+        await within(SOON, verbs(verb, *args, *(("paid",) if verb == "signal" else ())))
+    assert (await verbs("get", order)).id == order.id
+
+
+async def test_wait_ends_in_bounded_time(verbs: Callable[..., Any], proxy: Proxy) -> None:
+    order = await verbs("insert", Chain, Work())
+    proxy.swallow()
+    # The blocking client has one connection; the other one looks a last time, on another connection.
+    with suppress(NoAnswerError):
+        await within(SOON, verbs("wait", order, timeout=timedelta(seconds=0.1)))
+
+
+async def test_insert_whose_answer_was_swallowed_is_a_duplicate(
+    verbs: Callable[..., Any], proxy: Proxy
+) -> None:
+    proxy.on(saying(INSERT), "answered", lambda: Verdict.SILENCE)
+    with pytest.raises(NoAnswerError):
+        await within(SOON, verbs("insert", Chain, Work(), idempotency_key="one"))
+    assert isinstance(await verbs("insert", Chain, Work(), idempotency_key="one"), Duplicate)
+
+
+async def test_transaction_on_a_silent_connection_is_given_up(proxy: Proxy) -> None:
+    bounds = Patience.of(LEASE)
+    async with await Database.open(proxy.dsn, "gen_durable", patience=bounds) as database:
+        proxy.swallow()
+        with pytest.raises(NoAnswerError):
+            await within(SOON, database.run_in_transaction(only(SLEEP(seconds=0.0))))
+        await database.run_in_transaction(only(SLEEP(seconds=0.0)))
+    blocking = BlockingDatabase(proxy.dsn, "gen_durable", lease=LEASE)
+    await asyncio.to_thread(blocking.run, only(SLEEP(seconds=0.0)))
+    proxy.swallow()
+    with pytest.raises(NoAnswerError):
+        await within(SOON, asyncio.to_thread(blocking.run_in_transaction, only(SLEEP(seconds=0.0))))
+    await asyncio.to_thread(blocking.run_in_transaction, only(SLEEP(seconds=0.0)))
+    blocking.close()
+
+
+async def test_slow_statement_is_not_taken_for_a_silent_connection(proxy: Proxy) -> None:
+    bounds = Patience.of(LEASE)
+    async with await Database.open(proxy.dsn, "gen_durable", patience=bounds) as database:
+        assert len(await database.run(only(SLEEP(seconds=bounds.suspect * 3)))) == 1
+        assert database.connects == 1
+    blocking = BlockingDatabase(proxy.dsn, "gen_durable", lease=LEASE)
+    assert len(await asyncio.to_thread(blocking.run, only(SLEEP(seconds=bounds.suspect * 3)))) == 1
+    blocking.close()
+
+
+async def test_verb_raises_when_new_connections_are_silent_too(
+    verbs: Callable[..., Any], proxy: Proxy
+) -> None:
+    await verbs("insert", Chain, Work())
+    proxy.swallow(new=True)
+    with pytest.raises(StatementError):
+        await within(SOON, verbs("insert", Chain, Work()))
+    with pytest.raises((StatementError, UnreachableError)):
+        await within(SOON, verbs("insert", Chain, Work()))
+
+
+@pytest.mark.parametrize("new", [False, True], ids=["new connections work", "new ones are silent too"])
+async def test_sigterm_ends_a_worker_whose_connections_are_silent(arena: Arena, new: bool) -> None:
+    async with Proxy.open(arena.dsn) as proxy:
+        process = await arena.fleet.start(proxy.dsn, settings=CHAOS)
+        await arena.producer.insert_surely("chain", Chain, Work(steps=2, pace=2))
+        await asyncio.sleep(0.5)
+        proxy.swallow(new=new)
+        begun = time.monotonic()
+        process.terminate()
+        assert await process.ends() == 0
+        # The step ends after 2 s at most; the rest is last answers and the closing of all pools together.
+        assert time.monotonic() - begun < 17
+
+
+async def test_dsn_function_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gen_durable._db.address._ANSWER_WITHIN", 0.2)
+    released = threading.Event()
+
+    def dsn() -> str:
+        released.wait(30)
+        return ""
+
+    def open_client() -> None:
+        with Client(dsn):
+            pass
+
+    try:
+        with pytest.raises(UnreachableError, match=r"no answer within 0\.2 s"):
+            await within(SOON, asyncio.to_thread(open_client))
+        with pytest.raises(UnreachableError, match=r"no answer within 0\.2 s"):
+            async with AsyncClient(dsn):
+                pass
+    finally:
+        released.set()
+
+
+async def test_next_host_is_tried_when_the_first_does_not_answer(direct_dsn: str) -> None:
+    async with Proxy.open(direct_dsn) as proxy:
+        with socket.create_server(("127.0.0.1", 0)) as silent:
+            mute = f"127.0.0.1:{silent.getsockname()[1]}"
+            dsn = proxy.dsn.replace("@127", f"@{mute},127")
+            async with await Database.open(dsn, "gen_durable", patience=Patience.of(LEASE)) as database:
+                await database.run(only(SLEEP(seconds=0.0)))
+                # The host that did not answer is asked last from now on.
+                begun = time.monotonic()
+                database._pool.suspect()
+                await database.run(only(SLEEP(seconds=0.0)))
+                assert time.monotonic() - begun < 1.5
+
+
+def test_bounds_follow_the_lease() -> None:
+    assert Patience.of(timedelta(seconds=60)) == (10, 10, 40)
+    assert Patience.of(timedelta(seconds=6)) == (2, 4, 40)
+    assert Patience.of(timedelta(seconds=6), is_pooled=True) == (2, 4, 6)
+    assert Patience.of(timedelta(seconds=60), is_pooled=True) == (10, 10, 40)
+    assert Patience.of(timedelta(milliseconds=10)) == (1, 2, 40)
+    assert Patience.of_heartbeat(timedelta(seconds=60)) == (20, 10, 20)
+
+
+@pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="the platform has no such option")
+async def test_sockets_have_keepalive_and_user_timeout(proxy: Proxy) -> None:
+    def options(fileno: int) -> list[int]:
+        with socket.socket(fileno=os.dup(fileno)) as sock:
+            return [
+                sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE),
+                *(
+                    sock.getsockopt(socket.IPPROTO_TCP, name)
+                    for name in (
+                        socket.TCP_KEEPIDLE,
+                        socket.TCP_KEEPINTVL,
+                        socket.TCP_KEEPCNT,
+                        socket.TCP_USER_TIMEOUT,
+                    )
+                ),
+            ]
+
+    async with AsyncClient(proxy.dsn) as client:
+        ((conn, _),) = client._database._pool._idle
+        assert options(conn._transport.get_extra_info("socket").fileno()) == [1, 5, 2, 2, 10_000]
+
+    def blocking(dsn: str) -> list[int]:
+        with Client(dsn) as client:
+            return options(client._database._conn.fileno())
+
+    assert await asyncio.to_thread(blocking, proxy.dsn) == [1, 5, 2, 2, 10_000]
+    own = f"{proxy.dsn}&keepalives_idle=77&tcp_user_timeout=4000"
+    assert await asyncio.to_thread(blocking, own) == [1, 77, 2, 2, 4_000]
+
+
+def test_insert_passes_an_error_on_without_making_it_its_own_cause() -> None:
+    plan = insert([new()], is_alone=False)
+    next(plan)
+    with pytest.raises(StatementError) as raised:
+        plan.throw(StatementError("", "the connection was lost"))
+    assert raised.value.__cause__ is None

@@ -1,0 +1,60 @@
+"""The session of an effect is cleaned before it is used again, also when its execution is cancelled meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from gen_durable._db import pool
+from gen_durable._db.plan import Plan, Statement
+from gen_durable._db.pool import Database, only
+
+# As `hold` does: the end of the transaction needs to know the path of the effect.
+YES = Statement(
+    "yes",
+    "select set_config('gen_durable_pool.path', current_setting('search_path'), true) is not null as yes",
+)
+
+CLEANING = """
+    select count(*) from pg_stat_activity
+    where datname = current_database() and query ~ '^reset session.*sleep'
+"""
+
+
+def yes() -> Plan[bool]:
+    return bool((yield from only(YES()))[0]["yes"])
+
+
+@pytest.mark.parametrize("ends", [False, True], ids=["cleaned", "the session ends meanwhile"])
+async def test_cancelled_while_its_connection_is_cleaned(
+    durable_dsn: str, db: Any, monkeypatch: pytest.MonkeyPatch, ends: bool
+) -> None:
+    monkeypatch.setattr(pool, "_RESET", pool._RESET + "; select pg_sleep(0.5)")
+    unhandled: list[Mapping[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: unhandled.append(context))
+    pids: list[int] = []
+
+    async def lock(conn: Any) -> None:
+        pids.append(conn.get_server_pid())
+        await conn.execute("select pg_advisory_lock(4711)")
+
+    async with await Database.open(durable_dsn, "gen_durable", size=1, lends=True) as database:
+        task = asyncio.ensure_future(database.run_after(lock, yes(), yes()))
+        while not await db.fetchval(CLEANING):
+            await asyncio.sleep(0.01)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        if ends:
+            await db.execute("select pg_terminate_backend($1)", pids[0])
+        assert await database.run_after(lock, yes(), yes()), "the next one has a clean session"
+        assert (pids[0] == pids[1]) == (not ends)
+        assert await db.fetchval("select pg_try_advisory_lock(4711)")
+    del task
+    gc.collect()
+    await asyncio.sleep(0)
+    assert unhandled == []
