@@ -5,6 +5,7 @@ instance outlives the process, the host and the database server that it runs on.
 """
 
 from ._core.records import job_state
+from ._schema import migrate, migrate_async
 from ._version import VERSION
 from .async_client import AsyncClient
 from .audit import AuditEvent
@@ -165,6 +166,8 @@ __all__ = [
     "backoff",
     "job",
     "job_state",
+    "migrate",
+    "migrate_async",
     "step",
 ]
 

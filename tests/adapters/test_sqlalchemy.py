@@ -203,9 +203,6 @@ async def test_what_is_in_no_transaction_or_of_another_kind_is_refused(dsn: str,
     engine = create_async_engine(dsn.replace("postgresql:", "postgresql+asyncpg:"))
     client, async_client = Client(dsn), AsyncClient(dsn)
 
-    def in_sync(session: Session) -> None:
-        client.insert(Number, 1, conn=session)
-
     async with AsyncSession(engine) as apart:
         with Session(blocking) as session:
             for conn, error in (
@@ -223,8 +220,26 @@ async def test_what_is_in_no_transaction_or_of_another_kind_is_refused(dsn: str,
         ):
             with pytest.raises(UsageError, match=f"conn= is {error}"):
                 client.insert(Number, 1, conn=other)  # type: ignore[call-overload]
-        with pytest.raises(UsageError, match="conn= is a asyncpg Connection; pass a psycopg Connection"):
-            await apart.run_sync(in_sync)
+    await engine.dispose()
+
+
+@pytest.mark.parametrize("driver", ["asyncpg", "psycopg_async"])
+async def test_a_blocking_verb_inside_run_sync_is_part_of_its_transaction(dsn: str, driver: str) -> None:
+    from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
+
+    engine = create_async_engine(dsn.replace("postgresql:", f"postgresql+{driver}:"))
+    client, key = Client("postgresql://nowhere"), next(KEYS)
+
+    def work(session: Session) -> int:
+        client.insert(Number, 1, correlation_key=key, conn=session)
+        return client.count(correlation_key=key, conn=session)
+
+    for how in ("rollback", "commit"):
+        async with AsyncSession(engine) as session:
+            assert await session.run_sync(work) == 1
+            await getattr(session, how)()
+    async with AsyncClient(dsn) as looking:
+        assert await looking.count(correlation_key=key) == 1
     await engine.dispose()
 
 

@@ -72,7 +72,7 @@ def test_sql_needs_no_database(schema: str, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv("GEN_DURABLE_DSN", "postgresql://nobody@127.0.0.1:1/nowhere")
     printed = CliRunner().invoke(root, ["db", "sql", "--schema", schema])
     assert printed.exit_code == 0
-    assert printed.stdout.startswith("begin;\n\ndo $$ begin if to_regnamespace")
+    assert printed.stdout.startswith("begin;\n\nset local search_path = pg_catalog, pg_temp;\n\ndo $$ begin")
     assert f'create schema "{schema}"' in printed.stdout
     assert printed.stdout.endswith("commit;\n")
     assert "gen_durable." not in code(printed.stdout)

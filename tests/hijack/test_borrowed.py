@@ -138,7 +138,7 @@ async def test_without_the_guard_they_spring(
     trapped: str, db: Any, attacker: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """So that the test above is known to test something."""
-    monkeypatch.setattr(CallersPath, "around", lambda self, plan: plan)
+    monkeypatch.setattr(CallersPath, "around", lambda self, plan, **_: plan)
     async with AsyncExitStack() as stack:
         caller = await opened("psycopg async", trapped, stack)
         await caller.use("insert", Chain, 1)

@@ -5,6 +5,7 @@ SQLAlchemy and Django are known by the names of their classes. Whoever passes a 
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Final, TypeAlias, TypeVar
@@ -15,13 +16,19 @@ from .failures import StatementError
 from .plan import Plan
 from .runner import run_asyncpg, run_psycopg, run_psycopg_async
 
-__all__ = ["driver_of"]
+__all__ = ["driver_of", "is_connection"]
 
 T = TypeVar("T")
-Driver: TypeAlias = Callable[[Any, Plan[Any], str], Any]
+Driver: TypeAlias = Callable[..., Any]
+"""Runs a plan on a connection, in a schema; `as_one`: as one transaction, of its own if the caller has begun none."""
 
 _POOLS: Final = ("a pool", "acquire a connection of it and pass that")
 _ENGINES: Final = ("an engine", "pass a session, or a connection of it")
+
+
+def is_connection(given: object) -> bool:
+    """Whether it is a connection or a session, of any kind; some of these can be called, as a function can."""
+    return bool(_kinds(given) & (_BLOCKING.keys() | _ASYNC.keys()))
 
 
 def driver_of(conn: Any, *, blocking: bool) -> Driver:
@@ -37,10 +44,10 @@ def driver_of(conn: Any, *, blocking: bool) -> Driver:
     raise UsageError(what, f"pass {_WANTED[blocking]}")
 
 
-async def _run_asyncpg(conn: Any, plan: Plan[T], schema: str) -> T:
+async def _run_asyncpg(conn: Any, plan: Plan[T], schema: str, *, as_one: bool = False) -> T:
     path = CallersPath(conn.is_in_transaction)
     try:
-        result: T = await run_asyncpg(conn, path.around(plan), schema)
+        result: T = await run_asyncpg(conn, path.around(plan, as_one=as_one), schema)
     except BaseException:
         with suppress(
             StatementError
@@ -51,10 +58,10 @@ async def _run_asyncpg(conn: Any, plan: Plan[T], schema: str) -> T:
     return result
 
 
-def _run_psycopg(conn: Any, plan: Plan[T], schema: str) -> T:
+def _run_psycopg(conn: Any, plan: Plan[T], schema: str, *, as_one: bool = False) -> T:
     path = CallersPath(lambda: _is_in_transaction(conn))
     try:
-        result: T = run_psycopg(conn, path.around(plan), schema)
+        result: T = run_psycopg(conn, path.around(plan, as_one=as_one), schema)
     except BaseException:
         with suppress(StatementError):
             run_psycopg(conn, path.end(), schema)
@@ -63,10 +70,10 @@ def _run_psycopg(conn: Any, plan: Plan[T], schema: str) -> T:
     return result
 
 
-async def _run_psycopg_async(conn: Any, plan: Plan[T], schema: str) -> T:
+async def _run_psycopg_async(conn: Any, plan: Plan[T], schema: str, *, as_one: bool = False) -> T:
     path = CallersPath(lambda: _is_in_transaction(conn))
     try:
-        result: T = await run_psycopg_async(conn, path.around(plan), schema)
+        result: T = await run_psycopg_async(conn, path.around(plan, as_one=as_one), schema)
     except BaseException:
         with suppress(StatementError):
             await run_psycopg_async(conn, path.end(), schema)
@@ -81,17 +88,27 @@ def _is_in_transaction(conn: Any) -> bool:
     return not conn.autocommit or is_piped or conn.info.transaction_status.name != "IDLE"
 
 
-def _run_sqlalchemy(conn: Any, plan: Plan[T], schema: str) -> T:
+def _run_sqlalchemy(conn: Any, plan: Plan[T], schema: str, *, as_one: bool = False) -> T:
     """In the transaction of a Session or Connection of SQLAlchemy."""
     found = conn if "sqlalchemy.Connection" in _kinds(conn) else conn.connection()
     if not found.in_transaction():
         found.begin()  # otherwise its commit() would not know that there is something to commit
     raw = found.connection.driver_connection
-    result: T = driver_of(raw, blocking=True)(raw, plan, schema)
+    result: T
+    if (
+        _kinds(raw) & _ASYNC.keys()
+    ):  # Alembic on an async engine: blocking for its caller, awaited by SQLAlchemy
+        driver = driver_of(raw, blocking=False)
+        if driver is _run_asyncpg and not raw.is_in_transaction():
+            found.exec_driver_sql("select 1")  # see _run_sqlalchemy_async
+        wait = importlib.import_module("sqlalchemy.util").await_only
+        result = wait(driver(raw, plan, schema, as_one=as_one))
+    else:
+        result = driver_of(raw, blocking=True)(raw, plan, schema, as_one=as_one)
     return result
 
 
-async def _run_sqlalchemy_async(conn: Any, plan: Plan[T], schema: str) -> T:
+async def _run_sqlalchemy_async(conn: Any, plan: Plan[T], schema: str, *, as_one: bool = False) -> T:
     """In the transaction of an AsyncSession or AsyncConnection of SQLAlchemy."""
     found = conn if "sqlalchemy.AsyncConnection" in _kinds(conn) else await conn.connection()
     if not found.in_transaction():
@@ -102,18 +119,18 @@ async def _run_sqlalchemy_async(conn: Any, plan: Plan[T], schema: str) -> T:
     # would be committed by itself.
     if driver is _run_asyncpg and not raw.is_in_transaction():
         await found.exec_driver_sql("select 1")
-    result: T = await driver(raw, plan, schema)
+    result: T = await driver(raw, plan, schema, as_one=as_one)
     return result
 
 
-def _run_django(conn: Any, plan: Plan[T], schema: str) -> T:
+def _run_django(conn: Any, plan: Plan[T], schema: str, *, as_one: bool = False) -> T:
     """In the transaction of Django's connection, or by itself where there is none."""
     conn.ensure_connection()
     conn.validate_no_broken_transaction()
     raw = conn.connection
     driver = driver_of(raw, blocking=True)
     try:
-        result: T = driver(raw, plan, schema)
+        result: T = driver(raw, plan, schema, as_one=as_one)
         return result
     except BaseException:
         # As if its own cursor had raised it: the connection is looked at before it is used again, and an atomic() block

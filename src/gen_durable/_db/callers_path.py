@@ -28,6 +28,7 @@ _RESTORE: Final = Statement("restore_path", "select pg_catalog.set_config('searc
 # Outside of one, in a transaction of our own. Not for the session: behind a pooler in transaction mode, the next
 # statement may be run by another session.
 _BEGIN: Final = Script(f"begin; set local search_path = {PINNED['search_path']}")
+_BEGIN_ALL: Final = Script(_BEGIN.text.replace("begin", "begin isolation level read committed", 1))
 
 
 class CallersPath:
@@ -38,8 +39,18 @@ class CallersPath:
         self._path: str | None = None
         self._has_begun = False
 
-    def around(self, plan: Plan[T]) -> Plan[T]:
-        """The plan, with its statements on a pinned path."""
+    def around(self, plan: Plan[T], *, as_one: bool = False) -> Plan[T]:
+        """The plan, with its statements on a pinned path; as one transaction, where that cannot be the caller's."""
+        if as_one and not self._is_in_transaction():
+            self._has_begun = True
+            yield _BEGIN_ALL
+            result = yield from plan
+            yield Script("commit")
+            self._has_begun = False
+            return result
+        return (yield from self._each(plan))
+
+    def _each(self, plan: Plan[T]) -> Plan[T]:
         try:
             call = next(plan)
             while True:

@@ -334,7 +334,7 @@ language sql immutable return 1048576;
 -- How many bytes of unread payloads one inbox may have: the default of settings.max_inbox, which binds the clients. The owner may
 -- replace this function.
 create function gen_durable.max_inbox() returns bigint
-language sql immutable as 'select 16777216::bigint';
+language sql immutable return 16777216;
 
 -- A payload, if it is not too large. What is nested too deeply or holds endless numbers is left to the step that reads it.
 create function gen_durable.checked_payload(payload jsonb, what text) returns jsonb

@@ -9,8 +9,8 @@ from django.db.migrations.operations.base import Operation
 from django.db.migrations.state import ModelState
 
 from ..._db import migrate
-from ..._db.borrowed import driver_of
 from ..._db.plan import Plan
+from ..._schema import run_on
 from . import models
 from .conf import read
 
@@ -53,7 +53,7 @@ class Increment(Operation):
             text = migrate.script(schema, current, to).strip().removeprefix("begin;").removesuffix("commit;")
             schema_editor.collected_sql.append(text.strip())
         else:
-            driver_of(conn, blocking=True)(conn, _step(schema, current, to), schema)
+            run_on(conn, _step(schema, current, to), schema)
 
 
 class Views(Operation):
