@@ -34,6 +34,37 @@ from gen_durable.sinks.addresses import ForbiddenAddressError, resolve
         "2130706433",
         "0x7f000001",
         "127.1",
+        # Python 3.11 calls these global.
+        "192.0.0.1",
+        "192.0.0.8",
+        "192.0.0.192",
+        "192.88.99.1",
+        "3fff::1",
+        "2001:1::1",
+        "64:ff9b:1::1",
+        # Metadata and platform services of clouds.
+        "168.63.129.16",
+        "100.100.100.200",
+        "fd00:ec2::254",
+        # Private addresses in other forms: mapped, NAT64, 6to4, Teredo.
+        "::ffff:10.0.0.1",
+        "::ffff:168.63.129.16",
+        "::ffff:192.0.0.1",
+        "64:ff9b::a9fe:a9fe",
+        "64:ff9b::a83f:8110",
+        "2002:0a00:0001::1",
+        "2002:a83f:8110::1",
+        "2001:0:0a00:1::1",
+        "2001:0:4136:e378:8000:63bf:f5ff:fffe",
+        "198.18.0.1",
+        "203.0.113.1",
+        "198.51.100.1",
+        "192.0.2.1",
+        "240.0.0.1",
+        "2001:db8::1",
+        "100::1",
+        "5f00::1",
+        "ff02::1",
     ],
 )
 async def test_private_addresses(host: str) -> None:
@@ -41,7 +72,10 @@ async def test_private_addresses(host: str) -> None:
         await resolve(host, 443, private=False)
 
 
-@pytest.mark.parametrize("host", ["1.1.1.1", "2606:4700:4700::1111", "::ffff:101:101"])
+@pytest.mark.parametrize(
+    "host",
+    ["1.1.1.1", "168.63.129.17", "193.0.0.1", "2606:4700:4700::1111", "::ffff:101:101", "64:ff9b::101:101"],
+)
 async def test_public_addresses(host: str) -> None:
     assert await resolve(host, 443, private=False) == host
 

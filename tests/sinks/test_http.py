@@ -197,12 +197,17 @@ async def test_the_address_that_was_checked_is_the_one_that_is_used(
 @pytest.mark.parametrize(
     ("url", "options", "says"),
     [
-        ("ftp://host/x", {}, "is no address for events"),
-        ("nonsense", {}, "is no address for events"),
-        ("http://x:99999/", {}, "is no address for events"),
-        ("http://[::1", {}, "is no address for events"),
-        ("http://a b/", {}, "is no address for events"),
-        ("https://user:pw@host/x", {}, "has a password in it"),
+        ("ftp://host/x", {}, "cannot be read"),
+        ("nonsense", {}, "cannot be read"),
+        ("http://x:99999/", {}, "cannot be read"),
+        ("http://[::1", {}, "cannot be read"),
+        ("http://a b/", {}, "cannot be read"),
+        ("https://user:pw@host/x", {}, "at host has a user name or password in it"),
+        (
+            "https://host/x",
+            {"headers": {"authorization": "Bearer x\r\n"}},
+            "header 'authorization' has characters",
+        ),
         ("https://host/x", {"mode": "loud"}, "there is no mode 'loud'"),
         ("https://host/x", {"secret": "short"}, "too short"),
     ],
@@ -210,3 +215,47 @@ async def test_the_address_that_was_checked_is_the_one_that_is_used(
 def test_bad_configuration_is_refused(url: str, options: dict[str, Any], says: str) -> None:
     with pytest.raises(UsageError, match=says):
         HttpSink(url, **options)
+
+
+TOKEN = "s3cr3t-t0ken"
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        f"ftp://{TOKEN}@host/x",
+        f"https://user:{TOKEN}@host/x",
+        f"https://{TOKEN}@host/x",
+        f"https://user:{TOKEN}#1@host:1/x",
+        f"https://host:{TOKEN}/x",
+        f"https://host/ {TOKEN}",
+        f"//{TOKEN}",
+    ],
+)
+def test_a_url_that_is_refused_is_not_repeated(url: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        HttpSink(url)
+    assert TOKEN not in f"{caught.value} {caught.value!r} {caught.value.__context__!r}"
+
+
+@pytest.mark.parametrize("rest", [f"services/T0/B0/{TOKEN}", f"hook?token={TOKEN}", f"?{TOKEN}", f"#{TOKEN}"])
+async def test_tokens_of_a_url_are_shown_nowhere(
+    there: Receiver, rest: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    seen = []
+    for url, status in (
+        (f"http://127.0.0.1:{there.port}/{rest}", 410),
+        (f"http://127.0.0.1:{there.port}/{rest}", 500),
+        (f"http://127.0.0.1:{there.port}/{rest}", 503),
+        (f"http://127.0.0.1:1/{rest}", 0),
+    ):
+        there.status = status
+        sink = HttpSink(url, private=True, headers={"authorization": f"Bearer {TOKEN}"}, secret=TOKEN * 2)
+        with pytest.raises(Exception, match="http://127") as caught:
+            await sink.publish([event()])
+        await sink.close()
+        seen += [repr(sink), str(sink), repr(caught.value)]
+        seen += [str(caught.value), repr(caught.value.__cause__)]
+    assert TOKEN not in " ".join([*seen, caplog.text])
+    assert "http://127.0.0.1:1/" in " ".join(seen), "which receiver it was is shown"

@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from gen_durable import SinkUnavailable
+from gen_durable import Rejected, SinkUnavailable
+from gen_durable.errors import UsageError
 from gen_durable.sinks import NatsSink, RedisSink
 from tests.sinks.test_http import event
 
@@ -84,6 +85,31 @@ async def test_redis_gets_them_in_order(tmp_path: Path) -> None:
         await client.aclose()
     assert [fields["id"] for _, fields in entries] == ["7:3:1", "7:3:2"]
     assert json.loads(entries[0][1]["event"])["data"] == {"amount": 100, "to": "Zoë"}
+
+
+@pytest.mark.parametrize("kind", ["a b", "a\tb", "a\r\nPUB x 0", "a.*", ">", "a..b", ".a", "a.", "a\u2028b"])
+async def test_a_type_that_is_not_a_subject_is_rejected(kind: str) -> None:
+    sink = NatsSink("nats://127.0.0.1:1")
+    with pytest.raises(Rejected, match="cannot be part of a NATS subject"):
+        await sink.publish([event(), event(type=kind)])
+    with pytest.raises(UsageError, match="is not a NATS subject"):
+        NatsSink("nats://127.0.0.1:1", prefix=kind)
+
+
+@pytest.mark.parametrize(
+    ("kind", "url"),
+    [
+        (RedisSink, "redis://user:s3c:r3t@host:s3cr3t/0"),
+        (RedisSink, "http://user:s3cr3t@host"),
+        (NatsSink, "nats://user:s3c@r3t:s3cr3t"),
+        (NatsSink, "nats://[s3cr3t"),
+    ],
+)
+def test_a_url_that_is_refused_is_not_repeated(kind: Any, url: str) -> None:
+    with pytest.raises(UsageError, match="cannot be read") as caught:
+        kind(url)
+    assert "s3cr3t" not in f"{caught.value!r} {caught.value}"
+    assert caught.value.__suppress_context__ or caught.value.__context__ is None
 
 
 @pytest.mark.parametrize("kind", [NatsSink, RedisSink])

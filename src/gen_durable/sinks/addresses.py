@@ -12,8 +12,40 @@ from ..errors import GenDurableError
 __all__ = ["ForbiddenAddressError", "resolve"]
 
 _Address: TypeAlias = ipaddress.IPv4Address | ipaddress.IPv6Address
-# All that is routed between networks; beside it are local ones, and IPv4 in forms that nobody should send to.
+# Lists of our own: what `is_global` of the standard library says depends on the version of Python, and 3.11 has gaps.
+# Blocks of the IANA special-purpose registries as a whole, also where a part of one is globally reachable.
+_NOT_PUBLIC_4: Final = tuple(
+    ipaddress.IPv4Network(block)
+    for block in (
+        "0.0.0.0/8",  # this network
+        "10.0.0.0/8",  # private
+        "100.64.0.0/10",  # carrier-grade NAT; Alibaba Cloud's metadata service is 100.100.100.200
+        "127.0.0.0/8",  # loopback
+        "168.63.129.16/32",  # Azure's platform services: public by number, and answered by the host
+        "169.254.0.0/16",  # link-local; the metadata services of most clouds are 169.254.169.254
+        "172.16.0.0/12",  # private
+        "192.0.0.0/24",  # IETF protocol assignments; Oracle Cloud's metadata service is 192.0.0.192
+        "192.0.2.0/24",  # documentation
+        "192.88.99.0/24",  # 6to4 relays
+        "192.168.0.0/16",  # private
+        "198.18.0.0/15",  # benchmarks
+        "198.51.100.0/24",  # documentation
+        "203.0.113.0/24",  # documentation
+        "224.0.0.0/3",  # multicast, reserved, broadcast
+    )
+)
+# Global unicast. Outside of it are loopback, link-local, unique local, site-local and multicast addresses.
 _GLOBAL_UNICAST: Final = ipaddress.IPv6Network("2000::/3")
+_NOT_PUBLIC_6: Final = tuple(
+    ipaddress.IPv6Network(block)
+    for block in (
+        "2001::/23",  # IETF protocol assignments; Teredo (2001::/32) hides IPv4 addresses
+        "2001:db8::/32",  # documentation
+        "2002::/16",  # 6to4: hides IPv4 addresses
+        "3fff::/20",  # documentation
+    )
+)
+_NAT64: Final = ipaddress.IPv6Network("64:ff9b::/96")
 
 
 class ForbiddenAddressError(GenDurableError):
@@ -38,7 +70,7 @@ async def resolve(host: str, port: int, *, private: bool) -> str:
     """The address to connect to.
 
     Raises:
-        ForbiddenAddressError: one of its addresses is not public. One is enough: who could choose between them?
+        ForbiddenAddressError: one of its addresses is not public. One is enough: the choice between them is arbitrary.
         OSError: the name is not known.
     """
     loop = asyncio.get_running_loop()
@@ -52,13 +84,11 @@ async def resolve(host: str, port: int, *, private: bool) -> str:
 
 
 def _is_public(address: _Address) -> bool:
-    if isinstance(address, ipaddress.IPv6Address):
-        # An IPv4 address in the clothes of IPv6 is what it is underneath.
-        inner = address.ipv4_mapped or address.sixtofour or (address.teredo[1] if address.teredo else None)
-        if inner is not None:
-            return _is_public(inner)
-        if address in ipaddress.IPv6Network("64:ff9b::/96"):
-            return _is_public(ipaddress.IPv4Address(int(address) & 0xFFFFFFFF))
-        if address not in _GLOBAL_UNICAST:
-            return False
-    return address.is_global and not address.is_multicast
+    if isinstance(address, ipaddress.IPv4Address):
+        return not any(address in block for block in _NOT_PUBLIC_4)
+    # An IPv4 address in one of the forms that are in use: mapped, and by NAT64 in networks without IPv4.
+    if address.ipv4_mapped is not None:
+        return _is_public(address.ipv4_mapped)
+    if address in _NAT64:
+        return _is_public(ipaddress.IPv4Address(int(address) & 0xFFFFFFFF))
+    return address in _GLOBAL_UNICAST and not any(address in block for block in _NOT_PUBLIC_6)

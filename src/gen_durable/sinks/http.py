@@ -79,6 +79,7 @@ class HttpSink:
             timeout: of one request.
             private: whether it may go to addresses that are not public.
         """
+        # A URL may hold a token in any part but the host, so errors show no other part.
         try:
             parts = urlsplit(url)
             port = parts.port
@@ -86,26 +87,32 @@ class HttpSink:
             parts, port = urlsplit(""), None
         is_odd = any(character.isspace() or not character.isprintable() for character in url)
         if parts.scheme not in ("http", "https") or not parts.hostname or is_odd:
-            raise UsageError(f"{url!r} is no address for events", "give https://host/path")
+            raise UsageError("the URL of a sink cannot be read", "give https://host/path")
         if parts.username is not None or parts.password is not None:
-            raise UsageError("the URL of a sink has a password in it", "use headers= or secret=")
+            raise UsageError(
+                f"the URL of the sink at {parts.hostname} has a user name or password in it",
+                "use headers= or secret=",
+            )
         if mode not in _MODES:
             raise UsageError(f"there is no mode {mode!r}", f"give one of {', '.join(_MODES)}")
         self.batch: int = _BATCH if mode == "batch" else 1
         self._httpx: Any = needs("httpx", "http")
         self._url = url
+        self._shown = _without_secrets(
+            parts.scheme, parts.netloc, has_more=parts.path not in ("", "/") or "?" in url
+        )
         self._host = parts.hostname
         self._port = port or (443 if parts.scheme == "https" else 80)
         self._mode = mode
         self._secret = None if secret is None else checked_secret(secret)
-        self._headers = dict(headers or {})
+        self._headers = {name: _checked_header(name, value) for name, value in (headers or {}).items()}
         self._timeout = timeout.total_seconds()
         self._private = private
         # Made on the loop that publishes.
         self._transport: httpx.AsyncBaseTransport | None = None
 
     def __repr__(self) -> str:
-        return f"HttpSink({self._url!r}, mode={self._mode!r})"
+        return f"HttpSink({self._shown!r}, mode={self._mode!r})"
 
     async def publish(self, events: Sequence[CloudEvent]) -> None:
         if self._mode == "batch":
@@ -133,11 +140,11 @@ class HttpSink:
             async with asyncio.timeout(self._timeout):
                 answer = await self._send(body, sent)
         except self._httpx.TransportError as error:
-            raise SinkUnavailable(f"{self._url}: {type(error).__name__}: {error}") from error
+            raise SinkUnavailable(f"{self._shown}: {type(error).__name__}: {error}") from error
         status: int = answer.status_code
         if 200 <= status < 300:
             return
-        said = f"{self._url} answered {status}"
+        said = f"{self._shown} answered {status}"
         if status in _FINAL:
             raise Rejected(said)
         if status in _UNAVAILABLE:
@@ -161,6 +168,20 @@ class HttpSink:
         answer = await self._transport.handle_async_request(request)
         await answer.aclose()
         return answer
+
+
+def _without_secrets(scheme: str, netloc: str, *, has_more: bool) -> str:
+    """A URL as errors and logs show it: paths (of chat webhooks) and queries are often tokens."""
+    return f"{scheme}://{netloc}/{'…' if has_more else ''}"
+
+
+def _checked_header(name: str, value: str) -> str:
+    """A header that can be sent. The library that sends it would repeat its value in an error."""
+    if not value.isascii() or any(not character.isprintable() and character != "\t" for character in value):
+        raise UsageError(
+            f"the value of header {name!r} has characters that cannot be sent", "give printable ASCII"
+        )
+    return value
 
 
 def _batch_id(events: Sequence[CloudEvent]) -> str:

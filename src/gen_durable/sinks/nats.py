@@ -6,11 +6,13 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import urlsplit
 
 import msgspec
 
 from .._checks import checked_name
-from ..events import CloudEvent, SinkUnavailable
+from ..errors import UsageError
+from ..events import CloudEvent, Rejected, SinkUnavailable
 from .extra import needs
 
 if TYPE_CHECKING:
@@ -19,11 +21,13 @@ if TYPE_CHECKING:
 __all__ = ["NatsSink"]
 
 _BATCH: Final = 100
+_SUBJECT: Final = "use tokens between dots, without spaces, control characters, * and >"
 
 
 class NatsSink:
     """Publishes events to a JetStream, each to the subject `prefix.type`, and waits until the stream has them.
 
+    An event whose type cannot be part of a subject is rejected: empty tokens, spaces, control characters, `*`, `>`.
     The id of the event is the message id, so within its window the stream itself drops what comes twice.
     """
 
@@ -47,7 +51,11 @@ class NatsSink:
         """
         self._nats: Any = needs("nats", "nats")
         self._servers = [servers] if isinstance(servers, str) else list(servers)
+        for server in self._servers:
+            _check_server(server)
         self._prefix = checked_name(prefix, "the prefix of a subject")
+        if not _is_subject(self._prefix):
+            raise UsageError(f"{prefix!r} is not a NATS subject", _SUBJECT)
         self._timeout = timeout.total_seconds()
         self._options = dict(options or {})
         self._connection: Any = None
@@ -58,6 +66,9 @@ class NatsSink:
         return f"NatsSink(prefix={self._prefix!r})"
 
     async def publish(self, events: Sequence[CloudEvent]) -> None:
+        for event in events:  # before anything is sent: a batch with a bad event is split
+            if not _is_subject(event.type):
+                raise Rejected(f"the type {event.type!r} cannot be part of a NATS subject; {_SUBJECT}")
         async with asyncio.timeout(self._timeout):
             stream = await self._stream()
             for event in events:
@@ -85,3 +96,24 @@ class NatsSink:
                     raise SinkUnavailable(f"NATS: {type(error).__name__}: {error}") from error
         stream: JetStreamContext = self._connection.jetstream()
         return stream
+
+
+def _is_subject(text: str) -> bool:
+    """Whether a text is one or more tokens of a subject. A line break would end the command that is sent."""
+    return all(text.split(".")) and not any(
+        character in "*>" or character.isspace() or not character.isprintable() for character in text
+    )
+
+
+def _check_server(url: str) -> None:
+    try:
+        parts = urlsplit(url if "://" in url else f"nats://{url}")
+        is_read = bool(parts.hostname) and (parts.port is None or parts.port > 0)
+    except ValueError:
+        is_read = False
+    if not is_read:
+        # Without the URL: it may hold a password or a token.
+        raise UsageError(
+            "the URL of a NATS server cannot be read",
+            "give nats://user:password@host:4222, special characters of the password percent-encoded",
+        )

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from .._checks import checked_name
+from ..errors import UsageError
 from ..events import CloudEvent, SinkUnavailable
 from .extra import needs
 
@@ -43,6 +44,14 @@ class RedisSink:
             timeout: of one batch.
         """
         self._redis: Any = needs("redis.asyncio", "redis")
+        try:
+            self._redis.connection.parse_url(url)
+        except (ValueError, TypeError):
+            # Its own words may repeat a part of the URL, which may be the password.
+            raise UsageError(
+                "the URL of a Redis sink cannot be read",
+                "give redis://user:password@host:6379/0, special characters of the password percent-encoded",
+            ) from None
         self._url = url
         self._stream = checked_name(stream, "the name of a stream")
         self._most = most
