@@ -73,7 +73,7 @@ from .outcome import (
     Transaction,
 )
 from .reasons import Explanation
-from .refs import Duplicate, Inserted, Ref, Spec
+from .refs import Duplicate, Inserted, KeyTaken, Ref, Spec
 from .retry import Backoff, backoff
 from .schedules import Schedule, ScheduleRecord, Triggered
 from .signals import Inbox, Message, Signal
@@ -122,6 +122,7 @@ __all__ = [
     "InstanceUnfinishedError",
     "Job",
     "JobState",
+    "KeyTaken",
     "KeyTakenError",
     "LimitError",
     "Machine",

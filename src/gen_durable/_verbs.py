@@ -9,6 +9,7 @@ from typing import Any, Final, TypedDict, get_args
 from ._checks import checked_id, checked_int, checked_key, checked_moment, checked_name
 from ._core.codec import convert, decode, encode
 from ._core.explaining import explanation_of
+from ._core.model import NewInstance
 from ._core.opening import instance_of
 from ._core.records import record_of
 from ._core.settle import new_instance
@@ -25,7 +26,7 @@ from ._typing import KEEP
 from .audit import AuditEvent
 from .config import AuditLevel, Settings
 from .definition import MachineDef, StepRef, definition_of, step_name
-from .errors import CodecError, NoTargetError, UsageError, did_you_mean
+from .errors import CodecError, KeyTakenError, NoTargetError, UsageError, did_you_mean
 from .events import EventRecord, EventState
 from .findings import Finding
 from .instance import (
@@ -57,6 +58,7 @@ from .refs import (
     Inserted,
     InsertResult,
     Key,
+    KeyTaken,
     Ref,
     Target,
     key_text,
@@ -80,6 +82,7 @@ __all__ = [
     "explain",
     "get",
     "insert",
+    "insert_all",
     "limits",
     "page",
     "pause_queue",
@@ -124,8 +127,18 @@ class Filters(TypedDict, total=False):
 
 
 def insert(
+    spec: AnySpec, settings: Settings, *, is_alone: bool
+) -> Plan[tuple[InsertResult[Any, Any], set[str]]]:
+    """Insert one instance; the answer, and the queue that has work now."""
+    (result,), queues = yield from insert_all([spec], settings, is_alone=is_alone)
+    if isinstance(result, KeyTaken):
+        raise result.error
+    return result, queues
+
+
+def insert_all(
     specs: Sequence[AnySpec], settings: Settings, *, is_alone: bool
-) -> Plan[tuple[list[InsertResult[Any, Any]], set[str]]]:
+) -> Plan[tuple[list[InsertResult[Any, Any] | KeyTaken[Any, Any]], set[str]]]:
     """Insert instances; the answers in order, and the queues that have work now."""
     for spec in specs:
         if not isinstance(spec, AnySpec):
@@ -141,7 +154,7 @@ def insert(
                 error.add_note(f"It is number {number} of {len(specs)}; none of them is inserted.")
             raise
     answers = yield from inserts.insert(rows, is_alone=is_alone)
-    results = [_insert_result(spec, answer) for spec, answer in zip(specs, answers, strict=True)]
+    results = [_insert_result(*one) for one in zip(specs, rows, answers, strict=True)]
     return results, {answer.queue for answer in answers if answer.is_new}
 
 
@@ -478,10 +491,16 @@ def _actor(actor: str | None) -> str | None:
     return None if actor is None else checked_name(actor, "actor")
 
 
-def _insert_result(spec: AnySpec, answer: inserts.Answer) -> InsertResult[Any, Any]:
+def _insert_result(
+    spec: AnySpec, row: NewInstance, answer: inserts.Answer
+) -> InsertResult[Any, Any] | KeyTaken[Any, Any]:
     if answer.is_new:
         return Inserted(spec.definition, answer.id)
     kind = answer.key if answer.key in spec.options else "idempotency_key"
+    if answer.holder != row.fsm:
+        key = spec.options[kind]
+        text = key.decode(errors="backslashreplace") if isinstance(key, bytes) else key
+        return KeyTaken(spec.definition, KeyTakenError(text, row.fsm, answer.holder, answer.id), kind)
     return Duplicate(spec.definition, answer.id, spec.options[kind], Status(answer.status), kind)
 
 

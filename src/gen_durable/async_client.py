@@ -42,7 +42,7 @@ from .instance import (
 from .limits import Limit, LimitKind
 from .operations import QueueControl, QueueStatus, WorkerInfo
 from .reasons import Explanation
-from .refs import AnySpec, Insertable, InsertOptions, InsertResult, Ref, Spec, Target
+from .refs import AnySpec, Insertable, InsertOptions, InsertResult, KeyTaken, Ref, Spec, Target
 from .schedules import Schedule, ScheduleRecord, Triggered
 from .signals import Signal
 
@@ -169,30 +169,30 @@ class AsyncClient:
             EncodeError: the state is not of the machine's type, or cannot be stored.
         """
         spec = Spec(machine, _verbs.given_state(state, args), **options)
-        (result,) = await self._write(
-            _verbs.insert([spec], self.settings, is_alone=self._is_alone(conn)),
-            conn,
-        )
-        return result
+        return await self._write(_verbs.insert(spec, self.settings, is_alone=self._is_alone(conn)), conn)
 
     @overload
     async def insert_all(
         self, specs: Iterable[Spec[StateT, ResultT]], /, *, conn: AsyncConnection | None = None
-    ) -> list[InsertResult[StateT, ResultT]]: ...
+    ) -> list[InsertResult[StateT, ResultT] | KeyTaken[StateT, ResultT]]: ...
     @overload
     async def insert_all(
         self, specs: Iterable[AnySpec], /, *, conn: AsyncConnection | None = None
-    ) -> list[InsertResult[Any, Any]]: ...
+    ) -> list[InsertResult[Any, Any] | KeyTaken[Any, Any]]: ...
     async def insert_all(
         self, specs: Iterable[AnySpec], /, *, conn: AsyncConnection | None = None
-    ) -> list[InsertResult[Any, Any]]:
-        """Insert many in one statement: all of them or, if it raises, none. The answers are in order.
+    ) -> list[InsertResult[Any, Any] | KeyTaken[Any, Any]]:
+        """Insert many in one statement: all of them or, if it raises, none. One answer per spec, in order.
+
+        Returns:
+            For each spec `Inserted`, `Duplicate`, or `KeyTaken`: an instance of another machine has the key, and that
+            spec alone is not inserted. Any use of a `KeyTaken`, such as to wait for it, raises a `KeyTakenError`.
 
         Raises:
             UsageError: they have more than 512 MiB together, which no statement can carry; make several calls of it.
         """
         return await self._write(
-            _verbs.insert(list(specs), self.settings, is_alone=self._is_alone(conn)),
+            _verbs.insert_all(list(specs), self.settings, is_alone=self._is_alone(conn)),
             conn,
         )
 

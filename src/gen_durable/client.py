@@ -37,7 +37,7 @@ from .instance import (
 from .limits import Limit, LimitKind
 from .operations import QueueControl, QueueStatus, WorkerInfo
 from .reasons import Explanation
-from .refs import AnySpec, Insertable, InsertOptions, InsertResult, Ref, Spec, Target
+from .refs import AnySpec, Insertable, InsertOptions, InsertResult, KeyTaken, Ref, Spec, Target
 from .schedules import Schedule, ScheduleRecord, Triggered
 from .signals import Signal
 
@@ -124,26 +124,22 @@ class Client:
     ) -> InsertResult[Any, Any]:
         """See `AsyncClient.insert`."""
         spec = Spec(machine, _verbs.given_state(state, args), **options)
-        (result,) = self._write(
-            _verbs.insert([spec], self.settings, is_alone=self._is_alone(conn)),
-            conn,
-        )
-        return result
+        return self._write(_verbs.insert(spec, self.settings, is_alone=self._is_alone(conn)), conn)
 
     @overload
     def insert_all(
         self, specs: Iterable[Spec[StateT, ResultT]], /, *, conn: Connection | None = None
-    ) -> list[InsertResult[StateT, ResultT]]: ...
+    ) -> list[InsertResult[StateT, ResultT] | KeyTaken[StateT, ResultT]]: ...
     @overload
     def insert_all(
         self, specs: Iterable[AnySpec], /, *, conn: Connection | None = None
-    ) -> list[InsertResult[Any, Any]]: ...
+    ) -> list[InsertResult[Any, Any] | KeyTaken[Any, Any]]: ...
     def insert_all(
         self, specs: Iterable[AnySpec], /, *, conn: Connection | None = None
-    ) -> list[InsertResult[Any, Any]]:
+    ) -> list[InsertResult[Any, Any] | KeyTaken[Any, Any]]:
         """See `AsyncClient.insert_all`."""
         return self._write(
-            _verbs.insert(list(specs), self.settings, is_alone=self._is_alone(conn)),
+            _verbs.insert_all(list(specs), self.settings, is_alone=self._is_alone(conn)),
             conn,
         )
 

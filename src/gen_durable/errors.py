@@ -388,7 +388,10 @@ class StepTimeoutError(GenDurableError, TimeoutError):
 
 
 class KeyTakenError(GenDurableError):
-    """The key of an insert is held by an instance of another machine, so there is nothing to point at."""
+    """The key of an insert is held by an instance of another machine, so there is nothing to point at.
+
+    Raised by `insert`, and by any use of a `KeyTaken`, which is what `insert_all` answers.
+    """
 
     key: str
     machine: str

@@ -20,7 +20,7 @@ from ._checks import (
 )
 from ._typing import ResultT, StateT
 from .definition import Definition, MachineDef, StepRef, definition_of, step_name
-from .errors import UnknownStepError, UsageError, did_you_mean
+from .errors import KeyTakenError, UnknownStepError, UsageError, did_you_mean
 from .instance import LIVE_STATUSES, Instance, Status
 
 __all__ = [
@@ -32,6 +32,7 @@ __all__ = [
     "Insertable",
     "Inserted",
     "Key",
+    "KeyTaken",
     "Ref",
     "Spec",
     "Target",
@@ -366,6 +367,43 @@ class Duplicate(Ref[StateT, ResultT]):
 
     def _identity(self) -> tuple[object, ...]:
         return (*super()._identity(), self.key)
+
+
+class KeyTaken(Ref[StateT, ResultT]):
+    """`insert_all` did not insert this spec, because an instance of another machine has its key.
+
+    There is no instance of this machine to point at. `id` and `target` raise `error`, and so does every verb that is
+    given this.
+    """
+
+    __slots__ = ("error", "kind")
+    __match_args__ = ("error",)
+    error: KeyTakenError
+    """Which key it was, and which instance has it."""
+    kind: str
+    """Which key it was: `correlation_key`, `unique_key` or `idempotency_key`."""
+
+    def __init__(self, definition: Insertable[StateT, ResultT], error: KeyTakenError, kind: str) -> None:
+        self.definition = definition
+        self.error = error
+        self.kind = kind
+
+    @property
+    def target(self) -> int | str:  # type: ignore[override]  # it has none
+        """Raises `error`."""
+        raise KeyTakenError(*self.error.args)
+
+    @property
+    def id(self) -> int:
+        """Raises `error`."""
+        raise KeyTakenError(*self.error.args)
+
+    def _identity(self) -> tuple[object, ...]:
+        definition = definition_of(self.definition)
+        return (type(self), definition.name, definition.version, self.error.args, self.kind)
+
+    def __repr__(self) -> str:
+        return f"KeyTaken({definition_of(self.definition).name}, {self.error.key!r})"
 
 
 InsertResult: TypeAlias = Inserted[StateT, ResultT] | Duplicate[StateT, ResultT]

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gen_durable import Duplicate, Inserted, Ref, Spec, Status
+from gen_durable import Duplicate, Inserted, KeyTaken, Ref, Spec, Status
 from gen_durable.errors import EncodeError, KeyTakenError, UnknownStepError, UsageError
 from tests.clients.machines import Checkout, Number, Order, Ping, Refund
 
@@ -110,19 +110,49 @@ async def test_insert_all_takes_any_iterable_and_nothing_too(client: Any) -> Non
     assert len(await client.insert_all(Spec(Ping) for _ in range(3))) == 3
 
 
-async def test_a_key_of_another_machine_refuses_the_whole_batch(client: Any) -> None:
+@pytest.mark.clause("INS-11")
+async def test_a_key_of_another_machine_refuses_its_own_row_only(client: Any) -> None:
     first = await client.insert(Checkout, Order(1), correlation_key="42")
-    with pytest.raises(KeyTakenError) as refused:
-        await client.insert_all([Spec(Ping), Spec(Refund, Order(1), correlation_key="42"), Spec(Ping)])
-    assert str(refused.value) == (
+    before, taken, after = await client.insert_all(
+        [Spec(Ping), Spec(Refund, Order(1), correlation_key="42"), Spec(Ping)]
+    )
+    assert (type(before), type(taken), type(after)) == (Inserted, KeyTaken, Inserted)
+    assert (taken.kind, taken.error.holder, taken.error.holder_id) == (
+        "correlation_key",
+        "Checkout",
+        first.id,
+    )
+    assert str(taken.error) == (
         f"cannot insert Refund: the key '42' belongs to Checkout {first.id}; "
         "keys are shared by all machines, so put the machine into it: 'Refund:42'"
     )
-    with pytest.raises(KeyTakenError, match=r"the key 'k\\\\xff' belongs to Checkout"):
-        await client.insert_all(
-            [Spec(Checkout, Order(1), unique_key=b"k\xff"), Spec(Ping, unique_key=b"k\xff")]
-        )
-    assert await client.count() == 1
+    assert repr(taken) == "KeyTaken(Refund, '42')"
+    _, twin = await client.insert_all(
+        [Spec(Checkout, Order(1), unique_key=b"k\xff"), Spec(Ping, unique_key=b"k\xff")]
+    )
+    assert (twin.kind, twin.error.key) == ("unique_key", r"k\xff")
+    assert twin != taken
+    _, once = await client.insert_all(
+        [Spec(Checkout, Order(1), idempotency_key="i"), Spec(Ping, idempotency_key="i")]
+    )
+    assert once.kind == "idempotency_key"
+    assert await client.count() == 5
+
+
+@pytest.mark.clause("INS-11")
+async def test_what_was_refused_cannot_be_taken_for_an_instance(client: Any) -> None:
+    await client.insert(Checkout, Order(1), correlation_key="42")
+    (taken,) = await client.insert_all([Spec(Refund, Order(1), correlation_key="42")])
+    with pytest.raises(KeyTakenError):
+        _ = taken.id
+    for verb in (client.get, client.wait, client.cancel, client.soft_delete, client.retry):
+        with pytest.raises(KeyTakenError, match="cannot insert Refund: the key '42' belongs to Checkout"):
+            await verb(taken)
+    with pytest.raises(KeyTakenError):
+        await client.signal(taken, "paid")
+    with pytest.raises(KeyTakenError):
+        await client.wait_all([taken])
+    assert (await client.get("42")).status == "runnable"
 
 
 async def test_a_bad_element_refuses_the_whole_batch_before_anything_is_sent(client: Any) -> None:

@@ -13,7 +13,18 @@ import psycopg
 import pytest
 from psycopg.rows import namedtuple_row
 
-from gen_durable import AsyncClient, Client, Deleted, Delivered, Duplicate, Inserted, Settings, Spec, Worker
+from gen_durable import (
+    AsyncClient,
+    Client,
+    Deleted,
+    Delivered,
+    Duplicate,
+    Inserted,
+    KeyTaken,
+    Settings,
+    Spec,
+    Worker,
+)
 from gen_durable._db.failures import StatementError
 from gen_durable._schema import migrate_schema
 from gen_durable.errors import KeyTakenError, NoTargetError, UsageError
@@ -147,16 +158,18 @@ async def test_an_error_of_ours_leaves_the_caller_a_way_back(caller: Caller, sql
     await caller.client.insert(Checkout, Order(1), correlation_key="k", conn=caller.conn)
     async with caller.transaction():
         await caller.client.insert(Number, 1, conn=caller.conn)
-        await caller.execute("savepoint here")
         with pytest.raises(KeyTakenError, match="the key 'k' belongs to Checkout"):
             await caller.client.insert(Refund, Order(1), correlation_key="k", conn=caller.conn)
-        await caller.execute("rollback to here")
+        taken, new = await caller.client.insert_all(
+            [Spec(Refund, Order(1), correlation_key="k"), Spec(Number, 3)], conn=caller.conn
+        )
+        assert (type(taken), type(new)) == (KeyTaken, Inserted)
         with pytest.raises(NoTargetError):
             await caller.client.signal(
                 "nobody", "x", conn=caller.conn
             )  # a look that finds nobody breaks nothing
         await caller.client.insert(Number, 2, conn=caller.conn)
-    assert await counts(sql) == (3, 0)
+    assert await counts(sql) == (4, 0)
 
 
 async def test_it_works_under_repeatable_read(caller: Caller, sql: Any) -> None:

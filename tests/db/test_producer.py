@@ -147,7 +147,7 @@ ATTEMPTS = [
     "alter function gen_durable.cancel(bigint, text, text, boolean) reset search_path",
     "drop function gen_durable.cancel(bigint, text, text, boolean)",
     "select * from gen_durable.insert_rows('{A}', '{1}', '{s}', '{1}', '{q}', '{0}', null, null, null, null, null,"
-    " null, null, null, null, null, true)",
+    " null, null, null, null, null)",
     "select * from gen_durable.deliver(1, null, 'paid', 'null', null)",
     "select * from gen_durable.cancel_rows('{1}', null, null, true)",
     "select * from gen_durable.delete_rows('{1}', null, null)",

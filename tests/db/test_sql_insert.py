@@ -133,15 +133,32 @@ async def test_a_duplicate_answers_with_the_holder_whichever_key_it_was(sql: Any
     assert (found["id"], found["inserted"]) == (holder, False)
 
 
-async def test_a_key_of_another_machine_is_an_error_and_nothing_is_inserted(sql: Any) -> None:
+async def test_a_key_of_another_machine_is_an_error_of_a_single_insert(sql: Any) -> None:
     ((_, holder, _),) = await insert_all(sql, {"fsm": "A", "step": "s", "correlation_key": "k"})
     with pytest.raises(
         asyncpg.PostgresError, match=f"cannot insert B: its correlation_key belongs to A {holder}"
     ) as e:
-        await insert_all(sql, {"fsm": "B", "step": "s"}, {"fsm": "B", "step": "s", "correlation_key": "k"})
+        await sql.execute("select gen_durable.insert('B', step => 's', correlation_key => 'k')")
     assert e.value.sqlstate == "GD001"
     assert "put the name of the machine into the key" in e.value.hint
     assert await sql.fetchval("select count(*) from gen_durable.gen_durable") == 1
+
+
+@pytest.mark.clause("INS-11")
+async def test_of_many_a_key_of_another_machine_refuses_its_own_row_only(sql: Any) -> None:
+    ((_, holder, _),) = await insert_all(sql, {"fsm": "A", "step": "s", "correlation_key": "k"})
+    specs = [
+        {"fsm": "B", "step": "s", **more} for more in ({}, {"correlation_key": "k"}, {"unique_key": "u"})
+    ]
+    rows = await sql.fetch("select * from gen_durable.insert_all($1)", json.dumps(specs))
+    assert [(row["ord"], row["inserted"], row["status"]) for row in rows] == [
+        (1, True, "pending"),
+        (2, False, None),
+        (3, True, "pending"),
+    ]
+    assert (rows[0]["taken_by"], rows[1]["id"]) == (None, None)
+    assert json.loads(rows[1]["taken_by"]) == {"id": holder, "fsm": "A", "key": "correlation_key"}
+    assert await sql.fetchval("select count(*) from gen_durable.gen_durable") == 3
 
 
 async def test_a_refused_row_points_at_the_holder_of_the_key_that_refused_it(sql: Any) -> None:

@@ -34,6 +34,8 @@ from gen_durable import (
     Inserted,
     Instance,
     Job,
+    KeyTaken,
+    KeyTakenError,
     Machine,
     Next,
     Outcome,
@@ -385,6 +387,11 @@ async def producer(client: AsyncClient, conn: psycopg.AsyncConnection[Any]) -> N
 
     many = await client.insert_all([Spec(Delivery, Parcel(n)) for n in range(3)], conn=conn)
     assert_type(many[0].id, int)
+    match many[0]:
+        case Inserted(id) | Duplicate(id):
+            assert_type(id, int)
+        case KeyTaken(error):
+            assert_type(error, KeyTakenError)
     await client.insert_all([Spec(Delivery, Parcel(1)), Spec(Tick)])
 
     delivery = await client.signal(parcel, Delivery.payment, Payment(1), dedup_key="evt-7")

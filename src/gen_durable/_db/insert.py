@@ -8,7 +8,7 @@ import msgspec
 
 from .._core.model import DeadLetter, NewInstance
 from ..definition import MachineDef
-from ..errors import KeyTakenError, LimitError, UsageError
+from ..errors import LimitError, UsageError
 from . import races
 from .failures import LIMIT_REFUSED, StatementError
 from .plan import Call, Plan, Rows, statements
@@ -34,6 +34,8 @@ class Answer(msgspec.Struct, frozen=True, gc=False):
     """Of a refused one: which of its keys was taken, `correlation_key` or `unique_key`."""
     status: str = ""
     """Of a refused one: the status of the instance that holds the key."""
+    holder: str = ""
+    """Of a refused one: the machine of the instance that holds the key."""
 
 
 def insert(rows: Sequence[NewInstance], *, is_alone: bool) -> Plan[list[Answer]]:
@@ -54,7 +56,12 @@ def insert(rows: Sequence[NewInstance], *, is_alone: bool) -> Plan[list[Answer]]
     answers: list[Answer] = [None] * len(rows)  # type: ignore[list-item]  # every place is filled: one answer per input
     for row in found:
         answers[row["ord"] - 1] = Answer(
-            row["id"], row["inserted"], row["queue"], row["holder_key"] or "", row["holder_status"] or ""
+            row["id"],
+            row["inserted"],
+            row["queue"],
+            row["holder_key"] or "",
+            row["holder_status"] or "",
+            row["holder_fsm"] or "",
         )
     return answers
 
@@ -63,7 +70,7 @@ def _insert(rows: Sequence[NewInstance], tries: int) -> Plan[Rows]:
     try:
         return (yield from races.run(_call(rows, parents=None, rounds=None), tries))
     except StatementError as error:
-        if (translated := _translated(error, rows)) is None:
+        if (translated := _translated(error)) is None:
             raise
         raise translated from error
 
@@ -149,20 +156,13 @@ def _call(rows: Sequence[NewInstance], parents: Sequence[int] | None, rounds: Se
         traceparents=[row.traceparent for row in rows],
         parent_ids=parents,
         parent_rounds=rounds,
-        # A child whose key is taken is not inserted and not waited for, whoever holds the key.
-        strict=parents is None,
         rate_limits=[row.rate_limit for row in rows] if is_limited else None,
         weights=[row.weight for row in rows] if is_limited else None,
     )
 
 
-def _translated(error: StatementError, rows: Sequence[NewInstance]) -> Exception | None:
+def _translated(error: StatementError) -> Exception | None:
     """The error of our own that it stands for, if it does."""
-    if error.sqlstate == "GD001":
-        facts = error.facts()
-        row = rows[facts["ord"] - 1]
-        key = row.correlation_key if facts["key"] == "correlation_key" else _text(row.unique_key)
-        return KeyTakenError(key or "", row.fsm, facts["fsm"], facts["id"])
     if error.sqlstate == LIMIT_REFUSED:
         facts = error.facts()
         return LimitError(facts["name"], facts["weight"], facts["burst"])
@@ -171,7 +171,3 @@ def _translated(error: StatementError, rows: Sequence[NewInstance]) -> Exception
             "a time to start lies outside of what PostgreSQL can store", "give one before the year 294276"
         )
     return None
-
-
-def _text(key: bytes | None) -> str:
-    return (key or b"").decode(errors="backslashreplace")

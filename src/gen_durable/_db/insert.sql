@@ -7,7 +7,7 @@ select ord, id, inserted, queue, holder_fsm, holder_key, holder_status
          :fsms::text[], :versions::int[], :steps::text[], :states::text[], :queues::text[], :priorities::int[],
          :eligible_ats::timestamptz[], :delays::interval[], :concurrency_keys::text[],
          :correlation_keys::text[], :correlation_scopes::text[], :unique_keys::bytea[], :unique_scopes::text[],
-         :max_attempts::int[], :parent_ids::bigint[], :parent_rounds::bigint[], :strict::boolean, :traceparents::text[],
+         :max_attempts::int[], :parent_ids::bigint[], :parent_rounds::bigint[], :traceparents::text[],
          :rate_limits::text[], :weights::int[])
 
 -- name: insert_letters

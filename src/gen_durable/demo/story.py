@@ -16,7 +16,7 @@ from ..async_client import AsyncClient
 from ..config import Settings
 from ..instance import DuplicateSignal, ExecutionRecord, Instance, Status
 from ..machine import Machine
-from ..refs import InsertResult, Spec
+from ..refs import InsertResult, KeyTaken, Spec
 from .ledger import read_ledger
 from .machines import Checkout, Order, Payment, Receipt, Shipment
 from .processes import WorkerProcess, WorkerProcesses
@@ -105,18 +105,20 @@ class _Story:
         named = " and ".join(f"{process.name} (pid {process.pid})" for process in processes)
         self._screen.say(f"{named} are up.")
 
-    async def _insert(self) -> list[InsertResult[Order, Receipt]]:
+    async def _insert(self) -> Sequence[InsertResult[Order, Receipt] | KeyTaken[Order, Receipt]]:
         specs = [
             Spec(Checkout, Order(number, _PARCELS, str(self._ledger)), correlation_key=f"order:{number}")
             for number in range(1, self._orders + 1)
         ]
-        checkouts = list(await self._client.insert_all(specs))
+        checkouts = await self._client.insert_all(specs)
         self._screen.say(
             f"{len(checkouts)} checkouts inserted; each awaits its payment, then ships {_PARCELS} parcels."
         )
         return checkouts
 
-    async def _pay(self, checkouts: list[InsertResult[Order, Receipt]]) -> None:
+    async def _pay(
+        self, checkouts: Sequence[InsertResult[Order, Receipt] | KeyTaken[Order, Receipt]]
+    ) -> None:
         """Let the bank confirm every order; some of the notices come twice."""
         repeated = 0
         for number, checkout in enumerate(checkouts, 1):

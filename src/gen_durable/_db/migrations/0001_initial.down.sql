@@ -15,7 +15,7 @@ drop function gen_durable.job_word(text);
 drop function gen_durable.leave_letters(bigint[], int[]);
 drop function gen_durable.insert_letters(text[], text[], text[]);
 drop function gen_durable.insert_rows(text[], int[], text[], text[], text[], int[], timestamptz[], interval[], text[],
-  text[], text[], bytea[], text[], int[], bigint[], bigint[], boolean, text[], text[], int[]);
+  text[], text[], bytea[], text[], int[], bigint[], bigint[], text[], text[], int[]);
 drop view gen_durable.snapshots;
 drop table gen_durable.machines, gen_durable.signals, gen_durable.gen_durable;
 drop type gen_durable.durable_status;

@@ -174,12 +174,11 @@ select g.id, g.fsm, g.fsm_version, g.step, g.status::text as status, g.state::te
 -- Insert many: one answer per input, numbered by its place. A refused row (its key is taken) answers with the id and the
 -- machine of the holder. One statement for the rows, one more only if some were refused.
 --   parent_ids, parent_rounds   children of one commit; null for everybody else
---   strict                      a key that an instance of another machine holds is an error; children are merely refused
 create function gen_durable.insert_rows(
   fsms text[], versions int[], steps text[], states text[], queues text[], priorities int[],
   eligible_ats timestamptz[], delays interval[], concurrency_keys text[],
   correlation_keys text[], correlation_scopes text[], unique_keys bytea[], unique_scopes text[], max_attempts int[],
-  parent_ids bigint[], parent_rounds bigint[], strict boolean, traceparents text[] default null,
+  parent_ids bigint[], parent_rounds bigint[], traceparents text[] default null,
   rate_limits text[] default null, weights int[] default null)
 returns table (ord bigint, id bigint, inserted boolean, queue text, holder_fsm text, holder_key text, holder_status text)
 language plpgsql set search_path = pg_catalog, pg_temp as $$
@@ -255,10 +254,6 @@ begin
     loop
       if id is null then
         todo := todo || ord;
-      elsif strict and holder_fsm <> fsms[ord] then
-        raise exception 'cannot insert %: its % belongs to % %', fsms[ord], holder_key, holder_fsm, id
-          using errcode = 'GD001', hint = 'keys are shared by all machines: put the name of the machine into the key',
-                detail = json_build_object('ord', ord, 'id', id, 'fsm', holder_fsm, 'key', holder_key)::text;
       else
         return next;
       end if;
@@ -286,7 +281,7 @@ language sql set search_path = pg_catalog, pg_temp as $$
          ) as filled
    cross join lateral gen_durable.insert_rows(
            filled.fsms, filled.versions, filled.steps, filled.states, filled.queues, filled.priorities,
-           null, null, null, null, null, null, null, null, null, null, false, filled.traceparents) as letter
+           null, null, null, null, null, null, null, null, null, null, filled.traceparents) as letter
 $$;
 
 -- The letters of instances that have just failed without a word of their worker, because it died or its word was refused: who
@@ -350,10 +345,11 @@ begin
 end $$;
 
 -- The work of insert_all. What is left out comes from the machine as its workers registered it: the newest version, the initial
--- step, the queue. A refused element answers with the instance that has its key, and the status of that instance.
+-- step, the queue. A refused element answers with the instance that has its key, and the status of that instance. If that is an
+-- instance of another machine, id and status are null, and taken_by says which: {"id": 17, "fsm": "Refund", "key": "unique_key"}.
 --   any_step   false: refuse a start at any step but the registered initial one
 create function gen_durable.insert_specs(specs jsonb, any_step boolean)
-returns table (ord bigint, id bigint, inserted boolean, status text)
+returns table (ord bigint, id bigint, inserted boolean, status text, taken_by jsonb)
 language plpgsql set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
 declare
@@ -462,23 +458,27 @@ begin
       using errcode = 'GD005', hint = 'keep what is large elsewhere, and refer to it';
   end if;
   return query
-    select answer.ord, answer.id, answer.inserted, gen_durable.job_word(coalesce(answer.holder_status, 'runnable'))
+    select answer.ord, case when taken.by is null then answer.id end, answer.inserted,
+           case when taken.by is null then gen_durable.job_word(coalesce(answer.holder_status, 'runnable')) end, taken.by
       from gen_durable.insert_rows(
              batch.fsms, batch.versions, batch.steps, batch.states, batch.queues, batch.priorities, batch.eligible_ats,
              batch.delays, batch.concurrency_keys, batch.correlation_keys, batch.correlation_scopes, batch.unique_keys,
-             batch.unique_scopes, batch.max_attempts, null, null, true, batch.traceparents, batch.rate_limits, batch.weights) as answer
+             batch.unique_scopes, batch.max_attempts, null, null, batch.traceparents, batch.rate_limits, batch.weights) as answer
+     cross join lateral (
+       select case when answer.holder_fsm <> batch.fsms[answer.ord]
+                   then jsonb_build_object('id', answer.id, 'fsm', answer.holder_fsm, 'key', answer.holder_key) end as by) taken
      order by answer.ord;
 end $$;
 
 -- The two rights to insert, as functions that run with the rights of the owner (0003): from the initial step, or from any.
 create function gen_durable.insert_from_start(specs jsonb)
-returns table (ord bigint, id bigint, inserted boolean, status text)
+returns table (ord bigint, id bigint, inserted boolean, status text, taken_by jsonb)
 language sql set search_path = pg_catalog, pg_temp as $$
   select * from gen_durable.insert_specs(specs, false)
 $$;
 
 create function gen_durable.insert_from_any_step(specs jsonb)
-returns table (ord bigint, id bigint, inserted boolean, status text)
+returns table (ord bigint, id bigint, inserted boolean, status text, taken_by jsonb)
 language sql set search_path = pg_catalog, pg_temp as $$
   select * from gen_durable.insert_specs(specs, true)
 $$;
@@ -486,7 +486,7 @@ $$;
 -- insert_all('[{"fsm": "Checkout", "state": {"order": 42}}, ...]') -> one row per element, in order.
 -- Runs with the rights of the caller, which decide where an instance may start.
 create function gen_durable.insert_all(specs jsonb)
-returns table (ord bigint, id bigint, inserted boolean, status text)
+returns table (ord bigint, id bigint, inserted boolean, status text, taken_by jsonb)
 language plpgsql set search_path = pg_catalog, pg_temp as $$
 begin
   if has_function_privilege('gen_durable.insert_from_any_step(jsonb)', 'execute') then
@@ -496,8 +496,8 @@ begin
   end if;
 end $$;
 
--- insert('Checkout', '{"order": 42}', correlation_key => 'order:42') -> the id, new or of the instance that has the key, and how
--- that one stands.
+-- insert('Checkout', '{"order": 42}', correlation_key => 'order:42') -> the id, new or of the instance that has the key, and the
+-- status of that instance. A key that an instance of another machine has is an error.
 create function gen_durable.insert(
   fsm text, state jsonb default '{}', step text default null, queue text default null, priority int default 0,
   version int default null, eligible_at timestamptz default null, schedule_in interval default null,
@@ -506,15 +506,25 @@ create function gen_durable.insert(
   max_attempts int default null, idempotency_key text default null, traceparent text default null,
   rate_limit text default null, weight int default null)
 returns table (id bigint, inserted boolean, status text)
-language sql set search_path = pg_catalog, pg_temp as $$
-  select answer.id, answer.inserted, answer.status from gen_durable.insert_all(jsonb_build_array(jsonb_strip_nulls(jsonb_build_object(
+language plpgsql set search_path = pg_catalog, pg_temp as $$
+declare
+  answer record;
+begin
+  select one.* into answer from gen_durable.insert_all(jsonb_build_array(jsonb_strip_nulls(jsonb_build_object(
     'fsm', fsm, 'step', step, 'queue', queue, 'priority', priority, 'version', version, 'eligible_at', eligible_at,
     'schedule_in', schedule_in, 'correlation_key', correlation_key, 'correlation_scope', correlation_scope,
     'unique_key', unique_key, 'unique_scope', unique_scope, 'concurrency_key', concurrency_key,
     'max_attempts', max_attempts, 'idempotency_key', idempotency_key, 'traceparent', traceparent,
     'rate_limit', rate_limit, 'weight', weight))
-    || jsonb_build_object('state', state))) as answer
-$$;
+    || jsonb_build_object('state', state))) as one;
+  if answer.taken_by is not null then
+    raise exception 'cannot insert %: its % belongs to % %', fsm, answer.taken_by ->> 'key', answer.taken_by ->> 'fsm',
+      answer.taken_by ->> 'id'
+      using errcode = 'GD001', hint = 'keys are shared by all machines: put the name of the machine into the key',
+            detail = answer.taken_by::text;
+  end if;
+  return query select answer.id, answer.inserted, answer.status;
+end $$;
 
 -- Put a signal into the inbox of a live instance and wake it if it awaits that name. No row: there is no such instance.
 -- The target is locked first, and every later statement sees it as it is then: an instance that parks at this moment either

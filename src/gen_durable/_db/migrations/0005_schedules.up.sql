@@ -45,9 +45,15 @@ declare
   batch   record;
 begin
   for start in 1 .. cardinality(slots) by at_once loop
-    select array_agg(answer.id order by answer.ord) as ids, array_agg(answer.inserted order by answer.ord) as are_new into batch
+    select array_agg(answer.id order by answer.ord) as ids, array_agg(answer.inserted order by answer.ord) as are_new,
+           (array_agg(answer.taken_by) filter (where answer.taken_by is not null))[1] as taken_by
+      into batch
       from gen_durable.insert_all(
              (select jsonb_agg(due.spec - '{rate_limit,weight}'::text[]) from unnest(slots[start : start + at_once - 1]))) as answer;
+    if batch.taken_by is not null then
+      raise exception 'cannot insert %: its % belongs to % %', due.spec ->> 'fsm', batch.taken_by ->> 'key',
+        batch.taken_by ->> 'fsm', batch.taken_by ->> 'id' using errcode = 'GD001';
+    end if;
     ids := ids || batch.ids;
     are_new := are_new || batch.are_new;
   end loop;
