@@ -95,6 +95,16 @@ async def test_rows_of_an_empty_bucket_make_way(explainer: Explainer, direct_dsn
     await check_the_way_is_free(explainer, direct_dsn, crowd, orderly)
 
 
+@pytest.mark.clause("FLOW-11", "FLOW-15")
+async def test_rows_of_an_unknown_limit_do_not_slow_the_pick(explainer: Explainer, direct_dsn: str) -> None:
+    orderly = await alone(explainer)
+    crowd = partial(insert, explainer, 10_000, rate_limit="gone", age=60)
+    await crowd()
+    await insert(explainer, 10, key=None, age=30)
+    assert await counts_of_picks(direct_dsn, explainer) == [0, 10]
+    await check_the_way_is_free(explainer, direct_dsn, crowd, orderly)
+
+
 async def counts_of_picks(dsn: str, explainer: Explainer) -> list[int]:
     """What the first two looks of a worker bring; it ends when it has cleared up behind the crowd."""
     counts: list[int] = []
