@@ -595,25 +595,28 @@ class UnreachableError(DatabaseError, ConnectionError):
 
 
 class SchemaVersionError(DatabaseError):
-    """The tables are missing, or of another age than this library."""
+    """The tables are missing, or of a version that this library does not work with."""
 
     schema: str
     found: int | None
     wanted: int
+    oldest_code: int | None
 
-    def __init__(self, schema: str, found: int | None, wanted: int) -> None:
-        super().__init__(schema, found, wanted)
+    def __init__(self, schema: str, found: int | None, wanted: int, oldest_code: int | None = None) -> None:
+        super().__init__(schema, found, wanted, oldest_code)
         self.schema = schema
         self.found = found
         self.wanted = wanted
+        self.oldest_code = oldest_code
 
     def __str__(self) -> str:
         if self.found is None:
             return f"schema '{self.schema}' has no tables of gen_durable; run `gen-durable db migrate`"
         if self.found > self.wanted:
             return (
-                f"schema '{self.schema}' is at version {self.found}, and this gen_durable knows only "
-                f"{self.wanted}; upgrade the package"
+                f"schema '{self.schema}' is at version {self.found}, which needs code of version "
+                f"{self.oldest_code or self.found} or newer; this gen_durable is of version {self.wanted}: upgrade "
+                "the package"
             )
         return (
             f"schema '{self.schema}' is at version {self.found}, and this gen_durable needs {self.wanted}; "

@@ -192,7 +192,7 @@ def test_sqlmigrate_prints_what_would_be_done() -> None:
     text = told.getvalue()
     assert text.startswith("BEGIN;")
     assert 'create table "gen_durable".gen_durable (' in text
-    assert 'insert into "gen_durable".migrations (version) values (1);' in text
+    assert 'insert into "gen_durable".migrations values (1, default, 1);' in text
     assert len(re.findall("^(begin|commit);", text, re.MULTILINE | re.IGNORECASE)) == 2
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import psycopg
 import pytest
@@ -11,6 +12,7 @@ from click.testing import CliRunner, Result
 
 from gen_durable._db.migrate import LATEST
 from gen_durable.cli.root import root
+from tests.cli.conftest import Gd
 
 Run = Callable[..., Result]
 
@@ -133,3 +135,17 @@ def test_the_url_of_the_server_in_use_is_one_that_drivers_take(
     printed = CliRunner().invoke(root, ["db", "url"]).stdout.strip()
     with psycopg.connect(printed) as connection:
         assert connection.execute("select 1").fetchone() == (1,)
+
+
+def test_a_newer_schema_that_works_with_this_code(gd: Gd, sql: psycopg.Connection[Any]) -> None:
+    sql.execute("insert into gen_durable.migrations values (%s, now(), %s)", [LATEST + 1, LATEST])
+    age = f"this gen_durable is of version {LATEST} and works with it"
+    for command in ("status", "migrate"):
+        result = gd("db", command)
+        assert result.stdout == f"schema 'gen_durable' is at version {LATEST + 1} ({age})\n"
+        assert result.exit_code == 0
+    assert gd("ls").exit_code == 0
+    sql.execute("update gen_durable.migrations set oldest_code = null where version = %s", [LATEST + 1])
+    assert gd("db", "status").exit_code == 1
+    assert gd("db", "migrate").exit_code == 2
+    assert "upgrade the package" in gd("ls").stderr

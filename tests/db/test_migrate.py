@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -94,7 +96,7 @@ async def test_ten_processes_may_boot_on_an_empty_database_at_once(
 
 async def test_a_newer_schema_is_refused_by_clients_and_by_migrate(sql: Any, durable_dsn: str) -> None:
     await sql.execute("insert into gen_durable.migrations (version) values ($1)", LATEST + 7)
-    newer = rf"schema 'gen_durable' is at version {LATEST + 7}, .* knows only {LATEST}; upgrade the package"
+    newer = rf"schema 'gen_durable' is at version {LATEST + 7}, which needs code of version {LATEST + 7} .* upgrade"
     with pytest.raises(SchemaVersionError, match=newer):
         async with AsyncClient(durable_dsn):
             pass
@@ -104,6 +106,48 @@ async def test_a_newer_schema_is_refused_by_clients_and_by_migrate(sql: Any, dur
         with pytest.raises(SchemaVersionError, match=newer):
             await migrate_schema(durable_dsn, "gen_durable", version)
     assert await sql.fetchval("select count(*) from gen_durable.gen_durable") == 0
+
+
+NEWER = [
+    # What the next increments say of the oldest code that works with each, and whether ours is among it.
+    ([LATEST], True),
+    ([LATEST - 1, LATEST], True),
+    ([LATEST + 1], False),
+    ([LATEST + 1, LATEST], False),  # one of them broke it, though a later one did not
+    ([None], False),
+]
+
+
+@pytest.mark.parametrize(("oldest", "works"), NEWER)
+async def test_a_newer_schema_that_works_with_this_code_is_used(
+    sql: Any, durable_dsn: str, oldest: list[int | None], works: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    for number, code in enumerate(oldest, LATEST + 1):
+        await sql.execute("insert into gen_durable.migrations values ($1, now(), $2)", number, code)
+    newest = LATEST + len(oldest)
+    needed = max((code or newest for code in oldest), default=newest)
+    refusal = f"version {newest}, which needs code of version {needed} or newer"
+
+    def checked() -> AbstractContextManager[Any]:
+        return nullcontext() if works else pytest.raises(SchemaVersionError, match=refusal)
+
+    with caplog.at_level(logging.INFO, "gen_durable"):
+        with checked():
+            async with AsyncClient(durable_dsn) as client:
+                assert await client.doctor() == []
+        with checked(), Client(durable_dsn) as blocking:
+            assert blocking.count() == 0
+        with checked():
+            assert (await migrate_schema(durable_dsn, "gen_durable")).version == newest
+    said = f"schema 'gen_durable' is at version {newest}; this gen_durable is of version {LATEST} and works with it"
+    assert [record.message for record in caplog.records] == [said] * 2 * works
+    with pytest.raises(SchemaVersionError):  # only newer code knows how to take it back
+        await migrate_schema(durable_dsn, "gen_durable", LATEST - 1)
+
+
+def test_increments_say_which_older_code_works_with_them() -> None:
+    stated = {version: migrate.oldest_code(version) for version in range(1, LATEST + 1)}
+    assert all(1 <= oldest <= version for version, oldest in stated.items()), stated
 
 
 async def test_an_older_schema_is_refused_until_somebody_decides_to_migrate(durable_dsn: str) -> None:

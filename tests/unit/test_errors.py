@@ -174,8 +174,9 @@ SAMPLES: list[tuple[GenDurableError, str]] = [
         "schema 'shop' is at version 2, and this gen_durable needs 3; run `gen-durable db migrate`",
     ),
     (
-        errors.SchemaVersionError("shop", 4, 3),
-        "schema 'shop' is at version 4, and this gen_durable knows only 3; upgrade the package",
+        errors.SchemaVersionError("shop", 5, 3, 4),
+        "schema 'shop' is at version 5, which needs code of version 4 or newer; this gen_durable is of version 3: "
+        "upgrade the package",
     ),
 ]
 

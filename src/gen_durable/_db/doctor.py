@@ -35,9 +35,9 @@ _INDEX: Final = re.compile(
 
 
 def examine(settings: Settings) -> Plan[list[Finding]]:
-    """All checks; if the schema is of another version, only that."""
+    """All checks; if the schema is of a version that this library does not work with, only that."""
     schema = yield from migrate.status(settings.schema)
-    if not schema.is_current:
+    if not schema.is_usable:
         return [outdated(schema.version, schema.latest)]
     found: list[Finding] = []
     checks: tuple[Callable[[Settings], Plan[list[Finding]]], ...] = (

@@ -1,10 +1,13 @@
 """The schema of the library: numbered increments, applied and taken back under a lock, or printed.
 
-`migrations/NNNN_name.up.sql` and its `.down.sql` are one increment. The table `migrations` records which are in.
+`migrations/NNNN_name.up.sql` and its `.down.sql` are one increment. The table `migrations` records which are in, and
+the oldest code that works with each; code has the version of its newest increment. An increment that works with older
+code says so in a comment: `-- oldest code: 8`.
 """
 
 from __future__ import annotations
 
+import logging
 import re
 from importlib import resources
 
@@ -14,14 +17,17 @@ from ..errors import SchemaVersionError, UsageError
 from .plan import Plan, Script, in_schema, read, statements
 from .pool import PINNED
 
-__all__ = ["LATEST", "Schema", "drop", "migrate", "prepare", "script", "status", "up"]
+__all__ = ["LATEST", "Schema", "drop", "migrate", "oldest_code", "prepare", "script", "status", "up"]
 
 _SQL = statements("migrate.sql")
 _INCREMENT = re.compile(r"(\d{4})_\w+\.up\.sql")
 _TABLE = """create table if not exists gen_durable.migrations (
-  version    int primary key,
-  applied_at timestamptz not null default statement_timestamp()
+  version     int primary key,
+  applied_at  timestamptz not null default statement_timestamp(),
+  oldest_code int                                         -- the oldest code that works with it; null: of this version
 )"""
+_OLDEST_CODE = re.compile(r"^-- oldest code: (\d+)$", re.MULTILINE)
+_logger = logging.getLogger("gen_durable")
 
 
 class Schema(msgspec.Struct, frozen=True):
@@ -31,11 +37,24 @@ class Schema(msgspec.Struct, frozen=True):
     version: int | None
     """`None`: nothing yet."""
     latest: int
+    oldest_code: int | None = None
+    """The oldest code that works with it."""
 
     @property
     def is_current(self) -> bool:
         """Whether this library and the schema are of the same age."""
         return self.version == self.latest
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether this library works with it: it is of the same age, or newer and says so."""
+        if self.version is None or self.oldest_code is None:
+            return False
+        return self.version >= self.latest >= self.oldest_code
+
+    def refusal(self) -> SchemaVersionError:
+        """Why this library does not work with it, and what to do."""
+        return SchemaVersionError(self.name, self.version, self.latest, self.oldest_code)
 
 
 def _increments() -> dict[int, str]:
@@ -53,36 +72,49 @@ def status(schema: str) -> Plan[Schema]:
     rows = yield _SQL["exists"](schema=schema)
     if not rows[0]["has_migrations"]:
         return Schema(schema, None, LATEST)
-    rows = yield _SQL["version"]()
-    return Schema(schema, rows[0]["version"], LATEST)
+    return (yield from _installed(schema))
+
+
+def _installed(schema: str) -> Plan[Schema]:
+    (row,) = yield _SQL["version"]()
+    return Schema(schema, row["version"], LATEST, row["oldest_code"])
 
 
 def prepare(schema: str, *, upgrade: bool) -> Plan[None]:
-    """What a client does when it opens: install into a database that has nothing yet, refuse another version.
+    """What a client does when it opens: install into a database that has nothing yet, refuse what it cannot use.
 
-    Upgrading what is there is a decision of whoever deploys (`upgrade`). Needs a transaction, if there is work to do.
+    It upgrades what is there only if it is told to (`upgrade`). Needs a transaction, if there is work to do.
     """
-    version = None
+    found = Schema(schema, None, LATEST)
     if (yield _SQL["is_there"](schema=schema))[0]["is_there"]:
-        version = (yield _SQL["version"]())[0]["version"]
-    if version is None or (upgrade and version < LATEST):
-        version = (yield from migrate(schema)).version
-    if version != LATEST:
-        raise SchemaVersionError(schema, version, LATEST)
+        found = yield from _installed(schema)
+    if found.version is None or (upgrade and found.version < LATEST):
+        found = yield from migrate(schema)
+    if not found.is_usable:
+        raise found.refusal()
+    if not found.is_current:
+        _logger.info(
+            "schema '%s' is at version %s; this gen_durable is of version %s and works with it",
+            schema,
+            found.version,
+            LATEST,
+        )
 
 
 def migrate(schema: str, to: int = LATEST) -> Plan[Schema]:
     """Bring a schema to a version, up or down; 0 takes everything back. Needs a transaction.
 
-    Ten processes may do this at once on an empty database: one works, nine wait and find it done.
+    Ten processes may do this at once on an empty database: one works, nine wait and find it done. A newer schema that
+    this library works with is left as it is, where the latest version is wanted: only newer code can take it back.
     """
     _check(to)
     yield _SQL["lock"](schema=schema)
-    current = (yield from status(schema)).version or 0
-    if current > LATEST:
-        raise SchemaVersionError(schema, current, LATEST)
-    if current == to:
-        return Schema(schema, current or None, LATEST)
+    found = yield from status(schema)
+    current = found.version or 0
+    if current > LATEST and not (to == LATEST and found.is_usable):
+        raise found.refusal()
+    if current >= to == LATEST or current == to:
+        return found
     rows = yield _SQL["exists"](schema=schema)
     if rows[0]["encoding"] != "UTF8":
         raise UsageError(
@@ -94,13 +126,13 @@ def migrate(schema: str, to: int = LATEST) -> Plan[Schema]:
     yield Script(in_schema(_TABLE, schema))
     for version in range(current + 1, to + 1):
         yield Script(in_schema(up(version), schema))
-        yield _SQL["record"](version=version)
+        yield _SQL["record"](version=version, oldest_code=oldest_code(version))
     for version in range(current, to, -1):
         yield Script(in_schema(_down(version), schema))
         yield _SQL["forget"](version=version)
     if to == 0:
         yield Script(in_schema("drop table gen_durable.migrations", schema))
-    return Schema(schema, to or None, LATEST)
+    return Schema(schema, to or None, LATEST, max(map(oldest_code, range(1, to + 1)), default=None))
 
 
 def drop(schema: str) -> Plan[None]:
@@ -121,7 +153,8 @@ def script(schema: str, current: int = 0, to: int = LATEST) -> str:
         parts.append(in_schema(_TABLE, schema) + ";")
     for version in range(current + 1, to + 1):
         parts.append(in_schema(up(version), schema))
-        parts.append(in_schema(f"insert into gen_durable.migrations (version) values ({version:d});", schema))  # noqa: S608 - a number of ours
+        row = f"insert into gen_durable.migrations values ({version:d}, default, {oldest_code(version):d});"  # noqa: S608 - numbers of ours
+        parts.append(in_schema(row, schema))
     for version in range(current, to, -1):
         parts.append(in_schema(_down(version), schema))
         parts.append(in_schema(f"delete from gen_durable.migrations where version = {version:d};", schema))  # noqa: S608 - a number of ours
@@ -140,6 +173,12 @@ def _check(version: int) -> None:
 def up(version: int) -> str:
     """The text of one increment."""
     return read(f"migrations/{_INCREMENTS[version]}")
+
+
+def oldest_code(version: int) -> int:
+    """The oldest code that works with an increment: of its own version, if it does not say otherwise."""
+    said = _OLDEST_CODE.search(up(version))
+    return version if said is None else int(said[1])
 
 
 def _down(version: int) -> str:

@@ -17,12 +17,12 @@ select current_setting('server_encoding') as encoding,
                 where n.nspname = :schema::text and c.relname = 'migrations') as has_migrations
 
 -- name: version
--- The newest increment that has been applied.
-select max(version) as version from gen_durable.migrations
+-- The newest increment that has been applied, and the oldest code that works with all of them.
+select max(version) as version, max(coalesce(oldest_code, version)) as oldest_code from gen_durable.migrations
 
 -- name: record
 -- An increment has been applied.
-insert into gen_durable.migrations (version) values (:version::int)
+insert into gen_durable.migrations (version, oldest_code) values (:version::int, :oldest_code::int)
 
 -- name: forget
 -- An increment has been taken back.

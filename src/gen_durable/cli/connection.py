@@ -15,7 +15,6 @@ from .._db.address import shown
 from .._db.pool import Database
 from .._server import Server
 from ..config import Settings
-from ..errors import SchemaVersionError
 from .failure import Failure
 from .options import dsn_option, load_settings, settings_options
 
@@ -32,7 +31,7 @@ class Place(msgspec.Struct, frozen=True):
 
     @asynccontextmanager
     async def open(self, *, of_any_age: bool = False) -> AsyncGenerator[Database]:
-        """A connection to tables of our age. It makes or upgrades none: that is not what the command was asked for."""
+        """A connection to tables that this library works with. It neither makes nor upgrades them."""
         server = await Server.find_async(self.dsn, creates=False)
         schema = self.settings.schema
         try:
@@ -40,9 +39,9 @@ class Place(msgspec.Struct, frozen=True):
                 server.dsn, schema, size=1, advice=server.advice, pooler=self.settings.pooler
             ) as database:
                 found = await database.run(migrate.status(schema))
-                if not found.is_current and not of_any_age:
+                if not found.is_usable and not of_any_age:
                     where = f"the embedded server in {server.home}" if server.home else shown(server.dsn)
-                    raise Failure(f"{where}: {SchemaVersionError(schema, found.version, found.latest)}")
+                    raise Failure(f"{where}: {found.refusal()}")
                 yield database
         finally:
             await server.close_async()

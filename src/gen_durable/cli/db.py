@@ -29,11 +29,11 @@ def db() -> None:
 @dsn_option
 @schema_options
 def status(dsn: str | None, settings_file: Path | None, **given: Any) -> None:
-    """Say which version is installed. Exit code 1 if it is not the latest."""
+    """Say which version is installed. Exit code 1 if this gen_durable does not work with it."""
     settings = load_settings(settings_file, given)
     found = asyncio.run(schema_status(dsn, settings.schema, settings.pooler))
     click.echo(_described(found))
-    if not found.is_current:
+    if not found.is_usable:
         raise SystemExit(1)
 
 
@@ -51,7 +51,7 @@ def migrate(to: int, dsn: str | None, settings_file: Path | None, **given: Any) 
     """Install the tables, or bring them up to date. Harmless when they are."""
     settings = load_settings(settings_file, given)
     found = asyncio.run(schema_status(dsn, settings.schema, settings.pooler))
-    if (found.version or 0) > to:
+    if (found.version or 0) > to and not (to == LATEST and found.is_usable):
         raise Failure(f"{_described(found)}; to take versions back: gen-durable db down --to {to}")
     click.echo(_described(asyncio.run(migrate_schema(dsn, settings.schema, to, settings.pooler))))
 
@@ -138,4 +138,6 @@ def _described(found: Schema) -> str:
     if found.version is None:
         return f"schema '{found.name}' has no tables of gen_durable (latest version: {found.latest})"
     age = "the latest" if found.is_current else f"latest is {found.latest}"
+    if found.is_usable and not found.is_current:
+        age = f"this gen_durable is of version {found.latest} and works with it"
     return f"schema '{found.name}' is at version {found.version} ({age})"
