@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 
 from gen_durable import AsyncClient, CloudEvent, ExecutionStatus, Rejected, Spec, Worker
+from gen_durable._db import outbox
+from gen_durable._db.pool import Database
 from gen_durable.errors import UsageError
 from gen_durable.telemetry import OutboxDead, OutboxFailed
 from tests.outbox.machines import Chatter, Teller
@@ -194,6 +196,30 @@ async def test_a_published_event_can_be_replayed(durable_dsn: str) -> None:
         worker._wakes.events()
         await all_are_out(worker)
     assert [one.id for one in shelf.taken] == [event.id] * 2
+
+
+@pytest.mark.clause("EVT-5", "EVT-9")
+async def test_replayed_events_go_in_order_before_what_is_pending(
+    durable_dsn: str, database: Database, db: Any
+) -> None:
+    async with Worker([Chatter], dsn=durable_dsn, settings=CALM) as worker:
+        ref = await worker.insert(Chatter, 6)
+        await worker.wait(ref, timeout=PATIENCE)
+        events = sorted(await worker.events(ref), key=lambda event: event.number)
+        numbers = [event.number for event in events]
+        await db.execute("update gen_durable.outbox set published_at = now() where id = $1", numbers[0])
+        await db.execute("update gen_durable.outbox set dead_at = now() where id = any ($1)", numbers[1:3])
+        assert await worker.replay([events[2], events[0], events[1]]) == 3
+    minute = timedelta(minutes=1)
+    await db.execute("update gen_durable.outbox set next_at = now()")
+    first = await database.run(outbox.lease("default", 2, 1, minute))
+    assert [event.id for event in first] == numbers[:2]
+    # While another dispatcher has the head of the line, nothing behind it is leased, replayed or not.
+    assert await database.run(outbox.lease("default", 10, 2, minute)) == []
+    marks = [outbox.Mark(event, "published") for event in first]
+    assert await database.run_in_transaction(outbox.mark("default", marks, 1)) == 2
+    rest = await database.run(outbox.lease("default", 10, 3, minute))
+    assert [event.id for event in rest] == numbers[2:]
 
 
 def test_what_is_no_sink_is_refused() -> None:

@@ -1,4 +1,4 @@
-"""A worker that publishes into a file, in a process of its own: `python -m tests.outbox.victims DSN SETTINGS FILE [dies]`."""
+"""A worker that publishes into a file, in a process of its own: `python -m tests.outbox.victims DSN SETTINGS FILE [dies|slow]`."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from gen_durable import CloudEvent, Settings, Worker
 from tests.outbox.machines import Chatter
 
 
-async def main(dsn: str, settings: str, file: str, dies: str = "") -> None:
+async def main(dsn: str, settings: str, file: str, how: str = "") -> None:
     shelf = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 
     async def publish(event: CloudEvent) -> None:
         # One write: a line is there whole or not at all, whenever this process dies.
         os.write(shelf, f"{event.id} {os.getpid()}\n".encode())
-        if dies:
+        if how == "dies":
             os.kill(os.getpid(), signal.SIGKILL)
-        await asyncio.sleep(0.001)
+        await asyncio.sleep(0.05 if how == "slow" else 0.001)
 
     async with Worker(
         [Chatter], dsn=dsn, sinks=publish, settings=msgspec.json.decode(settings, type=Settings)
