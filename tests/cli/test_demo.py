@@ -48,5 +48,5 @@ def test_without_a_database_the_demo_says_so_in_a_few_lines(tmp_path: Path) -> N
         assert output.read() == ""
     assert exit_code(process) == 2
     errors = (tmp_path / "errors").read_text(encoding="utf-8")
-    assert "cannot reach PostgreSQL at postgresql://app:***@127.0.0.1:1/shop" in errors
+    assert "cannot reach PostgreSQL at postgresql://app@127.0.0.1:1/shop" in errors
     assert len(errors.splitlines()) <= 4

@@ -54,7 +54,7 @@ KINDS = pytest.mark.parametrize("kind", ["AsyncClient", "Client", "Worker"])
 @KINDS
 async def test_nobody_listens_there(kind: str, closed_port: int) -> None:
     said = await refused(f"postgresql://app:{SECRET}@127.0.0.1:{closed_port}/shop", kind)
-    assert said.startswith(f"cannot reach PostgreSQL at postgresql://app:***@127.0.0.1:{closed_port}/shop: ")
+    assert said.startswith(f"cannot reach PostgreSQL at postgresql://app@127.0.0.1:{closed_port}/shop: ")
     assert said.endswith("\n  is it running? the DSN was given as an argument")
     assert re.search("Connection refused|Connect call failed", said)
 
@@ -89,7 +89,6 @@ async def test_the_environment_gave_the_dsn(
 async def test_a_password_is_never_shown(kind: str, dsn: str, closed_port: int) -> None:
     said = await refused(dsn.format(SECRET, closed_port), kind)
     assert SECRET not in said
-    assert "***" in said
 
 
 @pytest.mark.parametrize(
@@ -106,11 +105,11 @@ async def test_nor_is_one_that_should_have_been_encoded(kind: str, dsn: str) -> 
 @KINDS
 async def test_a_dsn_that_is_none(kind: str) -> None:
     for dsn, problem in [
-        ("not a dsn", 'invalid DSN: scheme|missing "=" after'),
-        ("mysql://h/x", "got 'mysql'|missing \"=\" after"),
-        ("postgresql://127.0.0.1:port/x", "invalid literal|invalid integer value"),
+        ("not a dsn", "neither a URI nor a list of key=value pairs"),
+        ("mysql://h/x", "a URI must begin with postgresql://"),
+        ("postgresql://127.0.0.1:port/x", "the port after its colon, is not valid"),
         ("postgresql://127.0.0.1:99999/x", "port must be 0-65535|invalid port number"),
-        ("postgresql://127.0.0.1:-5/x", "port must be 0-65535|invalid port number"),
+        ("postgresql://127.0.0.1:-5/x", "the port after its colon, is not valid"),
         ("postgresql://127.0.0.1/x?sslmode=bogus", "sslmode"),
     ]:
         said = await refused(dsn, kind)

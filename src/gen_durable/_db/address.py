@@ -12,24 +12,20 @@ from typing import Any, Final
 
 from ..connections import Dsn
 from ..errors import UnreachableError, UsageError
+from .dsn import described, scrubbed
 
 __all__ = [
     "AddressError",
     "ask",
     "ask_blocking",
-    "hidden",
     "hosts_of",
-    "redacted",
     "shown",
     "turned",
     "unreachable",
 ]
 
-# Up to the last "@": a password may hold ":" and "@". Hiding too much is better than hiding too little.
-_PASSWORDS: Final = (
-    (re.compile(r"(//[^:/@\s]*):\S*@"), r"\1:***@"),
-    (re.compile(r"(password\s*=\s*)('[^']*'|[^&\s]+)", re.IGNORECASE), r"\1***"),
-)
+# In what a user's function raises: a URI, or what follows the word password.
+_SECRETS: Final = re.compile(r"\S*://\S*|\bpassw(?:or)?d\b.*", re.IGNORECASE | re.DOTALL)
 # The services that give out passwords are asked while work waits for the connection.
 _ANSWER_WITHIN: Final = 10.0
 
@@ -37,7 +33,10 @@ _ANSWER_WITHIN: Final = 10.0
 # What to ask whom, by the words of the cause: psycopg tells no code of a connection that was never made.
 _ASKED: Final = (
     (
-        re.compile(r"\binvalid (DSN|URI|literal|integer|port)|missing \"=\"|port must be|sslmode"),
+        re.compile(
+            r"\binvalid (DSN|literal|integer|port)|URI|port after its colon|after the question mark"
+            r"|percent-encode|port must be|sslmode"
+        ),
         "write it as postgresql://user:password@host:5432/database;",
     ),
     (re.compile(r'database "[^"]*" does not exist'), "create that database, or name another;"),
@@ -66,10 +65,9 @@ async def ask(dsn: Dsn) -> str:
             return _checked(dsn, await found if inspect.isawaitable(found) else found)
     except UsageError:
         raise
-    except Exception as error:
-        if limit.expired():
-            raise _unanswered(dsn) from None
-        raise _failed(dsn, error) from error
+    except Exception as error:  # noqa: BLE001 - the user's function
+        problem = _unanswered(dsn) if limit.expired() else _failed(dsn, error)
+    raise problem  # not inside of `except`: its context could show a password
 
 
 def ask_blocking(dsn: Dsn) -> str:
@@ -77,16 +75,18 @@ def ask_blocking(dsn: Dsn) -> str:
     if isinstance(dsn, str):
         return dsn
     try:
-        answer = _answer_on_thread(dsn)
-    except Exception as error:
-        raise _failed(dsn, error) from error
-    if not answer:
-        raise _unanswered(dsn)
-    return _checked(dsn, answer[0])
+        if answer := _answer_on_thread(dsn):
+            return _checked(dsn, answer[0])
+        problem = _unanswered(dsn)
+    except UsageError:
+        raise
+    except Exception as error:  # noqa: BLE001 - the user's function
+        problem = _failed(dsn, error)
+    raise problem
 
 
 def _failed(dsn: Dsn, error: Exception) -> AddressError:
-    return AddressError(f"{shown(dsn)} raised {type(error).__name__}: {redacted(str(error))}")
+    return AddressError(f"{shown(dsn)} raised {type(error).__name__}: {_SECRETS.sub('***', str(error))}")
 
 
 def _unanswered(dsn: Dsn) -> AddressError:
@@ -94,38 +94,24 @@ def _unanswered(dsn: Dsn) -> AddressError:
 
 
 def shown(dsn: Dsn) -> str:
-    """The DSN for messages: without its password, or by the name of the function."""
+    """The DSN for messages: user, host, port and database, or the name of the function."""
     if isinstance(dsn, str):
-        return redacted(dsn)
-    return f"what {getattr(dsn, '__qualname__', None) or repr(dsn)}() says"
-
-
-def redacted(text: str) -> str:
-    """The text without a password of a DSN in it."""
-    for password, hidden in _PASSWORDS:
-        text = password.sub(hidden, text)
-    return text
-
-
-def hidden(cause: str, dsn: str) -> str:
-    """The cause without the password. One with a bare "/" or "@" in it is taken for a port or a host, and quoted."""
-    found = re.search(r"//[^:/@\s]*:(\S*)@", dsn)
-    for part in re.split(r"[:/@?#]", found[1]) if found else ():
-        if len(part) > 2:
-            cause = cause.replace(part, "***")
-    return redacted(cause)
+        return described(dsn)
+    return f"what {getattr(dsn, '__qualname__', None) or type(dsn).__name__}() says"
 
 
 def unreachable(dsn: Dsn, error: BaseException, advice: str, where: str = "") -> UnreachableError:
     """Why there is no connection, in one line; `where` is what a function said."""
     nothing = "no answer in time" if isinstance(error, TimeoutError) else type(error).__name__
     cause = str(error).strip().split("\n")[0] or nothing
+    if not isinstance(error, AddressError):
+        cause = scrubbed(cause, dsn if isinstance(dsn, str) else where)
     if "unsupported startup parameter" in cause:
         advice = 'is that PgBouncer? then set GEN_DURABLE_POOLER, or settings.pooler, to "transaction"'
     else:
         asked = next((asked for words, asked in _ASKED if words.search(cause)), "is it running?")
         advice = f"{asked} {advice or 'is the DSN right?'}"
-    return UnreachableError(shown(dsn), hidden(cause, dsn if isinstance(dsn, str) else where), advice)
+    return UnreachableError(shown(dsn), cause, advice)
 
 
 # A URI with its hosts: everything between the last "@" of the authority and the path.

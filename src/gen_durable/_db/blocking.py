@@ -134,13 +134,14 @@ class BlockingDatabase:
                     "the blocking Client needs psycopg, which is not installed",
                     "pip install 'gen_durable[sync]', or use AsyncClient",
                 ) from None
-            where = ""
+            where, problem = "", None
             try:
                 where = ask_blocking(self._dsn)
                 self._conn = self._connect(where)
             except (psycopg.Error, ValueError, AddressError) as error:
-                # Nothing of its own: the driver's text may quote the DSN.
-                raise unreachable(self._dsn, error, self._advice, where) from None
+                problem = unreachable(self._dsn, error, self._advice, where)
+            if problem is not None:
+                raise problem  # not inside of `except`: the driver's text may quote the DSN
             if self._is_pooled:  # said by every BEGIN, because the session has the defaults of its role
                 self._conn.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
                 self._conn.read_only = False

@@ -10,8 +10,9 @@ from typing import Any, Final, Self, TypeVar
 
 from ..config import Pooler, Settings
 from ..connections import Dsn
-from .address import AddressError, ask, hidden, hosts_of, turned, unreachable
+from .address import AddressError, ask, hosts_of, turned, unreachable
 from .connection_pool import ConnectionPool
+from .dsn import scrubbed
 from .failures import READ_ONLY, StatementError, is_silence
 from .patience import Patience
 from .plan import Call, Plan, Rows, Script
@@ -163,11 +164,14 @@ class Database:
         watchdog = watchdog or Watchdog(Connector(dsn, bounds, at_start, **options), bounds)
         made = cls(schema, pool, watchdog, pins if is_pooled else None, lambda: connector.connects)
         failures: tuple[type[Exception], ...] = (*asyncpg_failures(), StatementError, ValueError)
+        problem = None
         if at_once:
             try:
                 await pool.release(await pool.acquire(), is_reusable=True)
             except failures as error:
-                raise unreachable(dsn, error, advice) from None  # the driver's text may quote the DSN
+                problem = unreachable(dsn, error, advice, connector.where)
+        if problem is not None:
+            raise problem  # not inside of `except`: the driver's text may quote the DSN
         watchdog.watch(pool, asks=not is_pooled)
         return made
 
@@ -368,6 +372,8 @@ class Connector:
         self._turn = 0
         self.connects = 0
         """How many connections it has tried to make."""
+        self.where = ""
+        """The DSN of the last one."""
 
     async def __call__(self) -> Any:
         """A new connection.
@@ -375,7 +381,7 @@ class Connector:
         Raises:
             TimeoutError: no host answered in time.
         """
-        where = await ask(self._dsn)
+        self.where = where = await ask(self._dsn)
         self.connects += 1
         for is_last in (*(False,) * (hosts_of(where) - 1), True):
             try:
@@ -387,14 +393,21 @@ class Connector:
         raise AssertionError
 
     async def _connect(self, where: str) -> Any:
+        import asyncpg
+
         try:
             conn = await self._connect_pinned(where)
+        except asyncpg.PostgresError as error:
+            error.args = (scrubbed(str(error.args[0]), where), *error.args[1:])
+            raise
         except (ValueError, OverflowError) as error:  # the text may quote the DSN; a port may be any number
-            raise AddressError(hidden(str(error), where)) from None
+            problem: OSError = AddressError(scrubbed(str(error), where))
         except TimeoutError:
-            raise TimeoutError(f"no answer within {self._patience.connect:.1f} s") from None
-        conn.keep_alive(self._patience)
-        return conn
+            problem = TimeoutError(f"no answer within {self._patience.connect:.1f} s")
+        else:
+            conn.keep_alive(self._patience)
+            return conn
+        raise problem
 
     async def _connect_pinned(self, where: str) -> Any:
         """Open a session with our settings, and with the newer ones where the server has them.

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import re
 from pathlib import Path
 from typing import Any
 
 import click
 
-from .._db.address import redacted
+from .._db.dsn import DsnError, without_password
 from .._db.migrate import script
 from .._schema import LATEST, Schema, migrate_schema, schema_status, server_dsn
 from .failure import Failure
@@ -113,7 +112,10 @@ def url(dsn: str | None, password: bool) -> None:
     of: keep a worker or a Python client running meanwhile.
     """
     found = server_dsn(dsn)
-    click.echo(found if password else _without_password(found))
+    try:
+        click.echo(found if password else without_password(found))
+    except DsnError as error:
+        raise Failure(str(error)) from None
 
 
 def _agrees(schema: str) -> bool:
@@ -122,16 +124,6 @@ def _agrees(schema: str) -> bool:
     except click.Abort:
         click.echo(err=True)
         raise Failure("nothing was changed; answer the question, or say --yes") from None
-
-
-def _without_password(dsn: str) -> str:
-    """What is left works with a password of PGPASSWORD or ~/.pgpass."""
-    hidden = redacted(dsn).replace(":***@", "@")
-    return re.sub(r"[?&]password=\*\*\*&?|\s*\bpassword\s*=\s*\*\*\*", _joint, hidden)
-
-
-def _joint(found: re.Match[str]) -> str:
-    return found[0][0] if found[0].endswith("&") else ""
 
 
 def _described(found: Schema) -> str:
