@@ -33,6 +33,7 @@ __all__ = [
     "environment_prefixes",
     "health_address",
     "lend_environment",
+    "malloc_is_tuned",
     "parse_duration",
     "supervised_environment",
     "take_supervision",
@@ -287,6 +288,13 @@ def lend_environment(dsn: str, source: str, given: Mapping[str, Any]) -> None:
             os.environ[_PREFIX + name.upper()] = f"{value.total_seconds():.6f}s"
         elif value is not None:
             os.environ[_PREFIX + name.upper()] = str(value)
+
+
+def malloc_is_tuned() -> bool:
+    """Whether the environment says how glibc allocates memory."""
+    return "glibc.malloc" in os.environ.get("GLIBC_TUNABLES", "") or any(
+        variable.startswith("MALLOC_") and variable.endswith("_") for variable in os.environ
+    )
 
 
 def environment_home() -> Path | None:

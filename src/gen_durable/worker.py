@@ -29,6 +29,7 @@ from ._runtime.dispatcher import sink_of
 from ._runtime.engine import Engine
 from ._runtime.flusher import Flusher
 from ._runtime.health import Answer, Health
+from ._runtime.memory import return_large_buffers
 from ._runtime.middleware import CallNext, Middleware, checked_middleware
 from ._runtime.pool import hello_for
 from ._runtime.source import FromPrefix, FromQueue, Source
@@ -189,6 +190,7 @@ class Worker(AsyncClient):
             unsubscribe()
             on_ready()
 
+        return_large_buffers()
         looks = bool(self.served_queues or self.prefixes)
         unsubscribe = self.telemetry.subscribe(on_first_look, PickStop)
         _run(self._run_until_told(orders, (lambda: None) if looks else on_ready))

@@ -21,6 +21,7 @@ from .._core.registry import Registered, Registry
 from ..errors import StepTimeoutError, UnknownMachineError, UsageError
 from ..outcome import reason_text
 from .executor import Executor
+from .memory import return_large_buffers
 from .threads import Threads
 from .wire import Answer, Hello, Place, Ready, Request, answer_of, decoded, encoded
 
@@ -185,6 +186,7 @@ def _leave() -> NoReturn:
 def main(number: int) -> NoReturn:
     """Serve the worker at the other end of this socket until it is gone."""
     IS_CHILD.set()
+    return_large_buffers()
     # The worker kills this process when it has to. Not SIG_IGN: programs that a step starts would inherit that.
     for each in (signal.SIGTERM, signal.SIGINT):
         signal.signal(each, lambda *_: None)

@@ -1,0 +1,34 @@
+"""Frees large buffers between small ones, and prints how many MB of heap remain."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import sys
+
+from gen_durable._runtime.memory import return_large_buffers
+
+
+class _Mallinfo(ctypes.Structure):
+    _fields_ = tuple(
+        (name, ctypes.c_size_t)
+        for name in ("arena", "ordblks", "smblks", "hblks", "hblkhd", "usm", "fsm", "used", "free", "keep")
+    )
+
+
+def main(mode: str) -> None:
+    if mode == "fixed":
+        return_large_buffers()
+    bytes(20_000_000)  # freed at once: from here on glibc would take 20 MB for small
+    pairs = [(bytearray(1_000_000), bytearray(20_000)) for _ in range(75)]
+    small = [each for _, each in pairs]
+    del pairs
+    gc.collect()
+    call = ctypes.CDLL(None).mallinfo2
+    call.restype = _Mallinfo
+    sys.stdout.write(f"{call().arena // 2**20}")
+    del small
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
