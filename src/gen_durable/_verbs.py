@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, Final, TypedDict, get_args
 
-from ._checks import checked_id, checked_int, checked_key, checked_moment, checked_name
+from ._checks import checked_delay, checked_id, checked_int, checked_key, checked_moment, checked_name
 from ._core.codec import convert, decode, encode
 from ._core.explaining import explanation_of
 from ._core.model import NewInstance
@@ -26,7 +27,7 @@ from ._typing import KEEP
 from .audit import AuditEvent
 from .config import AuditLevel, Settings
 from .definition import MachineDef, StepRef, definition_of, step_name
-from .errors import CodecError, KeyTakenError, NoTargetError, UsageError, did_you_mean
+from .errors import CodecError, KeyTakenError, NoTargetError, PauseTimeoutError, UsageError, did_you_mean
 from .events import EventRecord, EventState
 from .findings import Finding
 from .instance import (
@@ -67,6 +68,7 @@ from .refs import (
 from .signals import Signal
 
 __all__ = [
+    "Confirming",
     "Filters",
     "audit",
     "audit_level",
@@ -103,6 +105,9 @@ __all__ = [
 ]
 
 _MAX_PAGE: Final = 10_000
+# Seconds between two looks for confirmations of a pause: the first pause, and the longest.
+_FIRST_LOOK: Final = 0.02
+_LAST_LOOK: Final = 0.25
 # How many instances one transaction of a bulk verb changes.
 _BATCH: Final = 500
 
@@ -412,6 +417,37 @@ def queues() -> Plan[Sequence[QueueStatus]]:
 def pause_queue(name: str, actor: str | None) -> Plan[tuple[QueueControl, set[str]]]:
     """Let nothing more of a queue begin."""
     return (yield from fleet.pause_queue(checked_name(name, "the queue"), _actor(actor))), set()
+
+
+class Confirming:
+    """Waits until every live worker has confirmed the pause of a queue."""
+
+    def __init__(self, name: str, timeout: timedelta | None, *, is_borrowed: bool) -> None:
+        if is_borrowed:
+            raise UsageError(
+                "wait=True with conn=: workers see the pause only after that transaction has committed",
+                "leave one of them out",
+            )
+        self._name = name
+        self._deadline = (
+            None if timeout is None else time.monotonic() + checked_delay(timeout, "timeout").total_seconds()
+        )
+        self._pause = _FIRST_LOOK
+
+    def plan(self) -> Plan[tuple[QueueControl, float | None]]:
+        """The queue as it is now, and the seconds until the next look; `None` if there is nothing to wait for.
+
+        Raises:
+            PauseTimeoutError: the time is over, and live workers have not confirmed.
+        """
+        said, workers = yield from fleet.unconfirmed(self._name)
+        if not workers or not said.is_paused:
+            return said, None
+        left = _LAST_LOOK if self._deadline is None else self._deadline - time.monotonic()
+        if left <= 0:
+            raise PauseTimeoutError(self._name, workers)
+        self._pause = min(_LAST_LOOK, self._pause * 1.5)
+        return said, min(self._pause, left)
 
 
 def resume_queue(name: str, actor: str | None) -> Plan[tuple[QueueControl, set[str]]]:

@@ -626,14 +626,41 @@ class AsyncClient:
         return await self._database.run(_verbs.queues())
 
     async def pause_queue(
-        self, name: str, /, *, actor: str | None = None, conn: AsyncConnection | None = None
+        self,
+        name: str,
+        /,
+        *,
+        wait: bool = False,
+        timeout: timedelta | None = None,
+        actor: str | None = None,
+        conn: AsyncConnection | None = None,
     ) -> QueueControl:
         """Let nothing of a queue begin until it is resumed; what runs comes to its end.
 
         No execution of it begins later than one `poll_interval` after this has returned (or after the caller's
-        transaction has committed), in no worker, by queue or by prefix. What waits stays as it is; deadlines run on.
+        transaction has committed), in no live worker, by queue or by prefix. What waits stays as it is; deadlines run
+        on.
+
+        Args:
+            name: the queue.
+            wait: return when every live worker has confirmed the pause: then nothing of the queue begins any more,
+                chained steps included. A worker that dies meanwhile is waited for until it counts as dead, three
+                heartbeats. If the queue is resumed meanwhile, this returns with `is_paused` false.
+            timeout: how long to wait at most; left out, until all have confirmed.
+            actor: who asks for it.
+            conn: a connection of the caller's, to take part in its transaction; not with `wait`.
+
+        Raises:
+            PauseTimeoutError: live workers have not confirmed in time. The queue stays paused.
         """
-        return await self._write(_verbs.pause_queue(name, actor), conn)
+        confirming = _verbs.Confirming(name, timeout, is_borrowed=conn is not None) if wait else None
+        said = await self._write(_verbs.pause_queue(name, actor), conn)
+        if confirming is not None:
+            said, pause = await self._database.run(confirming.plan())
+            while pause is not None:
+                await asyncio.sleep(pause)
+                said, pause = await self._database.run(confirming.plan())
+        return said
 
     async def resume_queue(
         self, name: str, /, *, actor: str | None = None, conn: AsyncConnection | None = None

@@ -455,10 +455,24 @@ class Client:
         return self._database.run(_verbs.queues())
 
     def pause_queue(
-        self, name: str, /, *, actor: str | None = None, conn: Connection | None = None
+        self,
+        name: str,
+        /,
+        *,
+        wait: bool = False,
+        timeout: timedelta | None = None,
+        actor: str | None = None,
+        conn: Connection | None = None,
     ) -> QueueControl:
         """See `AsyncClient.pause_queue`."""
-        return self._write(_verbs.pause_queue(name, actor), conn)
+        confirming = _verbs.Confirming(name, timeout, is_borrowed=conn is not None) if wait else None
+        said = self._write(_verbs.pause_queue(name, actor), conn)
+        if confirming is not None:
+            said, pause = self._database.run(confirming.plan())
+            while pause is not None:
+                time.sleep(pause)
+                said, pause = self._database.run(confirming.plan())
+        return said
 
     def resume_queue(
         self, name: str, /, *, actor: str | None = None, conn: Connection | None = None

@@ -30,6 +30,7 @@ GenDurableError
 │   ├── InstanceCancelledError
 │   ├── InstanceCollectedError       it is done, and its result no longer kept
 │   └── InstanceUnfinishedError
+├── PauseTimeoutError            live workers did not confirm a pause in time                  (TimeoutError)
 ├── WorkerStoppedError           an engine error ended the worker; `__cause__` is that error
 └── DatabaseError
     ├── NotConnectedError            a client or worker that is not open
@@ -70,6 +71,7 @@ __all__ = [
     "NotDoneError",
     "OptionError",
     "OutcomeError",
+    "PauseTimeoutError",
     "PayloadTooLargeError",
     "ProcessStepError",
     "SchemaVersionError",
@@ -537,6 +539,24 @@ class InstanceCollectedError(NotDoneError):
         return (
             f"instance {self.instance_id} ({self.machine}) is done, but its result is no longer kept; "
             "settings.retention_done says how long results are"
+        )
+
+
+class PauseTimeoutError(GenDurableError, TimeoutError):
+    """A queue is paused, and live workers did not confirm it in time. They may still begin what they have leased."""
+
+    queue: str
+    workers: tuple[str, ...]
+
+    def __init__(self, queue: str, workers: tuple[str, ...]) -> None:
+        super().__init__(queue, workers)
+        self.queue = queue
+        self.workers = workers
+
+    def __str__(self) -> str:
+        return (
+            f"queue '{self.queue}' is paused, but not confirmed by {', '.join(self.workers)}. "
+            "Wait longer, or check whether these workers hang or have no connection to the database."
         )
 
 

@@ -46,6 +46,20 @@ def test_queues(gd: Gd, shop: Harness) -> None:
     assert "the queue" in refused(gd("queues", "pause", ""))
 
 
+def test_pause_waits_for_confirmations(gd: Gd, shop: Harness) -> None:
+    confirmed = (0, "queue mail is paused, confirmed by every live worker\n", "")
+    assert told(gd("queues", "pause", "mail", "--wait")) == confirmed
+    shop._database.run(fleet.appear(SERVES, timedelta(hours=1)))
+    late = gd("queues", "pause", "mail", "--wait", "--timeout", "200ms")
+    assert (late.exit_code, late.stdout) == (3, "")
+    assert late.stderr.startswith("gen-durable: queue 'mail' is paused, but not confirmed by w. Wait longer")
+    said = shop._database.run(fleet.pause_queue("mail", None))
+    assert said.paused_at is not None
+    shop._database.run(fleet.appear(SERVES, timedelta(hours=1), paused={"mail": said.paused_at}))
+    assert told(gd("queues", "pause", "mail", "--wait")) == confirmed
+    assert gd("queues", "pause", "mail", "--timeout", "1s").exit_code == 2
+
+
 def test_explain(gd: Gd, shop: Harness, sql: psycopg.Connection[Any]) -> None:
     ref = shop.insert(Checkout, {})
     lines = gd("explain", ref.id).stdout.splitlines()

@@ -153,6 +153,11 @@ SAMPLES: list[tuple[GenDurableError, str]] = [
         "instance 42 (Checkout) has no result, it is cancelled at step 'ship'",
     ),
     (
+        errors.PauseTimeoutError("mail", ("w-1", "w-2")),
+        "queue 'mail' is paused, but not confirmed by w-1, w-2. Wait longer, or check whether these workers hang or have "
+        "no connection to the database.",
+    ),
+    (
         errors.WorkerStoppedError("w-1", "KeyError: 'x'"),
         "worker w-1 stopped: KeyError: 'x'. Start a new one: other workers run its instances again when the leases "
         "expire.",

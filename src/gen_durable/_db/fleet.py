@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Final
 
 import msgspec
@@ -21,6 +21,7 @@ __all__ = [
     "resume_queue",
     "set_queue",
     "settings",
+    "unconfirmed",
     "workers",
 ]
 
@@ -46,13 +47,34 @@ class Presence(msgspec.Struct, frozen=True, kw_only=True):
 class Override(msgspec.Struct, frozen=True):
     """What a worker has to know about a queue."""
 
-    is_paused: bool = False
+    paused_at: datetime | None = None
+    """When it was paused, which tells one pause from the next; `None` if it is not paused."""
     concurrency: int | None = None
 
 
-def appear(presence: Presence, alive_for: timedelta, *, is_draining: bool = False) -> Plan[None]:
-    """This worker is there, and will say so again within that time."""
-    yield _SQL["appear"](**msgspec.structs.asdict(presence), alive_for=alive_for, is_draining=is_draining)
+def appear(
+    presence: Presence,
+    alive_for: timedelta,
+    *,
+    is_draining: bool = False,
+    paused: Mapping[str, datetime] | None = None,
+) -> Plan[None]:
+    """This worker is there, and will say so again within that time.
+
+    Args:
+        presence: what it tells of itself.
+        alive_for: how long it counts as live.
+        is_draining: whether it takes no more work.
+        paused: the pauses that it confirms, by queue and `paused_at`: it starts nothing of these queues any more.
+    """
+    confirmed = paused or {}
+    yield _SQL["appear"](
+        **msgspec.structs.asdict(presence),
+        alive_for=alive_for,
+        is_draining=is_draining,
+        paused_queues=list(confirmed),
+        paused_since=list(confirmed.values()),
+    )
 
 
 def disappear(name: str) -> Plan[None]:
@@ -68,7 +90,7 @@ def workers() -> Plan[Sequence[WorkerInfo]]:
 def settings() -> Plan[Mapping[str, Override]]:
     """What was said about queues, by their names."""
     rows = yield _SQL["settings"]()
-    return {row["name"]: Override(row["is_paused"], row["concurrency"]) for row in rows}
+    return {row["name"]: Override(row["paused_at"], row["concurrency"]) for row in rows}
 
 
 def queues() -> Plan[Sequence[QueueStatus]]:
@@ -79,6 +101,14 @@ def queues() -> Plan[Sequence[QueueStatus]]:
 def pause_queue(name: str, actor: str | None) -> Plan[QueueControl]:
     """Let nothing more of a queue begin."""
     return (yield from _said(_SQL["pause_queue"](name=name, actor=actor)))
+
+
+def unconfirmed(name: str) -> Plan[tuple[QueueControl, tuple[str, ...]]]:
+    """A queue as it is now, and the live workers that have not confirmed its pause."""
+    (row,) = yield _SQL["unconfirmed"](name=name)
+    fields = {**row}
+    workers = tuple(fields.pop("workers"))
+    return QueueControl(**fields), workers
 
 
 def resume_queue(name: str, actor: str | None) -> Plan[QueueControl]:

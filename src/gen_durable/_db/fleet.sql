@@ -6,12 +6,13 @@ with gone as (
   delete from gen_durable.workers w where w.expires_at < statement_timestamp() - interval '10 minutes'
 )
 insert into gen_durable.workers (name, host, pid, version, seen_at, expires_at, is_draining, queues, prefixes, leaves_unknown,
-                                 fsms, fsm_versions)
+                                 fsms, fsm_versions, paused_queues, paused_since)
 values (:name::text, :host::text, :pid::int, :version::text, statement_timestamp(),
         statement_timestamp() + :alive_for::interval, :is_draining::boolean, :queues::text[], :prefixes::text[],
-        :leaves_unknown::boolean, :fsms::text[], :fsm_versions::int[])
+        :leaves_unknown::boolean, :fsms::text[], :fsm_versions::int[], :paused_queues::text[], :paused_since::timestamptz[])
     on conflict (name) do update
-   set seen_at = excluded.seen_at, expires_at = excluded.expires_at, is_draining = excluded.is_draining
+   set seen_at = excluded.seen_at, expires_at = excluded.expires_at, is_draining = excluded.is_draining,
+       paused_queues = excluded.paused_queues, paused_since = excluded.paused_since
 
 -- name: disappear
 -- A worker has come to its end.
@@ -25,11 +26,22 @@ select w.name, w.host, w.pid, w.version, w.started_at, w.seen_at, w.expires_at >
 
 -- name: settings
 -- What was said about queues at run time. A worker asks twice per poll_interval.
-select q.name, q.is_paused, q.concurrency from gen_durable.queues q
+select q.name, q.paused_at, q.concurrency from gen_durable.queues q
 
 -- name: pause_queue
 -- No pick takes anything of it from now on.
 select name, is_paused, paused_at, paused_by, concurrency from gen_durable.pause_queue(:name::text, :actor::text)
+
+-- name: unconfirmed
+-- A queue as it is now, and the live workers that have not confirmed its pause. A worker registers before its first pick,
+-- so one that is not listed has seen the pause in every pick, or has confirmed it, or is not live.
+select q.name, q.is_paused, q.paused_at, q.paused_by, q.concurrency,
+       array(select w.name from gen_durable.workers w
+              where w.expires_at > statement_timestamp()
+                and not exists (select from unnest(w.paused_queues, w.paused_since) as confirmed (queue, since)
+                                 where confirmed.queue = q.name and confirmed.since = q.paused_at)
+              order by w.name) as workers
+  from gen_durable.queues q where q.name = :name::text
 
 -- name: resume_queue
 -- It is served again.

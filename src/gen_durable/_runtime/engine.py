@@ -151,7 +151,6 @@ class Engine:
                 wakes.on_any_work(scheduler.wake)
         self._services: list[Service] = [
             *self._schedulers,
-            Overseer(services, settings, contact, self._schedulers),
             Timekeeper(services, telemetry, wakes, contact),
             vacuum,
             *(
@@ -177,6 +176,7 @@ class Engine:
         if settings.gc:
             self._services.append(Collector(services, settings, telemetry, contact))
         self._presence = Presence(services, settings, contact, presence)
+        self._overseer = Overseer(services, settings, contact, self._schedulers, self._presence)
         self.is_signalled = False
         """Whether it ends by a signal, so that another one may hurry it."""
         # What runs until it is told to stop; and what runs until everything has come to its end.
@@ -192,7 +192,11 @@ class Engine:
             await run_at_start(self._database, partial(schedules.put, schedule))
         await run_at_start(self._database, self._presence.plan)
         self._heartbeat.start()
-        self._lasting = [self._spawn(self._flusher.run()), self._spawn(self._presence.run())]
+        self._lasting = [
+            self._spawn(self._flusher.run()),
+            self._spawn(self._presence.run()),
+            self._spawn(self._overseer.run()),
+        ]
         self._tasks = [self._spawn(service.run()) for service in self._services]
         served = ", ".join(f"{source.name} ({limits.concurrency})" for source, limits in self._sources)
         machines = ", ".join(f"{machine.name} v{machine.version}" for machine in self._registry)

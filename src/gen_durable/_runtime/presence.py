@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Final
 
 from .._db import fleet
@@ -34,18 +35,34 @@ class Presence(Service):
         self._every = max(settings.renew_after(), _SELDOM)
         self._presence = presence
         self._is_draining = False
+        # One statement at a time: an older one that arrives late would take back what a newer one confirms.
+        self._lock = asyncio.Lock()
+        # The pauses that this worker heeds, by queue and paused_at, and those of them that the database knows of.
+        self._paused: Mapping[str, datetime] = {}
+        self._confirmed: Mapping[str, datetime] = {}
 
     def first_pause(self) -> timedelta:
         """One round: the worker said it itself before it let anything go."""
         return self._every
 
     async def tick(self) -> timedelta:
-        await self._database.run(self.plan())
+        async with self._lock:
+            paused = self._paused
+            await self._database.run(self.plan())
+            self._confirmed = paused
         return self._every
+
+    async def confirm(self, paused: Mapping[str, datetime]) -> None:
+        """Tell the database that nothing of these queues begins here any more. Costs nothing if it knows."""
+        self._paused = paused
+        if paused != self._confirmed:
+            await self.tick()
 
     def plan(self) -> Plan[None]:
         """Say that this worker is there."""
-        return fleet.appear(self._presence, 3 * self._every, is_draining=self._is_draining)
+        return fleet.appear(
+            self._presence, 3 * self._every, is_draining=self._is_draining, paused=self._paused
+        )
 
     def drain(self) -> None:
         """From now on it says that it takes no more work."""
@@ -59,24 +76,36 @@ class Presence(Service):
 
 
 class Overseer(Service):
-    """Looks what was said about queues, and passes it on.
+    """Reads what was set for queues, passes it to the schedulers, and confirms pauses.
 
     Twice per poll_interval: the pick itself sees a pause at once, and this is for what is leased already. So no
     execution begins later than one poll_interval after a pause, chained ones and those that wait for a slot included.
+    It runs until the end of a drain: a draining worker confirms, too.
     """
 
     name = "queues"
 
     def __init__(
-        self, database: Database, settings: Settings, contact: Contact, schedulers: Sequence[Scheduler]
+        self,
+        database: Database,
+        settings: Settings,
+        contact: Contact,
+        schedulers: Sequence[Scheduler],
+        presence: Presence,
     ) -> None:
         super().__init__(contact)
         self._database = database
         self._every = settings.poll_interval / 2
         self._schedulers = schedulers
+        self._presence = presence
 
     async def tick(self) -> timedelta:
         overrides = await self._database.run(fleet.settings())
         for scheduler in self._schedulers:
             scheduler.heed(overrides)
+        # After every scheduler has heeded it: from here on none of them begins anything of a paused queue, unless a
+        # pick that starts later finds the queue open again.
+        await self._presence.confirm(
+            {queue: said.paused_at for queue, said in overrides.items() if said.paused_at is not None}
+        )
         return self._every

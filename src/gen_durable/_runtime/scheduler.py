@@ -196,7 +196,7 @@ class Scheduler(Service):
 
     def heed(self, overrides: Mapping[str, Override]) -> None:
         """Take in what was said about queues: of a paused one nothing begins, and ours may have another concurrency."""
-        paused = frozenset(queue for queue, override in overrides.items() if override.is_paused)
+        paused = frozenset(queue for queue, override in overrides.items() if override.paused_at is not None)
         own = overrides.get(self._queue, Override()) if isinstance(self._source, FromQueue) else Override()
         limit = own.concurrency or self._limits.concurrency
         if self._paused - paused or limit != self._slots.limit:

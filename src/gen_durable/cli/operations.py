@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, TypeVar
 
 import click
@@ -12,18 +12,20 @@ import click
 from .. import _verbs
 from .._db import inspect
 from .._db.plan import Plan
-from ..errors import NoTargetError
+from ..errors import NoTargetError, PauseTimeoutError
 from ..findings import Finding
-from ..operations import QueueStatus, WorkerInfo
+from ..operations import QueueControl, QueueStatus, WorkerInfo
 from .connection import Place, place_options
-from .failure import nobody
+from .failure import Failure, nobody
 from .json_text import json_option, print_json, print_json_rows
-from .options import target
+from .options import duration, target
 from .rows import age_text, clean, print_columns
 
 __all__ = ["doctor", "explain", "queues", "workers"]
 
 T = TypeVar("T")
+# As `gen-durable wait` does.
+_TIMED_OUT = 3
 
 
 @click.command()
@@ -104,11 +106,39 @@ def _on_queue(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @queues.command()
+@click.option("--wait", is_flag=True, help="Return when every live worker has confirmed.")
+@click.option(
+    "--timeout", type=duration, metavar="DURATION", help="With --wait: how long to wait at most: 30s."
+)
 @_on_queue
-def pause(place: Place, name: str, actor: str | None) -> None:
-    """Let nothing of the queue NAME begin until it is resumed."""
-    asyncio.run(_run(place, _verbs.pause_queue(name, actor)))
-    click.echo(f"queue {clean(name)} is paused")
+def pause(place: Place, name: str, actor: str | None, wait: bool, timeout: timedelta | None) -> None:
+    """Pause the queue NAME: workers start nothing from it until it is resumed.
+
+    Exit code 3: live workers have not confirmed within --timeout. The queue stays paused.
+    """
+    if timeout is not None and not wait:
+        raise click.UsageError("--timeout needs --wait")
+    try:
+        said = asyncio.run(_pause(place, name, actor, wait=wait, timeout=timeout))
+    except PauseTimeoutError as error:
+        click.echo(f"gen-durable: {clean(str(error))}", err=True)
+        raise SystemExit(_TIMED_OUT) from None
+    if not said.is_paused:
+        raise Failure(f"queue {clean(name)} was resumed before every worker had confirmed the pause")
+    click.echo(f"queue {clean(name)} is paused{', confirmed by every live worker' if wait else ''}")
+
+
+async def _pause(
+    place: Place, name: str, actor: str | None, *, wait: bool, timeout: timedelta | None
+) -> QueueControl:
+    confirming = _verbs.Confirming(name, timeout, is_borrowed=False) if wait else None
+    async with place.open() as database:
+        said, _ = await database.run(_verbs.pause_queue(name, actor))
+        pause: float | None = None if confirming is None else 0.0
+        while confirming is not None and pause is not None:
+            await asyncio.sleep(pause)
+            said, pause = await database.run(confirming.plan())
+    return said
 
 
 @queues.command()

@@ -15,7 +15,9 @@ create table gen_durable.workers (
   prefixes       text[] not null,
   leaves_unknown boolean not null,                        -- under its prefixes, it leaves machines alone that it does not know
   fsms           text[] not null,                         -- the machines that it runs, and ...
-  fsm_versions   int[] not null                           -- ... in parallel, their versions
+  fsm_versions   int[] not null,                          -- ... in parallel, their versions
+  paused_queues  text[] not null default '{}',            -- queues of which it starts nothing any more, and ...
+  paused_since   timestamptz[] not null default '{}'      -- ... in parallel, the paused_at of the pause that it confirms
 );
 
 -- What was said about a queue at run time; a queue without a row is served as its workers see fit.
