@@ -743,7 +743,15 @@ LIMITS = [
         name="a row that stalls beside a change of limits waits for a day",
         scenario=limits.stall_and_set(),
         reason="a row stalls although its limit is set",
-        changes=[Change(SCHEMA, "stalled := '1 second';", "null;")],
+        changes=[Change(SCHEMA, "stalled interval := '1 second';", "stalled interval := '1 day';")],
+    ),
+    Mutant(
+        name="turns are given without a lock on the bucket",
+        scenario=limits.put_off_and_raise(),
+        reason="a row stalls although its limit is set",
+        changes=[
+            Change(SCHEMA, "select one.key\n     where exists", "select one.key\n     where false and exists")
+        ],
     ),
 ]
 

@@ -49,9 +49,9 @@ def put_off_throttled() -> Work:
     return transaction(make)
 
 
-def set_rate(name: str) -> Work:
+def set_rate(name: str, allowed: int = 1) -> Work:
     """In a transaction of the caller, which stays open for a while."""
-    return transaction(lambda _: limits.put(RateLimit(name, 1)))
+    return transaction(lambda _: limits.put(RateLimit(name, allowed)))
 
 
 def lease_from(queue: str, token: int) -> Work:
@@ -262,6 +262,21 @@ def commit_stall_and_set() -> Scenario:
     )
 
 
+def put_off_and_raise() -> Scenario:
+    """Two rows get their turns by a rate of one a day, while a transaction raises the rate to a thousand a second."""
+    return Scenario(
+        name="put off × a rate limit is raised",
+        setup=[
+            rate("r"),
+            empty("r"),
+            instance(1, rate_limit="r", eligible_at=PAST),
+            instance(2, rate_limit="r", eligible_at=PAST, priority=-1),
+        ],
+        sessions={"P": [put_off("r")], "L": [set_rate("r", 1000)]},
+        check=_starts_soon,
+    )
+
+
 def _starts_soon(end: End) -> None:
     """The limit is set: the row runs, or is due now or in a second."""
     row = end.after.instances[1]
@@ -303,4 +318,5 @@ SCENARIOS = [
     put_off_twice(),
     stall_and_set(),
     commit_stall_and_set(),
+    put_off_and_raise(),
 ]

@@ -113,35 +113,33 @@ declare
   bucket  record;
   freed   text[];
   last    record;
-  stalled interval := '1 day';
+  stalled interval := '1 second';
 begin
   if exists (select from unnest(keys) as given (key)
               where not exists (select from gen_durable.limits l where l.kind = 'rate' and l.name = split_part(given.key, ':', 1))) then
     begin
       lock table gen_durable.limits in row share mode nowait;
-    exception when lock_not_available then
-      stalled := '1 second';
+      stalled := '1 day';
+    exception when lock_not_available then null;
     end;
   end if;
   for one in
-    select given.key, given.queue, l.allowed, l.period, l.burst
-      from (select distinct * from unnest(keys, queues) as pair (key, queue)) given
-      left join gen_durable.limits l on l.kind = 'rate' and l.name = split_part(given.key, ':', 1)
-     order by given.key, given.queue
+    select distinct given.key, given.queue from unnest(keys, queues) as given (key, queue) order by given.key, given.queue
   loop
-    if one.allowed is not null then
-      insert into gen_durable.buckets as b (key) values (one.key) on conflict (key) do update set full_at = b.full_at where false;
-      select clock_timestamp() as moment, greatest(b.full_at, clock_timestamp()) as full_at into bucket
-        from gen_durable.buckets b where b.key = one.key;
-      select g.turn, g.eligible_at into last from gen_durable.gen_durable g
-       where g.status = 'runnable' and g.turn is not null and g.rate_limit = one.key and g.queue = one.queue
-       order by g.turn desc limit 1;
-    else
-      select null::timestamptz as moment, null::timestamptz as full_at into bucket;
-      select null::timestamptz as turn, null::timestamptz as eligible_at into last;
-    end if;
+    insert into gen_durable.buckets as b (key)
+    select one.key
+     where exists (select from gen_durable.limits l where l.kind = 'rate' and l.name = split_part(one.key, ':', 1))
+        on conflict (key) do update set full_at = b.full_at where false;
+    -- Read under the lock of the bucket, which a change of the limit takes as well: it was before, or it sees the turns.
+    select clock_timestamp() as moment, greatest(b.full_at, clock_timestamp()) as full_at, l.allowed, l.period, l.burst into bucket
+      from gen_durable.limits l join gen_durable.buckets b on b.key = one.key
+     where l.kind = 'rate' and l.name = split_part(one.key, ':', 1);
+    select g.turn, g.eligible_at into last from gen_durable.gen_durable g
+     where bucket.allowed is not null
+       and g.status = 'runnable' and g.turn is not null and g.rate_limit = one.key and g.queue = one.queue
+     order by g.turn desc limit 1;
     with due as materialized (
-      select g.id, g.priority, g.eligible_at, g.turn, least(coalesce(g.weight, 1), one.burst) as weight
+      select g.id, g.priority, g.eligible_at, g.turn, least(coalesce(g.weight, 1), bucket.burst) as weight
         from gen_durable.gen_durable g
        where g.status = 'runnable' and not g.gated and g.rate_limit = one.key and g.queue = one.queue
          and g.eligible_at <= statement_timestamp()
@@ -150,7 +148,7 @@ begin
          for no key update skip locked
     ), planned as (
       -- Everybody of the queue who has a turn no later than the last of these: those before one of them count.
-      select g.id, sum(least(coalesce(g.weight, 1), one.burst)) over (order by g.turn, g.id) as tokens
+      select g.id, sum(least(coalesce(g.weight, 1), bucket.burst)) over (order by g.turn, g.id) as tokens
         from gen_durable.gen_durable g
        where g.status = 'runnable' and g.turn is not null and g.rate_limit = one.key and g.queue = one.queue
          and g.turn <= (select max(due.turn) from due)
@@ -160,15 +158,15 @@ begin
         from due where due.turn is null
     ), found as (
       select due.id, due.turn, null::bigint as place, bucket.full_at
-             + gen_durable.refill(planned.tokens, one.allowed, one.period)
-             - gen_durable.refill(one.burst, one.allowed, one.period) as start_at
+             + gen_durable.refill(planned.tokens, bucket.allowed, bucket.period)
+             - gen_durable.refill(bucket.burst, bucket.allowed, bucket.period) as start_at
         from due join planned on planned.id = due.id
       union all
       select fresh.id, null, fresh.place, greatest(
-               last.eligible_at + gen_durable.refill(fresh.tokens, one.allowed, one.period),
+               last.eligible_at + gen_durable.refill(fresh.tokens, bucket.allowed, bucket.period),
                bucket.full_at
-               + gen_durable.refill(fresh.tokens + coalesce((select max(planned.tokens) from planned), 0), one.allowed, one.period)
-               - gen_durable.refill(one.burst, one.allowed, one.period))
+               + gen_durable.refill(fresh.tokens + coalesce((select max(planned.tokens) from planned), 0), bucket.allowed, bucket.period)
+               - gen_durable.refill(bucket.burst, bucket.allowed, bucket.period))
         from fresh
     ), written as (
       update gen_durable.gen_durable g
