@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final, Generic, overload
 
 import msgspec
 
+from ._loading import Loader, chunks
 from ._typing import ResourcesT, ResultT, StateT
 from .definition import definition_of
 from .errors import UsageError
@@ -23,10 +24,62 @@ __all__ = ["Cancellation", "Children", "Context"]
 class Children(Sequence[Child[Any]]):
     """The children that a step waited for, in the order of their specs. All have ended, well or not."""
 
-    __slots__ = ("_children",)
+    __slots__ = ("_children", "_loader")
 
-    def __init__(self, children: Sequence[Child[Any]] = ()) -> None:
+    def __init__(
+        self, children: Sequence[Child[Any]] = (), loader: Loader[tuple[Any, Any]] | None = None
+    ) -> None:
         self._children = tuple(children)
+        self._loader = loader
+
+    async def load(self, definition: Insertable[Any, Any] | None = None, /) -> None:
+        """Fetch the states and results that are not here yet: of one machine, or of all.
+
+        All of them are in memory afterwards. `stream` holds a few at a time.
+        """
+        if self._loader is not None:
+            for chunk in chunks([child for child in self._of(definition) if not child.is_loaded]):
+                content = await self._loader.fetch([child.id for child in chunk])
+                for child in chunk:
+                    child._state, child._result = content[child.id]  # noqa: SLF001 - nobody else may change it
+
+    def load_sync(self, definition: Insertable[Any, Any] | None = None, /) -> None:
+        """`load` for a step that is a plain `def`."""
+        if self._loader is not None:
+            for chunk in chunks([child for child in self._of(definition) if not child.is_loaded]):
+                content = self._loader.fetch_sync([child.id for child in chunk])
+                for child in chunk:
+                    child._state, child._result = content[child.id]  # noqa: SLF001 - nobody else may change it
+
+    @overload
+    def stream(self, /) -> AsyncIterator[Child[Any]]: ...
+    @overload
+    def stream(self, definition: Insertable[Any, ResultT], /) -> AsyncIterator[Child[ResultT]]: ...
+    async def stream(self, definition: Insertable[Any, Any] | None = None, /) -> AsyncIterator[Child[Any]]:
+        """Iterate over the children, of one machine or all, with state and result; fetch them in chunks of some MiB.
+
+        What was yielded is not kept, so a fan-in of any size fits in memory.
+        """
+        for chunk in chunks(self._of(definition)):
+            missing = [child.id for child in chunk if not child.is_loaded]
+            content = await self._loader.fetch(missing) if missing and self._loader is not None else {}
+            for child in chunk:
+                yield _with_content(child, content)
+
+    @overload
+    def stream_sync(self, /) -> Iterator[Child[Any]]: ...
+    @overload
+    def stream_sync(self, definition: Insertable[Any, ResultT], /) -> Iterator[Child[ResultT]]: ...
+    def stream_sync(self, definition: Insertable[Any, Any] | None = None, /) -> Iterator[Child[Any]]:
+        """`stream` for a step that is a plain `def`."""
+        for chunk in chunks(self._of(definition)):
+            missing = [child.id for child in chunk if not child.is_loaded]
+            content = self._loader.fetch_sync(missing) if missing and self._loader is not None else {}
+            for child in chunk:
+                yield _with_content(child, content)
+
+    def _of(self, definition: Insertable[Any, Any] | None) -> Sequence[Child[Any]]:
+        return self._children if definition is None else self.of(definition)
 
     def of(self, definition: Insertable[Any, ResultT], /) -> list[Child[ResultT]]:
         """Select those of one machine, with the type of its results."""
@@ -60,6 +113,21 @@ class Children(Sequence[Child[Any]]):
 
     def __repr__(self) -> str:
         return f"Children({list(self._children)!r})"
+
+
+def _with_content(child: Child[Any], content: Mapping[int, tuple[Any, Any]]) -> Child[Any]:
+    if child.is_loaded:
+        return child
+    state, result = content[child.id]
+    return Child(
+        id=child.id,
+        machine=child.machine,
+        status=child.status,
+        state=state,
+        result=result,
+        last_error=child.last_error,
+        size=child.size,
+    )
 
 
 class Cancellation:
@@ -104,13 +172,18 @@ class Context(msgspec.Struct, Generic[StateT, ResourcesT], kw_only=True):
     awaited: Inbox = _NO_MESSAGES
     """The signals of the last `Await` that have come; with `timed_out`, possibly none."""
     inbox: Inbox = _NO_MESSAGES
-    """All signals that have come and are not consumed."""
+    """All signals that have come and are not consumed.
+
+    The payloads of awaited signals are always here. Those of the others are here if they have at most 1 MiB of JSON in
+    all; otherwise `load` fetches them.
+    """
     timed_out: bool = False
     """Whether the timeout or the deadline ended the last `Await`, and none of its signals has come since.
 
     A signal that is there when the step runs has come in time.
     """
     children: Children = _NO_CHILDREN
+    """The children that this step waited for. Results of more than 1 MiB in all are fetched by `load` or `stream`."""
     parent_id: int | None = None
     correlation_key: str | None = None
     max_attempts: int | None = None

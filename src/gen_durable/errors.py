@@ -13,7 +13,8 @@ GenDurableError
 ├── SettingsError                an unknown setting, or one out of range                       (ValueError)
 ├── UsageError                   a call that can never work
 │   ├── OutcomeError                 a step returned something that is no outcome
-│   └── InboxFullError               the inbox of an instance takes no more signals
+│   ├── InboxFullError               the inbox of an instance takes no more signals
+│   └── NotLoadedError               content that was too large to come with the execution
 ├── CodecError                   a value does not fit its type; inside a step it goes to handle()
 │   ├── DecodeError                  what was stored or sent cannot be read as the declared type
 │   └── EncodeError                  what was given cannot be stored under the declared type
@@ -69,6 +70,7 @@ __all__ = [
     "NoTargetError",
     "NotConnectedError",
     "NotDoneError",
+    "NotLoadedError",
     "OptionError",
     "OutcomeError",
     "PauseTimeoutError",
@@ -493,6 +495,10 @@ class NoScheduleError(GenDurableError, LookupError):
 
     def __str__(self) -> str:
         return f"there is no schedule {self.schedule!r}; `gen-durable schedules ls` lists those that are"
+
+
+class NotLoadedError(UsageError):
+    """A payload, state or result that the step has not loaded: it was too large to come with the execution."""
 
 
 class NotDoneError(GenDurableError):

@@ -9,6 +9,7 @@ from typing import Any, Final, Generic, Literal, TypeAlias
 
 import msgspec
 
+from ._loading import NOT_LOADED
 from ._typing import ResultT, ResultT_co, StateT
 from .errors import (
     InstanceCancelledError,
@@ -16,6 +17,7 @@ from .errors import (
     InstanceFailedError,
     InstanceUnfinishedError,
     NotDoneError,
+    NotLoadedError,
 )
 
 __all__ = [
@@ -285,16 +287,83 @@ class ExecutionRecord(msgspec.Struct, frozen=True, kw_only=True):
     """It had ended the instance, and then somebody let that go on."""
 
 
-class Child(msgspec.Struct, Generic[ResultT_co], frozen=True, kw_only=True):
+class Child(Generic[ResultT_co]):
     """A child that has ended, as its parent sees it."""
 
+    __slots__ = ("_result", "_state", "id", "last_error", "machine", "size", "status")
     id: int
     machine: str
     status: Status
-    state: Any
-    result: ResultT_co | None
-    """`None` unless it is done."""
     last_error: str | None
+    size: int
+    """Bytes that state and result take in the database, compressed."""
+
+    def __init__(
+        self,
+        *,
+        id: int,
+        machine: str,
+        status: Status,
+        state: Any,
+        result: ResultT_co | None,
+        last_error: str | None,
+        size: int = 0,
+    ) -> None:
+        self.id = id
+        self.machine = machine
+        self.status = status
+        self.last_error = last_error
+        self.size = size
+        self._state = state
+        self._result: Any = result
+
+    @property
+    def is_loaded(self) -> bool:
+        """Whether state and result are here."""
+        return self._state is not NOT_LOADED
+
+    @property
+    def state(self) -> Any:
+        """Its last state.
+
+        Raises:
+            NotLoadedError: it did not come with the execution, and `ctx.children.load` has not fetched it.
+        """
+        return self._loaded(self._state, "state")
+
+    @property
+    def result(self) -> ResultT_co | None:
+        """Its result; `None` unless it is done.
+
+        Raises:
+            NotLoadedError: it did not come with the execution, and `ctx.children.load` has not fetched it.
+        """
+        result: ResultT_co | None = self._loaded(self._result, "result") if self.is_done else None
+        return result
+
+    def _loaded(self, value: Any, what: str) -> Any:
+        if value is NOT_LOADED:
+            raise NotLoadedError(
+                f"the {what} of {self.machine} {self.id} is not loaded",
+                "call `await ctx.children.load()` first, or iterate over ctx.children.stream() if there is much; "
+                "in a plain def, load_sync and stream_sync",
+            )
+        return value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Child) and self._facts() == other._facts()
+
+    def __hash__(self) -> int:
+        return hash((self.id, self.machine, self.status))
+
+    def __repr__(self) -> str:
+        return (
+            f"Child(id={self.id}, machine={self.machine!r}, status={self.status!r}, state={self._state!r}, "
+            f"result={self._result!r}, last_error={self.last_error!r})"
+        )
+
+    def _facts(self) -> tuple[Any, ...]:
+        return (self.id, self.machine, self.status, self._state, self._result, self.last_error)
 
     @property
     def is_done(self) -> bool:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Generic, overload
 
-import msgspec
-
 from ._checks import checked_name
+from ._loading import NOT_LOADED, Loader, chunks
 from ._typing import PayloadT
-from .errors import OptionError
+from .errors import NotLoadedError, OptionError
 
 __all__ = ["Inbox", "Message", "Signal", "signal_name"]
 
@@ -49,22 +48,89 @@ def signal_name(signal: Signal[Any] | str) -> str:
     return signal if isinstance(signal, str) else signal.name
 
 
-class Message(msgspec.Struct, frozen=True, kw_only=True):
+class Message:
     """One signal that arrived and has not been consumed."""
 
+    __slots__ = ("_payload", "id", "name", "sent_at", "size")
     id: int
     name: str
-    payload: Any
     sent_at: datetime
+    size: int
+    """Bytes of JSON of the payload."""
+
+    def __init__(self, *, id: int, name: str, payload: Any, sent_at: datetime, size: int = 0) -> None:
+        self.id = id
+        self.name = name
+        self.sent_at = sent_at
+        self.size = size
+        self._payload = payload
+
+    @property
+    def is_loaded(self) -> bool:
+        """Whether the payload is here. That of an awaited signal always is."""
+        return self._payload is not NOT_LOADED
+
+    @property
+    def payload(self) -> Any:
+        """What the signal carries.
+
+        Raises:
+            NotLoadedError: it did not come with the execution, and `ctx.inbox.load` has not fetched it.
+        """
+        if self._payload is NOT_LOADED:
+            raise NotLoadedError(
+                f"the payload of signal '{self.name}' ({self.id}, {self.size} bytes) is not loaded",
+                f"call `await ctx.inbox.load({self.name!r})` first; in a plain def, ctx.inbox.load_sync",
+            )
+        return self._payload
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Message):
+            return NotImplemented
+        return (self.id, self.name, self.sent_at, self._payload) == (
+            other.id,
+            other.name,
+            other.sent_at,
+            other._payload,
+        )
+
+    def __hash__(self) -> int:
+        return hash((self.id, self.name))
+
+    def __repr__(self) -> str:
+        return (
+            f"Message(id={self.id}, name={self.name!r}, payload={self._payload!r}, sent_at={self.sent_at!r})"
+        )
 
 
 class Inbox:
     """Messages, oldest first. An empty one is false."""
 
-    __slots__ = ("_messages",)
+    __slots__ = ("_loader", "_messages")
 
-    def __init__(self, messages: Sequence[Message] = ()) -> None:
+    def __init__(self, messages: Sequence[Message] = (), loader: Loader[Any] | None = None) -> None:
         self._messages = tuple(messages)
+        self._loader = loader
+
+    async def load(self, *signals: Signal[Any] | str) -> None:
+        """Fetch the payloads of these signals that are not here yet; without a name, of all."""
+        if self._loader is not None:
+            for chunk in chunks(self._missing(signals)):
+                _fill(chunk, await self._loader.fetch([message.id for message in chunk]))
+
+    def load_sync(self, *signals: Signal[Any] | str) -> None:
+        """`load` for a step that is a plain `def`."""
+        if self._loader is not None:
+            for chunk in chunks(self._missing(signals)):
+                _fill(chunk, self._loader.fetch_sync([message.id for message in chunk]))
+
+    def _missing(self, signals: Sequence[Signal[Any] | str]) -> list[Message]:
+        names = {signal_name(signal) for signal in signals}
+        return [
+            message
+            for message in self._messages
+            if not message.is_loaded and (not names or message.name in names)
+        ]
 
     @overload
     def get(self, signal: Signal[PayloadT], /) -> PayloadT | None: ...
@@ -103,3 +169,8 @@ class Inbox:
 
     def __repr__(self) -> str:
         return f"Inbox({list(self._messages)!r})"
+
+
+def _fill(messages: Sequence[Message], payloads: Mapping[int, Any]) -> None:
+    for message in messages:
+        message._payload = payloads[message.id]  # noqa: SLF001 - only an inbox may change it

@@ -66,7 +66,7 @@ async def test_inboxes_of_a_hundred_rows(explainer: Explainer) -> None:
 
 async def test_children_of_a_hundred_barriers(explainer: Explainer) -> None:
     rows, (found,) = await explainer.run(
-        statement("pick.sql", "children", ids=PARENTS[:100], rounds=[1] * 100)
+        statement("pick.sql", "children", ids=PARENTS[:100], rounds=[1] * 100, budget=pick.BUDGET)
     )
     assert len(rows) == 1000
     check(found, {"gen_durable_parent"}, blocks=2 * 1000)

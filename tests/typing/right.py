@@ -241,6 +241,8 @@ class Fleet(Machine[list[int], int]):
         assert_type(ctx.children.of(Tick), list[Child[int]])
         assert_type(ctx.children.results(Delivery), list[Label | Refund])
         assert_type(ctx.children.failed, list[Child[Any]])
+        async for child in ctx.children.stream(Tick):
+            assert_type(child.result, int | None)
         return Done(len(ctx.children))
 
 

@@ -96,6 +96,12 @@ SAMPLES: list[tuple[GenDurableError, str]] = [
         "keep large data elsewhere and store where it is, or raise settings.max_payload",
     ),
     (
+        errors.NotLoadedError(
+            "the payload of signal 'note' (7, 2000000 bytes) is not loaded", "load it first"
+        ),
+        "the payload of signal 'note' (7, 2000000 bytes) is not loaded; load it first",
+    ),
+    (
         errors.ProcessStepError("Checkout", "ship", "ValueError: bad"),
         "step 'ship' of machine 'Checkout' raised ValueError: bad",
     ),

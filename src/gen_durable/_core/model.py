@@ -17,6 +17,7 @@ from ..outcome import Effect
 __all__ = [
     "PLAIN_KINDS",
     "Cause",
+    "ChildContent",
     "ChildRow",
     "CommitEntry",
     "CommitResult",
@@ -106,9 +107,12 @@ class SignalRow(msgspec.Struct, frozen=True, gc=False):
 
     id: int
     name: str
-    payload: str
+    payload: str | None
+    """`None`: it is not loaded."""
     inserted_at: datetime
     traceparent: str | None = None
+    size: int = 0
+    """Bytes of JSON."""
 
 
 class ChildRow(msgspec.Struct, frozen=True, gc=False):
@@ -118,9 +122,20 @@ class ChildRow(msgspec.Struct, frozen=True, gc=False):
     fsm: str
     version: int
     status: str
-    state: str
+    state: str | None
+    """`None`: state and result are not loaded."""
     result: str | None
     last_error: str | None
+    size: int = 0
+    """Bytes of state and result as they are stored."""
+
+
+class ChildContent(msgspec.Struct, frozen=True, gc=False):
+    """State and result of a child, fetched on demand, with its status at that moment."""
+
+    status: str
+    state: str
+    result: str | None
 
 
 class Execution(msgspec.Struct, frozen=True):

@@ -2,22 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import Any, Protocol
 
+from .._loading import NOT_LOADED, LiveChildError, Loader, Wait
 from ..context import Children, Context
 from ..definition import MachineDef
-from ..errors import DecodeError
+from ..errors import DecodeError, NotLoadedError
 from ..instance import Child, Failure, Instance, Status
 from ..signals import Inbox, Message
 from .codec import decode
-from .model import ChildRow, Execution, SignalRow
+from .model import ChildContent, ChildRow, Execution, SignalRow
 from .registry import Registry
 
-__all__ = ["instance_of", "open_context", "state_of"]
+__all__ = ["Content", "instance_of", "open_context", "state_of"]
 
 _NOTHING = Inbox()
 _NOBODY = Children()
+
+
+class Content(Protocol):
+    """Where payloads, states and results come from that were not loaded with an execution."""
+
+    async def signals(self, execution: Execution, ids: Sequence[int]) -> Mapping[int, str]:
+        """The payloads of unread signals of this execution."""
+
+    async def children(self, execution: Execution, ids: Sequence[int]) -> Mapping[int, ChildContent]:
+        """States and results of children of this execution."""
 
 
 def open_context(
@@ -28,6 +39,8 @@ def open_context(
     *,
     is_strict: bool = True,
     resources: Any = None,
+    content: Content | None = None,
+    wait: Wait | None = None,
 ) -> Context[Any]:
     """What a step of this execution sees, around a state that has been decoded.
 
@@ -35,6 +48,8 @@ def open_context(
         is_strict: raise for an awaited signal or a child that does not fit its type, as a step needs it. A handler that
             is to mend this gets the same as plain JSON.
         resources: what the worker holds ready for its steps.
+        content: where what was not loaded comes from.
+        wait: how a thread waits for that.
     """
     inbox = awaited = _NOTHING
     if execution.inbox:
@@ -44,7 +59,10 @@ def open_context(
             (_message(row, machine, is_strict=is_strict and row.name in names), row.name in names)
             for row in execution.inbox
         ]
-        inbox = Inbox([message for message, _ in messages])
+        loader: Loader[Any] | None = None
+        if content is not None and wait is not None and not all(message.is_loaded for message, _ in messages):
+            loader = Loader(_payloads(execution, machine, content), wait)
+        inbox = Inbox([message for message, _ in messages], loader)
         awaited = Inbox([message for message, is_awaited in messages if is_awaited])
     return Context(
         id=execution.id,
@@ -58,7 +76,7 @@ def open_context(
         awaited=awaited,
         inbox=inbox,
         timed_out=execution.timed_out,
-        children=Children([_child(row, registry, is_strict=is_strict) for row in execution.children])
+        children=_children(execution, registry, content, wait, is_strict=is_strict)
         if execution.children
         else _NOBODY,
         parent_id=execution.parent_id,
@@ -136,25 +154,86 @@ def _failure(text: str) -> Failure | None:
 
 
 def _message(row: SignalRow, machine: MachineDef, *, is_strict: bool) -> Message:
-    what = f"the payload of signal '{row.name}'"
-    payload = _decoded(row.payload, machine.signals.get(row.name, Any), what, is_strict=is_strict)
-    return Message(id=row.id, name=row.name, payload=payload, sent_at=row.inserted_at)
+    payload = (
+        NOT_LOADED if row.payload is None else _payload(row.name, row.payload, machine, is_strict=is_strict)
+    )
+    return Message(id=row.id, name=row.name, payload=payload, sent_at=row.inserted_at, size=row.size)
+
+
+def _payload(name: str, text: str, machine: MachineDef, *, is_strict: bool) -> Any:
+    what = f"the payload of signal '{name}'"
+    return _decoded(text, machine.signals.get(name, Any), what, is_strict=is_strict)
+
+
+def _payloads(
+    execution: Execution, machine: MachineDef, content: Content
+) -> Callable[[Sequence[int]], Coroutine[Any, Any, Mapping[int, Any]]]:
+    names = {row.id: row.name for row in execution.inbox}
+
+    async def fetch(ids: Sequence[int]) -> Mapping[int, Any]:
+        texts = await content.signals(execution, ids)
+        if len(texts) < len(ids):
+            # Only an end of the instance deletes unread signals, and then this execution can commit nothing.
+            raise NotLoadedError(
+                f"signals of {execution.fsm} {execution.id} are gone: it was cancelled or taken over",
+                "let the step end; its outcome is discarded",
+            )
+        # Not awaited, so a payload of another shape must not stop the step: it is given as plain JSON.
+        return {id: _payload(names[id], text, machine, is_strict=False) for id, text in texts.items()}
+
+    return fetch
+
+
+def _children(
+    execution: Execution, registry: Registry, content: Content | None, wait: Wait | None, *, is_strict: bool
+) -> Children:
+    rows = {row.id: row for row in execution.children}
+
+    async def fetch(ids: Sequence[int]) -> Mapping[int, tuple[Any, Any]]:
+        assert content is not None  # noqa: S101 - else there is no loader
+        found = await content.children(execution, ids)
+        for id in ids:
+            if id not in found or found[id].status != rows[id].status:
+                raise LiveChildError(f"child {id} of {execution.fsm} {execution.id} was retried")
+        return {
+            id: _state_and_result(rows[id], one.state, one.result, registry, is_strict=is_strict)
+            for id, one in found.items()
+        }
+
+    loader: Loader[tuple[Any, Any]] | None = None
+    if content is not None and wait is not None and any(row.state is None for row in execution.children):
+        loader = Loader(fetch, wait)
+    return Children([_child(row, registry, is_strict=is_strict) for row in execution.children], loader)
 
 
 def _child(row: ChildRow, registry: Registry, *, is_strict: bool) -> Child[Any]:
-    known = registry.get(row.fsm, row.version)
-    state_type: Any = known.definition.state_type if known else Any
-    result_type: Any = known.definition.result_type if known else Any
-    what = f"{row.fsm} {row.id}"
+    state: Any = NOT_LOADED
+    result: Any = NOT_LOADED
+    if row.state is not None:
+        state, result = _state_and_result(row, row.state, row.result, registry, is_strict=is_strict)
     return Child(
         id=row.id,
         machine=row.fsm,
         status=Status(row.status),
-        state=_decoded(row.state, state_type, f"the state of {what}", is_strict=is_strict),
-        result=None
-        if row.result is None
-        else _decoded(row.result, result_type, f"the result of {what}", is_strict=is_strict),
+        state=state,
+        result=result,
         last_error=row.last_error,
+        size=row.size,
+    )
+
+
+def _state_and_result(
+    row: ChildRow, state: str, result: str | None, registry: Registry, *, is_strict: bool
+) -> tuple[Any, Any]:
+    known = registry.get(row.fsm, row.version)
+    state_type: Any = known.definition.state_type if known else Any
+    result_type: Any = known.definition.result_type if known else Any
+    what = f"{row.fsm} {row.id}"
+    return (
+        _decoded(state, state_type, f"the state of {what}", is_strict=is_strict),
+        None
+        if result is None
+        else _decoded(result, result_type, f"the result of {what}", is_strict=is_strict),
     )
 
 

@@ -6,21 +6,23 @@ import sys
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import msgspec
 
-from .._core.model import ChildRow, Execution, SignalRow
+from .._core.model import ChildContent, ChildRow, Execution, SignalRow
 from ..errors import UsageError
 from .plan import Plan, Row, Rows, statements
 
 __all__ = [
+    "BUDGET",
     "Denied",
     "Leases",
     "Machines",
     "Picked",
     "Throttled",
     "after",
+    "child_content",
     "gate",
     "hurry",
     "inboxes",
@@ -29,12 +31,15 @@ __all__ = [
     "pick_by_machine",
     "pick_by_prefix",
     "put_off",
+    "signal_content",
     "stuck_keys",
     "unfinished",
     "ungate",
 ]
 
 _SQL = statements("pick.sql")
+BUDGET: Final = 2**20
+"""Bytes of JSON that come along with an execution: of signals that it does not await, and of its children."""
 # How many rows of one key or bucket leave the head of a queue in one transaction.
 _CHUNK = 1000
 
@@ -220,12 +225,14 @@ def load(executions: Sequence[Execution]) -> Plan[list[Execution]]:
     signals: Mapping[int, tuple[SignalRow, ...]] = {}
     in_time: set[int] = set()
     if with_signals := [one.id for one in executions if one.has_signals]:
-        rows = yield _SQL["inboxes"](ids=with_signals)
+        rows = yield _SQL["inboxes"](ids=with_signals, budget=BUDGET)
         signals = _by_target(rows)
         in_time = {row["target_id"] for row in rows if not row["timed_out"]}
     children: Mapping[int, list[ChildRow]] = {}
     if joined := [one for one in executions if one.has_children]:
-        call = _SQL["children"](ids=[one.id for one in joined], rounds=[one.step_seq for one in joined])
+        call = _SQL["children"](
+            ids=[one.id for one in joined], rounds=[one.step_seq for one in joined], budget=BUDGET
+        )
         children = _by_parent((yield call))
     return [
         msgspec.structs.replace(
@@ -242,14 +249,32 @@ def load(executions: Sequence[Execution]) -> Plan[list[Execution]]:
 
 def inboxes(ids: Sequence[int]) -> Plan[Mapping[int, tuple[SignalRow, ...]]]:
     """The unread signals of these instances, oldest first."""
-    return _by_target((yield _SQL["inboxes"](ids=ids)))
+    return _by_target((yield _SQL["inboxes"](ids=ids, budget=BUDGET)))
+
+
+def signal_content(id: int, ids: Sequence[int]) -> Plan[dict[int, str]]:
+    """Payloads of unread signals of one instance."""
+    return {row["id"]: row["payload"] for row in (yield _SQL["signal_content"](id=id, ids=ids))}
+
+
+def child_content(id: int, ids: Sequence[int]) -> Plan[dict[int, ChildContent]]:
+    """States and results of children of one instance."""
+    rows = yield _SQL["child_content"](id=id, ids=ids)
+    return {row["id"]: ChildContent(row["status"], row["state"], row["result"]) for row in rows}
 
 
 def _by_target(rows: Rows) -> Mapping[int, tuple[SignalRow, ...]]:
     found: defaultdict[int, list[SignalRow]] = defaultdict(list)
     for row in rows:
         found[row["target_id"]].append(
-            SignalRow(row["id"], row["name"], row["payload"], row["inserted_at"], row["traceparent"])
+            SignalRow(
+                row["id"],
+                row["name"],
+                row["payload"],
+                row["inserted_at"],
+                row["traceparent"],
+                row["size"],
+            )
         )
     return {id: tuple(signals) for id, signals in found.items()}
 
@@ -343,6 +368,7 @@ def _by_parent(rows: Rows) -> Mapping[int, list[ChildRow]]:
                 row["state"],
                 row["result"],
                 row["last_error"],
+                row["size"],
             )
         )
     return found

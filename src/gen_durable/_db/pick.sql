@@ -279,20 +279,54 @@ select held_back.id, null, null, null, null, null, null, null, null, null, null,
   from held_back
 
 -- name: inboxes
--- The unread signals of leased rows, oldest first. Only for rows that ever had one. With whether the last await has timed out: a
--- signal that was delivered after the pick, and is seen here, may have changed that in its transaction.
-select s.target_id, s.id, s.name, s.payload::text as payload, s.inserted_at, s.traceparent, g.timed_out
-  from gen_durable.signals s join gen_durable.gen_durable g on g.id = s.target_id
- where s.target_id = any (:ids::bigint[]) and s.consumed_seq is null
- order by s.target_id, s.id
+-- The unread signals of leased rows, oldest first. Only for rows that ever had one. Payloads of awaited signals come along, and
+-- those of all others of an instance if they have at most :budget bytes together; no other payload is read. With whether the last
+-- await has timed out: a signal that was delivered after the pick, and is seen here, may have changed that in its transaction.
+select unread.target_id, unread.id, unread.name, unread.inserted_at, unread.traceparent, unread.size, unread.timed_out,
+       case when unread.is_awaited or unread.others <= :budget::bigint then unread.payload::text end as payload
+  from (select s.*, g.timed_out, awaited.is_so as is_awaited,
+               sum(s.size) filter (where not awaited.is_so) over (partition by s.target_id) as others
+          from gen_durable.signals s
+          join gen_durable.gen_durable g on g.id = s.target_id
+         cross join lateral (select coalesce(s.name = any (g.awaits), false) as is_so) awaited
+         where s.target_id = any (:ids::bigint[]) and s.consumed_seq is null) unread
+ order by unread.target_id, unread.id
+
+-- name: signal_content
+-- Payloads of unread signals of one instance, on demand.
+select s.id, s.payload::text as payload from gen_durable.signals s
+ where s.target_id = :id::bigint and s.id = any (:ids::bigint[]) and s.consumed_seq is null
 
 -- name: children
--- The children of the last spawn of leased rows, in the order of their specs. Only for rows that a barrier released.
-select child.parent_id, child.id, child.fsm, child.fsm_version, child.status::text as status, child.state::text as state,
-       child.result::text as result, child.last_error
-  from unnest(:ids::bigint[], :rounds::bigint[]) as parent (id, round)
-  join gen_durable.gen_durable child on child.parent_id = parent.id and child.parent_round = parent.round
- order by child.parent_id, child.id
+-- The children of the last spawn of leased rows, in the order of their specs. Only for rows that a barrier released. States and
+-- results come along if those of one parent have at most :budget bytes together. They are added up as they are stored first, so
+-- that large ones are not even read; then as text, because small ones may be compressed.
+with child as materialized (
+  select c.parent_id, c.id, c.fsm, c.fsm_version, c.status::text as status, c.last_error, c.state, c.result, stored.size,
+         sum(stored.size + coalesce(octet_length(c.last_error), 0)) over (partition by c.parent_id) as total
+    from unnest(:ids::bigint[], :rounds::bigint[]) as parent (id, round)
+    join gen_durable.gen_durable c on c.parent_id = parent.id and c.parent_round = parent.round
+   cross join lateral (select pg_column_size(c.state) + coalesce(pg_column_size(c.result), 0) as size) stored
+), shown as materialized (
+  select child.parent_id, child.id, child.fsm, child.fsm_version, child.status, child.last_error, child.size,
+         case when child.total <= :budget::bigint then child.state::text end as state,
+         case when child.total <= :budget::bigint then child.result::text end as result
+    from child
+), measured as (
+  select shown.*, sum(octet_length(shown.state) + coalesce(octet_length(shown.result), 0)) over (partition by shown.parent_id)
+                  <= :budget::bigint as fits
+    from shown
+)
+select measured.parent_id, measured.id, measured.fsm, measured.fsm_version, measured.status, measured.size,
+       case when measured.fits then measured.state end as state, case when measured.fits then measured.result end as result,
+       case when measured.fits then measured.last_error else left(measured.last_error, 1000) end as last_error
+  from measured order by measured.parent_id, measured.id
+
+-- name: child_content
+-- States and results of children of one instance, on demand, with the status that they have now.
+select c.id, c.status::text as status, c.state::text as state, c.result::text as result
+  from gen_durable.gen_durable c
+ where c.id = any (:ids::bigint[]) and c.parent_id = :id::bigint
 
 -- name: lock_holders
 -- First half of gating, in one transaction with the second: lock who holds these keys, and count how many slots are free. A key

@@ -13,17 +13,17 @@ import signal
 import socket
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NoReturn
 
-from .._core.model import CommitEntry, Execution
+from .._core.model import ChildContent, CommitEntry, Execution
 from .._core.registry import Registered, Registry
-from ..errors import StepTimeoutError, UnknownMachineError, UsageError
+from ..errors import DatabaseError, StepTimeoutError, UnknownMachineError, UsageError
 from ..outcome import reason_text
 from .executor import Executor
 from .memory import return_large_buffers
 from .threads import Threads
-from .wire import Answer, Hello, Place, Ready, Request, answer_of, decoded, encoded
+from .wire import Answer, Fetch, Fetched, Hello, Place, Ready, Request, answer_of, decoded, encoded
 
 __all__ = ["IS_CHILD", "main"]
 
@@ -125,6 +125,33 @@ class _NoResources:
         )
 
 
+class _WorkersContent:
+    """Lets the worker fetch content: only it has connections. One request at a time, while the step runs."""
+
+    def __init__(self, writer: asyncio.StreamWriter, frames: asyncio.Queue[bytes]) -> None:
+        self._writer = writer
+        self._frames = frames
+        self._lock = asyncio.Lock()
+        self.execution: Execution | None = None
+
+    async def signals(self, execution: Execution, ids: Sequence[int]) -> Mapping[int, str]:
+        return (await self._fetch(execution, Fetch("signals", list(ids)))).signals
+
+    async def children(self, execution: Execution, ids: Sequence[int]) -> Mapping[int, ChildContent]:
+        return (await self._fetch(execution, Fetch("children", list(ids)))).children
+
+    async def _fetch(self, execution: Execution, fetch: Fetch) -> Fetched:
+        async with self._lock:
+            if execution is not self.execution:
+                raise UsageError("the step that loads this has ended", "load it before the step returns")
+            self._writer.write(encoded(fetch))
+            await self._writer.drain()
+            fetched: Fetched = decoded(await self._frames.get(), Fetched)
+        if fetched.error is not None:
+            raise DatabaseError(fetched.error)
+        return fetched
+
+
 async def _serve(channel: socket.socket, threads: _MainThread) -> None:
     reader, writer = await asyncio.open_connection(sock=channel)
     frames: asyncio.Queue[bytes] = asyncio.Queue()
@@ -134,12 +161,16 @@ async def _serve(channel: socket.socket, threads: _MainThread) -> None:
     _log.addHandler(ear)
     _log.setLevel(logging.INFO)
     _log.propagate = False
-    executor = _Executor(machines, hello.limits, threads, resources=_NoResources())
+    content = _WorkersContent(writer, frames)
+    executor = _Executor(machines, hello.limits, threads, resources=_NoResources(), content=content)
     ready = await threads.run(_import, machines, hello.first)
     writer.write(encoded(ready))
     while not listening.done():
         request: Request = decoded(await frames.get(), Request)
-        writer.write(encoded(await _answer(executor, request, ear)))
+        content.execution = request.execution
+        answer = await _answer(executor, request, ear)
+        content.execution = None
+        writer.write(encoded(answer))
         await writer.drain()
 
 

@@ -25,6 +25,7 @@ from ..errors import WorkerStoppedError
 from ..events import Sink
 from ..telemetry import Telemetry
 from .collector import Collector
+from .content import StoredContent
 from .cron import Cron
 from .dispatcher import Dispatcher
 from .executor import Executor
@@ -121,6 +122,7 @@ class Engine:
             processes=self._processes,
             middleware=middleware,
             resources=resources,
+            content=StoredContent(database.run),
         )
         budget = Budget(settings.concurrency) if settings.concurrency else None
         vacuum = Vacuum(database, contact)  # not on one of the few for services: it may take half a minute

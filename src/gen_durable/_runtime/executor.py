@@ -12,7 +12,7 @@ from typing import Any, Final
 from .._checks import duration_text
 from .._core.failures import failure_json, traceback_text
 from .._core.model import CommitEntry, Execution
-from .._core.opening import open_context, state_of
+from .._core.opening import Content, open_context, state_of
 from .._core.registry import Registered, Registry
 from .._core.settle import (
     UNREAD,
@@ -22,15 +22,19 @@ from .._core.settle import (
     dead_letter,
     no_handler,
     outcome_of,
+    rejoin,
     release,
     settle,
 )
+from .._loading import LiveChildError
 from .._tracing import Span, Tracing, tracing
+from ..context import Context
 from ..definition import MachineDef, StepDef
 from ..errors import CodecError, ProcessStepError, StepTimeoutError, UnknownStepError
 from ..jobs import Job
 from ..machine import Machine
 from ..outcome import Cancel, Decision, Discard, Outcome, Retry, RetryAfter, Stop, message_text, reason_text
+from .content import waiter
 from .middleware import Middleware, wrapped
 from .pool import ProcessDiedError, Processes
 from .threads import Threads
@@ -56,6 +60,7 @@ class Executor:
         processes: Processes | None = None,
         middleware: Sequence[Middleware] = (),
         resources: Any = None,
+        content: Content | None = None,
     ) -> None:
         self._registry = registry
         self._limits = limits
@@ -64,6 +69,8 @@ class Executor:
         self._middleware = middleware
         self.resources: Any = resources
         """What steps find in their contexts."""
+        self.content: Content | None = content
+        """Where steps fetch what was not loaded with their execution."""
 
     def run(self, execution: Execution, *, may_chain: bool) -> Coroutine[Any, Any, CommitEntry]:
         """Execute one step. Whatever it does, an entry comes back; only our own cancellation is raised."""
@@ -91,6 +98,8 @@ class Executor:
         except BaseException as error:
             if is_ours(error, task):
                 raise
+            if _is_of_live_child(error):
+                return rejoin(execution)
             if (decision := decision_in(error)) is not None:
                 return self._obey(decision, execution, registered)
             failure = as_exception(error)
@@ -163,7 +172,7 @@ class Executor:
         if step.pool == "process" and self._processes is not None:
             return await self._step_elsewhere(step, execution, machine, self._processes, may_chain=may_chain)
         state = state_of(execution, machine)
-        context = open_context(execution, machine, self._registry, state, resources=self.resources)
+        context = self._open(execution, machine, state)
         if self._middleware:
             outcome = await wrapped(
                 self._middleware, context, partial(self._outcome, step, registered, context)
@@ -196,7 +205,9 @@ class Executor:
         async def call() -> Outcome[Any]:
             nonlocal entry, shown
             timeout = _timeout(step, machine.name)
-            entry, raised = await processes.run(execution, may_chain=may_chain, timeout=timeout)
+            entry, raised = await processes.run(
+                execution, may_chain=may_chain, timeout=timeout, content=self.content
+            )
             if raised is not None:
                 shown = ProcessStepError(machine.name, step.name, raised)
                 raise shown
@@ -205,9 +216,10 @@ class Executor:
 
         if not self._middleware:
             timeout = _timeout(step, machine.name)
-            return (await processes.run(execution, may_chain=may_chain, timeout=timeout))[0]
+            found = await processes.run(execution, may_chain=may_chain, timeout=timeout, content=self.content)
+            return found[0]
         state = state_of(execution, machine)
-        context = open_context(execution, machine, self._registry, state, resources=self.resources)
+        context = self._open(execution, machine, state)
         try:
             outcome = await wrapped(self._middleware, context, call)()
         except ProcessStepError as error:
@@ -224,6 +236,20 @@ class Executor:
             self._limits,
             may_chain=may_chain,
             emitted=context.emitted,
+        )
+
+    def _open(
+        self, execution: Execution, machine: MachineDef, state: Any, *, is_strict: bool = True
+    ) -> Context[Any]:
+        return open_context(
+            execution,
+            machine,
+            self._registry,
+            state,
+            is_strict=is_strict,
+            resources=self.resources,
+            content=self.content,
+            wait=waiter(asyncio.get_running_loop()) if execution.is_laden else None,
         )
 
     async def _outcome(self, step: StepDef, registered: Registered, context: Any) -> Outcome[Any]:
@@ -252,14 +278,7 @@ class Executor:
             except CodecError:
                 # What does not decode stays as it is stored; the handler sees it as text only.
                 state = UNREAD
-            context = open_context(
-                execution,
-                machine,
-                self._registry,
-                None if state is UNREAD else state,
-                is_strict=False,
-                resources=self.resources,
-            )
+            context = self._open(execution, machine, None if state is UNREAD else state, is_strict=False)
             outcome = await self._decide(registered.machine, failure, context)
             current = UNREAD if state is UNREAD and context.state is None else context.state
             if isinstance(outcome, Retry) and state is not UNREAD and current == state_of(execution, machine):
@@ -281,6 +300,8 @@ class Executor:
         except BaseException as raised:
             if is_ours(raised, task):
                 raise
+            if _is_of_live_child(raised):
+                return rejoin(execution)
             second = raised
         if (decision := decision_in(second)) is not None:
             return self._obey(decision, execution, registered)
@@ -371,6 +392,11 @@ def decision_in(error: BaseException) -> Decision | None:
     """
     found = [leaf for leaf in _leaves(error) if isinstance(leaf, Discard | Cancel | RetryAfter)]
     return found[0] if len(found) == 1 else None
+
+
+def _is_of_live_child(error: BaseException) -> bool:
+    """Whether a step met a child that was retried meanwhile: it must not decide on that."""
+    return any(isinstance(leaf, LiveChildError) for leaf in _leaves(error))
 
 
 def _leaves(error: BaseException) -> Iterator[BaseException]:

@@ -12,10 +12,23 @@ from contextlib import suppress
 from typing import Any, Final
 
 from .._core.model import CommitEntry, Execution
+from .._core.opening import Content
 from .._core.registry import Registry
 from .._core.settle import Limits
-from ..errors import OptionError, StepTimeoutError, UsageError
-from .wire import Answer, Hello, Place, Ready, Request, decoded, encoded, entry_of, place_of
+from ..errors import DatabaseError, OptionError, StepTimeoutError, UsageError
+from .wire import (
+    Answer,
+    Fetch,
+    Fetched,
+    Hello,
+    Place,
+    Ready,
+    Request,
+    decoded,
+    encoded,
+    entry_of,
+    place_of,
+)
 
 __all__ = ["ProcessDiedError", "Processes", "hello_for"]
 
@@ -79,9 +92,16 @@ class Processes:
         self._dying: set[asyncio.Task[None]] = set()
 
     async def run(
-        self, execution: Execution, *, may_chain: bool, timeout: StepTimeoutError | None
+        self,
+        execution: Execution,
+        *,
+        may_chain: bool,
+        timeout: StepTimeoutError | None,
+        content: Content | None = None,
     ) -> tuple[CommitEntry, str | None]:
         """What to commit for this execution, and what its step raised.
+
+        What the step fetches meanwhile comes from `content`.
 
         However this is left before the answer has come, the process is killed, and with it what it does.
 
@@ -93,7 +113,7 @@ class Processes:
             process = self._idle.pop() if self._idle else await self._started()
             is_good = False
             try:
-                answer = await self._ask(process, Request(execution, may_chain), timeout)
+                answer = await self._ask(process, Request(execution, may_chain), timeout, content)
                 is_good = True
             finally:
                 if is_good:
@@ -125,12 +145,17 @@ class Processes:
             raise UsageError(ready.error, "see that its module can be imported by itself")
         return process
 
-    async def _ask(self, process: _Process, request: Request, timeout: StepTimeoutError | None) -> Answer:
+    async def _ask(
+        self, process: _Process, request: Request, timeout: StepTimeoutError | None, content: Content | None
+    ) -> Answer:
         timer = asyncio.timeout(None if timeout is None else timeout.timeout.total_seconds())
         try:
             async with timer:
-                answer: Answer = await process.ask(request, Answer)
-                return answer
+                reply: Answer | Fetch = await process.ask(request, Answer | Fetch)
+                while isinstance(reply, Fetch):
+                    fetched = await _fetched(reply, request.execution, content)
+                    reply = await process.ask(fetched, Answer | Fetch)
+                return reply
         except TimeoutError:
             if timeout is None or not timer.expired():
                 raise
@@ -141,6 +166,17 @@ class Processes:
         dying = asyncio.get_running_loop().create_task(process.kill())
         self._dying.add(dying)
         dying.add_done_callback(self._dying.discard)
+
+
+async def _fetched(fetch: Fetch, execution: Execution, content: Content | None) -> Fetched:
+    if content is None:
+        return Fetched(error="nothing can be loaded here")
+    try:
+        if fetch.what == "signals":
+            return Fetched(signals=dict(await content.signals(execution, fetch.ids)))
+        return Fetched(children=dict(await content.children(execution, fetch.ids)))
+    except DatabaseError as error:
+        return Fetched(error=str(error))
 
 
 class _Process:
@@ -176,7 +212,7 @@ class _Process:
             theirs.close()
         return cls(process, *await asyncio.open_connection(sock=ours))
 
-    async def ask(self, message: Any, kind: type[Any]) -> Any:
+    async def ask(self, message: Any, kind: Any) -> Any:
         """Say something and wait for the answer."""
         try:
             self._writer.write(encoded(message))

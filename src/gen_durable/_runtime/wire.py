@@ -14,12 +14,12 @@ from datetime import time as time_of_day
 from decimal import Decimal
 from functools import reduce
 from types import ModuleType
-from typing import Any, Final
+from typing import Any, Final, Literal
 from uuid import UUID
 
 import msgspec
 
-from .._core.model import CommitEntry, Execution
+from .._core.model import ChildContent, CommitEntry, Execution
 from .._core.registry import Registered
 from .._core.settle import Limits
 from ..context import Cancellation
@@ -29,6 +29,8 @@ from ..outcome import Effect, Sql
 
 __all__ = [
     "Answer",
+    "Fetch",
+    "Fetched",
     "Hello",
     "Place",
     "Ready",
@@ -102,7 +104,22 @@ class _Effect(msgspec.Struct, frozen=True):
     function: Place | None = None
 
 
-class Answer(msgspec.Struct, frozen=True):
+class Fetch(msgspec.Struct, frozen=True, tag=True):
+    """A step in a process of the pool needs content that was not loaded with its execution."""
+
+    what: Literal["signals", "children"]
+    ids: list[int]
+
+
+class Fetched(msgspec.Struct, frozen=True):
+    """That content, or why it could not be read."""
+
+    signals: dict[int, str] = {}
+    children: dict[int, ChildContent] = {}
+    error: str | None = None
+
+
+class Answer(msgspec.Struct, frozen=True, tag=True):
     """What is to be committed, and what was said meanwhile."""
 
     entry: dict[str, Any]
@@ -122,7 +139,7 @@ def encoded(message: msgspec.Struct) -> bytes:
     return len(text).to_bytes(4, "big") + text
 
 
-def decoded(text: bytes, kind: type[Any]) -> Any:
+def decoded(text: bytes, kind: Any) -> Any:
     """A message from the inside of a frame."""
     return msgspec.json.decode(text, type=kind, dec_hook=_unplain)
 

@@ -25,6 +25,7 @@ from .._db.plan import Plan
 from .._db.pool import Database
 from .._running import running
 from .._runtime.clock import DatabaseClock
+from .._runtime.content import StoredContent
 from .._runtime.effects import EffectError, commit_with_effect
 from .._runtime.executor import Executor, log_note
 from .._runtime.threads import Threads
@@ -155,6 +156,7 @@ class Stepper:
                 "this harness is draining already", "let one drain end before the next; a step cannot drain"
             )
         self._is_draining = True
+        self._executor.content = StoredContent(database.run)
         counts: Counter[str] = Counter()
         slots = 0
         try:
@@ -284,7 +286,9 @@ class Stepper:
             # As a worker does: an outcome that the database refuses ends its instance.
             entry = refused(entry, error)
             result = await self._commit(database, entry)
-        if not isinstance(result, Committed):
+        if not isinstance(result, Committed) or (
+            result.status == Status.AWAITING_CHILDREN and entry.kind == "rejoin"
+        ):
             return []
         log_note(entry)
         # Whatever the step returned: somebody had cancelled it before.
