@@ -677,7 +677,7 @@ def set_audit(level: AuditLevel, actor: str | None) -> Plan[tuple[AuditLevel, se
 
 
 def replay(chosen: Iterable[EventRecord | int]) -> Plan[int]:
-    """Publish events again; how many of them had been published or given up."""
+    """Publish events again; how many of them were published or dead."""
     return (yield from outbox.replay([_number(one) for one in chosen]))
 
 

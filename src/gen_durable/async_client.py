@@ -512,7 +512,7 @@ class AsyncClient:
         return await self._database.run(_verbs.events(target, sink, state, before, limit))
 
     async def replay(self, events: Iterable[EventRecord | int], /) -> int:
-        """Publish events again that were published or given up, under the same ids; how many there were."""
+        """Publish events again that were published or dead, under the same ids; how many there were."""
         return await self._database.run(_verbs.replay(events))
 
     async def audit(

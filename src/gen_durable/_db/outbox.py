@@ -97,7 +97,7 @@ def rows(filters: Mapping[str, object], demand: int) -> Plan[Sequence[Row]]:
 
 
 def replay(ids: Sequence[int]) -> Plan[int]:
-    """Publish these again; how many of them had been published or given up."""
+    """Publish these again; how many of them were published or dead."""
     return len((yield _SQL["replay_events"](ids=sorted(ids))))
 
 

@@ -42,7 +42,7 @@ update gen_durable.outbox o
 returning o.id, o.instance_id, o.step_seq, o.n, o.type, o.subject, o.data::text as data, o.created_at, o.attempts
 
 -- name: mark_events
--- What became of leased events: published, given up, to be tried again, or handed back untried. A delay is from now.
+-- Mark leased events: published, dead, to be retried, or released untried. A delay is from now.
 update gen_durable.outbox o
    set lease_token = null,
        attempts = o.attempts + (mark.error is not null)::int,
@@ -55,7 +55,7 @@ update gen_durable.outbox o
 returning o.id
 
 -- name: go_on
--- Behind events that are out or given up, the rest of their lines is due.
+-- Behind events that are published or dead, the rest of their lines is due.
 update gen_durable.outbox o set next_at = statement_timestamp()
   from (select distinct unnest(:instance_ids::bigint[]) as instance_id) line
  where o.instance_id = line.instance_id and o.sink = :sink::text and o.published_at is null and o.dead_at is null
@@ -92,7 +92,7 @@ select o.id, o.instance_id, o.step_seq, o.n, o.sink, o.type, o.subject, o.data::
  order by o.id desc limit :demand::int
 
 -- name: replay_events
--- Publish again: what was given up, or what has been published already. Under the same ids, in the order of their lines.
+-- Publish dead or published events again, under the same ids, in the order of their lines.
 update gen_durable.outbox o
    set published_at = null, dead_at = null, attempts = 0, last_error = null, lease_token = null,
        next_at = statement_timestamp()

@@ -187,7 +187,9 @@ class Dispatcher(Service):
                 OutboxFailed(count=len(failed), sink=self._label, error=failed[0].error or "")
             )
         for mark in dead:
-            _log.error("event %s is given up: %s", mark.event.event_id, mark.error)
+            _log.error(
+                "event %s for sink '%s' is a dead letter: %s", mark.event.event_id, self._label, mark.error
+            )
             self._telemetry.emit(
                 OutboxDead(
                     id=mark.event.event_id, sink=self._label, type=mark.event.type, error=mark.error or ""

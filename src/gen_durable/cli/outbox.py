@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from datetime import UTC, datetime, timedelta
 from typing import Final, get_args
 
 import click
@@ -17,11 +18,11 @@ from .connection import Place, place_options
 from .failure import Failure
 from .json_text import json_option, print_json, print_json_rows
 from .options import target
-from .rows import clean
+from .rows import age_text, clean
 
 __all__ = ["outbox"]
 
-_COLUMNS: Final = ("NUMBER", "EVENT", "TYPE", "SINK", "STATE", "TRIES", "SUBJECT", "NOTE")
+_COLUMNS: Final = ("NUMBER", "EVENT", "TYPE", "SINK", "STATE", "TRIES", "AGE", "SUBJECT", "NOTE")
 _STYLES: Final = {"pending": "blue", "published": "green", "dead": "red"}
 _state_option = click.option(
     "--state", type=click.Choice(get_args(EventState)), help="Only those that are in this state."
@@ -43,7 +44,7 @@ def outbox() -> None:
     "--before", type=click.IntRange(min=1), metavar="NUMBER", help="The last of a page begins the next."
 )
 @json_option
-@place_options()
+@place_options("retention_pending")
 def list_events(
     place: Place,
     instance: int | str | None,
@@ -53,19 +54,26 @@ def list_events(
     before: int | None,
     as_json: bool,
 ) -> None:
-    """List events, the newest first."""
+    """List events, newest first.
+
+    A pending event is retried until it expires: --retention-pending (30 days) after its commit. Give this command the
+    value that the workers have.
+    """
     events = asyncio.run(_events(place, instance, sink, state, before, limit))
+    retention = place.settings.retention_pending
     if as_json:
-        print_json_rows(msgspec.structs.asdict(event) for event in events)
+        print_json_rows(
+            {**msgspec.structs.asdict(event), "expires_at": _expires_at(event, retention)} for event in events
+        )
     elif not events:
         click.echo("no event matches", err=True)
     else:
-        _print(events)
+        _print(events, retention)
 
 
 @outbox.command()
 @click.argument("numbers", metavar="[NUMBER]...", nargs=-1, type=click.IntRange(min=1))
-@click.option("--dead", is_flag=True, help="All that were given up.")
+@click.option("--dead", is_flag=True, help="All dead letters.")
 @_sink_option
 @click.option("--yes", is_flag=True, help="With --dead: do not ask.")
 @json_option
@@ -73,16 +81,16 @@ def list_events(
 def replay(
     place: Place, numbers: tuple[int, ...], dead: bool, sink: str | None, yes: bool, as_json: bool
 ) -> None:
-    """Publish events again that were published or given up, under the same ids.
+    """Publish events again that were published or are dead letters, under the same ids.
 
-    Events are named by their number, as `outbox ls` shows it; or all that were given up are meant.
+    Name events by their number, as `outbox ls` shows it, or give --dead.
     """
     if bool(numbers) == dead:
         raise Failure("which events? give their numbers, or --dead")
     if dead and not yes and not as_json:
         if not sys.stdin.isatty():
             raise Failure("this may publish many events again; say --yes")
-        click.confirm("publish all events again that were given up?", abort=True)
+        click.confirm("publish all dead letters again?", abort=True)
     count = asyncio.run(_replay(place, numbers, sink))
     if as_json:
         print_json({"replayed": count})
@@ -112,7 +120,22 @@ async def _replay(place: Place, numbers: tuple[int, ...], sink: str | None) -> i
         return count
 
 
-def _print(events: list[EventRecord]) -> None:
+def _expires_at(event: EventRecord, retention: timedelta) -> datetime | None:
+    return event.created_at + retention if event.state == "pending" else None
+
+
+def _note(event: EventRecord, retention: timedelta, now: datetime) -> str:
+    """What comes next for an event, and its last error."""
+    said = []
+    if event.state == "pending":
+        if event.next_at is not None and event.next_at > now:
+            said.append(f"next try in {age_text(event.next_at - now)}")
+        said.append(f"expires in {age_text(event.created_at + retention - now)}")
+    return "; ".join([*said, *filter(None, [clean(event.last_error or "")])]) or "-"
+
+
+def _print(events: list[EventRecord], retention: timedelta) -> None:
+    now = datetime.now(UTC)
     cells: list[tuple[str, ...]] = [
         (
             str(event.number),
@@ -121,8 +144,9 @@ def _print(events: list[EventRecord]) -> None:
             clean(event.sink),
             event.state,
             str(event.attempts),
+            age_text(now - event.created_at),
             clean(event.subject),
-            clean(event.last_error or "-"),
+            _note(event, retention, now),
         )
         for event in events
     ]
