@@ -172,7 +172,7 @@ class Settings(msgspec.Struct, metaclass=_Named, frozen=True, kw_only=True):
     pooler: Pooler = "none"
     """What stands before PostgreSQL: `transaction` for PgBouncer and its like in transaction mode."""
     max_payload: int = 2**20
-    """The size of one state, result or signal, in bytes of JSON."""
+    """The size of one state, result or signal: the bytes of its JSON as PostgreSQL writes it, `state::text`."""
     max_inbox: int = 16 * 2**20
     """How many bytes of JSON the signals of one inbox may have that no step has consumed."""
     max_children: int = 10_000

@@ -26,6 +26,7 @@ from gen_durable._shapes import model_reader, parts
 from gen_durable.errors import DecodeError, EncodeError, PayloadTooLargeError
 
 from .mappings import unknown_key
+from .measure import excess, outside_strings
 from .sameness import change, dump_model, inner_place, is_equal
 
 __all__ = ["MAX_DEPTH", "MAX_DIGITS", "convert", "decode", "encode"]
@@ -57,7 +58,7 @@ _UNREADABLE: Final = (TypeError, ValueError, AttributeError, OverflowError, Recu
 
 
 def encode(value: Any, type_: Any, what: str, limit: int) -> str:
-    """Write a value of the declared type as JSON text of at most `limit` bytes."""
+    """Write a value of the declared type as JSON text of at most `limit` bytes in the database."""
     shape = _shape(type_, what, EncodeError)
     if shape.cls is not None and not isinstance(value, shape.cls):
         raise EncodeError(what, shape.name, f"it is of type {type(value).__name__}")
@@ -65,8 +66,8 @@ def encode(value: Any, type_: Any, what: str, limit: int) -> str:
         raw = _ENCODER.encode(value)
     except _UNREADABLE as error:
         raise EncodeError(what, shape.name, _unwritable(value, error)) from error
-    if len(raw) > limit:
-        raise PayloadTooLargeError(what, shape.name, len(raw), limit)
+    if size := excess(raw, limit):
+        raise PayloadTooLargeError(what, shape.name, size, limit)
     if problem := _unstorable(value, raw, shape):
         raise EncodeError(what, shape.name, problem)
     try:
@@ -275,7 +276,7 @@ def _place_of_nan(value: Any, raw: bytes) -> str:
 
 def _is_deep(raw: bytes) -> bool:
     """Tell whether brackets are nested too deeply: each round takes the innermost pairs away."""
-    brackets = _outside_strings(raw).translate(_AS_SQUARE, _NOT_BRACKETS)
+    brackets = outside_strings(raw).translate(_AS_SQUARE, _NOT_BRACKETS)
     for _ in range(MAX_DEPTH):
         brackets = brackets.replace(b"[]", b"")
         if not brackets:
@@ -286,12 +287,7 @@ def _is_deep(raw: bytes) -> bool:
 def _has_long_number(raw: bytes) -> bool:
     if _TOO_MANY_DIGITS not in raw.translate(_AS_ZERO):
         return False
-    return _TOO_MANY_DIGITS in _outside_strings(raw).translate(_AS_ZERO)
-
-
-def _outside_strings(raw: bytes) -> bytes:
-    # Without escaped backslashes and quotes, every quote that is left begins or ends a string.
-    return b"".join(raw.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')[::2])
+    return _TOO_MANY_DIGITS in outside_strings(raw).translate(_AS_ZERO)
 
 
 def _foreign_problem(raw: bytes) -> str | None:
