@@ -60,7 +60,7 @@ MUTANTS = [
         changes=[
             Change(
                 "sweep_ended",
-                f"where g.status = {_STATUS}::text::gen_durable.durable_status and g.deleted_at is null"
+                f"where g.status = {_STATUS}::pg_catalog.text::gen_durable.durable_status and g.deleted_at is null"
                 f" and g.collected_at is null\n     and {_AGE}\n",
                 "where true\n",
             )

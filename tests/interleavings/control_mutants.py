@@ -135,7 +135,9 @@ CANCELS = [
         name="the effect of an outcome does not ask for a cancel",
         scenario=cancels.cancel_and_commit(outcome(1, "next", effect=Sql("select 1"))),
         reason="the effect of a cancelled execution",
-        changes=[Change("hold", "and g.cancel_requested_at is null", "")],
+        changes=[
+            Change(SCHEMA, "and g.step_seq = seq and g.cancel_requested_at is null", "and g.step_seq = seq")
+        ],
     ),
     Mutant(
         name="children of a cancelled outcome",

@@ -329,7 +329,7 @@ GUARDS = [
         name="a dead worker's leases are not told from those of the living",
         scenario=leases.dead_worker("next"),
         reason="the lease of the living was taken",
-        changes=[Change("reap_worker", "g.locked_by = $1::text", "$1::text is not null")],
+        changes=[Change("reap_worker", "and g.locked_by = $1::pg_catalog.text", "")],
     ),
     Mutant(
         name="a dead execution's lease is guarded by the id alone",
@@ -403,13 +403,19 @@ GUARDS = [
         name="an effect without a lock on its row",
         scenario=leases.effect_reap_and_pick(),
         reason="not one effect for its transition",
-        changes=[Change("hold", "for no key update", "")],
+        changes=[
+            Change(
+                SCHEMA,
+                "and g.cancel_requested_at is null\n       for no key update;",
+                "and g.cancel_requested_at is null;",
+            )
+        ],
     ),
     Mutant(
         name="an effect whether or not the lease is held",
         scenario=leases.effect_reap_and_pick(),
         reason="not one effect for its transition",
-        changes=[Change("hold", "and g.lease_token = $2::bigint", "and $2::bigint is not null")],
+        changes=[Change(SCHEMA, "g.id = target and g.lease_token = token", "g.id = target")],
     ),
     Mutant(
         name="the record of a reaped execution tells what was before the lock",
