@@ -45,7 +45,7 @@ def test_a_parked_instance(gd: Gd, shop: Harness, target: str) -> None:
     )
     assert facts["state"] == f'{{"big": {BIG}}}'
     assert "(in 23h59m)" in facts["deadline"]
-    assert section(gd, target, "inbox")[0] == "inbox: 1 unread"
+    assert section(gd, target, "inbox")[0] == "inbox: 1 unread, 4 bytes"
     assert section(gd, target, "inbox")[1].startswith("note × 1, ")
     assert section(gd, target, "executions")[1].startswith("1 start DONE await in 0.")
 

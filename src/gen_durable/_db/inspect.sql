@@ -126,8 +126,8 @@ select g.max_attempts, g.execution, g.timed_out, g.gated, g.lease_expires_at, g.
   from gen_durable.gen_durable g where g.id = :id::bigint
 
 -- name: inbox
--- The signals of one instance that no step has consumed, by name.
-select s.name, count(*) as count, min(s.inserted_at) as oldest_at from gen_durable.signals s
+-- The signals of one instance that no step has consumed, by name, with the bytes of their payloads.
+select s.name, count(*) as count, sum(s.size) as bytes, min(s.inserted_at) as oldest_at from gen_durable.signals s
  where s.target_id = :id::bigint and s.consumed_seq is null group by s.name order by s.name
 
 -- name: brood

@@ -141,11 +141,11 @@ def _facts(portrait: Portrait) -> Iterator[tuple[str, str | None]]:
 def _lists(portrait: Portrait) -> Iterator[tuple[str, list[str]]]:
     now = portrait.now
     if portrait.inbox:
-        size = sum(row["count"] for row in portrait.inbox)
+        count, size = (sum(row[total] for row in portrait.inbox) for total in ("count", "bytes"))
         named = [
             f"{clean(row['name'])} × {row['count']}, {_when(row['oldest_at'], now)}" for row in portrait.inbox
         ]
-        yield f"inbox: {size} unread", named
+        yield f"inbox: {count} unread, {size:,} bytes", named
     if portrait.children:
         counts = Counter(row["status"] for row in portrait.children)
         summary = ", ".join(f"{count} {status}" for status, count in sorted(counts.items()))
