@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
+import gc
 import os
 import subprocess
 import sys
+import weakref
 
 import pytest
 
-from gen_durable import Worker
+from gen_durable import Context, Machine, Outcome, Stop, Worker, step
 from gen_durable.config import malloc_is_tuned
 from tests.control.support import Plain
+from tests.scenarios.support import CALM, PATIENCE
 
 pytestmark = pytest.mark.skipif(
     not hasattr(ctypes.CDLL(None), "mallinfo2"), reason="there is no mallinfo2 in this C library"
@@ -58,3 +62,45 @@ def test_run_sets_it_and_a_block_in_an_application_does_not(monkeypatch: pytest.
     assert called == []
     worker.run()
     assert called == ["run"]
+
+
+class Held:
+    """Something of the user's in a frame of a step that raises."""
+
+
+@pytest.mark.parametrize("where", ["run", "block"])
+@pytest.mark.parametrize("handler", ["stops", "raises"])
+async def test_failed_step_leaves_no_reference_cycle(durable_dsn: str, where: str, handler: str) -> None:
+    """A cycle would keep the state of a failed step until a full garbage collection, which is rare."""
+    held: list[weakref.ref[Held]] = []
+
+    class Failing(Machine[None, None]):
+        @step(initial=True)
+        async def run(self, ctx: Context[None]) -> Outcome[None]:
+            local = Held()
+            held.append(weakref.ref(local))
+            raise ValueError(str(local))
+
+        @step
+        def block(self, ctx: Context[None]) -> Outcome[None]:
+            local = Held()
+            held.append(weakref.ref(local))
+            raise ValueError(str(local))
+
+        def handle(self, error: Exception, ctx: Context[None]) -> Outcome[None]:
+            if handler == "raises":
+                raise KeyError("handle") from error
+            return Stop(error)
+
+    async with Worker([Failing], dsn=durable_dsn, settings=CALM) as worker:
+        gc.disable()
+        try:
+            await worker.wait_all(
+                [await worker.insert(Failing, step=where) for _ in range(3)], timeout=PATIENCE
+            )
+            async with asyncio.timeout(PATIENCE.total_seconds()):
+                while any(each() is not None for each in held):
+                    await asyncio.sleep(0.05)
+        finally:
+            gc.enable()
+    assert len(held) == 3

@@ -103,12 +103,16 @@ class Executor:
             if (decision := decision_in(error)) is not None:
                 return self._obey(decision, execution, registered)
             failure = as_exception(error)
-        if span is not None:
-            span.failed(failure)
-        if execution.cancellation.is_requested:
-            # A cancel was acknowledged: whatever is committed now ends as cancelled, so there is nothing to decide.
-            return release(execution)
-        return await self._handle(failure, execution, registered, may_chain=may_chain)
+        try:
+            if span is not None:
+                span.failed(failure)
+            if execution.cancellation.is_requested:
+                # A cancel was acknowledged: whatever is committed now ends as cancelled, so there is nothing to decide.
+                return release(execution)
+            return await self._handle(failure, execution, registered, may_chain=may_chain)
+        finally:
+            # Its traceback has this frame: a cycle would keep state and context until a full garbage collection.
+            del failure
 
     def may_interrupt(self, execution: Execution) -> bool:
         """Whether a cancel may cut off the step that runs."""
@@ -303,13 +307,16 @@ class Executor:
             if _is_of_live_child(raised):
                 return rejoin(execution)
             second = raised
-        if (decision := decision_in(second)) is not None:
-            return self._obey(decision, execution, registered)
-        reason = f"{error}; then handle raised {reason_text(second)}"
-        entry = settle(execution, machine, Stop(reason), UNREAD, self._limits)
-        traces = f"{traceback_text(failure)}\n{traceback_text(second)}"
-        entry.note = _note(execution, logging.WARNING, f"{reason}; it fails\n{traces}")
-        return self._failed(entry, execution, failure)
+        try:
+            if (decision := decision_in(second)) is not None:
+                return self._obey(decision, execution, registered)
+            reason = f"{error}; then handle raised {reason_text(second)}"
+            entry = settle(execution, machine, Stop(reason), UNREAD, self._limits)
+            traces = f"{traceback_text(failure)}\n{traceback_text(second)}"
+            entry.note = _note(execution, logging.WARNING, f"{reason}; it fails\n{traces}")
+            return self._failed(entry, execution, failure)
+        finally:
+            del second, failure  # as above
 
     async def _decide(
         self, machine: Machine[Any, Any] | Job[Any, Any], failure: Exception, context: Any

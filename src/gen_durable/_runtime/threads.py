@@ -69,10 +69,14 @@ class Threads:
         self._busy += 1
         self._start_thread()
         self._work.put(call)
-        return await self._outcome(call.future)
+        # No frame in the traceback of an exception may refer to its future: a cycle would keep all that the call had.
+        outcome = self._outcome(call.future)
+        del call
+        return await outcome
 
     async def _outcome(self, future: asyncio.Future[Any]) -> Any:
         result, error = await future
+        del future
         try:
             # Raised here, not by the future: that would pass a GeneratorExit on as if we were thrown away.
             if error is not None:
