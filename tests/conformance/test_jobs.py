@@ -92,9 +92,9 @@ def fate(kind: str, ctx: Context[str]) -> str:
 
 
 _LOG = """
-create table moves (id bigint, was text, became text);
+create table public.moves (id bigint, was text, became text);
 create function note() returns trigger language plpgsql as $$ begin
-  insert into moves values (new.id, gen_durable.job_word(old.status::text), gen_durable.job_word(new.status::text));
+  insert into public.moves values (new.id, gen_durable.job_word(old.status::text), gen_durable.job_word(new.status::text));
   return new; end $$;
 create trigger note after update on gen_durable.gen_durable for each row when (old.status <> new.status)
   execute function note()"""
