@@ -22,7 +22,7 @@ GenDurableError
 ├── ProcessStepError             what a step in a process raised, as middleware sees it
 ├── StepTimeoutError             a step ran longer than its timeout=; it goes to handle()         (TimeoutError)
 ├── KeyTakenError                an instance of another machine holds the key
-├── LimitError                   a rate limit that is not there, or too small for the weight    (LookupError)
+├── LimitError                   an insert names a rate limit that does not exist               (LookupError)
 ├── NoTargetError                nobody has that id, or nobody alive that key                  (LookupError)
 ├── MessageReusedError           a message from outside had the id of one for another target
 ├── NoScheduleError              no schedule has that name                                     (LookupError)
@@ -417,7 +417,7 @@ class KeyTakenError(GenDurableError):
 
 
 class LimitError(GenDurableError, LookupError):
-    """A start under a rate limit that could never be granted."""
+    """An insert names a rate limit that does not exist, or a weight above its burst."""
 
     limit: str
     weight: int

@@ -65,6 +65,12 @@ def test_explain(gd: Gd, shop: Harness, sql: psycopg.Connection[Any]) -> None:
     lines = gd("explain", ref.id).stdout.splitlines()
     assert lines[0] == f"Checkout {ref.id} is runnable at step {lines[0].split()[-1]}"
     assert lines[1].strip().startswith("no live worker serves queue")
+    queue = parsed(gd("explain", ref.id, "--json"))["queue"]
+    gd("queues", "pause", queue, "--actor", "ann")
+    paused, unserved = gd("explain", ref.id).stdout.splitlines()[1:]
+    assert paused.startswith(f'  queue "{queue}" paused at ')
+    assert paused.endswith(f" by ann; resume: gen-durable queues resume {queue}")
+    assert unserved == lines[1]
     execute(sql, ref.id)
     explained = parsed(gd("explain", ref.id, "--json"))
     assert [reason["reason"] for reason in explained["reasons"]] == ["executing"]
