@@ -50,7 +50,9 @@ from .telemetry import PickStop, Telemetry
 __all__ = ["CallNext", "Middleware", "Worker"]
 
 # How many connections of the server one worker may take for effects.
-_MAX_EFFECTS: Final = 50
+_MAX_EFFECTS: Final = 20
+# Picks are short, and all queues run the same statement: few connections plan it, and one is mostly enough.
+_MAX_PICKS: Final = 4
 # What a step that ignored its cancellation gets to notice the second one, in seconds.
 _FAREWELL: Final = 1.0
 # What a worker owns that was asked to work by prefix and was given none.
@@ -307,8 +309,7 @@ class Worker(AsyncClient):
         self._pools["commits"] = await self._open_pool(
             "commits", 3, at_once=True, lock_timeout=Flusher.PATIENCE
         )
-        # One for each queue, because a pick is dear to plan: on whichever is free, each of them would plan it.
-        self._pools["picks"] = await self._open_pool("picks", max(1, len(self._sources())))
+        self._pools["picks"] = await self._open_pool("picks", max(1, min(len(self._sources()), _MAX_PICKS)))
         # What looks after things is in no hurry: two connections do for all, and one that hangs is not the last.
         self._pools["services"] = await self._open_pool("services", 2)
         # Made as rows come up that have to wait alone for another transaction.

@@ -242,8 +242,8 @@ async def test_silent_heartbeat_connection_is_given_up_in_time_for_the_shortest_
     original = Database.open
 
     async def noted(*given: Any, **options: Any) -> Any:
-        if "answer_within" in options:
-            opened.append(options["answer_within"])
+        if options["name"] == "the heartbeat":
+            opened.append(options["patience"].answer)
         return await original(*given, **options)
 
     monkeypatch.setattr(Database, "open", noted)

@@ -14,7 +14,7 @@ __all__ = ["ConnectionPool"]
 
 # An idle connection is closed after this time; any connection is replaced after the longer one, which bounds what a
 # session collects on the server and follows a host name that has moved.
-_IDLE_LIFETIME: Final = 300.0
+_IDLE_LIFETIME: Final = 60.0
 _LIFETIME: Final = 1800.0
 # How long closing one connection may take before it is cut.
 _CLOSE_WITHIN: Final = 2.0
