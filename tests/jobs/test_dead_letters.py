@@ -249,7 +249,7 @@ async def test_letter_and_failure_are_one_transaction(durable_dsn: str, db: Any)
     await db.execute(
         """create function refuse() returns trigger language plpgsql as $$ begin
              if exists (select from gen_durable.gen_durable where fsm = 'letters.charge.v1' and status = 'failed')
-                and (select count(*) from gate) = 0 then
+                and (select count(*) from public.gate) = 0 then
                raise exception 'not yet' using errcode = '40001';
              end if;
              return new; end $$;
