@@ -259,17 +259,19 @@ async def test_sockets_have_keepalive_and_user_timeout(proxy: Proxy) -> None:
                 ),
             ]
 
-    async with AsyncClient(proxy.dsn) as client:
-        ((conn, _),) = client._database._pool._idle
-        assert options(conn._transport.get_extra_info("socket").fileno()) == [1, 5, 2, 2, 10_000]
+    async def of_async(dsn: str) -> list[int]:
+        async with AsyncClient(dsn) as client:
+            ((conn, _),) = client._database._pool._idle
+            return options(conn._transport.get_extra_info("socket").fileno())
 
     def blocking(dsn: str) -> list[int]:
         with Client(dsn) as client:
             return options(client._database._conn.fileno())
 
-    assert await asyncio.to_thread(blocking, proxy.dsn) == [1, 5, 2, 2, 10_000]
     own = f"{proxy.dsn}&keepalives_idle=77&tcp_user_timeout=4000"
-    assert await asyncio.to_thread(blocking, own) == [1, 77, 2, 2, 4_000]
+    for dsn, wanted in ((proxy.dsn, [1, 5, 2, 2, 10_000]), (own, [1, 77, 2, 2, 4_000])):
+        assert await of_async(dsn) == wanted
+        assert await asyncio.to_thread(blocking, dsn) == wanted
 
 
 def test_insert_passes_an_error_on_without_making_it_its_own_cause() -> None:

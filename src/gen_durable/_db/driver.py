@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Iterable
+from collections.abc import Awaitable, Iterable, Mapping
 from types import SimpleNamespace
 from typing import Any, Final, TypeVar
 
 import asyncpg
 
-from .patience import Patience, keep_alive
+from .patience import keep_alive
 
 __all__ = ["Connection"]
 
@@ -57,9 +57,9 @@ class Connection(asyncpg.Connection):  # type: ignore[misc] # asyncpg ships no t
         """When the server last said that it works on that statement."""
         self._silence: float | None = None
 
-    def keep_alive(self, patience: Patience) -> None:
+    def keep_alive(self, values: Mapping[str, int]) -> None:
         """Let the kernel end the connection when its peer is gone."""
-        keep_alive(self._transport.get_extra_info("socket"), patience)
+        keep_alive(self._transport.get_extra_info("socket"), values)
 
     def cut(self, seconds: float) -> None:
         """End a connection that was silent for so long; whoever waits for its answer gets a `TimeoutError`."""

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Final
 from urllib.parse import quote, unquote
 
 from ..errors import UsageError
 
-__all__ = ["DsnError", "described", "fields_of", "scrubbed", "without_password"]
+__all__ = ["DsnError", "described", "fields_of", "scrubbed", "split_query", "without_password"]
 
 _URI: Final = re.compile(
     r"postgres(?:ql)?://(?P<authority>[^/?#\s]*)(?:/(?P<dbname>[^/?#@\s]*))?(?:\?(?P<query>[^#]*))?"
@@ -117,6 +117,14 @@ def without_password(dsn: str) -> str:
     # An encoded colon was probably meant as the one before the password.
     user = re.split(":|%3A", user, maxsplit=1, flags=re.IGNORECASE)[0]
     return f"{scheme}//{user}{at}{hosts}{slash}{path}{query}"
+
+
+def split_query(dsn: str, names: Collection[str]) -> tuple[str, Mapping[str, str]]:
+    """A URI without these parameters after its question mark, and their values."""
+    start, _, query = dsn.partition("?")
+    items = [item.partition("=") for item in query.split("&") if item]
+    rest = "&".join("".join(item) for item in items if item[0] not in names)
+    return f"{start}{'?' if rest else ''}{rest}", {name: value for name, _, value in items if name in names}
 
 
 def _uri(dsn: str) -> Iterator[tuple[str, str]]:

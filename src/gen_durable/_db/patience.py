@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any, Final, NamedTuple, Self
 
-__all__ = ["GRACE", "Patience", "keep_alive"]
+__all__ = ["GRACE", "KEEPALIVE", "Patience", "keep_alive"]
 
 GRACE: Final = 0.25
 """An answer may still be on its way when the server reports the session as idle: wait so many seconds for it."""
@@ -58,6 +59,8 @@ class Patience(NamedTuple):
         }
 
 
+KEEPALIVE: Final = frozenset(Patience(0, 0, 0).keepalive())
+"""The names of these settings."""
 # The names of the socket options differ: macOS calls the idle time TCP_KEEPALIVE, and has no TCP_USER_TIMEOUT.
 _OPTIONS: Final = {
     "keepalives_idle": ("TCP_KEEPIDLE", "TCP_KEEPALIVE"),
@@ -67,15 +70,14 @@ _OPTIONS: Final = {
 }
 
 
-def keep_alive(sock: Any, patience: Patience) -> None:
-    """Let the kernel end the connection of a TCP socket whose peer is gone."""
+def keep_alive(sock: Any, values: Mapping[str, int]) -> None:
+    """Let the kernel end the connection of a TCP socket whose peer is gone. As for libpq, 0 is the system's default."""
     if sock is None or sock.family not in (socket.AF_INET, socket.AF_INET6):
         return
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    values = patience.keepalive()
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, values["keepalives"])
     for name, options in _OPTIONS.items():
         for option in options:
-            if hasattr(socket, option):
+            if hasattr(socket, option) and values[name]:
                 sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), values[name])
                 break
 

@@ -12,9 +12,9 @@ from ..config import Pooler, Settings
 from ..connections import Dsn
 from .address import AddressError, ask, hosts_of, turned, unreachable
 from .connection_pool import ConnectionPool
-from .dsn import scrubbed
+from .dsn import scrubbed, split_query
 from .failures import READ_ONLY, StatementError, is_silence
-from .patience import Patience
+from .patience import KEEPALIVE, Patience
 from .plan import Call, Plan, Rows, Script
 from .runner import asyncpg_failures, from_asyncpg, run_asyncpg
 from .watchdog import Watchdog
@@ -395,8 +395,11 @@ class Connector:
     async def _connect(self, where: str) -> Any:
         import asyncpg
 
+        # asyncpg takes what it does not know for settings of the server.
+        bare, own = split_query(where, KEEPALIVE)
         try:
-            conn = await self._connect_pinned(where)
+            keepalive = self._patience.keepalive() | {name: int(value) for name, value in own.items()}
+            conn = await self._connect_pinned(bare)
         except asyncpg.PostgresError as error:
             error.args = (scrubbed(str(error.args[0]), where), *error.args[1:])
             raise
@@ -405,7 +408,7 @@ class Connector:
         except TimeoutError:
             problem = TimeoutError(f"no answer within {self._patience.connect:.1f} s")
         else:
-            conn.keep_alive(self._patience)
+            conn.keep_alive(keepalive)
             return conn
         raise problem
 
