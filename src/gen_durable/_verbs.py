@@ -32,6 +32,7 @@ from .events import EventRecord, EventState
 from .findings import Finding
 from .instance import (
     LIVE_STATUSES,
+    STATUS_WORDS,
     AlreadyFinished,
     Cancelled,
     CancelRequested,
@@ -42,11 +43,13 @@ from .instance import (
     DuplicateSignal,
     ExecutionRecord,
     Instance,
+    JobWord,
     NotRetried,
     Restored,
     Retried,
     RetryResult,
     Status,
+    statuses_of,
 )
 from .limits import Limit, LimitKind, checked_limits, limit_name
 from .operations import QueueControl, QueueStatus, WorkerInfo
@@ -117,7 +120,8 @@ class Filters(TypedDict, total=False):
 
     version: int
     step: StepRef[Any] | str
-    status: Status | Iterable[Status]
+    status: Status | JobWord | Iterable[Status | JobWord]
+    """A word of jobs stands for its statuses: `pending`, `leased`, `succeeded`."""
     queue: str
     correlation_key: str
     unique_key: str | bytes
@@ -557,7 +561,8 @@ def _filter(machine: Insertable[Any, Any] | str | None, filters: Mapping[str, An
 
 
 def _statuses(value: Any) -> list[str]:
-    return [_status(one) for one in ([value] if isinstance(value, str) else value)]
+    words = [value] if isinstance(value, str) else value
+    return [status for word in words for status in _named_statuses(word)]
 
 
 def _unique_key(value: Any) -> bytes:
@@ -571,11 +576,11 @@ def _parent_id(parent: Ref[Any, Any] | int) -> int:
     return checked_id(id)
 
 
-def _status(value: Any) -> str:
-    try:
-        return Status(value).value
-    except ValueError:
-        raise UsageError(f"{value!r} is no status", f"the statuses are {', '.join(Status)}") from None
+def _named_statuses(word: Any) -> tuple[Status, ...]:
+    statuses = statuses_of(word)
+    if statuses is None:
+        raise UsageError(f"{word!r} is not a status", f"the statuses are {', '.join(STATUS_WORDS)}")
+    return statuses
 
 
 _FILTERS: Final[Mapping[str, tuple[str, Callable[[Any], object]]]] = {

@@ -22,6 +22,7 @@ from .errors import (
 
 __all__ = [
     "LIVE_STATUSES",
+    "STATUS_WORDS",
     "TERMINAL_STATUSES",
     "AlreadyFinished",
     "CancelRequested",
@@ -37,12 +38,14 @@ __all__ = [
     "Failure",
     "Instance",
     "JobState",
+    "JobWord",
     "NotRetried",
     "Restored",
     "Retried",
     "RetryResult",
     "Status",
     "Until",
+    "statuses_of",
 ]
 
 
@@ -70,6 +73,23 @@ LIVE_STATUSES: Final = (
     Status.AWAITING_CHILDREN,
 )
 TERMINAL_STATUSES: Final = (Status.DONE, Status.FAILED, Status.CANCELLED)
+
+JobWord: TypeAlias = Literal["pending", "leased", "succeeded", "failed", "cancelled"]
+"""A status in the words of simple workflows, as `job_status` in SQL says it. Filters take it like a `Status`."""
+_STATUSES_OF_WORDS: Final[Mapping[str, tuple[Status, ...]]] = {
+    **{status.value: (status,) for status in Status},
+    "pending": (Status.RUNNABLE,),
+    "leased": (Status.EXECUTING, Status.AWAITING_SIGNAL, Status.AWAITING_CHILDREN),
+    "succeeded": (Status.DONE,),
+}
+STATUS_WORDS: Final = tuple(_STATUSES_OF_WORDS)
+"""The names of all statuses, and the words that stand for some of them."""
+
+
+def statuses_of(word: object) -> tuple[Status, ...] | None:
+    """The statuses that a status or a word of jobs stands for; `None` if it is neither."""
+    return _STATUSES_OF_WORDS.get(word) if isinstance(word, str) else None
+
 
 Until: TypeAlias = Literal["finished", "settled"]
 """What to wait for: the end, or a point from which nothing happens by itself."""

@@ -333,7 +333,7 @@ def test_restoring_all_that_match_means_those_that_are_deleted(gd: Gd, shop: Har
             ["delete", "--where", "Checkout"],
             "--where Checkout: write FILTER=VALUE; the filters are machine, step,",
         ),
-        (["restore", "--where", "status=gone"], "--where status: 'gone' is no status"),
+        (["restore", "--where", "status=gone"], "--where status: 'gone' is not a status"),
         (["cancel", "--where", "queue=a", "--where", "queue=b"], "--where queue is given 2 times"),
         (["cancel", "1", "--actor", ""], "--actor is empty"),
         (["cancel", str(2**63)], "the id is 9223372036854775808"),

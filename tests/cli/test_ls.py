@@ -85,6 +85,22 @@ def test_without_a_terminal_there_are_columns_of_plain_text(gd: Gd, sql: psycopg
     ]
 
 
+@pytest.mark.clause("SQL-9")
+@pytest.mark.usefixtures("full")
+def test_the_words_of_jobs_are_filters(gd: Gd, sql: psycopg.Connection[Any]) -> None:
+    execute(sql, 6)
+
+    def ids(*arguments: str) -> list[int]:
+        return [row["id"] for row in json.loads(gd("ls", "--json", *arguments).stdout)]
+
+    assert ids("--status", "succeeded") == ids("--status", "done") == [3]
+    assert ids("--status", "leased") == [6, 5, 4, 1]
+    assert ids("--status", "pending") == ids("--status", "runnable") == []
+    assert ids("--status", "succeeded", "--status", "failed") == [3, 2]
+    would = json.loads(gd("cancel", "--where", "status=leased", "--dry-run", "--json").stdout)
+    assert would["count"] == 4
+
+
 def test_what_is_not_due_says_when_it_will_be(gd: Gd, shop: Harness) -> None:
     assert gd("insert", "Checkout", "--in", "2h1s").exit_code == 0
     assert gd("ls").stdout.splitlines()[1].endswith("in 2h")
@@ -105,7 +121,7 @@ def test_what_users_store_does_not_move_the_cursor(gd: Gd, shop: Harness) -> Non
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--status", "faild"], "--status: 'faild' is no status; did you mean 'failed'?"),
+        (["--status", "faild"], "--status: 'faild' is not a status; did you mean 'failed'?"),
         (["--parent", "x"], "--parent: 'x' is no id"),
         (["--parent", "0"], "the id is 0"),
         (["--version", "two"], "--version: 'two' is no version"),

@@ -27,6 +27,18 @@ _MANY = 2_000
 
 @pytest.mark.clause("CTL-2", "CAN-1")
 @pytest.mark.parametrize("kind", [AsyncClient, Client])
+@pytest.mark.clause("SQL-9")
+async def test_the_words_of_jobs_select(async_durable: AsyncHarness) -> None:
+    refs = await async_durable.insert_all([Spec(Plain, n) for n in range(3)])
+    parked = await async_durable.insert(Order, 1)
+    await async_durable.drain()
+    assert await async_durable.count(status="succeeded") == 3
+    assert [one.id for one in await async_durable.list(status="leased")] == [parked.id]
+    assert await async_durable.delete_all(status="succeeded") == len(refs)
+    assert await async_durable.cancel_all(status=["pending", "leased"]) == 1
+    assert await async_durable.retry_all(status="cancelled") == 1
+
+
 async def test_two_thousand_are_cancelled_in_batches(kind: type[Any], durable_dsn: str, db: Any) -> None:
     async with AsyncClient(durable_dsn) as client:
         refs = await client.insert_all(

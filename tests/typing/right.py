@@ -389,6 +389,8 @@ async def producer(client: AsyncClient, conn: psycopg.AsyncConnection[Any]) -> N
 
     many = await client.insert_all([Spec(Delivery, Parcel(n)) for n in range(3)], conn=conn)
     assert_type(many[0].id, int)
+    await client.count(Delivery, status="leased")
+    await client.list(status=["pending", Status.DONE])
     match many[0]:
         case Inserted(id) | Duplicate(id):
             assert_type(id, int)

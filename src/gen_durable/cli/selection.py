@@ -14,7 +14,7 @@ from .._db import inspect
 from .._db.inspect import Filter
 from .._db.plan import Plan
 from ..errors import did_you_mean
-from ..instance import Status
+from ..instance import STATUS_WORDS, Status, statuses_of
 from .failure import Failure
 from .options import moment_or_age
 
@@ -33,12 +33,12 @@ class _Field(msgspec.Struct, frozen=True):
     """Whether it may be given more than once: then any of the values will do."""
 
 
-def _status(text: str) -> str:
-    if text not in tuple(Status):
-        raise click.BadParameter(
-            f"{text!r} is no status{did_you_mean(text, tuple(Status))}; there are {', '.join(Status)}"
-        )
-    return text
+def _statuses(text: str) -> tuple[Status, ...]:
+    statuses = statuses_of(text)
+    if statuses is None:
+        hint = did_you_mean(text, STATUS_WORDS)
+        raise click.BadParameter(f"{text!r} is not a status{hint}; there are {', '.join(STATUS_WORDS)}")
+    return statuses
 
 
 def _number(text: str, what: str) -> int:
@@ -52,7 +52,14 @@ _FIELDS: Final = (
         "machine", "fsms", lambda text: checked_name(text, "machine"), "NAME", "Of this machine", is_list=True
     ),
     _Field("step", "steps", lambda text: checked_name(text, "step"), "NAME", "At this step", is_list=True),
-    _Field("status", "statuses", _status, "STATUS", "In this status", is_list=True),
+    _Field(
+        "status",
+        "statuses",
+        _statuses,
+        "STATUS",
+        "In this status; pending, leased and succeeded stand for those of jobs",
+        is_list=True,
+    ),
     _Field(
         "version",
         "version",
@@ -183,8 +190,13 @@ def _selection(given: Mapping[str, list[str]], form: str) -> Selection:
         except click.BadParameter as error:
             raise Failure(f"{option}: {error.message}") from error
         if read:
-            values[field.field] = read if field.is_list else read[0]
+            values[field.field] = _flat(read) if field.is_list else read[0]
     return Selection(values)
+
+
+def _flat(values: Iterable[Any]) -> list[Any]:
+    """A status may stand for several."""
+    return [one for value in values for one in (value if isinstance(value, tuple) else [value])]
 
 
 def _moment(value: Any, now: datetime) -> Any:
