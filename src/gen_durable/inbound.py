@@ -34,6 +34,7 @@ from .errors import (
     InboxFullError,
     MessageReusedError,
     NoTargetError,
+    NotConnectedError,
     UnreachableError,
     UsageError,
 )
@@ -197,7 +198,7 @@ class Inbound:
             raise _Refusal(429, str(error), retry_after=_FULL_RETRY_AFTER) from None
         except (UsageError, CodecError) as error:
             raise _Refusal(422, str(error)) from None
-        except (StatementError, UnreachableError) as error:
+        except (StatementError, UnreachableError, NotConnectedError) as error:
             if isinstance(error, StatementError) and not (is_outage(error) or is_race(error)):
                 raise
             raise _Away() from error

@@ -195,6 +195,21 @@ async def test_a_sink_that_is_away_is_left_alone(durable_dsn: str, error: Except
 
 
 @pytest.mark.clause("EVT-11")
+async def test_the_pause_that_a_receiver_asks_for_does_not_grow(durable_dsn: str) -> None:
+    """A full inbox of one instance is answered 429 with Retry-After: others wait for that long, however often it is."""
+    bad: set[str] = set()
+    sink = Picky(1, refuse(bad, lambda: SinkUnavailable("full", retry_after=timedelta(seconds=0.2))))
+    async with Worker([Teller], dsn=durable_dsn, sinks=sink, settings=CALM) as worker:
+        refs = await worker.insert_all(
+            [Spec(Teller, {}, step="last", schedule_in=timedelta(seconds=0.5)) for _ in range(5)]
+        )
+        bad |= {str(ref.id) for ref in refs}
+        await until(lambda: len(sink.requests) >= 25, PATIENCE.total_seconds())
+        good = await worker.insert(Teller, {}, step="last")
+        await until(lambda: f"{good.id}:1:1" in sink.taken, 5)
+
+
+@pytest.mark.clause("EVT-11")
 @pytest.mark.parametrize("batch", [1, 10])
 async def test_an_event_on_which_the_sink_hangs_does_not_hold_up_others(durable_dsn: str, batch: int) -> None:
     hanging = asyncio.Event()

@@ -28,7 +28,7 @@ from gen_durable import (
     step,
 )
 from gen_durable._db.failures import StatementError
-from gen_durable.errors import UnreachableError
+from gen_durable.errors import NotConnectedError, UnreachableError
 from gen_durable.inbound import Inbound
 from gen_durable.sinks import HttpSink, bound_secret, sign
 from gen_durable.testing import AsyncHarness
@@ -179,6 +179,7 @@ async def test_a_full_inbox_asks_for_a_pause(
         StatementError("", "the connection was lost"),
         StatementError("57P01", "terminating connection"),
         UnreachableError("there", "no", "start it"),
+        NotConnectedError("the client", "async with"),
     ],
 )
 async def test_an_unreachable_database_asks_for_a_pause(

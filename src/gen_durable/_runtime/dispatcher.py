@@ -169,12 +169,14 @@ class Dispatcher(Service):
         if round.unavailable is None and (round.accepted or round.error is None):
             return
         self._failures += 1
-        is_away = round.unavailable is not None
         if self._failures == 1 and not round.accepted:
             _log.warning("sink '%s' accepts no events (%s); retrying with back-off", self._label, round.error)
-        longest = _LONGEST_PAUSE if is_away else _LONGEST_PAUSE_AFTER_ERRORS
-        seconds = min(longest, 2.0 ** min(self._failures - 1, 10)) * random.uniform(0.5, 1)
-        self._paused_until = time.monotonic() + max(seconds, _retry_after(round.unavailable))
+        # What a receiver asks for does not grow: it may ask because of one event, and others wait as well.
+        seconds = _retry_after(round.unavailable) * random.uniform(1, 1.1)
+        if not seconds:
+            longest = _LONGEST_PAUSE_AFTER_ERRORS if round.unavailable is None else _LONGEST_PAUSE
+            seconds = min(longest, 2.0 ** min(self._failures - 1, 10)) * random.uniform(0.5, 1)
+        self._paused_until = time.monotonic() + seconds
 
     def _tell(self, marks: Sequence[Mark]) -> None:
         published = sum(1 for mark in marks if mark.verdict == "published")
