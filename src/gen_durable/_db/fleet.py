@@ -9,6 +9,7 @@ from typing import Final
 import msgspec
 
 from ..operations import QueueControl, QueueStatus, WorkerInfo
+from .migrate import LATEST
 from .plan import Call, Plan, Row, statements
 
 __all__ = [
@@ -42,6 +43,7 @@ class Presence(msgspec.Struct, frozen=True, kw_only=True):
     leaves_unknown: bool
     fsms: list[str]
     fsm_versions: list[int]
+    schema_version: int = LATEST
 
 
 class Override(msgspec.Struct, frozen=True):
@@ -132,6 +134,7 @@ def _worker(row: Row) -> WorkerInfo:
         host=row["host"],
         pid=row["pid"],
         version=row["version"],
+        schema_version=row["schema_version"],
         started_at=row["started_at"],
         seen_at=row["seen_at"],
         is_live=row["is_live"],

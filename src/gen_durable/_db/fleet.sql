@@ -6,10 +6,11 @@ with gone as (
   delete from gen_durable.workers w where w.expires_at < statement_timestamp() - interval '10 minutes'
 )
 insert into gen_durable.workers (name, host, pid, version, seen_at, expires_at, is_draining, queues, prefixes, leaves_unknown,
-                                 fsms, fsm_versions, paused_queues, paused_since)
+                                 fsms, fsm_versions, paused_queues, paused_since, schema_version)
 values (:name::text, :host::text, :pid::int, :version::text, statement_timestamp(),
         statement_timestamp() + :alive_for::interval, :is_draining::boolean, :queues::text[], :prefixes::text[],
-        :leaves_unknown::boolean, :fsms::text[], :fsm_versions::int[], :paused_queues::text[], :paused_since::timestamptz[])
+        :leaves_unknown::boolean, :fsms::text[], :fsm_versions::int[], :paused_queues::text[], :paused_since::timestamptz[],
+        :schema_version::int)
     on conflict (name) do update
    set seen_at = excluded.seen_at, expires_at = excluded.expires_at, is_draining = excluded.is_draining,
        paused_queues = excluded.paused_queues, paused_since = excluded.paused_since
@@ -21,7 +22,7 @@ delete from gen_durable.workers w where w.name = :name::text
 -- name: workers
 -- Those that are there, and those that died or were cut off a short while ago.
 select w.name, w.host, w.pid, w.version, w.started_at, w.seen_at, w.expires_at > statement_timestamp() as is_live,
-       w.is_draining, w.queues, w.prefixes, w.leaves_unknown, w.fsms, w.fsm_versions
+       w.is_draining, w.queues, w.prefixes, w.leaves_unknown, w.fsms, w.fsm_versions, w.schema_version
   from gen_durable.workers w order by w.name
 
 -- name: settings

@@ -26,6 +26,8 @@ _TABLE = """create table if not exists gen_durable.migrations (
   applied_at  timestamptz not null default statement_timestamp(),
   oldest_code int                                         -- the oldest code that works with it; null: of this version
 )"""
+# From this version on workers say which code they run.
+_SAYS_CODE = 9
 _OLDEST_CODE = re.compile(r"^-- oldest code: (\d+)$", re.MULTILINE)
 _logger = logging.getLogger("gen_durable")
 
@@ -124,6 +126,7 @@ def migrate(schema: str, to: int = LATEST) -> Plan[Schema]:
     if not rows[0]["has_schema"]:
         yield Script(f'create schema "{schema}"')
     yield Script(in_schema(_TABLE, schema))
+    yield from _refuse_to_break(schema, current, to)
     for version in range(current + 1, to + 1):
         yield Script(in_schema(up(version), schema))
         yield _SQL["record"](version=version, oldest_code=oldest_code(version))
@@ -133,6 +136,20 @@ def migrate(schema: str, to: int = LATEST) -> Plan[Schema]:
     if to == 0:
         yield Script(in_schema("drop table gen_durable.migrations", schema))
     return Schema(schema, to or None, LATEST, max(map(oldest_code, range(1, to + 1)), default=None))
+
+
+def _refuse_to_break(schema: str, current: int, to: int) -> Plan[None]:
+    """Apply no increment that the code of a live worker does not work with."""
+    if not _SAYS_CODE <= current < to:
+        return
+    needed = max(map(oldest_code, range(current + 1, to + 1)))
+    if old := (yield _SQL["left_behind"](oldest_code=needed)):
+        names = ", ".join(f"{row['name']} ({row['schema_version']})" for row in old)
+        raise UsageError(
+            f"version {to} of schema '{schema}' needs code of version {needed}, and live workers run older code: "
+            f"{names}",
+            "replace or stop them first",
+        )
 
 
 def drop(schema: str) -> Plan[None]:

@@ -20,6 +20,12 @@ select current_setting('server_encoding') as encoding,
 -- The newest increment that has been applied, and the oldest code that works with all of them.
 select max(version) as version, max(coalesce(oldest_code, version)) as oldest_code from gen_durable.migrations
 
+-- name: left_behind
+-- Live workers whose code is older than :oldest_code. Before version 9 they did not say which code they run, and it is that of 8.
+select w.name, coalesce(w.schema_version, 8) as schema_version from gen_durable.workers w
+ where w.expires_at > statement_timestamp() and coalesce(w.schema_version, 8) < :oldest_code::int
+ order by w.name
+
 -- name: record
 -- An increment has been applied.
 insert into gen_durable.migrations (version, oldest_code) values (:version::int, :oldest_code::int)
