@@ -1,6 +1,6 @@
 """Content that a pick leaves in the database: payloads, states and results beyond its budget, fetched on demand.
 
-Nothing here knows an event loop: whoever makes a loader says how a thread waits for it.
+This module imports no event loop: the runtime passes in how a thread waits for a fetch.
 """
 
 from __future__ import annotations

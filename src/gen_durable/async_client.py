@@ -354,7 +354,7 @@ class AsyncClient:
 
         Queue, keys and limits stay; the error is forgotten. The inbox went with the end, so what waited for a signal,
         or was woken by one, waits for it again, until the deadline that its `Await` had; if that has passed, it runs at
-        once and is told so by `ctx.timed_out`. A parent waits for those of its children that are live. The parent of a
+        once with `ctx.timed_out`. A parent waits for those of its children that are live. The parent of a
         retried child waits for it, unless the step that joins has begun. A step that was cancelled runs again under its
         old idempotency key; one that had failed makes another transition, under a new one.
 

@@ -39,17 +39,13 @@ class Children(Sequence[Child[Any]]):
         """
         if self._loader is not None:
             for chunk in chunks([child for child in self._of(definition) if not child.is_loaded]):
-                content = await self._loader.fetch([child.id for child in chunk])
-                for child in chunk:
-                    child._state, child._result = content[child.id]  # noqa: SLF001 - nobody else may change it
+                _fill(chunk, await self._loader.fetch([child.id for child in chunk]))
 
     def load_sync(self, definition: Insertable[Any, Any] | None = None, /) -> None:
         """`load` for a step that is a plain `def`."""
         if self._loader is not None:
             for chunk in chunks([child for child in self._of(definition) if not child.is_loaded]):
-                content = self._loader.fetch_sync([child.id for child in chunk])
-                for child in chunk:
-                    child._state, child._result = content[child.id]  # noqa: SLF001 - nobody else may change it
+                _fill(chunk, self._loader.fetch_sync([child.id for child in chunk]))
 
     @overload
     def stream(self, /) -> AsyncIterator[Child[Any]]: ...
@@ -113,6 +109,11 @@ class Children(Sequence[Child[Any]]):
 
     def __repr__(self) -> str:
         return f"Children({list(self._children)!r})"
+
+
+def _fill(children: Sequence[Child[Any]], content: Mapping[int, tuple[Any, Any]]) -> None:
+    for child in children:
+        child._state, child._result = content[child.id]  # noqa: SLF001 - only its Children may change it
 
 
 def _with_content(child: Child[Any], content: Mapping[int, tuple[Any, Any]]) -> Child[Any]:
