@@ -20,6 +20,8 @@ class Receiver:
         self.got: list[Request] = []
         self.status = 204
         self.more = ""
+        self.body = b""
+        self.connections = 0
         self.delay = 0.0
         self.port = 0
         self._clients: set[asyncio.StreamWriter] = set()
@@ -30,6 +32,7 @@ class Receiver:
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._clients.add(writer)
+        self.connections += 1
         try:
             while line := await reader.readline():
                 method, path, _ = line.decode().split(" ", 2)
@@ -40,7 +43,10 @@ class Receiver:
                 body = await reader.readexactly(int(headers.get("content-length", "0")))
                 self.got.append(Request(method, path, headers, body))
                 await asyncio.sleep(self.delay)
-                writer.write(f"HTTP/1.1 {self.status} X\r\ncontent-length: 0\r\n{self.more}\r\n".encode())
+                writer.write(
+                    f"HTTP/1.1 {self.status} X\r\ncontent-length: {len(self.body)}\r\n{self.more}\r\n".encode()
+                )
+                writer.write(self.body)
                 await writer.drain()
         except (ConnectionError, asyncio.IncompleteReadError):
             pass

@@ -103,6 +103,18 @@ async def test_answers(there: Receiver, status: int, error: type[Exception]) -> 
     await sink.close()
 
 
+@pytest.mark.parametrize(("size", "connections"), [(0, 1), (1000, 1), (1_000_000, 3)])
+async def test_connections_are_kept_unless_an_answer_is_large(
+    there: Receiver, size: int, connections: int
+) -> None:
+    there.status, there.body = 200, b"x" * size
+    sink = HttpSink(there.url, private=True)
+    for n in range(3):
+        await sink.publish([event(n)])
+    await sink.close()
+    assert there.connections == connections
+
+
 async def test_batches_of_other_events_have_other_ids(there: Receiver) -> None:
     """A batch is split and put together anew; a receiver that goes by webhook-id must not drop one for another."""
     sink = HttpSink(there.url, mode="batch", private=True, secret=SECRET)

@@ -33,6 +33,8 @@ _UNAVAILABLE: Final = frozenset({429, 503})
 _STRUCTURED: Final = "application/cloudevents+json; charset=utf-8"
 _BATCHED: Final = "application/cloudevents-batch+json; charset=utf-8"
 _BATCH: Final = 100
+# Bytes of an answer that are read, and dropped.
+_LARGEST_ANSWER: Final = 2**16
 _MODES: Final = ("structured", "binary", "batch")
 
 
@@ -140,7 +142,7 @@ class HttpSink:
             async with asyncio.timeout(self._timeout):
                 answer = await self._send(body, sent)
         except self._httpx.TransportError as error:
-            raise SinkUnavailable(f"{self._shown}: {type(error).__name__}: {error}") from error
+            raise SinkUnavailable(f"{self._shown}: {type(error).__name__}: {str(error)[:200]}") from error
         status: int = answer.status_code
         if 200 <= status < 300:
             return
@@ -165,8 +167,18 @@ class HttpSink:
             # The certificate must be that of the name, not of the address.
             extensions={"sni_hostname": self._host},
         )
-        answer = await self._transport.handle_async_request(request)
-        await answer.aclose()
+        answer: httpx.Response = await self._transport.handle_async_request(request)
+        try:
+            # A connection is kept for the next request only if its answer was read to the end.
+            size = 0
+            async for part in answer.aiter_raw():
+                size += len(part)
+                if size > _LARGEST_ANSWER:
+                    break
+        except self._httpx.TransportError:
+            pass  # the status has arrived, and nothing else of the answer counts
+        finally:
+            await answer.aclose()
         return answer
 
 
