@@ -22,7 +22,7 @@ GenDurableError
 ├── ProcessStepError             what a step in a process raised, as middleware sees it
 ├── StepTimeoutError             a step ran longer than its timeout=; it goes to handle()         (TimeoutError)
 ├── KeyTakenError                an instance of another machine holds the key
-├── LimitError                   an insert names a rate limit that does not exist               (LookupError)
+├── LimitError                   an insert names a rate limit that does not exist              (LookupError)
 ├── NoTargetError                nobody has that id, or nobody alive that key                  (LookupError)
 ├── MessageReusedError           a message from outside had the id of one for another target
 ├── NoScheduleError              no schedule has that name                                     (LookupError)
