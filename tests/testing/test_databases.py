@@ -132,7 +132,7 @@ def test_a_role_that_may_not_make_databases_is_told_what_it_needs(role: str) -> 
 def test_a_server_that_is_not_there_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GEN_DURABLE_DSN", "postgresql://app:secret@127.0.0.1:1/shop")
     with (
-        pytest.raises(UnreachableError, match=r"app:\*\*\*@127.0.0.1:1/shop(.|\n)*GEN_DURABLE_DSN"),
+        pytest.raises(UnreachableError, match=r"app@127.0.0.1:1/shop(.|\n)*GEN_DURABLE_DSN"),
         Databases(),
     ):
         pass
