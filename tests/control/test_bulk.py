@@ -25,8 +25,6 @@ from tests.control.support import Order, Plain, audit, job_states
 _MANY = 2_000
 
 
-@pytest.mark.clause("CTL-2", "CAN-1")
-@pytest.mark.parametrize("kind", [AsyncClient, Client])
 @pytest.mark.clause("SQL-9")
 async def test_the_words_of_jobs_select(async_durable: AsyncHarness) -> None:
     refs = await async_durable.insert_all([Spec(Plain, n) for n in range(3)])
@@ -39,6 +37,8 @@ async def test_the_words_of_jobs_select(async_durable: AsyncHarness) -> None:
     assert await async_durable.retry_all(status="cancelled") == 1
 
 
+@pytest.mark.clause("CTL-2", "CAN-1")
+@pytest.mark.parametrize("kind", [AsyncClient, Client])
 async def test_two_thousand_are_cancelled_in_batches(kind: type[Any], durable_dsn: str, db: Any) -> None:
     async with AsyncClient(durable_dsn) as client:
         refs = await client.insert_all(
