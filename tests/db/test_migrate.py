@@ -134,7 +134,7 @@ async def test_a_newer_schema_that_works_with_this_code_is_used(
     with caplog.at_level(logging.INFO, "gen_durable"):
         with checked():
             async with AsyncClient(durable_dsn) as client:
-                assert await client.doctor() == []
+                assert [each for each in await client.doctor() if each.severity == "problem"] == []
         with checked(), Client(durable_dsn) as blocking:
             assert blocking.count() == 0
         with checked():

@@ -266,6 +266,7 @@ async def test_a_server_without_a_newer_setting_is_asked_for_it_once(
     """As PostgreSQL 16 answers to transaction_timeout."""
     monkeypatch.setattr(pool, "NEWER", {"no_such_setting": "0"})
     monkeypatch.setattr(pool, "_NEWER_THAN", 1000)
+    monkeypatch.setattr(pool, "_older", set())
     tried: list[bool] = []
     really = asyncpg.connect
 

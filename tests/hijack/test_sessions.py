@@ -7,6 +7,7 @@ from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
+import msgspec
 import pytest
 from click.testing import CliRunner
 
@@ -62,11 +63,11 @@ class Booked(Machine[None, None]):
 MACHINES: list[Any] = [Chain, Stubborn, Waiter, Parent, Alone, Booked]
 
 
-async def worked(dsn: str, db: Any) -> None:
+async def worked(dsn: str, db: Any, settings: Settings = SETTINGS) -> None:
     """What a worker does: every outcome, keys, limits, signals, deadlines, effects, children."""
     await db.execute("create table public.ledger (id bigint)")
     limits = [RateLimit("crm", 1000, per=timedelta(seconds=1))]
-    async with Worker(MACHINES, dsn=dsn, settings=SETTINGS, limits=limits) as worker:
+    async with Worker(MACHINES, dsn=dsn, settings=settings, limits=limits) as worker:
         refs: list[Any] = await worker.insert_all(
             [
                 Spec(Chain, 1),
@@ -125,6 +126,22 @@ async def used(client: Any) -> None:
 async def test_a_worker(trapped: str, db: Any, attacker: str) -> None:
     await worked(trapped, db)
     assert await db.fetchval("select count(*) from public.ledger") == 2
+    assert await caught(db, attacker) == set()
+
+
+async def test_behind_a_pooler(trapped: str, db: Any, attacker: str) -> None:
+    """There the pins go with every transaction, on sessions with the defaults of the role."""
+    settings = msgspec.structs.replace(SETTINGS, pooler="transaction")
+    await worked(trapped, db, settings)
+    assert await db.fetchval("select count(*) from public.ledger") == 2
+    async with AsyncClient(trapped, settings=settings) as client:
+        await used(client)
+    assert await caught(db, attacker) == set()
+
+
+async def test_a_blocking_client_behind_a_pooler(trapped: str, db: Any, attacker: str) -> None:
+    settings = Settings(pooler="transaction")
+    await asyncio.to_thread(lambda: asyncio.run(used_blocking(trapped, settings)))
     assert await caught(db, attacker) == set()
 
 
@@ -193,8 +210,8 @@ async def test_without_the_pinned_path_the_traps_spring(
     assert await caught(db, attacker) == {owner}
 
 
-async def used_blocking(dsn: str) -> None:
-    with Client(dsn) as client:
+async def used_blocking(dsn: str, settings: Settings | None = None) -> None:
+    with Client(dsn, settings=settings) as client:
         await used(client)
 
 
