@@ -19,6 +19,8 @@ from .runner import asyncpg_failures, run_asyncpg
 __all__ = ["Watchdog", "working"]
 
 _log: Final = logging.getLogger("gen_durable.connections")
+# A look at the connections in use costs next to nothing.
+_LOOK_EVERY: Final = 0.5
 _SQL = statements("watchdog.sql")
 
 
@@ -77,7 +79,7 @@ class Watchdog:
 
     async def _run(self) -> None:
         while True:
-            await asyncio.sleep(self._patience.suspect / 4)
+            await asyncio.sleep(min(self._patience.suspect / 4, _LOOK_EVERY))
             if not self._waiting(self._patience.suspect):
                 continue
             # Statements that have just been sent may not have arrived at the server.
