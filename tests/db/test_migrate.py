@@ -118,6 +118,7 @@ NEWER = [
 ]
 
 
+@pytest.mark.clause("SCH-12")
 @pytest.mark.parametrize(("oldest", "works"), NEWER)
 async def test_a_newer_schema_that_works_with_this_code_is_used(
     sql: Any, durable_dsn: str, oldest: list[int | None], works: bool, caplog: pytest.LogCaptureFixture

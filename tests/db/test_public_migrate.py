@@ -75,6 +75,7 @@ def function_for(conn: Any) -> Callable[..., Any]:
     return migrate_async if is_async else migrate
 
 
+@pytest.mark.clause("SCH-14")
 @pytest.mark.parametrize("kind", KINDS)
 async def test_it_is_part_of_the_transaction_of_the_host(durable_dsn: str, db: Any, kind: str) -> None:
     async with AsyncExitStack() as stack:
@@ -184,6 +185,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.clause("SCH-14")
 @pytest.mark.parametrize(
     ("driver", "env"), [("psycopg", ENV), ("asyncpg", ASYNC_ENV), ("psycopg_async", ASYNC_ENV)]
 )

@@ -119,6 +119,7 @@ async def ended(caller: Caller) -> None:
         await done(caller.conn.commit())
 
 
+@pytest.mark.clause("SQL-10")
 @pytest.mark.parametrize("kind", KINDS)
 async def test_no_trap_springs_and_the_path_stays(trapped: str, db: Any, attacker: str, kind: str) -> None:
     async with AsyncExitStack() as stack:

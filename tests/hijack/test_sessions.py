@@ -123,6 +123,7 @@ async def used(client: Any) -> None:
     await done(client.doctor())
 
 
+@pytest.mark.clause("SQL-10")
 async def test_a_worker(trapped: str, db: Any, attacker: str) -> None:
     await worked(trapped, db)
     assert await db.fetchval("select count(*) from public.ledger") == 2
@@ -145,12 +146,14 @@ async def test_a_blocking_client_behind_a_pooler(trapped: str, db: Any, attacker
     assert await caught(db, attacker) == set()
 
 
+@pytest.mark.clause("SQL-10")
 async def test_an_async_client(trapped: str, db: Any, attacker: str) -> None:
     async with AsyncClient(trapped) as client:
         await used(client)
     assert await caught(db, attacker) == set()
 
 
+@pytest.mark.clause("SQL-10")
 async def test_a_blocking_client(trapped: str, db: Any, attacker: str) -> None:
     await asyncio.to_thread(lambda: asyncio.run(used_blocking(trapped)))
     assert await caught(db, attacker) == set()
@@ -180,6 +183,7 @@ doctor
 """
 
 
+@pytest.mark.clause("SQL-10")
 async def test_a_superuser_at_the_command_line(trapped: str, db: Any, attacker: str) -> None:
     assert await db.fetchval("select usesuper from pg_user where usename = current_user")
     async with Worker([Chain], dsn=trapped, queues={}):
@@ -225,6 +229,7 @@ async def test_every_function_is_pinned_or_bound_when_it_is_created(db: Any) -> 
     assert [row["proname"] for row in rows] == ["lock_for_effect"]
 
 
+@pytest.mark.clause("SQL-10")
 async def test_migrations_bind_nothing_that_is_found_on_the_path(
     trapped: str, db: Any, attacker: str
 ) -> None:

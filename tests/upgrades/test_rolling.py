@@ -102,6 +102,7 @@ async def finished(client: AsyncClient, queue: str) -> None:
     assert (await client.wait(stopped, timeout=PATIENCE)).status == "failed"
 
 
+@pytest.mark.clause("SCH-13")
 async def test_old_and_new_code_on_the_new_schema(
     durable_dsn: str, db: Any, old: Path, tmp_path: Path
 ) -> None:
@@ -135,6 +136,7 @@ async def test_old_and_new_code_on_the_new_schema(
     assert await db.fetchval("select count(*) from ledger") == 24
 
 
+@pytest.mark.clause("SCH-13")
 async def test_old_clients_on_the_new_schema(durable_dsn: str, old: Path, tmp_path: Path) -> None:
     script = """
 import asyncio, sys
