@@ -148,6 +148,20 @@ async def test_without_the_guard_they_spring(
     assert await caught(db, attacker) == {await db.fetchval("select current_user::text")}
 
 
+async def test_without_the_pin_of_the_functions_they_spring(trapped: str, db: Any, attacker: str) -> None:
+    await db.execute(
+        """do $$ declare one regprocedure; begin
+             for one in select p.oid from pg_proc p where p.pronamespace = 'gen_durable'::regnamespace loop
+               execute format('alter function %s reset search_path', one);
+             end loop; end $$"""
+    )
+    async with AsyncExitStack() as stack:
+        caller = await opened("psycopg autocommit", trapped, stack)
+        await caller.use("insert", Chain, 1, correlation_key="c")
+        await caller.use("signal", "c", "note", "x")
+    assert await caught(db, attacker) == {await db.fetchval("select current_user::text")}
+
+
 @pytest.mark.parametrize("kind", ["asyncpg", "psycopg", "psycopg autocommit", "psycopg async"])
 async def test_the_path_stays_after_an_error(durable_dsn: str, kind: str) -> None:
     async with AsyncExitStack() as stack:

@@ -214,6 +214,27 @@ async def test_without_the_pinned_path_the_traps_spring(
     assert await caught(db, attacker) == {owner}
 
 
+async def test_an_outcome_is_written_on_the_pinned_path_after_an_effect(
+    trapped: str, db: Any, attacker: str
+) -> None:
+    """Without the pin of lock_for_effect the commit would find the traps on the path of the effect."""
+    await db.execute("create table public.ledger (id bigint)")
+
+    async def effects() -> set[str]:
+        async with Worker([Booked], dsn=trapped, settings=SETTINGS) as worker:
+            await worker.wait(await worker.insert(Booked), timeout=SOON)
+        return await caught(db, attacker)
+
+    assert await effects() == set()
+    text = await db.fetchval("select pg_get_functiondef('gen_durable.lock_for_effect'::regproc)")
+    without = text.replace("'search_path', 'pg_catalog, pg_temp', true", "'search_path', 'public', true")
+    assert without != text
+    await db.execute(without)
+    with suppress(GenDurableError):
+        await effects()
+    assert await caught(db, attacker) == {await db.fetchval("select current_user::text")}
+
+
 async def used_blocking(dsn: str, settings: Settings | None = None) -> None:
     with Client(dsn, settings=settings) as client:
         await used(client)
