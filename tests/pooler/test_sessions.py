@@ -106,7 +106,7 @@ async def test_a_transaction_is_one(database: Any, db: Any) -> None:
     await db.execute("create table noted (what text)")
 
     def failing() -> Plan[None]:
-        yield Statement("works", "insert into noted values ('first')")()
+        yield Statement("works", "insert into public.noted values ('first')")()
         yield Statement("fails", "select 1 / 0")()
 
     with pytest.raises(StatementError, match="division by zero"):
