@@ -253,7 +253,7 @@ async def test_letter_and_failure_are_one_transaction(durable_dsn: str, db: Any)
                raise exception 'not yet' using errcode = '40001';
              end if;
              return new; end $$;
-           create table gate (open int);
+           create table public.gate (open int);
            create trigger refuse before insert on gen_durable.gen_durable for each row
              when (new.fsm = 'ops.dead.v2') execute function refuse()"""
     )
@@ -266,7 +266,7 @@ async def test_letter_and_failure_are_one_transaction(durable_dsn: str, db: Any)
                 await db.fetchval("select status::text from gen_durable.gen_durable where id = $1", ref.id)
                 == "executing"
             )
-            await db.execute("insert into gate values (1)")
+            await db.execute("insert into public.gate values (1)")
         assert (await worker.wait(ref, timeout=PATIENCE)).status is Status.FAILED
     assert len(await db.fetch(LETTERS)) == 1
 
