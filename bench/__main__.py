@@ -33,10 +33,12 @@ from gen_durable.telemetry import StepStop
 
 from .bare import bare_inserts, bare_loop
 from .machines import CHAIN, Chain, Family, Loud, One
+from .soak import soak
 
 CONCURRENCY = 1000
 CROWD = 50_000
 SCHEMA = "gen_durable_bench"
+HOME = Path(".gen_durable/bench")
 
 HOLDER = f"""
 insert into "{SCHEMA}".gen_durable
@@ -318,12 +320,25 @@ def main() -> None:
     )
     parser.add_argument("--jobs", type=int, default=20_000)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument(
+        "--soak",
+        type=float,
+        metavar="MINUTES",
+        help="measure memory over time instead, with and without cut connections",
+    )
     given = parser.parse_args()
+
+    def run(dsn: str) -> None:
+        if given.soak is not None:
+            asyncio.run(soak(dsn, given.soak, HOME / "soak.csv"))
+        else:
+            asyncio.run(measure(dsn, given.jobs, given.rounds))
+
     if given.dsn is not None:
-        asyncio.run(measure(given.dsn, given.jobs, given.rounds))
+        run(given.dsn)
         return
-    with EmbeddedPostgres(Path(".gen_durable/bench"), idle_stop=timedelta(seconds=1)) as server:
-        asyncio.run(measure(server.ensure(), given.jobs, given.rounds))
+    with EmbeddedPostgres(HOME, idle_stop=timedelta(seconds=1)) as server:
+        run(server.ensure())
 
 
 if __name__ == "__main__":
