@@ -197,6 +197,7 @@ class Instance(msgspec.Struct, Generic[StateT, ResultT], frozen=True, kw_only=Tr
     stored_result: ResultT | None = None
     """What the database holds; `result` is the one to use."""
     attempt: int = 0
+    """How often its step was tried before; of what has ended, before the try that ended it."""
     step_seq: int = 0
     """How many transitions are committed."""
     crash_count: int = 0

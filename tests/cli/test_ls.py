@@ -75,12 +75,12 @@ def test_without_a_terminal_there_are_columns_of_plain_text(gd: Gd, sql: psycopg
     sql.execute("update gen_durable.gen_durable set inserted_at = inserted_at - interval '3 h 4 m'")
     assert [line.split(maxsplit=8) for line in gd("ls", "--deleted").stdout.splitlines()] == [
         ["ID", "MACHINE", "V", "STEP", "STATUS", "QUEUE", "KEY", "TRY", "AGE   NOTE"],
-        ["7", "Checkout", "1", "start", "cancelled", "checkout", "-", "-", "3h4m  deleted; mistaken"],
+        ["7", "Checkout", "1", "start", "cancelled", "checkout", "-", "1", "3h4m  deleted; mistaken"],
         ["6", "Checkout", "1", "start", "executing", "checkout", "late", "1", "3h4m  by w"],
         ["5", "Checkout", "1", "ship", "awaiting_signal", "checkout", "-", "1", "3h4m  for payment"],
         ["4", "Shipment", "1", "join", "awaiting_children", "default", "-", "1", "3h4m  for 1 children"],
-        ["3", "Parcel", "2", "pack", "done", "default", "-", "-", "3h4m  -"],
-        ["2", "Parcel", "2", "pack", "failed", "parcels", "-", "-", "3h4m  ValueError: lost\\nin the post"],
+        ["3", "Parcel", "2", "pack", "done", "default", "-", "1", "3h4m  -"],
+        ["2", "Parcel", "2", "pack", "failed", "parcels", "-", "1", "3h4m  ValueError: lost\\nin the post"],
         ["1", "Checkout", "1", "ship", "awaiting_signal", "checkout", "order:1", "1", "3h4m  for payment"],
     ]
 
@@ -99,6 +99,15 @@ def test_the_words_of_jobs_are_filters(gd: Gd, sql: psycopg.Connection[Any]) -> 
     assert ids("--status", "succeeded", "--status", "failed") == [3, 2]
     would = json.loads(gd("cancel", "--where", "status=leased", "--dry-run", "--json").stdout)
     assert would["count"] == 4
+
+
+@pytest.mark.clause("OUT-20")
+@pytest.mark.usefixtures("full")
+def test_what_has_ended_shows_at_which_try(gd: Gd, sql: psycopg.Connection[Any]) -> None:
+    sql.execute("update gen_durable.gen_durable set attempt = 2, max_attempts = 3 where id = 2")
+    (line,) = gd("ls", "--status", "failed").stdout.splitlines()[1:]
+    assert line.split()[7] == "3"
+    assert "step:            pack, attempt 3 of 3, 1 execution in all" in gd("show", 2).stdout
 
 
 def test_what_is_not_due_says_when_it_will_be(gd: Gd, shop: Harness) -> None:

@@ -95,7 +95,7 @@ def test_schedule_children(durable: Harness, sql: Sql) -> None:
 def test_done(durable: Harness, sql: Sql) -> None:
     row = after(durable, sql, Done({"sum": 8}))
     assert facts(row, "status step state result") == ("done", "one", 7, {"sum": 8})
-    assert facts(row, "attempt crash_count awaits step_seq last_error") == (0, 0, None, 1, None)
+    assert facts(row, "attempt crash_count awaits step_seq last_error") == (2, 0, None, 1, None)
     assert row["finished_at"] == row["updated_at"]
     assert sql.inbox(row["id"]) == []
 
@@ -105,7 +105,7 @@ def test_stop(durable: Harness, sql: Sql) -> None:
     row = after(durable, sql, Stop("no more"))
     assert facts(row, "status step state result") == ("failed", "one", 7, None)
     # What it awaited stays: a retry by hand waits for that again.
-    assert facts(row, "attempt crash_count awaits step_seq last_error") == (0, 0, ["past"], 1, "no more")
+    assert facts(row, "attempt crash_count awaits step_seq last_error") == (2, 0, ["past"], 1, "no more")
     assert row["finished_at"] == row["updated_at"]
     assert sql.inbox(row["id"]) == []
 

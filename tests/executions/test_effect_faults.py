@@ -54,7 +54,7 @@ async def test_a_worker_killed_before_its_commit_leaves_no_effect(
             ended = await heir.wait(ref, timeout=PATIENCE)
         first, second = await client.executions(ref)
     assert await booked(db) == [f"{ref.id}:1"]
-    assert (ended.status, ended.step_seq, ended.attempt) == ("done", 1, 0)
+    assert (ended.status, ended.step_seq, ended.attempt) == ("done", 1, 1)
     assert (first.status, first.outcome, first.attempt) == (ABORTED, "lease", 1)
     assert (second.status, second.outcome, second.attempt, second.lease_owner) == (DONE, "done", 2, heir.name)
 

@@ -486,7 +486,11 @@ RETRIES = [
         scenario=retries.rejoin_and_end_of_child(),
         reason="waiting again cost an attempt",
         changes=[
-            Change("commit", "when o.kind in ('release', 'rejoin') then g.attempt else 0 end", "else 0 end")
+            Change(
+                "commit",
+                "('done', 'stop', 'cancel', 'release', 'rejoin')\n                        then g.attempt",
+                "('done', 'stop', 'cancel', 'release')\n                        then g.attempt",
+            )
         ],
     ),
     Mutant(

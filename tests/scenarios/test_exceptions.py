@@ -87,7 +87,7 @@ async def test_a_retry_leaves_a_state_that_has_become_too_large_as_it_is(durable
     tight = msgspec.structs.replace(CALM, max_payload=100)
     async with AsyncClient(durable_dsn) as client, Worker([machine], dsn=durable_dsn, settings=tight):
         ended = await client.wait(await client.insert(machine, state), timeout=PATIENCE)
-    assert (ended.last_error, ended.attempt, ended.state) == ("ValueError: broken", 0, state)
+    assert (ended.last_error, ended.attempt, ended.state) == ("ValueError: broken", 2, state)
     assert [attempt for _, attempt, _ in machine.calls] == [0, 1, 2]
 
 

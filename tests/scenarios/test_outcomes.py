@@ -214,7 +214,7 @@ async def test_done_keeps_the_result_and_does_not_rewrite_the_state(
                 ended = await worker.wait(Ref(End, row["id"]))
                 assert kind == "done"
                 assert (ended.status, ended.result, ended.state) == (Status.DONE, 99, {"n": 1})
-                assert (row["step"], row["step_seq"], row["attempt"], row["crash_count"]) == ("one", 1, 0, 0)
+                assert (row["step"], row["step_seq"], row["attempt"], row["crash_count"]) == ("one", 1, 2, 0)
                 assert (row["awaits"], row["last_error"]) == (None, None)
                 assert is_about(row["finished_at"], row)
                 assert has_no_lease(row)
@@ -237,7 +237,7 @@ async def test_stop_keeps_the_reason_and_does_not_rewrite_the_state(
                 ended = await worker.wait(Ref(End, row["id"]))
                 assert kind == "stop"
                 assert (ended.status, ended.last_error, ended.state) == (Status.FAILED, "no more", {"n": 1})
-                assert (row["step"], row["step_seq"], row["attempt"], row["crash_count"]) == ("one", 1, 0, 0)
+                assert (row["step"], row["step_seq"], row["attempt"], row["crash_count"]) == ("one", 1, 2, 0)
                 assert (row["awaits"], row["result"]) == (None, None)
                 assert is_about(row["finished_at"], row)
                 assert has_no_lease(row)

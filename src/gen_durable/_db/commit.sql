@@ -46,7 +46,9 @@ with settled as (
          error = case when g.cancel_requested_at is not null or o.kind not in ('done', 'stop') then g.error end,
          step_seq = g.step_seq + (g.cancel_requested_at is null and o.kind <> 'retry')::int,
          execution = g.execution + (g.cancel_requested_at is null and o.kind = 'keep' and g.execution < 2147483647)::int,
-         attempt = case when o.kind = 'retry' then least(g.attempt, 2147483646) + 1 else 0 end,
+         -- An end keeps it: at which try the instance ended.
+         attempt = case when g.cancel_requested_at is not null or o.kind in ('done', 'stop') then g.attempt
+                        when o.kind = 'retry' then least(g.attempt, 2147483646) + 1 else 0 end,
          crash_count = 0, awaits = null, presented = null, timed_out = false,
          lease_token = case when g.cancel_requested_at is null and o.kind = 'keep' then g.lease_token end,
          lease_expires_at = case when g.cancel_requested_at is null and o.kind = 'keep'
@@ -130,8 +132,9 @@ with settled as (
                       else coalesce(o.failure::jsonb, g.error) end,
          step_seq = g.step_seq + (g.cancel_requested_at is null and o.kind not in ('retry', 'release', 'rejoin', 'cancel'))::int,
          execution = g.execution + (g.cancel_requested_at is null and o.kind = 'keep' and g.execution < 2147483647)::int,
-         attempt = case when o.kind = 'retry' then least(g.attempt, 2147483646) + 1
-                        when o.kind in ('release', 'rejoin') then g.attempt else 0 end,
+         attempt = case when g.cancel_requested_at is not null or o.kind in ('done', 'stop', 'cancel', 'release', 'rejoin')
+                        then g.attempt
+                        when o.kind = 'retry' then least(g.attempt, 2147483646) + 1 else 0 end,
          crash_count = case when o.kind in ('release', 'rejoin') then g.crash_count else 0 end,
          -- A step that may run again must see what it saw, its awaited set and whether it was woken by the clock: one that is
          -- retried or released, and one that ended its instance, which somebody may retry.

@@ -73,7 +73,9 @@ reaped as (
                              format('the process died %s times in step %s', least(g.crash_count, 2147483646) + 1, g.step),
                              'traceback', '[]'::jsonb, 'attempt', g.attempt)
                       else g.error end,
-         attempt = least(g.attempt, 2147483646) + 1, crash_count = least(g.crash_count, 2147483646) + 1,
+         attempt = case when g.cancel_requested_at is not null or g.crash_count >= :crash_limit::int - 1 then g.attempt
+                        else least(g.attempt, 2147483646) + 1 end,
+         crash_count = least(g.crash_count, 2147483646) + 1,
          lease_token = null, lease_expires_at = null, locked_by = null, concurrency_slot = null,
          leased_at = null, started_at = null,
          eligible_at = statement_timestamp() + make_interval(secs => least(300, power(2, least(g.crash_count, 10)))),

@@ -94,8 +94,7 @@ def _cells(row: Mapping[str, Any], now: datetime) -> tuple[str, ...]:
         row["status"],
         clean(row["queue"]),
         clean(row["correlation_key"] or "-"),
-        # An end sets the count back to none: how often it was tried, the executions of `show` tell.
-        "-" if row["finished_at"] is not None else str(row["attempt"] + 1),
+        str(row["attempt"] + 1),
         age_text(now - row["inserted_at"]),
         note(row, now) or "-",
     )

@@ -188,13 +188,14 @@ def _status(status: str) -> str:
 
 
 def _tries(portrait: Portrait) -> str | None:
-    """How often it was tried. An end sets the count of its step back; the executions stay."""
+    """At which attempt of its step it is, or ended; and of what has ended, how often its steps ran in all."""
     row, details = portrait.row, portrait.details
-    if row["finished_at"] is not None:
-        count = details["execution"] - sum(not _has_run(each) for each in portrait.executions)
-        return f"{count} execution{'s' * (count != 1)} in all"
     limit = "" if details["max_attempts"] is None else f" of {details['max_attempts']}"
     this = f"attempt {row['attempt'] + 1}{limit}"
+    if row["finished_at"] is not None:
+        count = details["execution"] - sum(not _has_run(each) for each in portrait.executions)
+        total = f"{count} execution{'s' * (count != 1)} in all"
+        return f"{this}, {total}" if row["attempt"] else total
     if row["status"] == Status.EXECUTING:
         return this
     return f"{this} is next" if row["attempt"] else None
