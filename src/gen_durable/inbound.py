@@ -1,6 +1,6 @@
 """An ASGI endpoint that turns CloudEvents and signed webhooks into signals.
 
-    app = Inbound(client, secret="whsec_…")     # mount it in any ASGI application, or serve it as it is
+    app = Inbound(client, secret="whsec_…")     # mount it in an ASGI application, or serve it alone: uvicorn hooks:app
 
     POST /                    a CloudEvent: subject is the correlation key, type the signal, data the payload
     POST /order:42/payment    a plain webhook: key and signal are in the path, the body is the payload
@@ -21,7 +21,9 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping, Sequence
+from contextlib import AsyncExitStack
 from typing import Any, Final, TypeAlias
 from urllib.parse import unquote
 
@@ -46,6 +48,7 @@ Scope: TypeAlias = MutableMapping[str, Any]
 Receive: TypeAlias = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send: TypeAlias = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
+_log: Final = logging.getLogger("gen_durable.inbound")
 _STRUCTURED: Final = "application/cloudevents+json"
 _BATCHED: Final = "application/cloudevents-batch+json"
 _JSON: Final = "application/json"
@@ -76,7 +79,11 @@ class _Incoming(msgspec.Struct, frozen=True):
 
 
 class Inbound:
-    """The endpoint. It needs an open client, and a secret that its senders sign with."""
+    """The endpoint: an ASGI application.
+
+    Served alone, it opens its client when the server starts, and closes it when the server stops. Mounted in another
+    application, it needs a client that is open: `FastAPI(lifespan=client.lifespan)`.
+    """
 
     def __init__(
         self,
@@ -106,7 +113,7 @@ class Inbound:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
-            await _live(receive, send)
+            await self._live(receive, send)
             return
         if scope["type"] != "http":
             raise UsageError(f"this endpoint got a connection of type {scope['type']}", "it speaks HTTP only")
@@ -128,7 +135,7 @@ class Inbound:
 
     async def _answer(self, scope: Scope, receive: Receive) -> tuple[int, dict[str, Any]]:
         if scope["method"] != "POST":
-            raise _Refusal(405, "only POST is understood here")
+            raise _Refusal(405, "only POST is allowed")
         headers = {
             name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]
         }
@@ -176,10 +183,8 @@ class Inbound:
                 problem = str(error)
             else:
                 return hmac.new(secret, b"gen_durable.sender", hashlib.sha256).hexdigest()[:16]
-        if is_bound and _is_signed(self._secrets, headers, body):
-            raise _Refusal(
-                401, "the signature is valid for any path; sign with bound_secret(secret, key, signal)"
-            )
+        if is_bound:
+            problem += "; sign with bound_secret(secret, key, signal) of this path"
         raise _Refusal(401, problem)
 
     async def _deliver(self, incoming: _Incoming, sender: str) -> bool:
@@ -198,7 +203,10 @@ class Inbound:
             raise _Refusal(429, str(error), retry_after=_FULL_RETRY_AFTER) from None
         except (UsageError, CodecError) as error:
             raise _Refusal(422, str(error)) from None
-        except (StatementError, UnreachableError, NotConnectedError) as error:
+        except NotConnectedError as error:
+            _log.error("signal %r for %r not delivered: %s", incoming.name, incoming.key, error)
+            raise _Away("the client of this endpoint is not open; send it again") from error
+        except (StatementError, UnreachableError) as error:
             if isinstance(error, StatementError) and not (is_outage(error) or is_race(error)):
                 raise
             raise _Away() from error
@@ -209,20 +217,28 @@ class Inbound:
             return _Refusal(410, f"the instance with the key {key!r} has ended")
         return _Refusal(404, f"no instance has the key {key!r}")
 
+    async def _live(self, receive: Receive, send: Send) -> None:
+        """Start and stop with the server. The client is opened here unless its owner has opened it."""
+        await receive()
+        async with AsyncExitStack() as stack:
+            if self._client._opened is None:  # noqa: SLF001 - asked by this module alone
+                try:
+                    await stack.enter_async_context(self._client)
+                except Exception as error:  # noqa: BLE001 - servers go on without a lifespan if it raises
+                    await send(
+                        {"type": "lifespan.startup.failed", "message": f"{type(error).__name__}: {error}"}
+                    )
+                    return
+            await send({"type": "lifespan.startup.complete"})
+            await receive()
+        await send({"type": "lifespan.shutdown.complete"})
+
 
 class _Away(_Refusal):
     """Not an answer for one event: the whole request ends."""
 
-    def __init__(self) -> None:
-        super().__init__(503, "the database is unreachable; send it again", retry_after=_AWAY_RETRY_AFTER)
-
-
-def _is_signed(secrets: Iterable[bytes], headers: Mapping[str, str], body: bytes) -> bool:
-    try:
-        verify(secrets, headers, body)
-    except SignatureError:
-        return False
-    return True
+    def __init__(self, problem: str = "the database is unreachable; send it again") -> None:
+        super().__init__(503, problem, retry_after=_AWAY_RETRY_AFTER)
 
 
 def _of_batch(refusals: Sequence[_Refusal], count: int) -> _Refusal:
@@ -280,7 +296,7 @@ def _read(path: list[str], headers: Mapping[str, str], body: bytes, *, is_signed
 
 def _from_cloud(event: Any) -> _Incoming:
     if not isinstance(event, dict) or event.get("specversion") != "1.0":
-        raise _Refusal(400, "this is no CloudEvent 1.0")
+        raise _Refusal(400, "this is not a CloudEvent 1.0")
     found: list[str] = []
     for name in ("id", "source", "type", "subject"):
         value = event.get(name)
@@ -303,15 +319,4 @@ def _json(body: bytes) -> Any:
     try:
         return msgspec.json.decode(body)
     except (ValueError, RecursionError) as error:
-        raise _Refusal(400, f"the body is no JSON: {error}") from None
-
-
-async def _live(receive: Receive, send: Send) -> None:
-    """Starts and stops with its server; the client is its owner's."""
-    while True:
-        message = await receive()
-        if message["type"] == "lifespan.startup":
-            await send({"type": "lifespan.startup.complete"})
-        elif message["type"] == "lifespan.shutdown":
-            await send({"type": "lifespan.shutdown.complete"})
-            return
+        raise _Refusal(400, f"the body is not JSON: {error}") from None

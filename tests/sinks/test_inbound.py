@@ -193,6 +193,54 @@ async def test_an_unreachable_database_asks_for_a_pause(
     assert (answer.status_code, answer.headers["retry-after"]) == (503, "5")
 
 
+async def post_when_served(app: Inbound, path: str) -> list[Any]:
+    """Start `app` as a server does, post one webhook, stop it; what the server learns, and the answer."""
+    said: list[Any] = []
+    orders: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+    started = asyncio.Event()
+
+    async def send(message: Any) -> None:
+        said.append(message)
+        started.set()
+
+    serving = asyncio.create_task(app({"type": "lifespan"}, orders.get, send))
+    await orders.put({"type": "lifespan.startup"})
+    await asyncio.wait_for(started.wait(), PATIENCE.total_seconds())
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://here") as client:
+        said.append(await client.post(path, content=b"{}", headers={"webhook-id": "1"}))
+    await orders.put({"type": "lifespan.shutdown"})
+    await asyncio.wait_for(serving, PATIENCE.total_seconds())
+    return said
+
+
+async def test_an_endpoint_served_alone_opens_and_closes_its_client(async_durable: AsyncHarness) -> None:
+    order = await async_durable.insert(Order, correlation_key="order:42")
+    client = AsyncClient(async_durable.dsn, settings=async_durable.settings)
+    started, answer, stopped = await post_when_served(Inbound(client, secret=None), "/order:42/order.paid")
+    assert (started["type"], stopped["type"]) == ("lifespan.startup.complete", "lifespan.shutdown.complete")
+    assert answer.status_code == 202
+    with pytest.raises(NotConnectedError):
+        await client.get(order)
+
+
+async def test_an_endpoint_served_alone_leaves_an_open_client_open(async_durable: AsyncHarness) -> None:
+    order = await async_durable.insert(Order, correlation_key="order:42")
+    async with AsyncClient(async_durable.dsn, settings=async_durable.settings) as client:
+        assert (await post_when_served(Inbound(client, secret=None), "/order:42/x"))[1].status_code == 202
+        assert await client.get(order)
+
+
+async def test_an_endpoint_without_a_database_does_not_start_and_says_why(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    client = AsyncClient("postgresql://nobody@127.0.0.1:1/nowhere")
+    started, answer = await post_when_served(Inbound(client, secret=None), "/order:42/x")
+    assert started["type"] == "lifespan.startup.failed"
+    assert started["message"].startswith("UnreachableError: ")
+    assert (answer.status_code, "not open" in answer.text) == (503, True)
+    assert "this AsyncClient is not open; use it inside" in caplog.text
+
+
 async def test_the_answer_of_a_batch_is_the_one_that_is_worth_a_retry(
     async_durable: AsyncHarness, door: httpx.AsyncClient
 ) -> None:

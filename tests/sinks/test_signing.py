@@ -36,14 +36,14 @@ def test_others_compute_the_same() -> None:
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"webhook-id": "evt-2"}, "nobody who knows"),
-        ({"webhook-timestamp": str(NOW + 1)}, "nobody who knows"),
-        ({"webhook-timestamp": "soon"}, "no time in seconds"),
-        ({"webhook-timestamp": "٣"}, "no time in seconds"),
-        ({"webhook-timestamp": "9" * 400}, "no time in seconds"),
-        ({"webhook-signature": ""}, "there is no"),
-        ({"webhook-signature": "v1,AAAA"}, "nobody who knows"),
-        ({"webhook-signature": "v1,é"}, "nobody who knows"),
+        ({"webhook-id": "evt-2"}, "does not match"),
+        ({"webhook-timestamp": str(NOW + 1)}, "does not match"),
+        ({"webhook-timestamp": "soon"}, "not a time in seconds"),
+        ({"webhook-timestamp": "٣"}, "not a time in seconds"),
+        ({"webhook-timestamp": "9" * 400}, "not a time in seconds"),
+        ({"webhook-signature": ""}, "send the headers"),
+        ({"webhook-signature": "v1,AAAA"}, "does not match"),
+        ({"webhook-signature": "v1,é"}, "does not match"),
     ],
 )
 def test_what_was_changed_does_not(change: dict[str, str], says: str) -> None:
@@ -54,7 +54,7 @@ def test_what_was_changed_does_not(change: dict[str, str], says: str) -> None:
 
 @pytest.mark.parametrize("now", [NOW - 301, NOW + 301])
 def test_what_is_old_or_from_the_future_does_not(now: int) -> None:
-    with pytest.raises(SignatureError, match="not from now"):
+    with pytest.raises(SignatureError, match="more than 300 seconds from now"):
         verify(SECRET, sign(SECRET, "evt-1", BODY, at=NOW), BODY, now=now)
 
 

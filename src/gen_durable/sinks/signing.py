@@ -28,7 +28,7 @@ _LEAST: Final = 16
 
 
 class SignatureError(GenDurableError):
-    """A message is not from whom it says it is, or not from now."""
+    """A signature is missing, does not match, or is too old."""
 
     problem: str
 
@@ -37,7 +37,7 @@ class SignatureError(GenDurableError):
         self.problem = problem
 
     def __str__(self) -> str:
-        return f"the signature does not hold: {self.problem}"
+        return f"signature refused: {self.problem}"
 
 
 def checked_secret(secret: str | bytes) -> bytes:
@@ -96,18 +96,18 @@ def verify(
     keys = [secrets] if isinstance(secrets, str | bytes) else list(secrets)
     id, moment, given = headers.get(ID), headers.get(TIMESTAMP), headers.get(SIGNATURE)
     if not id or not moment or not given:
-        raise SignatureError(f"there is no {ID}, {TIMESTAMP} or {SIGNATURE}")
+        raise SignatureError(f"send the headers {ID}, {TIMESTAMP} and {SIGNATURE}")
     if not moment.isascii() or not moment.isdigit() or len(moment) > 12:
-        raise SignatureError(f"{TIMESTAMP} is no time in seconds")
+        raise SignatureError(f"{TIMESTAMP} is not a time in seconds")
     current = int(time.time()) if now is None else now  # noqa: TID251 - as above
     if abs(current - int(moment)) > TOLERANCE:
-        raise SignatureError("it is not from now")
+        raise SignatureError(f"{TIMESTAMP} is more than {TOLERANCE} seconds from now")
     claims = [part.partition(",")[2] for part in given.split(" ") if part.startswith("v1,")]
     for key in keys:
         wanted = _digest(checked_secret(key), id, int(moment), body)
         if any(hmac.compare_digest(wanted.encode(), claim.encode()) for claim in claims):
             return id
-    raise SignatureError("nobody who knows the secret has signed this")
+    raise SignatureError("it does not match this body, id and time under the secret of this target")
 
 
 def _digest(key: bytes, id: str, moment: int, body: bytes) -> str:
