@@ -106,8 +106,9 @@ class AwaitingSignals(_Reason, frozen=True, kw_only=True, tag="awaiting_signals"
 
     def __str__(self) -> str:
         names = " or ".join(f'"{name}"' for name in self.names)
+        what = f"waiting for signal {names}" if names else "sleeping"
         end = f"deadline {_moment(self.until)}" if self.until else "no deadline"
-        return f"waiting for signal {names} since {_moment(self.since)}, {end}"
+        return f"{what} since {_moment(self.since)}, {end}"
 
 
 class AwaitingChildren(_Reason, frozen=True, kw_only=True, tag="awaiting_children"):

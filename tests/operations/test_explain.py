@@ -325,6 +325,10 @@ async def test_a_parked_instance_names_what_an_operator_has_to_change(
             'waiting for signal "paid" or "void" since 2030-01-01 09:00:00+00:00, no deadline',
         ),
         (
+            AwaitingSignals(names=(), since=NINE, until=NINE),
+            "sleeping since 2030-01-01 09:00:00+00:00, deadline 2030-01-01 09:00:00+00:00",
+        ),
+        (
             Executing(worker="w-1", since=NINE, until=NINE, is_worker_live=False, is_lease_over=True),
             "executing on worker w-1 since 2030-01-01 09:00:00+00:00; lease expired at 2030-01-01 09:00:00+00:00, "
             "a reaper returns it; no recent heartbeat of this worker",
