@@ -108,9 +108,9 @@ __all__ = [
 ]
 
 _MAX_PAGE: Final = 10_000
-# Seconds between two looks for confirmations of a pause: the first pause, and the longest.
+# Seconds between two looks for confirmations of a pause: at first, and at most.
 _FIRST_LOOK: Final = 0.02
-_LAST_LOOK: Final = 0.25
+_LONGEST_LOOK: Final = 0.25
 # How many instances one transaction of a bulk verb changes.
 _BATCH: Final = 500
 
@@ -447,11 +447,13 @@ class Confirming:
         said, workers = yield from fleet.unconfirmed(self._name)
         if not workers or not said.is_paused:
             return said, None
-        left = _LAST_LOOK if self._deadline is None else self._deadline - time.monotonic()
+        pause, self._pause = self._pause, min(_LONGEST_LOOK, self._pause * 1.5)
+        if self._deadline is None:
+            return said, pause
+        left = self._deadline - time.monotonic()
         if left <= 0:
             raise PauseTimeoutError(self._name, workers)
-        self._pause = min(_LAST_LOOK, self._pause * 1.5)
-        return said, min(self._pause, left)
+        return said, min(pause, left)
 
 
 def resume_queue(name: str, actor: str | None) -> Plan[tuple[QueueControl, set[str]]]:

@@ -49,9 +49,8 @@ async def _run_asyncpg(conn: Any, plan: Plan[T], schema: str, *, as_one: bool = 
     try:
         result: T = await run_asyncpg(conn, path.around(plan, as_one=as_one), schema)
     except BaseException:
-        with suppress(
-            StatementError
-        ):  # in a transaction that has failed nothing can be said, and nothing has to be
+        # A transaction that has failed takes no statement, and its end brings the caller's path back.
+        with suppress(StatementError):
             await run_asyncpg(conn, path.end(), schema)
         raise
     await run_asyncpg(conn, path.end(), schema)
@@ -95,9 +94,8 @@ def _run_sqlalchemy(conn: Any, plan: Plan[T], schema: str, *, as_one: bool = Fal
         found.begin()  # otherwise its commit() would not know that there is something to commit
     raw = found.connection.driver_connection
     result: T
-    if (
-        _kinds(raw) & _ASYNC.keys()
-    ):  # Alembic on an async engine: blocking for its caller, awaited by SQLAlchemy
+    if _kinds(raw) & _ASYNC.keys():
+        # Alembic on an async engine: blocking for its caller, awaited by SQLAlchemy.
         driver = driver_of(raw, blocking=False)
         if driver is _run_asyncpg and not raw.is_in_transaction():
             found.exec_driver_sql("select 1")  # see _run_sqlalchemy_async

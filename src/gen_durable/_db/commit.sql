@@ -192,7 +192,8 @@ with settled as (
                                       leased_at, lease_expires_at, started_at, finished_at, error)
   select id, step_seq + (is_cancelled or kind in ('retry', 'release', 'rejoin'))::int,
          execution - (kind = 'keep' and not is_cancelled)::int, attempt,
-         case when is_cancelled or kind in ('retry', 'release', 'rejoin') then 'ABORTED' when has_more then 'COMMITTED' else 'DONE' end,
+         case when is_cancelled or kind in ('retry', 'release', 'rejoin') then 'ABORTED'
+              when has_more then 'COMMITTED' else 'DONE' end,
          case when is_cancelled then 'cancelled' when kind = 'keep' then 'next' when kind = 'release' then 'shutdown'
               else kind end,
          from_step, :worker::text, leased_at,

@@ -21,7 +21,8 @@ select g.id, g.fsm, g.fsm_version, g.step, g.status::text as status, g.queue, st
        (select json_agg(json_build_object('id', held.id, 'worker', held.locked_by, 'since', held.leased_at) order by held.id)::text
           from gen_durable.gen_durable held
          where line.room <= 0 and held.concurrency_key = g.concurrency_key and held.concurrency_slot is not null) as holders,
-       case when before.count >= greatest(line.room, 1) then before.first end as first_in_line, least(before.count, 1000) as ahead_in_line,
+       case when before.count >= greatest(line.room, 1) then before.first end as first_in_line,
+       least(before.count, 1000) as ahead_in_line,
        bucket.limit_name, case when bucket.tokens_at > statement_timestamp()
                                 and (g.turn is not null or bucket.tokens_at > g.eligible_at) then bucket.tokens_at end as tokens_at,
        (select count(*) from gen_durable.gen_durable child

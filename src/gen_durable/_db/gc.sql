@@ -115,8 +115,9 @@ with old as materialized (
 select count(*) as deleted from gone
 
 -- name: sweep_pending
--- Events that no sink has accepted for so long. The same walk as for executions: an index on their age would be paid by every
--- commit with events. "coalesce" keeps the planner from the partial indexes, which would read all that is pending. An event that a dispatcher has leased stays. The reaper finishes the executions of the removed events.
+-- Events that no sink has accepted within the retention. The same walk as for executions: an index on their age would be paid by
+-- every commit with events. "coalesce" keeps the planner from the partial indexes, which would read all that is pending. An event
+-- that a dispatcher has leased stays. The reaper finishes the executions of the removed events.
 with block as materialized (
   select pg_relation_size('gen_durable.outbox') / current_setting('block_size')::int as blocks
 ), expired as materialized (
@@ -132,7 +133,7 @@ select block.blocks, by_sink.sink, by_sink.deleted
   from block left join (select gone.sink, count(*) as deleted from gone group by gone.sink) by_sink on true
 
 -- name: sweep_messages
--- Messages that came in so long ago: their ids are forgotten. The same walk.
+-- Messages that came in before the retention: their ids are forgotten. The same walk.
 with block as materialized (
   select pg_relation_size('gen_durable.received_messages') / current_setting('block_size')::int as blocks
 ), old as materialized (

@@ -383,14 +383,12 @@ class Connector:
         """
         self.where = where = await ask(self._dsn)
         self.connects += 1
-        for is_last in (*(False,) * (hosts_of(where) - 1), True):
+        for _ in range(hosts_of(where) - 1):
             try:
                 return await self._connect(turned(where, self._turn))
             except TimeoutError:
-                if is_last:
-                    raise
                 self._turn += 1
-        raise AssertionError
+        return await self._connect(turned(where, self._turn))
 
     async def _connect(self, where: str) -> Any:
         import asyncpg

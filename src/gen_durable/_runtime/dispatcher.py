@@ -252,22 +252,18 @@ class _Round:
 
         async def serve() -> None:
             while waiting:
-                line = waiting.popleft()
-                while line:
-                    await self._head(line)
+                await self._line(waiting.popleft())
 
         async with asyncio.TaskGroup() as group:
             for _ in range(min(_PARALLEL, len(waiting))):
                 group.create_task(serve())
 
-    async def _head(self, line: deque[Leased]) -> None:
-        """Publish the first event of a line; if it fails, the rest of the line waits for it."""
-        if self._is_over:
-            self._release(line)
-        else:
-            head = line.popleft()
-            if (delay := await self._alone(head)) is not None:
-                self._release(line, delay)
+    async def _line(self, line: deque[Leased]) -> None:
+        """Publish the events of one instance; if one fails, the rest waits for it."""
+        delay: timedelta | None = None
+        while line and delay is None and not self._is_over:
+            delay = await self._alone(line.popleft())
+        self._release(line, delay)
 
     async def _alone(self, event: Leased) -> timedelta | None:
         """Publish one event; its delay if it failed and comes again."""
@@ -339,8 +335,6 @@ class _Round:
 
     def _release(self, events: Iterable[Leased], delay: timedelta | None = None) -> None:
         self._marks.extend(Mark(event, "released", delay=delay) for event in events)
-        if isinstance(events, deque):
-            events.clear()
 
     async def _send(self, events: Sequence[Leased]) -> None:
         left, task = self._ends - time.monotonic(), current_task()

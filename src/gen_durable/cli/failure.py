@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import IO, Any
+from typing import IO, Any, Final
 
 import click
 
-__all__ = ["Failure", "nobody"]
+__all__ = ["TIMED_OUT", "Failure", "nobody"]
+
+TIMED_OUT: Final = 3
+"""The exit code of a command that waits, when its --timeout is over."""
 
 
 class Failure(click.ClickException):

@@ -16,7 +16,7 @@ from ..errors import NoTargetError, PauseTimeoutError
 from ..findings import Finding
 from ..operations import QueueControl, QueueStatus, WorkerInfo
 from .connection import Place, place_options
-from .failure import Failure, nobody
+from .failure import TIMED_OUT, Failure, nobody
 from .json_text import json_option, print_json, print_json_rows
 from .options import duration, target
 from .rows import age_text, clean, print_columns
@@ -24,8 +24,6 @@ from .rows import age_text, clean, print_columns
 __all__ = ["doctor", "explain", "queues", "workers"]
 
 T = TypeVar("T")
-# As `gen-durable wait` does.
-_TIMED_OUT = 3
 
 
 @click.command()
@@ -122,7 +120,7 @@ def pause(place: Place, name: str, actor: str | None, wait: bool, timeout: timed
         said = asyncio.run(_pause(place, name, actor, wait=wait, timeout=timeout))
     except PauseTimeoutError as error:
         click.echo(f"gen-durable: {clean(str(error))}", err=True)
-        raise SystemExit(_TIMED_OUT) from None
+        raise SystemExit(TIMED_OUT) from None
     if not said.is_paused:
         raise Failure(f"queue {clean(name)} was resumed before every worker had confirmed the pause")
     click.echo(f"queue {clean(name)} is paused{', confirmed by every live worker' if wait else ''}")

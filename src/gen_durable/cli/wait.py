@@ -21,7 +21,7 @@ from .._db.pool import Database
 from ..instance import Status
 from ..refs import target_value
 from .connection import Place, place_options
-from .failure import nobody
+from .failure import TIMED_OUT, nobody
 from .json_text import json_option, print_json
 from .options import duration, target
 from .rows import age_text, clean, instance_json, note
@@ -31,7 +31,6 @@ __all__ = ["wait"]
 _SHORTEST: Final = 0.02
 _LONGEST: Final = 0.5
 _FAILED: Final = 1
-_TIMED_OUT: Final = 3
 _INTERRUPTED: Final = 130
 _PARKED: Final = (Status.AWAITING_SIGNAL, Status.AWAITING_CHILDREN)
 
@@ -71,7 +70,7 @@ def wait(place: Place, to: int | str, timeout: timedelta | None, until: str, as_
     elif row["status"] == Status.DONE:
         click.echo(row["result"])
     if code != 0 or row["status"] != Status.DONE:
-        click.echo(_told(row, "still " if code == _TIMED_OUT else ""), err=True)
+        click.echo(_told(row, "still " if code == TIMED_OUT else ""), err=True)
     raise SystemExit(code)
 
 
@@ -88,7 +87,7 @@ async def _wait(
                 code = _code(row, parked_counts=parked_counts)
                 left = None if deadline is None else deadline - time.monotonic()
                 if code is None and left is not None and left <= 0:
-                    code = _TIMED_OUT
+                    code = TIMED_OUT
                 if code is not None:
                     return row, code
                 progress(row, time.monotonic() - began)

@@ -553,11 +553,11 @@ begin
   -- By key twice: while we waited for the lock the key may have passed to a new instance, which only a new look sees.
   for look in 1 .. 2 loop
     if target_id is not null then
-      select g.id, g.status, g.awaits, g.timed_out, g.inbox_count, g.inbox_bytes, g.queue into target from gen_durable.gen_durable g
+      select g.id, g.status, g.awaits, g.inbox_count, g.inbox_bytes, g.queue into target from gen_durable.gen_durable g
        where g.id = target_id and g.status not in ('done', 'failed', 'cancelled') and g.deleted_at is null
          for no key update;
     else
-      select g.id, g.status, g.awaits, g.timed_out, g.inbox_count, g.inbox_bytes, g.queue into target from gen_durable.gen_durable g
+      select g.id, g.status, g.awaits, g.inbox_count, g.inbox_bytes, g.queue into target from gen_durable.gen_durable g
        where g.correlation_guard = target_key and g.status not in ('done', 'failed', 'cancelled') and g.deleted_at is null
          for no key update;
     end if;
@@ -580,9 +580,10 @@ begin
       raise exception 'the inbox of instance % is full: 10000 signals that no step has consumed', target.id
         using errcode = 'GD002', hint = 'let the machine await these signals, or send fewer or smaller ones';
     elsif new_bytes > max_inbox then
-      raise exception 'the inbox of instance % is full: % signals that no step has consumed have % bytes of JSON, a signal of % bytes exceeds the limit of %',
-                      target.id, new_count - 1, new_bytes - given_bytes, given_bytes, max_inbox
-        using errcode = 'GD002', hint = 'let the machine await these signals, or send fewer or smaller ones';
+      raise exception using message = format(
+        'the inbox of instance %s is full: %s signals that no step has consumed have %s bytes of JSON, '
+        'a signal of %s bytes exceeds the limit of %s', target.id, new_count - 1, new_bytes - given_bytes, given_bytes, max_inbox),
+        errcode = 'GD002', hint = 'let the machine await these signals, or send fewer or smaller ones';
     end if;
   end if;
   with fresh as (
@@ -642,7 +643,8 @@ begin
                  from gen_durable.deliver(null, target, signal.name, gen_durable.checked_payload(
                         signal.payload, format('the payload of signal %L', signal.name)), signal.dedup_key, signal.traceparent) d;
   if not found then
-    raise exception 'cannot signal %: no live instance has correlation_key %', quote_literal(name), quote_literal(left(target, 1024))
+    raise exception 'cannot signal %: no live instance has correlation_key %', quote_literal(name),
+      quote_literal(left(target, 1024))
       using errcode = 'GD003';
   end if;
 end $$;

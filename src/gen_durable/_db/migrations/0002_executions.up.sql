@@ -12,7 +12,8 @@ create table gen_durable.executions (
   execution    int not null,                              -- its number in the life of the instance
   attempt      int not null,                              -- tries of that step before it
   status       text not null check (status in ('COMMITTED', 'DONE', 'ABORTED')),
-  outcome      text not null,                             -- next ... stop; of an aborted one the reason: retry, shutdown, rejoin, lease, poison, cancelled
+  outcome      text not null,                             -- next ... stop; of an aborted one the reason: retry, shutdown,
+                                                          -- rejoin, lease, poison, cancelled
   step         text not null,
   lease_owner  text,
   leased_at    timestamptz,
@@ -52,7 +53,8 @@ select g.id || ':' || g.execution, g.id, g.execution, g.locked_by, g.lease_expir
 create view gen_durable.gen_durable_job_state as
 select g.id as job_id, g.state as payload, g.execution as attempt, g.inserted_at as created_at, g.updated_at,
        coalesce(
-         (select case when e.outcome = 'stop' then 'FAILED' when e.status = 'DONE' then 'SUCCEEDED' else 'RUNNING' end from gen_durable.executions e
+         (select case when e.outcome = 'stop' then 'FAILED' when e.status = 'DONE' then 'SUCCEEDED' else 'RUNNING' end
+            from gen_durable.executions e
            where e.instance_id = g.id and e.status in ('COMMITTED', 'DONE') and e.outcome in ('done', 'stop')
              and e.retried_at is null
            order by e.step_seq desc limit 1),

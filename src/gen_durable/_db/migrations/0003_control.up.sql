@@ -137,8 +137,8 @@ begin
     select g.id, g.deleted_at, g.status::text, woken from gen_durable.gen_durable g where g.id = any (target_ids);
 end $$;
 
--- End the live instances that have a deleted_at, which is set by more than delete_rows: a plain UPDATE, an INSERT, a COPY. A row that
--- another transaction has locked is skipped: that transaction ends it, or the next call does. The queues that have work now.
+-- End the live instances that have a deleted_at, which is set by more than delete_rows: a plain UPDATE, an INSERT, a COPY. A row
+-- that another transaction has locked is skipped: that transaction ends it, or the next call does. The queues that have work now.
 --   most   at most so many; null: all
 create function gen_durable.end_deleted(most int, actor text) returns setof text
 language plpgsql set search_path = pg_catalog, pg_temp as $$
@@ -161,9 +161,9 @@ begin
   end loop;
 end $$;
 
--- UPDATE ... SET deleted_at = now() makes the same change as soft_delete, in the transaction of the caller. Per statement: a trigger
--- per row would cost every commit and heartbeat a look at the old row, and one before the update also a lock. It fires only for
--- statements that set this column. With the rights of the owner: a role needs the right to update the column, and no other.
+-- UPDATE ... SET deleted_at = now() makes the same change as soft_delete, in the transaction of the caller. Per statement: a
+-- trigger per row would cost every commit and heartbeat a look at the old row, and one before the update also a lock. It fires
+-- only for statements that set this column. With the rights of the owner: a role needs the right to update the column, no other.
 create index gen_durable_deleted_live on gen_durable.gen_durable (id) where deleted_at is not null and finished_at is null;
 
 create function gen_durable.on_deleted() returns trigger
@@ -350,7 +350,8 @@ begin
     end if;
   end if;
   if found_id is null then
-    raise exception 'there is no instance %', coalesce(target_id::text, quote_literal(left(target_key, 1024))) using errcode = 'GD003';
+    raise exception 'there is no instance %', coalesce(target_id::text, quote_literal(left(target_key, 1024)))
+      using errcode = 'GD003';
   end if;
   return found_id;
 end $$;
@@ -479,7 +480,8 @@ revoke execute on function
   gen_durable.checked_payload, gen_durable.insert_specs, gen_durable.insert_from_start, gen_durable.insert_from_any_step,
   gen_durable.insert_all, gen_durable.insert, gen_durable.deliver,
   gen_durable.signal(bigint, text, jsonb, text, text), gen_durable.signal(text, text, jsonb, text, text),
-  gen_durable.short_reason, gen_durable.checked_actor, gen_durable.join_parents, gen_durable.cancel_rows, gen_durable.delete_rows, gen_durable.end_deleted, gen_durable.on_deleted, gen_durable.restore_rows,
+  gen_durable.short_reason, gen_durable.checked_actor, gen_durable.join_parents, gen_durable.cancel_rows,
+  gen_durable.delete_rows, gen_durable.end_deleted, gen_durable.on_deleted, gen_durable.restore_rows,
   gen_durable.retry_rows, gen_durable.refuse_key, gen_durable.job_status(bigint), gen_durable.job_status(text), gen_durable.resolve,
   gen_durable.cancel(bigint, text, text, boolean), gen_durable.cancel(text, text, text, boolean),
   gen_durable.soft_delete(bigint, text, text), gen_durable.soft_delete(text, text, text),

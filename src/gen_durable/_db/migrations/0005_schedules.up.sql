@@ -49,7 +49,8 @@ begin
            (array_agg(answer.taken_by) filter (where answer.taken_by is not null))[1] as taken_by
       into batch
       from gen_durable.insert_all(
-             (select jsonb_agg(due.spec - '{rate_limit,weight}'::text[]) from unnest(slots[start : start + at_once - 1]))) as answer;
+             (select jsonb_agg(due.spec - '{rate_limit,weight}'::text[])
+                from unnest(slots[start : start + at_once - 1]))) as answer;
     if batch.taken_by is not null then
       raise exception 'cannot insert %: its % belongs to % %', due.spec ->> 'fsm', batch.taken_by ->> 'key',
         batch.taken_by ->> 'fsm', batch.taken_by ->> 'id' using errcode = 'GD001';

@@ -55,7 +55,8 @@ $$;
 -- set_queue('checkout', 20): how many at once in each worker; null is what the worker was told.
 create function gen_durable.set_queue(queue text, concurrency int, actor text default current_user) returns gen_durable.queues
 language sql set search_path = pg_catalog, pg_temp as $$
-  insert into gen_durable.queues as q (name, concurrency, updated_by) values (queue, set_queue.concurrency, gen_durable.checked_actor(actor))
+  insert into gen_durable.queues as q (name, concurrency, updated_by)
+       values (queue, set_queue.concurrency, gen_durable.checked_actor(actor))
   on conflict (name) do update
      set concurrency = excluded.concurrency, updated_by = actor, updated_at = statement_timestamp()
   returning q.*

@@ -116,7 +116,8 @@ declare
   stalled interval := '1 second';
 begin
   if exists (select from unnest(keys) as given (key)
-              where not exists (select from gen_durable.limits l where l.kind = 'rate' and l.name = split_part(given.key, ':', 1))) then
+              where not exists (select from gen_durable.limits l
+                                 where l.kind = 'rate' and l.name = split_part(given.key, ':', 1))) then
     begin
       lock table gen_durable.limits in row share mode nowait;
       stalled := '1 day';
@@ -165,7 +166,8 @@ begin
       select fresh.id, null, fresh.place, greatest(
                last.eligible_at + gen_durable.refill(fresh.tokens, bucket.allowed, bucket.period),
                bucket.full_at
-               + gen_durable.refill(fresh.tokens + coalesce((select max(planned.tokens) from planned), 0), bucket.allowed, bucket.period)
+               + gen_durable.refill(fresh.tokens + coalesce((select max(planned.tokens) from planned), 0), bucket.allowed,
+                                    bucket.period)
                - gen_durable.refill(bucket.burst, bucket.allowed, bucket.period))
         from fresh
     ), written as (
@@ -305,7 +307,8 @@ language sql security definer set search_path = pg_catalog, pg_temp as $$
   select from gen_durable.apply_limit(name, 'rate', null, allowed, period, coalesce(burst, allowed), false)
 $$;
 
--- remove_limit('crm') -> whether there was one. Keys go back to one slot; rows with a removed rate limit stall until it is set again.
+-- remove_limit('crm') -> whether there was one. Keys go back to one slot; rows with a removed rate limit stall until it is set
+-- again.
 create function gen_durable.remove_limit(name text, kind text default null) returns boolean
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
