@@ -81,4 +81,5 @@ async def flushed(
         running = group.create_task(flusher.run())
         await asyncio.wait(commits)
         running.cancel()
+    await flusher.finish()  # as a worker does when it stops
     return [commit.result() for commit in commits]

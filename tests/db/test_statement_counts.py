@@ -201,7 +201,7 @@ async def test_an_outcome_with_an_effect_is_a_transaction_of_its_own_and_a_share
     alone = [f"{BEGIN} READ WRITE", "SELECT 1", "hold", "commit", COMMIT, "RESET SESSION AUTHORIZATION"]
     each = [COMMIT if text.endswith(COMMIT) else text.split(";")[0] for text in sent if text != "finish"]
     assert each == alone * 10
-    assert 1 <= sent.count("finish") <= 10
+    assert 1 <= sent.count("finish") <= 11  # one that the end of the flusher cut off is run again
     assert [type(result) for result in results] == [Committed] * 10
 
 
