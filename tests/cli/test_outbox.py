@@ -28,7 +28,17 @@ def test_ls(gd: Gd) -> None:
     assert len(parsed(gd("outbox", "ls", "--instance", "order:1", "--json"))) == 5
     assert parsed(gd("outbox", "ls", "--state", "dead", "--json")) == []
     lines = told(gd("outbox", "ls", "--limit", "1"))[1].splitlines()
-    assert lines[0].split() == ["NUMBER", "EVENT", "TYPE", "SINK", "STATE", "TRIES", "AGE", "SUBJECT", "NOTE"]
+    assert lines[0].split() == [
+        "NUMBER",
+        "EVENT",
+        "TYPE",
+        "SINK",
+        "STATE",
+        "FAILURES",
+        "AGE",
+        "SUBJECT",
+        "NOTE",
+    ]
     assert lines[1].split()[:6] == ["6", "2:1:1", "stopped", "default", "pending", "0"]
     assert lines[1].split()[7:] == ["2", "expires", "in", "29d23h"]
 
@@ -42,7 +52,7 @@ def test_ls_shows_retries_and_when_an_event_expires(gd: Gd, sql: Any) -> None:
     sql.execute("update gen_durable.outbox set dead_at = now(), last_error = 'no' where id = 5")
     lines = told(gd("outbox", "ls", "--limit", "2", "--retention-pending", "2d"))[1].splitlines()
     assert lines[1].endswith("503")
-    assert "  3      1d " in lines[1]
+    assert "  3         1d " in lines[1]
     assert "next try in 4m59s; expires in 23h59m; 503" in lines[1]
     assert lines[2].split()[7:] == ["the", "end", "no"]
     pending, dead = parsed(gd("outbox", "ls", "--limit", "2", "--json"))

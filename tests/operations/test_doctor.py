@@ -220,7 +220,7 @@ async def test_schedules_that_nobody_fires(db: Any, client: Any) -> None:
     (finding,) = await client.doctor()
     assert (finding.code, finding.facts["count"]) == ("schedule.overdue", 2)
     assert finding.facts["names"] == ["late", "later"]
-    assert finding.what.endswith("nobody fires them: late, later")
+    assert finding.what.endswith("no worker fires them: late, later")
 
 
 @pytest.mark.clause("OPS-9")
@@ -228,7 +228,6 @@ async def test_events_that_do_not_come_out(db: Any, client: Any) -> None:
     await _emitted(db, "fresh", made="1 min", due="1 min")
     await _emitted(db, "replayed", made="1 h", due="0 s")
     await _emitted(db, "out", made="1 h", due="1 h", published_at="now()")
-    await _emitted(db, "given up", made="1 h", due="1 h", dead_at="now()")
     assert codes(await client.doctor()) == []
     await _emitted(db, "ops", made="2 h", due="2 h")
     await _emitted(db, "ops", made="1 h", due="1 h")
@@ -257,6 +256,26 @@ async def _emitted(db: Any, sink: str, *, made: str, due: str, **columns: str) -
 
 
 @pytest.mark.clause("OPS-9")
+async def test_dead_letters_are_a_notice_per_sink(
+    db: Any, client: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for sink, since, error in (("ops", "2 h", "old"), ("ops", "1 h", "new"), ("web", "1 h", "422")):
+        await _emitted(
+            db, sink, made="3 h", due="3 h", dead_at=f"now() - interval '{since}'", last_error=f"'{error}'"
+        )
+    ops, web = await client.doctor()
+    assert (codes([ops, web]), ops.severity) == (["outbox.dead"] * 2, "notice")
+    assert ops.what.startswith("2 dead letters for sink ops since ")
+    assert ops.what.endswith("; last error: new")
+    assert ops.facts["since"] < web.facts["since"]
+    assert web.what.startswith("1 dead letter for sink web since ")
+    assert web.fix.endswith("gen-durable outbox replay --dead --sink web")
+    monkeypatch.setattr(doctor, "_MOST", 2)
+    (ops,) = await client.doctor()
+    assert ops.what.startswith("at least 2 dead letters for sink ops")
+
+
+@pytest.mark.clause("OPS-9")
 async def test_it_does_not_count_for_ever(db: Any, client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "_MOST", 2)
     for n in range(3):
@@ -274,6 +293,8 @@ async def test_workers_that_left_without_a_word(database: Database, client: Any)
     await database.run(fleet.appear(SERVES, timedelta(0)))
     (finding,) = await client.doctor()
     assert (finding.code, finding.severity) == ("worker.silent", "notice")
+    seen_at = finding.facts["seen_at"].isoformat(sep=" ", timespec="seconds")
+    assert finding.what == f"worker {SERVES.name}: last heartbeat at {seen_at}, no clean shutdown"
 
 
 @pytest.mark.clause("OPS-9")

@@ -53,6 +53,7 @@ def examine(settings: Settings) -> Plan[list[Finding]]:
         _limits,
         _schedules,
         _outbox,
+        _dead_letters,
         _workers,
     )
     for check in checks:
@@ -89,7 +90,7 @@ def _missing(there: dict[str, bool], schema: str) -> Iterator[Finding]:
         elif not there[name]:
             yield Finding(
                 code="index.invalid",
-                what=f"index {name} is invalid: its building failed, and nobody uses it",
+                what=f"index {name} is invalid: its build failed, and no query uses it",
                 fix=f'drop it and build it again: drop index "{schema}".{name}; {build}',
                 facts=facts,
             )
@@ -126,7 +127,8 @@ def _transactions(settings: Settings) -> Plan[list[Finding]]:
     return [
         Finding(
             code="transaction.long",
-            what=f"a transaction of {row['owner']} ({row['who']}, {row['state']}) is open since {row['since']}",
+            what=f"a transaction of {row['owner']} ({row['who']}, {row['state']}) has been open since "
+            f"{_moment(row['since'])}",
             fix=f"rollback prepared '{row['who']}', or commit it"
             if row["state"] == "prepared"
             else f"end it where it was begun, or select pg_terminate_backend({row['who']})",
@@ -146,7 +148,7 @@ def _session(settings: Settings) -> Plan[list[Finding]]:
         Finding(
             code="pooler.session",
             what=f"settings of our sessions are lost: {', '.join(f'{name} is {lost[name]}' for name in lost)}",
-            fix="a pooler seems to stand before PostgreSQL: set GEN_DURABLE_POOLER=transaction, or connect to it "
+            fix="if a pooler is between gen_durable and PostgreSQL, set GEN_DURABLE_POOLER=transaction, or connect "
             "directly",
             facts=lost,
         )
@@ -201,7 +203,8 @@ def _leases(settings: Settings) -> Plan[list[Finding]]:
     return [
         Finding(
             code="lease.stuck",
-            what=f"{row['count']} leases have run out, the first at {row['since']}, and no reaper takes them back",
+            what=f"no reaper takes back {_counted(row['count'], 'expired lease')}; the first expired at "
+            f"{_moment(row['since'])}",
             fix="start a worker with settings.reaper on; queues={} makes one that does nothing else",
             facts={**row, "workers": [each for each in row["workers"] if each]},
         )
@@ -218,7 +221,7 @@ def _paused(rows: Rows) -> Iterator[Finding]:
         yield Finding(
             code="queue.paused",
             severity="notice",
-            what=f"queue {queue} is paused, and {count} instances are due in it",
+            what=f"queue {queue} is paused; {_counted(count, 'due instance')}",
             fix=f"gen-durable queues resume {queue}",
             facts={"queue": queue, "due": count},
         )
@@ -228,7 +231,7 @@ def _unserved(rows: Rows) -> Iterator[Finding]:
     for queue, count in _due([row for row in rows if not row["serving"] and not row["is_paused"]]).items():
         yield Finding(
             code="queue.unserved",
-            what=f"no live worker serves queue {queue}, and {count} instances are due in it",
+            what=f"no live worker serves queue {queue}; {_counted(count, 'due instance')}",
             fix=f"start one: gen-durable worker app.py --queue {queue}=10",
             facts={"queue": queue, "due": count},
         )
@@ -240,7 +243,8 @@ def _unknown(rows: Rows) -> Iterator[Finding]:
             queue, name, version, count = row["queue"], row["fsm"], row["fsm_version"], row["count"]
             yield Finding(
                 code="machine.unknown",
-                what=f"no live worker of queue {queue} knows {name} version {version}, of which {count} wait",
+                what=f"no live worker of queue {queue} runs {name} version {version}; "
+                f"{_counted(count, 'waiting instance')}",
                 fix="deploy a worker with this version of the machine, or cancel these instances",
                 facts={"queue": queue, "machine": name, "version": version, "count": count},
             )
@@ -259,8 +263,8 @@ def _keys(settings: Settings) -> Plan[list[Finding]]:
     return [
         Finding(
             code="key.stuck",
-            what=f"concurrency key {key} is free, and its instances are held back all the same",
-            fix="the reaper of any worker lets them go on within its interval; please report it, with the log",
+            what=f"concurrency key {key} is free, but its instances are still gated",
+            fix="the reaper of any worker releases them within reap_interval; please report this, with the log",
             facts={"key": key},
         )
         for key in keys
@@ -272,7 +276,7 @@ def _limits(settings: Settings) -> Plan[list[Finding]]:
     return [
         Finding(
             code="limit.missing",
-            what=f"{_counted(row['count'])} instances wait for rate limit {row['name']}, which does not exist",
+            what=f"{_counted(row['count'], 'instance')} waiting for rate limit {row['name']}, which does not exist",
             fix=f"set it: gen-durable limits set {row['name']}=100/1m; or cancel these instances",
             facts={"limit": row["name"], "count": row["count"], "ids": row["ids"]},
         )
@@ -287,10 +291,10 @@ def _schedules(settings: Settings) -> Plan[list[Finding]]:
     return [
         Finding(
             code="schedule.overdue",
-            what=f"{_counted(row['count'])} schedules are overdue, the first since {row['since']}, and nobody fires "
-            f"them: {', '.join(row['names'])}",
-            fix="start a worker, any one does; if some run, their logs say what keeps them from it (cronsim or a time "
-            "zone is missing there)",
+            what=f"{_counted(row['count'], 'schedule')} overdue, the first since {_moment(row['since'])}; "
+            f"no worker fires them: {', '.join(row['names'])}",
+            fix="start a worker (any worker fires all schedules); if one runs, its log has the cause (cronsim or a "
+            "time zone is missing)",
             facts=dict(row),
         )
     ]
@@ -301,10 +305,10 @@ def _outbox(settings: Settings) -> Plan[list[Finding]]:
     return [
         Finding(
             code="outbox.stuck",
-            what=f"{_counted(row['count'])} events for sink {row['sink']} have not been published since "
-            f"{row['since']}; the oldest is removed at {row['oldest'] + settings.retention_pending} "
-            "(settings.retention_pending)"
-            + (f"; last error: {row['last_error']}" if row["last_error"] else ""),
+            what=f"{_counted(row['count'], 'event')} for sink {row['sink']} not published since "
+            f"{_moment(row['since'])}; the oldest is removed at "
+            f"{_moment(row['oldest'] + settings.retention_pending)} (settings.retention_pending)"
+            f"{_last_error(row)}",
             fix=f"run a worker that has this sink; if one runs, look at its errors: gen-durable outbox ls "
             f"--sink {row['sink']} --state pending",
             facts={**row, "expires_at": row["oldest"] + settings.retention_pending},
@@ -313,8 +317,34 @@ def _outbox(settings: Settings) -> Plan[list[Finding]]:
     ]
 
 
-def _counted(count: int) -> str:
-    return f"at least {count}" if count >= _MOST else str(count)
+def _dead_letters(settings: Settings) -> Plan[list[Finding]]:
+    rows = yield _SQL["dead_letters"](most=_MOST)
+    is_cut = sum(row["count"] for row in rows) >= _MOST
+    return [
+        Finding(
+            code="outbox.dead",
+            severity="notice",
+            what=f"{_counted(row['count'], 'dead letter', is_cut=is_cut)} for sink {row['sink']} since "
+            f"{_moment(row['since'])}{_last_error(row)}",
+            fix=f"look at them: gen-durable outbox ls --sink {row['sink']} --state dead; once the cause is repaired: "
+            f"gen-durable outbox replay --dead --sink {row['sink']}",
+            facts=dict(row),
+        )
+        for row in rows
+    ]
+
+
+def _counted(count: int, noun: str, *, is_cut: bool | None = None) -> str:
+    least = "at least " if (count >= _MOST if is_cut is None else is_cut) else ""
+    return f"{least}{count} {noun}{'' if count == 1 else 's'}"
+
+
+def _last_error(row: Row) -> str:
+    return f"; last error: {row['last_error']}" if row["last_error"] else ""
+
+
+def _moment(at: datetime) -> str:
+    return at.isoformat(sep=" ", timespec="seconds")
 
 
 def _workers(settings: Settings) -> Plan[list[Finding]]:
@@ -322,8 +352,8 @@ def _workers(settings: Settings) -> Plan[list[Finding]]:
         Finding(
             code="worker.silent",
             severity="notice",
-            what=f"worker {each.name} has not been heard of since {each.seen_at}, and did not say good-bye",
-            fix="see why its process ended; what it had leased comes back by itself",
+            what=f"worker {each.name}: last heartbeat at {_moment(each.seen_at)}, no clean shutdown",
+            fix="find out why its process ended; another worker takes over what it had leased",
             facts={"worker": each.name, "host": each.host, "pid": each.pid, "seen_at": each.seen_at},
         )
         for each in (yield from fleet.workers())

@@ -114,6 +114,14 @@ select sink.sink, late.count, late.since, late.oldest, late.last_error
  where late.count > 0
  order by sink.sink
 
+-- name: dead_letters
+-- Dead letters by sink, the oldest :most of all sinks together. An index scan of outbox_dead.
+select dead.sink, count(*) as count, min(dead.dead_at) as since,
+       (array_agg(dead.last_error order by dead.dead_at desc))[1] as last_error
+  from (select o.sink, o.dead_at, o.last_error from gen_durable.outbox o
+         where o.dead_at is not null order by o.id limit :most::int) dead
+ group by dead.sink order by dead.sink
+
 -- name: limits
 -- What waits for a rate limit that does not exist, by its name: so many rows in all. A skip scan of gen_durable_limited over the
 -- buckets, which may be one per customer: the first 100,000 that have somebody waiting, in less than a second.

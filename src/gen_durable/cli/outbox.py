@@ -22,7 +22,7 @@ from .rows import age_text, clean
 
 __all__ = ["outbox"]
 
-_COLUMNS: Final = ("NUMBER", "EVENT", "TYPE", "SINK", "STATE", "TRIES", "AGE", "SUBJECT", "NOTE")
+_COLUMNS: Final = ("NUMBER", "EVENT", "TYPE", "SINK", "STATE", "FAILURES", "AGE", "SUBJECT", "NOTE")
 _STYLES: Final = {"pending": "blue", "published": "green", "dead": "red"}
 _state_option = click.option(
     "--state", type=click.Choice(get_args(EventState)), help="Only those that are in this state."
