@@ -10,8 +10,12 @@ from typing import Any
 import pytest
 
 from gen_durable._db import connection_pool
+from gen_durable._db.driver import Connection
 from gen_durable._db.failures import StatementError
-from gen_durable._db.pool import Database
+from gen_durable._db.patience import Patience
+from gen_durable._db.plan import Statement
+from gen_durable._db.pool import Database, only
+from gen_durable.errors import UnreachableError
 
 SESSIONS = "select count(*) from pg_stat_activity where application_name = 'gen_durable' and pid = any($1)"
 
@@ -28,6 +32,11 @@ async def used(database: Database, *, is_reusable: bool = True) -> int:
     pid: int = conn.get_server_pid()
     await database._pool.release(conn, is_reusable=is_reusable)
     return pid
+
+
+def is_watched(database: Database) -> bool:
+    task = database.watchdog._task
+    return task is not None and not task.done()
 
 
 async def ends(db: Any, *pids: int) -> None:
@@ -121,3 +130,87 @@ async def test_close_cuts_what_does_not_come_back(
     await ends(db, *pids)
     with pytest.raises(StatementError, match="closed"):
         await database._pool.acquire()
+
+
+async def test_caller_that_waits_while_the_pool_closes_opens_no_connection(database: Database) -> None:
+    pool = database._pool
+    busy = [await pool.acquire(), await pool.acquire()]
+    waiting = asyncio.ensure_future(pool.acquire())
+    await asyncio.sleep(0)
+    closing = asyncio.ensure_future(database.close())
+    await asyncio.sleep(0)
+    for conn in busy:
+        await pool.release(conn, is_reusable=True)
+    with pytest.raises(StatementError, match="closed"):
+        await waiting
+    await closing
+    assert database.connects == 2
+
+
+async def test_cancelled_close_still_cuts_connections_in_use(database: Database, db: Any) -> None:
+    busy = await database._pool.acquire()
+    pid = busy.get_server_pid()
+    closing = asyncio.ensure_future(database.close())
+    await asyncio.sleep(0.02)
+    closing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await closing
+    assert busy.is_closed()
+    await ends(db, pid)
+
+
+async def test_keepalive_value_that_the_kernel_refuses_closes_the_connection(
+    direct_dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[Connection] = []
+
+    def refuse(self: Connection, _: object) -> None:
+        made.append(self)
+        raise OSError(22, "Invalid argument")
+
+    monkeypatch.setattr(Connection, "keep_alive", refuse)
+    with pytest.raises(UnreachableError, match=r"keepalive settings .*keepalives_idle.* Invalid argument"):
+        await Database.open(direct_dsn, "gen_durable")
+    assert [conn.is_closed() for conn in made] == [True]
+
+
+async def test_watching_goes_on_when_it_is_not_known_where_to_ask(direct_dsn: str) -> None:
+    answers: list[Any] = [direct_dsn, None, None]
+    bounds = Patience(suspect=0.1, connect=2.0, answer=40.0)
+    sleep = Statement("sleep", "select pg_sleep(0.6)::text as slept")
+
+    def dsn() -> str:
+        answer: str = answers.pop(0) if answers else direct_dsn
+        return answer
+
+    async with await Database.open(dsn, "gen_durable", patience=bounds) as database:
+        await database.run(only(sleep()))
+        assert not answers
+        assert is_watched(database)
+
+
+async def test_watching_goes_on_when_a_statement_is_cancelled_during_the_inquiry(
+    direct_dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asking, may_answer = asyncio.Event(), asyncio.Event()
+    bounds = Patience(suspect=0.05, connect=5.0, answer=40.0)
+    async with await Database.open(direct_dsn, "gen_durable", patience=bounds) as database:
+        ask = database.watchdog._connect
+
+        async def ask_later() -> Any:
+            asking.set()
+            await may_answer.wait()
+            return await ask()
+
+        monkeypatch.setattr(database.watchdog, "_connect", ask_later)
+        slow = asyncio.ensure_future(database.run(only(Statement("sleep", "select pg_sleep(20)::text")())))
+        await asyncio.wait_for(asking.wait(), 10)
+        slow.cancel()
+        await asyncio.wait([slow])
+        await asyncio.wait(database._pool._tasks)  # it is closed now
+        asking.clear()
+        may_answer.set()
+        slow = asyncio.ensure_future(database.run(only(Statement("sleep", "select pg_sleep(20)::text")())))
+        await asyncio.wait_for(asking.wait(), 10)  # it asks again
+        slow.cancel()
+        assert is_watched(database)

@@ -50,14 +50,17 @@ class ConnectionPool:
         """An idle connection or a new one; waits while all places are taken."""
         await self._places.acquire()
         try:
+            self._check_open()
             conn = self._pop_idle() or await self._connect()
         except BaseException:
             self._places.release()
             raise
         self._used.add(conn)
-        if self._is_closed:
+        try:
+            self._check_open()
+        except StatementError:
             self._drop(conn)
-            raise StatementError("", "the client was closed")
+            raise
         return conn
 
     async def release(self, conn: Any, *, is_reusable: bool) -> None:
@@ -102,15 +105,21 @@ class ConnectionPool:
         for conn, _ in self._idle:
             self._close_later(conn)
         self._idle.clear()
-        with suppress(TimeoutError):
-            async with asyncio.timeout(_CLOSE_WITHIN):
-                while self._tasks or self._used:
-                    # A connection that comes back now is closed by a task.
-                    await (asyncio.wait(self._tasks) if self._tasks else asyncio.sleep(0.01))
-        for conn in self._used:
-            conn.terminate()
-        for task in self._tasks:
-            task.cancel()
+        try:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_CLOSE_WITHIN):
+                    while self._tasks or self._used:
+                        # A connection that comes back now is closed by a task.
+                        await (asyncio.wait(self._tasks) if self._tasks else asyncio.sleep(0.01))
+        finally:  # also if the caller is cancelled
+            for conn in self._used:
+                conn.terminate()
+            for task in self._tasks:
+                task.cancel()
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise StatementError("", "the client was closed")
 
     def _pop_idle(self) -> Any:
         while self._idle:

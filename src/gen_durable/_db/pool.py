@@ -406,8 +406,13 @@ class Connector:
         except TimeoutError:
             problem = TimeoutError(f"no answer within {self._patience.connect:.1f} s")
         else:
-            conn.keep_alive(keepalive)
-            return conn
+            try:
+                conn.keep_alive(keepalive)
+            except OSError as error:  # a value that the kernel refuses, or the connection has broken already
+                conn.terminate()
+                problem = AddressError(f"keepalive settings {keepalive}: {error}")
+            else:
+                return conn
         raise problem
 
     async def _connect_pinned(self, where: str) -> Any:

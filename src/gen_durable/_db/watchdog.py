@@ -7,8 +7,9 @@ import logging
 import socket
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
+from ..errors import UsageError
 from .address import AddressError
 from .connection_pool import ConnectionPool
 from .failures import NoAnswerError, StatementError
@@ -27,6 +28,20 @@ _SQL = statements("watchdog.sql")
 def working(pids: Sequence[int]) -> Plan[set[int]]:
     """Which of these sessions work on a statement."""
     return {row["pid"] for row in (yield _SQL["working"](pids=pids))}
+
+
+class _Waiting(NamedTuple):
+    """A connection that waits for an answer."""
+
+    pool: ConnectionPool
+    conn: Any
+    asked_at: float
+    pid: int
+    """Of its session. A connection that has been closed meanwhile no longer knows it."""
+
+    def is_current(self) -> bool:
+        """Whether it still waits for the same answer."""
+        return bool(self.conn.asked_at == self.asked_at and not self.conn.is_closed())
 
 
 class Watchdog:
@@ -85,22 +100,24 @@ class Watchdog:
             # Statements that have just been sent may not have arrived at the server.
             silent = await self._without_session(self._waiting(self._patience.suspect / 4))
             await asyncio.sleep(GRACE)
-            self._cut([entry for entry in silent if _is_waiting(entry)])
+            self._cut([entry for entry in silent if entry.is_current()])
 
     def _waiting(self, seconds: float) -> list[_Waiting]:
         """Who has waited for so long since the server last said that it works on that."""
         latest = time.monotonic() - seconds
         return [
-            (pool, conn, conn.asked_at)
+            _Waiting(pool, conn, conn.asked_at, conn.get_server_pid())
             for pool in self._pools
             for conn in pool.used()
-            if conn.asked_at is not None and max(conn.asked_at, conn.seen_at) <= latest
+            if conn.asked_at is not None
+            and max(conn.asked_at, conn.seen_at) <= latest
+            and not conn.is_closed()
         ]
 
     async def _without_session(self, waiting: list[_Waiting]) -> list[_Waiting]:
         """Those of which the server knows no session that works."""
         failures: tuple[type[Exception], ...] = (*asyncpg_failures(), StatementError)
-        pids = {conn.get_server_pid() for _, conn, _ in waiting}
+        pids = {entry.pid for entry in waiting}
         try:
             async with asyncio.timeout(self._patience.connect):
                 probe = await self._connect()
@@ -108,29 +125,21 @@ class Watchdog:
                     pids = await run_asyncpg(probe, working(list(pids)), "")
                 finally:
                     probe.terminate()
-        except (AddressError, socket.gaierror):
+        except (AddressError, UsageError, socket.gaierror):
             pass  # it is not known where to ask: ask again later
         except (OSError, NoAnswerError):  # a timeout among them: a new connection gets no answer either
             return waiting
         except failures:
             pass  # the server answers, but not this question: ask again later
         now = time.monotonic()
-        for _, conn, _ in waiting:
-            if conn.get_server_pid() in pids:
-                conn.seen_at = now
-        return [entry for entry in waiting if entry[1].get_server_pid() not in pids]
+        for entry in waiting:
+            if entry.pid in pids:
+                entry.conn.seen_at = now
+        return [entry for entry in waiting if entry.pid not in pids]
 
     def _cut(self, silent: list[_Waiting]) -> None:
         now = time.monotonic()
-        for pool, conn, asked_at in sorted(silent, key=lambda entry: entry[2]):
-            self.silent(pool, conn, now - asked_at)
-            conn.cut(now - asked_at)
-
-
-_Waiting = tuple[ConnectionPool, Any, float]
-"""A pool, a connection of it, and since when that waits."""
-
-
-def _is_waiting(entry: _Waiting) -> bool:
-    _, conn, asked_at = entry
-    return bool(conn.asked_at == asked_at and not conn.is_closed())
+        for entry in sorted(silent, key=lambda entry: entry.asked_at):
+            seconds = now - entry.asked_at
+            self.silent(entry.pool, entry.conn, seconds)
+            entry.conn.cut(seconds)
