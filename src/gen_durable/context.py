@@ -179,9 +179,9 @@ class Context(msgspec.Struct, Generic[StateT, ResourcesT], kw_only=True):
     all; otherwise `load` fetches them.
     """
     timed_out: bool = False
-    """Whether the timeout or the deadline ended the last `Await`, and none of its signals has come since.
+    """Whether the timeout or the deadline ended the last `Await`, and none of its signals came before the lease.
 
-    A signal that is there when the step runs has come in time.
+    A signal that is there when a worker leases the instance has come in time.
     """
     children: Children = _NO_CHILDREN
     """The children that this step waited for. Results of more than 1 MiB in all are fetched by `load` or `stream`."""
