@@ -197,6 +197,7 @@ async def test_in_autocommit_each_verb_is_its_own(dsn: str, blocking: Engine) ->
 
 @pytest.mark.clause("ADAPT-4")
 async def test_what_is_in_no_transaction_or_of_another_kind_is_refused(dsn: str, blocking: Engine) -> None:
+    from sqlalchemy import create_mock_engine
     from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
     from sqlalchemy.orm import Session
 
@@ -213,6 +214,7 @@ async def test_what_is_in_no_transaction_or_of_another_kind_is_refused(dsn: str,
                     await async_client.insert(Number, 1, conn=conn)  # type: ignore[call-overload]
         for other, error in (
             (blocking, "a sqlalchemy Engine; an engine is in no transaction of yours"),
+            (create_mock_engine(dsn, print), "a sqlalchemy MockConnection; it runs no statements"),
             (
                 apart,
                 r"a sqlalchemy AsyncSession; pass a psycopg Connection \(an asyncpg or async one goes to",

@@ -22,8 +22,12 @@ T = TypeVar("T")
 Driver: TypeAlias = Callable[..., Any]
 """Runs a plan on a connection, in a schema; `as_one`: as one transaction, of its own if the caller has begun none."""
 
-_POOLS: Final = ("a pool", "acquire a connection of it and pass that")
-_ENGINES: Final = ("an engine", "pass a session, or a connection of it")
+# What is passed by mistake, by the end of its class name.
+_MISTAKES: Final = {
+    "Pool": "a pool is in no transaction of yours: acquire a connection of it and pass that",
+    "Engine": "an engine is in no transaction of yours: pass a session, or a connection of it",
+    "MockConnection": "it runs no statements (alembic --sql): use the output of `gen-durable db sql`",
+}
 
 
 def is_connection(given: object) -> bool:
@@ -38,9 +42,9 @@ def driver_of(conn: Any, *, blocking: bool) -> Driver:
         if kind in kinds:
             return driver
     what = f"conn= is a {type(conn).__module__.split('.')[0]} {type(conn).__name__}"
-    for word, (name, advice) in {"Pool": _POOLS, "Engine": _ENGINES}.items():
-        if type(conn).__name__.endswith(word):
-            raise UsageError(what, f"{name} is in no transaction of yours: {advice}")
+    for end, advice in _MISTAKES.items():
+        if type(conn).__name__.endswith(end):
+            raise UsageError(what, advice)
     raise UsageError(what, f"pass {_WANTED[blocking]}")
 
 

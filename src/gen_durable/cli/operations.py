@@ -131,7 +131,13 @@ async def _pause(
 ) -> QueueControl:
     confirming = _verbs.Confirming(name, timeout, is_borrowed=False) if wait else None
     async with place.open() as database:
+        known = {queue.name for queue in await database.run(_verbs.queues())}
         said, _ = await database.run(_verbs.pause_queue(name, actor))
+        if name not in known:
+            click.echo(
+                f"notice: no worker, machine or due instance is in queue {clean(name)}; check the name",
+                err=True,
+            )
         pause: float | None = None if confirming is None else 0.0
         while confirming is not None and pause is not None:
             await asyncio.sleep(pause)
