@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
+import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Sequence
@@ -61,8 +63,19 @@ async def tell(screen: Screen, *, orders: int, dsn: str | None) -> bool:
             f"\n{verdict} ({time.monotonic() - began_at:.1f} s).", "bold green" if holds else "bold red"
         )
         where = f"--schema {SCHEMA}{' --dsn …' if dsn else ''}"
-        screen.say(f"To look at it: gen-durable ls {where}; to remove it: gen-durable db down {where}.")
+        command = _command()
+        screen.say(f"To look at it: {command} ls {where}\nTo remove it:  {command} db down {where}")
     return holds
+
+
+def _command() -> str:
+    """How to call gen-durable from the current directory: `./run` does not put its environment on the PATH."""
+    installed = Path(sys.executable).with_name("gen-durable")
+    found = shutil.which("gen-durable")
+    if found is not None and Path(found) == installed:
+        return "gen-durable"
+    here = Path.cwd()
+    return str(installed.relative_to(here) if installed.is_relative_to(here) else installed)
 
 
 @asynccontextmanager
