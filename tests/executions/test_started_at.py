@@ -15,7 +15,7 @@ from gen_durable._runtime.clock import DatabaseClock
 from tests.chaos.proxy import PICK, PLAIN, Match, Proxy, Verdict, When, saying
 from tests.scenarios.support import CALM, PATIENCE
 
-STALL = 1.5
+STALL = 1.0
 
 
 class Clocked(Machine[int, int]):

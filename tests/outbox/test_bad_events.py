@@ -68,8 +68,8 @@ async def test_a_good_event_is_out_within_seconds_beside_five_refused_ones(
                 [Spec(Teller, {}, step="last", schedule_in=timedelta(seconds=0.5)) for _ in range(5)]
             )
             bad |= {str(ref.id) for ref in refs}
-            # Several rounds in which nothing was accepted.
-            await events.wait(OutboxFailed, count=3)
+            # Rounds in which nothing was accepted.
+            await events.wait(OutboxFailed, count=2)
         good = await worker.insert(Teller, {}, step="last")
         await worker.wait(good, timeout=PATIENCE)
         await until(lambda: f"{good.id}:1:1" in sink.taken, 15)
@@ -161,7 +161,7 @@ async def test_an_event_is_retried_every_five_minutes_and_never_given_up(durable
 @pytest.mark.clause("EVT-11")
 @pytest.mark.parametrize(
     "error",
-    [SinkUnavailable("away", retry_after=timedelta(seconds=2)), ConnectionRefusedError("away")],
+    [SinkUnavailable("away", retry_after=timedelta(seconds=1)), ConnectionRefusedError("away")],
     ids=["retry-after", "connection"],
 )
 async def test_a_sink_that_is_away_is_left_alone(durable_dsn: str, error: Exception) -> None:
@@ -188,7 +188,7 @@ async def test_a_sink_that_is_away_is_left_alone(durable_dsn: str, error: Except
         is_away = False
         await all_are_out(worker)
         if isinstance(error, SinkUnavailable):
-            assert sink.moments[calls] - sink.moments[0] >= 1.9
+            assert sink.moments[calls] - sink.moments[0] >= 0.95
     assert len(sink.taken) == 100
 
 
@@ -248,7 +248,7 @@ async def test_a_failing_sink_is_logged_once_and_so_is_its_return(
     with caplog.at_level(logging.INFO, "gen_durable.outbox"):
         async with Worker([Teller], dsn=durable_dsn, sinks=sink, settings=CALM) as worker:
             await worker.insert(Teller, {}, step="last")
-            await until(lambda: len(sink.requests) >= 3, PATIENCE.total_seconds())
+            await until(lambda: len(sink.requests) >= 2, PATIENCE.total_seconds())
             is_away = False
             await all_are_out(worker)
             await until(lambda: len(caplog.messages) >= 2, 5)

@@ -50,14 +50,14 @@ BREAKS = {
 class Slow(Machine[int, int]):
     @step
     async def run(self, ctx: Context[int]) -> Outcome[int]:
-        await asyncio.sleep(1)
+        await asyncio.sleep(0.5)
         return Done(ctx.state)
 
 
 class Payer(Machine[int, int]):
     @step
     async def pay(self, ctx: Context[int]) -> Outcome[int]:
-        await asyncio.sleep(1)
+        await asyncio.sleep(0.5)
         return Done(ctx.attempt, effect=Sql("insert into public.ledger values ($1)", ctx.id))
 
 
@@ -86,7 +86,7 @@ async def test_worker_waits_until_the_fault_is_undone(
     waiting = [await worker.insert(Plain, number) for number in range(5)]
     await db.execute(broken)
     await says(caplog, REFUSES)
-    await asyncio.sleep(2)
+    await asyncio.sleep(1)  # the step ends meanwhile, and each service tries several times
     await db.execute(repaired)
     for ref in (running, *waiting):
         assert (await worker.wait(ref, timeout=PATIENCE)).status is Status.DONE
@@ -101,7 +101,7 @@ async def test_effect_is_not_blamed_for_a_renamed_table(worker: Worker, db: Any)
     ref = await worker.insert(Payer, 1)
     await holds(db, "select status = 'executing' from gen_durable.gen_durable where id = $1", ref.id)
     await db.execute(BREAKS["a renamed table"][0])
-    await asyncio.sleep(2)
+    await asyncio.sleep(1)
     await db.execute(BREAKS["a renamed table"][1])
     ended = await worker.wait(ref, timeout=PATIENCE)
     assert (ended.status, ended.result) == (Status.DONE, 0)
