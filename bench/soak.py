@@ -34,9 +34,9 @@ _START: Final = 15.0
 PLAIN: Final = "gen_durable_soak"
 CUT: Final = "gen_durable_soak_cut"
 _KINDS: Final = (One, Chain, Loud, Waiter, Parent, Payer, Threaded, Flaky)
-# Every so many inserts one instance has a large state.
+# After this many inserts one instance has a large state.
 _LARGE_EVERY: Final = 50
-# Every so many inserts many steps run on threads at the same time.
+# After this many inserts many steps run on threads at the same time.
 _BURST_EVERY: Final = 200
 
 Sample = dict[str, float]

@@ -29,7 +29,7 @@ async def attacker(db: Any) -> AsyncIterator[str]:
 
 @pytest.fixture(params=PATHS)
 async def trapped(request: pytest.FixtureRequest, direct_dsn: str, attacker: str, db: Any) -> str:
-    """The DSN of a database with traps: whoever uses one of them is in the table `caught`."""
+    """The DSN of a database with traps: a role that runs one of them is in the table `caught`."""
     connection = await asyncpg.connect(re.sub(r"//[^@/]*@", f"//{attacker}:pw@", direct_dsn, count=1))
     await connection.execute(traps())
     await connection.close(timeout=5)

@@ -9,7 +9,7 @@ from tests.pooler.machines import Alone, Chain, Parent, Payment, Stubborn, Waite
 
 
 class Ender(Machine[str, str]):
-    """Ends as it is told, and emits an event where that is allowed."""
+    """Ends as its state says, and emits an event where that is allowed."""
 
     @step
     async def end(self, ctx: Context[str]) -> Outcome[str]:

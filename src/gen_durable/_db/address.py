@@ -127,7 +127,7 @@ def hosts_of(dsn: str) -> int:
 
 
 def turned(dsn: str, times: int) -> str:
-    """The DSN with its first hosts moved to the end, one by one, so many times."""
+    """The DSN with its first host moved to the end, this many times."""
     found = _HOSTS.fullmatch(dsn)
     if found is None:
         return dsn

@@ -89,7 +89,7 @@ class Connection(psycopg.Connection[Any]):
         except (psycopg.errors.ConnectionTimeout, NoAnswerError):
             return False
         except psycopg.OperationalError as error:
-            return error.sqlstate is not None  # nobody listens there: the server is gone
+            return error.sqlstate is not None  # no server listens there any more
         except (psycopg.Error, StatementError, OSError, ValueError):
             return True
 

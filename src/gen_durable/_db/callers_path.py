@@ -18,7 +18,7 @@ __all__ = ["CallersPath"]
 
 T = TypeVar("T")
 
-# In the caller's transaction: the end of it, or a rollback to a savepoint, brings the caller's path back by itself.
+# In the caller's transaction: the end of it, or a rollback to a savepoint, brings the caller's path back.
 _PIN: Final = Statement(
     "pin_path",
     "select pg_catalog.current_setting('search_path') as path,"

@@ -62,7 +62,7 @@ class Connection(asyncpg.Connection):  # type: ignore[misc] # asyncpg ships no t
         keep_alive(self._transport.get_extra_info("socket"), values)
 
     def cut(self, seconds: float) -> None:
-        """End a connection that was silent for so long; whoever waits for its answer gets a `TimeoutError`."""
+        """End a connection that was silent for this time. The pending call raises a `TimeoutError`."""
         self._silence = seconds
         self.terminate()
 

@@ -76,7 +76,7 @@ def described(dsn: str) -> str:
 
 
 def scrubbed(text: str, dsn: str) -> str:
-    """What a driver says about a DSN, without what only the DSN can have told it."""
+    """The error text of a driver, without parts that it can only have from the DSN."""
     try:
         fields = fields_of(dsn)
     except DsnError as error:
@@ -101,7 +101,7 @@ def without_password(dsn: str) -> str:
     """The same DSN without what is secret in it; with PGPASSWORD or ~/.pgpass it works.
 
     Raises:
-        DsnError: it is none.
+        DsnError: it is not a DSN.
     """
     fields = fields_of(dsn)
     if "://" not in dsn:

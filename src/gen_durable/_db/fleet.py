@@ -64,7 +64,7 @@ def appear(
     """This worker is there, and will say so again within that time.
 
     Args:
-        presence: what it tells of itself.
+        presence: the facts that it registers.
         alive_for: how long it counts as live.
         is_draining: whether it takes no more work.
         paused: the pauses that it confirms, by queue and `paused_at`: it starts nothing of these queues any more.

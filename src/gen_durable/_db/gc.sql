@@ -103,7 +103,7 @@ with block as materialized (
 select (select count(*) from gone) as deleted, block.blocks from block
 
 -- name: sweep_events
--- Events that were published so long ago. Dead letters stay until they are replayed.
+-- Events that were published before the retention. Dead letters stay until they are replayed.
 with old as materialized (
   select o.id from gen_durable.outbox o
    where o.published_at < statement_timestamp() - :retention::interval

@@ -179,7 +179,7 @@ def has_deleted() -> Plan[bool]:
 
 
 def end_deleted(most: int) -> Plan[set[str]]:
-    """End live instances that have a `deleted_at`, at most so many; the queues that have work now."""
+    """End at most `most` live instances that have a `deleted_at`; the queues that have work now."""
     return {row["queue"] for row in (yield _SQL["end_deleted"](most=most))}
 
 

@@ -1,4 +1,4 @@
-"""Who holds the lock that a statement waited for in vain."""
+"""Which session holds the lock that a statement did not get."""
 
 from __future__ import annotations
 

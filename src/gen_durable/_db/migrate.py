@@ -83,9 +83,9 @@ def _installed(schema: str) -> Plan[Schema]:
 
 
 def prepare(schema: str, *, upgrade: bool) -> Plan[None]:
-    """What a client does when it opens: install into a database that has nothing yet, refuse what it cannot use.
+    """What a client does when it opens: install missing tables, refuse a version that does not fit.
 
-    It upgrades what is there only if it is told to (`upgrade`). Needs a transaction, if there is work to do.
+    It upgrades older tables only with `upgrade`. Needs a transaction, if there is work to do.
     """
     found = Schema(schema, None, LATEST)
     if (yield _SQL["is_there"](schema=schema))[0]["is_there"]:

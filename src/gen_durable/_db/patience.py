@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple, Self
 __all__ = ["GRACE", "KEEPALIVE", "Patience", "keep_alive"]
 
 GRACE: Final = 0.25
-"""An answer may still be on its way when the server reports the session as idle: wait so many seconds for it."""
+"""An answer may still be on its way when the server reports the session as idle: wait this many seconds for it."""
 
 # Longer than the statement_timeout of our sessions, so it strikes only when no answer comes.
 _LONGEST_ANSWER: Final = 40.0

@@ -111,7 +111,7 @@ class Database:
         pooler: Pooler = "none",
         lends: bool = False,
     ) -> Self:
-        """Make a pool of at most `size` connections; the first one `at_once`, to raise if there is no way.
+        """Make a pool of at most `size` connections; open the first one if `at_once`.
 
         One that lends its connections to the code of others cleans them afterwards.
 
@@ -124,7 +124,7 @@ class Database:
             name: what its connections are for, in the log.
             at_once: whether to open a connection now.
             size: the most connections.
-            advice: what to add to the error if there is no way.
+            advice: what to add to the error if the server is unreachable.
             lock_timeout: how long statements wait for a lock.
             patience: how long to wait for answers; left out, as for the default lease.
             watchdog: of another pool, to learn of silent connections together; left out, a new one.

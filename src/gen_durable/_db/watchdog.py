@@ -74,8 +74,8 @@ class Watchdog:
             self._task = None
 
     def silent(self, pool: ConnectionPool, conn: Any, seconds: float) -> None:
-        """A connection of this pool gave no answer for so long."""
-        # One that was doubtful before is part of what the log has told already.
+        """Replace all connections: one of this pool gave no answer for this time."""
+        # A connection that was doubtful before is part of a silence that is logged already.
         is_news = not pool.is_doubtful(conn)
         count = self.suspect()
         if is_news:
@@ -103,7 +103,7 @@ class Watchdog:
             self._cut([entry for entry in silent if entry.is_current()])
 
     def _waiting(self, seconds: float) -> list[_Waiting]:
-        """Who has waited for so long since the server last said that it works on that."""
+        """Connections that have waited this long since the server last reported work on their statement."""
         latest = time.monotonic() - seconds
         return [
             _Waiting(pool, conn, conn.asked_at, conn.get_server_pid())

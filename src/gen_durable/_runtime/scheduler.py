@@ -175,7 +175,7 @@ class Scheduler(Service):
         """This lease is no longer ours: whatever the step still does, it may not commit."""
         execution = self._in_step.pop(lease, None)
         if execution is not None:
-            # For a step on a thread, which only stops by itself.
+            # A step on a thread cannot be interrupted: it looks at this.
             execution.cancellation.is_requested = True
             self._in_flight[lease].cancel()
             self._lost.add(lease)

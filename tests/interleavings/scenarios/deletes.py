@@ -344,7 +344,7 @@ def pick_and_end_of_what_no_trigger_saw() -> Scenario:
     )
 
 
-_KEYS = "the key is not with who was told so"
+_KEYS = "the key is not with the instance that the answer named"
 
 
 def _deleted(**columns: Any) -> str:

@@ -139,7 +139,7 @@ end $$;
 
 -- End the live instances that have a deleted_at, which is set by more than delete_rows: a plain UPDATE, an INSERT, a COPY. A row
 -- that another transaction has locked is skipped: that transaction ends it, or the next call does. The queues that have work now.
---   most   at most so many; null: all
+--   most   how many at most; null: all
 create function gen_durable.end_deleted(most int, actor text) returns setof text
 language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
