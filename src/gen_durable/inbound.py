@@ -182,7 +182,9 @@ class Inbound:
             except SignatureError as error:
                 problem = str(error)
             else:
-                return hmac.new(secret, b"gen_durable.sender", hashlib.sha256).hexdigest()[:16]
+                # The holder of a bound secret must not use up the ids of CloudEvents, which it may know in advance.
+                mark = b"gen_durable.webhook" if is_bound else b"gen_durable.sender"
+                return hmac.new(secret, mark, hashlib.sha256).hexdigest()[:16]
         if is_bound:
             problem += "; sign with bound_secret(secret, key, signal) of this path"
         raise _Refusal(401, problem)
@@ -306,7 +308,8 @@ def _from_cloud(event: Any) -> _Incoming:
     id, source, kind, subject = found
     if "data_base64" in event or not _is_json(event.get("datacontenttype")):
         raise _Refusal(415, "the data must be JSON, as data")
-    # Ids are unique per source only.
+    # Ids are unique per source only. The first # ends the source.
+    source = source.replace("%", "%25").replace("#", "%23")
     return _Incoming(subject, kind, event.get("data"), f"{source}#{id}")
 
 

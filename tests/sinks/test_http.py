@@ -146,6 +146,7 @@ async def test_requests_leave_no_line_in_the_log(there: Receiver, caplog: pytest
         ("", None),
         ("-5", None),
         ("9" * 400, None),
+        ("Mon, 01 Jan 99999999999999999 00:00:00 GMT", None),
     ],
 )
 async def test_retry_after_is_passed_on(there: Receiver, header: str, seconds: int | None) -> None:
@@ -220,6 +221,17 @@ async def test_the_address_that_was_checked_is_the_one_that_is_used(
             {"headers": {"authorization": "Bearer x\r\n"}},
             "header 'authorization' has characters",
         ),
+        (
+            "https://host/x",
+            {"headers": {"authorization": "Bearer x "}},
+            "header 'authorization' begins or ends with a space",
+        ),
+        (
+            "https://host/x",
+            {"headers": {"authorization": "\tBearer x"}},
+            "header 'authorization' begins or ends with a space",
+        ),
+        ("https://host/x", {"headers": {"x y": "Bearer x"}}, "'x y' is not the name of a header"),
         ("https://host/x", {"mode": "loud"}, "there is no mode 'loud'"),
         ("https://host/x", {"secret": "short"}, "too short"),
     ],

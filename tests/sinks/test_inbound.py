@@ -329,6 +329,36 @@ async def test_an_id_counts_once_over_all_targets(
     assert (await signed_for(door, theirs, "/order:43/order.paid", "msg-7")).status_code == 202
 
 
+async def test_ids_of_two_sources_are_told_apart(door: httpx.AsyncClient) -> None:
+    for source, id in (("/a", "b#1"), ("/a#b", "1"), ("/a%23b", "1")):
+        assert (await post(door, event(source=source, id=id))).status_code == 202, (source, id)
+
+
+async def test_a_webhook_cannot_use_up_the_id_of_a_cloud_event(
+    async_durable: AsyncHarness, door: httpx.AsyncClient
+) -> None:
+    """The holder of a bound secret may know which ids the events of another sender will have."""
+    await async_durable.insert(Order, correlation_key="order:43")
+    webhook = await post(door, {}, path="/order:43/order.paid", kind="application/json", id="/shop#7:1:1")
+    assert webhook.status_code == 202
+    assert (await post(door, event())).status_code == 202
+
+
+async def test_half_a_surrogate_pair_in_a_path_is_refused(async_durable: AsyncHarness) -> None:
+    answers: list[Any] = []
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": b"{}"}
+
+    async def send(message: Any) -> None:
+        answers.append(message)
+
+    headers = [(name.encode(), value.encode()) for name, value in sign(SECRET, "1", b"{}").items()]
+    scope = {"type": "http", "method": "POST", "path": "/\udc80/paid", "headers": headers}
+    await Inbound(async_durable, secret=SECRET)(scope, receive, send)
+    assert answers[0]["status"] == 401
+
+
 async def test_a_message_that_was_refused_does_not_use_up_its_id(
     async_durable: AsyncHarness, door: httpx.AsyncClient
 ) -> None:

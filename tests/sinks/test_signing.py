@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import base64
+import re
 
 import pytest
 
 from gen_durable.errors import UsageError
 from gen_durable.sinks import SignatureError, bound_secret, sign, verify
+from gen_durable.sinks.signing import _digest
 
 SECRET = "0123456789abcdef0123456789abcdef"
 BODY = b'{"x": 1}'
@@ -80,3 +82,29 @@ def test_a_bound_secret_is_a_secret_like_any() -> None:
         bound_secret(SECRET, *target) for target in [("order:42/payment", "x"), ("order:4", "2/payment")]
     }
     assert len(others | {bound}) == 3
+
+
+@pytest.mark.parametrize(
+    ("id", "body"), [("evt-1", f"{NOW}.5"), ("evt-1", f"{NOW}.7.5"), (f"evt.{NOW}", "5")]
+)
+def test_a_part_of_the_body_cannot_pass_as_the_time(id: str, body: str) -> None:
+    """Id, time and body are signed with a dot between them: `evt-1.100.200.5` has two readings."""
+    moment = NOW - 100
+    signature = f"v1,{_digest(SECRET.encode(), id, moment, body.encode())}"
+    text = f"{id}.{moment}.{body}"
+    for end, start in ((match.start(), match.end()) for match in re.finditer(rf"\.({NOW}|{moment})\.", text)):
+        headers = {
+            "webhook-id": text[:end],
+            "webhook-timestamp": text[end + 1 : start - 1],
+            "webhook-signature": signature,
+        }
+        if re.search(r"\.\d+(\.|$)", text[:end]):
+            with pytest.raises(SignatureError, match="webhook-id"):
+                verify(SECRET, headers, text[start:].encode(), now=NOW)
+            with pytest.raises(UsageError, match="a dot and digits"):
+                sign(SECRET, text[:end], b"")
+
+
+def test_an_id_may_have_dots() -> None:
+    for id in ("evt.a.b", "1.2a", "évé.nement", "7:1:1"):
+        assert verify(SECRET, sign(SECRET, id, BODY, at=NOW), BODY, now=NOW) == id

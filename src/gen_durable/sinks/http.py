@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import re
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
@@ -35,6 +36,7 @@ _BATCHED: Final = "application/cloudevents-batch+json; charset=utf-8"
 _BATCH: Final = 100
 # Bytes of an answer that are read, and dropped.
 _LARGEST_ANSWER: Final = 2**16
+_HEADER: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _MODES: Final = ("structured", "binary", "batch")
 
 
@@ -193,6 +195,10 @@ def _checked_header(name: str, value: str) -> str:
         raise UsageError(
             f"the value of header {name!r} has characters that cannot be sent", "give printable ASCII"
         )
+    if value != value.strip():
+        raise UsageError(f"the value of header {name!r} begins or ends with a space", "strip it")
+    if not _HEADER.fullmatch(name):
+        raise UsageError(f"{name!r} is not the name of a header", "give letters, digits and hyphens")
     return value
 
 
@@ -210,7 +216,7 @@ def _retry_after(value: str) -> timedelta | None:
         return timedelta(seconds=int(value))
     try:
         moment = parsedate_to_datetime(value)
-    except ValueError:
+    except (ValueError, OverflowError):
         return None
     # A date without a zone is in UTC.
     moment = moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)

@@ -9,6 +9,7 @@ import base64
 import binascii
 import hashlib
 import hmac
+import re
 import time
 from collections.abc import Iterable, Mapping
 from typing import Final
@@ -25,6 +26,9 @@ TOLERANCE: Final = 300
 """Seconds by which the clocks of sender and receiver may differ."""
 _PREFIX: Final = "whsec_"
 _LEAST: Final = 16
+# Id, time and body are signed with dots between them. With such an id, `evt.100.200.{}` has two readings, and a message
+# could be sent again as another one.
+_LIKE_A_TIME: Final = re.compile(r"\.\d+(?:\.|\Z)", re.ASCII)
 
 
 class SignatureError(GenDurableError):
@@ -64,13 +68,19 @@ def bound_secret(secret: str | bytes, key: str, signal: str) -> str:
     It is the HMAC-SHA256, under the endpoint's secret, of `gen_durable.signal:KEY/SIGNAL`, both percent-encoded, in the
     form `whsec_…`. The sender uses it as any secret of the Standard Webhooks, and need not know the endpoint's secret.
     """
-    target = f"gen_durable.signal:{quote(key, safe='')}/{quote(signal, safe='')}"
+    target = f"gen_durable.signal:{_quoted(key)}/{_quoted(signal)}"
     derived = hmac.new(checked_secret(secret), target.encode(), hashlib.sha256).digest()
     return _PREFIX + base64.b64encode(derived).decode()
 
 
 def sign(secret: str | bytes, id: str, body: bytes, *, at: int | None = None) -> dict[str, str]:
-    """The headers that prove that this body, under this id, was sent now by somebody who knows the secret."""
+    """The headers that prove that this body, under this id, was sent now by somebody who knows the secret.
+
+    Raises:
+        UsageError: the secret is too short, or the id has a dot and digits, which could be read as the time.
+    """
+    if _LIKE_A_TIME.search(id):
+        raise UsageError(f"the id {id!r} has a dot and digits, like a signed time", "use another separator")
     moment = int(time.time()) if at is None else at  # noqa: TID251 - the receiver compares it with its own clock
     return {
         ID: id,
@@ -97,6 +107,8 @@ def verify(
     id, moment, given = headers.get(ID), headers.get(TIMESTAMP), headers.get(SIGNATURE)
     if not id or not moment or not given:
         raise SignatureError(f"send the headers {ID}, {TIMESTAMP} and {SIGNATURE}")
+    if _LIKE_A_TIME.search(id):
+        raise SignatureError(f"{ID} has a dot and digits, like a signed time")
     if not moment.isascii() or not moment.isdigit() or len(moment) > 12:
         raise SignatureError(f"{TIMESTAMP} is not a time in seconds")
     current = int(time.time()) if now is None else now  # noqa: TID251 - as above
@@ -108,6 +120,11 @@ def verify(
         if any(hmac.compare_digest(wanted.encode(), claim.encode()) for claim in claims):
             return id
     raise SignatureError("it does not match this body, id and time under the secret of this target")
+
+
+def _quoted(part: str) -> str:
+    # A path may hold half of a surrogate pair. It is refused later, with an answer, as it is by every other verb.
+    return quote(part, safe="", errors="surrogatepass")
 
 
 def _digest(key: bytes, id: str, moment: int, body: bytes) -> str:
