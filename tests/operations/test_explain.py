@@ -338,6 +338,19 @@ async def test_a_parked_instance_names_what_an_operator_has_to_change(
             'queue "mail" paused at 2030-01-01 09:00:00+00:00 by ada; resume: gen-durable queues resume mail',
         ),
         (
+            QueuePaused(queue="a; id", since=NINE),
+            "queue \"a; id\" paused at 2030-01-01 09:00:00+00:00; resume: gen-durable queues resume 'a; id'",
+        ),
+        (
+            NoWorkerForQueue(queue="$(id)", machine="A"),
+            'no live worker serves queue "$(id)" or a prefix of machine "A"; '
+            "start one: gen-durable worker app.py --queue '$(id)'=10",
+        ),
+        (
+            UnknownLimit(key="a b:1", limit="a b"),
+            "rate limit \"a b\" does not exist; set it: gen-durable limits set 'a b'=100/1m",
+        ),
+        (
             KeyBusy(key="k", slots=1, holders=(Holder(7, "w-1", NINE),)),
             'concurrency key "k" in use by 7 (worker w-1)',
         ),

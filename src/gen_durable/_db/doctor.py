@@ -6,6 +6,7 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
+from shlex import quote
 from typing import Final
 
 from ..config import Settings
@@ -222,7 +223,7 @@ def _paused(rows: Rows) -> Iterator[Finding]:
             code="queue.paused",
             severity="notice",
             what=f"queue {queue} is paused; {_counted(count, 'due instance')}",
-            fix=f"gen-durable queues resume {queue}",
+            fix=f"gen-durable queues resume {quote(queue)}",
             facts={"queue": queue, "due": count},
         )
 
@@ -232,7 +233,7 @@ def _unserved(rows: Rows) -> Iterator[Finding]:
         yield Finding(
             code="queue.unserved",
             what=f"no live worker serves queue {queue}; {_counted(count, 'due instance')}",
-            fix=f"start one: gen-durable worker app.py --queue {queue}=10",
+            fix=f"start one: gen-durable worker app.py --queue {quote(queue)}=10",
             facts={"queue": queue, "due": count},
         )
 
@@ -277,7 +278,7 @@ def _limits(settings: Settings) -> Plan[list[Finding]]:
         Finding(
             code="limit.missing",
             what=f"{_counted(row['count'], 'instance')} waiting for rate limit {row['name']}, which does not exist",
-            fix=f"set it: gen-durable limits set {row['name']}=100/1m; or cancel these instances",
+            fix=f"set it: gen-durable limits set {quote(row['name'])}=100/1m; or cancel these instances",
             facts={"limit": row["name"], "count": row["count"], "ids": row["ids"]},
         )
         for row in rows
@@ -310,7 +311,7 @@ def _outbox(settings: Settings) -> Plan[list[Finding]]:
             f"{_moment(row['oldest'] + settings.retention_pending)} (settings.retention_pending)"
             f"{_last_error(row)}",
             fix=f"run a worker that has this sink; if one runs, look at its errors: gen-durable outbox ls "
-            f"--sink {row['sink']} --state pending",
+            f"--sink {quote(row['sink'])} --state pending",
             facts={**row, "expires_at": row["oldest"] + settings.retention_pending},
         )
         for row in rows
@@ -326,8 +327,8 @@ def _dead_letters(settings: Settings) -> Plan[list[Finding]]:
             severity="notice",
             what=f"{_counted(row['count'], 'dead letter', is_cut=is_cut)} for sink {row['sink']} since "
             f"{_moment(row['since'])}{_last_error(row)}",
-            fix=f"look at them: gen-durable outbox ls --sink {row['sink']} --state dead; once the cause is repaired: "
-            f"gen-durable outbox replay --dead --sink {row['sink']}",
+            fix=f"look at them: gen-durable outbox ls --sink {quote(row['sink'])} --state dead; "
+            f"once the cause is repaired: gen-durable outbox replay --dead --sink {quote(row['sink'])}",
             facts=dict(row),
         )
         for row in rows

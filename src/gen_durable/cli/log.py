@@ -6,8 +6,9 @@ import logging
 from typing import Final
 
 from .. import logs
+from .rows import clean
 
-__all__ = ["set_up_log"]
+__all__ = ["RecordFormatter", "set_up_log"]
 
 _FORMAT: Final = "%(asctime)s %(levelname)s %(whose)s%(message)s"
 
@@ -18,7 +19,7 @@ def set_up_log() -> None:
         return
     logs.add_context()
     handler = logging.StreamHandler()
-    handler.setFormatter(logging.Formatter(_FORMAT))
+    handler.setFormatter(RecordFormatter(_FORMAT))
     handler.addFilter(_add_owner)
     root = logging.getLogger()
     root.addHandler(handler)
@@ -26,6 +27,17 @@ def set_up_log() -> None:
         root.setLevel(logging.INFO)
     # The command says on standard output what it serves.
     logging.getLogger("gen_durable.worker.start").setLevel(logging.WARNING)
+
+
+class RecordFormatter(logging.Formatter):
+    """Escapes control characters and indents all lines of a record but the first.
+
+    Names, keys and errors come from rows, so producers choose them: they must not look like a record of their own, nor
+    control the terminal.
+    """
+
+    def format(self, record: logging.LogRecord) -> str:
+        return "\n  ".join(map(clean, super().format(record).split("\n")))
 
 
 def _add_owner(record: logging.LogRecord) -> bool:
