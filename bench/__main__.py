@@ -25,7 +25,8 @@ from gen_durable import (
     Worker,
 )
 from gen_durable._core.settle import new_instance
-from gen_durable._db.pool import Database, connect
+from gen_durable._db.connector import connect
+from gen_durable._db.pool import Database
 from gen_durable.config import AuditLevel
 from gen_durable.embedded import EmbeddedPostgres
 from gen_durable.events import SinkLike

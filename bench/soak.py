@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from gen_durable import AsyncClient, Settings, Spec
-from gen_durable._db.pool import connect
+from gen_durable._db.connector import connect
 from tests.chaos.proxy import Proxy, Verdict
 
 from .machines import Chain, Loud, One

@@ -8,9 +8,9 @@ from typing import Any
 import asyncpg
 import pytest
 
+from gen_durable._db.connector import connect
 from gen_durable._db.failures import is_outage
 from gen_durable._db.plan import in_schema
-from gen_durable._db.pool import connect
 from gen_durable._db.runner import from_asyncpg
 from tests.db.test_statements import all_statements
 

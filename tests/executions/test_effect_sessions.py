@@ -11,10 +11,11 @@ import asyncpg
 import pytest
 
 from gen_durable import Context, Done, Machine, Outcome, Spec, Sql, Transaction, Worker, step
-from gen_durable._db import blocking, pool
+from gen_durable._db import blocking, connector
 from gen_durable._db.blocking import BlockingDatabase
+from gen_durable._db.connector import connect
 from gen_durable._db.plan import Plan, Statement
-from gen_durable._db.pool import Database, connect, only
+from gen_durable._db.pool import Database, only
 from gen_durable._db.runner import run_asyncpg
 from gen_durable._runtime import effects, flusher
 from gen_durable.telemetry import ReaperReaped
@@ -264,9 +265,9 @@ async def test_a_server_without_a_newer_setting_is_asked_for_it_once(
     durable_dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As PostgreSQL 16 answers to transaction_timeout."""
-    monkeypatch.setattr(pool, "NEWER", {"no_such_setting": "0"})
-    monkeypatch.setattr(pool, "_NEWER_THAN", 1000)
-    monkeypatch.setattr(pool, "_older", set())
+    monkeypatch.setattr(connector, "NEWER", {"no_such_setting": "0"})
+    monkeypatch.setattr(connector, "_NEWER_THAN", 1000)
+    monkeypatch.setattr(connector, "_older", set())
     tried: list[bool] = []
     really = asyncpg.connect
 

@@ -30,7 +30,7 @@ from gen_durable import (
     Worker,
     step,
 )
-from gen_durable._db import blocking, pool
+from gen_durable._db import blocking, connector, pool
 from gen_durable._schema import migrate_schema
 from gen_durable.cli.root import root
 from tests.hijack.traps import caught
@@ -199,7 +199,7 @@ async def test_without_the_pinned_path_the_traps_spring(
     trapped: str, db: Any, attacker: str, what: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """So that the tests above are known to test something."""
-    monkeypatch.delitem(pool.PINNED, "search_path")
+    monkeypatch.delitem(connector.PINNED, "search_path")
     monkeypatch.setattr(pool, "_PIN_PATH", "select")
     monkeypatch.setattr(blocking, "_OPTIONS", dict.fromkeys((True, False), ""))
     owner = await db.fetchval("select current_user::text")

@@ -7,7 +7,7 @@ from typing import Any, Final, NamedTuple, Self
 
 import asyncpg
 
-from gen_durable._db.pool import PINNED
+from gen_durable._db.connector import PINNED
 from tests.interleavings.product import Change, Product
 from tests.interleavings.session import Lane
 

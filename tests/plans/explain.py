@@ -15,8 +15,8 @@ from typing import Any, Final, TypeVar
 import asyncpg
 import pytest
 
+from gen_durable._db.connector import PINNED
 from gen_durable._db.plan import Plan
-from gen_durable._db.pool import PINNED
 from gen_durable._db.runner import run_asyncpg
 
 T = TypeVar("T")

@@ -10,6 +10,7 @@ import asyncpg
 import pytest
 
 from gen_durable._db import pick, pool
+from gen_durable._db.connector import PINNED
 from gen_durable._db.plan import Plan, Statement
 from gen_durable._db.pool import Database
 from gen_durable._db.runner import run_asyncpg
@@ -55,7 +56,7 @@ async def test_plans_do_not_grow_old(direct_dsn: str, monkeypatch: pytest.Monkey
 
 
 async def test_every_plan_is_generic(direct_dsn: str) -> None:
-    connection = await asyncpg.connect(direct_dsn, server_settings=pool.PINNED)
+    connection = await asyncpg.connect(direct_dsn, server_settings=PINNED)
     for _ in range(10):
         await run_asyncpg(connection, pick.pick("q", MACHINES, 10, 7, "worker", LEASES), "gen_durable")
     counts = await connection.fetch(

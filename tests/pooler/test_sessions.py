@@ -21,9 +21,10 @@ from psycopg.rows import dict_row
 
 from gen_durable import AsyncClient, Client, Settings, Spec, Worker
 from gen_durable._db.blocking import BlockingDatabase
+from gen_durable._db.connector import PINNED
 from gen_durable._db.failures import StatementError, is_outage
 from gen_durable._db.plan import Plan, Row, Statement
-from gen_durable._db.pool import PINNED, Database, _Transaction, only
+from gen_durable._db.pool import Database, _Transaction, only
 from tests.clients.conftest import Awaitable
 from tests.pooler.machines import ALL, Chain, Parent
 

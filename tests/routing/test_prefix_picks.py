@@ -11,7 +11,8 @@ import asyncpg
 import pytest
 
 from gen_durable._db import pick
-from gen_durable._db.pool import PINNED, Database
+from gen_durable._db.connector import PINNED
+from gen_durable._db.pool import Database
 from gen_durable._db.runner import run_asyncpg
 from tests.routing.picking import by_prefix, inserted, picked
 

@@ -13,10 +13,11 @@ from ..config import Pooler, Settings
 from ..connections import Dsn
 from ..errors import UsageError
 from .address import AddressError, ask_blocking, unreachable
+from .connector import NEWER, PINNED, local
 from .failures import StatementError, is_outage
 from .patience import Patience
 from .plan import Plan
-from .pool import NEWER, PINNED, local, only
+from .pool import only
 from .runner import from_psycopg, run_psycopg
 
 __all__ = ["BlockingDatabase"]
@@ -148,7 +149,7 @@ class BlockingDatabase:
         return self._conn
 
     def _connect(self, where: str) -> Any:
-        """Open it. An older server refuses a session that names a setting it does not have: `pool` says why we try."""
+        """Open it. A server that is too old for the newer settings refuses them: then without (see `connector`)."""
         import psycopg
 
         from .blocking_driver import Connection

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final, TypeVar
 
+from .connector import PINNED
 from .failures import StatementError
 from .plan import Call, Plan, Rows, Script, Statement
-from .pool import PINNED
 
 __all__ = ["CallersPath"]
 

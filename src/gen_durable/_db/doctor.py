@@ -12,8 +12,8 @@ from typing import Final
 from ..config import Settings
 from ..findings import Finding
 from . import fleet, migrate, pick
+from .connector import PINNED
 from .plan import Plan, Row, Rows, in_schema, statements
-from .pool import PINNED
 
 __all__ = ["examine", "outdated"]
 

@@ -14,8 +14,8 @@ from importlib import resources
 import msgspec
 
 from ..errors import SchemaVersionError, UsageError
+from .connector import PINNED
 from .plan import Plan, Script, in_schema, read, statements
-from .pool import PINNED
 
 __all__ = ["LATEST", "Schema", "drop", "migrate", "oldest_code", "prepare", "script", "status", "up"]
 

@@ -1,4 +1,4 @@
-"""Connections of our own: how they are opened, what is pinned on them, and the pool that hands them out."""
+"""Connections of our own: transactions on them, and the pool that hands them out."""
 
 from __future__ import annotations
 
@@ -10,46 +10,19 @@ from typing import Any, Final, Self, TypeVar
 
 from ..config import Pooler, Settings
 from ..connections import Dsn
-from .address import AddressError, ask, hosts_of, turned, unreachable
+from .address import unreachable
 from .connection_pool import ConnectionPool
-from .dsn import scrubbed, split_query
+from .connector import NEWER, PINNED, Connector, has_newer, local
 from .failures import READ_ONLY, StatementError, is_silence
-from .patience import KEEPALIVE, Patience
+from .patience import Patience
 from .plan import Call, Plan, Rows, Script
 from .runner import asyncpg_failures, from_asyncpg, run_asyncpg
 from .watchdog import Watchdog
 
-__all__ = ["NEWER", "PINNED", "Database", "connect", "local", "only"]
+__all__ = ["Database", "only"]
 
 T = TypeVar("T")
 
-# Whatever the role or the database has as defaults: the statements were proved under READ COMMITTED, an outcome is
-# acknowledged only when it is on disk, and no wait is endless. Generic plans and no JIT: planning these statements anew
-# costs more than running them, and one compiled pick took 650 ms. No sequential scans: a plan that was made while the
-# table was empty would else go on reading all of it when it no longer is. psycopg reads times only as ISO writes them.
-# Nothing but pg_catalog on the search path: with `public` on it, an operator or a function that another role creates
-# there can take the place of one of PostgreSQL's, and runs with the rights of this session. Temporary tables come last.
-PINNED: Final = {
-    "application_name": "gen_durable",
-    "search_path": "pg_catalog, pg_temp",
-    "default_transaction_isolation": "read committed",
-    "default_transaction_read_only": "off",
-    "synchronous_commit": "on",
-    "statement_timeout": "30s",
-    "lock_timeout": "10s",
-    "idle_in_transaction_session_timeout": "30s",
-    "idle_session_timeout": "0",
-    "jit": "off",
-    "plan_cache_mode": "force_generic_plan",
-    "enable_seqscan": "off",
-    "datestyle": "ISO",
-    "intervalstyle": "postgres",
-}
-# Of the same kind, and new in PostgreSQL 17: an older server refuses a connection that names it.
-NEWER: Final = {"transaction_timeout": "0"}
-_NEWER_THAN: Final = 17
-# The DSNs that led to a server without these.
-_older: Final[set[Dsn]] = set()
 # After an effect ran on a session of ours: all that it may have left there. What we prepared stays. A session that runs
 # effects has the search_path of its role and database as its default, and ours on top of that.
 _PIN_PATH: Final = f"set search_path = {PINNED['search_path']}"
@@ -309,7 +282,7 @@ class _Transaction:
         says_mode = is_pooled or self._lends
         settings = dict(self._settings)
         statements = [f"begin isolation level read committed{' read write' if says_mode else ''}"]
-        if is_pooled and _has_newer(self._conn):
+        if is_pooled and has_newer(self._conn):
             settings |= NEWER
         if self._lends:
             # Behind a pooler the session has the path of its role already.
@@ -343,108 +316,3 @@ class _Transaction:
 def only(call: Call | Script) -> Plan[Rows]:
     """A plan of one statement."""
     return (yield call)
-
-
-def local(settings: Mapping[str, str]) -> list[str]:
-    """These settings for one transaction. Its isolation level is given with BEGIN; later it cannot be."""
-    return [
-        "set local {} = '{}'".format(name, value.replace(", ", "', '"))
-        for name, value in settings.items()
-        if not name.startswith("default_transaction_")
-    ]
-
-
-def _has_newer(conn: Any) -> bool:
-    return bool(conn.get_server_version() >= (_NEWER_THAN,))
-
-
-class Connector:
-    """Opens connections to where a DSN, or a function that returns one, points."""
-
-    def __init__(
-        self, dsn: Dsn, patience: Patience, settings: Mapping[str, str] | None, **options: Any
-    ) -> None:
-        self._dsn = dsn
-        self._settings = settings
-        self._patience = patience
-        self._options = options
-        # How many hosts of a DSN to pass over: they gave no answer, and the driver would wait for them each time.
-        self._turn = 0
-        self.connects = 0
-        """How many connections it has tried to make."""
-        self.where = ""
-        """The DSN of the last one."""
-
-    async def __call__(self) -> Any:
-        """A new connection.
-
-        Raises:
-            TimeoutError: no host answered in time.
-        """
-        self.where = where = await ask(self._dsn)
-        self.connects += 1
-        for _ in range(hosts_of(where) - 1):
-            try:
-                return await self._connect(turned(where, self._turn))
-            except TimeoutError:
-                self._turn += 1
-        return await self._connect(turned(where, self._turn))
-
-    async def _connect(self, where: str) -> Any:
-        import asyncpg
-
-        # asyncpg takes what it does not know for settings of the server.
-        bare, own = split_query(where, KEEPALIVE)
-        try:
-            keepalive = self._patience.keepalive() | {name: int(value) for name, value in own.items()}
-            conn = await self._connect_pinned(bare)
-        except asyncpg.PostgresError as error:
-            error.args = (scrubbed(str(error.args[0]), where), *error.args[1:])
-            raise
-        except (ValueError, OverflowError) as error:  # the text may quote the DSN; a port may be any number
-            problem: OSError = AddressError(scrubbed(str(error), where))
-        except TimeoutError:
-            problem = TimeoutError(f"no answer within {self._patience.connect:.1f} s")
-        else:
-            try:
-                conn.keep_alive(keepalive)
-            except OSError as error:  # a value that the kernel refuses, or the connection has broken already
-                conn.terminate()
-                problem = AddressError(f"keepalive settings {keepalive}: {error}")
-            else:
-                return conn
-        raise problem
-
-    async def _connect_pinned(self, where: str) -> Any:
-        """Open a session with our settings, and with the newer ones where the server has them.
-
-        Which server it is turns out by trying: to set them afterwards would be another round trip for each session.
-        """
-        import asyncpg
-
-        from .driver import Connection
-
-        options = {
-            "connection_class": Connection,
-            "command_timeout": self._patience.answer,
-            "timeout": self._patience.connect,
-            **self._options,
-        }
-        settings = self._settings
-        if settings is not None and self._dsn not in _older:
-            try:
-                return await asyncpg.connect(where, server_settings={**settings, **NEWER}, **options)
-            except asyncpg.UndefinedObjectError:
-                _older.add(self._dsn)
-        conn = await asyncpg.connect(where, server_settings=settings, **options)
-        if _has_newer(conn):  # it was upgraded
-            _older.discard(self._dsn)
-        return conn
-
-
-async def connect(dsn: str) -> Any:
-    """One pinned connection outside of any pool."""
-    try:
-        return await Connector(dsn, Patience.of(Settings().lease), PINNED)()
-    except asyncpg_failures() as error:
-        raise from_asyncpg(error) from error

@@ -15,9 +15,10 @@ from typing import Any, Final
 
 from .._core.model import CommitEntry
 from .._db import commit as commits
+from .._db.connector import PINNED
 from .._db.failures import RACES, READ_ONLY, StatementError, is_outage, is_race, is_repairable
 from .._db.plan import Plan
-from .._db.pool import PINNED, Database
+from .._db.pool import Database
 from ..errors import UsageError
 from ..outcome import Effect, Sql
 from .executor import as_exception, current_task, is_ours

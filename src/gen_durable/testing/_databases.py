@@ -19,9 +19,10 @@ from urllib.parse import urlsplit
 
 from .._db import migrate
 from .._db.address import unreachable
+from .._db.connector import connect
 from .._db.failures import StatementError
 from .._db.plan import Plan, Script
-from .._db.pool import Database, connect
+from .._db.pool import Database
 from .._db.runner import run_asyncpg
 from ..errors import UsageError
 from ._backstage import Backstage
