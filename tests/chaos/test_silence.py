@@ -40,6 +40,7 @@ from gen_durable._db.plan import Statement
 from gen_durable._db.pool import Database, only
 from gen_durable.errors import UnreachableError
 from tests.chaos.arena import Arena
+from tests.chaos.cluster import Cluster
 from tests.chaos.fleet import CHAOS
 from tests.chaos.machines import Chain, Work
 from tests.chaos.proxy import INSERT, Proxy, Verdict, saying
@@ -277,6 +278,34 @@ async def test_sockets_have_keepalive_and_user_timeout(proxy: Proxy) -> None:
     for dsn, wanted in ((proxy.dsn, [1, 5, 2, 2, 10_000]), (own, [1, 77, 2, 2, 4_000])):
         assert await of_async(dsn) == wanted
         assert await asyncio.to_thread(blocking, dsn) == wanted
+
+
+@pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="the platform has no such option")
+async def test_server_ends_sessions_of_clients_that_have_vanished(cluster: Cluster) -> None:
+    names = ("tcp_keepalives_idle", "tcp_keepalives_interval", "tcp_keepalives_count", "tcp_user_timeout")
+    shown = Statement(
+        "shown", "select " + ", ".join(f"current_setting('{name}') as {name}" for name in names)
+    )
+
+    async def of_async(dsn: str) -> list[str]:
+        async with await Database.open(dsn, "gen_durable") as database:
+            (row,) = await database.run(only(shown()))
+            return [row[name] for name in names]
+
+    def blocking(dsn: str) -> list[str]:
+        database = BlockingDatabase(dsn, "gen_durable")
+        (row,) = database.run(only(shown()))
+        database.close()
+        return [row[name] for name in names]
+
+    own = f"{cluster.dsn}&keepalives_idle=77&tcp_user_timeout=4000"
+    for dsn, wanted in ((cluster.dsn, ["5", "2", "2", "10000"]), (own, ["77", "2", "2", "4000"])):
+        assert await of_async(dsn) == wanted
+        assert await asyncio.to_thread(blocking, dsn) == wanted
+    # Without keepalive the server has its own defaults.
+    assert await of_async(f"{cluster.dsn}&keepalives=0") == await asyncio.to_thread(
+        blocking, f"{cluster.dsn}&keepalives=0"
+    )
 
 
 def test_insert_passes_an_error_on_without_making_it_its_own_cause() -> None:

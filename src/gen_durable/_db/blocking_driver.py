@@ -11,7 +11,7 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict
 
 from .failures import NoAnswerError, StatementError
-from .patience import GRACE, Patience
+from .patience import GRACE, KEEPALIVE, Patience, on_server
 from .runner import run_psycopg
 from .watchdog import working
 
@@ -35,7 +35,12 @@ class Connection(psycopg.Connection[Any]):
     def open(cls, where: str, patience: Patience, ask: Callable[[], str] | None, **options: Any) -> Self:
         """Connect, with TCP keepalive unless the DSN says otherwise."""
         given = conninfo_to_dict(where)
-        options |= {name: value for name, value in patience.keepalive().items() if name not in given}
+        keepalive = patience.keepalive()
+        keepalive |= {name: int(str(given[name])) for name in KEEPALIVE if name in given}
+        options |= keepalive
+        if "options" in options:  # not behind a pooler, whose sessions have other clients as well
+            pins = (f" -c {name}={value}" for name, value in on_server(keepalive).items())
+            options["options"] += "".join(pins)
         if psycopg.pq.version() < _USER_TIMEOUT_SINCE:
             options.pop("tcp_user_timeout", None)
         conn = cls.connect(

@@ -9,7 +9,7 @@ from ..config import Settings
 from ..connections import Dsn
 from .address import AddressError, ask, hosts_of, turned
 from .dsn import scrubbed, split_query
-from .patience import KEEPALIVE, Patience
+from .patience import KEEPALIVE, Patience, on_server
 from .runner import asyncpg_failures, from_asyncpg
 
 __all__ = ["NEWER", "PINNED", "Connector", "connect", "has_newer", "local"]
@@ -96,7 +96,7 @@ class Connector:
         bare, own = split_query(where, KEEPALIVE)
         try:
             keepalive = self._patience.keepalive() | {name: int(value) for name, value in own.items()}
-            conn = await self._connect_pinned(bare)
+            conn = await self._connect_pinned(bare, on_server(keepalive))
         except asyncpg.PostgresError as error:
             error.args = (scrubbed(str(error.args[0]), where), *error.args[1:])
             raise
@@ -114,7 +114,7 @@ class Connector:
                 return conn
         raise problem
 
-    async def _connect_pinned(self, where: str) -> Any:
+    async def _connect_pinned(self, where: str, keepalive: Mapping[str, str]) -> Any:
         """Open a session with our settings, and with the newer ones where the server has them.
 
         Which server it is turns out by trying: to set them afterwards would be another round trip for each session.
@@ -129,7 +129,7 @@ class Connector:
             "timeout": self._patience.connect,
             **self._options,
         }
-        settings = self._settings
+        settings = None if self._settings is None else {**self._settings, **keepalive}
         if settings is not None and self._dsn not in _older:
             try:
                 return await asyncpg.connect(where, server_settings={**settings, **NEWER}, **options)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any, Final, NamedTuple, Self
 
-__all__ = ["GRACE", "KEEPALIVE", "Patience", "keep_alive"]
+__all__ = ["GRACE", "KEEPALIVE", "Patience", "keep_alive", "on_server"]
 
 GRACE: Final = 0.25
 """An answer may still be on its way when the server reports the session as idle: wait this many seconds for it."""
@@ -80,6 +80,19 @@ def keep_alive(sock: Any, values: Mapping[str, int]) -> None:
             if hasattr(socket, option) and values[name]:
                 sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), values[name])
                 break
+
+
+def on_server(values: Mapping[str, int]) -> dict[str, str]:
+    """The same for the server's end, as settings of a session. The server ignores them on a Unix socket.
+
+    With its defaults a server keeps the session of a client that has vanished for two hours, and such sessions count
+    towards max_connections.
+    """
+    if not values["keepalives"]:
+        return {}
+    return {
+        f"tcp_{name.removeprefix('tcp_')}": str(max(0, values[name])) for name in KEEPALIVE - {"keepalives"}
+    }
 
 
 def _between(least: float, value: float, most: float) -> float:
