@@ -27,6 +27,7 @@ from gen_durable._db import gc, migrate
 from gen_durable._db.failures import StatementError
 from gen_durable._db.pool import Database
 from gen_durable._schema import migrate_schema
+from gen_durable.errors import UsageError
 from tests.db.raw import fetchrow
 
 OWN = Settings(schema="shop")
@@ -72,6 +73,41 @@ async def test_the_owner_of_a_schema_needs_no_right_on_the_database(
         assert client.count(Echo, status=Status.DONE) == 1
     assert await sql.fetchval("select tableowner from pg_tables where schemaname = 'shop' limit 1") == role
     assert (await migrate_schema(dsn, "shop", 0)).version is None
+
+
+async def test_nothing_is_installed_in_a_schema_of_another_role(
+    sql: Any, durable_dsn: str, role: str
+) -> None:
+    """Its owner can put a trigger on a table that we write, and it runs with the rights of whoever installs."""
+    await sql.execute(f"create schema shop authorization {role}")
+    squatter = await asyncpg.connect(as_role(durable_dsn, role))
+    await squatter.execute(
+        """create table shop.migrations (version int primary key, applied_at timestamptz default now(), oldest_code int);
+           create table shop.caught (who text);
+           create function shop.spring() returns trigger language plpgsql
+             as $$begin insert into shop.caught values (current_user); return new; end$$;
+           create trigger spring before insert on shop.migrations for each row execute function shop.spring()"""
+    )
+    await squatter.close(timeout=5)
+    with pytest.raises(UsageError, match=f"schema 'shop' belongs to role '{role}'"):
+        async with AsyncClient(durable_dsn, settings=OWN):
+            pass
+    with pytest.raises(UsageError, match="install it as that role"):
+        await migrate_schema(durable_dsn, "shop")
+    assert await sql.fetchval("select count(*) from shop.caught") == 0
+    await sql.execute("drop table shop.migrations; alter schema shop owner to current_user")
+    assert (await migrate_schema(durable_dsn, "shop")).is_current
+
+
+async def test_a_member_of_the_owner_of_a_schema_may_install(sql: Any, durable_dsn: str, role: str) -> None:
+    group = f"{role}_group"
+    await sql.execute(
+        f"create role {group}; grant {group} to {role}; create schema shop authorization {group}"
+    )
+    try:
+        assert (await migrate_schema(as_role(durable_dsn, role), "shop")).is_current
+    finally:
+        await sql.execute(f"drop owned by {group} cascade; drop role {group}")
 
 
 async def test_a_role_that_may_create_schemas_installs_one_by_itself(

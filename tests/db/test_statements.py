@@ -60,7 +60,8 @@ async def test_a_schema_of_another_name_needs_nothing_of_the_default_one(
 def test_no_text_of_ours_names_another_schema(schema: str) -> None:
     texts = [in_schema(statement.text, schema) for _, statement in all_statements()]
     plan = migrate.migrate(schema)
-    answers: Any = [None, [], [{"has_schema": False, "has_migrations": False, "encoding": "UTF8"}]]
+    found = {"has_schema": False, "has_migrations": False, "encoding": "UTF8", "foreign_owner": None}
+    answers: Any = [None, [], [found]]
     for answer in [*answers, *[answers[2]] * 3]:
         call = plan.send(answer)
         if isinstance(call, Script):

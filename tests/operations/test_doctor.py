@@ -325,6 +325,20 @@ async def test_a_schema_of_another_version(db: Any, client: Any) -> None:
     assert doctor.outdated(99, 4).fix == "upgrade the package"
 
 
+async def test_a_schema_that_belongs_to_another_role_than_its_tables(db: Any, client: Any) -> None:
+    role = f'own"er {await db.fetchval("select pg_backend_pid()")}'
+    quoted = '"' + role.replace('"', '""') + '"'
+    await db.execute(f"create role {quoted}; alter schema gen_durable owner to {quoted}")
+    try:
+        (finding,) = await client.doctor()
+        assert (finding.code, finding.severity) == ("schema.open", "problem")
+        assert finding.facts["schema_owner"] == role
+        await db.execute(finding.fix)
+        assert await client.doctor() == []
+    finally:
+        await db.execute(f"drop owned by {quoted}; drop role {quoted}")
+
+
 def test_every_index_of_the_schema_is_known() -> None:
     assert len(doctor._wanted()) >= 17
 

@@ -158,7 +158,19 @@ def _session(settings: Settings) -> Plan[list[Finding]]:
 
 def _creators(settings: Settings) -> Plan[list[Finding]]:
     rows = yield _SQL["creators"](schema=settings.schema)
-    return [_open_to(row["schema"], row["roles"], is_ours=row["is_ours"]) for row in rows]
+    findings = [_open_to(row["schema"], row["roles"], is_ours=row["is_ours"]) for row in rows]
+    owners = yield _SQL["owner"](schema=settings.schema)
+    return [*findings, *(_owned_by(settings.schema, row) for row in owners)]
+
+
+def _owned_by(schema: str, row: Row) -> Finding:
+    return Finding(
+        code="schema.open",
+        what=f"schema {schema} belongs to role {row['schema_owner']}, its tables to {row['table_owner']}. The first "
+        "can replace tables and functions, and run code with the rights of workers and clients",
+        fix=f"alter schema {_identifier(schema)} owner to {_identifier(row['table_owner'])}",
+        facts={"schema": schema, **row},
+    )
 
 
 def _open_to(schema: str, roles: list[str], *, is_ours: bool) -> Finding:
@@ -173,9 +185,15 @@ def _open_to(schema: str, roles: list[str], *, is_ours: bool) -> Finding:
         code="schema.open",
         severity="problem" if is_ours else "notice",
         what=f"{names} may create in schema {schema}, {risk}",
-        fix=f'revoke create on schema "{schema}" from {names}',
+        fix=f"revoke create on schema {_identifier(schema)} from "
+        + ", ".join("public" if role == "public" else _identifier(role) for role in roles),
         facts={"schema": schema, "roles": roles},
     )
+
+
+def _identifier(name: str) -> str:
+    doubled = name.replace('"', '""')
+    return f'"{doubled}"'
 
 
 def _clock(settings: Settings) -> Plan[list[Finding]]:

@@ -53,6 +53,14 @@ select n.nspname as schema, n.nspname = :schema::text as is_ours,
    and r.rolname is distinct from current_user and r.rolsuper is not true
  group by n.nspname order by n.nspname
 
+-- name: owner
+-- The owner of our schema, if it is not that of our tables: that role can replace what is in it.
+select owner.rolname::text as schema_owner, ours.rolname::text as table_owner
+  from pg_namespace n join pg_roles owner on owner.oid = n.nspowner
+  join pg_class c on c.relnamespace = n.oid and c.relname = 'gen_durable' join pg_roles ours on ours.oid = c.relowner
+ where n.nspname = :schema::text and owner.oid <> ours.oid and not owner.rolsuper and owner.rolname <> 'pg_database_owner'
+   and owner.oid <> (select d.datdba from pg_database d where d.datname = current_database())
+
 -- name: leases
 -- Leases that ran out so long ago that a reaper should have been there.
 select count(*) as count, min(g.lease_expires_at) as since, (array_agg(g.id order by g.lease_expires_at))[1:10] as ids,

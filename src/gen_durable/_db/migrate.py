@@ -123,6 +123,12 @@ def migrate(schema: str, to: int = LATEST) -> Plan[Schema]:
             f"the encoding of this database is {rows[0]['encoding']}, which cannot store every text",
             "use one that was created with ENCODING 'UTF8' (TEMPLATE template0)",
         )
+    if current == 0 and rows[0]["foreign_owner"] is not None:
+        # It can put functions and triggers among ours, and they would run with the rights of this role.
+        raise UsageError(
+            f"schema '{schema}' belongs to role {rows[0]['foreign_owner']!r}, which could run code with your rights",
+            "install it as that role, or alter schema … owner to … first",
+        )
     if not rows[0]["has_schema"]:
         yield Script(f'create schema "{schema}"')
     yield Script(in_schema(_TABLE, schema))

@@ -14,7 +14,13 @@ select to_regclass(quote_ident(:schema::text) || '.migrations') is not null as i
 select current_setting('server_encoding') as encoding,
        exists (select from pg_namespace where nspname = :schema::text) as has_schema,
        exists (select from pg_class c join pg_namespace n on n.oid = c.relnamespace
-                where n.nspname = :schema::text and c.relname = 'migrations') as has_migrations
+                where n.nspname = :schema::text and c.relname = 'migrations') as has_migrations,
+       -- The owner of the schema, where that role is not trusted with the rights of this one. A superuser is a member of all roles.
+       (select owner.rolname::text
+          from pg_namespace n join pg_roles owner on owner.oid = n.nspowner join pg_roles us on us.rolname = current_user
+         where n.nspname = :schema::text and owner.oid <> us.oid and not owner.rolsuper and owner.rolname <> 'pg_database_owner'
+           and owner.oid <> (select d.datdba from pg_database d where d.datname = current_database())
+           and (us.rolsuper or not pg_has_role(owner.oid, 'member'))) as foreign_owner
 
 -- name: version
 -- The newest increment that has been applied, and the oldest code that works with all of them.
