@@ -7,13 +7,15 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import pytest
 
 from gen_durable import CloudEvent, Rejected, SinkUnavailable, Spec, Worker
-from gen_durable.telemetry import OutboxFailed
+from gen_durable._runtime.dispatcher import Dispatcher, _Round
+from gen_durable._runtime.service import Contact
+from gen_durable.telemetry import OutboxFailed, Telemetry
 from tests.outbox.machines import Chatter, Teller
 from tests.outbox.test_dispatching import all_are_out
 from tests.scenarios.support import CALM, PATIENCE, Events
@@ -255,6 +257,33 @@ async def test_a_failing_sink_is_logged_once_and_so_is_its_return(
     assert caplog.messages == [
         "sink 'default' accepts no events (ConnectionRefusedError: away); retrying with back-off",
         "sink 'default' accepts events again",
+    ]
+
+
+def test_the_log_names_only_rounds_in_which_nothing_was_accepted(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """As one that answers 429 after a number of requests."""
+    sink, database, lease = Picky(1, lambda events: None), cast("Any", None), timedelta(minutes=1)
+    dispatcher = Dispatcher(
+        "web",
+        sink,
+        source="s",
+        lease=lease,
+        idle=lease,
+        database=database,
+        telemetry=Telemetry(),
+        contact=Contact(),
+    )
+    caplog.set_level(logging.INFO, "gen_durable.outbox")
+    for accepted in (5, 5, 0, 0, 5, 5):
+        round = _Round(sink, "s", lease)
+        round.accepted, round.error, round.unavailable = accepted, "429", SinkUnavailable("429")
+        dispatcher._pause_after(round)
+        assert dispatcher._paused_until > time.monotonic()
+    assert caplog.messages == [
+        "sink 'web' accepts no events (429); retrying with back-off",
+        "sink 'web' accepts events again",
     ]
 
 

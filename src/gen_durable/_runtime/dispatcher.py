@@ -84,9 +84,11 @@ class Dispatcher(Service):
         self._database = database
         self._telemetry = telemetry
         self._rounds: dict[asyncio.Task[None], _Round] = {}
-        # Consecutive rounds in which the sink accepted nothing, and when the pause after the last of them ends.
+        # Failed rounds since the sink last accepted an event; the one in which it did counts if it ended unavailable.
         self._failures = 0
         self._paused_until = 0.0
+        # Whether the log says that the sink accepts nothing.
+        self._is_logged = False
         # What ended a round early; the next tick raises it.
         self._error: Exception | None = None
 
@@ -163,13 +165,16 @@ class Dispatcher(Service):
         self._pause_after(round)
 
     def _pause_after(self, round: _Round) -> None:
-        if round.accepted and self._failures:
+        if round.accepted:
             self._failures = 0
-            _log.info("sink '%s' accepts events again", self._label)
+            if self._is_logged:
+                self._is_logged = False
+                _log.info("sink '%s' accepts events again", self._label)
         if round.unavailable is None and (round.accepted or round.error is None):
             return
         self._failures += 1
-        if self._failures == 1 and not round.accepted:
+        if not round.accepted and not self._is_logged:
+            self._is_logged = True
             _log.warning("sink '%s' accepts no events (%s); retrying with back-off", self._label, round.error)
         # What a receiver asks for does not grow: it may ask because of one event, and others wait as well.
         seconds = _retry_after(round.unavailable) * random.uniform(1, 1.1)
