@@ -220,7 +220,7 @@ async def test_a_rollback_undoes_it(async_durable: AsyncHarness, db: Any) -> Non
 
 @pytest.mark.clause("DEL-7")
 @pytest.mark.parametrize("way", ["insert", "copy", "replica", "disabled"])
-async def test_however_it_got_there_it_is_never_leased_or_signalled_and_a_worker_ends_it(
+async def test_however_it_got_there_it_is_never_leased_and_a_worker_ends_it(
     durable_dsn: str, db: Any, way: str
 ) -> None:
     """Rows that no trigger has seen: not leased from the first moment, and ended by the next tick of a reaper."""

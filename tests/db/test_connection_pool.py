@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator
+from contextlib import closing
 from typing import Any
 
 import pytest
 
 from gen_durable._db import connection_pool
+from gen_durable._db.blocking import BlockingDatabase
 from gen_durable._db.driver import Connection
 from gen_durable._db.failures import StatementError
 from gen_durable._db.patience import Patience
@@ -174,7 +176,8 @@ async def test_keepalive_value_that_the_kernel_refuses_closes_the_connection(
     assert [conn.is_closed() for conn in made] == [True]
 
 
-async def test_watching_goes_on_when_it_is_not_known_where_to_ask(direct_dsn: str) -> None:
+@pytest.mark.parametrize("is_blocking", [False, True], ids=["async", "blocking"])
+async def test_watching_goes_on_when_it_is_not_known_where_to_ask(direct_dsn: str, is_blocking: bool) -> None:
     answers: list[Any] = [direct_dsn, None, None]
     bounds = Patience(suspect=0.1, connect=2.0, answer=40.0)
     sleep = Statement("sleep", "select pg_sleep(0.6)::text as slept")
@@ -183,6 +186,12 @@ async def test_watching_goes_on_when_it_is_not_known_where_to_ask(direct_dsn: st
         answer: str = answers.pop(0) if answers else direct_dsn
         return answer
 
+    if is_blocking:
+        with closing(BlockingDatabase(dsn, "gen_durable")) as blocking:
+            blocking._patience = bounds
+            await asyncio.to_thread(blocking.run, only(sleep()))
+        assert not answers
+        return
     async with await Database.open(dsn, "gen_durable", patience=bounds) as database:
         await database.run(only(sleep()))
         assert not answers

@@ -139,7 +139,7 @@ def test_missing_home_is_not_made_below_a_directory_of_another_account(
 
 
 @is_root
-def test_default_home_of_root_moves_to_the_system_from_a_project_of_another_account(
+def test_default_home_of_root_is_not_below_a_directory_of_another_account(
     base: Path, plain_environment: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A container's root in a mounted project: nothing is made there, and the server still has a place."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from types import MappingProxyType
 from typing import Any, NotRequired, TypedDict
@@ -14,29 +13,9 @@ from pydantic import BaseModel, Field
 
 from gen_durable._core.codec import convert, decode, encode
 from gen_durable.errors import EncodeError
+from tests.unit.test_codec import Line, Order, Point, Tree
 
 NOON = datetime(2030, 1, 1, 12, tzinfo=UTC)
-
-
-class Line(msgspec.Struct):
-    sku: str
-    price: float
-    note: str | None = None
-
-
-class Order(msgspec.Struct):
-    id: int
-    lines: list[Line] = []
-
-
-class Tree(msgspec.Struct):
-    children: list[Tree] = []
-
-
-@dataclass
-class Point:
-    x: int
-    y: float | None = None
 
 
 class Renamed(msgspec.Struct, rename="camel"):

@@ -10,6 +10,7 @@ from typing import Any, Final, NoReturn, Self, TypeVar
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
 
+from ..errors import UsageError
 from .failures import NoAnswerError, StatementError
 from .patience import GRACE, KEEPALIVE, Patience, on_server
 from .runner import run_psycopg
@@ -85,7 +86,7 @@ class Connection(psycopg.Connection[Any]):
             return result
 
     def _is_working(self, ask: Callable[[], str]) -> bool:
-        """Whether the server works on the statement; also if it answers, but not this question."""
+        """Whether the server works on the statement. True if it cannot be asked, or does not answer this question."""
         bounds = self._patience._replace(answer=self._patience.connect)
         pid = self.info.backend_pid
         try:
@@ -95,7 +96,7 @@ class Connection(psycopg.Connection[Any]):
             return False
         except psycopg.OperationalError as error:
             return error.sqlstate is not None  # no server listens there any more
-        except (psycopg.Error, StatementError, OSError, ValueError):
+        except (psycopg.Error, StatementError, UsageError, OSError, ValueError):
             return True
 
     def _give_up(self, seconds: float) -> NoReturn:

@@ -74,7 +74,7 @@ def bound_secret(secret: str | bytes, key: str, signal: str) -> str:
 
 
 def sign(secret: str | bytes, id: str, body: bytes, *, at: int | None = None) -> dict[str, str]:
-    """The headers that prove that this body, under this id, was sent now by somebody who knows the secret.
+    """The headers that prove that this body, under this id, was sent now by a holder of the secret.
 
     Raises:
         UsageError: the secret is too short, or the id has a dot and digits, which could be read as the time.
