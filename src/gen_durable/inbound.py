@@ -29,7 +29,7 @@ from urllib.parse import unquote
 
 import msgspec
 
-from ._db.failures import StatementError, is_outage, is_race
+from ._db.failures import StatementError, is_outage, is_race, is_repairable
 from .async_client import AsyncClient
 from .errors import (
     CodecError,
@@ -210,7 +210,9 @@ class Inbound:
             raise _Away("the client of this endpoint is not open; send it again") from error
         except (StatementError, UnreachableError) as error:
             if isinstance(error, StatementError) and not (is_outage(error) or is_race(error)):
-                raise
+                if not is_repairable(error):
+                    raise
+                _log.error("signal %r for %r not delivered: %s", incoming.name, incoming.key, error)
             raise _Away() from error
 
     async def _missing(self, key: str) -> _Refusal:

@@ -178,6 +178,8 @@ async def test_a_full_inbox_asks_for_a_pause(
     [
         StatementError("", "the connection was lost"),
         StatementError("57P01", "terminating connection"),
+        StatementError("42501", "permission denied for function deliver"),
+        StatementError("55000", 'database "shop" is not currently accepting connections'),
         UnreachableError("there", "no", "start it"),
         NotConnectedError("the client", "async with"),
     ],

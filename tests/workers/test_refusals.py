@@ -34,6 +34,12 @@ BREAKS = {
         "alter table gen_durable.gen_durable rename column elsewhere to eligible_at",
         "42703",
     ),
+    "a publication of a table without replica identity": (
+        """alter table gen_durable.gen_durable replica identity nothing;
+           create publication hasty for table gen_durable.gen_durable""",
+        "drop publication hasty; alter table gen_durable.gen_durable replica identity default",
+        "55000",
+    ),
     "a full disk": (
         """create function public.is_full() returns trigger language plpgsql as
            $$ begin raise exception 'could not extend file: No space left on device' using errcode = '53100'; end $$;

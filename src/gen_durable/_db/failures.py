@@ -46,6 +46,7 @@ _ADVICE = {
     "42704": _COMPARE,
     "42883": _COMPARE,
     "42P01": _COMPARE,
+    "42P10": _COMPARE,
     "53100": "free space on the disk of the server",
 }
 
@@ -100,8 +101,8 @@ LIMIT_REFUSED = "22GD5"
 # that is none any more; 25P03, 25P04: the session was ended, idle or busy for too long.
 _OUTAGES = ("08", "28", "53", "57", "58", READ_ONLY, "25P03", "25P04")
 # What an administrator took away and can give back: rights (42501), a database, a schema, a table, a column, a type, a
-# function.
-_REPAIRABLE = frozenset({"42501", "3D000", "3F000", "42P01", "42703", "42704", "42883"})
+# function, a unique index (42P10). 55000: a database closed to connections, a published table without replica identity.
+_REPAIRABLE = frozenset({"42501", "3D000", "3F000", "42P01", "42703", "42704", "42883", "42P10", "55000"})
 # 57P01, 57P02: the session or the server was ended by somebody.
 _BREAKS = ("08", "57P01", "57P02")
 # Classes: 22 data exception, 23 integrity constraint violation, 54 program limit exceeded: a row is to blame.
