@@ -78,6 +78,7 @@ __all__ = [
     "cancel",
     "cancel_all",
     "children",
+    "confirming",
     "count",
     "definition_of_target",
     "delete_all",
@@ -423,6 +424,15 @@ def pause_queue(name: str, actor: str | None) -> Plan[tuple[QueueControl, set[st
     return (yield from fleet.pause_queue(checked_name(name, "the queue"), _actor(actor))), set()
 
 
+def confirming(name: str, *, wait: bool, timeout: timedelta | None, is_borrowed: bool) -> Confirming | None:
+    """Wait for the confirmations of a pause; `None` without `wait`."""
+    if wait:
+        return Confirming(name, timeout, is_borrowed=is_borrowed)
+    if timeout is not None:
+        raise UsageError("timeout= is given without wait=True", "add wait=True, or leave timeout out")
+    return None
+
+
 class Confirming:
     """Waits until every live worker has confirmed the pause of a queue."""
 
@@ -614,7 +624,7 @@ def events(
     checked_int(limit, "the limit of events", 1, _MAX_PAGE)
     instance_id: int | None = None
     if target is not None:
-        instance_id = yield from resolve(target, "events")
+        instance_id = yield from resolve(target, "list events")
     rows = yield from outbox.rows(
         {
             "instance_id": instance_id,

@@ -653,7 +653,7 @@ class AsyncClient:
         Raises:
             PauseTimeoutError: live workers have not confirmed in time. The queue stays paused.
         """
-        confirming = _verbs.Confirming(name, timeout, is_borrowed=conn is not None) if wait else None
+        confirming = _verbs.confirming(name, wait=wait, timeout=timeout, is_borrowed=conn is not None)
         said = await self._write(_verbs.pause_queue(name, actor), conn)
         if confirming is not None:
             said, pause = await self._database.run(confirming.plan())

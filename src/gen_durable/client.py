@@ -465,7 +465,7 @@ class Client:
         conn: Connection | None = None,
     ) -> QueueControl:
         """See `AsyncClient.pause_queue`."""
-        confirming = _verbs.Confirming(name, timeout, is_borrowed=conn is not None) if wait else None
+        confirming = _verbs.confirming(name, wait=wait, timeout=timeout, is_borrowed=conn is not None)
         said = self._write(_verbs.pause_queue(name, actor), conn)
         if confirming is not None:
             said, pause = self._database.run(confirming.plan())

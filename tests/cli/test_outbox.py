@@ -26,6 +26,9 @@ def test_ls(gd: Gd) -> None:
     assert [event["id"] for event in events] == ["2:1:1", "1:2:1", "1:1:4", "1:1:3", "1:1:2", "1:1:1"]
     assert [event["type"] for event in parsed(gd("outbox", "ls", "--sink", "other", "--json"))] == ["fourth"]
     assert len(parsed(gd("outbox", "ls", "--instance", "order:1", "--json"))) == 5
+    assert refused(gd("outbox", "ls", "--instance", "order:2")).startswith(
+        "cannot list events: no live instance"
+    )
     assert parsed(gd("outbox", "ls", "--state", "dead", "--json")) == []
     lines = told(gd("outbox", "ls", "--limit", "1"))[1].splitlines()
     assert lines[0].split() == [

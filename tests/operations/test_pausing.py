@@ -200,6 +200,12 @@ async def test_wait_is_refused_in_a_transaction_of_the_caller(client: AsyncClien
     assert await db.fetchval("select count(*) from gen_durable.queues") == 0
 
 
+async def test_a_timeout_without_wait_is_refused(client: AsyncClient, db: Any) -> None:
+    with pytest.raises(UsageError, match="timeout= is given without wait=True"):
+        await client.pause_queue("q", timeout=PATIENCE)
+    assert await db.fetchval("select count(*) from gen_durable.queues") == 0
+
+
 class Quick(Machine[None, None]):
     @step
     async def run(self, ctx: Context[None]) -> Outcome[None]:

@@ -129,7 +129,7 @@ def pause(place: Place, name: str, actor: str | None, wait: bool, timeout: timed
 async def _pause(
     place: Place, name: str, actor: str | None, *, wait: bool, timeout: timedelta | None
 ) -> QueueControl:
-    confirming = _verbs.Confirming(name, timeout, is_borrowed=False) if wait else None
+    confirming = _verbs.confirming(name, wait=wait, timeout=timeout, is_borrowed=False)
     async with place.open() as database:
         known = {queue.name for queue in await database.run(_verbs.queues())}
         said, _ = await database.run(_verbs.pause_queue(name, actor))
