@@ -157,6 +157,27 @@ def test_default_home_of_root_is_not_below_a_directory_of_another_account(
 
 
 @is_root
+@pytest.mark.parametrize("link", [".gen_durable", ".gen_durable/pg{major}"])
+def test_link_of_another_account_does_not_choose_the_home(
+    base: Path, plain_environment: None, monkeypatch: pytest.MonkeyPatch, link: str
+) -> None:
+    """What it leads to belongs to us, and is safe by itself: the other account chose that we write there."""
+    monkeypatch.setattr(homes, "_SYSTEM", base / "system")
+    (base / "ours").mkdir()
+    (base / "project").mkdir()
+    place = base / "project" / link.format(major=binaries.find().major)
+    place.parent.mkdir(exist_ok=True)
+    place.symlink_to(base / "ours")
+    monkeypatch.chdir(base / "project")
+    assert homes.settle(None).path.is_relative_to(base / "ours")  # a link of our own is followed
+    os.chown(place, pwd.getpwnam("nobody").pw_uid, -1, follow_symlinks=False)
+    assert homes.settle(None).path.parent == base / "system"
+    with pytest.raises(UnreachableError, match=r"is a link that belongs to uid \d+ \(nobody\)"):
+        EmbeddedPostgres(place).ensure()
+    assert list((base / "ours").iterdir()) == []
+
+
+@is_root
 def test_server_as_nobody_is_warned_of(
     empty_home: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

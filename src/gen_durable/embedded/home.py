@@ -38,6 +38,8 @@ class Home:
 
     path: Path
     account: Account | None
+    foreign_link: str | None = None
+    """Why the way to the directory is not to be trusted."""
 
     @property
     def data(self) -> Path:
@@ -107,7 +109,7 @@ class Home:
         self._check()
 
     def _check(self) -> None:
-        if problem := _danger(self.path):
+        if problem := self.foreign_link or _danger(self.path):
             raise UnreachableError(
                 self.dsn,
                 problem,
@@ -145,12 +147,14 @@ def settle(given: Path | None) -> Home:
     default path of root is below a directory of another account and has no data yet.
     """
     wanted = given or environment_home() or Path(_DEFAULT_PARENT, f"pg{find().major}")
-    path = wanted.expanduser().resolve()
+    asked = wanted.expanduser().absolute()
+    path = asked.resolve()
+    foreign_link = _foreign_link(asked)
     account = accounts.choose(path / "data")
     is_default = given is None and environment_home() is None
-    is_dangerous = is_default and _danger(path) is not None and not (path / "data").exists()
+    is_dangerous = is_default and bool(foreign_link or _danger(path)) and not (path / "data").exists()
     if account is None or (accounts.can_enter(account, path) and not is_dangerous):
-        return Home(path, account)
+        return Home(path, account, foreign_link)
     path = _SYSTEM / f"{path.name}-{_digest(path)}"
     return Home(path, accounts.choose(path / "data"))
 
@@ -175,6 +179,16 @@ def _danger(home: Path) -> str | None:
         is_sticky = status.st_mode & stat.S_ISVTX and each != home
         if (by_others or by_group) and not is_sticky:
             return f"{each} can be written by other accounts, which could replace what is below it"
+    return None
+
+
+def _foreign_link(asked: Path) -> str | None:
+    """Say which link on the way to the home another account has made: it chose where we write."""
+    for each in (asked, *asked.parents):
+        with suppress(FileNotFoundError, NotADirectoryError):
+            status = each.lstat()
+            if stat.S_ISLNK(status.st_mode) and status.st_uid not in (0, os.geteuid()):
+                return f"{each} is a link that belongs to uid {status.st_uid}{_name_of(status.st_uid)}"
     return None
 
 
