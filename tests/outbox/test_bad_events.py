@@ -237,6 +237,47 @@ async def test_an_event_on_which_the_sink_hangs_does_not_hold_up_others(durable_
                     await asyncio.sleep(0.02)
 
 
+@pytest.mark.clause("EVT-11")
+async def test_a_batch_that_times_out_is_sent_again_one_by_one(durable_dsn: str) -> None:
+    """Each half could take as long as the whole."""
+    bad: set[str] = set()
+    sink = Picky(10, refuse(bad, TimeoutError))
+    async with Worker([Teller], dsn=durable_dsn, sinks=sink, settings=CALM) as worker:
+        # One transaction of one step each: they are due at one moment, and go in one batch or in few.
+        refs = await worker.insert_all(
+            [Spec(Teller, {}, step="last", schedule_in=timedelta(seconds=0.5)) for _ in range(4)]
+        )
+        bad.add(str(refs[0].id))
+        await until(lambda: len(set(sink.taken)) == 3, PATIENCE.total_seconds())
+    failed = [request for request in sink.requests if f"{refs[0].id}:1:1" in request]
+    assert [len(request) for request in failed[1:]] == [1] * len(failed[1:])
+    assert all(len(request) == 1 for request in sink.requests if set(request) < set(failed[0]))
+
+
+def test_a_sink_that_hangs_on_a_round_and_accepts_others_is_not_paused(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    sink, database, lease = Picky(1, lambda events: None), cast("Any", None), timedelta(minutes=1)
+    dispatcher = Dispatcher(
+        "web",
+        sink,
+        source="s",
+        lease=lease,
+        idle=lease,
+        database=database,
+        telemetry=Telemetry(),
+        contact=Contact(),
+    )
+    round = _Round(sink, "s", lease)
+    round.error = "TimeoutError"
+    dispatcher._accepted_at = time.monotonic()  # by another round, while this one lasted
+    dispatcher._pause_after(round)
+    assert (dispatcher._paused_until, caplog.messages) == (0.0, [])
+    dispatcher._accepted_at = round.began - 1
+    dispatcher._pause_after(round)
+    assert dispatcher._paused_until > time.monotonic()
+
+
 async def test_a_failing_sink_is_logged_once_and_so_is_its_return(
     durable_dsn: str, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -5,7 +5,7 @@ that expires, and another one publishes the event again under the same id: at le
 events of one instance for one sink).
 
 A round is one leased batch. An event that the sink does not accept delays its own line only. The whole sink is paused
-when it is unavailable, or when it accepted nothing of a round.
+when it is unavailable, or when it accepted nothing while a round lasted.
 """
 
 from __future__ import annotations
@@ -89,6 +89,8 @@ class Dispatcher(Service):
         self._paused_until = 0.0
         # Whether the log says that the sink accepts nothing.
         self._is_logged = False
+        # When events of any round were last accepted.
+        self._accepted_at = 0.0
         # What ended a round early; the next tick raises it.
         self._error: Exception | None = None
 
@@ -153,6 +155,8 @@ class Dispatcher(Service):
                 await asyncio.wait([publishing], timeout=_MARK_INTERVAL)
                 is_done = publishing.done()
                 if marks := round.take_marks():
+                    if any(mark.verdict == "published" for mark in marks):
+                        self._accepted_at = time.monotonic()
                     await self._database.run_in_transaction(outbox.mark(self._label, marks, token))
                     self._tell(marks)
             publishing.result()
@@ -170,7 +174,9 @@ class Dispatcher(Service):
             if self._is_logged:
                 self._is_logged = False
                 _log.info("sink '%s' accepts events again", self._label)
-        if round.unavailable is None and (round.accepted or round.error is None):
+        # A sink that hangs on the events of this round may have accepted those of others in the meantime.
+        is_accepting = round.accepted or self._accepted_at > round.began
+        if round.unavailable is None and (is_accepting or round.error is None):
             return
         self._failures += 1
         if not round.accepted and not self._is_logged:
@@ -214,9 +220,9 @@ class _Round:
     def __init__(self, sink: Sink, source: str, lease: timedelta) -> None:
         self._sink = sink
         self._source = source
-        now = time.monotonic()
-        self._starts_until = now + lease.total_seconds() / 4
-        self._ends = now + lease.total_seconds() * 3 / 4
+        self.began = time.monotonic()
+        self._starts_until = self.began + lease.total_seconds() / 4
+        self._ends = self.began + lease.total_seconds() * 3 / 4
         self._marks: list[Mark] = []
         self.accepted = 0
         self.error: str | None = None
@@ -288,7 +294,7 @@ class _Round:
             await self._batch([waiting.popleft() for _ in range(min(self._sink.batch, len(waiting)))], delays)
 
     async def _batch(self, batch: Sequence[Leased], delays: dict[int, timedelta]) -> None:
-        """Publish a batch. One that fails is halved, until the bad events are alone.
+        """Publish a batch. One that fails is halved, until the bad events are alone; one that hangs is not.
 
         `delays` has the lines in which an event has failed: the events behind it are not sent.
         """
@@ -304,7 +310,8 @@ class _Round:
             try:
                 await self._send(events)
             except Exception as error:  # noqa: BLE001 - as above
-                if _is_unavailable(error) or self._is_over:
+                # After a timeout, each half could take as long again: all go alone and in parallel next time.
+                if _is_unavailable(error) or isinstance(error, TimeoutError) or self._is_over:
                     self._fail_all(events, error, delays)
                     return
                 middle = len(events) // 2
