@@ -21,7 +21,7 @@ YES = Statement(
 
 CLEANING = """
     select count(*) from pg_stat_activity
-    where datname = current_database() and query ~ '^reset session.*sleep'
+    where datname = current_database() and state = 'active' and query ~ '^reset session.*sleep'
 """
 
 
