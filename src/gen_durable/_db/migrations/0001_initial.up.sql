@@ -465,7 +465,8 @@ begin
              batch.delays, batch.concurrency_keys, batch.correlation_keys, batch.correlation_scopes, batch.unique_keys,
              batch.unique_scopes, batch.max_attempts, null, null, batch.traceparents, batch.rate_limits, batch.weights) as answer
      cross join lateral (
-       select case when answer.holder_fsm <> batch.fsms[answer.ord]
+       -- Only for refused rows: PostgreSQL walks the array to find an element.
+       select case when answer.holder_fsm is not null and answer.holder_fsm <> batch.fsms[answer.ord]
                    then jsonb_build_object('id', answer.id, 'fsm', answer.holder_fsm, 'key', answer.holder_key) end as by) taken
      order by answer.ord;
 end $$;
