@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from typing import Any, Final, Generic, Protocol, TypeAlias, TypeVar
 
-__all__ = ["NOT_LOADED", "LiveChildError", "Loader", "NotLoaded", "Wait", "chunks"]
+__all__ = ["NOT_LOADED", "LiveChildError", "Loader", "Wait", "chunks"]
 
 T = TypeVar("T")
 _SizedT = TypeVar("_SizedT", bound="_Sized")
@@ -24,14 +24,12 @@ _EXPANSION: Final = 100
 _MOST: Final = 2 * 2**20
 
 
-class NotLoaded:
-    """The type of `NOT_LOADED`."""
-
+class _NotLoaded:
     def __repr__(self) -> str:
         return "NOT_LOADED"
 
 
-NOT_LOADED: Final = NotLoaded()
+NOT_LOADED: Final = _NotLoaded()
 """In place of a payload, state or result that is still in the database only."""
 
 

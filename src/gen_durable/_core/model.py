@@ -15,6 +15,7 @@ from ..context import Cancellation
 from ..outcome import Effect
 
 __all__ = [
+    "ENDED",
     "PLAIN_KINDS",
     "Cause",
     "ChildContent",
@@ -48,7 +49,7 @@ or the database refused its outcome. The reaper knows one more: `poison`.
 
 PLAIN_KINDS: Final = frozenset({"keep", "next", "retry", "done", "stop"})
 
-_ENDED: Final = frozenset({"done", "failed", "cancelled"})
+ENDED: Final = frozenset({"done", "failed", "cancelled"})
 # What the size of a row counts for its names, keys and numbers.
 _ROW: Final = 512
 
@@ -182,7 +183,7 @@ class Execution(msgspec.Struct, frozen=True):
     @property
     def live_children(self) -> int:
         """How many of the loaded children have not ended: they were retried after they had released the barrier."""
-        return sum(child.status not in _ENDED for child in self.children)
+        return sum(child.status not in ENDED for child in self.children)
 
     @property
     def awaited(self) -> tuple[SignalRow, ...]:

@@ -18,9 +18,7 @@ __all__ = [
     "AddressError",
     "ask",
     "ask_blocking",
-    "hosts_of",
     "shown",
-    "turned",
     "unreachable",
 ]
 
@@ -112,28 +110,6 @@ def unreachable(dsn: Dsn, error: BaseException, advice: str, where: str = "") ->
         asked = next((asked for words, asked in _ASKED if words.search(cause)), "is it running?")
         advice = f"{asked} {advice or 'is the DSN right?'}"
     return UnreachableError(shown(dsn), cause, advice)
-
-
-# A URI with its hosts: everything between the last "@" of the authority and the path.
-_HOSTS: Final = re.compile(
-    r"(?P<before>postgres(?:ql)?://(?:[^/?#]*@)?)(?P<hosts>[^/?#@]*)(?P<after>.*)", re.DOTALL
-)
-
-
-def hosts_of(dsn: str) -> int:
-    """How many hosts a URI names."""
-    found = _HOSTS.fullmatch(dsn)
-    return 1 if found is None else found["hosts"].count(",") + 1
-
-
-def turned(dsn: str, times: int) -> str:
-    """The DSN with its first host moved to the end, this many times."""
-    found = _HOSTS.fullmatch(dsn)
-    if found is None:
-        return dsn
-    hosts = found["hosts"].split(",")
-    times %= len(hosts)
-    return found["before"] + ",".join(hosts[times:] + hosts[:times]) + found["after"]
 
 
 def _checked(asked: Dsn, found: object) -> str:

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import msgspec
 
-from .._core.model import CommitEntry, CommitResult, Committed, EventRow, SignalRow, Stale
+from .._core.model import ENDED, CommitEntry, CommitResult, Committed, EventRow, SignalRow, Stale
 from .._core.settle import alert
 from ..config import RecordLevel
 from . import outbox, pick
@@ -38,7 +38,6 @@ __all__ = [
 _SQL = statements("commit.sql")
 # How many executions one round of finish_abandoned looks at; the number stands in commit.sql.
 _PAGE: Final = 500
-_ENDED = frozenset({"done", "failed", "cancelled"})
 
 
 class Recorder(msgspec.Struct, frozen=True, gc=False):
@@ -248,7 +247,7 @@ def _fix_barriers(ids: Sequence[int]) -> Plan[set[str]]:
 
 
 def _sweep(rows: Iterable[Row]) -> Plan[None]:
-    if ended := [row["id"] for row in rows if row["has_signals"] and row["status"] in _ENDED]:
+    if ended := [row["id"] for row in rows if row["has_signals"] and row["status"] in ENDED]:
         yield from sweep(ended)
 
 

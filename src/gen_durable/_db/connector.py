@@ -7,8 +7,8 @@ from typing import Any, Final
 
 from ..config import Settings
 from ..connections import Dsn
-from .address import AddressError, ask, hosts_of, turned
-from .dsn import scrubbed, split_query
+from .address import AddressError, ask
+from .dsn import hosts_of, scrubbed, split_query, turned
 from .patience import KEEPALIVE, Patience, on_server
 from .runner import asyncpg_failures, from_asyncpg
 

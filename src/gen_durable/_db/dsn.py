@@ -9,7 +9,16 @@ from urllib.parse import quote, unquote
 
 from ..errors import UsageError
 
-__all__ = ["DsnError", "described", "fields_of", "scrubbed", "split_query", "without_password"]
+__all__ = [
+    "DsnError",
+    "described",
+    "fields_of",
+    "hosts_of",
+    "scrubbed",
+    "split_query",
+    "turned",
+    "without_password",
+]
 
 _URI: Final = re.compile(
     r"postgres(?:ql)?://(?P<authority>[^/?#\s]*)(?:/(?P<dbname>[^/?#@\s]*))?(?:\?(?P<query>[^#]*))?"
@@ -22,6 +31,10 @@ _PLAIN_HOST: Final = re.compile(r"[\w.:~-]*|/[\w./+-]*")
 _ITEM: Final = re.compile(
     r"\s*(?P<key>\w+)\s*=\s*(?:'(?P<quoted>(?:[^'\\]|\\.)*)'(?=\s|$)|(?P<bare>(?:[^\s\\']|\\.)(?:[^\s\\]|\\.)*)?(?=\s|$))",
     re.DOTALL,
+)
+# A URI with its hosts: everything between the last "@" of the authority and the path.
+_HOSTS: Final = re.compile(
+    r"(?P<before>postgres(?:ql)?://(?:[^/?#]*@)?)(?P<hosts>[^/?#@]*)(?P<after>.*)", re.DOTALL
 )
 _SEPARATORS: Final = re.compile(r"[:/@?#&=\s'\"\\,]+")
 _QUOTED: Final = re.compile(r"\"([^\"]*)\"|'([^']*)'")
@@ -125,6 +138,22 @@ def split_query(dsn: str, names: Collection[str]) -> tuple[str, Mapping[str, str
     items = [item.partition("=") for item in query.split("&") if item]
     rest = "&".join("".join(item) for item in items if item[0] not in names)
     return f"{start}{'?' if rest else ''}{rest}", {name: value for name, _, value in items if name in names}
+
+
+def hosts_of(dsn: str) -> int:
+    """How many hosts a URI names."""
+    found = _HOSTS.fullmatch(dsn)
+    return 1 if found is None else found["hosts"].count(",") + 1
+
+
+def turned(dsn: str, times: int) -> str:
+    """The DSN with its first host moved to the end, this many times."""
+    found = _HOSTS.fullmatch(dsn)
+    if found is None:
+        return dsn
+    hosts = found["hosts"].split(",")
+    times %= len(hosts)
+    return found["before"] + ",".join(hosts[times:] + hosts[:times]) + found["after"]
 
 
 def _uri(dsn: str) -> Iterator[tuple[str, str]]:
