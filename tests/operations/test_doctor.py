@@ -194,6 +194,20 @@ async def test_a_name_in_a_command_to_copy_is_one_word_of_the_shell(db: Any, cli
     ]
 
 
+async def test_many_queues_do_not_hide_other_findings(db: Any, client: Any) -> None:
+    """Producers choose the names of queues."""
+    await db.execute(
+        "select gen_durable.insert_all(jsonb_agg(jsonb_build_object('fsm', 'A', 'step', 's', 'queue', 'q' || n)))"
+        " from generate_series(1, 25) n"
+    )
+    await put(db, rate_limit="crm")
+    findings = await client.doctor()
+    unserved = [finding for finding in findings if finding.code == "queue.unserved"]
+    assert (len(unserved), unserved[-1].facts) == (21, {"more": 6})
+    assert unserved[-1].what == "6 more findings of this kind"
+    assert codes(findings)[-1] == "limit.missing"
+
+
 @pytest.mark.clause("OPS-9")
 async def test_keys_that_are_free_and_whose_line_stands(db: Any, database: Database, client: Any) -> None:
     await database.run(fleet.appear(SERVES, AN_HOUR))

@@ -26,6 +26,7 @@ _LATE_SLOT: Final = timedelta(minutes=1)
 _LATE_EVENT: Final = timedelta(minutes=5)
 # Counted in a few milliseconds; a figure that has reached it means "at least".
 _MOST: Final = 10_000
+_MOST_OF_A_CODE: Final = 20
 # Beyond this a moment that a program gives (`eligible_at=`) is another one than it means.
 _SKEW: Final = timedelta(seconds=5)
 # Pinned settings that the statements rely on; a pooler in transaction mode loses them.
@@ -58,8 +59,27 @@ def examine(settings: Settings) -> Plan[list[Finding]]:
         _workers,
     )
     for check in checks:
-        found += yield from check(settings)
+        found += _shortened((yield from check(settings)))
     return found
+
+
+def _shortened(findings: list[Finding]) -> list[Finding]:
+    """The first findings of each code, and how many more there are: producers choose names of queues."""
+    by_code: defaultdict[str, list[Finding]] = defaultdict(list)
+    for finding in findings:
+        by_code[finding.code].append(finding)
+    for code, each in by_code.items():
+        if (more := len(each) - _MOST_OF_A_CODE) > 0:
+            each[_MOST_OF_A_CODE:] = [
+                Finding(
+                    code=code,
+                    severity=each[0].severity,
+                    what=f"{more} more findings of this kind",
+                    fix="repair those above, and run doctor again",
+                    facts={"more": more},
+                )
+            ]
+    return [finding for each in by_code.values() for finding in each]
 
 
 def outdated(version: int | None, latest: int) -> Finding:
