@@ -78,7 +78,7 @@ async def test_the_owner_of_a_schema_needs_no_right_on_the_database(
 async def test_nothing_is_installed_in_a_schema_of_another_role(
     sql: Any, durable_dsn: str, role: str
 ) -> None:
-    """Its owner can put a trigger on a table that we write, and it runs with the rights of whoever installs."""
+    """Its owner can put a trigger on a table that we write, and it runs with the rights of the role that installs."""
     await sql.execute(f"create schema shop authorization {role}")
     squatter = await asyncpg.connect(as_role(durable_dsn, role))
     await squatter.execute(
