@@ -64,6 +64,16 @@ def test_ls_shows_retries_and_when_an_event_expires(gd: Gd, sql: Any) -> None:
 
 
 @pytest.mark.usefixtures("full")
+def test_ls_names_the_failed_event_that_an_event_waits_for(gd: Gd, sql: Any) -> None:
+    sql.execute("update gen_durable.outbox set attempts = 1, last_error = '503' where id = 2")
+    lines = told(gd("outbox", "ls"))[1].splitlines()
+    notes = {line.split()[1]: "waits for 1:1:2" in line for line in lines[1:]}
+    later = {"1:1:3": True, "1:2:1": True}
+    other_sink_or_instance = {"1:1:4": False, "2:1:1": False}
+    assert notes == {"1:1:1": False, "1:1:2": False, **later, **other_sink_or_instance}
+
+
+@pytest.mark.usefixtures("full")
 def test_replay(gd: Gd, sql: Any) -> None:
     sql.execute("update gen_durable.outbox set dead_at = now(), last_error = 'no' where id <= 2")
     sql.execute("update gen_durable.outbox set published_at = now() where id = 3")

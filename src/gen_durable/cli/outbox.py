@@ -124,11 +124,19 @@ def _expires_at(event: EventRecord, retention: timedelta) -> datetime | None:
     return event.created_at + retention if event.state == "pending" else None
 
 
-def _note(event: EventRecord, retention: timedelta, now: datetime) -> str:
+def _failing(events: list[EventRecord]) -> dict[tuple[int, str], EventRecord]:
+    """The oldest failed event of each instance and sink: it holds up the later ones."""
+    newest_first = [event for event in events if event.state == "pending" and event.attempts]
+    return {(event.instance_id, event.sink): event for event in newest_first}
+
+
+def _note(event: EventRecord, failing: EventRecord | None, retention: timedelta, now: datetime) -> str:
     """What comes next for an event, and its last error."""
     said = []
     if event.state == "pending":
-        if event.next_at is not None and event.next_at > now:
+        if failing is not None and failing.number < event.number:
+            said.append(f"waits for {failing.id}")
+        elif event.next_at is not None and event.next_at > now:
             said.append(f"next try in {age_text(event.next_at - now)}")
         said.append(f"expires in {age_text(event.created_at + retention - now)}")
     return "; ".join([*said, *filter(None, [clean(event.last_error or "")])]) or "-"
@@ -136,6 +144,7 @@ def _note(event: EventRecord, retention: timedelta, now: datetime) -> str:
 
 def _print(events: list[EventRecord], retention: timedelta) -> None:
     now = datetime.now(UTC)
+    failing = _failing(events)
     cells: list[tuple[str, ...]] = [
         (
             str(event.number),
@@ -146,7 +155,7 @@ def _print(events: list[EventRecord], retention: timedelta) -> None:
             str(event.attempts),
             age_text(now - event.created_at),
             clean(event.subject),
-            _note(event, retention, now),
+            _note(event, failing.get((event.instance_id, event.sink)), retention, now),
         )
         for event in events
     ]
