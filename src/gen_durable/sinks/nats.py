@@ -59,6 +59,7 @@ class NatsSink:
         self._timeout = timeout.total_seconds()
         self._options = dict(options or {})
         self._connection: Any = None
+        self._last_error: Exception | None = None
         # Publishes run in parallel; one of them connects.
         self._connecting = asyncio.Lock()
 
@@ -88,14 +89,28 @@ class NatsSink:
         async with self._connecting:
             if self._connection is None or self._connection.is_closed:
                 try:
-                    # One try: the dispatcher retries, with back-off.
-                    self._connection = await self._nats.connect(
-                        self._servers, allow_reconnect=False, connect_timeout=self._timeout, **self._options
-                    )
-                except self._nats.errors.Error as error:
-                    raise SinkUnavailable(f"NATS: {type(error).__name__}: {error}") from error
+                    self._connection = await self._nats.connect(self._servers, **self._connecting_options())
+                except (self._nats.errors.Error, OSError) as error:
+                    cause = self._last_error or error
+                    raise SinkUnavailable(f"NATS: {type(cause).__name__}: {cause}") from error
         stream: JetStreamContext = self._connection.jetstream()
         return stream
+
+    def _connecting_options(self) -> dict[str, Any]:
+        async def note(error: Exception) -> None:
+            self._last_error = error
+
+        self._last_error = None
+        return {
+            # Two tries for each server, at once: the dispatcher retries, with back-off.
+            "allow_reconnect": False,
+            "max_reconnect_attempts": 1,
+            "reconnect_time_wait": 0,
+            "connect_timeout": self._timeout,
+            # By default every error is logged with its traceback.
+            "error_cb": note,
+            **self._options,
+        }
 
 
 def _is_subject(text: str) -> bool:
