@@ -62,6 +62,26 @@ async def test_doubtful_connection_is_closed_and_replaced(database: Database, db
     await ends(db, pid)
 
 
+async def test_connection_that_is_being_closed_keeps_its_place(
+    direct_dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may_close = asyncio.Event()
+
+    async def close(self: Connection, *, timeout: float | None = None) -> None:
+        await may_close.wait()
+        self.terminate()
+
+    monkeypatch.setattr(Connection, "close", close)
+    async with await Database.open(direct_dsn, "gen_durable", size=1) as database:
+        pool = database._pool
+        await pool.release(await pool.acquire(), is_reusable=False)
+        waiting = asyncio.ensure_future(used(database))
+        assert not (await asyncio.wait([waiting], timeout=0.1))[0]
+        assert database.connects == 1
+        may_close.set()
+        await waiting
+
+
 async def test_connection_in_use_is_not_used_again_after_suspicion(database: Database, db: Any) -> None:
     pool = database._pool
     idle, busy = await pool.acquire(), await pool.acquire()

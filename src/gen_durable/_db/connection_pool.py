@@ -142,9 +142,11 @@ class ConnectionPool:
     def _drop(self, conn: Any) -> None:
         self._used.discard(conn)
         self._doubtful.discard(conn)
-        self._places.release()
-        if not conn.is_closed():
-            self._close_later(conn)
+        if conn.is_closed():
+            self._places.release()
+        else:
+            # Its place is free when the session has ended: otherwise a burst of cancelled calls exceeds the size.
+            self._spawn(_close(conn)).add_done_callback(lambda _: self._places.release())
 
     def _prune(self) -> None:
         self._pruning = None
