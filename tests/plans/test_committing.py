@@ -149,3 +149,19 @@ async def test_abandoned_executions_are_finished(explainer: Explainer) -> None:
     assert not found.seq_scans, found
     assert found.indexes <= {"executions_committed", "executions_commit", "outbox_line"}, found
     assert found.blocks <= 40 * 80, found
+
+
+async def test_marks_of_events_do_not_read_all_pending_events(explainer: Explainer) -> None:
+    await explainer.connection.execute(
+        "insert into gen_durable.outbox (instance_id, step_seq, n, sink, type, subject, data)"
+        " select n, 1, 1, 's', 't', 'u', '{}' from generate_series(1, 40000) n"
+    )
+    rows = await explainer.connection.fetch(
+        "select instance_id, step_seq from gen_durable.executions where status = 'COMMITTED'"
+    )
+    assert len(rows) == 80
+    ids = {"instance_ids": [row["instance_id"] for row in rows], "step_seqs": [row["step_seq"] for row in rows]}
+    (found,) = await explainer.explain(statement("outbox.sql", "finish_executions", **ids))
+    assert not found.seq_scans, found
+    assert found.indexes <= {"executions_committed", "executions_commit", "outbox_line"}, found
+    assert found.blocks <= 40 * 80, found

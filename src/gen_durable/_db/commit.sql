@@ -295,9 +295,9 @@ with page as materialized (
 ), abandoned as materialized (
   select e.instance_id, e.step_seq from page join gen_durable.executions e using (instance_id, step_seq)
    where e.status = 'COMMITTED'
-     and not exists (select from gen_durable.outbox o
-                      where o.instance_id = e.instance_id and o.step_seq = e.step_seq and o.published_at is null
-                        and o.dead_at is null)
+     and (select true from gen_durable.outbox o
+           where o.instance_id = e.instance_id and o.step_seq = e.step_seq and o.published_at is null
+             and o.dead_at is null limit 1) is null
      for update of e skip locked
 ), finished as (
   update gen_durable.executions e set status = 'DONE'
