@@ -160,7 +160,10 @@ async def test_marks_of_events_do_not_read_all_pending_events(explainer: Explain
         "select instance_id, step_seq from gen_durable.executions where status = 'COMMITTED'"
     )
     assert len(rows) == 80
-    ids = {"instance_ids": [row["instance_id"] for row in rows], "step_seqs": [row["step_seq"] for row in rows]}
+    ids = {
+        "instance_ids": [row["instance_id"] for row in rows],
+        "step_seqs": [row["step_seq"] for row in rows],
+    }
     (found,) = await explainer.explain(statement("outbox.sql", "finish_executions", **ids))
     assert not found.seq_scans, found
     assert found.indexes <= {"executions_committed", "executions_commit", "outbox_line"}, found
