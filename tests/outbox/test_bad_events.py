@@ -254,20 +254,25 @@ async def test_a_batch_that_times_out_is_sent_again_one_by_one(durable_dsn: str)
     assert all(len(request) == 1 for request in sink.requests if set(request) < set(failed[0]))
 
 
-def test_a_sink_that_hangs_on_a_round_and_accepts_others_is_not_paused(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    sink, database, lease = Picky(1, lambda events: None), cast("Any", None), timedelta(minutes=1)
-    dispatcher = Dispatcher(
+def dispatcher_of(sink: Picky, lease: timedelta) -> Dispatcher:
+    """A dispatcher without a database, for tests of what it does after a round."""
+    return Dispatcher(
         "web",
         sink,
         source="s",
         lease=lease,
         idle=lease,
-        database=database,
+        database=cast("Any", None),
         telemetry=Telemetry(),
         contact=Contact(),
     )
+
+
+def test_a_sink_that_hangs_on_a_round_and_accepts_others_is_not_paused(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    sink, lease = Picky(1, lambda events: None), timedelta(minutes=1)
+    dispatcher = dispatcher_of(sink, lease)
     round = _Round(sink, "s", lease)
     round.error = "TimeoutError"
     dispatcher._accepted_at = time.monotonic()  # by another round, while this one lasted
@@ -305,17 +310,8 @@ def test_the_log_names_only_rounds_in_which_nothing_was_accepted(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """As one that answers 429 after a number of requests."""
-    sink, database, lease = Picky(1, lambda events: None), cast("Any", None), timedelta(minutes=1)
-    dispatcher = Dispatcher(
-        "web",
-        sink,
-        source="s",
-        lease=lease,
-        idle=lease,
-        database=database,
-        telemetry=Telemetry(),
-        contact=Contact(),
-    )
+    sink, lease = Picky(1, lambda events: None), timedelta(minutes=1)
+    dispatcher = dispatcher_of(sink, lease)
     caplog.set_level(logging.INFO, "gen_durable.outbox")
     for accepted in (5, 5, 0, 0, 5, 5):
         round = _Round(sink, "s", lease)
