@@ -23,7 +23,7 @@ from tests.audit.machines import Story, add, story
 from tests.db.engine import RECORDER, entry, flushed, inserted, new, picked
 from tests.db.raw import fetch
 
-PAGE = (Path(__file__).parents[2] / "docs" / "audit.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[2] / "docs" / "guides" / "audit.md").read_text(encoding="utf-8")
 # Without the pause after a crash.
 DUE = "update gen_durable.gen_durable set eligible_at = now() where id = $1"
 Tale = Callable[[Harness], Any]

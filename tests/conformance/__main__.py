@@ -1,4 +1,4 @@
-"""Writes docs/conformance.md."""
+"""Writes docs/internals/conformance.md."""
 
 from __future__ import annotations
 

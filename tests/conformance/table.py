@@ -1,4 +1,4 @@
-"""From the clauses of docs/spec.md and the tests that name them to docs/conformance.md.
+"""From the clauses of docs/internals/spec.md and the tests that name them to docs/internals/conformance.md.
 
 Both are read as text and as syntax trees: what a table says must not depend on which tests were collected or ran.
 """
@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 ROOT: Final = Path(__file__).parents[2]
-SPEC: Final = ROOT / "docs" / "spec.md"
-TABLE: Final = ROOT / "docs" / "conformance.md"
+SPEC: Final = ROOT / "docs" / "internals" / "spec.md"
+TABLE: Final = ROOT / "docs" / "internals" / "conformance.md"
 COMMAND: Final = "python -m tests.conformance"
 
 _CLAUSE: Final = re.compile(

@@ -36,7 +36,7 @@ def test_no_id_is_used_twice() -> None:
 
 def test_the_table_is_up_to_date() -> None:
     written = TABLE.read_text(encoding="utf-8") if TABLE.exists() else ""
-    assert written == current(), f"docs/conformance.md is out of date; write it again: {COMMAND}"
+    assert written == current(), f"docs/internals/conformance.md is out of date; write it again: {COMMAND}"
 
 
 def test_clauses_are_read_with_their_section_and_source() -> None:

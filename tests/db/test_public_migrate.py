@@ -23,7 +23,7 @@ from gen_durable import AsyncClient, Settings, migrate, migrate_async
 from gen_durable._db.migrate import LATEST
 from gen_durable.errors import SettingsError, UsageError
 
-PAGE = Path(__file__).parents[2] / "docs" / "deployment.md"
+PAGE = Path(__file__).parents[2] / "docs" / "guides" / "deploying.md"
 COUNT = "select count(*) from pg_class where relnamespace = to_regnamespace('elsewhere')"
 KINDS = [
     "asyncpg",

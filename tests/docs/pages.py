@@ -97,7 +97,7 @@ class Page:
         return files
 
 
-PAGES: Final = [Page(path) for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))]
+PAGES: Final = [Page(path) for path in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))]
 
 
 class Reading:

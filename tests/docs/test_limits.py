@@ -1,4 +1,4 @@
-"""What docs/limits.md does not show of the commands: how they refuse."""
+"""What docs/guides/limits.md does not show of the commands: how they refuse."""
 
 from __future__ import annotations
 

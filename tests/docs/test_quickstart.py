@@ -1,4 +1,4 @@
-"""docs/quickstart.md does what it says, with a worker that is really killed."""
+"""docs/get-started/quickstart.md does what it says, with a worker that is really killed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gen_durable import Client, Status
 from gen_durable.cli.root import root
 from tests.docs.pages import ROOT, Page
 
-PAGE = Page(ROOT / "docs" / "quickstart.md")
+PAGE = Page(ROOT / "docs" / "get-started" / "quickstart.md")
 COMMANDS = [
     line
     for block in PAGE.blocks

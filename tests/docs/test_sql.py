@@ -1,4 +1,4 @@
-"""What running docs/sql.md does not show: its role for workers, its other languages, its list of functions."""
+"""What running docs/reference/sql.md does not show: its role for workers, its other languages, its list of functions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gen_durable.testing import Harness
 from tests.docs.pages import ROOT, Page
 from tests.docs.statements import examples, roles_of, run_examples
 
-PAGE = Page(ROOT / "docs" / "sql.md")
+PAGE = Page(ROOT / "docs" / "reference" / "sql.md")
 
 
 class Checkout(Machine[dict[str, Any], None], queue="checkout"):

@@ -1,4 +1,4 @@
-"""docs/telemetry.md lists what there is."""
+"""docs/reference/telemetry.md lists what there is."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gen_durable.telemetry import Event
 from tests.docs.pages import ROOT
 from tests.telemetry.machines import Leg
 
-PAGE = (ROOT / "docs" / "telemetry.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "reference" / "telemetry.md").read_text(encoding="utf-8")
 ROW = re.compile(r"^\| (.+) \|$", re.MULTILINE)
 
 

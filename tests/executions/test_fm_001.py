@@ -1,6 +1,6 @@
 """FM_001, the duplicate retry: A leases a job and stalls, its lease runs out, B runs the job, and then A wakes up.
 
-`docs/failure-lab.md` tells the story. Every process here is a real one.
+`docs/internals/failure-lab.md` tells the story. Every process here is a real one.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ async def test_a_crash_between_committed_and_done_is_finished_and_not_repeated(
 
 
 def test_the_failure_lab_names_tests_that_exist() -> None:
-    text = (ROOT / "docs" / "failure-lab.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "internals" / "failure-lab.md").read_text(encoding="utf-8")
     named = re.findall(r"`(tests/[\w/]+\.py)::(test_\w+)`", text)
     for file, test in named:
         assert re.search(

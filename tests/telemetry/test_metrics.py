@@ -23,7 +23,7 @@ from gen_durable.telemetry import Event
 from tests.telemetry.machines import QUICK, Leg, Trip
 
 ROOT = Path(__file__).parents[2]
-DASHBOARD = ROOT / "docs" / "grafana" / "gen_durable.json"
+DASHBOARD = ROOT / "docs" / "reference" / "grafana" / "gen_durable.json"
 PATIENCE = 20.0
 AN_HOUR = timedelta(hours=1)
 EVENTS = [

@@ -1,4 +1,4 @@
-"""How many connections a worker opens: the numbers of docs/deployment.md."""
+"""How many connections a worker opens: the numbers of docs/guides/deploying.md."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ class StatementError(DatabaseError):
         if found is None:
             return ""
         right = _GRANTS[found["kind"]].format(found["name"])
-        return f"; grant {right} to the role that connects (docs/sql.md has all that a worker or a producer needs)"
+        return f"; grant {right} to the role that connects (docs/reference/sql.md lists all rights)"
 
     def facts(self) -> Mapping[str, Any]:
         """The detail of an error that our own SQL raised: it is JSON."""

@@ -1,4 +1,4 @@
-"""docs/operations.md names the defaults as they are."""
+"""docs/guides/operating.md names the defaults as they are."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 from gen_durable import Settings
 from tests.docs.pages import ROOT
 
-TEXT = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
+TEXT = (ROOT / "docs" / "guides" / "operating.md").read_text(encoding="utf-8")
 
 
 def test_the_defaults_are_what_the_page_says() -> None:

@@ -1,4 +1,4 @@
-"""docs/adapters.md does what it says: its file is written, its snippets and its commands are run."""
+"""docs/guides/frameworks.md does what it says: its file is written, its snippets and its commands are run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import pytest
 from tests.adapters import site
 from tests.adapters.test_fastapi import served
 
-PAGE = (Path(__file__).parents[2] / "docs" / "adapters.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[2] / "docs" / "guides" / "frameworks.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r'^```(\w+)(?: title="(.*?)")?\n(.*?)^```$', PAGE, re.MULTILINE | re.DOTALL)
 PROMISE = re.compile(r"^(\s*)(\S.*?)\s+# → (.+)$", re.MULTILINE)
 
