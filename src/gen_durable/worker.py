@@ -23,18 +23,18 @@ from ._db.limits import seed
 from ._db.patience import Patience
 from ._db.pick import after
 from ._db.pool import Database
-from ._runtime.block import Block
-from ._runtime.child import IS_CHILD
 from ._runtime.dispatcher import sink_of
 from ._runtime.engine import Engine
+from ._runtime.failure_scope import FailureScope
 from ._runtime.flusher import Flusher
 from ._runtime.health import Answer, Health
-from ._runtime.memory import return_large_buffers
 from ._runtime.middleware import CallNext, Middleware, checked_middleware
-from ._runtime.pool import hello_for
-from ._runtime.source import FromPrefix, FromQueue, Source
-from ._runtime.starting import run_at_start
-from ._runtime.supervisor import Orders, Supervisor
+from ._runtime.pick_source import FromPrefix, FromQueue, Source
+from ._runtime.processes.child import IS_CHILD
+from ._runtime.processes.malloc import return_large_buffers
+from ._runtime.processes.process_pool import hello_for
+from ._runtime.processes.supervisor import Orders, Supervisor
+from ._runtime.startup import run_at_start
 from ._version import VERSION
 from .async_client import AsyncClient
 from .client import Client
@@ -158,7 +158,7 @@ class Worker(AsyncClient):
         self._pools: dict[str, Database] = {}
         self._limits: tuple[Limit, ...] = checked_limits(limits)
         self._engine: Engine | None = None
-        self._block: Block | None = None
+        self._block: FailureScope | None = None
 
     def run(self, *, processes: int | None = None, on_ready: Callable[[], None] = lambda: None) -> None:
         """Work until SIGTERM or SIGINT.
@@ -283,7 +283,7 @@ class Worker(AsyncClient):
                 raise
 
     async def __aenter__(self) -> Self:
-        self._block = Block()
+        self._block = FailureScope()
         return await super().__aenter__()
 
     async def __aexit__(

@@ -28,7 +28,7 @@ from gen_durable import (
 )
 from gen_durable._db import lease as leases
 from gen_durable._db.pool import Database
-from gen_durable._runtime.reaper import Reaper
+from gen_durable._runtime.maintenance.reaper import Reaper
 from gen_durable._runtime.service import Contact
 from gen_durable._runtime.wake import Wakes
 from gen_durable.telemetry import OutcomeStale, ReaperReaped, Telemetry

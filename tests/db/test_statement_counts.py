@@ -13,7 +13,8 @@ from gen_durable._core.model import Committed, DeadLetter, EventRow, Execution, 
 from gen_durable._db import lease, pick
 from gen_durable._db.pool import Database
 from gen_durable._db.signal import deliver
-from gen_durable._runtime.reaper import Reaper, Timekeeper
+from gen_durable._runtime.maintenance.deadlines import Deadlines
+from gen_durable._runtime.maintenance.reaper import Reaper
 from gen_durable._runtime.service import Contact
 from gen_durable._runtime.wake import Wakes
 from gen_durable.telemetry import Telemetry
@@ -245,9 +246,9 @@ async def test_services_that_find_nothing_cost_the_same_in_a_full_table(
     with wire.counted() as sent:
         await reaper.tick()
     assert sent == ["suspect", "finish_abandoned", "deleted_live", "hurry", "stuck_keys"]
-    timekeeper = Timekeeper(database, Telemetry(), Wakes(), Contact())
+    deadlines = Deadlines(database, Telemetry(), Wakes(), Contact())
     with wire.counted() as sent:
-        await timekeeper.tick()
+        await deadlines.tick()
     assert sent == ["expire"]
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from gen_durable import Context, Done, Machine, Settings, Worker, step
 from gen_durable._db.pick import Picked
-from gen_durable._runtime.source import FromQueue
+from gen_durable._runtime.pick_source import FromQueue
 from gen_durable.telemetry import PickStop
 from tests.plans.explain import Explained, Explainer
 from tests.plans.statements import LEASES

@@ -23,7 +23,7 @@ from gen_durable import (
 )
 from gen_durable._db import gc
 from gen_durable._db.pool import Database
-from gen_durable._runtime.collector import Collector
+from gen_durable._runtime.maintenance.collector import Collector
 from gen_durable._runtime.service import Contact
 from gen_durable.telemetry import GcSwept, OutboxExpired, Telemetry
 from tests.control.support import Plain

@@ -25,7 +25,7 @@ from gen_durable import (
     Worker,
     step,
 )
-from gen_durable._runtime.presence import Overseer, Presence
+from gen_durable._runtime.registration import OverridePoller, Registration
 from gen_durable._runtime.scheduler import Scheduler
 from tests.control.support import Sitter
 from tests.scenarios.support import CALM, PATIENCE, happens, holds
@@ -106,11 +106,11 @@ async def test_confirmation_of_an_earlier_pause_does_not_count(
         await client.pause_queue("default", wait=True, timeout=PATIENCE)
         asleep = asyncio.Event()
 
-        async def tick(self: Overseer) -> timedelta:
+        async def tick(self: OverridePoller) -> timedelta:
             await asleep.wait()
             return timedelta(seconds=1)
 
-        monkeypatch.setattr(Overseer, "tick", tick)
+        monkeypatch.setattr(OverridePoller, "tick", tick)
         await client.resume_queue("default")
         await _begins(chain)
         assert await db.fetchval("select paused_queues from gen_durable.workers") == ["default"]
@@ -125,20 +125,20 @@ async def test_worker_confirms_only_what_its_schedulers_heed(
 ) -> None:
     """A mutant that confirms first is caught."""
     order: list[str] = []
-    heed, confirm = Scheduler.heed, Presence.confirm
+    heed, confirm = Scheduler.heed, Registration.confirm
 
     def heeding(self: Scheduler, overrides: Any) -> None:
         heed(self, overrides)
         if overrides:
             order.append("heed")
 
-    async def confirming(self: Presence, paused: Any) -> None:
+    async def confirming(self: Registration, paused: Any) -> None:
         if paused:
             order.append("confirm")
         await confirm(self, paused)
 
     monkeypatch.setattr(Scheduler, "heed", heeding)
-    monkeypatch.setattr(Presence, "confirm", confirming)
+    monkeypatch.setattr(Registration, "confirm", confirming)
     async with Worker([Chain()], dsn=durable_dsn, settings=CALM, queues={"a": 1, "b": 1}):
         await client.pause_queue("default", wait=True, timeout=PATIENCE)
     assert order[:3] == ["heed", "heed", "confirm"]

@@ -26,7 +26,7 @@ from gen_durable import (
 )
 from gen_durable._db import fleet, pick
 from gen_durable._db.pool import Database
-from gen_durable._runtime.slots import Slots
+from gen_durable._runtime.capacity import Capacity
 from gen_durable.telemetry import PickStop, StepStop
 from tests.operations.rows import put
 from tests.scenarios.support import CALM, PATIENCE, Events, holds
@@ -256,7 +256,7 @@ async def test_sql_says_the_same(db: Any, database: Database) -> None:
 
 
 async def test_slots_follow_their_limit() -> None:
-    slots = Slots(1)
+    slots = Capacity(1)
     loop = asyncio.get_running_loop()
     await slots.take()
     waiting = [loop.create_task(slots.take()) for _ in range(3)]

@@ -9,8 +9,8 @@ from typing import Any, Final
 import pytest
 
 from gen_durable._db.pool import Database
+from gen_durable._runtime.maintenance.vacuum import Vacuum
 from gen_durable._runtime.service import Contact
-from gen_durable._runtime.vacuum import Vacuum
 
 COUNT: Final = "select vacuum_count from pg_stat_user_tables where schemaname = 'gen_durable' and relname = 'gen_durable'"
 

@@ -1,4 +1,4 @@
-"""Heartbeats, the reaper and the timekeeper."""
+"""Heartbeats, the reaper and deadlines."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ async def test_the_reaper_takes_back_what_is_dead(explainer: Explainer) -> None:
     check(ungated, UNGATE, blocks=60 * 100)
 
 
-async def test_the_timekeeper_reads_the_deadlines_that_have_passed(explainer: Explainer) -> None:
+async def test_the_deadlines_service_reads_the_deadlines_that_have_passed(explainer: Explainer) -> None:
     expired, (found,) = await explainer.run(lease.expire())
     assert len(expired) == 100
     check(found, {"gen_durable_deadline", "gen_durable_pkey"}, blocks=30 * 100)

@@ -27,7 +27,7 @@ from gen_durable._db import pick as picks
 from gen_durable._db.failures import StatementError
 from gen_durable._db.pool import Database
 from gen_durable._loading import chunks
-from gen_durable._runtime.content import StoredContent
+from gen_durable._runtime.content_loader import ContentLoader
 from gen_durable.testing import AsyncHarness
 from tests.db.engine import entry, flushed, inserted, new, picked
 from tests.scenarios.support import CALM, PATIENCE
@@ -169,10 +169,10 @@ async def test_child_retried_while_its_result_is_loaded_is_waited_for(
     async_durable: AsyncHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     retried: list[int] = []
-    children = StoredContent.children
+    children = ContentLoader.children
 
     async def retry_first(
-        self: StoredContent, execution: Execution, ids: Sequence[int]
+        self: ContentLoader, execution: Execution, ids: Sequence[int]
     ) -> Mapping[int, ChildContent]:
         if not retried:
             retried.append(ids[3])
@@ -182,7 +182,7 @@ async def test_child_retried_while_its_result_is_loaded_is_waited_for(
     class Half(Album, name="Half"):
         photos = (1, 2, 3, -1)
 
-    monkeypatch.setattr(StoredContent, "children", retry_first)
+    monkeypatch.setattr(ContentLoader, "children", retry_first)
     album = await async_durable.insert(Half, "loaded")
     await async_durable.drain()
     assert async_durable.assert_done(album) == [LARGE] * 4
@@ -318,11 +318,11 @@ async def test_load_that_fails_is_an_error_of_the_step(
     durable_dsn: str, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
     async def fail(
-        self: StoredContent, execution: Execution, ids: Sequence[int]
+        self: ContentLoader, execution: Execution, ids: Sequence[int]
     ) -> Mapping[int, ChildContent]:
         raise StatementError("57014", "canceling statement due to statement timeout")
 
-    monkeypatch.setattr(StoredContent, "children", fail)
+    monkeypatch.setattr(ContentLoader, "children", fail)
     async with Worker([Album, Photo], dsn=durable_dsn, settings=CALM) as worker:
         album = await worker.wait(await worker.insert(Album, way), timeout=PATIENCE)
     assert album.status is Status.FAILED

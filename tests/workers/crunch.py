@@ -33,7 +33,7 @@ from gen_durable import (
     job,
     step,
 )
-from gen_durable._runtime.child import IS_CHILD
+from gen_durable._runtime.processes.child import IS_CHILD
 
 
 class Work(msgspec.Struct):

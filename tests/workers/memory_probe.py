@@ -6,7 +6,7 @@ import ctypes
 import gc
 import sys
 
-from gen_durable._runtime.memory import return_large_buffers
+from gen_durable._runtime.processes.malloc import return_large_buffers
 
 
 class _Mallinfo(ctypes.Structure):

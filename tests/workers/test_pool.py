@@ -17,7 +17,7 @@ import msgspec
 import pytest
 
 from gen_durable import Context, Done, Instance, Machine, Outcome, Spec, Status, Worker, job, step
-from gen_durable._runtime.child import IS_CHILD
+from gen_durable._runtime.processes.child import IS_CHILD
 from gen_durable.errors import OptionError, ProcessStepError, UsageError
 from gen_durable.telemetry import ReaperReaped
 from gen_durable.testing import Harness

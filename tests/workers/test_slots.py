@@ -1,4 +1,4 @@
-"""Slots, and the budget that queues share by weight. No database, no worker."""
+"""Capacity, and the budget that queues share by weight. No database, no worker."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections import Counter
 
 import pytest
 
-from gen_durable._runtime.slots import Budget, SharedSlots, Slots
+from gen_durable._runtime.capacity import Budget, Capacity, SharedCapacity
 
 
 class Feeder:
     """A queue with more work than it can do, as a scheduler sees it; its steps end when they are told to."""
 
     def __init__(self, budget: Budget, limit: int, weight: int) -> None:
-        self.slots = SharedSlots(limit, budget, weight, self.wake)
+        self.slots = SharedCapacity(limit, budget, weight, self.wake)
         self.is_woken = False
         self.has_work = True
         self.running = 0
@@ -92,7 +92,7 @@ async def test_what_waits_in_a_queue_comes_before_what_it_could_pick() -> None:
 
 
 async def test_a_wait_that_is_cancelled_at_its_turn_passes_it_on() -> None:
-    for slots in (Slots(1), SharedSlots(1, Budget(1), 1, lambda: None)):
+    for slots in (Capacity(1), SharedCapacity(1, Budget(1), 1, lambda: None)):
         assert slots.claim() == 1
         await slots.take()
         first, second = asyncio.ensure_future(slots.take()), asyncio.ensure_future(slots.take())
@@ -111,9 +111,9 @@ async def test_nothing_is_lost_and_nothing_is_granted_twice() -> None:
     """Many steps of three queues take and give in any order: never more than the budget, and all of them run."""
     budget = Budget(3)
     counts: Counter[str] = Counter()
-    queues = [SharedSlots(2, budget, weight, lambda: None) for weight in (1, 2, 5)]
+    queues = [SharedCapacity(2, budget, weight, lambda: None) for weight in (1, 2, 5)]
 
-    async def step(slots: SharedSlots, number: int) -> None:
+    async def step(slots: SharedCapacity, number: int) -> None:
         await slots.take()
         counts["running"] += 1
         assert counts["running"] <= 3

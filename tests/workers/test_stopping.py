@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gen_durable import Worker, WorkerStoppedError
-from gen_durable._runtime.presence import Overseer
+from gen_durable._runtime.registration import OverridePoller
 from tests.control.support import Plain
 from tests.scenarios.support import AN_HOUR, CALM
 
@@ -23,11 +23,11 @@ def broken(monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
     """The overseer fails when this is set."""
     fails = asyncio.Event()
 
-    async def tick(self: Overseer) -> None:
+    async def tick(self: OverridePoller) -> None:
         await fails.wait()
         raise BugError("the overseer is broken")
 
-    monkeypatch.setattr(Overseer, "tick", tick)
+    monkeypatch.setattr(OverridePoller, "tick", tick)
     return fails
 
 
@@ -131,19 +131,19 @@ async def test_worker_can_be_opened_again_after_it_stopped(durable_dsn: str, bro
 def test_worker_in_a_thread_raises_at_the_end_of_the_block(
     durable_dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def tick(self: Overseer) -> None:
+    async def tick(self: OverridePoller) -> None:
         raise BugError("the overseer is broken")
 
-    monkeypatch.setattr(Overseer, "tick", tick)
+    monkeypatch.setattr(OverridePoller, "tick", tick)
     worker = Worker([Plain], dsn=durable_dsn, settings=CALM)
     with pytest.raises(WorkerStoppedError, match="the overseer is broken"), worker.in_thread():
         pass
 
 
 def test_run_raises(durable_dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def tick(self: Overseer) -> None:
+    async def tick(self: OverridePoller) -> None:
         raise BugError("the overseer is broken")
 
-    monkeypatch.setattr(Overseer, "tick", tick)
+    monkeypatch.setattr(OverridePoller, "tick", tick)
     with pytest.raises(WorkerStoppedError, match="the overseer is broken"):
         Worker([Plain], dsn=durable_dsn, settings=CALM).run()

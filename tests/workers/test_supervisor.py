@@ -16,7 +16,7 @@ import msgspec
 import pytest
 
 from gen_durable import AsyncClient, Settings, Spec
-from gen_durable._runtime import supervisor
+from gen_durable._runtime.processes import supervisor
 from tests.scenarios.process import WorkerProcess, program
 from tests.scenarios.support import CALM, PATIENCE, has_no_lease, holds, row_of
 from tests.workers.victims import Sleeper

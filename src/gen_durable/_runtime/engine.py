@@ -24,24 +24,25 @@ from ..connections import Dsn
 from ..errors import WorkerStoppedError
 from ..events import Sink
 from ..telemetry import Telemetry
-from .collector import Collector
-from .content import StoredContent
-from .cron import Cron
+from .capacity import Budget
+from .content_loader import ContentLoader
 from .dispatcher import Dispatcher
 from .executor import Executor
 from .flusher import Flusher
 from .heartbeat import Heartbeat
+from .maintenance.collector import Collector
+from .maintenance.cron import Cron
+from .maintenance.deadlines import Deadlines
+from .maintenance.reaper import Reaper
+from .maintenance.vacuum import Vacuum
 from .middleware import Middleware
-from .pool import Processes, hello_for
-from .presence import Overseer, Presence
-from .reaper import Reaper, Timekeeper
+from .pick_source import FromQueue, Source
+from .processes.process_pool import ProcessPool, hello_for
+from .registration import OverridePoller, Registration
 from .scheduler import Scheduler
 from .service import Contact, Service
-from .slots import Budget
-from .source import FromQueue, Source
-from .starting import run_at_start
+from .startup import run_at_start
 from .threads import Threads
-from .vacuum import Vacuum
 from .wake import Wakes
 
 __all__ = ["Engine"]
@@ -114,7 +115,7 @@ class Engine:
         limits = Limits(settings.max_payload, settings.max_children)
         hello = hello_for(registry, limits)
         size = settings.pool_processes or os.cpu_count() or 1
-        self._processes = None if hello is None else Processes(size, hello)
+        self._processes = None if hello is None else ProcessPool(size, hello)
         executor = Executor(
             registry,
             limits,
@@ -122,7 +123,7 @@ class Engine:
             processes=self._processes,
             middleware=middleware,
             resources=resources,
-            content=StoredContent(database.run),
+            content=ContentLoader(database.run),
         )
         budget = Budget(settings.concurrency) if settings.concurrency else None
         vacuum = Vacuum(database, contact)  # not on one of the few for services: it may take half a minute
@@ -153,7 +154,7 @@ class Engine:
                 wakes.on_any_work(scheduler.wake)
         self._services: list[Service] = [
             *self._schedulers,
-            Timekeeper(services, telemetry, wakes, contact),
+            Deadlines(services, telemetry, wakes, contact),
             vacuum,
             *(
                 Dispatcher(
@@ -177,8 +178,8 @@ class Engine:
             self._services.append(Reaper(services, settings, telemetry, wakes, contact))
         if settings.gc:
             self._services.append(Collector(services, settings, telemetry, contact))
-        self._presence = Presence(services, settings, contact, presence)
-        self._overseer = Overseer(services, settings, contact, self._schedulers, self._presence)
+        self._presence = Registration(services, settings, contact, presence)
+        self._overseer = OverridePoller(services, settings, contact, self._schedulers, self._presence)
         self.is_signalled = False
         """Whether it ends by a signal, so that another one may hurry it."""
         # What runs until it is told to stop; and what runs until everything has come to its end.

@@ -34,9 +34,9 @@ from ..errors import CodecError, ProcessStepError, StepTimeoutError, UnknownStep
 from ..jobs import Job
 from ..machine import Machine
 from ..outcome import Cancel, Decision, Discard, Outcome, Retry, RetryAfter, Stop, message_text, reason_text
-from .content import waiter
+from .content_loader import waiter
 from .middleware import Middleware, wrapped
-from .pool import ProcessDiedError, Processes
+from .processes.process_pool import ProcessDiedError, ProcessPool
 from .threads import Threads
 
 __all__ = ["Executor", "StepExitError", "as_exception", "current_task", "decision_in", "is_ours", "log_note"]
@@ -57,7 +57,7 @@ class Executor:
         limits: Limits,
         threads: Threads,
         *,
-        processes: Processes | None = None,
+        processes: ProcessPool | None = None,
         middleware: Sequence[Middleware] = (),
         resources: Any = None,
         content: Content | None = None,
@@ -198,7 +198,7 @@ class Executor:
         step: StepDef,
         execution: Execution,
         machine: MachineDef,
-        processes: Processes,
+        processes: ProcessPool,
         *,
         may_chain: bool,
     ) -> CommitEntry:

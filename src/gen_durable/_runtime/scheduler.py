@@ -33,15 +33,15 @@ from ..telemetry import (
     StepStop,
     Telemetry,
 )
+from .admission import Admission
+from .capacity import Budget, Capacity, SharedCapacity
 from .clock import DatabaseClock
 from .executor import Executor, log_note
 from .flusher import Flusher
 from .heartbeat import Heartbeat
-from .pool import ProcessDiedError
+from .pick_source import FromQueue, Source
+from .processes.process_pool import ProcessDiedError
 from .service import Contact, Service
-from .slots import Budget, SharedSlots, Slots
-from .source import FromQueue, Source
-from .way import Way
 
 __all__ = ["Scheduler"]
 
@@ -85,9 +85,9 @@ class Scheduler(Service):
         self._queue = source.label
         self._limits = limits
         self._slots = (
-            Slots(limits.concurrency)
+            Capacity(limits.concurrency)
             if budget is None
-            else SharedSlots(limits.concurrency, budget, limits.weight, self.wake)
+            else SharedCapacity(limits.concurrency, budget, limits.weight, self.wake)
         )
         # The queues that are paused, as far as we have heard; and how often we have heard.
         self._paused: frozenset[str] = frozenset()
@@ -98,7 +98,7 @@ class Scheduler(Service):
         self._chain_seconds = settings.chain_time.total_seconds()
         self._leases = picks.Leases(settings.lease, registry.leases)
         self._database = database
-        self._way = Way(database, gates, telemetry, on_way_made)
+        self._admission = Admission(database, gates, telemetry, on_way_made)
         self._executor = executor
         self._flusher = flusher
         self._heartbeat = heartbeat
@@ -153,8 +153,8 @@ class Scheduler(Service):
         if picked.executions:
             self._last_work = time.monotonic()
         if picked.denied or picked.throttled:
-            self._in_the_way = await self._way.gate(picked.denied)
-            await self._way.put_off(picked.throttled, self._source.known(self._registry.keys))
+            self._in_the_way = await self._admission.gate(picked.denied)
+            await self._admission.defer_throttled(picked.throttled, self._source.known(self._registry.keys))
             # What stood behind them is at the head now.
             return timedelta(0) if picked.executions else self._settings.min_poll_interval
         if picked.is_held_back:

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeAlias
 
-from .._runtime.wire import load_file
+from .._runtime.processes.wire import load_file
 from ..definition import Definition
 from ..errors import GenDurableError, did_you_mean
 from ..jobs import Job

@@ -25,7 +25,7 @@ from .._db.plan import Plan
 from .._db.pool import Database
 from .._running import running
 from .._runtime.clock import DatabaseClock
-from .._runtime.content import StoredContent
+from .._runtime.content_loader import ContentLoader
 from .._runtime.effects import EffectError, commit_with_effect
 from .._runtime.executor import Executor, log_note
 from .._runtime.threads import Threads
@@ -156,7 +156,7 @@ class Stepper:
                 "this harness is draining already", "let one drain end before the next; a step cannot drain"
             )
         self._is_draining = True
-        self._executor.content = StoredContent(database.run)
+        self._executor.content = ContentLoader(database.run)
         counts: Counter[str] = Counter()
         slots = 0
         try:

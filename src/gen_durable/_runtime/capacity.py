@@ -10,10 +10,10 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 
-__all__ = ["Budget", "SharedSlots", "Slots"]
+__all__ = ["Budget", "Capacity", "SharedCapacity"]
 
 
-class Slots:
+class Capacity:
     """At most `limit` steps; those that must wait go first come, first served. For one event loop."""
 
     def __init__(self, limit: int) -> None:
@@ -88,15 +88,15 @@ class Budget:
 
     def __init__(self, limit: int) -> None:
         self.free = limit
-        self._members: list[SharedSlots] = []
+        self._members: list[SharedCapacity] = []
         # The turn of whoever was served last: a queue that was silent begins here, and has nothing saved up.
         self._now = 0.0
 
-    def join(self, member: SharedSlots) -> None:
+    def join(self, member: SharedCapacity) -> None:
         """One more queue has a part in it."""
         self._members.append(member)
 
-    def grant(self, member: SharedSlots) -> bool:
+    def grant(self, member: SharedCapacity) -> bool:
         """One slot for this queue, if there is one and nobody who wants it has had less."""
         turn = max(member.turn, self._now)
         hungry = (other.turn for other in self._members if other.is_hungry and other is not member)
@@ -121,7 +121,7 @@ class Budget:
                 return
 
 
-class SharedSlots(Slots):
+class SharedCapacity(Capacity):
     """The slots of one queue within a budget."""
 
     def __init__(self, limit: int, budget: Budget, weight: int, wake: Callable[[], None]) -> None:

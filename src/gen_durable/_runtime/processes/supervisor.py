@@ -22,11 +22,11 @@ from contextlib import suppress
 from datetime import timedelta
 from typing import Final
 
-from .._db import lease as leases
-from .._db.failures import StatementError
-from .._db.pool import Database
-from ..config import Settings, supervised_environment, take_supervision
-from ..telemetry import ReaperReaped, Telemetry
+from ..._db import lease as leases
+from ..._db.failures import StatementError
+from ..._db.pool import Database
+from ...config import Settings, supervised_environment, take_supervision
+from ...telemetry import ReaperReaped, Telemetry
 
 __all__ = ["Orders", "Supervisor"]
 

@@ -12,10 +12,10 @@ from .._db.plan import Plan
 from .._loading import Wait
 from ..errors import UsageError
 
-__all__ = ["StoredContent", "waiter"]
+__all__ = ["ContentLoader", "waiter"]
 
 
-class StoredContent:
+class ContentLoader:
     """Reads them from the database. Plain reads: whether the execution still has its lease is asked by its commit."""
 
     def __init__(self, run: Callable[[Plan[Any]], Awaitable[Any]]) -> None:

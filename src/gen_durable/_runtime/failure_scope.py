@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from contextlib import suppress
 
-__all__ = ["Block"]
+__all__ = ["FailureScope"]
 
 
-class Block:
+class FailureScope:
     """The task inside `async with`. It is cancelled when the worker fails, as `asyncio.TaskGroup` does it."""
 
     def __init__(self) -> None:

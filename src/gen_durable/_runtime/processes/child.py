@@ -16,13 +16,13 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NoReturn
 
-from .._core.model import ChildContent, CommitEntry, Execution
-from .._core.registry import Registered, Registry
-from ..errors import DatabaseError, StepTimeoutError, UnknownMachineError, UsageError
-from ..outcome import reason_text
-from .executor import Executor
-from .memory import return_large_buffers
-from .threads import Threads
+from ..._core.model import ChildContent, CommitEntry, Execution
+from ..._core.registry import Registered, Registry
+from ...errors import DatabaseError, StepTimeoutError, UnknownMachineError, UsageError
+from ...outcome import reason_text
+from ..executor import Executor
+from ..threads import Threads
+from .malloc import return_large_buffers
 from .wire import Answer, Fetch, Fetched, Hello, Place, Ready, Request, answer_of, decoded, encoded
 
 __all__ = ["IS_CHILD", "main"]

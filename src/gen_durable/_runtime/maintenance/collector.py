@@ -8,12 +8,12 @@ from collections.abc import Mapping
 from datetime import timedelta
 from typing import Final
 
-from .._checks import duration_text
-from .._db import gc
-from .._db.pool import Database
-from ..config import Settings
-from ..telemetry import GcSwept, OutboxExpired, Telemetry
-from .service import Contact, Service
+from ..._checks import duration_text
+from ..._db import gc
+from ..._db.pool import Database
+from ...config import Settings
+from ...telemetry import GcSwept, OutboxExpired, Telemetry
+from ..service import Contact, Service
 
 __all__ = ["Collector"]
 

@@ -7,14 +7,14 @@ import time
 from datetime import datetime, timedelta
 from typing import Final
 
-from .._db import schedules
-from .._db.pool import Database
-from .._db.schedules import Due, Fired, Owed
-from ..config import Settings
-from ..errors import UsageError
-from ..telemetry import ScheduleFired, Telemetry
-from .service import Contact, Service
-from .wake import Wakes
+from ..._db import schedules
+from ..._db.pool import Database
+from ..._db.schedules import Due, Fired, Owed
+from ...config import Settings
+from ...errors import UsageError
+from ...telemetry import ScheduleFired, Telemetry
+from ..service import Contact, Service
+from ..wake import Wakes
 
 __all__ = ["Cron"]
 

@@ -19,13 +19,13 @@ from uuid import UUID
 
 import msgspec
 
-from .._core.model import ChildContent, CommitEntry, Execution
-from .._core.registry import Registered
-from .._core.settle import Limits
-from ..context import Cancellation
-from ..errors import OptionError, UsageError
-from ..jobs import Job
-from ..outcome import Effect, Sql
+from ..._core.model import ChildContent, CommitEntry, Execution
+from ..._core.registry import Registered
+from ..._core.settle import Limits
+from ...context import Cancellation
+from ...errors import OptionError, UsageError
+from ...jobs import Job
+from ...outcome import Effect, Sql
 
 __all__ = [
     "Answer",

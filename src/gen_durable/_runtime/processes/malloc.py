@@ -11,7 +11,7 @@ from __future__ import annotations
 import ctypes
 from typing import Final
 
-from ..config import malloc_is_tuned
+from ...config import malloc_is_tuned
 
 __all__ = ["return_large_buffers"]
 

@@ -11,11 +11,11 @@ import sys
 from contextlib import suppress
 from typing import Any, Final
 
-from .._core.model import CommitEntry, Execution
-from .._core.opening import Content
-from .._core.registry import Registry
-from .._core.settle import Limits
-from ..errors import DatabaseError, OptionError, StepTimeoutError, UsageError
+from ..._core.model import CommitEntry, Execution
+from ..._core.opening import Content
+from ..._core.registry import Registry
+from ..._core.settle import Limits
+from ...errors import DatabaseError, OptionError, StepTimeoutError, UsageError
 from .wire import (
     Answer,
     Fetch,
@@ -30,7 +30,7 @@ from .wire import (
     place_of,
 )
 
-__all__ = ["ProcessDiedError", "Processes", "hello_for"]
+__all__ = ["ProcessDiedError", "ProcessPool", "hello_for"]
 
 _log: Final = logging.getLogger("gen_durable.worker")
 # How long a shutdown waits for processes that it has killed.
@@ -39,7 +39,7 @@ _LAST_WORDS: Final = 2.0
 _PROGRAM: Final = """\
 import sys
 sys.path[:], sys.argv[:] = {path!r}, {argv!r}
-from gen_durable._runtime.child import main
+from gen_durable._runtime.processes.child import main
 main({number})"""
 
 
@@ -81,7 +81,7 @@ def hello_for(registry: Registry, limits: Limits) -> Hello | None:
     return Hello(machines, first, limits) if first else None
 
 
-class Processes:
+class ProcessPool:
     """At most `limit` processes, made as they are needed. For one event loop."""
 
     def __init__(self, limit: int, hello: Hello) -> None:

@@ -8,10 +8,10 @@ import time
 from datetime import timedelta
 from typing import Final
 
-from .._db import gc
-from .._db.failures import StatementError
-from .._db.pool import Database
-from .service import Contact, Service
+from ..._db import gc
+from ..._db.failures import StatementError
+from ..._db.pool import Database
+from ..service import Contact, Service
 
 __all__ = ["Vacuum"]
 

@@ -1,4 +1,4 @@
-"""The services that serve everybody: taking leases back from the dead, and waking those whose deadline has passed."""
+"""The service that takes back executions whose lease has expired."""
 
 from __future__ import annotations
 
@@ -8,21 +8,19 @@ import time
 from datetime import timedelta
 from typing import Final
 
-from .._db import commit as commits
-from .._db import lease as leases
-from .._db import pick
-from .._db.failures import StatementError
-from .._db.pool import Database
-from ..config import Settings
-from ..telemetry import AwaitTimeout, ReaperReaped, Telemetry
-from .service import Contact, Service
-from .wake import Wakes
+from ..._db import commit as commits
+from ..._db import lease as leases
+from ..._db import pick
+from ..._db.failures import StatementError
+from ..._db.pool import Database
+from ...config import Settings
+from ...telemetry import ReaperReaped, Telemetry
+from ..service import Contact, Service
+from ..wake import Wakes
 
-__all__ = ["Reaper", "Timekeeper"]
+__all__ = ["Reaper"]
 
 _log: Final = logging.getLogger("gen_durable.worker")
-# A deadline is met within a second of its time.
-_DEADLINES_EVERY: Final = timedelta(milliseconds=500)
 _BATCH: Final = 500
 # How long a reap waits for a row that somebody's open transaction holds, before it goes on without.
 _PATIENCE: Final = "100ms"
@@ -157,26 +155,3 @@ class Reaper(Service):
                 raise
             return  # another transaction holds the parent of one, or the next row of its key: again at the next tick
         self._wakes.work(queues)
-
-
-class Timekeeper(Service):
-    """Wakes the awaits whose deadline has passed."""
-
-    name = "timekeeper"
-
-    def __init__(self, database: Database, telemetry: Telemetry, wakes: Wakes, contact: Contact) -> None:
-        super().__init__(contact)
-        self._database = database
-        self._telemetry = telemetry
-        self._wakes = wakes
-
-    def first_pause(self) -> timedelta:
-        """Some part of the interval: a worker that starts has more urgent things to ask for."""
-        return _DEADLINES_EVERY * random.random()
-
-    async def tick(self) -> timedelta:
-        expired = await self._database.run(leases.expire())
-        for one in expired:
-            self._telemetry.emit(AwaitTimeout(id=one.id, fsm=one.fsm, step=one.step))
-        self._wakes.work({one.queue for one in expired})
-        return timedelta(0) if len(expired) >= _BATCH else _DEADLINES_EVERY

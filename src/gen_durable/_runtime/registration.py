@@ -16,16 +16,16 @@ from ..config import Settings
 from .scheduler import Scheduler
 from .service import Contact, Service
 
-__all__ = ["Overseer", "Presence"]
+__all__ = ["OverridePoller", "Registration"]
 
 # More often would tell nobody more.
 _SELDOM: Final = timedelta(seconds=1)
 
 
-class Presence(Service):
+class Registration(Service):
     """Says at every heartbeat that this worker is there. Whoever has not been heard of for three of them is not."""
 
-    name = "presence"
+    name = "registration"
 
     def __init__(
         self, database: Database, settings: Settings, contact: Contact, presence: fleet.Presence
@@ -75,7 +75,7 @@ class Presence(Service):
             await self._database.run(fleet.disappear(self._presence.name))
 
 
-class Overseer(Service):
+class OverridePoller(Service):
     """Reads what was set for queues, passes it to the schedulers, and confirms pauses.
 
     Twice per poll_interval: the pick itself sees a pause at once, and this is for what is leased already. So no
@@ -91,7 +91,7 @@ class Overseer(Service):
         settings: Settings,
         contact: Contact,
         schedulers: Sequence[Scheduler],
-        presence: Presence,
+        presence: Registration,
     ) -> None:
         super().__init__(contact)
         self._database = database

@@ -11,12 +11,12 @@ from .._db.failures import StatementError
 from .._db.pool import Database
 from ..telemetry import ConcurrencyContended, RateLimitThrottled, RateLimitUnknown, Telemetry
 
-__all__ = ["Way"]
+__all__ = ["Admission"]
 
 _LOCK_NOT_AVAILABLE: Final = "55P03"
 
 
-class Way:
+class Admission:
     """Gates the rows of busy keys and puts off those of empty buckets: all of them, in chunks."""
 
     def __init__(
@@ -48,7 +48,9 @@ class Way:
             )
         return sum(not gated[row.concurrency_key] for row in denied)
 
-    async def put_off(self, throttled: list[picks.Throttled], machines: picks.Machines | None) -> None:
+    async def defer_throttled(
+        self, throttled: list[picks.Throttled], machines: picks.Machines | None
+    ) -> None:
         """The rows of these buckets get the times of their turns."""
         put_off, left = 0, throttled
         while left:

@@ -1,0 +1,1 @@
+"""Background services that keep the tables in order: expired leases, deadlines, retention, schedules, vacuum."""

@@ -1,0 +1,42 @@
+"""The service that resumes awaits whose deadline has passed."""
+
+from __future__ import annotations
+
+import random
+from datetime import timedelta
+from typing import Final
+
+from ..._db import lease as leases
+from ..._db.pool import Database
+from ...telemetry import AwaitTimeout, Telemetry
+from ..service import Contact, Service
+from ..wake import Wakes
+
+__all__ = ["Deadlines"]
+
+# A deadline is met within a second of its time.
+_INTERVAL: Final = timedelta(milliseconds=500)
+_BATCH: Final = 500
+
+
+class Deadlines(Service):
+    """Wakes the awaits whose deadline has passed."""
+
+    name = "deadlines"
+
+    def __init__(self, database: Database, telemetry: Telemetry, wakes: Wakes, contact: Contact) -> None:
+        super().__init__(contact)
+        self._database = database
+        self._telemetry = telemetry
+        self._wakes = wakes
+
+    def first_pause(self) -> timedelta:
+        """Some part of the interval: a worker that starts has more urgent things to ask for."""
+        return _INTERVAL * random.random()
+
+    async def tick(self) -> timedelta:
+        expired = await self._database.run(leases.expire())
+        for one in expired:
+            self._telemetry.emit(AwaitTimeout(id=one.id, fsm=one.fsm, step=one.step))
+        self._wakes.work({one.queue for one in expired})
+        return timedelta(0) if len(expired) >= _BATCH else _INTERVAL
