@@ -9,7 +9,7 @@ from typing import Any, TypeGuard, TypeVar
 
 from ._db import migrate as migrations
 from ._db.address import ask_blocking
-from ._db.borrowed import driver_of, is_connection
+from ._db.caller_connection import driver_of, is_connection
 from ._db.migrate import LATEST, Schema
 from ._db.plan import Plan
 from ._db.pool import Database

@@ -15,12 +15,12 @@ from ._core.opening import instance_of
 from ._core.records import record_of
 from ._core.settle import new_instance
 from ._db import audit as audits
-from ._db import control, fleet, inspect, outbox
+from ._db import control, outbox, signals, snapshots
 from ._db import doctor as doctors
 from ._db import explain as explains
 from ._db import insert as inserts
 from ._db import limits as stored_limits
-from ._db import signal as signals
+from ._db import workers as stored_workers
 from ._db.plan import Plan
 from ._tracing import traceparent_of_signal
 from ._typing import KEEP
@@ -206,7 +206,7 @@ def receive(
 
 def get(target: Target, *, with_deleted: bool = False) -> Plan[Instance[Any, Any] | None]:
     """One instance, or `None`."""
-    row = yield from inspect.get(target_value(target))
+    row = yield from snapshots.get(target_value(target))
     if row is None or (row["deleted_at"] is not None and not with_deleted):
         return None
     return read(row, definition_of_target(target))
@@ -217,7 +217,7 @@ def resolve(target: Target, verb: str) -> Plan[int]:
     value = target_value(target)
     if isinstance(value, int):
         return value
-    row = yield from inspect.get(value)
+    row = yield from snapshots.get(value)
     if row is None:
         raise NoTargetError(value, verb)
     id: int = row["id"]
@@ -232,19 +232,19 @@ def page(
     if before is not None:
         checked_id(before)
     definition = None if machine is None or isinstance(machine, str) else definition_of(machine)
-    rows = yield from inspect.page(_filter(machine, filters), limit, before)
+    rows = yield from snapshots.page(_filter(machine, filters), limit, before)
     return [read(row, definition) for row in rows]
 
 
 def count(machine: Insertable[Any, Any] | str | None, filters: Mapping[str, Any]) -> Plan[int]:
     """How many there are."""
-    return (yield from inspect.count(_filter(machine, filters)))
+    return (yield from snapshots.count(_filter(machine, filters)))
 
 
 def children(target: Target, *, every: bool) -> Plan[Sequence[Instance[Any, Any]]]:
     """The children of an instance."""
     id = yield from resolve(target, "list the children")
-    rows = yield from inspect.children_of(id, every=every)
+    rows = yield from snapshots.children_of(id, every=every)
     return [read(row, None) for row in rows]
 
 
@@ -391,7 +391,7 @@ def retry_all(
 def executions(target: Target) -> Plan[Sequence[ExecutionRecord]]:
     """The executions of an instance."""
     id = yield from resolve(target, "list the executions")
-    rows = yield from inspect.executions(id)
+    rows = yield from snapshots.executions(id)
     return [record_of(row) for row in rows]
 
 
@@ -411,17 +411,17 @@ def doctor(settings: Settings) -> Plan[Sequence[Finding]]:
 
 def workers() -> Plan[Sequence[WorkerInfo]]:
     """The workers that are there, or were a short while ago."""
-    return (yield from fleet.workers())
+    return (yield from stored_workers.workers())
 
 
 def queues() -> Plan[Sequence[QueueStatus]]:
     """All queues, and how much waits in them."""
-    return (yield from fleet.queues())
+    return (yield from stored_workers.queues())
 
 
 def pause_queue(name: str, actor: str | None) -> Plan[tuple[QueueControl, set[str]]]:
     """Let nothing more of a queue begin."""
-    return (yield from fleet.pause_queue(checked_name(name, "the queue"), _actor(actor))), set()
+    return (yield from stored_workers.pause_queue(checked_name(name, "the queue"), _actor(actor))), set()
 
 
 def confirming(name: str, *, wait: bool, timeout: timedelta | None, is_borrowed: bool) -> Confirming | None:
@@ -454,7 +454,7 @@ class Confirming:
         Raises:
             PauseTimeoutError: the time is over, and live workers have not confirmed.
         """
-        said, workers = yield from fleet.unconfirmed(self._name)
+        said, workers = yield from stored_workers.unconfirmed(self._name)
         if not workers or not said.is_paused:
             return said, None
         pause, self._pause = self._pause, min(_LONGEST_LOOK, self._pause * 1.5)
@@ -468,14 +468,14 @@ class Confirming:
 
 def resume_queue(name: str, actor: str | None) -> Plan[tuple[QueueControl, set[str]]]:
     """Serve a queue again; it may have work now."""
-    return (yield from fleet.resume_queue(checked_name(name, "the queue"), _actor(actor))), {name}
+    return (yield from stored_workers.resume_queue(checked_name(name, "the queue"), _actor(actor))), {name}
 
 
 def set_queue(name: str, concurrency: int | None, actor: str | None) -> Plan[tuple[QueueControl, set[str]]]:
     """Give a queue another concurrency."""
     if concurrency is not None:
         checked_int(concurrency, "concurrency", 1, 2**31 - 1)
-    said = yield from fleet.set_queue(checked_name(name, "the queue"), concurrency, _actor(actor))
+    said = yield from stored_workers.set_queue(checked_name(name, "the queue"), concurrency, _actor(actor))
     return said, {name}
 
 
@@ -510,11 +510,11 @@ def given_state(state: Any, args: Any) -> Any:
     return args if state is None else state
 
 
-def _all_ids(wanted: inspect.Filter) -> Plan[list[int]]:
+def _all_ids(wanted: snapshots.Filter) -> Plan[list[int]]:
     """Everybody that matches now, oldest first: parents before their children, so that none is released on the way."""
     ids: list[int] = []
     before = None
-    while page := (yield from inspect.ids(wanted, _MAX_PAGE, before)):
+    while page := (yield from snapshots.ids(wanted, _MAX_PAGE, before)):
         ids += page
         before = page[-1]
     return ids[::-1]
@@ -556,7 +556,7 @@ def _insert_result(
     return Duplicate(spec.definition, answer.id, spec.options[kind], Status(answer.status), kind)
 
 
-def _filter(machine: Insertable[Any, Any] | str | None, filters: Mapping[str, Any]) -> inspect.Filter:
+def _filter(machine: Insertable[Any, Any] | str | None, filters: Mapping[str, Any]) -> snapshots.Filter:
     values: dict[str, Any] = {}
     if machine is not None:
         name = machine if isinstance(machine, str) else definition_of(machine).name
@@ -569,7 +569,7 @@ def _filter(machine: Insertable[Any, Any] | str | None, filters: Mapping[str, An
             )
         field, checked = _FILTERS[name]
         values[field] = checked(value)
-    return inspect.Filter(**values)
+    return snapshots.Filter(**values)
 
 
 def _statuses(value: Any) -> list[str]:
@@ -662,7 +662,7 @@ def audit(target: Target, after: AuditEvent | int | None, limit: int) -> Plan[li
     number = after.number if isinstance(after, AuditEvent) else after or 0
     id = yield from resolve(target, "audit")
     rows = yield from audits.events(id, number, limit)
-    if not rows and not number and (yield from inspect.get(id)) is None:
+    if not rows and not number and (yield from snapshots.get(id)) is None:
         raise NoTargetError(id, "audit")
     return [
         AuditEvent(

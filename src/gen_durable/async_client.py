@@ -13,10 +13,10 @@ from . import _recurring, _verbs
 from ._checks import checked_delay
 from ._db import migrate
 from ._db.address import shown
-from ._db.borrowed import driver_of
-from ._db.patience import Patience
+from ._db.caller_connection import driver_of
 from ._db.plan import Plan
 from ._db.pool import Database
+from ._db.reply_timeouts import Patience
 from ._runtime.service import Contact
 from ._runtime.waiting import Waiting
 from ._runtime.wake import Wakes

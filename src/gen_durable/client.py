@@ -12,9 +12,9 @@ from . import _recurring, _verbs
 from ._checks import checked_delay
 from ._db import migrate
 from ._db.blocking import BlockingDatabase
-from ._db.borrowed import driver_of
-from ._db.inspect import settled
+from ._db.caller_connection import driver_of
 from ._db.plan import Plan
+from ._db.snapshots import settled
 from ._server import Server
 from ._typing import KEEP, PayloadT, ResultT, StateT
 from ._verbs import Filters

@@ -18,11 +18,11 @@ from . import _recurring
 from ._checks import checked_int, checked_name, duration_text
 from ._core.registry import Machines, Registry
 from ._core.settle import Limits
-from ._db.fleet import Presence
 from ._db.limits import seed
-from ._db.patience import Patience
 from ._db.pick import after
 from ._db.pool import Database
+from ._db.reply_timeouts import Patience
+from ._db.workers import Presence
 from ._runtime.dispatcher import sink_of
 from ._runtime.engine import Engine
 from ._runtime.failure_scope import FailureScope

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from gen_durable import AsyncClient, Client, Settings, Worker
-from gen_durable._db import gc
+from gen_durable._db import collect
 from gen_durable._db.pool import Database
 from gen_durable.cli.root import root
 from gen_durable.errors import NoTargetError, UsageError
@@ -108,7 +108,7 @@ async def test_old_ones_go_in_pages_and_young_ones_stay(database: Database, dsn:
         left = []
         has_more = True
         while has_more:
-            has_more = await database.run(gc.sweep_audit(timedelta(days=90)))
+            has_more = await database.run(collect.sweep_audit(timedelta(days=90)))
             left += [row[0] for row in sql.execute("select count(*) from gen_durable.audit_events")]
         assert left == [601, 101, 1]
         assert sql.execute("select event from gen_durable.audit_events").fetchone() == ("young",)

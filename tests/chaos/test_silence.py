@@ -35,9 +35,9 @@ from gen_durable import (
 from gen_durable._db.blocking import BlockingDatabase
 from gen_durable._db.failures import NoAnswerError, StatementError
 from gen_durable._db.insert import insert
-from gen_durable._db.patience import Patience
 from gen_durable._db.plan import Statement
 from gen_durable._db.pool import Database, only
+from gen_durable._db.reply_timeouts import Patience
 from gen_durable.errors import UnreachableError
 from tests.chaos.arena import Arena
 from tests.chaos.cluster import Cluster

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from gen_durable import AsyncClient, Client, Context, Done, Machine, Outcome, Settings, Spec, step
+from gen_durable._db import chunking
 from gen_durable._db import insert as inserts
-from gen_durable._db import portions
 from gen_durable.errors import (
     EncodeError,
     InitialStepError,
@@ -109,7 +109,7 @@ async def test_the_limit_is_a_setting(durable_dsn: str) -> None:
 async def test_more_than_a_statement_carries_is_refused_before_it_costs_the_connection(
     client: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(portions, "_MAX_SIZE", 1000)
+    monkeypatch.setattr(chunking, "_MAX_SIZE", 1000)
     monkeypatch.setattr(inserts, "_MAX_BYTES", 5000)
     with pytest.raises(UsageError) as refused:
         await client.insert_all([Spec(Open, {"a": "é" * 100}) for _ in range(20)])

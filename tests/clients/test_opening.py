@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from gen_durable import AsyncClient, Client, Queue, Settings, Spec, Worker
-from gen_durable._db import patience
+from gen_durable._db import reply_timeouts
 from gen_durable.errors import NotConnectedError, SettingsError, UnreachableError, UsageError
 from tests.clients.machines import Number
 
@@ -136,7 +136,7 @@ async def test_what_to_do_depends_on_the_cause(kind: str, direct_dsn: str) -> No
 
 @KINDS
 async def test_a_server_that_says_nothing(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(patience, "_LONGEST_CONNECT", 0.2)  # psycopg waits no shorter than 2 s
+    monkeypatch.setattr(reply_timeouts, "_LONGEST_CONNECT", 0.2)  # psycopg waits no shorter than 2 s
     with socket.create_server(("127.0.0.1", 0)) as silent:
         said = await refused(f"postgresql://127.0.0.1:{silent.getsockname()[1]}/x", kind)
     assert re.search("no answer within 2.0 s|timeout expired", said)

@@ -16,7 +16,7 @@ from gen_durable._db import commit as commits
 from gen_durable._db import control
 from gen_durable._db import lease as leases
 from gen_durable._db.pool import Database
-from gen_durable._db.signal import deliver
+from gen_durable._db.signals import deliver
 from gen_durable.config import RecordLevel
 from gen_durable.errors import UsageError
 from tests.db.engine import entry, inserted, new, picked

@@ -10,7 +10,7 @@ import pytest
 
 from gen_durable._core.model import Committed, Stale
 from gen_durable._db.pool import Database
-from gen_durable._db.signal import deliver
+from gen_durable._db.signals import deliver
 from tests.db.engine import RECORDER, entry, flushed, inserted, new, picked
 
 

@@ -14,9 +14,9 @@ from gen_durable._db import connection_pool
 from gen_durable._db.blocking import BlockingDatabase
 from gen_durable._db.driver import Connection
 from gen_durable._db.failures import StatementError
-from gen_durable._db.patience import Patience
 from gen_durable._db.plan import Statement
 from gen_durable._db.pool import Database, only
+from gen_durable._db.reply_timeouts import Patience
 from gen_durable.errors import UnreachableError
 
 SESSIONS = "select count(*) from pg_stat_activity where application_name = 'gen_durable' and pid = any($1)"

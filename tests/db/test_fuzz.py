@@ -11,11 +11,11 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from gen_durable._core.model import Committed, Execution
-from gen_durable._db import inspect
+from gen_durable._db import snapshots
 from gen_durable._db.commit import id_array, text_array
 from gen_durable._db.pick import Leases, load, pick
 from gen_durable._db.pool import Database
-from gen_durable._db.signal import Arrival, deliver
+from gen_durable._db.signals import Arrival, deliver
 from tests.db.engine import LEASE, entry, flushed, inserted, new
 
 NASTY = [
@@ -138,7 +138,7 @@ async def test_names_and_keys_survive_insert_pick_await_signal_and_get(
     assert execution.awaits == awaited
     assert [message.name for message in execution.awaited] == [signal]
 
-    by_id, by_key = await database.run(inspect.get(id)), await database.run(inspect.get(correlation_key))
+    by_id, by_key = await database.run(snapshots.get(id)), await database.run(snapshots.get(correlation_key))
     assert by_id is not None
     assert by_key is not None
     assert dict(by_id) == dict(by_key)
@@ -150,8 +150,8 @@ async def test_names_and_keys_survive_insert_pick_await_signal_and_get(
     )
     assert (by_id["unique_key"], by_id["concurrency_key"]) == (unique_key, concurrency_key)
     found = await database.run(
-        inspect.page(
-            inspect.Filter(
+        snapshots.page(
+            snapshots.Filter(
                 fsms=[fsm], steps=[step], queue=queue, unique_key=unique_key, concurrency_key=concurrency_key
             ),
             10,

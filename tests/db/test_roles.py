@@ -23,7 +23,7 @@ from gen_durable import (
     Worker,
     step,
 )
-from gen_durable._db import gc, migrate
+from gen_durable._db import collect, migrate
 from gen_durable._db.failures import StatementError
 from gen_durable._db.pool import Database
 from gen_durable._schema import migrate_schema
@@ -157,7 +157,7 @@ async def test_a_role_without_a_right_is_told_which_grant_is_missing(
 async def test_a_role_that_may_not_vacuum_leaves_it_to_others(sql: Any, durable_dsn: str, role: str) -> None:
     await sql.execute(f"grant usage on schema gen_durable to {role}")
     async with await Database.open(as_role(durable_dsn, role), "gen_durable") as database:
-        await database.run_bare(gc.vacuum())
+        await database.run_bare(collect.vacuum())
     assert not await sql.fetchval("select sum(vacuum_count) from pg_stat_user_tables")
 
 

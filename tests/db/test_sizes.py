@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gen_durable._core.model import CommitEntry, Committed, EventRow
-from gen_durable._db import portions
+from gen_durable._db import chunking
 from gen_durable._db.failures import StatementError
 from gen_durable._db.pool import Database
 from gen_durable._runtime import service
@@ -28,7 +28,7 @@ PATIENCE = 20
 
 @pytest.fixture(autouse=True)
 def small_portions(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(portions, "_MAX_SIZE", PORTION)
+    monkeypatch.setattr(chunking, "_MAX_SIZE", PORTION)
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ async def wired(wire: Wire) -> AsyncIterator[Database]:
 
 
 def cut(*sizes: int) -> list[list[int]]:
-    return [list(sizes[part]) for part in portions.portions(sizes)]
+    return [list(sizes[part]) for part in chunking.portions(sizes)]
 
 
 def test_portions_are_full_and_what_is_too_large_goes_alone() -> None:

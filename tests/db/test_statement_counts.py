@@ -12,7 +12,7 @@ from gen_durable import AsyncClient, RateLimit, Settings, Spec, Sql, Status
 from gen_durable._core.model import Committed, DeadLetter, EventRow, Execution, Stale
 from gen_durable._db import lease, pick
 from gen_durable._db.pool import Database
-from gen_durable._db.signal import deliver
+from gen_durable._db.signals import deliver
 from gen_durable._runtime.maintenance.deadlines import Deadlines
 from gen_durable._runtime.maintenance.reaper import Reaper
 from gen_durable._runtime.service import Contact

@@ -14,7 +14,7 @@ from gen_durable._db import commit as commits
 from gen_durable._db.insert import insert_children
 from gen_durable._db.pick import Picked, ungate
 from gen_durable._db.plan import Plan, Statement
-from gen_durable._db.signal import Arrival, sweep
+from gen_durable._db.signals import Arrival, sweep
 from tests.interleavings.bench import READ_COMMITTED, Pins
 from tests.interleavings.product import SCHEMA, Change, number
 from tests.interleavings.scenario import Scenario

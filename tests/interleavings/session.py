@@ -16,7 +16,7 @@ from gen_durable._db.failures import StatementError
 from gen_durable._db.plan import Call, Plan, Script
 from gen_durable._db.pool import _Transaction
 from gen_durable._db.runner import from_asyncpg
-from gen_durable._db.signal import Arrival
+from gen_durable._db.signals import Arrival
 from gen_durable.errors import UsageError
 from tests.interleavings.product import Product
 from tests.interleavings.world import WORKER

@@ -12,7 +12,7 @@ from gen_durable._db import commit as commits
 from gen_durable._db import control, lease, pick
 from gen_durable._db.insert import insert
 from gen_durable._db.plan import Plan, Statement
-from gen_durable._db.signal import deliver
+from gen_durable._db.signals import deliver
 from tests.interleavings.session import (
     RECORDER,
     Flushed,

@@ -21,7 +21,7 @@ from gen_durable import (
     Status,
     Worker,
 )
-from gen_durable._db import gc
+from gen_durable._db import collect
 from gen_durable._db.pool import Database
 from gen_durable._runtime.maintenance.collector import Collector
 from gen_durable._runtime.service import Contact
@@ -233,14 +233,14 @@ async def test_records_of_executions_have_a_retention_of_their_own(db: Any, data
 async def test_a_walk_goes_through_the_whole_table(
     db: Any, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gc, "_BLOCKS", 4)
+    monkeypatch.setattr(collect, "_BLOCKS", 4)
     await db.execute(
         "insert into gen_durable.executions (instance_id, step_seq, execution, attempt, status, outcome, step,"
         " finished_at) select 1, n, n, 0, 'DONE', 'next', 's', now() - interval '8 days' from generate_series(1, 2000) n"
     )
-    block, steps = await database.run(gc.walk_executions(7 * DAY, 0)), 1
+    block, steps = await database.run(collect.walk_executions(7 * DAY, 0)), 1
     while block:
-        block, steps = await database.run(gc.walk_executions(7 * DAY, block)), steps + 1
+        block, steps = await database.run(collect.walk_executions(7 * DAY, block)), steps + 1
     assert steps > 3
     assert await count(db, "executions") == 0
 
@@ -363,7 +363,7 @@ async def test_a_sweep_of_many_pages_is_one_line_of_log(
     await db.execute(
         "insert into gen_durable.gen_durable (fsm, step, status, finished_at)"
         " select 'plain', 'run', 'done', now() - interval '2 days' from generate_series(1, $1)",
-        2 * gc.PAGE + 1,
+        2 * collect.PAGE + 1,
     )
-    assert await sweep(database) == 2 * gc.PAGE + 1
-    assert caplog.messages == [f"collected {2 * gc.PAGE + 1} instances; 0 more stay for their keys"]
+    assert await sweep(database) == 2 * collect.PAGE + 1
+    assert caplog.messages == [f"collected {2 * collect.PAGE + 1} instances; 0 more stay for their keys"]

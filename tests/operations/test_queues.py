@@ -24,7 +24,7 @@ from gen_durable import (
     Worker,
     step,
 )
-from gen_durable._db import fleet, pick
+from gen_durable._db import pick, workers
 from gen_durable._db.pool import Database
 from gen_durable._runtime.capacity import Capacity
 from gen_durable.telemetry import PickStop, StepStop
@@ -65,7 +65,7 @@ async def test_a_pick_by_prefix_leaves_what_is_in_paused_queues(
 ) -> None:
     await put(db, queue="paused", priority=-5)
     ids = [await put(db, queue="open"), await put(db, queue="open", priority=5), await put(db, queue="other")]
-    await database.run(fleet.pause_queue("paused", None))
+    await database.run(workers.pause_queue("paused", None))
     assert await by_prefix(database, is_picky=is_picky) == ids
 
 

@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import Any, Final
 
 from gen_durable._core.model import CommitEntry, Kind
-from gen_durable._db import commit, inspect, lease, pick, signal
+from gen_durable._db import commit, lease, pick, signals, snapshots
 from gen_durable._db.commit import Recorder
 from gen_durable._db.pick import Leases
 from gen_durable._db.plan import Plan, Rows, statements
@@ -74,11 +74,11 @@ async def explained(explainer: Explainer) -> Mapping[str, Explained]:
         "join": commit.commit(outcomes(EXECUTING_CHILDREN[:50], "done", parent_id=19), RECORDER),
         "renew": lease.renew({(id, id): LEASE for id in ids}),
         "mark_started": lease.mark_started({((id, id), 1): None for id in ids}),
-        "deliver": signal.deliver(PARKED[7], "paid", "1", None),
-        "deliver by key": signal.deliver(f"order:{PARKED[7]}", "paid", "1", None),
+        "deliver": signals.deliver(PARKED[7], "paid", "1", None),
+        "deliver by key": signals.deliver(f"order:{PARKED[7]}", "paid", "1", None),
         "inboxes": pick.inboxes(PARKED[:100]),
-        "get": inspect.get(PARKED[7]),
-        "settled": inspect.settled(dict.fromkeys(ids, True)),
+        "get": snapshots.get(PARKED[7]),
+        "settled": snapshots.settled(dict.fromkeys(ids, True)),
     }
     found: dict[str, Explained] = {}
     for name, plan in plans.items():

@@ -9,7 +9,7 @@ import pytest
 from gen_durable._db import commit, lease, pick
 from gen_durable._db.insert import insert
 from gen_durable._db.plan import Plan
-from gen_durable._db.signal import deliver
+from gen_durable._db.signals import deliver
 from tests.db.engine import new
 from tests.plans.explain import Explained, Explainer
 from tests.plans.statements import EXECUTING, LEASES, MACHINES, PARKED, RECORDER, outcomes

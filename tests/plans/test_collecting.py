@@ -6,7 +6,7 @@ from datetime import timedelta
 
 import pytest
 
-from gen_durable._db import gc
+from gen_durable._db import collect
 from tests.plans.explain import Explainer, check
 from tests.plans.statements import ENDED
 
@@ -24,8 +24,8 @@ BELONGINGS = {
 
 
 @pytest.mark.parametrize("status", ["done", "failed"])
-async def test_a_page_of_the_ended(explainer: Explainer, status: gc.Ended) -> None:
-    swept, (found,) = await explainer.run(gc.sweep(status, HOUR, gc.START))
+async def test_a_page_of_the_ended(explainer: Explainer, status: collect.Ended) -> None:
+    swept, (found,) = await explainer.run(collect.sweep(status, HOUR, collect.START))
     assert 400 < swept.deleted <= 500  # some are children that their parents still wait with
     assert swept.next is not None
     check(found, {"gen_durable_finished", *BELONGINGS}, blocks=120 * 500)
@@ -33,7 +33,7 @@ async def test_a_page_of_the_ended(explainer: Explainer, status: gc.Ended) -> No
 
 async def test_nothing_to_collect_is_one_look(explainer: Explainer) -> None:
     for status in ("done", "failed", "cancelled", "deleted"):
-        swept, (found,) = await explainer.run(gc.sweep(status, timedelta(days=3000), gc.START))
+        swept, (found,) = await explainer.run(collect.sweep(status, timedelta(days=3000), collect.START))
         assert (swept.deleted, swept.next) == (0, None)
         check(found, {"gen_durable_deleted" if status == "deleted" else "gen_durable_finished"}, blocks=30)
 
@@ -43,7 +43,7 @@ async def test_a_page_of_the_deleted(explainer: Explainer) -> None:
         "update gen_durable.gen_durable set deleted_at = now() - interval '2 h' where id = any ($1)",
         list(ENDED[:600]),
     )
-    swept, (found,) = await explainer.run(gc.sweep("deleted", HOUR, gc.START))
+    swept, (found,) = await explainer.run(collect.sweep("deleted", HOUR, collect.START))
     assert (swept.deleted, swept.next is None) == (500, False)
     check(found, {"gen_durable_deleted", *BELONGINGS}, blocks=120 * 500)
 
@@ -54,17 +54,17 @@ async def test_a_page_of_children_that_stay(explainer: Explainer) -> None:
         "update gen_durable.gen_durable set finished_at = now() - interval '1 year'"
         " where parent_id is not null and status = 'done' and id < 100000"
     )
-    swept, (found,) = await explainer.run(gc.sweep("done", timedelta(days=300), gc.START))
+    swept, (found,) = await explainer.run(collect.sweep("done", timedelta(days=300), collect.START))
     assert (swept.deleted, swept.next is None) == (0, False)
     check(found, {"gen_durable_finished", "gen_durable_pkey"}, blocks=20 * 500)
 
 
 async def test_a_step_of_a_walk_reads_its_blocks(explainer: Explainer) -> None:
-    following, (found,) = await explainer.run(gc.walk_executions(HOUR, 256))
+    following, (found,) = await explainer.run(collect.walk_executions(HOUR, 256))
     assert following == 512
     assert not found.seq_scans, found
     assert not found.indexes, found
-    following, (found,) = await explainer.run(gc.walk_signals(256))
+    following, (found,) = await explainer.run(collect.walk_signals(256))
     assert not found.seq_scans, found
     assert found.indexes <= {"gen_durable_pkey"}, found
 
@@ -74,7 +74,7 @@ async def test_expired_events_are_found_by_a_walk(explainer: Explainer) -> None:
         "insert into gen_durable.outbox (instance_id, step_seq, n, sink, type, subject, data, created_at)"
         " select n, 1, 1, 's', 't', 'u', '{}', now() - n * interval '1 s' from generate_series(1, 40000) n"
     )
-    (expired, following), (found,) = await explainer.run(gc.walk_pending(HOUR, 0))
+    (expired, following), (found,) = await explainer.run(collect.walk_pending(HOUR, 0))
     assert expired
     assert following == 256
     assert not found.seq_scans, found
@@ -86,7 +86,7 @@ async def test_old_messages_are_found_by_a_walk(explainer: Explainer) -> None:
         "insert into gen_durable.received_messages (message_id, correlation_key, signal, received_at)"
         " select n::text, repeat('k', 100), 's', now() - n * interval '1 s' from generate_series(1, 40000) n"
     )
-    following, (found,) = await explainer.run(gc.walk_messages(HOUR, 0))
+    following, (found,) = await explainer.run(collect.walk_messages(HOUR, 0))
     assert following == 256
     assert not found.seq_scans, found
     assert not found.indexes, found
@@ -97,6 +97,6 @@ async def test_published_events_are_found_by_their_age(explainer: Explainer) -> 
         "insert into gen_durable.outbox (instance_id, step_seq, n, sink, type, subject, data, published_at)"
         " select n, 1, 1, 's', 't', 'u', '{}', now() - n * interval '1 s' from generate_series(1, 20000) n"
     )
-    has_more, (found,) = await explainer.run(gc.sweep_events(HOUR))
+    has_more, (found,) = await explainer.run(collect.sweep_events(HOUR))
     assert has_more
     check(found, {"outbox_published", "outbox_pkey"}, blocks=20 * 500)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gen_durable._db import control, inspect
+from gen_durable._db import control, snapshots
 from gen_durable._db.plan import Plan
 from tests.plans.explain import Explainer, check
 from tests.plans.statements import ENDED, EXECUTING_CHILDREN, HOLDERS, PARENTS, PARKED
@@ -63,10 +63,10 @@ async def test_what_was_deleted_is_found_by_its_key(explainer: Explainer) -> Non
 
 async def test_details_of_one_instance(explainer: Explainer) -> None:
     plans: list[tuple[Plan[Any], set[str]]] = [
-        (inspect.details(PARKED[3]), {"gen_durable_pkey"}),
-        (inspect.inbox(PARKED[3]), {"signals_target"}),
-        (inspect.brood(PARENTS[3]), {"gen_durable_parent"}),
-        (inspect.audit(PARKED[3]), {"audit_events_instance"}),
+        (snapshots.details(PARKED[3]), {"gen_durable_pkey"}),
+        (snapshots.inbox(PARKED[3]), {"signals_target"}),
+        (snapshots.brood(PARENTS[3]), {"gen_durable_parent"}),
+        (snapshots.audit(PARKED[3]), {"audit_events_instance"}),
     ]
     for plan, indexes in plans:
         (found,) = await explainer.explain(plan)

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from gen_durable._db import inspect
-from gen_durable._db.inspect import Filter
+from gen_durable._db import snapshots
+from gen_durable._db.snapshots import Filter
 from tests.plans.explain import Explainer, check
 from tests.plans.statements import ENDED, EXECUTING, PARENTS, PARKED
 
@@ -21,14 +21,14 @@ EVERYTHING = 13_000
 
 
 async def test_an_instance_by_its_id(explainer: Explainer) -> None:
-    row, (found,) = await explainer.run(inspect.get(EXECUTING[5]))
+    row, (found,) = await explainer.run(snapshots.get(EXECUTING[5]))
     assert row is not None
     check(found, PKEY, blocks=40)
 
 
 @pytest.mark.parametrize("id", [PARKED[3], ENDED[3]], ids=["live", "ended"])
 async def test_an_instance_by_its_key(explainer: Explainer, id: int) -> None:
-    row, (found,) = await explainer.run(inspect.get(f"order:{id}"))
+    row, (found,) = await explainer.run(snapshots.get(f"order:{id}"))
     assert row is not None
     assert row["id"] == id
     check(found, {"gen_durable_correlation", "gen_durable_key", "gen_durable_pkey"}, blocks=60)
@@ -37,28 +37,28 @@ async def test_an_instance_by_its_key(explainer: Explainer, id: int) -> None:
 @pytest.mark.parametrize("batch", [1, 100, 1000])
 async def test_those_who_wait_look_at_their_own_instances(explainer: Explainer, batch: int) -> None:
     wanted = dict.fromkeys([*EXECUTING[: batch // 2], *PARENTS[: batch - batch // 2]], True)
-    settled, (found,) = await explainer.run(inspect.settled(wanted))
+    settled, (found,) = await explainer.run(snapshots.settled(wanted))
     assert len(settled) == batch - batch // 2
     check(found, PKEY, blocks=40 + 6 * batch)
 
 
 @pytest.mark.parametrize("every", [False, True])
 async def test_the_children_of_an_instance(explainer: Explainer, every: bool) -> None:
-    rows, (found,) = await explainer.run(inspect.children_of(PARENTS[4], every=every))
+    rows, (found,) = await explainer.run(snapshots.children_of(PARENTS[4], every=every))
     assert len(rows) == 10
     check(found, {"gen_durable_parent", "gen_durable_pkey"}, blocks=80)
 
 
 @pytest.mark.parametrize(("id", "count"), [(ENDED[3], 3), (EXECUTING[3], 1)], ids=["ended", "live"])
 async def test_the_executions_of_an_instance(explainer: Explainer, id: int, count: int) -> None:
-    rows, (found,) = await explainer.run(inspect.executions(id))
+    rows, (found,) = await explainer.run(snapshots.executions(id))
     assert len(rows) == count
     check(found, {"executions_commit", "executions_aborted", "gen_durable_lease"}, blocks=60)
 
 
 @pytest.mark.parametrize("before", [None, 100_000])
 async def test_a_page_is_read_from_where_it_begins(explainer: Explainer, before: int | None) -> None:
-    rows, (found,) = await explainer.run(inspect.page(Filter(), 100, before))
+    rows, (found,) = await explainer.run(snapshots.page(Filter(), 100, before))
     assert len(rows) == 100
     check(found, PKEY, blocks=150)
 
@@ -86,14 +86,14 @@ async def test_a_page_is_read_from_where_it_begins(explainer: Explainer, before:
 async def test_a_filter_is_a_walk_along_the_ids(
     explainer: Explainer, wanted: dict[str, Any], blocks: int
 ) -> None:
-    _, (found,) = await explainer.run(inspect.page(Filter(**wanted), 100, None))
+    _, (found,) = await explainer.run(snapshots.page(Filter(**wanted), 100, None))
     assert not found.seq_scans, found
     assert "gen_durable_pkey" in found.indexes, found
     assert found.blocks <= blocks, found
 
 
 async def test_counting_reads_everything_once(explainer: Explainer) -> None:
-    count, (found,) = await explainer.run(inspect.count(Filter(statuses=["executing"])))
+    count, (found,) = await explainer.run(snapshots.count(Filter(statuses=["executing"])))
     assert count == 4000
     assert found.blocks <= EVERYTHING, found
 
@@ -115,10 +115,10 @@ async def test_a_key_or_a_parent_is_found_by_its_index(
     chosen = Filter(**wanted)
     found: list[Any] = []
     for plan in (
-        inspect.page(chosen, 100, None),
-        inspect.ids(chosen, 100, None),
-        inspect.tally(chosen),
-        inspect.count(chosen),
+        snapshots.page(chosen, 100, None),
+        snapshots.ids(chosen, 100, None),
+        snapshots.tally(chosen),
+        snapshots.count(chosen),
     ):
         result, (explained,) = await explainer.run(plan)
         check(explained, {index}, blocks=blocks)

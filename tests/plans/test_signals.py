@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gen_durable._db import signal
+from gen_durable._db import signals
 from tests.plans.explain import Explainer, check
 from tests.plans.statements import PARKED
 
@@ -22,7 +22,7 @@ TARGET = PARKED[7]
 )
 async def test_a_delivery(explainer: Explainer, target: Any, index: str) -> None:
     arrival, (found, *measured, written, woken, _) = await explainer.run(
-        signal.deliver(target, "paid", "100", "event-7")
+        signals.deliver(target, "paid", "100", "event-7")
     )
     assert arrival is not None
     assert arrival.has_woken
@@ -34,7 +34,7 @@ async def test_a_delivery(explainer: Explainer, target: Any, index: str) -> None
 
 
 async def test_a_delivery_to_nobody_is_two_probes(explainer: Explainer) -> None:
-    arrival, (first, second, _) = await explainer.run(signal.deliver("order:nobody", "paid", "100", None))
+    arrival, (first, second, _) = await explainer.run(signals.deliver("order:nobody", "paid", "100", None))
     assert arrival is None
     for look in (first, second):
         check(look, {"gen_durable_correlation"}, blocks=40)
@@ -45,7 +45,7 @@ async def test_large_inbox_is_not_counted_by_a_delivery(explainer: Explainer) ->
         "insert into gen_durable.signals (target_id, name) select $1, 'note' from generate_series(1, 9000)",
         TARGET,
     )
-    _, plans = await explainer.run(signal.deliver(TARGET, "note", "1", None))
+    _, plans = await explainer.run(signals.deliver(TARGET, "note", "1", None))
     assert sum(found.blocks for found in plans) < 200, plans
 
 
@@ -57,11 +57,11 @@ async def test_inbox_at_its_bound_is_counted_by_its_index(explainer: Explainer) 
     await explainer.connection.execute(
         "update gen_durable.gen_durable set inbox_count = 10000 where id = $1", TARGET
     )
-    _, (_, _, counted, *_) = await explainer.run(signal.deliver(TARGET, "note", "1", None))
+    _, (_, _, counted, *_) = await explainer.run(signals.deliver(TARGET, "note", "1", None))
     check(counted, {"signals_target"}, blocks=9200)
 
 
 @pytest.mark.parametrize("batch", [1, 100])
 async def test_the_inboxes_of_the_ended_are_swept(explainer: Explainer, batch: int) -> None:
-    (found,) = await explainer.explain(signal.sweep(PARKED[:batch]))
+    (found,) = await explainer.explain(signals.sweep(PARKED[:batch]))
     check(found, {"signals_target", "signals_dedup"}, blocks=20 + 6 * batch)

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from gen_durable import AsyncClient, RateLimit, Retried, Spec
-from gen_durable._db import fleet, migrate
+from gen_durable._db import migrate, workers
 from gen_durable._db.migrate import LATEST
 from gen_durable._schema import migrate_schema
 from gen_durable.errors import UsageError
@@ -174,7 +174,7 @@ async def test_an_increment_that_breaks_a_live_worker_is_not_applied(
     durable_dsn: str, db: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with AsyncClient(durable_dsn) as client:
-        await client._database.run(fleet.appear(SERVES, timedelta(hours=1)))
+        await client._database.run(workers.appear(SERVES, timedelta(hours=1)))
     monkeypatch.setitem(migrate._INCREMENTS, LATEST + 1, "next")
     monkeypatch.setattr(migrate, "LATEST", LATEST + 1)
     read = migrate.up

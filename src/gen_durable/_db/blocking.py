@@ -15,9 +15,9 @@ from ..errors import UsageError
 from .address import AddressError, ask_blocking, unreachable
 from .connector import NEWER, PINNED, local
 from .failures import StatementError, is_outage
-from .patience import Patience
 from .plan import Plan
 from .pool import only
+from .reply_timeouts import Patience
 from .runner import from_psycopg, run_psycopg
 
 __all__ = ["BlockingDatabase"]

@@ -12,7 +12,7 @@ from psycopg.conninfo import conninfo_to_dict
 
 from ..errors import UsageError
 from .failures import NoAnswerError, StatementError
-from .patience import GRACE, KEEPALIVE, Patience, on_server
+from .reply_timeouts import GRACE, KEEPALIVE, Patience, on_server
 from .runner import run_psycopg
 from .watchdog import working
 

@@ -15,7 +15,7 @@ from . import outbox, pick
 from .insert import insert_children, insert_letters, leave_letters
 from .lease import Lease
 from .plan import Call, Plan, Row, Rows, statements
-from .signal import sweep
+from .signals import sweep
 
 __all__ = [
     "FIRST_PAGE",

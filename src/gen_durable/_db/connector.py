@@ -9,7 +9,7 @@ from ..config import Settings
 from ..connections import Dsn
 from .address import AddressError, ask
 from .dsn import hosts_of, scrubbed, split_query, turned
-from .patience import KEEPALIVE, Patience, on_server
+from .reply_timeouts import KEEPALIVE, Patience, on_server
 from .runner import asyncpg_failures, from_asyncpg
 
 __all__ = ["NEWER", "PINNED", "Connector", "connect", "has_newer", "local"]

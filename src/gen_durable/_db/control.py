@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..errors import UsageError
-from . import races
+from . import statement_retry
 from .failures import StatementError
 from .plan import Call, Plan, Row, Rows, statements
 
@@ -73,7 +73,7 @@ def deleted_with_key(key: str) -> Plan[int | None]:
 def _run(ids: Sequence[int], call: Call, *, is_alone: bool) -> Plan[Rows]:
     """The answers, in the order in which they were asked for."""
     try:
-        rows = yield from races.run(call, _TRIES if is_alone else 1)
+        rows = yield from statement_retry.run(call, _TRIES if is_alone else 1)
     except StatementError as error:
         if error.sqlstate == _KEY_TAKEN:
             raise _key_taken(error) from error

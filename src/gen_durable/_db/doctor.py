@@ -11,7 +11,7 @@ from typing import Final
 
 from ..config import Settings
 from ..findings import Finding
-from . import fleet, migrate, pick
+from . import migrate, pick, workers
 from .connector import PINNED
 from .plan import Plan, Row, Rows, in_schema, statements
 
@@ -395,6 +395,6 @@ def _workers(settings: Settings) -> Plan[list[Finding]]:
             fix="find out why its process ended; another worker takes over what it had leased",
             facts={"worker": each.name, "host": each.host, "pid": each.pid, "seen_at": each.seen_at},
         )
-        for each in (yield from fleet.workers())
+        for each in (yield from workers.workers())
         if not each.is_live
     ]

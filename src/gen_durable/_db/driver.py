@@ -9,7 +9,7 @@ from typing import Any, Final, TypeVar
 
 import asyncpg
 
-from .patience import keep_alive
+from .reply_timeouts import keep_alive
 
 __all__ = ["Connection"]
 

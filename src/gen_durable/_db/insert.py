@@ -9,10 +9,10 @@ import msgspec
 from .._core.model import DeadLetter, NewInstance
 from ..definition import MachineDef
 from ..errors import LimitError, UsageError
-from . import races
+from . import statement_retry
+from .chunking import fits, portions
 from .failures import LIMIT_REFUSED, StatementError
 from .plan import Call, Plan, Rows, statements
-from .portions import fits, portions
 
 __all__ = ["Answer", "insert", "insert_children", "insert_letters", "leave_letters", "register"]
 
@@ -68,7 +68,7 @@ def insert(rows: Sequence[NewInstance], *, is_alone: bool) -> Plan[list[Answer]]
 
 def _insert(rows: Sequence[NewInstance], tries: int) -> Plan[Rows]:
     try:
-        return (yield from races.run(_call(rows, parents=None, rounds=None), tries))
+        return (yield from statement_retry.run(_call(rows, parents=None, rounds=None), tries))
     except StatementError as error:
         if (translated := _translated(error)) is None:
             raise

@@ -12,7 +12,7 @@ from ..config import RecordLevel
 from . import pick
 from .insert import leave_letters
 from .plan import Plan, Rows, statements
-from .signal import sweep
+from .signals import sweep
 
 __all__ = [
     "Expired",

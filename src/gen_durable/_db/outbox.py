@@ -9,8 +9,8 @@ from typing import Literal, TypeAlias
 import msgspec
 
 from .._core.model import CommitEntry, EventRow
+from .chunking import portions
 from .plan import Plan, Row, statements
-from .portions import portions
 
 __all__ = ["Leased", "Mark", "emit", "lease", "mark", "replay", "rows"]
 

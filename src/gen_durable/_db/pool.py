@@ -14,8 +14,8 @@ from .address import unreachable
 from .connection_pool import ConnectionPool
 from .connector import NEWER, PINNED, Connector, has_newer, local
 from .failures import READ_ONLY, StatementError, is_silence
-from .patience import Patience
 from .plan import Call, Plan, Rows, Script
+from .reply_timeouts import Patience
 from .runner import asyncpg_failures, from_asyncpg, run_asyncpg
 from .watchdog import Watchdog
 

@@ -13,8 +13,8 @@ from ..errors import UsageError
 from .address import AddressError
 from .connection_pool import ConnectionPool
 from .failures import NoAnswerError, StatementError
-from .patience import GRACE, Patience
 from .plan import Plan, statements
+from .reply_timeouts import GRACE, Patience
 from .runner import asyncpg_failures, run_asyncpg
 
 __all__ = ["Watchdog", "working"]

@@ -14,8 +14,8 @@ from .._checks import duration_text
 from .._core.registry import Registry
 from .._core.settle import Limits
 from .._db import audit as audits
-from .._db import fleet, schedules
 from .._db import insert as inserts
+from .._db import schedules, workers
 from .._db.commit import Recorder
 from .._db.lease import Lease
 from .._db.pool import Database
@@ -70,7 +70,7 @@ class Engine:
         sources: Sequence[tuple[Source, Queue]],
         sinks: Mapping[str, Sink],
         declared: Sequence[schedules.Definition],
-        presence: fleet.Presence,
+        presence: workers.Presence,
         database: Database,
         picks: Database,
         services: Database,

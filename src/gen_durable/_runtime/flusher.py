@@ -14,10 +14,10 @@ from typing import Final, TypeAlias, TypeVar
 from .._core.model import CommitEntry, CommitResult, Committed, EffectFailed, Stale
 from .._core.settle import refused, released
 from .._db import commit as commits
+from .._db.chunking import fits, portions
 from .._db.failures import StatementError, is_break, is_data, is_outage
 from .._db.plan import Plan
 from .._db.pool import Database
-from .._db.portions import fits, portions
 from ..errors import UsageError
 from .effects import BrokenOffError, EffectError, RaceLostError, commit_with_effect
 from .service import Contact, Outage

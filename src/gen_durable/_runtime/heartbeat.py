@@ -16,8 +16,8 @@ from typing import Final
 
 from .._db.failures import StatementError
 from .._db.lease import Lease, mark_started, renew, watch
-from .._db.patience import Patience
 from .._db.pool import Database
+from .._db.reply_timeouts import Patience
 from ..config import Settings
 from ..connections import Dsn
 from .service import REPAIR_WITHIN, Contact, Outage

@@ -8,7 +8,7 @@ from contextlib import suppress
 from datetime import datetime, timedelta
 from typing import Final
 
-from .._db import fleet
+from .._db import workers
 from .._db.failures import StatementError
 from .._db.plan import Plan
 from .._db.pool import Database
@@ -28,7 +28,7 @@ class Registration(Service):
     name = "registration"
 
     def __init__(
-        self, database: Database, settings: Settings, contact: Contact, presence: fleet.Presence
+        self, database: Database, settings: Settings, contact: Contact, presence: workers.Presence
     ) -> None:
         super().__init__(contact)
         self._database = database
@@ -60,7 +60,7 @@ class Registration(Service):
 
     def plan(self) -> Plan[None]:
         """Say that this worker is there."""
-        return fleet.appear(
+        return workers.appear(
             self._presence, 3 * self._every, is_draining=self._is_draining, paused=self._paused
         )
 
@@ -72,7 +72,7 @@ class Registration(Service):
     async def leave(self) -> None:
         """The last word. If it is lost, the others notice a little later."""
         with suppress(StatementError):
-            await self._database.run(fleet.disappear(self._presence.name))
+            await self._database.run(workers.disappear(self._presence.name))
 
 
 class OverridePoller(Service):
@@ -100,7 +100,7 @@ class OverridePoller(Service):
         self._presence = presence
 
     async def tick(self) -> timedelta:
-        overrides = await self._database.run(fleet.settings())
+        overrides = await self._database.run(workers.settings())
         for scheduler in self._schedulers:
             scheduler.heed(overrides)
         # After every scheduler has heeded it: from here on none of them begins anything of a paused queue, unless a

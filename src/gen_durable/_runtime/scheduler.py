@@ -18,9 +18,9 @@ from .._core.registry import Registry
 from .._core.settle import rejoin, release
 from .._db import pick as picks
 from .._db.failures import StatementError, is_outage, is_race
-from .._db.fleet import Override
 from .._db.lease import Lease, reap_execution
 from .._db.pool import Database
+from .._db.workers import Override
 from .._running import running
 from ..config import Queue, Settings
 from ..telemetry import (

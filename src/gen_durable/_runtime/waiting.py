@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
 from .._db.failures import StatementError
-from .._db.inspect import settled
 from .._db.pool import Database
+from .._db.snapshots import settled
 from ..errors import NoTargetError, NotConnectedError
 from .service import Contact, Outage
 

@@ -8,11 +8,11 @@ from typing import Final
 
 import msgspec
 
-from .._db import control, inspect
+from .._db import control, snapshots
 from .._db.failures import StatementError, is_race
-from .._db.inspect import Filter
 from .._db.plan import Plan, Row
 from .._db.pool import Database
+from .._db.snapshots import Filter
 from ..errors import UsageError
 from .failure import Failure, nobody
 from .selection import Selection
@@ -90,7 +90,7 @@ async def carry_out(
 
 async def _matching(database: Database, verb: Verb, selection: Selection) -> Preview:
     wanted = await database.run(selection.filter(**verb.defaults))
-    newest = await database.run(inspect.ids(wanted, 1, None))
+    newest = await database.run(snapshots.ids(wanted, 1, None))
     groups = [
         Group(
             row["fsm"],
@@ -98,7 +98,7 @@ async def _matching(database: Database, verb: Verb, selection: Selection) -> Pre
             verb.foresee(row["status"], is_deleted=wanted.only_deleted),
             row["count"],
         )
-        for row in await database.run(inspect.tally(wanted))
+        for row in await database.run(snapshots.tally(wanted))
     ]
     return Preview(groups=groups, wanted=wanted, before=newest[0] + 1 if newest else 0)
 
@@ -117,7 +117,7 @@ def _find(verb: Verb, target: int | str) -> Plan[Row | None]:
     if isinstance(verb, Restore) and isinstance(target, str):
         # A key means whoever is deleted and had it, even if another instance has it now.
         target = (yield from control.deleted_with_key(target)) or target
-    return (yield from inspect.get(target))
+    return (yield from snapshots.get(target))
 
 
 async def _ids(database: Database, verb: Verb, shown: Preview) -> list[int]:
@@ -126,7 +126,7 @@ async def _ids(database: Database, verb: Verb, shown: Preview) -> list[int]:
         return [row["id"] for row in shown.rows]
     ids: list[int] = []
     before = shown.before
-    while batch := await database.run(inspect.ids(shown.wanted, _LOOK, before)):
+    while batch := await database.run(snapshots.ids(shown.wanted, _LOOK, before)):
         ids += batch
         before = batch[-1]
     return ids if verb.is_newest_first else ids[::-1]

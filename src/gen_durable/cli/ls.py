@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from .._checks import checked_id
-from .._db import inspect
+from .._db import snapshots
 from .._db.plan import Plan, Row
 from .connection import Place, place_options
 from .json_text import json_option, print_json_rows
@@ -68,8 +68,8 @@ async def _look(
 ) -> tuple[datetime, Sequence[Row]]:
     def plan() -> Plan[tuple[datetime, Sequence[Row]]]:
         wanted = yield from selection.filter(with_deleted=deleted)
-        now = yield from inspect.now()
-        return now, (yield from inspect.page(wanted, limit, before))
+        now = yield from snapshots.now()
+        return now, (yield from snapshots.page(wanted, limit, before))
 
     async with place.open() as database:
         return await database.run(plan())

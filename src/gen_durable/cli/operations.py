@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import click
 
 from .. import _verbs
-from .._db import inspect
+from .._db import snapshots
 from .._db.plan import Plan
 from ..errors import NoTargetError, PauseTimeoutError
 from ..findings import Finding
@@ -215,5 +215,5 @@ async def _run(place: Place, plan: Plan[T]) -> T:
 
 
 def _with_time(plan: Plan[T]) -> Plan[tuple[datetime, T]]:
-    now = yield from inspect.now()
+    now = yield from snapshots.now()
     return now, (yield from plan)

@@ -10,10 +10,10 @@ import click
 import msgspec
 
 from .._checks import checked_delay, checked_key, checked_moment, checked_name
-from .._db import inspect, named
-from .._db.named import NamedInsert
+from .._db import insert_by_name, snapshots
+from .._db.insert_by_name import NamedInsert
 from .._db.plan import Plan
-from .._db.signal import Arrival, deliver
+from .._db.signals import Arrival, deliver
 from ..errors import NoTargetError, did_you_mean
 from ..refs import target_value
 from .connection import Place, place_options
@@ -168,13 +168,13 @@ def _checked(
 
 async def _insert(place: Place, new: NamedInsert) -> Insertion:
     async with place.open() as database:
-        check_known(new, await database.run(named.known_versions()))
+        check_known(new, await database.run(insert_by_name.known_versions()))
         return await database.run(_insertion(new))
 
 
 def _insertion(new: NamedInsert) -> Plan[Insertion]:
-    id, is_new = yield from named.insert(new)
-    row = yield from inspect.get(id)
+    id, is_new = yield from insert_by_name.insert(new)
+    row = yield from snapshots.get(id)
     # Whoever holds the key may be gone for good by now.
     return Insertion(id, is_new, "gone" if row is None else row["status"])
 

@@ -16,9 +16,9 @@ from rich.text import Text
 
 from .. import _recurring
 from .._checks import checked_name, duration_text
-from .._db import inspect, named
+from .._db import insert_by_name, snapshots
 from .._db import schedules as plans
-from .._db.named import NamedInsert
+from .._db.insert_by_name import NamedInsert
 from .._db.plan import Plan
 from .._timetable import checked_cron, checked_interval, checked_zone
 from ..schedules import Missed, Overlap, ScheduleRecord, Triggered, check_policies
@@ -217,11 +217,11 @@ def _run(place: Place, plan: Plan[T]) -> T:
 
 
 def _listing() -> Plan[tuple[datetime, Sequence[ScheduleRecord]]]:
-    return (yield from inspect.now()), (yield from _recurring.every())
+    return (yield from snapshots.now()), (yield from _recurring.every())
 
 
 def _add(definition: plans.Definition, new: NamedInsert) -> Plan[ScheduleRecord]:
-    check_known(new, (yield from named.known_versions()))
+    check_known(new, (yield from insert_by_name.known_versions()))
     yield from plans.put(definition)
     return (yield from _recurring.get(definition.name))
 

@@ -10,9 +10,9 @@ import click
 import msgspec
 
 from .._checks import checked_id, checked_int, checked_key, checked_name
-from .._db import inspect
-from .._db.inspect import Filter
+from .._db import snapshots
 from .._db.plan import Plan
+from .._db.snapshots import Filter
 from ..errors import did_you_mean
 from ..instance import STATUS_WORDS, Status, statuses_of
 from .failure import Failure
@@ -131,7 +131,7 @@ class Selection(msgspec.Struct, frozen=True):
         """The filter, with fields of the command's own; those that the user gave win."""
         values = {**more, **self.values}
         if any(isinstance(value, timedelta) for value in values.values()):
-            now = yield from inspect.now()
+            now = yield from snapshots.now()
             values = {name: _moment(value, now) for name, value in values.items()}
         return Filter(**values)
 

@@ -11,7 +11,7 @@ from typing import Any, Final
 import click
 import msgspec
 
-from .._db import inspect
+from .._db import snapshots
 from .._db.plan import Plan, Row
 from ..instance import Status
 from ..refs import target_value
@@ -62,19 +62,19 @@ async def _look(place: Place, to: int | str) -> Portrait:
 
 
 def _portrait(to: int | str) -> Plan[Portrait]:
-    row = yield from inspect.get(to)
-    details = None if row is None else (yield from inspect.details(row["id"]))
+    row = yield from snapshots.get(to)
+    details = None if row is None else (yield from snapshots.details(row["id"]))
     if row is None or details is None:
         raise nobody(to)
     id = row["id"]
     return Portrait(
-        now=(yield from inspect.now()),
+        now=(yield from snapshots.now()),
         row=row,
         details=details,
-        inbox=(yield from inspect.inbox(id)),
-        children=(yield from inspect.brood(id)),
-        executions=(yield from inspect.executions(id)),
-        audit=(yield from inspect.audit(id)),
+        inbox=(yield from snapshots.inbox(id)),
+        children=(yield from snapshots.brood(id)),
+        executions=(yield from snapshots.executions(id)),
+        audit=(yield from snapshots.audit(id)),
     )
 
 

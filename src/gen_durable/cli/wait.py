@@ -14,7 +14,7 @@ import click
 from rich.console import Console
 from rich.text import Text
 
-from .._db import inspect
+from .._db import snapshots
 from .._db.failures import StatementError, is_outage
 from .._db.plan import Row
 from .._db.pool import Database
@@ -96,7 +96,7 @@ async def _wait(
 
 
 async def _look(database: Database, to: int | str) -> Row:
-    row = await database.run(inspect.get(to))
+    row = await database.run(snapshots.get(to))
     if row is None:
         raise nobody(to)
     return row

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar, get_args, overl
 
 from .. import _verbs
 from .._checks import checked_delay
-from .._db import inspect
+from .._db import snapshots
 from .._db.plan import Plan, Row
 from .._typing import KEEP, ResultT, StateT
 from ..async_client import AsyncClient
@@ -172,11 +172,11 @@ class Stage:
         """Every instance there is, of this machine if one is given, the oldest first."""
         definition = None if machine is None else definition_of(machine)
         wanted = (
-            inspect.Filter()
+            snapshots.Filter()
             if definition is None
-            else inspect.Filter(fsms=[definition.name], version=definition.version)
+            else snapshots.Filter(fsms=[definition.name], version=definition.version)
         )
-        rows = self._look(inspect.page(wanted, _MANY, None))
+        rows = self._look(snapshots.page(wanted, _MANY, None))
         return [_verbs.read(row, definition or self._definition_of(row)) for row in reversed(rows)]
 
     def history(self, target: Target, /) -> list[Transition]:
@@ -240,7 +240,7 @@ class Stage:
 
     def _find(self, target: Target) -> Instance[Any, Any]:
         __tracebackhide__ = True
-        row = self._look(inspect.get(target_value(target)))
+        row = self._look(snapshots.get(target_value(target)))
         if row is None:
             _fail(f"there is no instance {target_value(target)!r}")
         return _verbs.read(row, _verbs.definition_of_target(target) or self._definition_of(row))

@@ -17,9 +17,9 @@ from .._core.registry import Registry
 from .._core.settle import Limits, refused, rejoin, release
 from .._db import commit as commits
 from .._db import insert as inserts
-from .._db import inspect
 from .._db import lease as leases
 from .._db import pick as picks
+from .._db import snapshots
 from .._db.failures import StatementError, is_data
 from .._db.plan import Plan
 from .._db.pool import Database
@@ -204,7 +204,7 @@ class Stepper:
     ) -> None:
         while True:
             has_progress = False
-            began = await database.run(inspect.now())
+            began = await database.run(snapshots.now())
             for queue in await database.run(clock.due_queues(self.registry.keys)):
                 while (execution := await self._pick(database, queue)) is not None:
                     if counts.total() >= max_steps:

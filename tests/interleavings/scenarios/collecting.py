@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any, Final
 
-from gen_durable._db import gc
+from gen_durable._db import collect
 from tests.interleavings.invariants import BrokenError, require
 from tests.interleavings.product import SCHEMA, Change
 from tests.interleavings.scenario import End, Scenario
@@ -43,8 +43,8 @@ PAUSE_AFTER_PAGE: Final = Change("sweep_ended", _AFTER_PAGE, _STOPPED)
 PAUSE_AFTER_DELETED: Final = Change("sweep_deleted", _AFTER_PAGE, _STOPPED)
 
 
-def collect(ended: gc.Ended) -> Work:
-    return autocommit(lambda _: gc.sweep(ended, timedelta(0), gc.START))
+def swept(ended: collect.Ended) -> Work:
+    return autocommit(lambda _: collect.sweep(ended, timedelta(0), collect.START))
 
 
 def gc_and_join() -> Scenario:
@@ -60,7 +60,7 @@ def gc_and_join() -> Scenario:
         name="gc × join and pick",
         setup=[parent, *done(11, **_CHILD), leased(12, **_CHILD)],
         sessions={
-            "G": [collect("done")],
+            "G": [swept("done")],
             "F": [flush(outcome(12, "done", parent_id=1)), lease_some(8)],
         },
         check=check,
@@ -81,7 +81,7 @@ def gc_and_retry_of_the_parent() -> Scenario:
     return Scenario(
         name="gc × retry(parent) and pick",
         setup=[*setup, _RECORD_OF_SPAWN],
-        sessions={"G": [collect("done")], "R": [retry(1), lease_some(8)]},
+        sessions={"G": [swept("done")], "R": [retry(1), lease_some(8)]},
         check=check,
         pauses=[PAUSE_AFTER_PAGE],
         never_wait=_G,
@@ -102,7 +102,7 @@ def gc_and_insert() -> Scenario:
     return Scenario(
         name="gc × insert(same key)",
         setup=done(1, result="42", **_EVER),
-        sessions={"G": [collect("done")], "I": [put(new(**_new(_EVER)))]},
+        sessions={"G": [swept("done")], "I": [put(new(**_new(_EVER)))]},
         check=check,
         pauses=[PAUSE_AFTER_PAGE, PAUSE_AFTER_REFUSAL],
         never_wait=_G,
@@ -124,7 +124,7 @@ def gc_and_retry() -> Scenario:
     return Scenario(
         name="gc × retry",
         setup=failed(1),
-        sessions={"G": [collect("failed")], "R": [retry(1)]},
+        sessions={"G": [swept("failed")], "R": [retry(1)]},
         check=check,
         pauses=[PAUSE_AFTER_PAGE],
         never_wait=_G,
@@ -145,7 +145,7 @@ def gc_and_retry_of_a_holder() -> Scenario:
     return Scenario(
         name="gc × retry(holder of a key)",
         setup=failed(1, state='{"n": 1}', **_EVER),
-        sessions={"G": [collect("failed")], "R": [retry(1)]},
+        sessions={"G": [swept("failed")], "R": [retry(1)]},
         check=check,
         pauses=[PAUSE_AFTER_PAGE],
         never_wait=_G,
@@ -162,7 +162,7 @@ def gc_and_restore() -> Scenario:
     return Scenario(
         name="gc × restore",
         setup=cancelled(1, deleted_at=PAST),
-        sessions={"G": [collect("deleted")], "R": [restore(1)]},
+        sessions={"G": [swept("deleted")], "R": [restore(1)]},
         check=check,
         pauses=[PAUSE_AFTER_DELETED],
         never_wait=_G,
@@ -178,7 +178,7 @@ def gc_of_letters() -> Scenario:
     return Scenario(
         name="gc(letters) × deliver × park",
         setup=[leased(1), *done(2), signal(5, 2, "go")],
-        sessions={"G": [autocommit(lambda _: gc.walk_signals(0))], "D": [send()], "P": [flush(PARK)]},
+        sessions={"G": [autocommit(lambda _: collect.walk_signals(0))], "D": [send()], "P": [flush(PARK)]},
         check=check,
         never_wait=_G,
     )
@@ -197,7 +197,7 @@ def gc_of_buckets() -> Scenario:
         sample=80,
         setup=[rate("r"), full("r"), instance(1, rate_limit="r"), instance(2, rate_limit="r", queue="other")],
         sessions={
-            "G": [autocommit(lambda _: gc.walk_buckets(0))],
+            "G": [autocommit(lambda _: collect.walk_buckets(0))],
             "A": [lease_some(8)],
             "B": [lease_from("other", 9)],
         },

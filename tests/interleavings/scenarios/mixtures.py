@@ -6,7 +6,7 @@ from typing import Any
 
 from gen_durable._db.pick import Picked, stuck_keys
 from gen_durable._db.plan import Plan
-from gen_durable._db.signal import Arrival, deliver
+from gen_durable._db.signals import Arrival, deliver
 from tests.interleavings.invariants import require
 from tests.interleavings.scenario import End, Scenario
 from tests.interleavings.session import Session, autocommit, callers, commit, flush, transaction

@@ -5,7 +5,7 @@ from __future__ import annotations
 from gen_durable._db.lease import expire
 from gen_durable._db.pick import Picked
 from gen_durable._db.plan import Plan, Statement
-from gen_durable._db.signal import Arrival, claim, deliver
+from gen_durable._db.signals import Arrival, claim, deliver
 from gen_durable.errors import MessageReusedError
 from tests.interleavings.invariants import require
 from tests.interleavings.product import SCHEMA, Change

@@ -9,7 +9,7 @@ from datetime import timedelta
 from typing import Final
 
 from ..._checks import duration_text
-from ..._db import gc
+from ..._db import collect
 from ..._db.pool import Database
 from ...config import Settings
 from ...telemetry import GcSwept, OutboxExpired, Telemetry
@@ -37,14 +37,14 @@ class Collector(Service):
         self._database = database
         self._settings = settings
         self._telemetry = telemetry
-        self._retentions: Mapping[gc.Ended, timedelta] = {
+        self._retentions: Mapping[collect.Ended, timedelta] = {
             "done": settings.retention_done,
             "cancelled": settings.retention_cancelled,
             "failed": settings.retention_failed,
             "deleted": settings.retention_deleted,
         }
         # What of the sweep that is under way is left to look at, and from where.
-        self._left: dict[gc.Ended, gc.Place] = {}
+        self._left: dict[collect.Ended, collect.Place] = {}
         # What it has come to so far.
         self._deleted = self._stripped = 0
         # Where the walks through executions, signals, events, messages and buckets go on.
@@ -57,10 +57,10 @@ class Collector(Service):
     async def tick(self) -> timedelta:
         """One page of each kind; a sweep is as many rounds as the longest of them has pages."""
         if not self._left:  # a new sweep
-            self._left = dict.fromkeys(self._retentions, gc.START)
+            self._left = dict.fromkeys(self._retentions, collect.START)
         deleted = stripped = 0
         for ended, place in list(self._left.items()):
-            swept = await self._database.run(gc.sweep(ended, self._retentions[ended], place))
+            swept = await self._database.run(collect.sweep(ended, self._retentions[ended], place))
             deleted += swept.deleted
             stripped += swept.stripped
             if swept.next is None:
@@ -73,8 +73,8 @@ class Collector(Service):
             self._tell()
         if deleted:
             self._telemetry.emit(GcSwept(count=deleted))
-        has_more_events = await self._database.run(gc.sweep_events(self._settings.retention_events))
-        has_more_audit = await self._database.run(gc.sweep_audit(self._settings.retention_audit))
+        has_more_events = await self._database.run(collect.sweep_events(self._settings.retention_events))
+        has_more_audit = await self._database.run(collect.sweep_audit(self._settings.retention_audit))
         if self._left or has_more_events or has_more_audit:
             return timedelta(0)
         await self._walk()
@@ -88,19 +88,23 @@ class Collector(Service):
 
     async def _walk(self) -> None:
         retention = self._settings.retention_executions
-        self._executions_at = await self._database.run(gc.walk_executions(retention, self._executions_at))
-        self._signals_at = await self._database.run(gc.walk_signals(self._signals_at))
+        self._executions_at = await self._database.run(
+            collect.walk_executions(retention, self._executions_at)
+        )
+        self._signals_at = await self._database.run(collect.walk_signals(self._signals_at))
         await self._expire()
         self._messages_at = await self._database.run(
-            gc.walk_messages(self._settings.retention_events, self._messages_at)
+            collect.walk_messages(self._settings.retention_events, self._messages_at)
         )
-        buckets, self._buckets_at = await self._database.run(gc.walk_buckets(self._buckets_at))
+        buckets, self._buckets_at = await self._database.run(collect.walk_buckets(self._buckets_at))
         if buckets:
             self._telemetry.emit(GcSwept(count=0, buckets=buckets))
 
     async def _expire(self) -> None:
         retention = self._settings.retention_pending
-        expired, self._pending_at = await self._database.run(gc.walk_pending(retention, self._pending_at))
+        expired, self._pending_at = await self._database.run(
+            collect.walk_pending(retention, self._pending_at)
+        )
         for sink, count in expired.items():
             _outbox_log.error(
                 "removed %d events for sink '%s': not accepted within %s (settings.retention_pending)",

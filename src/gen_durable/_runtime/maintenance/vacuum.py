@@ -8,7 +8,7 @@ import time
 from datetime import timedelta
 from typing import Final
 
-from ..._db import gc
+from ..._db import collect
 from ..._db.failures import StatementError
 from ..._db.pool import Database
 from ..service import Contact, Service
@@ -55,7 +55,7 @@ class Vacuum(Service):
         self._left = 0
         rest = 0.0
         try:
-            await self._database.run_bare(gc.vacuum())
+            await self._database.run_bare(collect.vacuum())
         except StatementError as error:  # whatever it is: no work depends on this
             _log.info("the table of instances is left to autovacuum for an hour: %s", error)
             rest = _LONG_REST

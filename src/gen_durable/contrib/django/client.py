@@ -10,7 +10,7 @@ from typing import Any, Self, TypeVar
 from django.db import close_old_connections, connections, transaction
 
 from ..._db.blocking import BlockingDatabase
-from ..._db.borrowed import driver_of
+from ..._db.caller_connection import driver_of
 from ..._db.plan import Plan
 from ...client import Client
 from ...connections import Connection

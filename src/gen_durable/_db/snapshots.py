@@ -26,7 +26,7 @@ __all__ = [
     "tally",
 ]
 
-_SQL = statements("inspect.sql")
+_SQL = statements("snapshots.sql")
 # Above every id: the first page begins at the newest instance.
 _TOP = 2**63 - 1
 

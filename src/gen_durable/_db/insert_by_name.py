@@ -13,7 +13,7 @@ from .plan import Plan, statements
 
 __all__ = ["NamedInsert", "insert", "known_versions"]
 
-_SQL = statements("named.sql")
+_SQL = statements("insert_by_name.sql")
 
 
 class NamedInsert(msgspec.Struct, frozen=True, kw_only=True):

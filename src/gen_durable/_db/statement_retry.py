@@ -10,7 +10,7 @@ from .plan import Call, Plan, Rows, statements
 
 __all__ = ["run"]
 
-_SQL = statements("races.sql")
+_SQL = statements("statement_retry.sql")
 _LONGEST_PAUSE: Final = 0.2
 
 

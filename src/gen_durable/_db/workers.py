@@ -26,7 +26,7 @@ __all__ = [
     "workers",
 ]
 
-_SQL = statements("fleet.sql")
+_SQL = statements("workers.sql")
 # Counted in a few milliseconds; whoever has more waiting than this needs no exact figure.
 _MOST: Final = 10_000
 

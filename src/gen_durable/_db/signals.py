@@ -12,7 +12,7 @@ from .plan import Plan, statements
 
 __all__ = ["Arrival", "claim", "deliver", "sweep"]
 
-_SQL = statements("signal.sql")
+_SQL = statements("signals.sql")
 
 
 class Arrival(msgspec.Struct, frozen=True, gc=False):

@@ -11,7 +11,7 @@ from contextlib import suppress
 from typing import Any, Final, TypeAlias, TypeVar
 
 from ..errors import UsageError
-from .callers_path import CallersPath
+from .caller_search_path import CallersPath
 from .failures import StatementError
 from .plan import Plan
 from .runner import run_asyncpg, run_psycopg, run_psycopg_async

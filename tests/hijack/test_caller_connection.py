@@ -17,7 +17,7 @@ from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
 from gen_durable import AsyncClient, Client, Schedule, Settings, Spec, Status
-from gen_durable._db.callers_path import CallersPath
+from gen_durable._db.caller_search_path import CallersPath
 from gen_durable._db.failures import StatementError
 from gen_durable.errors import NoTargetError
 from tests.db.test_statement_counts import ARRAYS

@@ -26,10 +26,10 @@ __all__ = [
     "walk_signals",
 ]
 
-_SQL = statements("gc.sql")
+_SQL = statements("collect.sql")
 
 PAGE: Final = 500
-"""How many rows one statement looks at; the number stands in gc.sql."""
+"""How many rows one statement looks at; the number stands in collect.sql."""
 # Blocks of a table that one step of a walk reads: 2 MB.
 _BLOCKS: Final = 256
 
