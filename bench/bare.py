@@ -56,7 +56,7 @@ def _entry(execution: Execution, number: int, *, is_last: bool) -> CommitEntry:
         id=execution.id,
         lease_token=execution.lease_token,
         step_seq=number,
-        kind="done" if is_last else "keep",
+        kind="done" if is_last else "continue",
         step="run",
         payload="1",
         from_step="run",

@@ -9,9 +9,9 @@ from typing import Any, Final, TypedDict, get_args
 
 from ._checks import checked_delay, checked_id, checked_int, checked_key, checked_moment, checked_name
 from ._core.codec import convert, decode, encode
-from ._core.explaining import explanation_of
+from ._core.explanation import explanation_of
+from ._core.hydration import instance_of
 from ._core.model import NewInstance
-from ._core.opening import instance_of
 from ._core.records import record_of
 from ._core.settle import new_instance
 from ._db import audit as audits

@@ -59,7 +59,7 @@ class StepStop(Event, frozen=True, kw_only=True):
     fsm: str
     step: str
     kind: str
-    """`next`, `retry`, `await`, `schedule_childs`, `done` or `stop`: what the step decided.
+    """`next`, `retry`, `await`, `schedule_children`, `done` or `stop`: what the step decided.
 
     Two have no outcome: `cancel`, it raised `Cancel`; `release`, a cancel was asked for, and it was cut off or raised.
     """

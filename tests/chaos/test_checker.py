@@ -60,7 +60,7 @@ def _live(world: World, id: int, fsm: str, steps: list[str], **how: Any) -> None
 
 def _run(world: World, id: int, step_seq: int, step: str, saw: str = "", **how: Any) -> None:
     """A committed execution, with its lines in the diary."""
-    outcome = how.pop("outcome", "done" if step_seq > 1 else "schedule_childs")
+    outcome = how.pop("outcome", "done" if step_seq > 1 else "schedule_children")
     children = {"children": how.pop("children")} if "children" in how else {}
     attempt = how.setdefault("attempt", 0)
     world["diary"].append(_line("begin", id, step_seq, saw=saw, attempt=attempt, **children))

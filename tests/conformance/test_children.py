@@ -113,7 +113,7 @@ def test_the_step_that_scheduled_is_not_run_again(durable: Harness) -> None:
     durable.drain()
     durable.assert_done(parent, 1)
     assert [(t.step, t.kind) for t in durable.history(parent)] == [
-        ("one", "schedule_childs"),
+        ("one", "schedule_children"),
         ("two", "done"),
     ]
     assert durable.count(Say) == 1

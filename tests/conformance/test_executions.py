@@ -136,7 +136,7 @@ def test_each_record_says_how_its_execution_ended(durable: Harness, sql: Sql) ->
         (1, 1, "one", "ABORTED", "retry"),
         (2, 1, "one", "DONE", "next"),
         (3, 2, "two", "DONE", "await"),
-        (4, 3, "three", "DONE", "schedule_childs"),
+        (4, 3, "three", "DONE", "schedule_children"),
         (5, 4, "four", "ABORTED", "lease"),
         (6, 4, "four", "DONE", "done"),
     ]

@@ -135,7 +135,7 @@ async def test_a_signal_that_comes_while_the_step_runs_is_not_slept_on(durable_d
 
 
 @pytest.mark.clause("SIG-10")
-@pytest.mark.parametrize("kind", ["next", "schedule_childs"])
+@pytest.mark.parametrize("kind", ["next", "schedule_children"])
 def test_progress_consumes_exactly_what_was_received(durable: Harness, sql: Sql, kind: str) -> None:
     def two(ctx: Context[int]) -> Outcome[Any]:
         durable.signal(ctx.id, "go", "late")

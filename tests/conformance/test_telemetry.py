@@ -76,7 +76,7 @@ async def test_every_committed_outcome_is_told(durable_dsn: str) -> None:
         ("Tour", "one", "next"),
         ("Tour", "two", "retry"),
         ("Tour", "two", "await"),
-        ("Tour", "three", "schedule_childs"),
+        ("Tour", "three", "schedule_children"),
         ("Tour", "four", "stop"),
     ]
     assert told[0].duration >= timedelta(milliseconds=15)

@@ -21,7 +21,17 @@ from gen_durable.config import RecordLevel
 from gen_durable.errors import UsageError
 from tests.db.engine import entry, inserted, new, picked
 
-KINDS: Final = ("keep", "next", "retry", "await", "schedule_childs", "done", "stop", "cancel", "release")
+KINDS: Final = (
+    "continue",
+    "next",
+    "retry",
+    "await",
+    "schedule_children",
+    "done",
+    "stop",
+    "cancel",
+    "release",
+)
 EVENTS: Final = ("lose", "signal", "wait", "insert")
 VERBS: Final = ("CANCEL", "FORCE", "DELETE", "RESTORE", "RETRY")
 _CRASH_LIMIT: Final = 2
@@ -51,7 +61,7 @@ def histories() -> st.SearchStrategy[list[Happening]]:
 
 
 def of(text: str) -> list[Happening]:
-    """`lease 0, schedule_childs 0, CANCEL 1`: outcomes of executions and events are small, what people do is large."""
+    """`lease 0, schedule_children 0, CANCEL 1`: outcomes of executions and events are small, what people do is large."""
     made = [part.split() for part in text.split(",")]
     return [(name, int(which)) for name, which in made]
 
@@ -129,7 +139,7 @@ class History:
             error="no" if kind in ("stop", "cancel") else None,
             awaits=("go",) if kind == "await" else None,
             timeout=timedelta(hours=1) if kind == "await" else None,
-            children=(new("B"), new("B")) if kind == "schedule_childs" else (),
+            children=(new("B"), new("B")) if kind == "schedule_children" else (),
             from_step=execution.step,
             attempt=execution.attempt,
             leased_at=execution.leased_at,

@@ -367,4 +367,4 @@ async def test_join_never_sees_a_child_retried_after_its_lease(
         await worker.signal(retried[0], "go")
         assert (await worker.wait(parent, timeout=PATIENCE)).result == ["done 2", "done 0"]
         outcomes = [one.outcome for one in await worker.executions(parent)]
-    assert outcomes == ["schedule_childs", "rejoin", "done"]
+    assert outcomes == ["schedule_children", "rejoin", "done"]

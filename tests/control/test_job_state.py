@@ -14,7 +14,7 @@ from gen_durable.config import RecordLevel
 from tests.control.histories import Happening, History, histories, of
 
 _FAMILY = of(
-    "lease 0, schedule_childs 0, lease 0, CANCEL 0, RETRY 0, done 2, DELETE 2, RESTORE 2, RETRY 2, lease 0, stop 3,"
+    "lease 0, schedule_children 0, lease 0, CANCEL 0, RETRY 0, done 2, DELETE 2, RESTORE 2, RETRY 2, lease 0, stop 3,"
     "done 4, lease 0, stop 5, RETRY 0, lease 0, FORCE 0, RETRY 0, lease 0, lose 0, wait 0, lease 0, lose 0, RETRY 0,"
     "lease 0, done 8"
 )

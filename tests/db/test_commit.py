@@ -45,8 +45,8 @@ async def test_a_bad_child_fails_its_parent_and_leaves_no_sister(database: Datab
     results = await flushed(
         database,
         [
-            entry(first, "schedule_childs", children=(new("B"), new("B", state="no json"), new("B"))),
-            entry(second, "schedule_childs", children=(new("B"),)),
+            entry(first, "schedule_children", children=(new("B"), new("B", state="no json"), new("B"))),
+            entry(second, "schedule_children", children=(new("B"),)),
         ],
     )
     assert [result.status for result in results if isinstance(result, Committed)] == [
@@ -62,7 +62,7 @@ async def test_a_bad_child_fails_its_parent_and_leaves_no_sister(database: Datab
 async def test_the_same_outcome_sent_twice_is_committed_once(database: Database, sql: Any) -> None:
     await inserted(database, new())
     (execution,) = await picked(database)
-    twice = entry(execution, "keep", payload="1")
+    twice = entry(execution, "continue", payload="1")
     first, second = await flushed(database, [twice]), await flushed(database, [twice])
     assert isinstance(first[0], Committed)
     assert isinstance(second[0], Stale)
@@ -74,7 +74,7 @@ async def test_a_chained_step_has_a_lease_until_the_next_heartbeat(database: Dat
     await inserted(database, new())
     (execution,) = await picked(database)
     await sql.execute("update gen_durable.gen_durable set lease_expires_at = now() - interval '1 second'")
-    await flushed(database, [entry(execution, "keep", payload="1")])
+    await flushed(database, [entry(execution, "continue", payload="1")])
     left = await sql.fetchval("select lease_expires_at - now() from gen_durable.gen_durable")
     assert timedelta(seconds=5) < left <= RECORDER.grace
 

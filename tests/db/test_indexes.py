@@ -92,7 +92,7 @@ async def test_heartbeats_and_chained_commits_are_hot_updates(sql: Any) -> None:
     for step_seq in range(6):
         entries = [
             CommitEntry(
-                id=id, lease_token=7, step_seq=step_seq, kind="keep", step=f"s{step_seq}", payload="[1]"
+                id=id, lease_token=7, step_seq=step_seq, kind="continue", step=f"s{step_seq}", payload="[1]"
             )
             for id, _ in leases
         ]

@@ -35,7 +35,7 @@ async def test_counters_at_their_end_neither_stop_a_pick_nor_a_commit(database: 
     )
     executions = await picked(database)
     assert [e.attempt for e in executions] == [LARGEST, LARGEST, LARGEST, 0]
-    kinds = ["retry", "done", "next", "keep"]
+    kinds = ["retry", "done", "next", "continue"]
     assert await statuses(database, executions, kinds) == ["runnable", "done", "runnable", "executing"]
 
 
@@ -46,7 +46,10 @@ async def test_an_instance_that_has_run_for_ever_goes_on(
     """Chained steps count too: at some thousand per second the end of the counter is days away."""
     await inserted(database, new(), new(concurrency_key=None if is_plain else "k"))
     await sql.execute("update gen_durable.gen_durable set execution = $1", LARGEST)
-    assert await statuses(database, await picked(database), ["keep", "keep"]) == ["executing", "executing"]
+    assert await statuses(database, await picked(database), ["continue", "continue"]) == [
+        "executing",
+        "executing",
+    ]
 
 
 async def statuses(database: Database, executions: list[Execution], kinds: list[str]) -> list[str]:

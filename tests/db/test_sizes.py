@@ -77,7 +77,7 @@ async def test_children_of_many_bytes_go_in_several_statements_of_one_transactio
     )
     (execution,) = await picked(wired)
     with wire.counted() as sent:
-        (result,) = await flushed(wired, [entry(execution, "schedule_childs", children=children)])
+        (result,) = await flushed(wired, [entry(execution, "schedule_children", children=children)])
     assert sent == [BEGIN, "commit", *["insert"] * 3, "fix_barriers", COMMIT]
     assert isinstance(result, Committed)
     assert (result.status, result.refused) == ("awaiting_children", 1)

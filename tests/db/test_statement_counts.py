@@ -63,7 +63,8 @@ async def family(database: Database, parents: int) -> None:
     """Parents whose children have ended, each with a signal in its inbox."""
     ids = await inserted(database, *[new("A") for _ in range(parents)])
     await flushed(
-        database, [entry(e, "schedule_childs", children=(new("B"), new("B"))) for e in await picked(database)]
+        database,
+        [entry(e, "schedule_children", children=(new("B"), new("B"))) for e in await picked(database)],
     )
     await flushed(database, [entry(e, "done", payload="1") for e in await picked(database)])
     for id in ids:
@@ -82,7 +83,7 @@ async def test_a_pick_with_signals_and_children_is_three_statements(wire: Wire, 
 async def test_a_flush_of_plain_outcomes_is_one_statement_whatever_their_number(
     wire: Wire, database: Database
 ) -> None:
-    kinds = ["keep", "next", "retry", "done", "stop"]
+    kinds = ["continue", "next", "retry", "done", "stop"]
     for count in (1, 10, 300):
         queue = f"{count} rows"  # some of them are to run again
         await inserted(database, *[new(queue=queue) for _ in range(count)])
@@ -103,7 +104,7 @@ async def mixed(database: Database, sets: int) -> dict[str, list[Execution]]:
         database,
         *[
             new(state=f'"{role}"', queue=queue)
-            for role in ("keep", "await", "spawn", "end")
+            for role in ("continue", "await", "spawn", "end")
             for _ in range(sets)
         ],
         *[new(state='"free"', queue=queue, concurrency_key=f"key {n} of {sets}") for n in range(sets)],
@@ -141,9 +142,9 @@ async def test_the_dearest_flush_of_all_is_ten_more_than_its_outcomes_whatever_i
     for sets in (1, 50):
         by_role = await mixed(database, sets)
         entries = [
-            *[entry(e, "keep", payload="1") for e in by_role["keep"]],
+            *[entry(e, "continue", payload="1") for e in by_role["continue"]],
             *[entry(e, "await", awaits=("early",), rate_limit="crm") for e in by_role["await"]],
-            *[entry(e, "schedule_childs", children=children, events=(event,)) for e in by_role["spawn"]],
+            *[entry(e, "schedule_children", children=children, events=(event,)) for e in by_role["spawn"]],
             *[entry(e, "stop", error="no", letter=letter) for e in by_role["end"]],
             *[entry(e, "stop", error="no", leaves_letter=True) for e in by_role["free"]],
         ]
@@ -159,9 +160,9 @@ async def test_without_refused_children_and_letters_to_the_ended_it_is_seven(
     for sets in (1, 50):
         by_role = await mixed(database, sets)
         entries = [
-            *[entry(e, "keep", payload="1") for e in by_role["keep"]],
+            *[entry(e, "continue", payload="1") for e in by_role["continue"]],
             *[entry(e, "await", awaits=("early",)) for e in by_role["await"]],
-            *[entry(e, "schedule_childs", children=(new("B"), new("B"))) for e in by_role["spawn"]],
+            *[entry(e, "schedule_children", children=(new("B"), new("B"))) for e in by_role["spawn"]],
             *[entry(e, "done", payload="1") for e in by_role["free"]],
         ]
         with wire.counted() as sent:
@@ -172,7 +173,7 @@ async def test_without_refused_children_and_letters_to_the_ended_it_is_seven(
 async def test_plain_outcomes_with_signals_are_three_statements(wire: Wire, database: Database) -> None:
     for sets in (1, 50):
         by_role = await mixed(database, sets)
-        kept = [entry(e, "keep", payload="1") for e in by_role["keep"]]
+        kept = [entry(e, "continue", payload="1") for e in by_role["continue"]]
         ended = [entry(e, "done", payload="1") for e in by_role["end"]]
         with wire.counted() as sent:
             await flushed(database, kept + ended)

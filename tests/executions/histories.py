@@ -24,7 +24,7 @@ from gen_durable.config import RecordLevel
 from tests.db.engine import entry, inserted, new, picked
 from tests.executions.ledger import BOOK, commit_with_effect
 
-KINDS: Final = ("keep", "next", "retry", "await", "schedule_childs", "done", "stop")
+KINDS: Final = ("continue", "next", "retry", "await", "schedule_children", "done", "stop")
 EVENTS: Final = ("lease", "lose", "release", "cancel", "signal", "begin", "wait", "finish", "again")
 CRASH_LIMIT: Final = 3
 _ENDED: Final = {"COMMITTED", "DONE"}
@@ -52,7 +52,9 @@ def _of(*names: str) -> list[Happening]:
     return made
 
 
-ENDS: Final = _of("lease 0", "keep 0 +", "next 0 +", "done 2 -", "done 2 +", "stop 1", "again 1", "lease 0")
+ENDS: Final = _of(
+    "lease 0", "continue 0 +", "next 0 +", "done 2 -", "done 2 +", "stop 1", "again 1", "lease 0"
+)
 LOSSES: Final = _of(
     "lease 0", "begin 0", "lose 0", "wait 0", "lease 0", "cancel 0", "next 2 +", "done 0 +", "release 3"
 )
@@ -138,7 +140,7 @@ class History:
             error="no" if kind == "stop" else None,
             awaits=("go",) if kind == "await" else None,
             timeout=timedelta(hours=1) if kind == "await" else None,
-            children=(new("B"),) if kind == "schedule_childs" else (),
+            children=(new("B"),) if kind == "schedule_children" else (),
             effect=Sql("select 1/0" if is_bad else BOOK, *(() if is_bad else (key, "")))
             if with_effect
             else None,

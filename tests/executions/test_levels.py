@@ -104,7 +104,7 @@ def test_what_is_recorded_of_outcomes(durable: Harness, durable_dsn: str, level:
         ("ABORTED", "retry"),
         ("DONE", "next"),
         ("DONE", "await"),
-        ("DONE", "schedule_childs"),
+        ("DONE", "schedule_children"),
         ("DONE", "next"),
         ("DONE", "done"),
     ]
@@ -165,7 +165,7 @@ async def test_a_transition_is_committed_once_at_every_level(
         awaits = {"awaits": ("go",)} if kind == "await" else {}
         return entry(execution, kind, payload=payload, effect=Sql(BOOK, kind, ""), **awaits)
 
-    for kind in ("keep", "next", "done", "stop", "await"):
+    for kind in ("continue", "next", "done", "stop", "await"):
         with subtests.test(kind=kind):
             await db.execute("delete from gen_durable.gen_durable; delete from ledger")
             (id,) = await inserted(database, new())

@@ -77,7 +77,7 @@ def _all_there_is() -> str:
 def _outcome(execution: Execution, kind: str, *, has_effect: bool) -> CommitEntry:
     of_kind: dict[str, dict[str, Any]] = {
         "await": {"awaits": ("go",)},
-        "schedule_childs": {"children": (new("B"), new("B"))},
+        "schedule_children": {"children": (new("B"), new("B"))},
         "stop": {"error": "by the zombie"},
     }
     effect = Sql(BOOK, kind, "zombie") if has_effect else None
@@ -97,9 +97,9 @@ async def test_the_commit_of_a_lost_execution_writes_nothing(
         await db.execute("update gen_durable.gen_durable set eligible_at = now()")
         (heir,) = await picked(database)
         if successor == "another transition":
-            await flushed(database, [entry(heir, "keep", payload="1")])
+            await flushed(database, [entry(heir, "continue", payload="1")])
     before = await db.fetchval(_all_there_is())
-    for kind in ("keep", "next", "retry", "release", "await", "schedule_childs", "done", "stop"):
+    for kind in ("continue", "next", "retry", "release", "await", "schedule_children", "done", "stop"):
         with subtests.test(kind=kind):
             for has_effect in (False, True) if kind not in ("retry", "release") else (False,):
                 assert await flushed(database, [_outcome(zombie, kind, has_effect=has_effect)]) == [Stale()]
@@ -124,7 +124,7 @@ async def test_a_zombie_in_a_batch_leaves_its_neighbours_alone(database: Databas
 async def test_an_outcome_with_an_effect_that_is_sent_twice_happens_once(database: Database, db: Any) -> None:
     await inserted(database, new())
     (execution,) = await picked(database)
-    twice = entry(execution, "keep", payload="1", effect=Sql(BOOK, "once", ""))
+    twice = entry(execution, "continue", payload="1", effect=Sql(BOOK, "once", ""))
     first = await commit_with_effect(database, twice, RECORDER)
     second = await commit_with_effect(database, twice, RECORDER)
     assert isinstance(first, Committed)
@@ -153,7 +153,7 @@ class Zombie(Machine[str, str]):
         answers: dict[str, Outcome[str]] = {
             "next": Next(self.run, effect=effect),
             "await": Await("never", then=self.run, effect=effect),
-            "schedule_childs": ScheduleChildren([Spec(Leaf)], then=self.run, effect=effect),
+            "schedule_children": ScheduleChildren([Spec(Leaf)], then=self.run, effect=effect),
             "done": Done("zombie", effect=effect),
             "stop": Stop("zombie", effect=effect),
         }
@@ -172,7 +172,7 @@ async def test_a_zombie_in_a_worker_is_counted_and_its_effect_never_happens(
     machine = Zombie()
     async with Worker([machine], dsn=durable_dsn, settings=CALM) as worker:
         events = Events(worker)
-        for number, kind in enumerate(("next", "await", "schedule_childs", "done", "stop"), start=1):
+        for number, kind in enumerate(("next", "await", "schedule_children", "done", "stop"), start=1):
             with subtests.test(kind=kind):
                 machine.forget()
                 ref = await worker.insert(machine, kind)

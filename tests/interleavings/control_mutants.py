@@ -121,13 +121,13 @@ CANCELS = [
     ),
     Mutant(
         name="a cancelled step keeps its lease",
-        scenario=cancels.cancel_and_commit(outcome(1, "keep")),
+        scenario=cancels.cancel_and_commit(outcome(1, "continue")),
         reason="error: new row for relation",
         changes=[
             Change(
                 "commit_plain",
-                "lease_token = case when g.cancel_requested_at is null and o.kind = 'keep'",
-                "lease_token = case when o.kind = 'keep'",
+                "lease_token = case when g.cancel_requested_at is null and o.kind = 'continue'",
+                "lease_token = case when o.kind = 'continue'",
             )
         ],
     ),
@@ -322,7 +322,7 @@ DELETES = [
             changes=[_NO_TRIGGER],
         )
         for scenario, reason in (
-            (deletes.plain_delete_pick_and_commit("keep"), "deleted, and "),
+            (deletes.plain_delete_pick_and_commit("continue"), "deleted, and "),
             (deletes.plain_delete_and_chained_commits(), "deleted, and goes on"),
             (deletes.plain_delete_and_deliver(1), "deleted, and waits for work"),
             (deletes.plain_delete_child_and_end_of_sibling(), "deleted, and waits for work"),
@@ -331,7 +331,7 @@ DELETES = [
     ),
     Mutant(
         name="a plain delete does not see what was leased before it",
-        scenario=deletes.plain_delete_pick_and_commit("keep"),
+        scenario=deletes.plain_delete_pick_and_commit("continue"),
         reason="deleted, and goes on",
         changes=[
             Change(

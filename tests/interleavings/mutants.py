@@ -381,7 +381,7 @@ GUARDS = [
     ),
     Mutant(
         name="outcome guarded without step_seq, resolved",
-        scenario=leases.resolve_while_unanswered("keep"),
+        scenario=leases.resolve_while_unanswered("continue"),
         reason="applied twice",
         changes=[Change("commit_plain", _GUARD, _BY_TOKEN)],
     ),
@@ -419,7 +419,7 @@ GUARDS = [
     ),
     Mutant(
         name="the record of a reaped execution tells what was before the lock",
-        scenario=leases.commit_and_reap("keep"),
+        scenario=leases.commit_and_reap("continue"),
         reason="executions are not numbered in order",
         changes=[Change("reap", "dead.step_seq, dead.execution,", "0 as step_seq, 1 as execution,")],
     ),

@@ -43,7 +43,7 @@ HEART = (
     "park × deliver",
     "park × deliver × reap",
     "done × deliver",
-    *(f"commit({kind}) × reap" for kind in ("keep", "next", "retry", "done")),
+    *(f"commit({kind}) × reap" for kind in ("continue", "next", "retry", "done")),
     "spawn × reap",
     "child × child × child",
     "pick × pick × urgent insert, one key",

@@ -29,11 +29,11 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 PKEY = {"gen_durable_pkey"}
 # Found, read and written again, in every index that knows the new status, with a record of the execution; and what went wrong
 # with an audit event.
-PER_ROW = {"keep": 14, "next": 30, "retry": 30, "done": 25, "stop": 30, "await": 25, "release": 25}
+PER_ROW = {"continue": 14, "next": 30, "retry": 30, "done": 25, "stop": 30, "await": 25, "release": 25}
 
 
 @pytest.mark.parametrize("batch", [1, 100, 500])
-@pytest.mark.parametrize("kind", ["keep", "next", "retry", "done", "stop"])
+@pytest.mark.parametrize("kind", ["continue", "next", "retry", "done", "stop"])
 async def test_plain_outcomes(explainer: Explainer, kind: Kind, batch: int) -> None:
     found, *_ = await explainer.explain(commit.commit_plain(outcomes(EXECUTING[:batch], kind), RECORDER))
     assert found.rows == batch
@@ -41,7 +41,7 @@ async def test_plain_outcomes(explainer: Explainer, kind: Kind, batch: int) -> N
 
 
 @pytest.mark.parametrize("batch", [1, 100, 500])
-@pytest.mark.parametrize("kind", ["keep", "next", "done", "await", "release"])
+@pytest.mark.parametrize("kind", ["continue", "next", "done", "await", "release"])
 async def test_any_outcomes(explainer: Explainer, kind: Kind, batch: int) -> None:
     entries = outcomes(EXECUTING[:batch], kind, awaits=("paid",) if kind == "await" else None)
     found, *_ = await explainer.explain(commit.commit(entries, RECORDER))
@@ -90,7 +90,7 @@ async def test_consumed_signals_are_found_by_their_ids(explainer: Explainer) -> 
 
 
 async def test_children_are_inserted_without_looking_for_anything(explainer: Explainer) -> None:
-    entries = outcomes(EXECUTING[:10], "schedule_childs", children=tuple(new() for _ in range(10)))
+    entries = outcomes(EXECUTING[:10], "schedule_children", children=tuple(new() for _ in range(10)))
     committed, inserted, call = await explainer.explain(commit.commit(entries, RECORDER))
     check(committed, PKEY, blocks=80 + 30 * 10)
     assert inserted.rows == 100

@@ -52,7 +52,7 @@ async def test_chained_commits_are_hot(
     ids = rows(number)
     async with hot_updates(explainer, 750):
         for step_seq in (1, 2, 3):
-            entries = outcomes(ids, "keep", step_seq=step_seq)
+            entries = outcomes(ids, "continue", step_seq=step_seq)
             report, _ = await explainer.run(commits(entries, Recorder("worker", level)))
             assert {result.status for result in report.results} == {"executing"}
     written = await explainer.connection.fetchval(

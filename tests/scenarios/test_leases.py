@@ -109,7 +109,7 @@ class Zombie(Machine[str, str]):
             "next": Next(self.end, "by the zombie"),
             "retry": Retry(state="by the zombie"),
             "await": Await("zombie", then=self.end, state="by the zombie"),
-            "schedule_childs": ScheduleChildren([Spec(Leaf)], then=self.end, state="by the zombie"),
+            "schedule_children": ScheduleChildren([Spec(Leaf)], then=self.end, state="by the zombie"),
             "done": Done("by the zombie"),
             "stop": Stop("by the zombie"),
         }
@@ -130,7 +130,7 @@ async def test_the_outcome_of_an_execution_that_lost_its_lease_is_dropped(
     durable_dsn: str, db: Any, subtests: pytest.Subtests
 ) -> None:
     machine = Zombie()
-    kinds = ("next", "retry", "await", "schedule_childs", "done", "stop")
+    kinds = ("next", "retry", "await", "schedule_children", "done", "stop")
     cases = itertools.product(kinds, ("begun", "committed"))
     async with Worker([machine], dsn=durable_dsn, settings=CALM) as zombie:
         events = Events(zombie)

@@ -187,7 +187,7 @@ async def test_child_retried_while_its_result_is_loaded_is_waited_for(
     await async_durable.drain()
     assert async_durable.assert_done(album) == [LARGE] * 4
     outcomes = [one.outcome for one in await async_durable.executions(album)]
-    assert outcomes == ["schedule_childs", "rejoin", "done"]
+    assert outcomes == ["schedule_children", "rejoin", "done"]
 
 
 class Clerk(Machine[str, list[Any]]):
@@ -279,7 +279,7 @@ async def test_load_transfers_no_more_than_its_budget(durable_dsn: str, db: Any)
         (parent,) = await inserted(database, new("A"))
         (spawn,) = await picked(database)
         await flushed(
-            database, [entry(spawn, "schedule_childs", children=tuple(new("B") for _ in range(200)))]
+            database, [entry(spawn, "schedule_children", children=tuple(new("B") for _ in range(200)))]
         )
         await flushed(database, [entry(one, "done", payload="1") for one in await picked(database)])
         await db.execute(
@@ -302,7 +302,7 @@ async def test_small_compressed_results_are_measured_as_text(durable_dsn: str, d
     async with await Database.open(durable_dsn, "gen_durable", size=1) as database:
         (parent,) = await inserted(database, new("A"))
         (spawn,) = await picked(database)
-        await flushed(database, [entry(spawn, "schedule_childs", children=(new("B"), new("B")))])
+        await flushed(database, [entry(spawn, "schedule_children", children=(new("B"), new("B")))])
         await flushed(database, [entry(one, "done", payload="1") for one in await picked(database)])
         await db.execute(
             "update gen_durable.gen_durable set result = to_jsonb(repeat('x', 1000000)) where parent_id = $1",

@@ -187,7 +187,7 @@ async def test_schedule_children_parks_at_the_next_step_until_they_have_ended(
         for name, key in BOTH_STATEMENTS.items():
             with subtests.test(name):
                 kind, row = await _run_worn(db, worker, Tree, 7, key)
-                assert kind == "schedule_childs"
+                assert kind == "schedule_children"
                 assert (row["status"], row["step"], row["state"]) == ("awaiting_children", "two", "8")
                 assert (row["attempt"], row["crash_count"], row["step_seq"]) == (0, 0, 1)
                 assert (row["children_pending"], row["awaits"], row["result"]) == (2, None, None)

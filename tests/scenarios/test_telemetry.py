@@ -64,7 +64,7 @@ async def test_every_committed_outcome_is_told_with_its_kind_and_duration(durabl
     told = events.of(StepStop, lambda event: event.id == ref.id)
     assert [(event.step, event.kind) for event in told] == [
         *(("one", "next"), ("two", "retry"), ("two", "await")),
-        *(("three", "schedule_childs"), ("four", "stop")),
+        *(("three", "schedule_children"), ("four", "stop")),
     ]
     assert {(event.name, event.fsm) for event in told} == {("step.stop", "Tour")}
     assert timedelta(milliseconds=15) < told[0].duration < timedelta(seconds=5)

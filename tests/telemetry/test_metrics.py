@@ -59,7 +59,7 @@ async def test_a_worker_is_counted(durable_dsn: str) -> None:
         await worker.insert_all([Spec(Leg, 1, queue="elsewhere"), Spec(Leg, 1, schedule_in=AN_HOUR)])
         await worker.insert_all([Spec(Leg, 1, queue=f"from a request {n}") for n in range(3)])
         found = await asyncio.to_thread(read, registry)
-    assert found['gen_durable_steps_total{machine="Trip",outcome="schedule_childs",step="start"}'] == 1
+    assert found['gen_durable_steps_total{machine="Trip",outcome="schedule_children",step="start"}'] == 1
     assert found['gen_durable_steps_total{machine="Leg",outcome="done",step="walk"}'] == 2
     assert found['gen_durable_step_seconds_count{machine="Leg",step="walk"}'] == 3
     assert found['gen_durable_picked_total{queue="default"}'] >= 2

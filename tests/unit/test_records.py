@@ -21,7 +21,11 @@ _numbers = itertools.count(1)
 
 # Every way in which an execution of a job that goes on can stand.
 GOING_ON: Final = [
-    *((status, outcome) for status in (COMMITTED, DONE) for outcome in ("next", "await", "schedule_childs")),
+    *(
+        (status, outcome)
+        for status in (COMMITTED, DONE)
+        for outcome in ("next", "await", "schedule_children")
+    ),
     (COMMITTED, "done"),  # events are to be published: it has succeeded when this is DONE
 ]
 GIVEN_BACK: Final = [(ABORTED, reason) for reason in ("retry", "shutdown", "lease")]

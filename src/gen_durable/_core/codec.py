@@ -27,7 +27,7 @@ from gen_durable.errors import DecodeError, EncodeError, PayloadTooLargeError
 
 from .mappings import unknown_key
 from .measure import excess, outside_strings
-from .sameness import change, dump_model, inner_place, is_equal
+from .roundtrip import change, dump_model, inner_place, is_equal
 
 __all__ = ["MAX_DEPTH", "MAX_DIGITS", "convert", "decode", "encode"]
 

@@ -9,7 +9,7 @@ import msgspec
 
 from gen_durable.errors import did_you_mean
 
-from .sameness import fields_of, inner_place, is_array
+from .roundtrip import fields_of, inner_place, is_array
 
 __all__ = ["unknown_key"]
 

@@ -34,12 +34,13 @@ __all__ = [
 ]
 
 Kind: TypeAlias = Literal[
-    "keep", "next", "retry", "await", "schedule_childs", "done", "stop", "release", "rejoin", "cancel"
+    "continue", "next", "retry", "await", "schedule_children", "done", "stop", "release", "rejoin", "cancel"
 ]
-"""What a commit does to a row, in the words of the SQL.
+"""What a commit does to a row, as commit.sql spells it.
 
-`keep` is `next` on the lease that is held already; `release` gives an unfinished execution back at no cost; `rejoin`
-gives it back to its barrier, because a child is live again; `cancel` is a step that cancelled itself.
+`continue` is `next` under the same lease: the worker runs the next step at once. `release` returns an unfinished
+execution to the queue at no cost. `rejoin` returns a leased parent to its barrier, because a child is live again.
+`cancel` is a step that raised `Cancel`.
 """
 
 Cause: TypeAlias = Literal["stop", "error", "exhausted", "no_handler", "refused"]
@@ -47,7 +48,7 @@ Cause: TypeAlias = Literal["stop", "error", "exhausted", "no_handler", "refused"
 or the database refused its outcome. The reaper knows one more: `poison`.
 """
 
-PLAIN_KINDS: Final = frozenset({"keep", "next", "retry", "done", "stop"})
+PLAIN_KINDS: Final = frozenset({"continue", "next", "retry", "done", "stop"})
 
 ENDED: Final = frozenset({"done", "failed", "cancelled"})
 # What the size of a row counts for its names, keys and numbers.

@@ -107,7 +107,7 @@ def settle(
             )
             return _entry(
                 execution,
-                "keep" if chains else "next",
+                "continue" if chains else "next",
                 step=_target(execution, machine, outcome.step),
                 payload=_state(outcome.state, state, execution, machine, limits),
                 delay=outcome.delay,
@@ -152,7 +152,7 @@ def settle(
                 )
             return _entry(
                 execution,
-                "schedule_childs",
+                "schedule_children",
                 step=_target(execution, machine, outcome.then),
                 payload=_state(outcome.state, state, execution, machine, limits),
                 children=tuple(new_instance(spec, limits.max_payload) for spec in outcome.children),
@@ -194,14 +194,14 @@ def outcome_of(entry: CommitEntry, machine: MachineDef) -> Outcome[Any]:
     if entry.payload is not None:
         state = decode(entry.payload, machine.state_type, f"the state of {machine.name}")
     match entry.kind:
-        case "keep" | "next":
+        case "continue" | "next":
             return Next(entry.step, state, delay=entry.delay)
         case "retry":
             return Retry(entry.delay or timedelta(0), state)
         case "await":
             until: Any = {"timeout": entry.timeout, "deadline": entry.deadline}
             return Await(*entry.awaits or (), then=entry.step, state=state, **until)
-        case "schedule_childs":
+        case "schedule_children":
             return ScheduleChildren((), then=entry.step, state=state)
         case _:
             return Stop(entry.error or entry.kind)

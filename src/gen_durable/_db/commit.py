@@ -180,7 +180,7 @@ def resolve(entries: Sequence[CommitEntry]) -> Plan[list[CommitResult | None]]:
     # `commit_plain` sweeps after it has committed: the connection may have been lost in between.
     yield from _sweep(rows.values())
     inbox: Mapping[int, tuple[SignalRow, ...]] = {}
-    if kept := [entry.id for entry in entries if entry.kind == "keep" and entry.id in rows]:
+    if kept := [entry.id for entry in entries if entry.kind == "continue" and entry.id in rows]:
         inbox = yield from pick.inboxes(kept)
     return [_standing(entry, rows.get(entry.id), inbox) for entry in entries]
 
@@ -192,7 +192,7 @@ def _standing(
         return Stale()
     if row["lease_token"] == entry.lease_token and row["step_seq"] == entry.step_seq:
         return None
-    if entry.kind == "keep":
+    if entry.kind == "continue":
         is_ours = row["lease_token"] == entry.lease_token and row["step_seq"] == entry.step_seq + 1
         return Committed("executing", inbox.get(entry.id, ()), row["leased_at"]) if is_ours else Stale()
     # The lease is gone. If the transition is there, it was ours or that of whoever took the lease over; for an

@@ -6,7 +6,7 @@
 -- A requested cancel wins over every outcome that has not been committed yet.
 
 -- name: commit_plain
--- next, retry, done, stop and keep of rows without parent, key or awaited signals: the hot path, one statement, commit included.
+-- next, retry, done, stop and continue of rows without parent, key or awaited signals: the hot path, one statement, commit included.
 -- It says less than `commit` and costs two thirds of it; what both say, they say alike.
 {plain}
 {noted}
@@ -34,10 +34,10 @@ select id, lease_token, status::text as status, has_signals, queue, kept_at, nul
 with settled as (
   update gen_durable.gen_durable g
      set status = case when g.cancel_requested_at is not null then 'cancelled'::gen_durable.durable_status
-                       when o.kind = 'keep' then 'executing' when o.kind in ('next', 'retry') then 'runnable'
+                       when o.kind = 'continue' then 'executing' when o.kind in ('next', 'retry') then 'runnable'
                        when o.kind = 'done' then 'done' else 'failed' end,
-         step = case when g.cancel_requested_at is null and o.kind in ('keep', 'next') then o.step else g.step end,
-         state = case when g.cancel_requested_at is null and o.kind in ('keep', 'next', 'retry') and o.payload is not null
+         step = case when g.cancel_requested_at is null and o.kind in ('continue', 'next') then o.step else g.step end,
+         state = case when g.cancel_requested_at is null and o.kind in ('continue', 'next', 'retry') and o.payload is not null
                       then o.payload::jsonb else g.state end,
          result = case when g.cancel_requested_at is null and o.kind = 'done' then o.payload::jsonb end,
          -- What is done is not in error: only the records of its executions still say what went wrong on the way.
@@ -45,16 +45,16 @@ with settled as (
                            else coalesce(o.error, g.last_error) end,
          error = case when g.cancel_requested_at is not null or o.kind not in ('done', 'stop') then g.error end,
          step_seq = g.step_seq + (g.cancel_requested_at is null and o.kind <> 'retry')::int,
-         execution = g.execution + (g.cancel_requested_at is null and o.kind = 'keep' and g.execution < 2147483647)::int,
+         execution = g.execution + (g.cancel_requested_at is null and o.kind = 'continue' and g.execution < 2147483647)::int,
          -- An end keeps it: at which try the instance ended.
          attempt = case when g.cancel_requested_at is not null or o.kind in ('done', 'stop') then g.attempt
                         when o.kind = 'retry' then least(g.attempt, 2147483646) + 1 else 0 end,
          crash_count = 0, awaits = null, presented = null, timed_out = false,
-         lease_token = case when g.cancel_requested_at is null and o.kind = 'keep' then g.lease_token end,
-         lease_expires_at = case when g.cancel_requested_at is null and o.kind = 'keep'
+         lease_token = case when g.cancel_requested_at is null and o.kind = 'continue' then g.lease_token end,
+         lease_expires_at = case when g.cancel_requested_at is null and o.kind = 'continue'
                                  then greatest(g.lease_expires_at, statement_timestamp() + :grace::interval) end,
-         locked_by = case when g.cancel_requested_at is null and o.kind = 'keep' then g.locked_by end,
-         leased_at = case when g.cancel_requested_at is null and o.kind = 'keep' then statement_timestamp() end,
+         locked_by = case when g.cancel_requested_at is null and o.kind = 'continue' then g.locked_by end,
+         leased_at = case when g.cancel_requested_at is null and o.kind = 'continue' then statement_timestamp() end,
          started_at = null,
          eligible_at = case when g.cancel_requested_at is null and o.kind in ('next', 'retry')
                             then statement_timestamp() + coalesce(o.delay, '0') else g.eligible_at end,
@@ -75,9 +75,9 @@ with settled as (
 ), recorded as (
   insert into gen_durable.executions (instance_id, step_seq, execution, attempt, status, outcome, step, lease_owner,
                                       leased_at, lease_expires_at, started_at, finished_at, error)
-  select id, step_seq + (is_cancelled or kind = 'retry')::int, execution - (kind = 'keep' and not is_cancelled)::int, attempt,
+  select id, step_seq + (is_cancelled or kind = 'retry')::int, execution - (kind = 'continue' and not is_cancelled)::int, attempt,
          case when is_cancelled or kind = 'retry' then 'ABORTED' when has_more then 'COMMITTED' else 'DONE' end,
-         case when is_cancelled then 'cancelled' when kind = 'keep' then 'next' else kind end, from_step, :worker::text,
+         case when is_cancelled then 'cancelled' when kind = 'continue' then 'next' else kind end, from_step, :worker::text,
          -- A chained step goes on with its lease; any other row has none now, and the look reads it as it was before the update.
          leased_at, coalesce(lease_expires_at, (select held.lease_expires_at from gen_durable.gen_durable held
                                                  where held.id = settled.id)),
@@ -95,10 +95,10 @@ with settled as (
          case when is_cancelled then cancelled_by end, case when is_cancelled then cancel_reason end,
          jsonb_strip_nulls(jsonb_build_object(
            'step', from_step, 'step_seq', step_seq + (is_cancelled or kind in ('retry', 'release', 'rejoin'))::int,
-           'execution', execution - (kind = 'keep' and not is_cancelled)::int, 'attempt', attempt, 'worker', :worker::text,
+           'execution', execution - (kind = 'continue' and not is_cancelled)::int, 'attempt', attempt, 'worker', :worker::text,
            'outcome', case when not is_cancelled and kind not in ('retry', 'stop', 'release', 'rejoin')
-                           then case kind when 'keep' then 'next' else kind end end,
-           'to', case when not is_cancelled and kind in ('keep', 'next', 'await', 'schedule_childs') then step end,
+                           then case kind when 'continue' then 'next' else kind end end,
+           'to', case when not is_cancelled and kind in ('continue', 'next', 'await', 'schedule_children') then step end,
            'cause', case when not is_cancelled and kind = 'stop' then cause end, 'error', case when not is_cancelled then error end,
            'started_at', started_at))
     from settled
@@ -113,13 +113,13 @@ with settled as (
   update gen_durable.gen_durable g
      set status = case when g.cancel_requested_at is not null or o.kind = 'cancel'
                        then 'cancelled'::gen_durable.durable_status
-                       when o.kind = 'keep' then 'executing' when o.kind in ('next', 'retry', 'release') then 'runnable'
+                       when o.kind = 'continue' then 'executing' when o.kind in ('next', 'retry', 'release') then 'runnable'
                        when o.kind = 'await' then 'awaiting_signal'
                        when o.kind = 'rejoin' then 'awaiting_children'
-                       when o.kind = 'schedule_childs' and o.children > 0 then 'awaiting_children'
-                       when o.kind = 'schedule_childs' then 'runnable'
+                       when o.kind = 'schedule_children' and o.children > 0 then 'awaiting_children'
+                       when o.kind = 'schedule_children' then 'runnable'
                        when o.kind = 'done' then 'done' else 'failed' end,
-         step = case when g.cancel_requested_at is null and o.kind in ('keep', 'next', 'await', 'schedule_childs')
+         step = case when g.cancel_requested_at is null and o.kind in ('continue', 'next', 'await', 'schedule_children')
                      then o.step else g.step end,
          state = case when g.cancel_requested_at is null and o.kind not in ('done', 'stop', 'release', 'rejoin')
                            and o.payload is not null then o.payload::jsonb else g.state end,
@@ -131,7 +131,7 @@ with settled as (
                       when o.kind in ('done', 'stop', 'cancel') then o.failure::jsonb
                       else coalesce(o.failure::jsonb, g.error) end,
          step_seq = g.step_seq + (g.cancel_requested_at is null and o.kind not in ('retry', 'release', 'rejoin', 'cancel'))::int,
-         execution = g.execution + (g.cancel_requested_at is null and o.kind = 'keep' and g.execution < 2147483647)::int,
+         execution = g.execution + (g.cancel_requested_at is null and o.kind = 'continue' and g.execution < 2147483647)::int,
          attempt = case when g.cancel_requested_at is not null or o.kind in ('done', 'stop', 'cancel', 'release', 'rejoin')
                         then g.attempt
                         when o.kind = 'retry' then least(g.attempt, 2147483646) + 1 else 0 end,
@@ -147,24 +147,24 @@ with settled as (
          -- Like awaits, for a retry; but it is in an index, so a chained commit leaves it alone.
          await_deadline = case when g.cancel_requested_at is null and o.kind = 'await'
                                then coalesce(o.deadline, statement_timestamp() + o.timeout) else g.await_deadline end,
-         spawn_round = case when g.cancel_requested_at is null and o.kind = 'schedule_childs' then g.step_seq + 1
+         spawn_round = case when g.cancel_requested_at is null and o.kind = 'schedule_children' then g.step_seq + 1
                             else g.spawn_round end,
-         children_pending = case when g.cancel_requested_at is null and o.kind = 'schedule_childs' then o.children else 0 end,
+         children_pending = case when g.cancel_requested_at is null and o.kind = 'schedule_children' then o.children else 0 end,
          concurrency_key = case when g.cancel_requested_at is null and o.switches_key then o.concurrency_key
                                 else g.concurrency_key end,
-         concurrency_slot = case when g.cancel_requested_at is null and o.kind = 'keep' then g.concurrency_slot end,
+         concurrency_slot = case when g.cancel_requested_at is null and o.kind = 'continue' then g.concurrency_slot end,
          -- A rate limit belongs to one step: to one that may run again, or to the next one if that has been given one.
-         rate_limit = case when g.cancel_requested_at is null and o.kind in ('keep', 'next', 'await', 'schedule_childs')
+         rate_limit = case when g.cancel_requested_at is null and o.kind in ('continue', 'next', 'await', 'schedule_children')
                            then o.rate_limit else g.rate_limit end,
-         weight = case when g.cancel_requested_at is null and o.kind in ('keep', 'next', 'await', 'schedule_childs')
+         weight = case when g.cancel_requested_at is null and o.kind in ('continue', 'next', 'await', 'schedule_children')
                        then o.weight else g.weight end,
-         lease_token = case when g.cancel_requested_at is null and o.kind = 'keep' then g.lease_token end,
-         lease_expires_at = case when g.cancel_requested_at is null and o.kind = 'keep'
+         lease_token = case when g.cancel_requested_at is null and o.kind = 'continue' then g.lease_token end,
+         lease_expires_at = case when g.cancel_requested_at is null and o.kind = 'continue'
                                  then greatest(g.lease_expires_at, statement_timestamp() + :grace::interval) end,
-         locked_by = case when g.cancel_requested_at is null and o.kind = 'keep' then g.locked_by end,
-         leased_at = case when g.cancel_requested_at is null and o.kind = 'keep' then statement_timestamp() end,
+         locked_by = case when g.cancel_requested_at is null and o.kind = 'continue' then g.locked_by end,
+         leased_at = case when g.cancel_requested_at is null and o.kind = 'continue' then statement_timestamp() end,
          started_at = null,
-         eligible_at = case when g.cancel_requested_at is null and o.kind in ('next', 'retry', 'schedule_childs')
+         eligible_at = case when g.cancel_requested_at is null and o.kind in ('next', 'retry', 'schedule_children')
                             then statement_timestamp() + coalesce(o.delay, '0') else g.eligible_at end,
          cancel_reason = case when g.cancel_requested_at is null and o.kind = 'cancel' then o.error else g.cancel_reason end,
          finished_at = case when g.cancel_requested_at is not null or o.kind in ('done', 'stop', 'cancel')
@@ -185,16 +185,16 @@ with settled as (
             g.cancel_requested_at is not null or o.kind = 'cancel' as is_cancelled, o.kind, o.from_step, o.attempt, o.leased_at,
             case when o.started_at is not null then least(o.started_at, statement_timestamp()) end as started_at,
             o.error, o.has_more, g.step, g.cancelled_by, g.cancel_reason, o.cause,
-            case when g.cancel_requested_at is null and o.kind in ('keep', 'next', 'schedule_childs')
+            case when g.cancel_requested_at is null and o.kind in ('continue', 'next', 'schedule_children')
                  then o.consumed::bigint[] end as consumed
 ), recorded as (
   insert into gen_durable.executions (instance_id, step_seq, execution, attempt, status, outcome, step, lease_owner,
                                       leased_at, lease_expires_at, started_at, finished_at, error)
   select id, step_seq + (is_cancelled or kind in ('retry', 'release', 'rejoin'))::int,
-         execution - (kind = 'keep' and not is_cancelled)::int, attempt,
+         execution - (kind = 'continue' and not is_cancelled)::int, attempt,
          case when is_cancelled or kind in ('retry', 'release', 'rejoin') then 'ABORTED'
               when has_more then 'COMMITTED' else 'DONE' end,
-         case when is_cancelled then 'cancelled' when kind = 'keep' then 'next' when kind = 'release' then 'shutdown'
+         case when is_cancelled then 'cancelled' when kind = 'continue' then 'next' when kind = 'release' then 'shutdown'
               else kind end,
          from_step, :worker::text, leased_at,
          coalesce(lease_expires_at, (select held.lease_expires_at from gen_durable.gen_durable held where held.id = settled.id)),

@@ -11,8 +11,8 @@ from typing import Any, Final
 
 from .._checks import duration_text
 from .._core.failures import failure_json, traceback_text
+from .._core.hydration import Content, open_context, state_of
 from .._core.model import CommitEntry, Execution
-from .._core.opening import Content, open_context, state_of
 from .._core.registry import Registered, Registry
 from .._core.settle import (
     UNREAD,

@@ -391,7 +391,7 @@ class Scheduler(Service):
                     entry.started = started
                     result = await self._commit(execution, entry, busy)
             self._observe(execution, entry, result, seconds)
-            if entry.kind != "keep" or not isinstance(result, Committed) or result.status != "executing":
+            if entry.kind != "continue" or not isinstance(result, Committed) or result.status != "executing":
                 return
             execution = _next(execution, entry, result)
 
@@ -472,7 +472,7 @@ class Scheduler(Service):
     async def _commit(self, execution: Execution, entry: CommitEntry, busy: float) -> CommitResult:
         # Asked after the step: while it ran, a shutdown may have begun, its queue been paused, or its turn have passed.
         # And a step with a lease of another length has to be leased anew.
-        if entry.kind == "keep" and (
+        if entry.kind == "continue" and (
             self._is_stopping
             or busy > self._chain_seconds
             or execution.queue in self._paused
@@ -531,7 +531,7 @@ class Scheduler(Service):
                     id=execution.id,
                     fsm=execution.fsm,
                     step=execution.step,
-                    kind="next" if entry.kind == "keep" else entry.kind,
+                    kind="next" if entry.kind == "continue" else entry.kind,
                 )
             )
 

@@ -116,7 +116,7 @@ class _Span:
         self._span.record_exception(error)
 
     def ended(self, kind: str, error: str | None) -> None:
-        self._span.set_attribute("gen_durable.outcome", "next" if kind == "keep" else kind)
+        self._span.set_attribute("gen_durable.outcome", "next" if kind == "continue" else kind)
         if error is not None:
             self._span.set_status(Status(StatusCode.ERROR, error))
 

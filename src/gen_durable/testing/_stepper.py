@@ -43,7 +43,7 @@ __all__ = ["Crash", "CrashPoint", "Plans", "Stepper", "Tally", "Transition"]
 
 T = TypeVar("T")
 CrashPoint: TypeAlias = Literal["before_step", "before_commit"]
-TransitionKind: TypeAlias = Literal["next", "retry", "await", "schedule_childs", "done", "stop", "cancel"]
+TransitionKind: TypeAlias = Literal["next", "retry", "await", "schedule_children", "done", "stop", "cancel"]
 
 
 class Crash(Exception):  # noqa: N818 - it is no error: the test asked for it
@@ -66,7 +66,7 @@ _FIELDS: Final = {
     "next": "next",
     "retry": "retry",
     "await": "awaiting",
-    "schedule_childs": "children",
+    "schedule_children": "children",
     "done": "done",
     "stop": "stopped",
     "cancel": "cancelled",
@@ -380,7 +380,7 @@ def _too_many_slots(max_steps: int) -> str:
 
 def _transition(execution: Execution, kind: Kind) -> Transition:
     # Nothing is chained here, and what is given back makes no transition.
-    assert kind != "keep" and kind != "release" and kind != "rejoin"  # noqa: S101, PT018
+    assert kind != "continue" and kind != "release" and kind != "rejoin"  # noqa: S101, PT018
     return Transition(
         instance_id=execution.id,
         machine=execution.fsm,

@@ -26,7 +26,7 @@ from tests.interleavings.world import TERMINAL, Row, instance, leased, new, outc
 _PAUSE_BEFORE_THE_NEXT = Change(
     SCHEMA, "  woken := array(select", "  perform gen_durable.pause(1);\n  woken := array(select"
 )
-SPAWN = outcome(1, "schedule_childs", children=(new(), new()))
+SPAWN = outcome(1, "schedule_children", children=(new(), new()))
 TOLD = EventRow("default", "told", "x", "null")
 _PARK = outcome(1, "await", awaits=("go",))
 _STOP = outcome(1, "stop", error="no")
@@ -73,7 +73,7 @@ def cancel_pick_and_commit(kind: Any, *, force: bool = False) -> Scenario:
             require(not picked, "cancelled while runnable, and leased")
 
     def work() -> list[Work]:
-        if kind in ("await", "schedule_childs"):
+        if kind in ("await", "schedule_children"):
             fields: Mapping[str, Any] = {"awaits": ("go",)} if kind == "await" else {"children": (new(),)}
             return [lease_some(8), flush_picked(kind, **fields)]
         return [lease_some(8), commit_picked(kind)]
@@ -399,20 +399,23 @@ def _check_undone(row: Row) -> None:
 
 
 SCENARIOS = [
-    *(cancel_and_commit(outcome(1, kind)) for kind in ("keep", "next", "retry", "done", "release", "cancel")),
+    *(
+        cancel_and_commit(outcome(1, kind))
+        for kind in ("continue", "next", "retry", "done", "release", "cancel")
+    ),
     cancel_and_commit(_STOP),
     cancel_and_commit(_PARK),
     cancel_and_commit(SPAWN),
     cancel_and_commit(outcome(1, "next", effect=Sql("select 1"))),
     cancel_and_commit(outcome(1, "done", effect=Sql("select 1"))),
-    cancel_and_commit(outcome(1, "keep", events=(TOLD,))),
+    cancel_and_commit(outcome(1, "continue", events=(TOLD,))),
     cancel_and_commit(outcome(1, "done", events=(TOLD, TOLD), effect=Sql("select 1"))),
     cancel_and_commit(outcome(1, "next"), force=True),
     cancel_and_commit(SPAWN, force=True),
     cancel_and_commit(outcome(1, "next", effect=Sql("select 1")), force=True),
-    *(cancel_pick_and_commit(kind) for kind in ("done", "next", "await", "schedule_childs")),
+    *(cancel_pick_and_commit(kind) for kind in ("done", "next", "await", "schedule_children")),
     cancel_pick_and_commit("done", force=True),
-    cancel_commit_and_resend("keep"),
+    cancel_commit_and_resend("continue"),
     cancel_first_in_line(),
     cancel_next_in_line(),
     cancel_holder(),

@@ -13,7 +13,7 @@ from tests.interleavings.session import Work, flush
 from tests.interleavings.works import CRASH_LIMIT, cancel, flush_picked, lease_some, put, reap, send
 from tests.interleavings.world import FUTURE, LIVE, TERMINAL, instance, leased, new, outcome
 
-SPAWN = outcome(1, "schedule_childs", children=(new(), new(unique_key=b"u")))
+SPAWN = outcome(1, "schedule_children", children=(new(), new(unique_key=b"u")))
 _HOLDER = {"unique_key": b"u", "unique_scope": LIVE}
 
 
@@ -35,7 +35,7 @@ def spawn_and_reap() -> Scenario:
 
 def spawn_and_end_of_holder() -> Scenario:
     """The key of the only child is freed at this moment: the child is there or it is not waited for."""
-    spawn = outcome(1, "schedule_childs", children=(new(unique_key=b"u"),))
+    spawn = outcome(1, "schedule_children", children=(new(unique_key=b"u"),))
 
     def check(end: End) -> None:
         status = "awaiting_children" if _children(end) else "runnable"

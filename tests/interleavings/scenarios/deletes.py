@@ -256,11 +256,11 @@ def plain_delete_and_chained_commits() -> Scenario:
         )
 
     return Scenario(
-        name="plain delete × commit(keep) twice",
+        name="plain delete × commit(continue) twice",
         setup=[leased(1)],
         sessions={
             "X": [plain_delete(1)],
-            "F": [flush(outcome(1, "keep")), flush(outcome(1, "keep", step_seq=1))],
+            "F": [flush(outcome(1, "continue")), flush(outcome(1, "continue", step_seq=1))],
         },
         check=check,
     )
@@ -390,7 +390,7 @@ SCENARIOS = [
     restore_and_retry(),
     plain_delete_pick_and_commit("done"),
     plain_delete_pick_and_commit("next"),
-    plain_delete_pick_and_commit("keep"),
+    plain_delete_pick_and_commit("continue"),
     plain_delete_and_chained_commits(),
     plain_delete_and_deliver(1),
     plain_delete_and_deliver("c"),

@@ -31,7 +31,7 @@ from tests.interleavings.works import (
 )
 from tests.interleavings.world import LEASE, TOKEN, instance, leased, outcome
 
-KEEP = outcome(1, "keep")
+CONTINUE = outcome(1, "continue")
 # What the check of a foreign key does to the row that it points at.
 _KEY_SHARE = Statement(
     "key_share", "select from gen_durable.gen_durable where id = :id::bigint for key share"
@@ -41,12 +41,14 @@ _KEY_SHARE = Statement(
 def commit_and_reap(kind: Any, *, crash_count: int = 0) -> Scenario:
     entry = outcome(1, kind, **({"awaits": ("go",)} if kind == "await" else {}))
     reaped_to = "failed" if crash_count + 1 >= CRASH_LIMIT else "runnable"
-    statuses = {"keep": "executing", "next": "runnable", "retry": "runnable", "done": "done"}
+    statuses = {"continue": "executing", "next": "runnable", "retry": "runnable", "done": "done"}
 
     def check(end: End) -> None:
         is_committed, is_reaped = bool(end.result("F").committed()), 1 in end.result("R").ids
         # A lease that is kept can still be reaped, until a heartbeat renews it.
-        require(is_committed != is_reaped or (kind == "keep" and is_committed), "outcome and reaper both won")
+        require(
+            is_committed != is_reaped or (kind == "continue" and is_committed), "outcome and reaper both won"
+        )
         require(end.after.status(1) == (reaped_to if is_reaped else statuses[kind]), "neither's status")
 
     return Scenario(
@@ -82,7 +84,8 @@ def dead_worker(kind: Any) -> Scenario:
     def check(end: End) -> None:
         is_committed, reaped = bool(end.result("F").committed()), end.result("R").ids
         require(
-            is_committed != (1 in reaped) or (kind == "keep" and is_committed), "outcome and reaper both won"
+            is_committed != (1 in reaped) or (kind == "continue" and is_committed),
+            "outcome and reaper both won",
         )
         require(2 not in reaped, "the lease of the living was taken")
         require(end.after.instances[2]["lease_token"] == 9, "the lease of the living is gone")
@@ -124,9 +127,9 @@ def same_keep_twice() -> Scenario:
         require(end.after.instances[1]["step_seq"] == 1, "applied twice")
 
     return Scenario(
-        name="keep × same keep again",
+        name="continue × same continue again",
         setup=[leased(1)],
-        sessions={"A": [flush(KEEP)], "B": [flush(KEEP)]},
+        sessions={"A": [flush(CONTINUE)], "B": [flush(CONTINUE)]},
         check=check,
     )
 
@@ -250,11 +253,11 @@ def mark_started_and_commit() -> Scenario:
         require(end.after.instances[1]["started_at"] is None, "noted for a step that has not begun")
 
     return Scenario(
-        name="mark started × commit(keep)",
+        name="mark started × commit(continue)",
         setup=[leased(1)],
         sessions={
             "M": [autocommit(lambda _: mark_started(begun))],
-            "F": [flush(KEEP)],
+            "F": [flush(CONTINUE)],
         },
         check=check,
         never_wait=frozenset({"M"}),
@@ -275,7 +278,7 @@ def renew_and_commit() -> Scenario:
         setup=[leased(id) for id in (1, 2, 3)],
         sessions={
             "H": [autocommit(lambda _: renew(leases))],
-            "F": [flush(outcome(1, "done"), outcome(3, "keep"))],
+            "F": [flush(outcome(1, "done"), outcome(3, "continue"))],
         },
         check=check,
         never_wait=frozenset({"H"}),
@@ -363,19 +366,19 @@ def _ids(picked: Picked) -> set[int]:
 
 
 SCENARIOS = [
-    commit_and_reap("keep"),
+    commit_and_reap("continue"),
     commit_and_reap("next"),
     commit_and_reap("retry"),
     commit_and_reap("done"),
     commit_and_reap("done", crash_count=CRASH_LIMIT - 1),
     zombie("next"),
     zombie("await"),
-    dead_worker("keep"),
+    dead_worker("continue"),
     dead_worker("next"),
     dead_worker("done"),
     dead_execution(),
     same_keep_twice(),
-    resolve_while_unanswered("keep"),
+    resolve_while_unanswered("continue"),
     resolve_while_unanswered("done"),
     resolve_while_unanswered("retry"),
     reap_reap_and_pick(),

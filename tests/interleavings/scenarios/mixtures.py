@@ -23,7 +23,7 @@ def mixed_flush() -> Scenario:
         require(end.after.status(2) == "runnable", "lost wake-up")
 
     return Scenario(
-        name="flush(await, done, done of a child, keep) × deliver × gate",
+        name="flush(await, done, done of a child, continue) × deliver × gate",
         setup=[
             instance(1, "awaiting_children", step_seq=1, spawn_round=1, children_pending=1),
             leased(2),
@@ -37,7 +37,7 @@ def mixed_flush() -> Scenario:
                 flush(
                     outcome(2, "await", awaits=("go",)),
                     outcome(3, "done", held_key="k"),
-                    outcome(5, "keep"),
+                    outcome(5, "continue"),
                     outcome(11, "done", parent_id=1),
                 )
             ],

@@ -403,7 +403,7 @@ def retry_children_between_tries() -> Scenario:
 def retry_child_and_next_round() -> Scenario:
     """A child runs again when its parent has gone on, and ends beside the next round: that one is waited for alone."""
     # In another queue: the pick is for the child that was retried.
-    spawn = outcome(1, "schedule_childs", step_seq=1, children=(new(queue="other"),))
+    spawn = outcome(1, "schedule_children", step_seq=1, children=(new(queue="other"),))
 
     def check(end: End) -> None:
         parent = end.after.instances[1]

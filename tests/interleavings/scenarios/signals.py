@@ -273,7 +273,7 @@ def done_insert_and_deliver_by_key() -> Scenario:
 
 def pass_a_key_on_and_deliver_by_key() -> Scenario:
     """One flush ends the holder of a key and spawns the next one: at no moment is there nobody to send to."""
-    spawn = outcome(2, "schedule_childs", children=(new(correlation_key="c"),))
+    spawn = outcome(2, "schedule_children", children=(new(correlation_key="c"),))
 
     def check(end: End) -> None:
         require(end.result("D") is not None, "the holder of the key was overlooked")

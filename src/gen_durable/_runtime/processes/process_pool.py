@@ -11,8 +11,8 @@ import sys
 from contextlib import suppress
 from typing import Any, Final
 
+from ..._core.hydration import Content
 from ..._core.model import CommitEntry, Execution
-from ..._core.opening import Content
 from ..._core.registry import Registry
 from ..._core.settle import Limits
 from ...errors import DatabaseError, OptionError, StepTimeoutError, UsageError
