@@ -23,7 +23,7 @@ def test_the_demo_ends_well_whatever_another_has_left() -> None:
     with Client(settings=Settings(schema=SCHEMA)) as client:
         client.insert(Checkout, Order(1, 3, os.devnull), correlation_key="order:1")
     told = subprocess.run(
-        [sys.executable, "-m", "gen_durable.cli", "demo", "--orders", "50"],
+        [sys.executable, "-m", "gen_durable", "demo", "--orders", "50"],
         capture_output=True,
         text=True,
         check=False,

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import uuid
 from pathlib import Path
 
 import pytest
 
+from gen_durable import __version__
 from gen_durable.cli.root import root
 from tests.cli.conftest import Gd, refused
 
@@ -61,3 +64,9 @@ def test_no_server_is_made_by_the_way(
 def test_it_says_json_if_asked(command: list[str]) -> None:
     options = {name for parameter in root.commands[command[0]].params for name in parameter.opts}
     assert {"--json", "--dsn", "--schema"} <= options
+
+
+def test_the_package_runs_as_a_module() -> None:
+    command = [sys.executable, "-m", "gen_durable", "--version"]
+    ran = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert ran.stdout == f"gen-durable, version {__version__}\n"

@@ -33,7 +33,7 @@ def process(command: str, directory: Path, dsn: str) -> Iterator[subprocess.Pope
     """The command in a process of its own. What takes three seconds on the page takes one here."""
     arguments = shlex.split(command.removesuffix(" &").replace("3s", "1s"))[1:]
     started = subprocess.Popen(
-        [sys.executable, "-m", "gen_durable.cli", *arguments],
+        [sys.executable, "-m", "gen_durable", *arguments],
         cwd=directory,
         env={**os.environ, "GEN_DURABLE_DSN": dsn, "GEN_DURABLE_POLL_INTERVAL": "100ms"},
         stdout=subprocess.PIPE,

@@ -137,7 +137,7 @@ def test_the_command_line_serves_them(durable_dsn: str) -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    command = [sys.executable, "-m", "gen_durable.cli", "worker", "tests.telemetry.machines:Leg"]
+    command = [sys.executable, "-m", "gen_durable", "worker", "tests.telemetry.machines:Leg"]
     command += ["--dsn", durable_dsn, "--metrics", f"127.0.0.1:{port}"]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE) as worker:
         try:

@@ -16,7 +16,7 @@ from ..config import AuditLevel
 from ..errors import NoTargetError
 from .connection import Place, place_options
 from .control import actor_of
-from .failure import nobody
+from .failure import no_instance
 from .json_text import json_option, print_json, print_json_rows
 from .options import target
 from .rows import by_text, clean
@@ -44,7 +44,7 @@ def list_events(place: Place, of: int | str, limit: int, after: int | None, as_j
     try:
         events = asyncio.run(_run(place, _verbs.audit(of, after, limit)))
     except NoTargetError:
-        raise nobody(of) from None
+        raise no_instance(of) from None
     if as_json:
         print_json_rows(msgspec.structs.asdict(event) for event in events)
         return

@@ -14,7 +14,7 @@ from .._db.plan import Plan, Row
 from .._db.pool import Database
 from .._db.snapshots import Filter
 from ..errors import UsageError
-from .failure import Failure, nobody
+from .failure import Failure, no_instance
 from .selection import Selection
 from .verbs import IDLE, Change, Group, Outcome, Restore, Verb
 
@@ -55,7 +55,7 @@ async def preview(
         shown = await _matching(database, verb, chosen)
     else:
         rows = await _named(database, verb, chosen)
-        counts = Counter((row["fsm"], row["status"], _foreseen(verb, row)) for row in rows)
+        counts = Counter((row["fsm"], row["status"], _predicted(verb, row)) for row in rows)
         shown = Preview(groups=[Group(*alike, count) for alike, count in sorted(counts.items())], rows=rows)
     if not cascade:
         return shown
@@ -70,7 +70,7 @@ async def carry_out(
     database: Database, verb: Verb, shown: Preview, tell: Callable[[int], None]
 ) -> list[Change]:
     """Do it, in transactions of a batch; what became of each instance. Now and then it tells how many are done."""
-    done = [Change(row["id"], "left") for row in shown.rows if _foreseen(verb, row) == "left"]
+    done = [Change(row["id"], "left") for row in shown.rows if _predicted(verb, row) == "left"]
     left = {change.id for change in done}
     try:
         for batch in _batches([id for id in await _ids(database, verb, shown) if id not in left]):
@@ -95,7 +95,7 @@ async def _matching(database: Database, verb: Verb, selection: Selection) -> Pre
         Group(
             row["fsm"],
             row["status"],
-            verb.foresee(row["status"], is_deleted=wanted.only_deleted),
+            verb.predict(row["status"], is_deleted=wanted.only_deleted),
             row["count"],
         )
         for row in await database.run(snapshots.tally(wanted))
@@ -108,7 +108,7 @@ async def _named(database: Database, verb: Verb, targets: Sequence[int | str]) -
     for target in targets:
         row = await database.run(_find(verb, target))
         if row is None:
-            raise nobody(target, "--where correlation-key={}")
+            raise no_instance(target, "--where correlation-key={}")
         found[row["id"]] = row
     return list(found.values())
 
@@ -170,5 +170,5 @@ async def _apply(database: Database, verb: Verb, ids: Sequence[int]) -> list[Cha
     return sorted(done, key=lambda change: places[change.id])
 
 
-def _foreseen(verb: Verb, row: Row) -> Outcome:
-    return verb.foresee(row["status"], is_deleted=row["deleted_at"] is not None)
+def _predicted(verb: Verb, row: Row) -> Outcome:
+    return verb.predict(row["status"], is_deleted=row["deleted_at"] is not None)

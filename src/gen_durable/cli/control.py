@@ -34,7 +34,7 @@ __all__ = ["actor_of", "cancel", "delete", "restore", "retry"]
 _MANY: Final = 1000  # instances whose change one would like to watch
 
 
-class Wish(msgspec.Struct, frozen=True, kw_only=True):
+class ControlRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Whom to change, and how to go about it."""
 
     chosen: tuple[int | str, ...] | Selection
@@ -54,7 +54,7 @@ reason_option = click.option("--reason", metavar="TEXT", help="Why, for whoever 
 
 
 def _control_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """What all of these have; the command gets a `wish`, and who wishes it as `actor`."""
+    """What all of these have; the command gets a `request`, and who wishes it as `actor`."""
 
     @click.argument("targets", metavar="[TARGET]...", nargs=-1, type=target)
     @where_option
@@ -83,14 +83,14 @@ def _control_options(command: Callable[..., Any]) -> Callable[..., Any]:
             raise Failure(f"give instances or --where, not both{_meant_where(targets[-1])}")
         if not where and not targets:
             raise Failure("which instances? give ids or correlation keys, or --where")
-        wish = Wish(
+        request = ControlRequest(
             chosen=read_where(where) if where else tuple(target_value(one) for one in targets),
             cascade=cascade,
             dry_run=dry_run,
             yes=yes,
             as_json=as_json,
         )
-        return command(wish=wish, actor=actor_of(actor), **given)
+        return command(request=request, actor=actor_of(actor), **given)
 
     return controlled
 
@@ -101,7 +101,7 @@ def _control_options(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.option("--force", is_flag=True, help="Do not wait for a step that executes: revoke its lease now.")
 @click.option("--cascade", is_flag=True, help="The children that they wait for as well, and theirs.")
 @place_options()
-def cancel(place: Place, wish: Wish, actor: str | None, reason: str | None, force: bool) -> None:
+def cancel(place: Place, request: ControlRequest, actor: str | None, reason: str | None, force: bool) -> None:
     """Cancel instances.
 
     TARGET is an id or a correlation key. What is parked or runnable ends at once; a step that executes may end first,
@@ -111,7 +111,7 @@ def cancel(place: Place, wish: Wish, actor: str | None, reason: str | None, forc
     Exit code 0: they are cancelled or will be, or had ended before; 1: the question was answered with no; 2: a wrong
     call, nobody there, or no database.
     """
-    _run(place, wish, Cancel(reason=_reason(reason), actor=actor, force=force))
+    _run(place, request, Cancel(reason=_reason(reason), actor=actor, force=force))
 
 
 @click.command()
@@ -121,7 +121,9 @@ def cancel(place: Place, wish: Wish, actor: str | None, reason: str | None, forc
     "--state", metavar="JSON", help='With this state instead of the one it ended with; "-": standard input.'
 )
 @place_options("max_payload")
-def retry(place: Place, wish: Wish, actor: str | None, reason: str | None, state: str | None) -> None:
+def retry(
+    place: Place, request: ControlRequest, actor: str | None, reason: str | None, state: str | None
+) -> None:
     """Let failed or cancelled instances go on where they ended.
 
     TARGET is an id or a correlation key. They begin the step at which they ended anew, with a fresh count of attempts.
@@ -133,14 +135,14 @@ def retry(place: Place, wish: Wish, actor: str | None, reason: str | None, state
     or the question was answered with no; 2: a wrong call, nobody there, or no database.
     """
     text = None if state is None else read_json(state, "the state", place.settings.max_payload)
-    _run(place, wish, Retry(reason=_reason(reason), actor=actor, state=text))
+    _run(place, request, Retry(reason=_reason(reason), actor=actor, state=text))
 
 
 @click.command()
 @_control_options
 @reason_option
 @place_options()
-def delete(place: Place, wish: Wish, actor: str | None, reason: str | None) -> None:
+def delete(place: Place, request: ControlRequest, actor: str | None, reason: str | None) -> None:
     """Delete instances softly.
 
     TARGET is an id or a correlation key. They are hidden and never run again; what is live is cancelled. `restore`
@@ -149,13 +151,13 @@ def delete(place: Place, wish: Wish, actor: str | None, reason: str | None) -> N
     Exit code 0: they are deleted, now or before; 1: the question was answered with no; 2: a wrong call, nobody there,
     or no database.
     """
-    _run(place, wish, Delete(reason=_reason(reason), actor=actor))
+    _run(place, request, Delete(reason=_reason(reason), actor=actor))
 
 
 @click.command()
 @_control_options
 @place_options()
-def restore(place: Place, wish: Wish, actor: str | None) -> None:
+def restore(place: Place, request: ControlRequest, actor: str | None) -> None:
     """Bring deleted instances back.
 
     TARGET is an id or a correlation key. What the deletion cancelled stays cancelled; `retry` lets it go on. With
@@ -164,26 +166,31 @@ def restore(place: Place, wish: Wish, actor: str | None) -> None:
     Exit code 0: they are not deleted, now or before; 1: another instance has the key of one of them (delete that, or
     insert anew), or the question was answered with no; 2: a wrong call, nobody there, or no database.
     """
-    _run(place, wish, Restore(actor=actor))
+    _run(place, request, Restore(actor=actor))
 
 
-def _run(place: Place, wish: Wish, verb: Verb) -> None:
-    raise SystemExit(asyncio.run(_change(place, wish, verb)))
+def _run(place: Place, request: ControlRequest, verb: Verb) -> None:
+    raise SystemExit(asyncio.run(_change(place, request, verb)))
 
 
-async def _change(place: Place, wish: Wish, verb: Verb) -> int:
+async def _change(place: Place, request: ControlRequest, verb: Verb) -> int:
     """Look, ask, do, tell; the exit code."""
     async with place.open() as database:
-        shown = await preview(database, verb, wish.chosen, cascade=wish.cascade)
-        if wish.dry_run:
-            _tell_preview(shown, wish, verb)
+        shown = await preview(database, verb, request.chosen, cascade=request.cascade)
+        if request.dry_run:
+            _tell_preview(shown, request, verb)
             return 0
-        if (wish.is_bulk or shown.child_count) and shown.count and not wish.yes and not _agrees(shown, verb):
+        if (
+            (request.is_bulk or shown.child_count)
+            and shown.count
+            and not request.yes
+            and not _agrees(shown, verb)
+        ):
             click.echo("nothing was changed", err=True)
             return 1
         with _progress(shown.count) as tell:
             changes = await carry_out(database, verb, shown, tell)
-    _tell(changes, shown, wish, verb)
+    _tell(changes, shown, request, verb)
     disappointing = {"refused"} if shown.wanted or verb.is_idempotent else {"refused", "left"}
     return 1 if any(change.outcome in disappointing for change in changes) else 0
 
@@ -211,8 +218,8 @@ def _agrees(shown: Preview, verb: Verb) -> bool:
         ) from None
 
 
-def _tell_preview(shown: Preview, wish: Wish, verb: Verb) -> None:
-    if wish.as_json:
+def _tell_preview(shown: Preview, request: ControlRequest, verb: Verb) -> None:
+    if request.as_json:
         print_json(
             {
                 "verb": verb.name,
@@ -230,10 +237,10 @@ def _tell_preview(shown: Preview, wish: Wish, verb: Verb) -> None:
         click.echo(f"  {shown.child_count} children below")
 
 
-def _tell(changes: Sequence[Change], shown: Preview, wish: Wish, verb: Verb) -> None:
+def _tell(changes: Sequence[Change], shown: Preview, request: ControlRequest, verb: Verb) -> None:
     outcomes = Counter(change.outcome for change in changes)
     count = sum(number for outcome, number in outcomes.items() if outcome not in IDLE)
-    if wish.as_json:
+    if request.as_json:
         print_json(
             {"verb": verb.name, "dry_run": False, "count": count, "outcomes": outcomes, "instances": changes}
         )

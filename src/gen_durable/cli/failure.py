@@ -6,7 +6,7 @@ from typing import IO, Any, Final
 
 import click
 
-__all__ = ["TIMED_OUT", "Failure", "nobody"]
+__all__ = ["TIMED_OUT", "Failure", "no_instance"]
 
 TIMED_OUT: Final = 3
 """The exit code of a command that waits, when its --timeout is over."""
@@ -21,7 +21,7 @@ class Failure(click.ClickException):
         click.echo(f"gen-durable: {self.format_message()}", file=file, err=file is None)
 
 
-def nobody(target: int | str, by_key: str = "gen-durable ls --correlation-key {}") -> Failure:
+def no_instance(target: int | str, by_key: str = "gen-durable ls --correlation-key {}") -> Failure:
     """There is no such instance. Digits are an id; `by_key` is how one says that they are a key."""
     if isinstance(target, int):
         return Failure(

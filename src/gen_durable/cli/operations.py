@@ -16,7 +16,7 @@ from ..errors import NoTargetError, PauseTimeoutError
 from ..findings import Finding
 from ..operations import QueueControl, QueueStatus, WorkerInfo
 from .connection import Place, place_options
-from .failure import TIMED_OUT, Failure, nobody
+from .failure import TIMED_OUT, Failure, no_instance
 from .json_text import json_option, print_json, print_json_rows
 from .options import duration, target
 from .rows import age_text, clean, print_columns
@@ -177,7 +177,7 @@ def explain(place: Place, instance: int | str, as_json: bool) -> None:
     try:
         found = asyncio.run(_run(place, _verbs.explain(instance)))
     except NoTargetError:
-        raise nobody(instance) from None
+        raise no_instance(instance) from None
     if as_json:
         print_json(found)
         return

@@ -16,7 +16,7 @@ from .._db.plan import Plan, Row
 from ..instance import Status
 from ..refs import target_value
 from .connection import Place, place_options
-from .failure import nobody
+from .failure import no_instance
 from .json_text import json_option, print_json, raw, readable
 from .options import target
 from .rows import STYLES, age_text, by_text, clean, instance_json, key_text, waits
@@ -26,7 +26,7 @@ __all__ = ["show"]
 _MOST: Final = 20  # lines of one list; --json has them all
 
 
-class Portrait(msgspec.Struct, frozen=True, kw_only=True):
+class InstanceDetails(msgspec.Struct, frozen=True, kw_only=True):
     """What the tables hold of one instance."""
 
     now: datetime
@@ -48,26 +48,26 @@ def show(place: Place, to: int | str, as_json: bool) -> None:
     TARGET is an id or a correlation key. It may be deleted. Attempts are counted from 1 here, and from 0 in JSON (and
     in the tables, and by ctx.attempt).
     """
-    portrait = asyncio.run(_look(place, target_value(to)))
+    found = asyncio.run(_look(place, target_value(to)))
     if as_json:
-        print_json(_json(portrait))
+        print_json(_json(found))
     else:
-        for line in _lines(portrait):
+        for line in _lines(found):
             click.echo(line)
 
 
-async def _look(place: Place, to: int | str) -> Portrait:
+async def _look(place: Place, to: int | str) -> InstanceDetails:
     async with place.open() as database:
-        return await database.run(_portrait(to))
+        return await database.run(_details(to))
 
 
-def _portrait(to: int | str) -> Plan[Portrait]:
+def _details(to: int | str) -> Plan[InstanceDetails]:
     row = yield from snapshots.get(to)
     details = None if row is None else (yield from snapshots.details(row["id"]))
     if row is None or details is None:
-        raise nobody(to)
+        raise no_instance(to)
     id = row["id"]
-    return Portrait(
+    return InstanceDetails(
         now=(yield from snapshots.now()),
         row=row,
         details=details,
@@ -78,14 +78,14 @@ def _portrait(to: int | str) -> Plan[Portrait]:
     )
 
 
-def _json(portrait: Portrait) -> dict[str, Any]:
+def _json(found: InstanceDetails) -> dict[str, Any]:
     return {
-        **instance_json(portrait.row),
-        **portrait.details,
-        "inbox": [dict(row) for row in portrait.inbox],
-        "children": [_renamed(row) for row in portrait.children],
-        "executions": [dict(row) for row in portrait.executions],
-        "audit_events": [{**row, "data": raw(row["data"])} for row in portrait.audit],
+        **instance_json(found.row),
+        **found.details,
+        "inbox": [dict(row) for row in found.inbox],
+        "children": [_renamed(row) for row in found.children],
+        "executions": [dict(row) for row in found.executions],
+        "audit_events": [{**row, "data": raw(row["data"])} for row in found.audit],
     }
 
 
@@ -94,15 +94,15 @@ def _renamed(row: Row) -> dict[str, Any]:
     return {"id": child.pop("id"), "machine": child.pop("fsm"), **child}
 
 
-def _lines(portrait: Portrait) -> Iterator[str]:
-    row = portrait.row
+def _lines(found: InstanceDetails) -> Iterator[str]:
+    row = found.row
     version = f" v{row['fsm_version']}" if row["fsm_version"] > 1 else ""
     yield _bold(f"{clean(row['fsm'])}{version} {row['id']}") + "  " + _status(row["status"])
-    for name, value in _facts(portrait):
+    for name, value in _facts(found):
         if value is not None:
             # A value of several lines stays in its column.
             yield f"  {name + ':':<17}" + value.replace("\n", "\n" + " " * 19)
-    for name, texts in _lists(portrait):
+    for name, texts in _lists(found):
         yield ""
         yield _bold(name)
         yield from (f"  {text}" for text in texts[-_MOST:])
@@ -110,9 +110,9 @@ def _lines(portrait: Portrait) -> Iterator[str]:
             yield f"  … and {len(texts) - _MOST} before; --json shows all"
 
 
-def _facts(portrait: Portrait) -> Iterator[tuple[str, str | None]]:
-    row, details, now = portrait.row, portrait.details, portrait.now
-    yield "step", ", ".join(filter(None, [clean(row["step"]), _tries(portrait)]))
+def _facts(found: InstanceDetails) -> Iterator[tuple[str, str | None]]:
+    row, details, now = found.row, found.details, found.now
+    yield "step", ", ".join(filter(None, [clean(row["step"]), _tries(found)]))
     yield "runs" if row["status"] == Status.EXECUTING else "waits", waits(row, now) or None
     yield "queue", f"{clean(row['queue'])}, priority {row['priority']}"
     for name in ("correlation_key", "concurrency_key"):
@@ -138,26 +138,26 @@ def _facts(portrait: Portrait) -> Iterator[tuple[str, str | None]]:
     yield "error", None if row["error"] is None else readable(row["error"])
 
 
-def _lists(portrait: Portrait) -> Iterator[tuple[str, list[str]]]:
-    now = portrait.now
-    if portrait.inbox:
-        count, size = (sum(row[total] for row in portrait.inbox) for total in ("count", "bytes"))
+def _lists(found: InstanceDetails) -> Iterator[tuple[str, list[str]]]:
+    now = found.now
+    if found.inbox:
+        count, size = (sum(row[total] for row in found.inbox) for total in ("count", "bytes"))
         named = [
-            f"{clean(row['name'])} × {row['count']}, {_when(row['oldest_at'], now)}" for row in portrait.inbox
+            f"{clean(row['name'])} × {row['count']}, {_when(row['oldest_at'], now)}" for row in found.inbox
         ]
         yield f"inbox: {count} unread, {size:,} bytes", named
-    if portrait.children:
-        counts = Counter(row["status"] for row in portrait.children)
+    if found.children:
+        counts = Counter(row["status"] for row in found.children)
         summary = ", ".join(f"{count} {status}" for status, count in sorted(counts.items()))
-        yield f"children: {summary}", [_child(row) for row in portrait.children]
-    if portrait.executions:
-        yield "executions", [_execution(row) for row in portrait.executions]
-    if portrait.audit:
+        yield f"children: {summary}", [_child(row) for row in found.children]
+    if found.executions:
+        yield "executions", [_execution(row) for row in found.executions]
+    if found.audit:
         yield (
             "audit",
             [
                 f"{row['event']}, {_deed(row['created_at'], row['actor'], row['reason'], now, row['login'])}"
-                for row in portrait.audit
+                for row in found.audit
             ],
         )
 
@@ -187,13 +187,13 @@ def _status(status: str) -> str:
     return click.style(status, fg=STYLES[status])
 
 
-def _tries(portrait: Portrait) -> str | None:
+def _tries(found: InstanceDetails) -> str | None:
     """At which attempt of its step it is, or ended; and of what has ended, how often its steps ran in all."""
-    row, details = portrait.row, portrait.details
+    row, details = found.row, found.details
     limit = "" if details["max_attempts"] is None else f" of {details['max_attempts']}"
     this = f"attempt {row['attempt'] + 1}{limit}"
     if row["finished_at"] is not None:
-        count = details["execution"] - sum(not _has_run(each) for each in portrait.executions)
+        count = details["execution"] - sum(not _has_run(each) for each in found.executions)
         total = f"{count} execution{'s' * (count != 1)} in all"
         return f"{this}, {total}" if row["attempt"] else total
     if row["status"] == Status.EXECUTING:

@@ -75,7 +75,7 @@ class Verb(msgspec.Struct, frozen=True, kw_only=True):
         """Which instances a filter means that does not say it."""
         return {}
 
-    def foresee(self, status: str, *, is_deleted: bool) -> Outcome:
+    def predict(self, status: str, *, is_deleted: bool) -> Outcome:
         """What it would do to an instance."""
         raise NotImplementedError
 
@@ -93,7 +93,7 @@ class Cancel(Verb, frozen=True, kw_only=True):
     def defaults(self) -> Mapping[str, Any]:
         return {"statuses": [status.value for status in Status if not status.is_terminal]}
 
-    def foresee(self, status: str, *, is_deleted: bool) -> Outcome:
+    def predict(self, status: str, *, is_deleted: bool) -> Outcome:
         if Status(status).is_terminal:
             return "finished"
         return "requested" if status == Status.EXECUTING and not self.force else "cancelled"
@@ -125,7 +125,7 @@ class Retry(Verb, frozen=True, kw_only=True):
     def defaults(self) -> Mapping[str, Any]:
         return {"statuses": [Status.FAILED.value, Status.CANCELLED.value]}
 
-    def foresee(self, status: str, *, is_deleted: bool) -> Outcome:
+    def predict(self, status: str, *, is_deleted: bool) -> Outcome:
         return "retried" if status in (Status.FAILED, Status.CANCELLED) and not is_deleted else "left"
 
     def plan(self, ids: Sequence[int]) -> Plan[list[Change]]:
@@ -136,7 +136,7 @@ class Retry(Verb, frozen=True, kw_only=True):
 class Delete(Verb, frozen=True, kw_only=True):
     """Take out of sight and out of work."""
 
-    def foresee(self, status: str, *, is_deleted: bool) -> Outcome:
+    def predict(self, status: str, *, is_deleted: bool) -> Outcome:
         return "left" if is_deleted else "deleted"
 
     def plan(self, ids: Sequence[int]) -> Plan[list[Change]]:
@@ -151,7 +151,7 @@ class Restore(Verb, frozen=True, kw_only=True):
     def defaults(self) -> Mapping[str, Any]:
         return {"with_deleted": True, "only_deleted": True}
 
-    def foresee(self, status: str, *, is_deleted: bool) -> Outcome:
+    def predict(self, status: str, *, is_deleted: bool) -> Outcome:
         return "restored" if is_deleted else "left"
 
     def plan(self, ids: Sequence[int]) -> Plan[list[Change]]:

@@ -21,7 +21,7 @@ from .._db.pool import Database
 from ..instance import Status
 from ..refs import target_value
 from .connection import Place, place_options
-from .failure import TIMED_OUT, nobody
+from .failure import TIMED_OUT, no_instance
 from .json_text import json_option, print_json
 from .options import duration, target
 from .rows import age_text, clean, instance_json, note
@@ -98,7 +98,7 @@ async def _wait(
 async def _look(database: Database, to: int | str) -> Row:
     row = await database.run(snapshots.get(to))
     if row is None:
-        raise nobody(to)
+        raise no_instance(to)
     return row
 
 

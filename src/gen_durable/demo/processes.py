@@ -31,7 +31,7 @@ class WorkerProcess:
         where = () if dsn is None else (f"--dsn={dsn}",)
         self._process = subprocess.Popen(
             [
-                *(sys.executable, "-m", "gen_durable.cli", "worker", machines.__name__),
+                *(sys.executable, "-m", "gen_durable", "worker", machines.__name__),
                 *(f"--queue={QUEUE}={_CONCURRENCY}", f"--schema={schema}", *_TIMINGS, *where),
                 "--executions=all",  # the proof counts them
             ],

@@ -1,5 +1,0 @@
-"""`python -m gen_durable.cli` is `gen-durable`."""
-
-from . import main
-
-main()
