@@ -17,7 +17,7 @@ from ._db.caller_connection import driver_of
 from ._db.plan import Plan
 from ._db.pool import Database
 from ._db.reply_timeouts import Patience
-from ._runtime.service import Contact
+from ._runtime.database_status import DatabaseStatus
 from ._runtime.waiting import Waiting
 from ._runtime.wake import Wakes
 from ._server import Server
@@ -77,7 +77,7 @@ class AsyncClient:
         # How far the clock of this client is ahead of the database's: that of a test may be.
         self._ahead = timedelta(0)
         self._wakes = Wakes()
-        self._contact = Contact()
+        self._database_status = DatabaseStatus()
         self._server: Server | None = None
         self._opened: Database | None = None
         self._waiting: Waiting | None = None
@@ -827,8 +827,8 @@ class AsyncClient:
             pooler=self.settings.pooler,
         )
         await self._prepare(self._opened)
-        self._contact = Contact(shown(self._server.dsn), self._server.revive)
-        self._waiting = Waiting(self._opened, self._contact)
+        self._database_status = DatabaseStatus(shown(self._server.dsn), self._server.revive)
+        self._waiting = Waiting(self._opened, self._database_status)
         self._wakes.on_rest(self._waiting.hint)
 
     async def _prepare(self, database: Database) -> None:

@@ -337,7 +337,7 @@ class Worker(AsyncClient):
             wakes=self._wakes,
             middleware=self._middleware,
             resources=resources,
-            contact=self._contact,
+            database_status=self._database_status,
             on_failure=self._on_failure,
         )
         await run_at_start(self._database, lambda: seed(self._limits))

@@ -46,7 +46,7 @@ async def test_an_outage_is_one_line_of_log_and_so_is_its_end(cluster: Cluster, 
             while "is back after" not in (log := process.log.read_text(encoding="utf-8")):
                 await asyncio.sleep(0.1)
     told = [line for line in log.splitlines() if "the database is" in line or "WARNING" in line]
-    assert ["is away" in line for line in told] == [True, False], log
+    assert ["database unreachable" in line for line in told] == [True, False], log
     assert "is back after" in told[1]
     assert "Traceback" not in log
 
@@ -154,7 +154,7 @@ async def test_a_worker_waits_for_whoever_gives_out_passwords(secured: Cluster, 
         tokens.is_down = False
         ref = await _surely(lambda: worker.insert(Leg, 1))
         assert (await _surely(lambda: worker.wait(ref))).is_finished
-    assert caplog.text.count("the database is away") == 1
+    assert caplog.text.count("database unreachable") == 1
     assert ":first@" not in caplog.text
 
 

@@ -28,8 +28,8 @@ from gen_durable import (
 )
 from gen_durable._db import lease as leases
 from gen_durable._db.pool import Database
+from gen_durable._runtime.database_status import DatabaseStatus
 from gen_durable._runtime.maintenance.reaper import Reaper
-from gen_durable._runtime.service import Contact
 from gen_durable._runtime.wake import Wakes
 from gen_durable.telemetry import OutcomeStale, ReaperReaped, Telemetry
 from gen_durable.testing import AsyncHarness, Crash, Harness
@@ -392,12 +392,12 @@ async def test_a_lease_that_somebody_keeps_from_being_renewed_is_not_taken(
     sql.abandon(free.id)
     settings = Settings(lease=timedelta(milliseconds=2), heartbeat=timedelta(milliseconds=1))
     async with await Database.open(direct_dsn, "gen_durable", size=1) as database:
-        reaper = Reaper(database, settings, Telemetry(), Wakes(), Contact())
+        reaper = Reaper(database, settings, Telemetry(), Wakes(), DatabaseStatus())
 
         async def look() -> list[str]:
             await asyncio.sleep(
                 0.005
-            )  # more than a lease of contact, and more than a heartbeat since the last look
+            )  # more than a lease of database_status, and more than a heartbeat since the last look
             await reaper.tick()
             return [sql.columns(ref.id, "status")[0] for ref in (held, free)]
 
@@ -418,7 +418,7 @@ async def test_many_that_die_at_once_come_back_at_once(direct_dsn: str, durable:
     )
     settings = Settings(lease=timedelta(milliseconds=2), heartbeat=timedelta(milliseconds=1))
     async with await Database.open(direct_dsn, "gen_durable", size=1) as database:
-        reaper = Reaper(database, settings, Telemetry(), Wakes(), Contact())
+        reaper = Reaper(database, settings, Telemetry(), Wakes(), DatabaseStatus())
         left = []
         for _ in range(4):
             await asyncio.sleep(0.005)

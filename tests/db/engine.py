@@ -12,8 +12,8 @@ from gen_durable._core.model import CommitEntry, CommitResult, Execution, NewIns
 from gen_durable._db import insert, pick
 from gen_durable._db.commit import Recorder
 from gen_durable._db.pool import Database
+from gen_durable._runtime.database_status import DatabaseStatus
 from gen_durable._runtime.flusher import Flusher
-from gen_durable._runtime.service import Contact
 from gen_durable._runtime.wake import Wakes
 
 LEASE = timedelta(seconds=60)
@@ -75,7 +75,7 @@ async def flushed(
     database: Database, entries: Sequence[CommitEntry], effects: Database | None = None
 ) -> list[CommitResult]:
     """Commit through the flusher that workers use, all in one batch."""
-    flusher = Flusher(database, database, effects or database, RECORDER, Wakes(), Contact())
+    flusher = Flusher(database, database, effects or database, RECORDER, Wakes(), DatabaseStatus())
     async with asyncio.TaskGroup() as group:
         commits = [group.create_task(flusher.commit(one)) for one in entries]
         running = group.create_task(flusher.run())

@@ -12,9 +12,9 @@ from gen_durable._core.model import CommitEntry, Committed, EventRow
 from gen_durable._db import chunking
 from gen_durable._db.failures import StatementError
 from gen_durable._db.pool import Database
-from gen_durable._runtime import service
+from gen_durable._runtime import database_status
+from gen_durable._runtime.database_status import DatabaseStatus
 from gen_durable._runtime.flusher import Flusher
-from gen_durable._runtime.service import Contact
 from gen_durable._runtime.wake import Wakes
 from tests.db.engine import RECORDER, entry, flushed, inserted, new, picked
 from tests.db.test_statement_counts import BEGIN, COMMIT
@@ -121,7 +121,7 @@ async def test_nobody_waits_for_a_large_outcome(database: Database) -> None:
     first, second, third = [entry(e, "done", payload="1") for e in await picked(database)]
     second.payload = '"' + "x" * PORTION + '"'
     slow: Any = Slow(database)
-    flusher = Flusher(database, slow, database, RECORDER, Wakes(), Contact())
+    flusher = Flusher(database, slow, database, RECORDER, Wakes(), DatabaseStatus())
     running = asyncio.create_task(flusher.run())
     async with asyncio.timeout(PATIENCE):
         large = asyncio.create_task(flusher.commit(second))
@@ -139,7 +139,7 @@ async def test_what_no_waiting_can_mend_is_told_to_who_waits_for_a_large_outcome
     (execution,) = await picked(database)
     slow: Any = Slow(database, StatementError("XX000", "invalid memory alloc request size"))
     slow.told.set()
-    flusher = Flusher(database, slow, database, RECORDER, Wakes(), Contact())
+    flusher = Flusher(database, slow, database, RECORDER, Wakes(), DatabaseStatus())
     running = asyncio.create_task(flusher.run())
     async with asyncio.timeout(PATIENCE):
         with pytest.raises(StatementError, match="invalid memory"):
@@ -159,12 +159,12 @@ async def test_an_outcome_under_which_every_connection_breaks_holds_up_nobody(
     database: Database, sql: Any, monkeypatch: pytest.MonkeyPatch, place: int
 ) -> None:
     """And it fails nobody: it may be the network."""
-    monkeypatch.setattr(service, "_FIRST_PAUSE", 0.001)
+    monkeypatch.setattr(database_status, "_FIRST_PAUSE", 0.001)
     await inserted(database, *[new() for _ in range(4)])
     entries: list[CommitEntry] = [entry(e, "done", payload="1") for e in await picked(database)]
     entries[place].payload = '"bomb"'
     await sql.execute(BOMB)
-    flusher = Flusher(database, database, database, RECORDER, Wakes(), Contact())
+    flusher = Flusher(database, database, database, RECORDER, Wakes(), DatabaseStatus())
     commits = [asyncio.create_task(flusher.commit(one)) for one in entries]
     running = asyncio.create_task(flusher.run())
     async with asyncio.timeout(PATIENCE):

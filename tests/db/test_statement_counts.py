@@ -13,9 +13,9 @@ from gen_durable._core.model import Committed, DeadLetter, EventRow, Execution, 
 from gen_durable._db import lease, pick
 from gen_durable._db.pool import Database
 from gen_durable._db.signals import deliver
+from gen_durable._runtime.database_status import DatabaseStatus
 from gen_durable._runtime.maintenance.deadlines import Deadlines
 from gen_durable._runtime.maintenance.reaper import Reaper
-from gen_durable._runtime.service import Contact
 from gen_durable._runtime.wake import Wakes
 from gen_durable.telemetry import Telemetry
 from tests.clients.machines import Checkout, Order
@@ -242,12 +242,12 @@ async def test_services_that_find_nothing_cost_the_same_in_a_full_table(
     await inserted(database, *[new(concurrency_key=f"k{n}") for n in range(count)])
     await picked(database)
     settings = Settings(lease=timedelta(milliseconds=2), heartbeat=timedelta(milliseconds=1))
-    reaper = Reaper(database, settings, Telemetry(), Wakes(), Contact())
+    reaper = Reaper(database, settings, Telemetry(), Wakes(), DatabaseStatus())
     await asyncio.sleep(0.005)  # the reaper itself waits one lease before it reaps
     with wire.counted() as sent:
         await reaper.tick()
     assert sent == ["suspect", "finish_abandoned", "deleted_live", "hurry", "stuck_keys"]
-    deadlines = Deadlines(database, Telemetry(), Wakes(), Contact())
+    deadlines = Deadlines(database, Telemetry(), Wakes(), DatabaseStatus())
     with wire.counted() as sent:
         await deadlines.tick()
     assert sent == ["expire"]

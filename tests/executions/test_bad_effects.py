@@ -152,7 +152,7 @@ async def test_an_effect_that_writes_after_it_forbade_itself_to_fails_at_once(
         await tx.execute(BOOK, "first", "")
 
     assert "cannot execute INSERT in a read-only transaction" in await _result(durable_dsn, forbidden)
-    assert "the database is away" not in caplog.text
+    assert "database unreachable" not in caplog.text
 
 
 async def test_an_sql_error_that_an_effect_swallows_fails_it_all_the_same(durable_dsn: str, db: Any) -> None:

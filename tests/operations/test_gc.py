@@ -23,8 +23,8 @@ from gen_durable import (
 )
 from gen_durable._db import collect
 from gen_durable._db.pool import Database
+from gen_durable._runtime.database_status import DatabaseStatus
 from gen_durable._runtime.maintenance.collector import Collector
-from gen_durable._runtime.service import Contact
 from gen_durable.telemetry import GcSwept, OutboxExpired, Telemetry
 from tests.control.support import Plain
 from tests.operations.rows import EVERY, count, ids, put
@@ -40,7 +40,7 @@ async def sweep(database: Database, settings: Settings = SETTINGS) -> int:
     told: list[GcSwept] = []
     telemetry = Telemetry()
     telemetry.subscribe(told.append, GcSwept)
-    collector = Collector(database, settings, telemetry, Contact())
+    collector = Collector(database, settings, telemetry, DatabaseStatus())
     while await collector.tick() == timedelta(0):
         pass
     return sum(event.count for event in told)
@@ -303,7 +303,7 @@ async def test_events_that_no_sink_accepts_expire(
     told: list[OutboxExpired] = []
     telemetry = Telemetry()
     telemetry.subscribe(told.append, OutboxExpired)
-    await Collector(database, SETTINGS, telemetry, Contact()).tick()
+    await Collector(database, SETTINGS, telemetry, DatabaseStatus()).tick()
     left = await db.fetchval("select array_agg(instance_id order by 1) from gen_durable.outbox")
     assert left == [4, 5, 6], "young, leased, dead"
     assert sorted(told, key=lambda each: each.sink) == [
@@ -339,7 +339,7 @@ async def test_full_buckets_go_and_others_stay(db: Any, database: Database) -> N
     telemetry.subscribe(told.append, GcSwept)
     async with db.transaction():  # a pick is about to charge this one
         await db.execute("select from gen_durable.buckets where key = 'r:5' for no key update")
-        await Collector(database, SETTINGS, telemetry, Contact()).tick()
+        await Collector(database, SETTINGS, telemetry, DatabaseStatus()).tick()
     assert told == [GcSwept(count=0, buckets=2)]
     left = await db.fetchval("select array_agg(key order by key) from gen_durable.buckets")
     assert left == ["r:3", "r:4", "r:5"]

@@ -12,8 +12,8 @@ import pytest
 from gen_durable import SettingsError, UsageError, Worker
 from gen_durable._db.failures import StatementError
 from gen_durable._runtime import health as module
+from gen_durable._runtime.database_status import DatabaseRetry
 from gen_durable._runtime.health import Health
-from gen_durable._runtime.service import Outage
 from gen_durable.config import health_address
 from tests.control.support import Plain, Sitter
 from tests.scenarios.support import CALM, PATIENCE, happens, holds
@@ -66,15 +66,16 @@ async def test_one_without_its_database_is_not_ready(durable_dsn: str) -> None:
     async with Worker([Plain], dsn=durable_dsn, settings=CALM, health="127.0.0.1:0") as worker:
         engine = worker._engine
         assert engine is not None
-        engine._contact.lost(Outage("test", engine._contact), StatementError("08006", "gone"))
+        retry = DatabaseRetry("test", engine._database_status)
+        engine._database_status.unreachable(retry, StatementError("08006", "gone"))
         status, reason = await get(worker, "/readyz")
         if status != 200:  # somebody may have reached it again meanwhile
-            assert (status, reason[:28]) == (503, "no contact with the database")
-        engine._contact._last -= 60
-        engine._contact.made = lambda outage: None  # type: ignore[method-assign]
+            assert (status, reason[:26]) == (503, "no reply from the database")
+        engine._database_status._last_reply -= 60
+        engine._database_status.reached = lambda recovered: None  # type: ignore[method-assign]
         status, reason = await get(worker, "/readyz")
         assert status == 503
-        assert reason.startswith("no contact with the database for 6")
+        assert reason.startswith("no reply from the database for 6")
 
 
 PAGES = {"/x": lambda: (HTTPStatus.OK, "yes")}

@@ -9,15 +9,15 @@ from typing import Any, Final
 import pytest
 
 from gen_durable._db.pool import Database
+from gen_durable._runtime.database_status import DatabaseStatus
 from gen_durable._runtime.maintenance.vacuum import Vacuum
-from gen_durable._runtime.service import Contact
 
 COUNT: Final = "select vacuum_count from pg_stat_user_tables where schemaname = 'gen_durable' and relname = 'gen_durable'"
 
 
 @pytest.fixture
 def vacuum(database: Database) -> Vacuum:
-    return Vacuum(database, Contact())
+    return Vacuum(database, DatabaseStatus())
 
 
 async def vacuumed(db: Any, times: int) -> None:

@@ -13,8 +13,8 @@ import msgspec
 import pytest
 
 from gen_durable import CloudEvent, Rejected, SinkUnavailable, Spec, Worker
+from gen_durable._runtime.database_status import DatabaseStatus
 from gen_durable._runtime.dispatcher import Dispatcher, _Round
-from gen_durable._runtime.service import Contact
 from gen_durable.telemetry import OutboxFailed, Telemetry
 from tests.outbox.machines import Chatter, Teller
 from tests.outbox.test_dispatching import all_are_out
@@ -264,7 +264,7 @@ def dispatcher_of(sink: Picky, lease: timedelta) -> Dispatcher:
         idle=lease,
         database=cast("Any", None),
         telemetry=Telemetry(),
-        contact=Contact(),
+        database_status=DatabaseStatus(),
     )
 
 

@@ -15,13 +15,13 @@ from gen_durable import Context, Done, Machine, Outcome, Sql, Status, Worker, Wo
 from gen_durable._db.failures import StatementError, is_repairable
 from gen_durable._db.pool import Database
 from gen_durable._db.runner import from_asyncpg
-from gen_durable._runtime import service
-from gen_durable._runtime.service import Contact, Outage
+from gen_durable._runtime import database_status
+from gen_durable._runtime.database_status import DatabaseRetry, DatabaseStatus
 from gen_durable.errors import DatabaseError
 from tests.control.support import Plain
 from tests.scenarios.support import CALM, PATIENCE, holds
 
-REFUSES = "the database refuses a statement"
+REFUSES = "database refuses a statement"
 ACCEPTS = "the database accepts statements again"
 BREAKS = {
     "a renamed table": (
@@ -117,7 +117,7 @@ async def test_effect_is_not_blamed_for_a_renamed_table(worker: Worker, db: Any)
 async def test_worker_that_is_not_repaired_in_time_stops(
     durable_dsn: str, db: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(service, "REPAIR_WITHIN", 1.0)
+    monkeypatch.setattr(database_status, "REPAIR_WITHIN", 1.0)
     with pytest.raises(WorkerStoppedError, match=r"does not exist \(SQLSTATE 42P01\)"):
         async with asyncio.timeout(PATIENCE.total_seconds()):
             async with Worker([Plain], dsn=durable_dsn, settings=CALM):
@@ -139,7 +139,7 @@ async def test_caller_hears_of_a_refusal_at_once(worker: Worker, monkeypatch: py
 async def test_worker_is_not_ready_while_it_is_refused(worker: Worker, db: Any) -> None:
     await db.execute(BREAKS["a renamed table"][0])
     async with asyncio.timeout(PATIENCE.total_seconds()):
-        while "refuses a statement of" not in worker._ready()[1]:
+        while "refuses a statement:" not in worker._ready()[1]:
             await asyncio.sleep(0.02)
     await db.execute(BREAKS["a renamed table"][1])
     async with asyncio.timeout(PATIENCE.total_seconds()):
@@ -150,15 +150,15 @@ async def test_worker_is_not_ready_while_it_is_refused(worker: Worker, db: Any) 
 def test_missing_right_names_the_grant(caplog: pytest.LogCaptureFixture) -> None:
     error = StatementError("42501", "permission denied for table gen_durable")
     assert is_repairable(error)
-    Outage("queue default", Contact("db/shop")).pause(error)
+    DatabaseRetry("queue default", DatabaseStatus("db/shop")).pause(error)
     assert "grant select, insert, update, delete on gen_durable to the role that connects" in caplog.text
 
 
 def test_silence_names_the_server_and_how_long(caplog: pytest.LogCaptureFixture) -> None:
-    contact = Contact("postgresql://db:5432/shop")
-    contact._last -= 40
-    Outage("queue default", contact).pause(from_asyncpg(TimeoutError()))
-    assert "queue default: the database is away: no answer from postgresql://db:5432/shop for 40.0 s" in (
+    database_status = DatabaseStatus("postgresql://db:5432/shop")
+    database_status._last_reply -= 40
+    DatabaseRetry("queue default", database_status).pause(from_asyncpg(TimeoutError()))
+    assert "database unreachable: queue default: no reply from postgresql://db:5432/shop for 40.0 s" in (
         caplog.text
     )
     assert "TimeoutError" not in caplog.text
@@ -169,18 +169,18 @@ def test_writes_that_fail_now_and_then_are_one_outage(
 ) -> None:
     caplog.set_level(logging.INFO)
     now = [1000.0]
-    monkeypatch.setattr("gen_durable._runtime.service.time.monotonic", lambda: now[0])
-    contact = Contact("db/shop")
-    commit, pick = Outage("commit", contact), Outage("queue default", contact)
+    monkeypatch.setattr("gen_durable._runtime.database_status.time.monotonic", lambda: now[0])
+    database_status = DatabaseStatus("db/shop")
+    commit, pick = DatabaseRetry("commit", database_status), DatabaseRetry("queue default", database_status)
     for _ in range(20):
         now[0] += 0.1
         commit.pause(StatementError("53100", "could not extend file"))
         now[0] += 0.1
-        pick.is_over()
-        commit.is_over()
+        pick.succeeded()
+        commit.succeeded()
     assert len(caplog.messages) == 1
     now[0] += 2
-    pick.is_over()
+    pick.succeeded()
     assert caplog.messages[1] == f"{ACCEPTS} after 3.9 s"
     commit.pause(StatementError("53100", "could not extend file"))
     assert len(caplog.messages) == 3

@@ -31,8 +31,9 @@ from ..errors import UsageError
 from ..events import CloudEvent, Rejected, Sink, SinkUnavailable
 from ..outcome import reason_text
 from ..telemetry import OutboxDead, OutboxFailed, OutboxPublished, Telemetry
+from .database_status import DatabaseStatus
 from .executor import as_exception, current_task, is_ours
-from .service import Contact, Service
+from .service import Service
 from .threads import Threads
 
 __all__ = ["Dispatcher", "sink_of"]
@@ -73,9 +74,9 @@ class Dispatcher(Service):
         idle: timedelta,
         database: Database,
         telemetry: Telemetry,
-        contact: Contact,
+        database_status: DatabaseStatus,
     ) -> None:
-        super().__init__(contact)
+        super().__init__(database_status)
         self._label = label
         self._sink = sink
         self._source = source

@@ -26,6 +26,7 @@ from ..events import Sink
 from ..telemetry import Telemetry
 from .capacity import Budget
 from .content_loader import ContentLoader
+from .database_status import DatabaseStatus
 from .dispatcher import Dispatcher
 from .executor import Executor
 from .flusher import Flusher
@@ -40,7 +41,7 @@ from .pick_source import FromQueue, Source
 from .processes.process_pool import ProcessPool, hello_for
 from .registration import OverridePoller, Registration
 from .scheduler import Scheduler
-from .service import Contact, Service
+from .service import Service
 from .startup import run_at_start
 from .threads import Threads
 from .wake import Wakes
@@ -81,7 +82,7 @@ class Engine:
         wakes: Wakes,
         middleware: Sequence[Middleware],
         resources: Any,
-        contact: Contact,
+        database_status: DatabaseStatus,
         on_failure: Callable[[WorkerStoppedError], None],
     ) -> None:
         self._on_failure = on_failure
@@ -95,18 +96,18 @@ class Engine:
         self._is_failed = False
         self._hurry = asyncio.Event()
         self._threads = Threads(settings.threads)
-        self._contact = contact
+        self._database_status = database_status
         self._is_draining = False
         shortest = min([settings.lease, *registry.leases.values()])
         # At most until the next renewal of any lease: one that is shorter must not be made longer.
         grace = settings.renew_after(shortest)
         recorder = Recorder(worker, settings.executions, grace, settings.alerts or None)
-        self._flusher = Flusher(commits, stragglers, effects, recorder, wakes, contact)
+        self._flusher = Flusher(commits, stragglers, effects, recorder, wakes, database_status)
         self._heartbeat = Heartbeat(
             dsn,
             settings,
             shortest,
-            contact,
+            database_status,
             self._lose,
             self._cancel,
             self._lose_all,
@@ -126,7 +127,9 @@ class Engine:
             content=ContentLoader(database.run),
         )
         budget = Budget(settings.concurrency) if settings.concurrency else None
-        vacuum = Vacuum(database, contact)  # not on one of the few for services: it may take half a minute
+        vacuum = Vacuum(
+            database, database_status
+        )  # not on one of the few for services: it may take half a minute
         self._schedulers = [
             Scheduler(
                 source,
@@ -140,7 +143,7 @@ class Engine:
                 flusher=self._flusher,
                 heartbeat=self._heartbeat,
                 telemetry=telemetry,
-                contact=contact,
+                database_status=database_status,
                 on_bug=self._fail,
                 on_way_made=vacuum.made_way,
                 budget=budget,
@@ -154,7 +157,7 @@ class Engine:
                 wakes.on_any_work(scheduler.wake)
         self._services: list[Service] = [
             *self._schedulers,
-            Deadlines(services, telemetry, wakes, contact),
+            Deadlines(services, telemetry, wakes, database_status),
             vacuum,
             *(
                 Dispatcher(
@@ -165,21 +168,21 @@ class Engine:
                     idle=settings.poll_interval,
                     database=database,
                     telemetry=telemetry,
-                    contact=contact,
+                    database_status=database_status,
                 )
                 for label, sink in sinks.items()
             ),
-            Cron(services, settings, telemetry, wakes, contact),
+            Cron(services, settings, telemetry, wakes, database_status),
         ]
         for service in self._services:
             if isinstance(service, Dispatcher):
                 wakes.on_events(service.wake)
         if settings.reaper:
-            self._services.append(Reaper(services, settings, telemetry, wakes, contact))
+            self._services.append(Reaper(services, settings, telemetry, wakes, database_status))
         if settings.gc:
-            self._services.append(Collector(services, settings, telemetry, contact))
-        self._presence = Registration(services, settings, contact, presence)
-        self._overseer = OverridePoller(services, settings, contact, self._schedulers, self._presence)
+            self._services.append(Collector(services, settings, telemetry, database_status))
+        self._presence = Registration(services, settings, database_status, presence)
+        self._overseer = OverridePoller(services, settings, database_status, self._schedulers, self._presence)
         self.is_signalled = False
         """Whether it ends by a signal, so that another one may hurry it."""
         # What runs until it is told to stop; and what runs until everything has come to its end.
@@ -222,10 +225,11 @@ class Engine:
             return "a service has failed; the worker stops"
         if self._is_draining:
             return "draining"
-        if self._contact.seconds == 0 or self._contact.silence > _TOO_SILENT:
-            return f"no contact with the database for {self._contact.silence:.1f} s"
-        if self._contact.refusal is not None:
-            return f"the database refuses a statement of {self._contact.refusal}"
+        status = self._database_status
+        if status.seconds_available == 0 or status.seconds_since_reply > _TOO_SILENT:
+            return f"no reply from the database for {status.seconds_since_reply:.1f} s"
+        if status.refusal is not None:
+            return f"database refuses a statement: {status.refusal}"
         return None
 
     def hurry(self) -> None:

@@ -19,8 +19,8 @@ from .._db.failures import StatementError, is_break, is_data, is_outage
 from .._db.plan import Plan
 from .._db.pool import Database
 from ..errors import UsageError
+from .database_status import DatabaseRetry, DatabaseStatus
 from .effects import BrokenOffError, EffectError, RaceLostError, commit_with_effect
-from .service import Contact, Outage
 from .wake import Wakes
 
 __all__ = ["Flusher"]
@@ -57,7 +57,7 @@ class Flusher:
         effects: Database,
         recorder: commits.Recorder,
         wakes: Wakes,
-        contact: Contact,
+        database_status: DatabaseStatus,
     ) -> None:
         self._database = database
         # Theirs alone, and few: whatever is held or large, and however many wait for it, the batches have connections.
@@ -72,10 +72,10 @@ class Flusher:
         self._stragglers: set[asyncio.Task[None]] = set()
         # Committed with an effect, not yet marked as done.
         self._unfinished: list[CommitEntry] = []
-        self._contact = contact
-        self._outage = Outage("commit", contact)
+        self._database_status = database_status
+        self._outage = DatabaseRetry("commit", database_status)
         # Of its own: on a full disk questions are answered, and commits are refused.
-        self._asking = Outage("commit status", contact)
+        self._asking = DatabaseRetry("commit status", database_status)
 
     async def commit(self, entry: CommitEntry) -> CommitResult:
         """Make an outcome durable; returns when it is, or when it turned out to be stale, or its effect failed."""
@@ -124,7 +124,7 @@ class Flusher:
                     await self._flush_in_parts(pending, futures, is_doubtful=is_doubtful)
                     return
             else:
-                self._outage.is_over()
+                self._outage.succeeded()
                 results = await self._look_again(pending, report.results) if is_doubtful else report.results
                 self._acknowledge(pending, results, futures)
                 self._wakes.work(report.queues)
@@ -203,7 +203,7 @@ class Flusher:
     async def _commit_alone(
         self, entry: CommitEntry, future: asyncio.Future[CommitResult], *, is_doubtful: bool
     ) -> None:
-        outage = Outage("commit on its own", self._contact)
+        outage = DatabaseRetry("commit on its own", self._database_status)
         while True:
             try:
                 plan = commits.commit([entry], self._recorder)
@@ -228,7 +228,7 @@ class Flusher:
 
     async def _commit_with_effect(self, entry: CommitEntry) -> CommitResult:
         """On a connection of its own, in the task of its own execution: nobody waits for somebody else's effect."""
-        outage = Outage("commit with effect", self._contact)
+        outage = DatabaseRetry("commit with effect", self._database_status)
         is_doubtful, troubles = False, _Troubles()
         while True:
             connects = self._database.connects
@@ -248,7 +248,7 @@ class Flusher:
                 if blame := troubles.count(error, is_alone=is_alone):
                     return await self._effect_failed(entry, blame, is_doubtful=is_doubtful)
             else:
-                outage.is_over()
+                outage.succeeded()
                 if report is None:
                     return await self._commit_without_effect(entry, is_doubtful=is_doubtful)
                 # The row was locked before it was written: this cannot be stale.
@@ -367,7 +367,7 @@ class Flusher:
             except StatementError as error:
                 await asyncio.sleep(self._asking.pause(error))
             else:
-                self._asking.is_over()
+                self._asking.succeeded()
                 return answer
 
     def _acknowledge(

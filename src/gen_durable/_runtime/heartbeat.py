@@ -20,7 +20,7 @@ from .._db.pool import Database
 from .._db.reply_timeouts import Patience
 from ..config import Settings
 from ..connections import Dsn
-from .service import REPAIR_WITHIN, Contact, Outage
+from .database_status import REPAIR_WITHIN, DatabaseRetry, DatabaseStatus
 
 __all__ = ["Heartbeat"]
 
@@ -37,7 +37,7 @@ class Heartbeat:
         dsn: Dsn,
         settings: Settings,
         shortest: timedelta,
-        contact: Contact,
+        database_status: DatabaseStatus,
         on_lost: Callable[[Lease], None],
         on_cancelled: Callable[[Lease], None],
         on_failure: Callable[[BaseException], None],
@@ -46,7 +46,7 @@ class Heartbeat:
         self._dsn = dsn
         self._settings = settings
         self._shortest = shortest
-        self._contact = contact
+        self._database_status = database_status
         self._on_lost = on_lost
         self._on_cancelled = on_cancelled
         self._on_failure = on_failure
@@ -130,9 +130,9 @@ class Heartbeat:
         )
         database.watchdog.on_silence = self._tell_of_silence
         # For one lease at most: a worker that cannot renew must not go on leasing.
-        outage = Outage(
+        outage = DatabaseRetry(
             "heartbeat",
-            self._contact,
+            self._database_status,
             is_vital=True,
             repair_within=min(REPAIR_WITHIN, self._shortest.total_seconds()),
         )
@@ -145,7 +145,7 @@ class Heartbeat:
             except StatementError as error:
                 pause = min(rhythm, outage.pause(error))
             else:
-                outage.is_over()
+                outage.succeeded()
         self._beating = None
         await database.close()
 

@@ -13,8 +13,9 @@ from .._db.failures import StatementError
 from .._db.plan import Plan
 from .._db.pool import Database
 from ..config import Settings
+from .database_status import DatabaseStatus
 from .scheduler import Scheduler
-from .service import Contact, Service
+from .service import Service
 
 __all__ = ["OverridePoller", "Registration"]
 
@@ -28,9 +29,13 @@ class Registration(Service):
     name = "registration"
 
     def __init__(
-        self, database: Database, settings: Settings, contact: Contact, presence: workers.Presence
+        self,
+        database: Database,
+        settings: Settings,
+        database_status: DatabaseStatus,
+        presence: workers.Presence,
     ) -> None:
-        super().__init__(contact)
+        super().__init__(database_status)
         self._database = database
         self._every = max(settings.renew_after(), _SELDOM)
         self._presence = presence
@@ -89,11 +94,11 @@ class OverridePoller(Service):
         self,
         database: Database,
         settings: Settings,
-        contact: Contact,
+        database_status: DatabaseStatus,
         schedulers: Sequence[Scheduler],
         presence: Registration,
     ) -> None:
-        super().__init__(contact)
+        super().__init__(database_status)
         self._database = database
         self._every = settings.poll_interval / 2
         self._schedulers = schedulers

@@ -36,12 +36,13 @@ from ..telemetry import (
 from .admission import Admission
 from .capacity import Budget, Capacity, SharedCapacity
 from .clock import DatabaseClock
+from .database_status import DatabaseStatus
 from .executor import Executor, log_note
 from .flusher import Flusher
 from .heartbeat import Heartbeat
 from .pick_source import FromQueue, Source
 from .processes.process_pool import ProcessDiedError
-from .service import Contact, Service
+from .service import Service
 
 __all__ = ["Scheduler"]
 
@@ -74,12 +75,12 @@ class Scheduler(Service):
         flusher: Flusher,
         heartbeat: Heartbeat,
         telemetry: Telemetry,
-        contact: Contact,
+        database_status: DatabaseStatus,
         on_bug: Callable[[BaseException], None],
         on_way_made: Callable[[int], None],
         budget: Budget | None = None,
     ) -> None:
-        super().__init__(contact)
+        super().__init__(database_status)
         self.name = source.name
         self._source = source
         self._queue = source.label

@@ -11,7 +11,7 @@ from .._db.failures import StatementError
 from .._db.pool import Database
 from .._db.snapshots import settled
 from ..errors import NoTargetError, NotConnectedError
-from .service import Contact, Outage
+from .database_status import DatabaseRetry, DatabaseStatus
 
 __all__ = ["Waiting"]
 
@@ -25,9 +25,9 @@ _LONGEST: Final = 0.25
 class Waiting:
     """Looks at all awaited instances in one statement: often at first, less often while nothing happens."""
 
-    def __init__(self, database: Database, contact: Contact | None = None) -> None:
+    def __init__(self, database: Database, database_status: DatabaseStatus | None = None) -> None:
         self._database = database
-        self._contact = contact
+        self._database_status = database_status
         # Instance → (does parking count?, who waits). Touched on the event loop only.
         self._futures: defaultdict[int, list[tuple[bool, asyncio.Future[Mapping[str, Any]]]]] = defaultdict(
             list
@@ -64,7 +64,7 @@ class Waiting:
     async def _poll(self) -> None:
         pause = _SHORTEST
         # A caller hears at once of what only an administrator can mend.
-        outage = Outage("wait", self._contact, repair_within=0)
+        outage = DatabaseRetry("wait", self._database_status, repair_within=0)
         while self._futures:
             # Cleared before the look: what comes to rest during it sets the hint again.
             self._hint.clear()
@@ -84,7 +84,7 @@ class Waiting:
                 self.fail(error)
                 raise
             else:
-                outage.is_over()
+                outage.succeeded()
                 pause = _SHORTEST if self._answer(found, asked) else min(_LONGEST, pause * 1.5)
             try:
                 async with asyncio.timeout(pause):

@@ -13,7 +13,8 @@ from ..._db import collect
 from ..._db.pool import Database
 from ...config import Settings
 from ...telemetry import GcSwept, OutboxExpired, Telemetry
-from ..service import Contact, Service
+from ..database_status import DatabaseStatus
+from ..service import Service
 
 __all__ = ["Collector"]
 
@@ -31,9 +32,9 @@ class Collector(Service):
     name = "gc"
 
     def __init__(
-        self, database: Database, settings: Settings, telemetry: Telemetry, contact: Contact
+        self, database: Database, settings: Settings, telemetry: Telemetry, database_status: DatabaseStatus
     ) -> None:
-        super().__init__(contact)
+        super().__init__(database_status)
         self._database = database
         self._settings = settings
         self._telemetry = telemetry

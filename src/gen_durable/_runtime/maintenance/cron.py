@@ -13,7 +13,8 @@ from ..._db.schedules import Due, Fired, Owed
 from ...config import Settings
 from ...errors import UsageError
 from ...telemetry import ScheduleFired, Telemetry
-from ..service import Contact, Service
+from ..database_status import DatabaseStatus
+from ..service import Service
 from ..wake import Wakes
 
 __all__ = ["Cron"]
@@ -33,9 +34,14 @@ class Cron(Service):
     name = "cron"
 
     def __init__(
-        self, database: Database, settings: Settings, telemetry: Telemetry, wakes: Wakes, contact: Contact
+        self,
+        database: Database,
+        settings: Settings,
+        telemetry: Telemetry,
+        wakes: Wakes,
+        database_status: DatabaseStatus,
     ) -> None:
-        super().__init__(contact)
+        super().__init__(database_status)
         self._database = database
         self._settings = settings
         self._telemetry = telemetry

@@ -9,7 +9,8 @@ from typing import Final
 from ..._db import lease as leases
 from ..._db.pool import Database
 from ...telemetry import AwaitTimeout, Telemetry
-from ..service import Contact, Service
+from ..database_status import DatabaseStatus
+from ..service import Service
 from ..wake import Wakes
 
 __all__ = ["Deadlines"]
@@ -24,8 +25,10 @@ class Deadlines(Service):
 
     name = "deadlines"
 
-    def __init__(self, database: Database, telemetry: Telemetry, wakes: Wakes, contact: Contact) -> None:
-        super().__init__(contact)
+    def __init__(
+        self, database: Database, telemetry: Telemetry, wakes: Wakes, database_status: DatabaseStatus
+    ) -> None:
+        super().__init__(database_status)
         self._database = database
         self._telemetry = telemetry
         self._wakes = wakes

@@ -15,7 +15,8 @@ from ..._db.failures import StatementError
 from ..._db.pool import Database
 from ...config import Settings
 from ...telemetry import ReaperReaped, Telemetry
-from ..service import Contact, Service
+from ..database_status import DatabaseStatus
+from ..service import Service
 from ..wake import Wakes
 
 __all__ = ["Reaper"]
@@ -39,9 +40,14 @@ class Reaper(Service):
     is_vital = True
 
     def __init__(
-        self, database: Database, settings: Settings, telemetry: Telemetry, wakes: Wakes, contact: Contact
+        self,
+        database: Database,
+        settings: Settings,
+        telemetry: Telemetry,
+        wakes: Wakes,
+        database_status: DatabaseStatus,
     ) -> None:
-        super().__init__(contact)
+        super().__init__(database_status)
         self._database = database
         self._settings = settings
         self._telemetry = telemetry
@@ -53,17 +59,17 @@ class Reaper(Service):
         self._finished = commits.FIRST_PAGE
 
     def first_pause(self) -> timedelta:
-        """Some time: workers often start together, and nothing is reaped before one lease of contact."""
+        """Some time: workers often start together, and nothing is reaped before one lease without an outage."""
         return min(self._settings.reap_interval, self._settings.lease) * random.random()
 
     async def tick(self) -> timedelta:
         settings = self._settings
         # While the database was away the living could not renew either: give them one lease of time to do so.
-        in_contact = timedelta(seconds=self._contact.seconds)
-        if in_contact < settings.lease:
+        available = timedelta(seconds=self._database_status.seconds_available)
+        if available < settings.lease:
             self._suspects = []
             await self._look_after_rows()
-            return min(settings.reap_interval, settings.lease - in_contact)
+            return min(settings.reap_interval, settings.lease - available)
         if self._suspects and self._is_confirmed():
             await self._reap(self._suspects[:_BATCH])
             del self._suspects[:_BATCH]

@@ -11,7 +11,8 @@ from typing import Final
 from ..._db import collect
 from ..._db.failures import StatementError
 from ..._db.pool import Database
-from ..service import Contact, Service
+from ..database_status import DatabaseStatus
+from ..service import Service
 
 __all__ = ["Vacuum"]
 
@@ -33,8 +34,8 @@ class Vacuum(Service):
 
     name = "vacuum"
 
-    def __init__(self, database: Database, contact: Contact) -> None:
-        super().__init__(contact)
+    def __init__(self, database: Database, database_status: DatabaseStatus) -> None:
+        super().__init__(database_status)
         self._database = database
         self._left = 0
         self._rests_until = 0.0
