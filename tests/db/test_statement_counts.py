@@ -10,7 +10,7 @@ import pytest
 
 from gen_durable import AsyncClient, RateLimit, Settings, Spec, Sql, Status
 from gen_durable._core.model import Committed, DeadLetter, EventRow, Execution, Stale
-from gen_durable._db import lease, pick
+from gen_durable._db import admission, lease
 from gen_durable._db.pool import Database
 from gen_durable._db.signals import deliver
 from gen_durable._runtime.database_status import DatabaseStatus
@@ -246,7 +246,7 @@ async def test_services_that_find_nothing_cost_the_same_in_a_full_table(
     await asyncio.sleep(0.005)  # the reaper itself waits one lease before it reaps
     with wire.counted() as sent:
         await reaper.tick()
-    assert sent == ["suspect", "finish_abandoned", "deleted_live", "hurry", "stuck_keys"]
+    assert sent == ["suspect", "finish_abandoned", "deleted_live", "pull_forward", "stuck_keys"]
     deadlines = Deadlines(database, Telemetry(), Wakes(), DatabaseStatus())
     with wire.counted() as sent:
         await deadlines.tick()
@@ -301,5 +301,5 @@ async def test_gating_a_busy_key_is_two_statements_in_a_transaction(wire: Wire, 
     await inserted(database, *[new(concurrency_key="k") for _ in range(50)])
     assert len(await picked(database)) == 1
     with wire.counted() as sent:
-        assert await database.run_in_transaction(pick.gate(["k"])) == {"k": 49}
+        assert await database.run_in_transaction(admission.gate(["k"])) == {"k": 49}
     assert sent == [BEGIN, "lock_holders", "gate", COMMIT]

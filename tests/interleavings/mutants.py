@@ -11,8 +11,9 @@ import msgspec
 
 from gen_durable._core.model import CommitEntry, CommitResult, Committed, Execution
 from gen_durable._db import commit as commits
+from gen_durable._db.admission import ungate
 from gen_durable._db.insert import insert_children
-from gen_durable._db.pick import Picked, ungate
+from gen_durable._db.pick import Picked
 from gen_durable._db.plan import Plan, Statement
 from gen_durable._db.signals import Arrival, sweep
 from tests.interleavings.bench import READ_COMMITTED, Pins

@@ -6,12 +6,24 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Final, NamedTuple
 
-from gen_durable._db import collect, commit, control, insert, lease, migrate, outbox, pick, schedules, signals
+from gen_durable._db import (
+    admission,
+    collect,
+    commit,
+    control,
+    insert,
+    lease,
+    migrate,
+    outbox,
+    pick,
+    schedules,
+    signals,
+)
 from gen_durable._db.plan import Statement, in_schema
 
 _STATEMENTS: Final[Mapping[str, Statement]] = {
     name: statement
-    for module in (commit, control, collect, insert, lease, outbox, pick, schedules, signals)
+    for module in (admission, collect, commit, control, insert, lease, outbox, pick, schedules, signals)
     for name, statement in module._SQL.items()
 }
 SCHEMA: Final = "schema"

@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 
 from gen_durable._core.model import CommitEntry, NewInstance
+from gen_durable._db import admission, control, lease, pick
 from gen_durable._db import commit as commits
-from gen_durable._db import control, lease, pick
 from gen_durable._db.insert import insert
 from gen_durable._db.plan import Plan, Statement
 from gen_durable._db.signals import deliver
@@ -162,4 +162,4 @@ def join_picked(kind: Any, **fields: Any) -> Work:
 
 
 def gate(*keys: str) -> Work:
-    return transaction(lambda _: pick.gate(keys))
+    return transaction(lambda _: admission.gate(keys))

@@ -32,7 +32,7 @@ from gen_durable import (
     Worker,
     step,
 )
-from gen_durable._db import pick
+from gen_durable._db import admission, pick
 from gen_durable._db.pool import Database
 from gen_durable.limits import parse_limit
 from gen_durable.reasons import UnknownLimit
@@ -271,7 +271,7 @@ async def test_most_stalled_rows_are_not_looked_at_again(direct_dsn: str, db: An
     async with await Database.open(direct_dsn, "gen_durable") as database:
         stalled = [pick.Throttled("late", "default", 1, 0, "Job", "run", is_known=False)]
         for _ in range(3):
-            await database.run_in_transaction(pick.put_off(stalled, None))
+            await database.run_in_transaction(admission.defer_throttled(stalled, None))
     assert await db.fetchval(near, timedelta(0)) == 0
     assert await db.fetchval(near, timedelta(minutes=1)) == 3
     await db.execute("select gen_durable.set_rate_limit('late', 1, '1 s')")

@@ -12,8 +12,8 @@ import asyncpg
 import pytest
 
 from gen_durable import AsyncClient, ConcurrencyLimit, Spec, Status, Worker
+from gen_durable._db.admission import gate
 from gen_durable._db.commit import commit
-from gen_durable._db.pick import gate
 from gen_durable._db.pool import Database
 from gen_durable._db.runner import run_asyncpg
 from tests.db.engine import RECORDER, entry, flushed, inserted, new, picked

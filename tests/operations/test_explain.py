@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from gen_durable import AsyncClient, ConcurrencyLimit, Explanation, NoTargetError, RateLimit, Status, Worker
-from gen_durable._db import explain, pick, workers
+from gen_durable._db import admission, explain, pick, workers
 from gen_durable._db.pool import Database
 from gen_durable.reasons import (
     AwaitingChildren,
@@ -134,7 +134,7 @@ async def test_its_bucket_is_empty(db: Any, database: Database, client: Any) -> 
     assert [type(each) for each in await reasons(client, later)] == [NotDue]
     # The engine puts them off to the very moments.
     throttled = pick.Throttled("crm:7", "default", 2, 0, "A", "s")
-    await database.run_in_transaction(pick.put_off([throttled], None))
+    await database.run_in_transaction(admission.defer_throttled([throttled], None))
     assert await reasons(client, light) == [BucketEmpty(key="crm:7", weight=1, until=full_at - AN_HOUR)]
     assert await reasons(client, heavy) == [
         BucketEmpty(key="crm:7", weight=2, until=await at(db, heavy, "eligible_at"))
@@ -153,7 +153,7 @@ async def test_its_limit_is_gone(db: Any, database: Database, client: Any) -> No
     assert await reasons(client, id) == gone
     assert "limits set crm=" in str(gone[0])
     throttled = pick.Throttled("crm:7", "default", 1, 0, "A", "s", is_known=False)
-    await database.run_in_transaction(pick.put_off([throttled], None))
+    await database.run_in_transaction(admission.defer_throttled([throttled], None))
     assert await reasons(client, id) == gone
 
 

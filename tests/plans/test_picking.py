@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gen_durable._db import pick
+from gen_durable._db import admission, pick
 from tests.plans.explain import Explainer, check
 from tests.plans.statements import GATE_ALL, LEASES, MACHINES, PARENTS, PARKED, statement
 
@@ -73,7 +73,7 @@ async def test_children_of_a_hundred_barriers(explainer: Explainer) -> None:
 
 
 async def test_gating_the_lines_of_fifty_keys(explainer: Explainer) -> None:
-    gated, (holders, lines) = await explainer.run(pick.gate([f"key{number}" for number in range(50)]))
+    gated, (holders, lines) = await explainer.run(admission.gate([f"key{number}" for number in range(50)]))
     assert gated.total() == 50 * 5
     check(holders, {"gen_durable_slot", "limits_pkey"}, blocks=8 * 50)
     check(lines, {"gen_durable_line", "gen_durable_pkey"}, blocks=25 * gated.total())
@@ -85,13 +85,13 @@ async def test_ungating_fifty_keys(explainer: Explainer) -> None:
         " where concurrency_slot = 0 and id < 10000"
     )
     await explainer.connection.execute(GATE_ALL)
-    queues, (found, _) = await explainer.run(pick.ungate([f"key{number}" for number in range(50)]))
+    queues, (found, _) = await explainer.run(admission.ungate([f"key{number}" for number in range(50)]))
     assert queues == {"keyed"}
     check(found, KEYS | GATED | {"gen_durable_pkey"}, blocks=60 * 50)
 
 
 async def test_the_alarm_about_stuck_keys_goes_from_key_to_key(explainer: Explainer) -> None:
-    keys, (found,) = await explainer.run(pick.stuck_keys())
+    keys, (found,) = await explainer.run(admission.stuck_keys())
     assert keys == []
     assert not found.seq_scans, found
     assert found.indexes <= KEYS | GATED, found

@@ -11,7 +11,7 @@ import msgspec
 from .._core.model import ENDED, CommitEntry, CommitResult, Committed, EventRow, SignalRow, Stale
 from .._core.settle import alert
 from ..config import RecordLevel
-from . import outbox, pick
+from . import admission, outbox, pick
 from .insert import insert_children, insert_letters, leave_letters
 from .lease import Lease
 from .plan import Call, Plan, Row, Rows, statements
@@ -115,7 +115,7 @@ def commit(entries: Sequence[CommitEntry], recorder: Recorder) -> Plan[CommitRep
         and row["status"] != "executing"
     ]
     if freed:
-        queues |= yield from pick.ungate(freed)
+        queues |= yield from admission.ungate(freed)
     inbox = yield from _inbox_of_kept(rows)
     return _report(entries, rows, inbox, queues, refused)
 

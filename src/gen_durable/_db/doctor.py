@@ -11,7 +11,7 @@ from typing import Final
 
 from ..config import Settings
 from ..findings import Finding
-from . import migrate, pick, workers
+from . import admission, migrate, workers
 from .connector import PINNED
 from .plan import Plan, Row, Rows, in_schema, statements
 
@@ -298,7 +298,7 @@ def _due(rows: list[Row]) -> dict[str, int]:
 
 
 def _keys(settings: Settings) -> Plan[list[Finding]]:
-    keys = yield from pick.stuck_keys()
+    keys = yield from admission.stuck_keys()
     return [
         Finding(
             code="key.stuck",

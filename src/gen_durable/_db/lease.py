@@ -9,7 +9,7 @@ from typing import TypeAlias
 import msgspec
 
 from ..config import RecordLevel
-from . import pick
+from . import admission
 from .insert import leave_letters
 from .plan import Plan, Rows, statements
 from .signals import sweep
@@ -169,7 +169,7 @@ def _taken_back(rows: Rows) -> Plan[Reaped]:
     if capped:
         queues |= yield from leave_letters(capped)
     if freed := [row["concurrency_key"] for row in rows if row["concurrency_key"] is not None]:
-        queues |= yield from pick.ungate(freed)
+        queues |= yield from admission.ungate(freed)
     return Reaped([row["id"] for row in rows], list(capped), queues)
 
 

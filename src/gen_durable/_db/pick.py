@@ -1,9 +1,9 @@
-"""Leasing work: the pick itself, what the picked rows need, and the gate in front of busy keys."""
+"""Lease due rows, and load their inboxes and children."""
 
 from __future__ import annotations
 
 import sys
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any, Final, TypeAlias
@@ -23,25 +23,17 @@ __all__ = [
     "Throttled",
     "after",
     "child_content",
-    "gate",
-    "hurry",
     "inboxes",
     "load",
     "pick",
     "pick_by_machine",
     "pick_by_prefix",
-    "put_off",
     "signal_content",
-    "stuck_keys",
-    "unfinished",
-    "ungate",
 ]
 
 _SQL = statements("pick.sql")
 BUDGET: Final = 2**20
 """Bytes of JSON that come along with an execution: of signals that it does not await, and of its children."""
-# How many rows of one key or bucket leave the head of a queue in one transaction.
-_CHUNK = 1000
 
 Machines: TypeAlias = tuple[list[str], list[int]]
 """Names and versions, in parallel."""
@@ -277,66 +269,6 @@ def _by_target(rows: Rows) -> Mapping[int, tuple[SignalRow, ...]]:
             )
         )
     return {id: tuple(signals) for id, signals in found.items()}
-
-
-def gate(keys: Sequence[str], *, is_patient: bool = True) -> Plan[Counter[str]]:
-    """Take due rows of busy keys out of the pick, a chunk of each; how many of each key. Needs a transaction.
-
-    The holders are locked while their rows are gated, so a holder that ends now does so before, and its slot counts as
-    free, or after, and then it lets the next row in. For free slots the first rows of the line are locked instead, and
-    stay. Patient, it waits for holders that somebody has locked: run it where that is only briefly. Else those count as
-    free slots.
-    """
-    lock = _SQL["lock_holders" if is_patient else "lock_free_holders"]
-    rows = yield lock(keys=sorted(set(keys)))
-    busy = [row["key"] for row in rows if not row["free"]]
-    free = [(row["key"], row["free"]) for row in rows if row["free"]]
-    gated: Counter[str] = Counter()
-    if busy:
-        rows = yield _SQL["gate"](keys=busy)
-        gated.update(row["concurrency_key"] for row in rows)
-    if free:
-        rows = yield _SQL["gate_behind"](keys=[key for key, _ in free], free=[count for _, count in free])
-        gated.update(row["concurrency_key"] for row in rows)
-    return gated
-
-
-def put_off(throttled: Sequence[Throttled], machines: Machines | None) -> Plan[Counter[str]]:
-    """Give due rows of empty buckets the times of their turns, a chunk of each; how many. Needs a transaction."""
-    fsms, versions = machines or (None, None)
-    rows = yield _SQL["put_off"](
-        keys=[one.key for one in throttled],
-        queues=[one.queue for one in throttled],
-        fsms=fsms,
-        versions=versions,
-    )
-    found: Counter[str] = Counter()
-    for row in rows:
-        found[row["key"]] += row["count"]
-    return found
-
-
-def unfinished(counts: Counter[str]) -> set[str]:
-    """The keys or buckets of which there may be more rows than one chunk."""
-    return {key for key, count in counts.items() if count >= _CHUNK}
-
-
-def ungate(keys: Sequence[str]) -> Plan[set[str]]:
-    """Let the next row of each freed key in; the queues that they wait in."""
-    rows = yield _SQL["ungate"](keys=sorted(set(keys)))
-    return {row["queue"] for row in rows}
-
-
-def hurry() -> Plan[set[str]]:
-    """Let those start earlier who wait for their turn at a full bucket; the queues that they wait in."""
-    rows = yield _SQL["hurry"]()
-    return {row["queue"] for row in rows}
-
-
-def stuck_keys() -> Plan[list[str]]:
-    """Keys with a free slot for which the next in line is gated. Without faults there is none."""
-    rows = yield _SQL["stuck_keys"]()
-    return [row["key"] for row in rows]
 
 
 def _throttled(row: Row) -> Throttled:

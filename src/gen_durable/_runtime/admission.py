@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Final
 
+from .._db import admission
 from .._db import pick as picks
 from .._db.failures import StatementError
 from .._db.pool import Database
@@ -35,7 +36,7 @@ class Admission:
         while keys:
             counts = await self._gated(sorted(keys))
             gated += counts
-            keys = picks.unfinished(counts)
+            keys = admission.with_more_rows(counts)
         self._on_made(gated.total())
         for row in denied:
             self._telemetry.emit(
@@ -54,9 +55,9 @@ class Admission:
         """The rows of these buckets get the times of their turns."""
         put_off, left = 0, throttled
         while left:
-            counts = await self._database.run_in_transaction(picks.put_off(left, machines))
+            counts = await self._database.run_in_transaction(admission.defer_throttled(left, machines))
             put_off += counts.total()
-            keys = picks.unfinished(counts)
+            keys = admission.with_more_rows(counts)
             left = [one for one in left if one.key in keys]
         self._on_made(put_off)
         for one in throttled:
@@ -65,12 +66,12 @@ class Admission:
     async def _gated(self, keys: list[str]) -> Counter[str]:
         """How many rows of each key went out of the way. A holder that somebody keeps locked holds nobody up."""
         try:
-            return await self._gates.run_in_transaction(picks.gate(keys))
+            return await self._gates.run_in_transaction(admission.gate(keys))
         except StatementError as error:
             if error.sqlstate != _LOCK_NOT_AVAILABLE:
                 raise
         if len(keys) == 1:
-            return await self._gates.run_in_transaction(picks.gate(keys, is_patient=False))
+            return await self._gates.run_in_transaction(admission.gate(keys, wait_for_holders=False))
         counts: Counter[str] = Counter()
         for key in keys:
             counts += await self._gated([key])

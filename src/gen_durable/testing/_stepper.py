@@ -15,11 +15,11 @@ import msgspec
 from .._core.model import CommitEntry, CommitResult, Committed, EffectFailed, Execution, Kind
 from .._core.registry import Registry
 from .._core.settle import Limits, refused, rejoin, release
+from .._db import admission, snapshots
 from .._db import commit as commits
 from .._db import insert as inserts
 from .._db import lease as leases
 from .._db import pick as picks
-from .._db import snapshots
 from .._db.failures import StatementError, is_data
 from .._db.plan import Plan
 from .._db.pool import Database
@@ -241,9 +241,9 @@ class Stepper:
             # Somebody else in this test runs a row of the same key, or a bucket is empty: those make room for the rest.
             moved = 0
             if keys := [row.concurrency_key for row in picked.denied]:
-                moved += (await database.run_in_transaction(picks.gate(keys))).total()
+                moved += (await database.run_in_transaction(admission.gate(keys))).total()
             if picked.throttled:
-                puts_off = picks.put_off(picked.throttled, self.registry.keys)
+                puts_off = admission.defer_throttled(picked.throttled, self.registry.keys)
                 moved += (await database.run_in_transaction(puts_off)).total()
             if not moved:
                 return None

@@ -6,7 +6,7 @@ import time
 from typing import Any
 
 from gen_durable._core.model import CommitEntry
-from gen_durable._db import limits, pick
+from gen_durable._db import admission, limits, pick
 from gen_durable._db.plan import Plan
 from gen_durable.limits import ConcurrencyLimit, RateLimit
 from tests.interleavings.invariants import require
@@ -36,7 +36,7 @@ def change(name: str, count: int) -> Work:
 
 def put_off(key: str) -> Work:
     throttled = [pick.Throttled(key, QUEUE, 1, 0, "F", "s")]
-    return transaction(lambda _: pick.put_off(throttled, MACHINES))
+    return transaction(lambda _: admission.defer_throttled(throttled, MACHINES))
 
 
 def put_off_throttled() -> Work:
@@ -44,7 +44,7 @@ def put_off_throttled() -> Work:
 
     def make(session: Session) -> Plan[Any] | None:
         picked: pick.Picked = session.result
-        return pick.put_off(picked.throttled, MACHINES) if picked.throttled else None
+        return admission.defer_throttled(picked.throttled, MACHINES) if picked.throttled else None
 
     return transaction(make)
 

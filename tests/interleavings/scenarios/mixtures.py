@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from gen_durable._db.pick import Picked, stuck_keys
+from gen_durable._db.admission import stuck_keys
+from gen_durable._db.pick import Picked
 from gen_durable._db.plan import Plan
 from gen_durable._db.signals import Arrival, deliver
 from tests.interleavings.invariants import require

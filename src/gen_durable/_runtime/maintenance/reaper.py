@@ -8,9 +8,9 @@ import time
 from datetime import timedelta
 from typing import Final
 
+from ..._db import admission
 from ..._db import commit as commits
 from ..._db import lease as leases
-from ..._db import pick
 from ..._db.failures import StatementError
 from ..._db.pool import Database
 from ...config import Settings
@@ -134,14 +134,16 @@ class Reaper(Service):
 
     async def _look_after_rows(self) -> None:
         await self._end_deleted()
-        self._wakes.work(await self._database.run(pick.hurry()))
-        if keys := await self._database.run(pick.stuck_keys()):
+        self._wakes.work(await self._database.run(admission.pull_forward()))
+        if keys := await self._database.run(admission.stuck_keys()):
             _log.error(
                 "keys %s were free with all of their rows gated; this should not happen, they go on now",
                 keys[:20],
             )
             try:
-                queues = await self._database.run_in_transaction(pick.ungate(keys), lock_timeout=_PATIENCE)
+                queues = await self._database.run_in_transaction(
+                    admission.ungate(keys), lock_timeout=_PATIENCE
+                )
             except StatementError as error:
                 if error.sqlstate != _LOCKED:
                     raise
