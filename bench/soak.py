@@ -19,7 +19,7 @@ from typing import Any, Final
 
 from gen_durable import AsyncClient, Settings, Spec
 from gen_durable._db.connector import connect
-from tests.chaos.proxy import Proxy, Verdict
+from tests.support.tcp_proxy import Proxy, Verdict
 
 from .machines import Chain, Loud, One
 from .soak_worker import LEDGER, Flaky, Large, Parent, Payer, Threaded, Waiter

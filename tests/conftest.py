@@ -19,8 +19,10 @@ from xdist.scheduler import LoadScopeScheduling
 
 from gen_durable import Settings
 from gen_durable._db.driver import Connection
+from gen_durable._db.pool import Database
 from gen_durable.testing._databases import Databases
 from tests.pooler.bouncer import MISSING, PROGRAM, Bouncer
+from tests.support.rows import SqlConnection
 
 # How long an example takes says something about the machine, not about the engine.
 hypothesis_settings.register_profile(
@@ -35,8 +37,7 @@ TOGETHER: Final = (
     "tests/plans/",
     "tests/typing/",
     "tests/interleavings/",
-    "tests/conformance/test_table.py",
-    "tests/house/",
+    "tests/architecture/",
 )
 
 
@@ -83,6 +84,21 @@ async def db(direct_dsn: str) -> AsyncIterator[Any]:
     await connection.close(timeout=5)
 
 
+@pytest.fixture
+def sql(direct_dsn: str) -> Iterator[SqlConnection]:
+    """A blocking connection to the test's own database, for tests that do not await."""
+    opened = SqlConnection(direct_dsn)
+    yield opened
+    opened.conn.close()
+
+
+@pytest.fixture
+async def database(durable_dsn: str) -> AsyncIterator[Database]:
+    """A pool of the engine, for tests that run its plans one by one."""
+    async with await Database.open(durable_dsn, "gen_durable", size=4) as opened:
+        yield opened
+
+
 def pytest_configure() -> None:
     gc.disable()
 
@@ -95,5 +111,5 @@ def pytest_collection_finish() -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Those that wait for long come first and those that take no time last: nobody is waited for at the end."""
-    items.sort(key=lambda item: item.nodeid.startswith(("tests/unit/", "tests/house/")))
+    items.sort(key=lambda item: item.nodeid.startswith(("tests/unit/", "tests/architecture/")))
     items.sort(key=lambda item: not item.nodeid.startswith("tests/workers/"))

@@ -15,8 +15,9 @@ from gen_durable._db import lease
 from gen_durable._db.pool import Database
 from gen_durable.testing import Crash, Harness
 from tests.audit.machines import Story, story
-from tests.db.engine import inserted, new, picked
-from tests.scenarios.support import CALM, PATIENCE
+from tests.support.engine_plans import inserted, new, picked
+from tests.support.settings import CALM
+from tests.support.waiting import PATIENCE
 
 RECORDER = commits.Recorder("worker", "all", alerts="ops")
 

@@ -20,8 +20,8 @@ from gen_durable.audit import AuditName
 from gen_durable.config import AuditLevel
 from gen_durable.testing import Crash, Harness
 from tests.audit.machines import Story, add, story
-from tests.db.engine import RECORDER, entry, flushed, inserted, new, picked
 from tests.db.raw import fetch
+from tests.support.engine_plans import RECORDER, entry, flushed, inserted, new, picked
 
 PAGE = (Path(__file__).parents[2] / "docs" / "guides" / "audit.md").read_text(encoding="utf-8")
 # Without the pause after a crash.

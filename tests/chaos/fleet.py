@@ -17,7 +17,7 @@ import msgspec
 from gen_durable import Settings
 from tests.chaos.diary import lines_of
 from tests.chaos.worker import Orders
-from tests.nursery import Child, launch
+from tests.support.forkserver import Child, launch
 
 __all__ = ["CHAOS", "PATIENCE", "PATIENT", "Fleet", "Process", "happens"]
 

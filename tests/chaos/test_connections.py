@@ -14,7 +14,8 @@ from tests.chaos.fleet import CHAOS, PATIENT
 from tests.chaos.history import Producer
 from tests.chaos.machines import Chain, Collector, Fan, Payer, Work
 from tests.chaos.nemesis import BACKENDS, TERMINATE
-from tests.chaos.proxy import (
+from tests.chaos.workload import mixed, place
+from tests.support.tcp_proxy import (
     COMMIT,
     FLUSH,
     HOLD,
@@ -30,7 +31,6 @@ from tests.chaos.proxy import (
     When,
     saying,
 )
-from tests.chaos.workload import mixed, place
 
 
 async def test_backends_that_are_terminated_under_load_cost_nothing(database: str, tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from tests.chaos.cluster import FORGETFUL, Cluster, Installation
 from tests.chaos.fleet import CHAOS, PATIENCE, PATIENT
 from tests.chaos.machines import Chain, Work
 from tests.chaos.workload import mixed, place
-from tests.db.engine import RECORDER
+from tests.support.engine_plans import RECORDER
 from tests.telemetry.machines import Leg
 
 PASSWORDS = "host all app 127.0.0.1/32 scram-sha-256\n"

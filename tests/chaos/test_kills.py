@@ -15,7 +15,7 @@ import pytest
 from gen_durable import Machine
 from tests.chaos.arena import Arena
 from tests.chaos.machines import Chain, Collector, Fan, Payer, Result, Work
-from tests.chaos.proxy import (
+from tests.support.tcp_proxy import (
     COMMIT,
     FINISH,
     FLUSH,

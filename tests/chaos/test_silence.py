@@ -43,8 +43,8 @@ from tests.chaos.arena import Arena
 from tests.chaos.cluster import Cluster
 from tests.chaos.fleet import CHAOS
 from tests.chaos.machines import Chain, Work
-from tests.chaos.proxy import INSERT, Proxy, Verdict, saying
-from tests.db.engine import new
+from tests.support.engine_plans import new
+from tests.support.tcp_proxy import INSERT, Proxy, Verdict, saying
 
 LEASE = timedelta(seconds=3)
 SHORT = Settings(lease=LEASE, poll_interval=timedelta(milliseconds=200), drain_timeout=timedelta(seconds=1))

@@ -8,7 +8,7 @@ from pathlib import Path
 from tests.chaos.arena import Arena
 from tests.chaos.fleet import CHAOS
 from tests.chaos.machines import Blocker, Chain, Payer, Work
-from tests.chaos.proxy import HOLD, RENEW, Proxy, Verdict, saying
+from tests.support.tcp_proxy import HOLD, RENEW, Proxy, Verdict, saying
 
 _LEASE = CHAOS.lease.total_seconds()
 _HOLDER = "select split_part(locked_by, ':', 2)::int from gen_durable.gen_durable where id = $1"

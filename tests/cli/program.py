@@ -1,6 +1,6 @@
-"""`gen-durable …` in a process of the nursery: `python -m tests.cli.program STDIN STDERR ARGUMENTS…`.
+"""`gen-durable …` in a process of the fork server: `python -m tests.cli.program STDIN STDERR ARGUMENTS…`.
 
-The nursery gives a process one file for all that it says; these are the two others.
+The fork server gives a process one file for all that it says; these are the two others.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 from gen_durable.cli import main
-from tests.nursery import Child, launch
+from tests.support.forkserver import Child, launch
 
 __all__ = ["exit_code", "start"]
 

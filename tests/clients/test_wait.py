@@ -19,7 +19,7 @@ from gen_durable.errors import (
     UsageError,
 )
 from tests.clients.machines import Checkout, Double, Number, Order, Sleeper
-from tests.db.wire import Wire
+from tests.support.wire_proxy import Wire
 
 SOON = timedelta(milliseconds=50)
 LONG = timedelta(seconds=20)

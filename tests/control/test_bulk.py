@@ -20,7 +20,8 @@ from gen_durable import (
     step,
 )
 from gen_durable.testing import AsyncHarness
-from tests.control.support import Order, Plain, audit, job_states
+from tests.support.machines import Order, Plain
+from tests.support.rows import audit, job_states
 
 _MANY = 2_000
 

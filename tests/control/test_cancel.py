@@ -27,8 +27,8 @@ from gen_durable._db import control
 from gen_durable._db.failures import StatementError
 from gen_durable._db.plan import Call
 from gen_durable.testing import AsyncHarness
-from tests.control.support import ACTOR, REASON, Order, Plain, audit, job_states
-from tests.scenarios.support import has_no_lease, row_of, signal_rows
+from tests.support.machines import ACTOR, REASON, Order, Plain
+from tests.support.rows import audit, has_no_lease, job_states, row_of, signal_rows
 
 
 @pytest.mark.clause("CAN-2", "CAN-9")

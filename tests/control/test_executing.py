@@ -26,8 +26,10 @@ from gen_durable import (
 )
 from gen_durable.errors import OptionError
 from gen_durable.telemetry import OutcomeStale
-from tests.control.support import ACTOR, REASON, Plain, Sitter, audit, job_states
-from tests.scenarios.support import CALM, PATIENCE, Events, happens, row_of
+from tests.support.machines import ACTOR, REASON, Plain, Sitter
+from tests.support.rows import audit, job_states, row_of
+from tests.support.settings import CALM
+from tests.support.waiting import PATIENCE, Events, happens
 
 
 @pytest.mark.clause("CAN-3", "CAN-10")

@@ -31,8 +31,10 @@ from gen_durable import (
 from gen_durable._core.model import Execution
 from gen_durable._runtime.scheduler import Scheduler
 from gen_durable.testing import AsyncHarness
-from tests.control.support import REASON, Order, Sitter, audit, eventually, job_states
-from tests.scenarios.support import CALM, PATIENCE, happens
+from tests.support.machines import REASON, Order, Sitter
+from tests.support.rows import audit, job_states
+from tests.support.settings import CALM
+from tests.support.waiting import PATIENCE, eventually, happens
 
 
 class Leaf(Machine[int, int]):

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, example, given, settings
 
 from gen_durable._db.pool import Database
 from gen_durable.config import RecordLevel
-from tests.control.histories import Happening, History, histories, of
+from tests.control.random_histories import Happening, History, histories, of
 
 _FAMILY = of(
     "lease 0, schedule_children 0, lease 0, CANCEL 0, RETRY 0, done 2, DELETE 2, RESTORE 2, RETRY 2, lease 0, stop 3,"

@@ -10,10 +10,12 @@ import asyncpg
 import pytest
 
 from gen_durable import AsyncClient, CancelRequested, Deleted, Restored, Retried, Spec, Status, Worker
-from tests.control.support import Order, Plain, Sitter, eventually, job_states
-from tests.scenarios.process import program, worker_process
-from tests.scenarios.support import FAST, PATIENCE, happens, has_no_lease, holds, row_of
-from tests.scenarios.victims import Sleeper
+from tests.support.crashing_workers import Sleeper
+from tests.support.machines import Order, Plain, Sitter
+from tests.support.rows import has_no_lease, job_states, row_of
+from tests.support.settings import FAST
+from tests.support.waiting import PATIENCE, eventually, happens, holds
+from tests.support.worker_process import program, worker_process
 
 NEVER = "/nonexistent/go"
 
@@ -101,7 +103,7 @@ async def test_whoever_asks_dies_in_the_middle(durable_dsn: str, db: Any, verb: 
             "select from gen_durable.gen_durable where id = $1 for no key update", refs[20].id
         )
         async with program(
-            "tests.control.askers", durable_dsn, verb, *(str(ref.id) for ref in refs)
+            "tests.control.bulk_client", durable_dsn, verb, *(str(ref.id) for ref in refs)
         ) as asker:
             await holds(db, f"{_BUSY} and wait_event_type = 'Lock'")
             await asker.kill()

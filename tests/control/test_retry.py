@@ -30,8 +30,10 @@ from gen_durable import (
     step,
 )
 from gen_durable.testing import AsyncHarness
-from tests.control.support import Order, Plain, Sitter, audit, job_states
-from tests.scenarios.support import CALM, PATIENCE, happens, row_of
+from tests.support.machines import Order, Plain, Sitter
+from tests.support.rows import audit, job_states, row_of
+from tests.support.settings import CALM
+from tests.support.waiting import PATIENCE, happens
 
 
 class Cart(msgspec.Struct):

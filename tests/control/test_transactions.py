@@ -17,8 +17,8 @@ from gen_durable import (
     UsageError,
 )
 from tests.clients.test_transactions import Caller, opened
-from tests.control.support import Plain, audit, job_states
-from tests.scenarios.support import row_of
+from tests.support.machines import Plain
+from tests.support.rows import audit, job_states, row_of
 
 
 @pytest.fixture(params=["asyncpg", "psycopg", "psycopg async"])

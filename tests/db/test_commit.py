@@ -11,7 +11,7 @@ import pytest
 from gen_durable._core.model import Committed, Stale
 from gen_durable._db.pool import Database
 from gen_durable._db.signals import deliver
-from tests.db.engine import RECORDER, entry, flushed, inserted, new, picked
+from tests.support.engine_plans import RECORDER, entry, flushed, inserted, new, picked
 
 
 @pytest.mark.parametrize("is_plain", [True, False])

@@ -16,7 +16,7 @@ from gen_durable._db.commit import id_array, text_array
 from gen_durable._db.pick import Leases, load, pick
 from gen_durable._db.pool import Database
 from gen_durable._db.signals import Arrival, deliver
-from tests.db.engine import LEASE, entry, flushed, inserted, new
+from tests.support.engine_plans import LEASE, entry, flushed, inserted, new
 
 NASTY = [
     "'",

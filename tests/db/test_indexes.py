@@ -12,7 +12,7 @@ from typing import Any
 from gen_durable._core.model import CommitEntry
 from gen_durable._db import commit, lease, pick
 from gen_durable._db.runner import run_asyncpg
-from tests.db.engine import LEASE, RECORDER
+from tests.support.engine_plans import LEASE, RECORDER
 
 CHANGED_WHILE_EXECUTING = {
     "step",

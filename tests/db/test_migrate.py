@@ -18,7 +18,7 @@ from gen_durable._db.pool import Database
 from gen_durable._schema import LATEST, migrate_schema, schema_status
 from gen_durable.errors import SchemaVersionError, UsageError
 from tests.db.catalog import dump, leftovers
-from tests.nursery import launch
+from tests.support.forkserver import launch
 
 ELSEWHERE = "my_app_1"
 

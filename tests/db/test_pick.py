@@ -10,7 +10,7 @@ import pytest
 from gen_durable._core.model import Committed, Execution
 from gen_durable._db import lease
 from gen_durable._db.pool import Database
-from tests.db.engine import LEASE, entry, flushed, inserted, new, picked
+from tests.support.engine_plans import LEASE, entry, flushed, inserted, new, picked
 
 LARGEST = 2**31 - 1
 

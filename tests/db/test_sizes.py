@@ -16,9 +16,9 @@ from gen_durable._runtime import database_status
 from gen_durable._runtime.database_status import DatabaseStatus
 from gen_durable._runtime.flusher import Flusher
 from gen_durable._runtime.wake import Wakes
-from tests.db.engine import RECORDER, entry, flushed, inserted, new, picked
 from tests.db.test_statement_counts import BEGIN, COMMIT
-from tests.db.wire import Wire
+from tests.support.engine_plans import RECORDER, entry, flushed, inserted, new, picked
+from tests.support.wire_proxy import Wire
 
 # So that four rows with a text of this length are one portion, and five are two.
 TEXT = '"' + "x" * 498 + '"'

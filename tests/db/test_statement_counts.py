@@ -19,9 +19,9 @@ from gen_durable._runtime.maintenance.reaper import Reaper
 from gen_durable._runtime.wake import Wakes
 from gen_durable.telemetry import Telemetry
 from tests.clients.machines import Checkout, Order
-from tests.db.engine import LEASE, entry, flushed, inserted, new, picked
 from tests.db.raw import fetch
-from tests.db.wire import Wire
+from tests.support.engine_plans import LEASE, entry, flushed, inserted, new, picked
+from tests.support.wire_proxy import Wire
 
 BEGIN = "BEGIN ISOLATION LEVEL READ COMMITTED"
 COMMIT = "COMMIT"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncpg
 import psycopg
 
-from tests.db.wire import Wire
+from tests.support.wire_proxy import Wire
 
 
 async def test_every_statement_of_asyncpg_is_seen(durable_dsn: str) -> None:

@@ -13,7 +13,7 @@ from typing import NamedTuple, TypeAlias
 
 import psycopg
 
-from tests.nursery import launch
+from tests.support.forkserver import launch
 
 KEEP = "drop table if exists kept; create table kept as select 42 as answer"
 

@@ -13,7 +13,7 @@ import pytest
 
 from gen_durable.embedded import EmbeddedPostgres
 from tests.embedded.processes import keepers, postmasters, query
-from tests.nursery import launch
+from tests.support.forkserver import launch
 
 pytestmark = pytest.mark.timeout(50)
 

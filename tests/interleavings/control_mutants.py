@@ -7,11 +7,11 @@ from gen_durable._db import commit as commits
 from gen_durable._db.insert import insert_children
 from gen_durable._db.plan import Plan, Statement
 from gen_durable.outcome import Sql
+from tests.interleavings.actions import CRASH_LIMIT, flush_picked, lease_some
 from tests.interleavings.mutants import Mutant, with_sessions
 from tests.interleavings.product import SCHEMA, Change
 from tests.interleavings.scenarios import cancels, deletes, retries
 from tests.interleavings.session import RECORDER, Flushed, transaction
-from tests.interleavings.works import CRASH_LIMIT, flush_picked, lease_some
 from tests.interleavings.world import outcome
 
 _COUNT = Statement(

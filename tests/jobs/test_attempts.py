@@ -24,7 +24,8 @@ from gen_durable import (
 from gen_durable._db import lease
 from gen_durable._db.pool import Database
 from gen_durable.testing import AsyncHarness
-from tests.scenarios.support import AN_HOUR, CALM, PATIENCE
+from tests.support.settings import AN_HOUR, CALM
+from tests.support.waiting import PATIENCE
 
 AT_ONCE = Backoff(max_attempts=3, base=timedelta(0), jitter=0)
 

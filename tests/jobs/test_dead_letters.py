@@ -34,9 +34,10 @@ from gen_durable._db.pool import Database
 from gen_durable.telemetry import OutcomeStale, ReaperReaped
 from gen_durable.testing import Crash, Harness, Tally
 from tests.jobs.support import row
-from tests.scenarios.process import worker_process
-from tests.scenarios.support import CALM, FAST, PATIENCE, Events, happens
-from tests.scenarios.victims import poison
+from tests.support.crashing_workers import poison
+from tests.support.settings import CALM, FAST
+from tests.support.waiting import PATIENCE, Events, happens
+from tests.support.worker_process import worker_process
 
 
 class Invoice(msgspec.Struct):

@@ -33,7 +33,8 @@ from gen_durable import (
 )
 from gen_durable.testing import Harness, Tally
 from tests.jobs.support import row, waits
-from tests.scenarios.support import CALM, PATIENCE
+from tests.support.settings import CALM
+from tests.support.waiting import PATIENCE
 
 
 def deep(what: Exception, depth: int = 5) -> NoReturn:

@@ -13,7 +13,8 @@ from psycopg.rows import DictRow
 from gen_durable import Context, Failure, Machine, Outcome, Retry, Settings, Stop, Worker, job, step
 from gen_durable.testing import Crash, Harness
 from tests.jobs.support import row
-from tests.scenarios.support import CALM, PATIENCE
+from tests.support.settings import CALM
+from tests.support.waiting import PATIENCE
 
 HERE = str(Path(__file__))
 

@@ -26,7 +26,9 @@ from gen_durable.errors import DuplicateMachineError, UsageError
 from gen_durable.testing import Harness, Tally
 from tests.jobs import billing, elsewhere
 from tests.jobs.billing import Charge, Invoice, charge, sweep
-from tests.scenarios.support import CALM, PATIENCE, row_of
+from tests.support.rows import row_of
+from tests.support.settings import CALM
+from tests.support.waiting import PATIENCE
 
 
 class Refund(msgspec.Struct):

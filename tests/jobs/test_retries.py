@@ -26,7 +26,8 @@ from gen_durable import (
 from gen_durable.testing import Harness, Tally
 from tests.jobs.billing import flaky
 from tests.jobs.support import row, waits
-from tests.scenarios.support import CALM, PATIENCE
+from tests.support.settings import CALM
+from tests.support.waiting import PATIENCE
 
 
 @job("retries.fail.v1")

@@ -16,7 +16,9 @@ from gen_durable.errors import EncodeError
 from gen_durable.testing import Harness, Tally, context
 from tests.jobs import billing
 from tests.jobs.billing import Charge, Invoice, charge, charge_in_words, record, sweep, where
-from tests.scenarios.support import CALM, PATIENCE, row_of
+from tests.support.rows import row_of
+from tests.support.settings import CALM
+from tests.support.waiting import PATIENCE
 
 LEDGER = "create table ledger (entry int check (entry > 0))"
 

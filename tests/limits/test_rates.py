@@ -41,7 +41,8 @@ from gen_durable.testing import Harness
 from tests.limits.conservation import check_tokens
 from tests.limits.machines import Caller, Careless, Flaky, Job
 from tests.limits.test_slots import finished, worker_process
-from tests.scenarios.support import CALM, happens, holds
+from tests.support.settings import CALM
+from tests.support.waiting import happens, holds
 
 SECOND = timedelta(seconds=1)
 

@@ -16,10 +16,10 @@ from gen_durable._db.admission import gate
 from gen_durable._db.commit import commit
 from gen_durable._db.pool import Database
 from gen_durable._db.runner import run_asyncpg
-from tests.db.engine import RECORDER, entry, flushed, inserted, new, picked
 from tests.limits.conservation import most_at_once
 from tests.limits.machines import Job
-from tests.nursery import Child, launch
+from tests.support.engine_plans import RECORDER, entry, flushed, inserted, new, picked
+from tests.support.forkserver import Child, launch
 
 
 @pytest.fixture

@@ -15,10 +15,10 @@ import pytest
 from gen_durable import AsyncClient, Finding, RateLimit, Schedule, Spec, Worker
 from gen_durable._db import doctor, workers
 from gen_durable._db.pool import Database
-from tests.control.support import Plain
 from tests.operations.rows import put
 from tests.operations.test_explain import SERVES
-from tests.scenarios.support import AN_HOUR, CALM
+from tests.support.machines import Plain
+from tests.support.settings import AN_HOUR, CALM
 
 
 def codes(findings: Sequence[Finding]) -> list[str]:

@@ -32,10 +32,11 @@ from gen_durable.reasons import (
     UnknownLimit,
     Waiting,
 )
-from tests.control.support import Order
 from tests.operations.rows import put
 from tests.operations.test_presence import ME
-from tests.scenarios.support import AN_HOUR, CALM, holds
+from tests.support.machines import Order
+from tests.support.settings import AN_HOUR, CALM
+from tests.support.waiting import holds
 
 NINE: Final = datetime(2030, 1, 1, 9, tzinfo=UTC)
 SERVES = msgspec.structs.replace(ME, queues=["default"], fsms=["A"], fsm_versions=[1])

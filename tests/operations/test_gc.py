@@ -26,10 +26,11 @@ from gen_durable._db.pool import Database
 from gen_durable._runtime.database_status import DatabaseStatus
 from gen_durable._runtime.maintenance.collector import Collector
 from gen_durable.telemetry import GcSwept, OutboxExpired, Telemetry
-from tests.control.support import Plain
 from tests.operations.rows import EVERY, count, ids, put
 from tests.outbox.machines import Teller
-from tests.scenarios.support import CALM, FAST, PATIENCE, Events
+from tests.support.machines import Plain
+from tests.support.settings import CALM, FAST
+from tests.support.waiting import PATIENCE, Events
 
 DAY = timedelta(days=1)
 SETTINGS = Settings.load()

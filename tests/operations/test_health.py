@@ -15,8 +15,9 @@ from gen_durable._runtime import health as module
 from gen_durable._runtime.database_status import DatabaseRetry
 from gen_durable._runtime.health import Health
 from gen_durable.config import health_address
-from tests.control.support import Plain, Sitter
-from tests.scenarios.support import CALM, PATIENCE, happens, holds
+from tests.support.machines import Plain, Sitter
+from tests.support.settings import CALM
+from tests.support.waiting import PATIENCE, happens, holds
 
 
 async def ask(port: int, request: bytes) -> bytes:

@@ -27,8 +27,9 @@ from gen_durable import (
 )
 from gen_durable._runtime.registration import OverridePoller, Registration
 from gen_durable._runtime.scheduler import Scheduler
-from tests.control.support import Sitter
-from tests.scenarios.support import CALM, PATIENCE, happens, holds
+from tests.support.machines import Sitter
+from tests.support.settings import CALM
+from tests.support.waiting import PATIENCE, happens, holds
 
 # Slow enough that a pause without a confirmation shows: a worker looks after half of this.
 SLOW = msgspec.structs.replace(CALM, poll_interval=timedelta(seconds=1.2))

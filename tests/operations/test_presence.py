@@ -15,9 +15,10 @@ import pytest
 from gen_durable import Worker
 from gen_durable._db import workers
 from gen_durable._db.pool import Database
-from tests.control.support import Order, Plain, Sitter
 from tests.operations.rows import count
-from tests.scenarios.support import AN_HOUR, CALM, happens, holds
+from tests.support.machines import Order, Plain, Sitter
+from tests.support.settings import AN_HOUR, CALM
+from tests.support.waiting import happens, holds
 
 ME = workers.Presence(
     name="w",

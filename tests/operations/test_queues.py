@@ -29,7 +29,8 @@ from gen_durable._db.pool import Database
 from gen_durable._runtime.capacity import Capacity
 from gen_durable.telemetry import PickStop, StepStop
 from tests.operations.rows import put
-from tests.scenarios.support import CALM, PATIENCE, Events, holds
+from tests.support.settings import CALM
+from tests.support.waiting import PATIENCE, Events, holds
 
 LEASES = pick.Leases(timedelta(seconds=60))
 POLL = timedelta(milliseconds=800)

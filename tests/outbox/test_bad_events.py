@@ -18,7 +18,8 @@ from gen_durable._runtime.dispatcher import Dispatcher, _Round
 from gen_durable.telemetry import OutboxFailed, Telemetry
 from tests.outbox.machines import Chatter, Teller
 from tests.outbox.test_dispatching import all_are_out
-from tests.scenarios.support import CALM, PATIENCE, Events
+from tests.support.settings import CALM
+from tests.support.waiting import PATIENCE, Events
 
 
 class Picky:

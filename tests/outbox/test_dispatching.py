@@ -17,7 +17,8 @@ from gen_durable._db.pool import Database
 from gen_durable.errors import UsageError
 from gen_durable.telemetry import OutboxDead, OutboxFailed
 from tests.outbox.machines import Chatter, Teller
-from tests.scenarios.support import CALM, PATIENCE, Events
+from tests.support.settings import CALM
+from tests.support.waiting import PATIENCE, Events
 
 
 class Shelf:

@@ -15,8 +15,9 @@ import pytest
 from gen_durable import AsyncClient, Settings, Spec, Worker
 from tests.outbox.machines import Chatter
 from tests.outbox.test_dispatching import all_are_out
-from tests.scenarios.process import WorkerProcess, program
-from tests.scenarios.support import FAST, PATIENCE
+from tests.support.settings import FAST
+from tests.support.waiting import PATIENCE
+from tests.support.worker_process import WorkerProcess, program
 
 _ROOT = Path(__file__).parents[2]
 

@@ -10,9 +10,9 @@ from gen_durable._db import commit, lease, pick
 from gen_durable._db.insert import insert
 from gen_durable._db.plan import Plan
 from gen_durable._db.signals import deliver
-from tests.db.engine import new
 from tests.plans.explain import Explained, Explainer
 from tests.plans.statements import EXECUTING, LEASES, MACHINES, PARKED, RECORDER, outcomes
+from tests.support.engine_plans import new
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 

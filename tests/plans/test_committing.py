@@ -8,7 +8,6 @@ import pytest
 
 from gen_durable._core.model import Kind
 from gen_durable._db import commit
-from tests.db.engine import new
 from tests.plans.explain import Explainer, check
 from tests.plans.statements import (
     EXECUTING,
@@ -23,6 +22,7 @@ from tests.plans.statements import (
     outcomes,
     statement,
 )
+from tests.support.engine_plans import new
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 

@@ -29,7 +29,7 @@ from gen_durable import (
     step,
 )
 from gen_durable.telemetry import HandlerMissing, PickStop
-from tests.scenarios.victims import tell
+from tests.support.crashing_workers import tell
 
 __all__ = ["NEW", "OLD", "Month", "MonthV2", "charge", "nap", "refund"]
 

@@ -14,8 +14,10 @@ import pytest
 
 from gen_durable import AsyncClient, Spec, Status
 from tests.routing.releases import Month, MonthV2, charge, nap, refund
-from tests.scenarios.process import WorkerProcess, program
-from tests.scenarios.support import FAST, PATIENCE, holds, row_of
+from tests.support.rows import row_of
+from tests.support.settings import FAST
+from tests.support.waiting import PATIENCE, holds
+from tests.support.worker_process import WorkerProcess, program
 
 _ROOT = Path(__file__).parents[2]
 SETTINGS = msgspec.structs.replace(FAST, drain_timeout=timedelta(seconds=2))

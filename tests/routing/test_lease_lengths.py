@@ -12,7 +12,8 @@ import pytest
 from gen_durable import Context, Done, Machine, Next, Outcome, Settings, SettingsError, Worker, job, step
 from gen_durable._db.pool import Database
 from gen_durable.errors import OptionError
-from tests.scenarios.support import PATIENCE, happens, holds, row_of
+from tests.support.rows import row_of
+from tests.support.waiting import PATIENCE, happens, holds
 
 SETTINGS = Settings(
     lease=timedelta(seconds=20),

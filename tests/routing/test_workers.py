@@ -27,7 +27,9 @@ from gen_durable import (
     step,
 )
 from gen_durable.telemetry import ConcurrencyContended, HandlerMissing, PickStop
-from tests.scenarios.support import CALM, PATIENCE, Events, happens, holds, row_of
+from tests.support.rows import row_of
+from tests.support.settings import CALM
+from tests.support.waiting import PATIENCE, Events, happens, holds
 
 
 def maker(name: str, version: int = 1, **options: Any) -> Any:

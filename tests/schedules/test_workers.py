@@ -16,9 +16,10 @@ import pytest
 
 from gen_durable import AsyncClient, Schedule, Settings, Spec, Status, UsageError, Worker
 from gen_durable.telemetry import ScheduleFired
-from tests.scenarios.process import WorkerProcess, program
-from tests.scenarios.support import CALM, FAST, PATIENCE, Events, holds
 from tests.schedules.support import A_SECOND, Report, Sleeper, hourly
+from tests.support.settings import CALM, FAST
+from tests.support.waiting import PATIENCE, Events, holds
+from tests.support.worker_process import WorkerProcess, program
 
 _ROOT = Path(__file__).parents[2]
 # As if the last so many seconds had passed without a worker.

@@ -32,7 +32,8 @@ from gen_durable.errors import NotConnectedError, UnreachableError
 from gen_durable.inbound import Inbound
 from gen_durable.sinks import HttpSink, bound_secret, sign
 from gen_durable.testing import AsyncHarness
-from tests.scenarios.support import CALM, PATIENCE
+from tests.support.settings import CALM
+from tests.support.waiting import PATIENCE
 
 SECRET = "0123456789abcdef0123456789abcdef"
 OTHER = "another secret, long enough"

@@ -26,7 +26,8 @@ from gen_durable import (
 )
 from gen_durable.cli.options import prefix, queue
 from gen_durable.telemetry import PickStop, SchedulerDrain, SchedulerSaturation
-from tests.scenarios.support import CALM, Events, happens, holds
+from tests.support.settings import CALM
+from tests.support.waiting import Events, happens, holds
 
 HASTY = msgspec.structs.replace(CALM, drain_timeout=timedelta(milliseconds=100))
 BY_STATUS = "select status::text, count(*) from gen_durable.gen_durable group by status"

@@ -14,8 +14,9 @@ import pytest
 
 from gen_durable import Context, Machine, Outcome, Stop, Worker, step
 from gen_durable.config import malloc_is_tuned
-from tests.control.support import Plain
-from tests.scenarios.support import CALM, PATIENCE
+from tests.support.machines import Plain
+from tests.support.settings import CALM
+from tests.support.waiting import PATIENCE
 
 pytestmark = pytest.mark.skipif(
     not hasattr(ctypes.CDLL(None), "mallinfo2"), reason="there is no mallinfo2 in this C library"

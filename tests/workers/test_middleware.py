@@ -13,7 +13,7 @@ import pytest
 from gen_durable import Context, Discard, Done, Machine, Next, Outcome, UsageError, Worker, job, step
 from gen_durable.testing import Harness, run_step
 from gen_durable.worker import CallNext
-from tests.scenarios.support import CALM
+from tests.support.settings import CALM
 
 tenant: contextvars.ContextVar[str] = contextvars.ContextVar("tenant", default="nobody")
 

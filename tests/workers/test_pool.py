@@ -22,8 +22,10 @@ from gen_durable.errors import OptionError, ProcessStepError, UsageError
 from gen_durable.telemetry import ReaperReaped
 from gen_durable.testing import Harness
 from gen_durable.worker import CallNext
-from tests.scenarios.process import program
-from tests.scenarios.support import CALM, PATIENCE, Events, has_no_lease, row_of
+from tests.support.rows import has_no_lease, row_of
+from tests.support.settings import CALM
+from tests.support.waiting import PATIENCE, Events
+from tests.support.worker_process import program
 from tests.workers.crunch import Crunch, Part, Work, crunch
 from tests.workers.test_supervisor import is_gone
 

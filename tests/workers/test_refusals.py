@@ -18,8 +18,9 @@ from gen_durable._db.runner import from_asyncpg
 from gen_durable._runtime import database_status
 from gen_durable._runtime.database_status import DatabaseRetry, DatabaseStatus
 from gen_durable.errors import DatabaseError
-from tests.control.support import Plain
-from tests.scenarios.support import CALM, PATIENCE, holds
+from tests.support.machines import Plain
+from tests.support.settings import CALM
+from tests.support.waiting import PATIENCE, holds
 
 REFUSES = "database refuses a statement"
 ACCEPTS = "the database accepts statements again"

@@ -10,8 +10,8 @@ import pytest
 
 from gen_durable import Worker, WorkerStoppedError
 from gen_durable._runtime.registration import OverridePoller
-from tests.control.support import Plain
-from tests.scenarios.support import AN_HOUR, CALM
+from tests.support.machines import Plain
+from tests.support.settings import AN_HOUR, CALM
 
 
 class BugError(Exception):

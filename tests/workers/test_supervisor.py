@@ -17,8 +17,10 @@ import pytest
 
 from gen_durable import AsyncClient, Settings, Spec
 from gen_durable._runtime.processes import supervisor
-from tests.scenarios.process import WorkerProcess, program
-from tests.scenarios.support import CALM, PATIENCE, has_no_lease, holds, row_of
+from tests.support.rows import has_no_lease, row_of
+from tests.support.settings import CALM
+from tests.support.waiting import PATIENCE, holds
+from tests.support.worker_process import WorkerProcess, program
 from tests.workers.victims import Sleeper
 
 ROOT = Path(__file__).parents[2]

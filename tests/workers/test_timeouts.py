@@ -26,7 +26,8 @@ from gen_durable import (
 )
 from gen_durable.errors import OptionError
 from gen_durable.testing import Harness
-from tests.scenarios.support import CALM, happens
+from tests.support.settings import CALM
+from tests.support.waiting import happens
 
 BRIEF = timedelta(milliseconds=100)
 ONE_THREAD = msgspec.structs.replace(CALM, threads=1)

@@ -7,11 +7,7 @@ from typing import Any
 
 from gen_durable._core.model import CommitEntry, EventRow
 from gen_durable.outcome import Sql
-from tests.interleavings.invariants import require
-from tests.interleavings.product import SCHEMA, Change
-from tests.interleavings.scenario import End, Scenario
-from tests.interleavings.session import Work, flush
-from tests.interleavings.works import (
+from tests.interleavings.actions import (
     CRASH_LIMIT,
     cancel,
     commit_picked,
@@ -21,6 +17,10 @@ from tests.interleavings.works import (
     reap,
     send,
 )
+from tests.interleavings.invariants import require
+from tests.interleavings.product import SCHEMA, Change
+from tests.interleavings.scenario import End, Scenario
+from tests.interleavings.session import Work, flush
 from tests.interleavings.world import TERMINAL, Row, instance, leased, new, outcome, signal
 
 _PAUSE_BEFORE_THE_NEXT = Change(

@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 from gen_durable._core.model import CommitEntry
 from gen_durable._db.pick import Picked
+from tests.interleavings.actions import CRASH_LIMIT, cancel, flush_picked, lease_some, put, reap, send
 from tests.interleavings.invariants import require
 from tests.interleavings.scenario import End, Scenario
 from tests.interleavings.scenarios.signals import PAUSE_AFTER_REFUSAL
 from tests.interleavings.session import Work, flush
-from tests.interleavings.works import CRASH_LIMIT, cancel, flush_picked, lease_some, put, reap, send
 from tests.interleavings.world import FUTURE, LIVE, TERMINAL, instance, leased, new, outcome
 
 SPAWN = outcome(1, "schedule_children", children=(new(), new(unique_key=b"u")))

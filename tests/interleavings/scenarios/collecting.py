@@ -7,13 +7,13 @@ from datetime import timedelta
 from typing import Any, Final
 
 from gen_durable._db import collect
+from tests.interleavings.actions import lease_some, put, restore, retry, send
 from tests.interleavings.invariants import BrokenError, require
 from tests.interleavings.product import SCHEMA, Change
 from tests.interleavings.scenario import End, Scenario
 from tests.interleavings.scenarios.limits import lease_from
 from tests.interleavings.scenarios.signals import PARK, PAUSE_AFTER_REFUSAL
 from tests.interleavings.session import Work, autocommit, flush
-from tests.interleavings.works import lease_some, put, restore, retry, send
 from tests.interleavings.world import (
     LIVE,
     PAST,

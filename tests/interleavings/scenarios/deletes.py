@@ -5,11 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from tests.interleavings.invariants import require
-from tests.interleavings.scenario import End, Scenario
-from tests.interleavings.scenarios.signals import PAUSE_AFTER_REFUSAL, PAUSE_BETWEEN_LOOKS
-from tests.interleavings.session import flush, refusable
-from tests.interleavings.works import (
+from tests.interleavings.actions import (
     commit_picked,
     delete,
     end_deleted,
@@ -21,6 +17,10 @@ from tests.interleavings.works import (
     retry,
     send,
 )
+from tests.interleavings.invariants import require
+from tests.interleavings.scenario import End, Scenario
+from tests.interleavings.scenarios.signals import PAUSE_AFTER_REFUSAL, PAUSE_BETWEEN_LOOKS
+from tests.interleavings.session import flush, refusable
 from tests.interleavings.world import LIVE, TERMINAL, Row, instance, leased, new, outcome
 
 _UNIQUE: Mapping[str, Any] = {"unique_key": b"u", "unique_scope": LIVE}

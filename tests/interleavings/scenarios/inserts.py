@@ -6,11 +6,11 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from gen_durable._db.insert import Answer, insert
+from tests.interleavings.actions import put, reap
 from tests.interleavings.invariants import require
 from tests.interleavings.scenario import End, Scenario
 from tests.interleavings.scenarios.signals import PAUSE_AFTER_REFUSAL
 from tests.interleavings.session import callers, flush
-from tests.interleavings.works import put, reap
 from tests.interleavings.world import LIVE, leased, new, outcome
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from tests.interleavings.actions import cancel, flush_picked, gate, lease_some, put, reap, send
 from tests.interleavings.invariants import require
 from tests.interleavings.scenario import End, Scenario
 from tests.interleavings.session import flush
-from tests.interleavings.works import cancel, flush_picked, gate, lease_some, put, reap, send
 from tests.interleavings.world import FIRST_NEW_ID, FUTURE, PAST, instance, leased, new, outcome
 
 

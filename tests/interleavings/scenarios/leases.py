@@ -10,6 +10,15 @@ from gen_durable._db.lease import mark_started, renew
 from gen_durable._db.pick import Picked
 from gen_durable._db.plan import Plan, Statement
 from gen_durable.outcome import Sql
+from tests.interleavings.actions import (
+    CRASH_LIMIT,
+    commit_picked,
+    flush_with_effect,
+    lease_some,
+    reap,
+    reap_execution,
+    reap_worker,
+)
 from tests.interleavings.invariants import require
 from tests.interleavings.scenario import End, Scenario
 from tests.interleavings.session import (
@@ -19,15 +28,6 @@ from tests.interleavings.session import (
     commit_plain,
     flush,
     transaction,
-)
-from tests.interleavings.works import (
-    CRASH_LIMIT,
-    commit_picked,
-    flush_with_effect,
-    lease_some,
-    reap,
-    reap_execution,
-    reap_worker,
 )
 from tests.interleavings.world import LEASE, TOKEN, instance, leased, outcome
 

@@ -9,10 +9,10 @@ from gen_durable._core.model import CommitEntry
 from gen_durable._db import admission, limits, pick
 from gen_durable._db.plan import Plan
 from gen_durable.limits import ConcurrencyLimit, RateLimit
+from tests.interleavings.actions import cancel, flush_picked, gate, lease_some, put, reap
 from tests.interleavings.invariants import require
 from tests.interleavings.scenario import End, Scenario
 from tests.interleavings.session import Session, Work, autocommit, flush, transaction
-from tests.interleavings.works import cancel, flush_picked, gate, lease_some, put, reap
 from tests.interleavings.world import (
     LEASE,
     MACHINES,

@@ -8,10 +8,10 @@ from gen_durable._db.admission import stuck_keys
 from gen_durable._db.pick import Picked
 from gen_durable._db.plan import Plan
 from gen_durable._db.signals import Arrival, deliver
+from tests.interleavings.actions import gate, lease_some, send
 from tests.interleavings.invariants import require
 from tests.interleavings.scenario import End, Scenario
 from tests.interleavings.session import Session, autocommit, callers, commit, flush, transaction
-from tests.interleavings.works import gate, lease_some, send
 from tests.interleavings.world import instance, leased, outcome, signal
 
 

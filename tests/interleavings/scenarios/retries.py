@@ -5,12 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from tests.interleavings.invariants import require
-from tests.interleavings.product import SCHEMA, Change
-from tests.interleavings.scenario import End, Scenario
-from tests.interleavings.scenarios.signals import PAUSE_AFTER_REFUSAL
-from tests.interleavings.session import Flushed, flush, refusable
-from tests.interleavings.works import (
+from tests.interleavings.actions import (
     cancel,
     commit_picked,
     flush_picked,
@@ -21,6 +16,11 @@ from tests.interleavings.works import (
     retry,
     send,
 )
+from tests.interleavings.invariants import require
+from tests.interleavings.product import SCHEMA, Change
+from tests.interleavings.scenario import End, Scenario
+from tests.interleavings.scenarios.signals import PAUSE_AFTER_REFUSAL
+from tests.interleavings.session import Flushed, flush, refusable
 from tests.interleavings.world import FUTURE, LIVE, PAST, cancelled, failed, instance, leased, new, outcome
 
 _OF_1: Mapping[str, Any] = {"parent_id": 1, "parent_round": 1}

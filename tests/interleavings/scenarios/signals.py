@@ -7,11 +7,11 @@ from gen_durable._db.pick import Picked
 from gen_durable._db.plan import Plan, Statement
 from gen_durable._db.signals import Arrival, claim, deliver
 from gen_durable.errors import MessageReusedError
+from tests.interleavings.actions import lease_some, put, reap, send
 from tests.interleavings.invariants import require
 from tests.interleavings.product import SCHEMA, Change
 from tests.interleavings.scenario import End, Scenario
 from tests.interleavings.session import Session, Work, autocommit, callers, flush, refusable, transaction
-from tests.interleavings.works import lease_some, put, reap, send
 from tests.interleavings.world import LIVE, PAST, QUEUE, instance, leased, new, outcome, signal
 
 PARK = outcome(1, "await", awaits=("go",))

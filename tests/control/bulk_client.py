@@ -1,0 +1,29 @@
+"""Whoever asks for many at once, in a process of its own that may die in the middle of it.
+
+Run it as `python -m tests.control.bulk_client DSN VERB ID…`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+
+from gen_durable import AsyncClient
+
+
+async def _main(dsn: str, verb: str, *ids: str) -> None:
+    async with AsyncClient(dsn) as client:
+        match verb:
+            case "cancel":
+                await client.cancel_all()
+            case "delete":
+                await client.delete_all()
+            case "retry":
+                await client.retry_all()
+            case "restore":
+                for id in ids:
+                    await client.restore(int(id))
+
+
+if __name__ == "__main__":
+    asyncio.run(_main(*sys.argv[1:]))

@@ -1,0 +1,298 @@
+"""CHD: fan-out, the barrier, and what the parent sees."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from gen_durable import (
+    Await,
+    Context,
+    Done,
+    Instance,
+    Machine,
+    Next,
+    Outcome,
+    ScheduleChildren,
+    Spec,
+    Status,
+    Stop,
+    Worker,
+    step,
+)
+from gen_durable.testing import Crash, Harness, Tally
+from tests.support.machines import Fail, Say, one_step, probe
+from tests.support.rows import SqlConnection, is_near
+from tests.support.settings import AN_HOUR, CALM
+from tests.support.waiting import PATIENCE
+
+
+def spawning(
+    *specs: Spec[Any, Any], then: Any = lambda ctx: Done(len(ctx.children))
+) -> type[Machine[int, Any]]:
+    return probe(lambda ctx: ScheduleChildren(specs, then="two"), then)
+
+
+def later(state: str, **options: Any) -> Spec[Any, Any]:
+    """A child that does not run until a test lets its time come."""
+    return Spec(Say, state, schedule_in=AN_HOUR, **options)
+
+
+def run(durable: Harness, sql: SqlConnection, child: Instance[Any, Any]) -> None:
+    """Let this child alone end."""
+    sql("update gen_durable.gen_durable set eligible_at = now() where id = %s", child.id)
+    one_step(durable)
+
+
+class Grown(Machine[str, str], version=4, queue="machine's"):
+    @step
+    async def first(self, ctx: Context[str]) -> Outcome[str]:
+        return Done(ctx.state)
+
+    @step
+    async def second(self, ctx: Context[str]) -> Outcome[str]:
+        return Done(ctx.state)
+
+
+@pytest.mark.clause("CHD-1")
+def test_a_child_is_specified_like_an_insert(durable: Harness, sql: SqlConnection) -> None:
+    moment = datetime(2040, 1, 1, tzinfo=UTC)
+    spec = Spec(
+        Grown,
+        "hi",
+        step=Grown.second,
+        queue="chosen",
+        priority=5,
+        eligible_at=moment,
+        concurrency_key=("tenant", 7),
+        correlation_key="order:7",
+        unique_key=b"u",
+        unique_scope=[Status.RUNNABLE],
+    )
+    parent = durable.insert(spawning(spec, Spec(Grown, "plain", schedule_in=AN_HOUR)), 7)
+    durable.drain(collapse=False)
+    full, plain = durable.children(parent)
+    assert sql.columns(full.id, "fsm fsm_version step state queue priority eligible_at parent_id") == (
+        *("Grown", 4, "second", "hi", "chosen", 5, moment, parent.id),
+    )
+    assert sql.columns(full.id, "concurrency_key correlation_key unique_key") == ("tenant:7", "order:7", b"u")
+    assert "done" not in sql.value(
+        "select unique_scope::text from gen_durable.gen_durable where id = %s", full.id
+    )
+    assert sql.columns(plain.id, "step queue priority unique_key parent_id") == (
+        *("first", "machine's", 0, None, parent.id),
+    )
+
+
+@pytest.mark.clause("CHD-2")
+async def test_children_and_the_sleep_of_their_parent_are_one_commit(
+    durable_dsn: str, sql: SqlConnection
+) -> None:
+    parent_and_children = (
+        "select min(status::text) filter (where parent_id is null) as parent, count(parent_id) as children"
+        " from gen_durable.gen_durable"
+    )
+    waiting = "select 1 from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'"
+    machine = spawning(later("a"), later("b", unique_key="u"))
+    async with Worker([machine], dsn=durable_dsn, settings=CALM) as worker:
+        with sql.another() as other:
+            # The second child has to wait for somebody who may get its key: so the commit stands half done.
+            other.execute("select gen_durable.insert('Say', '\"x\"', 'say', unique_key => 'u')")
+            parent = await worker.insert(machine, 7)
+            while not sql(waiting):
+                await asyncio.sleep(0.01)
+            assert sql(parent_and_children) == [{"parent": "executing", "children": 0}]
+            other.rollback()
+        await worker.wait(parent, timeout=PATIENCE, until="settled")
+    assert sql(parent_and_children) == [{"parent": "awaiting_children", "children": 2}]
+
+
+@pytest.mark.clause("CHD-3")
+def test_the_step_that_scheduled_is_not_run_again(durable: Harness) -> None:
+    parent = durable.insert(spawning(Spec(Say, "a")), 7)
+    with durable.crash_at("two"), pytest.raises(Crash):
+        durable.drain()
+    durable.drain()
+    durable.assert_done(parent, 1)
+    assert [(t.step, t.kind) for t in durable.history(parent)] == [
+        ("one", "schedule_children"),
+        ("two", "done"),
+    ]
+    assert durable.count(Say) == 1
+
+
+@pytest.mark.clause("CHD-4")
+def test_a_child_whose_key_is_taken_is_neither_waited_for_nor_shown(
+    durable: Harness, sql: SqlConnection
+) -> None:
+    durable.insert(Say, "holder", unique_key="u", schedule_in=AN_HOUR * 2)
+
+    def two(ctx: Context[int]) -> Outcome[Any]:
+        return Done([child.result for child in ctx.children])
+
+    parent = durable.insert(spawning(later("a"), later("refused", unique_key="u"), later("b"), then=two), 7)
+    durable.drain(collapse=False)
+    assert sql.columns(parent.id, "status children_pending") == ("awaiting_children", 2)
+    durable.advance(hours=1)
+    durable.drain(collapse=False)
+    assert durable.assert_done(parent) == ["a", "b"]
+
+
+@pytest.mark.clause("CHD-5")
+@pytest.mark.parametrize("specs", [[], [Spec(Say, "refused", unique_key="u")]], ids=["none", "refused"])
+def test_without_children_the_parent_goes_on_at_once(
+    durable: Harness, sql: SqlConnection, specs: Any
+) -> None:
+    durable.insert(Say, "holder", unique_key="u", schedule_in=AN_HOUR)
+    parent = durable.insert(spawning(*specs), 7)
+    one_step(durable)
+    assert sql.columns(parent.id, "status step children_pending") == ("runnable", "two", 0)
+    durable.drain(collapse=False)
+    durable.assert_done(parent, 0)
+
+
+@pytest.mark.clause("CHD-6", "CHD-7")
+def test_each_end_counts_once_and_the_last_one_releases(durable: Harness, sql: SqlConnection) -> None:
+    parent = durable.insert(spawning(later("a"), later("b")), 7)
+    durable.drain(collapse=False)
+    first, last = durable.children(parent)
+    sql("update gen_durable.gen_durable set eligible_at = now() where id = %s", first.id)
+    with durable.crash_at(Say.say), pytest.raises(Crash):
+        durable.drain(collapse=False)
+    assert sql.columns(parent.id, "children_pending") == (2,), "it died before its commit"
+    one_step(durable)
+    assert sql.columns(parent.id, "status children_pending") == ("awaiting_children", 1)
+    run(durable, sql, last)
+    row = sql.row(parent.id)
+    assert (row["status"], row["step"], row["children_pending"]) == ("runnable", "two", 0)
+    assert is_near(row["eligible_at"], sql.row(last.id)["finished_at"])
+
+
+@pytest.mark.clause("CHD-8", "CHD-9")
+def test_the_woken_step_sees_its_children_in_order(durable: Harness) -> None:
+    seen: list[Any] = []
+
+    def two(ctx: Context[int]) -> Outcome[Any]:
+        fields = ("id", "machine", "status", "state", "result", "last_error")
+        seen.extend({name: getattr(child, name) for name in fields} for child in ctx.children)
+        return Done("went on")
+
+    parent = durable.insert(spawning(later("a"), Spec(Fail, "no"), Spec(Say, "b"), then=two), 7)
+    durable.drain()
+    durable.assert_done(parent, "went on")
+    ids = [child.id for child in durable.children(parent)]
+    empty = {"result": None, "last_error": None}
+    assert seen == [
+        {**empty, "id": ids[0], "machine": "Say", "status": "done", "state": "a", "result": "a"},
+        {**empty, "id": ids[1], "machine": "Fail", "status": "failed", "state": "no", "last_error": "no"},
+        {**empty, "id": ids[2], "machine": "Say", "status": "done", "state": "b", "result": "b"},
+    ]
+
+
+@pytest.mark.clause("CHD-10", "CHD-11")
+def test_children_stay_and_are_shown_to_the_woken_step_only(durable: Harness) -> None:
+    seen: list[list[Any]] = []
+
+    def two(ctx: Context[int]) -> Outcome[Any]:
+        seen.append([child.result for child in ctx.children])
+        match len(seen):
+            case 1:
+                return ScheduleChildren([Spec(Say, "b")], then="two")
+            case 2:
+                return Next("two")
+            case _:
+                return Done(0)
+
+    parent = durable.insert(spawning(Spec(Say, "a"), then=two), 7)
+    durable.drain()
+    assert seen == [["a"], ["b"], []]
+    assert [child.state for child in durable.children(parent, every=True)] == ["a", "b"]
+
+
+@pytest.mark.clause("CHD-12")
+def test_a_child_of_another_round_does_not_count(durable: Harness, sql: SqlConnection) -> None:
+    parent = durable.insert(spawning(later("a"), later("b")), 7)
+    durable.drain(collapse=False)
+    strange, own = durable.children(parent)
+    sql("update gen_durable.gen_durable set parent_round = 99 where id = %s", strange.id)
+    run(durable, sql, strange)
+    durable.assert_done(strange.id)
+    assert sql.columns(parent.id, "status children_pending") == ("awaiting_children", 2)
+    run(durable, sql, own)
+    assert sql.columns(parent.id, "status children_pending") == ("awaiting_children", 1)
+
+
+@pytest.mark.clause("CHD-13")
+def test_the_end_of_a_parent_does_not_touch_its_children(durable: Harness, sql: SqlConnection) -> None:
+    parent = durable.insert(spawning(later("a"), later("b")), 7)
+    durable.drain(collapse=False)
+    sql("update gen_durable.gen_durable set status = 'failed', finished_at = now() where id = %s", parent.id)
+    before = sql.row(parent.id)
+    assert durable.drain() == Tally(done=2)
+    assert sql.row(parent.id) == before
+    assert [child.status for child in durable.children(parent)] == ["done", "done"]
+
+
+@pytest.mark.clause("CHD-13", "CHD-9")
+def test_the_failure_of_a_child_is_the_parents_to_judge(durable: Harness) -> None:
+    def two(ctx: Context[int]) -> Outcome[Any]:
+        return Stop(f"{len(ctx.children.failed)} of {len(ctx.children)} failed")
+
+    parent = durable.insert(spawning(Spec(Fail, "no"), Spec(Say, "a"), then=two), 7)
+    durable.drain()
+    durable.assert_failed(parent, match="^1 of 2 failed$")
+
+
+class Tree(Machine[int, int]):
+    """Counts its leaves, each level in children of its own."""
+
+    @step
+    async def grow(self, ctx: Context[int]) -> Outcome[int]:
+        if ctx.state == 0:
+            return Done(1)
+        return ScheduleChildren([Spec(Tree, ctx.state - 1)] * 2, then=self.count)
+
+    @step
+    async def count(self, ctx: Context[int]) -> Outcome[int]:
+        return Done(sum(ctx.children.results(Tree)))
+
+
+@pytest.mark.clause("CHD-14")
+def test_children_may_have_children(durable: Harness) -> None:
+    root = durable.insert(Tree, 3)
+    assert durable.drain() == Tally(children=7, done=15)
+    durable.assert_done(root, 8)
+
+
+@pytest.mark.clause("CHD-15")
+def test_a_quorum_is_built_with_signals(durable: Harness) -> None:
+    """Two of three: each voter tells its asker, who collects a pack; the third is not waited for."""
+
+    class Voter(Machine[int, None]):
+        @step
+        async def vote(self, ctx: Context[int]) -> Outcome[None]:
+            durable.signal(ctx.state, "vote", dedup_key=str(ctx.id))
+            return Done()
+
+    def ask(ctx: Context[int]) -> Outcome[Any]:
+        delays = [AN_HOUR * 0, AN_HOUR, AN_HOUR * 2]
+        durable.insert_all(
+            [
+                Spec(Voter, ctx.id, unique_key=f"{ctx.idempotency_key}:{n}", schedule_in=d)
+                for n, d in enumerate(delays)
+            ]
+        )
+        return Await("vote", then="two")
+
+    def count(ctx: Context[int]) -> Outcome[Any]:
+        return Done(len(ctx.awaited)) if len(ctx.awaited) >= 2 else Await("vote", then="two")
+
+    asker = durable.insert(probe(ask, count), 7)
+    durable.drain(collapse=False)
+    durable.advance(hours=1)
+    durable.drain(collapse=False)
+    durable.assert_done(asker, 2)
+    assert [voter.status for voter in durable.instances(Voter)] == ["done", "done", "runnable"]

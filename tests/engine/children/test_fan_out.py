@@ -1,0 +1,50 @@
+"""Ten thousand children of one parent are a normal case."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+from gen_durable import Context, Done, Machine, Outcome, Queue, ScheduleChildren, Spec, Status, Worker, step
+from tests.support.settings import CALM
+
+MANY = 10_000
+
+
+class Leaf(Machine[int, int]):
+    @step
+    async def run(self, ctx: Context[int]) -> Outcome[int]:
+        return Done(ctx.state)
+
+
+class Crowd(Machine[int, int]):
+    @step
+    async def start(self, ctx: Context[int]) -> Outcome[int]:
+        return ScheduleChildren([Spec(Leaf, n) for n in range(ctx.state)], then=self.end)
+
+    @step
+    async def end(self, ctx: Context[int]) -> Outcome[int]:
+        assert [child.state for child in ctx.children] == list(range(ctx.state))
+        return Done(sum(ctx.children.results(Leaf)))
+
+
+async def test_ten_thousand_children_of_one_parent_finish(durable_dsn: str, db: Any) -> None:
+    async with Worker(
+        [Crowd, Leaf], dsn=durable_dsn, settings=CALM, queues={"default": Queue(concurrency=500)}
+    ) as worker:
+        ref = await worker.insert(Crowd, MANY)
+        ended = await worker.wait(ref, timeout=timedelta(seconds=50))
+        assert ended.result == sum(range(MANY))
+        assert await worker.count(Leaf, status=Status.DONE) == MANY
+        # Each of them ran and was committed once.
+        assert (
+            await db.fetchval("select sum(execution) from gen_durable.gen_durable where fsm = 'Leaf'") == MANY
+        )
+
+
+async def test_one_child_too_many_is_refused_and_says_so(durable_dsn: str) -> None:
+    async with Worker([Crowd, Leaf], dsn=durable_dsn, settings=CALM) as worker:
+        failed = await worker.wait(await worker.insert(Crowd, MANY + 1), timeout=timedelta(seconds=20))
+        assert failed.status is Status.FAILED
+        assert "schedules 10001 children; at most 10000 at once" in str(failed.last_error)
+        assert await worker.count(Leaf) == 0

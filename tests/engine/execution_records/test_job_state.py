@@ -1,0 +1,100 @@
+"""The state of a job is a function of its executions: the view, the pure function and `status` always agree."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from datetime import timedelta
+from typing import Any
+
+import asyncpg
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+
+from gen_durable._db import lease as leases
+from gen_durable._db.pool import Database
+from gen_durable.config import RecordLevel
+from tests.engine.execution_records.random_histories import ENDS, LOSSES, Happening, History, histories
+from tests.support.engine_plans import entry, flushed, inserted, new, picked
+from tests.support.ledger import LEDGER
+
+_STATE = "select state from gen_durable.gen_durable_job_state where job_id = $1"
+_EXPIRE = "update gen_durable.gen_durable set lease_expires_at = now() - interval '1 s'"
+
+
+@pytest.mark.parametrize(("level", "count"), [("all", 30), ("failures", 12), ("off", 12)])
+def test_view_function_and_status_agree_in_every_history(
+    durable_dsn: str, level: RecordLevel, count: int
+) -> None:
+    """INV_003: executions and transitions are numbered without gap, and tell all there is to know about the job."""
+    seen: Counter[str] = Counter()
+    with asyncio.Runner() as runner:
+        database = runner.run(Database.open(durable_dsn, "gen_durable", size=2))
+        db = runner.run(asyncpg.connect(durable_dsn))
+        runner.run(db.execute(LEDGER))
+
+        @given(histories())
+        @example(ENDS)
+        @example(LOSSES)
+        @settings(max_examples=count, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+        def hold(happenings: list[Happening]) -> None:
+            runner.run(_play(History(database, db, level), happenings, seen))
+
+        try:
+            hold()
+        finally:
+            runner.run(db.close())
+            runner.run(database.close())
+    everything = {"Committed", "Stale", "EffectError", "executing", "done", "failed", "cancelled", "lost"}
+    if level == "all":
+        everything.add("committed, not done")
+    assert everything <= {name for name, times in seen.items() if times}, "histories that show something"
+
+
+async def _play(history: History, happenings: list[Happening], seen: Counter[str]) -> None:
+    await history.begin()
+    await history.check()
+    for happening in happenings:
+        await history.happen(happening)
+        await history.check()
+    seen.update(history.seen)
+
+
+async def test_a_job_goes_from_pending_to_running_and_back_when_its_lease_runs_out(
+    database: Database, db: Any
+) -> None:
+    """INV_003: each change of a job's state is one of its executions'."""
+    (id,) = await inserted(database, new())
+    states = [await db.fetchval(_STATE, id)]
+    await picked(database)
+    states.append(await db.fetchval(_STATE, id))
+    await db.execute(_EXPIRE)
+    await database.run_in_transaction(leases.reap(timedelta(milliseconds=1), 20, "all"))
+    states.append(await db.fetchval(_STATE, id))
+    await db.execute("update gen_durable.gen_durable set eligible_at = now()")
+    (execution,) = await picked(database)
+    states.append(await db.fetchval(_STATE, id))
+    await flushed(database, [entry(execution, "done", payload="1")])
+    states.append(await db.fetchval(_STATE, id))
+    assert states == ["PENDING", "RUNNING", "PENDING", "RUNNING", "SUCCEEDED"]
+
+
+async def test_a_job_that_has_committed_something_is_running_even_while_it_waits(
+    database: Database, db: Any
+) -> None:
+    (id,) = await inserted(database, new())
+    (execution,) = await picked(database)
+    await flushed(database, [entry(execution, "await", awaits=("go",), payload="1")])
+    assert await db.fetchval(_STATE, id) == "RUNNING"
+
+
+async def test_the_view_follows_records_of_the_end_and_not_of_another_life(
+    database: Database, db: Any
+) -> None:
+    """Aborted attempts of a job that went on say nothing about its end."""
+    (id,) = await inserted(database, new())
+    for kind in ("retry", "release", "next", "stop"):
+        await db.execute("update gen_durable.gen_durable set eligible_at = now()")
+        (execution,) = await picked(database)
+        await flushed(database, [entry(execution, kind, error="no" if kind == "stop" else None)])
+    assert await db.fetchval(_STATE, id) == "FAILED"

@@ -1,0 +1,415 @@
+"""Every leased attempt at a step is an execution: it can be watched while it lives, and leaves a record at its end."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import datetime, timedelta
+from typing import Any
+
+import msgspec
+import pytest
+
+from gen_durable import (
+    AsyncClient,
+    Client,
+    Context,
+    Done,
+    ExecutionRecord,
+    ExecutionStatus,
+    Machine,
+    Next,
+    Outcome,
+    Retry,
+    Stop,
+    Worker,
+    step,
+)
+from gen_durable._core.model import Committed
+from gen_durable._db import commit as commits
+from gen_durable._db import lease as leases
+from gen_durable._db.pool import Database
+from gen_durable.errors import NoTargetError
+from gen_durable.testing import AsyncHarness, Harness
+from tests.support.engine_plans import RECORDER, entry, inserted, new, picked
+from tests.support.ledger import BOOK, booked, commit_with_effect
+from tests.support.settings import CALM, FAST
+from tests.support.waiting import PATIENCE, happens
+
+LEASED, IN_PROGRESS, COMMITTED, DONE, ABORTED = ExecutionStatus
+_CANCEL = "update gen_durable.gen_durable set cancel_requested_at = now() where id = $1"
+_EXPIRE = "update gen_durable.gen_durable set lease_expires_at = now() - interval '1 s' where id = $1"
+SHORT = timedelta(milliseconds=1)
+
+
+class Slow(Machine[None, str]):
+    """Begins, says when, and ends when it is told to."""
+
+    def __init__(self, db: Any) -> None:
+        self._db = db
+        self.is_there, self.may_go = asyncio.Event(), asyncio.Event()
+        self.began: list[datetime] = []
+
+    @step
+    async def run(self, ctx: Context[None]) -> Outcome[str]:
+        self.began.append(await self._db.fetchval("select clock_timestamp()"))
+        self.is_there.set()
+        await self.may_go.wait()
+        return Done("by and by")
+
+
+async def _until(client: AsyncClient, id: int, status: ExecutionStatus) -> ExecutionRecord:
+    """The last execution of an instance, as soon as it has this status."""
+    async with asyncio.timeout(PATIENCE.total_seconds()):
+        while True:
+            found = await client.executions(id)
+            if found and found[-1].status is status:
+                return found[-1]
+            await asyncio.sleep(0.02)
+
+
+async def test_an_execution_is_leased_then_in_progress_and_in_the_end_done(durable_dsn: str, db: Any) -> None:
+    machine = Slow(db)
+    async with Worker([machine], dsn=durable_dsn, settings=CALM) as worker:
+        ref = await worker.insert(machine)
+        await happens(machine.is_there)
+        (leased,) = await worker.executions(ref)
+        assert leased == ExecutionRecord(
+            exec_id=f"{ref.id}:1",
+            job_id=ref.id,
+            attempt=1,
+            status=LEASED,
+            step="run",
+            step_seq=1,
+            step_attempt=0,
+            lease_owner=worker.name,
+            lease_expires_at=leased.lease_expires_at,
+            leased_at=leased.leased_at,
+        )
+        assert leased.leased_at is not None
+        assert leased.lease_expires_at == leased.leased_at + CALM.lease
+        noted = await _until(worker, ref.id, IN_PROGRESS)
+        seen = await db.fetchval("select clock_timestamp()")
+        (began,) = machine.began
+        assert seen - began < timedelta(seconds=1.3), "noted within a second, and seen a moment later"
+        assert noted == msgspec.structs.replace(leased, status=IN_PROGRESS, started_at=noted.started_at)
+        machine.may_go.set()
+        await worker.wait(ref, timeout=PATIENCE)
+        (done,) = await worker.executions(ref)
+    assert done == msgspec.structs.replace(
+        leased,
+        status=DONE,
+        outcome="done",
+        started_at=done.started_at,
+        finished_at=done.finished_at,
+    )
+    assert noted.started_at is not None
+    assert done.started_at is not None
+    assert done.finished_at is not None
+    assert abs(done.started_at - noted.started_at) < timedelta(milliseconds=50)
+    assert abs(done.started_at - began) < timedelta(seconds=1)
+    assert leased.leased_at <= done.started_at < seen < done.finished_at
+
+
+async def test_steps_that_are_over_in_no_time_carry_exact_times_as_well(durable_dsn: str, db: Any) -> None:
+    class Chain(Machine[int, int]):
+        @step
+        async def count(self, ctx: Context[int]) -> Outcome[int]:
+            return Done(ctx.state) if ctx.state == 4 else Next(self.count, ctx.state + 1)
+
+    async with Worker([Chain], dsn=durable_dsn, settings=CALM) as worker:
+        ref = await worker.insert(Chain, 0)
+        await worker.wait(ref, timeout=PATIENCE)
+        records = await worker.executions(ref)
+    assert [one.exec_id for one in records] == [f"{ref.id}:{n}" for n in (1, 2, 3, 4, 5)]
+    assert [(one.attempt, one.step_seq, one.step_attempt) for one in records] == [
+        (n, n, 0) for n in (1, 2, 3, 4, 5)
+    ]
+    assert [one.outcome for one in records] == ["next"] * 4 + ["done"]
+    assert {(one.status, one.lease_owner, one.step) for one in records} == {(DONE, worker.name, "count")}
+    for one in records:
+        assert one.leased_at is not None
+        assert one.started_at is not None
+        assert one.finished_at is not None
+        assert one.leased_at <= one.started_at <= one.finished_at
+    # On one lease: the next execution begins at the very moment at which its predecessor ends.
+    assert [one.leased_at for one in records[1:]] == [one.finished_at for one in records[:-1]]
+
+
+async def test_an_outcome_with_an_effect_is_committed_first_and_done_afterwards(
+    database: Database, db: Any
+) -> None:
+    await inserted(database, new())
+    (execution,) = await picked(database)
+
+    async def book(tx: Any) -> None:
+        await tx.execute(BOOK, "once", "")
+
+    outcome = entry(execution, "done", payload="1", effect=book)
+    assert await commit_with_effect(database, outcome, RECORDER) == Committed("done")
+    assert await booked(db) == ["once"]
+    look = "select status, outcome, finished_at from gen_durable.gen_durable_executions"
+    (committed,) = await db.fetch(look)
+    assert (committed["status"], committed["outcome"]) == ("COMMITTED", "done")
+    await database.run(commits.finish([outcome]))
+    (done,) = await db.fetch(look)
+    assert (done["status"], done["finished_at"]) == ("DONE", committed["finished_at"])
+
+
+async def test_a_retry_aborts_its_execution(durable_dsn: str, db: Any) -> None:
+    class Twice(Machine[None, int]):
+        @step
+        async def run(self, ctx: Context[None]) -> Outcome[int]:
+            if ctx.attempt == 0:
+                raise ConnectionError("the bank does not answer")
+            return Retry() if ctx.attempt == 1 else Done(ctx.attempt)
+
+        def handle(self, error: Exception, ctx: Context[None]) -> Outcome[int]:
+            return Retry()
+
+    async with Worker([Twice], dsn=durable_dsn, settings=CALM) as worker:
+        ref = await worker.insert(Twice)
+        await worker.wait(ref, timeout=PATIENCE)
+        records = await worker.executions(ref)
+    assert [(one.status, one.outcome, one.attempt, one.step_attempt, one.step_seq) for one in records] == [
+        (ABORTED, "retry", 1, 0, 1),
+        (ABORTED, "retry", 2, 1, 1),
+        (DONE, "done", 3, 2, 1),
+    ]
+    assert [one.error for one in records] == ["ConnectionError: the bank does not answer", None, None]
+    assert all(one.started_at is not None for one in records)
+
+
+def test_a_stop_is_a_transition_and_says_why(durable: Harness) -> None:
+    class Strict(Machine[None, None]):
+        @step
+        async def run(self, ctx: Context[None]) -> Outcome[None]:
+            return Stop("no such card")
+
+    ref = durable.insert(Strict)
+    durable.drain()
+    (record,) = durable.executions(ref)
+    assert (record.status, record.outcome, record.error) == (DONE, "stop", "no such card")
+
+
+async def test_a_shutdown_aborts_what_is_unfinished_and_costs_no_attempt(durable_dsn: str, db: Any) -> None:
+    machine = Slow(db)
+    settings = msgspec.structs.replace(CALM, drain_timeout=timedelta(0))
+    async with Worker([machine], dsn=durable_dsn, settings=settings) as worker:
+        ref = await worker.insert(machine)
+        await happens(machine.is_there)
+    machine.may_go.set()
+    async with Worker([machine], dsn=durable_dsn, settings=CALM) as heir:
+        await heir.wait(ref, timeout=PATIENCE)
+        released, done = await heir.executions(ref)
+    assert (released.status, released.outcome, released.lease_owner) == (ABORTED, "shutdown", worker.name)
+    assert released.started_at is not None, "its step had begun"
+    assert abs(released.started_at - machine.began[0]) < timedelta(seconds=1)
+    assert (released.attempt, released.step_attempt, released.step_seq) == (1, 0, 1)
+    assert (done.attempt, done.step_attempt, done.step_seq) == (2, 0, 1)
+    assert (done.status, done.lease_owner) == (DONE, heir.name)
+
+
+async def test_what_never_got_a_slot_has_not_begun(durable_dsn: str, db: Any) -> None:
+    """A worker leases a little more than it has slots for; what waits in line is LEASED, and not IN_PROGRESS."""
+    machine = Slow(db)
+    settings = msgspec.structs.replace(CALM, drain_timeout=timedelta(0))
+    async with Worker([machine], dsn=durable_dsn, queues={"default": 1}, settings=settings) as worker:
+        refs = [await worker.insert(machine) for _ in range(3)]
+        await happens(machine.is_there)
+        await asyncio.sleep(0.2)
+    async with AsyncClient(durable_dsn, settings=CALM) as client:
+        records = [one for ref in refs for one in await client.executions(ref)]
+    assert {one.outcome for one in records} == {"shutdown"}
+    assert [one.started_at is not None for one in records] == [True] + [False] * (len(records) - 1)
+
+
+async def test_an_execution_whose_lease_ran_out_is_aborted_by_the_reaper(durable_dsn: str, db: Any) -> None:
+    machine = Slow(db)
+    async with Worker([machine], dsn=durable_dsn, settings=CALM) as worker:
+        ref = await worker.insert(machine)
+        noted = await _until(worker, ref.id, IN_PROGRESS)
+        await db.execute(_EXPIRE, ref.id)
+        async with await Database.open(durable_dsn, "gen_durable") as database:
+            await database.run_in_transaction(leases.reap(SHORT, 20, "all"))
+        (reaped,) = await worker.executions(ref)
+        assert (await worker.get(ref)) is not None
+        machine.may_go.set()
+    assert (reaped.status, reaped.outcome, reaped.step_attempt) == (ABORTED, "lease", 0)
+    assert (reaped.lease_owner, reaped.leased_at, reaped.started_at) == (
+        worker.name,
+        noted.leased_at,
+        noted.started_at,
+    )
+    assert reaped.finished_at is not None
+
+
+async def test_the_last_of_too_many_crashes_is_poison(database: Database, db: Any) -> None:
+    (id,) = await inserted(database, new())
+    for _ in range(3):
+        await db.execute("update gen_durable.gen_durable set eligible_at = now()")
+        assert len(await picked(database)) == 1
+        await db.execute(_EXPIRE, id)
+        await database.run_in_transaction(leases.reap(SHORT, 3, "all"))
+    rows = await db.fetch("select * from gen_durable.gen_durable_executions order by attempt")
+    assert [(row["status"], row["outcome"], row["attempt"], row["step_attempt"]) for row in rows] == [
+        ("ABORTED", "lease", 1, 0),
+        ("ABORTED", "lease", 2, 1),
+        ("ABORTED", "poison", 3, 2),
+    ]
+    assert {(row["step_seq"], row["exec_id"]) for row in rows} == {(1, f"{id}:{n}") for n in (1, 2, 3)}
+    assert await db.fetchval("select status from gen_durable.gen_durable") == "failed"
+
+
+@pytest.mark.parametrize("ended_by", ["its own outcome", "the reaper"])
+async def test_a_cancelled_execution_is_aborted_whatever_it_returns(
+    durable_dsn: str, db: Any, ended_by: str
+) -> None:
+    machine = Slow(db)
+    async with Worker([machine], dsn=durable_dsn, settings=CALM) as worker:
+        ref = await worker.insert(machine)
+        await happens(machine.is_there)
+        await db.execute(_CANCEL, ref.id)
+        if ended_by == "the reaper":
+            await db.execute(_EXPIRE, ref.id)
+            async with await Database.open(durable_dsn, "gen_durable") as database:
+                await database.run_in_transaction(leases.reap(SHORT, 20, "all"))
+        machine.may_go.set()
+        instance = await worker.wait(ref, timeout=PATIENCE)
+        (record,) = await worker.executions(ref)
+    assert (record.status, record.outcome, record.step_seq) == (ABORTED, "cancelled", 1)
+    assert (instance.status.value, instance.stored_result, instance.step_seq) == ("cancelled", None, 0)
+
+
+async def test_the_start_of_a_step_counts_even_if_its_effect_fails(durable_dsn: str, db: Any) -> None:
+    """The time in its handler is part of the execution, not its beginning."""
+
+    async def fail(tx: object) -> None:
+        await asyncio.sleep(0.3)
+        raise ValueError("no")
+
+    class Careless(Machine[str, str]):
+        @step
+        async def run(self, ctx: Context[str]) -> Outcome[str]:
+            return Done("", effect=fail)
+
+        def handle(self, error: Exception, ctx: Context[str]) -> Outcome[str]:
+            return Done("handled") if ctx.state == "once" else Done("", effect=fail)
+
+    async with Worker([Careless], dsn=durable_dsn, settings=CALM) as worker:
+        for kind in ("once", "twice"):
+            ref = await worker.insert(Careless, kind)
+            await worker.wait(ref, timeout=PATIENCE)
+            (record,) = await worker.executions(ref)
+            assert record.leased_at is not None
+            assert record.started_at is not None
+            assert record.finished_at is not None
+            assert record.started_at - record.leased_at < timedelta(milliseconds=200)
+            assert record.finished_at - record.started_at > timedelta(milliseconds=300)
+
+
+def test_both_clients_tell_the_same(durable: Harness, durable_dsn: str) -> None:
+    class Pair(Machine[None, int]):
+        @step
+        async def first(self, ctx: Context[None]) -> Outcome[int]:
+            return Next(self.second) if ctx.attempt else Retry()
+
+        @step
+        async def second(self, ctx: Context[None]) -> Outcome[int]:
+            return Done(2)
+
+    ref = durable.insert(Pair, correlation_key="pair")
+    durable.drain()
+
+    async def ask() -> list[Any]:
+        async with AsyncClient(durable_dsn) as client:
+            return [await client.executions(target) for target in (ref, ref.id)]
+
+    with Client(durable_dsn) as client:
+        told = [client.executions(target) for target in (ref, ref.id)]
+    assert told == asyncio.run(ask())
+    assert [one.status for one in told[0]] == [ABORTED, DONE, DONE]
+    assert told[0] == told[1]
+    assert all(one.started_at is not None for one in told[0])
+
+
+async def test_an_execution_is_found_by_the_key_of_its_instance(async_durable: AsyncHarness) -> None:
+    class Waits(Machine[None, None]):
+        @step
+        async def run(self, ctx: Context[None]) -> Outcome[None]:
+            return Next(self.run, delay=timedelta(hours=1))
+
+    await async_durable.insert(Waits, correlation_key="there")
+    await async_durable.drain(collapse=False)
+    (record,) = await async_durable.executions("there")
+    assert (record.status, record.outcome) == (DONE, "next")
+    with pytest.raises(NoTargetError):
+        await async_durable.executions("elsewhere")
+
+
+async def test_an_instance_that_was_never_leased_has_no_executions(async_durable: AsyncHarness) -> None:
+    class Later(Machine[None, None]):
+        @step
+        async def run(self, ctx: Context[None]) -> Outcome[None]:
+            return Done()
+
+    ref = await async_durable.insert(Later, schedule_in=timedelta(hours=1))
+    assert list(await async_durable.executions(ref)) == []
+
+
+async def test_the_views_have_the_names_of_the_state_model(db: Any) -> None:
+    columns = (
+        "select attname from pg_attribute where attrelid = $1::text::regclass and attnum > 0 order by attnum"
+    )
+    executions = [row[0] for row in await db.fetch(columns, "gen_durable.gen_durable_executions")]
+    for name in (
+        "exec_id",
+        "job_id",
+        "attempt",
+        "lease_owner",
+        "lease_expires_at",
+        "status",
+        "started_at",
+        "finished_at",
+    ):
+        assert name in executions
+    job = [row[0] for row in await db.fetch(columns, "gen_durable.gen_durable_job_state")]
+    assert job == ["job_id", "payload", "attempt", "created_at", "updated_at", "state"]
+
+
+async def test_the_view_tells_what_the_clients_tell(durable_dsn: str, db: Any) -> None:
+    machine = Slow(db)
+    async with Worker([machine], dsn=durable_dsn, settings=CALM) as worker:
+        ref = await worker.insert(machine)
+        await happens(machine.is_there)
+        live = await db.fetch("select * from gen_durable.gen_durable_executions")
+        assert [_as_told(row) for row in live] == list(await worker.executions(ref))
+        machine.may_go.set()
+        await worker.wait(ref, timeout=PATIENCE)
+        ended = await db.fetch("select * from gen_durable.gen_durable_executions")
+        assert [_as_told(row) for row in ended] == list(await worker.executions(ref))
+        job = await db.fetchrow("select * from gen_durable.gen_durable_job_state")
+    assert (job["job_id"], job["payload"], job["attempt"], job["state"]) == (ref.id, "null", 1, "SUCCEEDED")
+
+
+async def test_an_execution_stays_leased_while_its_heart_beats(durable_dsn: str, db: Any) -> None:
+    machine = Slow(db)
+    async with Worker([machine], dsn=durable_dsn, settings=FAST) as worker:
+        ref = await worker.insert(machine)
+        await happens(machine.is_there)
+        first = await _until(worker, ref.id, IN_PROGRESS)
+        await asyncio.sleep(0.7)
+        (later,) = await worker.executions(ref)
+        assert first.lease_expires_at is not None
+        assert later.lease_expires_at is not None
+        assert later.lease_expires_at > first.lease_expires_at
+        assert later == msgspec.structs.replace(first, lease_expires_at=later.lease_expires_at)
+        machine.may_go.set()
+        await worker.wait(ref, timeout=PATIENCE)
+        (ended,) = await worker.executions(ref)
+    assert ended.lease_expires_at is not None
+    assert ended.finished_at is not None
+    assert later.lease_expires_at <= ended.lease_expires_at <= ended.finished_at + FAST.lease
+
+
+def _as_told(row: Any) -> ExecutionRecord:
+    return ExecutionRecord(**{**dict(row), "status": ExecutionStatus(row["status"])})

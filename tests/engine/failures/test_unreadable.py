@@ -1,0 +1,269 @@
+"""What cannot be read or stored is a failure of one step, and goes to `handle` like any other."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from gen_durable import (
+    Await,
+    Context,
+    DecodeError,
+    Done,
+    EncodeError,
+    Machine,
+    Next,
+    Outcome,
+    Retry,
+    Signal,
+    Status,
+    Stop,
+    Worker,
+    job,
+    step,
+)
+from gen_durable.errors import UnknownStepError
+from gen_durable.telemetry import StepStop
+from tests.support.rows import row_of
+from tests.support.settings import AN_HOUR, CALM
+from tests.support.waiting import PATIENCE, Events
+
+
+class Order(msgspec.Struct):
+    number: int
+
+
+class Payment(msgspec.Struct):
+    cents: int
+
+
+async def test_a_state_that_does_not_decode_goes_to_handle_as_text(durable_dsn: str, db: Any) -> None:
+    seen: list[tuple[type[Exception], object, str, int]] = []
+
+    class Shop(Machine[Order, int]):
+        @step
+        async def run(self, ctx: Context[Order]) -> Outcome[int]:
+            return Done(ctx.state.number)
+
+        def handle(self, error: Exception, ctx: Context[Order]) -> Outcome[int]:
+            seen.append((type(error), ctx.state, ctx.raw_state, ctx.attempt))
+            return Retry(AN_HOUR)
+
+    async with Worker([Shop], dsn=durable_dsn, settings=CALM) as worker:
+        events = Events(worker)
+        ref = await worker.insert(Shop, Order(1), schedule_in=AN_HOUR)
+        await db.execute(
+            """update gen_durable.gen_durable set state = '{"number": "x"}', eligible_at = now()"""
+        )
+        await events.wait(StepStop)
+        row = await row_of(db, ref.id)
+        assert seen == [(DecodeError, None, '{"number": "x"}', 0)]
+        # The retry keeps what is stored, so that mending the row mends the instance.
+        assert (row["status"], row["attempt"], row["state"]) == ("runnable", 1, '{"number": "x"}')
+        assert "does not fit Order" in row["last_error"]
+        await db.execute(
+            """update gen_durable.gen_durable set state = '{"number": 5}', eligible_at = now()"""
+        )
+        assert (await worker.wait(ref, timeout=PATIENCE)).result == 5
+
+
+async def test_an_instance_that_failed_for_its_state_can_still_be_read(durable_dsn: str, db: Any) -> None:
+    class Shop(Machine[Order, int]):
+        @step
+        async def run(self, ctx: Context[Order]) -> Outcome[int]:
+            return Done(ctx.state.number)
+
+    async with Worker([Shop], dsn=durable_dsn, settings=CALM) as worker:
+        ref = await worker.insert(Shop, Order(1), schedule_in=AN_HOUR)
+        await db.execute(
+            """update gen_durable.gen_durable set state = '{"number": "x"}', eligible_at = now()"""
+        )
+        failed = await worker.wait(ref, timeout=PATIENCE)
+    stored: Any = failed.state
+    assert (failed.status, stored) == (Status.FAILED, {"number": "x"})
+    assert "does not fit Order" in str(failed.last_error)
+
+
+async def test_handle_may_replace_a_state_that_does_not_decode(durable_dsn: str, db: Any) -> None:
+    class Shop(Machine[Order, int]):
+        @step
+        async def run(self, ctx: Context[Order]) -> Outcome[int]:
+            return Done(ctx.state.number)
+
+        def handle(self, error: Exception, ctx: Context[Order]) -> Outcome[int]:
+            return Next(self.run, Order(len(ctx.raw_state)))
+
+    async with Worker([Shop], dsn=durable_dsn, settings=CALM) as worker:
+        ref = await worker.insert(Shop, Order(1), schedule_in=AN_HOUR)
+        await db.execute("update gen_durable.gen_durable set state = '[1, 2]', eligible_at = now()")
+        assert (await worker.wait(ref, timeout=PATIENCE)).result == 6
+
+
+async def test_a_state_that_does_not_decode_leaves_the_inbox_readable(durable_dsn: str, db: Any) -> None:
+    class Shop(Machine[Order, list[int]]):
+        payment = Signal("payment", Payment)
+
+        @step
+        async def start(self, ctx: Context[Order]) -> Outcome[list[int]]:
+            return Await(self.payment, then=self.book)
+
+        @step
+        async def book(self, ctx: Context[Order]) -> Outcome[list[int]]:
+            return Stop("unreachable")
+
+        def handle(self, error: Exception, ctx: Context[Order]) -> Outcome[list[int]]:
+            return Done([payment.cents for payment in ctx.awaited.all(self.payment)])
+
+    async with Worker([Shop], dsn=durable_dsn, settings=CALM) as worker:
+        ref = await worker.insert(Shop, Order(1))
+        await worker.wait(ref, timeout=PATIENCE, until="settled")
+        await db.execute("update gen_durable.gen_durable set state = 'null'")
+        await worker.signal(ref, Shop.payment, Payment(100))
+        await worker.wait(ref.id, timeout=PATIENCE)
+        assert (await row_of(db, ref.id))["result"] == "[100]"
+
+
+async def test_a_signal_that_does_not_decode_leaves_handle_the_state(durable_dsn: str) -> None:
+    class Shop(Machine[Order, str]):
+        payment = Signal("payment", Payment)
+
+        @step
+        async def start(self, ctx: Context[Order]) -> Outcome[str]:
+            return Await(self.payment, then=self.book)
+
+        @step
+        async def book(self, ctx: Context[Order]) -> Outcome[str]:
+            return Done(f"{ctx.state.number} paid {ctx.awaited.all(self.payment)}")
+
+        def handle(self, error: Exception, ctx: Context[Order]) -> Outcome[str]:
+            assert isinstance(error, DecodeError)
+            return Next(self.settle, Order(ctx.state.number + 1))
+
+        @step
+        async def settle(self, ctx: Context[Order]) -> Outcome[str]:
+            return Done(f"order {ctx.state.number}, {len(ctx.inbox)} unread")
+
+    async with Worker([Shop], dsn=durable_dsn, settings=CALM) as worker:
+        ref = await worker.insert(Shop, Order(41))
+        await worker.wait(ref, timeout=PATIENCE, until="settled")
+        await worker.signal(ref, "payment", {"cents": "many"})
+        ended = await worker.wait(ref, timeout=PATIENCE)
+    # The progress of handle consumed what its step had received.
+    assert ended.result == "order 42, 0 unread"
+
+
+async def test_a_misshapen_signal_that_nobody_awaits_stops_nobody(durable_dsn: str) -> None:
+    class Shop(Machine[Order, Any]):
+        payment = Signal("payment", Payment)
+
+        @step
+        async def start(self, ctx: Context[Order]) -> Outcome[Any]:
+            return Done([message.payload for message in ctx.inbox])
+
+    async with Worker([Shop], dsn=durable_dsn, settings=CALM) as worker:
+        ref = await worker.insert(Shop, Order(1), queue="later")
+        await worker.signal(ref, "payment", {"cents": "many"})
+        async with Worker([Shop], dsn=durable_dsn, settings=CALM, queues={"later": 1}):
+            assert (await worker.wait(ref, timeout=PATIENCE)).result == [{"cents": "many"}]
+
+
+async def test_a_step_that_the_machine_no_longer_has_goes_to_handle(durable_dsn: str, db: Any) -> None:
+    class Shop(Machine[Order, str]):
+        @step
+        async def run(self, ctx: Context[Order]) -> Outcome[str]:
+            return Done("ran")
+
+        def handle(self, error: Exception, ctx: Context[Order]) -> Outcome[str]:
+            assert isinstance(error, UnknownStepError)
+            return Next(self.run) if ctx.step == "ran" else Stop(error)
+
+    async with Worker([Shop], dsn=durable_dsn, settings=CALM) as worker:
+        moved, lost = [await worker.insert(Shop, Order(n), schedule_in=AN_HOUR) for n in (1, 2)]
+        rename = "update gen_durable.gen_durable set step = $2, eligible_at = now() where id = $1"
+        await db.execute(rename, moved.id, "ran")
+        await db.execute(rename, lost.id, "gone")
+        assert (await worker.wait(moved, timeout=PATIENCE)).result == "ran"
+        failed = await worker.wait(lost, timeout=PATIENCE)
+    assert failed.status is Status.FAILED
+    assert "machine 'Shop' has no step 'gone'" in str(failed.last_error)
+
+
+async def test_an_outcome_that_cannot_be_stored_goes_to_handle(durable_dsn: str) -> None:
+    class Shop(Machine[int, Any]):
+        @step
+        async def run(self, ctx: Context[int]) -> Outcome[Any]:
+            no_number: Any = "no number"
+            match ctx.state:
+                case 0:
+                    return Done(float("nan"))
+                case 1:
+                    return Next(self.run, no_number)
+                case 2:
+                    return Next("walk")
+            return None  # type: ignore[return-value]
+
+        def handle(self, error: Exception, ctx: Context[int]) -> Outcome[Any]:
+            return Done(f"{ctx.state} {type(error).__name__}")
+
+    async with Worker([Shop], dsn=durable_dsn, settings=CALM) as worker:
+        ended = await worker.wait_all([await worker.insert(Shop, n) for n in range(4)], timeout=PATIENCE)
+    wanted = [EncodeError.__name__, EncodeError.__name__, UnknownStepError.__name__, "OutcomeError"]
+    assert [one.result for one in ended] == [f"{n} {name}" for n, name in enumerate(wanted)]
+
+
+# Texts of less than the limit that PostgreSQL takes and Python does not.
+DEEP = "repeat('[', 5000) || repeat(']', 5000)"
+LONG = "'[1e100000]'"
+
+
+@pytest.mark.clause("LIM-7")
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [(DEEP, "it is nested too deeply to be read"), (LONG, "Integer value out of range")],
+    ids=["deep", "long"],
+)
+async def test_what_sql_stored_and_python_cannot_read_fails_its_own_instance(
+    durable_dsn: str, db: Any, text: str, problem: str
+) -> None:
+    @job("sql.dead.v1", max_attempts=1)
+    def dead(letter: Any) -> None: ...
+
+    @job("sql.eats.v1", max_attempts=1, dead_letter=dead)
+    def eats(payload: Any) -> str:
+        return "eaten"
+
+    class Waits(Machine[list[Any], str]):
+        @step
+        async def run(self, ctx: Context[list[Any]]) -> Outcome[str]:
+            return Await("go", then=self.end)
+
+        @step
+        async def end(self, ctx: Context[list[Any]]) -> Outcome[str]:
+            return Done("gone")
+
+    async with Worker([eats, dead, Waits], dsn=durable_dsn, settings=CALM, queues={"default": 1}) as worker:
+        insert = f"select id from gen_durable.insert($1, ({text})::jsonb, priority => -1)"
+        job_id, machine_id = [await db.fetchval(insert, name) for name in ("sql.eats.v1", "Waits")]
+        woken, passed = await worker.insert(Waits, [1]), await worker.insert(Waits, [2])
+        await db.execute(f"select gen_durable.signal($1::bigint, 'go', ({text})::jsonb)", woken.id)
+        await db.execute(f"select gen_durable.signal($1::bigint, 'other', ({text})::jsonb)", passed.id)
+        await worker.signal(passed, "go")
+        after = await worker.insert(eats, "fine", priority=1)
+        assert (await worker.wait(after, timeout=PATIENCE)).result == "eaten", "the queue went on"
+        for id, said in (
+            (job_id, "the state of sql.eats.v1"),
+            (machine_id, "the state of Waits"),
+            (woken.id, "the payload of signal 'go'"),
+        ):
+            failed = await worker.wait(id, timeout=PATIENCE)
+            assert failed.status is Status.FAILED
+            assert f"DecodeError: {said}" in str(failed.last_error)
+            assert problem in str(failed.last_error)
+        assert (await worker.wait(passed, timeout=PATIENCE)).result == "gone", "it never read that signal"
+        (letter,) = await worker.list(dead)
+        assert (await worker.wait(letter.id, timeout=PATIENCE)).status is Status.FAILED
+        listed = {each.id: each.state for each in await worker.list()}
+        assert isinstance(listed[job_id], str), "as the text that it is"
+        assert (listed[woken.id], len(listed)) == ([1], 6)

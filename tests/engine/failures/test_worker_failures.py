@@ -1,0 +1,55 @@
+"""A worker that cannot work says so: at its start, and when its heartbeat breaks."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, NoReturn
+
+import pytest
+
+from gen_durable import Context, Done, Machine, Outcome, Worker, WorkerStoppedError, step
+from gen_durable._db import insert as inserts
+from gen_durable._db.failures import StatementError
+from gen_durable._runtime import heartbeat
+from tests.support.settings import FAST
+from tests.support.waiting import PATIENCE
+
+
+def _refused(*args: object) -> NoReturn:
+    raise StatementError("42501", "permission denied")
+
+
+class Slow(Machine[float, str]):
+    @step
+    async def run(self, ctx: Context[float]) -> Outcome[str]:
+        await asyncio.sleep(ctx.state)
+        return Done("done")
+
+
+async def test_what_keeps_a_worker_from_starting_is_told(
+    durable_dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inserts, "register", _refused)
+    with pytest.raises(StatementError, match="permission denied"):
+        async with Worker([Slow], dsn=durable_dsn, settings=FAST):
+            raise AssertionError("it started")
+
+
+async def test_a_heartbeat_that_breaks_stops_its_worker(
+    durable_dsn: str, db: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise it would lease rows that nothing renews. What it runs is given back."""
+    monkeypatch.setattr(heartbeat, "renew", _refused)
+    ref = None
+    with pytest.raises(WorkerStoppedError, match="permission denied"):
+        async with (
+            asyncio.timeout(PATIENCE.total_seconds()),
+            Worker([Slow], dsn=durable_dsn, settings=FAST) as worker,
+        ):
+            ref = await worker.insert(Slow, 60.0)
+            await asyncio.Event().wait()
+    assert ref is not None
+    assert (
+        await db.fetchval("select status::text from gen_durable.gen_durable where id = $1", ref.id)
+        == "runnable"
+    )

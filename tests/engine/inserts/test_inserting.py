@@ -1,0 +1,201 @@
+"""INS: inserts, their options, many at once, in the caller's transaction, and in SQL."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+import psycopg
+import pytest
+
+from gen_durable import (
+    Await,
+    Client,
+    Context,
+    Delivered,
+    Done,
+    Duplicate,
+    DuplicateSignal,
+    EncodeError,
+    Inserted,
+    KeyTaken,
+    Machine,
+    Next,
+    Outcome,
+    Spec,
+    UsageError,
+    step,
+)
+from gen_durable.testing import Harness
+from tests.support.machines import Say
+from tests.support.rows import SqlConnection, is_near
+from tests.support.settings import AN_HOUR
+
+
+class Job(Machine[int, int], version=3, queue="jobs"):
+    @step
+    async def first(self, ctx: Context[int]) -> Outcome[int]:
+        return Next(self.second)
+
+    @step
+    async def second(self, ctx: Context[int]) -> Outcome[int]:
+        return Done(ctx.state)
+
+
+@pytest.mark.clause("INS-1")
+def test_an_insert_is_new_or_points_at_who_has_the_key(durable: Harness, sql: SqlConnection) -> None:
+    first = durable.insert(Say, "hi", unique_key="u", correlation_key="c")
+    assert isinstance(first, Inserted)
+    assert sql.row(first.id)["state"] == "hi"
+    by_key = durable.insert(Say, "again", unique_key="u")
+    by_address = durable.insert(Say, "again", correlation_key="c")
+    assert (by_key, by_address) == (Duplicate(Say, first.id, "u"), Duplicate(Say, first.id, "c"))
+    assert durable.count() == 1
+
+
+@pytest.mark.clause("INS-2")
+def test_what_is_left_out_comes_from_the_machine(durable: Harness, sql: SqlConnection) -> None:
+    row = sql.row(durable.insert(Job, 1).id)
+    assert (row["fsm"], row["fsm_version"], row["step"], row["queue"]) == ("Job", 3, "first", "jobs")
+    assert (row["priority"], row["status"], row["attempt"], row["step_seq"]) == (0, "runnable", 0, 0)
+    assert row["eligible_at"] == row["inserted_at"] == row["updated_at"]
+    keys = (
+        "unique_key",
+        "unique_scope",
+        "correlation_key",
+        "correlation_scope",
+        "concurrency_key",
+        "parent_id",
+    )
+    assert [row[key] for key in keys] == [None] * len(keys)
+    other = sql.row(durable.insert(Job, 1, step=Job.second, queue="other", priority=-5).id)
+    assert (other["step"], other["queue"], other["priority"]) == ("second", "other", -5)
+
+
+@pytest.mark.clause("INS-3")
+def test_args_is_another_name_of_the_state(durable: Harness, sql: SqlConnection) -> None:
+    assert sql.row(durable.insert(Job, args=7).id)["state"] == 7
+    with pytest.raises(UsageError, match="both state and args"):
+        durable.insert(Job, 7, args=8)  # type: ignore[call-overload]
+
+
+@pytest.mark.clause("INS-4", "INS-5")
+def test_moments_have_an_order_of_weight(durable: Harness, sql: SqlConnection) -> None:
+    at, other = datetime(2040, 1, 1, tzinfo=UTC), datetime(2041, 1, 1, tzinfo=UTC)
+    all_three = durable.insert(Job, 1, eligible_at=at, schedule_at=other, schedule_in=AN_HOUR)
+    two = durable.insert(Job, 1, schedule_at=other, schedule_in=AN_HOUR)
+    one = durable.insert(Job, 1, schedule_in=AN_HOUR)
+    assert sql.columns(all_three.id, "eligible_at") == (at,)
+    assert sql.columns(two.id, "eligible_at") == (other,)
+    row = sql.row(one.id)
+    assert row["eligible_at"] - row["inserted_at"] == AN_HOUR
+    assert is_near(row["inserted_at"], sql.value("select now()"))
+    for option in ("eligible_at", "schedule_at"):
+        naive: Any = {option: datetime(2040, 1, 1)}  # noqa: DTZ001 - the point of it
+        with pytest.raises(UsageError, match="no time zone"):
+            durable.insert(Job, 1, **naive)
+
+
+@pytest.mark.clause("INS-6")
+def test_many_are_inserted_by_one_statement_and_answered_in_order(
+    durable: Harness, sql: SqlConnection
+) -> None:
+    held = durable.insert(Say, "held", unique_key="u")
+    sql("create table statements (at timestamptz)")
+    sql(
+        "create function tally() returns trigger language plpgsql as"
+        " $$ begin insert into public.statements values (now()); return null; end $$"
+    )
+    sql(
+        "create trigger tally after insert on gen_durable.gen_durable for each statement execute function tally()"
+    )
+    first, taken, second, twin, last = durable.insert_all(
+        [
+            Spec(Say, "first"),
+            Spec(Say, "taken", unique_key="u"),
+            Spec(Say, "second", unique_key="v"),
+            Spec(Say, "twin", unique_key="v"),
+            Spec(Job, 7),
+        ]
+    )
+    assert [type(one) for one in (first, second, last)] == [Inserted] * 3
+    assert first.id < second.id < last.id
+    assert (taken, twin) == (Duplicate(Say, held.id, "u"), Duplicate(Say, second.id, "v"))
+    assert [one.state for one in durable.instances()] == ["held", "first", "second", 7]
+    assert len(sql("select * from statements")) == 1
+
+
+@pytest.mark.clause("INS-7")
+def test_one_bad_spec_refuses_the_batch(durable: Harness) -> None:
+    anything: Any = object()
+    with pytest.raises(EncodeError):
+        durable.insert_all([Spec(Say, "a"), Spec(Say, "b"), Spec(Say, anything)])
+    assert durable.count(Say) == 0
+
+
+@pytest.mark.clause("INS-11")
+def test_a_key_of_another_machine_refuses_one_spec(durable: Harness) -> None:
+    durable.insert(Job, 1, unique_key="u")
+    answers = durable.insert_all([Spec(Say, "a"), Spec(Say, "b", unique_key="u"), Spec(Say, "c")])
+    assert [type(answer) for answer in answers] == [Inserted, KeyTaken, Inserted]
+    assert durable.count(Say) == 2
+
+
+@pytest.mark.clause("INS-8")
+@pytest.mark.parametrize("commits", [True, False])
+def test_in_the_callers_transaction_it_happens_when_that_commits(
+    durable: Harness, sql: SqlConnection, *, commits: bool
+) -> None:
+    target = durable.insert(Say, "target", schedule_in=AN_HOUR)
+    with sql.another() as conn:
+        ref = durable.insert(Say, "hi", conn=conn)
+        durable.signal(target, "go", conn=conn)
+        assert (durable.get(ref), sql.inbox(target.id)) == (None, [])
+        conn.commit() if commits else conn.rollback()
+    assert (durable.get(ref) is not None) is commits
+    assert sql.inbox(target.id) == (["go"] if commits else [])
+
+
+class Patient(Machine[dict[str, Any], int], version=2, queue="jobs"):
+    @step
+    async def start(self, ctx: Context[dict[str, Any]]) -> Outcome[int]:
+        return Await("go", then=self.end)
+
+    @step
+    async def end(self, ctx: Context[dict[str, Any]]) -> Outcome[int]:
+        return Done(ctx.awaited[0].payload)
+
+
+@pytest.mark.clause("INS-9")
+def test_sql_inserts_and_signals_as_clients_do(durable: Harness, sql: SqlConnection) -> None:
+    durable.use(Patient)
+    durable.drain()  # it tells the database what it runs, as a worker does
+    insert = """select id, inserted from gen_durable.insert('Patient', '{"n": 1}', correlation_key => 'c')"""
+    (first,), (again,) = sql(insert), sql(insert)
+    assert (first["inserted"], again["inserted"], again["id"]) == (True, False, first["id"])
+    id = first["id"]
+    assert sql.columns(id, "fsm_version step queue state") == (2, "start", "jobs", {"n": 1})
+    signal = "select id, delivered from gen_durable.signal('c', 'go', '42', 'evt-7')"
+    assert sql(signal) == [{"id": id, "delivered": True}]
+    assert durable.signal(id, "go", dedup_key="evt-7") == DuplicateSignal(id)
+    assert sql("select delivered from gen_durable.signal(%s::bigint, 'other')", id) == [{"delivered": True}]
+    both = sql(
+        """select ord, inserted from gen_durable.insert_all('[{"fsm": "Patient"}, {"fsm": "Patient"}]')"""
+    )
+    assert both == [{"ord": 1, "inserted": True}, {"ord": 2, "inserted": True}]
+    durable.drain()
+    durable.assert_done(id, 42)
+    with pytest.raises(psycopg.Error, match="no live instance"):
+        sql(signal)
+
+
+@pytest.mark.clause("INS-10")
+def test_an_instance_needs_no_worker_to_be_accepted(durable_dsn: str, sql: SqlConnection) -> None:
+    with Client(durable_dsn) as client:
+        ref = client.insert(Say, "hi")
+        assert client.signal(ref, "early") == Delivered(ref.id, is_awaited=False)
+    assert sql("select * from gen_durable.machines") == []
+    with Harness(durable_dsn) as worker:
+        worker.use(Say)
+        worker.drain()
+        worker.assert_done(ref, "hi")

@@ -1,0 +1,209 @@
+"""UNQ, COR: keys that are taken, by whom and how long, and keys that are addresses."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+
+from gen_durable import (
+    Await,
+    Client,
+    Context,
+    Delivered,
+    Done,
+    Duplicate,
+    Inserted,
+    KeyTakenError,
+    Next,
+    NoTargetError,
+    Outcome,
+    Status,
+)
+from gen_durable.instance import LIVE_STATUSES
+from gen_durable.testing import Harness
+from tests.support.machines import Fail, Say, probe
+from tests.support.rows import SqlConnection
+from tests.support.settings import AN_HOUR
+
+
+def is_new(durable: Harness, **options: Any) -> bool:
+    return isinstance(durable.insert(Say, "again", schedule_in=AN_HOUR, **options), Inserted)
+
+
+@pytest.mark.clause("UNQ-1")
+def test_a_key_is_stored_as_it_was_given(durable: Harness, sql: SqlConnection) -> None:
+    for key, stored in ((b"\x00\xff raw", b"\x00\xff raw"), ("größe: 1", "größe: 1".encode())):
+        ref = durable.insert(Say, "hi", unique_key=key)
+        assert sql.columns(ref.id, "unique_key unique_guard") == (stored, stored)
+    assert isinstance(durable.insert(Say, "hi", unique_key="größe: 1".encode()), Duplicate)
+
+
+@pytest.mark.clause("UNQ-2", "UNQ-4", "UNQ-7")
+@pytest.mark.parametrize("scope", [["runnable"], ["awaiting_signal", "failed"], ["done"]], ids=str)
+def test_a_key_is_taken_while_the_status_is_in_its_scope(
+    durable: Harness, sql: SqlConnection, scope: list[Status]
+) -> None:
+    ref = durable.insert(Say, "hi", unique_key="u", unique_scope=scope)
+    for status in Status:
+        token = 1 if status == "executing" else None
+        sql(
+            "update gen_durable.gen_durable set status = %s, lease_token = %s where id = %s",
+            status,
+            token,
+            ref.id,
+        )
+        is_taken = status in LIVE_STATUSES or status in scope
+        assert sql.columns(ref.id, "unique_guard") == (b"u" if is_taken else None,)
+        answer = durable.insert(Say, "again", unique_key="u", unique_scope=scope)
+        assert isinstance(answer, Duplicate) is is_taken
+        sql("delete from gen_durable.gen_durable where id <> %s", ref.id)
+
+
+@pytest.mark.clause("UNQ-3")
+def test_without_a_key_nothing_is_deduplicated(durable: Harness) -> None:
+    assert [type(durable.insert(Say, "hi")) for _ in range(3)] == [Inserted] * 3
+
+
+@pytest.mark.clause("UNQ-4")
+def test_the_commit_that_leaves_the_scope_frees_the_key(durable: Harness, sql: SqlConnection) -> None:
+    guards: list[Any] = []
+
+    def look(ctx: Context[int], outcome: Outcome[Any]) -> Outcome[Any]:
+        guards.append(sql.columns(ctx.id, "status unique_guard"))
+        return outcome
+
+    machine = probe(
+        lambda ctx: look(ctx, Await("go", then="two")),
+        lambda ctx: look(ctx, Done(0) if ctx.step_seq == 4 else Next("two")),
+    )
+    ref = durable.insert(machine, 7, unique_key="u", unique_scope=LIVE_STATUSES)
+    durable.drain()
+    assert sql.columns(ref.id, "status unique_guard") == ("awaiting_signal", b"u")
+    durable.signal(ref, "go")
+    durable.drain()
+    assert guards == [("executing", b"u")] * 4
+    assert sql.columns(ref.id, "status unique_key unique_guard") == ("done", b"u", None)
+    assert is_new(durable, unique_key="u")
+
+
+@pytest.mark.clause("UNQ-5")
+def test_the_scope_of_the_holder_decides(durable: Harness) -> None:
+    durable.insert(Say, "for ever", unique_key="a")
+    durable.insert(Say, "for life", unique_key="b", unique_scope=LIVE_STATUSES)
+    durable.drain()
+    assert not is_new(durable, unique_key="a", unique_scope=LIVE_STATUSES)
+    assert is_new(durable, unique_key="b")
+
+
+@pytest.mark.clause("UNQ-6")
+def test_by_default_every_status_counts(durable: Harness, sql: SqlConnection) -> None:
+    done, failed = durable.insert(Say, "hi", unique_key="a"), durable.insert(Fail, "no", unique_key="b")
+    durable.drain()
+    assert [sql.columns(ref.id, "unique_guard") for ref in (done, failed)] == [(b"a",), (b"b",)]
+    assert not is_new(durable, unique_key="a")
+    scope = sql.value("select unique_scope::text[] from gen_durable.gen_durable where id = %s", done.id)
+    assert scope == list(Status)
+
+
+@pytest.mark.clause("UNQ-7")
+def test_a_scope_is_widened_to_all_live_statuses_and_an_empty_one_takes_nothing(
+    durable: Harness, sql: SqlConnection
+) -> None:
+    scopes: list[Any] = [["executing"], ["runnable", "failed"], []]
+    refs = [
+        durable.insert(Say, "hi", unique_key=f"u{n}", unique_scope=scope) for n, scope in enumerate(scopes)
+    ]
+    stored = [
+        sql.value("select unique_scope::text[] from gen_durable.gen_durable where id = %s", ref.id)
+        for ref in refs
+    ]
+    assert stored == [list(LIVE_STATUSES), [*LIVE_STATUSES, "failed"], []]
+    assert is_new(durable, unique_key="u2", unique_scope=[])
+    assert is_new(durable, unique_key="u2")
+
+
+@pytest.mark.clause("UNQ-8")
+@pytest.mark.parametrize("kind", ["unique_key", "correlation_key"])
+def test_keys_are_shared_by_all_machines(durable: Harness, kind: str) -> None:
+    key: Any = {kind: "k"}
+    holder = durable.insert(Say, "hi", **key)
+    with pytest.raises(KeyTakenError, match=f"Say {holder.id}"):
+        durable.insert(Fail, "no", **key)
+
+
+@pytest.mark.clause("UNQ-9")
+def test_a_window_is_a_coarse_time_in_the_key(durable: Harness) -> None:
+    assert [is_new(durable, unique_key=f"report:{hour}") for hour in (9, 9, 10, 9)] == [
+        True,
+        False,
+        True,
+        False,
+    ]
+
+
+@pytest.mark.clause("UNQ-10")
+def test_of_many_inserts_of_one_key_one_is_new(durable_dsn: str) -> None:
+    answers: list[Any] = []
+    barrier = threading.Barrier(4)
+
+    def insert() -> None:
+        with Client(durable_dsn) as client:
+            barrier.wait()
+            answers.extend(client.insert(Say, "hi", unique_key=f"u{n}") for n in range(10))
+
+    threads = [threading.Thread(target=insert) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    new = {answer.id for answer in answers if isinstance(answer, Inserted)}
+    assert (len(answers), len(new)) == (40, 10)
+    assert {answer.id for answer in answers} == new
+
+
+@pytest.mark.clause("COR-1", "COR-2")
+def test_a_correlation_key_is_unique_among_the_living(durable: Harness) -> None:
+    parked = durable.insert(probe(lambda ctx: Await("go", then="two")), 7, correlation_key="order:42")
+    with pytest.raises(KeyTakenError):
+        is_new(durable, correlation_key="order:42")
+    durable.drain()
+    assert durable.signal("order:42", "go") == Delivered(parked.id, is_awaited=True)
+    durable.drain()
+    durable.assert_done(parked)
+    with pytest.raises(NoTargetError):
+        durable.signal("order:42", "go")
+    assert is_new(durable, correlation_key="order:42")
+    assert not is_new(durable, correlation_key="order:42")
+
+
+@pytest.mark.clause("COR-3")
+@pytest.mark.parametrize(("machine", "end"), [(Say, "done"), (Fail, "failed")])
+def test_a_key_may_stay_taken_after_the_end(
+    durable: Harness, sql: SqlConnection, machine: Any, end: Status
+) -> None:
+    ref = durable.insert(machine, "hi", correlation_key="order:42", correlation_scope=[end])
+    durable.drain()
+    assert sql.columns(ref.id, "status correlation_guard") == (end, "order:42")
+    assert isinstance(durable.insert(machine, "again", correlation_key="order:42"), Duplicate)
+    with pytest.raises(NoTargetError):
+        durable.signal("order:42", "go")
+
+
+@pytest.mark.clause("COR-4")
+def test_with_an_empty_scope_it_is_neither_unique_nor_an_address(durable: Harness) -> None:
+    for _ in range(2):
+        assert is_new(durable, correlation_key="order:42", correlation_scope=[])
+    with pytest.raises(NoTargetError):
+        durable.signal("order:42", "go")
+
+
+@pytest.mark.clause("COR-5")
+def test_without_a_key_an_instance_has_only_its_id(durable: Harness, sql: SqlConnection) -> None:
+    ref = durable.insert(Say, "hi")
+    assert isinstance(durable.insert(Say, "hi"), Inserted)
+    with pytest.raises(NoTargetError):
+        durable.signal(str(ref.id), "go")
+    durable.signal(ref.id, "go")
+    assert sql.inbox(ref.id) == ["go"]

@@ -1,0 +1,162 @@
+"""A process that dies in mid-step costs an attempt and nothing else: no outcome, no `handle`, the same key again."""
+
+from __future__ import annotations
+
+import signal
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from gen_durable import (
+    AsyncClient,
+    Context,
+    Done,
+    Machine,
+    Outcome,
+    ScheduleChildren,
+    Spec,
+    Stop,
+    Worker,
+    step,
+)
+from gen_durable.telemetry import ReaperReaped
+from tests.support.crashing_workers import Killer, Sleeper
+from tests.support.rows import has_no_lease, inbox_of, row_of, signal_rows
+from tests.support.settings import FAST
+from tests.support.waiting import PATIENCE, Events
+from tests.support.worker_process import worker_process
+
+NEVER = "/nonexistent/go"
+
+
+class Rescue(Machine[str, str], name="Sleeper"):
+    """What the survivor runs in place of the step that never ends."""
+
+    def __init__(self) -> None:
+        self.handled: list[Exception] = []
+
+    @step
+    async def sleep(self, ctx: Context[str]) -> Outcome[str]:
+        return Done(f"{ctx.step} {ctx.attempt} {ctx.idempotency_key}")
+
+    @step
+    async def block(self, ctx: Context[str]) -> Outcome[str]:
+        return Done(f"{ctx.step} {ctx.attempt} {ctx.idempotency_key}")
+
+    def handle(self, error: Exception, ctx: Context[str]) -> Outcome[str]:
+        self.handled.append(error)
+        return Stop(error)
+
+
+async def test_a_step_whose_process_was_killed_runs_again_with_the_same_key(
+    durable_dsn: str, db: Any
+) -> None:
+    rescue = Rescue()
+    async with AsyncClient(durable_dsn, settings=FAST) as client:
+        refs = [await client.insert(Sleeper, NEVER, step=name) for name in ("sleep", "block")]
+        async with worker_process(durable_dsn, FAST) as victim:
+            begun = {
+                (line["id"], line["key"], line["attempt"])
+                for _ in refs
+                for line in [await victim.hears(begun=...)]
+            }
+            assert begun == {(ref.id, f"{ref.id}:1", 0) for ref in refs}
+            await victim.kill()
+        async with Worker([rescue], dsn=durable_dsn, settings=FAST) as worker:
+            events = Events(worker)
+            reaped = await events.wait(ReaperReaped)
+            rows = [await row_of(db, ref.id) for ref in refs]
+            ended = await worker.wait_all(refs, timeout=PATIENCE)
+    assert (reaped.count, set(reaped.ids), reaped.capped) == (2, {ref.id for ref in refs}, ())
+    for row in rows:
+        assert (row["status"], row["attempt"], row["crash_count"], row["step_seq"]) == ("runnable", 1, 1, 0)
+        assert (
+            timedelta(milliseconds=900)
+            < row["eligible_at"] - row["updated_at"]
+            < timedelta(milliseconds=1100)
+        )
+        assert has_no_lease(row)
+    assert {line["key"] for line in victim.told if "begun" in line} == {f"{ref.id}:1" for ref in refs}
+    assert [one.result for one in ended] == [f"sleep 1 {refs[0].id}:1", f"block 1 {refs[1].id}:1"]
+    assert [one.crash_count for one in ended] == [0, 0], "a committed outcome forgives"
+    assert rescue.handled == []
+
+
+async def test_the_living_take_over_from_the_dead(durable_dsn: str, tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    async with (
+        AsyncClient(durable_dsn, settings=FAST) as client,
+        worker_process(durable_dsn, FAST) as first,
+        worker_process(durable_dsn, FAST) as second,
+    ):
+        for process in (first, second):
+            await process.hears(ready=True)
+        refs = await client.insert_all([Spec(Sleeper, str(go)) for _ in range(20)])
+        # Both have ten slots, so both have ten of the twenty.
+        for process in (first, second):
+            for _ in range(10):
+                await process.hears(begun="sleep")
+        await first.kill()
+        go.touch()
+        ended = await client.wait_all(refs, timeout=PATIENCE)
+        second.send(signal.SIGTERM)
+        assert await second.ends() == 0
+    assert {one.result for one in ended} == {str(second.told[0]["pid"])}
+    dead = {line["id"] for line in first.told if "begun" in line}
+    (reaped,) = [line for line in second.told if line.get("event") == "reaper.reaped"]
+    assert set(reaped["ids"]) == dead
+    again = {(line["id"], line["attempt"]) for line in second.told if "begun" in line and line["attempt"]}
+    assert again == {(id, 1) for id in dead}
+
+
+async def test_a_step_that_kills_its_process_again_and_again_fails_as_poison(
+    durable_dsn: str, db: Any
+) -> None:
+    settings = msgspec.structs.replace(
+        FAST, crash_limit=3, lease=timedelta(milliseconds=500), heartbeat=timedelta(milliseconds=200)
+    )
+
+    class Parent(Machine[None, str]):
+        @step
+        async def start(self, ctx: Context[None]) -> Outcome[str]:
+            return ScheduleChildren([Spec(Killer)], then=self.finish)
+
+        @step
+        async def finish(self, ctx: Context[None]) -> Outcome[str]:
+            (child,) = ctx.children
+            return Done(f"{child.status}: {child.last_error}")
+
+    waits: list[float] = []
+    async with Worker([Parent], dsn=durable_dsn, settings=settings) as worker:
+        events = Events(worker)
+        parent = await worker.insert(Parent)
+        await worker.wait(parent, timeout=PATIENCE, until="settled")
+        (child,) = await worker.children(parent)
+        await worker.signal(child.id, "unread", dedup_key="once")
+        for crash in (1, 2, 3):
+            async with worker_process(durable_dsn, settings) as victim:
+                begun = await victim.hears(begun="kill")
+                assert (begun["id"], begun["attempt"], begun["key"]) == (child.id, crash - 1, f"{child.id}:1")
+                assert await victim.ends() == -signal.SIGKILL
+                assert not any("handled" in line for line in victim.told)
+            reaped = await events.wait(ReaperReaped, count=crash)
+            assert reaped.ids == (child.id,)
+            assert reaped.capped == ((child.id,) if crash == 3 else ())
+            hurt = await row_of(db, child.id)
+            assert (hurt["attempt"], hurt["crash_count"]) == (min(crash, 2), crash)
+            waits.append((hurt["eligible_at"] - hurt["updated_at"]).total_seconds())
+            # Nobody has to watch the back-off go by.
+            await db.execute(
+                "update gen_durable.gen_durable set eligible_at = now() where status = 'runnable'"
+            )
+        ended = await worker.wait(parent, timeout=PATIENCE)
+    row = await row_of(db, child.id)
+    assert waits[:2] == [1.0, 2.0]
+    assert (row["status"], row["last_error"]) == ("failed", "poison: the process died 3 times in step kill")
+    assert has_no_lease(row)
+    assert row["finished_at"] is not None
+    assert await inbox_of(db, child.id) == []
+    assert await signal_rows(db, child.id) == 0
+    assert ended.result == "failed: poison: the process died 3 times in step kill"

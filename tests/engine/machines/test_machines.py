@@ -1,0 +1,224 @@
+"""MCH, VER: machines, their state, and their versions side by side."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+import msgspec
+import pytest
+
+from gen_durable import (
+    Context,
+    Done,
+    Machine,
+    Next,
+    Outcome,
+    Stop,
+    Worker,
+    step,
+)
+from gen_durable.errors import DuplicateMachineError
+from gen_durable.testing import Harness
+from tests.support.machines import Say, probe
+from tests.support.rows import SqlConnection
+from tests.support.settings import CALM
+from tests.support.waiting import PATIENCE
+
+
+class Order(msgspec.Struct):
+    number: int
+    paid: bool = False
+
+
+class Receipt(msgspec.Struct):
+    number: int
+
+
+class Shop(Machine[Order, Receipt]):
+    @step
+    async def open(self, ctx: Context[Order]) -> Outcome:
+        return Next(self.close, Order(ctx.state.number, paid=True))
+
+    @step
+    async def close(self, ctx: Context[Order]) -> Outcome[Receipt]:
+        assert isinstance(ctx.state, Order)
+        return Done(Receipt(ctx.state.number))
+
+
+@pytest.mark.clause("MCH-1")
+def test_a_machine_has_the_name_of_its_class_and_may_have_another(
+    durable: Harness, sql: SqlConnection
+) -> None:
+    class Named(Machine[int], name="billing.charge.v1", version=3, queue="money"):
+        @step
+        async def run(self, ctx: Context[int]) -> Outcome[None]:
+            return Done()
+
+    assert sql.columns(durable.insert(Say, "hi").id, "fsm fsm_version queue") == ("Say", 1, "default")
+    named = durable.insert(Named, 1)
+    assert sql.columns(named.id, "fsm fsm_version queue") == ("billing.charge.v1", 3, "money")
+
+
+@pytest.mark.clause("MCH-2")
+def test_an_instance_begins_at_the_first_step_or_at_the_marked_one(
+    durable: Harness, sql: SqlConnection
+) -> None:
+    class Marked(Machine[int]):
+        @step
+        async def first(self, ctx: Context[int]) -> Outcome[None]:
+            return Stop("not here")
+
+        @step(initial=True)
+        async def second(self, ctx: Context[int]) -> Outcome[None]:
+            return Done()
+
+    assert sql.columns(durable.insert(Shop, Order(1)).id, "step") == ("open",)
+    assert sql.columns(durable.insert(Marked, 1).id, "step") == ("second",)
+
+
+@pytest.mark.clause("MCH-3", "MCH-6")
+def test_state_and_result_are_json_in_the_database_and_typed_outside(
+    durable: Harness, sql: SqlConnection
+) -> None:
+    ref = durable.insert(Shop, Order(42))
+    durable.drain()
+    assert sql.columns(ref.id, "state result") == ({"number": 42, "paid": True}, {"number": 42})
+    assert durable.assert_done(ref) == Receipt(42)
+    assert not hasattr(Context, "result")
+
+
+@pytest.mark.clause("MCH-4")
+def test_without_a_type_the_state_is_a_dict(durable: Harness) -> None:
+    class Free(Machine):
+        @step
+        async def run(self, ctx: Context[dict[str, Any]]) -> Outcome[Any]:
+            return Done(ctx.state | {"b": 2})
+
+    ref = durable.insert(Free, {"a": 1})
+    durable.drain()
+    assert durable.assert_done(ref) == {"a": 1, "b": 2}
+
+
+@pytest.mark.parametrize(
+    ("outcome", "stored", "expected"),
+    [
+        (Next("two", state=object()), "7", "EncodeError: 7"),
+        (Done(object()), "7", "EncodeError: 7"),
+        (Done(1), '"no number"', 'DecodeError: "no number"'),
+    ],
+    ids=["state", "result", "stored state"],
+)
+@pytest.mark.clause("MCH-5")
+def test_what_does_not_decode_or_encode_goes_to_handle(
+    durable: Harness, sql: SqlConnection, outcome: Any, stored: str, expected: str
+) -> None:
+    def handle(error: Exception, ctx: Context[int]) -> Outcome[Any]:
+        return Stop(f"handled {type(error).__name__}: {ctx.raw_state}")
+
+    ref = durable.insert(probe(lambda ctx: outcome, handle=handle), 7)
+    sql("update gen_durable.gen_durable set state = %s", stored)
+    durable.drain()
+    durable.assert_failed(ref.id, match=f"^handled {expected}$")
+
+
+@pytest.mark.clause("MCH-7")
+async def test_async_steps_share_the_loop_and_plain_ones_have_threads(durable_dsn: str) -> None:
+    loop = threading.get_ident()
+    most = [0, 0]
+
+    class Both(Machine[None, bool]):
+        @step
+        async def on_the_loop(self, ctx: Context[None]) -> Outcome[bool]:
+            return Done(threading.get_ident() == loop)
+
+        @step
+        def in_a_thread(self, ctx: Context[None]) -> Outcome[bool]:
+            most[0] += 1
+            most[1] = max(most)
+            time.sleep(0.05)
+            most[0] -= 1
+            return Done(threading.get_ident() == loop)
+
+    settings = msgspec.structs.replace(CALM, threads=2)
+    async with Worker([Both], dsn=durable_dsn, settings=settings) as worker:
+        here = await worker.insert(Both)
+        there = [await worker.insert(Both, step="in_a_thread") for _ in range(6)]
+        ended = await worker.wait_all([here, *there], timeout=PATIENCE)
+    assert [one.result for one in ended] == [True] + [False] * 6
+    assert most[1] == 2
+
+
+@pytest.mark.clause("MCH-8")
+def test_the_context_of_a_step_and_of_handle(durable: Harness) -> None:
+    fields = {
+        *("id", "machine", "version", "step", "attempt", "step_seq", "idempotency_key", "state", "raw_state"),
+        *("awaited", "inbox", "timed_out", "children", "parent_id", "correlation_key", "max_attempts"),
+        *("cancellation", "cancelled", "raise_if_cancelled", "emit", "emitted", "slot", "resources"),
+    }
+    offered = {name for name in dir(Context) if not name.startswith("_")}
+    seen: list[Context[int]] = []
+
+    def one(ctx: Context[int]) -> Outcome[Any]:
+        seen.append(ctx)
+        raise ValueError
+
+    def handle(error: Exception, ctx: Context[int]) -> Outcome[Any]:
+        seen.append(ctx)
+        return Done(0)
+
+    durable.insert(probe(one, handle=handle), 7, correlation_key="order:7")
+    durable.drain()
+    assert offered == fields
+    assert [(ctx.machine, ctx.version, ctx.step, ctx.state) for ctx in seen] == [("Probe", 1, "one", 7)] * 2
+    assert msgspec.structs.asdict(seen[0]).keys() == msgspec.structs.asdict(seen[1]).keys()
+    assert seen[1].correlation_key == "order:7"
+
+
+@pytest.mark.clause("MCH-9")
+def test_another_process_goes_on_where_one_has_stopped(durable_dsn: str, sql: SqlConnection) -> None:
+    with Harness(durable_dsn) as first:
+        ref = first.insert(machine := probe(lambda ctx: Next("two", delay=CALM.lease)), 7)
+        first.drain(collapse=False)
+    sql("update gen_durable.gen_durable set eligible_at = now()")
+    with Harness(durable_dsn) as second:
+        second.use(machine)
+        second.drain()
+        second.assert_done(ref, 7)
+
+
+class Old(Machine[int, str], name="Deployed", version=1):
+    @step
+    async def run(self, ctx: Context[int]) -> Outcome[str]:
+        return Done("old")
+
+
+class New(Machine[int, str], name="Deployed", version=2):
+    @step
+    async def run(self, ctx: Context[int]) -> Outcome[str]:
+        return Done("new")
+
+
+@pytest.mark.clause("VER-1", "VER-2")
+def test_each_row_is_run_by_its_own_version(durable: Harness, durable_dsn: str) -> None:
+    old, new = durable.insert(Old, 1), durable.insert(New, 1)
+    with Harness(durable_dsn) as deployed:
+        deployed.use(New)
+        deployed.drain()
+        deployed.assert_done(new, "new")
+        assert deployed.assert_at(old, "run").status == "runnable", "nobody there knows version 1"
+    durable.drain()
+    durable.assert_done(old, "old")
+
+
+@pytest.mark.clause("VER-3")
+def test_one_version_is_one_machine() -> None:
+    class Again(Machine[int, str], name="Deployed", version=2):
+        @step
+        async def run(self, ctx: Context[int]) -> Outcome[str]:
+            return Done("another")
+
+    Worker([Old, New])
+    with pytest.raises(DuplicateMachineError, match="Deployed"):
+        Worker([New, Again])

@@ -1,0 +1,271 @@
+"""CFG, LIM: settings, several engines in one process, and limits."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from gen_durable import (
+    Await,
+    Client,
+    Context,
+    Done,
+    EncodeError,
+    GenDurableError,
+    Machine,
+    Next,
+    Outcome,
+    Queue,
+    ScheduleChildren,
+    Settings,
+    SettingsError,
+    Signal,
+    Spec,
+    Transaction,
+    UsageError,
+    Worker,
+    step,
+)
+from gen_durable.errors import OptionError
+from gen_durable.testing import Harness
+from gen_durable.testing._databases import Databases
+from tests.support.conformance import SPEC, table_of
+from tests.support.machines import Say, probe
+from tests.support.rows import SqlConnection
+from tests.support.settings import CALM
+from tests.support.waiting import PATIENCE
+
+
+@pytest.mark.clause("CFG-1")
+def test_the_settings_and_their_defaults() -> None:
+    defaults = {
+        name: f"{value.total_seconds():.9g} s" if isinstance(value, timedelta) else str(value)
+        for name, value in msgspec.structs.asdict(Settings()).items()
+    }
+    assert defaults == {row[0]: row[1] for row in table_of(SPEC.read_text(encoding="utf-8"), "setting")}
+    assert Settings().renew_after() * 3 == Settings().lease
+
+
+@pytest.mark.clause("CFG-2")
+def test_arguments_win_over_the_environment_and_that_over_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "pyproject.toml"
+    file.write_text('[tool.gen_durable]\nlease = "90s"\nthreads = 1\ncrash_limit = 1\n')
+    monkeypatch.setenv("GEN_DURABLE_THREADS", "2")
+    monkeypatch.setenv("GEN_DURABLE_CRASH_LIMIT", "2")
+    settings = Settings.load(file, crash_limit=3)
+    assert (settings.lease, settings.threads, settings.crash_limit) == (timedelta(seconds=90), 2, 3)
+
+
+@pytest.mark.clause("CFG-3")
+def test_a_heartbeat_above_half_of_the_lease_is_refused() -> None:
+    Settings(lease=timedelta(seconds=10), heartbeat=timedelta(seconds=5))
+    with pytest.raises(SettingsError, match=r"settings\.heartbeat must be at most half of settings\.lease"):
+        Settings(lease=timedelta(seconds=10), heartbeat=timedelta(seconds=6))
+
+
+@pytest.mark.clause("CFG-4")
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"leese": timedelta(1)}, "settings.leese is not a setting.*lease"),
+        ({"schema": "No Name"}, "settings.schema must match"),
+        ({"lease": 60}, "settings.lease must be a timedelta"),
+        ({"threads": 0}, "settings.threads must be at least 1"),
+        ({"crash_limit": 0}, "settings.crash_limit must be at least 1"),
+        ({"executions": "some"}, "settings.executions must be all, failures or off"),
+        ({"pooler": "session"}, "settings.pooler must be none or transaction"),
+        ({"audit": "some"}, "settings.audit must be off, failures or all"),
+        ({"alerts": "x" * 256}, "settings.alerts must be the name of a sink"),
+        ({"poll_interval": timedelta(0)}, "settings.poll_interval must be at least"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_what_cannot_be_set_is_refused_by_its_full_name(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(SettingsError, match=message):
+        Settings.load(**given)
+
+
+@pytest.mark.clause("CFG-4", "PICK-6")
+def test_a_queue_has_room_for_one_at_least() -> None:
+    with pytest.raises(SettingsError, match=r"queue\.concurrency must be at least 1"):
+        Queue(concurrency=0)
+
+
+@pytest.mark.clause("CFG-5", "SCH-9")
+async def test_several_engines_live_in_one_process(durable_dsn: str, durable_databases: Databases) -> None:
+    class Where(Machine[str, str]):
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        @step
+        async def run(self, ctx: Context[str]) -> Outcome[str]:
+            return Done(self.name)
+
+    shop = msgspec.structs.replace(CALM, schema="shop")
+    with durable_databases.fresh() as elsewhere:
+        async with (
+            Worker([here := Where("here")], dsn=durable_dsn, settings=CALM) as first,
+            Worker([Where("shop")], dsn=durable_dsn, settings=shop) as second,
+            Worker([Where("elsewhere")], dsn=elsewhere, settings=CALM) as third,
+        ):
+            workers = (first, second, third)
+            refs = [await one.insert(here, "", unique_key="u") for one in workers]
+            ended = [await one.wait(ref, timeout=PATIENCE) for one, ref in zip(workers, refs, strict=True)]
+            counts = [await one.count() for one in workers]
+    assert [one.result for one in ended] == ["here", "shop", "elsewhere"]
+    assert counts == [1, 1, 1]
+
+
+@pytest.mark.clause("CFG-6")
+async def test_with_a_pooler_in_front_everything_works(durable_dsn: str) -> None:
+    """Here without one: no session is prepared or set up, so it does not matter whose session it is."""
+    prepared: list[int] = []
+
+    async def look(transaction: Transaction) -> None:
+        prepared.append(await transaction.fetchval("select count(*) from pg_prepared_statements"))
+
+    def two(ctx: Context[int]) -> Outcome[Any]:
+        if ctx.awaited:
+            return ScheduleChildren([Spec(Say, "a", unique_key="u")], then="two")
+        return Done(len(ctx.children), effect=look)
+
+    pooled = msgspec.structs.replace(CALM, pooler="transaction")
+    machine = probe(lambda ctx: Await("go", then="two"), two)
+    async with Worker([machine, Say], dsn=durable_dsn, settings=pooled) as worker:
+        ref = await worker.insert(machine, 7, concurrency_key="k")
+        await worker.wait(ref, timeout=PATIENCE, until="settled")
+        await worker.signal(ref, "go")
+        assert (await worker.wait(ref, timeout=PATIENCE)).result == 1
+    with Client(durable_dsn, settings=pooled) as client:
+        assert client.wait(ref).result == 1
+    assert prepared == [0]
+
+
+LONG = timedelta(days=36525)
+
+
+@pytest.mark.clause("LIM-1")
+def test_an_option_beyond_its_limit_is_refused(durable: Harness) -> None:
+    beyond: list[Any] = [
+        {"queue": "q" * 256},
+        {"unique_key": b"u" * 1025},
+        {"correlation_key": "ü" * 513},
+        {"concurrency_key": "k" * 1025},
+        {"schedule_in": LONG + timedelta(1)},
+        {"priority": 32768},
+        {"priority": -32769},
+    ]
+    for options in beyond:
+        with pytest.raises(UsageError):
+            durable.insert(Say, "hi", **options)
+    assert durable.count() == 0
+
+
+@pytest.mark.clause("LIM-1")
+def test_what_is_just_within_the_limits_works(durable: Harness) -> None:
+    ref = durable.insert(
+        *(Say, "hi"),
+        queue="q" * 255,
+        unique_key=b"u" * 1024,
+        correlation_key="ü" * 512,
+        concurrency_key="k" * 1024,
+        priority=-32768,
+    )
+    durable.insert(Say, "later", schedule_in=LONG, priority=32767)
+    durable.signal(ref, "s" * 255, dedup_key="d" * 1024)
+    durable.drain(collapse=False)
+    durable.assert_done(ref)
+
+
+@pytest.mark.clause("LIM-1")
+def test_names_beyond_their_limit_are_refused(durable: Harness) -> None:
+    ref = durable.insert(Say, "hi")
+    for name, key in (("s" * 256, None), ("go", "d" * 1025)):
+        with pytest.raises(UsageError):
+            durable.signal(ref, name, dedup_key=key)
+    with pytest.raises(OptionError):
+        Signal("s" * 256)
+    with pytest.raises(OptionError):
+        type("M" * 256, (Say,), {})
+    with pytest.raises(UsageError):
+        Next("two", delay=LONG + timedelta(1))
+
+
+def nested(depth: int) -> Any:
+    value: Any = 0
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+WITHIN = {"size": "x" * (2**20 - 2), "depth": nested(100), "digits": 10**399}
+BEYOND = {"size": "x" * (2**20 - 1), "depth": nested(101), "digits": 10**400}
+
+
+class Big(Machine[str, Any]):
+    """Ends with one of these."""
+
+    @step
+    async def within(self, ctx: Context[str]) -> Outcome[Any]:
+        return Done(WITHIN[ctx.state])
+
+    @step
+    async def beyond(self, ctx: Context[str]) -> Outcome[Any]:
+        return Done(BEYOND[ctx.state])
+
+    def handle(self, error: Exception, ctx: Context[str]) -> Outcome[Any]:
+        return Done(isinstance(error, EncodeError))
+
+
+@pytest.mark.clause("LIM-2")
+def test_a_payload_beyond_the_limits_is_refused(durable: Harness, subtests: pytest.Subtests) -> None:
+    for what in WITHIN:
+        with subtests.test(what=what):
+            within, beyond = durable.insert(Big, what), durable.insert(Big, what, step=Big.beyond)
+            durable.signal(within, "go", WITHIN[what])
+            with pytest.raises(EncodeError):
+                durable.signal(beyond, "go", BEYOND[what])
+            durable.drain()
+            assert durable.assert_done(within) == WITHIN[what]
+            assert durable.assert_done(beyond) is True
+
+
+@pytest.mark.clause("LIM-3")
+def test_an_await_names_64_signals_at_most() -> None:
+    names = [f"s{n}" for n in range(65)]
+    assert len(Await(*names[:64], then="two").signals) == 64
+    with pytest.raises(UsageError, match="names 65 signals"):
+        Await(*names, then="two")
+
+
+@pytest.mark.clause("LIM-4")
+def test_a_full_inbox_takes_no_more(durable: Harness, sql: SqlConnection) -> None:
+    ref = durable.insert(Say, "hi", schedule_in=timedelta(hours=1))
+    sql(
+        "insert into gen_durable.signals (target_id, name) select %s, 'go' from generate_series(1, 9999)",
+        ref.id,
+    )
+    sql("update gen_durable.gen_durable set has_signals = true, inbox_count = 9999")
+    durable.signal(ref, "the last one")
+    with pytest.raises(GenDurableError, match=r"the inbox .* is full"):
+        durable.signal(ref, "one too many")
+    assert sql.signals(ref.id) == 10_000
+
+
+@pytest.mark.clause("LIM-5")
+def test_one_child_too_many_is_a_failure_of_the_step(durable_dsn: str) -> None:
+    def spawn(ctx: Context[int]) -> Outcome[Any]:
+        return ScheduleChildren([Spec(Say, str(n)) for n in range(ctx.state)], then="two")
+
+    machine = probe(spawn, handle=lambda error, ctx: Done(str(error)))
+    with Harness(durable_dsn, settings=Settings.load(max_children=3)) as durable:
+        enough, too_many = durable.insert(machine, 3), durable.insert(machine, 4)
+        durable.drain()
+        durable.assert_done(enough, 3)
+        assert "schedules 4 children" in durable.assert_done(too_many)

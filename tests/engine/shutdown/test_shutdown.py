@@ -1,0 +1,221 @@
+"""A shutdown is no crash: what it interrupts goes back to the queue and costs neither an attempt nor a crash."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import threading
+import time
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from gen_durable import AsyncClient, Context, Done, Machine, Next, Outcome, Retry, Worker, step
+from gen_durable.telemetry import SchedulerDrain
+from tests.support.crashing_workers import Sleeper
+from tests.support.rows import has_no_lease, row_of
+from tests.support.settings import CALM
+from tests.support.waiting import PATIENCE, Events, happens
+from tests.support.worker_process import worker_process
+
+NEVER = "/nonexistent/go"
+# Leases that nobody waits for: what comes back early was given back.
+BRIEF = msgspec.structs.replace(CALM, drain_timeout=timedelta(milliseconds=300))
+PATIENT = msgspec.structs.replace(CALM, drain_timeout=timedelta(seconds=30))
+
+both_signals = pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=lambda one: one.name)
+
+
+async def _worn(client: AsyncClient, db: Any, step: str, go: str = NEVER) -> int:
+    """An instance that was tried twice and crashed once before."""
+    ref = await client.insert(Sleeper, go, step=step)
+    await db.execute("update gen_durable.gen_durable set attempt = 2, crash_count = 1 where id = $1", ref.id)
+    return ref.id
+
+
+def _is_given_back(row: dict[str, Any]) -> bool:
+    assert (row["status"], row["attempt"], row["crash_count"], row["step_seq"]) == ("runnable", 2, 1, 0)
+    assert row["eligible_at"] == row["inserted_at"], "it keeps its place in the queue"
+    return has_no_lease(row)
+
+
+@both_signals
+async def test_a_step_longer_than_the_drain_goes_back_at_no_cost(
+    durable_dsn: str, db: Any, number: signal.Signals
+) -> None:
+    async with (
+        AsyncClient(durable_dsn, settings=CALM) as client,
+        worker_process(durable_dsn, BRIEF) as process,
+    ):
+        ids = {name: await _worn(client, db, name) for name in ("sleep", "block")}
+        for _ in ids:
+            await process.hears(begun=...)
+        told_at = time.monotonic()
+        process.send(number)
+        assert await process.ends() == 0
+        assert time.monotonic() - told_at < 10, "a thread does not hold up the exit"
+    assert {name: _is_given_back(await row_of(db, id)) for name, id in ids.items()} == dict.fromkeys(
+        ids, True
+    )
+    (drain,) = [line for line in process.told if line.get("event") == "scheduler.drain"]
+    assert (drain["released"], drain["in_flight"], drain["queue"]) == (2, 2, "default")
+    assert "ended" in process.told[-1]
+    assert not any("handled" in line for line in process.told)
+    told = "stopping: 2 steps are running, waiting at most 300ms; a second signal gives back what runs"
+    assert process.log[-1].endswith(told)
+
+
+async def test_a_step_that_ignores_its_cancellation_does_not_hold_up_the_exit(
+    durable_dsn: str, db: Any
+) -> None:
+    async with (
+        AsyncClient(durable_dsn, settings=CALM) as client,
+        worker_process(durable_dsn, BRIEF) as process,
+    ):
+        id = await _worn(client, db, "ignore")
+        await process.hears(begun="ignore")
+        process.send(signal.SIGTERM)
+        await process.hears(event="scheduler.drain", released=1)
+        assert _is_given_back(await row_of(db, id))
+        async with asyncio.timeout(5):
+            assert await process.ends() == 0
+
+
+@both_signals
+async def test_a_step_that_ends_within_the_drain_is_committed(
+    durable_dsn: str, db: Any, tmp_path: Path, number: signal.Signals
+) -> None:
+    go = tmp_path / "go"
+    async with (
+        AsyncClient(durable_dsn, settings=CALM) as client,
+        worker_process(durable_dsn, PATIENT) as process,
+    ):
+        id = await _worn(client, db, "sleep", str(go))
+        await process.hears(begun="sleep")
+        process.send(number)
+        go.touch()
+        assert await process.ends() == 0
+    row = await row_of(db, id)
+    assert (row["status"], row["step_seq"]) == ("done", 1)
+
+
+@both_signals
+@pytest.mark.clause("DRN-4")
+async def test_a_second_signal_is_immediate(durable_dsn: str, db: Any, number: signal.Signals) -> None:
+    async with (
+        AsyncClient(durable_dsn, settings=CALM) as client,
+        worker_process(durable_dsn, PATIENT) as process,
+    ):
+        id = await _worn(client, db, "sleep")
+        await process.hears(begun="sleep")
+        told_at = time.monotonic()
+        process.send(number)
+        process.send(signal.SIGTERM if number == signal.SIGINT else signal.SIGINT)
+        assert await process.ends() == 0
+        assert time.monotonic() - told_at < 10
+    assert _is_given_back(await row_of(db, id))
+
+
+async def test_a_worker_that_is_closed_lets_its_steps_end_and_picks_no_more(
+    durable_dsn: str, db: Any
+) -> None:
+    is_there, may_go = asyncio.Event(), asyncio.Event()
+
+    class Long(Machine[None, str]):
+        @step
+        async def run(self, ctx: Context[None]) -> Outcome[str]:
+            is_there.set()
+            await may_go.wait()
+            return Done("ended")
+
+    async with AsyncClient(durable_dsn, settings=CALM) as client:
+        worker = Worker([Long], dsn=durable_dsn, settings=PATIENT)
+        await worker.__aenter__()
+        running = await client.insert(Long)
+        await happens(is_there)
+        closing = asyncio.get_running_loop().create_task(worker.__aexit__(None, None, None))
+        await asyncio.sleep(0)
+        late = await client.insert(Long)
+        may_go.set()
+        await closing
+        assert (await row_of(db, running.id))["status"] == "done"
+        row = await row_of(db, late.id)
+        assert (row["status"], row["execution"]) == ("runnable", 0)
+
+
+async def test_a_shutdown_ends_a_chain_between_two_steps(
+    durable_dsn: str, db: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "gen_durable")
+    is_there, may_go = asyncio.Event(), asyncio.Event()
+
+    class Walk(Machine[None, None]):
+        @step
+        async def one(self, ctx: Context[None]) -> Outcome[None]:
+            is_there.set()
+            await may_go.wait()
+            return Next(self.two)
+
+        @step
+        async def two(self, ctx: Context[None]) -> Outcome[None]:
+            return Done(None)
+
+    async with AsyncClient(durable_dsn, settings=CALM) as client:
+        ref = await client.insert(Walk)
+        async with Worker([Walk], dsn=durable_dsn, settings=PATIENT) as worker:
+            events = Events(worker)
+            await happens(is_there)
+            # By then the worker is closing.
+            asyncio.get_running_loop().call_later(0.5, may_go.set)
+        row = await row_of(db, ref.id)
+        assert (row["status"], row["step"], row["step_seq"]) == ("runnable", "two", 1)
+        assert has_no_lease(row)
+        assert [(one.released, one.in_flight) for one in events.of(SchedulerDrain)] == [(0, 1)]
+        assert caplog.messages[-1] == "stopping: 1 step is running, waiting at most 30s"
+
+
+async def test_released_work_is_taken_up_by_another_worker_at_once(durable_dsn: str, db: Any) -> None:
+    seen: list[tuple[str, int, str]] = []
+    is_there = asyncio.Event()
+
+    class Long(Machine[None, str]):
+        @step
+        async def run(self, ctx: Context[None]) -> Outcome[str]:
+            seen.append(("begun", ctx.attempt, ctx.idempotency_key))
+            if len(seen) == 1:
+                is_there.set()
+                await asyncio.Event().wait()
+            return Done("ended") if ctx.attempt else Retry()
+
+    async with AsyncClient(durable_dsn, settings=CALM) as client:
+        ref = await client.insert(Long)
+        async with Worker([Long], dsn=durable_dsn, settings=BRIEF):
+            await happens(is_there)
+        async with Worker([Long], dsn=durable_dsn, settings=BRIEF):
+            assert (await client.wait(ref, timeout=PATIENCE)).result == "ended"
+    assert seen == [("begun", attempt, f"{ref.id}:1") for attempt in (0, 0, 1)]
+
+
+async def test_a_blocked_thread_does_not_hold_up_the_end_of_a_worker(durable_dsn: str, db: Any) -> None:
+    is_there, never = asyncio.Event(), threading.Event()
+    loop = asyncio.get_running_loop()
+
+    class Blocked(Machine[None, None]):
+        @step
+        def run(self, ctx: Context[None]) -> Outcome[None]:
+            loop.call_soon_threadsafe(is_there.set)
+            never.wait(PATIENCE.total_seconds())
+            return Done(None)
+
+    async with Worker([Blocked], dsn=durable_dsn, settings=BRIEF) as worker:
+        ref = await worker.insert(Blocked)
+        await happens(is_there)
+        told_at = time.monotonic()
+    assert time.monotonic() - told_at < 10
+    row = await row_of(db, ref.id)
+    assert (row["status"], row["attempt"], row["crash_count"]) == ("runnable", 0, 0)
+    never.set()

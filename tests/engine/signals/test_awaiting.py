@@ -1,0 +1,114 @@
+"""Signals and the steps that wait for them: what wakes, what is seen, and what is consumed."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from gen_durable import (
+    Await,
+    Context,
+    Delivered,
+    Done,
+    Machine,
+    Outcome,
+    Worker,
+    step,
+)
+from tests.support.rows import row_of
+from tests.support.settings import CALM
+from tests.support.waiting import PATIENCE, happens
+
+Names = list[list[str]]
+
+
+def _names(ctx: Context[Any]) -> Names:
+    """What a step was woken with, and what lies in its inbox."""
+    return [[message.name for message in ctx.awaited], [message.name for message in ctx.inbox]]
+
+
+class Patient(Machine[None, Names]):
+    """Awaits one of two, and tells what it saw."""
+
+    @step
+    async def start(self, ctx: Context[None]) -> Outcome[Names]:
+        return Await("paid", "withdrawn", then=self.woken)
+
+    @step
+    async def woken(self, ctx: Context[None]) -> Outcome[Names]:
+        return Done(_names(ctx))
+
+
+@pytest.mark.parametrize("name", ["paid", "withdrawn"])
+async def test_any_name_of_the_set_wakes(durable_dsn: str, name: str) -> None:
+    async with Worker([Patient], dsn=durable_dsn, settings=CALM) as worker:
+        ref = await worker.insert(Patient)
+        await worker.wait(ref, timeout=PATIENCE, until="settled")
+        assert await worker.signal(ref, name, 1) == Delivered(ref.id, is_awaited=True)
+        assert (await worker.wait(ref, timeout=PATIENCE)).result == [[name], [name]]
+
+
+async def test_a_signal_that_is_not_awaited_stays_in_the_inbox_and_wakes_nobody(
+    durable_dsn: str, db: Any
+) -> None:
+    async with Worker([Patient], dsn=durable_dsn, settings=CALM) as worker:
+        ref = await worker.insert(Patient)
+        await worker.wait(ref, timeout=PATIENCE, until="settled")
+        assert await worker.signal(ref, "chatter") == Delivered(ref.id, is_awaited=False)
+        row = await row_of(db, ref.id)
+        assert (row["status"], row["execution"]) == ("awaiting_signal", 1)
+        await worker.signal(ref, "paid")
+        assert (await worker.wait(ref, timeout=PATIENCE)).result == [["paid"], ["chatter", "paid"]]
+
+
+async def test_a_signal_that_came_before_the_first_step_is_not_slept_on(durable_dsn: str) -> None:
+    async with Worker([Patient], dsn=durable_dsn, settings=CALM) as worker:
+        ref = await worker.insert(Patient, queue="later", correlation_key="order:1")
+        assert await worker.signal("order:1", "withdrawn") == Delivered(ref.id, is_awaited=False)
+        async with Worker([Patient], dsn=durable_dsn, settings=CALM, queues={"later": 1}):
+            assert (await worker.wait(ref, timeout=PATIENCE)).result == [["withdrawn"], ["withdrawn"]]
+
+
+async def test_a_signal_that_comes_while_the_step_decides_to_wait_is_not_slept_on(durable_dsn: str) -> None:
+    is_there, may_go = asyncio.Event(), asyncio.Event()
+
+    class Hesitant(Patient, name="Hesitant"):
+        @step
+        async def start(self, ctx: Context[None]) -> Outcome[Names]:
+            assert _names(ctx) == [[], []]
+            is_there.set()
+            await may_go.wait()
+            return Await("paid", then=self.woken)
+
+    async with Worker([Hesitant], dsn=durable_dsn, settings=CALM) as worker:
+        ref = await worker.insert(Hesitant)
+        await happens(is_there)
+        assert await worker.signal(ref, "paid") == Delivered(ref.id, is_awaited=False)
+        may_go.set()
+        assert (await worker.wait(ref, timeout=PATIENCE)).result == [["paid"], ["paid"]]
+
+
+async def test_a_signal_that_lay_in_the_inbox_unawaited_wakes_a_later_await_at_once(durable_dsn: str) -> None:
+    class Two(Machine[None, Names]):
+        @step
+        async def start(self, ctx: Context[None]) -> Outcome[Names]:
+            return Await("first", then=self.middle)
+
+        @step
+        async def middle(self, ctx: Context[None]) -> Outcome[Names]:
+            assert _names(ctx) == [["first"], ["second", "first"]]
+            return Await("second", then=self.end)
+
+        @step
+        async def end(self, ctx: Context[None]) -> Outcome[Names]:
+            return Done(_names(ctx))
+
+    async with Worker([Two], dsn=durable_dsn, settings=CALM) as worker:
+        ref = await worker.insert(Two)
+        await worker.wait(ref, timeout=PATIENCE, until="settled")
+        await worker.signal(ref, "second")
+        await worker.signal(ref, "first")
+        # An Await consumes nothing: the first signal is still there.
+        assert (await worker.wait(ref, timeout=PATIENCE)).result == [["second"], ["second", "first"]]

@@ -1,0 +1,191 @@
+"""What becomes of signals that a step was given: progress consumes them, a retry does not, an end sweeps them all."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from gen_durable import (
+    Await,
+    Context,
+    Delivered,
+    Done,
+    DuplicateSignal,
+    Machine,
+    Next,
+    NoTargetError,
+    Outcome,
+    Retry,
+    ScheduleChildren,
+    Spec,
+    Status,
+    Stop,
+    Worker,
+    step,
+)
+from gen_durable.telemetry import StepStop
+from tests.support.rows import inbox_of, row_of, signal_rows
+from tests.support.settings import AN_HOUR, CALM
+from tests.support.waiting import PATIENCE, Events, happens
+
+Names = list[list[str]]
+
+
+def _names(ctx: Context[Any]) -> Names:
+    """What a step was woken with, and what lies in its inbox."""
+    return [[message.name for message in ctx.awaited], [message.name for message in ctx.inbox]]
+
+
+class Consumer(Machine[str, Names]):
+    """Awaits, progresses in the way that its state names, and tells what is left."""
+
+    def __init__(self) -> None:
+        self.is_woken = asyncio.Event()
+        self.may_go = asyncio.Event()
+
+    @step
+    async def start(self, ctx: Context[str]) -> Outcome[Names]:
+        return Await("paid", then=self.woken)
+
+    @step
+    async def woken(self, ctx: Context[str]) -> Outcome[Names]:
+        assert _names(ctx) == [["paid"], ["chatter", "paid"]]
+        self.is_woken.set()
+        await self.may_go.wait()
+        if ctx.state == "handle":
+            raise ValueError
+        return Next(self.left) if ctx.state == "next" else ScheduleChildren([Spec(Leaf)], then=self.left)
+
+    @step
+    async def left(self, ctx: Context[str]) -> Outcome[Names]:
+        return Await("paid", then=self.end, state=" ".join(_names(ctx)[1]))
+
+    @step
+    async def end(self, ctx: Context[str]) -> Outcome[Names]:
+        return Done([ctx.state.split(), *_names(ctx)])
+
+    def handle(self, error: Exception, ctx: Context[str]) -> Outcome[Names]:
+        return Next(self.left)
+
+
+class Leaf(Machine[None, None]):
+    @step
+    async def run(self, ctx: Context[None]) -> Outcome[None]:
+        return Done(None)
+
+
+@pytest.mark.parametrize("way", ["next", "children", "handle"])
+async def test_progress_consumes_exactly_what_the_step_received(durable_dsn: str, way: str) -> None:
+    machine = Consumer()
+    async with Worker([machine, Leaf], dsn=durable_dsn, settings=CALM) as worker:
+        ref = await worker.insert(machine, way)
+        await worker.wait(ref, timeout=PATIENCE, until="settled")
+        await worker.signal(ref, "chatter")
+        await worker.signal(ref, "paid", "first")
+        await happens(machine.is_woken)
+        # Of an awaited name, but after the step had its snapshot: it never saw this one.
+        await worker.signal(ref, "paid", "second")
+        machine.may_go.set()
+        ended = await worker.wait(ref, timeout=PATIENCE)
+    assert ended.result == [["chatter", "paid"], ["paid"], ["chatter", "paid"]]
+
+
+async def test_a_dedup_key_outlives_the_signal_that_had_it(durable_dsn: str, db: Any) -> None:
+    class Once(Machine[None, None]):
+        @step
+        async def start(self, ctx: Context[None]) -> Outcome[None]:
+            return Await("paid", then=self.consume)
+
+        @step
+        async def consume(self, ctx: Context[None]) -> Outcome[None]:
+            return Next(self.again)
+
+        @step
+        async def again(self, ctx: Context[None]) -> Outcome[None]:
+            assert not ctx.inbox
+            return Await("paid", then=self.end)
+
+        @step
+        async def end(self, ctx: Context[None]) -> Outcome[None]:
+            return Done()
+
+    async with Worker([Once], dsn=durable_dsn, settings=CALM) as worker:
+        ref = await worker.insert(Once)
+        await worker.wait(ref, timeout=PATIENCE, until="settled")
+        assert await worker.signal(ref, "paid", dedup_key="event-7") == Delivered(ref.id, is_awaited=True)
+        parked = await worker.wait(ref, timeout=PATIENCE, until="settled")
+        assert parked.step == "end"
+        assert await inbox_of(db, ref.id) == []
+        assert await worker.signal(ref, "paid", dedup_key="event-7") == DuplicateSignal(ref.id)
+        row = await row_of(db, ref.id)
+        assert (row["status"], await inbox_of(db, ref.id)) == ("awaiting_signal", [])
+        await worker.signal(ref, "paid", dedup_key="event-8")
+        assert (await worker.wait(ref, timeout=PATIENCE)).status is Status.DONE
+        assert await signal_rows(db, ref.id) == 0
+        with pytest.raises(NoTargetError):
+            await worker.signal(ref, "paid", dedup_key="event-7")
+
+
+@pytest.mark.parametrize("way", ["done", "stop", "handle raises"])
+async def test_every_end_cleans_the_whole_inbox(durable_dsn: str, db: Any, way: str) -> None:
+    class End(Machine[None, None]):
+        @step
+        async def start(self, ctx: Context[None]) -> Outcome[None]:
+            return Await("go", then=self.end)
+
+        @step
+        async def end(self, ctx: Context[None]) -> Outcome[None]:
+            if way == "handle raises":
+                raise ValueError
+            return Done() if way == "done" else Stop("enough")
+
+        def handle(self, error: Exception, ctx: Context[None]) -> Outcome[None]:
+            raise error
+
+    async with Worker([End], dsn=durable_dsn, settings=CALM) as worker:
+        ref = await worker.insert(End)
+        await worker.signal(ref, "unread", dedup_key="kept no longer")
+        await worker.signal(ref, "unread")
+        await worker.signal(ref, "go")
+        await worker.wait(ref, timeout=PATIENCE)
+    assert await signal_rows(db, ref.id) == 0
+
+
+@pytest.mark.parametrize("source", ["step", "handle"])
+async def test_retry_keeps_the_awaited_set_and_consumes_nothing(
+    durable_dsn: str, db: Any, source: str
+) -> None:
+    seen: list[Names] = []
+
+    class Again(Machine[None, None]):
+        @step
+        async def start(self, ctx: Context[None]) -> Outcome[None]:
+            return Await("paid", then=self.woken)
+
+        @step
+        async def woken(self, ctx: Context[None]) -> Outcome[None]:
+            seen.append(_names(ctx))
+            if ctx.attempt < 2 and source == "handle":
+                raise ValueError
+            return Retry() if ctx.attempt < 2 else Next(self.end, delay=AN_HOUR)
+
+        @step
+        async def end(self, ctx: Context[None]) -> Outcome[None]:
+            return Done()
+
+        def handle(self, error: Exception, ctx: Context[None]) -> Outcome[None]:
+            assert _names(ctx)[0] == ["paid"]
+            return Retry()
+
+    async with Worker([Again], dsn=durable_dsn, settings=CALM) as worker:
+        events = Events(worker)
+        ref = await worker.insert(Again)
+        await worker.wait(ref, timeout=PATIENCE, until="settled")
+        await worker.signal(ref, "chatter")
+        await worker.signal(ref, "paid")
+        await events.wait(StepStop, lambda event: event.kind == "next")
+        row = await row_of(db, ref.id)
+    assert seen == [[["paid"], ["chatter", "paid"]]] * 3
+    assert (row["awaits"], await inbox_of(db, ref.id)) == (None, ["chatter"])

@@ -1,0 +1,120 @@
+"""A step that collects a pack of signals runs once per arrival, not in circles, and consumes the pack as one."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from gen_durable import AsyncClient, Await, Context, Done, Machine, Next, Outcome, Worker, step
+from tests.support.rows import inbox_of, row_of
+from tests.support.settings import CALM
+from tests.support.waiting import PATIENCE
+
+SIZE = 5
+
+
+class Pack(Machine[None, list[list[int]]]):
+    """Collects five parts, then five more."""
+
+    def __init__(self) -> None:
+        self.seen: list[int] = []
+
+    @step
+    async def start(self, ctx: Context[None]) -> Outcome[list[list[int]]]:
+        return Await("part", then=self.collect)
+
+    @step
+    async def collect(self, ctx: Context[None]) -> Outcome[list[list[int]]]:
+        self.seen.append(len(ctx.awaited))
+        if len(ctx.awaited) < SIZE:
+            return Await("part", then=self.collect)
+        return Next(self.use)
+
+    @step
+    async def use(self, ctx: Context[None]) -> Outcome[list[list[int]]]:
+        return Done([[message.payload for message in ctx.inbox]])
+
+
+async def test_a_pack_that_trickles_in_takes_one_run_per_part(durable_dsn: str) -> None:
+    machine = Pack()
+    async with Worker([machine], dsn=durable_dsn, settings=CALM) as worker:
+        ref = await worker.insert(machine)
+        for n in range(SIZE):
+            parked = await worker.wait(ref, timeout=PATIENCE, until="settled")
+            assert (parked.step, parked.attempt, parked.step_seq) == ("collect", 0, n + 1)
+            await worker.signal(ref, "part", n)
+        ended = await worker.wait(ref, timeout=PATIENCE)
+    assert machine.seen == [1, 2, 3, 4, 5]
+    assert ended.result == [[]], "progress consumed the whole pack"
+
+
+async def test_a_pack_that_comes_at_once_takes_at_most_one_run_more_than_parts(durable_dsn: str) -> None:
+    machine = Pack()
+    async with (
+        Worker([machine], dsn=durable_dsn, settings=CALM) as worker,
+        AsyncClient(durable_dsn, settings=CALM) as sender,
+    ):
+        refs = [await worker.insert(machine) for _ in range(10)]
+        for n in range(SIZE):
+            for ref in refs:
+                await sender.signal(ref, "part", n)
+        ended = await worker.wait_all(refs, timeout=PATIENCE)
+    assert [one.result for one in ended] == [[[]]] * 10
+    assert machine.seen.count(SIZE) == 10
+    assert len(machine.seen) <= 10 * (SIZE + 1)
+
+
+async def test_a_collecting_step_sleeps_between_parts(durable_dsn: str, db: Any) -> None:
+    machine = Pack()
+    async with Worker([machine], dsn=durable_dsn, settings=CALM) as worker:
+        ref = await worker.insert(machine)
+        for n in range(3):
+            await worker.wait(ref, timeout=PATIENCE, until="settled")
+            await worker.signal(ref, "part", n)
+        before = await worker.wait(ref, timeout=PATIENCE, until="settled")
+        # Another one goes through its whole life meanwhile.
+        second = await worker.insert(machine)
+        for n in range(SIZE):
+            await worker.signal(second, "part", n)
+        await worker.wait(second, timeout=PATIENCE)
+        row = await row_of(db, ref.id)
+    assert (row["status"], row["step"], row["step_seq"]) == ("awaiting_signal", "collect", before.step_seq)
+    assert row["execution"] == 1 + 3
+    assert await inbox_of(db, ref.id) == ["part"] * 3
+
+
+async def test_a_duplicate_part_does_not_wake_a_collecting_step(durable_dsn: str, db: Any) -> None:
+    machine = Pack()
+    async with Worker([machine], dsn=durable_dsn, settings=CALM) as worker:
+        ref = await worker.insert(machine)
+        await worker.wait(ref, timeout=PATIENCE, until="settled")
+        await worker.signal(ref, "part", 0, dedup_key="part 0")
+        await worker.wait(ref, timeout=PATIENCE, until="settled")
+        before = await row_of(db, ref.id)
+        for _ in range(5):
+            await worker.signal(ref, "part", 0, dedup_key="part 0")
+        after = await row_of(db, ref.id)
+    assert (after["status"], after["execution"]) == ("awaiting_signal", before["execution"])
+    assert machine.seen == [1]
+
+
+@pytest.mark.parametrize("parts", [0, 3])
+async def test_a_pack_that_stays_incomplete_is_handed_over_at_the_deadline(
+    durable_dsn: str, parts: int
+) -> None:
+    class Half(Machine[None, list[int]]):
+        @step
+        async def collect(self, ctx: Context[None]) -> Outcome[list[int]]:
+            if ctx.timed_out:
+                return Done([ctx.attempt, *(message.payload for message in ctx.awaited)])
+            return Await("part", then=self.collect, timeout=timedelta(milliseconds=600))
+
+    async with Worker([Half], dsn=durable_dsn, settings=CALM) as worker:
+        ref = await worker.insert(Half)
+        for n in range(parts):
+            await worker.wait(ref, timeout=PATIENCE, until="settled")
+            await worker.signal(ref, "part", n)
+        ended = await worker.wait(ref, timeout=PATIENCE)
+    assert ended.result == [0, *range(parts)]

@@ -1,0 +1,394 @@
+"""SIG, TMO: inboxes, what wakes, what is consumed, and clocks."""
+
+from __future__ import annotations
+
+import threading
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from gen_durable import (
+    Await,
+    Context,
+    Delivered,
+    Done,
+    DuplicateSignal,
+    Machine,
+    Next,
+    NoTargetError,
+    Outcome,
+    Retry,
+    ScheduleChildren,
+    Signal,
+    Spec,
+    Stop,
+    Worker,
+    step,
+)
+from gen_durable.telemetry import AwaitTimeout
+from gen_durable.testing import Harness, Tally
+from tests.support.machines import Fail, Say, one_step, probe
+from tests.support.rows import SqlConnection, is_near
+from tests.support.settings import AN_HOUR, CALM
+from tests.support.waiting import PATIENCE, Events
+
+
+def parked(durable: Harness, *names: str, then: Any = lambda ctx: Done(0), **options: Any) -> int:
+    """An instance that awaits these, and then does as it is told."""
+    ref = durable.insert(probe(lambda ctx: Await(*names, then="two", **options), then), 7)
+    durable.drain()
+    return ref.id
+
+
+def names(messages: Any) -> list[str]:
+    return [message.name for message in messages]
+
+
+@pytest.mark.clause("SIG-1", "SIG-8")
+def test_every_step_sees_the_whole_inbox_oldest_first(durable: Harness) -> None:
+    seen: list[list[str]] = []
+
+    def one(ctx: Context[int]) -> Outcome[int]:
+        seen.append(names(ctx.inbox))
+        durable.signal(ctx.id, "c")
+        return Next("two")
+
+    def two(ctx: Context[int]) -> Outcome[int]:
+        seen.append(names(ctx.inbox))
+        return Await("c", then="one") if len(seen) == 2 else Done(0)
+
+    ref = durable.insert(probe(one, two), 7)
+    for name in ("b", "a", "b"):
+        durable.signal(ref, name)
+    durable.drain()
+    durable.assert_done(ref)
+    assert seen == [["b", "a", "b"], ["b", "a", "b", "c"], ["b", "a", "b", "c"], ["b", "a", "b", "c"]]
+
+
+@pytest.mark.clause("SIG-2")
+def test_a_signal_reaches_every_live_status_and_stays(durable: Harness, sql: SqlConnection) -> None:
+    ref = durable.insert(Say, "hi", schedule_in=AN_HOUR)
+    columns = {
+        "runnable": "lease_token = null",
+        "executing": "lease_token = 1",
+        "awaiting_signal": "lease_token = null, awaits = '{other}'",
+        "awaiting_children": "lease_token = null, children_pending = 1",
+    }
+    for status, others in columns.items():
+        sql(f"update gen_durable.gen_durable set status = '{status}', {others}")
+        assert durable.signal(ref, f"to {status}") == Delivered(ref.id, is_awaited=False)
+        assert sql.columns(ref.id, "status") == (status,)
+    assert sql.inbox(ref.id) == [f"to {status}" for status in columns]
+
+
+@pytest.mark.clause("SIG-3", "SIG-5", "SIG-6")
+@pytest.mark.parametrize("name", ["paid", "withdrawn"])
+def test_any_name_of_the_set_wakes(durable: Harness, sql: SqlConnection, name: str) -> None:
+    def two(ctx: Context[int]) -> Outcome[Any]:
+        return Done([ctx.step, names(ctx.awaited), names(ctx.inbox)])
+
+    id = parked(durable, "paid", "withdrawn", then=two)
+    durable.signal(id, "other")
+    assert durable.signal(id, name) == Delivered(id, is_awaited=True)
+    row = sql.row(id)
+    assert (row["status"], row["awaits"]) == ("runnable", ["paid", "withdrawn"])
+    assert is_near(row["eligible_at"], row["updated_at"])
+    durable.drain()
+    assert durable.assert_done(id) == ["two", [name], ["other", name]]
+
+
+@pytest.mark.clause("SIG-4", "SIG-9")
+def test_what_is_not_awaited_wakes_nobody_and_stays(durable: Harness, sql: SqlConnection) -> None:
+    id = parked(durable, "paid")
+    assert durable.signal(id, "other") == Delivered(id, is_awaited=False)
+    assert durable.drain() == Tally()
+    assert sql.columns(id, "status") == ("awaiting_signal",)
+    assert sql.inbox(id) == ["other"]
+
+
+@pytest.mark.clause("SIG-7", "SIG-9")
+def test_an_await_whose_signal_is_there_does_not_sleep(durable: Harness, sql: SqlConnection) -> None:
+    machine = probe(lambda ctx: Await("go", then="two"), lambda ctx: Done(names(ctx.awaited)))
+    ref = durable.insert(machine, 7)
+    durable.signal(ref, "go")
+    one_step(durable)
+    assert sql.columns(ref.id, "status step awaits") == ("runnable", "two", ["go"])
+    assert sql.inbox(ref.id) == ["go"]
+    durable.drain()
+    assert durable.assert_done(ref) == ["go"]
+
+
+@pytest.mark.clause("SIG-8", "SIG-7")
+async def test_a_signal_that_comes_while_the_step_runs_is_not_slept_on(durable_dsn: str) -> None:
+    class Slow(Machine[None, list[str]]):
+        @step
+        async def one(self, ctx: Context[None]) -> Outcome[list[str]]:
+            assert not ctx.inbox
+            assert await worker.signal(ctx.id, "go") == Delivered(ctx.id, is_awaited=False)
+            return Await("go", then=self.two)
+
+        @step
+        async def two(self, ctx: Context[None]) -> Outcome[list[str]]:
+            return Done(names(ctx.awaited))
+
+    async with Worker([Slow], dsn=durable_dsn, settings=CALM) as worker:
+        assert (await worker.wait(await worker.insert(Slow), timeout=PATIENCE)).result == ["go"]
+
+
+@pytest.mark.clause("SIG-10")
+@pytest.mark.parametrize("kind", ["next", "schedule_children"])
+def test_progress_consumes_exactly_what_was_received(durable: Harness, sql: SqlConnection, kind: str) -> None:
+    def two(ctx: Context[int]) -> Outcome[Any]:
+        durable.signal(ctx.id, "go", "late")
+        if kind == "next":
+            return Next("one", delay=AN_HOUR)
+        return ScheduleChildren([Spec(Say, "a", schedule_in=AN_HOUR)], then="one")
+
+    id = parked(durable, "go", then=two)
+    for name in ("other", "go", "go"):
+        durable.signal(id, name, "early")
+    durable.drain(collapse=False)
+    left = sql("select name, payload from gen_durable.signals order by id")
+    assert [tuple(row.values()) for row in left] == [("other", "early"), ("go", "late")]
+
+
+@pytest.mark.clause("SIG-11", "SIG-12", "SIG-9")
+def test_a_pack_is_collected_by_awaiting_again(durable: Harness, sql: SqlConnection) -> None:
+    seen: list[int] = []
+
+    def two(ctx: Context[int]) -> Outcome[Any]:
+        seen.append(len(ctx.awaited))
+        return Await("part", then="two") if len(ctx.awaited) < 3 else Next("one", delay=AN_HOUR)
+
+    id = parked(durable, "part", then=two)
+    for expected in (1, 2, 3):
+        durable.signal(id, "part")
+        durable.drain(collapse=False)
+        assert seen == list(range(1, expected + 1)), "once per part, and asleep in between"
+    assert sql.inbox(id) == []
+
+
+@pytest.mark.clause("SIG-13")
+def test_retry_consumes_nothing_and_keeps_the_awaited_set(durable: Harness, sql: SqlConnection) -> None:
+    seen: list[Any] = []
+
+    def two(ctx: Context[int]) -> Outcome[Any]:
+        seen.append((ctx.attempt, [message.id for message in ctx.awaited]))
+        return Retry() if ctx.attempt < 2 else Next("one", delay=AN_HOUR)
+
+    id = parked(durable, "go", then=two)
+    durable.signal(id, "go")
+    one_step(durable)
+    assert sql.columns(id, "status awaits") == ("runnable", ["go"])
+    assert sql.inbox(id) == ["go"]
+    durable.drain(collapse=False)
+    assert [attempt for attempt, _ in seen] == [0, 1, 2]
+    assert len({tuple(ids) for _, ids in seen}) == 1
+    assert sql.inbox(id) == []
+
+
+@pytest.mark.clause("SIG-14")
+@pytest.mark.parametrize("end", ["done", "stop", "handle raises"])
+def test_every_end_deletes_the_whole_inbox(durable: Harness, sql: SqlConnection, end: str) -> None:
+    def two(ctx: Context[int]) -> Outcome[Any]:
+        durable.signal(ctx.id, "late")
+        return Done(0) if end == "done" else Stop("no") if end == "stop" else Done(1 // 0)
+
+    def handle(error: Exception, ctx: Context[int]) -> Outcome[Any]:
+        raise error
+
+    ref = durable.insert(probe(lambda ctx: Await("go", then="two"), two, handle), 7)
+    for name in ("go", "other"):
+        durable.signal(ref, name, dedup_key=name)
+    durable.drain()
+    assert sql.columns(ref.id, "status") == ("done" if end == "done" else "failed",)
+    assert sql.signals(ref.id) == 0
+
+
+@pytest.mark.clause("SIG-15", "SIG-16")
+def test_a_dedup_key_counts_once_in_the_life_of_an_instance(durable: Harness, sql: SqlConnection) -> None:
+    id = parked(durable, "go", then=lambda ctx: Next("one"))
+    assert durable.signal(id, "go", 1, dedup_key="evt-7") == Delivered(id, is_awaited=True)
+    assert durable.signal(id, "go", 2, dedup_key="evt-7") == DuplicateSignal(id)
+    assert sql("select payload from gen_durable.signals") == [{"payload": 1}]
+    durable.drain()
+    assert (sql.inbox(id), sql.columns(id, "status")) == ([], ("awaiting_signal",))
+    assert durable.signal(id, "go", 3, dedup_key="evt-7") == DuplicateSignal(id), "consumed, and still one"
+    assert durable.drain() == Tally()
+    other = durable.insert(Say, "hi", schedule_in=AN_HOUR)
+    assert durable.signal(other, "go", dedup_key="evt-7") == Delivered(other.id, is_awaited=False)
+
+
+@pytest.mark.clause("SIG-17")
+def test_without_a_dedup_key_every_delivery_counts(durable: Harness, sql: SqlConnection) -> None:
+    ref = durable.insert(Say, "hi")
+    for _ in range(2):
+        durable.signal(ref, "go")
+    assert sql.inbox(ref.id) == ["go", "go"]
+
+
+@pytest.mark.clause("SIG-18")
+def test_what_was_awaited_is_for_the_woken_step_only(durable: Harness) -> None:
+    seen: list[int] = []
+
+    def two(ctx: Context[int]) -> Outcome[Any]:
+        seen.append(len(ctx.awaited))
+        if len(seen) == 1:
+            durable.signal(ctx.id, "go")
+        return Next("two") if len(seen) < 3 else Done(0)
+
+    id = parked(durable, "go", then=two)
+    durable.signal(id, "go")
+    durable.drain()
+    assert seen == [1, 0, 0]
+
+
+@pytest.mark.clause("SIG-19", "COR-1")
+def test_a_signal_goes_to_an_id_or_to_a_key(durable: Harness, sql: SqlConnection) -> None:
+    ref = durable.insert(Say, "hi", correlation_key="order:42")
+    for target in (ref, ref.id, "order:42"):
+        assert durable.signal(target, "go") == Delivered(ref.id, is_awaited=False)
+    assert sql.inbox(ref.id) == ["go"] * 3
+
+
+@pytest.mark.clause("SIG-20")
+def test_without_a_live_target_a_signal_is_an_error(durable: Harness, sql: SqlConnection) -> None:
+    done = durable.insert(Say, "hi", correlation_key="order:1")
+    failed = durable.insert(Fail, "no")
+    durable.drain()
+    for target in (done, failed, "order:1", "order:42", 10**9):
+        with pytest.raises(NoTargetError):
+            durable.signal(target, "go")
+    durable.insert(Say, "late", correlation_key="order:42")
+    assert sql("select * from gen_durable.signals") == [], "nothing was held for it"
+
+
+class Paid(Machine[None, Any]):
+    payment = Signal("payment", dict[str, int])
+    bare = Signal("bare")
+
+    @step
+    async def start(self, ctx: Context[None]) -> Outcome[Any]:
+        return Await(self.payment, self.bare, then=self.end)
+
+    @step
+    async def end(self, ctx: Context[None]) -> Outcome[Any]:
+        return Done([message.payload for message in ctx.awaited])
+
+    def handle(self, error: Exception, ctx: Context[None]) -> Outcome[Any]:
+        return Stop(f"handled {type(error).__name__}")
+
+
+@pytest.mark.clause("SIG-21")
+def test_payloads_are_json_of_their_type(durable: Harness, sql: SqlConnection) -> None:
+    good, bad = durable.insert(Paid), durable.insert(Paid)
+    durable.signal(good, Paid.payment, {"amount": 100})
+    durable.signal(good, Paid.bare)
+    durable.signal(bad, "payment", "a lot")
+    stored = sql("select payload from gen_durable.signals order by id")
+    assert [row["payload"] for row in stored] == [{"amount": 100}, None, "a lot"]
+    durable.drain()
+    assert durable.assert_done(good) == [{"amount": 100}, None]
+    durable.assert_failed(bad, match="handled DecodeError")
+
+
+@pytest.mark.clause("SIG-22")
+def test_ids_are_in_the_order_of_delivery(durable: Harness, sql: SqlConnection) -> None:
+    ref = durable.insert(Say, "hi")
+    with sql.another() as first:
+        durable.signal(ref, "first", conn=first)
+        second = threading.Thread(target=lambda: sql("select gen_durable.signal(%s, 'second')", ref.id))
+        second.start()
+        second.join(0.1)
+        assert second.is_alive(), "it waits for the row"
+        first.commit()
+        second.join()
+    assert sql.inbox(ref.id) == ["first", "second"]
+
+
+@pytest.mark.clause("TMO-1")
+@pytest.mark.parametrize("arrived", [0, 1])
+def test_a_timeout_runs_the_step_with_what_has_come(durable: Harness, arrived: int) -> None:
+    def two(ctx: Context[int]) -> Outcome[Any]:
+        if ctx.timed_out:
+            return Done([ctx.attempt, len(ctx.awaited)])
+        return Await("go", then="two", timeout=AN_HOUR)
+
+    id = parked(durable, "go", then=two, timeout=AN_HOUR)
+    for _ in range(arrived):
+        durable.signal(id, "go")
+    durable.drain()
+    durable.advance(minutes=59)
+    assert durable.drain() == Tally()
+    durable.advance(minutes=1)
+    durable.drain()
+    assert durable.assert_done(id) == [0, arrived]
+
+
+@pytest.mark.clause("TMO-2", "TEL-9")
+async def test_a_deadline_is_met_within_a_second(durable_dsn: str, sql: SqlConnection) -> None:
+    machine = probe(lambda ctx: Await(then="two", timeout=timedelta(milliseconds=100)))
+    late: list[timedelta] = []
+    told: list[AwaitTimeout] = []
+    async with Worker([machine], dsn=durable_dsn, settings=CALM) as worker:
+        events = Events(worker)
+        for _ in range(3):  # a busy machine may let the first one wait
+            ref = await worker.insert(machine, 7)
+            await worker.wait(ref, timeout=PATIENCE)
+            (first, _) = sql.executions(ref.id)
+            late.append(sql.row(ref.id)["eligible_at"] - first["finished_at"] - timedelta(milliseconds=100))
+            told.append(AwaitTimeout(id=ref.id, fsm="Probe", step="two"))
+            if late[-1] <= timedelta(seconds=1):
+                break
+    assert timedelta(0) <= min(late) <= timedelta(seconds=1)
+    assert events.of(AwaitTimeout) == told
+
+
+@pytest.mark.clause("TMO-3")
+@pytest.mark.parametrize("early", [False, True])
+def test_a_signal_in_time_takes_the_deadline_away(
+    durable: Harness, sql: SqlConnection, *, early: bool
+) -> None:
+    machine = probe(
+        lambda ctx: Await("go", then="two", timeout=AN_HOUR),
+        lambda ctx: Done([ctx.timed_out, len(ctx.awaited)]),
+    )
+    ref = durable.insert(machine, 7)
+    if early:
+        durable.signal(ref, "go")
+        one_step(durable)
+    else:
+        durable.drain()
+        durable.signal(ref, "go")
+    assert sql.columns(ref.id, "status timed_out") == ("runnable", False)
+    found = durable.get(ref)
+    assert found is not None
+    assert found.await_deadline is None
+    durable.advance(hours=2)
+    durable.drain()
+    assert durable.assert_done(ref) == [False, 1]
+
+
+@pytest.mark.clause("TMO-4")
+def test_an_await_without_names_sleeps(durable: Harness) -> None:
+    id = parked(durable, timeout=AN_HOUR, then=lambda ctx: Done([ctx.timed_out, len(ctx.inbox)]))
+    durable.signal(id, "go")
+    assert durable.drain() == Tally()
+    durable.advance(hours=1)
+    durable.drain()
+    assert durable.assert_done(id) == [True, 1]
+
+
+@pytest.mark.clause("TMO-5")
+def test_retry_keeps_that_the_clock_woke_and_progress_forgets_it(durable: Harness) -> None:
+    seen: list[bool] = []
+
+    def two(ctx: Context[int]) -> Outcome[Any]:
+        seen.append(ctx.timed_out)
+        return Retry() if len(seen) == 1 else Next("two") if len(seen) == 2 else Done(0)
+
+    parked(durable, "go", then=two, timeout=AN_HOUR)
+    durable.fire_timeouts()
+    durable.drain()
+    assert seen == [True, True, False]

@@ -1,0 +1,133 @@
+"""Machines for workers in processes of their own, which tests kill, stop and signal.
+
+Run as a program, this is such a worker: `python -m tests.support.crashing_workers DSN SETTINGS-AS-JSON`. It tells what its
+steps and its engine do, one JSON object per line.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from gen_durable import Context, Done, Machine, Outcome, Settings, Stop, Worker, job, step
+from gen_durable.telemetry import Event, PickStop, SchedulerSaturation
+
+__all__ = ["Hog", "Killer", "Sleeper", "poison", "tell"]
+
+_CHATTER: Final = (PickStop, SchedulerSaturation)
+
+
+def tell(**what: Any) -> None:
+    sys.stdout.write(json.dumps({"pid": os.getpid(), **what}) + "\n")
+    sys.stdout.flush()
+
+
+class Sleeper(Machine[str, str]):
+    """Begins and, as long as the file that its state names is not there, does not end."""
+
+    @step
+    async def sleep(self, ctx: Context[str]) -> Outcome[str]:
+        tell(begun=ctx.step, id=ctx.id, attempt=ctx.attempt, key=ctx.idempotency_key)
+        while not Path(ctx.state).exists():
+            await asyncio.sleep(0.05)
+        return Done(f"{os.getpid()}")
+
+    @step
+    async def hold(self, ctx: Context[str]) -> Outcome[str]:
+        """Keeps the event loop, too: it does not hear that its lease is gone before it has ended."""
+        tell(begun=ctx.step, id=ctx.id, attempt=ctx.attempt, key=ctx.idempotency_key)
+        while not Path(ctx.state).exists():
+            time.sleep(0.01)
+        return Done(f"{os.getpid()}")
+
+    @step
+    def block(self, ctx: Context[str]) -> Outcome[str]:
+        tell(begun=ctx.step, id=ctx.id, attempt=ctx.attempt, key=ctx.idempotency_key)
+        threading.Event().wait()
+        return Stop("nobody can get here")
+
+    @step
+    async def ignore(self, ctx: Context[str]) -> Outcome[str]:
+        tell(begun=ctx.step, id=ctx.id, attempt=ctx.attempt, key=ctx.idempotency_key)
+        while True:
+            try:
+                await asyncio.sleep(3600)
+            except asyncio.CancelledError:
+                tell(ignored=ctx.id)
+
+    def handle(self, error: Exception, ctx: Context[str]) -> Outcome[str]:
+        tell(handled=str(error), id=ctx.id)
+        return Stop(error)
+
+
+class Hog(Machine[float, int]):
+    """Takes the event loop for itself, for so many seconds."""
+
+    @step
+    async def block(self, ctx: Context[float]) -> Outcome[int]:
+        tell(begun=ctx.step, id=ctx.id, attempt=ctx.attempt)
+        time.sleep(ctx.state)
+        return Done(os.getpid())
+
+    @step
+    async def compute(self, ctx: Context[float]) -> Outcome[int]:
+        tell(begun=ctx.step, id=ctx.id, attempt=ctx.attempt)
+        until = time.monotonic() + ctx.state
+        while time.monotonic() < until:
+            sum(range(10_000))
+        return Done(os.getpid())
+
+
+class Killer(Machine[None, None]):
+    """Takes its process with it."""
+
+    @step
+    async def kill(self, ctx: Context[None]) -> Outcome[None]:
+        tell(begun=ctx.step, id=ctx.id, attempt=ctx.attempt, key=ctx.idempotency_key)
+        os.kill(os.getpid(), signal.SIGKILL)
+        return Stop("nobody can get here")
+
+    def handle(self, error: Exception, ctx: Context[None]) -> Outcome[None]:
+        tell(handled=str(error), id=ctx.id)
+        return Stop(error)
+
+
+@job("victims.poison.v1", max_attempts=9, dead_letter="victims.dead.v1")
+async def poison(number: int, ctx: Context[int]) -> None:
+    tell(begun="poison", id=ctx.id, attempt=ctx.attempt)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _on_event(event: Event) -> None:
+    if not isinstance(event, _CHATTER):
+        tell(event=event.name, **msgspec.to_builtins(event))
+
+
+def _main(dsn: str, settings: str) -> None:
+    logging.basicConfig(level=logging.INFO)
+    worker = Worker(
+        [Hog, Killer, Sleeper, poison], dsn=dsn, settings=msgspec.json.decode(settings, type=Settings)
+    )
+
+    def on_first_look(_: PickStop) -> None:
+        unsubscribe()
+        tell(ready=True)
+
+    unsubscribe = worker.telemetry.subscribe(on_first_look, PickStop)
+    worker.telemetry.subscribe(_on_event)
+    worker.run()
+    tell(ended=True)
+
+
+if __name__ == "__main__":
+    _main(*sys.argv[1:])

@@ -1,0 +1,50 @@
+"""The ledger: one line for each time that an effect has happened. Nothing in it keeps a second line out."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, Final
+
+import msgspec
+
+from gen_durable import Context, Sql
+from gen_durable._core.model import CommitEntry, CommitResult
+from gen_durable._db.commit import Recorder, commit
+from gen_durable._db.pool import Database
+from gen_durable._runtime import effects
+from tests.support.waiting import PATIENCE
+
+LEDGER: Final = (
+    "create table if not exists ledger (id bigint generated always as identity, key text, who text)"
+)
+BOOK: Final = "insert into public.ledger (key, who) values ($1, $2)"
+_BUSY: Final = """
+select pid from pg_stat_activity
+ where datname = current_database() and pid <> pg_backend_pid() and state = 'active' and query like $1"""
+
+
+def booking(ctx: Context[Any], who: str = "") -> Sql:
+    """An effect that leaves one line."""
+    return Sql(BOOK, ctx.idempotency_key, who)
+
+
+async def commit_with_effect(database: Database, entry: CommitEntry, recorder: Recorder) -> CommitResult:
+    """Effect and outcome, as a worker commits them: for a lost or cancelled execution without the effect."""
+    report = await effects.commit_with_effect(database, entry, recorder)
+    if report is None:
+        bare = msgspec.structs.replace(entry, effect=None)
+        report = await database.run_in_transaction(commit([bare], recorder))
+    return report.results[0]
+
+
+async def booked(db: Any) -> list[str]:
+    """The keys in the ledger, oldest first; one that happened twice is there twice."""
+    return [row["key"] for row in await db.fetch("select key from ledger order by id")]
+
+
+async def busy_with(db: Any, query: str) -> int:
+    """The backend that runs a statement like this, as soon as there is one."""
+    async with asyncio.timeout(PATIENCE.total_seconds()):
+        while (pid := await db.fetchval(_BUSY, query)) is None:
+            await asyncio.sleep(0.02)
+    return int(pid)

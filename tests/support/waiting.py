@@ -1,0 +1,72 @@
+"""Wait for an event, a row or a fact, with a limit."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import timedelta
+from typing import Any, Final, TypeVar
+
+from gen_durable import Worker
+from gen_durable.telemetry import Event
+
+EventT = TypeVar("EventT", bound=Event)
+
+# Long enough for a busy machine; a test that gets here has failed.
+PATIENCE: Final = timedelta(seconds=45)
+
+
+class Events:
+    """Everything a worker tells, for tests that wait for a fact."""
+
+    def __init__(self, worker: Worker) -> None:
+        self.seen: list[Event] = []
+        self._arrived = asyncio.Event()
+        worker.telemetry.subscribe(self._note)
+
+    def of(self, kind: type[EventT], where: Callable[[EventT], bool] = lambda _: True) -> list[EventT]:
+        return [event for event in self.seen if isinstance(event, kind) and where(event)]
+
+    async def wait(
+        self, kind: type[EventT], where: Callable[[EventT], bool] = lambda _: True, *, count: int = 1
+    ) -> EventT:
+        """The first event of that kind, or the `count`th."""
+        async with asyncio.timeout(PATIENCE.total_seconds()):
+            while len(found := self.of(kind, where)) < count:
+                self._arrived.clear()
+                await self._arrived.wait()
+        return found[count - 1]
+
+    def _note(self, event: Event) -> None:
+        self.seen.append(event)
+        self._arrived.set()
+
+
+async def happens(event: asyncio.Event) -> None:
+    async with asyncio.timeout(PATIENCE.total_seconds()):
+        await event.wait()
+
+
+async def happens_to_the_deaf(event: asyncio.Event) -> None:
+    """Waits on when it is cancelled: so does a step that hears of the loss of its lease and returns its outcome anyway."""
+    while not event.is_set():
+        with suppress(asyncio.CancelledError):
+            await event.wait()
+
+
+async def holds(db: Any, query: str, *args: Any) -> None:
+    """Wait for a fact that only the database knows."""
+    async with asyncio.timeout(PATIENCE.total_seconds()):
+        while not await db.fetchval(query, *args):
+            await asyncio.sleep(0.05)
+
+
+async def eventually(client: Any, target: Any, status: str) -> Any:
+    """The instance, as soon as it has this status."""
+    async with asyncio.timeout(PATIENCE.total_seconds()):
+        while True:
+            found = await client.get(target, with_deleted=True)
+            if found is not None and found.status == status:
+                return found
+            await asyncio.sleep(0.1)
