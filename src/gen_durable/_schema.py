@@ -120,8 +120,10 @@ def server_dsn(dsn: str | None) -> str:
         server.close()
 
 
-async def migrate_schema(dsn: str | None, schema: str, to: int = LATEST, pooler: Pooler = "none") -> Schema:
-    """Bring it to a version, up or down; 0 takes everything back."""
+async def migrate_schema(
+    dsn: str | None, schema: str, to: int | None = None, pooler: Pooler = "none"
+) -> Schema:
+    """Bring it to a version (`None`: the latest), up or down; 0 takes everything back."""
     return await _run(dsn, schema, migrations.migrate(schema, to), pooler)
 
 

@@ -18,8 +18,8 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
     pid: int
     version: str
     """Of gen_durable."""
-    schema_version: int | None
-    """The schema version that its code was written for. `None`: 8, which did not say so."""
+    schema_version: int
+    """The schema version that its code was written for."""
     started_at: datetime
     seen_at: datetime
     is_live: bool

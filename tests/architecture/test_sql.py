@@ -18,8 +18,10 @@ DML = re.compile(
     re.IGNORECASE | re.DOTALL,
 )
 
-VERBS = [path for path in sql_files() if path.parent.name != "migrations"]
-MIGRATIONS = [path for path in sql_files() if path.parent.name == "migrations"]
+MIGRATIONS = [path for path in sql_files() if path.parent.parent.name == "migrations"]
+VERBS = [path for path in sql_files() if path not in MIGRATIONS]
+CREATED = re.compile(r"^create (?:unique )?\w+ (?:gen_durable\.)?(\w+)", re.MULTILINE)
+LITERAL = re.compile(r"'[^'\n]*'")
 
 
 def test_every_statement_has_a_name_and_a_reason() -> None:
@@ -71,3 +73,14 @@ def _text(node: ast.JoinedStr) -> str:
 def test_migrations_are_plain_ascii() -> None:
     """They are printed and run by tools of every encoding."""
     assert [name_of(path) for path in MIGRATIONS if not path.read_text(encoding="utf-8").isascii()] == []
+
+
+def test_nothing_in_a_migration_refers_to_what_is_created_later() -> None:
+    """PostgreSQL does not look up the names in a body of PL/pgSQL until it runs."""
+    text = "\n".join(path.read_text(encoding="utf-8") for path in MIGRATIONS if path.name != "down.sql")
+    created: set[str] = set()
+    later: list[str] = []
+    for statement in re.split(r"^(?=create )", LITERAL.sub("", COMMENT.sub("", text)), flags=re.MULTILINE):
+        created.update(CREATED.findall(statement))
+        later += set(re.findall(r"\bgen_durable\.(\w+)", statement)) - created
+    assert later == []

@@ -34,9 +34,9 @@ from tests.support.waiting import PATIENCE, happens, holds
 # Slow enough that a pause without a confirmation shows: a worker looks after half of this.
 SLOW = msgspec.structs.replace(CALM, poll_interval=timedelta(seconds=1.2))
 _STRANGER = """
-insert into gen_durable.workers (name, host, pid, version, seen_at, expires_at, queues, prefixes, leaves_unknown, fsms,
-                                 fsm_versions)
-values ('stranger', 'h', 1, '1', now(), now() + $1, '{}', '{}', false, '{}', '{}')"""
+insert into gen_durable.workers (name, host, pid, version, schema_version, seen_at, expires_at, queues, prefixes,
+                                 leaves_unknown, fsms, fsm_versions)
+values ('stranger', 'h', 1, '1', 1, now(), now() + $1, '{}', '{}', false, '{}', '{}')"""
 
 
 class Chain(Machine[int, None]):

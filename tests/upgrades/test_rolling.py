@@ -1,4 +1,4 @@
-"""A rolling upgrade: code of the version before and new code work side by side on the new schema."""
+"""A rolling upgrade: this code and code of the next version work side by side on the schema of the next version."""
 
 from __future__ import annotations
 
@@ -19,17 +19,29 @@ from gen_durable._db import migrate, workers
 from gen_durable._db.migrate import LATEST
 from gen_durable._schema import migrate_schema
 from gen_durable.errors import UsageError
+from gen_durable.testing._databases import Databases
 from tests.operations.test_explain import SERVES
 from tests.pooler.machines import Alone, Chain, Parent, Payment, Stubborn, Waiter
-from tests.upgrades.before import ROOT, code_before
 from tests.upgrades.machines import Ender, add
+from tests.upgrades.next_version import NEXT, ROOT, as_next_version, copy_package
 
 PATIENCE = timedelta(seconds=60)
 
 
 @pytest.fixture(scope="module")
-def old(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return code_before(tmp_path_factory.mktemp("before"))
+def new(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return copy_package(tmp_path_factory.mktemp("next"))
+
+
+async def upgrade(dsn: str, new: Path) -> None:
+    """`gen-durable db migrate` of the new code."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        *("-P", "-m", "gen_durable", "db", "migrate"),
+        stdout=asyncio.subprocess.DEVNULL,
+        env={**os.environ, "PYTHONPATH": str(new), "GEN_DURABLE_DSN": dsn},
+    )
+    assert await asyncio.wait_for(process.wait(), 60) == 0
 
 
 class Process:
@@ -104,32 +116,30 @@ async def finished(client: AsyncClient, queue: str) -> None:
 
 @pytest.mark.clause("SCH-13")
 async def test_old_and_new_code_on_the_new_schema(
-    durable_dsn: str, db: Any, old: Path, tmp_path: Path
+    durable_dsn: str, db: Any, new: Path, tmp_path: Path
 ) -> None:
     await db.execute("create table ledger (id bigint, amount int check (amount > 0), what text)")
-    await migrate_schema(durable_dsn, "gen_durable", LATEST - 1)
-    async with worker(durable_dsn, "before", tmp_path / "before", old) as before:
-        assert before.version == LATEST - 1
-        await migrate_schema(durable_dsn, "gen_durable")  # under a worker that runs
+    async with worker(durable_dsn, "before", tmp_path / "before") as before:
+        assert before.version == LATEST
+        await upgrade(durable_dsn, new)  # under a worker that runs
         async with (
             AsyncClient(durable_dsn) as client,
-            worker(durable_dsn, "old", tmp_path / "old", old) as started_later,
-            worker(durable_dsn, "new", tmp_path / "new") as new,
+            worker(durable_dsn, "old", tmp_path / "old") as started_later,
+            worker(durable_dsn, "new", tmp_path / "new", new) as upgraded,
         ):
             await client.set_limit(RateLimit("crm", 1000))
             queues = ["before", "old", "new", "default"]
             for _ in range(3):
                 await asyncio.gather(*[finished(client, queue) for queue in queues])
             versions = {each.name: each.schema_version for each in await client.workers()}
-            assert versions == {before.name: None, started_later.name: None, new.name: LATEST}
-    said = f"schema 'gen_durable' is at version {LATEST}; this gen_durable is of version {LATEST - 1} and works with it"
-    assert [each.log().count(f"INFO {said}") for each in (before, started_later, new)] == [0, 1, 0]
-    troubles = [
-        line for each in (before, started_later, new) for line in each.log() if line.startswith("ERROR")
-    ]
+            assert versions == {before.name: LATEST, started_later.name: LATEST, upgraded.name: NEXT}
+    fleet = (before, started_later, upgraded)
+    said = f"schema 'gen_durable' is at version {NEXT}; this gen_durable is of version {LATEST} and works with it"
+    assert [each.log().count(f"INFO {said}") for each in fleet] == [0, 1, 0]
+    troubles = [line for each in fleet for line in each.log() if line.startswith("ERROR")]
     assert [line for line in troubles if "on purpose" not in line and "ledger" not in line] == []
     owners = await db.fetch("select distinct lease_owner from gen_durable.executions")
-    assert {row["lease_owner"] for row in owners} == {before.name, started_later.name, new.name}
+    assert {row["lease_owner"] for row in owners} == {each.name for each in fleet}
     statuses = Counter(row[0] for row in await db.fetch("select status::text from gen_durable.gen_durable"))
     assert statuses == {"done": statuses["done"], "failed": 24, "cancelled": 12}
     assert await db.fetchval("select count(*) from gen_durable.outbox where published_at is null") == 0
@@ -137,7 +147,8 @@ async def test_old_and_new_code_on_the_new_schema(
 
 
 @pytest.mark.clause("SCH-13")
-async def test_old_clients_on_the_new_schema(durable_dsn: str, old: Path, tmp_path: Path) -> None:
+async def test_old_clients_on_the_new_schema(durable_dsn: str, new: Path) -> None:
+    await upgrade(durable_dsn, new)
     script = """
 import asyncio, sys
 from gen_durable import AsyncClient, Client, Spec
@@ -164,27 +175,28 @@ asyncio.run(main())
         *("-P", "-c", script, durable_dsn),
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": f"{old}:{ROOT}"},
+        env={**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"},
     )
     said, errors = await process.communicate()
-    assert (process.returncode, said.decode()) == (0, f"{LATEST - 1} 4\n"), errors.decode()
+    assert (process.returncode, said.decode()) == (0, f"{LATEST} 4\n"), errors.decode()
+
+
+async def test_new_code_refuses_the_old_schema(durable_dsn: str, new: Path, tmp_path: Path) -> None:
+    refused = f"is at version {LATEST}, and this gen_durable needs {NEXT}; run `gen-durable db migrate`"
+    with pytest.raises(AssertionError, match=refused):
+        async with worker(durable_dsn, "new", tmp_path / "new", new):
+            pass
 
 
 async def test_an_increment_that_breaks_a_live_worker_is_not_applied(
-    durable_dsn: str, db: Any, monkeypatch: pytest.MonkeyPatch
+    durable_dsn: str, db: Any, durable_databases: Databases, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with AsyncClient(durable_dsn) as client:
         await client._database.run(workers.appear(SERVES, timedelta(hours=1)))
-    monkeypatch.setitem(migrate._INCREMENTS, LATEST + 1, "next")
-    monkeypatch.setattr(migrate, "LATEST", LATEST + 1)
-    read = migrate.up
-    monkeypatch.setattr(migrate, "up", lambda version: read(version) if version <= LATEST else "select 1;")
-    with pytest.raises(
-        UsageError, match=rf"needs code of version {LATEST + 1}, .* older code: w \({LATEST}\); replace"
-    ):
-        await migrate_schema(durable_dsn, "gen_durable", LATEST + 1)
-    await db.execute("update gen_durable.workers set schema_version = null")
-    with pytest.raises(UsageError, match=r"older code: w \(8\); replace"):
-        await migrate_schema(durable_dsn, "gen_durable", LATEST + 1)
-    await db.execute("update gen_durable.workers set expires_at = now()")
-    assert (await migrate_schema(durable_dsn, "gen_durable", LATEST + 1)).version == LATEST + 1
+    monkeypatch.setattr(migrate, "oldest_code", lambda version: version)
+    with as_next_version(tmp_path, durable_databases):
+        refusal = rf"needs code of version {NEXT}, .* older code: w \({LATEST}\); replace"
+        with pytest.raises(UsageError, match=refusal):
+            await migrate_schema(durable_dsn, "gen_durable")
+        await db.execute("update gen_durable.workers set expires_at = now()")
+        assert (await migrate_schema(durable_dsn, "gen_durable")).version == NEXT

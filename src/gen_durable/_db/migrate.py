@@ -1,8 +1,9 @@
-"""The schema of the library: numbered increments, applied and taken back under a lock, or printed.
+"""Apply, revert and print the numbered increments of the schema, under an advisory lock.
 
-`migrations/NNNN_name.up.sql` and its `.down.sql` are one increment. The table `migrations` records which are in, and
-the oldest code that works with each; code has the version of its newest increment. An increment that works with older
-code says so in a comment: `-- oldest code: 8`.
+One directory `migrations/NNNN_name` is one increment: its `.sql` files run in the order of their names; `down.sql`
+reverts all of them. The table `migrations` records the applied increments and the oldest code that works with each.
+Code has the version of its newest increment. An increment that works with older code states it in a comment line:
+`-- oldest code: 1`.
 """
 
 from __future__ import annotations
@@ -15,19 +16,18 @@ import msgspec
 
 from ..errors import SchemaVersionError, UsageError
 from .connector import PINNED
-from .plan import Plan, Script, in_schema, read, statements
+from .plan import Plan, Script, in_schema, statements
 
 __all__ = ["LATEST", "Schema", "drop", "migrate", "oldest_code", "prepare", "script", "status", "up"]
 
 _SQL = statements("migrate.sql")
-_INCREMENT = re.compile(r"(\d{4})_\w+\.up\.sql")
+_DIRECTORY = resources.files(__package__).joinpath("migrations")
+_INCREMENT = re.compile(r"(\d{4})_\w+")
 _TABLE = """create table if not exists gen_durable.migrations (
   version     int primary key,
   applied_at  timestamptz not null default statement_timestamp(),
-  oldest_code int                                         -- the oldest code that works with it; null: of this version
+  oldest_code int not null                                -- version of the oldest code that works with this increment
 )"""
-# From this version on workers say which code they run.
-_SAYS_CODE = 9
 _OLDEST_CODE = re.compile(r"^-- oldest code: (\d+)$", re.MULTILINE)
 _logger = logging.getLogger("gen_durable")
 
@@ -60,7 +60,7 @@ class Schema(msgspec.Struct, frozen=True):
 
 
 def _increments() -> dict[int, str]:
-    names = (file.name for file in resources.files(__package__).joinpath("migrations").iterdir())
+    names = (each.name for each in _DIRECTORY.iterdir())
     found = {int(match[1]): match[0] for name in names if (match := _INCREMENT.fullmatch(name))}
     return dict(sorted(found.items()))
 
@@ -103,13 +103,13 @@ def prepare(schema: str, *, upgrade: bool) -> Plan[None]:
         )
 
 
-def migrate(schema: str, to: int = LATEST) -> Plan[Schema]:
-    """Bring a schema to a version, up or down; 0 takes everything back. Needs a transaction.
+def migrate(schema: str, to: int | None = None) -> Plan[Schema]:
+    """Bring a schema to a version (`None`: the latest), up or down; 0 takes everything back. Needs a transaction.
 
     Ten processes may do this at once on an empty database: one works, nine wait and find it done. A newer schema that
     this library works with is left as it is, where the latest version is wanted: only newer code can take it back.
     """
-    _check(to)
+    to = _check(LATEST if to is None else to)
     yield _SQL["lock"](schema=schema)
     found = yield from status(schema)
     current = found.version or 0
@@ -146,7 +146,7 @@ def migrate(schema: str, to: int = LATEST) -> Plan[Schema]:
 
 def _refuse_to_break(schema: str, current: int, to: int) -> Plan[None]:
     """Apply no increment that the code of a live worker does not work with."""
-    if not _SAYS_CODE <= current < to:
+    if not 0 < current < to:
         return
     needed = max(map(oldest_code, range(current + 1, to + 1)))
     if old := (yield _SQL["left_behind"](oldest_code=needed)):
@@ -164,9 +164,9 @@ def drop(schema: str) -> Plan[None]:
     yield Script(f'drop schema if exists "{schema}" cascade')
 
 
-def script(schema: str, current: int = 0, to: int = LATEST) -> str:
+def script(schema: str, current: int = 0, to: int | None = None) -> str:
     """The SQL that `migrate` would run, for those who apply it with a tool of their own."""
-    _check(to)
+    to = _check(LATEST if to is None else to)
     _check(current)
     parts = ["begin;", f"set local search_path = {PINNED['search_path']};"]
     if current == 0 and to > 0:
@@ -186,23 +186,25 @@ def script(schema: str, current: int = 0, to: int = LATEST) -> str:
     return "\n\n".join([*parts, "commit;", ""])
 
 
-def _check(version: int) -> None:
+def _check(version: int) -> int:
     if not 0 <= version <= LATEST:
         raise UsageError(
             f"there is no schema version {version}", f"give 0 (nothing) to {LATEST} (the latest)"
         )
+    return version
 
 
 def up(version: int) -> str:
-    """The text of one increment."""
-    return read(f"migrations/{_INCREMENTS[version]}")
+    """The text of one increment: its files, in the order of their names."""
+    files = sorted(_DIRECTORY.joinpath(_INCREMENTS[version]).iterdir(), key=lambda file: file.name)
+    return "\n".join(file.read_text("utf-8") for file in files if file.name != "down.sql")
 
 
 def oldest_code(version: int) -> int:
-    """The oldest code that works with an increment: of its own version, if it does not say otherwise."""
-    said = _OLDEST_CODE.search(up(version))
-    return version if said is None else int(said[1])
+    """The oldest code that works with an increment: code of its own version, unless the increment states another."""
+    stated = _OLDEST_CODE.search(up(version))
+    return version if stated is None else int(stated[1])
 
 
 def _down(version: int) -> str:
-    return read(f"migrations/{_INCREMENTS[version].replace('.up.', '.down.')}")
+    return _DIRECTORY.joinpath(_INCREMENTS[version], "down.sql").read_text("utf-8")

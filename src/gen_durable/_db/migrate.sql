@@ -24,12 +24,12 @@ select current_setting('server_encoding') as encoding,
 
 -- name: version
 -- The newest increment that has been applied, and the oldest code that works with all of them.
-select max(version) as version, max(coalesce(oldest_code, version)) as oldest_code from gen_durable.migrations
+select max(version) as version, max(oldest_code) as oldest_code from gen_durable.migrations
 
 -- name: left_behind
--- Live workers whose code is older than :oldest_code. Before version 9 they did not say which code they run, and it is that of 8.
-select w.name, coalesce(w.schema_version, 8) as schema_version from gen_durable.workers w
- where w.expires_at > statement_timestamp() and coalesce(w.schema_version, 8) < :oldest_code::int
+-- Live workers whose code is older than :oldest_code.
+select w.name, w.schema_version from gen_durable.workers w
+ where w.expires_at > statement_timestamp() and w.schema_version < :oldest_code::int
  order by w.name
 
 -- name: record

@@ -7,6 +7,7 @@ create table gen_durable.workers (
   host           text not null,
   pid            int not null,
   version        text not null,                           -- of this library
+  schema_version int not null,                            -- the schema version that its code was written for
   started_at     timestamptz not null default statement_timestamp(),
   seen_at        timestamptz not null,
   expires_at     timestamptz not null,
@@ -62,4 +63,6 @@ language sql set search_path = pg_catalog, pg_temp as $$
   returning q.*
 $$;
 
-revoke execute on function gen_durable.pause_queue, gen_durable.resume_queue, gen_durable.set_queue from public;
+revoke execute on function
+  gen_durable.pause_queue, gen_durable.resume_queue, gen_durable.set_queue
+  from public;

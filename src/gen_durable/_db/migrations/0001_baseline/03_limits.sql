@@ -96,6 +96,51 @@ begin
       from unnest(keys) with ordinality as given (key, ord) left join granted on granted.ord = given.ord;
 end $$;
 
+-- Let the next gated rows of each key back into the pick index, as many as there are free slots without a row for them; the queues
+-- that have work now. A later statement of every transaction that frees a slot. A row that counts as waiting for a slot is
+-- locked, so that it cannot leave the line unseen; one that somebody holds does not count. A gated one is waited for:
+-- skipping it could leave a free key with all of its rows gated for ever.
+create function gen_durable.ungate(keys text[]) returns setof text
+language sql set search_path = pg_catalog, pg_temp as $$
+  with freed as materialized (
+    select freed.key, least(slots.count - held.count, 32767) as free
+      from (select distinct key from unnest(keys) as given (key)
+             where (select true from gen_durable.gen_durable g
+                     where g.status = 'runnable' and g.gated and g.concurrency_key = given.key limit 1)) freed
+     cross join lateral (
+       select coalesce((select l.slots from gen_durable.limits l
+                         where l.kind = 'concurrency' and l.name = split_part(freed.key, ':', 1)), 1) as count) slots
+     cross join lateral (
+       select count(*) as count from gen_durable.gen_durable holder
+        where holder.concurrency_key = freed.key and holder.concurrency_slot is not null) held
+     where slots.count > held.count
+     order by freed.key
+  ), first as materialized (
+    select row.id from freed cross join lateral (
+      select * from (
+        select g.id, g.gated from gen_durable.gen_durable g
+         where g.status = 'runnable' and g.concurrency_key = freed.key and g.eligible_at <= statement_timestamp()
+         order by g.priority, g.eligible_at, g.id limit 32767) due
+      limit freed.free) row
+     where not row.gated
+  ), waiting as materialized (
+    select g.id, g.concurrency_key as key from first join gen_durable.gen_durable g on g.id = first.id
+     where g.status = 'runnable' and not g.gated
+     order by g.id desc for no key update of g skip locked
+  ), next as materialized (
+    select row.id from freed cross join lateral (
+      select * from (
+        select g.id from gen_durable.gen_durable g
+         where g.status = 'runnable' and g.gated and g.concurrency_key = freed.key
+         order by g.priority, g.eligible_at, g.id limit 32767
+           for no key update) gated
+      limit freed.free - (select count(*) from waiting where waiting.key = freed.key)) row
+  )
+  update gen_durable.gen_durable g set gated = false
+    from next where g.id = next.id
+  returning g.queue
+$$;
+
 -- Give the due rows of empty buckets the times at which it will be their turn, up to 1000 of each; how many they were. They leave
 -- the head of their queue, and a pick finds each when its tokens are there. Those who had a turn and missed it keep their
 -- places; the others queue up behind.
@@ -190,78 +235,6 @@ begin
   end loop;
 end $$;
 
--- Let the next gated rows of each key back into the pick index, as many as there are free slots without a row for them; the queues
--- that have work now. A later statement of every transaction that frees a slot. A row that counts as waiting for a slot is
--- locked, so that it cannot leave the line unseen; one that somebody holds does not count. A gated one is waited for:
--- skipping it could leave a free key with all of its rows gated for ever.
-create function gen_durable.ungate(keys text[]) returns setof text
-language sql set search_path = pg_catalog, pg_temp as $$
-  with freed as materialized (
-    select freed.key, least(slots.count - held.count, 32767) as free
-      from (select distinct key from unnest(keys) as given (key)
-             where (select true from gen_durable.gen_durable g
-                     where g.status = 'runnable' and g.gated and g.concurrency_key = given.key limit 1)) freed
-     cross join lateral (
-       select coalesce((select l.slots from gen_durable.limits l
-                         where l.kind = 'concurrency' and l.name = split_part(freed.key, ':', 1)), 1) as count) slots
-     cross join lateral (
-       select count(*) as count from gen_durable.gen_durable holder
-        where holder.concurrency_key = freed.key and holder.concurrency_slot is not null) held
-     where slots.count > held.count
-     order by freed.key
-  ), first as materialized (
-    select row.id from freed cross join lateral (
-      select * from (
-        select g.id, g.gated from gen_durable.gen_durable g
-         where g.status = 'runnable' and g.concurrency_key = freed.key and g.eligible_at <= statement_timestamp()
-         order by g.priority, g.eligible_at, g.id limit 32767) due
-      limit freed.free) row
-     where not row.gated
-  ), waiting as materialized (
-    select g.id, g.concurrency_key as key from first join gen_durable.gen_durable g on g.id = first.id
-     where g.status = 'runnable' and not g.gated
-     order by g.id desc for no key update of g skip locked
-  ), next as materialized (
-    select row.id from freed cross join lateral (
-      select * from (
-        select g.id from gen_durable.gen_durable g
-         where g.status = 'runnable' and g.gated and g.concurrency_key = freed.key
-         order by g.priority, g.eligible_at, g.id limit 32767
-           for no key update) gated
-      limit freed.free - (select count(*) from waiting where waiting.key = freed.key)) row
-  )
-  update gen_durable.gen_durable g set gated = false
-    from next where g.id = next.id
-  returning g.queue
-$$;
-
--- Change a limit. Transactions that gate or stall rows hold a ROW SHARE lock on this table, so one of the two comes second and sees
--- what the other wrote.
-create function gen_durable.apply_limit(
-  limit_name text, limit_kind text, new_slots int, new_allowed int, new_period interval, new_burst int, only_if_new boolean)
-returns boolean
-language plpgsql set search_path = pg_catalog, pg_temp as $$
-#variable_conflict use_column
-begin
-  lock table gen_durable.limits in exclusive mode;
-  if only_if_new then
-    insert into gen_durable.limits (name, kind, slots, allowed, period, burst)
-    values (limit_name, limit_kind, new_slots, new_allowed, new_period, new_burst)
-        on conflict do nothing;
-  else
-    insert into gen_durable.limits (name, kind, slots, allowed, period, burst)
-    values (limit_name, limit_kind, new_slots, new_allowed, new_period, new_burst)
-        on conflict (kind, name) do update
-       set slots = excluded.slots, allowed = excluded.allowed, period = excluded.period, burst = excluded.burst,
-           updated_at = statement_timestamp();
-  end if;
-  if not found then
-    return false;
-  end if;
-  perform gen_durable.limit_changed(limit_name, limit_kind);
-  return true;
-end $$;
-
 -- What waits because of a limit looks again: gated rows have another number of slots, planned ones another rate.
 create function gen_durable.limit_changed(limit_name text, limit_kind text) returns void
 language plpgsql set search_path = pg_catalog, pg_temp as $$
@@ -293,6 +266,33 @@ begin
     update gen_durable.gen_durable g set eligible_at = statement_timestamp(), turn = null
      where g.status = 'runnable' and g.turn is not null and split_part(g.rate_limit, ':', 1) = limit_name;
   end if;
+end $$;
+
+-- Change a limit. Transactions that gate or stall rows hold a ROW SHARE lock on this table, so one of the two comes second and sees
+-- what the other wrote.
+create function gen_durable.apply_limit(
+  limit_name text, limit_kind text, new_slots int, new_allowed int, new_period interval, new_burst int, only_if_new boolean)
+returns boolean
+language plpgsql set search_path = pg_catalog, pg_temp as $$
+#variable_conflict use_column
+begin
+  lock table gen_durable.limits in exclusive mode;
+  if only_if_new then
+    insert into gen_durable.limits (name, kind, slots, allowed, period, burst)
+    values (limit_name, limit_kind, new_slots, new_allowed, new_period, new_burst)
+        on conflict do nothing;
+  else
+    insert into gen_durable.limits (name, kind, slots, allowed, period, burst)
+    values (limit_name, limit_kind, new_slots, new_allowed, new_period, new_burst)
+        on conflict (kind, name) do update
+       set slots = excluded.slots, allowed = excluded.allowed, period = excluded.period, burst = excluded.burst,
+           updated_at = statement_timestamp();
+  end if;
+  if not found then
+    return false;
+  end if;
+  perform gen_durable.limit_changed(limit_name, limit_kind);
+  return true;
 end $$;
 
 -- set_concurrency_limit('tenant', 3): three executions at once of each key "tenant" or "tenant:...", over all workers.
@@ -327,7 +327,7 @@ begin
 end $$;
 
 revoke execute on function
-  gen_durable.check_limits, gen_durable.refill, gen_durable.spend, gen_durable.put_off, gen_durable.ungate,
-  gen_durable.apply_limit, gen_durable.limit_changed, gen_durable.set_concurrency_limit, gen_durable.set_rate_limit,
+  gen_durable.check_limits, gen_durable.refill, gen_durable.spend, gen_durable.ungate, gen_durable.put_off,
+  gen_durable.limit_changed, gen_durable.apply_limit, gen_durable.set_concurrency_limit, gen_durable.set_rate_limit,
   gen_durable.remove_limit
   from public;

@@ -31,8 +31,6 @@ create table gen_durable.schedules (
 ) with (fillfactor = 50);
 
 create index schedules_due on gen_durable.schedules (next_at) where paused_at is null;
--- The instances of a schedule; those that are live first.
-create index gen_durable_schedule on gen_durable.gen_durable (schedule, finished_at) where schedule is not null;
 
 -- Insert what a schedule says, once for each of these slots. The caller holds the lock of its row. The rate limit is written here,
 -- because insert_all refuses one that does not exist, and a slot would be lost: these rows wait for it, as a step's do.
@@ -123,4 +121,6 @@ begin
   return query select made.ids[1], made.are_new[1], made.queue;
 end $$;
 
-revoke execute on function gen_durable.insert_scheduled, gen_durable.fire_schedule, gen_durable.trigger_schedule from public;
+revoke execute on function
+  gen_durable.insert_scheduled, gen_durable.fire_schedule, gen_durable.trigger_schedule
+  from public;

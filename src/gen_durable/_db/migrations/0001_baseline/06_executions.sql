@@ -2,10 +2,6 @@
 --
 -- The live execution is columns of the instance; what has ended is a row here, written by the transaction that ended it.
 
-alter table gen_durable.gen_durable
-  add column leased_at  timestamptz,                      -- of the live execution; in no index
-  add column started_at timestamptz;                      -- when its step began, noted within a second; null: not yet
-
 create table gen_durable.executions (
   instance_id  bigint not null,
   step_seq     bigint not null,                           -- the transition that it made, or tried to make
@@ -87,4 +83,6 @@ begin
   end if;
 end $$;
 
-revoke execute on function gen_durable.lock_for_effect from public;
+revoke execute on function
+  gen_durable.lock_for_effect
+  from public;

@@ -2,35 +2,6 @@
 -- shares. Each is one transaction over any number of instances; row locks are taken as everywhere: ids descending, children
 -- before parents.
 
--- What has happened to an instance: who did it, and why, where somebody acted. Append only. Written by the statement that makes
--- the change, from what it has changed; which events are written is said in `settings`.
-create table gen_durable.audit_events (
-  id          bigint generated always as identity primary key,
-  instance_id bigint not null,
-  event       text not null,
-  actor       text,                                       -- as the caller claims
-  login       text default session_user,                  -- the role that opened the session; no caller can choose it
-  reason      text,
-  data        jsonb,
-  created_at  timestamptz not null default statement_timestamp()
-);
-create index audit_events_instance on gen_durable.audit_events (instance_id, id);
-
--- Reasons and actors are stored with every row and event that they concern, and read with each: they have the bounds that the
--- clients keep. A reason that is too long is cut, an actor that is too long is refused.
-create function gen_durable.short_reason(reason text) returns text
-language sql immutable
-return case when length(reason) > 8000 then left(reason, 7999) || chr(8230) else nullif(reason, '') end;
-
-create function gen_durable.checked_actor(actor text) returns text
-language plpgsql immutable set search_path = pg_catalog, pg_temp as $$
-begin
-  if octet_length(actor) not between 1 and 255 then
-    raise exception 'actor must have 1 to 255 bytes, got %', octet_length(actor) using errcode = '22023';
-  end if;
-  return actor;
-end $$;
-
 -- Count down the barriers of the parents of children that have just ended; the queues of parents that are released.
 create function gen_durable.join_parents(ended_ids bigint[]) returns setof text
 language sql set search_path = pg_catalog, pg_temp as $$
@@ -164,15 +135,12 @@ end $$;
 -- UPDATE ... SET deleted_at = now() makes the same change as soft_delete, in the transaction of the caller. Per statement: a
 -- trigger per row would cost every commit and heartbeat a look at the old row, and one before the update also a lock. It fires
 -- only for statements that set this column. With the rights of the owner: a role needs the right to update the column, no other.
-create index gen_durable_deleted_live on gen_durable.gen_durable (id) where deleted_at is not null and finished_at is null;
-
 create function gen_durable.on_deleted() returns trigger
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 begin
   perform gen_durable.end_deleted(null, session_user);
   return null;
 end $$;
-
 create trigger on_deleted after update of deleted_at on gen_durable.gen_durable
   for each statement execute function gen_durable.on_deleted();
 -- In a session with session_replication_role = replica as well.
@@ -312,12 +280,12 @@ end $$;
 -- How a job stands, in the words of simple workflows: pending, leased, succeeded, failed, cancelled; null if there is none. By
 -- key, the job that has it now, or else the latest that had it.
 create function gen_durable.job_status(target bigint) returns text
-language sql stable set search_path = pg_catalog, pg_temp as $$
+language sql stable security definer set search_path = pg_catalog, pg_temp as $$
   select gen_durable.job_word(g.status::text) from gen_durable.gen_durable g where g.id = target
 $$;
 
 create function gen_durable.job_status(target text) returns text
-language sql stable set search_path = pg_catalog, pg_temp as $$
+language sql stable security definer set search_path = pg_catalog, pg_temp as $$
   select gen_durable.job_word(found.status) from (
     select 0 as rank, g.status::text as status from gen_durable.gen_durable g where g.correlation_guard = target
     union all
@@ -359,7 +327,7 @@ end $$;
 -- cancel(42, 'no longer wanted') -> cancelled | requested | finished
 create function gen_durable.cancel(target bigint, reason text default null, actor text default current_user, force boolean default false)
 returns text
-language sql set search_path = pg_catalog, pg_temp as $$
+language sql security definer set search_path = pg_catalog, pg_temp as $$
   select case when was in ('done', 'failed', 'cancelled') then 'finished' when status = 'cancelled' then 'cancelled'
               else 'requested' end
     from gen_durable.cancel_rows(array[gen_durable.resolve(target, null)], reason, actor, force)
@@ -367,31 +335,31 @@ $$;
 
 create function gen_durable.cancel(target text, reason text default null, actor text default current_user, force boolean default false)
 returns text
-language sql set search_path = pg_catalog, pg_temp as $$
+language sql security definer set search_path = pg_catalog, pg_temp as $$
   select gen_durable.cancel(gen_durable.resolve(null, target), reason, actor, force)
 $$;
 
 create function gen_durable.soft_delete(target bigint, reason text default null, actor text default current_user)
 returns timestamptz
-language sql set search_path = pg_catalog, pg_temp as $$
+language sql security definer set search_path = pg_catalog, pg_temp as $$
   select deleted_at from gen_durable.delete_rows(array[gen_durable.resolve(target, null)], reason, actor)
 $$;
 
 create function gen_durable.soft_delete(target text, reason text default null, actor text default current_user)
 returns timestamptz
-language sql set search_path = pg_catalog, pg_temp as $$
+language sql security definer set search_path = pg_catalog, pg_temp as $$
   select gen_durable.soft_delete(gen_durable.resolve(null, target), reason, actor)
 $$;
 
 create function gen_durable.restore(target bigint, actor text default current_user)
 returns text
-language sql set search_path = pg_catalog, pg_temp as $$
+language sql security definer set search_path = pg_catalog, pg_temp as $$
   select gen_durable.job_status(id) from gen_durable.restore_rows(array[gen_durable.resolve(target, null)], actor)
 $$;
 
 create function gen_durable.restore(target text, actor text default current_user)
 returns text
-language sql set search_path = pg_catalog, pg_temp as $$
+language sql security definer set search_path = pg_catalog, pg_temp as $$
   -- Whoever is deleted and had the key, even if another instance has it now.
   select gen_durable.restore(coalesce(
     (select g.id from gen_durable.gen_durable g where g.correlation_key = target and g.deleted_at is not null
@@ -401,7 +369,7 @@ $$;
 -- retry(42) -> whether it goes on
 create function gen_durable.retry(target bigint, state jsonb default null, reason text default null, actor text default current_user)
 returns boolean
-language sql set search_path = pg_catalog, pg_temp as $$
+language sql security definer set search_path = pg_catalog, pg_temp as $$
   select is_retried
     from gen_durable.retry_rows(array[gen_durable.resolve(target, null)],
                                 gen_durable.checked_payload(state, 'the new state')::text, reason, actor)
@@ -409,83 +377,16 @@ $$;
 
 create function gen_durable.retry(target text, state jsonb default null, reason text default null, actor text default current_user)
 returns boolean
-language sql set search_path = pg_catalog, pg_temp as $$
+language sql security definer set search_path = pg_catalog, pg_temp as $$
   select gen_durable.retry(gen_durable.resolve(null, target), state, reason, actor)
 $$;
 
--- A producer is a role that may call some of these functions and nothing else. Each right is a set of functions. They run with the
--- rights of their owner, so that the role needs none on the tables; the search path is pinned, so that no object of the caller
--- can replace one that they name. insert and insert_all run as the caller, whose rights decide which of the two below they use.
-create function gen_durable.producer_rights() returns table (name text, function regprocedure)
-language sql stable set search_path = pg_catalog, pg_temp as $$
-  select one.name, p.oid::regprocedure
-    from (values ('insert', '{insert, insert_all, insert_from_start}'::text[]), ('steps', '{insert_from_any_step}'),
-                 ('signal', '{signal}'), ('status', '{job_status}'), ('cancel', '{cancel}'), ('delete', '{soft_delete}'),
-                 ('restore', '{restore}'), ('retry', '{retry}'),
-                 ('limits', '{set_concurrency_limit, set_rate_limit, remove_limit}')) as one (name, functions)
-    join pg_proc p on p.proname = any (one.functions)
-     and p.pronamespace = (select home.pronamespace from pg_proc home where home.oid = 'gen_durable.insert_all'::regproc)
-$$;
-
-do $$
-declare
-  one record;
-begin
-  for one in select r.function, p.proname in ('insert', 'insert_all') as is_callers
-               from gen_durable.producer_rights() r join pg_proc p on p.oid = r.function loop
-    execute format('alter function %s security %s', one.function,
-                   case when one.is_callers then 'invoker' else 'definer' end);
-  end loop;
-end $$;
-
--- grant_producer('webhooks') or grant_producer('support', 'status', 'cancel'): for the owner of the schema. It adds to what the
--- role has. Call it again after an upgrade that brings functions.
-create function gen_durable.grant_producer(role name, variadic rights text[] default '{insert, signal}') returns void
-language plpgsql set search_path = pg_catalog, pg_temp as $$
-declare
-  unknown text;
-  one     regprocedure;
-begin
-  select given.name into unknown from unnest(rights) as given (name)
-   where not exists (select from gen_durable.producer_rights() known where known.name = given.name) limit 1;
-  if found then
-    raise exception 'there is no right %', quote_nullable(unknown)
-      using errcode = '22023',
-            hint = (select 'give one of ' || string_agg(distinct known.name, ', ') from gen_durable.producer_rights() known);
-  end if;
-  execute format('grant usage on schema %s to %I',
-                 (select p.pronamespace::regnamespace from pg_proc p where p.oid = 'gen_durable.insert_all'::regproc), role);
-  for one in select known.function from gen_durable.producer_rights() known where known.name = any (rights) loop
-    execute format('grant execute on function %s to %I', one, role);
-  end loop;
-end $$;
-
--- Take back every right of a producer.
-create function gen_durable.revoke_producer(role name) returns void
-language plpgsql set search_path = pg_catalog, pg_temp as $$
-declare
-  one regprocedure;
-begin
-  for one in select known.function from gen_durable.producer_rights() known loop
-    execute format('revoke execute on function %s from %I', one, role);
-  end loop;
-  execute format('revoke usage on schema %s from %I',
-                 (select p.pronamespace::regnamespace from pg_proc p where p.oid = 'gen_durable.insert_all'::regproc), role);
-end $$;
-
--- Every function is everybody's when it is made. Of ours, none is; a migration that makes one has to say so too.
 revoke execute on function
-  gen_durable.insert_rows, gen_durable.insert_letters, gen_durable.leave_letters, gen_durable.job_word, gen_durable.max_payload,
-  gen_durable.max_inbox,
-  gen_durable.checked_payload, gen_durable.insert_specs, gen_durable.insert_from_start, gen_durable.insert_from_any_step,
-  gen_durable.insert_all, gen_durable.insert, gen_durable.deliver,
-  gen_durable.signal(bigint, text, jsonb, text, text), gen_durable.signal(text, text, jsonb, text, text),
-  gen_durable.short_reason, gen_durable.checked_actor, gen_durable.join_parents, gen_durable.cancel_rows,
-  gen_durable.delete_rows, gen_durable.end_deleted, gen_durable.on_deleted, gen_durable.restore_rows,
-  gen_durable.retry_rows, gen_durable.refuse_key, gen_durable.job_status(bigint), gen_durable.job_status(text), gen_durable.resolve,
+  gen_durable.join_parents, gen_durable.cancel_rows, gen_durable.delete_rows, gen_durable.end_deleted,
+  gen_durable.on_deleted, gen_durable.refuse_key, gen_durable.restore_rows, gen_durable.retry_rows,
+  gen_durable.job_status(bigint), gen_durable.job_status(text), gen_durable.resolve,
   gen_durable.cancel(bigint, text, text, boolean), gen_durable.cancel(text, text, text, boolean),
   gen_durable.soft_delete(bigint, text, text), gen_durable.soft_delete(text, text, text),
-  gen_durable.restore(bigint, text), gen_durable.restore(text, text),
-  gen_durable.retry(bigint, jsonb, text, text), gen_durable.retry(text, jsonb, text, text),
-  gen_durable.producer_rights, gen_durable.grant_producer, gen_durable.revoke_producer
+  gen_durable.restore(bigint, text), gen_durable.restore(text, text), gen_durable.retry(bigint, jsonb, text, text),
+  gen_durable.retry(text, jsonb, text, text)
   from public;

@@ -1,0 +1,63 @@
+-- What is audited. The level is a row of the database, so that producers in every language, all clients and all workers keep to
+-- the same one, and a change holds from the next statement on. Who writes an event asks for it in the statement of the change:
+-- a scalar subquery of one row, worked out once per statement.
+
+-- In this order: an event is written if the level is at least its own.
+create type gen_durable.audit_level as enum ('off', 'failures', 'all');
+
+create table gen_durable.settings (
+  is_only    boolean primary key default true check (is_only),
+  audit      gen_durable.audit_level not null default 'failures',
+  updated_at timestamptz not null default statement_timestamp(),
+  updated_by text
+);
+insert into gen_durable.settings default values;
+
+-- What has happened to an instance: who did it, and why, where somebody acted. Append only. Written by the statement that makes
+-- the change, from what it has changed; which events are written is said in `settings`.
+create table gen_durable.audit_events (
+  id          bigint generated always as identity primary key,
+  instance_id bigint not null,
+  event       text not null,
+  actor       text,                                       -- as the caller claims
+  login       text default session_user,                  -- the role that opened the session; no caller can choose it
+  reason      text,
+  data        jsonb,
+  created_at  timestamptz not null default statement_timestamp()
+);
+create index audit_events_instance on gen_durable.audit_events (instance_id, id);
+
+-- Reasons and actors are stored with every row and event that they concern, and read with each: they have the bounds that the
+-- clients keep. A reason that is too long is cut, an actor that is too long is refused.
+create function gen_durable.short_reason(reason text) returns text
+language sql immutable
+return case when length(reason) > 8000 then left(reason, 7999) || chr(8230) else nullif(reason, '') end;
+
+create function gen_durable.checked_actor(actor text) returns text
+language plpgsql immutable set search_path = pg_catalog, pg_temp as $$
+begin
+  if octet_length(actor) not between 1 and 255 then
+    raise exception 'actor must have 1 to 255 bytes, got %', octet_length(actor) using errcode = '22023';
+  end if;
+  return actor;
+end $$;
+
+-- set_audit('all') -> the level that was there before
+create function gen_durable.set_audit(level text, actor text default current_user) returns text
+language plpgsql set search_path = pg_catalog, pg_temp as $$
+declare
+  before text;
+begin
+  if level is null or level not in ('off', 'failures', 'all') then
+    raise exception 'the level of the audit must be off, failures or all, got %', quote_nullable(level) using errcode = '22023';
+  end if;
+  select s.audit::text into before from gen_durable.settings s for update;
+  update gen_durable.settings s
+     set audit = level::gen_durable.audit_level, updated_at = statement_timestamp(), updated_by = gen_durable.checked_actor(actor)
+   where s.audit <> level::gen_durable.audit_level;
+  return before;
+end $$;
+
+revoke execute on function
+  gen_durable.short_reason, gen_durable.checked_actor, gen_durable.set_audit
+  from public;

@@ -1,0 +1,83 @@
+-- Drop everything, with all instances.
+drop function gen_durable.revoke_producer(name);
+drop function gen_durable.grant_producer(name, text[]);
+drop function gen_durable.producer_rights();
+
+drop function gen_durable.set_queue(text, int, text);
+drop function gen_durable.resume_queue(text, text);
+drop function gen_durable.pause_queue(text, text);
+drop table gen_durable.queues, gen_durable.workers;
+
+drop function gen_durable.trigger_schedule(text, timestamptz);
+drop function gen_durable.fire_schedule(text, bigint, timestamptz[], timestamptz, timestamptz, text);
+drop function gen_durable.insert_scheduled(gen_durable.schedules, timestamptz[]);
+drop table gen_durable.schedules;
+
+drop function gen_durable.retry(text, jsonb, text, text);
+drop function gen_durable.retry(bigint, jsonb, text, text);
+drop function gen_durable.restore(text, text);
+drop function gen_durable.restore(bigint, text);
+drop function gen_durable.soft_delete(text, text, text);
+drop function gen_durable.soft_delete(bigint, text, text);
+drop function gen_durable.cancel(text, text, text, boolean);
+drop function gen_durable.cancel(bigint, text, text, boolean);
+drop function gen_durable.resolve(bigint, text);
+drop function gen_durable.job_status(text);
+drop function gen_durable.job_status(bigint);
+drop function gen_durable.retry_rows(bigint[], text, text, text);
+drop function gen_durable.restore_rows(bigint[], text);
+drop function gen_durable.refuse_key(bigint[], text, gen_durable.durable_status);
+drop trigger on_deleted on gen_durable.gen_durable;
+drop function gen_durable.on_deleted();
+drop function gen_durable.end_deleted(int, text);
+drop function gen_durable.delete_rows(bigint[], text, text);
+drop function gen_durable.cancel_rows(bigint[], text, text, boolean);
+drop function gen_durable.join_parents(bigint[]);
+
+drop table gen_durable.received_messages, gen_durable.outbox;
+
+drop function gen_durable.lock_for_effect(bigint, bigint, bigint);
+drop view gen_durable.gen_durable_job_state, gen_durable.gen_durable_executions;
+drop table gen_durable.executions;
+
+drop function gen_durable.signal(text, text, jsonb, text, text);
+drop function gen_durable.signal(bigint, text, jsonb, text, text);
+drop function gen_durable.deliver(bigint, text, text, jsonb, text, text, bigint);
+drop table gen_durable.signals;
+
+drop function gen_durable.insert(text, jsonb, text, text, int, int, timestamptz, interval, text, text[], text, text[], text, int,
+  text, text, text, int);
+drop function gen_durable.insert_all(jsonb);
+drop function gen_durable.insert_from_any_step(jsonb);
+drop function gen_durable.insert_from_start(jsonb);
+drop function gen_durable.insert_specs(jsonb, boolean);
+drop function gen_durable.checked_payload(jsonb, text);
+drop function gen_durable.max_inbox();
+drop function gen_durable.max_payload();
+drop function gen_durable.job_word(text);
+drop function gen_durable.leave_letters(bigint[], int[]);
+drop function gen_durable.insert_letters(text[], text[], text[]);
+drop function gen_durable.insert_rows(text[], int[], text[], text[], text[], int[], timestamptz[], interval[], text[],
+  text[], text[], bytea[], text[], int[], bigint[], bigint[], text[], text[], int[]);
+
+drop function gen_durable.remove_limit(text, text);
+drop function gen_durable.set_rate_limit(text, int, interval, int);
+drop function gen_durable.set_concurrency_limit(text, int);
+drop function gen_durable.apply_limit(text, text, int, int, interval, int, boolean);
+drop function gen_durable.limit_changed(text, text);
+drop function gen_durable.put_off(text[], text[], text[], int[]);
+drop function gen_durable.ungate(text[]);
+drop function gen_durable.spend(text[], int[], timestamptz[]);
+drop function gen_durable.refill(numeric, int, interval);
+drop function gen_durable.check_limits(text[], int[], boolean);
+drop table gen_durable.buckets, gen_durable.limits;
+
+drop function gen_durable.set_audit(text, text);
+drop function gen_durable.checked_actor(text);
+drop function gen_durable.short_reason(text);
+drop table gen_durable.audit_events, gen_durable.settings;
+drop type gen_durable.audit_level;
+
+drop view gen_durable.snapshots;
+drop table gen_durable.machines, gen_durable.gen_durable;
+drop type gen_durable.durable_status;

@@ -1,2 +1,0 @@
-drop table gen_durable.received_messages;
-drop table gen_durable.outbox;
