@@ -1,7 +1,7 @@
-"""Settings, and the only place that reads the environment.
+"""Settings of clients and workers, and the environment variables of the library.
 
-A setting comes from an argument, else from the environment, else from a file, else from the default here.
-What was given is merged first and becomes one `Settings`, so the checks see the values that count.
+Precedence: argument, environment variable, file, default. `Settings` is built from the merged values, so its checks
+see the values that apply.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from ._checks import checked_name, duration_text, timedelta_of
 from .errors import SettingsError, UsageError, did_you_mean
 
 __all__ = [
+    "SUPERVISED",
     "AuditLevel",
     "Pooler",
     "Queue",
@@ -31,12 +32,10 @@ __all__ = [
     "environment_pg_bin",
     "environment_pg_user",
     "environment_prefixes",
+    "export_settings",
     "health_address",
-    "lend_environment",
     "malloc_is_tuned",
     "parse_duration",
-    "supervised_environment",
-    "take_supervision",
 ]
 
 _PREFIX: Final = "GEN_DURABLE_"
@@ -45,11 +44,15 @@ _DSN_SOURCE: Final = "GEN_DURABLE_DSN_SOURCE"
 _HOME: Final = "GEN_DURABLE_HOME"
 _PG_BIN: Final = "GEN_DURABLE_PG_BIN"
 _PG_USER: Final = "GEN_DURABLE_PG_USER"
-_SUPERVISED: Final = "GEN_DURABLE_SUPERVISED"
-_PREFIXES: Final = "WORKER_TYPE_PREFIXES"
-_NOT_SETTINGS: Final = frozenset({_DSN, _DSN_SOURCE, _HOME, _PG_BIN, _PG_USER, _SUPERVISED})
+_PREFIXES: Final = "GEN_DURABLE_PREFIXES"
+_PREFIXES_OF_SPECIFICATION: Final = "WORKER_TYPE_PREFIXES"
+SUPERVISED: Final = "GEN_DURABLE_SUPERVISED"
+"""Set by a supervisor for its child processes."""
+_NOT_SETTINGS: Final = frozenset({_DSN, _DSN_SOURCE, _HOME, _PG_BIN, _PG_USER, _PREFIXES, SUPERVISED})
+# Options of this project's own test suite.
+_TEST_PREFIX: Final = "GEN_DURABLE_TEST_"
 
-# 48 characters leave room for what we append to a schema name inside the 63 bytes of an identifier.
+# PostgreSQL identifiers have at most 63 bytes; some of our names append up to 15 bytes to the schema name.
 _SCHEMA: Final = re.compile(r"[a-z_][a-z0-9_]{0,47}")
 _NUMBER: Final = r"(\d+(?:\.\d+)?)"
 _DURATION: Final = re.compile(
@@ -59,7 +62,7 @@ _UNITS: Final = ("days", "hours", "minutes", "seconds", "milliseconds")
 _MAX_DURATION: Final = timedelta(days=3650)
 _LOOPBACK: Final = "127.0.0.1"
 _SWITCH: Final = {"true": True, "false": False, "on": True, "off": False, "1": True, "0": False}
-# A jsonb value cannot hold more.
+# The largest string that jsonb can store.
 _MAX_JSONB: Final = 2**28 - 1
 
 
@@ -69,7 +72,7 @@ Pooler: TypeAlias = Literal["none", "transaction"]
 
 
 class _Named(msgspec.StructMeta):
-    """Refuses an argument that is no field, with what it may have meant. Type checkers see the fields themselves."""
+    """Reject unknown arguments with a suggestion. Type checkers see the fields instead."""
 
     if not TYPE_CHECKING:
 
@@ -82,16 +85,22 @@ class _Named(msgspec.StructMeta):
 
 
 class Queue(msgspec.Struct, metaclass=_Named, frozen=True, kw_only=True):
-    """How a worker serves one queue. In `queues=`, a bare number stands for `Queue(concurrency=number)`."""
+    """How a worker serves one queue. In `queues=`, a number `n` means `Queue(concurrency=n)`."""
 
     concurrency: int = 10
-    """How many of its instances execute at once in this worker."""
+    """Maximum number of steps of this queue that run at once in each worker process."""
     prefetch: int = 0
-    """How many more are leased ahead, to begin the moment a slot comes free. Nobody else can run them meanwhile."""
+    """Number of instances to lease ahead, beyond `concurrency`.
+
+    They start as soon as a running step ends. Other workers cannot run them meanwhile, so do not prefetch long steps.
+    """
     min_demand: int = 1
-    """Look for work only when so many could be taken, or `poll_interval` after the last look: fewer, larger picks."""
+    """Pick only when at least this many instances could be taken, or `poll_interval` after the last pick.
+
+    Higher values give fewer, larger picks.
+    """
     weight: int = 1
-    """Its share of `settings.concurrency`, against the weights of the other queues that have work."""
+    """Share of `settings.concurrency`, relative to the weights of the other queues that have work."""
 
     def __post_init__(self) -> None:
         _check_int("queue.concurrency", self.concurrency, 1)
@@ -101,84 +110,93 @@ class Queue(msgspec.Struct, metaclass=_Named, frozen=True, kw_only=True):
         if self.min_demand > self.concurrency + self.prefetch:
             raise SettingsError(
                 "queue.min_demand",
-                f"must be at most queue.concurrency and queue.prefetch together ({self.concurrency + self.prefetch}), "
+                f"must be at most queue.concurrency + queue.prefetch ({self.concurrency + self.prefetch}), "
                 f"got {self.min_demand}",
             )
 
 
 class Settings(msgspec.Struct, metaclass=_Named, frozen=True, kw_only=True):
-    """How clients and workers behave. Each default suits most; durations are `timedelta`."""
+    """Settings of clients and workers. Durations are `timedelta`."""
 
     schema: str = "gen_durable"
-    """The PostgreSQL schema that holds the tables."""
+    """PostgreSQL schema that holds the tables."""
     lease: timedelta = timedelta(seconds=60)
-    """How long an execution stays ours without a heartbeat."""
-    heartbeat: timedelta = timedelta(0)
-    """How old a lease may get before it is renewed.
+    """How long an execution keeps its instance without a heartbeat.
 
-    0 stands for a third of each lease (`renew_after`): a live execution keeps its lease if two renewals are
-    lost. The reaper waits this long for a late renewal.
+    After a crash, other workers can run the instance once the lease has expired and the reaper has found it.
+    """
+    heartbeat: timedelta = timedelta(0)
+    """Age at which a lease is renewed, at most half of the lease.
+
+    0 means a third of each lease: a running step keeps its lease even if two renewals fail. The reaper waits this
+    long for a late renewal.
     """
     poll_interval: timedelta = timedelta(seconds=1)
-    """The longest pause between two looks at a silent queue: how late work of another process may start."""
+    """Longest pause between two picks of an idle queue.
+
+    Work that another process inserts starts at most this much later.
+    """
     min_poll_interval: timedelta = timedelta(milliseconds=20)
-    """The pause after a look that found work."""
+    """Pause after a pick that found work."""
     concurrency: int = 0
-    """How many steps of all queues together run at once in one worker, shared by `Queue.weight`; 0 is no such limit."""
+    """Maximum number of steps of all queues that run at once in one worker process; 0 means no limit.
+
+    Queues with work share it by `Queue.weight`.
+    """
     chain_steps: int = 50
-    """How many steps of an instance run in a row on one lease, before others get a turn; 1 does not chain."""
+    """Maximum number of steps of an instance that run in a row on one lease; 1 disables chaining."""
     chain_time: timedelta = timedelta(milliseconds=100)
-    """After how much time in its steps such a row ends."""
+    """Maximum time in chained steps before the instance returns to its queue."""
     reap_interval: timedelta = timedelta(seconds=30)
-    """The pause between two searches for leases that ran out."""
+    """Pause between two searches for expired leases."""
     reaper: bool = True
-    """Whether this worker searches for them; some worker must."""
+    """Whether this worker searches for expired leases; at least one worker must."""
     gc: bool = True
-    """Whether this worker removes what has ended and was kept for long enough."""
+    """Whether this worker removes rows whose retention is over; at least one worker should."""
     gc_interval: timedelta = timedelta(minutes=1)
-    """The pause between two sweeps."""
+    """Pause between two sweeps of the collector."""
     retention_done: timedelta = timedelta(days=1)
-    """How long an instance is kept after it is done."""
+    """How long a done instance is kept."""
     retention_cancelled: timedelta = timedelta(days=1)
-    """How long an instance is kept after it was cancelled."""
-    # Somebody may want to look at it, and to retry it, after the weekend.
+    """How long a cancelled instance is kept."""
+    # Long enough to inspect and retry a failure after a weekend.
     retention_failed: timedelta = timedelta(days=7)
-    """How long an instance is kept after it failed."""
+    """How long a failed instance is kept."""
     retention_deleted: timedelta = timedelta(days=7)
-    """How long an instance is kept after it was deleted softly, however it had ended."""
+    """How long a soft-deleted instance is kept, whatever its status."""
     retention_events: timedelta = timedelta(days=7)
-    """How long an event of the outbox is kept after it was published, and the id of a message that came in."""
+    """How long a published outbox event is kept, and the id of a received message."""
     retention_pending: timedelta = timedelta(days=30)
-    """How long an event that no sink has accepted is kept and retried, from its commit on."""
+    """How long an outbox event that no sink accepts is retried, counted from its commit."""
     retention_executions: timedelta = timedelta(days=7)
-    """How long the record of an execution is kept; it goes with its instance at the latest."""
+    """How long the record of an execution is kept, at most as long as its instance."""
     retention_audit: timedelta = timedelta(days=90)
-    """How long an audit event is kept; it goes with its instance at the latest."""
-    # Supervisors send SIGKILL 30 s after SIGTERM; what is unfinished by then must have been given back.
+    """How long an audit event is kept, at most as long as its instance."""
+    # Process managers send SIGKILL 30 s after SIGTERM; unfinished executions must be released before that.
     drain_timeout: timedelta = timedelta(seconds=25)
-    """How long a worker that is told to stop waits for running steps."""
+    """How long a worker waits for running steps after SIGTERM."""
     crash_limit: int = 20
-    """An instance that lost so many executions in a row fails: it seems to be what kills its workers."""
+    """Number of crashes in one step after which the instance fails as poison."""
     threads: int = 32
-    """How many plain `def` steps run at once."""
+    """Maximum number of plain `def` steps that run at once in one worker process."""
     pool_processes: int = 0
-    """How many `pool="process"` steps run at once; 0 is one for each processor."""
+    """Maximum number of `pool="process"` steps that run at once; 0 means one per processor."""
     executions: RecordLevel = "all"
-    """Which executions leave a record: `all`, only `failures` (what was aborted or stopped), or none (`off`)."""
+    """Which executions are recorded: `all`, `failures` (aborted or stopped) or `off`."""
     audit: AuditLevel | None = None
-    """The level of the audit, set in the database when a worker starts; left out, it stays what it is there."""
+    """Audit level that a worker writes to the database at start; `None` keeps the current level."""
     alerts: str = ""
-    """The sink that is told of instances that fail; left out, none is."""
+    """Sink that receives an event for each instance that fails; empty disables alerts."""
     pooler: Pooler = "none"
-    """What stands before PostgreSQL: `transaction` for PgBouncer and its like in transaction mode."""
+    """Connection pooler in front of PostgreSQL: `transaction` for PgBouncer or a similar pooler in transaction mode."""
     max_payload: int = 2**20
-    """The size of one state, result or signal: the bytes of its JSON as PostgreSQL writes it, `state::text`."""
+    """Maximum size in bytes of a state, result or signal payload, measured as PostgreSQL prints it (`state::text`)."""
     max_inbox: int = 16 * 2**20
-    """How many bytes of JSON the signals of one inbox may have that no step has consumed."""
+    """Maximum size in bytes of the unconsumed signals of one instance."""
     max_children: int = 10_000
-    """How many children one outcome may insert."""
+    """Maximum number of children that one outcome may insert."""
     event_source: str = ""
-    """The `source` of the events that this system publishes, a URI; left out, `/gen_durable/<schema>`."""
+    """CloudEvents `source` of published events, a URI; empty means `/gen_durable/<schema>`."""
 
     def __post_init__(self) -> None:
         _check_schema("settings.schema", self.schema)
@@ -220,21 +238,22 @@ class Settings(msgspec.Struct, metaclass=_Named, frozen=True, kw_only=True):
             raise SettingsError(
                 "settings.heartbeat",
                 f"must be at most half of settings.lease ({duration_text(self.lease)}), "
-                f"got {duration_text(self.heartbeat)}",
+                f"got {duration_text(self.heartbeat)}. Lower heartbeat or raise lease.",
             )
         if self.min_poll_interval > self.poll_interval:
             raise SettingsError(
                 "settings.min_poll_interval",
-                f"must be at most settings.poll_interval ({self.poll_interval}), got {self.min_poll_interval}",
+                f"must be at most settings.poll_interval ({duration_text(self.poll_interval)}), "
+                f"got {duration_text(self.min_poll_interval)}. Lower min_poll_interval or raise poll_interval.",
             )
 
     def renew_after(self, lease: timedelta | None = None) -> timedelta:
-        """How old a lease of this length (left out: `lease`) may get before it is renewed."""
+        """Return the age at which a lease of this length (default: `lease`) is renewed."""
         return self.heartbeat or min(lease or self.lease, self.lease) / 3
 
     @classmethod
     def given(cls, settings: Self | None) -> Self:
-        """These, or those of the environment."""
+        """Return `settings`, or load them from the environment if `None`."""
         if settings is None:
             return cls.load()
         if not isinstance(settings, cls):
@@ -247,39 +266,54 @@ class Settings(msgspec.Struct, metaclass=_Named, frozen=True, kw_only=True):
 
     @classmethod
     def load(cls, file: Path | str | None = None, /, **given: Any) -> Self:
-        """Merge a file, the environment and arguments; the later of these wins.
+        """Load settings. Arguments win over environment variables, which win over the file.
+
+        The variable of a setting is its name in capitals after `GEN_DURABLE_`: `GEN_DURABLE_LEASE=90s`. An empty
+        variable counts as not set.
 
         Args:
-            file: TOML with a table `[tool.gen_durable]`; durations in it are text: "90s", "1m30s", "500ms".
+            file: TOML file with a table `[tool.gen_durable]`; durations are text: "90s", "1m30s", "500ms".
             **given: settings by name.
 
-        The environment has them as `GEN_DURABLE_LEASE=90s`; an empty variable counts as not set.
+        Raises:
+            SettingsError: A setting is unknown or out of range, or the file cannot be read.
         """
         merged: dict[str, Any] = {}
         if file is not None:
             for name, value in _read_table(Path(file)).items():
                 merged[name] = _converted(name, value, f"{file}: tool.gen_durable.{name}")
         for variable, text in os.environ.items():
-            if variable.startswith(_PREFIX) and variable not in _NOT_SETTINGS and text:
+            if _is_setting(variable) and text:
                 name = variable.removeprefix(_PREFIX).lower()
                 merged[name] = _converted(name, text, variable)
         return cls(**{**merged, **given})
 
 
+def _is_setting(variable: str) -> bool:
+    return (
+        variable.startswith(_PREFIX)
+        and not variable.startswith(_TEST_PREFIX)
+        and variable not in _NOT_SETTINGS
+    )
+
+
 def environment_dsn() -> str | None:
-    """Read from `GEN_DURABLE_DSN` where PostgreSQL is."""
+    """Return `GEN_DURABLE_DSN`, the DSN of PostgreSQL."""
     return os.environ.get(_DSN) or None
 
 
 def environment_dsn_source() -> str | None:
-    """Who lent the DSN of the environment, if it was lent."""
+    """Return where `GEN_DURABLE_DSN` came from, if `export_settings` set it."""
     return os.environ.get(_DSN_SOURCE) or None
 
 
-def lend_environment(dsn: str, source: str, given: Mapping[str, Any]) -> None:
-    """Tell this process, and those that it starts, where to work: for the command line inside of another program.
+def export_settings(dsn: str, source: str, given: Mapping[str, Any]) -> None:
+    """Set the environment variables of this process and its children, for a program that embeds the command line.
 
-    `source` is where the program has the DSN from, for whoever reads that nobody answers there.
+    Args:
+        dsn: DSN of PostgreSQL.
+        source: where the program has the DSN from; connection errors name it.
+        given: settings by name.
     """
     os.environ[_DSN] = dsn
     os.environ[_DSN_SOURCE] = source
@@ -291,47 +325,40 @@ def lend_environment(dsn: str, source: str, given: Mapping[str, Any]) -> None:
 
 
 def malloc_is_tuned() -> bool:
-    """Whether the environment says how glibc allocates memory."""
+    """Return whether environment variables configure the malloc of glibc."""
     return "glibc.malloc" in os.environ.get("GLIBC_TUNABLES", "") or any(
         variable.startswith("MALLOC_") and variable.endswith("_") for variable in os.environ
     )
 
 
 def environment_home() -> Path | None:
-    """Read from `GEN_DURABLE_HOME` where the embedded server lives."""
+    """Return `GEN_DURABLE_HOME`, the directory of the embedded server."""
     home = os.environ.get(_HOME)
     return Path(home).expanduser() if home else None
 
 
 def environment_pg_bin() -> Path | None:
-    """Read from `GEN_DURABLE_PG_BIN` in which directory PostgreSQL's programs are."""
+    """Return `GEN_DURABLE_PG_BIN`, the directory of PostgreSQL's programs."""
     directory = os.environ.get(_PG_BIN)
     return Path(directory).expanduser() if directory else None
 
 
 def environment_pg_user() -> str | None:
-    """Read from `GEN_DURABLE_PG_USER` which account the embedded server runs under."""
+    """Return `GEN_DURABLE_PG_USER`, the account that runs the embedded server."""
     return os.environ.get(_PG_USER) or None
 
 
-def supervised_environment(orders: str) -> dict[str, str]:
-    """The environment of a process that is to take orders from this one."""
-    return {**os.environ, _SUPERVISED: orders}
-
-
-def take_supervision() -> str | None:
-    """What a supervisor told this process. Taken out: it is not meant for those that are started from here."""
-    return os.environ.pop(_SUPERVISED, None)
-
-
 def environment_prefixes() -> list[str] | None:
-    """The namespaces that a worker owns, if `WORKER_TYPE_PREFIXES` says so: `billing.,media.`; empty is `default.`."""
-    given = os.environ.get(_PREFIXES)
+    """Return the prefixes that a worker serves: `GEN_DURABLE_PREFIXES=billing.,media.`.
+
+    `WORKER_TYPE_PREFIXES` is an alias, the name in the specification. If that is set and empty, the list is empty.
+    """
+    given = os.environ.get(_PREFIXES) or os.environ.get(_PREFIXES_OF_SPECIFICATION)
     return None if given is None else [prefix.strip() for prefix in given.split(",") if prefix.strip()]
 
 
 def health_address(given: int | str) -> tuple[str, int]:
-    """Host and port of `8080`, `":8080"`, `"0.0.0.0:8080"` or `"[::1]:8080"`; the default host is loopback."""
+    """Return host and port of `8080`, `":8080"`, `"0.0.0.0:8080"` or `"[::1]:8080"`. Default host: 127.0.0.1."""
     host, _, port = ("", "", str(given)) if type(given) is int else str(given).rpartition(":")
     if isinstance(given, bool) or not port.isdecimal() or not 0 <= int(port) <= 65535:
         raise SettingsError("health", f"must be a port or host:port, got {given!r}")
@@ -339,18 +366,18 @@ def health_address(given: int | str) -> tuple[str, int]:
 
 
 def parse_duration(text: str) -> timedelta:
-    """Read "90s", "1m30s", "500ms" or "2h": days (d), hours, minutes, seconds, milliseconds, in this order.
+    """Parse "90s", "1m30s", "500ms" or "2h": days (d), hours, minutes, seconds, milliseconds, in this order.
 
     Raises:
-        ValueError: it is not written like that.
+        ValueError: The text is not a duration.
     """
     found = _DURATION.fullmatch(text.strip())
     if found is None or not any(found.groups()):
-        raise ValueError(f"{text!r} is no duration; write for example 90s, 1m30s, 500ms or 2h")
+        raise ValueError(f"{text!r} is not a duration; write for example 90s, 1m30s, 500ms or 2h")
     try:
         return timedelta(**{unit: float(n) for unit, n in zip(_UNITS, found.groups(), strict=True) if n})
     except OverflowError:
-        raise ValueError(f"{text!r} is longer than any duration can be") from None
+        raise ValueError(f"{text!r} is too long for a duration") from None
 
 
 def _read_table(file: Path) -> Mapping[str, Any]:
@@ -371,13 +398,13 @@ def _refuse_unknown(name: str, path: str) -> None:
     if name in _DEFAULTS:
         return
     if path.startswith(_PREFIX):
-        known = [*(_PREFIX + field.upper() for field in _DEFAULTS), *sorted(_NOT_SETTINGS - {_SUPERVISED})]
+        known = [*(_PREFIX + field.upper() for field in _DEFAULTS), *sorted(_NOT_SETTINGS - {SUPERVISED})]
         raise SettingsError(path, f"is not a setting{did_you_mean(path, known)}")
     raise SettingsError(path, f"is not a setting{did_you_mean(name, tuple(_DEFAULTS))}")
 
 
 def _converted(name: str, value: Any, path: str) -> Any:
-    """Give a value of the file or the environment the type of its setting; its range is checked later."""
+    """Convert a value of the file or the environment to the type of its setting. `Settings` checks the range."""
     _refuse_unknown(name, path)
     kind = type(_DEFAULTS[name])
     if kind is timedelta:
@@ -403,9 +430,7 @@ def _check_schema(path: str, value: object) -> None:
     if not isinstance(value, str) or not _SCHEMA.fullmatch(value):
         raise SettingsError(path, f"must match [a-z_][a-z0-9_]* with at most 48 characters, got {value!r}")
     if value.startswith("pg_"):
-        raise SettingsError(
-            path, f"must not begin with pg_, which PostgreSQL keeps for itself, got {value!r}"
-        )
+        raise SettingsError(path, f"must not begin with pg_, which PostgreSQL reserves, got {value!r}")
 
 
 def _check_name(path: str, value: object) -> None:

@@ -99,7 +99,7 @@ class Worker(AsyncClient):
                 queues of the machines. Instances of machines that are not registered here are left to others.
                 An empty mapping serves none: the worker runs the services that serve everybody, as its settings say.
             prefixes: instead of or beside queues, namespaces of machines that this worker owns: `["billing."]`. An
-                empty list is `["default."]`; left out, `WORKER_TYPE_PREFIXES` may say it, if `queues` does not.
+                empty list is `["default."]`; left out, `GEN_DURABLE_PREFIXES` may say it, if `queues` does not.
             on_unknown: what becomes of an instance under a prefix whose machine is not registered here: it fails, or
                 it is left where it is.
             sinks: where the events go that steps emit: one sink (`default`), or several by name. Left out, they wait in

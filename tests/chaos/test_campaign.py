@@ -1,6 +1,7 @@
 """Half a minute of everything at once, from a seed; then the healing, and the reckoning.
 
-CHAOS_SEED repeats the faults and the work of a run (not its timing); CHAOS_SECONDS makes it longer.
+GEN_DURABLE_TEST_CHAOS_SEED repeats the faults and the work of a run (not its timing);
+GEN_DURABLE_TEST_CHAOS_SECONDS makes it longer.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ from tests.chaos.fleet import CHAOS
 from tests.chaos.nemesis import Nemesis
 from tests.chaos.workload import mixed, place
 
-SEED = int(os.environ.get("CHAOS_SEED") or random.randrange(2**31))
-SECONDS = float(os.environ.get("CHAOS_SECONDS") or 30)
+SEED = int(os.environ.get("GEN_DURABLE_TEST_CHAOS_SEED") or random.randrange(2**31))
+SECONDS = float(os.environ.get("GEN_DURABLE_TEST_CHAOS_SECONDS") or 30)
 _SETTINGS = msgspec.structs.replace(CHAOS, lease=timedelta(seconds=2), heartbeat=timedelta(milliseconds=600))
 _WORKERS = 3
 _PRODUCERS = 2
@@ -36,7 +37,7 @@ _LIVE = "select count(*) from gen_durable.gen_durable where status in ('runnable
 async def test_a_campaign_of_random_faults(
     durable_cluster: Cluster, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    _say(capfd, f"chaos: seed {SEED}; CHAOS_SEED={SEED} repeats it")
+    _say(capfd, f"chaos: seed {SEED}; GEN_DURABLE_TEST_CHAOS_SEED={SEED} repeats it")
     async with Arena.open(durable_cluster.dsn, tmp_path, _SETTINGS) as arena:
         nemesis = Nemesis(arena, durable_cluster, random.Random(f"{SEED} nemesis"), _WORKERS)
         campaign = _Campaign(arena)

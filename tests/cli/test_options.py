@@ -87,10 +87,15 @@ def test_the_help_of_a_setting_says_what_it_is() -> None:
     for field in msgspec.structs.fields(Settings):
         meaning = re.sub(r"Default: .*", "", shown[field.name]).strip()
         assert re.fullmatch(r"[A-Z][^`…]{10,}[.]", meaning), field.name
-    assert shown["threads"] == "How many plain def steps run at once. Default: 32."
-    assert shown["alerts"] == "The sink that is told of instances that fail; left out, none is."
-    assert shown["concurrency"].endswith("0 is no such limit. Default: none.")
-    assert shown["gc"].endswith("kept for long enough. Default: --gc.")
+    assert (
+        shown["threads"]
+        == "Maximum number of plain def steps that run at once in one worker process. Default: 32."
+    )
+    assert (
+        shown["alerts"] == "Sink that receives an event for each instance that fails; empty disables alerts."
+    )
+    assert shown["concurrency"].endswith("0 means no limit. Default: none.")
+    assert shown["gc"].endswith("at least one worker should. Default: --gc.")
 
 
 def test_an_option_that_was_not_given_leaves_the_environment_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,7 +113,7 @@ def test_settings_that_contradict_each_other_are_refused() -> None:
 
 def test_help_tells_the_choices_and_what_is_left_out() -> None:
     told = " ".join(worker.get_help(click.Context(worker)).split())
-    assert "before it is renewed. Default: a third of each lease." in told
-    assert "--executions [all|failures|off] Which executions leave a record" in told
-    assert "--pooler [none|transaction] What stands before PostgreSQL" in told
+    assert "at most half of the lease. Default: a third of each lease." in told
+    assert "--executions [all|failures|off] Which executions are recorded" in told
+    assert "--pooler [none|transaction] Connection pooler in front of PostgreSQL" in told
     assert "Default: ." not in told

@@ -139,7 +139,8 @@ class Reading:
         self._patch.syspath_prepend(self._directory)
         self._patch.setenv("GEN_DURABLE_DSN", dsn)
         self._patch.setenv("GEN_DURABLE_POLL_INTERVAL", "100ms")
-        self._patch.delenv("WORKER_TYPE_PREFIXES", raising=False)
+        for variable in ("GEN_DURABLE_PREFIXES", "WORKER_TYPE_PREFIXES"):
+            self._patch.delenv(variable, raising=False)
         known = set(sys.modules)
         sys.modules[self._module.__name__] = self._module
         try:

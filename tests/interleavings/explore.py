@@ -26,7 +26,7 @@ from tests.interleavings.world import World, look, reset
 
 SEED: Final = 20_251
 MOST_OF_THREE: Final = 2_000
-_WANTS_ALL: Final = os.environ.get("INTERLEAVINGS") == "all"
+_WANTS_ALL: Final = os.environ.get("GEN_DURABLE_TEST_INTERLEAVINGS") == "all"
 
 # What the orders of other scenarios have left would be in the way of every look.
 _VACUUM: Final = (
@@ -35,7 +35,7 @@ _VACUUM: Final = (
 
 
 def sample(scenario: Scenario) -> int | None:
-    """How many of its orders are enough. INTERLEAVINGS=all runs all orders of all scenarios."""
+    """How many of its orders are enough. GEN_DURABLE_TEST_INTERLEAVINGS=all runs all orders of all scenarios."""
     return None if _WANTS_ALL else scenario.sample
 
 

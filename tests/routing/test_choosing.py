@@ -66,6 +66,15 @@ def test_the_environment_may_say_it(monkeypatch: pytest.MonkeyPatch, text: str, 
 
 
 @pytest.mark.clause("ROUTE-2")
+def test_gen_durable_prefixes_wins_over_its_alias(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORKER_TYPE_PREFIXES", "media.")
+    monkeypatch.setenv("GEN_DURABLE_PREFIXES", "billing.,ops.")
+    assert served() == ({}, dict.fromkeys(["billing.", "ops."], 10))
+    monkeypatch.setenv("GEN_DURABLE_PREFIXES", "")
+    assert served() == ({}, {"media.": 10})
+
+
+@pytest.mark.clause("ROUTE-2")
 def test_what_the_code_says_wins_over_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORKER_TYPE_PREFIXES", "media.")
     assert served(prefixes=["billing."]) == ({}, {"billing.": 10})

@@ -177,7 +177,7 @@ def test_an_unknown_key_of_the_file_is_refused_with_a_hint(tmp_path: Path) -> No
     ("text", "message"),
     [
         ("[tool.gen_durable]\nlease = 60\n", 'lease must be a duration like "90s" or "1m30s", got 60'),
-        ("[tool.gen_durable]\nlease = 'soon'\n", "lease must be a duration: 'soon' is no duration"),
+        ("[tool.gen_durable]\nlease = 'soon'\n", "lease must be a duration: 'soon' is not a duration"),
         ("[tool.gen_durable]\nthreads = 'many'\n", "threads must be a whole number, got 'many'"),
         ("[tool.gen_durable]\nthreads = 1.5\n", "settings.threads must be a whole number, got 1.5"),
         ("[tool]\ngen_durable = 3\n", "tool.gen_durable must be a table"),
@@ -203,19 +203,21 @@ def test_an_empty_variable_counts_as_not_set(monkeypatch: pytest.MonkeyPatch) ->
     assert environment_dsn() is None
 
 
-def test_the_variables_that_are_no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_variables_that_are_not_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     read = (environment_dsn, environment_home, environment_pg_bin, environment_pg_user)
     assert [one() for one in read] == [None] * 4
     monkeypatch.setenv("GEN_DURABLE_DSN", "postgresql://db/shop")
     monkeypatch.setenv("GEN_DURABLE_HOME", "/var/lib/shop")
     monkeypatch.setenv("GEN_DURABLE_PG_BIN", "/usr/lib/postgresql/16/bin")
-    monkeypatch.setenv("GEN_DURABLE_PG_USER", "nobody")
+    monkeypatch.setenv("GEN_DURABLE_PG_USER", "postgres")
+    monkeypatch.setenv("GEN_DURABLE_PREFIXES", "billing.")
+    monkeypatch.setenv("GEN_DURABLE_TEST_CHAOS_SEED", "7")
     assert Settings.load() == Settings()
     assert [one() for one in read] == [
         "postgresql://db/shop",
         Path("/var/lib/shop"),
         Path("/usr/lib/postgresql/16/bin"),
-        "nobody",
+        "postgres",
     ]
 
 
@@ -240,7 +242,7 @@ def test_a_duration_is_read(text: str, duration: timedelta) -> None:
     "text", ["", "90", "s", "1s1m", "-5s", "5 s", "1e3s", "1h1h", "٣s", "inf s", "9" * 400 + "d"]
 )
 def test_what_is_no_duration_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match=r"is no duration; write|longer than any"):
+    with pytest.raises(ValueError, match=r"is not a duration; write|too long"):
         parse_duration(text)
 
 

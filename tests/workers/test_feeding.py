@@ -197,7 +197,7 @@ def test_the_command_line_says_all_of_a_queue() -> None:
     [
         ({"prefetch": -1}, "queue.prefetch must be at least 0"),
         ({"weight": 0}, "queue.weight must be at least 1"),
-        ({"concurrency": 2, "prefetch": 1, "min_demand": 4}, r"together \(3\), got 4"),
+        ({"concurrency": 2, "prefetch": 1, "min_demand": 4}, r"prefetch \(3\), got 4"),
     ],
 )
 def test_what_makes_no_sense_is_refused(given: dict[str, int], message: str) -> None:

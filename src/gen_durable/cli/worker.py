@@ -45,7 +45,7 @@ _log: Final = logging.getLogger("gen_durable.worker")
     metavar="PREFIX[=N]",
     multiple=True,
     help="A namespace of machines that this worker owns (billing.), and how many of their steps run at once; may be "
-    "repeated, and stands instead of queues unless those are given too. Default: WORKER_TYPE_PREFIXES, if it is set.",
+    "repeated, and stands instead of queues unless those are given too. Default: GEN_DURABLE_PREFIXES, if it is set.",
 )
 @click.option(
     "--on-unknown",

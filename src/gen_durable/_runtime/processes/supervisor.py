@@ -25,7 +25,7 @@ from typing import Final
 from ..._db import lease as leases
 from ..._db.failures import StatementError
 from ..._db.pool import Database
-from ...config import Settings, supervised_environment, take_supervision
+from ...config import SUPERVISED, Settings
 from ...telemetry import ReaperReaped, Telemetry
 
 __all__ = ["Orders", "Supervisor"]
@@ -57,7 +57,8 @@ class Orders:
     @classmethod
     def taken(cls) -> Orders | None:
         """Those for this process, if a supervisor started it. Can be asked for once."""
-        given = take_supervision()
+        # Removed, so that processes started by this one do not inherit it.
+        given = os.environ.pop(SUPERVISED, None)
         if given is None:
             return None
         number, _, worker = given.partition(" ")
@@ -243,7 +244,7 @@ class _Child:
             process = await asyncio.create_subprocess_exec(
                 sys.executable,
                 *sys.orig_argv[1:],
-                env=supervised_environment(f"{theirs.fileno()} {worker}"),
+                env={**os.environ, SUPERVISED: f"{theirs.fileno()} {worker}"},
                 pass_fds=[theirs.fileno()],
                 stdin=asyncio.subprocess.DEVNULL,
                 # Not in our group: Ctrl-C at a terminal is for the supervisor alone.

@@ -8,7 +8,7 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError
 
-from .....config import lend_environment
+from .....config import export_settings
 from ...conf import database_dsn, read
 
 __all__ = ["Command"]
@@ -51,5 +51,5 @@ def _root() -> tuple[Any, dict[str, Any]]:
             raise
         raise CommandError(f"this command needs {error.name}: pip install 'gen_durable[cli]'") from None
     conf = read()
-    lend_environment(database_dsn(), f"DATABASES[{conf.database!r}] of the Django project", conf.given)
+    export_settings(database_dsn(), f"DATABASES[{conf.database!r}] of the Django project", conf.given)
     return root, {} if conf.worker is None else {"worker": {"target": conf.worker}}
