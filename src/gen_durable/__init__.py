@@ -4,6 +4,8 @@ A machine is a class whose steps return outcomes; what an outcome says is commit
 instance outlives the process, the host and the database server that it runs on.
 """
 
+from typing import TYPE_CHECKING as _TYPE_CHECKING
+
 from ._core.records import job_state
 from ._schema import migrate, migrate_async
 from ._version import VERSION
@@ -177,3 +179,6 @@ __all__ = [
 ]
 
 __version__ = VERSION
+
+if not _TYPE_CHECKING:
+    from ._dictionary import package_attribute as __getattr__  # noqa: F401

@@ -12,7 +12,8 @@ from zoneinfo import ZoneInfo, available_timezones
 import msgspec
 
 from ._checks import checked_delay, checked_name
-from .errors import UsageError, did_you_mean
+from ._dictionary import did_you_mean
+from .errors import UsageError
 
 if TYPE_CHECKING:
     from cronsim import CronSim

@@ -22,12 +22,13 @@ from ._db import insert as inserts
 from ._db import limits as stored_limits
 from ._db import workers as stored_workers
 from ._db.plan import Plan
+from ._dictionary import did_you_mean
 from ._tracing import traceparent_of_signal
 from ._typing import KEEP
 from .audit import AuditEvent
 from .config import AuditLevel, Settings
 from .definition import MachineDef, StepRef, definition_of, step_name
-from .errors import CodecError, KeyTakenError, NoTargetError, PauseTimeoutError, UsageError, did_you_mean
+from .errors import CodecError, KeyTakenError, NoTargetError, PauseTimeoutError, UsageError
 from .events import EventRecord, EventState
 from .findings import Finding
 from .instance import (
@@ -565,7 +566,8 @@ def _filter(machine: Insertable[Any, Any] | str | None, filters: Mapping[str, An
         if name not in _FILTERS:
             known = tuple(_FILTERS)
             raise UsageError(
-                f"there is no filter '{name}'{did_you_mean(name, known)}", f"there are {', '.join(known)}"
+                f"there is no filter '{name}'{did_you_mean(name, known, 'filter')}",
+                f"there are {', '.join(known)}",
             )
         field, checked = _FILTERS[name]
         values[field] = checked(value)
@@ -591,7 +593,8 @@ def _parent_id(parent: Ref[Any, Any] | int) -> int:
 def _named_statuses(word: Any) -> tuple[Status, ...]:
     statuses = statuses_of(word)
     if statuses is None:
-        raise UsageError(f"{word!r} is not a status", f"the statuses are {', '.join(STATUS_WORDS)}")
+        hint = did_you_mean(word, STATUS_WORDS, "status") if isinstance(word, str) else ""
+        raise UsageError(f"{word!r} is not a status{hint}", f"the statuses are {', '.join(STATUS_WORDS)}")
     return statuses
 
 

@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from datetime import timedelta
 from types import TracebackType
-from typing import Any, Self, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack, overload
 
 from . import _recurring, _verbs
 from ._checks import checked_delay
@@ -17,6 +17,7 @@ from ._db.caller_connection import driver_of
 from ._db.plan import Plan
 from ._db.pool import Database
 from ._db.reply_timeouts import Patience
+from ._dictionary import attribute_hint
 from ._runtime.database_status import DatabaseStatus
 from ._runtime.waiting import Waiting
 from ._runtime.wake import Wakes
@@ -63,6 +64,9 @@ class AsyncClient:
     happen. Verbs that write take `conn=`, a connection of the caller's: then they are part of the caller's
     transaction, and happen if and when that commits.
     """
+
+    if not TYPE_CHECKING:
+        __getattr__ = attribute_hint("client")
 
     def __init__(self, dsn: Dsn | None = None, *, settings: Settings | None = None) -> None:
         """Say where to work; nothing is opened yet.

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
 from types import TracebackType
-from typing import Any, Final, Self, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, Final, Self, TypeVar, Unpack, overload
 
 from . import _recurring, _verbs
 from ._checks import checked_delay
@@ -15,6 +15,7 @@ from ._db.blocking import BlockingDatabase
 from ._db.caller_connection import driver_of
 from ._db.plan import Plan
 from ._db.snapshots import settled
+from ._dictionary import attribute_hint
 from ._server import Server
 from ._typing import KEEP, PayloadT, ResultT, StateT
 from ._verbs import Filters
@@ -50,6 +51,9 @@ _LONGEST: Final = 0.25
 
 class Client:
     """A blocking producer. Every method means what it means in `AsyncClient`, which documents them."""
+
+    if not TYPE_CHECKING:
+        __getattr__ = attribute_hint("client")
 
     def __init__(self, dsn: Dsn | None = None, *, settings: Settings | None = None) -> None:
         self.dsn: Dsn | None = dsn

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Self, TypeAlias, get_args
 import msgspec
 
 from ._checks import checked_name, duration_text, timedelta_of
-from .errors import SettingsError, UsageError, did_you_mean
+from ._dictionary import did_you_mean, translation
+from .errors import SettingsError, UsageError
 
 __all__ = [
     "SUPERVISED",
@@ -80,7 +81,9 @@ class _Named(msgspec.StructMeta):
             for name in given:
                 if name not in self.__struct_fields__:
                     path = f"{self.__name__.lower()}.{name}"
-                    raise SettingsError(path, f"is not a setting{did_you_mean(name, self.__struct_fields__)}")
+                    raise SettingsError(
+                        path, f"is not a setting{did_you_mean(name, self.__struct_fields__, 'settings')}"
+                    )
             return super().__call__(*args, **given)
 
 
@@ -399,8 +402,10 @@ def _refuse_unknown(name: str, path: str) -> None:
         return
     if path.startswith(_PREFIX):
         known = [*(_PREFIX + field.upper() for field in _DEFAULTS), *sorted(_NOT_SETTINGS - {SUPERVISED})]
-        raise SettingsError(path, f"is not a setting{did_you_mean(path, known)}")
-    raise SettingsError(path, f"is not a setting{did_you_mean(name, tuple(_DEFAULTS))}")
+        meant = translation(name, "settings")
+        path_meant = _PREFIX + meant.ours.upper() if meant is not None and meant.ours in _DEFAULTS else path
+        raise SettingsError(path, f"is not a setting{did_you_mean(path_meant, known)}")
+    raise SettingsError(path, f"is not a setting{did_you_mean(name, tuple(_DEFAULTS), 'settings')}")
 
 
 def _converted(name: str, value: Any, path: str) -> Any:

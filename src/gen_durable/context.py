@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, overload
 
 import msgspec
 
+from ._dictionary import attribute_hint
 from ._loading import Loader, chunks
 from ._typing import ResourcesT, ResultT, StateT
 from .definition import definition_of
@@ -157,6 +158,8 @@ class Context(msgspec.Struct, Generic[StateT, ResourcesT], kw_only=True):
             # Before 3.13 type variables have no defaults at run time, and Context[Order] would lack an argument.
             items = item if isinstance(item, tuple) else (item,)
             return super().__class_getitem__(items + (Any,) * (2 - len(items)))
+
+        __getattr__ = attribute_hint("context")
 
     id: int
     machine: str

@@ -44,9 +44,10 @@ says what happened, to what, and what to do about it; it names types and paths, 
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Sequence
 from datetime import timedelta
+
+from ._dictionary import did_you_mean
 
 __all__ = [
     "CodecError",
@@ -86,7 +87,6 @@ __all__ = [
     "UnreachableError",
     "UsageError",
     "WorkerStoppedError",
-    "did_you_mean",
 ]
 
 
@@ -648,9 +648,3 @@ class SchemaVersionError(DatabaseError):
             f"schema '{self.schema}' is at version {self.found}, and this gen_durable needs {self.wanted}; "
             "run `gen-durable db migrate`"
         )
-
-
-def did_you_mean(word: str, known: Sequence[str]) -> str:
-    """`; did you mean 'ship'?` when a known word is close, else nothing."""
-    close = difflib.get_close_matches(word, known, n=1)
-    return f"; did you mean '{close[0]}'?" if close else ""

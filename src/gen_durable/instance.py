@@ -5,10 +5,11 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping
 from datetime import datetime
-from typing import Any, Final, Generic, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Generic, Literal, TypeAlias
 
 import msgspec
 
+from ._dictionary import attribute_hint
 from ._loading import NOT_LOADED
 from ._typing import ResultT, ResultT_co, StateT
 from .errors import (
@@ -188,6 +189,9 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
 class Instance(msgspec.Struct, Generic[StateT, ResultT], frozen=True, kw_only=True):
     """One instance as it was when it was read."""
 
+    if not TYPE_CHECKING:
+        __getattr__ = attribute_hint("instance")
+
     id: int
     machine: str
     version: int
@@ -318,6 +322,9 @@ class Child(Generic[ResultT_co]):
     last_error: str | None
     size: int
     """Bytes that state and result take in the database, compressed."""
+
+    if not TYPE_CHECKING:
+        __getattr__ = attribute_hint("instance")
 
     def __init__(
         self,

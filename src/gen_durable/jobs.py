@@ -8,16 +8,17 @@ import typing
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from datetime import timedelta
 from types import FunctionType, UnionType
-from typing import Any, Concatenate, Final, Generic, ParamSpec, Protocol, overload
+from typing import TYPE_CHECKING, Any, Concatenate, Final, Generic, Never, ParamSpec, Protocol, overload
 
 import msgspec
 
 from ._checks import checked_name
+from ._dictionary import attribute_hint
 from ._typing import ResultT, StateT, TypeVar
 from .context import Context
 from .definition import Definition, MachineDef, Pool, StepDef, definition_of
 from .errors import OptionError, StateTypeError, StepSignatureError, UsageError
-from .machine import check_lease, check_pool, check_retry, check_storable, check_timeout
+from .machine import check_lease, check_options, check_pool, check_retry, check_storable, check_timeout
 from .outcome import Await, Done, Next, Outcome, Retry, ScheduleChildren, Stop
 from .refs import Insertable
 from .retry import Backoff, backoff
@@ -26,6 +27,17 @@ __all__ = ["STEP", "Job", "JobFunction", "job"]
 
 STEP: Final = "run"
 """The one step of every job. A machine of the same name and version that has a step `run` takes its instances over."""
+
+_OPTIONS: Final = (
+    "version",
+    "queue",
+    "max_attempts",
+    "retry",
+    "lease",
+    "timeout",
+    "pool",
+    "dead_letter",
+)
 
 Q = ParamSpec("Q")
 # Without defaults, because they stand before Q in the signatures below.
@@ -36,6 +48,9 @@ T_out = TypeVar("T_out", covariant=True)
 
 class Job(Definition[StateT, ResultT]):
     """A payload in, a result out. Made by `@job`."""
+
+    if not TYPE_CHECKING:
+        __getattr__ = attribute_hint("job")
 
     def __init__(self, function: FunctionType, definition: MachineDef) -> None:
         self.__definition__: MachineDef = definition
@@ -103,6 +118,7 @@ def job(
     timeout: timedelta | None = None,
     pool: Pool = "thread",
     dead_letter: str | Insertable[Any, Any] | None = None,
+    **unknown: Never,
 ) -> _JobDecorator:
     """Make a job of a function `(payload)`, `(payload, ctx)` or `()`.
 
@@ -130,6 +146,7 @@ def job(
             f"@job above '{function.__name__}' has no name", f'write @job("{function.__name__}")'
         )
     where = f"job '{checked_name(name, 'the name of a job', OptionError)}'"
+    check_options(unknown, "job", where, _OPTIONS)
     check_retry(retry, where)
     check_lease(lease, where)
     check_timeout(timeout, where)

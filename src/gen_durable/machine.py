@@ -5,14 +5,27 @@ from __future__ import annotations
 import inspect
 import sys
 import typing
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from datetime import timedelta
 from types import FunctionType, UnionType
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, Self, TypeAlias, get_args, overload
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    ClassVar,
+    Final,
+    Generic,
+    Never,
+    Protocol,
+    Self,
+    TypeAlias,
+    get_args,
+    overload,
+)
 
 import msgspec
 
 from ._checks import checked_duration, duration_text
+from ._dictionary import Place, did_you_mean
 from ._shapes import strangers
 from ._typing import ResultT, StateT, T_co, TypeVar
 from .context import Context
@@ -34,6 +47,7 @@ __all__ = [
     "Step",
     "check_annotations",
     "check_lease",
+    "check_options",
     "check_pool",
     "check_retry",
     "check_storable",
@@ -79,6 +93,7 @@ class Machine(Definition[StateT, ResultT]):
         queue: str | None = None,
         retry: Backoff | None = None,
         lease: timedelta | None = None,
+        **unknown: Never,
     ) -> None:
         """Read the class. Queue, retry and lease are inherited, name and version belong to one class.
 
@@ -90,6 +105,7 @@ class Machine(Definition[StateT, ResultT]):
             lease: how long an execution stays leased without a heartbeat, instead of the worker's setting.
         """
         super().__init_subclass__()
+        check_options(unknown, "machine", f"machine '{cls.__name__}'", _MACHINE_OPTIONS)
         check_retry(retry, f"machine '{cls.__name__}'")
         check_lease(lease, f"machine '{cls.__name__}'")
         given = {"queue": queue, "retry": retry, "lease": lease}
@@ -110,6 +126,10 @@ class Machine(Definition[StateT, ResultT]):
         if retry is not None and ctx.attempt + 1 < (ctx.max_attempts or retry.max_attempts):
             return Retry(retry(ctx.attempt))
         return Stop(error)
+
+
+_MACHINE_OPTIONS: Final = ("name", "version", "queue", "retry", "lease")
+_STEP_OPTIONS: Final = ("initial", "retry", "lease", "interrupt", "timeout", "pool", "to")
 
 
 class BoundStep(StepRef[StateT], Generic[StateT, T_co]):
@@ -215,6 +235,7 @@ def step(
     timeout: timedelta | None = None,
     pool: Pool = "thread",
     to: Iterable[str] | None = None,
+    **unknown: Any,
 ) -> Any:
     """Make a step of a method: `@step`, or with options `@step(retry=Backoff(max_attempts=5))`.
 
@@ -230,6 +251,7 @@ def step(
             processor busy.
         to: the names of all steps that may follow. For a step that computes its target; any other is refused then.
     """
+    check_options(unknown, "step", "@step", _STEP_OPTIONS)
     targets = None if to is None else (to,) if isinstance(to, str) else tuple(to)
 
     def decorate(function: Any) -> Step[Any, Any]:
@@ -394,6 +416,15 @@ def _check_callable(function: FunctionType, where: str, count: int, expected: st
         signature.bind(*range(count))
     except TypeError:
         raise StepSignatureError(where, f"{function.__name__}{signature}", expected) from None
+
+
+def check_options(unknown: Mapping[str, object], place: Place, where: str, known: Sequence[str]) -> None:
+    """Raise `OptionError` for an option that a machine, step or job does not have."""
+    for option in unknown:
+        raise OptionError(
+            f"{where} has no option '{option}'{did_you_mean(option, known, place)}",
+            f"the options are {', '.join(known)}",
+        )
 
 
 def check_lease(lease: object, where: str) -> None:

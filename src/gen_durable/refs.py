@@ -18,9 +18,10 @@ from ._checks import (
     checked_name,
     checked_traceparent,
 )
+from ._dictionary import did_you_mean
 from ._typing import ResultT, StateT
 from .definition import Definition, MachineDef, StepRef, definition_of, step_name
-from .errors import KeyTakenError, UnknownStepError, UsageError, did_you_mean
+from .errors import KeyTakenError, UnknownStepError, UsageError
 from .instance import LIVE_STATUSES, Instance, Status
 
 __all__ = [
@@ -185,7 +186,7 @@ def _scope(given: object, what: str) -> tuple[Status, ...]:
         try:
             chosen.add(Status(status))
         except ValueError:
-            hint = did_you_mean(status, tuple(Status)) if isinstance(status, str) else ""
+            hint = did_you_mean(status, tuple(Status), "status") if isinstance(status, str) else ""
             raise UsageError(
                 f"{what} holds something that is no status{hint}", f"the statuses are {', '.join(Status)}"
             ) from None
@@ -226,7 +227,7 @@ def _check_of(option: str) -> Callable[[Any], Any]:
     check = _CHECKS.get(option)
     if check is None:
         raise UsageError(
-            f"insert has no option '{option}'{did_you_mean(option, tuple(_CHECKS))}",
+            f"insert has no option '{option}'{did_you_mean(option, tuple(_CHECKS), 'insert')}",
             f"the options are {', '.join(_CHECKS)}",
         )
     return check

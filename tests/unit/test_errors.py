@@ -9,7 +9,7 @@ from datetime import timedelta
 import pytest
 
 from gen_durable import errors
-from gen_durable.errors import GenDurableError, did_you_mean
+from gen_durable.errors import GenDurableError
 
 SAMPLES: list[tuple[GenDurableError, str]] = [
     (
@@ -237,8 +237,3 @@ def test_the_tree_at_the_top_names_every_error() -> None:
 )
 def test_errors_are_found_under_the_names_that_people_catch(error: type, base: type) -> None:
     assert issubclass(error, base)
-
-
-def test_a_hint_is_given_only_for_a_close_word() -> None:
-    assert did_you_mean("shp", ["ship", "charge"]) == "; did you mean 'ship'?"
-    assert did_you_mean("elephant", ["ship", "charge"]) == ""

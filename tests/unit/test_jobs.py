@@ -338,7 +338,7 @@ def test_a_receiver_of_letters_is_a_name_or_what_has_one() -> None:
 
 
 def test_unknown_options_are_refused() -> None:
-    with pytest.raises(TypeError, match="max_attemps"):
+    with pytest.raises(OptionError, match="job 'm' has no option 'max_attemps'; did you mean 'max_attempts'"):
         job("m", max_attemps=3)
 
 

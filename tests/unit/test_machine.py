@@ -531,11 +531,11 @@ def test_an_option_that_cannot_be_used(options: dict[str, Any], message: str) ->
 
 
 def test_a_misspelt_option() -> None:
-    with pytest.raises(TypeError, match="versoin"):
+    with pytest.raises(OptionError, match="machine 'M' has no option 'versoin'; did you mean 'version'"):
 
         class M(Machine, versoin=2): ...
 
-    with pytest.raises(TypeError, match="initail"):
+    with pytest.raises(OptionError, match="@step has no option 'initail'; did you mean 'initial'"):
         step(initail=True)
 
 

@@ -14,7 +14,8 @@ from .._db import insert_by_name, snapshots
 from .._db.insert_by_name import NamedInsert
 from .._db.plan import Plan
 from .._db.signals import Arrival, deliver
-from ..errors import NoTargetError, did_you_mean
+from .._dictionary import did_you_mean
+from ..errors import NoTargetError
 from ..refs import target_value
 from .connection import Place, place_options
 from .failure import Failure

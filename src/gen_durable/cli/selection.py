@@ -13,7 +13,7 @@ from .._checks import checked_id, checked_int, checked_key, checked_name
 from .._db import snapshots
 from .._db.plan import Plan
 from .._db.snapshots import Filter
-from ..errors import did_you_mean
+from .._dictionary import did_you_mean
 from ..instance import STATUS_WORDS, Status, statuses_of
 from .failure import Failure
 from .options import moment_or_age
@@ -36,7 +36,7 @@ class _Field(msgspec.Struct, frozen=True):
 def _statuses(text: str) -> tuple[Status, ...]:
     statuses = statuses_of(text)
     if statuses is None:
-        hint = did_you_mean(text, STATUS_WORDS)
+        hint = did_you_mean(text, STATUS_WORDS, "status")
         raise click.BadParameter(f"{text!r} is not a status{hint}; there are {', '.join(STATUS_WORDS)}")
     return statuses
 

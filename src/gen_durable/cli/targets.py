@@ -10,9 +10,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeAlias
 
+from .._dictionary import did_you_mean
 from .._runtime.processes.wire import load_file
 from ..definition import Definition
-from ..errors import GenDurableError, did_you_mean
+from ..errors import GenDurableError
 from ..jobs import Job
 from ..schedules import Schedule
 from ..worker import Worker

@@ -11,8 +11,8 @@ import click
 
 from .. import __version__
 from .._db.address import shown
+from .._dictionary import did_you_mean
 from ..config import Queue, environment_dsn
-from ..errors import did_you_mean
 from ..limits import Limit
 from ..schedules import Schedule
 from ..worker import Worker

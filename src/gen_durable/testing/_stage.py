@@ -13,10 +13,11 @@ from .. import _verbs
 from .._checks import checked_delay
 from .._db import snapshots
 from .._db.plan import Plan, Row
+from .._dictionary import did_you_mean
 from .._typing import KEEP, ResultT, StateT
 from ..async_client import AsyncClient
 from ..definition import MachineDef, StepRef, definition_of, step_name
-from ..errors import UsageError, did_you_mean
+from ..errors import UsageError
 from ..instance import Instance, Status
 from ..refs import AnySpec, Insertable, Ref, Target, target_value
 from ..schedules import Schedule

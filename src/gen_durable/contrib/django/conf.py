@@ -11,8 +11,9 @@ from django.conf import settings as project
 from django.core.exceptions import ImproperlyConfigured
 from django.db import connections
 
+from ..._dictionary import did_you_mean
 from ...config import Settings
-from ...errors import SettingsError, did_you_mean
+from ...errors import SettingsError
 
 __all__ = ["Conf", "database_dsn", "read"]
 
