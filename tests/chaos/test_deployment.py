@@ -14,9 +14,10 @@ import pytest
 
 from gen_durable import AsyncClient, Client, Transaction, Worker
 from gen_durable._core.model import CommitEntry
-from gen_durable._db.failures import READ_ONLY, StatementError
+from gen_durable._db.failures import StatementError
 from gen_durable._db.plan import Plan, Script
 from gen_durable._db.pool import Database
+from gen_durable._db.sqlstates import READ_ONLY
 from gen_durable._runtime.effects import commit_with_effect
 from gen_durable.errors import DatabaseError, UnreachableError
 from tests.chaos.arena import Arena

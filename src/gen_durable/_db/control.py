@@ -12,12 +12,12 @@ from ..errors import UsageError
 from . import statement_retry
 from .failures import StatementError
 from .plan import Call, Plan, Row, Rows, statements
+from .sqlstates import KEY_TAKEN
 
 __all__ = ["cancel", "delete", "deleted_with_key", "live_children", "restore", "retry", "unfinished_children"]
 
 _SQL = statements("control.sql")
 _TRIES = 5
-_KEY_TAKEN = "GD004"
 
 
 def cancel(
@@ -75,7 +75,7 @@ def _run(ids: Sequence[int], call: Call, *, is_alone: bool) -> Plan[Rows]:
     try:
         rows = yield from statement_retry.run(call, _TRIES if is_alone else 1)
     except StatementError as error:
-        if error.sqlstate == _KEY_TAKEN:
+        if error.sqlstate == KEY_TAKEN:
             raise _key_taken(error) from error
         raise
     answers = {row["id"]: row for row in rows}

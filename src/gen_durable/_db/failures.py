@@ -9,11 +9,9 @@ from typing import Any
 import msgspec
 
 from ..errors import DatabaseError
+from . import sqlstates
 
 __all__ = [
-    "LIMIT_REFUSED",
-    "RACES",
-    "READ_ONLY",
     "NoAnswerError",
     "StatementError",
     "is_break",
@@ -40,14 +38,14 @@ _COMPARE = (
     "restore what was renamed or dropped, or compare the schema with this version: gen-durable db status"
 )
 _ADVICE = {
-    "3D000": "create that database, or name another in the DSN",
-    "3F000": _COMPARE,
-    "42703": _COMPARE,
-    "42704": _COMPARE,
-    "42883": _COMPARE,
-    "42P01": _COMPARE,
-    "42P10": _COMPARE,
-    "53100": "free space on the disk of the server",
+    sqlstates.INVALID_CATALOG_NAME: "create that database, or name another in the DSN",
+    sqlstates.INVALID_SCHEMA_NAME: _COMPARE,
+    sqlstates.UNDEFINED_COLUMN: _COMPARE,
+    sqlstates.UNDEFINED_OBJECT: _COMPARE,
+    sqlstates.UNDEFINED_FUNCTION: _COMPARE,
+    sqlstates.UNDEFINED_TABLE: _COMPARE,
+    sqlstates.INVALID_COLUMN_REFERENCE: _COMPARE,
+    sqlstates.DISK_FULL: "free space on the disk of the server",
 }
 
 
@@ -72,7 +70,7 @@ class StatementError(DatabaseError):
     def _advice(self) -> str:
         if self.sqlstate in _ADVICE:
             return f"; {_ADVICE[self.sqlstate]}"
-        found = _DENIED.search(self.message) if self.sqlstate == "42501" else None
+        found = _DENIED.search(self.message) if self.sqlstate == sqlstates.INSUFFICIENT_PRIVILEGE else None
         if found is None:
             return ""
         right = _GRANTS[found["kind"]].format(found["name"])
@@ -91,27 +89,39 @@ class NoAnswerError(StatementError):
         super().__init__("", message)
 
 
-READ_ONLY = "25006"
-# 40001 serialization_failure, 40P01 deadlock_detected, 55P03 lock_not_available: run the transaction again.
-RACES = frozenset({"40001", "40P01", "55P03"})
-# Of our own, in the class of data exceptions: there is no such rate limit, or it is too small.
-LIMIT_REFUSED = "22GD5"
-# Classes: 08 connection, 28 credentials (a password that is being changed, a token that has run out), 53 resources,
-# 57 operator intervention (shutdown, cancelled), 58 system. 25006: a standby that has yet to be promoted, or a primary
-# that is none any more; 25P03, 25P04: the session was ended, idle or busy for too long.
-_OUTAGES = ("08", "28", "53", "57", "58", READ_ONLY, "25P03", "25P04")
-# What an administrator took away and can give back: rights (42501), a database, a schema, a table, a column, a type, a
-# function, a unique index (42P10). 55000: a database closed to connections, a published table without replica identity.
-_REPAIRABLE = frozenset({"42501", "3D000", "3F000", "42P01", "42703", "42704", "42883", "42P10", "55000"})
-# 57P01, 57P02: the session or the server was ended by somebody.
-_BREAKS = ("08", "57P01", "57P02")
-# Classes: 22 data exception, 23 integrity constraint violation, 54 program limit exceeded: a row is to blame.
-_DATA = ("22", "23", "54")
+# READ_ONLY: a standby before its promotion, or a former primary. The two timeouts have ended the session.
+_OUTAGES = (
+    sqlstates.CONNECTION_EXCEPTION,
+    sqlstates.INVALID_AUTHORIZATION,  # a password that is being changed, or a token that has expired
+    sqlstates.INSUFFICIENT_RESOURCES,
+    sqlstates.OPERATOR_INTERVENTION,
+    sqlstates.SYSTEM_ERROR,
+    sqlstates.READ_ONLY,
+    sqlstates.IDLE_IN_TRANSACTION_SESSION_TIMEOUT,
+    sqlstates.TRANSACTION_TIMEOUT,
+)
+# An administrator has revoked, renamed or dropped something and can restore it.
+_REPAIRABLE = frozenset(
+    {
+        sqlstates.INSUFFICIENT_PRIVILEGE,
+        sqlstates.INVALID_CATALOG_NAME,
+        sqlstates.INVALID_SCHEMA_NAME,
+        sqlstates.UNDEFINED_TABLE,
+        sqlstates.UNDEFINED_COLUMN,
+        sqlstates.UNDEFINED_OBJECT,
+        sqlstates.UNDEFINED_FUNCTION,
+        sqlstates.INVALID_COLUMN_REFERENCE,
+        # A database that allows no connections, or a published table without a replica identity.
+        sqlstates.OBJECT_NOT_IN_PREREQUISITE_STATE,
+    }
+)
+_BREAKS = (sqlstates.CONNECTION_EXCEPTION, sqlstates.ADMIN_SHUTDOWN, sqlstates.CRASH_SHUTDOWN)
+_DATA = (sqlstates.DATA_EXCEPTION, sqlstates.INTEGRITY_CONSTRAINT_VIOLATION, sqlstates.PROGRAM_LIMIT_EXCEEDED)
 
 
 def is_race(error: StatementError) -> bool:
     """Whether another transaction was in the way, so that the same statement may work at the next try."""
-    return error.sqlstate in RACES
+    return error.sqlstate in sqlstates.RACES
 
 
 def is_outage(error: StatementError) -> bool:

@@ -11,8 +11,9 @@ from ..definition import MachineDef
 from ..errors import LimitError, UsageError
 from . import statement_retry
 from .chunking import fits, portions
-from .failures import LIMIT_REFUSED, StatementError
+from .failures import StatementError
 from .plan import Call, Plan, Rows, statements
+from .sqlstates import DATETIME_FIELD_OVERFLOW, LIMIT_REFUSED
 
 __all__ = ["Answer", "insert", "insert_children", "insert_letters", "leave_letters", "register"]
 
@@ -166,7 +167,7 @@ def _translated(error: StatementError) -> Exception | None:
     if error.sqlstate == LIMIT_REFUSED:
         facts = error.facts()
         return LimitError(facts["name"], facts["weight"], facts["burst"])
-    if error.sqlstate == "22008":
+    if error.sqlstate == DATETIME_FIELD_OVERFLOW:
         return UsageError(
             "a time to start lies outside of what PostgreSQL can store", "give one before the year 294276"
         )

@@ -8,8 +8,9 @@ from datetime import datetime, timedelta
 import msgspec
 
 from ..errors import KeyTakenError, LimitError, UsageError
-from .failures import LIMIT_REFUSED, StatementError, is_data
+from .failures import StatementError, is_data
 from .plan import Plan, statements
+from .sqlstates import KEY_OF_ANOTHER_MACHINE, LIMIT_REFUSED
 
 __all__ = ["NamedInsert", "insert", "known_versions"]
 
@@ -60,7 +61,7 @@ def known_versions() -> Plan[Mapping[str, list[int]]]:
 
 def _translated(error: StatementError, new: NamedInsert) -> Exception | None:
     """The error of our own that it stands for, if it does."""
-    if error.sqlstate == "GD001":
+    if error.sqlstate == KEY_OF_ANOTHER_MACHINE:
         facts = error.facts()
         key = (
             new.correlation_key

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import re
-from typing import Final
 
 from .failures import StatementError
 from .plan import Plan, statements
 
-__all__ = ["LOCK_TIMEOUT", "describe"]
+__all__ = ["describe"]
 
-LOCK_TIMEOUT: Final = "55P03"
 _SQL = statements("locks.sql")
 _RELATION = re.compile(r'in relation "([^"]+)"')
 

@@ -13,10 +13,11 @@ from ..connections import Dsn
 from .address import unreachable
 from .connection_pool import ConnectionPool
 from .connector import NEWER, PINNED, Connector, has_newer, local
-from .failures import READ_ONLY, StatementError, is_silence
+from .failures import StatementError, is_silence
 from .plan import Call, Plan, Rows, Script
 from .reply_timeouts import Patience
 from .runner import asyncpg_failures, from_asyncpg, run_asyncpg
+from .sqlstates import FEATURE_NOT_SUPPORTED, READ_ONLY
 from .watchdog import Watchdog
 
 __all__ = ["Database", "only"]
@@ -41,7 +42,6 @@ _COMMIT_LENT: Final = (
 # A plan is made for the size that the table has at that time; after so many seconds it is made anew. Otherwise a table
 # that grows in a rush is served by the plans of a tiny one until the server gets to analyze it.
 _PLAN_LIFETIME: Final = 10
-_NOT_SUPPORTED: Final = "0A000"
 
 
 class Database:
@@ -272,7 +272,7 @@ class _Transaction:
         except BaseException as error:
             await self._roll_back(error)  # it may have begun all the same
             # A standby answers so to READ WRITE; otherwise it would refuse the first write as read-only.
-            if isinstance(error, StatementError) and error.sqlstate == _NOT_SUPPORTED:
+            if isinstance(error, StatementError) and error.sqlstate == FEATURE_NOT_SUPPORTED:
                 raise StatementError(READ_ONLY, error.message) from error
             raise
 

@@ -6,6 +6,7 @@ from typing import Any, Final, TypeVar
 
 from .failures import NoAnswerError, StatementError
 from .plan import Call, Plan, Rows, Script, in_schema
+from .sqlstates import INVALID_DATA
 
 __all__ = ["asyncpg_failures", "run_asyncpg", "run_psycopg", "run_psycopg_async"]
 
@@ -125,7 +126,9 @@ def from_asyncpg(error: BaseException, call: Call | Script | None = None) -> Sta
         message = str(error.args[0]) if error.args else str(error)
         failure = StatementError(error.sqlstate or "", message, getattr(error, "detail", None) or "")
     elif isinstance(error, ValueError):
-        failure = StatementError("22000", str(error))  # asyncpg.DataError: a value that the wire cannot carry
+        failure = StatementError(
+            INVALID_DATA, str(error)
+        )  # asyncpg.DataError: a value that the wire cannot carry
     elif isinstance(error, asyncpg.InternalClientError) and str(error).startswith(_DYING):
         failure = StatementError("", "the connection was lost")
     else:

@@ -16,6 +16,7 @@ from ..errors import NoScheduleError, UsageError
 from ..schedules import Missed, Overlap
 from .failures import StatementError, is_data
 from .plan import Call, Plan, Row, statements
+from .sqlstates import GEN_DURABLE, SERIALIZATION_FAILURE
 
 __all__ = [
     "Definition",
@@ -266,8 +267,8 @@ def _timetable(row: Row) -> Timetable:
 
 def _is_refusal(error: StatementError) -> bool:
     """Whether what is to be inserted cannot be, and could not at the next try."""
-    return is_data(error) or error.sqlstate.startswith("GD")
+    return is_data(error) or error.sqlstate.startswith(GEN_DURABLE)
 
 
 def _restless(name: str) -> Exception:
-    return StatementError("40001", f"schedule '{name}' was changed by others again and again")
+    return StatementError(SERIALIZATION_FAILURE, f"schedule '{name}' was changed by others again and again")

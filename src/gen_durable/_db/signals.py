@@ -9,6 +9,7 @@ import msgspec
 from ..errors import InboxFullError, MessageReusedError
 from .failures import StatementError
 from .plan import Plan, statements
+from .sqlstates import INBOX_FULL
 
 __all__ = ["Arrival", "claim", "deliver", "sweep"]
 
@@ -69,7 +70,7 @@ def deliver(
             max_inbox=max_inbox,
         )
     except StatementError as error:
-        if error.sqlstate == "GD002":
+        if error.sqlstate == INBOX_FULL:
             raise InboxFullError(
                 error.message, "let the machine await these signals, or send fewer or smaller ones"
             ) from error

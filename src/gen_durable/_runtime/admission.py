@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from typing import Final
 
 from .._db import admission
 from .._db import pick as picks
 from .._db.failures import StatementError
 from .._db.pool import Database
+from .._db.sqlstates import LOCK_NOT_AVAILABLE
 from ..telemetry import ConcurrencyContended, RateLimitThrottled, RateLimitUnknown, Telemetry
 
 __all__ = ["Admission"]
-
-_LOCK_NOT_AVAILABLE: Final = "55P03"
 
 
 class Admission:
@@ -68,7 +66,7 @@ class Admission:
         try:
             return await self._gates.run_in_transaction(admission.gate(keys))
         except StatementError as error:
-            if error.sqlstate != _LOCK_NOT_AVAILABLE:
+            if error.sqlstate != LOCK_NOT_AVAILABLE:
                 raise
         if len(keys) == 1:
             return await self._gates.run_in_transaction(admission.gate(keys, wait_for_holders=False))

@@ -10,7 +10,8 @@ import weakref
 from collections.abc import Callable
 from typing import Final
 
-from .._db.failures import READ_ONLY, StatementError, is_outage, is_race, is_repairable, is_silence
+from .._db.failures import StatementError, is_outage, is_race, is_repairable, is_silence
+from .._db.sqlstates import INSUFFICIENT_RESOURCES, READ_ONLY, SYSTEM_ERROR
 
 __all__ = ["REPAIR_WITHIN", "DatabaseRetry", "DatabaseStatus"]
 
@@ -19,7 +20,7 @@ _FIRST_PAUSE: Final = 0.1
 # A worker resumes within seconds after its database is back, and retries do not load the server.
 _LONGEST_PAUSE: Final = 5.0
 # SQLSTATE classes: insufficient resources (a full disk, no memory), system errors.
-_NO_RESOURCES: Final = ("53", "58")
+_NO_RESOURCES: Final = (INSUFFICIENT_RESOURCES, SYSTEM_ERROR)
 # Seconds for which an error that an administrator can fix is retried before the worker stops.
 REPAIR_WITHIN: Final = 300.0
 # Seconds without a new failure after which an episode ends. A full disk lets some statements through.

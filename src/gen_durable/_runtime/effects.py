@@ -16,9 +16,10 @@ from typing import Any, Final
 from .._core.model import CommitEntry
 from .._db import commit as commits
 from .._db.connector import PINNED
-from .._db.failures import RACES, READ_ONLY, StatementError, is_outage, is_race, is_repairable
+from .._db.failures import StatementError, is_outage, is_race, is_repairable
 from .._db.plan import Plan
 from .._db.pool import Database
+from .._db.sqlstates import IDLE_IN_TRANSACTION_SESSION_TIMEOUT, RACES, READ_ONLY, TRANSACTION_TIMEOUT
 from ..errors import UsageError
 from ..outcome import Effect, Sql
 from .executor import as_exception, current_task, is_ours
@@ -28,7 +29,7 @@ __all__ = ["BrokenOffError", "EffectError", "RaceLostError", "commit_with_effect
 _ISOLATION: Final = PINNED["default_transaction_isolation"]
 # The server ended the session because of what the effect did, and would again: 25P03 it left its transaction
 # idle, 25P04 that took too long.
-_TOO_LONG: Final = frozenset({"25P03", "25P04"})
+_TOO_LONG: Final = frozenset({IDLE_IN_TRANSACTION_SESSION_TIMEOUT, TRANSACTION_TIMEOUT})
 # After so long without a statement the server has done so, even if it is too late to hear it say why.
 _IDLE_SECONDS: Final = float(PINNED["idle_in_transaction_session_timeout"].removesuffix("s"))
 # Where a word is not one of SQL: comments, of which those in /* */ nest, texts, quoted names, and bodies of functions.

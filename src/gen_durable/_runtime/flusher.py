@@ -18,6 +18,7 @@ from .._db.chunking import fits, portions
 from .._db.failures import StatementError, is_break, is_data, is_outage
 from .._db.plan import Plan
 from .._db.pool import Database
+from .._db.sqlstates import LOCK_NOT_AVAILABLE, QUERY_CANCELED
 from ..errors import UsageError
 from .database_status import DatabaseRetry, DatabaseStatus
 from .effects import BrokenOffError, EffectError, RaceLostError, commit_with_effect
@@ -35,7 +36,6 @@ _MAX_BATCH: Final = 1000
 # in all: it may be what takes the whole server along. After so many that broke under one batch it goes in parts.
 _MAX_BREAKS: Final = 3
 _MAX_OUTAGES: Final = 20
-_QUERY_CANCELED: Final = "57014"
 # After so many races that an effect has lost, a minute or more of them: what it meets does not pass. Timeouts likewise.
 _MAX_RACES: Final = 20
 _RESTING: Final = frozenset({"done", "failed", "cancelled", "awaiting_signal", "awaiting_children"})
@@ -154,7 +154,7 @@ class Flusher:
         is_doubtful: bool,
     ) -> list[CommitEntry]:
         """What is left to commit after a batch was refused."""
-        if error.sqlstate == "55P03":
+        if error.sqlstate == LOCK_NOT_AVAILABLE:
             return await self._set_aside_held(entries, futures, is_doubtful=is_doubtful)
         if is_data(error):
             return await self._isolate(error, entries, futures, is_doubtful=is_doubtful)
@@ -216,7 +216,7 @@ class Flusher:
                     entry = _refused(entry, error)
                     continue
                 is_doubtful = is_doubtful or is_outage(error)
-                if error.sqlstate != "55P03":
+                if error.sqlstate != LOCK_NOT_AVAILABLE:
                     await asyncio.sleep(outage.pause(error))
                 if is_outage(error) and not await self._resolve([entry], {id(entry): future}):
                     return
@@ -406,9 +406,7 @@ class _Troubles:
         if isinstance(error, RaceLostError):
             self._races += 1
             return _racing(self._races, error) if self._races == _MAX_RACES else None
-        if (
-            error.sqlstate == _QUERY_CANCELED
-        ):  # of our own statements: what the effect raises is not run again
+        if error.sqlstate == QUERY_CANCELED:  # of our own statements: what the effect raises is not run again
             self._timeouts += 1
             return _delaying(self._timeouts, error) if self._timeouts == _MAX_RACES else None
         if isinstance(error, BrokenOffError):

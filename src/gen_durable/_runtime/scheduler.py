@@ -20,6 +20,7 @@ from .._db import pick as picks
 from .._db.failures import StatementError, is_outage, is_race
 from .._db.lease import Lease, reap_execution
 from .._db.pool import Database
+from .._db.sqlstates import OUT_OF_MEMORY, QUERY_CANCELED, UNIQUE_VIOLATION
 from .._db.workers import Override
 from .._running import running
 from ..config import Queue, Settings
@@ -49,9 +50,7 @@ __all__ = ["Scheduler"]
 _log: Final = logging.getLogger("gen_durable.worker")
 # After so long without work a queue is looked at only once per poll_interval.
 _CALM_AFTER: Final = 30.0
-_UNIQUE_VIOLATION: Final = "23505"
-# query_canceled, by statement_timeout, and out_of_memory.
-_TOO_MUCH: Final = ("57014", "53200")
+_TOO_MUCH: Final = (QUERY_CANCELED, OUT_OF_MEMORY)
 # For each step that may run, how many executions may be leased: one that runs, one that is being committed.
 _LAG: Final = 2
 # How long a shutdown waits for its last commits: a database that is away must not hold up the exit.
@@ -309,7 +308,7 @@ class Scheduler(Service):
                 picked = await self._database.run(plan)
             except StatementError as error:
                 # Two pickers chose rows of one key at the same moment; the other one has it now.
-                if error.sqlstate != _UNIQUE_VIOLATION:
+                if error.sqlstate != UNIQUE_VIOLATION:
                     raise
             else:
                 if picked.executions and (leased_at := picked.executions[0].leased_at) is not None:

@@ -10,6 +10,7 @@ from .._db import locks
 from .._db.failures import StatementError
 from .._db.plan import Plan
 from .._db.pool import Database
+from .._db.sqlstates import LOCK_NOT_AVAILABLE
 
 __all__ = ["run_at_start"]
 
@@ -24,7 +25,7 @@ async def run_at_start(database: Database, plan: Callable[[], Plan[T]], *, is_tr
         try:
             return await (database.run_in_transaction if is_transaction else database.run)(plan())
         except StatementError as error:
-            if error.sqlstate != locks.LOCK_TIMEOUT:
+            if error.sqlstate != LOCK_NOT_AVAILABLE:
                 raise
             found = await database.run(locks.describe(error, database.schema))
             _log.warning("start: waiting for %s; retrying", found)

@@ -6,14 +6,16 @@ import socket
 import struct
 from pathlib import Path
 
+from gen_durable._db.sqlstates import CANNOT_CONNECT_NOW
+
 __all__ = ["is_answering"]
 
 # A healthy server answers within milliseconds; on a starved machine the caller asks again.
 _PATIENCE_S = 2.0
 _PROTOCOL_3_0 = 3 << 16
 _TERMINATE = b"X\0\0\0\4"
-# SQLSTATE cannot_connect_now: it starts, recovers or shuts down.
-_NOT_NOW = b"C57P03\0"
+# The code field of an error message: the server starts, recovers or shuts down.
+_NOT_NOW = f"C{CANNOT_CONNECT_NOW}\0".encode()
 
 
 def is_answering(path: Path) -> bool:

@@ -14,10 +14,10 @@ from collections import defaultdict
 from collections.abc import Generator
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
-from typing import Any, Final, Self, TypeVar
+from typing import Any, Self, TypeVar
 from urllib.parse import urlsplit
 
-from .._db import migrate
+from .._db import migrate, sqlstates
 from .._db.address import unreachable
 from .._db.connector import connect
 from .._db.failures import StatementError
@@ -34,9 +34,6 @@ __all__ = ["Databases"]
 
 T = TypeVar("T")
 _SQL = statements("databases.sql")
-_NO_SUCH_DATABASE: Final = "3D000"
-_DATABASE_EXISTS: Final = "42P04"
-_NOT_ALLOWED: Final = "42501"
 
 
 class Databases:
@@ -163,7 +160,7 @@ class Databases:
         try:
             await self._execute(statement)
         except StatementError as error:
-            if error.sqlstate != _NO_SUCH_DATABASE:
+            if error.sqlstate != sqlstates.INVALID_CATALOG_NAME:
                 raise self._explained(error) from error
             await self._make_template(template, schema)
             await self._execute(statement)
@@ -196,7 +193,7 @@ class Databases:
         try:
             await self._execute(f"alter database {name} rename to {template}")
         except StatementError as error:
-            if error.sqlstate != _DATABASE_EXISTS:
+            if error.sqlstate != sqlstates.DUPLICATE_DATABASE:
                 raise
             await self._drop(name)  # a run that works from another database of this server was faster
 
@@ -216,7 +213,7 @@ class Databases:
             return await run_asyncpg(self._conn, plan, "gen_durable")
 
     def _explained(self, error: StatementError) -> Exception:
-        if error.sqlstate == _NOT_ALLOWED:
+        if error.sqlstate == sqlstates.INSUFFICIENT_PRIVILEGE:
             return UsageError(
                 f"the role of GEN_DURABLE_DSN cannot make databases for tests ({error.message})",
                 "let it: alter role … createdb; or unset GEN_DURABLE_DSN to use an embedded server",

@@ -13,6 +13,7 @@ from ..._db import commit as commits
 from ..._db import lease as leases
 from ..._db.failures import StatementError
 from ..._db.pool import Database
+from ..._db.sqlstates import LOCK_NOT_AVAILABLE
 from ...config import Settings
 from ...telemetry import ReaperReaped, Telemetry
 from ..database_status import DatabaseStatus
@@ -25,7 +26,6 @@ _log: Final = logging.getLogger("gen_durable.worker")
 _BATCH: Final = 500
 # How long a reap waits for a row that somebody's open transaction holds, before it goes on without.
 _PATIENCE: Final = "100ms"
-_LOCKED: Final = "55P03"
 
 
 class Reaper(Service):
@@ -89,7 +89,7 @@ class Reaper(Service):
         try:
             await self._take_back(suspects)
         except StatementError as error:
-            if error.sqlstate != _LOCKED:
+            if error.sqlstate != LOCK_NOT_AVAILABLE:
                 raise
             await self._reap_around(suspects)
 
@@ -102,7 +102,7 @@ class Reaper(Service):
             try:
                 await self._take_back([one])
             except StatementError as error:
-                if error.sqlstate != _LOCKED:
+                if error.sqlstate != LOCK_NOT_AVAILABLE:
                     raise
                 held |= one.touches
 
@@ -145,7 +145,7 @@ class Reaper(Service):
                     admission.ungate(keys), lock_timeout=_PATIENCE
                 )
             except StatementError as error:
-                if error.sqlstate != _LOCKED:
+                if error.sqlstate != LOCK_NOT_AVAILABLE:
                     raise
                 return  # somebody holds the next in line: at the next look, and nothing else waits for that
             self._wakes.work(queues)
@@ -159,7 +159,7 @@ class Reaper(Service):
                 leases.end_deleted(_BATCH), lock_timeout=_PATIENCE
             )
         except StatementError as error:
-            if error.sqlstate != _LOCKED:
+            if error.sqlstate != LOCK_NOT_AVAILABLE:
                 raise
             return  # another transaction holds the parent of one, or the next row of its key: again at the next tick
         self._wakes.work(queues)
