@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import random
 from datetime import timedelta
 from typing import Final
 
 import msgspec
 
+from ._backoff import backoff_seconds
 from ._checks import checked_duration
 from .errors import OptionError
 
 __all__ = ["Backoff", "backoff"]
 
-# With the largest factor, base * factor ** 63 is still a float; by then every delay has met its cap.
+# The powers of a larger factor overflow a float before `backoff_seconds` stops growing.
 _MAX_FACTOR: Final = 100
-_MAX_EXPONENT: Final = 63
 _MAX_CAP: Final = timedelta(days=365)
 
 
@@ -49,9 +48,15 @@ class Backoff(msgspec.Struct, frozen=True, kw_only=True):
 
     def __call__(self, attempt: int) -> timedelta:
         """Choose how long to wait after attempt number `attempt`, counted from 0."""
-        grown = self.base.total_seconds() * self.factor ** min(max(attempt, 0), _MAX_EXPONENT)
-        delay = min(self.cap.total_seconds(), grown)
-        return timedelta(seconds=delay * (1 + random.uniform(0, self.jitter)))
+        return timedelta(
+            seconds=backoff_seconds(
+                attempt,
+                base=self.base.total_seconds(),
+                cap=self.cap.total_seconds(),
+                factor=self.factor,
+                jitter=(1, 1 + self.jitter),
+            )
+        )
 
 
 backoff: Final = Backoff()

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-import random
 import threading
 import time
 import weakref
 from collections.abc import Callable
 from typing import Final
 
+from .._backoff import backoff_seconds
 from .._db.failures import StatementError, is_outage, is_race, is_repairable, is_silence
 from .._db.sqlstates import INSUFFICIENT_RESOURCES, READ_ONLY, SYSTEM_ERROR
 
@@ -185,8 +185,7 @@ class DatabaseRetry:
         elif not is_race(error):
             raise error
         self._tries += 1
-        # Jitter: workers that lost their database together must not reconnect together.
-        return min(_LONGEST_PAUSE, _FIRST_PAUSE * 2.0 ** min(self._tries, 10)) * random.uniform(0.5, 1)
+        return backoff_seconds(self._tries, base=_FIRST_PAUSE, cap=_LONGEST_PAUSE)
 
     def _may_wait(self) -> bool:
         now = time.monotonic()

@@ -24,6 +24,7 @@ from typing import Any, Final
 
 import msgspec
 
+from .._backoff import backoff_seconds
 from .._db import outbox
 from .._db.outbox import Leased, Mark
 from .._db.pool import Database
@@ -187,7 +188,7 @@ class Dispatcher(Service):
         seconds = _retry_after(round.unavailable) * random.uniform(1, 1.1)
         if not seconds:
             longest = _LONGEST_PAUSE_AFTER_ERRORS if round.unavailable is None else _LONGEST_PAUSE
-            seconds = min(longest, 2.0 ** min(self._failures - 1, 10)) * random.uniform(0.5, 1)
+            seconds = backoff_seconds(self._failures - 1, base=1.0, cap=longest)
         self._paused_until = time.monotonic() + seconds
 
     def _tell(self, marks: Sequence[Mark]) -> None:
@@ -337,7 +338,7 @@ class _Round:
         if _is_unavailable(error):
             # The pause of the sink protects it; its events shall not be late when it is back.
             self.unavailable, longest = self.unavailable or error, _LONGEST_PAUSE
-        seconds = min(longest, 2.0 ** min(event.attempts, 10)) * random.uniform(0.75, 1.25)
+        seconds = backoff_seconds(event.attempts, base=1.0, cap=longest, jitter=(0.75, 1.25))
         delay = timedelta(seconds=max(seconds, _retry_after(error)))
         self._marks.append(Mark(event, "again", text, delay))
         return delay

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import random
 import secrets
 import signal
 import socket
@@ -22,6 +21,7 @@ from contextlib import suppress
 from datetime import timedelta
 from typing import Final
 
+from ..._backoff import backoff_seconds
 from ..._db import lease as leases
 from ..._db.failures import StatementError
 from ..._db.pool import Database
@@ -273,7 +273,7 @@ def _nothing() -> None:
 
 
 def _pause(crashes: int) -> float:
-    return min(_LONGEST_PAUSE, _FIRST_PAUSE * 2.0 ** min(crashes, 10)) * random.uniform(0.5, 1)
+    return backoff_seconds(crashes, base=_FIRST_PAUSE, cap=_LONGEST_PAUSE)
 
 
 def _said(code: int) -> str:
