@@ -160,7 +160,7 @@ def exports() -> dict[str, list[str]]:
     return {
         node.module: [alias.name for alias in node.names]
         for node in tree.body
-        if isinstance(node, ast.ImportFrom) and node.module and node.module != "_version"
+        if isinstance(node, ast.ImportFrom) and node.level and node.module and node.module != "_version"
     }
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec.inspect as shapes
 
-__all__ = ["model_reader", "parts", "strangers"]
+__all__ = ["model_reader", "parts", "unsupported_types"]
 
 
 def parts(type_: Any) -> Iterator[shapes.Type]:
@@ -29,7 +29,7 @@ def parts(type_: Any) -> Iterator[shapes.Type]:
             yield part
 
 
-def strangers(type_: Any) -> list[Any]:
+def unsupported_types(type_: Any) -> list[Any]:
     """The classes inside a type that have no form in JSON."""
     return [
         part.cls

@@ -26,7 +26,7 @@ import msgspec
 
 from ._checks import checked_duration, duration_text
 from ._dictionary import Place, did_you_mean
-from ._shapes import strangers
+from ._shapes import unsupported_types
 from ._typing import ResultT, StateT, T_co, TypeVar
 from .context import Context
 from .definition import Definition, MachineDef, Pool, StepDef, StepRef
@@ -470,7 +470,7 @@ def check_storable(type_: Any, where: str) -> None:
     """Refuse a type of which no value could be read back."""
     try:
         msgspec.json.Decoder(type_)
-        unknown = strangers(type_)
+        unknown = unsupported_types(type_)
     except NameError:
         return  # it refers to a name that its module has not defined yet
     except TypeError as error:

@@ -32,7 +32,7 @@ from gen_durable import (
 from gen_durable._db import lease as leases
 from gen_durable._db.pool import Database
 from gen_durable.telemetry import OutcomeStale, ReaperReaped
-from gen_durable.testing import Crash, Harness, Tally
+from gen_durable.testing import Crash, DrainCounts, Harness
 from tests.jobs.support import row
 from tests.support.crashing_workers import poison
 from tests.support.settings import CALM, FAST
@@ -114,7 +114,7 @@ def test_a_payload_that_nobody_can_read_is_left_as_it_is(
 ) -> None:
     durable.insert(charge, Invoice(1))
     conn.execute("""update gen_durable.gen_durable set state = '{"nummer": [1, null, "ä"]}'""")
-    assert durable.drain() == Tally(retry=1, stopped=1)
+    assert durable.drain() == DrainCounts(retry=1, stopped=1)
     (letter,) = conn.execute(LETTERS).fetchall()
     assert letter["state"]["payload"] == {"nummer": [1, None, "ä"]}
     assert letter["state"]["error"].startswith("DecodeError: the state of letters.charge.v1")
@@ -164,7 +164,7 @@ def test_a_receiver_may_be_given_as_it_is(durable: Harness) -> None:
 
     durable.use(dead)
     durable.insert(typed)
-    assert durable.drain() == Tally(stopped=1, done=1)
+    assert durable.drain() == DrainCounts(stopped=1, done=1)
     (letter,) = durable.instances(dead)
     assert letter.state.payload is None
 

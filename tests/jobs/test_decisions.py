@@ -31,7 +31,7 @@ from gen_durable import (
     job_state,
     step,
 )
-from gen_durable.testing import Harness, Tally
+from gen_durable.testing import DrainCounts, Harness
 from tests.jobs.support import row, waits
 from tests.support.settings import CALM
 from tests.support.waiting import PATIENCE
@@ -96,7 +96,11 @@ def raised(durable: Harness, conn: psycopg.Connection[DictRow], which: str) -> d
     durable.use(machine)
     conn.execute("create table ledger (entry int)")
     steps = {"step": "run", "handler": "handled", "effect": "affected"}
-    tally = {"discard": Tally(stopped=1), "cancel": Tally(cancelled=1), "later": Tally(retry=1)}[which]
+    counts = {
+        "discard": DrainCounts(stopped=1),
+        "cancel": DrainCounts(cancelled=1),
+        "later": DrainCounts(retry=1),
+    }[which]
     ids: dict[str, int] = {}
     for kind in KINDS:
         machine.asked.clear()
@@ -104,7 +108,7 @@ def raised(durable: Harness, conn: psycopg.Connection[DictRow], which: str) -> d
             ids[kind] = durable.insert(machine, which, step=steps[kind]).id
         else:
             ids[kind] = durable.insert(on_the_loop if kind == "job on the loop" else in_a_thread, which).id
-        assert durable.drain(collapse=False) == tally, kind
+        assert durable.drain(collapse=False) == counts, kind
         assert len(machine.asked) == (kind == "handler"), kind
         assert conn.execute("select count(*) from ledger").fetchone() == {"count": 0}, kind
     return ids
@@ -279,5 +283,5 @@ def test_the_only_decision_of_a_group_is_obeyed(durable: Harness, subtests: pyte
 @pytest.mark.clause("JOB-22")
 def test_a_wait_in_a_group_is_obeyed(durable: Harness, conn: psycopg.Connection[DictRow]) -> None:
     ref = durable.insert(grouped, ["no", "later"], max_attempts=2)
-    assert durable.drain(collapse=False) == Tally(retry=1)
+    assert durable.drain(collapse=False) == DrainCounts(retry=1)
     assert waits(conn, ref.id) == timedelta(hours=1)

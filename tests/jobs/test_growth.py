@@ -23,7 +23,7 @@ from gen_durable import (
     step,
 )
 from gen_durable.errors import DuplicateMachineError, UsageError
-from gen_durable.testing import Harness, Tally
+from gen_durable.testing import DrainCounts, Harness
 from tests.jobs import billing, elsewhere
 from tests.jobs.billing import Charge, Invoice, charge, sweep
 from tests.support.rows import row_of
@@ -120,7 +120,7 @@ async def test_jobs_are_children_with_typed_results(durable_dsn: str) -> None:
 
 def test_the_kit_knows_jobs_that_are_scheduled(durable: Harness) -> None:
     ref = durable.insert(Close, [1])
-    assert durable.drain() == Tally(children=1, done=3)
+    assert durable.drain() == DrainCounts(children=1, done=3)
     assert durable.assert_done(ref)["swept"] == 7
 
 
@@ -141,7 +141,7 @@ def test_a_parent_waits_for_the_retries_of_its_children(durable: Harness) -> Non
             return Done(ctx.children.results(stubborn))
 
     parent = durable.insert(Parent)
-    assert durable.drain() == Tally(children=1, retry=5, done=4, stopped=1)
+    assert durable.drain() == DrainCounts(children=1, retry=5, done=4, stopped=1)
     assert durable.assert_done(parent) == [0, 1, 2]
 
 

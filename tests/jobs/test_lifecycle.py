@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gen_durable import Cancel, Context, Discard, RetryAfter, Settings, Status, job
-from gen_durable.testing import Crash, Harness, Tally
+from gen_durable.testing import Crash, DrainCounts, Harness
 from tests.support.conformance import SPEC, table_of
 from tests.support.rows import SqlConnection, has_no_lease
 
@@ -23,7 +23,7 @@ def flaky(fails: int, ctx: Context[int]) -> int:
 @pytest.mark.clause("JOB-11")
 def test_a_job_between_two_attempts(durable: Harness, sql: SqlConnection) -> None:
     ref = durable.insert(flaky, 2, queue="slow", priority=3)
-    assert durable.drain(collapse=False) == Tally(retry=1)
+    assert durable.drain(collapse=False) == DrainCounts(retry=1)
     row = sql.row(ref.id)
     assert has_no_lease(row)
     assert (row["status"], row["step"], row["state"], row["step_seq"]) == ("runnable", "run", 2, 0)
@@ -44,7 +44,7 @@ def test_a_failed_job_rests(durable: Harness, sql: SqlConnection) -> None:
     sql(
         "update gen_durable.gen_durable set eligible_at = now() - interval '1 year', finished_at = eligible_at"
     )
-    assert durable.drain() == Tally()
+    assert durable.drain() == DrainCounts()
     assert sql.columns(ref.id, "status execution") == ("failed", 3)
 
 

@@ -23,7 +23,7 @@ from gen_durable import (
     job,
     step,
 )
-from gen_durable.testing import Harness, Tally
+from gen_durable.testing import DrainCounts, Harness
 from tests.jobs.billing import flaky
 from tests.jobs.support import row, waits
 from tests.support.settings import CALM
@@ -65,7 +65,7 @@ def test_a_job_is_executed_so_often_in_all(
         with subtests.test(job=which.name, max_attempts=max_attempts):
             options: Any = {} if max_attempts is None else {"max_attempts": max_attempts}
             ref = durable.insert(which, 7, **options)
-            assert durable.drain() == Tally(retry=executions - 1, stopped=1)
+            assert durable.drain() == DrainCounts(retry=executions - 1, stopped=1)
             assert durable.assert_failed(ref).last_error == "ValueError: no 7"
             found = row(conn, ref.id)
             assert (found["execution"], found["step_seq"]) == (executions, 1)
@@ -106,7 +106,7 @@ def test_waits_double_from_a_second_to_five_minutes_with_jitter_up_to_half(
     refs = {attempt: durable.insert(fail, 7, max_attempts=1000) for attempt in seconds}
     for attempt, ref in refs.items():
         conn.execute("update gen_durable.gen_durable set attempt = %s where id = %s", (attempt, ref.id))
-    assert durable.drain(collapse=False) == Tally(retry=len(refs))
+    assert durable.drain(collapse=False) == DrainCounts(retry=len(refs))
     slack = timedelta(milliseconds=1)
     for attempt, ref in refs.items():
         with subtests.test(attempt=attempt):
@@ -181,12 +181,12 @@ def test_retry_after_chooses_the_wait_and_counts_as_an_attempt(
     durable: Harness, conn: psycopg.Connection[DictRow], caplog: pytest.LogCaptureFixture
 ) -> None:
     ref = durable.insert(later, 5000)
-    assert durable.drain(collapse=False) == Tally(retry=1)
+    assert durable.drain(collapse=False) == DrainCounts(retry=1)
     assert waits(conn, ref.id) == timedelta(seconds=5000)
     found = row(conn, ref.id)
     assert (found["attempt"], found["last_error"]) == (1, "the bank rests, 0")
     assert found["error"]["type"] == "RetryAfter"
-    assert durable.drain() == Tally(retry=1, stopped=1)
+    assert durable.drain() == DrainCounts(retry=1, stopped=1)
     durable.assert_failed(ref, match="^the bank rests, 2$")
     assert row(conn, ref.id)["error"]["attempt"] == 2
     assert [each.getMessage().partition(", ")[2] for each in caplog.records] == [
@@ -199,7 +199,7 @@ def test_retry_after_chooses_the_wait_and_counts_as_an_attempt(
 @pytest.mark.clause("JOB-12")
 def test_retry_after_knows_the_limit_of_the_instance(durable: Harness) -> None:
     once, enough = durable.insert(later, 0, max_attempts=1), durable.insert(later, 0, max_attempts=6)
-    assert durable.drain() == Tally(retry=5, stopped=1, done=1)
+    assert durable.drain() == DrainCounts(retry=5, stopped=1, done=1)
     durable.assert_failed(once, match="^the bank rests, 0$")
     assert durable.assert_done(enough) == 5
 
@@ -221,7 +221,7 @@ def test_a_wait_that_is_none_is_a_failure_like_any(durable: Harness) -> None:
         raise RetryAfter(seconds)
 
     ref = durable.insert(wrong)
-    assert durable.drain() == Tally(retry=1, stopped=1)
+    assert durable.drain() == DrainCounts(retry=1, stopped=1)
     durable.assert_failed(ref, match=r"the delay of this RetryAfter is a number without a unit, got 60; ")
 
 

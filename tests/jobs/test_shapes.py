@@ -13,7 +13,7 @@ from psycopg.rows import DictRow
 
 from gen_durable import AsyncClient, Context, Done, Job, Retry, Status, Worker, job
 from gen_durable.errors import EncodeError
-from gen_durable.testing import Harness, Tally, context
+from gen_durable.testing import DrainCounts, Harness, context
 from tests.jobs import billing
 from tests.jobs.billing import Charge, Invoice, charge, charge_in_words, record, sweep, where
 from tests.support.rows import row_of
@@ -88,7 +88,7 @@ def test_a_result_of_another_type_is_a_failure_of_the_job(durable: Harness) -> N
         return value  # type: ignore[no-any-return]
 
     ref = durable.insert(wrong)
-    assert durable.drain() == Tally(retry=1, stopped=1)
+    assert durable.drain() == DrainCounts(retry=1, stopped=1)
     durable.assert_failed(ref, match="EncodeError: the result of wrong.result.v1")
 
 
@@ -97,7 +97,7 @@ def test_a_payload_that_does_not_decode_is_tried_again_and_then_fails_as_it_is(
 ) -> None:
     ref = durable.insert(charge, Invoice(1))
     conn.execute("""update gen_durable.gen_durable set state = '{"nummer": 1}'""")
-    assert durable.drain() == Tally(retry=2, stopped=1)
+    assert durable.drain() == DrainCounts(retry=2, stopped=1)
     assert durable.assert_failed(ref, match="DecodeError").state == {"nummer": 1}
 
 
@@ -161,7 +161,7 @@ def test_an_effect_that_fails_is_a_failure_of_the_job(
 ) -> None:
     conn.execute(LEDGER)
     ref = durable.insert(record, -1)
-    assert durable.drain() == Tally(retry=2, stopped=1)
+    assert durable.drain() == DrainCounts(retry=2, stopped=1)
     durable.assert_failed(ref, match="violates check constraint")
     assert conn.execute("select count(*) from ledger").fetchone() == {"count": 0}
 

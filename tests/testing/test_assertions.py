@@ -6,7 +6,7 @@ import pytest
 
 from gen_durable import CancelRequested, Context, Done, Machine, Outcome, Ref, step
 from gen_durable.errors import UsageError
-from gen_durable.testing import AsyncHarness, Harness, Tally, Transition
+from gen_durable.testing import AsyncHarness, DrainCounts, Harness, Transition
 from tests.testing.machines import Checkout, Flaky, Order, Parcel, Payment, Receipt, Shipment
 
 
@@ -117,7 +117,7 @@ async def test_an_outcome_that_a_cancel_has_overtaken_counts_as_cancelled(
             return Done("too late")
 
     ref = await async_durable.insert(Regrets)
-    assert await async_durable.drain() == Tally(cancelled=1)
+    assert await async_durable.drain() == DrainCounts(cancelled=1)
     async_durable.assert_cancelled(ref, match="second thoughts")
     assert [transition.kind for transition in async_durable.history(ref)] == ["cancel"]
 

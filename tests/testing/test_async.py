@@ -11,16 +11,16 @@ import pytest
 
 from gen_durable import Context, Done, Machine, Outcome, Settings, Spec, step
 from gen_durable.errors import NotConnectedError, UnreachableError, UsageError
-from gen_durable.testing import AsyncHarness, Crash, Tally
+from gen_durable.testing import AsyncHarness, Crash, DrainCounts
 from tests.testing.machines import Checkout, Flaky, Order, Parcel, Payment, Receipt, Shipment
 
 
 async def test_an_order_is_paid(async_durable: AsyncHarness) -> None:
     order = await async_durable.insert(Checkout, Order(42))
-    assert await async_durable.drain() == Tally(awaiting=1)
+    assert await async_durable.drain() == DrainCounts(awaiting=1)
     async_durable.assert_awaiting(order, Checkout.payment)
     await async_durable.signal(order, Checkout.payment, Payment(100))
-    assert await async_durable.drain() == Tally(done=1)
+    assert await async_durable.drain() == DrainCounts(done=1)
     assert async_durable.assert_done(order) == Receipt(42, 100)
     assert [t.kind for t in async_durable.history(order)] == ["await", "done"]
 
@@ -29,9 +29,9 @@ async def test_time_and_crashes_are_the_same(async_durable: AsyncHarness) -> Non
     order = await async_durable.insert(Checkout, Order(42))
     with async_durable.crash_at(Checkout.start), pytest.raises(Crash):
         await async_durable.drain()
-    assert await async_durable.drain() == Tally(awaiting=1)
+    assert await async_durable.drain() == DrainCounts(awaiting=1)
     async_durable.advance(hours=24)
-    assert await async_durable.drain() == Tally(next=2, awaiting=1)
+    assert await async_durable.drain() == DrainCounts(next=2, awaiting=1)
     assert async_durable.fire_timeouts() == 1
     await async_durable.drain()
     async_durable.assert_failed(order, match="never came")
@@ -39,7 +39,7 @@ async def test_time_and_crashes_are_the_same(async_durable: AsyncHarness) -> Non
 
 async def test_children_retries_and_batches(async_durable: AsyncHarness) -> None:
     shipment, flaky = await async_durable.insert_all([Spec(Shipment, [1, 2, 3]), Spec(Flaky, 2)])
-    assert await async_durable.drain() == Tally(children=1, done=4, stopped=1, retry=2)
+    assert await async_durable.drain() == DrainCounts(children=1, done=4, stopped=1, retry=2)
     assert async_durable.assert_done(shipment) == ["parcel 1", "parcel 2"]
     assert async_durable.assert_done(flaky) == 2
     assert len(async_durable.instances(Parcel)) == 3
@@ -106,8 +106,8 @@ async def test_the_callers_transaction_counts(async_durable: AsyncHarness) -> No
     try:
         async with conn.transaction():
             parcel = await async_durable.insert(Parcel, 1, conn=conn)
-            assert await async_durable.drain() == Tally()
-        assert await async_durable.drain() == Tally(done=1)
+            assert await async_durable.drain() == DrainCounts()
+        assert await async_durable.drain() == DrainCounts(done=1)
         async_durable.assert_done(parcel)
     finally:
         await conn.close()

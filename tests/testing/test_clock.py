@@ -9,7 +9,7 @@ import pytest
 
 from gen_durable import Await, Context, Done, Machine, Outcome, step
 from gen_durable.errors import UsageError
-from gen_durable.testing import Harness, Tally
+from gen_durable.testing import DrainCounts, Harness
 from tests.testing.machines import Checkout, Flaky, Order, Parcel, Payment
 
 
@@ -25,12 +25,12 @@ class Sleep(Machine[timedelta, bool]):
 
 def test_an_unpaid_order_is_stopped_after_two_days(durable: Harness) -> None:
     order = durable.insert(Checkout, Order(42))
-    assert durable.drain() == Tally(awaiting=1)
+    assert durable.drain() == DrainCounts(awaiting=1)
     durable.assert_awaiting(order, Checkout.payment)
     durable.advance(hours=24)
-    assert durable.drain() == Tally(next=2, awaiting=1)
+    assert durable.drain() == DrainCounts(next=2, awaiting=1)
     durable.advance(timedelta(days=1))
-    assert durable.drain() == Tally(stopped=1)
+    assert durable.drain() == DrainCounts(stopped=1)
     durable.assert_failed(order, match="payment never came")
     assert [t.step for t in durable.history(order)] == ["start", "ship", "remind", "start", "ship"]
 
@@ -47,15 +47,15 @@ def test_nothing_times_out_before_its_time(durable: Harness) -> None:
     order = durable.insert(Checkout, Order(42))
     durable.drain()
     durable.advance(hours=23, minutes=59)
-    assert durable.drain() == Tally()
+    assert durable.drain() == DrainCounts()
     durable.assert_awaiting(order)
     durable.advance(seconds=61)
-    assert durable.drain() == Tally(next=2, awaiting=1)
+    assert durable.drain() == DrainCounts(next=2, awaiting=1)
 
 
 def test_a_timeout_that_is_over_at_once_needs_no_help(durable: Harness) -> None:
     sleep = durable.insert(Sleep, timedelta(0))
-    assert durable.drain() == Tally(awaiting=1, done=1)
+    assert durable.drain() == DrainCounts(awaiting=1, done=1)
     assert durable.assert_done(sleep) is True
 
 
@@ -65,7 +65,7 @@ def test_every_timeout_can_be_fired(durable: Harness) -> None:
     durable.drain()
     assert durable.fire_timeouts() == 3
     assert durable.fire_timeouts() == 0
-    assert durable.drain() == Tally(done=2, next=2, awaiting=1)
+    assert durable.drain() == DrainCounts(done=2, next=2, awaiting=1)
     for sleep in slept:
         assert durable.assert_done(sleep) is True
     durable.assert_at(order, Checkout.ship)
@@ -83,9 +83,9 @@ def test_a_signal_after_the_timeout_is_seen_by_the_next_await(durable: Harness) 
 def test_a_schedule_comes_when_time_has_passed(durable: Harness) -> None:
     durable.insert(Parcel, 1, schedule_in=timedelta(hours=2))
     durable.advance(hours=1)
-    assert durable.drain(collapse=False) == Tally()
+    assert durable.drain(collapse=False) == DrainCounts()
     durable.advance(hours=1)
-    assert durable.drain(collapse=False) == Tally(done=1)
+    assert durable.drain(collapse=False) == DrainCounts(done=1)
 
 
 def test_everything_that_is_stored_grows_older(durable: Harness, conn: Any) -> None:
@@ -108,9 +108,9 @@ def test_leases_of_the_dead_run_out(durable: Harness, conn: Any) -> None:
         "update gen_durable.gen_durable set status = 'executing', lease_token = 1, locked_by = 'a dead worker',"
         " lease_expires_at = now() + interval '60 s'"
     )
-    assert durable.drain() == Tally()
+    assert durable.drain() == DrainCounts()
     durable.advance(minutes=1)
-    assert durable.drain() == Tally(done=1)
+    assert durable.drain() == DrainCounts(done=1)
     instance = durable.get(parcel)
     assert instance is not None
     assert instance.crash_count == 0

@@ -9,7 +9,7 @@ import pytest
 
 from gen_durable import Await, Context, Done, Machine, Outcome, Settings, step
 from gen_durable.errors import UsageError
-from gen_durable.testing import Crash, Harness, Tally, crash_everywhere
+from gen_durable.testing import Crash, DrainCounts, Harness, crash_everywhere
 from tests.testing.machines import Checkout, Counted, Order, Parcel, Payment, Receipt, Shipment
 
 
@@ -19,7 +19,7 @@ def test_a_crash_before_the_commit_repeats_the_step(durable: Harness) -> None:
         durable.drain()
     with pytest.raises(AssertionError, match="it is executing at step 'start'"):
         durable.assert_awaiting(order)
-    assert durable.drain() == Tally(awaiting=1)
+    assert durable.drain() == DrainCounts(awaiting=1)
     durable.assert_at(order, Checkout.ship)
 
 
@@ -51,14 +51,14 @@ def test_recovery_does_not_wait_even_where_delays_count(durable: Harness) -> Non
     parcel = durable.insert(Parcel, 1)
     with durable.crash_at(Parcel.pack), pytest.raises(Crash):
         durable.drain(collapse=False)
-    assert durable.drain(collapse=False) == Tally(done=1)
+    assert durable.drain(collapse=False) == DrainCounts(done=1)
     durable.assert_done(parcel)
 
 
 def test_only_the_step_that_is_meant_crashes(durable: Harness) -> None:
     order, parcel = durable.insert(Checkout, Order(42)), durable.insert(Parcel, 1)
     with durable.crash_at(Checkout.remind):
-        assert durable.drain() == Tally(awaiting=1, done=1)
+        assert durable.drain() == DrainCounts(awaiting=1, done=1)
     durable.assert_awaiting(order)
     durable.assert_done(parcel)
 
@@ -68,7 +68,7 @@ def test_a_crash_frees_the_key_that_it_held(durable: Harness) -> None:
     second = durable.insert(Parcel, 2, concurrency_key="printer")
     with durable.crash_at(Parcel.pack), pytest.raises(Crash):
         durable.drain()
-    assert durable.drain() == Tally(done=2)
+    assert durable.drain() == DrainCounts(done=2)
     durable.assert_done(first)
     durable.assert_done(second)
 
@@ -83,18 +83,18 @@ class TestPoison:
         for _ in range(2):
             with durable.crash_at(Parcel.pack), pytest.raises(Crash):
                 durable.drain()
-        assert durable.drain() == Tally()
+        assert durable.drain() == DrainCounts()
         durable.assert_failed(parcel, match="^poison: the process died 2 times in step pack")
 
 
 def test_a_checkout_survives_a_crash_at_every_point() -> None:
     def scenario(durable: Harness) -> None:
         order = durable.insert(Checkout, Order(42))
-        assert durable.drain() == Tally(awaiting=1)
+        assert durable.drain() == DrainCounts(awaiting=1)
         durable.advance(hours=24)
-        assert durable.drain() == Tally(next=2, awaiting=1)
+        assert durable.drain() == DrainCounts(next=2, awaiting=1)
         durable.signal(order, Checkout.payment, Payment(100))
-        assert durable.drain() == Tally(done=1)
+        assert durable.drain() == DrainCounts(done=1)
         durable.assert_done(order, Receipt(42, 100))
 
     assert crash_everywhere(scenario) == 10

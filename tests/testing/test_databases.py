@@ -57,7 +57,7 @@ def test_databases_are_empty_migrated_and_not_shared(durable_databases: Database
     with fresh() as first, fresh() as second, Harness(first) as one, Harness(second) as other:
         one.insert(Parcel, 1)
         assert (one.count(), other.count()) == (1, 0)
-        assert one._look(migrate.status("gen_durable")).is_current
+        assert one._run_now(migrate.status("gen_durable")).is_current
 
 
 def test_all_fixtures_of_a_test_mean_the_same_database(durable: Harness, durable_dsn: str) -> None:
@@ -181,7 +181,7 @@ def test_a_database_with_new_rows_and_tables_is_used_again(admin: psycopg.Connec
         with Harness(databases.dsn_of(again)) as durable:
             assert durable.insert(Parcel, 1).id == 1
             assert durable.count() == 1
-            assert durable._look(migrate.status("gen_durable")).is_current
+            assert durable._run_now(migrate.status("gen_durable")).is_current
         databases.drop(again)
     assert names(admin, f"gen\\_durable\\_test\\_{databases._token}%") == set()
 

@@ -26,7 +26,7 @@ from gen_durable import (
 from gen_durable._db import lease as leases
 from gen_durable._db import pick
 from gen_durable.errors import DefinitionError, DuplicateMachineError, UsageError
-from gen_durable.testing import Harness, Tally
+from gen_durable.testing import DrainCounts, Harness
 from tests.testing.machines import (
     Checkout,
     Counted,
@@ -43,15 +43,15 @@ from tests.testing.machines import (
 
 def test_an_instance_runs_until_it_awaits(durable: Harness) -> None:
     durable.insert(Checkout, Order(42))
-    assert durable.drain() == Tally(awaiting=1)
-    assert durable.drain() == Tally()
+    assert durable.drain() == DrainCounts(awaiting=1)
+    assert durable.drain() == DrainCounts()
 
 
 def test_a_signal_lets_it_go_on_to_its_end(durable: Harness) -> None:
     order = durable.insert(Checkout, Order(42), correlation_key="order:42")
     durable.drain()
     durable.signal("order:42", Checkout.payment, Payment(100))
-    assert durable.drain() == Tally(done=1)
+    assert durable.drain() == DrainCounts(done=1)
     receipt = durable.assert_done(order)
     assert receipt == Receipt(42, 100)
 
@@ -59,20 +59,20 @@ def test_a_signal_lets_it_go_on_to_its_end(durable: Harness) -> None:
 def test_a_signal_that_came_first_is_found_by_the_await(durable: Harness) -> None:
     order = durable.insert(Checkout, Order(42))
     durable.signal(order, Checkout.withdrawn)
-    assert durable.drain() == Tally(awaiting=1, stopped=1)
+    assert durable.drain() == DrainCounts(awaiting=1, stopped=1)
     durable.assert_failed(order, match="withdrew")
 
 
 def test_children_need_not_be_registered_and_their_parent_sees_them(durable: Harness) -> None:
     shipment = durable.insert(Shipment, [1, 2, 3])
-    assert durable.drain() == Tally(children=1, done=3, stopped=1)
+    assert durable.drain() == DrainCounts(children=1, done=3, stopped=1)
     assert durable.assert_done(shipment) == ["parcel 1", "parcel 2"]
     assert [child.status.value for child in durable.children(shipment)] == ["done", "done", "failed"]
 
 
 def test_a_parent_without_children_goes_on_at_once(durable: Harness) -> None:
     shipment = durable.insert(Shipment, [])
-    assert durable.drain() == Tally(children=1, done=1)
+    assert durable.drain() == DrainCounts(children=1, done=1)
     assert durable.assert_done(shipment) == []
 
 
@@ -96,7 +96,7 @@ def test_children_that_a_handler_schedules_run_too(durable: Harness) -> None:
 
 def test_delays_are_skipped(durable: Harness) -> None:
     flaky = durable.insert(Flaky, 3)
-    assert durable.drain() == Tally(retry=3, done=1)
+    assert durable.drain() == DrainCounts(retry=3, done=1)
     assert durable.assert_done(flaky) == 3
 
 
@@ -132,10 +132,10 @@ def test_a_retry_runs_before_what_is_due_after_it(durable: Harness) -> None:
 
 def test_delays_are_left_alone_when_the_test_says_so(durable: Harness) -> None:
     flaky = durable.insert(Flaky, 1)
-    assert durable.drain(collapse=False) == Tally(retry=1)
-    assert durable.drain(collapse=False) == Tally()
+    assert durable.drain(collapse=False) == DrainCounts(retry=1)
+    assert durable.drain(collapse=False) == DrainCounts()
     durable.advance(minutes=2)
-    assert durable.drain(collapse=False) == Tally(done=1)
+    assert durable.drain(collapse=False) == DrainCounts(done=1)
     durable.assert_done(flaky)
 
 
@@ -146,7 +146,7 @@ def test_a_machine_that_never_rests_is_an_error_that_names_it(durable: Harness) 
     ):
         durable.drain(max_steps=20)
     # It was given back as it was; its delay had been skipped.
-    assert durable.drain(collapse=False) == Tally(next=1)
+    assert durable.drain(collapse=False) == DrainCounts(next=1)
     instance = durable.get(poll)
     assert instance is not None
     assert (instance.state, instance.attempt, instance.crash_count) == (21, 0, 0)
@@ -160,7 +160,7 @@ def test_a_machine_that_spins_is_an_error_even_without_skipping(durable: Harness
 
 def test_all_queues_are_served(durable: Harness) -> None:
     refs = [durable.insert(Parcel, 1, queue=queue) for queue in ("a", "parcels", "z")]
-    assert durable.drain() == Tally(done=3)
+    assert durable.drain() == DrainCounts(done=3)
     for ref in refs:
         durable.assert_done(ref)
 
@@ -207,7 +207,7 @@ def test_a_machine_object_may_be_inserted(durable: Harness) -> None:
     machine = Counted(calls)
     durable.insert(machine, "x")
     durable.insert(machine, "y")
-    assert durable.drain() == Tally(done=2)
+    assert durable.drain() == DrainCounts(done=2)
     assert len(calls) == 2
 
 
@@ -262,15 +262,15 @@ def test_versions_run_beside_each_other(durable: Harness) -> None:
 
 def test_many_are_inserted_at_once_and_all_run(durable: Harness) -> None:
     durable.insert_all([Spec(Parcel, 1), Spec(Checkout, Order(1)), Spec(Parcel, 2)])
-    assert durable.drain() == Tally(done=2, awaiting=1)
+    assert durable.drain() == DrainCounts(done=2, awaiting=1)
 
 
 def test_what_others_inserted_runs_when_the_machine_is_known(durable: Harness) -> None:
     with Harness(str(durable.dsn)) as other:
         parcel = other.insert(Parcel, 1)
-    assert durable.drain() == Tally()
+    assert durable.drain() == DrainCounts()
     durable.use(Parcel)
-    assert durable.drain() == Tally(done=1)
+    assert durable.drain() == DrainCounts(done=1)
     durable.assert_done(parcel)
 
 
@@ -279,15 +279,15 @@ def test_machines_are_recorded_for_producers_that_speak_sql(durable: Harness, co
     durable.drain()
     id, is_new = conn.execute("select id, inserted from gen_durable.insert('Parcel', '7')").fetchone()
     assert is_new
-    assert durable.drain() == Tally(done=1)
+    assert durable.drain() == DrainCounts(done=1)
     assert durable.assert_done(id) == "parcel 7"
 
 
 def test_what_the_callers_transaction_inserts_runs_after_its_commit(durable: Harness, conn: Any) -> None:
     with conn.transaction():
         parcel = durable.insert(Parcel, 1, conn=conn)
-        assert durable.drain() == Tally()
-    assert durable.drain() == Tally(done=1)
+        assert durable.drain() == DrainCounts()
+    assert durable.drain() == DrainCounts(done=1)
     durable.assert_done(parcel)
 
 
@@ -295,8 +295,8 @@ def test_a_row_in_somebodys_open_transaction_is_passed_by(durable: Harness, conn
     parcel = durable.insert(Parcel, 1)
     with conn.transaction():
         conn.execute("select from gen_durable.gen_durable for update")
-        assert durable.drain() == Tally()
-    assert durable.drain() == Tally(done=1)
+        assert durable.drain() == DrainCounts()
+    assert durable.drain() == DrainCounts(done=1)
     durable.assert_done(parcel)
 
 
@@ -350,7 +350,7 @@ def test_an_outcome_that_the_database_refuses_ends_its_instance_only(durable: Ha
         "alter table gen_durable.gen_durable add constraint odd check (result is distinct from '\"parcel 2\"')"
     )
     refused, other = durable.insert(Parcel, 2), durable.insert(Parcel, 1)
-    assert durable.drain() == Tally(done=1, stopped=1)
+    assert durable.drain() == DrainCounts(done=1, stopped=1)
     durable.assert_failed(refused, match="the database refused the outcome")
     durable.assert_done(other)
     assert [t.kind for t in durable.history(refused)] == ["stop"]
@@ -374,14 +374,16 @@ def test_a_delay_that_is_over_before_anybody_looks_is_no_reason_to_stop(
 
     monkeypatch.setattr(leases, "expire", slowly)
     ref = durable.insert(Soon)
-    assert durable.drain() == Tally(retry=3, done=1)
+    assert durable.drain() == DrainCounts(retry=3, done=1)
     assert durable.assert_done(ref) == 3
 
 
 def _lease(durable: Harness, key: str) -> None:
     """As if another process executed a row of this key."""
     durable.insert(Parcel, 9, concurrency_key=key, priority=-1)
-    durable._look(pick.pick("parcels", (["Parcel"], [1]), 1, 1, "another", pick.Leases(timedelta(minutes=1))))
+    durable._run_now(
+        pick.pick("parcels", (["Parcel"], [1]), 1, 1, "another", pick.Leases(timedelta(minutes=1)))
+    )
 
 
 class Stateless(Machine[None, str]):

@@ -24,7 +24,7 @@ from gen_durable import (
     Transaction,
     step,
 )
-from gen_durable.testing import AsyncHarness, Crash, Harness, Tally, crash_everywhere
+from gen_durable.testing import AsyncHarness, Crash, DrainCounts, Harness, crash_everywhere
 
 
 @pytest.fixture
@@ -58,7 +58,7 @@ class Sale(Machine[str, str]):
 
 def test_a_drain_runs_effects(durable: Harness, ledger: psycopg.Connection) -> None:
     sale = durable.insert(Sale, "book")
-    assert durable.drain() == Tally(next=1, done=1)
+    assert durable.drain() == DrainCounts(next=1, done=1)
     assert durable.assert_done(sale) == "book"
     assert _booked(ledger) == ["book reserved", "book paid"]
     assert [one.status for one in durable.executions(sale)] == [ExecutionStatus.DONE] * 2
@@ -66,7 +66,7 @@ def test_a_drain_runs_effects(durable: Harness, ledger: psycopg.Connection) -> N
 
 async def test_an_async_drain_runs_effects(async_durable: AsyncHarness, ledger: psycopg.Connection) -> None:
     sale = await async_durable.insert(Sale, "book")
-    assert await async_durable.drain() == Tally(next=1, done=1)
+    assert await async_durable.drain() == DrainCounts(next=1, done=1)
     async_durable.assert_done(sale, "book")
     assert _booked(ledger) == ["book reserved", "book paid"]
 
@@ -93,7 +93,7 @@ def test_a_failing_effect_goes_to_handle(durable: Harness, ledger: psycopg.Conne
 
     ledger.execute("insert into ledger (key) values ('taken')")
     ref = durable.insert(Careful, [])
-    assert durable.drain() == Tally(done=1)
+    assert durable.drain() == DrainCounts(done=1)
     assert durable.assert_done(ref) == "UniqueViolationError []"
     assert durable.instances(Sale) == []
     assert _booked(ledger) == ["taken"]
@@ -109,7 +109,7 @@ def test_a_failing_effect_is_retried_as_a_step_that_raises(
 
     ledger.execute("insert into ledger (key) values ('taken')")
     ref = durable.insert(Stubborn)
-    assert durable.drain() == Tally(retry=2, done=1)
+    assert durable.drain() == DrainCounts(retry=2, done=1)
     assert durable.assert_done(ref) == 2
     assert [transition.kind for transition in durable.history(ref)] == ["retry", "retry", "done"]
 
@@ -124,7 +124,7 @@ def test_an_effect_that_fails_in_the_handlers_outcome_too_ends_the_instance(dura
             return Stop(error, effect=Sql("insert into nowhere values (1)"))
 
     ref = durable.insert(Doomed)
-    assert durable.drain() == Tally(stopped=1)
+    assert durable.drain() == DrainCounts(stopped=1)
     durable.assert_failed(
         ref, match="division by zero; then the effect of what handle returned raised Undefined"
     )

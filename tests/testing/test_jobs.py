@@ -25,7 +25,7 @@ from gen_durable import (
     job,
     step,
 )
-from gen_durable.testing import AsyncHarness, Crash, Harness, Tally, context
+from gen_durable.testing import AsyncHarness, Crash, DrainCounts, Harness, context
 
 
 class Invoice(msgspec.Struct):
@@ -68,7 +68,7 @@ def sweep() -> int:
 
 def test_a_job_is_drained_to_its_end(durable: Harness) -> None:
     ref, swept = durable.insert(charge, Invoice(0)), durable.insert(sweep)
-    assert durable.drain() == Tally(done=2)
+    assert durable.drain() == DrainCounts(done=2)
     assert durable.assert_done(ref) == Charge(f"{ref.id}:1")
     assert durable.assert_done(swept, 3) == 3
     assert [transition.step for transition in durable.history(ref)] == ["run"]
@@ -76,19 +76,19 @@ def test_a_job_is_drained_to_its_end(durable: Harness) -> None:
 
 def test_waits_are_skipped_or_waited_for(durable: Harness) -> None:
     ref = durable.insert(charge, Invoice(2))
-    assert durable.drain(collapse=False) == Tally(retry=1)
+    assert durable.drain(collapse=False) == DrainCounts(retry=1)
     durable.advance(hours=23)
-    assert durable.drain(collapse=False) == Tally()
+    assert durable.drain(collapse=False) == DrainCounts()
     durable.advance(hours=1)
-    assert durable.drain(collapse=False) == Tally(retry=1)
-    assert durable.drain() == Tally(done=1)
+    assert durable.drain(collapse=False) == DrainCounts(retry=1)
+    assert durable.drain() == DrainCounts(done=1)
     durable.assert_done(ref)
     assert [transition.kind for transition in durable.history(ref)] == ["retry", "retry", "done"]
 
 
 def test_failures_and_cancels_are_told_apart(durable: Harness) -> None:
     failed, cancelled = durable.insert(charge, Invoice(0, -1)), durable.insert(charge, Invoice(0, 0))
-    assert durable.drain() == Tally(stopped=1, cancelled=1)
+    assert durable.drain() == DrainCounts(stopped=1, cancelled=1)
     durable.assert_failed(failed, match="card declined")
     found = durable.get(cancelled)
     assert found is not None
@@ -100,7 +100,7 @@ def test_failures_and_cancels_are_told_apart(durable: Harness) -> None:
 def test_dead_letters_run_where_the_test_says_so(durable: Harness) -> None:
     durable.use(dead)
     durable.insert(charge, Invoice(7, -1))
-    assert durable.drain() == Tally(stopped=1, done=1)
+    assert durable.drain() == DrainCounts(stopped=1, done=1)
     (letter,) = durable.instances(dead)
     assert durable.assert_done(letter.id) == "billing.charge.v1 of 7: card declined"
 
@@ -127,7 +127,7 @@ def test_children_that_are_jobs_are_known(durable: Harness) -> None:
             return Done(sum(ctx.children.results(sweep)) + len(ctx.children.results(charge)))
 
     ref = durable.insert(Close)
-    assert durable.drain() == Tally(children=1, done=3)
+    assert durable.drain() == DrainCounts(children=1, done=3)
     assert durable.assert_done(ref) == 4
 
 
@@ -135,7 +135,7 @@ def test_a_process_may_die_in_a_job(durable: Harness) -> None:
     ref = durable.insert(sweep)
     with durable.crash_at("run"), pytest.raises(Crash):
         durable.drain()
-    assert durable.drain() == Tally(done=1)
+    assert durable.drain() == DrainCounts(done=1)
     durable.assert_done(ref)
     assert [record.outcome for record in durable.executions(ref)] == ["lease", "done"]
 
@@ -163,7 +163,7 @@ def test_an_effect_commits_with_the_result(durable: Harness, conn: psycopg.Conne
 
 async def test_in_an_async_test_the_drain_is_awaited(async_durable: AsyncHarness) -> None:
     ref = await async_durable.insert(charge, Invoice(1))
-    assert await async_durable.drain() == Tally(retry=1, done=1)
+    assert await async_durable.drain() == DrainCounts(retry=1, done=1)
     assert async_durable.assert_done(ref) == Charge(f"{ref.id}:1")
 
 

@@ -23,14 +23,14 @@ database of its own:
 """
 
 from ._harness import AsyncHarness, Harness, crash_everywhere
-from ._stepper import Crash, Tally, Transition
+from ._stepper import Crash, DrainCounts, Transition
 from ._steps import context, run_step, run_step_async
 
 __all__ = [
     "AsyncHarness",
     "Crash",
+    "DrainCounts",
     "Harness",
-    "Tally",
     "Transition",
     "context",
     "crash_everywhere",

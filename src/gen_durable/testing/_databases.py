@@ -25,7 +25,7 @@ from .._db.plan import Plan, Script
 from .._db.pool import Database
 from .._db.runner import run_asyncpg
 from ..errors import UsageError
-from ._backstage import Backstage
+from ._loop_thread import LoopThread
 from ._recycling import Recycler
 from ._server import ScratchServer
 from ._sql import statements
@@ -51,20 +51,20 @@ class Databases:
         self._dropping: list[Future[None]] = []
         # Schema → databases that tests have given back: whether they can be used again.
         self._returned: defaultdict[str, dict[str, Future[bool]]] = defaultdict(dict)
-        # Of those that have not been dropped. Touched backstage only.
+        # Of those that have not been dropped. Touched loop_thread only.
         self._recyclers: dict[str, Recycler] = {}
-        # Used backstage only, and for one thing at a time.
+        # Used loop_thread only, and for one thing at a time.
         self._conn: Any = None
-        self._turn = asyncio.Lock()
+        self._lock = asyncio.Lock()
 
     def __enter__(self) -> Self:
         self._server = ScratchServer.find(self._given_dsn)
-        self._backstage = Backstage()
+        self._loop_thread = LoopThread()
         try:
-            self._conn = self._backstage.call(self._connect())
-            self._backstage.call(self._begin())
+            self._conn = self._loop_thread.call(self._connect())
+            self._loop_thread.call(self._prepare())
         except BaseException:
-            self._end()
+            self._stop()
             raise
         return self
 
@@ -79,7 +79,7 @@ class Databases:
             for dropping in self._dropping:
                 dropping.result()
         finally:
-            self._end()
+            self._stop()
 
     @contextmanager
     def fresh(self, schema: str = "gen_durable") -> Generator[str]:
@@ -99,7 +99,7 @@ class Databases:
         finally:
             # Only on a server of our own we may do all that this takes.
             if self._server.is_ours:
-                self._returned[schema][name] = self._backstage.begin(self._empty(name))
+                self._returned[schema][name] = self._loop_thread.begin(self._empty(name))
             else:
                 self.drop(name)
 
@@ -115,14 +115,14 @@ class Databases:
 
     def take(self, schema: str) -> str:
         """The name of a new database that is the caller's from now on."""
-        ready = self._ready.pop(schema, None) or self._backstage.begin(self._copy(schema))
+        ready = self._ready.pop(schema, None) or self._loop_thread.begin(self._copy(schema))
         name = ready.result()
-        self._ready[schema] = self._backstage.begin(self._copy(schema))
+        self._ready[schema] = self._loop_thread.begin(self._copy(schema))
         return name
 
     def drop(self, name: str) -> None:
         """Drop a database, soon; whoever is still connected to it is thrown out."""
-        self._dropping.append(self._backstage.begin(self._drop(name)))
+        self._dropping.append(self._loop_thread.begin(self._drop(name)))
 
     def dsn_of(self, name: str) -> str:
         """The server's DSN, with another database in it."""
@@ -138,7 +138,7 @@ class Databases:
         except StatementError as error:
             raise unreachable(self._server.dsn, error, self._server.advice) from error
 
-    async def _begin(self) -> None:
+    async def _prepare(self) -> None:
         await self._execute(f"set application_name = 'gen_durable test {self._token}'")
         # Older servers copy files anyway. Files carry the caches of the catalog, so a first connection is quicker; the
         # checkpoint that this takes costs little where nothing is ever flushed.
@@ -147,10 +147,10 @@ class Databases:
         for row in await self._run(_rows("orphans")):
             await self._drop(row["name"])
 
-    def _end(self) -> None:
+    def _stop(self) -> None:
         if self._conn is not None:
-            self._backstage.call(self._conn.close())
-        self._backstage.close()
+            self._loop_thread.call(self._conn.close())
+        self._loop_thread.close()
         self._server.close()
 
     async def _copy(self, schema: str) -> str:
@@ -209,7 +209,7 @@ class Databases:
         await self._run(_script(text))
 
     async def _run(self, plan: Plan[T]) -> T:
-        async with self._turn:
+        async with self._lock:
             return await run_asyncpg(self._conn, plan, "gen_durable")
 
     def _explained(self, error: StatementError) -> Exception:

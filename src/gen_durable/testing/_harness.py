@@ -15,11 +15,11 @@ from ..async_client import AsyncClient
 from ..client import Client
 from ..config import Settings
 from ..errors import NotConnectedError
-from ._backstage import BackstageDatabase
 from ._databases import Databases
+from ._harness_base import HarnessBase
 from ._loop import Loop
-from ._stage import Stage
-from ._stepper import Crash, CrashPoint, Stepper, Tally
+from ._loop_thread import ThreadedDatabase
+from ._stepper import Crash, CrashPoint, DrainCounts, Stepper
 
 __all__ = ["AsyncHarness", "Harness", "crash_everywhere"]
 
@@ -30,12 +30,12 @@ _PLACES: Final[Mapping[CrashPoint, str]] = {
 }
 
 
-class Harness(Stage, Client):
+class Harness(HarnessBase, Client):
     """The fixture `durable`: a blocking client of a database that belongs to one test, and everything a test needs.
 
         def test_an_unpaid_order_is_given_up(durable: Harness) -> None:
             order = durable.insert(Checkout, Order(42))
-            assert durable.drain() == Tally(awaiting=1)
+            assert durable.drain() == DrainCounts(awaiting=1)
             durable.advance(hours=24)
             durable.drain()
             durable.assert_failed(order, match="payment never came")
@@ -49,7 +49,7 @@ class Harness(Stage, Client):
         self._stepper = Stepper(dsn, self.settings)
         self._loop = Loop()
 
-    def drain(self, *, collapse: bool = True, max_steps: int = 1000) -> Tally:
+    def drain(self, *, collapse: bool = True, max_steps: int = 1000) -> DrainCounts:
         """Run everything that can run, here and now, by the statements of a worker; what was committed.
 
         Instances take turns, in the order in which they are due, until all have ended or sleep. Then schedules fire
@@ -66,7 +66,7 @@ class Harness(Stage, Client):
         draining = self._stepper.drain(database, ahead=self._ahead, collapse=collapse, max_steps=max_steps)
         return self._loop.run(draining, "drain", "take the fixture async_durable and await its drain")
 
-    def _look(self, plan: Plan[T]) -> T:
+    def _run_now(self, plan: Plan[T]) -> T:
         return self._database.run(plan)
 
     def _close(self) -> None:
@@ -75,7 +75,7 @@ class Harness(Stage, Client):
         super()._close()
 
 
-class AsyncHarness(Stage, AsyncClient):
+class AsyncHarness(HarnessBase, AsyncClient):
     """The fixture `async_durable`: the same around an `AsyncClient`. What waits for steps is awaited, nothing else.
 
         async def test_a_paid_order_is_shipped(async_durable: AsyncHarness) -> None:
@@ -92,7 +92,7 @@ class AsyncHarness(Stage, AsyncClient):
         """Say which database; whatever is in it belongs to the test."""
         super().__init__(dsn, settings=settings)
         self._stepper = Stepper(dsn, self.settings)
-        self._distant: BackstageDatabase | None = None
+        self._threaded: ThreadedDatabase | None = None
 
     def __enter__(self) -> Self:
         try:
@@ -107,16 +107,16 @@ class AsyncHarness(Stage, AsyncClient):
     ) -> None:
         self._close_now()
 
-    async def drain(self, *, collapse: bool = True, max_steps: int = 1000) -> Tally:
+    async def drain(self, *, collapse: bool = True, max_steps: int = 1000) -> DrainCounts:
         """See `Harness.drain`. Async steps run on the loop of the test."""
         return await self._stepper.drain(
             self._database, ahead=self._ahead, collapse=collapse, max_steps=max_steps
         )
 
-    def _look(self, plan: Plan[T]) -> T:
-        if self._distant is None:
+    def _run_now(self, plan: Plan[T]) -> T:
+        if self._threaded is None:
             raise NotConnectedError(type(self).__name__, "with")
-        return self._distant.run_now(plan)
+        return self._threaded.run_now(plan)
 
     async def _open(self) -> None:
         self._open_now()
@@ -127,19 +127,19 @@ class AsyncHarness(Stage, AsyncClient):
     def _open_now(self) -> None:
         server = Server.find(self.dsn)
         schema = self.settings.schema
-        self._opened = self._distant = BackstageDatabase.open_now(
+        self._opened = self._threaded = ThreadedDatabase.open_now(
             server.dsn, schema, advice=server.advice, pooler=self.settings.pooler
         )
         self._waiting = Waiting(self._opened)
-        self._distant.run_in_transaction_now(migrate.prepare(schema, upgrade=False))
+        self._threaded.run_in_transaction_now(migrate.prepare(schema, upgrade=False))
 
     def _close_now(self) -> None:
         if self._waiting is not None:
             self._waiting.close()
-        if self._distant is not None:
-            self._distant.close_now()
+        if self._threaded is not None:
+            self._threaded.close_now()
         self._stepper.close()
-        self._waiting = self._opened = self._distant = None
+        self._waiting = self._opened = self._threaded = None
 
 
 def crash_everywhere(scenario: Callable[[Harness], object], /, *, settings: Settings | None = None) -> int:
@@ -163,35 +163,35 @@ def crash_everywhere(scenario: Callable[[Harness], object], /, *, settings: Sett
     point_count = 0
     with Databases() as databases:
         while True:
-            death = _Death(point_count)
+            crash = _CrashOnce(point_count)
             with databases.clean(chosen.schema) as dsn, Harness(dsn, settings=chosen) as harness:
-                harness._stepper.crash = death  # noqa: SLF001 - the last floor of this house, and its own
+                harness._stepper.crash = crash  # noqa: SLF001 - the last floor of this house, and its own
                 harness._stepper.recovers = True  # noqa: SLF001
                 try:
                     scenario(harness)
                 except BaseException as error:
-                    if death.point:
-                        error.add_note(f"The process had died {death.point}.")
+                    if crash.point:
+                        error.add_note(f"The process had died {crash.point}.")
                     raise
-            if not death.point:
+            if not crash.point:
                 return point_count
             point_count += 1
 
 
-class _Death:
+class _CrashOnce:
     """Comes once, at the chance after so many others."""
 
-    def __init__(self, spared_count: int) -> None:
+    def __init__(self, points_left: int) -> None:
         self.point = ""
-        self._spared_count = spared_count
+        self._points_left = points_left
 
     def __call__(self, step: str, point: CrashPoint) -> None:
         if self.point:
             return
-        if self._spared_count == 0:
+        if self._points_left == 0:
             self.point = _PLACES[point].format(step)
             raise Crash(self.point)
-        self._spared_count -= 1
+        self._points_left -= 1
 
 
 class _Blocking:

@@ -16,8 +16,8 @@ __all__ = ["Recycler"]
 
 _SQL = statements("databases.sql")
 # A session is gone some milliseconds after its client has closed it.
-_LOOKS: Final = 50
-_BETWEEN_LOOKS: Final = 0.01
+_USE_CHECKS: Final = 50
+_USE_CHECK_INTERVAL: Final = 0.01
 
 
 class Recycler:
@@ -30,7 +30,7 @@ class Recycler:
     def __init__(self, conn: Any, schema: str) -> None:
         self._conn = conn
         self._schema = schema
-        self._new: Row = {}
+        self._shape_when_new: Row = {}
         self._delete = ""
 
     @classmethod
@@ -39,7 +39,7 @@ class Recycler:
         made = cls(await connect(dsn), schema)
         try:
             await made._run(only(Script("set application_name = 'gen_durable recycler'")))
-            made._new = await made._look()
+            made._shape_when_new = await made._shape()
             tables = await made._run(only(_SQL["tables"](schema=schema)))
         except BaseException:
             made.close()
@@ -53,7 +53,7 @@ class Recycler:
         It is not if somebody is still connected: who does not leave by himself might come back.
         """
         try:
-            if not await self._is_left() or not await self._is_like_new():
+            if not await self._wait_until_unused() or not await self._is_unchanged():
                 return False
             await self._run(only(Script(self._delete)))
             await self._run(only(_SQL["rewind"]()))
@@ -65,20 +65,20 @@ class Recycler:
         """The database can be dropped now."""
         self._conn.terminate()
 
-    async def _is_left(self) -> bool:
-        for _ in range(_LOOKS):
+    async def _wait_until_unused(self) -> bool:
+        for _ in range(_USE_CHECKS):
             if not (await self._run(only(_SQL["others"]())))[0]["count"]:
                 return True
-            await asyncio.sleep(_BETWEEN_LOOKS)
+            await asyncio.sleep(_USE_CHECK_INTERVAL)
         return False
 
-    async def _is_like_new(self) -> bool:
-        if await self._look() == self._new:
+    async def _is_unchanged(self) -> bool:
+        if await self._shape() == self._shape_when_new:
             return True
         await self._run(only(_SQL["tidy"]()))
-        return await self._look() == self._new
+        return await self._shape() == self._shape_when_new
 
-    async def _look(self) -> Row:
+    async def _shape(self) -> Row:
         return dict((await self._run(only(_SQL["shape"]())))[0])
 
     async def _run(self, plan: Plan[Rows]) -> Rows:

@@ -19,7 +19,7 @@ __all__ = ["ScratchServer"]
 
 # Nothing here has to outlive a power cut, and nothing lives long enough to be vacuumed. Statistics that come at a time
 # of their own would make plans differ from run to run.
-_FORGETFUL: Final = {
+_FAST_SETTINGS: Final = {
     "autovacuum": "off",
     "fsync": "off",
     "synchronous_commit": "off",
@@ -28,9 +28,9 @@ _FORGETFUL: Final = {
 }
 # The next run of the tests finds it warm.
 _IDLE_STOP: Final = timedelta(minutes=1)
-_MEMORY: Final = Path("/dev/shm")  # noqa: S108 - made 0700 by us, and its owner is checked
+_SHARED_MEMORY: Final = Path("/dev/shm")  # noqa: S108 - made 0700 by us, and its owner is checked
 # A server with its WAL and some dozens of databases. Containers often have 64 MB of shared memory.
-_ENOUGH: Final = 2**30
+_MIN_FREE_BYTES: Final = 2**30
 
 
 class ScratchServer:
@@ -61,7 +61,7 @@ class ScratchServer:
             EmbeddedPostgres().ensure()  # says what to do instead
         failure: UnreachableError | None = None
         for home in _homes():
-            embedded = EmbeddedPostgres(home, idle_stop=_IDLE_STOP, options=_FORGETFUL)
+            embedded = EmbeddedPostgres(home, idle_stop=_IDLE_STOP, options=_FAST_SETTINGS)
             try:
                 return cls(embedded.ensure(), f"it is the embedded server for tests in {home}", embedded)
             except UnreachableError as error:
@@ -84,7 +84,7 @@ def _homes() -> Iterator[Path]:
     if (given := environment_home()) is not None:
         yield given / name
         return
-    in_memory = _MEMORY / f"gen_durable-{os.geteuid()}-{name}"
+    in_memory = _SHARED_MEMORY / f"gen_durable-{os.geteuid()}-{name}"
     if _is_usable(in_memory):
         yield in_memory
     try:
@@ -99,4 +99,8 @@ def _is_usable(home: Path) -> bool:
         # Anybody may make directories there: one of somebody else's is not ours to use.
         return home.stat().st_uid == os.geteuid()
     except FileNotFoundError:
-        return _MEMORY.is_dir() and os.access(_MEMORY, os.W_OK) and shutil.disk_usage(_MEMORY).free >= _ENOUGH
+        return (
+            _SHARED_MEMORY.is_dir()
+            and os.access(_SHARED_MEMORY, os.W_OK)
+            and shutil.disk_usage(_SHARED_MEMORY).free >= _MIN_FREE_BYTES
+        )

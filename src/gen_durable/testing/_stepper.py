@@ -39,7 +39,7 @@ from ..outcome import Outcome, ScheduleChildren
 from ..refs import Insertable
 from . import _clock as clock
 
-__all__ = ["Crash", "CrashPoint", "Plans", "Stepper", "Tally", "Transition"]
+__all__ = ["Crash", "CrashPoint", "DrainCounts", "Plans", "Stepper", "Transition"]
 
 T = TypeVar("T")
 CrashPoint: TypeAlias = Literal["before_step", "before_commit"]
@@ -50,8 +50,8 @@ class Crash(Exception):  # noqa: N818 - it is no error: the test asked for it
     """The process dies here, as far as the database can tell: `crash_at` says where."""
 
 
-class Tally(msgspec.Struct, frozen=True, kw_only=True):
-    """What a drain has committed, by kind of outcome: `assert durable.drain() == Tally(next=2, done=1)`."""
+class DrainCounts(msgspec.Struct, frozen=True, kw_only=True):
+    """What a drain has committed, by kind of outcome: `assert durable.drain() == DrainCounts(next=2, done=1)`."""
 
     next: int = 0
     retry: int = 0
@@ -115,7 +115,7 @@ class Stepper:
         self._executor = _LearningExecutor(self.registry, self._limits, self._threads, self.learn)
         self._clock = DatabaseClock()
         self._is_draining = False
-        self._has_news = False
+        self._has_new_machines = False
 
     @property
     def resources(self) -> Any:
@@ -142,14 +142,16 @@ class Stepper:
             if known is None:
                 error.add_note(f"In a test, say what to run before: durable.use({definition.name}(…))")
             raise
-        self._has_news = True
+        self._has_new_machines = True
 
     def use(self, machine: Insertable[Any, Any]) -> None:
         """Run this machine from now on, in place of another of its name and version."""
         self.registry.add(machine, replace=True)
-        self._has_news = True
+        self._has_new_machines = True
 
-    async def drain(self, database: Plans, *, ahead: timedelta, collapse: bool, max_steps: int) -> Tally:
+    async def drain(
+        self, database: Plans, *, ahead: timedelta, collapse: bool, max_steps: int
+    ) -> DrainCounts:
         """Run what can run; see `Harness.drain`."""
         if self._is_draining:
             raise UsageError(
@@ -175,15 +177,15 @@ class Stepper:
                     if not self.recovers:
                         raise
                 else:
-                    return Tally(**{_FIELDS[kind]: count for kind, count in counts.items()})
+                    return DrainCounts(**{_FIELDS[kind]: count for kind, count in counts.items()})
         finally:
             self._is_draining = False
 
     async def _recover(self, database: Plans) -> None:
         """What a new process finds: its machines known, and the leases of the dead taken back."""
-        if self._has_news:
+        if self._has_new_machines:
             await database.run(inserts.register(list(self.registry)))
-            self._has_news = False
+            self._has_new_machines = False
         ours, others = await database.run(clock.end_leases(self._name))
         if not ours and not others:
             return
@@ -209,7 +211,7 @@ class Stepper:
                 while (execution := await self._pick(database, queue)) is not None:
                     if counts.total() >= max_steps:
                         await self._commit(database, release(execution))
-                        raise AssertionError(self._restless(execution, max_steps))
+                        raise AssertionError(self._too_many_steps(execution, max_steps))
                     counts.update(await self._step(database, execution))
                     has_progress = True
             if has_progress:
@@ -243,8 +245,8 @@ class Stepper:
             if keys := [row.concurrency_key for row in picked.denied]:
                 moved += (await database.run_in_transaction(admission.gate(keys))).total()
             if picked.throttled:
-                puts_off = admission.defer_throttled(picked.throttled, self.registry.keys)
-                moved += (await database.run_in_transaction(puts_off)).total()
+                deferral = admission.defer_throttled(picked.throttled, self.registry.keys)
+                moved += (await database.run_in_transaction(deferral)).total()
             if not moved:
                 return None
 
@@ -254,7 +256,7 @@ class Stepper:
 
     async def _step(self, database: Plans, execution: Execution) -> list[str]:
         """Execute and commit one step; the kind of its outcome, or nothing if the lease was lost meanwhile."""
-        self._reach(execution, "before_step")
+        self._crash_if_due(execution, "before_step")
         watched = running.set(execution)
         try:
             return await self._execute(database, execution)
@@ -264,21 +266,21 @@ class Stepper:
     async def _execute(self, database: Plans, execution: Execution) -> list[str]:
         started = time.monotonic()
         entry = await self._executor.run(execution, may_chain=False)
-        self._began(entry, started)
+        self._set_started(entry, started)
         if (unknown := self._executor.unknown) is not None:
             self._executor.unknown = None
             raise unknown
-        self._reach(execution, "before_commit")
+        self._crash_if_due(execution, "before_commit")
         try:
             result = await self._commit(database, entry)
             if isinstance(result, EffectFailed):
                 first = result.error
                 entry = await self._executor.recover(first, execution, may_chain=False)
-                self._began(entry, started)
+                self._set_started(entry, started)
                 result = await self._commit(database, entry)
                 if isinstance(result, EffectFailed):
                     entry = self._executor.give_up(first, result.error, execution)
-                    self._began(entry, started)
+                    self._set_started(entry, started)
                     result = await self._commit(database, entry)
         except StatementError as error:
             if not is_data(error):
@@ -296,7 +298,7 @@ class Stepper:
         self.history.append(_transition(execution, kind))
         return [kind]
 
-    def _began(self, entry: CommitEntry, started: float) -> None:
+    def _set_started(self, entry: CommitEntry, started: float) -> None:
         entry.started, entry.started_at = started, self._clock.at(started, entry.leased_at)
 
     async def _commit(self, database: Plans, entry: CommitEntry) -> CommitResult:
@@ -325,11 +327,11 @@ class Stepper:
             await effects.run(commits.finish([entry]))
         return report.results[0]
 
-    def _reach(self, execution: Execution, point: CrashPoint) -> None:
+    def _crash_if_due(self, execution: Execution, point: CrashPoint) -> None:
         if self.crash is not None:
             self.crash(execution.step, point)
 
-    def _restless(self, execution: Execution, max_steps: int) -> str:
+    def _too_many_steps(self, execution: Execution, max_steps: int) -> str:
         last = " → ".join(t.step for t in self.history[-5:] if t.instance_id == execution.id)
         return (
             f"{execution.fsm} {execution.id} has not come to rest after {max_steps} steps "
@@ -354,14 +356,14 @@ class _LearningExecutor(Executor):
         """Why a child cannot run here. That is the test's fault, so the machine's handler must not see it."""
 
     async def _call(self, step: StepDef, machine: Machine[Any, Any] | Job[Any, Any], context: Any) -> object:
-        return self._met(await super()._call(step, machine, context))
+        return self._learned(await super()._call(step, machine, context))
 
     async def _decide(
         self, machine: Machine[Any, Any] | Job[Any, Any], failure: Exception, context: Any
     ) -> Outcome[Any]:
-        return self._met(await super()._decide(machine, failure, context))
+        return self._learned(await super()._decide(machine, failure, context))
 
-    def _met(self, outcome: T) -> T:
+    def _learned(self, outcome: T) -> T:
         if isinstance(outcome, ScheduleChildren):
             try:
                 for spec in outcome.children:

@@ -20,7 +20,7 @@ from ._loop import Loop
 __all__ = ["ContextOptions", "context", "run_step", "run_step_async"]
 
 _OutcomeT = TypeVar("_OutcomeT", bound=Outcome[Any], default=Any)
-_LONG_AGO: Final = datetime(2020, 1, 1, tzinfo=UTC)
+_SENT_AT: Final = datetime(2020, 1, 1, tzinfo=UTC)
 
 
 class ContextOptions(TypedDict, total=False):
@@ -141,6 +141,6 @@ def _machine_of(step: BoundStep[Any, Any]) -> str:
 
 def _messages(sent: Iterable[tuple[Signal[Any] | str, Any]]) -> list[Message]:
     return [
-        Message(id=id, name=signal_name(signal), payload=payload, sent_at=_LONG_AGO)
+        Message(id=id, name=signal_name(signal), payload=payload, sent_at=_SENT_AT)
         for id, (signal, payload) in enumerate(sent, 1)
     ]

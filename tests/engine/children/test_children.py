@@ -23,7 +23,7 @@ from gen_durable import (
     Worker,
     step,
 )
-from gen_durable.testing import Crash, Harness, Tally
+from gen_durable.testing import Crash, DrainCounts, Harness
 from tests.support.machines import Fail, Say, one_step, probe
 from tests.support.rows import SqlConnection, is_near
 from tests.support.settings import AN_HOUR, CALM
@@ -231,7 +231,7 @@ def test_the_end_of_a_parent_does_not_touch_its_children(durable: Harness, sql: 
     durable.drain(collapse=False)
     sql("update gen_durable.gen_durable set status = 'failed', finished_at = now() where id = %s", parent.id)
     before = sql.row(parent.id)
-    assert durable.drain() == Tally(done=2)
+    assert durable.drain() == DrainCounts(done=2)
     assert sql.row(parent.id) == before
     assert [child.status for child in durable.children(parent)] == ["done", "done"]
 
@@ -263,7 +263,7 @@ class Tree(Machine[int, int]):
 @pytest.mark.clause("CHD-14")
 def test_children_may_have_children(durable: Harness) -> None:
     root = durable.insert(Tree, 3)
-    assert durable.drain() == Tally(children=7, done=15)
+    assert durable.drain() == DrainCounts(children=7, done=15)
     durable.assert_done(root, 8)
 
 

@@ -27,7 +27,7 @@ from gen_durable import (
     step,
 )
 from gen_durable.telemetry import ConcurrencyContended, PickStop
-from gen_durable.testing import Crash, Harness, Tally
+from gen_durable.testing import Crash, DrainCounts, Harness
 from tests.support.machines import Say, probe
 from tests.support.rows import SqlConnection, has_no_lease
 from tests.support.settings import AN_HOUR, CALM
@@ -95,7 +95,7 @@ def test_only_runnable_rows_are_taken(durable: Harness, sql: SqlConnection) -> N
     for status in statuses:
         ref = durable.insert(Say, status)
         sql("update gen_durable.gen_durable set status = %s where id = %s", status, ref.id)
-    assert durable.drain() == Tally()
+    assert durable.drain() == DrainCounts()
     assert [one.status for one in durable.instances()] == statuses
 
 
@@ -104,9 +104,9 @@ def test_a_row_that_somebody_holds_is_passed_over(durable: Harness, sql: SqlConn
     held, free = durable.insert(Say, "held"), durable.insert(Say, "free")
     with sql.another() as other:
         other.execute("select from gen_durable.gen_durable where id = %s for no key update", [held.id])
-        assert durable.drain() == Tally(done=1)
+        assert durable.drain() == DrainCounts(done=1)
         durable.assert_done(free)
-    assert durable.drain() == Tally(done=1)
+    assert durable.drain() == DrainCounts(done=1)
 
 
 @pytest.mark.clause("PICK-3")

@@ -27,7 +27,7 @@ from gen_durable import (
     step,
 )
 from gen_durable.telemetry import AwaitTimeout
-from gen_durable.testing import Harness, Tally
+from gen_durable.testing import DrainCounts, Harness
 from tests.support.machines import Fail, Say, one_step, probe
 from tests.support.rows import SqlConnection, is_near
 from tests.support.settings import AN_HOUR, CALM
@@ -102,7 +102,7 @@ def test_any_name_of_the_set_wakes(durable: Harness, sql: SqlConnection, name: s
 def test_what_is_not_awaited_wakes_nobody_and_stays(durable: Harness, sql: SqlConnection) -> None:
     id = parked(durable, "paid")
     assert durable.signal(id, "other") == Delivered(id, is_awaited=False)
-    assert durable.drain() == Tally()
+    assert durable.drain() == DrainCounts()
     assert sql.columns(id, "status") == ("awaiting_signal",)
     assert sql.inbox(id) == ["other"]
 
@@ -215,7 +215,7 @@ def test_a_dedup_key_counts_once_in_the_life_of_an_instance(durable: Harness, sq
     durable.drain()
     assert (sql.inbox(id), sql.columns(id, "status")) == ([], ("awaiting_signal",))
     assert durable.signal(id, "go", 3, dedup_key="evt-7") == DuplicateSignal(id), "consumed, and still one"
-    assert durable.drain() == Tally()
+    assert durable.drain() == DrainCounts()
     other = durable.insert(Say, "hi", schedule_in=AN_HOUR)
     assert durable.signal(other, "go", dedup_key="evt-7") == Delivered(other.id, is_awaited=False)
 
@@ -320,7 +320,7 @@ def test_a_timeout_runs_the_step_with_what_has_come(durable: Harness, arrived: i
         durable.signal(id, "go")
     durable.drain()
     durable.advance(minutes=59)
-    assert durable.drain() == Tally()
+    assert durable.drain() == DrainCounts()
     durable.advance(minutes=1)
     durable.drain()
     assert durable.assert_done(id) == [0, arrived]
@@ -374,7 +374,7 @@ def test_a_signal_in_time_takes_the_deadline_away(
 def test_an_await_without_names_sleeps(durable: Harness) -> None:
     id = parked(durable, timeout=AN_HOUR, then=lambda ctx: Done([ctx.timed_out, len(ctx.inbox)]))
     durable.signal(id, "go")
-    assert durable.drain() == Tally()
+    assert durable.drain() == DrainCounts()
     durable.advance(hours=1)
     durable.drain()
     assert durable.assert_done(id) == [True, 1]

@@ -17,18 +17,18 @@ from .._db.pool import Database
 from ..config import Pooler
 from ..connections import Dsn
 
-__all__ = ["Backstage", "BackstageDatabase"]
+__all__ = ["LoopThread", "ThreadedDatabase"]
 
 T = TypeVar("T")
 
 
-class Backstage:
+class LoopThread:
     """The thread and its loop, from the moment it is made until `close`."""
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(
-            target=self._loop.run_forever, name="gen_durable backstage", daemon=True
+            target=self._loop.run_forever, name="gen_durable test loop", daemon=True
         )
         self._thread.start()
 
@@ -48,45 +48,47 @@ class Backstage:
         self._loop.close()
 
 
-class BackstageDatabase(Database):
-    """A pool that lives on a backstage of its own: awaited from any loop, or used without one."""
+class ThreadedDatabase(Database):
+    """A pool that lives on a loop_thread of its own: awaited from any loop, or used without one."""
 
-    def __init__(self, database: Database, backstage: Backstage) -> None:
+    def __init__(self, database: Database, loop_thread: LoopThread) -> None:
         self._database = database
-        self._backstage = backstage
+        self._loop_thread = loop_thread
         self.schema = database.schema
 
     @classmethod
     def open_now(cls, dsn: Dsn, schema: str, *, advice: str, pooler: Pooler = "none") -> Self:
         """Connect; at least one connection works then."""
-        backstage = Backstage()
+        loop_thread = LoopThread()
         try:
-            return cls(backstage.call(Database.open(dsn, schema, advice=advice, pooler=pooler)), backstage)
+            return cls(
+                loop_thread.call(Database.open(dsn, schema, advice=advice, pooler=pooler)), loop_thread
+            )
         except BaseException:
-            backstage.close()
+            loop_thread.close()
             raise
 
     def close_now(self) -> None:
-        """Close every connection, and the backstage."""
-        self._backstage.call(self._database.close())
-        self._backstage.close()
+        """Close every connection, and the loop_thread."""
+        self._loop_thread.call(self._database.close())
+        self._loop_thread.close()
 
     def run_now(self, plan: Plan[T]) -> T:
         """Run a plan, blocking."""
-        return self._backstage.call(self._database.run(plan))
+        return self._loop_thread.call(self._database.run(plan))
 
     def run_in_transaction_now(self, plan: Plan[T]) -> T:
         """Run a plan as one transaction, blocking."""
-        return self._backstage.call(self._database.run_in_transaction(plan))
+        return self._loop_thread.call(self._database.run_in_transaction(plan))
 
     async def run(self, plan: Plan[T]) -> T:
         """Run a plan of one statement, or of several that need no common transaction."""
-        return await asyncio.wrap_future(self._backstage.begin(self._database.run(plan)))
+        return await asyncio.wrap_future(self._loop_thread.begin(self._database.run(plan)))
 
     async def run_in_transaction(self, plan: Plan[T], *, lock_timeout: str | None = None) -> T:
         """Run a plan as one transaction."""
         work = self._database.run_in_transaction(plan, lock_timeout=lock_timeout)
-        return await asyncio.wrap_future(self._backstage.begin(work))
+        return await asyncio.wrap_future(self._loop_thread.begin(work))
 
 
 async def _cancel_others() -> None:

@@ -25,19 +25,19 @@ from ..signals import Signal, signal_name
 from . import _clock as clock
 from ._stepper import Crash, CrashPoint, Stepper, Transition
 
-__all__ = ["Stage"]
+__all__ = ["HarnessBase"]
 
 T = TypeVar("T")
-_MANY: Final = 10_000
+_MAX_INSTANCES: Final = 10_000
 
 
-class Stage:
+class HarnessBase:
     """Everything here answers at once; in an async test, too, there is nothing to await and so nothing to forget."""
 
     _stepper: Stepper
     _ahead: timedelta
 
-    def _look(self, plan: Plan[T]) -> T:
+    def _run_now(self, plan: Plan[T]) -> T:
         """Run a plan now, blocking."""
         raise NotImplementedError
 
@@ -100,7 +100,7 @@ class Stage:
         fires every slot that has come, as workers would that were there all the time; `catch_up` is the other case.
         """
         passed = by + timedelta(days=days, hours=hours, minutes=minutes, seconds=seconds)
-        self._look(clock.advance(checked_delay(passed, "the time to advance by")))
+        self._run_now(clock.advance(checked_delay(passed, "the time to advance by")))
         self._ahead += passed
 
     def catch_up(self) -> int:
@@ -108,11 +108,11 @@ class Stage:
 
         Returns how many instances were inserted; `drain` runs them.
         """
-        return self._look(clock.catch_up(self._ahead))
+        return self._run_now(clock.catch_up(self._ahead))
 
     def fire_timeouts(self) -> int:
         """Let the timeout or deadline of every `Await` have come, however far away it is; how many there were."""
-        return self._look(clock.fire_timeouts())
+        return self._run_now(clock.fire_timeouts())
 
     @overload
     def assert_done(self, target: Ref[Any, ResultT], result: object = KEEP, /) -> ResultT: ...
@@ -161,7 +161,7 @@ class Stage:
         instance = self._find(target)
         if instance.step != step_name(step):
             _fail(
-                f"{_name(instance)} is at step '{instance.step}', not '{step_name(step)}'; {self._how(instance)}"
+                f"{_name(instance)} is at step '{instance.step}', not '{step_name(step)}'; {self._described(instance)}"
             )
         return instance
 
@@ -177,7 +177,7 @@ class Stage:
             if definition is None
             else snapshots.Filter(fsms=[definition.name], version=definition.version)
         )
-        rows = self._look(snapshots.page(wanted, _MANY, None))
+        rows = self._run_now(snapshots.page(wanted, _MAX_INSTANCES, None))
         return [_verbs.read(row, definition or self._definition_of(row)) for row in reversed(rows)]
 
     def history(self, target: Target, /) -> list[Transition]:
@@ -236,12 +236,12 @@ class Stage:
         __tracebackhide__ = True
         instance = self._find(target)
         if instance.status is not status:
-            _fail(f"{_name(instance)} is not {status}; {self._how(instance)}")
+            _fail(f"{_name(instance)} is not {status}; {self._described(instance)}")
         return instance
 
     def _find(self, target: Target) -> Instance[Any, Any]:
         __tracebackhide__ = True
-        row = self._look(snapshots.get(target_value(target)))
+        row = self._run_now(snapshots.get(target_value(target)))
         if row is None:
             _fail(f"there is no instance {target_value(target)!r}")
         return _verbs.read(row, _verbs.definition_of_target(target) or self._definition_of(row))
@@ -250,7 +250,7 @@ class Stage:
         known = self._stepper.registry.get(row["fsm"], row["fsm_version"])
         return None if known is None else known.definition
 
-    def _how(self, instance: Instance[Any, Any]) -> str:
+    def _described(self, instance: Instance[Any, Any]) -> str:
         """How it is instead, and why nothing more has happened."""
         parts = [f"it is {instance.status} at step '{instance.step}'"]
         if instance.attempt:
