@@ -24,7 +24,7 @@ from gen_durable import (
     Status,
     Worker,
 )
-from gen_durable._core.settle import new_instance
+from gen_durable._core.new_rows import new_instance
 from gen_durable._db.connector import connect
 from gen_durable._db.pool import Database
 from gen_durable.config import AuditLevel

@@ -9,6 +9,8 @@ import asyncio
 import secrets
 from datetime import timedelta
 
+import msgspec
+
 from gen_durable._core.model import CommitEntry, Execution, NewInstance
 from gen_durable._db import commit as commits
 from gen_durable._db import insert as inserts
@@ -53,12 +55,8 @@ async def bare_loop(database: Database, fsm: str, queue: str, steps: int) -> int
 
 def _entry(execution: Execution, number: int, *, is_last: bool) -> CommitEntry:
     return CommitEntry(
-        id=execution.id,
-        lease_token=execution.lease_token,
-        step_seq=number,
+        execution=msgspec.structs.replace(execution, step_seq=number),
         kind="done" if is_last else "continue",
         step="run",
         payload="1",
-        from_step="run",
-        leased_at=execution.leased_at,
     )

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from ._checks import checked_name
-from ._core.settle import new_instance
+from ._core.new_rows import new_instance
 from ._db import schedules
 from ._db.plan import Plan, Row
 from .config import Settings

@@ -12,8 +12,8 @@ from ._core.codec import convert, decode, encode
 from ._core.explanation import explanation_of
 from ._core.hydration import instance_of
 from ._core.model import NewInstance
+from ._core.new_rows import new_instance
 from ._core.records import record_of
-from ._core.settle import new_instance
 from ._db import audit as audits
 from ._db import control, outbox, signals, snapshots
 from ._db import doctor as doctors

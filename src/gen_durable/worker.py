@@ -17,7 +17,7 @@ from typing import Any, Final, Literal, Self
 from . import _recurring
 from ._checks import checked_int, checked_name, duration_text
 from ._core.registry import Machines, Registry
-from ._core.settle import Limits
+from ._core.settle import Bounds
 from ._db.limits import seed
 from ._db.pick import after
 from ._db.pool import Database
@@ -148,7 +148,7 @@ class Worker(AsyncClient):
         self._schedules = _recurring.definitions(schedules, self.settings)
         self.leaves_unknown: bool = on_unknown == "leave"
         # Here, and not when it is opened: a machine that another process cannot find is a mistake in the program.
-        hello_for(self._registry, Limits(self.settings.max_payload, self.settings.max_children))
+        hello_for(self._registry, Bounds(self.settings.max_payload, self.settings.max_children))
         self.sinks: Mapping[str, Sink] = _sinks(sinks)
         self._middleware = checked_middleware(middleware)
         self._make_resources = lifespan

@@ -10,6 +10,8 @@ import pytest
 
 from gen_durable import CloudEvent, Settings, Worker
 from gen_durable._core import settle
+from gen_durable._core.model import CommitEntry
+from gen_durable._core.new_rows import ALERT
 from gen_durable._db import commit as commits
 from gen_durable._db import lease
 from gen_durable._db.pool import Database
@@ -69,7 +71,7 @@ def test_poison(stage: Harness) -> None:
     assert (data["cause"], data["machine"], data["step"]) == ("poison", "Story", "stops")
     assert data["error"].startswith("poison: the process died 2 times")
     assert {event.subject for event in stage.events(ref)} == {"bad"}
-    assert {type for _, type, _ in told} == {settle.ALERT}
+    assert {type for _, type, _ in told} == {ALERT}
 
 
 @pytest.mark.clause("AUD-9")
@@ -77,9 +79,8 @@ async def test_nobody_knows_its_machine_or_takes_its_outcome(stage: Harness, dat
     ids = await inserted(database, *[new(queue="unknown") for _ in range(3)])
     first, second, third = await picked(database, queue="unknown")
     unknown = settle.no_handler(first)
-    refused = settle.refused(settle._entry(second, "done", payload="1"), ValueError("too large"))
-    stale = settle.no_handler(third)
-    stale.lease_token += 1
+    refused = settle.refused(CommitEntry(execution=second, kind="done", payload="1"), ValueError("too large"))
+    stale = settle.no_handler(msgspec.structs.replace(third, lease_token=third.lease_token + 1))
     await database.run_in_transaction(commits.commit([unknown, refused, stale], RECORDER))
     causes = {id: [data["cause"] for _, _, data in alerts(stage, id)] for id in ids}
     assert causes == {first.id: ["no_handler"], second.id: ["refused"], third.id: []}

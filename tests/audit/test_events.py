@@ -8,6 +8,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, get_args
 
+import msgspec
 import psycopg
 import pytest
 
@@ -186,8 +187,8 @@ async def test_what_did_not_happen_is_not_told(stage: Harness, database: Databas
     (execution,) = await picked(database, queue="stale")
     before = names(stage, id)
     for kind in ("done", "await"):
-        late = entry(execution, kind, awaits=("x",) if kind == "await" else None)
-        late.lease_token += 1
+        lost = msgspec.structs.replace(execution, lease_token=execution.lease_token + 1)
+        late = entry(lost, kind, awaits=("x",) if kind == "await" else None)
         assert await flushed(database, [late]) == [Stale()]
     with psycopg.connect(dsn) as connection:
         undone = stage.insert(Story, step="ends", conn=connection)

@@ -13,7 +13,7 @@ import asyncpg
 import pytest
 
 from gen_durable import AsyncClient, Client, Transaction, Worker
-from gen_durable._core.model import CommitEntry
+from gen_durable._core.model import CommitEntry, Execution
 from gen_durable._db.failures import StatementError
 from gen_durable._db.plan import Plan, Script
 from gen_durable._db.pool import Database
@@ -84,7 +84,10 @@ async def test_on_a_standby_no_effect_begins(installation: Installation) -> None
     async def effect(tx: Transaction) -> None:
         runs.append(await tx.fetchval("select pg_is_in_recovery()::text"))
 
-    entry = CommitEntry(id=1, lease_token=1, step_seq=0, kind="done", effect=effect)
+    execution = Execution(
+        id=1, lease_token=1, fsm="F", version=1, step="s", step_seq=0, attempt=0, state="{}", queue="default"
+    )
+    entry = CommitEntry(execution=execution, kind="done", effect=effect)
     with installation.cluster(FORGETFUL) as primary, installation.standby_of(primary) as standby:
         async with await Database.open(standby.dsn, "gen_durable", lends=True) as database:
             with pytest.raises(StatementError) as refused:

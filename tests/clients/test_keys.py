@@ -10,7 +10,7 @@ import asyncpg
 import pytest
 
 from gen_durable import AsyncClient, Duplicate, Inserted, Spec, Status
-from gen_durable._core.settle import new_instance
+from gen_durable._core.new_rows import new_instance
 from gen_durable._db.failures import StatementError
 from gen_durable._db.insert import insert
 from gen_durable._db.plan import Call

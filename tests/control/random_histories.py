@@ -140,9 +140,6 @@ class History:
             awaits=("go",) if kind == "await" else None,
             timeout=timedelta(hours=1) if kind == "await" else None,
             children=(new("B"), new("B")) if kind == "schedule_children" else (),
-            from_step=execution.step,
-            attempt=execution.attempt,
-            leased_at=execution.leased_at,
         )
         if commits.is_one_statement([one]):
             report = await self._database.run(commits.commit_plain([one], self._recorder))

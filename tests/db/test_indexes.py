@@ -9,6 +9,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+import msgspec
+
 from gen_durable._core.model import CommitEntry
 from gen_durable._db import commit, lease, pick
 from gen_durable._db.runner import run_asyncpg
@@ -92,9 +94,12 @@ async def test_heartbeats_and_chained_commits_are_hot_updates(sql: Any) -> None:
     for step_seq in range(6):
         entries = [
             CommitEntry(
-                id=id, lease_token=7, step_seq=step_seq, kind="continue", step=f"s{step_seq}", payload="[1]"
+                execution=msgspec.structs.replace(execution, step_seq=step_seq),
+                kind="continue",
+                step=f"s{step_seq}",
+                payload="[1]",
             )
-            for id, _ in leases
+            for execution in picked.executions
         ]
         before = await rows(sql)
         async with sql.transaction(), hot_updates(sql, 2):

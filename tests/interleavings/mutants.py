@@ -128,7 +128,7 @@ _COUNT_SIBLINGS = Statement(
 def _believed(entry: CommitEntry, *statements: Statement) -> Plan[Flushed]:
     """Run these and believe that they did something: the first draft did not look."""
     for statement in statements:
-        yield statement(**{name: getattr(entry, name) for name in statement.parameters})
+        yield statement(**{name: getattr(entry.execution, name) for name in statement.parameters})
     return Flushed([entry], commits.CommitReport([Committed("believed")], set()))
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final, TypeAlias
 
 import msgspec
 
-from gen_durable._core.model import CommitEntry, NewInstance
+from gen_durable._core.model import CommitEntry, Execution, NewInstance, SignalRow
 from gen_durable._db.plan import in_schema
 
 Row: TypeAlias = Mapping[str, Any]
@@ -208,19 +208,35 @@ def full(key: str) -> str:
     return f"insert into gen_durable.buckets (key) values ('{key}')"
 
 
-def outcome(id: int, kind: Any, **fields: Any) -> CommitEntry:
+def outcome(
+    id: int,
+    kind: Any,
+    *,
+    lease_token: int = TOKEN,
+    step_seq: int = 0,
+    parent_id: int | None = None,
+    held_key: str | None = None,
+    was_awaiting: bool = False,
+    has_inbox: bool = False,
+    **fields: Any,
+) -> CommitEntry:
     """An outcome of an execution that was leased when the order began."""
-    return CommitEntry(
-        **{
-            "id": id,
-            "lease_token": TOKEN,
-            "step_seq": 0,
-            "kind": kind,
-            "step": "t",
-            "payload": "{}",
-            **fields,
-        }
+    execution = Execution(
+        id=id,
+        lease_token=lease_token,
+        fsm="F",
+        version=1,
+        step="s",
+        step_seq=step_seq,
+        attempt=0,
+        state="{}",
+        queue=QUEUE,
+        parent_id=parent_id,
+        concurrency_key=held_key,
+        awaits=("go",) if was_awaiting else None,
+        inbox=(SignalRow(1, "go", "{}", datetime.now(UTC)),) if has_inbox else (),
     )
+    return CommitEntry(execution=execution, kind=kind, **{"step": "t", "payload": "{}", **fields})
 
 
 def new(**fields: Any) -> NewInstance:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from datetime import timedelta
 from typing import Any, Final
 
-from gen_durable._core.model import CommitEntry, Kind
+from gen_durable._core.model import CommitEntry, Execution, Kind
 from gen_durable._db import commit, lease, pick, signals, snapshots
 from gen_durable._db.commit import Recorder
 from gen_durable._db.pick import Leases
@@ -45,22 +45,36 @@ def statement(file: str, name: str, **values: Any) -> Plan[Rows]:
     return (yield statements(file)[name](**values))
 
 
-def outcomes(ids: Iterable[int], kind: Kind, **fields: Any) -> list[CommitEntry]:
+def outcomes(
+    ids: Iterable[int],
+    kind: Kind,
+    *,
+    lease_token: int | None = None,
+    step_seq: int = 1,
+    parent_id: int | None = None,
+    held_key: str | None = None,
+    **fields: Any,
+) -> list[CommitEntry]:
     """The same outcome for each of these, in the order in which they are locked."""
-    return [
-        CommitEntry(
-            **{
-                "id": id,
-                "lease_token": id,
-                "step_seq": 1,
-                "kind": kind,
-                "step": "next",
-                "payload": '{"order": 7}',
-                "from_step": "step",
-                **fields,
-            }
+    executions = (
+        Execution(
+            id=id,
+            lease_token=id if lease_token is None else lease_token,
+            fsm="Machine",
+            version=1,
+            step="step",
+            step_seq=step_seq,
+            attempt=0,
+            state="{}",
+            queue="default",
+            parent_id=parent_id,
+            concurrency_key=held_key,
         )
         for id in sorted(ids, reverse=True)
+    )
+    return [
+        CommitEntry(execution=execution, kind=kind, **{"step": "next", "payload": '{"order": 7}', **fields})
+        for execution in executions
     ]
 
 

@@ -59,16 +59,7 @@ async def picked(database: Database, demand: int = 1000, queue: str = "default")
 
 def entry(execution: Execution, kind: Any, **fields: Any) -> CommitEntry:
     """An outcome of this execution, as settle would make it."""
-    return CommitEntry(
-        id=execution.id,
-        lease_token=execution.lease_token,
-        step_seq=execution.step_seq,
-        kind=kind,
-        held_key=execution.concurrency_key,
-        parent_id=execution.parent_id,
-        was_awaiting=execution.awaits is not None,
-        **{"step": "t", **fields},
-    )
+    return CommitEntry(execution=execution, kind=kind, **{"step": "t", **fields})
 
 
 async def flushed(

@@ -28,6 +28,7 @@ __all__ = [
     "EventRow",
     "Execution",
     "Kind",
+    "Lease",
     "NewInstance",
     "SignalRow",
     "Stale",
@@ -47,6 +48,9 @@ Cause: TypeAlias = Literal["stop", "error", "exhausted", "no_handler", "refused"
 """Why an instance fails: its step or handler says so, it raised, it raised once too often, nobody knows its machine,
 or the database refused its outcome. The reaper knows one more: `poison`.
 """
+
+Lease: TypeAlias = tuple[int, int]
+"""Instance id and lease token. The id alone is not enough: a worker can lease again the row whose lease it has lost."""
 
 PLAIN_KINDS: Final = frozenset({"continue", "next", "retry", "done", "stop"})
 
@@ -177,6 +181,16 @@ class Execution(msgspec.Struct, frozen=True):
     cancellation: Cancellation = msgspec.field(default_factory=Cancellation)
 
     @property
+    def lease(self) -> Lease:
+        """What guards every write of this execution, together with `step_seq`."""
+        return self.id, self.lease_token
+
+    @property
+    def subject(self) -> str:
+        """The subject of events that do not name one: the correlation key of the instance, or its id."""
+        return self.correlation_key or str(self.id)
+
+    @property
     def is_laden(self) -> bool:
         """Whether it may have signals or children to be loaded."""
         return self.has_signals or self.has_children
@@ -195,69 +209,59 @@ class Execution(msgspec.Struct, frozen=True):
 
 
 class CommitEntry(msgspec.Struct, kw_only=True):
-    """An outcome, ready for the group commit."""
+    """The outcome of one execution, encoded for the group commit."""
 
-    id: int
-    lease_token: int
-    step_seq: int
+    execution: Execution
     kind: Kind
     step: str = ""
+    """The next step; empty if the step does not change."""
     payload: str | None = None
-    """The state; of `done`, the result. `None` leaves the state as it is stored."""
+    """The new state; of `done`, the result. `None` leaves the stored state unchanged."""
     error: str | None = None
     failure: str | None = None
-    """The exception behind it, as JSON."""
+    """The exception that led to this outcome, as JSON."""
     delay: timedelta | None = None
     awaits: tuple[str, ...] | None = None
     presented: tuple[int, ...] = ()
+    """Of `await`: ids of the signals that the step has received. They do not end the new wait."""
     timeout: timedelta | None = None
     deadline: datetime | None = None
     children: tuple[NewInstance, ...] = ()
     letter: DeadLetter | None = None
-    """What is inserted if this ends as failed, in the same transaction."""
+    """Inserted in the same transaction if the instance fails by this outcome."""
     cause: Cause = "stop"
-    """Why it fails, if it does."""
+    """Why the instance fails, if it does."""
     leaves_letter: bool = False
-    """Whether the database looks up who gets one: it fails, and not by a decision of its machine."""
+    """Whether the database looks up the receiver of the dead letter: no worker could decide about this failure."""
     switches_key: bool = False
     concurrency_key: str | None = None
-    """The key from now on, if `switches_key`."""
+    """The new concurrency key, if `switches_key`."""
     rate_limit: str | None = None
+    """The rate limit of the next step. A retried step keeps its own."""
     weight: int | None = None
-    """Of the step that comes next; one that runs again keeps its own."""
-    was_limited: bool = False
-    """Whether the row still carries the rate limit of the step that ran."""
     consumed: tuple[int, ...] = ()
-    held_key: str | None = None
-    """The key whose slot the execution holds: free again unless the lease is kept."""
-    parent_id: int | None = None
-    was_awaiting: bool = False
-    """Whether the row still carries the set of its last await, which a retry must not lose."""
-    has_inbox: bool = False
-    """Whether there are unread signals, which go in the same transaction if the instance ends."""
-    has_signals: bool = False
-    """Whether there may be others, consumed ones that stay for their dedup_key: the same is true of them."""
+    """Ids of the signals that this outcome consumes."""
     effect: Effect | None = None
-    """What runs in the transaction of this very outcome."""
+    """Runs in the transaction that commits this outcome."""
     events: tuple[EventRow, ...] = ()
-    """What goes into the outbox with it."""
-    # For the record of the execution, and for an alert: what it is, which step, which attempt, since when.
-    fsm: str = ""
-    version: int = 1
-    subject: str = ""
-    """What events are about that do not say so: the correlation key of the instance, or its id."""
-    from_step: str = ""
-    attempt: int = 0
-    leased_at: datetime | None = None
+    """Written to the outbox in the same transaction."""
     started: float | None = None
-    """When the step began, by the monotonic clock of this process. The executor's caller sets it."""
+    """When the step began, by the monotonic clock of this process. Set by the caller of the executor."""
     started_at: datetime | None = None
-    """The same by the database's clock."""
+    """When the step began, by the database's clock."""
     is_refused: bool = False
-    """Whether it stands for an outcome that the database refused."""
+    """Whether this replaces an outcome that the database refused."""
     note: tuple[int, str] | None = None
-    """Level and text of a log line about the exception behind it. Logged when it is committed: until then it is
-    unknown whether the lease still holds."""
+    """Level and text of a log line about the exception. Logged after the commit: only then it is known that the lease
+    was still held."""
+
+    @property
+    def id(self) -> int:
+        return self.execution.id
+
+    @property
+    def lease(self) -> Lease:
+        return self.execution.lease
 
     @property
     def size(self) -> int:
@@ -271,17 +275,18 @@ class CommitEntry(msgspec.Struct, kw_only=True):
 
     @property
     def is_plain(self) -> bool:
-        """Whether the short statement can commit it."""
+        """Whether `commit_plain` can commit it: the outcome touches its own row and nothing else."""
+        execution = self.execution
         return (
             self.kind in PLAIN_KINDS
-            and self.parent_id is None
-            and self.held_key is None
+            and execution.parent_id is None
+            and execution.concurrency_key is None
             and not self.switches_key
             and self.rate_limit is None
-            and not self.was_limited
-            and not self.was_awaiting
-            and not self.has_inbox
-            and not (self.has_signals and self.kind in ("done", "stop"))
+            and execution.rate_limit is None
+            and execution.awaits is None
+            and not execution.inbox
+            and not (execution.has_signals and self.kind in ("done", "stop"))
             and self.failure is None
             and self.letter is None
             and not self.leaves_letter

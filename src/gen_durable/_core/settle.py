@@ -2,34 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any, Final, assert_never
 
 import msgspec
 
-from .._tracing import traceparent_of_insert
 from .._typing import KEEP, Keep
-from ..definition import MachineDef, definition_of
+from ..definition import MachineDef
 from ..errors import OutcomeError, UnknownStepError, UsageError
-from ..events import MAX_EVENTS, Event
-from ..instance import Status
+from ..events import Event
 from ..outcome import Await, Done, Next, Outcome, Retry, ScheduleChildren, Stop
-from ..refs import AnySpec
-from .codec import convert, decode, encode
+from .codec import decode, encode
 from .failures import failure_json
-from .model import CommitEntry, DeadLetter, EventRow, Execution, NewInstance
+from .model import CommitEntry, Execution
+from .new_rows import event_rows, new_instance
 
 __all__ = [
-    "ALERT",
     "NO_HANDLER",
     "UNREAD",
-    "Limits",
-    "alert",
+    "Bounds",
     "cancel",
     "checked_outcome",
-    "dead_letter",
-    "new_instance",
     "no_handler",
     "outcome_of",
     "refused",
@@ -52,12 +46,10 @@ UNREAD: Final = Unread()
 
 
 NO_HANDLER: Final = "no_handler_registered"
-ALERT: Final = "gen_durable.instance.failed"
-"""The type of the event that tells of a failed instance."""
 
 
-class Limits(msgspec.Struct, frozen=True):
-    """What one outcome may weigh."""
+class Bounds(msgspec.Struct, frozen=True):
+    """The largest outcome that is accepted."""
 
     max_payload: int
     max_children: int
@@ -75,7 +67,7 @@ def settle(
     machine: MachineDef,
     outcome: Outcome[Any],
     state: object,
-    limits: Limits,
+    bounds: Bounds,
     *,
     may_chain: bool = False,
     error: str | None = None,
@@ -105,82 +97,82 @@ def settle(
                 and outcome.rate_limit is None
                 and execution.rate_limit is None
             )
-            return _entry(
-                execution,
-                "continue" if chains else "next",
+            return CommitEntry(
+                execution=execution,
+                kind="continue" if chains else "next",
                 step=_target(execution, machine, outcome.step),
-                payload=_state(outcome.state, state, execution, machine, limits),
+                payload=_state(outcome.state, state, execution, machine, bounds),
                 delay=outcome.delay,
                 error=error,
                 consumed=_ids(execution),
                 effect=outcome.effect,
-                events=_events(emitted, outcome.emit, execution, limits),
+                events=event_rows((*emitted, *outcome.emit), execution, bounds.max_payload),
                 rate_limit=outcome.rate_limit,
                 weight=outcome.weight,
                 **_key(outcome.concurrency_key),
             )
         case Retry():
-            return _entry(
-                execution,
-                "retry",
-                payload=_state(outcome.state, state, execution, machine, limits),
+            return CommitEntry(
+                execution=execution,
+                kind="retry",
+                payload=_state(outcome.state, state, execution, machine, bounds),
                 delay=outcome.delay,
                 error=error,
             )
         case Await():
-            return _entry(
-                execution,
-                "await",
+            return CommitEntry(
+                execution=execution,
+                kind="await",
                 step=_target(execution, machine, outcome.then),
-                payload=_state(outcome.state, state, execution, machine, limits),
+                payload=_state(outcome.state, state, execution, machine, bounds),
                 awaits=outcome.signals,
                 presented=_ids(execution),
                 timeout=outcome.timeout,
                 deadline=outcome.deadline,
                 error=error,
                 effect=outcome.effect,
-                events=_events(emitted, outcome.emit, execution, limits),
+                events=event_rows((*emitted, *outcome.emit), execution, bounds.max_payload),
                 rate_limit=outcome.rate_limit,
                 weight=outcome.weight,
                 **_key(outcome.concurrency_key),
             )
         case ScheduleChildren():
-            if len(outcome.children) > limits.max_children:
+            if len(outcome.children) > bounds.max_children:
                 raise UsageError(
                     f"step '{execution.step}' of machine '{machine.name}' schedules {len(outcome.children)} children",
-                    f"at most {limits.max_children} at once; or raise settings.max_children",
+                    f"at most {bounds.max_children} at once; or raise settings.max_children",
                 )
-            return _entry(
-                execution,
-                "schedule_children",
+            return CommitEntry(
+                execution=execution,
+                kind="schedule_children",
                 step=_target(execution, machine, outcome.then),
-                payload=_state(outcome.state, state, execution, machine, limits),
-                children=tuple(new_instance(spec, limits.max_payload) for spec in outcome.children),
+                payload=_state(outcome.state, state, execution, machine, bounds),
+                children=tuple(new_instance(spec, bounds.max_payload) for spec in outcome.children),
                 error=error,
                 consumed=_ids(execution),
                 effect=outcome.effect,
-                events=_events(emitted, outcome.emit, execution, limits),
+                events=event_rows((*emitted, *outcome.emit), execution, bounds.max_payload),
                 rate_limit=outcome.rate_limit,
                 weight=outcome.weight,
             )
         case Done():
             what = f"the result of {machine.name} {execution.id}"
-            result = encode(outcome.result, machine.result_type, what, limits.max_payload)
-            return _entry(
-                execution,
-                "done",
+            result = encode(outcome.result, machine.result_type, what, bounds.max_payload)
+            return CommitEntry(
+                execution=execution,
+                kind="done",
                 payload=result,
                 error=error,
                 effect=outcome.effect,
-                events=_events(emitted, outcome.emit, execution, limits),
+                events=event_rows((*emitted, *outcome.emit), execution, bounds.max_payload),
             )
         case Stop():
-            return _entry(
-                execution,
-                "stop",
+            return CommitEntry(
+                execution=execution,
+                kind="stop",
                 error=outcome.reason,
                 effect=outcome.effect,
-                events=_events(emitted, outcome.emit, execution, limits),
+                events=event_rows((*emitted, *outcome.emit), execution, bounds.max_payload),
             )
         case _:
             assert_never(outcome)
@@ -209,17 +201,17 @@ def outcome_of(entry: CommitEntry, machine: MachineDef) -> Outcome[Any]:
 
 def release(execution: Execution) -> CommitEntry:
     """Give an unfinished execution back: a shutdown costs neither an attempt nor a place in the queue."""
-    return _entry(execution, "release")
+    return CommitEntry(execution=execution, kind="release")
 
 
 def rejoin(execution: Execution) -> CommitEntry:
     """Give an execution that has not begun back to its barrier. Like a release, it costs no attempt."""
-    return _entry(execution, "rejoin")
+    return CommitEntry(execution=execution, kind="rejoin")
 
 
 def cancel(execution: Execution, reason: str) -> CommitEntry:
     """End as cancelled, by the step's own decision."""
-    return _entry(execution, "cancel", error=reason)
+    return CommitEntry(execution=execution, kind="cancel", error=reason)
 
 
 def no_handler(execution: Execution) -> CommitEntry:
@@ -231,8 +223,13 @@ def no_handler(execution: Execution) -> CommitEntry:
         "attempt": execution.attempt,
     }
     failure = msgspec.json.encode(facts).decode()
-    return _entry(
-        execution, "stop", error=NO_HANDLER, failure=failure, cause="no_handler", leaves_letter=True
+    return CommitEntry(
+        execution=execution,
+        kind="stop",
+        error=NO_HANDLER,
+        failure=failure,
+        cause="no_handler",
+        leaves_letter=True,
     )
 
 
@@ -242,7 +239,7 @@ def refused(entry: CommitEntry, error: Exception) -> CommitEntry:
         entry,
         kind="stop",
         error=f"the database refused the outcome: {error}"[:2000],
-        failure=failure_json(error, entry.attempt),
+        failure=failure_json(error, entry.execution.attempt),
         cause="refused",
         leaves_letter=True,
         is_refused=True,
@@ -275,80 +272,6 @@ def _stripped(entry: CommitEntry, **fields: Any) -> CommitEntry:
     )
 
 
-def alert(entry: CommitEntry, sink: str) -> EventRow:
-    """The event that tells of an instance that fails by this outcome. One that is poison is told of by the reaper."""
-    facts = {
-        "id": entry.id,
-        "machine": entry.fsm,
-        "version": entry.version,
-        "step": entry.from_step,
-        "cause": entry.cause,
-        "error": entry.error,
-        "attempts": entry.attempt + 1,
-    }
-    return EventRow(sink, ALERT, entry.subject, msgspec.json.encode(facts).decode())
-
-
-def dead_letter(execution: Execution, machine: MachineDef, receiver: str, error: str) -> DeadLetter:
-    """The payload of a failed instance and why it failed, for whoever looks after such things."""
-    content = {
-        "id": execution.id,
-        "job": machine.name,
-        "version": machine.version,
-        "payload": msgspec.Raw(execution.state.encode()),
-        "error": error,
-        "attempts": execution.attempt + 1,
-    }
-    return DeadLetter(receiver, msgspec.json.encode(content).decode(), traceparent_of_insert(receiver))
-
-
-def new_instance(spec: AnySpec, max_payload: int) -> NewInstance:
-    """A spec as the row that it inserts."""
-    machine, values = definition_of(spec.definition), spec.values
-    what = f"the state of {machine.name}"
-    return NewInstance(
-        machine.name,
-        machine.version,
-        values.step,
-        encode(convert(spec.state, machine.state_type, what), machine.state_type, what, max_payload),
-        values.queue,
-        values.priority,
-        values.eligible_at,
-        values.delay,
-        values.concurrency_key,
-        values.correlation_key,
-        None if values.correlation_key is None else _scope(values.correlation_scope),
-        values.unique_key,
-        None if values.unique_key is None else _scope(values.unique_scope),
-        values.max_attempts,
-        values.traceparent or traceparent_of_insert(machine.name),
-        values.rate_limit,
-        values.weight,
-    )
-
-
-def _entry(execution: Execution, kind: Any, **fields: Any) -> CommitEntry:
-    return CommitEntry(
-        id=execution.id,
-        lease_token=execution.lease_token,
-        step_seq=execution.step_seq,
-        kind=kind,
-        held_key=execution.concurrency_key,
-        was_limited=execution.rate_limit is not None,
-        parent_id=execution.parent_id,
-        was_awaiting=execution.awaits is not None,
-        has_inbox=bool(execution.inbox),
-        has_signals=execution.has_signals,
-        fsm=execution.fsm,
-        version=execution.version,
-        subject=_about(execution),
-        from_step=execution.step,
-        attempt=execution.attempt,
-        leased_at=execution.leased_at,
-        **fields,
-    )
-
-
 def _target(execution: Execution, machine: MachineDef, step: str) -> str:
     if step not in machine.steps:
         raise UnknownStepError(machine.name, step, tuple(machine.steps), f"step '{execution.step}'")
@@ -362,40 +285,14 @@ def _target(execution: Execution, machine: MachineDef, step: str) -> str:
 
 
 def _state(
-    given: object, current: object, execution: Execution, machine: MachineDef, limits: Limits
+    given: object, current: object, execution: Execution, machine: MachineDef, bounds: Bounds
 ) -> str | None:
     value = current if given is KEEP else given
     if value is UNREAD:
         return None
     return encode(
-        value, machine.state_type, f"the state of {machine.name} {execution.id}", limits.max_payload
+        value, machine.state_type, f"the state of {machine.name} {execution.id}", bounds.max_payload
     )
-
-
-def _events(
-    collected: Sequence[Event], given: tuple[Event, ...], execution: Execution, limits: Limits
-) -> tuple[EventRow, ...]:
-    if not collected and not given:
-        return ()
-    if len(collected) + len(given) > MAX_EVENTS:
-        raise UsageError(
-            f"step '{execution.step}' emits {len(collected) + len(given)} events",
-            f"at most {MAX_EVENTS} with one outcome",
-        )
-    about = _about(execution)
-    return tuple(
-        EventRow(
-            event.sink,
-            event.type,
-            event.subject or about,
-            encode(event.data, Any, f"the data of event '{event.type}'", limits.max_payload),
-        )
-        for event in (*collected, *given)
-    )
-
-
-def _about(execution: Execution) -> str:
-    return execution.correlation_key or str(execution.id)
 
 
 def _ids(execution: Execution) -> tuple[int, ...]:
@@ -404,7 +301,3 @@ def _ids(execution: Execution) -> tuple[int, ...]:
 
 def _key(key: str | Keep | None) -> dict[str, Any]:
     return {} if isinstance(key, Keep) else {"switches_key": True, "concurrency_key": key}
-
-
-def _scope(statuses: Iterable[Status]) -> str:
-    return "{" + ",".join(statuses) + "}"

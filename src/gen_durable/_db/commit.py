@@ -8,12 +8,21 @@ from typing import Any, Final
 
 import msgspec
 
-from .._core.model import ENDED, CommitEntry, CommitResult, Committed, EventRow, SignalRow, Stale
-from .._core.settle import alert
+from .._core.model import (
+    ENDED,
+    CommitEntry,
+    CommitResult,
+    Committed,
+    EventRow,
+    Execution,
+    Lease,
+    SignalRow,
+    Stale,
+)
+from .._core.new_rows import alert
 from ..config import RecordLevel
 from . import admission, outbox, pick
 from .insert import insert_children, insert_letters, leave_letters
-from .lease import Lease
 from .plan import Call, Plan, Row, Rows, statements
 from .signals import sweep
 
@@ -108,10 +117,10 @@ def commit(entries: Sequence[CommitEntry], recorder: Recorder) -> Plan[CommitRep
         queues |= {row["queue"] for row in (yield _SQL["recheck"](ids=parked))}
     yield from _sweep(rows.values())
     freed = [
-        entry.held_key
+        key
         for entry in entries
-        if entry.held_key is not None
-        and (row := rows.get((entry.id, entry.lease_token))) is not None
+        if (key := entry.execution.concurrency_key) is not None
+        and (row := rows.get(entry.lease)) is not None
         and row["status"] != "executing"
     ]
     if freed:
@@ -122,20 +131,28 @@ def commit(entries: Sequence[CommitEntry], recorder: Recorder) -> Plan[CommitRep
 
 def hold(entry: CommitEntry) -> Plan[Held]:
     """Lock the row of an outcome whose effect has run; whether the effect may stand."""
-    (row,) = yield _SQL["hold"](id=entry.id, lease_token=entry.lease_token, step_seq=entry.step_seq)
+    (row,) = yield _SQL["hold"](**_guard(entry.execution))
     return Held(row["is_lent"], row["isolation"], row["id"] is not None)
 
 
 def may_stand(entry: CommitEntry) -> Plan[bool]:
     """Whether this execution still has its lease, and nobody wants its instance cancelled."""
-    rows = yield _SQL["may_stand"](id=entry.id, lease_token=entry.lease_token, step_seq=entry.step_seq)
+    rows = yield _SQL["may_stand"](**_guard(entry.execution))
     return bool(rows)
+
+
+def _guard(execution: Execution) -> dict[str, int]:
+    return {
+        "id": execution.id,
+        "lease_token": execution.lease_token,
+        "step_seq": execution.step_seq,
+    }
 
 
 def finish(entries: Sequence[CommitEntry]) -> Plan[None]:
     """Nothing is left to do for these committed executions: COMMITTED becomes DONE."""
     yield _SQL["finish"](
-        ids=[entry.id for entry in entries], step_seqs=[entry.step_seq + 1 for entry in entries]
+        ids=[entry.id for entry in entries], step_seqs=[entry.execution.step_seq + 1 for entry in entries]
     )
 
 
@@ -162,14 +179,14 @@ def finish_abandoned(lease: timedelta, after: Page = FIRST_PAGE) -> Plan[tuple[i
 
 def unlocked(entries: Sequence[CommitEntry]) -> Plan[tuple[list[CommitEntry], list[CommitEntry]]]:
     """Tell entries whose rows are free from those for which somebody's open transaction holds a row."""
-    ids = {entry.id for entry in entries} | {
-        entry.parent_id for entry in entries if entry.parent_id is not None
-    }
+    parents = {entry.execution.parent_id for entry in entries} - {None}
+    ids = parents | {entry.id for entry in entries}
     free = {row["id"] for row in (yield _SQL["unlocked"](ids=sorted(ids)))}
     can: list[CommitEntry] = []
     must_wait: list[CommitEntry] = []
     for entry in entries:
-        is_free = entry.id in free and (entry.parent_id is None or entry.parent_id in free)
+        parent = entry.execution.parent_id
+        is_free = entry.id in free and (parent is None or parent in free)
         (can if is_free else must_wait).append(entry)
     return can, must_wait
 
@@ -190,15 +207,16 @@ def _standing(
 ) -> CommitResult | None:
     if row is None:
         return Stale()
-    if row["lease_token"] == entry.lease_token and row["step_seq"] == entry.step_seq:
+    lease_token, step_seq = entry.execution.lease_token, entry.execution.step_seq
+    if row["lease_token"] == lease_token and row["step_seq"] == step_seq:
         return None
     if entry.kind == "continue":
-        is_ours = row["lease_token"] == entry.lease_token and row["step_seq"] == entry.step_seq + 1
+        is_ours = row["lease_token"] == lease_token and row["step_seq"] == step_seq + 1
         return Committed("executing", inbox.get(entry.id, ()), row["leased_at"]) if is_ours else Stale()
     # The lease is gone. If the transition is there, it was ours or that of whoever took the lease over; for an
     # execution that ends here both mean the same: this transition is committed, once.
     advanced = 0 if entry.kind in ("retry", "release", "rejoin", "cancel") else 1
-    return Committed(row["status"]) if row["step_seq"] >= entry.step_seq + advanced else Stale()
+    return Committed(row["status"]) if row["step_seq"] >= step_seq + advanced else Stale()
 
 
 def _insert_children(
@@ -212,7 +230,7 @@ def _insert_children(
         entry
         for entry in entries
         if entry.children
-        and (row := rows.get((entry.id, entry.lease_token))) is not None
+        and (row := rows.get(entry.lease)) is not None
         and row["status"] == "awaiting_children"
     ]
     if not spawning:
@@ -220,12 +238,12 @@ def _insert_children(
     inserted, queues = yield from insert_children(
         [child for entry in spawning for child in entry.children],
         [entry.id for entry in spawning for _ in entry.children],
-        [entry.step_seq + 1 for entry in spawning for _ in entry.children],
+        [entry.execution.step_seq + 1 for entry in spawning for _ in entry.children],
     )
     short = [entry for entry in spawning if inserted[entry.id] < len(entry.children)]
     if short:
         queues |= yield from _fix_barriers([entry.id for entry in short])
-    refused = {(entry.id, entry.lease_token): len(entry.children) - inserted[entry.id] for entry in short}
+    refused = {entry.lease: len(entry.children) - inserted[entry.id] for entry in short}
     return queues, refused
 
 
@@ -235,7 +253,7 @@ def _rejoin(entries: Sequence[CommitEntry], rows: Mapping[Lease, Row]) -> Plan[s
         entry.id
         for entry in entries
         if entry.kind == "rejoin"
-        and (row := rows.get((entry.id, entry.lease_token))) is not None
+        and (row := rows.get(entry.lease)) is not None
         and row["status"] == "awaiting_children"
     ]
     return (yield from _fix_barriers(waiting)) if waiting else set()
@@ -262,15 +280,13 @@ def _insert_letters(entries: Sequence[CommitEntry], rows: Mapping[Lease, Row]) -
         entry.letter
         for entry in entries
         if entry.letter is not None
-        and (row := rows.get((entry.id, entry.lease_token))) is not None
+        and (row := rows.get(entry.lease)) is not None
         and row["status"] == "failed"
     ]
     unsaid = {
-        entry.id: entry.attempt + 1
+        entry.id: entry.execution.attempt + 1
         for entry in entries
-        if entry.leaves_letter
-        and (row := rows.get((entry.id, entry.lease_token))) is not None
-        and row["status"] == "failed"
+        if entry.leaves_letter and (row := rows.get(entry.lease)) is not None and row["status"] == "failed"
     }
     queues: set[str] = set()
     if letters:
@@ -286,7 +302,7 @@ def _emit(entries: Sequence[CommitEntry], rows: Mapping[Lease, Row], recorder: R
         (entry, events)
         for entry in entries
         if (events := recorder.events(entry))
-        and (row := rows.get((entry.id, entry.lease_token))) is not None
+        and (row := rows.get(entry.lease)) is not None
         and row["status"] != "cancelled"
     ]
     if emitting:
@@ -310,13 +326,14 @@ def _report(
 ) -> CommitReport:
     results: list[CommitResult] = []
     for entry in entries:
-        lease = entry.id, entry.lease_token
-        row = rows.get(lease)
+        row = rows.get(entry.lease)
         if row is None:
             results.append(Stale())
             continue
         results.append(
-            Committed(row["status"], inbox.get(entry.id, ()), row["kept_at"], (refused or {}).get(lease, 0))
+            Committed(
+                row["status"], inbox.get(entry.id, ()), row["kept_at"], (refused or {}).get(entry.lease, 0)
+            )
         )
         if row["status"] == "runnable":
             queues.add(row["queue"])
@@ -331,7 +348,7 @@ def _plain_call(entries: Sequence[CommitEntry], recorder: Recorder) -> Call:
     if rows:
         events = {
             "event_ids": [entry.id for entry, _, _ in rows],
-            "event_tokens": [entry.lease_token for entry, _, _ in rows],
+            "event_tokens": [entry.execution.lease_token for entry, _, _ in rows],
             "event_ns": [n for _, n, _ in rows],
             "event_sinks": [event.sink for _, _, event in rows],
             "event_types": [event.type for _, _, event in rows],
@@ -340,9 +357,9 @@ def _plain_call(entries: Sequence[CommitEntry], recorder: Recorder) -> Call:
         }
     return _SQL["commit_told" if rows else "commit_plain"](
         **events,
-        ids=[entry.id for entry in entries],
-        lease_tokens=[entry.lease_token for entry in entries],
-        step_seqs=[entry.step_seq for entry in entries],
+        ids=[entry.execution.id for entry in entries],
+        lease_tokens=[entry.execution.lease_token for entry in entries],
+        step_seqs=[entry.execution.step_seq for entry in entries],
         kinds=[entry.kind for entry in entries],
         steps=[entry.step for entry in entries],
         payloads=[entry.payload for entry in entries],
@@ -354,9 +371,9 @@ def _plain_call(entries: Sequence[CommitEntry], recorder: Recorder) -> Call:
 
 def _full_call(entries: Sequence[CommitEntry], recorder: Recorder) -> Call:
     return _SQL["commit"](
-        ids=[entry.id for entry in entries],
-        lease_tokens=[entry.lease_token for entry in entries],
-        step_seqs=[entry.step_seq for entry in entries],
+        ids=[entry.execution.id for entry in entries],
+        lease_tokens=[entry.execution.lease_token for entry in entries],
+        step_seqs=[entry.execution.step_seq for entry in entries],
         kinds=[entry.kind for entry in entries],
         steps=[entry.step for entry in entries],
         payloads=[entry.payload for entry in entries],
@@ -385,9 +402,9 @@ def _record(entries: Sequence[CommitEntry], recorder: Recorder) -> dict[str, Any
         "grace": recorder.grace,
         "has_more": [entry.effect is not None or bool(recorder.events(entry)) for entry in entries],
         "causes": [entry.cause for entry in entries],
-        "from_steps": [entry.from_step for entry in entries],
-        "attempts": [entry.attempt for entry in entries],
-        "leased_ats": [entry.leased_at for entry in entries],
+        "from_steps": [entry.execution.step for entry in entries],
+        "attempts": [entry.execution.attempt for entry in entries],
+        "leased_ats": [entry.execution.leased_at for entry in entries],
         "started_ats": [entry.started_at for entry in entries],
     }
 

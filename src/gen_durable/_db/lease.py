@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from datetime import datetime, timedelta
-from typing import TypeAlias
 
 import msgspec
 
+from .._core.model import Lease
 from ..config import RecordLevel
 from . import admission
 from .insert import leave_letters
@@ -16,7 +16,6 @@ from .signals import sweep
 
 __all__ = [
     "Expired",
-    "Lease",
     "Reaped",
     "Suspect",
     "end_deleted",
@@ -32,9 +31,6 @@ __all__ = [
 ]
 
 _SQL = statements("lease.sql")
-
-Lease: TypeAlias = tuple[int, int]
-"""Instance and token. An instance alone would not do: a worker may lease anew what it has just lost."""
 
 
 class Reaped(msgspec.Struct, frozen=True, gc=False):

@@ -54,7 +54,7 @@ def emit(emitting: Sequence[tuple[CommitEntry, Sequence[EventRow]]]) -> Plan[Non
         rows = every[part]
         yield _SQL["emit"](
             ids=[entry.id for entry, _, _ in rows],
-            step_seqs=[entry.step_seq + 1 for entry, _, _ in rows],
+            step_seqs=[entry.execution.step_seq + 1 for entry, _, _ in rows],
             ns=[n for _, n, _ in rows],
             sinks=[event.sink for _, _, event in rows],
             types=[event.type for _, _, event in rows],

@@ -33,9 +33,9 @@ from ..events import CloudEvent, Rejected, Sink, SinkUnavailable
 from ..outcome import reason_text
 from ..telemetry import OutboxDead, OutboxFailed, OutboxPublished, Telemetry
 from .database_status import DatabaseStatus
-from .executor import as_exception, current_task, is_ours
 from .service import Service
 from .threads import Threads
+from .user_exceptions import as_exception, current_task, is_task_cancelled
 
 __all__ = ["Dispatcher", "sink_of"]
 
@@ -358,7 +358,7 @@ class _Round:
         except (Exception, KeyboardInterrupt):
             raise
         except BaseException as error:
-            if is_ours(error, task):
+            if is_task_cancelled(error, task):
                 raise
             # What would end a task or a process ends neither: the sink has failed.
             raise as_exception(error) from error

@@ -22,7 +22,7 @@ from .._db.pool import Database
 from .._db.sqlstates import IDLE_IN_TRANSACTION_SESSION_TIMEOUT, RACES, READ_ONLY, TRANSACTION_TIMEOUT
 from ..errors import UsageError
 from ..outcome import Effect, Sql
-from .executor import as_exception, current_task, is_ours
+from .user_exceptions import as_exception, current_task, is_task_cancelled
 
 __all__ = ["BrokenOffError", "EffectError", "RaceLostError", "commit_with_effect"]
 
@@ -122,7 +122,7 @@ async def _apply(effect: Effect, conn: Any) -> None:
     except KeyboardInterrupt:
         raise
     except BaseException as error:
-        if is_ours(error, task):
+        if is_task_cancelled(error, task):
             raise
         # Not its fault: the connection broke, or somebody was in the way. It is run again.
         if conn.is_closed():

@@ -11,13 +11,13 @@ from functools import partial
 from typing import Any, Final
 
 from .._checks import duration_text
+from .._core.model import Lease
 from .._core.registry import Registry
-from .._core.settle import Limits
+from .._core.settle import Bounds
 from .._db import audit as audits
 from .._db import insert as inserts
 from .._db import schedules, workers
 from .._db.commit import Recorder
-from .._db.lease import Lease
 from .._db.pool import Database
 from ..config import Queue, Settings
 from ..connections import Dsn
@@ -113,13 +113,13 @@ class Engine:
             self._lose_all,
             database.watchdog.suspect,
         )
-        limits = Limits(settings.max_payload, settings.max_children)
-        hello = hello_for(registry, limits)
+        bounds = Bounds(settings.max_payload, settings.max_children)
+        hello = hello_for(registry, bounds)
         size = settings.pool_processes or os.cpu_count() or 1
         self._processes = None if hello is None else ProcessPool(size, hello)
         executor = Executor(
             registry,
-            limits,
+            bounds,
             self._threads,
             processes=self._processes,
             middleware=middleware,

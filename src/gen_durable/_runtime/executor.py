@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-from collections.abc import Awaitable, Coroutine, Iterator, Sequence
+from collections.abc import Awaitable, Coroutine, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -13,20 +13,19 @@ from .._checks import duration_text
 from .._core.failures import failure_json, traceback_text
 from .._core.hydration import Content, open_context, state_of
 from .._core.model import CommitEntry, Execution
+from .._core.new_rows import dead_letter
 from .._core.registry import Registered, Registry
 from .._core.settle import (
     UNREAD,
-    Limits,
+    Bounds,
     cancel,
     checked_outcome,
-    dead_letter,
     no_handler,
     outcome_of,
     rejoin,
     release,
     settle,
 )
-from .._loading import LiveChildError
 from .._tracing import Span, Tracing, tracing
 from ..context import Context
 from ..definition import MachineDef, StepDef
@@ -38,14 +37,11 @@ from .content_loader import waiter
 from .middleware import Middleware, wrapped
 from .processes.process_pool import ProcessDiedError, ProcessPool
 from .threads import Threads
+from .user_exceptions import as_exception, current_task, decision_in, found_live_child, is_task_cancelled
 
-__all__ = ["Executor", "StepExitError", "as_exception", "current_task", "decision_in", "is_ours", "log_note"]
+__all__ = ["Executor", "log_note"]
 
 _log: Final = logging.getLogger("gen_durable.worker")
-
-
-class StepExitError(Exception):
-    """A step left by sys.exit(), by a CancelledError of its own or by another BaseException: a failure like any."""
 
 
 class Executor:
@@ -54,7 +50,7 @@ class Executor:
     def __init__(
         self,
         registry: Registry,
-        limits: Limits,
+        bounds: Bounds,
         threads: Threads,
         *,
         processes: ProcessPool | None = None,
@@ -63,7 +59,7 @@ class Executor:
         content: Content | None = None,
     ) -> None:
         self._registry = registry
-        self._limits = limits
+        self._bounds = bounds
         self._threads = threads
         self._processes = processes
         self._middleware = middleware
@@ -96,9 +92,9 @@ class Executor:
         except (KeyboardInterrupt, ProcessDiedError):
             raise  # the process has to go, or there is nothing left to decide about
         except BaseException as error:
-            if is_ours(error, task):
+            if is_task_cancelled(error, task):
                 raise
-            if _is_of_live_child(error):
+            if found_live_child(error):
                 return rejoin(execution)
             if (decision := decision_in(error)) is not None:
                 return self._obey(decision, execution, registered)
@@ -129,10 +125,10 @@ class Executor:
             return entry
         if isinstance(decision, RetryAfter) and not _is_last(execution, machine):
             verdict = f"it runs again in {duration_text(decision.delay)}"
-            entry = settle(execution, machine, Retry(decision.delay), UNREAD, self._limits, error=error)
+            entry = settle(execution, machine, Retry(decision.delay), UNREAD, self._bounds, error=error)
         else:
             verdict = "it fails"
-            entry = settle(execution, machine, Stop(error), UNREAD, self._limits)
+            entry = settle(execution, machine, Stop(error), UNREAD, self._bounds)
         entry.note = _note(execution, logging.WARNING, f"{error}; {verdict}")
         return self._failed(entry, execution, decision)
 
@@ -161,7 +157,7 @@ class Executor:
         reason = Stop(
             f"{reason_text(error)}; then the effect of what handle returned raised {reason_text(second)}"
         )
-        return self._failed(settle(execution, machine, reason, UNREAD, self._limits), execution, second)
+        return self._failed(settle(execution, machine, reason, UNREAD, self._bounds), execution, second)
 
     async def _step(self, execution: Execution, registered: Registered, *, may_chain: bool) -> CommitEntry:
         machine = registered.definition
@@ -188,7 +184,7 @@ class Executor:
             machine,
             outcome,
             context.state,
-            self._limits,
+            self._bounds,
             may_chain=may_chain,
             emitted=context.emitted,
         )
@@ -237,7 +233,7 @@ class Executor:
             machine,
             outcome,
             context.state,
-            self._limits,
+            self._bounds,
             may_chain=may_chain,
             emitted=context.emitted,
         )
@@ -292,7 +288,7 @@ class Executor:
                 machine,
                 outcome,
                 current,
-                self._limits,
+                self._bounds,
                 may_chain=may_chain,
                 error=error,
                 emitted=context.emitted,
@@ -302,16 +298,16 @@ class Executor:
         except KeyboardInterrupt:
             raise
         except BaseException as raised:
-            if is_ours(raised, task):
+            if is_task_cancelled(raised, task):
                 raise
-            if _is_of_live_child(raised):
+            if found_live_child(raised):
                 return rejoin(execution)
             second = raised
         try:
             if (decision := decision_in(second)) is not None:
                 return self._obey(decision, execution, registered)
             reason = f"{error}; then handle raised {reason_text(second)}"
-            entry = settle(execution, machine, Stop(reason), UNREAD, self._limits)
+            entry = settle(execution, machine, Stop(reason), UNREAD, self._bounds)
             traces = f"{traceback_text(failure)}\n{traceback_text(second)}"
             entry.note = _note(execution, logging.WARNING, f"{reason}; it fails\n{traces}")
             return self._failed(entry, execution, failure)
@@ -352,7 +348,7 @@ async def _within(timeout: StepTimeoutError, running: Awaitable[object]) -> obje
             value = await running
     except BaseException as error:
         # The step may turn its cancellation into an error of its own, or raise a TimeoutError that is not ours.
-        if timer.expired() and not is_ours(error, current_task()):
+        if timer.expired() and not is_task_cancelled(error, current_task()):
             raise timeout from error
         raise
     if timer.expired():
@@ -390,55 +386,3 @@ def log_note(entry: CommitEntry) -> None:
     if entry.note is not None:
         level, text = entry.note
         _log.log(level, "%s", text)
-
-
-def decision_in(error: BaseException) -> Decision | None:
-    """What a step decided by raising: itself, or as the only decision in a group, as a TaskGroup raises it.
-
-    Where tasks decided differently, or several did, the step has not decided; then the group is a failure like any.
-    """
-    found = [leaf for leaf in _leaves(error) if isinstance(leaf, Discard | Cancel | RetryAfter)]
-    return found[0] if len(found) == 1 else None
-
-
-def _is_of_live_child(error: BaseException) -> bool:
-    """Whether a step met a child that was retried meanwhile: it must not decide on that."""
-    return any(isinstance(leaf, LiveChildError) for leaf in _leaves(error))
-
-
-def _leaves(error: BaseException) -> Iterator[BaseException]:
-    if isinstance(error, BaseExceptionGroup):
-        for inner in error.exceptions:
-            yield from _leaves(inner)
-    else:
-        yield error
-
-
-def is_ours(error: BaseException, task: asyncio.Task[Any] | None) -> bool:
-    """Whether the task was cancelled (shutdown, lost lease) or is thrown away; otherwise the user's code raised it."""
-    if isinstance(error, GeneratorExit):
-        return current_task() is not task  # a coroutine that is thrown away is closed by somebody else
-    return isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling() > 0
-
-
-def current_task() -> asyncio.Task[Any] | None:
-    """The task that runs, if any does."""
-    try:
-        return asyncio.current_task()
-    except RuntimeError:
-        return None
-
-
-def as_exception(error: BaseException) -> Exception:
-    """What a step or an effect raised, as a handler gets it: what would end a process must only end this execution."""
-    if isinstance(error, Exception):
-        return error
-    match error:
-        case SystemExit():
-            failure = StepExitError(f"it called sys.exit({error.code!r})")
-        case asyncio.CancelledError():
-            failure = StepExitError("it raised CancelledError, and nobody had cancelled it")
-        case _:
-            failure = StepExitError(f"it raised {reason_text(error)}")
-    failure.__cause__ = error
-    return failure

@@ -180,8 +180,8 @@ class Flusher:
             # What is held is no row of the batch but something that it must touch: the next in line of a key, or the
             # key of a child.
             free, held = (
-                [entry for entry in entries if entry.held_key is None and not entry.children],
-                [entry for entry in entries if entry.held_key is not None or entry.children],
+                [entry for entry in entries if not _touches_other_rows(entry)],
+                [entry for entry in entries if _touches_other_rows(entry)],
             )
         for entry in held:
             self._let_go(entry, futures[id(entry)], is_doubtful=is_doubtful)
@@ -388,6 +388,11 @@ class Flusher:
             self._wakes.rest()
         if has_events:
             self._wakes.events()
+
+
+def _touches_other_rows(entry: CommitEntry) -> bool:
+    """Whether its commit locks rows that are not in the batch: the next row of a key, or children."""
+    return entry.execution.concurrency_key is not None or bool(entry.children)
 
 
 def _refused(entry: CommitEntry, error: StatementError) -> CommitEntry:

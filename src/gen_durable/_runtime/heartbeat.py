@@ -14,8 +14,9 @@ from contextlib import suppress
 from datetime import datetime, timedelta
 from typing import Final
 
+from .._core.model import Lease
 from .._db.failures import StatementError
-from .._db.lease import Lease, mark_started, renew, watch
+from .._db.lease import mark_started, renew, watch
 from .._db.pool import Database
 from .._db.reply_timeouts import Patience
 from ..config import Settings

@@ -13,12 +13,12 @@ from typing import Any, Final
 
 import msgspec
 
-from .._core.model import CommitEntry, CommitResult, Committed, EffectFailed, Execution, Stale
+from .._core.model import CommitEntry, CommitResult, Committed, EffectFailed, Execution, Lease, Stale
 from .._core.registry import Registry
 from .._core.settle import rejoin, release
 from .._db import pick as picks
 from .._db.failures import StatementError, is_outage, is_race
-from .._db.lease import Lease, reap_execution
+from .._db.lease import reap_execution
 from .._db.pool import Database
 from .._db.sqlstates import OUT_OF_MEMORY, QUERY_CANCELED, UNIQUE_VIOLATION
 from .._db.workers import Override

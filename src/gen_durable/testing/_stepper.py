@@ -14,7 +14,7 @@ import msgspec
 
 from .._core.model import CommitEntry, CommitResult, Committed, EffectFailed, Execution, Kind
 from .._core.registry import Registry
-from .._core.settle import Limits, refused, rejoin, release
+from .._core.settle import Bounds, refused, rejoin, release
 from .._db import admission, snapshots
 from .._db import commit as commits
 from .._db import insert as inserts
@@ -108,11 +108,11 @@ class Stepper:
         self._settings = settings
         self._name = f"test:{os.getpid()}:{secrets.token_hex(3)}"
         self._threads = Threads(settings.threads)
-        self._limits = Limits(settings.max_payload, settings.max_children)
+        self._bounds = Bounds(settings.max_payload, settings.max_children)
         self._recorder = commits.Recorder(
             self._name, settings.executions, settings.renew_after(), settings.alerts or None
         )
-        self._executor = _LearningExecutor(self.registry, self._limits, self._threads, self.learn)
+        self._executor = _LearningExecutor(self.registry, self._bounds, self._threads, self.learn)
         self._clock = DatabaseClock()
         self._is_draining = False
         self._has_new_machines = False
@@ -299,7 +299,7 @@ class Stepper:
         return [kind]
 
     def _set_started(self, entry: CommitEntry, started: float) -> None:
-        entry.started, entry.started_at = started, self._clock.at(started, entry.leased_at)
+        entry.started, entry.started_at = started, self._clock.at(started, entry.execution.leased_at)
 
     async def _commit(self, database: Plans, entry: CommitEntry) -> CommitResult:
         if entry.effect is not None:
@@ -346,11 +346,11 @@ class _LearningExecutor(Executor):
     def __init__(
         self,
         registry: Registry,
-        limits: Limits,
+        bounds: Bounds,
         threads: Threads,
         learn: Callable[[Insertable[Any, Any]], None],
     ) -> None:
-        super().__init__(registry, limits, threads)
+        super().__init__(registry, bounds, threads)
         self._learn = learn
         self.unknown: DefinitionError | None = None
         """Why a child cannot run here. That is the test's fault, so the machine's handler must not see it."""

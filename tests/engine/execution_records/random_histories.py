@@ -144,9 +144,6 @@ class History:
             effect=Sql("select 1/0" if is_bad else BOOK, *(() if is_bad else (key, "")))
             if with_effect
             else None,
-            from_step=execution.step,
-            attempt=execution.attempt,
-            leased_at=execution.leased_at,
         )
         result = await self._send(one)
         self.seen[type(result).__name__] += 1

@@ -56,7 +56,7 @@ async def test_ways_to_leave_that_would_end_a_process_end_only_the_step(durable_
         def handle(self, error: Exception, ctx: Context[int]) -> Outcome[str]:
             return Retry() if ctx.attempt == 0 else Done(str(error))
 
-    cancelled = "it raised CancelledError, and nobody had cancelled it"
+    cancelled = "it raised CancelledError, but its task was not cancelled"
     wanted = {
         "exit": "it called sys.exit(3)",
         "exit_in_a_thread": "it called sys.exit('bye')",

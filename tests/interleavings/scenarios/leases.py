@@ -39,7 +39,7 @@ _KEY_SHARE = Statement(
 
 
 def commit_and_reap(kind: Any, *, crash_count: int = 0) -> Scenario:
-    entry = outcome(1, kind, **({"awaits": ("go",)} if kind == "await" else {}))
+    entry = outcome(1, kind, awaits=("go",) if kind == "await" else None)
     reaped_to = "failed" if crash_count + 1 >= CRASH_LIMIT else "runnable"
     statuses = {"continue": "executing", "next": "runnable", "retry": "runnable", "done": "done"}
 
@@ -67,7 +67,7 @@ def zombie(kind: Any) -> Scenario:
         is_committed = bool(end.result("F").committed())
         require(is_committed != (1 in end.result("R").ids), "outcome and reaper both won")
 
-    entry = outcome(1, kind, **({"awaits": ("go",)} if kind == "await" else {}))
+    entry = outcome(1, kind, awaits=("go",) if kind == "await" else None)
     return Scenario(
         name=f"commit({kind}) × reap × pick and commit",
         sample=90,

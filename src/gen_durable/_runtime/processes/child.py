@@ -162,7 +162,7 @@ async def _serve(channel: socket.socket, threads: _MainThread) -> None:
     _log.setLevel(logging.INFO)
     _log.propagate = False
     content = _WorkersContent(writer, frames)
-    executor = _Executor(machines, hello.limits, threads, resources=_NoResources(), content=content)
+    executor = _Executor(machines, hello.bounds, threads, resources=_NoResources(), content=content)
     ready = await threads.run(_import, machines, hello.first)
     writer.write(encoded(ready))
     while not listening.done():

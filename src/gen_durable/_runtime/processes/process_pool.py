@@ -14,7 +14,7 @@ from typing import Any, Final
 from ..._core.hydration import Content
 from ..._core.model import CommitEntry, Execution
 from ..._core.registry import Registry
-from ..._core.settle import Limits
+from ..._core.settle import Bounds
 from ...errors import DatabaseError, OptionError, StepTimeoutError, UsageError
 from .wire import (
     Answer,
@@ -58,7 +58,7 @@ class ProcessDiedError(Exception):
         return f"its process died of signal {-self.code}"
 
 
-def hello_for(registry: Registry, limits: Limits) -> Hello | None:
+def hello_for(registry: Registry, bounds: Bounds) -> Hello | None:
     """What the processes of a pool have to know, if a step wants one.
 
     Raises:
@@ -78,7 +78,7 @@ def hello_for(registry: Registry, limits: Limits) -> Hello | None:
                 raise
         if is_wanted:
             first.append(key)
-    return Hello(machines, first, limits) if first else None
+    return Hello(machines, first, bounds) if first else None
 
 
 class ProcessPool:
@@ -122,7 +122,7 @@ class ProcessPool:
                     self._discard(process)
         for level, message in answer.told:
             _log.log(level, "%s", message)
-        return entry_of(answer), answer.raised
+        return entry_of(answer, execution), answer.raised
 
     async def close(self) -> None:
         """Kill all of them, and see them gone: whoever waits for them belongs to this event loop."""

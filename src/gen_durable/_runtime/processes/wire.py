@@ -21,7 +21,7 @@ import msgspec
 
 from ..._core.model import ChildContent, CommitEntry, Execution
 from ..._core.registry import Registered
-from ..._core.settle import Limits
+from ..._core.settle import Bounds
 from ...context import Cancellation
 from ...errors import OptionError, UsageError
 from ...jobs import Job
@@ -82,7 +82,7 @@ class Hello(msgspec.Struct, frozen=True):
     machines: list[tuple[str, int, Place]]
     first: list[tuple[str, int]]
     """Those to import before it is ready."""
-    limits: Limits
+    bounds: Bounds
 
 
 class Ready(msgspec.Struct, frozen=True):
@@ -129,7 +129,12 @@ class Answer(msgspec.Struct, frozen=True, tag=True):
     told: list[tuple[int, str]]
 
 
-_HINTS: Final = {name: kind for name, kind in typing.get_type_hints(CommitEntry).items() if name != "effect"}
+# The worker has the execution already, and an effect is packed separately.
+_HINTS: Final = {
+    name: kind
+    for name, kind in typing.get_type_hints(CommitEntry).items()
+    if name not in ("execution", "effect")
+}
 _Entry: Final = msgspec.defstruct("_Entry", list(_HINTS.items()), kw_only=True)
 
 
@@ -154,11 +159,12 @@ def answer_of(entry: CommitEntry, raised: str | None, told: list[tuple[int, str]
     return Answer({name: getattr(entry, name) for name in _HINTS}, effect, raised, told)
 
 
-def entry_of(answer: Answer) -> CommitEntry:
-    """The entry in an answer."""
+def entry_of(answer: Answer, execution: Execution) -> CommitEntry:
+    """The entry in an answer about this execution."""
     plain = msgspec.convert(answer.entry, _Entry, strict=False)
     fields = {name: getattr(plain, name) for name in _HINTS}
-    return CommitEntry(**fields, effect=None if answer.effect is None else _unpacked(answer.effect))
+    effect = None if answer.effect is None else _unpacked(answer.effect)
+    return CommitEntry(execution=execution, **fields, effect=effect)
 
 
 def place_of(registered: Registered) -> Place:
