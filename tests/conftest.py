@@ -17,11 +17,11 @@ from hypothesis import settings as hypothesis_settings
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
-from gen_durable import Settings
-from gen_durable._db.driver import Connection
+from gen_durable import AsyncClient, Client, Settings
 from gen_durable._db.pool import Database
 from gen_durable.testing._databases import Databases
 from tests.pooler.bouncer import MISSING, PROGRAM, Bouncer
+from tests.support.clients import Awaitable
 from tests.support.rows import SqlConnection
 
 # How long an example takes says something about the machine, not about the engine.
@@ -79,7 +79,7 @@ def direct_dsn(durable_dsn: str, durable_databases: Databases) -> str:
 @pytest.fixture
 async def db(direct_dsn: str) -> AsyncIterator[Any]:
     """A plain connection to the test's own database, to see what is really there."""
-    connection = await asyncpg.connect(direct_dsn, connection_class=Connection)
+    connection = await asyncpg.connect(direct_dsn)
     yield connection
     await connection.close(timeout=5)
 
@@ -93,10 +93,22 @@ def sql(direct_dsn: str) -> Iterator[SqlConnection]:
 
 
 @pytest.fixture
-async def database(durable_dsn: str) -> AsyncIterator[Database]:
+async def database(durable_dsn: str, durable_settings: Settings) -> AsyncIterator[Database]:
     """A pool of the engine, for tests that run its plans one by one."""
-    async with await Database.open(durable_dsn, "gen_durable", size=4) as opened:
+    pooler = durable_settings.pooler
+    async with await Database.open(durable_dsn, "gen_durable", size=4, pooler=pooler) as opened:
         yield opened
+
+
+@pytest.fixture(params=["AsyncClient", "Client"])
+async def client(request: pytest.FixtureRequest, durable_dsn: str) -> AsyncIterator[Any]:
+    """Each of the two clients in turn: both must give the same answers."""
+    if request.param == "AsyncClient":
+        async with AsyncClient(durable_dsn) as opened:
+            yield opened
+    else:
+        with Client(durable_dsn) as blocking:
+            yield Awaitable(blocking)
 
 
 def pytest_configure() -> None:

@@ -32,10 +32,10 @@ class Mender(Machine[Order, int]):
         return Next(self.only, Order(int(re.findall(r"\d+", ctx.raw_state)[0])))
 
 
-async def test_a_state_that_does_not_decode_fails_and_stays_as_it_is(durable_dsn: str, sql: Any) -> None:
+async def test_a_state_that_does_not_decode_fails_and_stays_as_it_is(durable_dsn: str, db: Any) -> None:
     insert = "select id from gen_durable.insert($1, $2, step => 'only', version => 1)"
-    strict = await sql.fetchval(insert, "Strict", '{"number": "seven"}')
-    mended = await sql.fetchval(insert, "Mender", '{"number": "7"}')
+    strict = await db.fetchval(insert, "Strict", '{"number": "seven"}')
+    mended = await db.fetchval(insert, "Mender", '{"number": "7"}')
     async with Worker([Strict, Mender], dsn=durable_dsn) as worker:
         failed = await worker.wait(strict, timeout=LONG)
         assert_failed(
@@ -46,11 +46,11 @@ async def test_a_state_that_does_not_decode_fails_and_stays_as_it_is(durable_dsn
         assert (await worker.wait(mended, timeout=LONG)).result == 7
 
 
-async def test_a_row_of_an_unknown_machine_version_or_step_is_not_lost(durable_dsn: str, sql: Any) -> None:
+async def test_a_row_of_an_unknown_machine_version_or_step_is_not_lost(durable_dsn: str, db: Any) -> None:
     insert = "select id from gen_durable.insert($1, '{\"number\": 1}', step => $2, version => $3)"
-    nobody = await sql.fetchval(insert, "Nobody", "only", 1)
-    future = await sql.fetchval(insert, "Strict", "only", 2)
-    gone = await sql.fetchval(insert, "Strict", "olny", 1)
+    nobody = await db.fetchval(insert, "Nobody", "only", 1)
+    future = await db.fetchval(insert, "Strict", "only", 2)
+    gone = await db.fetchval(insert, "Strict", "olny", 1)
     async with Worker([Strict], dsn=durable_dsn) as worker:
         assert_failed(
             await worker.wait(gone, timeout=LONG),
@@ -75,7 +75,7 @@ class Bell(msgspec.Struct):
     tone: int
 
 
-async def test_a_misshapen_signal_fails_only_the_one_that_awaits_it(durable_dsn: str, sql: Any) -> None:
+async def test_a_misshapen_signal_fails_only_the_one_that_awaits_it(durable_dsn: str, db: Any) -> None:
     class Listener(Machine[str, int]):
         bell = Signal("bell", Bell)
         knock = Signal("knock", Bell)
@@ -92,7 +92,7 @@ async def test_a_misshapen_signal_fails_only_the_one_that_awaits_it(durable_dsn:
         bell, knock = await worker.insert_all([Spec(Listener, "bell"), Spec(Listener, "knock")])
         await worker.wait_all([bell, knock], until="settled", timeout=LONG)
         for id in (bell.id, knock.id):
-            await sql.execute("select gen_durable.signal($1::bigint, 'bell', '{\"tone\": \"high\"}')", id)
+            await db.execute("select gen_durable.signal($1::bigint, 'bell', '{\"tone\": \"high\"}')", id)
         await worker.signal(knock, Listener.knock, Bell(1))
         failed, done = await worker.wait_all([bell, knock], timeout=LONG)
     assert failed.status is Status.FAILED

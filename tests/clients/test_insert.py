@@ -173,9 +173,9 @@ async def test_twenty_thousand_instances_go_in_at_once(client: Any) -> None:
     assert await client.count(Number) == 20_000
 
 
-async def test_ids_beyond_four_bytes_work_everywhere(client: Any, sql: Any) -> None:
-    await sql.execute("select setval('gen_durable.gen_durable_id_seq', 3000000000)")
-    await sql.execute("select setval('gen_durable.signals_id_seq', 4000000000)")
+async def test_ids_beyond_four_bytes_work_everywhere(client: Any, db: Any) -> None:
+    await db.execute("select setval('gen_durable.gen_durable_id_seq', 3000000000)")
+    await db.execute("select setval('gen_durable.signals_id_seq', 4000000000)")
     inserted = await client.insert(Checkout, Order(1), correlation_key="k")
     assert inserted.id == 3_000_000_001
     assert (await client.signal(inserted, "withdrawn")).id == inserted.id

@@ -34,11 +34,11 @@ BLOCKED = """select count(*) from pg_stat_activity
               where datname = current_database() and cardinality(pg_blocking_pids(pid)) > 0"""
 
 
-async def move(sql: Any, id: int, status: Status) -> None:
+async def move(db: Any, id: int, status: Status) -> None:
     lease = (
         "lease_token = 1, lease_expires_at = now()" if status is Status.EXECUTING else "lease_token = null"
     )
-    await sql.execute(
+    await db.execute(
         f"update gen_durable.gen_durable set status = $2::text::gen_durable.durable_status, {lease} where id = $1",
         id,
         status.value,
@@ -47,7 +47,7 @@ async def move(sql: Any, id: int, status: Status) -> None:
 
 @pytest.mark.parametrize("kind", ["unique", "correlation"])
 async def test_a_key_is_taken_in_the_statuses_of_its_scope_and_free_in_the_others(
-    client: Any, sql: Any, kind: str
+    client: Any, db: Any, kind: str
 ) -> None:
     default = EVERY if kind == "unique" else [*LIVE_STATUSES]
     for number, (scope, taken) in enumerate([*SCOPES, (None, default)]):
@@ -55,20 +55,20 @@ async def test_a_key_is_taken_in_the_statuses_of_its_scope_and_free_in_the_other
         scoped: dict[str, Any] = {} if scope is None else {f"{kind}_scope": scope}
         holder = await client.insert(Number, 0, **key, **scoped)
         for status in EVERY:
-            await move(sql, holder.id, status)
+            await move(db, holder.id, status)
             other = await client.insert(Number, 1, **key)
             assert isinstance(other, Duplicate if status in taken else Inserted), (scope, status)
             if isinstance(other, Inserted):
-                await sql.execute("delete from gen_durable.gen_durable where id = $1", other.id)
+                await db.execute("delete from gen_durable.gen_durable where id = $1", other.id)
             else:
                 assert other.id == holder.id
 
 
-async def test_the_scope_of_the_holder_decides_and_not_that_of_the_newcomer(client: Any, sql: Any) -> None:
+async def test_the_scope_of_the_holder_decides_and_not_that_of_the_newcomer(client: Any, db: Any) -> None:
     short = await client.insert(Number, 0, unique_key="short", unique_scope=["runnable"])
     long = await client.insert(Number, 0, unique_key="long", unique_scope=EVERY)
     for holder in (short, long):
-        await move(sql, holder.id, Status.DONE)
+        await move(db, holder.id, Status.DONE)
     assert isinstance(await client.insert(Number, 1, unique_key="short", unique_scope=EVERY), Inserted)
     assert await client.insert(Number, 1, unique_key="long", unique_scope=["runnable"]) == Duplicate(
         Number, long.id, "long"
@@ -97,14 +97,14 @@ async def test_a_row_is_refused_by_the_key_that_is_taken_and_not_by_one_of_the_e
     assert refused == Duplicate(Number, holder.id, "u")
 
 
-async def test_a_key_passes_to_the_next_one_when_its_holder_ends(client: Any, sql: Any) -> None:
+async def test_a_key_passes_to_the_next_one_when_its_holder_ends(client: Any, db: Any) -> None:
     ids = []
     for number in range(4):
         inserted = await client.insert(Number, number, correlation_key="k")
         assert isinstance(inserted, Inserted)
         assert (await client.signal("k", "x")).id == inserted.id
         ids.append(inserted.id)
-        await move(sql, inserted.id, random.choice(TERMINAL_STATUSES))
+        await move(db, inserted.id, random.choice(TERMINAL_STATUSES))
     assert len(set(ids)) == 4
 
 
@@ -182,7 +182,7 @@ async def test_two_clients_insert_the_same_keys_in_opposite_orders_and_every_key
 
 @pytest.mark.parametrize("kind", ["unique_key", "correlation_key"])
 async def test_batches_that_overlap_take_their_keys_in_one_order(
-    durable_dsn: str, direct_dsn: str, sql: Any, kind: str
+    durable_dsn: str, direct_dsn: str, db: Any, kind: str
 ) -> None:
     """With `conn=` nobody tries again: a deadlock between the two would come out."""
     client = AsyncClient(durable_dsn)
@@ -202,7 +202,7 @@ async def test_batches_that_overlap_take_their_keys_in_one_order(
         async with pool.acquire() as one, pool.acquire() as other, asyncio.TaskGroup() as group:
             forth = group.create_task(client.insert_all(specs, conn=one))
             back = group.create_task(client.insert_all(reversed(specs), conn=other))
-            while await sql.fetchval(BLOCKED) < 2:
+            while await db.fetchval(BLOCKED) < 2:
                 await asyncio.sleep(0.01)
             await transaction.rollback()
     pairs = list(zip(forth.result(), reversed(back.result()), strict=True))
@@ -222,11 +222,11 @@ select exists (select from pg_stat_activity where datname = current_database() a
 
 
 async def test_an_insert_that_meets_a_deadlock_is_tried_again(
-    durable_dsn: str, direct_dsn: str, sql: Any
+    durable_dsn: str, direct_dsn: str, db: Any
 ) -> None:
     """Rows are inserted in the order of their unique keys, so correlation keys may come in any order."""
-    await sql.execute(
-        f"alter database {await sql.fetchval('select current_database()')} set deadlock_timeout = '500ms'"
+    await db.execute(
+        f"alter database {await db.fetchval('select current_database()')} set deadlock_timeout = '500ms'"
     )
     # It never looks first, so the client is the victim.
     crossing = await asyncpg.connect(direct_dsn, server_settings={"deadlock_timeout": "20s"})
@@ -241,14 +241,14 @@ async def test_an_insert_that_meets_a_deadlock_is_tried_again(
                 Spec(Number, 2, unique_key="b", correlation_key="x"),
             ]
             inserting = group.create_task(client.insert_all(specs))
-            while not await sql.fetchval(_WAITS):  # it has y and waits for x
+            while not await db.fetchval(_WAITS):  # it has y and waits for x
                 await asyncio.sleep(0.01)
             await crossing.execute(insert, "y")
             await transaction.commit()
             assert [type(answer) for answer in await inserting] == [Duplicate, Duplicate]
     finally:
         await crossing.close()
-    assert await sql.fetchval("select count(*) from gen_durable.gen_durable") == 2
+    assert await db.fetchval("select count(*) from gen_durable.gen_durable") == 2
 
 
 async def test_a_duplicate_says_which_of_its_keys_was_taken(client: Any) -> None:

@@ -68,14 +68,14 @@ def anything(chance: random.Random, depth: int = 0) -> Any:
 
 
 @pytest.mark.clause("LIM-12")
-async def test_the_size_is_that_of_the_text_that_postgresql_writes(sql: Any) -> None:
+async def test_the_size_is_that_of_the_text_that_postgresql_writes(db: Any) -> None:
     chance = random.Random(7)
     values = [anything(chance) for _ in range(3000)]
     texts = [msgspec.json.encode(value).decode() for value in values]
     texts += (
         [json.dumps(value) for value in values] + [json.dumps(value, indent=2) for value in values] + FOREIGN
     )
-    sizes = [row["size"] for row in await sql.fetch(SIZES, texts)]
+    sizes = [row["size"] for row in await db.fetch(SIZES, texts)]
     wrong = [
         (text, size, stored_size(text.encode()))
         for text, size in zip(texts, sizes, strict=True)
@@ -87,12 +87,12 @@ async def test_the_size_is_that_of_the_text_that_postgresql_writes(sql: Any) -> 
 @pytest.mark.clause("LIM-12")
 @pytest.mark.parametrize("kind", FILLERS)
 async def test_just_at_the_limit_and_one_byte_over_it_the_verdict_is_the_same(
-    client: Any, sql: Any, kind: str
+    client: Any, db: Any, kind: str
 ) -> None:
     def padded(count: int) -> list[Any]:
         return [FILLERS[kind], "x" * count]
 
-    (row,) = await sql.fetch(SIZES, [msgspec.json.encode(padded(0)).decode()])
+    (row,) = await db.fetch(SIZES, [msgspec.json.encode(padded(0)).decode()])
     room = LIMIT - row["size"]
     assert room > 0
     fits, exceeds = padded(room), padded(room + 1)
@@ -100,9 +100,9 @@ async def test_just_at_the_limit_and_one_byte_over_it_the_verdict_is_the_same(
     with pytest.raises(PayloadTooLargeError, match=f"it is {LIMIT + 1} bytes of JSON, {LIMIT} are allowed"):
         await client.insert(Keep, exceeds)
     insert = "select id from gen_durable.insert('Keep', $1::text::jsonb, step => 'start')"
-    assert await sql.fetchval(insert, msgspec.json.encode(fits).decode()) is not None
+    assert await db.fetchval(insert, msgspec.json.encode(fits).decode()) is not None
     with pytest.raises(asyncpg.PostgresError, match=f"state has {LIMIT + 1} bytes of JSON"):
-        await sql.fetchval(insert, msgspec.json.encode(exceeds).decode())
+        await db.fetchval(insert, msgspec.json.encode(exceeds).decode())
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,8 @@ from gen_durable.errors import UsageError
 from tests.clients.machines import Checkout, Double, Family, Number, Order, Ping, Refund
 
 
-async def finish(sql: Any, id: int, status: str = "done") -> None:
-    await sql.execute(
+async def finish(db: Any, id: int, status: str = "done") -> None:
+    await db.execute(
         "update gen_durable.gen_durable set status = $2::text::gen_durable.durable_status, finished_at = now()"
         " where id = $1",
         id,
@@ -45,16 +45,16 @@ async def test_a_reference_to_another_machine_is_refused(client: Any) -> None:
         await client.get(Ref(Refund, order.id))
 
 
-async def test_by_key_the_live_one_is_found_and_else_the_latest(client: Any, sql: Any) -> None:
+async def test_by_key_the_live_one_is_found_and_else_the_latest(client: Any, db: Any) -> None:
     ids = []
     for number in range(3):
         ids.append((await client.insert(Checkout, Order(number), correlation_key="k")).id)
         if number < 2:
-            await finish(sql, ids[-1])
+            await finish(db, ids[-1])
     assert (await client.get("k")).id == ids[2]
     await client.insert(Checkout, Order(3), correlation_key="k", correlation_scope=[])
     assert (await client.get("k")).id == ids[2], "the newer one does not hold the key"
-    await finish(sql, ids[2])
+    await finish(db, ids[2])
     assert (await client.get("k")).state["number"] == 3
 
 
@@ -111,7 +111,7 @@ FILTERS: list[tuple[Any, Wanted, list[str]]] = [
 ]
 
 
-async def test_every_filter_selects_and_all_of_them_must_hold(client: Any, sql: Any) -> None:
+async def test_every_filter_selects_and_all_of_them_must_hold(client: Any, db: Any) -> None:
     answers = await client.insert_all(
         [
             Spec(Checkout, Order(1)),
@@ -122,12 +122,12 @@ async def test_every_filter_selects_and_all_of_them_must_hold(client: Any, sql: 
         ]
     )
     ids = dict(zip(["new", "old", "child", "refund", "keyed"], [one.id for one in answers], strict=True))
-    await finish(sql, ids["old"])
-    await finish(sql, ids["refund"], "failed")
-    await sql.execute(
+    await finish(db, ids["old"])
+    await finish(db, ids["refund"], "failed")
+    await db.execute(
         "update gen_durable.gen_durable set inserted_at = '2020-01-01 00:00+00' where id = $1", ids["old"]
     )
-    await sql.execute(
+    await db.execute(
         "update gen_durable.gen_durable set parent_id = $2 where id = $1", ids["child"], ids["new"]
     )
     of_parent: list[tuple[Any, Wanted, list[str]]] = [
@@ -152,9 +152,9 @@ async def test_rows_of_another_version_do_not_hide_the_page(client: Any) -> None
     assert [instance.state for instance in await client.list(Checkout)] == [Order(1), 7]
 
 
-async def test_the_deleted_are_not_listed(client: Any, sql: Any) -> None:
+async def test_the_deleted_are_not_listed(client: Any, db: Any) -> None:
     order = await client.insert(Checkout, Order(1))
-    await sql.execute("update gen_durable.gen_durable set deleted_at = now()")
+    await db.execute("update gen_durable.gen_durable set deleted_at = now()")
     assert (await client.list(), await client.count()) == ([], 0)
     assert await client.get(order) is None
     assert (await client.get(order, with_deleted=True)).deleted_at is not None

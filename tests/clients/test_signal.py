@@ -11,31 +11,31 @@ from gen_durable.errors import EncodeError, NoTargetError, PayloadTooLargeError,
 from tests.clients.machines import Checkout, Order, Payment
 
 
-async def park(sql: Any, *names: str) -> None:
-    await sql.execute("update gen_durable.gen_durable set status = 'awaiting_signal', awaits = $1", names)
+async def park(db: Any, *names: str) -> None:
+    await db.execute("update gen_durable.gen_durable set status = 'awaiting_signal', awaits = $1", names)
 
 
-async def end(sql: Any) -> None:
-    await sql.execute("update gen_durable.gen_durable set status = 'done', finished_at = now()")
+async def end(db: Any) -> None:
+    await db.execute("update gen_durable.gen_durable set status = 'done', finished_at = now()")
 
 
-async def inbox(sql: Any) -> list[tuple[Any, ...]]:
-    rows = await sql.fetch("select name, payload, dedup_key from gen_durable.signals order by id")
+async def inbox(db: Any) -> list[tuple[Any, ...]]:
+    rows = await db.fetch("select name, payload, dedup_key from gen_durable.signals order by id")
     return [tuple(row) for row in rows]
 
 
-async def test_a_signal_reaches_a_live_instance_by_reference_id_or_key(client: Any, sql: Any) -> None:
+async def test_a_signal_reaches_a_live_instance_by_reference_id_or_key(client: Any, db: Any) -> None:
     order = await client.insert(Checkout, Order(42), correlation_key="order:42")
     for target in (order, order.id, "order:42", Ref(Checkout, "order:42"), Ref(Checkout, order.id)):
         assert await client.signal(target, Checkout.payment, Payment(100)) == Delivered(
             order.id, is_awaited=False
         )
-    assert await inbox(sql) == [("payment_confirmed", '{"amount": 100}', None)] * 5
+    assert await inbox(db) == [("payment_confirmed", '{"amount": 100}', None)] * 5
 
 
-async def test_a_signal_that_is_awaited_says_so(client: Any, sql: Any) -> None:
+async def test_a_signal_that_is_awaited_says_so(client: Any, db: Any) -> None:
     order = await client.insert(Checkout, Order(42))
-    await park(sql, "payment_confirmed")
+    await park(db, "payment_confirmed")
     assert await client.signal(order, Checkout.withdrawn) == Delivered(order.id, is_awaited=False)
     assert await client.signal(order, "payment_confirmed", {"amount": 1}) == Delivered(
         order.id, is_awaited=True
@@ -43,14 +43,14 @@ async def test_a_signal_that_is_awaited_says_so(client: Any, sql: Any) -> None:
     assert (await client.get(order)).status == "runnable"
 
 
-async def test_a_dedup_key_is_delivered_once(client: Any, sql: Any) -> None:
+async def test_a_dedup_key_is_delivered_once(client: Any, db: Any) -> None:
     order = await client.insert(Checkout, Order(42))
     assert await client.signal(order, "a", 1, dedup_key="evt-7") == Delivered(order.id, is_awaited=False)
     assert await client.signal(order, "b", 2, dedup_key="evt-7") == DuplicateSignal(order.id)
-    assert await inbox(sql) == [("a", "1", "evt-7")]
+    assert await inbox(db) == [("a", "1", "evt-7")]
 
 
-async def test_nobody_there_is_an_error_that_says_what_may_have_happened(client: Any, sql: Any) -> None:
+async def test_nobody_there_is_an_error_that_says_what_may_have_happened(client: Any, db: Any) -> None:
     with pytest.raises(NoTargetError) as missing:
         await client.signal(4711, Checkout.withdrawn)
     assert str(missing.value) == (
@@ -62,7 +62,7 @@ async def test_nobody_there_is_an_error_that_says_what_may_have_happened(client:
         NoTargetError, match="no live instance has correlation_key 'order:43'; it may have finished"
     ):
         await client.signal(Ref(Checkout, "order:43"), Checkout.withdrawn)
-    assert await inbox(sql) == []
+    assert await inbox(db) == []
 
 
 async def test_an_id_in_quotes_gets_a_hint(client: Any) -> None:
@@ -71,22 +71,22 @@ async def test_an_id_in_quotes_gets_a_hint(client: Any) -> None:
         await client.signal("42", Checkout.withdrawn)
 
 
-async def test_the_ended_take_no_signals(client: Any, sql: Any) -> None:
+async def test_the_ended_take_no_signals(client: Any, db: Any) -> None:
     order = await client.insert(Checkout, Order(42), correlation_key="order:42")
-    await end(sql)
+    await end(db)
     for target in (order, "order:42"):
         with pytest.raises(NoTargetError, match="it may have finished"):
             await client.signal(target, Checkout.withdrawn)
 
 
-async def test_a_full_inbox_says_what_to_do(client: Any, sql: Any) -> None:
+async def test_a_full_inbox_says_what_to_do(client: Any, db: Any) -> None:
     order = await client.insert(Checkout, Order(42))
     await client.signal(order, "x")
-    await sql.execute(
+    await db.execute(
         "insert into gen_durable.signals (target_id, name) select $1, 'x' from generate_series(2, 10000)",
         order.id,
     )
-    await sql.execute("update gen_durable.gen_durable set inbox_count = 10000")
+    await db.execute("update gen_durable.gen_durable set inbox_count = 10000")
     with pytest.raises(UsageError) as full:
         await client.signal(order, "x")
     assert str(full.value) == (
@@ -147,12 +147,12 @@ BAD_SIGNALS: list[tuple[Any, Any, dict[str, Any], type[Exception], str]] = [
 ]
 
 
-async def test_what_cannot_be_stored_is_refused_before_it_is_sent(client: Any, sql: Any) -> None:
+async def test_what_cannot_be_stored_is_refused_before_it_is_sent(client: Any, db: Any) -> None:
     order = await client.insert(Checkout, Order(42))
     for signal, payload, options, error, problem in BAD_SIGNALS:
         with pytest.raises(error, match=problem):
             await client.signal(order, signal, payload, **options)
-    assert await inbox(sql) == []
+    assert await inbox(db) == []
 
 
 BAD_TARGETS: list[tuple[Any, str]] = [

@@ -28,8 +28,8 @@ from gen_durable import (
 from gen_durable._db.failures import StatementError
 from gen_durable._schema import migrate_schema
 from gen_durable.errors import KeyTakenError, NoTargetError, UsageError
-from tests.clients.conftest import Awaitable
 from tests.clients.machines import Checkout, Double, Number, Order, Payment, Refund
+from tests.support.clients import Awaitable
 
 
 class Caller:
@@ -99,27 +99,27 @@ async def work(caller: Caller) -> tuple[Any, list[Any], Any]:
     return order, many, signal
 
 
-async def counts(sql: Any) -> tuple[int, int]:
-    row = await sql.fetchrow(
+async def counts(db: Any) -> tuple[int, int]:
+    row = await db.fetchrow(
         "select (select count(*) from gen_durable.gen_durable), (select count(*) from gen_durable.signals)"
     )
     return row[0], row[1]
 
 
-async def test_what_is_done_happens_when_the_caller_commits(caller: Caller, sql: Any) -> None:
+async def test_what_is_done_happens_when_the_caller_commits(caller: Caller, db: Any) -> None:
     async with caller.transaction():
         order, many, signal = await work(caller)
-        assert await counts(sql) == (0, 0), "others do not see it yet"
-    assert await counts(sql) == (3, 1)
+        assert await counts(db) == (0, 0), "others do not see it yet"
+    assert await counts(db) == (3, 1)
     assert isinstance(order, Inserted)
     assert [type(one) for one in many] == [Inserted, Inserted, Duplicate, Duplicate]
     assert [one.id for one in many[2:]] == [one.id for one in many[:2]]
     assert signal == Delivered(order.id, is_awaited=False)
     assert (
-        await sql.fetchval("select state ->> 'number' from gen_durable.gen_durable where id = $1", order.id)
+        await db.fetchval("select state ->> 'number' from gen_durable.gen_durable where id = $1", order.id)
         == "1"
     )
-    assert await sql.fetchval("select payload ->> 'amount' from gen_durable.signals") == "100"
+    assert await db.fetchval("select payload ->> 'amount' from gen_durable.signals") == "100"
 
 
 async def test_the_caller_sees_what_nobody_else_sees_yet(caller: Caller, durable_dsn: str) -> None:
@@ -135,7 +135,7 @@ async def test_the_caller_sees_what_nobody_else_sees_yet(caller: Caller, durable
         assert (await other.get(order), await other.count()) == (None, 0)
 
 
-async def test_a_rollback_leaves_nothing_and_the_next_transaction_works(caller: Caller, sql: Any) -> None:
+async def test_a_rollback_leaves_nothing_and_the_next_transaction_works(caller: Caller, db: Any) -> None:
     async def fail() -> None:
         async with caller.transaction():
             await work(caller)
@@ -143,18 +143,18 @@ async def test_a_rollback_leaves_nothing_and_the_next_transaction_works(caller: 
 
     with pytest.raises(ZeroDivisionError):
         await fail()
-    assert await counts(sql) == (0, 0)
+    assert await counts(db) == (0, 0)
     async with caller.transaction():
         await work(caller)
-    assert await counts(sql) == (3, 1)
+    assert await counts(db) == (3, 1)
 
 
-async def test_without_a_transaction_each_verb_is_its_own(caller: Caller, sql: Any) -> None:
+async def test_without_a_transaction_each_verb_is_its_own(caller: Caller, db: Any) -> None:
     await work(caller)
-    assert await counts(sql) == (3, 1)
+    assert await counts(db) == (3, 1)
 
 
-async def test_an_error_of_ours_leaves_the_caller_a_way_back(caller: Caller, sql: Any) -> None:
+async def test_an_error_of_ours_leaves_the_caller_a_way_back(caller: Caller, db: Any) -> None:
     await caller.client.insert(Checkout, Order(1), correlation_key="k", conn=caller.conn)
     async with caller.transaction():
         await caller.client.insert(Number, 1, conn=caller.conn)
@@ -169,10 +169,10 @@ async def test_an_error_of_ours_leaves_the_caller_a_way_back(caller: Caller, sql
                 "nobody", "x", conn=caller.conn
             )  # a look that finds nobody breaks nothing
         await caller.client.insert(Number, 2, conn=caller.conn)
-    assert await counts(sql) == (4, 0)
+    assert await counts(db) == (4, 0)
 
 
-async def test_it_works_under_repeatable_read(caller: Caller, sql: Any) -> None:
+async def test_it_works_under_repeatable_read(caller: Caller, db: Any) -> None:
     await caller.execute("set default_transaction_isolation = 'repeatable read'")
     holder = await caller.client.insert(Number, 0, unique_key="u", conn=caller.conn)
     async with caller.transaction("repeatable read"):
@@ -180,7 +180,7 @@ async def test_it_works_under_repeatable_read(caller: Caller, sql: Any) -> None:
             Number, holder.id, "u"
         )
         await work_on_fresh_keys(caller)
-    assert await counts(sql) == (3, 1)
+    assert await counts(db) == (3, 1)
 
 
 async def work_on_fresh_keys(caller: Caller) -> None:
@@ -190,14 +190,14 @@ async def work_on_fresh_keys(caller: Caller) -> None:
 
 
 async def test_a_key_that_was_taken_behind_a_frozen_snapshot_is_a_serialization_failure(
-    caller: Caller, sql: Any
+    caller: Caller, db: Any
 ) -> None:
     """Repeatable read cannot see who took it. Its transactions are run again anyway; that is what 40001 says."""
 
     async def meet() -> None:
         async with caller.transaction("repeatable read"):
             await caller.execute("select count(*) from gen_durable.gen_durable")
-            await sql.execute("select gen_durable.insert('Number', step => 'only', unique_key => 'u')")
+            await db.execute("select gen_durable.insert('Number', step => 'only', unique_key => 'u')")
             await caller.client.insert(Number, 1, unique_key="u", conn=caller.conn)
 
     with pytest.raises(StatementError, match="could not serialize access") as failed:
@@ -209,7 +209,7 @@ async def test_a_key_that_was_taken_behind_a_frozen_snapshot_is_a_serialization_
 
 @pytest.mark.parametrize("kind", ["asyncpg", "psycopg", "psycopg async"])
 async def test_the_schema_is_that_of_the_client_and_not_of_the_connection(
-    durable_dsn: str, direct_dsn: str, sql: Any, kind: str
+    durable_dsn: str, direct_dsn: str, db: Any, kind: str
 ) -> None:
     await migrate_schema(direct_dsn, "my_app_1")
     async with opened(kind, durable_dsn) as caller:
@@ -218,8 +218,8 @@ async def test_the_schema_is_that_of_the_client_and_not_of_the_connection(
         blocks = kind == "psycopg"
         client: Any = Awaitable(Client(settings=settings)) if blocks else AsyncClient(settings=settings)
         await client.insert(Number, 1, conn=caller.conn)
-    assert await sql.fetchval("select count(*) from my_app_1.gen_durable") == 1
-    assert await counts(sql) == (0, 0)
+    assert await db.fetchval("select count(*) from my_app_1.gen_durable") == 1
+    assert await counts(db) == (0, 0)
 
 
 async def test_a_worker_finds_by_its_poll_what_was_committed(durable_dsn: str, direct_dsn: str) -> None:
@@ -232,7 +232,7 @@ async def test_a_worker_finds_by_its_poll_what_was_committed(durable_dsn: str, d
         await connection.close()
 
 
-async def test_what_is_no_connection_of_the_right_kind_is_refused(durable_dsn: str, sql: Any) -> None:
+async def test_what_is_no_connection_of_the_right_kind_is_refused(durable_dsn: str, db: Any) -> None:
     refused: list[tuple[Any, bool, str]] = []
     ours: list[AbstractAsyncContextManager[Any]] = [
         asyncpg.create_pool(dsn=durable_dsn, min_size=1, max_size=1)
@@ -260,7 +260,7 @@ async def test_what_is_no_connection_of_the_right_kind_is_refused(durable_dsn: s
                     "conn= is a psycopg Connection; pass an asyncpg Connection or a psycopg AsyncConnection",
                 ),
                 (
-                    sql,
+                    db,
                     True,
                     r"conn= is a asyncpg Connection; pass a psycopg Connection \(an asyncpg or async one goes to",
                 ),
@@ -279,11 +279,11 @@ async def test_what_is_no_connection_of_the_right_kind_is_refused(durable_dsn: s
                 ):
                     with pytest.raises(UsageError, match=problem):
                         await call
-    assert await counts(sql) == (0, 0)
+    assert await counts(db) == (0, 0)
 
 
 @pytest.mark.parametrize("kind", ["psycopg", "psycopg async"])
-async def test_verbs_work_inside_of_a_pipeline(durable_dsn: str, sql: Any, kind: str) -> None:
+async def test_verbs_work_inside_of_a_pipeline(durable_dsn: str, db: Any, kind: str) -> None:
     async with opened(kind, durable_dsn) as caller:
         if kind == "psycopg":
             with caller.conn.pipeline():
@@ -293,7 +293,7 @@ async def test_verbs_work_inside_of_a_pipeline(durable_dsn: str, sql: Any, kind:
                 order, many, _ = await work(caller)
     assert isinstance(order, Inserted)
     assert [type(one) for one in many] == [Inserted, Inserted, Duplicate, Duplicate]
-    assert await counts(sql) == (3, 1)
+    assert await counts(db) == (3, 1)
 
 
 async def test_how_a_session_writes_times_does_not_matter(caller: Caller) -> None:

@@ -25,20 +25,20 @@ SOON = timedelta(milliseconds=50)
 LONG = timedelta(seconds=20)
 
 
-async def finish(sql: Any, *ids: int, result: str = "7") -> None:
-    await sql.execute(
+async def finish(db: Any, *ids: int, result: str = "7") -> None:
+    await db.execute(
         "update gen_durable.gen_durable set status = 'done', result = $2, finished_at = now() where id = any ($1)",
         ids,
         result,
     )
 
 
-async def test_it_comes_back_when_the_instance_has_ended(client: Any, sql: Any) -> None:
+async def test_it_comes_back_when_the_instance_has_ended(client: Any, db: Any) -> None:
     number = await client.insert(Number, 1)
     waiting = asyncio.ensure_future(client.wait(number, timeout=LONG))
     await asyncio.sleep(0.05)
     assert not waiting.done()
-    await finish(sql, number.id)
+    await finish(db, number.id)
     instance: Instance[int, Any] = await waiting
     assert (instance.id, instance.status, instance.is_finished, instance.result) == (
         number.id,
@@ -49,10 +49,10 @@ async def test_it_comes_back_when_the_instance_has_ended(client: Any, sql: Any) 
 
 
 async def test_by_reference_the_result_has_its_type_and_by_id_or_key_it_is_plain(
-    client: Any, sql: Any
+    client: Any, db: Any
 ) -> None:
     order = await client.insert(Checkout, Order(1), correlation_key="k")
-    await finish(sql, order.id)
+    await finish(db, order.id)
     for target in (order, order.id, "k", Ref(Checkout, "k")):
         assert (await client.wait(target, timeout=LONG)).result == 7
     assert (await client.wait(order)).state == Order(1)
@@ -71,25 +71,25 @@ async def test_a_timeout_is_an_answer_and_not_an_error(client: Any) -> None:
 
 
 @pytest.mark.parametrize("status", ["awaiting_signal", "awaiting_children"])
-async def test_until_settled_comes_back_also_when_it_parks(client: Any, sql: Any, status: str) -> None:
+async def test_until_settled_comes_back_also_when_it_parks(client: Any, db: Any, status: str) -> None:
     number = await client.insert(Number, 1)
-    await sql.execute(
+    await db.execute(
         "update gen_durable.gen_durable set status = $1::text::gen_durable.durable_status", status
     )
     assert (await client.wait(number, until="settled", timeout=LONG)).status == status
     assert (await client.wait(number, timeout=SOON)).is_parked
 
 
-async def test_two_may_wait_for_one_instance_each_in_its_own_way(durable_dsn: str, sql: Any) -> None:
+async def test_two_may_wait_for_one_instance_each_in_its_own_way(durable_dsn: str, db: Any) -> None:
     async with AsyncClient(durable_dsn) as client:
         number = await client.insert(Number, 1)
         async with asyncio.TaskGroup() as group:
             settled = group.create_task(client.wait(number, until="settled", timeout=LONG))
             finished = group.create_task(client.wait(number, timeout=LONG))
-            await sql.execute("update gen_durable.gen_durable set status = 'awaiting_signal'")
+            await db.execute("update gen_durable.gen_durable set status = 'awaiting_signal'")
             assert (await settled).is_parked
             assert not finished.done()
-            await finish(sql, number.id)
+            await finish(db, number.id)
         assert finished.result().is_finished
 
 
@@ -133,9 +133,9 @@ async def test_many_are_answered_in_the_order_of_the_targets(client: Any, durabl
     assert [answer.result for answer in answers] == [n * 2 for n in [*range(29, -1, -1), 0]]
 
 
-async def test_many_have_one_timeout_together(client: Any, sql: Any) -> None:
+async def test_many_have_one_timeout_together(client: Any, db: Any) -> None:
     numbers = await client.insert_all([Spec(Number, n) for n in range(5)])
-    await finish(sql, numbers[3].id)
+    await finish(db, numbers[3].id)
     began = time.monotonic()
     answers = await client.wait_all(numbers, timeout=timedelta(milliseconds=200))
     assert time.monotonic() - began < 5
@@ -177,7 +177,7 @@ async def test_a_signal_and_a_wait_make_a_conversation(client: Any, durable_dsn:
         assert (await client.wait(sleeper, timeout=LONG)).result == "ding"
 
 
-async def test_five_hundred_waiters_share_one_poller(durable_dsn: str, sql: Any) -> None:
+async def test_five_hundred_waiters_share_one_poller(durable_dsn: str, db: Any) -> None:
     with Wire(durable_dsn) as wire:
         async with AsyncClient(wire.dsn) as client:
             numbers = await client.insert_all([Spec(Number, n) for n in range(500)])
@@ -185,7 +185,7 @@ async def test_five_hundred_waiters_share_one_poller(durable_dsn: str, sql: Any)
                 async with asyncio.TaskGroup() as group:
                     waits = [group.create_task(client.wait(number, timeout=LONG)) for number in numbers]
                     await asyncio.sleep(1)
-                    await finish(sql, *[number.id for number in numbers])
+                    await finish(db, *[number.id for number in numbers])
             assert [wait.result().id for wait in waits] == [number.id for number in numbers]
             polls = sent.count("settled")
     # At 10 ms at first and every 250 ms in the end; 500 pollers would have sent thousands.
@@ -200,22 +200,22 @@ def test_the_blocking_client_looks_at_all_of_them_in_one_statement(durable_dsn: 
         assert 2 <= sent.count("settled") <= 20
 
 
-async def test_a_look_that_can_never_work_ends_the_wait_with_its_error(client: Any, sql: Any) -> None:
+async def test_a_look_that_can_never_work_ends_the_wait_with_its_error(client: Any, db: Any) -> None:
     number = await client.insert(Number, 1)
-    await sql.execute("alter view gen_durable.snapshots rename to elsewhere")
+    await db.execute("alter view gen_durable.snapshots rename to elsewhere")
     with pytest.raises(DatabaseError, match=r'relation "gen_durable.snapshots" does not exist'):
         await asyncio.wait_for(client.wait(number), 10)
 
 
-async def test_a_wait_survives_a_connection_that_breaks(durable_dsn: str, sql: Any) -> None:
+async def test_a_wait_survives_a_connection_that_breaks(durable_dsn: str, db: Any) -> None:
     async with AsyncClient(durable_dsn) as client:
         number = await client.insert(Number, 1)
         async with asyncio.TaskGroup() as group:
             wait = group.create_task(client.wait(number, timeout=LONG))
             await asyncio.sleep(0.05)
-            await sql.execute(
+            await db.execute(
                 "select pg_terminate_backend(pid) from pg_stat_activity"
                 " where datname = current_database() and pid <> pg_backend_pid()"
             )
-            await finish(sql, number.id)
+            await finish(db, number.id)
         assert wait.result().result == 7

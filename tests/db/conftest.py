@@ -6,8 +6,6 @@ from typing import Any
 import asyncpg
 import pytest
 
-from gen_durable._db.pool import Database
-
 
 @pytest.fixture
 async def sql(durable_dsn: str) -> AsyncIterator[Any]:
@@ -15,13 +13,6 @@ async def sql(durable_dsn: str) -> AsyncIterator[Any]:
     connection = await asyncpg.connect(durable_dsn)
     yield connection
     await connection.close(timeout=5)
-
-
-@pytest.fixture
-async def database(durable_dsn: str) -> AsyncIterator[Database]:
-    """The engine's own pool, on the schema that every test database comes with."""
-    async with await Database.open(durable_dsn, "gen_durable", size=4) as opened:
-        yield opened
 
 
 async def refused(sql: Any, call: str) -> Any:

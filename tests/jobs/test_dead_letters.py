@@ -8,9 +8,7 @@ from datetime import timedelta
 from typing import Any, NoReturn
 
 import msgspec
-import psycopg
 import pytest
-from psycopg.rows import DictRow
 
 from gen_durable import (
     AsyncClient,
@@ -33,8 +31,8 @@ from gen_durable._db import lease as leases
 from gen_durable._db.pool import Database
 from gen_durable.telemetry import OutcomeStale, ReaperReaped
 from gen_durable.testing import Crash, DrainCounts, Harness
-from tests.jobs.support import row
 from tests.support.crashing_workers import poison
+from tests.support.rows import SqlConnection
 from tests.support.settings import CALM, FAST
 from tests.support.waiting import PATIENCE, Events, happens
 from tests.support.worker_process import worker_process
@@ -109,23 +107,21 @@ def test_what_is_cancelled_or_done_leaves_none(durable: Harness) -> None:
         assert durable.instances(dead) == [], number
 
 
-def test_a_payload_that_nobody_can_read_is_left_as_it_is(
-    durable: Harness, conn: psycopg.Connection[DictRow]
-) -> None:
+def test_a_payload_that_nobody_can_read_is_left_as_it_is(durable: Harness, sql: SqlConnection) -> None:
     durable.insert(charge, Invoice(1))
-    conn.execute("""update gen_durable.gen_durable set state = '{"nummer": [1, null, "ä"]}'""")
+    sql("""update gen_durable.gen_durable set state = '{"nummer": [1, null, "ä"]}'""")
     assert durable.drain() == DrainCounts(retry=1, stopped=1)
-    (letter,) = conn.execute(LETTERS).fetchall()
+    (letter,) = sql(LETTERS)
     assert letter["state"]["payload"] == {"nummer": [1, None, "ä"]}
     assert letter["state"]["error"].startswith("DecodeError: the state of letters.charge.v1")
 
 
 def test_a_receiver_that_nobody_has_registered_waits_as_a_plain_job(
-    durable: Harness, conn: psycopg.Connection[DictRow]
+    durable: Harness, sql: SqlConnection
 ) -> None:
     durable.insert(charge, Invoice(2))
     durable.drain()
-    (letter,) = conn.execute(LETTERS).fetchall()
+    (letter,) = sql(LETTERS)
     assert (letter["fsm"], letter["fsm_version"], letter["step"], letter["queue"]) == (
         "ops.dead.v2",
         1,
@@ -272,15 +268,13 @@ async def test_letter_and_failure_are_one_transaction(durable_dsn: str, db: Any)
     assert len(await db.fetch(LETTERS)) == 1
 
 
-def test_a_retried_job_may_fail_again_and_leave_another(
-    durable: Harness, conn: psycopg.Connection[DictRow]
-) -> None:
+def test_a_retried_job_may_fail_again_and_leave_another(durable: Harness, sql: SqlConnection) -> None:
     ref = durable.insert(charge, Invoice(2))
     durable.drain()
     durable.retry(ref)
     durable.drain()
-    assert [letter["state"]["id"] for letter in conn.execute(LETTERS)] == [ref.id, ref.id]
-    assert row(conn, ref.id)["step_seq"] == 2
+    assert [letter["state"]["id"] for letter in sql(LETTERS)] == [ref.id, ref.id]
+    assert sql.row(ref.id)["step_seq"] == 2
 
 
 # Failures that no worker has decided
@@ -345,12 +339,8 @@ async def test_a_job_that_nobody_here_knows_leaves_one_if_its_workers_said_so(
     assert (_content(letter).error, _content(letter).id) == ("no_handler_registered", ref.id)
 
 
-def test_in_a_test_the_poisoned_and_the_refused_leave_theirs(
-    durable_dsn: str, conn: psycopg.Connection[DictRow]
-) -> None:
-    conn.execute(
-        "alter table gen_durable.gen_durable add constraint nobody check (result is distinct from '7')"
-    )
+def test_in_a_test_the_poisoned_and_the_refused_leave_theirs(durable_dsn: str, sql: SqlConnection) -> None:
+    sql("alter table gen_durable.gen_durable add constraint nobody check (result is distinct from '7')")
     with Harness(durable_dsn, settings=Settings.load(crash_limit=1)) as durable:
         durable.use(dead)
         dies = durable.insert(charge, Invoice(8))

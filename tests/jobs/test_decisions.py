@@ -7,9 +7,7 @@ import json
 from datetime import timedelta
 from typing import Any, NoReturn
 
-import psycopg
 import pytest
-from psycopg.rows import DictRow
 
 from gen_durable import (
     Cancel,
@@ -32,7 +30,7 @@ from gen_durable import (
     step,
 )
 from gen_durable.testing import DrainCounts, Harness
-from tests.jobs.support import row, waits
+from tests.support.rows import SqlConnection
 from tests.support.settings import CALM
 from tests.support.waiting import PATIENCE
 
@@ -90,11 +88,11 @@ class Decided(Machine[str, None]):
 KINDS = ["job on the loop", "job in a thread", "step", "handler", "effect"]
 
 
-def raised(durable: Harness, conn: psycopg.Connection[DictRow], which: str) -> dict[str, int]:
+def raised(durable: Harness, sql: SqlConnection, which: str) -> dict[str, int]:
     """Instances that have decided so, each in a place of its own, at their first and only execution."""
     machine = Decided()
     durable.use(machine)
-    conn.execute("create table ledger (entry int)")
+    sql("create table ledger (entry int)")
     steps = {"step": "run", "handler": "handled", "effect": "affected"}
     counts = {
         "discard": DrainCounts(stopped=1),
@@ -110,18 +108,16 @@ def raised(durable: Harness, conn: psycopg.Connection[DictRow], which: str) -> d
             ids[kind] = durable.insert(on_the_loop if kind == "job on the loop" else in_a_thread, which).id
         assert durable.drain(collapse=False) == counts, kind
         assert len(machine.asked) == (kind == "handler"), kind
-        assert conn.execute("select count(*) from ledger").fetchone() == {"count": 0}, kind
+        assert sql.value("select count(*) from ledger") == 0, kind
     return ids
 
 
 @pytest.mark.clause("JOB-13")
-def test_discard_fails_at_once(
-    durable: Harness, conn: psycopg.Connection[DictRow], subtests: pytest.Subtests
-) -> None:
-    for kind, id in raised(durable, conn, "discard").items():
+def test_discard_fails_at_once(durable: Harness, sql: SqlConnection, subtests: pytest.Subtests) -> None:
+    for kind, id in raised(durable, sql, "discard").items():
         with subtests.test(kind=kind):
             assert durable.assert_failed(id).last_error == "card declined"
-            found = row(conn, id)
+            found = sql.row(id)
             assert (found["execution"], found["step_seq"], found["error"]["type"]) == (1, 1, "Discard")
             (record,) = durable.executions(id)
             assert (record.status, record.outcome) == (ExecutionStatus.DONE, "stop")
@@ -131,11 +127,11 @@ def test_discard_fails_at_once(
 
 @pytest.mark.clause("JOB-14")
 def test_cancel_ends_as_cancelled_without_a_transition(
-    durable: Harness, conn: psycopg.Connection[DictRow], subtests: pytest.Subtests
+    durable: Harness, sql: SqlConnection, subtests: pytest.Subtests
 ) -> None:
-    for kind, id in raised(durable, conn, "cancel").items():
+    for kind, id in raised(durable, sql, "cancel").items():
         with subtests.test(kind=kind):
-            found = row(conn, id)
+            found = sql.row(id)
             assert (found["status"], found["last_error"]) == ("cancelled", "not needed any more")
             assert (found["execution"], found["step_seq"], found["result"]) == (1, 0, None)
             assert found["finished_at"] is not None
@@ -152,12 +148,12 @@ def test_cancel_ends_as_cancelled_without_a_transition(
 
 @pytest.mark.clause("JOB-12")
 def test_retry_after_waits_as_it_says(
-    durable: Harness, conn: psycopg.Connection[DictRow], subtests: pytest.Subtests
+    durable: Harness, sql: SqlConnection, subtests: pytest.Subtests
 ) -> None:
-    for kind, id in raised(durable, conn, "later").items():
+    for kind, id in raised(durable, sql, "later").items():
         with subtests.test(kind=kind):
-            assert waits(conn, id) == timedelta(hours=1)
-            found = row(conn, id)
+            assert sql.delay(id) == timedelta(hours=1)
+            found = sql.row(id)
             assert (found["attempt"], found["step_seq"], found["last_error"]) == (1, 0, "the bank rests")
             (record,) = durable.executions(id)
             assert (record.status, record.outcome) == (ExecutionStatus.ABORTED, "retry")
@@ -281,7 +277,7 @@ def test_the_only_decision_of_a_group_is_obeyed(durable: Harness, subtests: pyte
 
 
 @pytest.mark.clause("JOB-22")
-def test_a_wait_in_a_group_is_obeyed(durable: Harness, conn: psycopg.Connection[DictRow]) -> None:
+def test_a_wait_in_a_group_is_obeyed(durable: Harness, sql: SqlConnection) -> None:
     ref = durable.insert(grouped, ["no", "later"], max_attempts=2)
     assert durable.drain(collapse=False) == DrainCounts(retry=1)
-    assert waits(conn, ref.id) == timedelta(hours=1)
+    assert sql.delay(ref.id) == timedelta(hours=1)

@@ -6,13 +6,11 @@ import json
 from pathlib import Path
 from typing import Any, NoReturn
 
-import psycopg
 import pytest
-from psycopg.rows import DictRow
 
 from gen_durable import Context, Failure, Machine, Outcome, Retry, Settings, Stop, Worker, job, step
 from gen_durable.testing import Crash, Harness
-from tests.jobs.support import row
+from tests.support.rows import SqlConnection
 from tests.support.settings import CALM
 from tests.support.waiting import PATIENCE
 
@@ -61,23 +59,21 @@ async def test_a_failed_job_tells_type_message_place_and_attempt(durable_dsn: st
 
 
 @pytest.mark.clause("JOB-15")
-def test_the_last_failure_is_the_one_that_is_kept(
-    durable: Harness, conn: psycopg.Connection[DictRow]
-) -> None:
+def test_the_last_failure_is_the_one_that_is_kept(durable: Harness, sql: SqlConnection) -> None:
     @job("errors.changing.v1")
     def changing(number: int, ctx: Context[int]) -> None:
         raise ValueError("first") if ctx.attempt == 0 else KeyError("then")
 
     ref = durable.insert(changing, 1)
     durable.drain(collapse=False)
-    found = row(conn, ref.id)
+    found = sql.row(ref.id)
     assert (found["last_error"], found["error"]["type"], found["error"]["attempt"]) == (
         "ValueError: first",
         "ValueError",
         0,
     )
     durable.drain()
-    found = row(conn, ref.id)
+    found = sql.row(ref.id)
     assert (found["last_error"], found["error"]["type"], found["error"]["attempt"]) == (
         "KeyError: 'then'",
         "KeyError",
@@ -86,7 +82,7 @@ def test_the_last_failure_is_the_one_that_is_kept(
 
 
 def test_a_job_that_recovered_is_not_in_error_and_its_records_tell_what_was_wrong(
-    durable: Harness, conn: psycopg.Connection[DictRow]
+    durable: Harness, sql: SqlConnection
 ) -> None:
     @job("errors.recovers.v1")
     def recovers(number: int, ctx: Context[int]) -> int:
@@ -97,13 +93,13 @@ def test_a_job_that_recovered_is_not_in_error_and_its_records_tell_what_was_wron
     ref = durable.insert(recovers, 1)
     durable.drain()
     assert durable.assert_done(ref) == 1
-    found = row(conn, ref.id)
+    found = sql.row(ref.id)
     assert (found["last_error"], found["error"]) == (None, None)
     assert [each.error for each in durable.executions(ref)] == ["ValueError: at first", None]
 
 
 def test_words_that_the_database_cannot_hold_are_written_so_that_it_can(
-    durable: Harness, conn: psycopg.Connection[DictRow]
+    durable: Harness, sql: SqlConnection
 ) -> None:
     @job("errors.odd.v1", max_attempts=1)
     def odd() -> None:
@@ -111,7 +107,7 @@ def test_words_that_the_database_cannot_hold_are_written_so_that_it_can(
 
     ref = durable.insert(odd)
     durable.drain()
-    found = row(conn, ref.id)
+    found = sql.row(ref.id)
     assert found["last_error"].startswith(r"ValueError: a\x00b\ud800cxxx")
     assert found["error"]["message"].startswith(r"a\x00b\ud800cxxx")
     assert len(found["last_error"]) < 8100, "a dumped page does not fill every list of failures"
@@ -119,7 +115,7 @@ def test_words_that_the_database_cannot_hold_are_written_so_that_it_can(
 
 
 def test_a_machine_leaves_the_same_when_its_handler_stops_or_retries(
-    durable: Harness, conn: psycopg.Connection[DictRow]
+    durable: Harness, sql: SqlConnection
 ) -> None:
     class Handled(Machine[None, None]):
         @step
@@ -131,7 +127,7 @@ def test_a_machine_leaves_the_same_when_its_handler_stops_or_retries(
 
     ref = durable.insert(Handled)
     durable.drain()
-    found = row(conn, ref.id)
+    found = sql.row(ref.id)
     assert (found["last_error"], found["error"]["type"]) == ("the handler's own words", "ConnectionError")
     assert found["error"]["attempt"] == 1
 
@@ -174,14 +170,12 @@ def test_what_ended_without_an_exception_has_none(durable: Harness) -> None:
         assert (failed.last_error, failed.error) == ("given up", None)
 
 
-def test_the_poisoned_and_the_refused_have_one(durable_dsn: str, conn: psycopg.Connection[DictRow]) -> None:
+def test_the_poisoned_and_the_refused_have_one(durable_dsn: str, sql: SqlConnection) -> None:
     @job("errors.number.v1")
     def number(value: int) -> int:
         return value
 
-    conn.execute(
-        "alter table gen_durable.gen_durable add constraint nobody check (result is distinct from '7')"
-    )
+    sql("alter table gen_durable.gen_durable add constraint nobody check (result is distinct from '7')")
     with Harness(durable_dsn, settings=Settings.load(crash_limit=1)) as durable:
         poisoned = durable.insert(number, 8)
         with durable.crash_at("run"), pytest.raises(Crash):
@@ -196,9 +190,9 @@ def test_the_poisoned_and_the_refused_have_one(durable_dsn: str, conn: psycopg.C
     assert (error.type, error.message.partition(" for ")[0]) == ("StatementError", "new row")
 
 
-def test_what_others_have_written_there_is_none(durable: Harness, conn: psycopg.Connection[DictRow]) -> None:
+def test_what_others_have_written_there_is_none(durable: Harness, sql: SqlConnection) -> None:
     ref = durable.insert(plain, "x")
-    conn.execute("update gen_durable.gen_durable set error = '[1]'")
+    sql("update gen_durable.gen_durable set error = '[1]'")
     found = durable.get(ref)
     assert found is not None
     assert found.error is None

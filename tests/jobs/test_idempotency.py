@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-import psycopg
 import pytest
-from psycopg.rows import DictRow
 
 from gen_durable import (
     AsyncClient,
@@ -23,7 +21,7 @@ from gen_durable import (
 from gen_durable.errors import KeyTakenError
 from gen_durable.testing import Harness
 from tests.jobs.billing import sweep
-from tests.jobs.support import row
+from tests.support.rows import SqlConnection
 
 
 @job("idempotency.pay.v1")
@@ -37,9 +35,7 @@ def pay(which: str) -> str:
 
 @pytest.mark.clause("IDM-1")
 @pytest.mark.parametrize("status", ["done", "failed", "cancelled"])
-def test_the_key_gives_the_first_run_for_ever(
-    durable: Harness, conn: psycopg.Connection[DictRow], status: str
-) -> None:
+def test_the_key_gives_the_first_run_for_ever(durable: Harness, sql: SqlConnection, status: str) -> None:
     first = durable.insert(pay, status, idempotency_key="invoice:7")
     assert isinstance(first, Inserted)
     again = durable.insert(pay, "other", idempotency_key="invoice:7")
@@ -57,7 +53,7 @@ def test_the_key_gives_the_first_run_for_ever(
     assert (found.state, found.status, found.unique_key) == (status, Status(status), b"invoice:7")
     assert durable.count() == 1
     assert (
-        row(conn, first.id)["unique_scope"]
+        sql.row(first.id)["unique_scope"]
         == "{runnable,executing,awaiting_signal,awaiting_children,done,failed,cancelled}"
     )
 
@@ -166,14 +162,14 @@ def test_a_key_that_cannot_be_one_is_refused(durable: Harness, key: Any) -> None
 
 
 @pytest.mark.clause("IDM-1", "SQL-1")
-def test_in_sql_it_is_the_same(durable: Harness, conn: psycopg.Connection[DictRow]) -> None:
+def test_in_sql_it_is_the_same(durable: Harness, sql: SqlConnection) -> None:
     first = durable.insert(pay, "done", idempotency_key="k")
     durable.drain()
     query = (
         "select id, inserted from gen_durable.insert('idempotency.pay.v1', '\"x\"', idempotency_key => %s)"
     )
-    assert conn.execute(query, ("k",)).fetchone() == {"id": first.id, "inserted": False}
-    found = conn.execute(query, ("other",)).fetchone()
+    assert sql(query, "k") == [{"id": first.id, "inserted": False}]
+    (found,) = sql(query, "other")
     assert found is not None
     assert found["inserted"] is True
     again = durable.insert(pay, "done", idempotency_key="other")

@@ -5,9 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any, NoReturn
 
-import psycopg
 import pytest
-from psycopg.rows import DictRow
 
 from gen_durable import (
     Backoff,
@@ -25,7 +23,7 @@ from gen_durable import (
 )
 from gen_durable.testing import DrainCounts, Harness
 from tests.jobs.billing import flaky
-from tests.jobs.support import row, waits
+from tests.support.rows import SqlConnection
 from tests.support.settings import CALM
 from tests.support.waiting import PATIENCE
 
@@ -50,7 +48,7 @@ async def often(number: int) -> NoReturn:
 
 @pytest.mark.clause("JOB-9")
 def test_a_job_is_executed_so_often_in_all(
-    durable: Harness, conn: psycopg.Connection[DictRow], subtests: pytest.Subtests
+    durable: Harness, sql: SqlConnection, subtests: pytest.Subtests
 ) -> None:
     cases: list[tuple[Any, int | None, int]] = [
         (fail, None, 3),
@@ -67,7 +65,7 @@ def test_a_job_is_executed_so_often_in_all(
             ref = durable.insert(which, 7, **options)
             assert durable.drain() == DrainCounts(retry=executions - 1, stopped=1)
             assert durable.assert_failed(ref).last_error == "ValueError: no 7"
-            found = row(conn, ref.id)
+            found = sql.row(ref.id)
             assert (found["execution"], found["step_seq"]) == (executions, 1)
             assert found["max_attempts"] == max_attempts
             records = durable.executions(ref)
@@ -100,28 +98,26 @@ def test_max_attempts_of_a_spec_holds_in_a_batch_and_for_children(durable: Harne
 
 @pytest.mark.clause("JOB-10")
 def test_waits_double_from_a_second_to_five_minutes_with_jitter_up_to_half(
-    durable: Harness, conn: psycopg.Connection[DictRow], subtests: pytest.Subtests
+    durable: Harness, sql: SqlConnection, subtests: pytest.Subtests
 ) -> None:
     seconds = {0: 1.0, 1: 2.0, 2: 4.0, 7: 128.0, 8: 256.0, 9: 300.0, 60: 300.0}
     refs = {attempt: durable.insert(fail, 7, max_attempts=1000) for attempt in seconds}
     for attempt, ref in refs.items():
-        conn.execute("update gen_durable.gen_durable set attempt = %s where id = %s", (attempt, ref.id))
+        sql("update gen_durable.gen_durable set attempt = %s where id = %s", attempt, ref.id)
     assert durable.drain(collapse=False) == DrainCounts(retry=len(refs))
     slack = timedelta(milliseconds=1)
     for attempt, ref in refs.items():
         with subtests.test(attempt=attempt):
-            assert row(conn, ref.id)["attempt"] == attempt + 1
+            assert sql.row(ref.id)["attempt"] == attempt + 1
             raw = timedelta(seconds=seconds[attempt])
-            assert raw - slack <= waits(conn, ref.id) <= 1.5 * raw + slack
+            assert raw - slack <= sql.delay(ref.id) <= 1.5 * raw + slack
 
 
 @pytest.mark.clause("JOB-10")
-def test_two_that_failed_at_one_moment_are_torn_apart(
-    durable: Harness, conn: psycopg.Connection[DictRow]
-) -> None:
+def test_two_that_failed_at_one_moment_are_torn_apart(durable: Harness, sql: SqlConnection) -> None:
     refs = durable.insert_all([Spec(fail, n) for n in range(20)])
     durable.drain(collapse=False)
-    rows = conn.execute("select eligible_at - updated_at as wait from gen_durable.gen_durable").fetchall()
+    rows = sql("select eligible_at - updated_at as wait from gen_durable.gen_durable")
     lengths = {row["wait"] for row in rows}
     assert len(rows) == len(refs)
     assert len(lengths) > 15
@@ -129,13 +125,13 @@ def test_two_that_failed_at_one_moment_are_torn_apart(
 
 
 @pytest.mark.clause("JOB-10")
-def test_a_job_may_have_waits_of_its_own(durable: Harness, conn: psycopg.Connection[DictRow]) -> None:
+def test_a_job_may_have_waits_of_its_own(durable: Harness, sql: SqlConnection) -> None:
     hours = {0: 1, 1: 2, 2: 3, 3: 3}
     refs = {attempt: durable.insert(often, 7) for attempt in hours}
     for attempt, ref in refs.items():
-        conn.execute("update gen_durable.gen_durable set attempt = %s where id = %s", (attempt, ref.id))
+        sql("update gen_durable.gen_durable set attempt = %s where id = %s", attempt, ref.id)
     durable.drain(collapse=False)
-    assert {attempt: waits(conn, ref.id) / timedelta(hours=1) for attempt, ref in refs.items()} == hours
+    assert {attempt: sql.delay(ref.id) / timedelta(hours=1) for attempt, ref in refs.items()} == hours
 
 
 @pytest.mark.clause("JOB-10")
@@ -178,17 +174,17 @@ async def later(seconds: int, ctx: Context[int]) -> int:
 
 @pytest.mark.clause("JOB-12")
 def test_retry_after_chooses_the_wait_and_counts_as_an_attempt(
-    durable: Harness, conn: psycopg.Connection[DictRow], caplog: pytest.LogCaptureFixture
+    durable: Harness, sql: SqlConnection, caplog: pytest.LogCaptureFixture
 ) -> None:
     ref = durable.insert(later, 5000)
     assert durable.drain(collapse=False) == DrainCounts(retry=1)
-    assert waits(conn, ref.id) == timedelta(seconds=5000)
-    found = row(conn, ref.id)
+    assert sql.delay(ref.id) == timedelta(seconds=5000)
+    found = sql.row(ref.id)
     assert (found["attempt"], found["last_error"]) == (1, "the bank rests, 0")
     assert found["error"]["type"] == "RetryAfter"
     assert durable.drain() == DrainCounts(retry=1, stopped=1)
     durable.assert_failed(ref, match="^the bank rests, 2$")
-    assert row(conn, ref.id)["error"]["attempt"] == 2
+    assert sql.row(ref.id)["error"]["attempt"] == 2
     assert [each.getMessage().partition(", ")[2] for each in caplog.records] == [
         "attempt 1: the bank rests, 0; it runs again in 1h23m20s",
         "attempt 2: the bank rests, 1; it runs again in 1h23m20s",

@@ -7,16 +7,14 @@ from datetime import timedelta
 from typing import Any
 
 import msgspec
-import psycopg
 import pytest
-from psycopg.rows import DictRow
 
 from gen_durable import AsyncClient, Context, Done, Job, Retry, Status, Worker, job
 from gen_durable.errors import EncodeError
 from gen_durable.testing import DrainCounts, Harness, context
 from tests.jobs import billing
 from tests.jobs.billing import Charge, Invoice, charge, charge_in_words, record, sweep, where
-from tests.support.rows import row_of
+from tests.support.rows import SqlConnection, row_of
 from tests.support.settings import CALM
 from tests.support.waiting import PATIENCE
 
@@ -93,10 +91,10 @@ def test_a_result_of_another_type_is_a_failure_of_the_job(durable: Harness) -> N
 
 
 def test_a_payload_that_does_not_decode_is_tried_again_and_then_fails_as_it_is(
-    durable: Harness, conn: psycopg.Connection[DictRow]
+    durable: Harness, sql: SqlConnection
 ) -> None:
     ref = durable.insert(charge, Invoice(1))
-    conn.execute("""update gen_durable.gen_durable set state = '{"nummer": 1}'""")
+    sql("""update gen_durable.gen_durable set state = '{"nummer": 1}'""")
     assert durable.drain() == DrainCounts(retry=2, stopped=1)
     assert durable.assert_failed(ref, match="DecodeError").state == {"nummer": 1}
 
@@ -156,14 +154,12 @@ def test_done_and_the_bare_result_are_the_same(durable: Harness) -> None:
     assert [durable.assert_done(ref) for ref in refs] == [2, "one", None]
 
 
-def test_an_effect_that_fails_is_a_failure_of_the_job(
-    durable: Harness, conn: psycopg.Connection[DictRow]
-) -> None:
-    conn.execute(LEDGER)
+def test_an_effect_that_fails_is_a_failure_of_the_job(durable: Harness, sql: SqlConnection) -> None:
+    sql(LEDGER)
     ref = durable.insert(record, -1)
     assert durable.drain() == DrainCounts(retry=2, stopped=1)
     durable.assert_failed(ref, match="violates check constraint")
-    assert conn.execute("select count(*) from ledger").fetchone() == {"count": 0}
+    assert sql.value("select count(*) from ledger") == 0
 
 
 def test_an_outcome_is_no_result(durable: Harness) -> None:

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from gen_durable import AsyncClient, Client, DatabaseError, Settings, Spec, Status
-from tests.clients.conftest import Awaitable
 from tests.pooler.machines import Chain
+from tests.support.clients import Awaitable
 
 _MANY = 1200
 _BATCHES = [200, 500, 500]

@@ -11,8 +11,8 @@ import pytest
 
 from gen_durable import AsyncClient, Client, Duplicate, DuplicateSignal, NoTargetError, Settings, Spec, Worker
 from gen_durable.errors import UnreachableError
-from tests.clients.conftest import Awaitable
 from tests.pooler.machines import ALL, Chain, Parent, Waiter
+from tests.support.clients import Awaitable
 
 PATIENCE = timedelta(seconds=20)
 

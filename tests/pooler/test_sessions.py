@@ -25,8 +25,8 @@ from gen_durable._db.connector import PINNED
 from gen_durable._db.failures import StatementError, is_outage
 from gen_durable._db.plan import Plan, Row, Statement
 from gen_durable._db.pool import Database, _Transaction, only
-from tests.clients.conftest import Awaitable
 from tests.pooler.machines import ALL, Chain, Parent
+from tests.support.clients import Awaitable
 
 SCHEMA: Final = "gen_durable"
 # What a cautious or careless administrator may have set.

@@ -8,7 +8,6 @@ from typing import Any, Final
 from gen_durable import Await, Context, Done, Machine, Outcome, Schedule, Signal, Spec, step
 
 A_SECOND: Final = timedelta(seconds=1)
-AN_HOUR: Final = timedelta(hours=1)
 
 
 class Report(Machine[str, str]):

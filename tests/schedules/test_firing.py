@@ -25,7 +25,9 @@ from gen_durable import (
 )
 from gen_durable._db import schedules
 from gen_durable.testing import AsyncHarness, Harness
-from tests.schedules.support import AN_HOUR, Report, Sleeper, hourly, slots
+from tests.schedules.support import Report, Sleeper, hourly, slots
+from tests.support.rows import SqlConnection
+from tests.support.settings import AN_HOUR
 
 
 def now(durable: Harness) -> datetime:
@@ -240,12 +242,12 @@ def test_a_clock_that_is_set_back_fires_nothing_twice(durable: Harness) -> None:
 
 
 @pytest.mark.clause("CRON-3")
-def test_that_slots_only_go_forward_is_a_law(durable: Harness, conn: psycopg.Connection[Any]) -> None:
+def test_that_slots_only_go_forward_is_a_law(durable: Harness, sql: SqlConnection) -> None:
     durable.put_schedule(hourly())
     to_slot(durable)
     durable.drain()
     with pytest.raises(psycopg.errors.CheckViolation, match="slots_move_forward"):
-        conn.execute("update gen_durable.schedules set next_at = last_slot_at")
+        sql("update gen_durable.schedules set next_at = last_slot_at")
 
 
 @pytest.mark.clause("CRON-3")
@@ -338,16 +340,14 @@ def test_a_new_definition_keeps_the_next_slot_unless_it_says_another_time(durabl
     assert later.is_paused
 
 
-def test_an_unchanged_declaration_writes_nothing(durable: Harness, conn: psycopg.Connection[Any]) -> None:
+def test_an_unchanged_declaration_writes_nothing(durable: Harness, sql: SqlConnection) -> None:
     durable.put_schedule(hourly())
-    (row,) = conn.execute("select xmin::text, * from gen_durable.schedules").fetchall()
+    (row,) = sql("select xmin::text, * from gen_durable.schedules")
     durable.put_schedule(hourly())
-    assert conn.execute("select xmin::text, * from gen_durable.schedules").fetchall() == [row]
+    assert sql("select xmin::text, * from gen_durable.schedules") == [row]
 
 
-def test_keys_and_scopes_of_a_spec_arrive_as_they_were_given(
-    durable: Harness, conn: psycopg.Connection[Any]
-) -> None:
+def test_keys_and_scopes_of_a_spec_arrive_as_they_were_given(durable: Harness, sql: SqlConnection) -> None:
     spec = Spec(
         Report,
         "all",
@@ -360,14 +360,10 @@ def test_keys_and_scopes_of_a_spec_arrive_as_they_were_given(
     durable.put_schedule(Schedule("s", spec, cron="@hourly"))
     direct = durable.insert_all([spec])
     columns = "correlation_key, correlation_scope::text, unique_key, unique_scope::text, concurrency_key, step, fsm_version"
-    (wanted,) = conn.execute(
-        f"select {columns} from gen_durable.gen_durable where id = {direct[0].id}"
-    ).fetchall()
+    (wanted,) = sql(f"select {columns} from gen_durable.gen_durable where id = {direct[0].id}")
     durable.soft_delete(direct[0])
     triggered = durable.trigger_schedule("s")
-    (found,) = conn.execute(
-        f"select {columns} from gen_durable.gen_durable where id = {triggered.id}"
-    ).fetchall()
+    (found,) = sql(f"select {columns} from gen_durable.gen_durable where id = {triggered.id}")
     assert {**found, "unique_scope": _set(found), "x": 0} == {**wanted, "unique_scope": _set(wanted), "x": 0}
 
 

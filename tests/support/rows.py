@@ -57,6 +57,13 @@ class SqlConnection:
         """All executions, live and ended, in order."""
         return self("select * from gen_durable.gen_durable_executions where job_id = %s order by attempt", id)
 
+    def delay(self, id: int) -> timedelta:
+        """How long after its last change a runnable instance is due."""
+        row = self.row(id)
+        assert (row["status"], row["lease_token"]) == ("runnable", None)
+        length: timedelta = row["eligible_at"] - row["updated_at"]
+        return length
+
     def expire(self, id: int) -> None:
         """The lease of this execution has run out."""
         self(
