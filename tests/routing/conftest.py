@@ -5,5 +5,6 @@ import pytest
 
 @pytest.fixture(autouse=True)
 def no_prefixes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the environment of whoever runs the tests says about prefixes is not meant for them."""
-    monkeypatch.delenv("WORKER_TYPE_PREFIXES", raising=False)
+    """Ignore prefixes that the environment sets."""
+    for variable in ("GEN_DURABLE_PREFIXES", "WORKER_TYPE_PREFIXES"):
+        monkeypatch.delenv(variable, raising=False)
