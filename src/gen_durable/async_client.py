@@ -587,7 +587,7 @@ class AsyncClient:
         return await self._write(_recurring.resume(name, self._ahead), conn)
 
     async def trigger_schedule(self, name: str, /, *, conn: AsyncConnection | None = None) -> Triggered:
-        """Insert what a schedule says now, beside its slots, paused or not; `ctx.slot` is this moment.
+        """Insert what a schedule says now, beside its slots, paused or not; `ctx.fire_time` is this moment.
 
         Raises:
             NoScheduleError: there is no such schedule.

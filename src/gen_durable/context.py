@@ -192,7 +192,7 @@ class Context(msgspec.Struct, Generic[StateT, ResourcesT], kw_only=True):
     correlation_key: str | None = None
     max_attempts: int | None = None
     """How often a step may be executed, if this instance has a limit of its own."""
-    slot: datetime | None = None
+    fire_time: datetime | None = None
     """When a schedule meant this instance to start (UTC); `None` if no schedule has inserted it."""
     cancellation: Cancellation = msgspec.field(default_factory=Cancellation)
     resources: ResourcesT = None  # type: ignore[assignment]  # of a worker without a lifespan

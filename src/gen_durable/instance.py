@@ -234,7 +234,7 @@ class Instance(msgspec.Struct, Generic[StateT, ResultT], frozen=True, kw_only=Tr
     delete_reason: str | None = None
     schedule: str | None = None
     """The schedule that inserted it."""
-    slot: datetime | None = None
+    fire_time: datetime | None = None
     """When that meant it to start."""
     collected_at: datetime | None = None
     """When the engine took its state and result. What is left stays for a key that it still occupies."""

@@ -53,7 +53,7 @@ class Schedule:
 
         Args:
             name: by which it is known in the database.
-            spec: what to insert at each slot; the step finds the slot in `ctx.slot`.
+            spec: what to insert at each slot; the step finds the slot in `ctx.fire_time`.
             cron: five fields, six with seconds before them, or `@hourly`, `@daily`, `@weekly`, `@monthly`, `@yearly`.
             every: instead of cron, so long from slot to slot, whatever clocks on the wall do.
             tz: the time zone in which cron is read.
@@ -103,7 +103,7 @@ class ScheduleRecord(msgspec.Struct, frozen=True, kw_only=True):
     overlap: Overlap
     next_at: datetime | None
     """The next slot. It is kept while the schedule is paused, and found anew when it goes on."""
-    last_slot: datetime | None
+    last_fire_time: datetime | None
     """The last slot that is over, fired or passed by."""
     last_fired_at: datetime | None
     last_id: int | None

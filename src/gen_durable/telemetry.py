@@ -218,7 +218,7 @@ class ScheduleFired(Event, frozen=True, kw_only=True):
     name: ClassVar[str] = "schedule.fired"
     schedule: str
     fsm: str
-    slot: datetime
+    fire_time: datetime
     lag: timedelta
     """How late it was."""
     id: int | None = None

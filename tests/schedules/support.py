@@ -1,4 +1,4 @@
-"""A machine that tells its slot, and looks at what schedules have done."""
+"""A machine that tells its fire time, and looks at what schedules have done."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ A_SECOND: Final = timedelta(seconds=1)
 
 
 class Report(Machine[str, str]):
-    """Ends with its slot."""
+    """Ends with its fire time."""
 
     @step
     async def write(self, ctx: Context[str]) -> Outcome[str]:
-        return Done(f"{ctx.state} {ctx.slot}")
+        return Done(f"{ctx.state} {ctx.fire_time}")
 
 
 class Sleeper(Machine[None, None]):
@@ -37,6 +37,6 @@ def hourly(name: str = "hourly", **options: Any) -> Schedule:
     return Schedule(name, Spec(Report, "all"), cron="0 * * * *", **options)
 
 
-def slots(instances: Any) -> list[datetime | None]:
-    """For which slots these were inserted, oldest first."""
-    return sorted(instance.slot for instance in instances)
+def fire_times(instances: Any) -> list[datetime | None]:
+    """For which fire times these were inserted, oldest first."""
+    return sorted(instance.fire_time for instance in instances)

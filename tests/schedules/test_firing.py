@@ -1,4 +1,4 @@
-"""What is inserted for which slot, in the database of a test whose time passes as the test wants."""
+"""What is inserted for which fire time, in the database of a test whose time passes as the test wants."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from gen_durable import (
 )
 from gen_durable._db import schedules
 from gen_durable.testing import AsyncHarness, Harness
-from tests.schedules.support import Report, Sleeper, hourly, slots
+from tests.schedules.support import Report, Sleeper, fire_times, hourly
 from tests.support.rows import SqlConnection
 from tests.support.settings import AN_HOUR
 
@@ -37,12 +37,12 @@ def now(durable: Harness) -> datetime:
     return moment
 
 
-def to_slot(durable: Harness, name: str = "hourly") -> datetime:
-    """Let time pass until just after the next slot."""
-    slot = durable.get_schedule(name).next_at
-    assert slot is not None
-    durable.advance(slot - now(durable) + timedelta(seconds=1))
-    return slot
+def advance_to_fire_time(durable: Harness, name: str = "hourly") -> datetime:
+    """Let time pass until just after the next fire time."""
+    fire_time = durable.get_schedule(name).next_at
+    assert fire_time is not None
+    durable.advance(fire_time - now(durable) + timedelta(seconds=1))
+    return fire_time
 
 
 @pytest.mark.clause("CRON-1", "CRON-2")
@@ -50,15 +50,19 @@ def test_a_slot_inserts_what_the_spec_says_and_the_step_sees_the_slot(durable: H
     spec = Spec(Report, "all", queue="reports", priority=7, correlation_key="report", max_attempts=3)
     put = durable.put_schedule(Schedule("hourly", spec, cron="0 * * * *"))
     assert durable.drain().done == 0
-    slot = to_slot(durable)
-    assert (put.next_at, put.machine, put.fired_count) == (slot, "Report", 0)
+    fire_time = advance_to_fire_time(durable)
+    assert (put.next_at, put.machine, put.fired_count) == (fire_time, "Report", 0)
     assert durable.drain().done == 1
     (instance,) = durable.list(Report, schedule="hourly")
     assert (instance.queue, instance.priority, instance.correlation_key) == ("reports", 7, "report")
-    assert (instance.schedule, instance.slot) == ("hourly", slot)
-    assert instance.result == f"all {slot}"
+    assert (instance.schedule, instance.fire_time) == ("hourly", fire_time)
+    assert instance.result == f"all {fire_time}"
     record = durable.get_schedule("hourly")
-    assert (record.last_slot, record.next_at, record.last_id) == (slot, slot + AN_HOUR, instance.id)
+    assert (record.last_fire_time, record.next_at, record.last_id) == (
+        fire_time,
+        fire_time + AN_HOUR,
+        instance.id,
+    )
     assert (record.fired_count, record.last_error) == (1, None)
 
 
@@ -81,25 +85,25 @@ def test_the_slot_stays_over_steps_and_retries(durable: Harness) -> None:
 
         @step
         async def two(self, ctx: Context[None]) -> Outcome[str]:
-            return Done(f"{ctx.slot}")
+            return Done(f"{ctx.fire_time}")
 
         def handle(self, error: Exception, ctx: Context[None]) -> Outcome[str]:
             return Retry(timedelta(0))
 
     durable.put_schedule(Schedule("hourly", Spec(Long), cron="@hourly"))
-    slot = to_slot(durable)
+    fire_time = advance_to_fire_time(durable)
     durable.drain()
     (instance,) = durable.instances(Long)
-    assert instance.result == f"{slot}"
+    assert instance.result == f"{fire_time}"
 
 
 def test_a_job_can_be_scheduled(durable: Harness) -> None:
     @job("reports.daily.v1")
     def daily(region: str, ctx: Context[str]) -> str:
-        return f"{region} {ctx.slot:%H:%M}"
+        return f"{region} {ctx.fire_time:%H:%M}"
 
     durable.put_schedule(Schedule("daily", Spec(daily, "north"), cron="0 3 * * *", tz="Europe/Vienna"))
-    to_slot(durable, "daily")
+    advance_to_fire_time(durable, "daily")
     durable.drain()
     (instance,) = durable.instances(daily)
     assert instance.result in ("north 01:00", "north 02:00")
@@ -113,7 +117,7 @@ def test_slots_of_an_interval_begin_when_it_is_stored(durable: Harness) -> None:
     assert before <= put.next_at - timedelta(minutes=15) <= now(durable)
     durable.advance(hours=1)
     assert durable.drain().done == 4
-    assert slots(durable.instances()) == [put.next_at + timedelta(minutes=15) * n for n in range(4)]
+    assert fire_times(durable.instances()) == [put.next_at + timedelta(minutes=15) * n for n in range(4)]
 
 
 @pytest.mark.clause("CRON-6")
@@ -122,23 +126,23 @@ def test_after_an_outage_missed_slots_are_treated_as_the_schedule_says(
     durable: Harness, missed: Any, expected: int
 ) -> None:
     durable.put_schedule(hourly(missed=missed))
-    first = to_slot(durable)
+    first = advance_to_fire_time(durable)
     durable.advance(hours=4, minutes=30)
     assert durable.catch_up() == expected
     assert durable.catch_up() == 0
     last = first + 4 * AN_HOUR
-    assert slots(durable.instances()) == [first + AN_HOUR * n for n in range(5)][5 - expected :]
+    assert fire_times(durable.instances()) == [first + AN_HOUR * n for n in range(5)][5 - expected :]
     record = durable.get_schedule("hourly")
-    assert (record.last_slot, record.next_at) == (last, last + AN_HOUR)
+    assert (record.last_fire_time, record.next_at) == (last, last + AN_HOUR)
 
 
 @pytest.mark.clause("CRON-6")
 def test_skipping_leaves_a_minute_of_grace(durable: Harness) -> None:
     durable.put_schedule(hourly(missed="skip"))
-    slot = to_slot(durable)
+    fire_time = advance_to_fire_time(durable)
     durable.advance(seconds=30)
     assert durable.catch_up() == 1
-    assert slots(durable.instances()) == [slot]
+    assert fire_times(durable.instances()) == [fire_time]
 
 
 @pytest.mark.clause("CRON-6")
@@ -147,7 +151,7 @@ def test_a_thousand_slots_at_most_are_made_up_for_and_the_latest(durable: Harnes
     assert put.next_at is not None
     durable.advance(days=1)
     assert durable.catch_up() == 1000
-    found = slots(durable._database.run(_page()))
+    found = fire_times(durable._database.run(_page()))
     assert (found[0], found[-1]) == (
         put.next_at + timedelta(minutes=440),
         put.next_at + timedelta(minutes=1439),
@@ -162,7 +166,7 @@ def test_slots_of_a_large_spec_are_made_up_for_as_well(durable: Harness) -> None
     assert put.next_at is not None
     durable.advance(minutes=20)
     assert durable.catch_up() == 20
-    assert slots(durable.instances()) == [put.next_at + timedelta(minutes=n) for n in range(20)]
+    assert fire_times(durable.instances()) == [put.next_at + timedelta(minutes=n) for n in range(20)]
 
 
 def _page() -> Any:
@@ -172,12 +176,12 @@ def _page() -> Any:
 @pytest.mark.clause("CRON-7")
 def test_a_slot_passes_by_while_the_last_instance_lives(durable: Harness) -> None:
     durable.put_schedule(Schedule("naps", Spec(Sleeper), cron="@hourly", overlap="skip"))
-    to_slot(durable, "naps")
+    advance_to_fire_time(durable, "naps")
     durable.advance(hours=2)
     assert durable.drain().awaiting == 1
     record = durable.get_schedule("naps")
     assert (record.fired_count, record.last_error) == (1, "an instance of it was still live")
-    assert record.last_slot is not None
+    assert record.last_fire_time is not None
     (instance,) = durable.instances()
     durable.signal(instance.id, Sleeper.wake)
     durable.drain()
@@ -188,7 +192,7 @@ def test_a_slot_passes_by_while_the_last_instance_lives(durable: Harness) -> Non
 
 def test_instances_overlap_if_they_may(durable: Harness) -> None:
     durable.put_schedule(Schedule("naps", Spec(Sleeper), cron="@hourly"))
-    to_slot(durable, "naps")
+    advance_to_fire_time(durable, "naps")
     durable.advance(hours=2)
     assert durable.drain().awaiting == 3
 
@@ -197,13 +201,17 @@ def test_instances_overlap_if_they_may(durable: Harness) -> None:
 def test_a_key_that_is_taken_costs_the_slot_and_nothing_else(durable: Harness) -> None:
     holder = durable.insert(Report, "mine", correlation_key="k")
     durable.put_schedule(Schedule("hourly", Spec(Report, "all", correlation_key="k"), cron="@hourly"))
-    slot = to_slot(durable)
+    fire_time = advance_to_fire_time(durable)
     assert durable.catch_up() == 0
     record = durable.get_schedule("hourly")
-    assert (record.last_slot, record.last_error, record.last_id) == (slot, "an instance had its key", None)
+    assert (record.last_fire_time, record.last_error, record.last_id) == (
+        fire_time,
+        "an instance had its key",
+        None,
+    )
     assert [instance.id for instance in durable.instances()] == [holder.id]
     durable.drain()
-    to_slot(durable)
+    advance_to_fire_time(durable)
     assert durable.catch_up() == 1
 
 
@@ -213,38 +221,38 @@ def test_what_cannot_be_inserted_holds_up_neither_its_own_slots_nor_others(durab
     durable.drain()
     durable.put_schedule(Schedule("hourly", Spec(Report, "all", correlation_key="k"), cron="@hourly"))
     durable.put_schedule(hourly("other"))
-    slot = to_slot(durable)
+    fire_time = advance_to_fire_time(durable)
     assert durable.catch_up() == 1
     record = durable.get_schedule("hourly")
-    assert (record.last_slot, record.next_at) == (slot, slot + AN_HOUR)
+    assert (record.last_fire_time, record.next_at) == (fire_time, fire_time + AN_HOUR)
     assert "belongs to Sleeper" in (record.last_error or "")
 
 
 @pytest.mark.clause("CRON-3")
 def test_a_clock_that_is_set_back_fires_nothing_twice(durable: Harness) -> None:
     durable.put_schedule(hourly(missed="all"))
-    slot = to_slot(durable)
+    fire_time = advance_to_fire_time(durable)
     durable.advance(hours=2)
     assert durable.drain().done == 3
     durable._ahead -= 3 * AN_HOUR
     assert durable.catch_up() == 0
-    # Whatever is done to it meanwhile: no slot is next again.
+    # Whatever is done to it meanwhile: no fire_time is next again.
     durable.put_schedule(Schedule("hourly", Spec(Report, "new"), cron="*/30 * * * *", missed="all"))
     durable.pause_schedule("hourly")
-    assert durable.resume_schedule("hourly").next_at == slot + timedelta(hours=2, minutes=30)
+    assert durable.resume_schedule("hourly").next_at == fire_time + timedelta(hours=2, minutes=30)
     assert durable.catch_up() == 0
     durable._ahead += 3 * AN_HOUR
     durable.advance(minutes=45)
     durable.drain()
-    found = slots(durable.instances())
-    assert found[:4] == [slot + n * AN_HOUR for n in (0, 1, 2, 2.5)]
+    found = fire_times(durable.instances())
+    assert found[:4] == [fire_time + n * AN_HOUR for n in (0, 1, 2, 2.5)]
     assert len(set(found)) == len(found)
 
 
 @pytest.mark.clause("CRON-3")
 def test_that_slots_only_go_forward_is_a_law(durable: Harness, sql: SqlConnection) -> None:
     durable.put_schedule(hourly())
-    to_slot(durable)
+    advance_to_fire_time(durable)
     durable.drain()
     with pytest.raises(psycopg.errors.CheckViolation, match="slots_move_forward"):
         sql("update gen_durable.schedules set next_at = last_slot_at")
@@ -253,7 +261,7 @@ def test_that_slots_only_go_forward_is_a_law(durable: Harness, sql: SqlConnectio
 @pytest.mark.clause("CRON-3")
 def test_of_two_that_have_seen_a_slot_one_fires_it(durable: Harness) -> None:
     durable.put_schedule(hourly())
-    to_slot(durable)
+    advance_to_fire_time(durable)
     (seen,) = durable._database.run(schedules.due(10, ahead=durable._ahead))
     first = durable._database.run(schedules.fire(seen, seen.owed()))
     assert first is not None
@@ -266,7 +274,7 @@ def test_of_two_that_have_seen_a_slot_one_fires_it(durable: Harness) -> None:
 @pytest.mark.parametrize("change", ["pause", "resume", "update", "replace"])
 def test_what_was_changed_after_the_look_is_not_fired_as_it_was(durable: Harness, change: str) -> None:
     durable.put_schedule(hourly())
-    to_slot(durable)
+    advance_to_fire_time(durable)
     (seen,) = durable._database.run(schedules.due(10, ahead=durable._ahead))
     match change:
         case "pause":
@@ -298,7 +306,7 @@ def test_a_pause_lasts_until_it_ends_and_its_slots_are_gone(durable: Harness) ->
     assert resumed.next_at is not None
     assert before < resumed.next_at <= before + AN_HOUR
     assert durable.resume_schedule("hourly") == resumed
-    to_slot(durable)
+    advance_to_fire_time(durable)
     assert durable.drain().done == 1
 
 
@@ -312,10 +320,10 @@ def test_a_trigger_inserts_now_paused_or_not_and_leaves_the_slots_alone(durable:
     assert second.is_new
     assert [instance.id for instance in durable.list(schedule="naps")] == [second.id, first.id]
     (instance, _) = durable.list(schedule="naps")
-    assert instance.slot is not None
-    assert abs(instance.slot - now(durable)) < timedelta(seconds=5)
+    assert instance.fire_time is not None
+    assert abs(instance.fire_time - now(durable)) < timedelta(seconds=5)
     record = durable.get_schedule("naps")
-    assert (record.next_at, record.last_slot, record.last_id, record.fired_count) == (
+    assert (record.next_at, record.last_fire_time, record.last_id, record.fired_count) == (
         put.next_at,
         None,
         second.id,
@@ -387,20 +395,22 @@ async def test_the_async_harness_has_the_same_clock(async_durable: AsyncHarness)
 
 
 def test_dates_are_those_of_the_calendar(durable: Harness) -> None:
-    """However far time has passed: slots lie where cron puts them."""
+    """However far time has passed: fire_times lie where cron puts them."""
     durable.put_schedule(Schedule("monthly", Spec(Report, "x"), cron="0 9 1 * *", tz="Asia/Tokyo"))
     durable.advance(days=95)
     durable.drain()
-    found = [slot for slot in slots(durable.instances()) if slot is not None]
+    found = [fire_time for fire_time in fire_times(durable.instances()) if fire_time is not None]
     assert len(found) in (3, 4)
-    assert {(slot.astimezone(UTC).day, slot.astimezone(UTC).hour) for slot in found} == {(1, 0)}
+    assert {(fire_time.astimezone(UTC).day, fire_time.astimezone(UTC).hour) for fire_time in found} == {
+        (1, 0)
+    }
 
 
 @pytest.mark.clause("CRON-1", "FLOW-11")
 def test_a_slot_is_not_lost_when_the_rate_limit_does_not_exist(durable: Harness) -> None:
     spec = Spec(Report, "all", rate_limit=("crm", 7), weight=2)
     durable.put_schedule(Schedule("hourly", spec, cron="0 * * * *"))
-    to_slot(durable)
+    advance_to_fire_time(durable)
     assert durable.drain().done == 0
     (instance,) = durable.list(Report, schedule="hourly")
     assert instance.status is Status.RUNNABLE

@@ -17,7 +17,7 @@ from tests.schedules.support import Report
 
 ANCHOR = datetime(2024, 1, 1, 0, 0, 7, tzinfo=UTC)
 
-# Zone, cron, from (local), and the slots that follow, each with its offset.
+# Zone, cron, from (local), and the fire_times that follow, each with its offset.
 TABLE = [
     # Cairo, spring: Friday begins at 01:00. What is meant for midnight comes then, and is not left out.
     ("Africa/Cairo", "0 0 * * *", "2024-04-25T12:00", "04-26T01:00+03:00 04-27T00:00+03:00"),
@@ -86,9 +86,9 @@ def cron(expression: str, tz: str = "UTC") -> Timetable:
 def following(timetable: Timetable, moment: datetime, count: int) -> list[datetime]:
     found: list[datetime] = []
     for _ in range(count):
-        slot = timetable.after(found[-1] if found else moment)
-        assert slot is not None
-        found.append(slot)
+        fire_time = timetable.after(found[-1] if found else moment)
+        assert fire_time is not None
+        found.append(fire_time)
     return found
 
 
@@ -99,8 +99,10 @@ def test_slots_on_the_nights_when_clocks_are_set(tz: str, expression: str, start
     wanted = [datetime.fromisoformat(f"2024-{one}") for one in expected.split()]
     moment = datetime.fromisoformat(start).replace(tzinfo=zone)
     found = following(cron(expression, tz), moment.astimezone(UTC), len(wanted))
-    assert [slot.astimezone(zone).isoformat() for slot in found] == [one.isoformat() for one in wanted]
-    assert all(slot.tzinfo is UTC for slot in found)
+    assert [fire_time.astimezone(zone).isoformat() for fire_time in found] == [
+        one.isoformat() for one in wanted
+    ]
+    assert all(fire_time.tzinfo is UTC for fire_time in found)
 
 
 ZONES = ["Africa/Cairo", "America/Santiago", "Australia/Melbourne", "Australia/Lord_Howe", "UTC"]
@@ -129,12 +131,12 @@ def test_slots_only_go_forward_and_the_way_back_finds_the_same(
     assert first > moment
     now = first + timedelta(hours=hours)
     walked = [first]
-    while (slot := timetable.after(walked[-1])) and slot <= now:
-        assert slot > walked[-1]
-        walked.append(slot)
+    while (fire_time := timetable.after(walked[-1])) and fire_time <= now:
+        assert fire_time > walked[-1]
+        walked.append(fire_time)
     found, upcoming = timetable.due(first, now, most)
     assert found == walked[-most:]
-    assert upcoming == slot
+    assert upcoming == fire_time
 
 
 @given(MOMENTS, st.integers(1, 10**7), st.integers(0, 10**8), st.integers(1, 9))

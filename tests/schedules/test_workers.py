@@ -1,4 +1,4 @@
-"""Real workers, alone, in crowds, and killed: each slot is fired once."""
+"""Real workers, alone, in crowds, and killed: each fire time is fired once."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ async def victim(dsn: str, settings: Settings, point: str = "nowhere") -> AsyncI
         yield process
 
 
-async def fired_slots(db: Any, name: str) -> list[Any]:
+async def fired_times(db: Any, name: str) -> list[Any]:
     rows = await db.fetch("select slot_at from gen_durable.gen_durable where schedule = $1 order by 1", name)
     return [row["slot_at"] for row in rows]
 
 
-def is_every_second_once(slots: list[Any]) -> bool:
-    return slots == [slots[0] + A_SECOND * place for place in range(len(slots))]
+def is_every_second_once(fire_times: list[Any]) -> bool:
+    return fire_times == [fire_times[0] + A_SECOND * place for place in range(len(fire_times))]
 
 
 @pytest.mark.clause("CRON-1", "CRON-4", "CRON-11")
@@ -51,7 +51,11 @@ async def test_a_declared_schedule_is_stored_fired_and_told_of(durable_dsn: str)
         event = await events.wait(ScheduleFired)
         done = await worker.wait(event.id or 0, timeout=PATIENCE)
         assert (event.schedule, event.fsm, event.kind) == ("often", "Report", "inserted")
-        assert (done.schedule, done.slot, done.result) == ("often", event.slot, f"x {event.slot}")
+        assert (done.schedule, done.fire_time, done.result) == (
+            "often",
+            event.fire_time,
+            f"x {event.fire_time}",
+        )
         assert timedelta(0) <= event.lag
         await worker.pause_schedule("often")
     # Code wins over what is stored; a pause stays.
@@ -119,9 +123,9 @@ async def test_killed_before_or_after_the_firing_the_slot_is_fired_once(
         assert await client.count(schedule="hourly") == (0 if point == "before" else 3)
         async with Worker([Sleeper], dsn=durable_dsn, settings=FAST):
             await holds(db, "select next_at > now() from gen_durable.schedules")
-        slots = await fired_slots(db, "hourly")
-    assert len(slots) == 3
-    assert len(set(slots)) == 3
+        fire_times = await fired_times(db, "hourly")
+    assert len(fire_times) == 3
+    assert len(set(fire_times)) == 3
 
 
 @pytest.mark.clause("CRON-3")
@@ -147,7 +151,7 @@ async def test_killed_in_the_middle_of_the_firing_the_slot_is_fired_once(durable
             await transaction.rollback()
             await holds(db, "select next_at > now() from gen_durable.schedules")
         await blocker.close()
-        assert len(await fired_slots(db, "hourly")) == 1
+        assert len(await fired_times(db, "hourly")) == 1
 
 
 @pytest.mark.clause("CRON-3", "CRON-6")
@@ -167,10 +171,10 @@ async def test_a_fleet_that_is_killed_again_and_again_fires_every_second_once(
         async with Worker([Sleeper], dsn=durable_dsn, settings=FAST):
             await holds(db, "select next_at > now() from gen_durable.schedules")
         record = await client.pause_schedule("often")
-        slots = await fired_slots(db, "often")
-    assert is_every_second_once(slots)
-    assert (len(slots), slots[-1]) == (record.fired_count, record.last_slot)
-    assert len(slots) > 30
+        fire_times = await fired_times(db, "often")
+    assert is_every_second_once(fire_times)
+    assert (len(fire_times), fire_times[-1]) == (record.fired_count, record.last_fire_time)
+    assert len(fire_times) > 30
 
 
 async def test_a_caller_that_holds_a_schedule_holds_up_no_other(durable_dsn: str, db: Any) -> None:

@@ -52,7 +52,11 @@ EVENTS: list[Event] = [
     OutboxDead(id="7:3:1", sink="default", type="order.paid", error="refused"),
     OutboxExpired(count=2, sink="default"),
     ScheduleFired(
-        schedule="nightly", fsm="Report", slot=datetime(2026, 1, 1, 3, tzinfo=UTC), lag=timedelta(0), id=7
+        schedule="nightly",
+        fsm="Report",
+        fire_time=datetime(2026, 1, 1, 3, tzinfo=UTC),
+        lag=timedelta(0),
+        id=7,
     ),
     AwaitTimeout(id=7, fsm="Checkout", step="ship"),
 ]

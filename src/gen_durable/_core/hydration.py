@@ -82,7 +82,7 @@ def open_context(
         parent_id=execution.parent_id,
         correlation_key=execution.correlation_key,
         max_attempts=execution.max_attempts,
-        slot=execution.slot,
+        fire_time=execution.fire_time,
         cancellation=execution.cancellation,
         resources=resources,
     )
@@ -140,7 +140,7 @@ def instance_of(row: Mapping[str, Any], machine: MachineDef | None) -> Instance[
         deleted_at=row["deleted_at"],
         delete_reason=row["delete_reason"],
         schedule=row["schedule"],
-        slot=row["slot_at"],
+        fire_time=row["slot_at"],
         collected_at=row["collected_at"],
     )
 

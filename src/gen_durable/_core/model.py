@@ -169,7 +169,7 @@ class Execution(msgspec.Struct, frozen=True):
     """Whether it ever had a signal, unread or not."""
     max_attempts: int | None = None
     """Of this instance alone, instead of what its machine says."""
-    slot: datetime | None = None
+    fire_time: datetime | None = None
     number: int = 0
     """Which execution of its instance it is: 1, 2, 3 …"""
     traceparent: str | None = None

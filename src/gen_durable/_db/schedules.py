@@ -86,7 +86,7 @@ class Due(msgspec.Struct, frozen=True):
 class Owed(msgspec.Struct, frozen=True):
     """Slots to fire."""
 
-    slots: list[datetime]
+    fire_times: list[datetime]
     passed_at: datetime
     """The last slot that is over after that."""
     next_at: datetime | None
@@ -95,7 +95,7 @@ class Owed(msgspec.Struct, frozen=True):
 class Fired(msgspec.Struct, frozen=True):
     """What became of the slots of a schedule."""
 
-    slots: list[datetime]
+    fire_times: list[datetime]
     ids: Sequence[int]
     """For each slot that was fired the new instance, or the one that has its key."""
     are_new: Sequence[bool]
@@ -142,12 +142,12 @@ def fire(due: Due, owed: Owed) -> Plan[Fired | None]:
             raise
         problem = error.message[:2000]
         rows = yield _fire(due, Owed([], owed.passed_at, owed.next_at), problem)
-        return Fired(owed.slots, (), (), None, "error", problem) if rows else None
+        return Fired(owed.fire_times, (), (), None, "error", problem) if rows else None
     if not rows:
         return None
     row = rows[0]
-    reason = "overlap" if row["is_busy"] else "" if owed.slots else "missed"
-    return Fired(owed.slots, row["ids"] or (), row["are_new"] or (), row["queue"], reason)
+    reason = "overlap" if row["is_busy"] else "" if owed.fire_times else "missed"
+    return Fired(owed.fire_times, row["ids"] or (), row["are_new"] or (), row["queue"], reason)
 
 
 def trigger(name: str, ahead: timedelta = timedelta(0)) -> Plan[tuple[int, bool, str]]:
@@ -226,7 +226,7 @@ def _fire(due: Due, owed: Owed, problem: str | None) -> Call:
     return _SQL["fire_schedule"](
         name=due.name,
         revision=due.revision,
-        slots=owed.slots,
+        slots=owed.fire_times,
         passed_at=owed.passed_at,
         next_at=owed.next_at,
         problem=problem,

@@ -267,7 +267,7 @@ def _tell(record: ScheduleRecord, *, as_json: bool) -> None:
         "when": _when(record),
         "next": "paused" if record.is_paused else record.next_at,
         "paused": _pause(record),
-        "last slot": record.last_slot,
+        "last fire time": record.last_fire_time,
         "last fired": record.last_fired_at,
         "last instance": record.last_id,
         "last error": record.last_error,

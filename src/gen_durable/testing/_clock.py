@@ -16,7 +16,7 @@ __all__ = [
     "collapse",
     "due_queues",
     "end_leases",
-    "fire_slot",
+    "fire_next",
     "fire_timeouts",
     "make_due",
 ]
@@ -41,7 +41,7 @@ def fire_timeouts() -> Plan[int]:
     return fired
 
 
-def fire_slot(ahead: timedelta) -> Plan[bool]:
+def fire_next(ahead: timedelta) -> Plan[bool]:
     """Fire the one slot that is due longest, whatever its schedule says of slots that were missed; if there is one."""
     while due := (yield from schedules.due(1, ahead=ahead)):
         if (yield from schedules.fire(due[0], due[0].first())) is not None:

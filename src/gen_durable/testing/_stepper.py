@@ -168,7 +168,7 @@ class Stepper:
                     while True:
                         await self._run_all(database, counts, collapse=collapse, max_steps=max_steps)
                         # One slot after the other: what it starts has come to rest before the next one comes.
-                        if not await database.run(clock.fire_slot(ahead)):
+                        if not await database.run(clock.fire_next(ahead)):
                             break
                         slots += 1
                         if slots > max_steps:

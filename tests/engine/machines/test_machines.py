@@ -155,7 +155,7 @@ def test_the_context_of_a_step_and_of_handle(durable: Harness) -> None:
     fields = {
         *("id", "machine", "version", "step", "attempt", "step_seq", "idempotency_key", "state", "raw_state"),
         *("awaited", "inbox", "timed_out", "children", "parent_id", "correlation_key", "max_attempts"),
-        *("cancellation", "cancelled", "raise_if_cancelled", "emit", "emitted", "slot", "resources"),
+        *("cancellation", "cancelled", "raise_if_cancelled", "emit", "emitted", "fire_time", "resources"),
     }
     offered = {name for name in dir(Context) if not name.startswith("_")}
     seen: list[Context[int]] = []

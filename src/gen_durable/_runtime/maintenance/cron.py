@@ -86,10 +86,12 @@ class Cron(Service):
             return
         if fired.reason:
             self._emit(due, owed.passed_at, None, fired.reason)
-        for slot, id, is_new in zip(owed.slots, fired.ids, fired.are_new, strict=False):
-            self._emit(due, slot, id, "inserted" if is_new else "duplicate")
+        for fire_time, id, is_new in zip(owed.fire_times, fired.ids, fired.are_new, strict=False):
+            self._emit(due, fire_time, id, "inserted" if is_new else "duplicate")
 
-    def _emit(self, due: Due, slot: datetime, id: int | None, kind: str) -> None:
+    def _emit(self, due: Due, fire_time: datetime, id: int | None, kind: str) -> None:
         self._telemetry.emit(
-            ScheduleFired(schedule=due.name, fsm=due.fsm, slot=slot, lag=due.now - slot, id=id, kind=kind)
+            ScheduleFired(
+                schedule=due.name, fsm=due.fsm, fire_time=fire_time, lag=due.now - fire_time, id=id, kind=kind
+            )
         )
