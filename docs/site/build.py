@@ -20,6 +20,8 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import unquote, urlsplit
 
+from docs.site.generate import write_pages
+
 ROOT: Final = Path(__file__).parents[2]
 DOCS: Final = ROOT / "docs"
 CONFIG: Final = DOCS / "site" / "zensical.toml"
@@ -61,6 +63,7 @@ _COMMENT: Final = re.compile(r"^<!--.*?-->\n", re.MULTILINE | re.DOTALL)
 
 def main(target: Path) -> None:
     """Build the site in `target`; exit with an error if a link is broken."""
+    write_pages()
     with tempfile.TemporaryDirectory() as directory:
         stage = Stage(Path(directory))
         stage.fill()
@@ -157,11 +160,13 @@ def _leaves(entry: Any) -> Iterator[str]:
 def exports() -> dict[str, list[str]]:
     """Return the public names of `gen_durable` by the module that defines them."""
     tree = ast.parse((PACKAGE / "__init__.py").read_text(encoding="utf-8"))
-    return {
-        node.module: [alias.name for alias in node.names]
+    public = set(_all_of(""))
+    found = {
+        node.module: [alias.name for alias in node.names if alias.name in public]
         for node in tree.body
-        if isinstance(node, ast.ImportFrom) and node.level and node.module and node.module != "_version"
+        if isinstance(node, ast.ImportFrom) and node.module
     }
+    return {module: names for module, names in found.items() if names}
 
 
 def api_page(name: str) -> str:
@@ -175,7 +180,7 @@ def api_page(name: str) -> str:
 
 
 def _all_of(module: str) -> list[str]:
-    path = PACKAGE.joinpath(*module.split("."))
+    path = PACKAGE.joinpath(*filter(None, module.split(".")))
     file = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
     for node in ast.parse(file.read_text(encoding="utf-8")).body:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":

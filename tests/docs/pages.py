@@ -8,6 +8,7 @@ All blocks of a page run in their order, in one namespace, on a new database tha
 - `sh`: each line is a `gen-durable` command and must succeed; `# → text` below it stands in its output. A worker works,
   in this process, until the next one or the end of the page.
 - `sql`: see `statements`.
+- `toml title="settings.toml"` is a file.
 
 A block in an HTML comment is run and not seen. What cannot run has a comment above it: `<!-- not run: reason -->`.
 """
@@ -42,7 +43,7 @@ from tests.docs.statements import examples, promised, roles_of, run_examples
 __all__ = ["PAGES", "ROOT", "RUN", "SHOWN", "Block", "Page", "Reading"]
 
 ROOT: Final = Path(__file__).parents[2]
-RUN: Final = ("python", "sh", "sql")
+RUN: Final = ("python", "sh", "sql", "toml")
 SHOWN: Final = ("text", "mermaid")
 _FENCE: Final = re.compile(
     r'(?:^<!-- not run: (?P<reason>[^\n]+) -->\n)?^```(?P<language>\w*)(?: title="(?P<file>[^"\n]+)")?\n'

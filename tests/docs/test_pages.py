@@ -21,6 +21,7 @@ NOT_RUN = {
     "docs/internals/failure-lab.md": 2,
     "docs/guides/outbox.md": 1,
     "docs/get-started/quickstart.md": 4,
+    "docs/reference/cli.md": 1,
     "docs/reference/sql.md": 3,
     "docs/reference/telemetry.md": 1,
 }
