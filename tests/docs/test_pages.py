@@ -11,8 +11,8 @@ import pytest
 from gen_durable.testing._databases import Databases
 from tests.docs.pages import PAGES, ROOT, RUN, SHOWN, Page, Reading
 
-# No snippet of these pages has to run: the index, and the pages about how the project is built.
-PROSE = ("docs/README.md", "docs/internals/")
+# No snippet of these pages has to run: the index, the glossary, and the pages about how the project is built.
+PROSE = ("docs/README.md", "docs/get-started/glossary.md", "docs/internals/")
 # Needs a site of Django's around it: tests/docs/test_frameworks.py runs it.
 ELSEWHERE = ("docs/guides/frameworks.md",)
 # Blocks that cannot run, each with its reason above it.
@@ -103,3 +103,9 @@ def test_the_readme_begins_with_the_example() -> None:
 
 def test_the_readme_shows_the_shop_of_the_examples() -> None:
     assert PAGES[0].files()["shop.py"] == (ROOT / "examples" / "shop.py").read_text(encoding="utf-8")
+
+
+def test_glossary_defines_each_term_once() -> None:
+    text = (ROOT / "docs" / "get-started" / "glossary.md").read_text(encoding="utf-8")
+    terms = re.findall(r"^\| \*\*(.+?)\*\* \|", text, re.MULTILINE)
+    assert len(terms) == len(set(terms)) > 50
