@@ -31,10 +31,12 @@ def definitions(declared: Iterable[Schedule], settings: Settings) -> list[schedu
     return list(found.values())
 
 
-def put(schedule: Schedule, settings: Settings, ahead: timedelta) -> Plan[tuple[ScheduleRecord, set[str]]]:
+def put(
+    schedule: Schedule, settings: Settings, ahead: timedelta, reason: str | None, actor: str | None
+) -> Plan[tuple[ScheduleRecord, set[str]]]:
     """Store a schedule."""
     definition = _definition(schedule, settings)
-    yield from schedules.put(definition, ahead)
+    yield from schedules.put(definition, ahead, **_why(reason, actor))
     return (yield from get(definition.name)), set()
 
 
@@ -50,27 +52,29 @@ def every() -> Plan[Sequence[ScheduleRecord]]:
 
 def pause(name: str, reason: str | None, actor: str | None) -> Plan[tuple[ScheduleRecord, set[str]]]:
     """Let its slots pass by."""
-    why = reason_text(reason) if reason else None
-    who = None if actor is None else checked_name(actor, "actor")
-    yield from schedules.pause(_checked(name), why, who)
+    yield from schedules.pause(_checked(name), **_why(reason, actor))
     return (yield from get(name)), set()
 
 
-def resume(name: str, ahead: timedelta) -> Plan[tuple[ScheduleRecord, set[str]]]:
+def resume(
+    name: str, ahead: timedelta, reason: str | None, actor: str | None
+) -> Plan[tuple[ScheduleRecord, set[str]]]:
     """Go on."""
-    yield from schedules.resume(_checked(name), ahead)
+    yield from schedules.resume(_checked(name), ahead, **_why(reason, actor))
     return (yield from get(name)), set()
 
 
-def trigger(name: str, ahead: timedelta) -> Plan[tuple[Triggered, set[str]]]:
+def trigger(
+    name: str, ahead: timedelta, reason: str | None, actor: str | None
+) -> Plan[tuple[Triggered, set[str]]]:
     """Insert an instance now; and the queue that has work."""
-    id, is_new, queue = yield from schedules.trigger(_checked(name), ahead)
+    id, is_new, queue = yield from schedules.trigger(_checked(name), ahead, **_why(reason, actor))
     return Triggered(id, is_new), {queue} if is_new else set()
 
 
-def delete(name: str) -> Plan[tuple[None, set[str]]]:
+def delete(name: str, reason: str | None, actor: str | None) -> Plan[tuple[None, set[str]]]:
     """Forget it."""
-    yield from schedules.delete(_checked(name))
+    yield from schedules.delete(_checked(name), **_why(reason, actor))
     return None, set()
 
 
@@ -98,6 +102,13 @@ def record_of(row: Row) -> ScheduleRecord:
         inserted_at=row["inserted_at"],
         updated_at=row["updated_at"],
     )
+
+
+def _why(reason: str | None, actor: str | None) -> dict[str, str | None]:
+    return {
+        "reason": reason_text(reason) if reason else None,
+        "actor": None if actor is None else checked_name(actor, "actor"),
+    }
 
 
 def _checked(name: str) -> str:

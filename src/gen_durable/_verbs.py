@@ -76,6 +76,7 @@ __all__ = [
     "Filters",
     "audit",
     "audit_level",
+    "audit_log",
     "cancel",
     "cancel_all",
     "children",
@@ -320,13 +321,15 @@ def delete_all(
     return count, queues
 
 
-def restore(target: Target, actor: str | None, *, is_alone: bool) -> Plan[tuple[Restored, set[str]]]:
+def restore(
+    target: Target, reason: str | None, actor: str | None, *, is_alone: bool
+) -> Plan[tuple[Restored, set[str]]]:
     """Undo a soft delete. A key means whoever is deleted and had it, even if another instance has it now."""
     value = target_value(target)
     id = (yield from control.deleted_with_key(value)) if isinstance(value, str) else value
     if id is None:
         id = yield from resolve(target, "restore")
-    rows = yield from control.restore([id], _actor(actor), is_alone=is_alone)
+    rows = yield from control.restore([id], _reason(reason), _actor(actor), is_alone=is_alone)
     if not rows:
         raise NoTargetError(id, "restore")
     return Restored(id, Status(rows[0]["status"])), set()
@@ -420,9 +423,10 @@ def queues() -> Plan[Sequence[QueueStatus]]:
     return (yield from stored_workers.queues())
 
 
-def pause_queue(name: str, actor: str | None) -> Plan[tuple[QueueControl, set[str]]]:
+def pause_queue(name: str, reason: str | None, actor: str | None) -> Plan[tuple[QueueControl, set[str]]]:
     """Let nothing more of a queue begin."""
-    return (yield from stored_workers.pause_queue(checked_name(name, "the queue"), _actor(actor))), set()
+    checked_name(name, "the queue")
+    return (yield from stored_workers.pause_queue(name, _actor(actor), _reason(reason))), set()
 
 
 def confirming(name: str, *, wait: bool, timeout: timedelta | None, is_borrowed: bool) -> Confirming | None:
@@ -467,16 +471,20 @@ class Confirming:
         return said, min(pause, left)
 
 
-def resume_queue(name: str, actor: str | None) -> Plan[tuple[QueueControl, set[str]]]:
+def resume_queue(name: str, reason: str | None, actor: str | None) -> Plan[tuple[QueueControl, set[str]]]:
     """Serve a queue again; it may have work now."""
-    return (yield from stored_workers.resume_queue(checked_name(name, "the queue"), _actor(actor))), {name}
+    checked_name(name, "the queue")
+    return (yield from stored_workers.resume_queue(name, _actor(actor), _reason(reason))), {name}
 
 
-def set_queue(name: str, concurrency: int | None, actor: str | None) -> Plan[tuple[QueueControl, set[str]]]:
+def set_queue(
+    name: str, concurrency: int | None, reason: str | None, actor: str | None
+) -> Plan[tuple[QueueControl, set[str]]]:
     """Give a queue another concurrency."""
     if concurrency is not None:
         checked_int(concurrency, "concurrency", 1, 2**31 - 1)
-    said = yield from stored_workers.set_queue(checked_name(name, "the queue"), concurrency, _actor(actor))
+    checked_name(name, "the queue")
+    said = yield from stored_workers.set_queue(name, concurrency, _actor(actor), _reason(reason))
     return said, {name}
 
 
@@ -667,19 +675,29 @@ def audit(target: Target, after: AuditEvent | int | None, limit: int) -> Plan[li
     rows = yield from audits.events(id, number, limit)
     if not rows and not number and (yield from snapshots.get(id)) is None:
         raise NoTargetError(id, "audit")
-    return [
-        AuditEvent(
-            number=row["id"],
-            instance_id=id,
-            event=row["event"],
-            actor=row["actor"],
-            login=row["login"],
-            reason=row["reason"],
-            data={} if row["data"] is None else decode(row["data"], dict[str, Any], "an audit event"),
-            at=row["created_at"],
-        )
-        for row in rows
-    ]
+    return [_audit_event(row) for row in rows]
+
+
+def audit_log(before: AuditEvent | int | None, limit: int) -> Plan[list[AuditEvent]]:
+    """Read the latest audit events of everything, newest first."""
+    checked_int(limit, "the limit of audit events", 1, _MAX_PAGE)
+    if before is not None:
+        before = before.number if isinstance(before, AuditEvent) else checked_id(before)
+    return [_audit_event(row) for row in (yield from audits.latest(before, limit))]
+
+
+def _audit_event(row: Mapping[str, Any]) -> AuditEvent:
+    return AuditEvent(
+        number=row["id"],
+        instance_id=row["instance_id"],
+        subject=row["subject"],
+        event=row["event"],
+        actor=row["actor"],
+        login=row["login"],
+        reason=row["reason"],
+        data={} if row["data"] is None else decode(row["data"], dict[str, Any], "an audit event"),
+        at=row["created_at"],
+    )
 
 
 def audit_level() -> Plan[AuditLevel]:
@@ -687,18 +705,18 @@ def audit_level() -> Plan[AuditLevel]:
     return audits.level()
 
 
-def set_audit(level: AuditLevel, actor: str | None) -> Plan[tuple[AuditLevel, set[str]]]:
+def set_audit(level: AuditLevel, reason: str | None, actor: str | None) -> Plan[tuple[AuditLevel, set[str]]]:
     """Write events of another level from now on; the level until now."""
     if level not in get_args(AuditLevel):
         raise UsageError(
             f"{level!r} is no level of the audit", f"give one of {', '.join(get_args(AuditLevel))}"
         )
-    return (yield from audits.set_level(level, _actor(actor))), set()
+    return (yield from audits.set_level(level, _actor(actor), _reason(reason))), set()
 
 
-def replay(chosen: Iterable[EventRecord | int]) -> Plan[int]:
+def replay(chosen: Iterable[EventRecord | int], reason: str | None, actor: str | None) -> Plan[int]:
     """Publish events again; how many of them were published or dead."""
-    return (yield from outbox.replay([_number(one) for one in chosen]))
+    return (yield from outbox.replay([_number(one) for one in chosen], _reason(reason), _actor(actor)))
 
 
 def _number(event: EventRecord | int) -> int:
@@ -710,14 +728,14 @@ def limits() -> Plan[list[Limit]]:
     return stored_limits.ls()
 
 
-def set_limit(limit: Limit) -> Plan[None]:
+def set_limit(limit: Limit, reason: str | None, actor: str | None) -> Plan[None]:
     """Set a limit, new or not."""
     (checked,) = checked_limits([limit])
-    return stored_limits.put(checked)
+    return stored_limits.put(checked, _reason(reason), _actor(actor))
 
 
-def remove_limit(name: str, kind: LimitKind | None) -> Plan[bool]:
+def remove_limit(name: str, kind: LimitKind | None, reason: str | None, actor: str | None) -> Plan[bool]:
     """Remove a limit, or both kinds of that name."""
     if kind not in (None, *get_args(LimitKind)):
         raise UsageError(f"{kind!r} is no kind of limit", f"give one of {', '.join(get_args(LimitKind))}")
-    return stored_limits.remove(limit_name(name), kind)
+    return stored_limits.remove(limit_name(name), kind, _reason(reason), _actor(actor))

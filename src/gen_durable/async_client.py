@@ -332,7 +332,13 @@ class AsyncClient:
         )
 
     async def restore(
-        self, target: Target, /, *, actor: str | None = None, conn: AsyncConnection | None = None
+        self,
+        target: Target,
+        /,
+        *,
+        reason: str | None = None,
+        actor: str | None = None,
+        conn: AsyncConnection | None = None,
     ) -> Restored:
         """Undo a soft delete. What it cancelled stays cancelled; `retry` lets it go on.
 
@@ -342,7 +348,7 @@ class AsyncClient:
             NoTargetError: there is no such instance.
             UsageError: another instance has one of its keys now.
         """
-        return await self._write(_verbs.restore(target, actor, is_alone=self._is_alone(conn)), conn)
+        return await self._write(_verbs.restore(target, reason, actor, is_alone=self._is_alone(conn)), conn)
 
     async def retry(
         self,
@@ -472,22 +478,32 @@ class AsyncClient:
         """Every limit that is set, by name."""
         return await self._database.run(_verbs.limits())
 
-    async def set_limit(self, limit: Limit, /) -> None:
+    async def set_limit(
+        self, limit: Limit, /, *, reason: str | None = None, actor: str | None = None
+    ) -> None:
         """Set a limit, in place of what there was of its kind and name. It counts from the next pick on.
 
         More slots let waiting instances in at once; with fewer, the surplus of executions ends in its own time. After
         another rate, what waits for its turn is given a new one. Instances that name a rate limit which did not exist
         start now.
         """
-        await self._database.run(_verbs.set_limit(limit))
+        await self._database.run(_verbs.set_limit(limit, reason, actor))
 
-    async def remove_limit(self, name: str, /, *, kind: LimitKind | None = None) -> bool:
+    async def remove_limit(
+        self,
+        name: str,
+        /,
+        *,
+        kind: LimitKind | None = None,
+        reason: str | None = None,
+        actor: str | None = None,
+    ) -> bool:
         """Remove the limits of a name, or the one of a kind; whether there was any.
 
         A concurrency key is back to one slot. An instance with a rate limit that is gone does not start; workers
         report it as `rate_limit.unknown` until the limit is set again.
         """
-        return await self._database.run(_verbs.remove_limit(name, kind))
+        return await self._database.run(_verbs.remove_limit(name, kind, reason, actor))
 
     async def children(
         self, target: Target, /, *, every: bool = False, conn: AsyncConnection | None = None
@@ -515,9 +531,16 @@ class AsyncClient:
         """
         return await self._database.run(_verbs.events(target, sink, state, before, limit))
 
-    async def replay(self, events: Iterable[EventRecord | int], /) -> int:
+    async def replay(
+        self,
+        events: Iterable[EventRecord | int],
+        /,
+        *,
+        reason: str | None = None,
+        actor: str | None = None,
+    ) -> int:
         """Publish events again that were published or dead, under the same ids; how many there were."""
-        return await self._database.run(_verbs.replay(events))
+        return await self._database.run(_verbs.replay(events, reason, actor))
 
     async def audit(
         self, target: Target, /, *, after: AuditEvent | int | None = None, limit: int = 1000
@@ -531,24 +554,45 @@ class AsyncClient:
         """
         return await self._database.run(_verbs.audit(target, after, limit))
 
+    async def audit_log(
+        self, *, before: AuditEvent | int | None = None, limit: int = 100
+    ) -> Sequence[AuditEvent]:
+        """Return the latest audit events of all instances, queues, limits and schedules, newest first.
+
+        `before` (the last event of a page, or its number) returns the next page.
+        """
+        return await self._database.run(_verbs.audit_log(before, limit))
+
     async def audit_level(self) -> AuditLevel:
         """Which audit events are written: `off`, `failures` (what went wrong, and what people did) or `all`."""
         return await self._database.run(_verbs.audit_level())
 
     async def set_audit(
-        self, level: AuditLevel, /, *, actor: str | None = None, conn: AsyncConnection | None = None
+        self,
+        level: AuditLevel,
+        /,
+        *,
+        reason: str | None = None,
+        actor: str | None = None,
+        conn: AsyncConnection | None = None,
     ) -> AuditLevel:
         """Write audit events of another level from now on, in every process; returns the level until now."""
-        return await self._write(_verbs.set_audit(level, actor), conn)
+        return await self._write(_verbs.set_audit(level, reason, actor), conn)
 
     async def put_schedule(
-        self, schedule: Schedule, /, *, conn: AsyncConnection | None = None
+        self,
+        schedule: Schedule,
+        /,
+        *,
+        reason: str | None = None,
+        actor: str | None = None,
+        conn: AsyncConnection | None = None,
     ) -> ScheduleRecord:
         """Store a schedule, in place of the one that has its name, if any. What is paused stays paused.
 
         While cron, interval and time zone are what they were, the next slot stays what it was.
         """
-        return await self._write(_recurring.put(schedule, self.settings, self._ahead), conn)
+        return await self._write(_recurring.put(schedule, self.settings, self._ahead, reason, actor), conn)
 
     async def get_schedule(self, name: str, /) -> ScheduleRecord:
         """A schedule as it is stored.
@@ -578,23 +622,47 @@ class AsyncClient:
         """
         return await self._write(_recurring.pause(name, reason, actor), conn)
 
-    async def resume_schedule(self, name: str, /, *, conn: AsyncConnection | None = None) -> ScheduleRecord:
+    async def resume_schedule(
+        self,
+        name: str,
+        /,
+        *,
+        reason: str | None = None,
+        actor: str | None = None,
+        conn: AsyncConnection | None = None,
+    ) -> ScheduleRecord:
         """Let a schedule go on with its next slot. Those that came while it was paused are gone.
 
         Raises:
             NoScheduleError: there is no such schedule.
         """
-        return await self._write(_recurring.resume(name, self._ahead), conn)
+        return await self._write(_recurring.resume(name, self._ahead, reason, actor), conn)
 
-    async def trigger_schedule(self, name: str, /, *, conn: AsyncConnection | None = None) -> Triggered:
+    async def trigger_schedule(
+        self,
+        name: str,
+        /,
+        *,
+        reason: str | None = None,
+        actor: str | None = None,
+        conn: AsyncConnection | None = None,
+    ) -> Triggered:
         """Insert what a schedule says now, beside its slots, paused or not; `ctx.fire_time` is this moment.
 
         Raises:
             NoScheduleError: there is no such schedule.
         """
-        return await self._write(_recurring.trigger(name, self._ahead), conn)
+        return await self._write(_recurring.trigger(name, self._ahead, reason, actor), conn)
 
-    async def delete_schedule(self, name: str, /, *, conn: AsyncConnection | None = None) -> None:
+    async def delete_schedule(
+        self,
+        name: str,
+        /,
+        *,
+        reason: str | None = None,
+        actor: str | None = None,
+        conn: AsyncConnection | None = None,
+    ) -> None:
         """Remove a schedule; what it has inserted stays.
 
         A worker that declares it stores it again when it opens.
@@ -602,7 +670,7 @@ class AsyncClient:
         Raises:
             NoScheduleError: there is no such schedule.
         """
-        await self._write(_recurring.delete(name), conn)
+        await self._write(_recurring.delete(name, reason, actor), conn)
 
     async def explain(self, target: Target, /) -> Explanation:
         """Why does it not run? All reasons that there are at this moment, with their facts.
@@ -636,6 +704,7 @@ class AsyncClient:
         *,
         wait: bool = False,
         timeout: timedelta | None = None,
+        reason: str | None = None,
         actor: str | None = None,
         conn: AsyncConnection | None = None,
     ) -> QueueControl:
@@ -651,14 +720,15 @@ class AsyncClient:
                 chained steps included. A worker that dies meanwhile is waited for until it counts as dead, three
                 heartbeats. If the queue is resumed meanwhile, this returns with `is_paused` false.
             timeout: how long to wait at most; left out, until all have confirmed.
-            actor: who asks for it.
+            reason: recorded in the audit log.
+            actor: who asks for it; recorded in the audit log.
             conn: a connection of the caller's, to take part in its transaction; not with `wait`.
 
         Raises:
             PauseTimeoutError: live workers have not confirmed in time. The queue stays paused.
         """
         confirming = _verbs.confirming(name, wait=wait, timeout=timeout, is_borrowed=conn is not None)
-        said = await self._write(_verbs.pause_queue(name, actor), conn)
+        said = await self._write(_verbs.pause_queue(name, reason, actor), conn)
         if confirming is not None:
             said, pause = await self._database.run(confirming.plan())
             while pause is not None:
@@ -667,10 +737,16 @@ class AsyncClient:
         return said
 
     async def resume_queue(
-        self, name: str, /, *, actor: str | None = None, conn: AsyncConnection | None = None
+        self,
+        name: str,
+        /,
+        *,
+        reason: str | None = None,
+        actor: str | None = None,
+        conn: AsyncConnection | None = None,
     ) -> QueueControl:
         """Serve a queue again."""
-        return await self._write(_verbs.resume_queue(name, actor), conn)
+        return await self._write(_verbs.resume_queue(name, reason, actor), conn)
 
     async def set_queue(
         self,
@@ -678,6 +754,7 @@ class AsyncClient:
         /,
         *,
         concurrency: int | None,
+        reason: str | None = None,
         actor: str | None = None,
         conn: AsyncConnection | None = None,
     ) -> QueueControl:
@@ -685,7 +762,7 @@ class AsyncClient:
 
         `None` gives it back to what each worker was told. What runs beyond a lower number comes to its end.
         """
-        return await self._write(_verbs.set_queue(name, concurrency, actor), conn)
+        return await self._write(_verbs.set_queue(name, concurrency, reason, actor), conn)
 
     @overload
     async def wait(

@@ -25,15 +25,22 @@ AuditName: TypeAlias = Literal[
     "cancel_requested",
     "deleted",
     "restored",
+    "replayed",
+    "paused",
+    "resumed",
+    "set",
+    "removed",
+    "triggered",
 ]
 
 
 class AuditEvent(msgspec.Struct, frozen=True, kw_only=True):
-    """Something that has happened to an instance."""
+    """One event of the audit log: what happened to an instance, or an action on a queue, limit or schedule."""
 
     number: int
     """Its place in the audit; later ones have larger numbers."""
-    instance_id: int
+    instance_id: int | None
+    """`None` if the event concerns `subject`."""
     event: AuditName
     actor: str | None
     """Who did it, as the caller claims; `None` for what the engine did."""
@@ -44,3 +51,5 @@ class AuditEvent(msgspec.Struct, frozen=True, kw_only=True):
     data: Mapping[str, Any]
     """What belongs to it. An event of an execution has its `execution`, `step`, `step_seq`, `attempt` and `worker`."""
     at: datetime
+    subject: str | None = None
+    """Instead of an instance: `queue:NAME`, `limit:NAME`, `schedule:NAME`, or `audit` for the audit level."""

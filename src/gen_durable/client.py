@@ -252,10 +252,16 @@ class Client:
         )
 
     def restore(
-        self, target: Target, /, *, actor: str | None = None, conn: Connection | None = None
+        self,
+        target: Target,
+        /,
+        *,
+        reason: str | None = None,
+        actor: str | None = None,
+        conn: Connection | None = None,
     ) -> Restored:
         """See `AsyncClient.restore`."""
-        return self._write(_verbs.restore(target, actor, is_alone=self._is_alone(conn)), conn)
+        return self._write(_verbs.restore(target, reason, actor, is_alone=self._is_alone(conn)), conn)
 
     def retry(
         self,
@@ -355,13 +361,21 @@ class Client:
         """See `AsyncClient.limits`."""
         return self._database.run(_verbs.limits())
 
-    def set_limit(self, limit: Limit, /) -> None:
+    def set_limit(self, limit: Limit, /, *, reason: str | None = None, actor: str | None = None) -> None:
         """See `AsyncClient.set_limit`."""
-        self._database.run(_verbs.set_limit(limit))
+        self._database.run(_verbs.set_limit(limit, reason, actor))
 
-    def remove_limit(self, name: str, /, *, kind: LimitKind | None = None) -> bool:
+    def remove_limit(
+        self,
+        name: str,
+        /,
+        *,
+        kind: LimitKind | None = None,
+        reason: str | None = None,
+        actor: str | None = None,
+    ) -> bool:
         """See `AsyncClient.remove_limit`."""
-        return self._database.run(_verbs.remove_limit(name, kind))
+        return self._database.run(_verbs.remove_limit(name, kind, reason, actor))
 
     def children(
         self, target: Target, /, *, every: bool = False, conn: Connection | None = None
@@ -386,9 +400,16 @@ class Client:
         """See `AsyncClient.events`."""
         return self._database.run(_verbs.events(target, sink, state, before, limit))
 
-    def replay(self, events: Iterable[EventRecord | int], /) -> int:
+    def replay(
+        self,
+        events: Iterable[EventRecord | int],
+        /,
+        *,
+        reason: str | None = None,
+        actor: str | None = None,
+    ) -> int:
         """See `AsyncClient.replay`."""
-        return self._database.run(_verbs.replay(events))
+        return self._database.run(_verbs.replay(events, reason, actor))
 
     def audit(
         self, target: Target, /, *, after: AuditEvent | int | None = None, limit: int = 1000
@@ -396,19 +417,37 @@ class Client:
         """See `AsyncClient.audit`."""
         return self._database.run(_verbs.audit(target, after, limit))
 
+    def audit_log(self, *, before: AuditEvent | int | None = None, limit: int = 100) -> Sequence[AuditEvent]:
+        """See `AsyncClient.audit_log`."""
+        return self._database.run(_verbs.audit_log(before, limit))
+
     def audit_level(self) -> AuditLevel:
         """See `AsyncClient.audit_level`."""
         return self._database.run(_verbs.audit_level())
 
     def set_audit(
-        self, level: AuditLevel, /, *, actor: str | None = None, conn: Connection | None = None
+        self,
+        level: AuditLevel,
+        /,
+        *,
+        reason: str | None = None,
+        actor: str | None = None,
+        conn: Connection | None = None,
     ) -> AuditLevel:
         """See `AsyncClient.set_audit`."""
-        return self._write(_verbs.set_audit(level, actor), conn)
+        return self._write(_verbs.set_audit(level, reason, actor), conn)
 
-    def put_schedule(self, schedule: Schedule, /, *, conn: Connection | None = None) -> ScheduleRecord:
+    def put_schedule(
+        self,
+        schedule: Schedule,
+        /,
+        *,
+        reason: str | None = None,
+        actor: str | None = None,
+        conn: Connection | None = None,
+    ) -> ScheduleRecord:
         """See `AsyncClient.put_schedule`."""
-        return self._write(_recurring.put(schedule, self.settings, self._ahead), conn)
+        return self._write(_recurring.put(schedule, self.settings, self._ahead, reason, actor), conn)
 
     def get_schedule(self, name: str, /) -> ScheduleRecord:
         """See `AsyncClient.get_schedule`."""
@@ -430,17 +469,41 @@ class Client:
         """See `AsyncClient.pause_schedule`."""
         return self._write(_recurring.pause(name, reason, actor), conn)
 
-    def resume_schedule(self, name: str, /, *, conn: Connection | None = None) -> ScheduleRecord:
+    def resume_schedule(
+        self,
+        name: str,
+        /,
+        *,
+        reason: str | None = None,
+        actor: str | None = None,
+        conn: Connection | None = None,
+    ) -> ScheduleRecord:
         """See `AsyncClient.resume_schedule`."""
-        return self._write(_recurring.resume(name, self._ahead), conn)
+        return self._write(_recurring.resume(name, self._ahead, reason, actor), conn)
 
-    def trigger_schedule(self, name: str, /, *, conn: Connection | None = None) -> Triggered:
+    def trigger_schedule(
+        self,
+        name: str,
+        /,
+        *,
+        reason: str | None = None,
+        actor: str | None = None,
+        conn: Connection | None = None,
+    ) -> Triggered:
         """See `AsyncClient.trigger_schedule`."""
-        return self._write(_recurring.trigger(name, self._ahead), conn)
+        return self._write(_recurring.trigger(name, self._ahead, reason, actor), conn)
 
-    def delete_schedule(self, name: str, /, *, conn: Connection | None = None) -> None:
+    def delete_schedule(
+        self,
+        name: str,
+        /,
+        *,
+        reason: str | None = None,
+        actor: str | None = None,
+        conn: Connection | None = None,
+    ) -> None:
         """See `AsyncClient.delete_schedule`."""
-        self._write(_recurring.delete(name), conn)
+        self._write(_recurring.delete(name, reason, actor), conn)
 
     def explain(self, target: Target, /) -> Explanation:
         """See `AsyncClient.explain`."""
@@ -465,12 +528,13 @@ class Client:
         *,
         wait: bool = False,
         timeout: timedelta | None = None,
+        reason: str | None = None,
         actor: str | None = None,
         conn: Connection | None = None,
     ) -> QueueControl:
         """See `AsyncClient.pause_queue`."""
         confirming = _verbs.confirming(name, wait=wait, timeout=timeout, is_borrowed=conn is not None)
-        said = self._write(_verbs.pause_queue(name, actor), conn)
+        said = self._write(_verbs.pause_queue(name, reason, actor), conn)
         if confirming is not None:
             said, pause = self._database.run(confirming.plan())
             while pause is not None:
@@ -479,10 +543,16 @@ class Client:
         return said
 
     def resume_queue(
-        self, name: str, /, *, actor: str | None = None, conn: Connection | None = None
+        self,
+        name: str,
+        /,
+        *,
+        reason: str | None = None,
+        actor: str | None = None,
+        conn: Connection | None = None,
     ) -> QueueControl:
         """See `AsyncClient.resume_queue`."""
-        return self._write(_verbs.resume_queue(name, actor), conn)
+        return self._write(_verbs.resume_queue(name, reason, actor), conn)
 
     def set_queue(
         self,
@@ -490,11 +560,12 @@ class Client:
         /,
         *,
         concurrency: int | None,
+        reason: str | None = None,
         actor: str | None = None,
         conn: Connection | None = None,
     ) -> QueueControl:
         """See `AsyncClient.set_queue`."""
-        return self._write(_verbs.set_queue(name, concurrency, actor), conn)
+        return self._write(_verbs.set_queue(name, concurrency, reason, actor), conn)
 
     @overload
     def wait(

@@ -7,11 +7,13 @@ import sys
 import uuid
 from pathlib import Path
 
+import click
 import pytest
 
 from gen_durable import __version__
 from gen_durable.cli.root import root
-from tests.cli.conftest import Gd, refused
+from gen_durable.testing import Harness
+from tests.cli.conftest import Gd, parsed, refused, told
 
 COMMANDS = [
     ["insert", "Checkout"],
@@ -25,8 +27,13 @@ COMMANDS = [
     ["restore", "1"],
     ["workers"],
     ["queues"],
+    ["limits"],
+    ["schedules"],
+    ["outbox"],
+    ["audit"],
     ["explain", "1"],
 ]
+LISTS = ["ls", "workers", "queues", "limits", "schedules", "outbox", "audit"]
 every_command = pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command[0])
 
 
@@ -62,8 +69,20 @@ def test_no_server_is_made_by_the_way(
 @pytest.mark.clause("CLI-1")
 @every_command
 def test_it_says_json_if_asked(command: list[str]) -> None:
-    options = {name for parameter in root.commands[command[0]].params for name in parameter.opts}
+    found = root.commands[command[0]]
+    listed = found.commands["ls"] if isinstance(found, click.Group) else found
+    options = {name for parameter in listed.params for name in parameter.opts}
     assert {"--json", "--dsn", "--schema"} <= options
+
+
+@pytest.mark.parametrize("name", LISTS)
+def test_a_bare_call_lists(gd: Gd, shop: Harness, name: str) -> None:
+    bare, as_json = gd(name), gd(name, "--json")
+    assert (bare.exit_code, as_json.exit_code) == (0, 0)
+    assert isinstance(parsed(as_json), list)
+    if name in ("queues", "limits", "schedules", "outbox", "audit"):
+        assert told(bare) == told(gd(name, "ls"))
+        assert told(as_json) == told(gd(name, "ls", "--json"))
 
 
 def test_the_package_runs_as_a_module() -> None:

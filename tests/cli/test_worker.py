@@ -260,4 +260,4 @@ def test_a_wrong_call_is_told_in_a_sentence(app: Path, arguments: list[str], mes
 def test_a_wrong_option_is_told_with_the_usage(app: Path) -> None:
     refused = CliRunner().invoke(root, ["worker", str(app), "--lease", "2"])
     assert refused.exit_code == 2
-    assert "'2' is no duration; write for example 90s" in refused.stderr
+    assert "'2' is not a duration; write for example 90s" in refused.stderr

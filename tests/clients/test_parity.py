@@ -15,6 +15,7 @@ def test_both_have_the_same_verbs() -> None:
     assert VERBS == [
         "audit",
         "audit_level",
+        "audit_log",
         "cancel",
         "cancel_all",
         "children",

@@ -123,7 +123,7 @@ class History:
             "CANCEL": lambda: control.cancel(ids, "why", "who", force=False),
             "FORCE": lambda: control.cancel(ids, "why", "who", force=True),
             "DELETE": lambda: control.delete(ids, "why", "who"),
-            "RESTORE": lambda: control.restore(ids, "who"),
+            "RESTORE": lambda: control.restore(ids, "why", "who"),
             "RETRY": lambda: control.retry(ids, '"again"', "why", "who"),
         }
         try:

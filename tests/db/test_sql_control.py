@@ -101,7 +101,7 @@ async def test_delete_restore_and_retry_by_either_name(sql: Any, one: int) -> No
     assert await sql.fetchval("""select gen_durable.retry('k', '{"n": 2}', 'again', 'ada')""")
     assert not await sql.fetchval("select gen_durable.retry($1::bigint)", one)
     assert await sql.fetchval("select gen_durable.soft_delete($1::bigint) is not null", one)
-    assert await sql.fetchval("select gen_durable.restore($1::bigint, 'bob')", one) == "cancelled"
+    assert await sql.fetchval("select gen_durable.restore($1::bigint, actor => 'bob')", one) == "cancelled"
     assert await sql.fetchval("select gen_durable.retry($1::bigint)", one)
     row = await sql.fetchrow("select status::text, state ->> 'n' from gen_durable.gen_durable")
     assert tuple(row) == ("runnable", "2")

@@ -117,7 +117,7 @@ def end_deleted() -> Work:
 
 
 def restore(*ids: int) -> Work:
-    return autocommit(lambda _: control.restore(ids, "ben"))
+    return autocommit(lambda _: control.restore(ids, None, "ben"))
 
 
 def retry(*ids: int, state: str | None = None) -> Work:

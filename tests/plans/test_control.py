@@ -33,7 +33,7 @@ EXPECTED = {
     [
         (lambda: control.cancel(LIVE, "no longer wanted", "me", force=True), 100),
         (lambda: control.delete(LIVE, "no longer wanted", "me"), 100),
-        (lambda: control.restore(FAILED, "me"), 100),
+        (lambda: control.restore(FAILED, None, "me"), 100),
         (lambda: control.retry(FAILED, None, "once more", "me"), 100),
     ],
     ids=["cancel", "delete", "restore", "retry"],

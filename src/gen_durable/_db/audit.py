@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+
+import msgspec
 
 from ..config import AuditLevel
 from .plan import Plan, Row, statements
 
-__all__ = ["events", "level", "set_level"]
+__all__ = ["events", "give_reason", "latest", "level", "set_level"]
 
 _SQL = statements("audit.sql")
 
@@ -17,6 +19,24 @@ def events(instance_id: int, after: int, demand: int) -> Plan[Sequence[Row]]:
     return (yield _SQL["events"](instance_id=instance_id, after=after, demand=demand))
 
 
+def latest(before: int | None, demand: int) -> Plan[Sequence[Row]]:
+    """Read the latest audit events, newest first."""
+    return (yield _SQL["latest"](before=before, demand=demand))
+
+
+def give_reason(
+    instance_id: int, event: str, reason: str | None, actor: str | None, data: Mapping[str, object]
+) -> Plan[None]:
+    """Add actor and reason to the `created` or `signalled` event of this transaction. Needs a transaction."""
+    yield _SQL["give_reason"](
+        instance_id=instance_id,
+        event=event,
+        reason=reason,
+        actor=actor,
+        data=msgspec.json.encode(data).decode(),
+    )
+
+
 def level() -> Plan[AuditLevel]:
     """Which events are written."""
     (row,) = yield _SQL["level"]()
@@ -24,8 +44,8 @@ def level() -> Plan[AuditLevel]:
     return current
 
 
-def set_level(level: AuditLevel, actor: str | None) -> Plan[AuditLevel]:
+def set_level(level: AuditLevel, actor: str | None, reason: str | None = None) -> Plan[AuditLevel]:
     """Write those of this level from now on; the level until now."""
-    (row,) = yield _SQL["set_level"](level=level, actor=actor)
+    (row,) = yield _SQL["set_level"](level=level, reason=reason, actor=actor)
     before: AuditLevel = row["level"]
     return before

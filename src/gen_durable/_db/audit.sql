@@ -1,8 +1,11 @@
 -- The audit as people look at it. Its events are written by the statements that make the changes.
 
+-- part: event
+a.id, a.instance_id, a.subject, a.event, a.actor, a.login, a.reason, a.data::text as data, a.created_at
+
 -- name: events
--- What has happened to one instance, oldest first, behind :after.
-select a.id, a.instance_id, a.event, a.actor, a.login, a.reason, a.data::text as data, a.created_at
+-- The events of one instance after event :after, oldest first.
+select {event}
   from gen_durable.audit_events a
  where a.instance_id = :instance_id::bigint and a.id > :after::bigint
  order by a.id limit :demand::int
@@ -13,4 +16,15 @@ select s.audit::text as level from gen_durable.settings s
 
 -- name: set_level
 -- Write those of another level from now on; the level until now.
-select gen_durable.set_audit(:level::text, :actor::text) as level
+select gen_durable.set_audit(:level::text, :reason::text, :actor::text) as level
+
+-- name: latest
+-- The events of all instances and subjects before event :before (null: up to now), newest first.
+select {event}
+  from gen_durable.audit_events a
+ where a.id < coalesce(:before::bigint, 9223372036854775807)
+ order by a.id desc limit :demand::int
+
+-- name: give_reason
+-- Add actor and reason to the event that this transaction has written.
+select gen_durable.audit_reason(:instance_id::bigint, :event::text, :reason::text, :actor::text, :data::text::jsonb)

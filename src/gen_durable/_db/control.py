@@ -38,9 +38,11 @@ def delete(
     return (yield from _run(ids, _SQL["delete"](ids=ids, reason=reason, actor=actor), is_alone=is_alone))
 
 
-def restore(ids: Sequence[int], actor: str | None, *, is_alone: bool = False) -> Plan[Sequence[Row]]:
+def restore(
+    ids: Sequence[int], reason: str | None, actor: str | None, *, is_alone: bool = False
+) -> Plan[Sequence[Row]]:
     """Undo a soft delete; an answer for each that exists."""
-    return (yield from _run(ids, _SQL["restore"](ids=ids, actor=actor), is_alone=is_alone))
+    return (yield from _run(ids, _SQL["restore"](ids=ids, reason=reason, actor=actor), is_alone=is_alone))
 
 
 def retry(

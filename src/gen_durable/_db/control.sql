@@ -10,7 +10,7 @@ select id, deleted_at, status, queues from gen_durable.delete_rows(:ids::bigint[
 
 -- name: restore
 -- Undo a soft delete.
-select id, status from gen_durable.restore_rows(:ids::bigint[], :actor::text)
+select id, status from gen_durable.restore_rows(:ids::bigint[], :reason::text, :actor::text)
 
 -- name: retry
 -- Let failed or cancelled instances go on where they ended.

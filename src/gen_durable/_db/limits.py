@@ -18,9 +18,9 @@ def ls() -> Plan[list[Limit]]:
     return [_limit(row) for row in (yield _SQL["ls"]())]
 
 
-def put(limit: Limit) -> Plan[None]:
+def put(limit: Limit, reason: str | None = None, actor: str | None = None) -> Plan[None]:
     """Set a limit; what waits because of it looks again."""
-    yield _SQL["put"](only_if_new=False, **_values(limit))
+    yield _SQL["put"](only_if_new=False, reason=reason, actor=actor, **_values(limit))
 
 
 def seed(limits: Sequence[Limit]) -> Plan[None]:
@@ -33,12 +33,14 @@ def seed(limits: Sequence[Limit]) -> Plan[None]:
     missing = {(row["kind"], row["name"]) for row in rows}
     for limit in limits:
         if (limit.kind, limit.name) in missing:
-            yield _SQL["put"](only_if_new=True, **_values(limit))
+            yield _SQL["put"](only_if_new=True, reason=None, actor=None, **_values(limit))
 
 
-def remove(name: str, kind: LimitKind | None) -> Plan[bool]:
+def remove(
+    name: str, kind: LimitKind | None, reason: str | None = None, actor: str | None = None
+) -> Plan[bool]:
     """Remove a limit, or both of that name; whether there was one."""
-    (row,) = yield _SQL["remove"](name=name, kind=kind)
+    (row,) = yield _SQL["remove"](name=name, kind=kind, reason=reason, actor=actor)
     return bool(row["is_gone"])
 
 

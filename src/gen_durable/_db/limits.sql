@@ -8,7 +8,7 @@ select l.kind, l.name, l.slots, l.allowed, l.period, l.burst
 -- name: put
 -- One limit. As a seed it is written only if there is none of its kind and name.
 select gen_durable.apply_limit(:name::text, :kind::text, :slots::int, :allowed::int, :period::interval, :burst::int,
-                               :only_if_new::boolean) as is_written
+                               :only_if_new::boolean, :reason::text, :actor::text) as is_written
 
 -- name: missing
 -- Which of these there are not: a seed that is there already takes no lock.
@@ -17,4 +17,4 @@ select given.kind, given.name from unnest(:kinds::text[], :names::text[]) as giv
 
 -- name: remove
 -- Of one kind, or (null) of both.
-select gen_durable.remove_limit(:name::text, :kind::text) as is_gone
+select gen_durable.remove_limit(:name::text, :kind::text, :reason::text, :actor::text) as is_gone

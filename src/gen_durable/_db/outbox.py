@@ -96,9 +96,9 @@ def rows(filters: Mapping[str, object], demand: int) -> Plan[Sequence[Row]]:
     return (yield _SQL["list_events"](**filters, demand=demand))
 
 
-def replay(ids: Sequence[int]) -> Plan[int]:
+def replay(ids: Sequence[int], reason: str | None = None, actor: str | None = None) -> Plan[int]:
     """Publish these again; how many of them were published or dead."""
-    return len((yield _SQL["replay_events"](ids=sorted(ids))))
+    return len((yield _SQL["replay_events"](ids=sorted(ids), reason=reason, actor=actor)))
 
 
 def _leased(row: Row) -> Leased:

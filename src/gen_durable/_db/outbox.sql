@@ -94,8 +94,16 @@ select o.id, o.instance_id, o.step_seq, o.n, o.sink, o.type, o.subject, o.data::
 
 -- name: replay_events
 -- Publish dead or published events again, under the same ids, in the order of their lines.
-update gen_durable.outbox o
-   set published_at = null, dead_at = null, attempts = 0, last_error = null, lease_token = null,
-       next_at = statement_timestamp()
- where o.id = any (:ids::bigint[]) and (o.published_at is not null or o.dead_at is not null)
-returning o.id
+with replayed as (
+  update gen_durable.outbox o
+     set published_at = null, dead_at = null, attempts = 0, last_error = null, lease_token = null,
+         next_at = statement_timestamp()
+   where o.id = any (:ids::bigint[]) and (o.published_at is not null or o.dead_at is not null)
+  returning o.id, o.instance_id, o.sink
+), audited as (
+  insert into gen_durable.audit_events (instance_id, event, actor, reason, data)
+  select r.instance_id, 'replayed', gen_durable.checked_actor(:actor::text), gen_durable.short_reason(:reason::text),
+         jsonb_build_object('number', r.id, 'sink', r.sink)
+    from replayed r where (select s.audit from gen_durable.settings s) >= 'failures'
+)
+select id from replayed

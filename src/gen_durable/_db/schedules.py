@@ -150,10 +150,12 @@ def fire(due: Due, owed: Owed) -> Plan[Fired | None]:
     return Fired(owed.fire_times, row["ids"] or (), row["are_new"] or (), row["queue"], reason)
 
 
-def trigger(name: str, ahead: timedelta = timedelta(0)) -> Plan[tuple[int, bool, str]]:
+def trigger(
+    name: str, ahead: timedelta = timedelta(0), *, reason: str | None = None, actor: str | None = None
+) -> Plan[tuple[int, bool, str]]:
     """Insert an instance now: its id, whether it is new, and its queue."""
     try:
-        rows = yield _SQL["trigger_schedule"](name=name, ahead=ahead)
+        rows = yield _SQL["trigger_schedule"](name=name, ahead=ahead, reason=reason, actor=actor)
     except StatementError as error:
         if not _is_refusal(error):
             raise
@@ -165,7 +167,13 @@ def trigger(name: str, ahead: timedelta = timedelta(0)) -> Plan[tuple[int, bool,
     return rows[0]["id"], rows[0]["inserted"], rows[0]["queue"]
 
 
-def put(new: Definition, ahead: timedelta = timedelta(0)) -> Plan[None]:
+def put(
+    new: Definition,
+    ahead: timedelta = timedelta(0),
+    *,
+    reason: str | None = None,
+    actor: str | None = None,
+) -> Plan[None]:
     """Make a schedule, or give it another definition. If nothing is new, nothing is written."""
     for _ in range(_TRIES):
         row = yield from _found(new.name, ahead)
@@ -177,6 +185,8 @@ def put(new: Definition, ahead: timedelta = timedelta(0)) -> Plan[None]:
             anchor_at=timetable.anchor,
             next_at=next_at,
             revision=row["revision"],
+            reason=reason,
+            actor=actor,
         )
         if written:
             return
@@ -189,7 +199,9 @@ def pause(name: str, reason: str | None, actor: str | None) -> Plan[None]:
         yield from find(name)
 
 
-def resume(name: str, ahead: timedelta = timedelta(0)) -> Plan[None]:
+def resume(
+    name: str, ahead: timedelta = timedelta(0), *, reason: str | None = None, actor: str | None = None
+) -> Plan[None]:
     """Go on with the next slot; those of the pause are gone."""
     for _ in range(_TRIES):
         row = yield from _found(name, ahead)
@@ -198,14 +210,18 @@ def resume(name: str, ahead: timedelta = timedelta(0)) -> Plan[None]:
         if row["paused_at"] is None:
             return
         next_at = _timetable(row).after(_over(row))
-        if (yield _SQL["resume_schedule"](name=name, revision=row["revision"], next_at=next_at)):
+        if (
+            yield _SQL["resume_schedule"](
+                name=name, revision=row["revision"], next_at=next_at, reason=reason, actor=actor
+            )
+        ):
             return
     raise _restless(name)
 
 
-def delete(name: str) -> Plan[None]:
+def delete(name: str, *, reason: str | None = None, actor: str | None = None) -> Plan[None]:
     """Forget a schedule."""
-    if not (yield _SQL["delete_schedule"](name=name)):
+    if not (yield _SQL["delete_schedule"](name=name, reason=reason, actor=actor)):
         raise NoScheduleError(name)
 
 

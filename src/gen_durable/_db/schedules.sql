@@ -23,7 +23,7 @@ select is_busy, ids, are_new, queue
 -- name: trigger_schedule
 -- Insert one instance now.
 select id, inserted, queue
-  from gen_durable.trigger_schedule(:name::text, statement_timestamp() + :ahead::interval)
+  from gen_durable.trigger_schedule(:name::text, statement_timestamp() + :ahead::interval, :reason::text, :actor::text)
 
 -- name: list_schedules
 -- All of them, by name.
@@ -44,7 +44,7 @@ values (:name::text, :cron::text, :every::interval, :tz::text, :missed::text, :o
        spec = excluded.spec, anchor_at = excluded.anchor_at, next_at = excluded.next_at,
        revision = default, updated_at = statement_timestamp()
  where schedules.revision = :revision::bigint
-returning name
+returning name, gen_durable.audit_action('schedule:' || name, 'set', :reason::text, :actor::text)
 
 -- name: pause_schedule
 -- Fire no more. Once is as good as twice: the first reason stays.
@@ -52,7 +52,7 @@ update gen_durable.schedules s
    set paused_at = statement_timestamp(), pause_reason = :reason::text, paused_by = :actor::text,
        revision = default, updated_at = statement_timestamp()
  where s.name = :name::text and s.paused_at is null
-returning s.name
+returning s.name, gen_durable.audit_action('schedule:' || s.name, 'paused', :reason::text, :actor::text)
 
 -- name: resume_schedule
 -- Go on with the first slot that has not come yet, if the schedule is still as it was seen.
@@ -60,8 +60,9 @@ update gen_durable.schedules s
    set paused_at = null, pause_reason = null, paused_by = null, next_at = :next_at::timestamptz,
        revision = default, updated_at = statement_timestamp()
  where s.name = :name::text and s.revision = :revision::bigint
-returning s.name
+returning s.name, gen_durable.audit_action('schedule:' || s.name, 'resumed', :reason::text, :actor::text)
 
 -- name: delete_schedule
 -- Forget it; what it has inserted stays.
-delete from gen_durable.schedules s where s.name = :name::text returning s.name
+delete from gen_durable.schedules s where s.name = :name::text
+returning s.name, gen_durable.audit_action('schedule:' || s.name, 'removed', :reason::text, :actor::text)

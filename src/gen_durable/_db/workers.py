@@ -100,9 +100,9 @@ def queues() -> Plan[Sequence[QueueStatus]]:
     return [QueueStatus(**row) for row in (yield _SQL["queues"](most=_MOST))]
 
 
-def pause_queue(name: str, actor: str | None) -> Plan[QueueControl]:
+def pause_queue(name: str, actor: str | None, reason: str | None = None) -> Plan[QueueControl]:
     """Let nothing more of a queue begin."""
-    return (yield from _said(_SQL["pause_queue"](name=name, actor=actor)))
+    return (yield from _said(_SQL["pause_queue"](name=name, reason=reason, actor=actor)))
 
 
 def unconfirmed(name: str) -> Plan[tuple[QueueControl, tuple[str, ...]]]:
@@ -113,14 +113,18 @@ def unconfirmed(name: str) -> Plan[tuple[QueueControl, tuple[str, ...]]]:
     return QueueControl(**fields), workers
 
 
-def resume_queue(name: str, actor: str | None) -> Plan[QueueControl]:
+def resume_queue(name: str, actor: str | None, reason: str | None = None) -> Plan[QueueControl]:
     """Serve a queue again."""
-    return (yield from _said(_SQL["resume_queue"](name=name, actor=actor)))
+    return (yield from _said(_SQL["resume_queue"](name=name, reason=reason, actor=actor)))
 
 
-def set_queue(name: str, concurrency: int | None, actor: str | None) -> Plan[QueueControl]:
+def set_queue(
+    name: str, concurrency: int | None, actor: str | None, reason: str | None = None
+) -> Plan[QueueControl]:
     """How many of a queue run at once in each worker."""
-    return (yield from _said(_SQL["set_queue"](name=name, concurrency=concurrency, actor=actor)))
+    return (
+        yield from _said(_SQL["set_queue"](name=name, concurrency=concurrency, reason=reason, actor=actor))
+    )
 
 
 def _said(call: Call) -> Plan[QueueControl]:

@@ -31,7 +31,7 @@ select q.name, q.paused_at, q.concurrency from gen_durable.queues q
 
 -- name: pause_queue
 -- No pick takes anything of it from now on.
-select name, is_paused, paused_at, paused_by, concurrency from gen_durable.pause_queue(:name::text, :actor::text)
+select name, is_paused, paused_at, paused_by, concurrency from gen_durable.pause_queue(:name::text, :reason::text, :actor::text)
 
 -- name: unconfirmed
 -- A queue as it is now, and the live workers that have not confirmed its pause. A worker registers before its first pick,
@@ -46,11 +46,12 @@ select q.name, q.is_paused, q.paused_at, q.paused_by, q.concurrency,
 
 -- name: resume_queue
 -- It is served again.
-select name, is_paused, paused_at, paused_by, concurrency from gen_durable.resume_queue(:name::text, :actor::text)
+select name, is_paused, paused_at, paused_by, concurrency from gen_durable.resume_queue(:name::text, :reason::text, :actor::text)
 
 -- name: set_queue
 -- How many at once in each worker; null is what the worker was told.
-select name, is_paused, paused_at, paused_by, concurrency from gen_durable.set_queue(:name::text, :concurrency::int, :actor::text)
+select name, is_paused, paused_at, paused_by, concurrency
+  from gen_durable.set_queue(:name::text, :concurrency::int, :reason::text, :actor::text)
 
 -- name: queues
 -- Every queue that there is, by its rows, its workers, its machines or what was said about it; and how much waits in it. Bounded

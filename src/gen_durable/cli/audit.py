@@ -15,8 +15,8 @@ from ..audit import AuditEvent
 from ..config import AuditLevel
 from ..errors import NoTargetError
 from .connection import Place, place_options
-from .control import actor_of
 from .failure import no_instance
+from .groups import ListGroup, action_options
 from .json_text import json_option, print_json, print_json_rows
 from .options import target
 from .rows import by_text, clean
@@ -26,40 +26,67 @@ __all__ = ["audit"]
 T = TypeVar("T")
 
 
-@click.group()
+@click.group(cls=ListGroup)
 def audit() -> None:
     """Look at what has happened to an instance, and say how much of it is written."""
 
 
 @audit.command("ls")
-@click.argument("of", metavar="TARGET", type=target)
-@click.option("--limit", type=click.IntRange(1, 10_000), metavar="N", default=1000, show_default=True)
+@click.argument("of", metavar="[TARGET]", required=False, type=target)
 @click.option(
-    "--after", type=click.IntRange(min=1), metavar="NUMBER", help="The last of a page begins the next."
+    "--limit",
+    type=click.IntRange(1, 10_000),
+    metavar="N",
+    default=100,
+    show_default=True,
+    help="Maximum number of events.",
+)
+@click.option(
+    "--after", type=click.IntRange(min=1), metavar="NUMBER", help="With TARGET: only events after this one."
+)
+@click.option(
+    "--before",
+    type=click.IntRange(min=1),
+    metavar="NUMBER",
+    help="Without TARGET: only events before this one.",
 )
 @json_option
 @place_options()
-def list_events(place: Place, of: int | str, limit: int, after: int | None, as_json: bool) -> None:
-    """List the audit events of an instance, oldest first. TARGET is an id or a correlation key."""
+def list_events(
+    place: Place, of: int | str | None, limit: int, after: int | None, before: int | None, as_json: bool
+) -> None:
+    """List audit events.
+
+    Without TARGET: the latest events of all instances, queues, limits and schedules, newest first. With TARGET, an id
+    or a correlation key: the history of that instance, oldest first.
+    """
+    if after is not None and of is None:
+        raise click.UsageError("--after needs a TARGET")
+    if before is not None and of is not None:
+        raise click.UsageError("--before cannot be combined with a TARGET; use --after")
+    plan = _verbs.audit_log(before, limit) if of is None else _verbs.audit(of, after, limit)
     try:
-        events = asyncio.run(_run(place, _verbs.audit(of, after, limit)))
+        events = asyncio.run(_run(place, plan))
     except NoTargetError:
+        assert of is not None  # noqa: S101 - without a target nothing can be missing
         raise no_instance(of) from None
     if as_json:
         print_json_rows(msgspec.structs.asdict(event) for event in events)
         return
     for event in events:
-        click.echo("  ".join(_cells(event)))
+        click.echo("  ".join(_cells(event, with_subject=of is None)))
     if not events:
         click.echo("nothing is known of it", err=True)
 
 
 @audit.command()
 @click.argument("level", required=False, type=click.Choice(get_args(AuditLevel)))
-@click.option("--actor", metavar="NAME", help="Who changes it. Default: the user of this process.")
+@action_options
 @json_option
 @place_options()
-def level(place: Place, level: AuditLevel | None, actor: str | None, as_json: bool) -> None:
+def level(
+    place: Place, level: AuditLevel | None, reason: str | None, actor: str | None, as_json: bool
+) -> None:
     """Show which events are written, or write those of another LEVEL from now on, in every process.
 
     failures: what went wrong, and what people did. all: everything. off: nothing.
@@ -67,7 +94,7 @@ def level(place: Place, level: AuditLevel | None, actor: str | None, as_json: bo
     if level is None:
         level = asyncio.run(_run(place, _verbs.audit_level()))
     else:
-        asyncio.run(_run(place, _verbs.set_audit(level, actor_of(actor))))
+        asyncio.run(_run(place, _verbs.set_audit(level, reason, actor)))
     if as_json:
         print_json({"level": level})
     else:
@@ -79,12 +106,15 @@ async def _run(place: Place, plan: Plan[T]) -> T:
         return await database.run(plan)
 
 
-def _cells(event: AuditEvent) -> Iterator[str]:
+def _cells(event: AuditEvent, *, with_subject: bool) -> Iterator[str]:
     yield f"{event.at.astimezone():%Y-%m-%d %H:%M:%S}"
+    if with_subject:
+        yield clean(event.subject or str(event.instance_id))
     yield event.event
     if event.actor is not None:
         yield by_text(event.actor, event.login)
     if event.reason is not None:
         yield clean(event.reason)
     for name, value in event.data.items():
-        yield f"{name}={clean(str(value))}"
+        # People count attempts from 1.
+        yield f"{name}={clean(str(value + 1 if name == 'attempt' else value))}"

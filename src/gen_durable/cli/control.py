@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import getpass
 import sys
 from collections import Counter
 from collections.abc import Callable, Generator, Sequence
@@ -16,20 +15,19 @@ import msgspec
 from rich.console import Console
 from rich.progress import Progress
 
-from .._checks import checked_name
 from .._db.plan import Row
-from ..outcome import reason_text
 from ..refs import target_value
 from .bulk import Preview, carry_out, preview
 from .connection import Place, place_options
 from .failure import Failure
+from .groups import action_options
 from .json_text import json_option, print_json, read_json
 from .options import target
 from .rows import clean
 from .selection import FILTERS, Selection, read_where, where_option
 from .verbs import IDLE, Cancel, Change, Delete, Restore, Retry, Verb
 
-__all__ = ["actor_of", "cancel", "delete", "restore", "retry"]
+__all__ = ["cancel", "delete", "restore", "retry"]
 
 _MANY: Final = 1000  # instances whose change one would like to watch
 
@@ -50,15 +48,12 @@ class ControlRequest(msgspec.Struct, frozen=True, kw_only=True):
         return isinstance(self.chosen, Selection) or len(self.chosen) > 1
 
 
-reason_option = click.option("--reason", metavar="TEXT", help="Why, for whoever looks at it later.")
-
-
 def _control_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """What all of these have; the command gets a `request`, and who wishes it as `actor`."""
 
     @click.argument("targets", metavar="[TARGET]...", nargs=-1, type=target)
     @where_option
-    @click.option("--actor", metavar="NAME", help="Who does it. Default: the user of this process.")
+    @action_options
     @click.option("--dry-run", is_flag=True, help="Only show what would be touched.")
     @click.option(
         "--yes",
@@ -72,7 +67,6 @@ def _control_options(command: Callable[..., Any]) -> Callable[..., Any]:
         *,
         targets: tuple[int | str, ...],
         where: tuple[str, ...],
-        actor: str | None,
         dry_run: bool,
         yes: bool,
         as_json: bool,
@@ -90,14 +84,13 @@ def _control_options(command: Callable[..., Any]) -> Callable[..., Any]:
             yes=yes,
             as_json=as_json,
         )
-        return command(request=request, actor=actor_of(actor), **given)
+        return command(request=request, **given)
 
     return controlled
 
 
 @click.command()
 @_control_options
-@reason_option
 @click.option("--force", is_flag=True, help="Do not wait for a step that executes: revoke its lease now.")
 @click.option("--cascade", is_flag=True, help="The children that they wait for as well, and theirs.")
 @place_options()
@@ -111,12 +104,11 @@ def cancel(place: Place, request: ControlRequest, actor: str | None, reason: str
     Exit code 0: they are cancelled or will be, or had ended before; 1: the question was answered with no; 2: a wrong
     call, nobody there, or no database.
     """
-    _run(place, request, Cancel(reason=_reason(reason), actor=actor, force=force))
+    _run(place, request, Cancel(reason=reason, actor=actor, force=force))
 
 
 @click.command()
 @_control_options
-@reason_option
 @click.option(
     "--state", metavar="JSON", help='With this state instead of the one it ended with; "-": standard input.'
 )
@@ -135,12 +127,11 @@ def retry(
     or the question was answered with no; 2: a wrong call, nobody there, or no database.
     """
     text = None if state is None else read_json(state, "the state", place.settings.max_payload)
-    _run(place, request, Retry(reason=_reason(reason), actor=actor, state=text))
+    _run(place, request, Retry(reason=reason, actor=actor, state=text))
 
 
 @click.command()
 @_control_options
-@reason_option
 @place_options()
 def delete(place: Place, request: ControlRequest, actor: str | None, reason: str | None) -> None:
     """Delete instances softly.
@@ -151,13 +142,13 @@ def delete(place: Place, request: ControlRequest, actor: str | None, reason: str
     Exit code 0: they are deleted, now or before; 1: the question was answered with no; 2: a wrong call, nobody there,
     or no database.
     """
-    _run(place, request, Delete(reason=_reason(reason), actor=actor))
+    _run(place, request, Delete(reason=reason, actor=actor))
 
 
 @click.command()
 @_control_options
 @place_options()
-def restore(place: Place, request: ControlRequest, actor: str | None) -> None:
+def restore(place: Place, request: ControlRequest, actor: str | None, reason: str | None) -> None:
     """Bring deleted instances back.
 
     TARGET is an id or a correlation key. What the deletion cancelled stays cancelled; `retry` lets it go on. With
@@ -166,7 +157,7 @@ def restore(place: Place, request: ControlRequest, actor: str | None) -> None:
     Exit code 0: they are not deleted, now or before; 1: another instance has the key of one of them (delete that, or
     insert anew), or the question was answered with no; 2: a wrong call, nobody there, or no database.
     """
-    _run(place, request, Restore(actor=actor))
+    _run(place, request, Restore(reason=reason, actor=actor))
 
 
 def _run(place: Place, request: ControlRequest, verb: Verb) -> None:
@@ -276,17 +267,3 @@ def _meant_where(target: int | str) -> str:
 
 def _counted(count: int) -> str:
     return "1 instance" if count == 1 else f"{count} instances"
-
-
-def _reason(reason: str | None) -> str | None:
-    return reason_text(reason) if reason else None
-
-
-def actor_of(given: str | None) -> str | None:
-    """Who does it: as it was given, or the user of this process."""
-    if given is not None:
-        return checked_name(given, "--actor")
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):
-        return None  # a container whose user has no name

@@ -7,12 +7,13 @@ from typing import Any, Final, TypeVar, get_args
 
 import click
 
+from .. import _verbs
 from .._checks import duration_text
-from .._db import limits as stored
 from .._db.plan import Plan
-from ..limits import ConcurrencyLimit, Limit, LimitKind, limit_name, parse_limit
+from ..limits import ConcurrencyLimit, Limit, LimitKind, parse_limit
 from .connection import Place, place_options
 from .failure import Failure
+from .groups import ListGroup, action_options
 from .json_text import json_option, print_json_rows
 from .rows import clean, print_columns
 
@@ -30,7 +31,7 @@ def limit(text: str) -> Limit:
         raise click.BadParameter(str(error)) from None
 
 
-@click.group()
+@click.group(cls=ListGroup)
 def limits() -> None:
     """Show and change limits. A change counts at once, for all workers."""
 
@@ -40,7 +41,7 @@ def limits() -> None:
 @place_options()
 def list_limits(place: Place, as_json: bool) -> None:
     """List the limits that are set. A concurrency key without one has a single slot."""
-    found = asyncio.run(_run(place, stored.ls()))
+    found = asyncio.run(_run(place, _verbs.limits()))
     if as_json:
         print_json_rows(_json(one) for one in found)
         return
@@ -52,11 +53,12 @@ def list_limits(place: Place, as_json: bool) -> None:
 
 @limits.command("set")
 @click.argument("new", metavar="LIMIT...", nargs=-1, required=True, type=limit)
+@action_options
 @place_options()
-def set_limits(place: Place, new: tuple[Limit, ...]) -> None:
+def set_limits(place: Place, new: tuple[Limit, ...], reason: str | None, actor: str | None) -> None:
     """Set limits: tenant=3 (slots of each key), crm=100/1m (starts per minute), crm=100/1m/200 (200 at once)."""
     for one in new:
-        asyncio.run(_run(place, stored.put(one)))
+        asyncio.run(_run(place, _verbs.set_limit(one, reason, actor)))
         click.echo("  ".join(_cells(one)))
 
 
@@ -65,10 +67,13 @@ def set_limits(place: Place, new: tuple[Limit, ...]) -> None:
 @click.option(
     "--kind", type=click.Choice(get_args(LimitKind)), help="Only this one, if the name has both kinds."
 )
+@action_options
 @place_options()
-def remove_limit(place: Place, name: str, kind: LimitKind | None) -> None:
+def remove_limit(
+    place: Place, name: str, kind: LimitKind | None, reason: str | None, actor: str | None
+) -> None:
     """Remove the limit of a name. Keys go back to one slot; rows with a rate limit that is gone wait, and say so."""
-    if not asyncio.run(_run(place, stored.remove(limit_name(name), kind))):
+    if not asyncio.run(_run(place, _verbs.remove_limit(name, kind, reason, actor))):
         raise Failure(f"there is no limit '{name}'")
     click.echo(f"{name} is gone")
 

@@ -17,6 +17,7 @@ from ..findings import Finding
 from ..operations import QueueControl, QueueStatus, WorkerInfo
 from .connection import Place, place_options
 from .failure import TIMED_OUT, Failure, no_instance
+from .groups import ListGroup, action_options
 from .json_text import json_option, print_json, print_json_rows
 from .options import duration, target
 from .rows import age_text, clean, print_columns
@@ -58,14 +59,16 @@ def _worker_cells(each: WorkerInfo, now: datetime) -> tuple[str, ...]:
     )
 
 
-@click.group(invoke_without_command=True)
+@click.group(cls=ListGroup)
+def queues() -> None:
+    """List the queues and what waits in them; or pause, resume or set one of them."""
+
+
+@queues.command("ls")
 @json_option
 @place_options()
-@click.pass_context
-def queues(ctx: click.Context, place: Place, as_json: bool) -> None:
-    """List the queues and what waits in them; or pause, resume or set one of them."""
-    if ctx.invoked_subcommand is not None:
-        return
+def list_queues(place: Place, as_json: bool) -> None:
+    """List the queues and what waits in them."""
     found = asyncio.run(_run(place, _verbs.queues()))
     if as_json:
         print_json_rows(found)
@@ -99,8 +102,7 @@ def _state(queue: QueueStatus) -> str:
 
 
 def _on_queue(command: Callable[..., Any]) -> Callable[..., Any]:
-    command = click.option("--actor", metavar="WHO", help="Who asks for it.")(place_options()(command))
-    return click.argument("name")(command)
+    return click.argument("name")(action_options(place_options()(command)))
 
 
 @queues.command()
@@ -109,7 +111,9 @@ def _on_queue(command: Callable[..., Any]) -> Callable[..., Any]:
     "--timeout", type=duration, metavar="DURATION", help="With --wait: how long to wait at most: 30s."
 )
 @_on_queue
-def pause(place: Place, name: str, actor: str | None, wait: bool, timeout: timedelta | None) -> None:
+def pause(
+    place: Place, name: str, reason: str | None, actor: str | None, wait: bool, timeout: timedelta | None
+) -> None:
     """Pause the queue NAME: workers start nothing from it until it is resumed.
 
     Exit code 3: live workers have not confirmed within --timeout. The queue stays paused.
@@ -117,7 +121,7 @@ def pause(place: Place, name: str, actor: str | None, wait: bool, timeout: timed
     if timeout is not None and not wait:
         raise click.UsageError("--timeout needs --wait")
     try:
-        said = asyncio.run(_pause(place, name, actor, wait=wait, timeout=timeout))
+        said = asyncio.run(_pause(place, name, reason, actor, wait=wait, timeout=timeout))
     except PauseTimeoutError as error:
         click.echo(f"gen-durable: {clean(str(error))}", err=True)
         raise SystemExit(TIMED_OUT) from None
@@ -127,12 +131,12 @@ def pause(place: Place, name: str, actor: str | None, wait: bool, timeout: timed
 
 
 async def _pause(
-    place: Place, name: str, actor: str | None, *, wait: bool, timeout: timedelta | None
+    place: Place, name: str, reason: str | None, actor: str | None, *, wait: bool, timeout: timedelta | None
 ) -> QueueControl:
     confirming = _verbs.confirming(name, wait=wait, timeout=timeout, is_borrowed=False)
     async with place.open() as database:
         known = {queue.name for queue in await database.run(_verbs.queues())}
-        said, _ = await database.run(_verbs.pause_queue(name, actor))
+        said, _ = await database.run(_verbs.pause_queue(name, reason, actor))
         if name not in known:
             click.echo(
                 f"notice: no worker, machine or due instance is in queue {clean(name)}; check the name",
@@ -147,9 +151,9 @@ async def _pause(
 
 @queues.command()
 @_on_queue
-def resume(place: Place, name: str, actor: str | None) -> None:
+def resume(place: Place, name: str, reason: str | None, actor: str | None) -> None:
     """Serve the queue NAME again."""
-    asyncio.run(_run(place, _verbs.resume_queue(name, actor)))
+    asyncio.run(_run(place, _verbs.resume_queue(name, reason, actor)))
     click.echo(f"queue {clean(name)} is open")
 
 
@@ -159,11 +163,13 @@ def resume(place: Place, name: str, actor: str | None) -> None:
 )
 @click.option("--reset", is_flag=True, help="As each worker was told.")
 @_on_queue
-def set_(place: Place, name: str, concurrency: int | None, reset: bool, actor: str | None) -> None:
+def set_(
+    place: Place, name: str, concurrency: int | None, reset: bool, reason: str | None, actor: str | None
+) -> None:
     """Give the queue NAME another concurrency in every worker."""
     if (concurrency is None) != reset:
         raise click.UsageError("give either --concurrency N or --reset")
-    asyncio.run(_run(place, _verbs.set_queue(name, concurrency, actor)))
+    asyncio.run(_run(place, _verbs.set_queue(name, concurrency, reason, actor)))
     told = "as each worker was told" if concurrency is None else f"{concurrency} in each worker"
     click.echo(f"queue {clean(name)} runs {told}")
 

@@ -16,6 +16,7 @@ from .. import _verbs
 from ..events import EventRecord, EventState
 from .connection import Place, place_options
 from .failure import Failure
+from .groups import ListGroup, action_options
 from .json_text import json_option, print_json, print_json_rows
 from .options import target
 from .rows import age_text, clean
@@ -30,7 +31,7 @@ _state_option = click.option(
 _sink_option = click.option("--sink", metavar="NAME", help="Only those for this sink.")
 
 
-@click.group()
+@click.group(cls=ListGroup)
 def outbox() -> None:
     """Look at emitted events, and publish some of them again."""
 
@@ -76,10 +77,18 @@ def list_events(
 @click.option("--dead", is_flag=True, help="All dead letters.")
 @_sink_option
 @click.option("--yes", is_flag=True, help="With --dead: do not ask.")
+@action_options
 @json_option
 @place_options()
 def replay(
-    place: Place, numbers: tuple[int, ...], dead: bool, sink: str | None, yes: bool, as_json: bool
+    place: Place,
+    numbers: tuple[int, ...],
+    dead: bool,
+    sink: str | None,
+    yes: bool,
+    reason: str | None,
+    actor: str | None,
+    as_json: bool,
 ) -> None:
     """Publish events again that were published or are dead letters, under the same ids.
 
@@ -91,7 +100,7 @@ def replay(
         if not sys.stdin.isatty():
             raise Failure("this may publish many events again; say --yes")
         click.confirm("publish all dead letters again?", abort=True)
-    count = asyncio.run(_replay(place, numbers, sink))
+    count = asyncio.run(_replay(place, numbers, sink, reason, actor))
     if as_json:
         print_json({"replayed": count})
     else:
@@ -110,13 +119,15 @@ async def _events(
         return await database.run(_verbs.events(instance, sink, state, before, limit))
 
 
-async def _replay(place: Place, numbers: tuple[int, ...], sink: str | None) -> int:
+async def _replay(
+    place: Place, numbers: tuple[int, ...], sink: str | None, reason: str | None, actor: str | None
+) -> int:
     async with place.open() as database:
         if numbers:
-            return await database.run(_verbs.replay(numbers))
+            return await database.run(_verbs.replay(numbers, reason, actor))
         count = 0
         while dead := await database.run(_verbs.events(None, sink, "dead", None, 1000)):
-            count += await database.run(_verbs.replay(dead))
+            count += await database.run(_verbs.replay(dead, reason, actor))
         return count
 
 

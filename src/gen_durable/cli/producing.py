@@ -9,16 +9,18 @@ from typing import Any
 import click
 import msgspec
 
-from .._checks import checked_delay, checked_key, checked_moment, checked_name
-from .._db import insert_by_name, snapshots
+from .. import _verbs
+from .._checks import checked_delay, checked_moment, checked_name
+from .._db import audit, insert_by_name, snapshots
 from .._db.insert_by_name import NamedInsert
 from .._db.plan import Plan
-from .._db.signals import Arrival, deliver
 from .._dictionary import did_you_mean
+from ..config import Settings
 from ..errors import NoTargetError
-from ..refs import target_value
+from ..instance import Delivered, Delivery
 from .connection import Place, place_options
 from .failure import Failure
+from .groups import action_options
 from .json_text import json_option, print_json, read_json
 from .options import duration, moment, target
 
@@ -90,9 +92,18 @@ class Insertion(msgspec.Struct, frozen=True):
     metavar="N",
     help="Of this version of the machine. Default: the newest that a worker has registered.",
 )
+@action_options
 @json_option
 @place_options("max_payload")
-def insert(place: Place, machine: str, state: str, as_json: bool, **given: Any) -> None:
+def insert(
+    place: Place,
+    machine: str,
+    state: str,
+    reason: str | None,
+    actor: str | None,
+    as_json: bool,
+    **given: Any,
+) -> None:
     """Insert an instance of a machine that a worker has registered.
 
     STATE-JSON is its state, {} if left out; "-" reads it from standard input. A machine or job without a state of its
@@ -108,7 +119,7 @@ def insert(place: Place, machine: str, state: str, as_json: bool, **given: Any) 
             err=True,
         )
     new = NamedInsert(fsm=machine, state=text, **_checked(**given))
-    done = asyncio.run(_insert(place, new))
+    done = asyncio.run(_insert(place, new, reason, actor))
     if as_json:
         print_json(done)
     elif done.inserted:
@@ -122,28 +133,35 @@ def insert(place: Place, machine: str, state: str, as_json: bool, **given: Any) 
 @click.argument("name")
 @click.argument("payload", metavar="[PAYLOAD-JSON]", default="null")
 @click.option("--dedup-key", metavar="KEY", help="The instance takes a signal with this key once only.")
+@action_options
 @json_option
 @place_options("max_payload", "max_inbox")
 def signal(
-    place: Place, to: int | str, name: str, payload: str, dedup_key: str | None, as_json: bool
+    place: Place,
+    to: int | str,
+    name: str,
+    payload: str,
+    dedup_key: str | None,
+    reason: str | None,
+    actor: str | None,
+    as_json: bool,
 ) -> None:
     """Send a signal to an instance, and wake it if it waits for that.
 
     TARGET is an id, or a correlation key. PAYLOAD-JSON is null if left out; "-" reads it from standard input.
     """
-    checked_name(name, "the name of a signal")
-    if dedup_key is not None:
-        checked_key(dedup_key, "--dedup-key")
     text = read_json(payload, "the payload", place.settings.max_payload)
-    arrival = asyncio.run(_signal(place, target_value(to), name, text, dedup_key))
+    plan = _signalling(to, name, text, dedup_key, place.settings, reason, actor)
+    found = asyncio.run(_signal(place, to, plan))
+    is_awaited = isinstance(found, Delivered) and found.is_awaited
     if as_json:
-        print_json({"id": arrival.id, "delivered": arrival.is_new, "is_awaited": arrival.has_woken})
-    elif not arrival.is_new:
-        click.echo(f"{arrival.id} has had a signal with that dedup key; nothing was added")
-    elif arrival.has_woken:
-        click.echo(f"delivered to {arrival.id}, which was waiting for it")
+        print_json({"id": found.id, "delivered": isinstance(found, Delivered), "is_awaited": is_awaited})
+    elif not isinstance(found, Delivered):
+        click.echo(f"{found.id} has had a signal with that dedup key; nothing was added")
+    elif is_awaited:
+        click.echo(f"delivered to {found.id}, which was waiting for it")
     else:
-        click.echo(f"delivered to {arrival.id}; it lies in its inbox")
+        click.echo(f"delivered to {found.id}; it lies in its inbox")
 
 
 def _checked(
@@ -167,14 +185,16 @@ def _checked(
     }
 
 
-async def _insert(place: Place, new: NamedInsert) -> Insertion:
+async def _insert(place: Place, new: NamedInsert, reason: str | None, actor: str | None) -> Insertion:
     async with place.open() as database:
         check_known(new, await database.run(insert_by_name.known_versions()))
-        return await database.run(_insertion(new))
+        return await database.run_in_transaction(_insertion(new, reason, actor))
 
 
-def _insertion(new: NamedInsert) -> Plan[Insertion]:
+def _insertion(new: NamedInsert, reason: str | None, actor: str | None) -> Plan[Insertion]:
     id, is_new = yield from insert_by_name.insert(new)
+    if is_new:
+        yield from audit.give_reason(id, "created", reason, actor, {"machine": new.fsm})
     row = yield from snapshots.get(id)
     # Whoever holds the key may be gone for good by now.
     return Insertion(id, is_new, "gone" if row is None else row["status"])
@@ -196,16 +216,29 @@ def check_known(new: NamedInsert, known: Any) -> None:
         )
 
 
-async def _signal(place: Place, to: int | str, name: str, payload: str, dedup_key: str | None) -> Arrival:
+async def _signal(place: Place, to: int | str, plan: Plan[Delivery]) -> Delivery:
     async with place.open() as database:
-        arrival = await database.run(
-            deliver(to, name, payload, dedup_key, max_inbox=place.settings.max_inbox)
-        )
-    if arrival is None:
-        error = NoTargetError(to, f"signal '{name}'")
-        if isinstance(to, int):
-            raise Failure(
-                f"{error}; if {to} is a correlation key, gen-durable ls --correlation-key {to} has the id"
-            )
-        raise error
-    return arrival
+        try:
+            return await database.run_in_transaction(plan)
+        except NoTargetError as error:
+            if isinstance(to, int):
+                raise Failure(
+                    f"{error}; if {to} is a correlation key, gen-durable ls --correlation-key {to} has the id"
+                ) from error
+            raise
+
+
+def _signalling(
+    to: int | str,
+    name: str,
+    payload: str,
+    dedup_key: str | None,
+    settings: Settings,
+    reason: str | None,
+    actor: str | None,
+) -> Plan[Delivery]:
+    raw = msgspec.Raw(payload.encode())
+    delivery, _ = yield from _verbs.signal(to, name, raw, dedup_key, settings)
+    if isinstance(delivery, Delivered):
+        yield from audit.give_reason(delivery.id, "signalled", reason, actor, {"signal": name})
+    return delivery

@@ -23,8 +23,8 @@ from .._db.plan import Plan
 from .._timetable import checked_cron, checked_interval, checked_zone
 from ..schedules import Missed, Overlap, ScheduleRecord, Triggered, check_policies
 from .connection import Place, place_options
-from .control import actor_of, reason_option
 from .failure import Failure
+from .groups import ListGroup, action_options
 from .json_text import json_option, print_json, print_json_rows, raw, read_json, readable
 from .options import duration
 from .producing import check_known
@@ -39,7 +39,7 @@ _NOW: Final = timedelta(0)
 name_argument = click.argument("name")
 
 
-@click.group()
+@click.group(cls=ListGroup)
 def schedules() -> None:
     """Recurring work: what is inserted again and again."""
 
@@ -116,6 +116,7 @@ def show(place: Place, name: str, as_json: bool) -> None:
     metavar="N",
     help="Of this version of the machine. Default: the newest that a worker has registered when it is due.",
 )
+@action_options
 @json_option
 @place_options("max_payload")
 def add(
@@ -128,6 +129,8 @@ def add(
     tz: str,
     missed: Missed,
     overlap: Overlap,
+    reason: str | None,
+    actor: str | None,
     as_json: bool,
     **options: Any,
 ) -> None:
@@ -156,39 +159,40 @@ def add(
         spec=msgspec.json.encode(spec).decode(),
     )
     new = NamedInsert(fsm=machine, state=text, version=options["version"])
-    _tell(_run(place, _add(definition, new)), as_json=as_json)
+    _tell(_run(place, _add(definition, new, reason, actor)), as_json=as_json)
 
 
 @schedules.command()
 @name_argument
-@reason_option
-@click.option("--actor", metavar="NAME", help="Who does it. Default: the user of this process.")
+@action_options
 @json_option
 @place_options()
 def pause(place: Place, name: str, reason: str | None, actor: str | None, as_json: bool) -> None:
     """Let the slots of a schedule pass by."""
-    record, _ = _run(place, _recurring.pause(name, reason, actor_of(actor)))
+    record, _ = _run(place, _recurring.pause(name, reason, actor))
     _tell(record, as_json=as_json)
 
 
 @schedules.command()
 @name_argument
+@action_options
 @json_option
 @place_options()
-def resume(place: Place, name: str, as_json: bool) -> None:
+def resume(place: Place, name: str, reason: str | None, actor: str | None, as_json: bool) -> None:
     """Let a schedule go on with its next slot. Those of the pause are gone."""
-    record, _ = _run(place, _recurring.resume(name, _NOW))
+    record, _ = _run(place, _recurring.resume(name, _NOW, reason, actor))
     _tell(record, as_json=as_json)
 
 
 @schedules.command()
 @name_argument
+@action_options
 @json_option
 @place_options()
-def trigger(place: Place, name: str, as_json: bool) -> None:
+def trigger(place: Place, name: str, reason: str | None, actor: str | None, as_json: bool) -> None:
     """Insert what a schedule says now, beside its slots, paused or not."""
     done: Triggered
-    done, _ = _run(place, _recurring.trigger(name, _NOW))
+    done, _ = _run(place, _recurring.trigger(name, _NOW, reason, actor))
     if as_json:
         print_json({"id": done.id, "inserted": done.is_new})
     else:
@@ -197,11 +201,12 @@ def trigger(place: Place, name: str, as_json: bool) -> None:
 
 @schedules.command()
 @name_argument
+@action_options
 @json_option
 @place_options()
-def rm(place: Place, name: str, as_json: bool) -> None:
+def rm(place: Place, name: str, reason: str | None, actor: str | None, as_json: bool) -> None:
     """Remove a schedule; what it has inserted stays. A worker that declares it brings it back."""
-    _run(place, _recurring.delete(name))
+    _run(place, _recurring.delete(name, reason, actor))
     if as_json:
         print_json({"name": name, "removed": True})
     else:
@@ -220,9 +225,11 @@ def _listing() -> Plan[tuple[datetime, Sequence[ScheduleRecord]]]:
     return (yield from snapshots.now()), (yield from _recurring.every())
 
 
-def _add(definition: plans.Definition, new: NamedInsert) -> Plan[ScheduleRecord]:
+def _add(
+    definition: plans.Definition, new: NamedInsert, reason: str | None, actor: str | None
+) -> Plan[ScheduleRecord]:
     check_known(new, (yield from insert_by_name.known_versions()))
-    yield from plans.put(definition)
+    yield from plans.put(definition, reason=reason, actor=actor)
     return (yield from _recurring.get(definition.name))
 
 

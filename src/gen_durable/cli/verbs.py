@@ -155,5 +155,5 @@ class Restore(Verb, frozen=True, kw_only=True):
         return "restored" if is_deleted else "left"
 
     def plan(self, ids: Sequence[int]) -> Plan[list[Change]]:
-        rows = yield from control.restore(ids, self.actor)
+        rows = yield from control.restore(ids, self.reason, self.actor)
         return [Change(row["id"], "restored") for row in rows]

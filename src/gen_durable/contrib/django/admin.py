@@ -80,7 +80,7 @@ class OutboxEventAdmin(_ReadOnlyAdmin):
 class AuditEventAdmin(_ReadOnlyAdmin):
     """Audit events."""
 
-    list_display = ("id", "event", "instance_id", "actor", "login", "reason", "created_at")
+    list_display = ("id", "event", "instance_id", "subject", "actor", "login", "reason", "created_at")
     search_fields = ("event__exact", "actor__exact")
 
 

@@ -131,10 +131,11 @@ class OutboxEvent(_Row):
 
 
 class AuditEvent(_Row):
-    """What happened to an instance, who did it, and why."""
+    """What happened to an instance, queue, limit or schedule, who did it, and why."""
 
     id = models.BigIntegerField(primary_key=True)
-    instance_id = models.BigIntegerField("instance")
+    instance_id = models.BigIntegerField("instance", null=True)
+    subject = models.TextField(null=True)
     event = models.TextField()
     actor = models.TextField(null=True)
     login = models.TextField(null=True)
@@ -147,4 +148,4 @@ class AuditEvent(_Row):
         ordering = ("-id",)
 
     def __str__(self) -> str:
-        return f"{self.event} {self.instance_id}"
+        return f"{self.event} {self.subject or self.instance_id}"

@@ -17,13 +17,15 @@ insert into gen_durable.settings default values;
 -- the change, from what it has changed; which events are written is said in `settings`.
 create table gen_durable.audit_events (
   id          bigint generated always as identity primary key,
-  instance_id bigint not null,
+  instance_id bigint,
+  subject     text,                                       -- instead of an instance: queue:NAME, limit:NAME, schedule:NAME or audit
   event       text not null,
   actor       text,                                       -- as the caller claims
   login       text default session_user,                  -- the role that opened the session; no caller can choose it
   reason      text,
   data        jsonb,
-  created_at  timestamptz not null default statement_timestamp()
+  created_at  timestamptz not null default statement_timestamp(),
+  constraint instance_or_subject check ((instance_id is null) <> (subject is null))
 );
 create index audit_events_instance on gen_durable.audit_events (instance_id, id);
 
@@ -42,8 +44,36 @@ begin
   return actor;
 end $$;
 
+-- Record an action on something other than an instance, at level failures and above.
+create function gen_durable.audit_action(subject text, event text, reason text, actor text, data jsonb default null) returns void
+language sql set search_path = pg_catalog, pg_temp as $$
+  insert into gen_durable.audit_events (subject, event, actor, reason, data)
+  select subject, event, gen_durable.checked_actor(actor), gen_durable.short_reason(reason), data
+   where (select s.audit from gen_durable.settings s) >= 'failures'
+$$;
+
+-- Add actor and reason to the `created` or `signalled` event that this transaction has written for an instance. Below level
+-- all there is none: write it, unless the level is off.
+create function gen_durable.audit_reason(instance_id bigint, event text, reason text, actor text, data jsonb) returns void
+language plpgsql set search_path = pg_catalog, pg_temp as $$
+#variable_conflict use_column
+declare
+  level gen_durable.audit_level := (select s.audit from gen_durable.settings s);
+begin
+  reason := gen_durable.short_reason(audit_reason.reason);
+  actor := gen_durable.checked_actor(audit_reason.actor);
+  if level = 'all' then
+    update gen_durable.audit_events a set actor = audit_reason.actor, reason = audit_reason.reason
+     where a.id = (select max(last.id) from gen_durable.audit_events last
+                    where last.instance_id = audit_reason.instance_id and last.event = audit_reason.event);
+  elsif level = 'failures' then
+    insert into gen_durable.audit_events (instance_id, event, actor, reason, data)
+    values (audit_reason.instance_id, audit_reason.event, audit_reason.actor, audit_reason.reason, audit_reason.data);
+  end if;
+end $$;
+
 -- set_audit('all') -> the level that was there before
-create function gen_durable.set_audit(level text, actor text default current_user) returns text
+create function gen_durable.set_audit(level text, reason text default null, actor text default current_user) returns text
 language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
   before text;
@@ -55,9 +85,14 @@ begin
   update gen_durable.settings s
      set audit = level::gen_durable.audit_level, updated_at = statement_timestamp(), updated_by = gen_durable.checked_actor(actor)
    where s.audit <> level::gen_durable.audit_level;
+  -- Whatever the level: switching the audit off or on must leave a trace.
+  if before <> level then
+    insert into gen_durable.audit_events (subject, event, actor, reason, data)
+    values ('audit', 'set', actor, gen_durable.short_reason(reason), jsonb_build_object('level', level, 'before', before));
+  end if;
   return before;
 end $$;
 
 revoke execute on function
-  gen_durable.short_reason, gen_durable.checked_actor, gen_durable.set_audit
+  gen_durable.short_reason, gen_durable.checked_actor, gen_durable.audit_action, gen_durable.audit_reason, gen_durable.set_audit
   from public;

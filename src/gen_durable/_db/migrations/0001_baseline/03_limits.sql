@@ -271,7 +271,8 @@ end $$;
 -- Change a limit. Transactions that gate or stall rows hold a ROW SHARE lock on this table, so one of the two comes second and sees
 -- what the other wrote.
 create function gen_durable.apply_limit(
-  limit_name text, limit_kind text, new_slots int, new_allowed int, new_period interval, new_burst int, only_if_new boolean)
+  limit_name text, limit_kind text, new_slots int, new_allowed int, new_period interval, new_burst int, only_if_new boolean,
+  reason text, actor text)
 returns boolean
 language plpgsql set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
@@ -291,25 +292,33 @@ begin
   if not found then
     return false;
   end if;
+  perform gen_durable.audit_action(
+    'limit:' || limit_name, 'set', reason, actor,
+    jsonb_strip_nulls(jsonb_build_object('kind', limit_kind, 'slots', new_slots, 'allowed', new_allowed, 'period', new_period,
+                                         'burst', new_burst)));
   perform gen_durable.limit_changed(limit_name, limit_kind);
   return true;
 end $$;
 
 -- set_concurrency_limit('tenant', 3): three executions at once of each key "tenant" or "tenant:...", over all workers.
-create function gen_durable.set_concurrency_limit(name text, slots int) returns void
+create function gen_durable.set_concurrency_limit(
+  name text, slots int, reason text default null, actor text default current_user) returns void
 language sql security definer set search_path = pg_catalog, pg_temp as $$
-  select from gen_durable.apply_limit(name, 'concurrency', slots, null, null, null, false)
+  select from gen_durable.apply_limit(name, 'concurrency', slots, null, null, null, false, reason, actor)
 $$;
 
 -- set_rate_limit('crm', 100, '1 minute'): as many starts per minute of each bucket "crm" or "crm:..."; burst at one moment, allowed if left out.
-create function gen_durable.set_rate_limit(name text, allowed int, period interval, burst int default null) returns void
+create function gen_durable.set_rate_limit(
+  name text, allowed int, period interval, burst int default null, reason text default null, actor text default current_user)
+returns void
 language sql security definer set search_path = pg_catalog, pg_temp as $$
-  select from gen_durable.apply_limit(name, 'rate', null, allowed, period, coalesce(burst, allowed), false)
+  select from gen_durable.apply_limit(name, 'rate', null, allowed, period, coalesce(burst, allowed), false, reason, actor)
 $$;
 
 -- remove_limit('crm') -> whether there was one. Keys go back to one slot; rows with a removed rate limit stall until it is set
 -- again.
-create function gen_durable.remove_limit(name text, kind text default null) returns boolean
+create function gen_durable.remove_limit(
+  name text, kind text default null, reason text default null, actor text default current_user) returns boolean
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
 declare
@@ -321,6 +330,8 @@ begin
     delete from gen_durable.limits l where l.name = remove_limit.name and l.kind = coalesce(remove_limit.kind, l.kind) returning l.kind
   loop
     any_gone := true;
+    perform gen_durable.audit_action(
+      'limit:' || remove_limit.name, 'removed', reason, actor, jsonb_build_object('kind', gone.kind));
     perform gen_durable.limit_changed(remove_limit.name, gone.kind);
   end loop;
   return any_gone;

@@ -171,15 +171,15 @@ end $$;
 
 -- Undo a soft delete. The instance stays what it became, cancelled if it was live; retry makes it go on. A key that somebody
 -- else has taken meanwhile is an error of the whole call.
-create function gen_durable.restore_rows(target_ids bigint[], actor text)
+create function gen_durable.restore_rows(target_ids bigint[], reason text, actor text)
 returns table (id bigint, status text)
 language plpgsql set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
 begin
   actor := gen_durable.checked_actor(actor);
   perform from gen_durable.gen_durable g where g.id = any (target_ids) order by g.id desc for no key update;
-  insert into gen_durable.audit_events (instance_id, event, actor)
-  select g.id, 'restored', actor from gen_durable.gen_durable g
+  insert into gen_durable.audit_events (instance_id, event, actor, reason)
+  select g.id, 'restored', actor, gen_durable.short_reason(reason) from gen_durable.gen_durable g
    where g.id = any (target_ids) and g.deleted_at is not null and (select s.audit from gen_durable.settings s) >= 'failures';
   begin
     update gen_durable.gen_durable g set deleted_at = null, delete_reason = null, updated_at = statement_timestamp()
@@ -351,19 +351,19 @@ language sql security definer set search_path = pg_catalog, pg_temp as $$
   select gen_durable.soft_delete(gen_durable.resolve(null, target), reason, actor)
 $$;
 
-create function gen_durable.restore(target bigint, actor text default current_user)
+create function gen_durable.restore(target bigint, reason text default null, actor text default current_user)
 returns text
 language sql security definer set search_path = pg_catalog, pg_temp as $$
-  select gen_durable.job_status(id) from gen_durable.restore_rows(array[gen_durable.resolve(target, null)], actor)
+  select gen_durable.job_status(id) from gen_durable.restore_rows(array[gen_durable.resolve(target, null)], reason, actor)
 $$;
 
-create function gen_durable.restore(target text, actor text default current_user)
+create function gen_durable.restore(target text, reason text default null, actor text default current_user)
 returns text
 language sql security definer set search_path = pg_catalog, pg_temp as $$
   -- Whoever is deleted and had the key, even if another instance has it now.
   select gen_durable.restore(coalesce(
     (select g.id from gen_durable.gen_durable g where g.correlation_key = target and g.deleted_at is not null
-      order by g.id desc limit 1), gen_durable.resolve(null, target)), actor)
+      order by g.id desc limit 1), gen_durable.resolve(null, target)), reason, actor)
 $$;
 
 -- retry(42) -> whether it goes on
@@ -387,6 +387,7 @@ revoke execute on function
   gen_durable.job_status(bigint), gen_durable.job_status(text), gen_durable.resolve,
   gen_durable.cancel(bigint, text, text, boolean), gen_durable.cancel(text, text, text, boolean),
   gen_durable.soft_delete(bigint, text, text), gen_durable.soft_delete(text, text, text),
-  gen_durable.restore(bigint, text), gen_durable.restore(text, text), gen_durable.retry(bigint, jsonb, text, text),
+  gen_durable.restore(bigint, text, text), gen_durable.restore(text, text, text),
+  gen_durable.retry(bigint, jsonb, text, text),
   gen_durable.retry(text, jsonb, text, text)
   from public;

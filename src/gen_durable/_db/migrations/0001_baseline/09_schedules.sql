@@ -100,7 +100,7 @@ begin
 end $$;
 
 -- Insert what a schedule says now, paused or not; its slots go on as if nothing had happened. No row: there is none.
-create function gen_durable.trigger_schedule(name text, slot_at timestamptz)
+create function gen_durable.trigger_schedule(name text, slot_at timestamptz, reason text, actor text)
 returns table (id bigint, inserted boolean, queue text)
 language plpgsql set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
@@ -118,6 +118,8 @@ begin
        set last_id = made.ids[1], last_fired_at = statement_timestamp(), fired_count = s.fired_count + 1
      where s.name = found_schedule.name;
   end if;
+  perform gen_durable.audit_action('schedule:' || found_schedule.name, 'triggered', reason, actor,
+                                   jsonb_build_object('id', made.ids[1], 'inserted', made.are_new[1]));
   return query select made.ids[1], made.are_new[1], made.queue;
 end $$;
 

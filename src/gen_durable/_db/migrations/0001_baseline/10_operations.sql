@@ -35,8 +35,10 @@ create table gen_durable.queues (
 );
 
 -- pause_queue('checkout'): no pick takes anything of it from now on. Again is harmless.
-create function gen_durable.pause_queue(queue text, actor text default current_user) returns gen_durable.queues
+create function gen_durable.pause_queue(queue text, reason text default null, actor text default current_user)
+returns gen_durable.queues
 language sql set search_path = pg_catalog, pg_temp as $$
+  select gen_durable.audit_action('queue:' || queue, 'paused', reason, actor);
   insert into gen_durable.queues as q (name, is_paused, paused_at, paused_by, updated_by)
        values (queue, true, statement_timestamp(), gen_durable.checked_actor(actor), actor)
   on conflict (name) do update
@@ -45,8 +47,10 @@ language sql set search_path = pg_catalog, pg_temp as $$
   returning q.*
 $$;
 
-create function gen_durable.resume_queue(queue text, actor text default current_user) returns gen_durable.queues
+create function gen_durable.resume_queue(queue text, reason text default null, actor text default current_user)
+returns gen_durable.queues
 language sql set search_path = pg_catalog, pg_temp as $$
+  select gen_durable.audit_action('queue:' || queue, 'resumed', reason, actor);
   insert into gen_durable.queues as q (name, updated_by) values (queue, gen_durable.checked_actor(actor))
   on conflict (name) do update
      set is_paused = false, paused_at = null, paused_by = null, updated_by = actor, updated_at = statement_timestamp()
@@ -54,8 +58,11 @@ language sql set search_path = pg_catalog, pg_temp as $$
 $$;
 
 -- set_queue('checkout', 20): how many at once in each worker; null is what the worker was told.
-create function gen_durable.set_queue(queue text, concurrency int, actor text default current_user) returns gen_durable.queues
+create function gen_durable.set_queue(
+  queue text, concurrency int, reason text default null, actor text default current_user)
+returns gen_durable.queues
 language sql set search_path = pg_catalog, pg_temp as $$
+  select gen_durable.audit_action('queue:' || queue, 'set', reason, actor, jsonb_build_object('concurrency', set_queue.concurrency));
   insert into gen_durable.queues as q (name, concurrency, updated_by)
        values (queue, set_queue.concurrency, gen_durable.checked_actor(actor))
   on conflict (name) do update

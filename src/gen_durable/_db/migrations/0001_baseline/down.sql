@@ -3,20 +3,20 @@ drop function gen_durable.revoke_producer(name);
 drop function gen_durable.grant_producer(name, text[]);
 drop function gen_durable.producer_rights();
 
-drop function gen_durable.set_queue(text, int, text);
-drop function gen_durable.resume_queue(text, text);
-drop function gen_durable.pause_queue(text, text);
+drop function gen_durable.set_queue(text, int, text, text);
+drop function gen_durable.resume_queue(text, text, text);
+drop function gen_durable.pause_queue(text, text, text);
 drop table gen_durable.queues, gen_durable.workers;
 
-drop function gen_durable.trigger_schedule(text, timestamptz);
+drop function gen_durable.trigger_schedule(text, timestamptz, text, text);
 drop function gen_durable.fire_schedule(text, bigint, timestamptz[], timestamptz, timestamptz, text);
 drop function gen_durable.insert_scheduled(gen_durable.schedules, timestamptz[]);
 drop table gen_durable.schedules;
 
 drop function gen_durable.retry(text, jsonb, text, text);
 drop function gen_durable.retry(bigint, jsonb, text, text);
-drop function gen_durable.restore(text, text);
-drop function gen_durable.restore(bigint, text);
+drop function gen_durable.restore(text, text, text);
+drop function gen_durable.restore(bigint, text, text);
 drop function gen_durable.soft_delete(text, text, text);
 drop function gen_durable.soft_delete(bigint, text, text);
 drop function gen_durable.cancel(text, text, text, boolean);
@@ -25,7 +25,7 @@ drop function gen_durable.resolve(bigint, text);
 drop function gen_durable.job_status(text);
 drop function gen_durable.job_status(bigint);
 drop function gen_durable.retry_rows(bigint[], text, text, text);
-drop function gen_durable.restore_rows(bigint[], text);
+drop function gen_durable.restore_rows(bigint[], text, text);
 drop function gen_durable.refuse_key(bigint[], text, gen_durable.durable_status);
 drop trigger on_deleted on gen_durable.gen_durable;
 drop function gen_durable.on_deleted();
@@ -60,10 +60,10 @@ drop function gen_durable.insert_letters(text[], text[], text[]);
 drop function gen_durable.insert_rows(text[], int[], text[], text[], text[], int[], timestamptz[], interval[], text[],
   text[], text[], bytea[], text[], int[], bigint[], bigint[], text[], text[], int[]);
 
-drop function gen_durable.remove_limit(text, text);
-drop function gen_durable.set_rate_limit(text, int, interval, int);
-drop function gen_durable.set_concurrency_limit(text, int);
-drop function gen_durable.apply_limit(text, text, int, int, interval, int, boolean);
+drop function gen_durable.remove_limit(text, text, text, text);
+drop function gen_durable.set_rate_limit(text, int, interval, int, text, text);
+drop function gen_durable.set_concurrency_limit(text, int, text, text);
+drop function gen_durable.apply_limit(text, text, int, int, interval, int, boolean, text, text);
 drop function gen_durable.limit_changed(text, text);
 drop function gen_durable.put_off(text[], text[], text[], int[]);
 drop function gen_durable.ungate(text[]);
@@ -72,7 +72,9 @@ drop function gen_durable.refill(numeric, int, interval);
 drop function gen_durable.check_limits(text[], int[], boolean);
 drop table gen_durable.buckets, gen_durable.limits;
 
-drop function gen_durable.set_audit(text, text);
+drop function gen_durable.set_audit(text, text, text);
+drop function gen_durable.audit_reason(bigint, text, text, text, jsonb);
+drop function gen_durable.audit_action(text, text, text, text, jsonb);
 drop function gen_durable.checked_actor(text);
 drop function gen_durable.short_reason(text);
 drop table gen_durable.audit_events, gen_durable.settings;
