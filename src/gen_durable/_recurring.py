@@ -91,7 +91,7 @@ def record_of(row: Row) -> ScheduleRecord:
         missed=row["missed"],
         overlap=row["overlap"],
         next_at=row["next_at"],
-        last_fire_time=row["last_slot_at"],
+        last_fire_time=row["last_fire_time"],
         last_fired_at=row["last_fired_at"],
         last_id=row["last_id"],
         fired_count=row["fired_count"],

@@ -156,7 +156,7 @@ ATTEMPTS = [
     "select gen_durable.ungate('{k}')",
     "select gen_durable.join_parents('{1}')",
     "select gen_durable.resolve(1, null)",
-    "select gen_durable.job_word('done')",
+    "select gen_durable.job_status_name('done')",
     "select * from gen_durable.producer_rights()",
     "select * from gen_durable.insert_specs('[]', true)",
     "select gen_durable.grant_producer('public')",

@@ -54,7 +54,7 @@ async def test_a_job_stands_in_the_words_of_simple_workflows(sql: Any, one: int)
 
 
 async def test_every_status_has_a_word(sql: Any) -> None:
-    words = {each: await sql.fetchval("select gen_durable.job_word($1)", each) for each in Status}
+    words = {each: await sql.fetchval("select gen_durable.job_status_name($1)", each) for each in Status}
     assert set(words.values()) == {"pending", "leased", "succeeded", "failed", "cancelled"}
 
 

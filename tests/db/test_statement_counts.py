@@ -133,8 +133,8 @@ async def test_the_dearest_flush_of_all_is_ten_more_than_its_outcomes_whatever_i
     riders = [
         "insert",
         "fix_barriers",
-        "insert_letters",
-        "leave_letters",
+        "insert_dead_letters",
+        "dead_letter_failed",
         "emit",
         "recheck",
         "sweep",
@@ -206,7 +206,14 @@ async def test_an_outcome_with_an_effect_is_a_transaction_of_its_own_and_a_share
         with wire.counted() as sent:
             results = await flushed(database, entries, effects)
     # The search path goes back to that of the effect with COMMIT, and the session is cleaned afterwards.
-    alone = [f"{BEGIN} READ WRITE", "SELECT 1", "hold", "commit", COMMIT, "RESET SESSION AUTHORIZATION"]
+    alone = [
+        f"{BEGIN} READ WRITE",
+        "SELECT 1",
+        "lock_for_effect",
+        "commit",
+        COMMIT,
+        "RESET SESSION AUTHORIZATION",
+    ]
     each = [COMMIT if text.endswith(COMMIT) else text.split(";")[0] for text in sent if text != "finish"]
     assert each == alone * 10
     assert 1 <= sent.count("finish") <= 11  # one that the end of the flusher cut off is run again
@@ -226,7 +233,7 @@ async def test_a_heartbeat_is_one_statement_and_two_if_leases_are_lost(
         lost = {(id, token + 1): LEASE for id, token in held}
         with wire.counted() as sent:
             assert await database.run(lease.renew(held | lost)) == (set(lost), set())
-        assert sent == ["renew", "still_mine"], count
+        assert sent == ["renew", "still_held"], count
 
 
 async def test_steps_that_take_long_are_noted_and_watched_by_one_statement_each(

@@ -88,7 +88,7 @@ def flush_with_effect(entry: CommitEntry) -> Work:
 
     def plan() -> Plan[Flushed]:
         yield _EFFECT(id=entry.id)
-        if not (yield from commits.hold(entry)).may_stand:
+        if not (yield from commits.lock_for_effect(entry)).still_owns_lease:
             yield _UNDO(id=entry.id)
         return (yield from commit([entry]))
 

@@ -593,7 +593,7 @@ LOCKS = [
         name="renew takes what it skipped for lost",
         scenario=leases.renew_and_commit(),
         reason="a live lease was taken for lost",
-        changes=[Change("still_mine", "g.lease_token = mine.lease_token", "false")],
+        changes=[Change("still_held", "g.lease_token = mine.lease_token", "false")],
     ),
     Mutant(
         name="reap waits for rows",
@@ -736,7 +736,7 @@ LIMITS = [
     ),
     Mutant(
         name="who is put off still stands in line",
-        scenario=limits.put_off_and_release(),
+        scenario=limits.defer_and_release(),
         reason="free key, its line is gated",
         changes=[Change(SCHEMA, "perform gen_durable.ungate(freed);", "null;")],
     ),
@@ -754,7 +754,7 @@ LIMITS = [
     ),
     Mutant(
         name="turns are given without a lock on the bucket",
-        scenario=limits.put_off_and_raise(),
+        scenario=limits.defer_and_raise(),
         reason="a row stalls although its limit is set",
         changes=[
             Change(SCHEMA, "select one.key\n     where exists", "select one.key\n     where false and exists")

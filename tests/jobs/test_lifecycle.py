@@ -72,7 +72,7 @@ def test_the_words_of_jobs_are_those_of_the_table(sql: SqlConnection) -> None:
     }
     assert set(words) == set(Status)
     for status, word in words.items():
-        assert sql.value("select gen_durable.job_word(%s)", status) == word
+        assert sql.value("select gen_durable.job_status_name(%s)", status) == word
 
 
 @job("jobs.fate.v1", max_attempts=2)
@@ -94,7 +94,7 @@ def fate(kind: str, ctx: Context[str]) -> str:
 _LOG = """
 create table public.moves (id bigint, was text, became text);
 create function note() returns trigger language plpgsql as $$ begin
-  insert into public.moves values (new.id, gen_durable.job_word(old.status::text), gen_durable.job_word(new.status::text));
+  insert into public.moves values (new.id, gen_durable.job_status_name(old.status::text), gen_durable.job_status_name(new.status::text));
   return new; end $$;
 create trigger note after update on gen_durable.gen_durable for each row when (old.status <> new.status)
   execute function note()"""

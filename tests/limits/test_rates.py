@@ -106,7 +106,7 @@ async def test_no_token_is_paid_ahead_of_a_slot(durable_dsn: str, db: Any) -> No
         await db.execute("update gen_durable.buckets set full_at = full_at - interval '1 h'")
         await worker.insert_all([limited, limited])
         held.may_go.set()
-        await holds(db, "select count(*) = 2 from gen_durable.gen_durable where turn is not null")
+        await holds(db, "select count(*) = 2 from gen_durable.gen_durable where rate_turn_at is not null")
         await finished(worker, 5)
     began = [at for state, at in held.began if state == "limited"]
     assert len(began) <= limit.burst + limit.allowed * (began[-1] - began[0]) / 3600
@@ -240,8 +240,8 @@ async def test_a_step_that_names_a_limit_to_come_stalls_until_it_is_set(
         async with asyncio.timeout(20):
             event = await unknown.get()
         assert (event.key, event.limit, event.count) == ("late:1", "late", 1)
-        await holds(db, "select exists (select from gen_durable.gen_durable where turn is not null)")
-        stalled = await db.fetchval("select id from gen_durable.gen_durable where turn is not null")
+        await holds(db, "select exists (select from gen_durable.gen_durable where rate_turn_at is not null)")
+        stalled = await db.fetchval("select id from gen_durable.gen_durable where rate_turn_at is not null")
         assert (await client.explain(stalled)).reasons == (UnknownLimit(key="late:1", limit="late"),)
         (finding,) = [each for each in await client.doctor() if each.code == "limit.missing"]
         assert (finding.facts["limit"], finding.facts["ids"]) == ("late", [stalled])

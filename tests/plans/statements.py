@@ -33,7 +33,7 @@ GATE_ALL: Final = (
 # How the next in line of a key that becomes free is found.
 UNGATE: Final = {
     "gen_durable_slot",
-    "gen_durable_line",
+    "gen_durable_concurrency",
     "gen_durable_gated",
     "gen_durable_pkey",
     "limits_pkey",

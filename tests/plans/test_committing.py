@@ -127,7 +127,9 @@ async def test_looks_at_single_rows(
 
 async def test_the_lock_between_an_effect_and_its_outcome(explainer: Explainer) -> None:
     row = EXECUTING[0]
-    plans = await explainer.explain(statement("commit.sql", "hold", id=row, lease_token=row, step_seq=1))
+    plans = await explainer.explain(
+        statement("commit.sql", "lock_for_effect", id=row, lease_token=row, step_seq=1)
+    )
     (found,) = [each for each in plans if each.indexes]
     assert found.rows == 1
     check(found, PKEY, blocks=12)
@@ -147,7 +149,7 @@ async def test_abandoned_executions_are_finished(explainer: Explainer) -> None:
     (finished, _), (found,) = await explainer.run(commit.finish_abandoned(LEASE))
     assert finished == 80
     assert not found.seq_scans, found
-    assert found.indexes <= {"executions_committed", "executions_commit", "outbox_line"}, found
+    assert found.indexes <= {"executions_committed", "executions_commit", "outbox_order"}, found
     assert found.blocks <= 40 * 80, found
 
 
@@ -166,5 +168,5 @@ async def test_marks_of_events_do_not_read_all_pending_events(explainer: Explain
     }
     (found,) = await explainer.explain(statement("outbox.sql", "finish_executions", **ids))
     assert not found.seq_scans, found
-    assert found.indexes <= {"executions_committed", "executions_commit", "outbox_line"}, found
+    assert found.indexes <= {"executions_committed", "executions_commit", "outbox_order"}, found
     assert found.blocks <= 40 * 80, found

@@ -21,7 +21,7 @@ EXPECTED = {
     "gen_durable_slot",
     "gen_durable_gated",
     "limits_pkey",
-    "gen_durable_line",
+    "gen_durable_concurrency",
     "executions_commit",
     "executions_aborted",
     "gen_durable_deleted_live",

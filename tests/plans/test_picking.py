@@ -11,7 +11,7 @@ from tests.plans.statements import GATE_ALL, LEASES, MACHINES, PARENTS, PARKED, 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 PICK = {"gen_durable_pick", "gen_durable_pkey"}
-KEYS = {"gen_durable_slot", "gen_durable_line", "limits_pkey"}
+KEYS = {"gen_durable_slot", "gen_durable_concurrency", "limits_pkey"}
 GATED = {"gen_durable_gated"}
 
 
@@ -76,7 +76,7 @@ async def test_gating_the_lines_of_fifty_keys(explainer: Explainer) -> None:
     gated, (holders, lines) = await explainer.run(admission.gate([f"key{number}" for number in range(50)]))
     assert gated.total() == 50 * 5
     check(holders, {"gen_durable_slot", "limits_pkey"}, blocks=8 * 50)
-    check(lines, {"gen_durable_line", "gen_durable_pkey"}, blocks=25 * gated.total())
+    check(lines, {"gen_durable_concurrency", "gen_durable_pkey"}, blocks=25 * gated.total())
 
 
 async def test_ungating_fifty_keys(explainer: Explainer) -> None:

@@ -254,8 +254,8 @@ def test_that_slots_only_go_forward_is_a_law(durable: Harness, sql: SqlConnectio
     durable.put_schedule(hourly())
     advance_to_fire_time(durable)
     durable.drain()
-    with pytest.raises(psycopg.errors.CheckViolation, match="slots_move_forward"):
-        sql("update gen_durable.schedules set next_at = last_slot_at")
+    with pytest.raises(psycopg.errors.CheckViolation, match="fire_times_move_forward"):
+        sql("update gen_durable.schedules set next_at = last_fire_time")
 
 
 @pytest.mark.clause("CRON-3")

@@ -35,8 +35,10 @@ async def victim(dsn: str, settings: Settings, point: str = "nowhere") -> AsyncI
 
 
 async def fired_times(db: Any, name: str) -> list[Any]:
-    rows = await db.fetch("select slot_at from gen_durable.gen_durable where schedule = $1 order by 1", name)
-    return [row["slot_at"] for row in rows]
+    rows = await db.fetch(
+        "select fire_time from gen_durable.gen_durable where schedule = $1 order by 1", name
+    )
+    return [row["fire_time"] for row in rows]
 
 
 def is_every_second_once(fire_times: list[Any]) -> bool:

@@ -88,15 +88,13 @@ def _reasons(row: Mapping[str, Any]) -> Iterator[Reason]:
 def _passing(row: Mapping[str, Any]) -> Iterator[Reason]:
     """What time or other instances resolve. A parked instance meets it, if at all, after it was woken."""
     # A row that a bucket has put off has a turn, and is due when that comes.
-    if row["eligible_at"] > row["now"] and not row["has_turn"]:
+    if row["eligible_at"] > row["now"] and not row["has_rate_turn"]:
         yield NotDue(until=row["eligible_at"])
     if row["holders"] is not None:
         holders = tuple(_holders(row["holders"]))
         yield KeyBusy(key=row["concurrency_key"], slots=row["slots"], holders=holders)
-    if row["first_in_line"] is not None:
-        yield NotFirstInLine(
-            key=row["concurrency_key"], first=row["first_in_line"], ahead=row["ahead_in_line"]
-        )
+    if row["first_of_key"] is not None:
+        yield NotFirstInLine(key=row["concurrency_key"], first=row["first_of_key"], ahead=row["ahead_of_key"])
     if row["tokens_at"] is not None:
         yield BucketEmpty(key=row["rate_limit"], weight=row["weight"], until=row["tokens_at"])
 

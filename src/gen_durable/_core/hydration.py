@@ -140,7 +140,7 @@ def instance_of(row: Mapping[str, Any], machine: MachineDef | None) -> Instance[
         deleted_at=row["deleted_at"],
         delete_reason=row["delete_reason"],
         schedule=row["schedule"],
-        fire_time=row["slot_at"],
+        fire_time=row["fire_time"],
         collected_at=row["collected_at"],
     )
 

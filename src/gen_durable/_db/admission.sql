@@ -80,7 +80,7 @@ select queue from gen_durable.ungate(:keys::text[]) as queue
 
 -- name: defer_throttled
 -- The due rows of buckets that are empty get the times at which it will be their turn, in bounded chunks; how many of each.
-select key, count from gen_durable.put_off(:keys::text[], :queues::text[], :fsms::text[], :versions::int[])
+select key, count from gen_durable.defer_throttled(:keys::text[], :queues::text[], :fsms::text[], :versions::int[])
 
 -- name: pull_forward
 -- Those whose turn is yet to come although their bucket is full: somebody before them in its plan was cancelled. The first of them
@@ -88,10 +88,10 @@ select key, count from gen_durable.put_off(:keys::text[], :queues::text[], :fsms
 -- work now.
 with recursive line as (
   (select g.rate_limit as key from gen_durable.gen_durable g
-    where g.status = 'runnable' and g.turn is not null order by g.rate_limit limit 1)
+    where g.status = 'runnable' and g.rate_turn_at is not null order by g.rate_limit limit 1)
   union all
   select (select g.rate_limit from gen_durable.gen_durable g
-           where g.status = 'runnable' and g.turn is not null and g.rate_limit > line.key
+           where g.status = 'runnable' and g.rate_turn_at is not null and g.rate_limit > line.key
            order by g.rate_limit limit 1)
     from line where line.key is not null
 ), idle as materialized (
@@ -100,16 +100,16 @@ with recursive line as (
      and exists (select from gen_durable.limits l where l.kind = 'rate' and l.name = split_part(line.key, ':', 1))
      and not exists (select from gen_durable.buckets b where b.key = line.key and b.full_at > statement_timestamp())
      and not exists (select from gen_durable.gen_durable g
-                      where g.status = 'runnable' and g.turn is not null and g.rate_limit = line.key
+                      where g.status = 'runnable' and g.rate_turn_at is not null and g.rate_limit = line.key
                         and g.eligible_at <= statement_timestamp() + interval '1 second')
 ), early as materialized (
   select row.id from idle cross join lateral (
     select g.id from gen_durable.gen_durable g
-     where g.status = 'runnable' and g.turn is not null and g.rate_limit = idle.key
-     order by g.turn, g.id limit 1000) row
+     where g.status = 'runnable' and g.rate_turn_at is not null and g.rate_limit = idle.key
+     order by g.rate_turn_at, g.id limit 1000) row
 ), free as materialized (
   select g.id from early join gen_durable.gen_durable g on g.id = early.id
-   where g.status = 'runnable' and g.turn is not null
+   where g.status = 'runnable' and g.rate_turn_at is not null
    order by g.id desc for no key update of g skip locked
 )
 update gen_durable.gen_durable g set eligible_at = statement_timestamp()

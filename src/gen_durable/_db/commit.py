@@ -22,25 +22,25 @@ from .._core.model import (
 from .._core.new_rows import alert
 from ..config import RecordLevel
 from . import admission, outbox, pick
-from .insert import insert_children, insert_letters, leave_letters
+from .insert import dead_letter_failed, insert_children, insert_dead_letters
 from .plan import Call, Plan, Row, Rows, statements
 from .signals import sweep
 
 __all__ = [
     "FIRST_PAGE",
     "CommitReport",
-    "Held",
+    "EffectLock",
     "Page",
     "Recorder",
     "commit",
     "commit_plain",
     "finish",
     "finish_abandoned",
-    "hold",
     "in_lock_order",
     "is_one_statement",
-    "may_stand",
+    "lock_for_effect",
     "resolve",
+    "still_owns_lease",
     "unlocked",
 ]
 
@@ -73,13 +73,13 @@ class CommitReport(msgspec.Struct, frozen=True, gc=False):
     queues: set[str]
 
 
-class Held(msgspec.Struct, frozen=True, gc=False):
+class EffectLock(msgspec.Struct, frozen=True, gc=False):
     """What was found between an effect and its outcome."""
 
-    is_lent: bool
+    in_effect_transaction: bool
     """Whether it is still the transaction that the effect was given."""
     isolation: str
-    may_stand: bool
+    still_owns_lease: bool
     """Whether this execution has its lease, and keeps it now; never under another isolation level than ours."""
 
 
@@ -129,15 +129,15 @@ def commit(entries: Sequence[CommitEntry], recorder: Recorder) -> Plan[CommitRep
     return _report(entries, rows, inbox, queues, refused)
 
 
-def hold(entry: CommitEntry) -> Plan[Held]:
+def lock_for_effect(entry: CommitEntry) -> Plan[EffectLock]:
     """Lock the row of an outcome whose effect has run; whether the effect may stand."""
-    (row,) = yield _SQL["hold"](**_guard(entry.execution))
-    return Held(row["is_lent"], row["isolation"], row["id"] is not None)
+    (row,) = yield _SQL["lock_for_effect"](**_guard(entry.execution))
+    return EffectLock(row["in_effect_transaction"], row["isolation"], row["id"] is not None)
 
 
-def may_stand(entry: CommitEntry) -> Plan[bool]:
+def still_owns_lease(entry: CommitEntry) -> Plan[bool]:
     """Whether this execution still has its lease, and nobody wants its instance cancelled."""
-    rows = yield _SQL["may_stand"](**_guard(entry.execution))
+    rows = yield _SQL["still_owns_lease"](**_guard(entry.execution))
     return bool(rows)
 
 
@@ -290,9 +290,9 @@ def _insert_letters(entries: Sequence[CommitEntry], rows: Mapping[Lease, Row]) -
     }
     queues: set[str] = set()
     if letters:
-        queues |= yield from insert_letters(letters)
+        queues |= yield from insert_dead_letters(letters)
     if unsaid:
-        queues |= yield from leave_letters(unsaid)
+        queues |= yield from dead_letter_failed(unsaid)
     return queues
 
 
@@ -332,7 +332,10 @@ def _report(
             continue
         results.append(
             Committed(
-                row["status"], inbox.get(entry.id, ()), row["kept_at"], (refused or {}).get(entry.lease, 0)
+                row["status"],
+                inbox.get(entry.id, ()),
+                row["continued_at"],
+                (refused or {}).get(entry.lease, 0),
             )
         )
         if row["status"] == "runnable":
@@ -355,7 +358,7 @@ def _plain_call(entries: Sequence[CommitEntry], recorder: Recorder) -> Call:
             "event_subjects": [event.subject for _, _, event in rows],
             "event_datas": [event.data for _, _, event in rows],
         }
-    return _SQL["commit_told" if rows else "commit_plain"](
+    return _SQL["commit_with_events" if rows else "commit_plain"](
         **events,
         ids=[entry.execution.id for entry in entries],
         lease_tokens=[entry.execution.lease_token for entry in entries],
@@ -400,7 +403,7 @@ def _record(entries: Sequence[CommitEntry], recorder: Recorder) -> dict[str, Any
         "worker": recorder.worker,
         "record": recorder.level,
         "grace": recorder.grace,
-        "has_more": [entry.effect is not None or bool(recorder.events(entry)) for entry in entries],
+        "finishes_later": [entry.effect is not None or bool(recorder.events(entry)) for entry in entries],
         "causes": [entry.cause for entry in entries],
         "from_steps": [entry.execution.step for entry in entries],
         "attempts": [entry.execution.attempt for entry in entries],

@@ -11,9 +11,9 @@
 {plain}
 {noted}
 )
-select id, lease_token, status::text as status, has_signals, queue, kept_at, null::text[] as released from settled
+select id, lease_token, status::text as status, has_signals, queue, continued_at, null::text[] as released from settled
 
--- name: commit_told
+-- name: commit_with_events
 -- The same for outcomes some of which emit events: these go into the outbox with them.
 {plain}
 {noted}
@@ -27,7 +27,7 @@ select id, lease_token, status::text as status, has_signals, queue, kept_at, nul
    where not settled.is_cancelled
    order by event.place
 )
-select id, lease_token, status::text as status, has_signals, queue, kept_at, null::text[] as released from settled
+select id, lease_token, status::text as status, has_signals, queue, continued_at, null::text[] as released from settled
 
 -- part: plain
 -- What both of these do.
@@ -64,19 +64,19 @@ with settled as (
     from unnest(:ids::bigint[], :lease_tokens::bigint[], :step_seqs::bigint[], :kinds::text[], :steps::text[],
                 :payloads::text[], :errors::text[], :delays::interval[],
                 :from_steps::text[], :attempts::int[], :leased_ats::timestamptz[], :started_ats::timestamptz[],
-                :has_more::boolean[], :causes::text[])
-         as o (id, lease_token, step_seq, kind, step, payload, error, delay, from_step, attempt, leased_at, started_at, has_more,
+                :finishes_later::boolean[], :causes::text[])
+         as o (id, lease_token, step_seq, kind, step, payload, error, delay, from_step, attempt, leased_at, started_at, finishes_later,
                cause)
    where g.id = o.id and g.lease_token = o.lease_token and g.step_seq = o.step_seq
-  returning g.id, o.lease_token, g.status, g.has_signals, g.queue, g.step_seq, g.execution, g.leased_at as kept_at,
+  returning g.id, o.lease_token, g.status, g.has_signals, g.queue, g.step_seq, g.execution, g.leased_at as continued_at,
             g.lease_expires_at, g.cancel_requested_at is not null as is_cancelled, o.kind, o.from_step, o.attempt, o.leased_at,
             case when o.started_at is not null then least(o.started_at, statement_timestamp()) end as started_at,
-            o.error, o.has_more, g.step, g.cancelled_by, g.cancel_reason, o.cause
+            o.error, o.finishes_later, g.step, g.cancelled_by, g.cancel_reason, o.cause
 ), recorded as (
   insert into gen_durable.executions (instance_id, step_seq, execution, attempt, status, outcome, step, lease_owner,
                                       leased_at, lease_expires_at, started_at, finished_at, error)
   select id, step_seq + (is_cancelled or kind = 'retry')::int, execution - (kind = 'continue' and not is_cancelled)::int, attempt,
-         case when is_cancelled or kind = 'retry' then 'ABORTED' when has_more then 'COMMITTED' else 'DONE' end,
+         case when is_cancelled or kind = 'retry' then 'ABORTED' when finishes_later then 'COMMITTED' else 'DONE' end,
          case when is_cancelled then 'cancelled' when kind = 'continue' then 'next' else kind end, from_step, :worker::text,
          -- A chained step goes on with its lease; any other row has none now, and the look reads it as it was before the update.
          leased_at, coalesce(lease_expires_at, (select held.lease_expires_at from gen_durable.gen_durable held
@@ -174,17 +174,17 @@ with settled as (
                 :payloads::text[], :errors::text[], :failures::text[], :delays::interval[], :awaits::text[], :presented::text[],
                 :timeouts::interval[], :deadlines::timestamptz[], :children::int[], :switches_keys::boolean[],
                 :concurrency_keys::text[], :consumed::text[], :from_steps::text[], :attempts::int[],
-                :leased_ats::timestamptz[], :started_ats::timestamptz[], :has_more::boolean[],
+                :leased_ats::timestamptz[], :started_ats::timestamptz[], :finishes_later::boolean[],
                 :rate_limits::text[], :weights::int[], :causes::text[])
          as o (id, lease_token, step_seq, kind, step, payload, error, failure, delay, awaits, presented, timeout, deadline, children,
-               switches_key, concurrency_key, consumed, from_step, attempt, leased_at, started_at, has_more,
+               switches_key, concurrency_key, consumed, from_step, attempt, leased_at, started_at, finishes_later,
                rate_limit, weight, cause)
    where g.id = o.id and g.lease_token = o.lease_token and g.step_seq = o.step_seq
   returning g.id, o.lease_token, g.status, g.step_seq, g.has_signals, g.queue, g.parent_id, g.parent_round,
-            g.status in ('done', 'failed', 'cancelled') as has_ended, g.execution, g.leased_at as kept_at, g.lease_expires_at,
+            g.status in ('done', 'failed', 'cancelled') as has_ended, g.execution, g.leased_at as continued_at, g.lease_expires_at,
             g.cancel_requested_at is not null or o.kind = 'cancel' as is_cancelled, o.kind, o.from_step, o.attempt, o.leased_at,
             case when o.started_at is not null then least(o.started_at, statement_timestamp()) end as started_at,
-            o.error, o.has_more, g.step, g.cancelled_by, g.cancel_reason, o.cause,
+            o.error, o.finishes_later, g.step, g.cancelled_by, g.cancel_reason, o.cause,
             case when g.cancel_requested_at is null and o.kind in ('continue', 'next', 'schedule_children')
                  then o.consumed::bigint[] end as consumed
 ), recorded as (
@@ -193,7 +193,7 @@ with settled as (
   select id, step_seq + (is_cancelled or kind in ('retry', 'release', 'rejoin'))::int,
          execution - (kind = 'continue' and not is_cancelled)::int, attempt,
          case when is_cancelled or kind in ('retry', 'release', 'rejoin') then 'ABORTED'
-              when has_more then 'COMMITTED' else 'DONE' end,
+              when finishes_later then 'COMMITTED' else 'DONE' end,
          case when is_cancelled then 'cancelled' when kind = 'continue' then 'next' when kind = 'release' then 'shutdown'
               else kind end,
          from_step, :worker::text, leased_at,
@@ -227,7 +227,7 @@ with settled as (
   update gen_durable.signals s set consumed_seq = consumed.step_seq, payload = 'null'
     from consumed where s.id = consumed.id and s.dedup_key is not null
 )
-select settled.id, settled.lease_token, settled.status::text as status, settled.has_signals, settled.queue, settled.kept_at,
+select settled.id, settled.lease_token, settled.status::text as status, settled.has_signals, settled.queue, settled.continued_at,
        (select array_agg(distinct joined.queue) from joined where joined.status = 'runnable') as released
   from settled
 
@@ -263,13 +263,13 @@ update gen_durable.gen_durable g
                   and s.id <> all (coalesce(g.presented, '{}')))
 returning g.id, g.queue
 
--- name: hold
+-- name: lock_for_effect
 -- Between an effect and its outcome: the effect may stand only if this execution still has its lease. No id: stale, or cancelled;
 -- then the effect is rolled back. The path is the effect's until this pins it, so it is a call and nothing else.
-select is_lent, isolation, id
+select in_effect_transaction, isolation, id
   from gen_durable.lock_for_effect(:id::bigint, :lease_token::bigint, :step_seq::bigint)
 
--- name: may_stand
+-- name: still_owns_lease
 -- The same question without a lock: after such a rollback, to tell an effect that was in its own way from one that came too late;
 -- and before an effect is run again.
 select g.id from gen_durable.gen_durable g

@@ -11,7 +11,7 @@
 --   tokens_at when its bucket will have its tokens, if that is what it waits for; after those whose turn comes before
 select g.id, g.fsm, g.fsm_version, g.step, g.status::text as status, g.queue, statement_timestamp() as now, g.eligible_at,
        g.awaits, g.await_deadline, g.children_pending, g.updated_at, g.finished_at, g.last_error, g.concurrency_key,
-       g.rate_limit, coalesce(g.weight, 1) as weight, g.turn is not null as has_turn,
+       g.rate_limit, coalesce(g.weight, 1) as weight, g.rate_turn_at is not null as has_rate_turn,
        g.locked_by, g.leased_at, g.started_at, g.lease_expires_at, g.cancel_requested_at, g.cancelled_by, g.cancel_reason,
        g.deleted_at, g.delete_reason,
        exists (select from gen_durable.workers w where w.name = g.locked_by and w.expires_at > statement_timestamp())
@@ -21,10 +21,10 @@ select g.id, g.fsm, g.fsm_version, g.step, g.status::text as status, g.queue, st
        (select json_agg(json_build_object('id', held.id, 'worker', held.locked_by, 'since', held.leased_at) order by held.id)::text
           from gen_durable.gen_durable held
          where line.room <= 0 and held.concurrency_key = g.concurrency_key and held.concurrency_slot is not null) as holders,
-       case when before.count >= greatest(line.room, 1) then before.first end as first_in_line,
-       least(before.count, 1000) as ahead_in_line,
+       case when before.count >= greatest(line.room, 1) then before.first end as first_of_key,
+       least(before.count, 1000) as ahead_of_key,
        bucket.limit_name, case when bucket.tokens_at > statement_timestamp()
-                                and (g.turn is not null or bucket.tokens_at > g.eligible_at) then bucket.tokens_at end as tokens_at,
+                                and (g.rate_turn_at is not null or bucket.tokens_at > g.eligible_at) then bucket.tokens_at end as tokens_at,
        (select count(*) from gen_durable.gen_durable child
          where child.parent_id = g.id and child.parent_round = g.spawn_round) as children,
        (select array_agg(live.id order by live.id) from (
@@ -68,11 +68,11 @@ select g.id, g.fsm, g.fsm_version, g.step, g.status::text as status, g.queue, st
   left join lateral (
    select l.name as limit_name, greatest(
             b.full_at + cost.own - gen_durable.refill(l.burst, l.allowed, l.period),
-            case when g.turn is not null then g.eligible_at
+            case when g.rate_turn_at is not null then g.eligible_at
                  else (select last.eligible_at + cost.own from gen_durable.gen_durable last
-                        where last.status = 'runnable' and last.turn is not null and last.rate_limit = g.rate_limit
+                        where last.status = 'runnable' and last.rate_turn_at is not null and last.rate_limit = g.rate_limit
                           and last.queue = g.queue
-                        order by last.turn desc limit 1) end) as tokens_at
+                        order by last.rate_turn_at desc limit 1) end) as tokens_at
      from gen_durable.limits l
     cross join lateral (select gen_durable.refill(least(coalesce(g.weight, 1), l.burst), l.allowed, l.period) as own) cost
      left join gen_durable.buckets b on b.key = g.rate_limit

@@ -15,7 +15,7 @@ from .failures import StatementError
 from .plan import Call, Plan, Rows, statements
 from .sqlstates import DATETIME_FIELD_OVERFLOW, LIMIT_REFUSED
 
-__all__ = ["Answer", "insert", "insert_children", "insert_letters", "leave_letters", "register"]
+__all__ = ["Answer", "dead_letter_failed", "insert", "insert_children", "insert_dead_letters", "register"]
 
 _SQL = statements("insert.sql")
 # Two batches that take each other's keys in opposite orders may meet more than once.
@@ -110,9 +110,9 @@ def insert_children(
     return inserted, queues
 
 
-def insert_letters(letters: Sequence[DeadLetter]) -> Plan[set[str]]:
+def insert_dead_letters(letters: Sequence[DeadLetter]) -> Plan[set[str]]:
     """Insert what failed instances leave behind; the queues that have work now."""
-    rows = yield _SQL["insert_letters"](
+    rows = yield _SQL["insert_dead_letters"](
         receivers=[letter.fsm for letter in letters],
         contents=[letter.state for letter in letters],
         traceparents=[letter.traceparent for letter in letters],
@@ -120,9 +120,9 @@ def insert_letters(letters: Sequence[DeadLetter]) -> Plan[set[str]]:
     return {row["queue"] for row in rows}
 
 
-def leave_letters(failed: Mapping[int, int]) -> Plan[set[str]]:
+def dead_letter_failed(failed: Mapping[int, int]) -> Plan[set[str]]:
     """The same for instances (→ how often they were tried) whose worker could not say who gets the letter."""
-    rows = yield _SQL["leave_letters"](ids=list(failed), attempts=list(failed.values()))
+    rows = yield _SQL["dead_letter_failed"](ids=list(failed), attempts=list(failed.values()))
     return {row["queue"] for row in rows}
 
 

@@ -10,13 +10,13 @@ select ord, id, inserted, queue, holder_fsm, holder_key, holder_status
          :max_attempts::int[], :parent_ids::bigint[], :parent_rounds::bigint[], :traceparents::text[],
          :rate_limits::text[], :weights::int[])
 
--- name: insert_letters
+-- name: insert_dead_letters
 -- What failed instances leave to machines of which only the names are known.
-select gen_durable.insert_letters(:receivers::text[], :contents::text[], :traceparents::text[]) as queue
+select gen_durable.insert_dead_letters(:receivers::text[], :contents::text[], :traceparents::text[]) as queue
 
--- name: leave_letters
+-- name: dead_letter_failed
 -- The same for instances whose worker could not say so.
-select gen_durable.leave_letters(:ids::bigint[], :attempts::int[]) as queue
+select gen_durable.dead_letter_failed(:ids::bigint[], :attempts::int[]) as queue
 
 -- name: register
 -- What a worker runs, so that producers in SQL need not know where a machine begins. Written only when it changed.

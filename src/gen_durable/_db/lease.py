@@ -10,7 +10,7 @@ import msgspec
 from .._core.model import Lease
 from ..config import RecordLevel
 from . import admission
-from .insert import leave_letters
+from .insert import dead_letter_failed
 from .plan import Plan, Rows, statements
 from .signals import sweep
 
@@ -71,7 +71,7 @@ def renew(leases: Mapping[Lease, timedelta]) -> Plan[tuple[set[Lease], set[Lease
     missing = set(leases) - {(row["id"], row["lease_token"]) for row in rows}
     if not missing:
         return missing, missing
-    rows = yield _SQL["still_mine"](
+    rows = yield _SQL["still_held"](
         ids=[id for id, _ in missing], lease_tokens=[token for _, token in missing]
     )
     held = {(row["id"], row["lease_token"]) for row in rows}
@@ -163,7 +163,7 @@ def _taken_back(rows: Rows) -> Plan[Reaped]:
         yield from sweep(ended)
     capped = {row["id"]: row["attempts"] for row in rows if row["status"] == "failed"}
     if capped:
-        queues |= yield from leave_letters(capped)
+        queues |= yield from dead_letter_failed(capped)
     if freed := [row["concurrency_key"] for row in rows if row["concurrency_key"] is not None]:
         queues |= yield from admission.ungate(freed)
     return Reaped([row["id"] for row in rows], list(capped), queues)

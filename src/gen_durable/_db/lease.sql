@@ -41,7 +41,7 @@ select mine.id, mine.lease_token, g.id is null as is_lost
   left join gen_durable.gen_durable g on g.id = mine.id and g.lease_token = mine.lease_token
  where g.id is null or g.cancel_requested_at is not null
 
--- name: still_mine
+-- name: still_held
 -- The ids that renew did not return: skipped (still ours) or lost? A plain read decides.
 select g.id, g.lease_token from unnest(:ids::bigint[], :lease_tokens::bigint[]) as mine (id, lease_token)
   join gen_durable.gen_durable g on g.id = mine.id and g.lease_token = mine.lease_token
@@ -55,7 +55,7 @@ select g.id, g.lease_expires_at, g.parent_id, g.concurrency_key from gen_durable
  order by g.id limit 500
    for no key update skip locked
 
--- part: taken_back
+-- part: requeue_orphaned
 -- What becomes of executions whose process has died, or whose lease ran out (`dead`): they go back to their queue,
 -- attempt and crash_count grow, the next try waits 1, 2, 4 … 300 s, and after :crash_limit crashes in one step the instance
 -- fails as poison, through the same end as any other. Then: the letters of the poisoned, and ungate the keys that come back.
@@ -145,7 +145,7 @@ with dead as materialized (
           or (g.id, g.lease_expires_at) in (select * from unnest(:ids::bigint[], :ends::timestamptz[])))
    order by g.id limit 500
      for no key update skip locked
-), {taken_back}
+), {requeue_orphaned}
 
 -- name: reap_worker
 -- Executions of a worker whose process is known to be dead: nobody has to wait for their leases to run out. What another
@@ -159,7 +159,7 @@ with absent as (
    where g.status = 'executing' and g.locked_by = :worker::text
    order by g.id limit 500
      for no key update skip locked
-), {taken_back}
+), {requeue_orphaned}
 
 -- name: reap_execution
 -- One execution whose process has died, though its worker lives: guarded like every write of an execution.
@@ -169,7 +169,7 @@ with dead as materialized (
    where g.id = :id::bigint and g.lease_token = :lease_token::bigint and g.step_seq = :step_seq::bigint
      and g.status = 'executing'
      for no key update
-), {taken_back}
+), {requeue_orphaned}
 
 -- name: deleted_live
 -- Whether there is a live instance that has a deleted_at and was not asked to end: one look at an index that is all but empty.

@@ -81,7 +81,7 @@ def mark(sink: str, marks: Sequence[Mark], lease_token: int) -> Plan[int]:
     ours = {row["id"] for row in rows}
     over = [one for one in marks if one.verdict in ("published", "dead") and one.event.id in ours]
     if over:
-        yield _SQL["go_on"](instance_ids=[one.event.instance_id for one in over], sink=sink)
+        yield _SQL["release_successors"](instance_ids=[one.event.instance_id for one in over], sink=sink)
         executions = {
             "instance_ids": [one.event.instance_id for one in over],
             "step_seqs": [one.event.step_seq for one in over],

@@ -28,7 +28,7 @@ with candidate as materialized (
        where o.instance_id = line.instance_id and o.sink = :sink::text and o.published_at is null and o.dead_at is null
          and not exists (select from candidate where candidate.id = o.id)
        order by o.id limit 1) before
-), put_off as (
+), deferred as (
   update gen_durable.outbox o
      set next_at = greatest(case when blocked.attempts > 0 then blocked.next_at end,
                             statement_timestamp() + interval '0.2 seconds')
@@ -54,7 +54,7 @@ update gen_durable.outbox o
  where o.id = mark.id and o.lease_token = :lease_token::bigint
 returning o.id
 
--- name: go_on
+-- name: release_successors
 -- Behind events that are published or dead, the rest of their lines is due.
 update gen_durable.outbox o set next_at = statement_timestamp()
   from (select distinct unnest(:instance_ids::bigint[]) as instance_id) line

@@ -328,7 +328,7 @@ def _execution(row: Row) -> Execution:
         row["leased_at"],
         row["has_signals"],
         row["max_attempts"],
-        row["slot_at"],
+        row["fire_time"],
         row["execution"],
         row["traceparent"],
         row["inserted_at"],

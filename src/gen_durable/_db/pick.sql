@@ -21,7 +21,7 @@
 ), candidate as materialized (
   select * from (
     select due.* from priority cross join lateral (
-      select g.id, g.fsm, g.step, g.priority, g.eligible_at, g.concurrency_key, g.rate_limit, g.weight, g.turn, g.queue
+      select g.id, g.fsm, g.step, g.priority, g.eligible_at, g.concurrency_key, g.rate_limit, g.weight, g.rate_turn_at, g.queue
         from gen_durable.gen_durable g
        where g.status = 'runnable' and not g.gated and g.queue = :queue and g.priority = priority.value
          and g.eligible_at <= (select now from moment) and g.deleted_at is null
@@ -138,7 +138,7 @@ with recursive moment as materialized (
 ), candidate as materialized (
   select * from (
     select free.* from chosen cross join lateral (
-      select g.id, g.fsm, g.step, g.priority, g.eligible_at, g.concurrency_key, g.rate_limit, g.weight, g.turn, g.queue
+      select g.id, g.fsm, g.step, g.priority, g.eligible_at, g.concurrency_key, g.rate_limit, g.weight, g.rate_turn_at, g.queue
         from gen_durable.gen_durable g
        where g.id = chosen.id and g.status = 'runnable' and not g.gated and g.eligible_at <= (select now from moment)
          and g.deleted_at is null
@@ -177,7 +177,7 @@ select null, null, null, null, null, null, null, null, null, null, null, null, n
 --   standing  the first rows of each line, as many as there is room, up to that last one; gated or held by others or not.
 --   vacant    the free slots of each: of as many as are held and wanted together, enough are free.
 --   placed    the n-th of the rows has the n-th of the slots.
--- Of those with a rate limit, when there are any: spend() takes the tokens of a prefix of each bucket's rows, if they are there,
+-- Of those with a rate limit, when there are any: take_tokens() takes the tokens of a prefix of each bucket's rows, if they are there,
 -- under the lock of the bucket; an execution is leased at the moment of that. Tokens are for starts, so nobody who needs some
 -- is leased ahead of a slot: where the first of these is behind :room others, the pick ends before it (held_back).
 ), room as materialized (
@@ -230,9 +230,9 @@ select null, null, null, null, null, null, null, null, null, null, null, null, n
     from (select array_agg(admitted.id order by admitted.priority, admitted.eligible_at, admitted.id) as ids,
                  array_agg(admitted.rate_limit order by admitted.priority, admitted.eligible_at, admitted.id) as keys,
                  array_agg(admitted.weight order by admitted.priority, admitted.eligible_at, admitted.id) as weights,
-                 array_agg(admitted.turn order by admitted.priority, admitted.eligible_at, admitted.id) as turns
+                 array_agg(admitted.rate_turn_at order by admitted.priority, admitted.eligible_at, admitted.id) as rate_turns
             from admitted where admitted.is_admitted and admitted.rate_limit is not null having count(*) > 0) bill
-   cross join lateral gen_durable.spend(bill.keys, bill.weights, bill.turns) as answer
+   cross join lateral gen_durable.take_tokens(bill.keys, bill.weights, bill.rate_turns) as answer
 ), leased as (
   update gen_durable.gen_durable g
      set status = 'executing', lease_token = :lease_token::bigint, locked_by = :worker::text,
@@ -240,7 +240,7 @@ select null, null, null, null, null, null, null, null, null, null, null, null, n
            (select own.lease from unnest(:own_fsms::text[], :own_versions::int[], :own_steps::text[], :own_leases::interval[])
                    as own (fsm, version, step, lease)
              where own.fsm = g.fsm and own.version = g.fsm_version and own.step = g.step), :lease::interval),
-         leased_at = coalesce(admitted.granted_at, (select now from moment)), turn = null,
+         leased_at = coalesce(admitted.granted_at, (select now from moment)), rate_turn_at = null,
          concurrency_slot = admitted.slot,
          execution = least(g.execution, 2147483646) + 1, updated_at = (select now from moment)
     from (select admitted.*, spent.granted_at from admitted left join spent on spent.id = admitted.id) admitted
@@ -248,7 +248,7 @@ select null, null, null, null, null, null, null, null, null, null, null, null, n
   returning g.id, g.lease_token, g.fsm, g.fsm_version, g.step, g.step_seq, g.attempt, g.state::text as state,
             g.awaits, g.timed_out, g.has_signals, coalesce(g.spawn_round = g.step_seq, false) as has_children,
             g.parent_id, g.concurrency_key, g.correlation_key, g.queue, g.priority,
-            extract(epoch from g.eligible_at)::float8 as due, g.leased_at, g.max_attempts, g.slot_at, g.execution, g.traceparent,
+            extract(epoch from g.eligible_at)::float8 as due, g.leased_at, g.max_attempts, g.fire_time, g.execution, g.traceparent,
             g.inserted_at, g.rate_limit, null::int as wanted, null::int as granted
 ), noted as (
   insert into gen_durable.audit_events (instance_id, event, data)

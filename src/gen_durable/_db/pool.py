@@ -31,9 +31,9 @@ _RESET: Final = (
     "reset session authorization; reset role; reset all; close all; unlisten *; "
     "select pg_catalog.pg_advisory_unlock_all(); discard sequences; discard temp; " + _PIN_PATH
 )
-# In a transaction that an effect runs in, for `hold` to see that it is still the same: the end of the transaction would
-# be the end of this. Not under the name of the schema, which a user may choose.
-_LENT: Final = {"gen_durable_pool.is_lent": "on"}
+# Set in the transaction of an effect. `lock_for_effect` reads it to see that the transaction is still the same: its end
+# resets the setting. Not under the name of the schema, which a user may choose.
+_LENT: Final = {"gen_durable_pool.in_effect": "on"}
 # The end of such a transaction: triggers that the effect deferred run now, on the path that the effect had.
 _COMMIT_LENT: Final = (
     "select pg_catalog.set_config('search_path', pg_catalog.current_setting('gen_durable_pool.path'), true);"

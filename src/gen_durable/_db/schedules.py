@@ -242,7 +242,7 @@ def _fire(due: Due, owed: Owed, problem: str | None) -> Call:
     return _SQL["fire_schedule"](
         name=due.name,
         revision=due.revision,
-        slots=owed.fire_times,
+        fire_times=owed.fire_times,
         passed_at=owed.passed_at,
         next_at=owed.next_at,
         problem=problem,
@@ -265,7 +265,7 @@ def _onwards(row: Row, new: Definition) -> tuple[Timetable, datetime | None]:
 def _over(row: Row) -> datetime:
     """From when on slots are new: now, but no slot comes again after the clock was set back."""
     now: datetime = row["now"]
-    return now if row["last_slot_at"] is None else max(now, row["last_slot_at"])
+    return now if row["last_fire_time"] is None else max(now, row["last_fire_time"])
 
 
 def _is_same(row: Row, new: Definition) -> bool:

@@ -1,7 +1,7 @@
 -- Schedules: which are due, firing them, and changing them. Writes are guarded by the revision that their writer has seen.
 
 -- part: all_of_it
-s.name, s.revision, s.cron, s.every, s.tz, s.anchor_at, s.missed, s.overlap, s.spec::text as spec, s.next_at, s.last_slot_at,
+s.name, s.revision, s.cron, s.every, s.tz, s.anchor_at, s.missed, s.overlap, s.spec::text as spec, s.next_at, s.last_fire_time,
        s.last_fired_at, s.last_id, s.fired_count, s.last_error, s.paused_at, s.pause_reason, s.paused_by, s.inserted_at,
        s.updated_at
 
@@ -17,7 +17,7 @@ select {all_of_it}, statement_timestamp() + :ahead::interval as now
 -- name: fire_schedule
 -- Fire slots and go on to the next, if the schedule is still as it was seen.
 select is_busy, ids, are_new, queue
-  from gen_durable.fire_schedule(:name::text, :revision::bigint, :slots::timestamptz[], :passed_at::timestamptz,
+  from gen_durable.fire_schedule(:name::text, :revision::bigint, :fire_times::timestamptz[], :passed_at::timestamptz,
                                  :next_at::timestamptz, :problem::text)
 
 -- name: trigger_schedule

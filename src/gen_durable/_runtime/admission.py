@@ -51,13 +51,13 @@ class Admission:
         self, throttled: list[picks.Throttled], machines: picks.Machines | None
     ) -> None:
         """The rows of these buckets get the times of their turns."""
-        put_off, left = 0, throttled
+        deferred, left = 0, throttled
         while left:
             counts = await self._database.run_in_transaction(admission.defer_throttled(left, machines))
-            put_off += counts.total()
+            deferred += counts.total()
             keys = admission.with_more_rows(counts)
             left = [one for one in left if one.key in keys]
-        self._on_made(put_off)
+        self._on_made(deferred)
         for one in throttled:
             self._telemetry.emit(_throttled(one))
 

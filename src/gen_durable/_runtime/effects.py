@@ -88,7 +88,7 @@ async def commit_with_effect(
 
     try:
         report = await database.run_after(inside, _hold(entry), commits.commit([entry], recorder))
-        if report is None and await database.run(commits.may_stand(entry)):
+        if report is None and await database.run(commits.still_owns_lease(entry)):
             raise EffectError(_in_its_own_way())
         return report
     except StatementError as error:
@@ -99,19 +99,19 @@ async def commit_with_effect(
         if has_run and not (is_outage(error) or is_race(error)):
             if is_repairable(error):
                 # Raises the same if the database refuses it without the effect, too.
-                await database.run_in_transaction(commits.hold(entry))
+                await database.run_in_transaction(commits.lock_for_effect(entry))
             raise EffectError(error) from error
         raise
 
 
 def _hold(entry: CommitEntry) -> Plan[bool]:
     """Lock the row; and see that it is done in the transaction that the outcome needs."""
-    held = yield from commits.hold(entry)
-    if not held.is_lent:
+    held = yield from commits.lock_for_effect(entry)
+    if not held.in_effect_transaction:
         raise EffectError(_has_ended())
     if held.isolation != _ISOLATION:
         raise EffectError(_changed(held.isolation))
-    return held.may_stand
+    return held.still_owns_lease
 
 
 async def _apply(effect: Effect, conn: Any) -> None:

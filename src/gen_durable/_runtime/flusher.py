@@ -241,7 +241,7 @@ class Flusher:
                     return await self.commit(refused(entry, error))
                 await asyncio.sleep(outage.pause(error))
                 is_doubtful = is_doubtful or is_outage(error)
-                if not await self._ask(lambda: commits.may_stand(entry)):
+                if not await self._ask(lambda: commits.still_owns_lease(entry)):
                     return await self._commit_without_effect(entry, is_doubtful=is_doubtful)
                 # Asked on a connection that stood before: nothing broke but the effect's own.
                 is_alone = self._database.connects == connects

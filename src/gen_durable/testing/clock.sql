@@ -10,7 +10,7 @@ update gen_durable.gen_durable
        cancel_requested_at = cancel_requested_at - :by::interval, deleted_at = deleted_at - :by::interval,
        leased_at = leased_at - :by::interval, started_at = started_at - :by::interval,
        collected_at = collected_at - :by::interval,
-       turn = turn - :by::interval
+       rate_turn_at = rate_turn_at - :by::interval
 
 -- name: advance_buckets
 -- … and for what is left in the buckets of rate limits.
@@ -47,7 +47,7 @@ with waiting as (
 ), filled as (                                            -- the same time passes for the buckets of rate limits
   update gen_durable.buckets b set full_at = b.full_at - gap.length from gap where isfinite(b.full_at)
 )
-update gen_durable.gen_durable g set eligible_at = g.eligible_at - gap.length, turn = g.turn - gap.length
+update gen_durable.gen_durable g set eligible_at = g.eligible_at - gap.length, rate_turn_at = g.rate_turn_at - gap.length
   from waiting, gap where g.id = waiting.id
 returning g.id
 

@@ -13,7 +13,7 @@ from gen_durable._db import pool
 from gen_durable._db.plan import Plan, Statement
 from gen_durable._db.pool import Database, only
 
-# As `hold` does: the end of the transaction needs to know the path of the effect.
+# As `lock_for_effect` does: the end of the transaction needs to know the path of the effect.
 YES = Statement(
     "yes",
     "select set_config('gen_durable_pool.path', current_setting('search_path'), true) is not null as yes",

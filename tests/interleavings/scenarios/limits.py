@@ -34,12 +34,12 @@ def change(name: str, count: int) -> Work:
     return autocommit(lambda _: limits.put(ConcurrencyLimit(name, count)))
 
 
-def put_off(key: str) -> Work:
+def defer_rows(key: str) -> Work:
     throttled = [pick.Throttled(key, QUEUE, 1, 0, "F", "s")]
     return transaction(lambda _: admission.defer_throttled(throttled, MACHINES))
 
 
-def put_off_throttled() -> Work:
+def defer_denied() -> Work:
     """What the pick before this found throttled, if anything."""
 
     def make(session: Session) -> Plan[Any] | None:
@@ -205,7 +205,7 @@ def two_buckets() -> Scenario:
     )
 
 
-def put_off_and_release() -> Scenario:
+def defer_and_release() -> Scenario:
     """The next in line of a key is put off by its bucket while the key is freed: the one behind it is next."""
     return Scenario(
         name="put off × commit(done) × pick",
@@ -217,22 +217,22 @@ def put_off_and_release() -> Scenario:
             instance(2, concurrency_key="k", rate_limit="r", eligible_at=PAST),
             instance(3, concurrency_key="k", gated=True, eligible_at=PAST),
         ],
-        sessions={"P": [put_off("r")], "F": [flush(_done(1))], "K": [lease_some(8)]},
+        sessions={"P": [defer_rows("r")], "F": [flush(_done(1))], "K": [lease_some(8)]},
         check=_nothing_more,
     )
 
 
-def put_off_twice() -> Scenario:
+def defer_twice() -> Scenario:
     """Two pickers put off the rows of one bucket: everybody gets a place, and nobody the same."""
 
     def check(end: End) -> None:
-        places = [row["turn"] for row in end.after.instances.values()]
+        places = [row["rate_turn_at"] for row in end.after.instances.values()]
         require(None not in places and len(set(places)) == 3, "two rows in one place of the plan")
 
     return Scenario(
         name="put off × put off",
         setup=[rate("r"), empty("r"), *(instance(id, rate_limit="r", eligible_at=PAST) for id in (1, 2, 3))],
-        sessions={"P": [put_off("r")], "Q": [put_off("r")]},
+        sessions={"P": [defer_rows("r")], "Q": [defer_rows("r")]},
         check=check,
     )
 
@@ -242,7 +242,7 @@ def stall_and_set() -> Scenario:
     return Scenario(
         name="put off × a rate limit is set",
         setup=[instance(1, rate_limit="r", eligible_at=PAST)],
-        sessions={"P": [put_off("r")], "L": [set_rate("r")]},
+        sessions={"P": [defer_rows("r")], "L": [set_rate("r")]},
         check=_starts_soon,
     )
 
@@ -255,14 +255,14 @@ def commit_stall_and_set() -> Scenario:
         setup=[leased(1)],
         sessions={
             "F": [flush(outcome(1, "next", rate_limit="r"))],
-            "K": [lease_from(QUEUE, 8), put_off_throttled()],
+            "K": [lease_from(QUEUE, 8), defer_denied()],
             "L": [set_rate("r")],
         },
         check=_starts_soon,
     )
 
 
-def put_off_and_raise() -> Scenario:
+def defer_and_raise() -> Scenario:
     """Two rows get their turns by a rate of one a day, while a transaction raises the rate to a thousand a second."""
     return Scenario(
         name="put off × a rate limit is raised",
@@ -272,7 +272,7 @@ def put_off_and_raise() -> Scenario:
             instance(1, rate_limit="r", eligible_at=PAST),
             instance(2, rate_limit="r", eligible_at=PAST, priority=-1),
         ],
-        sessions={"P": [put_off("r")], "L": [set_rate("r", 1000)]},
+        sessions={"P": [defer_rows("r")], "L": [set_rate("r", 1000)]},
         check=_starts_soon,
     )
 
@@ -314,9 +314,9 @@ SCENARIOS = [
     raise_and_release(),
     lower_and_pick(),
     two_buckets(),
-    put_off_and_release(),
-    put_off_twice(),
+    defer_and_release(),
+    defer_twice(),
     stall_and_set(),
     commit_stall_and_set(),
-    put_off_and_raise(),
+    defer_and_raise(),
 ]

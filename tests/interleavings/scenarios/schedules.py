@@ -182,7 +182,7 @@ def _with(check: Callable[[End], None]) -> Callable[[End], None]:
         every = timedelta(minutes=30) if stored["every"] == "00:30:00" else timedelta(hours=1)
         distance = _moment(stored["next_at"]) - _moment(stored["anchor_at"])
         require(distance % every == timedelta(0), "the next slot is not of this definition")
-        slots = [row["slot_at"] for row in end.after.instances.values()]
+        slots = [row["fire_time"] for row in end.after.instances.values()]
         require(len(set(slots)) == len(slots), "two instances of one slot")
 
     return checked

@@ -38,13 +38,13 @@ create table gen_durable.gen_durable (
   crash_count         int not null default 0,             -- processes lost in the current step
   max_attempts        int,
   schedule            text,                               -- the schedule that inserted it
-  slot_at             timestamptz,                        -- ... and the slot that it stands for
+  fire_time             timestamptz,                        -- ... and the slot that it stands for
   last_error          text,
   error               jsonb,
   traceparent         text,                               -- W3C trace context of whoever inserted it: its spans belong there
   rate_limit          text,                               -- the bucket that the start of this step takes tokens from: a limit, or limit:partition
   weight              int,                                -- how many; null: 1
-  turn                timestamptz,                        -- its place in the plan of that bucket; null: it has none
+  rate_turn_at        timestamptz,                        -- its place in the plan of that bucket; null: it has none
   concurrency_key     text collate "C",                   -- so that the keys of one limit are one range
   concurrency_slot    smallint,                           -- the slot of its key that an executing row holds
   gated               boolean not null default false,     -- denied by a busy key: out of the pick index until the key is free
@@ -113,14 +113,14 @@ create index gen_durable_machine on gen_durable.gen_durable (fsm collate "C", qu
 create index gen_durable_lease on gen_durable.gen_durable (id) where status = 'executing';
 create unique index gen_durable_slot on gen_durable.gen_durable (concurrency_key, concurrency_slot)
   where concurrency_slot is not null;
-create index gen_durable_line on gen_durable.gen_durable (concurrency_key, priority, eligible_at, id)
+create index gen_durable_concurrency on gen_durable.gen_durable (concurrency_key, priority, eligible_at, id)
   where status = 'runnable' and concurrency_key is not null;
 create index gen_durable_gated on gen_durable.gen_durable (concurrency_key, priority, eligible_at, id)
   where status = 'runnable' and gated;
 create index gen_durable_limited on gen_durable.gen_durable (rate_limit, queue, priority, eligible_at, id)
   where status = 'runnable' and not gated and rate_limit is not null;
-create index gen_durable_turn on gen_durable.gen_durable (rate_limit, queue, turn)
-  where status = 'runnable' and turn is not null;
+create index gen_durable_rate_turn on gen_durable.gen_durable (rate_limit, queue, rate_turn_at)
+  where status = 'runnable' and rate_turn_at is not null;
 create unique index gen_durable_unique on gen_durable.gen_durable (unique_guard) where unique_guard is not null;
 create unique index gen_durable_correlation on gen_durable.gen_durable (correlation_guard)
   where correlation_guard is not null;
@@ -158,5 +158,5 @@ select g.id, g.fsm, g.fsm_version, g.step, g.status::text as status, g.state::te
        g.last_error, g.error::text as error, g.correlation_key, g.unique_key, g.concurrency_key, g.rate_limit, g.weight,
        g.parent_id, g.locked_by,
        g.inserted_at, g.updated_at, g.eligible_at, g.finished_at, g.cancel_requested_at, g.cancel_reason, g.cancelled_by,
-       g.deleted_at, g.delete_reason, g.schedule, g.slot_at, g.collected_at
+       g.deleted_at, g.delete_reason, g.schedule, g.fire_time, g.collected_at
   from gen_durable.gen_durable g;

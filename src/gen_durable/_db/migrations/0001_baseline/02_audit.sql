@@ -6,7 +6,7 @@
 create type gen_durable.audit_level as enum ('off', 'failures', 'all');
 
 create table gen_durable.settings (
-  is_only    boolean primary key default true check (is_only),
+  only_row    boolean primary key default true check (only_row),
   audit      gen_durable.audit_level not null default 'failures',
   updated_at timestamptz not null default statement_timestamp(),
   updated_by text

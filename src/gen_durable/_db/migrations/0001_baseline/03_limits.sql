@@ -24,7 +24,7 @@ create table gen_durable.buckets (
 ) with (fillfactor = 50);
 
 -- Refuse a start that weighs more than a full bucket and, for producers, a limit that does not exist. An outcome may name a limit
--- that is yet to come (must_exist false): its row waits for it, see put_off.
+-- that is yet to come (must_exist false): its row waits for it, see defer_throttled.
 create function gen_durable.check_limits(keys text[], weights int[], must_exist boolean) returns void
 language plpgsql stable set search_path = pg_catalog, pg_temp as $$
 declare
@@ -55,7 +55,7 @@ return make_interval(secs => least(ceil(tokens * extract(epoch from period) * 10
 -- Buckets are locked in the order of their names, so picks that need the same ones wait for each other and never in a ring.
 -- A row that has no turn yet starts only if nobody who has one waits: late comers do not overtake. One that weighs more than
 -- a burst which was lowered after it came counts as a full bucket.
-create function gen_durable.spend(keys text[], weights int[], turns timestamptz[])
+create function gen_durable.take_tokens(keys text[], weights int[], rate_turns timestamptz[])
 returns table (ord bigint, granted_at timestamptz, is_known boolean)
 language plpgsql set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
@@ -74,15 +74,15 @@ begin
       select b.key, greatest(b.full_at, moment) as full_at, l.allowed, l.period, l.burst,
              moment + gen_durable.refill(l.burst, l.allowed, l.period) as limit_at,
              exists (select from gen_durable.gen_durable g
-                      where g.status = 'runnable' and g.turn is not null and g.rate_limit = b.key) as has_plan
+                      where g.status = 'runnable' and g.rate_turn_at is not null and g.rate_limit = b.key) as has_plan
         from gen_durable.buckets b join gen_durable.limits l on l.kind = 'rate' and l.name = split_part(b.key, ':', 1)
        where b.key = any (keys)
     ), bill as materialized (
       select given.ord, bucket.key, bucket.full_at, bucket.limit_at, bucket.allowed, bucket.period,
              sum(least(coalesce(given.weight, 1), bucket.burst)) over (partition by bucket.key order by given.ord) as tokens
-        from unnest(keys, weights, turns) with ordinality as given (key, weight, turn, ord)
+        from unnest(keys, weights, rate_turns) with ordinality as given (key, weight, rate_turn_at, ord)
         join bucket on bucket.key = given.key
-       where given.turn is not null or not bucket.has_plan
+       where given.rate_turn_at is not null or not bucket.has_plan
     ), granted as materialized (
       select bill.ord, bill.key, bill.full_at + gen_durable.refill(bill.tokens, bill.allowed, bill.period) as full_at
         from bill where bill.full_at + gen_durable.refill(bill.tokens, bill.allowed, bill.period) <= bill.limit_at
@@ -149,7 +149,7 @@ $$;
 -- half minute, for telemetry, and the others once a day: a million stalled rows cost a pick nothing.
 --   keys, queues     the buckets, and where their rows wait
 --   fsms, versions   only rows of these machines; null: of all
-create function gen_durable.put_off(keys text[], queues text[], fsms text[], versions int[])
+create function gen_durable.defer_throttled(keys text[], queues text[], fsms text[], versions int[])
 returns table (key text, count int)
 language plpgsql set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
@@ -180,12 +180,12 @@ begin
     select clock_timestamp() as moment, greatest(b.full_at, clock_timestamp()) as full_at, l.allowed, l.period, l.burst into bucket
       from gen_durable.limits l join gen_durable.buckets b on b.key = one.key
      where l.kind = 'rate' and l.name = split_part(one.key, ':', 1);
-    select g.turn, g.eligible_at into last from gen_durable.gen_durable g
+    select g.rate_turn_at, g.eligible_at into last from gen_durable.gen_durable g
      where bucket.allowed is not null
-       and g.status = 'runnable' and g.turn is not null and g.rate_limit = one.key and g.queue = one.queue
-     order by g.turn desc limit 1;
+       and g.status = 'runnable' and g.rate_turn_at is not null and g.rate_limit = one.key and g.queue = one.queue
+     order by g.rate_turn_at desc limit 1;
     with due as materialized (
-      select g.id, g.priority, g.eligible_at, g.turn, least(coalesce(g.weight, 1), bucket.burst) as weight
+      select g.id, g.priority, g.eligible_at, g.rate_turn_at, least(coalesce(g.weight, 1), bucket.burst) as weight
         from gen_durable.gen_durable g
        where g.status = 'runnable' and not g.gated and g.rate_limit = one.key and g.queue = one.queue
          and g.eligible_at <= statement_timestamp()
@@ -194,16 +194,16 @@ begin
          for no key update skip locked
     ), planned as (
       -- Everybody of the queue who has a turn no later than the last of these: those before one of them count.
-      select g.id, sum(least(coalesce(g.weight, 1), bucket.burst)) over (order by g.turn, g.id) as tokens
+      select g.id, sum(least(coalesce(g.weight, 1), bucket.burst)) over (order by g.rate_turn_at, g.id) as tokens
         from gen_durable.gen_durable g
-       where g.status = 'runnable' and g.turn is not null and g.rate_limit = one.key and g.queue = one.queue
-         and g.turn <= (select max(due.turn) from due)
+       where g.status = 'runnable' and g.rate_turn_at is not null and g.rate_limit = one.key and g.queue = one.queue
+         and g.rate_turn_at <= (select max(due.rate_turn_at) from due)
     ), fresh as (
       select due.id, sum(due.weight) over (order by due.priority, due.eligible_at, due.id) as tokens,
              row_number() over (order by due.priority, due.eligible_at, due.id) as place
-        from due where due.turn is null
+        from due where due.rate_turn_at is null
     ), found as (
-      select due.id, due.turn, null::bigint as place, bucket.full_at
+      select due.id, due.rate_turn_at, null::bigint as place, bucket.full_at
              + gen_durable.refill(planned.tokens, bucket.allowed, bucket.period)
              - gen_durable.refill(bucket.burst, bucket.allowed, bucket.period) as start_at
         from due join planned on planned.id = due.id
@@ -219,7 +219,7 @@ begin
       update gen_durable.gen_durable g
          set eligible_at = coalesce(greatest(found.start_at, bucket.moment), statement_timestamp() + least(
                              stalled, case when g.id = (select due.id from due limit 1) then interval '30 seconds' end)),
-             turn = coalesce(found.turn, greatest(found.start_at, bucket.moment, last.turn + found.place * interval '1 microsecond'),
+             rate_turn_at = coalesce(found.rate_turn_at, greatest(found.start_at, bucket.moment, last.rate_turn_at + found.place * interval '1 microsecond'),
                              statement_timestamp())
         from found where g.id = found.id
       returning g.id, g.concurrency_key
@@ -261,10 +261,10 @@ begin
      where l.kind = 'rate' and l.name = limit_name and split_part(b.key, ':', 1) = limit_name;
     -- Rows are locked as everywhere, ids descending: others cancel many at once.
     perform from gen_durable.gen_durable g
-     where g.status = 'runnable' and g.turn is not null and split_part(g.rate_limit, ':', 1) = limit_name
+     where g.status = 'runnable' and g.rate_turn_at is not null and split_part(g.rate_limit, ':', 1) = limit_name
      order by g.id desc for no key update;
-    update gen_durable.gen_durable g set eligible_at = statement_timestamp(), turn = null
-     where g.status = 'runnable' and g.turn is not null and split_part(g.rate_limit, ':', 1) = limit_name;
+    update gen_durable.gen_durable g set eligible_at = statement_timestamp(), rate_turn_at = null
+     where g.status = 'runnable' and g.rate_turn_at is not null and split_part(g.rate_limit, ':', 1) = limit_name;
   end if;
 end $$;
 
@@ -338,7 +338,7 @@ begin
 end $$;
 
 revoke execute on function
-  gen_durable.check_limits, gen_durable.refill, gen_durable.spend, gen_durable.ungate, gen_durable.put_off,
+  gen_durable.check_limits, gen_durable.refill, gen_durable.take_tokens, gen_durable.ungate, gen_durable.defer_throttled,
   gen_durable.limit_changed, gen_durable.apply_limit, gen_durable.set_concurrency_limit, gen_durable.set_rate_limit,
   gen_durable.remove_limit
   from public;

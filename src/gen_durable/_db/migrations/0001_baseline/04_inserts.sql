@@ -94,7 +94,7 @@ end $$;
 
 -- Instances of machines of which only the names are known: where they begin and wait is what their workers have registered, the
 -- newest version of it; and if none has yet, what a plain job would be. The queues that have work now.
-create function gen_durable.insert_letters(receivers text[], contents text[], traceparents text[]) returns setof text
+create function gen_durable.insert_dead_letters(receivers text[], contents text[], traceparents text[]) returns setof text
 language sql set search_path = pg_catalog, pg_temp as $$
   select letter.queue
     from (select array_agg(given.fsm order by given.ord) as fsms, array_agg(given.state order by given.ord) as states,
@@ -113,7 +113,7 @@ $$;
 
 -- The letters of instances that have just failed without a word of their worker, because it died or its word was refused: who
 -- gets one is known from what workers have registered. One that cannot be written must hold up nobody: it is told to the log.
-create function gen_durable.leave_letters(failed_ids bigint[], attempts int[]) returns setof text
+create function gen_durable.dead_letter_failed(failed_ids bigint[], attempts int[]) returns setof text
 language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
   one record;
@@ -128,7 +128,7 @@ begin
   loop
     begin
       return query
-        select gen_durable.insert_letters(array[one.dead_letter], array[jsonb_build_object(
+        select gen_durable.insert_dead_letters(array[one.dead_letter], array[jsonb_build_object(
                  'id', g.id, 'job', g.fsm, 'version', g.fsm_version, 'payload', g.state, 'error', g.last_error,
                  'attempts', one.attempts)::text], array[g.traceparent])
           from gen_durable.gen_durable g where g.id = one.id;
@@ -143,7 +143,7 @@ begin
 end $$;
 
 -- A status in the words of simple workflows.
-create function gen_durable.job_word(status text) returns text
+create function gen_durable.job_status_name(status text) returns text
 language sql immutable
 return case status when 'runnable' then 'pending' when 'done' then 'succeeded' when 'failed' then 'failed'
                    when 'cancelled' then 'cancelled' else 'leased' end;
@@ -286,7 +286,7 @@ begin
   end if;
   return query
     select answer.ord, case when taken.by is null then answer.id end, answer.inserted,
-           case when taken.by is null then gen_durable.job_word(coalesce(answer.holder_status, 'runnable')) end, taken.by
+           case when taken.by is null then gen_durable.job_status_name(coalesce(answer.holder_status, 'runnable')) end, taken.by
       from gen_durable.insert_rows(
              batch.fsms, batch.versions, batch.steps, batch.states, batch.queues, batch.priorities, batch.eligible_ats,
              batch.delays, batch.concurrency_keys, batch.correlation_keys, batch.correlation_scopes, batch.unique_keys,
@@ -355,7 +355,7 @@ begin
 end $$;
 
 revoke execute on function
-  gen_durable.insert_rows, gen_durable.insert_letters, gen_durable.leave_letters, gen_durable.job_word,
+  gen_durable.insert_rows, gen_durable.insert_dead_letters, gen_durable.dead_letter_failed, gen_durable.job_status_name,
   gen_durable.max_payload, gen_durable.max_inbox, gen_durable.checked_payload, gen_durable.insert_specs,
   gen_durable.insert_from_start, gen_durable.insert_from_any_step, gen_durable.insert_all, gen_durable.insert
   from public;

@@ -69,12 +69,12 @@ select g.id as job_id, g.state as payload, g.execution as attempt, g.inserted_at
 -- that writes the outcome. That is why this function has no SET clause: its end would undo the pin. All names that are looked up
 -- before the pin are qualified. COMMIT goes back to gen_durable_pool.path for the triggers that the effect deferred.
 create function gen_durable.lock_for_effect(
-  target bigint, token bigint, seq bigint, out is_lent boolean, out isolation text, out id bigint)
+  target bigint, token bigint, seq bigint, out in_effect_transaction boolean, out isolation text, out id bigint)
 language plpgsql as $$
 begin
   perform pg_catalog.set_config('gen_durable_pool.path', pg_catalog.current_setting('search_path'), true);
   perform pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
-  is_lent := coalesce(current_setting('gen_durable_pool.is_lent', true) = 'on', false);
+  in_effect_transaction := coalesce(current_setting('gen_durable_pool.in_effect', true) = 'on', false);
   isolation := current_setting('transaction_isolation');
   if isolation = 'read committed' then
     select g.id into id from gen_durable.gen_durable g

@@ -73,7 +73,7 @@ begin
      set execution = g.execution + (g.status <> 'executing')::int,
          status = 'cancelled', finished_at = statement_timestamp(), updated_at = statement_timestamp(),
          lease_token = null, lease_expires_at = null, locked_by = null, concurrency_slot = null, leased_at = null,
-         started_at = null, presented = null, gated = false, turn = null, children_pending = 0
+         started_at = null, presented = null, gated = false, rate_turn_at = null, children_pending = 0
    where g.id = any (ending);
   -- Two conditions that together are always true: each is that of an index.
   delete from gen_durable.signals s
@@ -148,7 +148,7 @@ alter table gen_durable.gen_durable enable always trigger on_deleted;
 
 -- Say who has the key that keeps an instance from coming back: an error in any case, also if that one has just gone.
 --   back_as   the status in which they would be back; null: as they are
-create function gen_durable.refuse_key(target_ids bigint[], verb text, back_as gen_durable.durable_status) returns void
+create function gen_durable.raise_key_conflict(target_ids bigint[], verb text, back_as gen_durable.durable_status) returns void
 language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
   holder record;
@@ -185,7 +185,7 @@ begin
     update gen_durable.gen_durable g set deleted_at = null, delete_reason = null, updated_at = statement_timestamp()
      where g.id = any (target_ids) and g.deleted_at is not null;
   exception when unique_violation then
-    perform gen_durable.refuse_key(target_ids, 'restore', null);
+    perform gen_durable.raise_key_conflict(target_ids, 'restore', null);
   end;
   return query select g.id, g.status::text from gen_durable.gen_durable g where g.id = any (target_ids);
 end $$;
@@ -258,7 +258,7 @@ begin
            cancel_requested_at = null, cancel_reason = null, cancelled_by = null, updated_at = statement_timestamp()
      where g.id = any (retried);
   exception when unique_violation then
-    perform gen_durable.refuse_key(retried, 'retry', 'runnable');
+    perform gen_durable.raise_key_conflict(retried, 'retry', 'runnable');
   end;
   -- Every live child counts, not only those that are retried now: one may have been retried while its parent executed.
   update gen_durable.gen_durable p set status = 'awaiting_children', children_pending = live.children, gated = false
@@ -281,12 +281,12 @@ end $$;
 -- key, the job that has it now, or else the latest that had it.
 create function gen_durable.job_status(target bigint) returns text
 language sql stable security definer set search_path = pg_catalog, pg_temp as $$
-  select gen_durable.job_word(g.status::text) from gen_durable.gen_durable g where g.id = target
+  select gen_durable.job_status_name(g.status::text) from gen_durable.gen_durable g where g.id = target
 $$;
 
 create function gen_durable.job_status(target text) returns text
 language sql stable security definer set search_path = pg_catalog, pg_temp as $$
-  select gen_durable.job_word(found.status) from (
+  select gen_durable.job_status_name(found.status) from (
     select 0 as rank, g.status::text as status from gen_durable.gen_durable g where g.correlation_guard = target
     union all
     (select 1, g.status::text from gen_durable.gen_durable g
@@ -383,7 +383,7 @@ $$;
 
 revoke execute on function
   gen_durable.join_parents, gen_durable.cancel_rows, gen_durable.delete_rows, gen_durable.end_deleted,
-  gen_durable.on_deleted, gen_durable.refuse_key, gen_durable.restore_rows, gen_durable.retry_rows,
+  gen_durable.on_deleted, gen_durable.raise_key_conflict, gen_durable.restore_rows, gen_durable.retry_rows,
   gen_durable.job_status(bigint), gen_durable.job_status(text), gen_durable.resolve,
   gen_durable.cancel(bigint, text, text, boolean), gen_durable.cancel(text, text, text, boolean),
   gen_durable.soft_delete(bigint, text, text), gen_durable.soft_delete(text, text, text),

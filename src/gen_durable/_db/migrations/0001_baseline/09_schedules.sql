@@ -15,7 +15,7 @@ create table gen_durable.schedules (
   overlap       text not null check (overlap in ('allow', 'skip')),
   spec          jsonb not null,                           -- an element of insert_all
   next_at       timestamptz,                              -- the next slot; null: there is none any more
-  last_slot_at  timestamptz,                              -- the last slot that is over, fired or passed by
+  last_fire_time timestamptz,                            -- the last slot that is over, fired or passed by
   last_fired_at timestamptz,                              -- when something was last inserted, by a slot or a trigger
   last_id       bigint,                                   -- ... and what
   fired_count   bigint not null default 0,
@@ -27,7 +27,7 @@ create table gen_durable.schedules (
   updated_at    timestamptz not null default statement_timestamp(),
   constraint cron_or_interval check ((cron is null) <> (every is null)),
   -- Time goes forward here, whatever the clock does: no slot is ever next again.
-  constraint slots_move_forward check (next_at > last_slot_at)
+  constraint fire_times_move_forward check (next_at > last_fire_time)
 ) with (fillfactor = 50);
 
 create index schedules_due on gen_durable.schedules (next_at) where paused_at is null;
@@ -35,20 +35,20 @@ create index schedules_due on gen_durable.schedules (next_at) where paused_at is
 -- Insert what a schedule says, once for each of these slots. The caller holds the lock of its row. The rate limit is written here,
 -- because insert_all refuses one that does not exist, and a slot would be lost: these rows wait for it, as a step's do.
 create function gen_durable.insert_scheduled(
-  due gen_durable.schedules, slots timestamptz[], out ids bigint[], out are_new boolean[], out queue text)
+  due gen_durable.schedules, fire_times timestamptz[], out ids bigint[], out are_new boolean[], out queue text)
 language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
   -- A jsonb takes 256 MB: a thousand slots of a large spec are inserted in several goes.
   at_once int := greatest(1, 16000000 / octet_length(due.spec::text));
   batch   record;
 begin
-  for start in 1 .. cardinality(slots) by at_once loop
+  for start in 1 .. cardinality(fire_times) by at_once loop
     select array_agg(answer.id order by answer.ord) as ids, array_agg(answer.inserted order by answer.ord) as are_new,
            (array_agg(answer.taken_by) filter (where answer.taken_by is not null))[1] as taken_by
       into batch
       from gen_durable.insert_all(
              (select jsonb_agg(due.spec - '{rate_limit,weight}'::text[])
-                from unnest(slots[start : start + at_once - 1]))) as answer;
+                from unnest(fire_times[start : start + at_once - 1]))) as answer;
     if batch.taken_by is not null then
       raise exception 'cannot insert %: its % belongs to % %', due.spec ->> 'fsm', batch.taken_by ->> 'key',
         batch.taken_by ->> 'fsm', batch.taken_by ->> 'id' using errcode = 'GD001';
@@ -57,8 +57,8 @@ begin
     are_new := are_new || batch.are_new;
   end loop;
   update gen_durable.gen_durable g
-     set schedule = due.name, slot_at = made.slot, rate_limit = due.spec ->> 'rate_limit', weight = (due.spec ->> 'weight')::int
-    from unnest(ids, are_new, slots) as made (id, is_new, slot)
+     set schedule = due.name, fire_time = made.fire_time, rate_limit = due.spec ->> 'rate_limit', weight = (due.spec ->> 'weight')::int
+    from unnest(ids, are_new, fire_times) as made (id, is_new, fire_time)
    where g.id = made.id and made.is_new;
   queue := (select g.queue from gen_durable.gen_durable g where g.id = ids[1]);
 end $$;
@@ -67,7 +67,7 @@ end $$;
 --   passed_at   the last slot that is over, whether it is among those to fire or not
 --   problem     why nothing is to be fired
 create function gen_durable.fire_schedule(
-  name text, revision bigint, slots timestamptz[], passed_at timestamptz, next_at timestamptz, problem text)
+  name text, revision bigint, fire_times timestamptz[], passed_at timestamptz, next_at timestamptz, problem text)
 returns table (is_busy boolean, ids bigint[], are_new boolean[], queue text)
 language plpgsql set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
@@ -83,15 +83,15 @@ begin
   end if;
   is_busy := due.overlap = 'skip' and exists (
     select from gen_durable.gen_durable g where g.schedule = due.name and g.finished_at is null);
-  if cardinality(slots) > 0 and not is_busy then
+  if cardinality(fire_times) > 0 and not is_busy then
     select made.ids, made.are_new, made.queue into ids, are_new, queue
-      from gen_durable.insert_scheduled(due, slots) as made;
+      from gen_durable.insert_scheduled(due, fire_times) as made;
     fired := (select count(*) from unnest(are_new) as is_new where is_new);
   end if;
   update gen_durable.schedules s
-     set revision = default, next_at = fire_schedule.next_at, last_slot_at = passed_at,
+     set revision = default, next_at = fire_schedule.next_at, last_fire_time = passed_at,
          last_error = coalesce(problem, case when is_busy then 'an instance of it was still live'
-                                             when fired < cardinality(slots) then 'an instance had its key' end),
+                                             when fired < cardinality(fire_times) then 'an instance had its key' end),
          last_fired_at = case when fired > 0 then statement_timestamp() else s.last_fired_at end,
          last_id = coalesce((select max(made.id) from unnest(ids, are_new) as made (id, is_new) where made.is_new), s.last_id),
          fired_count = s.fired_count + fired, updated_at = statement_timestamp()
@@ -100,7 +100,7 @@ begin
 end $$;
 
 -- Insert what a schedule says now, paused or not; its slots go on as if nothing had happened. No row: there is none.
-create function gen_durable.trigger_schedule(name text, slot_at timestamptz, reason text, actor text)
+create function gen_durable.trigger_schedule(name text, fire_time timestamptz, reason text, actor text)
 returns table (id bigint, inserted boolean, queue text)
 language plpgsql set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
@@ -112,7 +112,7 @@ begin
   if not found then
     return;
   end if;
-  select * into made from gen_durable.insert_scheduled(found_schedule, array[slot_at]);
+  select * into made from gen_durable.insert_scheduled(found_schedule, array[fire_time]);
   if made.are_new[1] then
     update gen_durable.schedules s
        set last_id = made.ids[1], last_fired_at = statement_timestamp(), fired_count = s.fired_count + 1
