@@ -26,7 +26,6 @@ from ._db.workers import Presence
 from ._runtime.dispatcher import sink_of
 from ._runtime.engine import Engine
 from ._runtime.failure_scope import FailureScope
-from ._runtime.flusher import Flusher
 from ._runtime.health import Answer, Health
 from ._runtime.middleware import CallNext, Middleware, checked_middleware
 from ._runtime.pick_source import FromPrefix, FromQueue, Source
@@ -35,6 +34,8 @@ from ._runtime.processes.malloc import return_large_buffers
 from ._runtime.processes.process_pool import hello_for
 from ._runtime.processes.supervisor import Orders, Supervisor
 from ._runtime.startup import run_at_start
+from ._runtime.worker_connections import Connections
+from ._runtime.worker_context import WorkerContext
 from ._version import VERSION
 from .async_client import AsyncClient
 from .client import Client
@@ -49,10 +50,6 @@ from .telemetry import PickStop, Telemetry
 
 __all__ = ["CallNext", "Middleware", "Worker"]
 
-# How many connections of the server one worker may take for effects.
-_MAX_EFFECTS: Final = 20
-# Picks are short, and all queues run the same statement: few connections plan it, and one is mostly enough.
-_MAX_PICKS: Final = 4
 # What a step that ignored its cancellation gets to notice the second one, in seconds.
 _FAREWELL: Final = 1.0
 # What a worker owns that was asked to work by prefix and was given none.
@@ -155,7 +152,7 @@ class Worker(AsyncClient):
         self._resources = AsyncExitStack()
         self._health_at = None if health is None else health_address(health)
         self.health: Health | None = None
-        self._pools: dict[str, Database] = {}
+        self._connections: Connections | None = None
         self._limits: tuple[Limit, ...] = checked_limits(limits)
         self._engine: Engine | None = None
         self._block: FailureScope | None = None
@@ -255,7 +252,7 @@ class Worker(AsyncClient):
 
         def hurry() -> None:
             if self._engine is not None:
-                self._engine.hurry()
+                self._engine.skip_drain()
             told.set()
 
         def on_signal() -> None:
@@ -305,17 +302,15 @@ class Worker(AsyncClient):
         _refuse_in_pool()
         await super()._open()
         assert self._server is not None  # noqa: S101 - opened above
-        # One connection for batches, and some to ask what became of an outcome whose answer was lost.
-        self._pools["commits"] = await self._open_pool(
-            "commits", 3, at_once=True, lock_timeout=Flusher.PATIENCE
+        sources = self._sources()
+        self._connections = await Connections.open(
+            self._server,
+            self.settings,
+            self._database,
+            self._patience,
+            sources=len(sources),
+            concurrency=sum(limits.concurrency for _, limits in sources),
         )
-        self._pools["picks"] = await self._open_pool("picks", max(1, min(len(self._sources()), _MAX_PICKS)))
-        # What looks after things is in no hurry: two connections do for all, and one that hangs is not the last.
-        self._pools["services"] = await self._open_pool("services", 2)
-        # Made as rows come up that have to wait alone for another transaction.
-        self._pools["stragglers"] = await self._open_pool("slow commits", 4, lock_timeout=Flusher.TURN)
-        # Made as effects come up; each holds one for as long as it takes.
-        self._pools["effects"] = await self._open_pool("effects", self._effects_at_once(), lends=True)
         resources = None
         if self._make_resources is not None:
             resources = await self._resources.enter_async_context(self._make_resources(self))
@@ -323,21 +318,21 @@ class Worker(AsyncClient):
             self.health = Health(*self._health_at, {"/healthz": self._alive, "/readyz": self._ready})
             await self.health.open()
         self._engine = Engine(
-            self.name,
-            self._server.dsn,
-            settings=self.settings,
-            registry=self._registry,
-            sources=self._sources(),
+            WorkerContext(
+                self.name,
+                self.settings,
+                self._registry,
+                self.telemetry,
+                self._wakes,
+                self._database_status,
+            ),
+            self._connections,
+            sources=sources,
             sinks=self.sinks,
-            declared=self._schedules,
+            schedules=self._schedules,
             presence=self._presence(),
-            database=self._database,
-            **self._pools,
-            telemetry=self.telemetry,
-            wakes=self._wakes,
             middleware=self._middleware,
             resources=resources,
-            database_status=self._database_status,
             on_failure=self._on_failure,
         )
         await run_at_start(self._database, lambda: seed(self._limits))
@@ -361,34 +356,12 @@ class Worker(AsyncClient):
             finally:
                 await self._disconnect()
 
-    async def _open_pool(
-        self, name: str, size: int, *, at_once: bool = False, lock_timeout: str = "10s", lends: bool = False
-    ) -> Database:
-        assert self._server is not None  # noqa: S101 - opened before
-        return await Database.open(
-            self._server.dsn,
-            self.settings.schema,
-            name=name,
-            at_once=at_once,
-            size=size,
-            advice=self._server.advice,
-            lock_timeout=lock_timeout,
-            patience=self._patience,
-            watchdog=self._database.watchdog,
-            pooler=self.settings.pooler,
-            lends=lends,
-        )
-
     async def _disconnect(self) -> None:
-        # Together: each waits a moment for connections in use, and for a server that does not answer.
-        pools, self._pools = list(self._pools.values()), {}
-        if self._opened is not None:
-            pools.append(self._opened)
         try:
-            async with asyncio.TaskGroup() as group:
-                for pool in pools:
-                    group.create_task(pool.close())
+            if self._connections is not None:
+                await self._connections.close()
         finally:
+            self._connections = None
             await super()._close()
 
     @property
@@ -421,11 +394,6 @@ class Worker(AsyncClient):
             fsms=fsms,
             fsm_versions=fsm_versions,
         )
-
-    def _effects_at_once(self) -> int:
-        # As many as steps may run, so that slow ones delay nobody else's; but not all that a server has for everybody.
-        limits = (*self.served_queues.values(), *self.prefixes.values())
-        return max(1, min(sum(queue.concurrency for queue in limits), _MAX_EFFECTS))
 
     def _sources(self) -> list[tuple[Source, Queue]]:
         return [

@@ -29,7 +29,7 @@ from gen_durable import (
     step,
 )
 from gen_durable._core.model import Execution
-from gen_durable._runtime.scheduler import Scheduler
+from gen_durable._runtime.picker import Picker
 from gen_durable.testing import AsyncHarness
 from tests.support.machines import REASON, Order, Sitter
 from tests.support.rows import audit, job_states
@@ -348,11 +348,11 @@ async def test_join_never_sees_a_child_retried_after_its_lease(
     durable_dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The child is retried between the pick of its parent and the load of its children."""
-    load = Scheduler._load
+    load = Picker._load
     retried: list[int] = []
     is_retried = asyncio.Event()
 
-    async def retry_first(self: Scheduler, executions: list[Execution]) -> list[Execution]:
+    async def retry_first(self: Picker, executions: list[Execution]) -> list[Execution]:
         if not retried and any(one.has_children for one in executions):
             failed = [child for child in await worker.children(parent) if child.status is Status.FAILED]
             retried.extend(child.id for child in failed)
@@ -360,7 +360,7 @@ async def test_join_never_sees_a_child_retried_after_its_lease(
             is_retried.set()
         return await load(self, executions)
 
-    monkeypatch.setattr(Scheduler, "_load", retry_first)
+    monkeypatch.setattr(Picker, "_load", retry_first)
     async with Worker([Parent, Leaf], dsn=durable_dsn, settings=CALM) as worker:
         parent = await worker.insert(Parent, [1, -1])
         await happens(is_retried)

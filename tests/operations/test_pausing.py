@@ -25,8 +25,8 @@ from gen_durable import (
     Worker,
     step,
 )
+from gen_durable._runtime.picker import Picker
 from gen_durable._runtime.registration import OverridePoller, Registration
-from gen_durable._runtime.scheduler import Scheduler
 from tests.support.machines import Sitter
 from tests.support.settings import CALM
 from tests.support.waiting import PATIENCE, happens, holds
@@ -121,28 +121,28 @@ async def test_confirmation_of_an_earlier_pause_does_not_count(
         asleep.set()
 
 
-async def test_worker_confirms_only_what_its_schedulers_heed(
+async def test_worker_confirms_a_pause_after_its_pickers_apply_it(
     durable_dsn: str, client: AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A mutant that confirms first is caught."""
     order: list[str] = []
-    heed, confirm = Scheduler.heed, Registration.confirm
+    apply, confirm = Picker.apply_overrides, Registration.confirm
 
-    def heeding(self: Scheduler, overrides: Any) -> None:
-        heed(self, overrides)
+    def applying(self: Picker, overrides: Any) -> None:
+        apply(self, overrides)
         if overrides:
-            order.append("heed")
+            order.append("apply")
 
     async def confirming(self: Registration, paused: Any) -> None:
         if paused:
             order.append("confirm")
         await confirm(self, paused)
 
-    monkeypatch.setattr(Scheduler, "heed", heeding)
+    monkeypatch.setattr(Picker, "apply_overrides", applying)
     monkeypatch.setattr(Registration, "confirm", confirming)
     async with Worker([Chain()], dsn=durable_dsn, settings=CALM, queues={"a": 1, "b": 1}):
         await client.pause_queue("default", wait=True, timeout=PATIENCE)
-    assert order[:3] == ["heed", "heed", "confirm"]
+    assert order[:3] == ["apply", "apply", "confirm"]
 
 
 async def test_worker_that_does_not_confirm_is_named(client: AsyncClient, db: Any) -> None:

@@ -127,13 +127,13 @@ async def test_what_waits_for_a_slot_goes_back_when_its_queue_is_paused(db: Any,
         events = Events(worker)
         await worker.insert_all([Spec(Slow, 1), Spec(Slow, 2)])
         await _reaches(lambda: len(ran) == 2)
-        (scheduler,) = worker._engine._schedulers  # type: ignore[union-attr]
+        (runner,) = worker._engine._runners  # type: ignore[union-attr]
         ref = await worker.insert(Slow, 3)
         # As a pick would do that came back while somebody committed.
         picked = await worker._database.run(
             pick.pick("default", (["Slow"], [1]), 1, 99, worker.name, pick.Leases(timedelta(seconds=60)))
         )
-        scheduler._start(picked.executions[0])
+        runner.start(picked.executions[0])
         await worker.pause_queue("default")
         await asyncio.sleep(POLL.total_seconds())
         may_go.set()
@@ -163,8 +163,8 @@ async def test_another_concurrency_takes_effect_while_workers_run(db: Any, durab
             assert said == QueueControl(name="default", is_paused=False, concurrency=4)
             await _reaches(lambda: running == 4)
             await other.set_queue("default", concurrency=2)
-        (scheduler,) = worker._engine._schedulers  # type: ignore[union-attr]
-        await _reaches(lambda: scheduler._slots.limit == 2)
+        (runner,) = worker._engine._runners  # type: ignore[union-attr]
+        await _reaches(lambda: runner.capacity.limit == 2)
         events = Events(worker)
         may_go.set()
         await worker.wait_all(refs, timeout=PATIENCE)
@@ -256,26 +256,26 @@ async def test_sql_says_the_same(db: Any, database: Database) -> None:
         await db.execute("select gen_durable.set_queue('default', 0)")
 
 
-async def test_slots_follow_their_limit() -> None:
-    slots = Capacity(1)
+async def test_capacity_follows_its_limit() -> None:
+    capacity = Capacity(1)
     loop = asyncio.get_running_loop()
-    await slots.take()
-    waiting = [loop.create_task(slots.take()) for _ in range(3)]
+    await capacity.acquire()
+    waiting = [loop.create_task(capacity.acquire()) for _ in range(3)]
     await asyncio.sleep(0)
-    assert (slots.room, slots.waiting) == (0, 3)
-    slots.resize(3)
+    assert (capacity.available, capacity.waiting) == (0, 3)
+    capacity.resize(3)
     await asyncio.wait(waiting[:2])
     assert not waiting[2].done()
-    slots.resize(1)
+    capacity.resize(1)
     for _ in range(2):
-        slots.give()
+        capacity.release()
         await asyncio.sleep(0)
         assert not waiting[2].done()
-    slots.give()
+    capacity.release()
     await waiting[2]
-    assert slots.room == 0
-    slots.give()
-    assert slots.room == 1
+    assert capacity.available == 0
+    capacity.release()
+    assert capacity.available == 1
 
 
 async def _reaches(is_so: Any) -> None:

@@ -27,17 +27,17 @@ async def vacuumed(db: Any, times: int) -> None:
 
 
 async def test_a_few_rows_are_left_to_autovacuum(vacuum: Vacuum, db: Any) -> None:
-    vacuum.made_way(4999)
+    vacuum.rows_deferred(4999)
     assert await vacuum.tick() is None
-    vacuum.made_way(1)
+    vacuum.rows_deferred(1)
     assert await vacuum.tick() is None
     await vacuumed(db, 1)
 
 
 async def test_after_one_it_rests(vacuum: Vacuum, db: Any) -> None:
-    vacuum.made_way(5000)
+    vacuum.rows_deferred(5000)
     await vacuum.tick()
-    vacuum.made_way(5000)
+    vacuum.rows_deferred(5000)
     pause = await vacuum.tick()
     assert pause is not None
     await asyncio.sleep(pause.total_seconds())
@@ -55,7 +55,7 @@ async def test_one_that_takes_too_long_is_given_up(
     await db.execute(f"alter database {name} set vacuum_cost_delay = '100ms'")
     await db.execute(f"alter database {name} set vacuum_cost_limit = 1")
     database._pool.expire()
-    vacuum.made_way(5000)
+    vacuum.rows_deferred(5000)
     round_ = asyncio.ensure_future(vacuum.tick())
     with caplog.at_level(logging.INFO, logger="gen_durable.worker"):
         async with asyncio.timeout(10):

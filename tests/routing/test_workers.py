@@ -347,8 +347,8 @@ async def test_an_unknown_type_under_an_owned_prefix_fails_and_is_told(
         "attempt": 0,
     }
     assert (
-        f"billing.lost.v1 {refs[0].id} fails: this worker owns billing. and has no machine of that name and version 1"
-        in caplog.messages
+        f"machine not registered: billing.lost.v1 {refs[0].id} failed; "
+        "this worker serves billing. and has no version 1 of the machine" in caplog.messages
     )
 
 

@@ -132,7 +132,7 @@ async def test_its_death_is_a_crash_of_that_execution_only(
                 "select * from gen_durable.executions where instance_id = $1 and status = 'ABORTED'", ref.id
             )
             assert record["outcome"] == "lease", what
-            assert f"Crunch {ref.id}: step 'die': its process {said}" in caplog.text
+            assert f"step crashed: Crunch {ref.id}, step die: its process {said}" in caplog.text
 
 
 async def test_a_step_that_always_kills_its_process_is_poison(durable_dsn: str) -> None:

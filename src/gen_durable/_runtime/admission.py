@@ -19,13 +19,17 @@ class Admission:
     """Gates the rows of busy keys and puts off those of empty buckets: all of them, in chunks."""
 
     def __init__(
-        self, database: Database, gates: Database, telemetry: Telemetry, on_made: Callable[[int], None]
+        self,
+        database: Database,
+        gates: Database,
+        telemetry: Telemetry,
+        on_rows_deferred: Callable[[int], None],
     ) -> None:
         self._database = database
         # Where a lock is waited for only briefly.
         self._gates = gates
         self._telemetry = telemetry
-        self._on_made = on_made
+        self._on_rows_deferred = on_rows_deferred
 
     async def gate(self, denied: list[picks.Denied]) -> int:
         """For how many of these keys nothing went out of the way: their first rows can neither run nor make room."""
@@ -35,7 +39,7 @@ class Admission:
             counts = await self._gated(sorted(keys))
             gated += counts
             keys = admission.with_more_rows(counts)
-        self._on_made(gated.total())
+        self._on_rows_deferred(gated.total())
         for row in denied:
             self._telemetry.emit(
                 ConcurrencyContended(
@@ -57,7 +61,7 @@ class Admission:
             deferred += counts.total()
             keys = admission.with_more_rows(counts)
             left = [one for one in left if one.key in keys]
-        self._on_made(deferred)
+        self._on_rows_deferred(deferred)
         for one in throttled:
             self._telemetry.emit(_throttled(one))
 

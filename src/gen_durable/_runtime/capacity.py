@@ -1,7 +1,7 @@
-"""How many steps of one queue run at once. Whoever commits holds no slot: the next step runs meanwhile.
+"""Capacity: how many steps of one queue run at once in this worker.
 
-Queues with a budget in common share it by weight: each slot that comes free goes to the queue that has had the least
-of them, measured by its weight, among those that have work for it.
+An execution holds capacity while its step runs, but not during its commit: another step runs meanwhile. Queues that
+share a budget get it by weighted fair queueing.
 """
 
 from __future__ import annotations
@@ -14,60 +14,62 @@ __all__ = ["Budget", "Capacity", "SharedCapacity"]
 
 
 class Capacity:
-    """At most `limit` steps; those that must wait go first come, first served. For one event loop."""
+    """A semaphore of `limit` steps with a FIFO of waiters. Bound to one event loop."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
+        self.on_offer: Callable[[], None] = lambda: None
+        """Called when shared capacity is free and no execution waits for it: time to pick."""
         self._busy = 0
         self._waiting: deque[asyncio.Future[None]] = deque()
 
     @property
     def waiting(self) -> int:
-        """How many wait for one."""
+        """The number of executions that wait for capacity."""
         return len(self._waiting)
 
-    def claim(self) -> int:
-        """How many new steps may begin now."""
-        return max(0, self.limit - self._busy - len(self._waiting))
-
-    def unclaim(self, count: int) -> None:
-        """There is not that much to do: so many that were claimed are free again."""
-
-    def rest(self) -> None:
-        """Nothing is left to do here."""
-
     @property
-    def room(self) -> int:
-        """How many could begin now, without waiting."""
+    def available(self) -> int:
+        """The number of steps that could start now without waiting."""
         return max(0, self.limit - self._busy)
 
-    async def take(self, on_wait: Callable[[], None] = lambda: None) -> None:
-        """Wait for a slot, and say so if it has to be waited for."""
-        if self._take_now():
+    def reserve(self) -> int:
+        """Reserve all capacity that new executions may use now. Returns how much."""
+        return max(0, self.limit - self._busy - len(self._waiting))
+
+    def unreserve(self, count: int) -> None:
+        """Return reserved capacity that no execution uses."""
+
+    def withdraw(self) -> None:
+        """Stop competing for shared capacity: this queue has no more work."""
+
+    async def acquire(self, on_wait: Callable[[], None] = lambda: None) -> None:
+        """Wait for capacity for one step. Calls `on_wait` if none is available at once."""
+        if self._try_acquire():
             return
         on_wait()
-        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.append(turn)
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append(waiter)
         try:
-            await turn
+            await waiter
         except asyncio.CancelledError:
-            if turn.done() and not turn.cancelled():
-                self.give()  # it was our turn at the very moment: pass it on
-            elif turn in self._waiting:
-                self._waiting.remove(turn)
+            if waiter.done() and not waiter.cancelled():
+                self.release()  # granted and cancelled in the same loop iteration: pass it on
+            elif waiter in self._waiting:
+                self._waiting.remove(waiter)
             raise
 
-    def resize(self, limit: int) -> None:
-        """Another limit from now on; what runs beyond a lower one comes to its end."""
-        self.limit = limit
-        self._serve()
-
-    def give(self) -> None:
-        """The step is over: its slot goes to whoever waits longest."""
+    def release(self) -> None:
+        """Return the capacity of one step. The longest waiter gets it."""
         self._busy -= 1
         self._serve()
 
-    def _take_now(self) -> bool:
+    def resize(self, limit: int) -> None:
+        """Change the limit. Steps that already run beyond a lower limit continue."""
+        self.limit = limit
+        self._serve()
+
+    def _try_acquire(self) -> bool:
         if self._busy >= self.limit:
             return False
         self._busy += 1
@@ -76,117 +78,121 @@ class Capacity:
     def _serve(self) -> None:
         while self._waiting:
             if self._waiting[0].done():
-                del self._waiting[0]  # cancelled meanwhile
-            elif self._take_now():
+                del self._waiting[0]  # cancelled
+            elif self._try_acquire():
                 self._waiting.popleft().set_result(None)
             else:
                 return
 
 
 class Budget:
-    """Slots that several queues share. For one event loop."""
+    """Capacity that several queues share by weighted fair queueing. Bound to one event loop.
+
+    Each queue has a virtual time, which advances by 1 / weight per step. Free capacity goes to the queue with the
+    lowest virtual time among those that were denied.
+    """
 
     def __init__(self, limit: int) -> None:
         self.free = limit
         self._members: list[SharedCapacity] = []
-        # The turn of whoever was served last: a queue that was silent begins here, and has nothing saved up.
+        # The virtual time of the last grant. A queue that was idle continues from here, so it saves up no credit.
         self._now = 0.0
 
     def join(self, member: SharedCapacity) -> None:
-        """One more queue has a part in it."""
+        """Add a queue."""
         self._members.append(member)
 
     def grant(self, member: SharedCapacity) -> bool:
-        """One slot for this queue, if there is one and nobody who wants it has had less."""
-        turn = max(member.turn, self._now)
-        hungry = (other.turn for other in self._members if other.is_hungry and other is not member)
-        member.is_hungry = self.free <= 0 or any(max(other, self._now) < turn for other in hungry)
-        member.turn = turn
-        if member.is_hungry:
+        """Grant one step to this queue, unless no capacity is free or a denied queue has a lower virtual time."""
+        time = max(member.virtual_time, self._now)
+        denied = (other.virtual_time for other in self._members if other.is_denied and other is not member)
+        member.is_denied = self.free <= 0 or any(max(other, self._now) < time for other in denied)
+        member.virtual_time = time
+        if member.is_denied:
             return False
         self.free -= 1
-        self._now = turn
-        member.turn = turn + 1 / member.weight
+        self._now = time
+        member.virtual_time = time + 1 / member.weight
         return True
 
-    def back(self, count: int) -> None:
-        """So many are free again."""
+    def give_back(self, count: int) -> None:
+        """Return capacity and offer it to denied queues."""
         self.free += count
         self.offer()
 
     def offer(self) -> None:
-        """Tell the next in turn of those who were refused. Whoever it leaves something to hears of it from there."""
-        while self.free > 0 and (hungry := [member for member in self._members if member.is_hungry]):
-            if not min(hungry, key=lambda member: member.turn).accept():
+        """Offer free capacity to denied queues, lowest virtual time first."""
+        while self.free > 0 and (denied := [member for member in self._members if member.is_denied]):
+            # A queue that picks first offers what it leaves when its pick returns.
+            if not min(denied, key=lambda member: member.virtual_time).accept():
                 return
 
 
 class SharedCapacity(Capacity):
-    """The slots of one queue within a budget."""
+    """The capacity of one queue within a budget."""
 
-    def __init__(self, limit: int, budget: Budget, weight: int, wake: Callable[[], None]) -> None:
+    def __init__(self, limit: int, budget: Budget, weight: int) -> None:
         super().__init__(limit)
         self.weight = weight
-        # Both belong to the budget: when this queue is next in turn, and whether it was refused.
-        self.turn = 0.0
-        self.is_hungry = False
+        # Both are written by the budget.
+        self.virtual_time = 0.0
+        self.is_denied = False
         self._budget = budget
-        self._wake = wake
-        # Granted for executions that are being picked; each of them takes one when it begins.
-        self._claimed = 0
+        # Granted for executions that are being picked. Each execution uses one of these when it starts.
+        self._reserved = 0
         budget.join(self)
 
-    def claim(self) -> int:
-        self.is_hungry = False
+    @property
+    def available(self) -> int:
+        return self._reserved
+
+    def reserve(self) -> int:
+        self.is_denied = False
         self._serve()
         granted = 0
-        while not self._waiting and self._has_room and self._budget.grant(self):
-            self._claimed += 1
+        while not self._waiting and self._is_below_limit and self._budget.grant(self):
+            self._reserved += 1
             granted += 1
-        # What is left is for somebody else, who may not know.
+        # Denied queues do not poll: offer what this queue leaves.
         self._budget.offer()
         return granted
 
-    def unclaim(self, count: int) -> None:
+    def unreserve(self, count: int) -> None:
         if count:
-            # Whoever gives some back wants no more; it must not be woken for these very ones.
-            self.is_hungry = False
-            self._claimed -= count
-            self._budget.back(count)
+            # Not denied: otherwise the budget would offer the same capacity to this queue again.
+            self.is_denied = False
+            self._reserved -= count
+            self._budget.give_back(count)
 
-    def rest(self) -> None:
-        self.is_hungry = False
+    def withdraw(self) -> None:
+        self.is_denied = False
         self._serve()
         self._budget.offer()
 
     def accept(self) -> bool:
-        """There is a free slot: for whoever waits, now, else for new work, soon."""
+        """Use an offer for a waiting execution; otherwise request a pick. Returns whether it was used now."""
         if self._waiting:
             self._serve()
             return True
-        self._wake()
+        self.on_offer()
         return False
 
-    def give(self) -> None:
+    def release(self) -> None:
         self._busy -= 1
         self._budget.free += 1
         self._serve()
         self._budget.offer()
 
     @property
-    def room(self) -> int:
-        return self._claimed
+    def _is_below_limit(self) -> bool:
+        return self._busy + self._reserved < self.limit
 
-    @property
-    def _has_room(self) -> bool:
-        return self._busy + self._claimed < self.limit
-
-    def _take_now(self) -> bool:
-        if self._claimed:
-            self._claimed -= 1
-        elif not self._has_room:
-            # Whoever could not use a slot must not be in the way of those who can.
-            self.is_hungry = False
+    def _try_acquire(self) -> bool:
+        if self._reserved:
+            self._reserved -= 1
+        elif not self._is_below_limit:
+            # A queue at its own limit must not block queues that can use the capacity.
+            self.is_denied = False
             return False
         elif not self._budget.grant(self):
             return False

@@ -12,22 +12,21 @@ from typing import Any, Final
 
 from .._checks import duration_text
 from .._core.model import Lease
-from .._core.registry import Registry
 from .._core.settle import Bounds
 from .._db import audit as audits
 from .._db import insert as inserts
 from .._db import schedules, workers
 from .._db.commit import Recorder
 from .._db.pool import Database
-from ..config import Queue, Settings
-from ..connections import Dsn
+from ..config import Queue
 from ..errors import WorkerStoppedError
 from ..events import Sink
-from ..telemetry import Telemetry
-from .capacity import Budget
+from . import shutdown_timeouts
+from .admission import Admission
+from .capacity import Budget, Capacity, SharedCapacity
 from .content_loader import ContentLoader
-from .database_status import DatabaseStatus
 from .dispatcher import Dispatcher
+from .execution_runner import ExecutionRunner
 from .executor import Executor
 from .flusher import Flusher
 from .heartbeat import Heartbeat
@@ -38,176 +37,175 @@ from .maintenance.reaper import Reaper
 from .maintenance.vacuum import Vacuum
 from .middleware import Middleware
 from .pick_source import FromQueue, Source
+from .picker import Picker
 from .processes.process_pool import ProcessPool, hello_for
 from .registration import OverridePoller, Registration
-from .scheduler import Scheduler
 from .service import Service
 from .startup import run_at_start
 from .threads import Threads
-from .wake import Wakes
+from .worker_connections import Connections
+from .worker_context import WorkerContext
 
 __all__ = ["Engine"]
 
 _log: Final = logging.getLogger("gen_durable.worker")
 # Of its own, so that a program which says the same in its own way can turn it off.
 _start_log: Final = logging.getLogger("gen_durable.worker.start")
-# How long a shutdown waits for the answer to its last pick, and to its last word on what is done. What is leased or
-# left open by an answer that never comes, the reaper of another worker sees to.
-_LAST_ANSWER: Final = 2.0
 # Seconds without a word from the database after which a worker does not call itself ready.
 _TOO_SILENT: Final = 5.0
 
 
 class Engine:
-    """Everything that runs while a worker is open."""
+    """Composes the services of a worker, starts them, watches them, and drains them in order."""
 
     def __init__(
         self,
-        worker: str,
-        dsn: Dsn,
+        context: WorkerContext,
+        connections: Connections,
         *,
-        settings: Settings,
-        registry: Registry,
         sources: Sequence[tuple[Source, Queue]],
         sinks: Mapping[str, Sink],
-        declared: Sequence[schedules.Definition],
+        schedules: Sequence[schedules.Definition],
         presence: workers.Presence,
-        database: Database,
-        picks: Database,
-        services: Database,
-        commits: Database,
-        stragglers: Database,
-        effects: Database,
-        telemetry: Telemetry,
-        wakes: Wakes,
         middleware: Sequence[Middleware],
         resources: Any,
-        database_status: DatabaseStatus,
         on_failure: Callable[[WorkerStoppedError], None],
     ) -> None:
-        self._on_failure = on_failure
-        self._worker = worker
+        settings, status = context.settings, context.database_status
+        self._context = context
         self._settings = settings
-        self._registry = registry
+        self._database_status = status
+        self._connections = connections
         self._sources = sources
         self._sinks = sinks
-        self._declared = declared
-        self._database = database
+        self._schedules = schedules
+        self._on_failure = on_failure
         self._is_failed = False
-        self._hurry = asyncio.Event()
-        self._threads = Threads(settings.threads)
-        self._database_status = database_status
         self._is_draining = False
-        shortest = min([settings.lease, *registry.leases.values()])
-        # At most until the next renewal of any lease: one that is shorter must not be made longer.
-        grace = settings.renew_after(shortest)
-        recorder = Recorder(worker, settings.executions, grace, settings.alerts or None)
-        self._flusher = Flusher(commits, stragglers, effects, recorder, wakes, database_status)
-        self._heartbeat = Heartbeat(
-            dsn,
-            settings,
-            shortest,
-            database_status,
-            self._lose,
-            self._cancel,
-            self._lose_all,
-            database.watchdog.suspect,
+        self._is_drain_skipped = asyncio.Event()
+        self.is_signalled = False
+        """Whether a signal has stopped the worker; if so, a second one skips the drain."""
+        # A chained commit extends a lease to at least this: until the heartbeat renews it, and never beyond it.
+        grace = settings.renew_after(context.shortest_lease)
+        recorder = Recorder(context.name, settings.executions, grace, settings.alerts or None)
+        self._flusher = Flusher(
+            connections.commits,
+            connections.slow_commits,
+            connections.effects,
+            recorder,
+            context.wakes,
+            status,
         )
+        self._heartbeat = Heartbeat(
+            context,
+            connections.dsn,
+            on_lease_lost=self._on_lease_lost,
+            on_cancel=self._on_cancel,
+            on_failure=self._on_heartbeat_failure,
+            on_silence=connections.client.watchdog.suspect,
+        )
+        self._threads = Threads(settings.threads)
         bounds = Bounds(settings.max_payload, settings.max_children)
-        hello = hello_for(registry, bounds)
+        hello = hello_for(context.registry, bounds)
         size = settings.pool_processes or os.cpu_count() or 1
         self._processes = None if hello is None else ProcessPool(size, hello)
-        executor = Executor(
-            registry,
+        self._executor = Executor(
+            context.registry,
             bounds,
             self._threads,
             processes=self._processes,
             middleware=middleware,
             resources=resources,
-            content=ContentLoader(database.run),
+            content=ContentLoader(connections.client.run),
         )
+        # On the client's pool: a vacuum may take half a minute, and the pool for services has two connections.
+        vacuum = Vacuum(connections.client, status)
+        admission = Admission(connections.picks, connections.commits, context.telemetry, vacuum.rows_deferred)
         budget = Budget(settings.concurrency) if settings.concurrency else None
-        vacuum = Vacuum(
-            database, database_status
-        )  # not on one of the few for services: it may take half a minute
-        self._schedulers = [
-            Scheduler(
-                source,
-                queue,
-                worker=worker,
-                settings=settings,
-                registry=registry,
-                database=picks,
-                gates=commits,
-                executor=executor,
-                flusher=self._flusher,
-                heartbeat=self._heartbeat,
-                telemetry=telemetry,
-                database_status=database_status,
-                on_bug=self._fail,
-                on_way_made=vacuum.made_way,
-                budget=budget,
-            )
-            for source, queue in sources
-        ]
-        for (source, _), scheduler in zip(sources, self._schedulers, strict=True):
-            if isinstance(source, FromQueue):
-                wakes.on_work(source.label, scheduler.wake)
-            else:
-                wakes.on_any_work(scheduler.wake)
+        self._runners: list[ExecutionRunner] = []
+        self._pickers = [self._picker(source, limits, admission, budget) for source, limits in sources]
+        self._dispatchers = [self._dispatcher(name, sink) for name, sink in sinks.items()]
         self._services: list[Service] = [
-            *self._schedulers,
-            Deadlines(services, telemetry, wakes, database_status),
+            *self._pickers,
+            *self._dispatchers,
             vacuum,
-            *(
-                Dispatcher(
-                    label,
-                    sink,
-                    source=settings.event_source or f"/gen_durable/{settings.schema}",
-                    lease=settings.lease,
-                    idle=settings.poll_interval,
-                    database=database,
-                    telemetry=telemetry,
-                    database_status=database_status,
-                )
-                for label, sink in sinks.items()
-            ),
-            Cron(services, settings, telemetry, wakes, database_status),
+            *_maintenance(context, connections.services),
         ]
-        for service in self._services:
-            if isinstance(service, Dispatcher):
-                wakes.on_events(service.wake)
-        if settings.reaper:
-            self._services.append(Reaper(services, settings, telemetry, wakes, database_status))
-        if settings.gc:
-            self._services.append(Collector(services, settings, telemetry, database_status))
-        self._presence = Registration(services, settings, database_status, presence)
-        self._overseer = OverridePoller(services, settings, database_status, self._schedulers, self._presence)
-        self.is_signalled = False
-        """Whether it ends by a signal, so that another one may hurry it."""
-        # What runs until it is told to stop; and what runs until everything has come to its end.
+        self._registration = Registration(connections.services, settings, status, presence)
+        self._override_poller = OverridePoller(
+            connections.services, settings, status, self._pickers, self._registration
+        )
+        # The first run until the drain begins, the second until it has ended.
         self._tasks: list[asyncio.Task[None]] = []
-        self._lasting: list[asyncio.Task[None]] = []
+        self._tasks_until_drained: list[asyncio.Task[None]] = []
+
+    def _picker(self, source: Source, limits: Queue, admission: Admission, budget: Budget | None) -> Picker:
+        """Compose what serves one queue or prefix: capacity, execution runner, picker."""
+        capacity = (
+            Capacity(limits.concurrency)
+            if budget is None
+            else SharedCapacity(limits.concurrency, budget, limits.weight)
+        )
+        runner = ExecutionRunner(
+            source.label,
+            capacity,
+            self._context,
+            database=self._connections.picks,
+            executor=self._executor,
+            flusher=self._flusher,
+            heartbeat=self._heartbeat,
+            on_bug=self._fail,
+        )
+        picker = Picker(
+            source,
+            limits,
+            self._context,
+            database=self._connections.picks,
+            admission=admission,
+            heartbeat=self._heartbeat,
+            runner=runner,
+        )
+        self._runners.append(runner)
+        if isinstance(source, FromQueue):
+            self._context.wakes.on_work(source.label, picker.wake)
+        else:
+            self._context.wakes.on_any_work(picker.wake)
+        return picker
+
+    def _dispatcher(self, name: str, sink: Sink) -> Dispatcher:
+        settings = self._settings
+        dispatcher = Dispatcher(
+            name,
+            sink,
+            source=settings.event_source or f"/gen_durable/{settings.schema}",
+            lease=settings.lease,
+            idle=settings.poll_interval,
+            database=self._connections.client,
+            telemetry=self._context.telemetry,
+            database_status=self._database_status,
+        )
+        self._context.wakes.on_events(dispatcher.wake)
+        return dispatcher
 
     async def start(self) -> None:
         """Tell the database what runs here, and let the services go."""
-        await run_at_start(self._database, lambda: inserts.register(list(self._registry)))
+        await run_at_start(self._connections.client, lambda: inserts.register(list(self._context.registry)))
         if (level := self._settings.audit) is not None:
-            await run_at_start(self._database, lambda: audits.set_level(level, self._worker))
-        for schedule in self._declared:
-            await run_at_start(self._database, partial(schedules.put, schedule))
-        await run_at_start(self._database, self._presence.plan)
+            await run_at_start(self._connections.client, lambda: audits.set_level(level, self._context.name))
+        for schedule in self._schedules:
+            await run_at_start(self._connections.client, partial(schedules.put, schedule))
+        await run_at_start(self._connections.client, self._registration.plan)
         self._heartbeat.start()
-        self._lasting = [
+        self._tasks_until_drained = [
             self._spawn(self._flusher.run()),
-            self._spawn(self._presence.run()),
-            self._spawn(self._overseer.run()),
+            self._spawn(self._registration.run()),
+            self._spawn(self._override_poller.run()),
         ]
         self._tasks = [self._spawn(service.run()) for service in self._services]
         served = ", ".join(f"{source.name} ({limits.concurrency})" for source, limits in self._sources)
-        machines = ", ".join(f"{machine.name} v{machine.version}" for machine in self._registry)
+        machines = ", ".join(f"{machine.name} v{machine.version}" for machine in self._context.registry)
         _start_log.info(
-            "worker %s serves %s; machines: %s", self._worker, served or "no queue", machines or "none"
+            "worker %s serves %s; machines: %s", self._context.name, served or "no queue", machines or "none"
         )
         if self._settings.alerts and self._settings.alerts not in self._sinks:
             # Another worker may well have it. But if the name is misspelt, no alert ever arrives.
@@ -232,42 +230,41 @@ class Engine:
             return f"database refuses a statement: {status.refusal}"
         return None
 
-    def hurry(self) -> None:
+    def skip_drain(self) -> None:
         """Drain no longer: give everything back now."""
-        self._hurry.set()
+        self._is_drain_skipped.set()
 
     async def drain(self) -> None:
         """Stop picking, let steps end, give back the rest."""
-        if not self._lasting:  # it did not get so far as to start
+        if not self._tasks_until_drained:  # it did not get so far as to start
             self._threads.close()
             return
-        self._tell_of_drain()
+        self._log_drain()
         self._is_draining = True
         for service in self._services:
             service.stop()
-        self._presence.drain()
+        self._registration.drain()
         # A pick that is under way may still bring executions; those are drained like the others.
-        await _within(_LAST_ANSWER, self._tasks)
-        await self._drain_schedulers()
-        tasks = [*self._tasks, *self._lasting]
+        await _within(shutdown_timeouts.LAST_STATEMENTS, self._tasks)
+        await self._drain_runners()
+        tasks = [*self._tasks, *self._tasks_until_drained]
         for task in tasks:
             task.cancel()
         if tasks:  # or the start failed before there were any
             await asyncio.wait(tasks)
         loop = asyncio.get_running_loop()
-        farewell = [loop.create_task(self._flusher.finish()), loop.create_task(self._presence.leave())]
-        await _within(_LAST_ANSWER, farewell)
-        for service in self._services:
-            if isinstance(service, Dispatcher):
-                await service.close()
+        farewell = [loop.create_task(self._flusher.finish()), loop.create_task(self._registration.leave())]
+        await _within(shutdown_timeouts.LAST_STATEMENTS, farewell)
+        for dispatcher in self._dispatchers:
+            await dispatcher.close()
         self._heartbeat.stop()
         self._threads.close()
         if self._processes is not None:
             await self._processes.close()
 
-    def _tell_of_drain(self) -> None:
-        running = sum(scheduler.running for scheduler in self._schedulers)
-        if not running or self._hurry.is_set():
+    def _log_drain(self) -> None:
+        running = sum(runner.running for runner in self._runners)
+        if not running or self._is_drain_skipped.is_set():
             return
         steps = "1 step is running" if running == 1 else f"{running} steps are running"
         patience = duration_text(self._settings.drain_timeout)
@@ -279,22 +276,22 @@ class Engine:
         else:
             _log.info("stopping: %s, waiting at most %s", steps, patience)
 
-    async def _drain_schedulers(self) -> None:
+    async def _drain_runners(self) -> None:
         loop = asyncio.get_running_loop()
-        is_hasty = self._hurry.is_set() or self._is_failed
+        is_hasty = self._is_drain_skipped.is_set() or self._is_failed
         timeout = timedelta(0) if is_hasty else self._settings.drain_timeout
-        draining = [loop.create_task(scheduler.drain(timeout)) for scheduler in self._schedulers]
-        hurry = loop.create_task(self._hurry.wait())
+        draining = [loop.create_task(runner.drain(timeout)) for runner in self._runners]
+        skipped = loop.create_task(self._is_drain_skipped.wait())
         left: set[asyncio.Future[Any]] = set(draining)
         while left:
-            done, _ = await asyncio.wait([*left, hurry], return_when=asyncio.FIRST_COMPLETED)
+            done, _ = await asyncio.wait([*left, skipped], return_when=asyncio.FIRST_COMPLETED)
             left -= done
-            if hurry in done and left:
-                for scheduler in self._schedulers:
-                    scheduler.hurry()
+            if skipped in done and left:
+                for runner in self._runners:
+                    runner.skip_drain()
                 await asyncio.wait(left)
                 break
-        hurry.cancel()
+        skipped.cancel()
 
     def _spawn(self, run: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(run)
@@ -309,23 +306,23 @@ class Engine:
         _log.critical("the worker stops: %s: %s", type(error).__name__, error, exc_info=error)
         if not self._is_failed:
             self._is_failed = True
-            stopped = WorkerStoppedError(self._worker, f"{type(error).__name__}: {error}")
+            stopped = WorkerStoppedError(self._context.name, f"{type(error).__name__}: {error}")
             stopped.__cause__ = error
             self._on_failure(stopped)
 
-    def _lose_all(self, error: BaseException) -> None:
+    def _on_heartbeat_failure(self, error: BaseException) -> None:
         """Nobody renews leases any more: what is under way may end, and nothing new begins."""
         self._fail(error)
         for service in self._services:
             service.stop()
 
-    def _cancel(self, lease: Lease) -> None:
-        for scheduler in self._schedulers:
-            scheduler.cancel(lease)
+    def _on_cancel(self, lease: Lease) -> None:
+        for runner in self._runners:
+            runner.cancel(lease)
 
-    def _lose(self, lease: Lease) -> None:
-        for scheduler in self._schedulers:
-            scheduler.lose(lease)
+    def _on_lease_lost(self, lease: Lease) -> None:
+        for runner in self._runners:
+            runner.on_lease_lost(lease)
 
 
 async def _within(seconds: float, tasks: list[asyncio.Task[None]]) -> None:
@@ -334,3 +331,21 @@ async def _within(seconds: float, tasks: list[asyncio.Task[None]]) -> None:
         _, late = await asyncio.wait(tasks, timeout=seconds)
         for task in late:
             task.cancel()
+
+
+def _maintenance(context: WorkerContext, database: Database) -> list[Service]:
+    settings, telemetry, wakes, status = (
+        context.settings,
+        context.telemetry,
+        context.wakes,
+        context.database_status,
+    )
+    found: list[Service] = [
+        Deadlines(database, telemetry, wakes, status),
+        Cron(database, settings, telemetry, wakes, status),
+    ]
+    if settings.reaper:
+        found.append(Reaper(database, settings, telemetry, wakes, status))
+    if settings.gc:
+        found.append(Collector(database, settings, telemetry, status))
+    return found

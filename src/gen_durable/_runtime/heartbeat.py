@@ -19,9 +19,9 @@ from .._db.failures import StatementError
 from .._db.lease import mark_started, renew, watch
 from .._db.pool import Database
 from .._db.reply_timeouts import Patience
-from ..config import Settings
 from ..connections import Dsn
-from .database_status import REPAIR_WITHIN, DatabaseRetry, DatabaseStatus
+from .database_status import REPAIR_WITHIN, DatabaseRetry
+from .worker_context import WorkerContext
 
 __all__ = ["Heartbeat"]
 
@@ -35,21 +35,20 @@ class Heartbeat:
 
     def __init__(
         self,
+        context: WorkerContext,
         dsn: Dsn,
-        settings: Settings,
-        shortest: timedelta,
-        database_status: DatabaseStatus,
-        on_lost: Callable[[Lease], None],
-        on_cancelled: Callable[[Lease], None],
+        *,
+        on_lease_lost: Callable[[Lease], None],
+        on_cancel: Callable[[Lease], None],
         on_failure: Callable[[BaseException], None],
         on_silence: Callable[[], object],
     ) -> None:
         self._dsn = dsn
-        self._settings = settings
-        self._shortest = shortest
-        self._database_status = database_status
-        self._on_lost = on_lost
-        self._on_cancelled = on_cancelled
+        self._settings = context.settings
+        self._shortest = context.shortest_lease
+        self._database_status = context.database_status
+        self._on_lease_lost = on_lease_lost
+        self._on_cancel = on_cancel
         self._on_failure = on_failure
         self._on_silence = on_silence
         self._lock = threading.Lock()
@@ -76,30 +75,30 @@ class Heartbeat:
             loop, stop = self._beating
             loop.call_soon_threadsafe(stop.set)
 
-    def hold(self, lease: Lease, length: timedelta) -> None:
+    def keep(self, lease: Lease, length: timedelta) -> None:
         """Keep this lease from now on, renewing it by so much."""
         with self._lock:
             self._leases[lease] = (time.monotonic(), length)
 
-    def let_go(self, lease: Lease) -> None:
+    def forget(self, lease: Lease) -> None:
         """Keep it no longer."""
         with self._lock:
             self._leases.pop(lease, None)
             self._begun.pop(lease, None)
             self._waiting.pop(lease, None)
 
-    def wait(self, lease: Lease) -> None:
+    def step_waits(self, lease: Lease) -> None:
         """The next step on this lease has to wait for its turn."""
         with self._lock:
             self._waiting[lease] = time.monotonic()
 
-    def begin(self, lease: Lease, step_seq: int, at: float, moment: datetime | None) -> None:
+    def step_begins(self, lease: Lease, step_seq: int, at: float, moment: datetime | None) -> None:
         """Note that a step begins on this lease, at this time (monotonic), at this moment of the database."""
         with self._lock:
             self._waiting.pop(lease, None)
             self._begun[lease] = (step_seq, at, moment, False)
 
-    def end(self, lease: Lease) -> None:
+    def step_ends(self, lease: Lease) -> None:
         """It has ended, or waits no longer."""
         with self._lock:
             self._waiting.pop(lease, None)
@@ -160,15 +159,15 @@ class Heartbeat:
             asked = time.monotonic()
             lost, held = await database.run(renew(due))
             self._note(due.keys() - held, lost, asked)
-            self._tell(self._on_lost, lost)
+            self._tell(self._on_lease_lost, lost)
         running, waiting = self._long_running(), self._long_waiting()
         if not running and not waiting:
             return
         if fresh := {key: moment for key, (moment, is_noted) in running.items() if not is_noted}:
             self._noted(await database.run(mark_started(fresh)))
         lost, cancelled = await database.run(watch([*waiting, *(lease for lease, _ in running)]))
-        self._tell(self._on_lost, lost)
-        self._tell(self._on_cancelled, cancelled)
+        self._tell(self._on_lease_lost, lost)
+        self._tell(self._on_cancel, cancelled)
 
     def _long_running(self) -> dict[tuple[Lease, int], tuple[datetime | None, bool]]:
         """Steps that have run for a while: most are over before anybody could look."""

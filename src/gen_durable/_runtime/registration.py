@@ -14,7 +14,7 @@ from .._db.plan import Plan
 from .._db.pool import Database
 from ..config import Settings
 from .database_status import DatabaseStatus
-from .scheduler import Scheduler
+from .picker import Picker
 from .service import Service
 
 __all__ = ["OverridePoller", "Registration"]
@@ -81,7 +81,7 @@ class Registration(Service):
 
 
 class OverridePoller(Service):
-    """Reads what was set for queues, passes it to the schedulers, and confirms pauses.
+    """Reads what was set for queues, passes it to the pickers, and confirms pauses.
 
     Twice per poll_interval: the pick itself sees a pause at once, and this is for what is leased already. So no
     execution begins later than one poll_interval after a pause, chained ones and those that wait for a slot included.
@@ -95,20 +95,20 @@ class OverridePoller(Service):
         database: Database,
         settings: Settings,
         database_status: DatabaseStatus,
-        schedulers: Sequence[Scheduler],
+        pickers: Sequence[Picker],
         presence: Registration,
     ) -> None:
         super().__init__(database_status)
         self._database = database
         self._every = settings.poll_interval / 2
-        self._schedulers = schedulers
+        self._pickers = pickers
         self._presence = presence
 
     async def tick(self) -> timedelta:
         overrides = await self._database.run(workers.settings())
-        for scheduler in self._schedulers:
-            scheduler.heed(overrides)
-        # After every scheduler has heeded it: from here on none of them begins anything of a paused queue, unless a
+        for picker in self._pickers:
+            picker.apply_overrides(overrides)
+        # After every picker has applied it: from here on none of them begins anything of a paused queue, unless a
         # pick that starts later finds the queue open again.
         await self._presence.confirm(
             {queue: said.paused_at for queue, said in overrides.items() if said.paused_at is not None}

@@ -57,10 +57,9 @@ async def test_a_child_whose_key_is_taken_is_not_waited_for(
         assert (await worker.wait(none, timeout=PATIENCE)).result == []
         assert (await worker.wait(twice, timeout=PATIENCE)).result == [0]
         assert (await worker.wait(empty, timeout=PATIENCE)).result == []
-    told = sorted(each.getMessage() for each in caplog.records if "scheduled" in each.getMessage())
+    told = sorted(each.getMessage() for each in caplog.records if "not inserted" in each.getMessage())
     assert told == [
-        f"Parent {parent.id}: step 'start' scheduled 2 children, and {count} of them were not inserted: "
-        "their keys are taken"
+        f"children not inserted: Parent {parent.id}, step start; the keys of {count} of 2 children are taken"
         for parent, count in ((some, 1), (none, 2), (twice, 1))
     ]
 

@@ -614,7 +614,7 @@ async def test_a_shutdown_lets_effects_end_and_leaves_nothing_committed_but_not_
 async def test_an_effect_that_takes_too_long_for_a_shutdown_is_rolled_back(
     durable_dsn: str, db: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gen_durable._runtime.scheduler._LAST_WORDS", 0.2)
+    monkeypatch.setattr("gen_durable._runtime.shutdown_timeouts.COMMITS", 0.2)
 
     class Endless(Machine[None, None]):
         @step

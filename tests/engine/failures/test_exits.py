@@ -136,4 +136,4 @@ async def test_a_step_that_cancels_its_own_task_is_told_and_runs_again(
 
     async with Worker([Suicidal], dsn=durable_dsn, settings=FAST) as worker:
         assert (await worker.wait(await worker.insert(Suicidal), timeout=PATIENCE)).result == 1
-    assert "Suicidal 1: step 'run' cancelled the task that it runs in; it runs again when" in caplog.text
+    assert "step cancelled its own task: Suicidal 1, step run; runs again when" in caplog.text

@@ -40,7 +40,7 @@ class Vacuum(Service):
         self._left = 0
         self._rests_until = 0.0
 
-    def made_way(self, count: int) -> None:
+    def rows_deferred(self, count: int) -> None:
         """So many rows have left the head of a queue."""
         self._left += count
         if self._left >= _CROWD:

@@ -14,7 +14,8 @@ class Feeder:
     """A queue with more work than it can do, as a scheduler sees it; its steps end when they are told to."""
 
     def __init__(self, budget: Budget, limit: int, weight: int) -> None:
-        self.slots = SharedCapacity(limit, budget, weight, self.wake)
+        self.capacity = SharedCapacity(limit, budget, weight)
+        self.capacity.on_offer = self.wake
         self.is_woken = False
         self.has_work = True
         self.running = 0
@@ -25,19 +26,19 @@ class Feeder:
 
     async def tick(self) -> None:
         self.is_woken = False
-        claimed = self.slots.claim()
+        reserved = self.capacity.reserve()
         if not self.has_work:
-            self.slots.unclaim(claimed)
-            self.slots.rest()
+            self.capacity.unreserve(reserved)
+            self.capacity.withdraw()
             return
-        for _ in range(claimed):
-            await self.slots.take()
-        self.running += claimed
-        self.begun += claimed
+        for _ in range(reserved):
+            await self.capacity.acquire()
+        self.running += reserved
+        self.begun += reserved
 
     def end_one(self) -> None:
         self.running -= 1
-        self.slots.give()
+        self.capacity.release()
 
 
 async def rounds(feeders: list[Feeder], count: int) -> None:
@@ -83,44 +84,44 @@ async def test_a_queue_at_its_own_limit_is_in_nobodys_way() -> None:
 async def test_what_waits_in_a_queue_comes_before_what_it_could_pick() -> None:
     feeder = Feeder(Budget(1), 5, 1)
     await feeder.tick()
-    waiting = asyncio.ensure_future(feeder.slots.take())
+    waiting = asyncio.ensure_future(feeder.capacity.acquire())
     await asyncio.sleep(0)
-    assert feeder.slots.waiting == 1
+    assert feeder.capacity.waiting == 1
     feeder.end_one()
-    assert feeder.slots.claim() == 0
+    assert feeder.capacity.reserve() == 0
     await waiting
 
 
 async def test_a_wait_that_is_cancelled_at_its_turn_passes_it_on() -> None:
-    for slots in (Capacity(1), SharedCapacity(1, Budget(1), 1, lambda: None)):
-        assert slots.claim() == 1
-        await slots.take()
-        first, second = asyncio.ensure_future(slots.take()), asyncio.ensure_future(slots.take())
+    for capacity in (Capacity(1), SharedCapacity(1, Budget(1), 1)):
+        assert capacity.reserve() == 1
+        await capacity.acquire()
+        first, second = asyncio.ensure_future(capacity.acquire()), asyncio.ensure_future(capacity.acquire())
         await asyncio.sleep(0)
-        assert slots.waiting == 2
-        slots.give()
+        assert capacity.waiting == 2
+        capacity.release()
         first.cancel()
         await asyncio.wait([first])
         await second
-        assert slots.claim() == 0
-        slots.give()
-        assert slots.claim() == 1
+        assert capacity.reserve() == 0
+        capacity.release()
+        assert capacity.reserve() == 1
 
 
 async def test_nothing_is_lost_and_nothing_is_granted_twice() -> None:
     """Many steps of three queues take and give in any order: never more than the budget, and all of them run."""
     budget = Budget(3)
     counts: Counter[str] = Counter()
-    queues = [SharedCapacity(2, budget, weight, lambda: None) for weight in (1, 2, 5)]
+    queues = [SharedCapacity(2, budget, weight) for weight in (1, 2, 5)]
 
-    async def step(slots: SharedCapacity, number: int) -> None:
-        await slots.take()
+    async def step(capacity: SharedCapacity, number: int) -> None:
+        await capacity.acquire()
         counts["running"] += 1
         assert counts["running"] <= 3
         await asyncio.sleep(0.0001 * (number % 3))
         counts["running"] -= 1
         counts["ended"] += 1
-        slots.give()
+        capacity.release()
 
     tasks = [asyncio.ensure_future(step(queues[n % 3], n)) for n in range(300)]
     for number, task in enumerate(tasks):

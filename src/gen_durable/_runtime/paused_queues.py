@@ -1,0 +1,34 @@
+"""The queues that a worker must not start work from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+__all__ = ["PausedQueues"]
+
+
+class PausedQueues:
+    """Paused queues as last read from the database.
+
+    A pick reads pauses itself. So if a pick leases rows of a queue, and no newer list of pauses has arrived since that
+    pick was sent, the queue has been resumed.
+    """
+
+    def __init__(self) -> None:
+        self._names: frozenset[str] = frozenset()
+        self.version = 0
+        """Increases with every list that arrives."""
+
+    def __contains__(self, queue: str) -> bool:
+        return queue in self._names
+
+    def replace(self, names: Iterable[str]) -> bool:
+        """Set the list. Returns whether a queue was resumed."""
+        previous, self._names = self._names, frozenset(names)
+        self.version += 1
+        return bool(previous - self._names)
+
+    def picked(self, queues: Iterable[str], version: int) -> None:
+        """Record that a pick, sent when the list had this version, leased rows of these queues."""
+        if version == self.version:
+            self._names -= frozenset(queues)

@@ -1,0 +1,256 @@
+"""Pick: lease due rows of one queue, as many as its capacity allows, and hand them to the execution runner."""
+
+from __future__ import annotations
+
+import logging
+import random
+import secrets
+import time
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Final
+
+import msgspec
+
+from .._core.model import Execution
+from .._db import pick as picks
+from .._db.failures import StatementError, is_outage, is_race
+from .._db.pool import Database
+from .._db.sqlstates import OUT_OF_MEMORY, QUERY_CANCELED, UNIQUE_VIOLATION
+from .._db.workers import Override
+from ..config import Queue
+from ..telemetry import PickStop, SchedulerSaturation
+from .admission import Admission
+from .execution_runner import ExecutionRunner
+from .heartbeat import Heartbeat
+from .pick_source import FromQueue, Source
+from .service import Service
+from .worker_context import WorkerContext
+
+__all__ = ["Picker"]
+
+_log: Final = logging.getLogger("gen_durable.worker")
+# Seconds without work after which the pause between picks has grown to poll_interval.
+_IDLE_AFTER: Final = 30.0
+# statement_timeout and memory.
+_TOO_LARGE: Final = (QUERY_CANCELED, OUT_OF_MEMORY)
+# Leased executions per unit of capacity: one that runs, and one that is being committed.
+_LEASED_PER_CAPACITY: Final = 2
+
+
+class Picker(Service):
+    """Leases work from one source for one execution runner.
+
+    One round: compute the demand, pick, load inboxes and children, start the executions, and defer the rows that a
+    concurrency key or a rate limit blocks.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        limits: Queue,
+        context: WorkerContext,
+        *,
+        database: Database,
+        admission: Admission,
+        heartbeat: Heartbeat,
+        runner: ExecutionRunner,
+    ) -> None:
+        super().__init__(context.database_status)
+        self.name = source.name
+        self._source = source
+        self._limits = limits
+        self._context = context
+        self._settings = context.settings
+        self._telemetry = context.telemetry
+        self._database = database
+        self._admission = admission
+        self._heartbeat = heartbeat
+        self._runner = runner
+        self._capacity = runner.capacity
+        # Whether the last pick may have left due rows; if so, freed capacity triggers the next one.
+        self._may_have_more = False
+        # Whether the first due row is under a rate limit and waits for capacity: such a row is not leased ahead, and
+        # neither is any row after it.
+        self._is_held_back = False
+        # Keys whose first row can neither run nor be gated: the next pick asks for that many rows more.
+        self._blocked_keys = 0
+        self._last_pick = 0.0
+        self._last_work = time.monotonic()
+        runner.on_capacity_freed = self._on_capacity_freed
+        self._capacity.on_offer = self.wake
+
+    async def tick(self) -> timedelta | None:
+        """Pick once. Returns the pause until the next pick; `None`: until freed capacity wakes this picker."""
+        reserved = self._capacity.reserve()
+        demand = self._demand(reserved)
+        wait = None if demand <= 0 else self._wait_for_demand(demand)
+        if wait is None or wait > timedelta(0):
+            self._capacity.unreserve(reserved)
+            self._may_have_more = True
+            return wait
+        picked = await self._pick(demand + self._blocked_keys, reserved)
+        for execution in picked.executions:
+            self._runner.start(execution)
+        self._is_held_back = picked.is_held_back
+        self._may_have_more = picked.is_held_back or len(picked.executions) >= demand
+        if not self._may_have_more:
+            self._capacity.withdraw()
+        self._report(len(picked.executions), demand)
+        self._blocked_keys = 0
+        if picked.executions:
+            self._last_work = time.monotonic()
+        if picked.denied or picked.throttled:
+            machines = self._source.known(self._context.registry.keys)
+            self._blocked_keys = await self._admission.gate(picked.denied)
+            await self._admission.defer_throttled(picked.throttled, machines)
+            # The rows after the deferred ones are at the head of the queue now.
+            return timedelta(0) if picked.executions else self._settings.min_poll_interval
+        if picked.is_held_back:
+            return None
+        return timedelta(0) if self._may_have_more else self._pause()
+
+    def stop(self) -> None:
+        """Stop after the current pick, and chain no further steps."""
+        super().stop()
+        self._runner.stop_chaining()
+
+    def apply_overrides(self, overrides: Mapping[str, Override]) -> None:
+        """Apply operator settings: start nothing from paused queues, and change the concurrency of this queue."""
+        own = overrides.get(self._source.label) if isinstance(self._source, FromQueue) else None
+        limit = (own and own.concurrency) or self._limits.concurrency
+        paused = (queue for queue, override in overrides.items() if override.paused_at is not None)
+        is_resumed = self._runner.paused.replace(paused)
+        if is_resumed or limit != self._capacity.limit:
+            self.wake()
+        self._capacity.resize(limit)
+
+    def _demand(self, reserved: int) -> int:
+        """How many rows to lease. Executions being committed hold no capacity, but their number is bounded, too."""
+        prefetch = 0 if self._is_held_back else self._limits.prefetch
+        capacity = self._capacity
+        return min(
+            reserved + prefetch - capacity.waiting,
+            _LEASED_PER_CAPACITY * capacity.limit + prefetch - self._runner.in_flight,
+        )
+
+    def _wait_for_demand(self, demand: int) -> timedelta:
+        """How long to wait for a larger demand: none at `min_demand`, else until poll_interval after the last pick."""
+        least = self._limits.min_demand
+        if self._is_held_back:
+            least = min(
+                least, self._capacity.limit
+            )  # nothing is leased ahead, so the demand cannot exceed this
+        if demand >= least:
+            return timedelta(0)
+        return self._settings.poll_interval - timedelta(seconds=time.monotonic() - self._last_pick)
+
+    async def _pick(self, demand: int, reserved: int) -> picks.Picked:
+        """Lease rows, ready to run. Reserved capacity that they do not need becomes free again."""
+        count = 0
+        paused = self._runner.paused
+        version = paused.version
+        try:
+            self._last_pick = time.monotonic()
+            picked = await self._loaded(await self._lease(demand, reserved))
+            count = len(picked.executions)
+        finally:
+            self._capacity.unreserve(max(0, reserved - count))
+        paused.picked({execution.queue for execution in picked.executions}, version)
+        return picked
+
+    async def _lease(self, demand: int, startable: int) -> picks.Picked:
+        """Run the pick statement. At most `startable` of the rows start at once; the others are leased ahead."""
+        context = self._context
+        while True:
+            # A new random token per pick: it differs from every earlier lease of the row, this worker's own included.
+            token = secrets.randbits(62)
+            plan = self._source.pick(
+                context.registry.keys, demand, startable, token, context.name, context.leases
+            )
+            sent = time.monotonic()
+            try:
+                picked = await self._database.run(plan)
+            except StatementError as error:
+                # Another picker has taken the same slot of a concurrency key at the same time.
+                if error.sqlstate != UNIQUE_VIOLATION:
+                    raise
+            else:
+                if picked.executions and (leased_at := picked.executions[0].leased_at) is not None:
+                    context.clock.observe(leased_at, sent, time.monotonic())
+                return picked
+
+    async def _loaded(self, picked: picks.Picked) -> picks.Picked:
+        """Load the inboxes and children of leased rows; drop the rows that cannot run now."""
+        # Keep the leases from here on: loading may take longer than a lease.
+        for one in picked.executions:
+            lease = self._context.leases.of(one.fsm, one.version, one.step)
+            self._heartbeat.keep(one.lease, lease)
+        loaded: list[Execution] = []
+        try:
+            loaded = await self._load(picked.executions)
+        except StatementError:
+            # The failure is not caused by these executions: release them at no cost.
+            await self._runner.release(picked.executions)
+            raise
+        finally:
+            for dropped in {one.lease for one in picked.executions} - {one.lease for one in loaded}:
+                self._heartbeat.forget(dropped)
+        # A child was retried after the barrier was released: the joining step must not see a live child.
+        for one in loaded:
+            if one.live_children:
+                self._runner.rejoin(one)
+        ready = [one for one in loaded if not one.live_children]
+        return msgspec.structs.replace(picked, executions=ready)
+
+    async def _load(self, executions: list[Execution]) -> list[Execution]:
+        """Load all in one go; if that is too large, one by one, without those that are still too large."""
+        if not any(one.is_laden for one in executions):
+            return executions
+        try:
+            return await self._database.run(picks.load(executions))
+        except StatementError as error:
+            if not _is_too_large(error):
+                raise
+        loaded: list[Execution] = []
+        for one in executions:
+            try:
+                loaded += await self._database.run(picks.load([one])) if one.is_laden else [one]
+            except StatementError as error:
+                if not _is_too_large(error):
+                    raise
+                # The heartbeat forgets the lease. It expires, and the reaper counts that as a crash.
+                _log.error("cannot load signals and children: %s %d: %s", one.fsm, one.id, error)
+        return loaded
+
+    def _on_capacity_freed(self) -> None:
+        if self._may_have_more:
+            self.wake()
+
+    def _pause(self) -> timedelta:
+        """The pause after an incomplete pick: grows with the time without work. Jitter spreads the workers."""
+        idle = min(1.0, (time.monotonic() - self._last_work) / _IDLE_AFTER)
+        pause = max(self._settings.min_poll_interval, self._settings.poll_interval * idle)
+        return pause * random.uniform(0.9, 1.0)
+
+    def _report(self, count: int, demand: int) -> None:
+        telemetry, queue = self._telemetry, self._source.label
+        if telemetry.is_wanted(PickStop):
+            telemetry.emit(PickStop(count=count, demand=demand, queue=queue, worker=self._context.name))
+        if telemetry.is_wanted(SchedulerSaturation):
+            # The executions picked just now have not asked for capacity yet.
+            buffer = self._capacity.waiting + max(0, count - self._capacity.available)
+            telemetry.emit(
+                SchedulerSaturation(
+                    in_flight=self._runner.in_flight - buffer,
+                    buffer=buffer,
+                    concurrency=self._capacity.limit,
+                    prefetch=self._limits.prefetch,
+                    queue=queue,
+                )
+            )
+
+
+def _is_too_large(error: StatementError) -> bool:
+    """Whether the content makes the statement fail, rather than an outage or a race."""
+    return error.sqlstate in _TOO_LARGE or not (is_outage(error) or is_race(error))
