@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Callable, Coroutine, Iterable
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Any, Final
 
 import msgspec
@@ -222,14 +223,13 @@ class ExecutionRunner:
             busy += seconds
             result = await self._commit(execution, entry, busy)
             if isinstance(result, EffectFailed):
-                first, started = result.error, entry.started
-                recovery = self._executor.recover(first, execution, may_chain=may_chain)
-                entry = await self._with_capacity(one, recovery, started)
-                result = await self._commit(execution, entry, busy)
-                if isinstance(result, EffectFailed):
-                    entry = self._executor.give_up(first, result.error, execution)
-                    entry.started = started
-                    result = await self._commit(execution, entry, busy)
+                entry, result = await self._executor.recover(
+                    entry,
+                    result,
+                    partial(self._commit, execution, busy=busy),
+                    may_chain=may_chain,
+                    run=partial(self._with_capacity, one, started=entry.started),
+                )
             self._report(one, entry, result, seconds)
             if entry.kind != "continue" or not isinstance(result, Committed) or result.status != "executing":
                 return

@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-from collections.abc import Awaitable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from .._checks import duration_text
 from .._core.failures import failure_json, traceback_text
 from .._core.hydration import Content, open_context, state_of
-from .._core.model import CommitEntry, Execution
+from .._core.model import CommitEntry, EffectFailed, Execution
 from .._core.new_rows import dead_letter
 from .._core.registry import Registered, Registry
 from .._core.settle import (
@@ -41,6 +41,7 @@ from .user_exceptions import as_exception, current_task, decision_in, found_live
 
 __all__ = ["Executor", "log_note"]
 
+R = TypeVar("R")
 _log: Final = logging.getLogger("gen_durable.worker")
 
 
@@ -142,8 +143,42 @@ class Executor:
             entry.letter = dead_letter(execution, machine, machine.dead_letter, entry.error or "")
         return entry
 
-    async def recover(self, error: Exception, execution: Execution, *, may_chain: bool) -> CommitEntry:
-        """The effect of the step's outcome failed: the step has failed, and its machine decides."""
+    async def recover(
+        self,
+        entry: CommitEntry,
+        failed: EffectFailed,
+        commit: Callable[[CommitEntry], Awaitable[R | EffectFailed]],
+        *,
+        may_chain: bool,
+        run: Callable[[Coroutine[Any, Any, CommitEntry]], Awaitable[CommitEntry]] | None = None,
+    ) -> tuple[CommitEntry, R]:
+        """Commit what the machine decides after the effect of its outcome has failed.
+
+        A failed effect is a failed step, so `handle` decides. If the effect of its outcome fails too, the instance
+        fails.
+
+        Args:
+            entry: the outcome whose effect failed.
+            failed: why it failed.
+            commit: commits an outcome, or returns that its effect failed.
+            may_chain: keep the lease over a plain Next of the handler.
+            run: awaits the handler, where that needs preparation.
+
+        Returns:
+            The entry that was committed, and the result of its commit.
+        """
+        execution, started = entry.execution, entry.started
+        handling = self._handle_effect(failed.error, execution, may_chain=may_chain)
+        entry = await (handling if run is None else run(handling))
+        result = await commit(entry)
+        if isinstance(result, EffectFailed):
+            entry = self._fail_twice(failed.error, result.error, execution)
+            entry.started = started
+            result = await commit(entry)
+        assert not isinstance(result, EffectFailed)  # noqa: S101 - the last entry has no effect
+        return entry, result
+
+    async def _handle_effect(self, error: Exception, execution: Execution, *, may_chain: bool) -> CommitEntry:
         if execution.cancellation.is_requested:
             return release(execution)
         registered = self._registry.find(execution.fsm, execution.version)
@@ -151,8 +186,7 @@ class Executor:
             return self._obey(decision, execution, registered)
         return await self._handle(error, execution, registered, may_chain=may_chain)
 
-    def give_up(self, error: Exception, second: Exception, execution: Execution) -> CommitEntry:
-        """The effect of the handler's outcome failed too: the instance ends."""
+    def _fail_twice(self, error: Exception, second: Exception, execution: Execution) -> CommitEntry:
         machine = self._registry.find(execution.fsm, execution.version).definition
         reason = Stop(
             f"{reason_text(error)}; then the effect of what handle returned raised {reason_text(second)}"

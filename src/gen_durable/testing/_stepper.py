@@ -8,13 +8,14 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from typing import Any, Final, Literal, Protocol, TypeAlias, TypeVar
 
 import msgspec
 
 from .._core.model import CommitEntry, CommitResult, Committed, EffectFailed, Execution, Kind
 from .._core.registry import Registry
-from .._core.settle import Bounds, refused, rejoin, release
+from .._core.settle import Bounds, refused, rejoin, release, released
 from .._db import admission, snapshots
 from .._db import commit as commits
 from .._db import insert as inserts
@@ -71,6 +72,9 @@ _FIELDS: Final = {
     "stop": "stopped",
     "cancel": "cancelled",
 }
+
+
+_ENDED: Final[dict[str, Kind]] = {"cancelled": "cancel", "failed": "stop"}
 
 
 class Transition(msgspec.Struct, frozen=True, kw_only=True):
@@ -266,40 +270,33 @@ class Stepper:
     async def _execute(self, database: Plans, execution: Execution) -> list[str]:
         started = time.monotonic()
         entry = await self._executor.run(execution, may_chain=False)
-        self._set_started(entry, started)
         if (unknown := self._executor.unknown) is not None:
             self._executor.unknown = None
             raise unknown
         self._crash_if_due(execution, "before_commit")
-        try:
-            result = await self._commit(database, entry)
-            if isinstance(result, EffectFailed):
-                first = result.error
-                entry = await self._executor.recover(first, execution, may_chain=False)
-                self._set_started(entry, started)
-                result = await self._commit(database, entry)
-                if isinstance(result, EffectFailed):
-                    entry = self._executor.give_up(first, result.error, execution)
-                    self._set_started(entry, started)
-                    result = await self._commit(database, entry)
-        except StatementError as error:
-            if not is_data(error):
-                raise
-            # As a worker does: an outcome that the database refuses ends its instance.
-            entry = refused(entry, error)
-            result = await self._commit(database, entry)
+        commit = partial(self._commit_begun, database, started)
+        result = await commit(entry)
+        if isinstance(result, EffectFailed):
+            entry, result = await self._executor.recover(entry, result, commit, may_chain=False)
         if not isinstance(result, Committed) or (
             result.status == Status.AWAITING_CHILDREN and entry.kind == "rejoin"
         ):
             return []
         log_note(entry)
-        # Whatever the step returned: somebody had cancelled it before.
-        kind = "cancel" if result.status == Status.CANCELLED else entry.kind
+        # The status decides: a cancel wins over the outcome, and the database may refuse it.
+        kind = _ENDED.get(result.status, entry.kind)
         self.history.append(_transition(execution, kind))
         return [kind]
 
-    def _set_started(self, entry: CommitEntry, started: float) -> None:
+    async def _commit_begun(self, database: Plans, started: float, entry: CommitEntry) -> CommitResult:
+        """Commit the outcome of a step that began at `started`. An outcome that the database refuses fails."""
         entry.started, entry.started_at = started, self._clock.at(started, entry.execution.leased_at)
+        try:
+            return await self._commit(database, entry)
+        except StatementError as error:
+            if not is_data(error):
+                raise
+            return await self._commit(database, refused(entry, error))
 
     async def _commit(self, database: Plans, entry: CommitEntry) -> CommitResult:
         if entry.effect is not None:
@@ -320,10 +317,7 @@ class Stepper:
             except EffectError as error:
                 return EffectFailed(error.cause)
             if report is None:
-                bare = msgspec.structs.replace(
-                    entry, kind="release", payload=None, children=(), effect=None, events=()
-                )
-                return await self._commit(database, bare)
+                return await self._commit(database, released(entry))
             await effects.run(commits.finish([entry]))
         return report.results[0]
 

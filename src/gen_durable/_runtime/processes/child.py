@@ -16,7 +16,7 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NoReturn
 
-from ..._core.model import ChildContent, CommitEntry, Execution
+from ..._core.model import ChildContent, CommitEntry, EffectFailed, Execution
 from ..._core.registry import Registered, Registry
 from ...errors import DatabaseError, StepTimeoutError, UnknownMachineError, UsageError
 from ...outcome import reason_text
@@ -186,16 +186,19 @@ def _import(machines: _Machines, first: list[tuple[str, int]]) -> Ready:
 async def _answer(executor: _Executor, request: Request, ear: _Ear) -> Answer:
     execution, may_chain = request.execution, request.may_chain
     executor.raised, ear.told = None, []
+
+    async def commit(entry: CommitEntry) -> Answer | EffectFailed:
+        try:
+            return answer_of(entry, executor.raised, ear.told)
+        except UsageError as error:
+            return EffectFailed(error)  # the effect cannot leave this process
+
     entry = await executor.run(execution, may_chain=may_chain)
-    try:
-        return answer_of(entry, executor.raised, ear.told)
-    except UsageError as error:
-        first = error
-    entry = await executor.recover(first, execution, may_chain=may_chain)
-    try:
-        return answer_of(entry, executor.raised, ear.told)
-    except UsageError as second:
-        return answer_of(executor.give_up(first, second, execution), executor.raised, ear.told)
+    answer = await commit(entry)
+    if not isinstance(answer, EffectFailed):
+        return answer
+    _, recovered = await executor.recover(entry, answer, commit, may_chain=may_chain)
+    return recovered
 
 
 async def _listen(reader: asyncio.StreamReader, frames: asyncio.Queue[bytes]) -> None:
