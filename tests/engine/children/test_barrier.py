@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
+import pytest
+
 from gen_durable import (
-    AsyncClient,
     Context,
     Done,
-    EncodeError,
+    Inserted,
     Machine,
     Next,
     Outcome,
     Retry,
     ScheduleChildren,
     Spec,
-    Status,
     Stop,
     Worker,
     step,
 )
-from tests.support.rows import row_of
 from tests.support.settings import CALM
-from tests.support.waiting import PATIENCE, happens
+from tests.support.waiting import PATIENCE
 
 
 class Leaf(Machine[int, int]):
@@ -34,36 +32,7 @@ class Leaf(Machine[int, int]):
         return Done(ctx.state * 2) if ctx.state >= 0 else Stop(f"{ctx.state} is negative")
 
 
-async def test_children_and_the_sleep_of_their_parent_are_one_commit(durable_dsn: str, db: Any) -> None:
-    class Parent(Machine[int, None]):
-        @step
-        async def start(self, ctx: Context[int]) -> Outcome[None]:
-            bad: Any = "no number"
-            return ScheduleChildren([Spec(Leaf, 1), Spec(Leaf, bad if ctx.state else 2)], then=self.end)
-
-        @step
-        async def end(self, ctx: Context[int]) -> Outcome[None]:
-            return Done()
-
-        def handle(self, error: Exception, ctx: Context[int]) -> Outcome[None]:
-            assert isinstance(error, EncodeError)
-            return Stop(error)
-
-    # Nobody runs the children: what is there came with the commit of the parent.
-    async with Worker([Parent], dsn=durable_dsn, settings=CALM) as worker:
-        good, bad = await worker.insert(Parent, 0), await worker.insert(Parent, 1)
-        parked = await worker.wait(good, timeout=PATIENCE, until="settled")
-        failed = await worker.wait(bad, timeout=PATIENCE)
-        children = await worker.children(good)
-    assert (parked.status, parked.children_pending, parked.step_seq) == (Status.AWAITING_CHILDREN, 2, 1)
-    assert [(child.state, child.status, child.parent_id) for child in children] == [
-        (1, Status.RUNNABLE, good.id),
-        (2, Status.RUNNABLE, good.id),
-    ]
-    assert failed.status is Status.FAILED
-    assert await db.fetchval("select count(*) from gen_durable.gen_durable where parent_id = $1", bad.id) == 0
-
-
+@pytest.mark.clause("CHD-8", "CHD-9")
 async def test_the_parent_sees_its_children_in_order_with_results_and_errors(durable_dsn: str) -> None:
     class Parent(Machine[None, list[Any]]):
         @step
@@ -90,6 +59,7 @@ async def test_the_parent_sees_its_children_in_order_with_results_and_errors(dur
     ]
 
 
+@pytest.mark.clause("CHD-10", "CHD-11")
 async def test_children_are_for_the_woken_step_and_not_for_those_after_it(durable_dsn: str) -> None:
     class Parent(Machine[None, list[int]]):
         @step
@@ -114,6 +84,7 @@ async def test_children_are_for_the_woken_step_and_not_for_those_after_it(durabl
         assert (await worker.wait(await worker.insert(Parent), timeout=PATIENCE)).result == [0]
 
 
+@pytest.mark.clause("CHD-10", "CHD-11")
 async def test_each_round_has_its_own_children(durable_dsn: str) -> None:
     class Rounds(Machine[list[list[int]], list[list[int]]]):
         @step
@@ -136,56 +107,34 @@ async def test_each_round_has_its_own_children(durable_dsn: str) -> None:
         assert [child.state for child in await worker.children(ref, every=True)] == [1, 2, 10, 20, 30]
 
 
-async def test_children_may_have_children_of_their_own(durable_dsn: str) -> None:
-    class Tree(Machine[int, int]):
-        """Counts the leaves of a tree three levels deep, three branches each."""
+@pytest.mark.clause("CHD-4", "CHD-5")
+async def test_a_child_whose_key_is_taken_is_not_waited_for(
+    durable_dsn: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Parent(Machine[list[str], list[int]]):
+        @step
+        async def start(self, ctx: Context[list[str]]) -> Outcome[list[int]]:
+            specs = [Spec(Leaf, n, unique_key=key) for n, key in enumerate(ctx.state)]
+            return ScheduleChildren(specs, then=self.end)
 
         @step
-        async def grow(self, ctx: Context[int]) -> Outcome[int]:
-            if ctx.state == 0:
-                return Done(1)
-            return ScheduleChildren([Spec(Tree, ctx.state - 1) for _ in range(3)], then=self.count)
+        async def end(self, ctx: Context[list[str]]) -> Outcome[list[int]]:
+            return Done([child.state for child in ctx.children])
 
-        @step
-        async def count(self, ctx: Context[int]) -> Outcome[int]:
-            return Done(sum(ctx.children.results(Tree)))
-
-    async with Worker([Tree], dsn=durable_dsn, settings=CALM) as worker:
-        root = await worker.insert(Tree, 3)
-        assert (await worker.wait(root, timeout=PATIENCE)).result == 27
-        assert await worker.count(Tree, status=Status.DONE) == 1 + 3 + 9 + 27
-
-
-async def test_a_child_of_another_round_does_not_touch_the_barrier(durable_dsn: str, db: Any) -> None:
-    may_go = asyncio.Event()
-    is_there = asyncio.Event()
-
-    class Slow(Machine[None, str]):
-        @step
-        async def run(self, ctx: Context[None]) -> Outcome[str]:
-            is_there.set()
-            await may_go.wait()
-            return Done(f"child of {ctx.parent_id}")
-
-    class Parent(Machine[None, None]):
-        @step
-        async def start(self, ctx: Context[None]) -> Outcome[None]:
-            return ScheduleChildren([Spec(Slow)], then=self.end)
-
-        @step
-        async def end(self, ctx: Context[None]) -> Outcome[None]:
-            return Done()
-
-    async with (
-        Worker([Parent, Slow], dsn=durable_dsn, settings=CALM) as worker,
-        AsyncClient(durable_dsn, settings=CALM) as client,
-    ):
-        parent = await worker.insert(Parent)
-        await happens(is_there)
-        (child,) = await client.children(parent)
-        # Somebody moves the parent on by hand, to another round.
-        await db.execute("update gen_durable.gen_durable set spawn_round = 99 where id = $1", parent.id)
-        may_go.set()
-        assert (await client.wait(child.id, timeout=PATIENCE)).result == f"child of {parent.id}"
-        row = await row_of(db, parent.id)
-    assert (row["status"], row["children_pending"]) == ("awaiting_children", 1)
+    async with Worker([Parent, Leaf], dsn=durable_dsn, settings=CALM) as worker:
+        # The holder never ends: whoever waited for it would wait for ever.
+        holder = await worker.insert(Leaf, 9, queue="nobody", unique_key="taken")
+        assert isinstance(holder, Inserted)
+        some, none, twice, empty = [
+            await worker.insert(Parent, keys)
+            for keys in (["taken", "free"], ["taken", "taken"], ["once", "once"], list[str]())
+        ]
+        assert (await worker.wait(some, timeout=PATIENCE)).result == [1]
+        assert (await worker.wait(none, timeout=PATIENCE)).result == []
+        assert (await worker.wait(twice, timeout=PATIENCE)).result == [0]
+        assert (await worker.wait(empty, timeout=PATIENCE)).result == []
+    told = sorted(each.getMessage() for each in caplog.records if "not inserted" in each.getMessage())
+    assert told == [
+        f"children not inserted: Parent {parent.id}, step start; the keys of {count} of 2 children are taken"
+        for parent, count in ((some, 1), (none, 2), (twice, 1))
+    ]

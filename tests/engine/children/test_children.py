@@ -9,12 +9,10 @@ from typing import Any
 import pytest
 
 from gen_durable import (
-    Await,
     Context,
     Done,
     Instance,
     Machine,
-    Next,
     Outcome,
     ScheduleChildren,
     Spec,
@@ -124,36 +122,6 @@ def test_the_step_that_scheduled_is_not_run_again(durable: Harness) -> None:
     assert durable.count(Say) == 1
 
 
-@pytest.mark.clause("CHD-4")
-def test_a_child_whose_key_is_taken_is_neither_waited_for_nor_shown(
-    durable: Harness, sql: SqlConnection
-) -> None:
-    durable.insert(Say, "holder", unique_key="u", schedule_in=AN_HOUR * 2)
-
-    def two(ctx: Context[int]) -> Outcome[Any]:
-        return Done([child.result for child in ctx.children])
-
-    parent = durable.insert(spawning(later("a"), later("refused", unique_key="u"), later("b"), then=two), 7)
-    durable.drain(collapse=False)
-    assert sql.columns(parent.id, "status children_pending") == ("awaiting_children", 2)
-    durable.advance(hours=1)
-    durable.drain(collapse=False)
-    assert durable.assert_done(parent) == ["a", "b"]
-
-
-@pytest.mark.clause("CHD-5")
-@pytest.mark.parametrize("specs", [[], [Spec(Say, "refused", unique_key="u")]], ids=["none", "refused"])
-def test_without_children_the_parent_goes_on_at_once(
-    durable: Harness, sql: SqlConnection, specs: Any
-) -> None:
-    durable.insert(Say, "holder", unique_key="u", schedule_in=AN_HOUR)
-    parent = durable.insert(spawning(*specs), 7)
-    one_step(durable)
-    assert sql.columns(parent.id, "status step children_pending") == ("runnable", "two", 0)
-    durable.drain(collapse=False)
-    durable.assert_done(parent, 0)
-
-
 @pytest.mark.clause("CHD-6", "CHD-7")
 def test_each_end_counts_once_and_the_last_one_releases(durable: Harness, sql: SqlConnection) -> None:
     parent = durable.insert(spawning(later("a"), later("b")), 7)
@@ -169,47 +137,6 @@ def test_each_end_counts_once_and_the_last_one_releases(durable: Harness, sql: S
     row = sql.row(parent.id)
     assert (row["status"], row["step"], row["children_pending"]) == ("runnable", "two", 0)
     assert is_near(row["eligible_at"], sql.row(last.id)["finished_at"])
-
-
-@pytest.mark.clause("CHD-8", "CHD-9")
-def test_the_woken_step_sees_its_children_in_order(durable: Harness) -> None:
-    seen: list[Any] = []
-
-    def two(ctx: Context[int]) -> Outcome[Any]:
-        fields = ("id", "machine", "status", "state", "result", "last_error")
-        seen.extend({name: getattr(child, name) for name in fields} for child in ctx.children)
-        return Done("went on")
-
-    parent = durable.insert(spawning(later("a"), Spec(Fail, "no"), Spec(Say, "b"), then=two), 7)
-    durable.drain()
-    durable.assert_done(parent, "went on")
-    ids = [child.id for child in durable.children(parent)]
-    empty = {"result": None, "last_error": None}
-    assert seen == [
-        {**empty, "id": ids[0], "machine": "Say", "status": "done", "state": "a", "result": "a"},
-        {**empty, "id": ids[1], "machine": "Fail", "status": "failed", "state": "no", "last_error": "no"},
-        {**empty, "id": ids[2], "machine": "Say", "status": "done", "state": "b", "result": "b"},
-    ]
-
-
-@pytest.mark.clause("CHD-10", "CHD-11")
-def test_children_stay_and_are_shown_to_the_woken_step_only(durable: Harness) -> None:
-    seen: list[list[Any]] = []
-
-    def two(ctx: Context[int]) -> Outcome[Any]:
-        seen.append([child.result for child in ctx.children])
-        match len(seen):
-            case 1:
-                return ScheduleChildren([Spec(Say, "b")], then="two")
-            case 2:
-                return Next("two")
-            case _:
-                return Done(0)
-
-    parent = durable.insert(spawning(Spec(Say, "a"), then=two), 7)
-    durable.drain()
-    assert seen == [["a"], ["b"], []]
-    assert [child.state for child in durable.children(parent, every=True)] == ["a", "b"]
 
 
 @pytest.mark.clause("CHD-12")
@@ -265,34 +192,3 @@ def test_children_may_have_children(durable: Harness) -> None:
     root = durable.insert(Tree, 3)
     assert durable.drain() == DrainCounts(children=7, done=15)
     durable.assert_done(root, 8)
-
-
-@pytest.mark.clause("CHD-15")
-def test_a_quorum_is_built_with_signals(durable: Harness) -> None:
-    """Two of three: each voter tells its asker, who collects a pack; the third is not waited for."""
-
-    class Voter(Machine[int, None]):
-        @step
-        async def vote(self, ctx: Context[int]) -> Outcome[None]:
-            durable.signal(ctx.state, "vote", dedup_key=str(ctx.id))
-            return Done()
-
-    def ask(ctx: Context[int]) -> Outcome[Any]:
-        delays = [AN_HOUR * 0, AN_HOUR, AN_HOUR * 2]
-        durable.insert_all(
-            [
-                Spec(Voter, ctx.id, unique_key=f"{ctx.idempotency_key}:{n}", schedule_in=d)
-                for n, d in enumerate(delays)
-            ]
-        )
-        return Await("vote", then="two")
-
-    def count(ctx: Context[int]) -> Outcome[Any]:
-        return Done(len(ctx.awaited)) if len(ctx.awaited) >= 2 else Await("vote", then="two")
-
-    asker = durable.insert(probe(ask, count), 7)
-    durable.drain(collapse=False)
-    durable.advance(hours=1)
-    durable.drain(collapse=False)
-    durable.assert_done(asker, 2)
-    assert [voter.status for voter in durable.instances(Voter)] == ["done", "done", "runnable"]

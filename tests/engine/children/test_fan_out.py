@@ -40,11 +40,3 @@ async def test_ten_thousand_children_of_one_parent_finish(durable_dsn: str, db: 
         assert (
             await db.fetchval("select sum(execution) from gen_durable.gen_durable where fsm = 'Leaf'") == MANY
         )
-
-
-async def test_one_child_too_many_is_refused_and_says_so(durable_dsn: str) -> None:
-    async with Worker([Crowd, Leaf], dsn=durable_dsn, settings=CALM) as worker:
-        failed = await worker.wait(await worker.insert(Crowd, MANY + 1), timeout=timedelta(seconds=20))
-        assert failed.status is Status.FAILED
-        assert "schedules 10001 children; at most 10000 at once" in str(failed.last_error)
-        assert await worker.count(Leaf) == 0

@@ -10,6 +10,7 @@ import asyncio
 from datetime import timedelta
 
 import msgspec
+import pytest
 
 from gen_durable import (
     AsyncClient,
@@ -99,6 +100,7 @@ class Quorum(Machine[Poll, list[int]]):
         return Await(self.vote, then=self.count, timeout=timedelta(milliseconds=700))
 
 
+@pytest.mark.clause("CHD-15")
 async def test_a_quorum_goes_on_with_k_of_n(durable_dsn: str) -> None:
     slow = asyncio.Event()
     async with AsyncClient(durable_dsn, settings=CALM) as client:

@@ -34,9 +34,11 @@ from gen_durable import (
     step,
 )
 from gen_durable.outcome import Effect
+from gen_durable.testing import Harness
 from tests.support.ledger import BOOK, booked, booking, busy_with
-from tests.support.rows import row_of
-from tests.support.settings import CALM, FAST
+from tests.support.machines import Say, probe
+from tests.support.rows import SqlConnection, row_of
+from tests.support.settings import AN_HOUR, CALM, FAST
 from tests.support.waiting import PATIENCE, happens, holds
 
 # Much less than anything that would have to wait for a slow effect.
@@ -102,6 +104,38 @@ async def test_every_outcome_but_a_retry_takes_an_effect(
     assert sorted(line for line in lines if int(line.split(":")[0]) in leaves) == [f"{id}:1" for id in leaves]
     assert len(lines) == sum(TRANSITIONS.values()) + len(leaves)
     assert len(leaves) == 2
+
+
+@pytest.mark.clause("EFF-1", "EXEC-5")
+def test_an_effect_rides_on_its_outcome(
+    durable: Harness, sql: SqlConnection, subtests: pytest.Subtests
+) -> None:
+    async def book(transaction: Transaction) -> None:
+        await transaction.execute("insert into payments values ($1)", "paid")
+
+    paid = Sql("insert into payments values ($1)", "paid")
+    sql("create table payments (entry text)")
+    outcomes: list[Outcome[Any]] = [
+        Next("two", delay=AN_HOUR, effect=paid),
+        Next("two", delay=AN_HOUR, effect=book),
+        Await("go", then="two", effect=paid),
+        ScheduleChildren([Spec(Say, "a", schedule_in=AN_HOUR)], then="two", effect=book),
+        Done(0, effect=paid),
+        Stop("no", effect=book),
+    ]
+    machine = probe(lambda ctx: outcomes[ctx.state])
+    for number, outcome in enumerate(outcomes):
+        with subtests.test(outcome=outcome):
+            sql("delete from payments")
+            ref = durable.insert(machine, number)
+            durable.drain(collapse=False)
+            assert (sql.value("select entry from payments"), sql.row(ref.id)["step_seq"]) == ("paid", 1)
+            assert sql.value(
+                "select (select xmin::text from payments) ="
+                "       (select xmin::text from gen_durable.gen_durable where id = %s)",
+                ref.id,
+            ), "one transaction wrote both"
+            assert [row["status"] for row in sql.executions(ref.id)] == ["DONE"]
 
 
 async def test_a_chain_goes_on_after_an_effect_on_the_lease_that_it_has(durable_dsn: str, db: Any) -> None:
@@ -188,6 +222,7 @@ async def test_methods_partials_and_callable_objects_are_effects(durable_dsn: st
     assert await booked(db) == ["object", "partial", "two", "statements"]
 
 
+@pytest.mark.clause("EFF-2", "INV-2")
 async def test_a_step_that_runs_three_times_has_its_effect_once(durable_dsn: str, db: Any) -> None:
     keys: list[str] = []
 
@@ -208,6 +243,7 @@ async def test_a_step_that_runs_three_times_has_its_effect_once(durable_dsn: str
     assert await booked(db) == [f"{ref.id}:1"]
 
 
+@pytest.mark.clause("EFF-1")
 def test_a_retry_takes_no_effect() -> None:
     with pytest.raises(TypeError, match="effect"):
         Retry(effect=Sql("select 1"))  # type: ignore[call-arg]
@@ -249,6 +285,7 @@ class Careful(Machine[dict[str, Any], str]):
         return Next(self.end)
 
 
+@pytest.mark.clause("EFF-3", "INV-2")
 async def test_a_failing_effect_takes_its_outcome_with_it(
     durable_dsn: str, db: Any, subtests: pytest.Subtests
 ) -> None:
@@ -309,6 +346,7 @@ async def test_the_effect_of_the_handlers_outcome_may_save_the_day(durable_dsn: 
     assert await booked(db) == [f"{ref.id}:1"]
 
 
+@pytest.mark.clause("EFF-4")
 async def test_an_effect_that_fails_again_in_the_handlers_outcome_ends_the_instance(
     durable_dsn: str, db: Any
 ) -> None:
@@ -383,6 +421,7 @@ async def test_a_statement_that_cannot_work_goes_to_handle(durable_dsn: str, db:
 # ---------------------------------------------------------------------------------------------------------- neighbours
 
 
+@pytest.mark.clause("EFF-5")
 async def test_failing_effects_harm_no_neighbour(durable_dsn: str, db: Any) -> None:
     """Sixty outcomes at once: plain ones, good effects and bad ones."""
     await db.execute("create unique index on ledger (key); insert into ledger (key) values ('taken')")
@@ -427,6 +466,7 @@ async def _woken(db: Any, pid: int, worker: Worker, ref: Ref[Any, str]) -> None:
     assert (await worker.wait(ref, timeout=PATIENCE)).result == "QueryCanceledError"
 
 
+@pytest.mark.clause("EFF-5")
 async def test_a_slow_effect_delays_nobody_else(durable_dsn: str, db: Any) -> None:
     async with Worker([Sleeper, Leaf], dsn=durable_dsn, settings=CALM) as worker:
         slow = await worker.insert(Sleeper, True)

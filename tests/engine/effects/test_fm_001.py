@@ -10,6 +10,8 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from gen_durable import AsyncClient, ExecutionStatus, Worker
 from tests.engine.effects.crashing_payment import Payment
 from tests.engine.effects.worker_processes import naive, victim
@@ -22,6 +24,7 @@ COMMITTED, DONE, ABORTED = (ExecutionStatus.COMMITTED, ExecutionStatus.DONE, Exe
 _LEASE_IS_OVER = "select lease_expires_at < clock_timestamp() from gen_durable.gen_durable where id = $1"
 
 
+@pytest.mark.clause("FM-1")
 async def test_without_a_commit_boundary_the_effect_happens_twice(
     durable_dsn: str, db: Any, tmp_path: Path
 ) -> None:
@@ -42,6 +45,7 @@ async def test_without_a_commit_boundary_the_effect_happens_twice(
     assert await db.fetchval("select status from gen_durable.gen_durable") == "done", "and nobody noticed"
 
 
+@pytest.mark.clause("FM-1", "EFF-6", "INV-1")
 async def test_with_it_the_effect_happens_once(durable_dsn: str, db: Any, tmp_path: Path) -> None:
     """INV_001, under the same schedule: the execution that comes second detects it at its commit, and does nothing."""
     wake_up = tmp_path / "wake up"
@@ -79,6 +83,7 @@ async def test_with_it_the_effect_happens_once(durable_dsn: str, db: Any, tmp_pa
     ]
 
 
+@pytest.mark.clause("INV-4", "EXEC-5")
 async def test_a_crash_between_committed_and_done_is_finished_and_not_repeated(
     durable_dsn: str, db: Any
 ) -> None:

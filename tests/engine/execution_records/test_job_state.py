@@ -22,6 +22,7 @@ _STATE = "select state from gen_durable.gen_durable_job_state where job_id = $1"
 _EXPIRE = "update gen_durable.gen_durable set lease_expires_at = now() - interval '1 s'"
 
 
+@pytest.mark.clause("JOB-2", "JOB-3", "JOB-5", "INV-3")
 @pytest.mark.parametrize(("level", "count"), [("all", 30), ("failures", 12), ("off", 12)])
 def test_view_function_and_status_agree_in_every_history(
     durable_dsn: str, level: RecordLevel, count: int
@@ -60,6 +61,7 @@ async def _play(history: History, happenings: list[Happening], seen: Counter[str
     seen.update(history.seen)
 
 
+@pytest.mark.clause("JOB-4", "JOB-2")
 async def test_a_job_goes_from_pending_to_running_and_back_when_its_lease_runs_out(
     database: Database, db: Any
 ) -> None:

@@ -92,6 +92,7 @@ def _told(records: Any) -> list[tuple[str, str | None]]:
     return [(one.status.value, one.outcome) for one in records]
 
 
+@pytest.mark.clause("EXEC-8")
 def test_what_is_recorded_of_outcomes(durable: Harness, durable_dsn: str, level: RecordLevel) -> None:
     with psycopg.connect(durable_dsn, autocommit=True) as conn:
         conn.execute(LEDGER)
@@ -155,6 +156,7 @@ async def test_what_is_recorded_of_releases_cancels_and_poison(
     assert [row["status"] for row in statuses] == ["runnable", "cancelled", "cancelled", "failed"]
 
 
+@pytest.mark.clause("EXEC-9", "INV-1")
 async def test_a_transition_is_committed_once_at_every_level(
     database: Database, db: Any, level: RecordLevel, subtests: pytest.Subtests
 ) -> None:
@@ -187,6 +189,7 @@ async def test_a_transition_is_committed_once_at_every_level(
             assert await db.fetchval(committed, id) == int(is_recorded)
 
 
+@pytest.mark.clause("EXEC-8")
 async def test_a_worker_records_as_its_settings_say(durable_dsn: str, db: Any, level: RecordLevel) -> None:
     settings = msgspec.structs.replace(CALM, executions=level)
     async with Worker([Everything, Failing, Leaf], dsn=durable_dsn, settings=settings) as worker:

@@ -46,6 +46,7 @@ update gen_durable.gen_durable set status = 'runnable', attempt = attempt + 1, c
        eligible_at = now() where id = $1"""
 
 
+@pytest.mark.clause("INV-1")
 async def test_the_database_refuses_a_second_commit_of_one_transition(
     db: Any, subtests: pytest.Subtests
 ) -> None:

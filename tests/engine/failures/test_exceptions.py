@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import timedelta
 from typing import Any
 
 import msgspec
@@ -12,7 +11,6 @@ import pytest
 from gen_durable import (
     AsyncClient,
     Await,
-    Backoff,
     Context,
     Done,
     Machine,
@@ -63,14 +61,6 @@ class Fragile(Machine[State, Any]):
         return self.answer(self, error, ctx)
 
 
-async def test_handle_gets_the_state_as_it_was_before_the_step(durable_dsn: str) -> None:
-    machine = Fragile(lambda self, error, ctx: Stop(error))
-    async with Worker([machine], dsn=durable_dsn, settings=CALM) as worker:
-        ended = await worker.wait(await worker.insert(machine, {"n": 1}), timeout=PATIENCE)
-    assert machine.calls == [("broken", 0, {"n": 1})]
-    assert (ended.status, ended.last_error, ended.state) == (Status.FAILED, "ValueError: broken", {"n": 1})
-
-
 async def test_what_handle_changes_in_the_state_is_committed(durable_dsn: str) -> None:
     def answer(self: Fragile, error: Exception, ctx: Context[State]) -> Outcome[Any]:
         ctx.state["n"] += 1
@@ -93,6 +83,7 @@ async def test_a_retry_leaves_a_state_that_has_become_too_large_as_it_is(durable
     assert [attempt for _, attempt, _ in machine.calls] == [0, 1, 2]
 
 
+@pytest.mark.clause("ERR-2")
 async def test_handle_may_retry_with_a_delay(durable_dsn: str, db: Any) -> None:
     machine = Fragile(lambda self, error, ctx: Retry(AN_HOUR) if ctx.attempt else Retry())
     async with Worker([machine], dsn=durable_dsn, settings=CALM) as worker:
@@ -107,6 +98,7 @@ async def test_handle_may_retry_with_a_delay(durable_dsn: str, db: Any) -> None:
     assert machine.calls == [("broken", 0, {"n": 1}), ("broken", 1, {"n": 1})]
 
 
+@pytest.mark.clause("ERR-2")
 async def test_handle_may_await(durable_dsn: str, db: Any) -> None:
     machine = Fragile(lambda self, error, ctx: Await("go", then=self.go_on))
     async with Worker([machine], dsn=durable_dsn, settings=CALM) as worker:
@@ -118,6 +110,7 @@ async def test_handle_may_await(durable_dsn: str, db: Any) -> None:
         assert (await worker.wait(ref, timeout=PATIENCE)).result == [2, 0, 1, [], ["now"]]
 
 
+@pytest.mark.clause("ERR-2")
 async def test_handle_may_schedule_children(durable_dsn: str) -> None:
     machine = Fragile(
         lambda self, error, ctx: ScheduleChildren([Spec(Leaf, 5), Spec(Leaf, 6)], then=self.go_on)
@@ -127,6 +120,7 @@ async def test_handle_may_schedule_children(durable_dsn: str) -> None:
     assert ended.result == [2, 0, 1, [5, 6], []]
 
 
+@pytest.mark.clause("ERR-2")
 async def test_handle_may_end_well(durable_dsn: str) -> None:
     machine = Fragile(lambda self, error, ctx: Done("good enough"))
     async with Worker([machine], dsn=durable_dsn, settings=CALM) as worker:
@@ -134,6 +128,7 @@ async def test_handle_may_end_well(durable_dsn: str) -> None:
     assert (ended.result, ended.last_error) == ("good enough", "ValueError: broken")
 
 
+@pytest.mark.clause("ERR-4")
 async def test_a_handle_that_raises_too_fails_the_instance(durable_dsn: str) -> None:
     def answer(self: Fragile, error: Exception, ctx: Context[State]) -> Outcome[Any]:
         raise KeyError("lost")
@@ -146,6 +141,7 @@ async def test_a_handle_that_raises_too_fails_the_instance(durable_dsn: str) -> 
     assert len(machine.calls) == 1
 
 
+@pytest.mark.clause("OUT-1")
 async def test_a_handle_that_answers_with_no_outcome_fails_the_instance(durable_dsn: str) -> None:
     machine = Fragile(lambda self, error, ctx: None)  # type: ignore[arg-type,return-value]
     async with Worker([machine], dsn=durable_dsn, settings=CALM) as worker:
@@ -155,6 +151,7 @@ async def test_a_handle_that_answers_with_no_outcome_fails_the_instance(durable_
     assert "returned None, which is no outcome" in str(ended.last_error)
 
 
+@pytest.mark.clause("ERR-1")
 async def test_an_explicit_retry_is_no_error_and_handle_does_not_hear_of_it(durable_dsn: str) -> None:
     handled: list[Exception] = []
     seen: list[tuple[int, int, str]] = []
@@ -187,33 +184,3 @@ async def test_handle_may_be_async(durable_dsn: str) -> None:
     async with Worker([Fallible], dsn=durable_dsn, settings=CALM) as worker:
         ended = await worker.wait(await worker.insert(Fallible), timeout=PATIENCE)
     assert ended.result == "RuntimeError in a thread"
-
-
-async def test_without_handle_an_exception_ends_the_instance(durable_dsn: str) -> None:
-    class Fallible(Machine[None, None]):
-        @step
-        async def run(self, ctx: Context[None]) -> Outcome[None]:
-            raise RuntimeError("once")
-
-    async with Worker([Fallible], dsn=durable_dsn, settings=CALM) as worker:
-        ended = await worker.wait(await worker.insert(Fallible), timeout=PATIENCE)
-    assert (ended.status, ended.last_error, ended.step_seq) == (Status.FAILED, "RuntimeError: once", 1)
-
-
-@pytest.mark.parametrize("failures", [2, 3])
-async def test_without_handle_a_retry_policy_repeats_the_step(durable_dsn: str, failures: int) -> None:
-    keys: set[str] = set()
-
-    class Fallible(Machine[None, int]):
-        @step(retry=Backoff(max_attempts=3, base=timedelta(milliseconds=1)))
-        async def run(self, ctx: Context[None]) -> Outcome[int]:
-            keys.add(ctx.idempotency_key)
-            if ctx.attempt < failures:
-                raise RuntimeError(f"attempt {ctx.attempt}")
-            return Done(ctx.attempt)
-
-    async with Worker([Fallible], dsn=durable_dsn, settings=CALM) as worker:
-        ended = await worker.wait(await worker.insert(Fallible), timeout=PATIENCE)
-    assert ended.status is (Status.DONE if failures < 3 else Status.FAILED)
-    assert ended.last_error == (None if failures < 3 else "RuntimeError: attempt 2")
-    assert keys == {f"{ended.id}:1"}

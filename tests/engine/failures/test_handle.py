@@ -18,7 +18,6 @@ from gen_durable import (
     Retry,
     ScheduleChildren,
     Spec,
-    Stop,
     backoff,
     step,
 )
@@ -30,39 +29,6 @@ from tests.support.settings import AN_HOUR
 
 def broken(ctx: Context[int]) -> Outcome[Any]:
     raise ConnectionError("the bank does not answer")
-
-
-@pytest.mark.clause("ERR-1")
-def test_a_retry_is_no_error(durable: Harness) -> None:
-    handled: list[Exception] = []
-
-    def handle(error: Exception, ctx: Context[int]) -> Outcome[Any]:
-        handled.append(error)
-        return Stop(error)
-
-    ref = durable.insert(probe(lambda ctx: Retry() if ctx.attempt < 2 else Done(7), handle=handle), 7)
-    durable.drain()
-    durable.assert_done(ref, 7)
-    assert handled == []
-
-
-@pytest.mark.clause("ERR-2")
-@pytest.mark.parametrize(
-    ("outcome", "status", "at"),
-    [
-        (Next("two", delay=AN_HOUR), "runnable", "two"),
-        (Retry(AN_HOUR), "runnable", "one"),
-        (Await("go", then="two"), "awaiting_signal", "two"),
-        (ScheduleChildren([Spec(Say, "a", schedule_in=AN_HOUR)], then="two"), "awaiting_children", "two"),
-        (Done(9), "done", "one"),
-        (Stop("no"), "failed", "one"),
-    ],
-    ids=lambda value: type(value).__name__,
-)
-def test_handle_returns_any_outcome(durable: Harness, outcome: Any, status: str, at: str) -> None:
-    ref = durable.insert(probe(broken, handle=lambda error, ctx: outcome), 7)
-    durable.drain(collapse=False)
-    assert durable.assert_at(ref, at).status == status
 
 
 @pytest.mark.clause("ERR-3", "ERR-2")
@@ -83,16 +49,6 @@ def test_handle_sees_the_execution_as_it_began(durable: Harness) -> None:
     durable.drain()
     durable.assert_done(ref)
     assert seen == [("the bank does not answer", ref.id, "Half", 1, "change", n, [1]) for n in (0, 1)]
-
-
-@pytest.mark.clause("ERR-4")
-def test_a_handle_that_raises_too_ends_the_instance(durable: Harness) -> None:
-    def handle(error: Exception, ctx: Context[int]) -> Outcome[Any]:
-        raise KeyError("and now?")
-
-    ref = durable.insert(probe(broken, handle=handle), 7)
-    durable.drain()
-    durable.assert_failed(ref, match="ConnectionError: the bank.*KeyError: 'and now\\?'")
 
 
 @pytest.mark.clause("ERR-5")

@@ -12,12 +12,13 @@ from gen_durable import (
     Context,
     DecodeError,
     Done,
-    EncodeError,
     Machine,
     Next,
     Outcome,
     Retry,
+    ScheduleChildren,
     Signal,
+    Spec,
     Status,
     Stop,
     Worker,
@@ -39,6 +40,7 @@ class Payment(msgspec.Struct):
     cents: int
 
 
+@pytest.mark.clause("MCH-5")
 async def test_a_state_that_does_not_decode_goes_to_handle_as_text(durable_dsn: str, db: Any) -> None:
     seen: list[tuple[type[Exception], object, str, int]] = []
 
@@ -190,6 +192,7 @@ async def test_a_step_that_the_machine_no_longer_has_goes_to_handle(durable_dsn:
     assert "machine 'Shop' has no step 'gone'" in str(failed.last_error)
 
 
+@pytest.mark.clause("MCH-5")
 async def test_an_outcome_that_cannot_be_stored_goes_to_handle(durable_dsn: str) -> None:
     class Shop(Machine[int, Any]):
         @step
@@ -202,14 +205,17 @@ async def test_an_outcome_that_cannot_be_stored_goes_to_handle(durable_dsn: str)
                     return Next(self.run, no_number)
                 case 2:
                     return Next("walk")
+                case 3:
+                    return ScheduleChildren([Spec(Shop, 1), Spec(Shop, no_number)], then=self.run)
             return None  # type: ignore[return-value]
 
         def handle(self, error: Exception, ctx: Context[int]) -> Outcome[Any]:
             return Done(f"{ctx.state} {type(error).__name__}")
 
     async with Worker([Shop], dsn=durable_dsn, settings=CALM) as worker:
-        ended = await worker.wait_all([await worker.insert(Shop, n) for n in range(4)], timeout=PATIENCE)
-    wanted = [EncodeError.__name__, EncodeError.__name__, UnknownStepError.__name__, "OutcomeError"]
+        ended = await worker.wait_all([await worker.insert(Shop, n) for n in range(5)], timeout=PATIENCE)
+        assert await worker.count(Shop) == 5, "the child that can be stored is not inserted either"
+    wanted = ["EncodeError", "EncodeError", "UnknownStepError", "EncodeError", "OutcomeError"]
     assert [one.result for one in ended] == [f"{n} {name}" for n, name in enumerate(wanted)]
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import pytest
+
 from gen_durable import Context, Done, Machine, Next, Outcome, Queue, Retry, Spec, Status, Worker, step
 from gen_durable.telemetry import ConcurrencyContended, StepStop
 from tests.support.settings import AN_HOUR, CALM
@@ -37,6 +39,7 @@ class Critical(Machine[int, int]):
         return Retry() if ctx.attempt == 0 and ctx.state % 5 == 0 else Done(ctx.state)
 
 
+@pytest.mark.clause("CON-1", "CON-2")
 async def test_two_workers_never_run_two_of_one_key_at_once(durable_dsn: str) -> None:
     machine = Critical()
     async with (
@@ -52,6 +55,7 @@ async def test_two_workers_never_run_two_of_one_key_at_once(durable_dsn: str) ->
     assert machine.most == 1
 
 
+@pytest.mark.clause("CON-1", "CON-2")
 async def test_distinct_keys_run_side_by_side(durable_dsn: str) -> None:
     met = asyncio.Barrier(8)
 
@@ -67,6 +71,7 @@ async def test_distinct_keys_run_side_by_side(durable_dsn: str) -> None:
     assert {one.status for one in ended} == {Status.DONE}
 
 
+@pytest.mark.clause("CON-3")
 async def test_the_eligible_rows_of_a_key_run_by_priority_then_time_then_id(
     durable_dsn: str, db: Any
 ) -> None:
@@ -97,6 +102,7 @@ async def test_the_eligible_rows_of_a_key_run_by_priority_then_time_then_id(
     assert order == [row["id"] for row in wanted]
 
 
+@pytest.mark.clause("CON-4", "TEL-6")
 async def test_a_saturated_key_does_not_starve_the_others(durable_dsn: str, db: Any) -> None:
     is_held, may_go = asyncio.Event(), asyncio.Event()
 

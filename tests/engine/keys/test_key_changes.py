@@ -7,7 +7,7 @@ from typing import Any
 
 from gen_durable import Await, Context, Done, Machine, Next, Outcome, Worker, step
 from gen_durable.telemetry import ConcurrencyContended
-from tests.support.rows import has_no_lease, row_of
+from tests.support.rows import row_of
 from tests.support.settings import CALM
 from tests.support.waiting import PATIENCE, Events, happens
 
@@ -102,16 +102,3 @@ async def test_next_may_switch_to_another_key_and_waits_for_it(durable_dsn: str,
             "moved",
             "moved",
         ]
-
-
-async def test_a_parked_instance_does_not_hold_its_key(durable_dsn: str, db: Any) -> None:
-    machine = Mover()
-    async with Worker([machine], dsn=durable_dsn, settings=CALM) as worker:
-        ref = await worker.insert(machine, "", step="park", concurrency_key="old")
-        await worker.wait(ref, timeout=PATIENCE, until="settled")
-        assert has_no_lease(await row_of(db, ref.id))
-        other = await worker.insert(machine, "", step="other", concurrency_key="old")
-        assert (await worker.wait(other, timeout=PATIENCE)).result == "other"
-        machine.may_go.set()
-        await worker.signal(ref, "go")
-        assert (await worker.wait(ref, timeout=PATIENCE)).concurrency_key == "old"

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import pytest
 
 from gen_durable import (
     AsyncClient,
@@ -50,6 +51,7 @@ class Rescue(Machine[str, str], name="Sleeper"):
         return Stop(error)
 
 
+@pytest.mark.clause("CRASH-10", "CRASH-1", "CRASH-2")
 async def test_a_step_whose_process_was_killed_runs_again_with_the_same_key(
     durable_dsn: str, db: Any
 ) -> None:
@@ -111,6 +113,7 @@ async def test_the_living_take_over_from_the_dead(durable_dsn: str, tmp_path: Pa
     assert again == {(id, 1) for id in dead}
 
 
+@pytest.mark.clause("CRASH-4", "SIG-14", "CHD-6")
 async def test_a_step_that_kills_its_process_again_and_again_fails_as_poison(
     durable_dsn: str, db: Any
 ) -> None:

@@ -50,6 +50,7 @@ update gen_durable.gen_durable set status = 'runnable', attempt = attempt + 1, c
 _EXPIRE = "update gen_durable.gen_durable set lease_expires_at = now() - interval '1 s' where id = $1"
 
 
+@pytest.mark.clause("LEASE-4")
 @pytest.mark.parametrize("step", ["block", "compute"])
 async def test_a_step_that_keeps_the_loop_busy_for_three_leases_keeps_its_lease(
     durable_dsn: str, db: Any, step: str
@@ -118,6 +119,7 @@ class Leaf(Machine[None, None], queue="nobody"):
         return Done()
 
 
+@pytest.mark.clause("LEASE-3", "INV-1", "TEL-8")
 async def test_the_outcome_of_an_execution_that_lost_its_lease_is_dropped(
     durable_dsn: str, db: Any, subtests: pytest.Subtests
 ) -> None:
@@ -163,6 +165,7 @@ async def test_the_outcome_of_an_execution_that_lost_its_lease_is_dropped(
                 assert machine.keys == [f"{ref.id}:2"] * 2
 
 
+@pytest.mark.clause("LEASE-5")
 async def test_a_step_whose_lease_is_lost_is_cancelled(durable_dsn: str, db: Any) -> None:
     is_there, is_cancelled = asyncio.Event(), asyncio.Event()
     attempts: list[int] = []

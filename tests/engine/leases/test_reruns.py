@@ -88,6 +88,7 @@ async def _interrupt(
         await heir.wait_all(ids, timeout=PATIENCE)
 
 
+@pytest.mark.clause("CRASH-9", "CHD-10")
 @ways
 async def test_it_sees_the_same_signals_children_and_clock(
     durable_dsn: str, db: Any, way: str, subtests: pytest.Subtests
@@ -113,6 +114,7 @@ async def test_it_sees_the_same_signals_children_and_clock(
             ]
 
 
+@pytest.mark.clause("CON-5")
 @ways
 async def test_the_key_of_an_interrupted_step_is_free_for_the_next_in_line(
     durable_dsn: str, db: Any, way: str

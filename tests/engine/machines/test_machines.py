@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-import time
 from typing import Any
 
 import msgspec
@@ -24,7 +22,6 @@ from gen_durable.testing import Harness
 from tests.support.machines import Say, probe
 from tests.support.rows import SqlConnection
 from tests.support.settings import CALM
-from tests.support.waiting import PATIENCE
 
 
 class Order(msgspec.Struct):
@@ -101,55 +98,6 @@ def test_without_a_type_the_state_is_a_dict(durable: Harness) -> None:
     assert durable.assert_done(ref) == {"a": 1, "b": 2}
 
 
-@pytest.mark.parametrize(
-    ("outcome", "stored", "expected"),
-    [
-        (Next("two", state=object()), "7", "EncodeError: 7"),
-        (Done(object()), "7", "EncodeError: 7"),
-        (Done(1), '"no number"', 'DecodeError: "no number"'),
-    ],
-    ids=["state", "result", "stored state"],
-)
-@pytest.mark.clause("MCH-5")
-def test_what_does_not_decode_or_encode_goes_to_handle(
-    durable: Harness, sql: SqlConnection, outcome: Any, stored: str, expected: str
-) -> None:
-    def handle(error: Exception, ctx: Context[int]) -> Outcome[Any]:
-        return Stop(f"handled {type(error).__name__}: {ctx.raw_state}")
-
-    ref = durable.insert(probe(lambda ctx: outcome, handle=handle), 7)
-    sql("update gen_durable.gen_durable set state = %s", stored)
-    durable.drain()
-    durable.assert_failed(ref.id, match=f"^handled {expected}$")
-
-
-@pytest.mark.clause("MCH-7")
-async def test_async_steps_share_the_loop_and_plain_ones_have_threads(durable_dsn: str) -> None:
-    loop = threading.get_ident()
-    most = [0, 0]
-
-    class Both(Machine[None, bool]):
-        @step
-        async def on_the_loop(self, ctx: Context[None]) -> Outcome[bool]:
-            return Done(threading.get_ident() == loop)
-
-        @step
-        def in_a_thread(self, ctx: Context[None]) -> Outcome[bool]:
-            most[0] += 1
-            most[1] = max(most)
-            time.sleep(0.05)
-            most[0] -= 1
-            return Done(threading.get_ident() == loop)
-
-    settings = msgspec.structs.replace(CALM, threads=2)
-    async with Worker([Both], dsn=durable_dsn, settings=settings) as worker:
-        here = await worker.insert(Both)
-        there = [await worker.insert(Both, step="in_a_thread") for _ in range(6)]
-        ended = await worker.wait_all([here, *there], timeout=PATIENCE)
-    assert [one.result for one in ended] == [True] + [False] * 6
-    assert most[1] == 2
-
-
 @pytest.mark.clause("MCH-8")
 def test_the_context_of_a_step_and_of_handle(durable: Harness) -> None:
     fields = {
@@ -198,18 +146,6 @@ class New(Machine[int, str], name="Deployed", version=2):
     @step
     async def run(self, ctx: Context[int]) -> Outcome[str]:
         return Done("new")
-
-
-@pytest.mark.clause("VER-1", "VER-2")
-def test_each_row_is_run_by_its_own_version(durable: Harness, durable_dsn: str) -> None:
-    old, new = durable.insert(Old, 1), durable.insert(New, 1)
-    with Harness(durable_dsn) as deployed:
-        deployed.use(New)
-        deployed.drain()
-        deployed.assert_done(new, "new")
-        assert deployed.assert_at(old, "run").status == "runnable", "nobody there knows version 1"
-    durable.drain()
-    durable.assert_done(old, "old")
 
 
 @pytest.mark.clause("VER-3")

@@ -22,6 +22,7 @@ class Async(Machine[None, str]):
         return Done(threading.current_thread().name)
 
 
+@pytest.mark.clause("MCH-7")
 async def test_a_plain_step_runs_in_a_thread_and_an_async_one_on_the_loop(durable_dsn: str) -> None:
     class Plain(Machine[None, str]):
         @step
@@ -79,6 +80,7 @@ async def test_steps_wait_for_threads_that_the_system_does_not_have_just_now(
     assert "a step waits for a thread: can't start new thread; trying again" in caplog.text
 
 
+@pytest.mark.clause("MCH-7")
 async def test_no_more_plain_steps_run_at_once_than_there_are_threads(durable_dsn: str) -> None:
     lock, inside, most = threading.Lock(), 0, 0
     pair = threading.Barrier(2)

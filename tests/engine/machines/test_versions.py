@@ -42,6 +42,7 @@ class NewGreeter(Machine[str, str], name="greeter", version=2):
         return Done(f"hi {ctx.state}")
 
 
+@pytest.mark.clause("VER-1", "VER-2")
 async def test_old_and_new_versions_run_side_by_side(durable_dsn: str) -> None:
     async with Worker([OldGreeter, NewGreeter], dsn=durable_dsn, settings=CALM) as worker:
         refs = [await worker.insert(machine, "you") for machine in (OldGreeter, NewGreeter, OldGreeter)]
@@ -53,6 +54,7 @@ async def test_old_and_new_versions_run_side_by_side(durable_dsn: str) -> None:
     ]
 
 
+@pytest.mark.clause("VER-1", "VER-2")
 async def test_a_row_of_a_version_that_nobody_registered_is_left_alone(durable_dsn: str, db: Any) -> None:
     class Stranger(Machine[str, str]):
         @step

@@ -7,6 +7,7 @@ from datetime import timedelta
 from typing import Any
 
 import msgspec
+import pytest
 
 from gen_durable import (
     AsyncClient,
@@ -39,6 +40,7 @@ class Count(Machine[int, int]):
         return Next(self.down, ctx.state - 1) if ctx.state else Done(ctx.step_seq)
 
 
+@pytest.mark.clause("OUT-15")
 async def test_a_chain_runs_on_one_lease_and_commits_every_step(durable_dsn: str, db: Any) -> None:
     async with Worker([Count], dsn=durable_dsn, settings=CALM) as worker:
         events = Events(worker)
@@ -58,6 +60,7 @@ async def test_a_chain_begins_behind_a_step_that_had_a_rate_limit(durable_dsn: s
     assert sum(event.count for event in events.of(PickStop)) == 2
 
 
+@pytest.mark.clause("OUT-15")
 async def test_after_fifty_steps_an_instance_queues_up_again(durable_dsn: str) -> None:
     async with Worker([Count], dsn=durable_dsn, settings=CALM) as worker:
         events = Events(worker)
@@ -67,6 +70,7 @@ async def test_after_fifty_steps_an_instance_queues_up_again(durable_dsn: str) -
     assert sum(event.count for event in events.of(PickStop)) >= 3
 
 
+@pytest.mark.clause("OUT-15")
 async def test_after_a_tenth_of_a_second_in_its_steps_an_instance_queues_up_again(durable_dsn: str) -> None:
     class Slow(Machine[int, None]):
         @step

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from datetime import timedelta
 from typing import Any
 
-from gen_durable import Await, Context, Done, Machine, Next, Outcome, Queue, Retry, Worker, step
+from gen_durable import Context, Done, Machine, Next, Outcome, Queue, Worker, step
 from gen_durable.telemetry import StepStop
 from tests.support.rows import has_no_lease, is_about, row_of
 from tests.support.settings import CALM
@@ -45,24 +44,3 @@ async def test_a_requeued_next_gives_its_lease_back_and_is_due_at_once(durable_d
         assert has_no_lease(row)
         may_go.set()
         assert (await worker.wait(walk, timeout=PATIENCE)).result == 7
-
-
-async def test_an_outcome_without_a_state_commits_what_the_step_made_of_it(durable_dsn: str) -> None:
-    class Walk(Machine[dict[str, int], dict[str, int]]):
-        @step
-        async def one(self, ctx: Context[dict[str, int]]) -> Outcome[dict[str, int]]:
-            ctx.state["n"] += 1
-            return Retry() if ctx.attempt < 2 else Next(self.two)
-
-        @step
-        async def two(self, ctx: Context[dict[str, int]]) -> Outcome[dict[str, int]]:
-            ctx.state["n"] += 10
-            return Await(then=self.three, timeout=timedelta(0))
-
-        @step
-        async def three(self, ctx: Context[dict[str, int]]) -> Outcome[dict[str, int]]:
-            return Done(ctx.state)
-
-    async with Worker([Walk], dsn=durable_dsn, settings=CALM) as worker:
-        ended = await worker.wait(await worker.insert(Walk, {"n": 0}), timeout=PATIENCE)
-    assert ended.result == {"n": 13}

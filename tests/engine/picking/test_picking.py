@@ -26,10 +26,10 @@ from gen_durable import (
     Worker,
     step,
 )
-from gen_durable.telemetry import ConcurrencyContended, PickStop
-from gen_durable.testing import Crash, DrainCounts, Harness
+from gen_durable.telemetry import PickStop
+from gen_durable.testing import DrainCounts, Harness
 from tests.support.machines import Say, probe
-from tests.support.rows import SqlConnection, has_no_lease
+from tests.support.rows import SqlConnection
 from tests.support.settings import AN_HOUR, CALM
 from tests.support.waiting import PATIENCE, Events
 
@@ -241,78 +241,6 @@ async def test_what_happens_in_the_same_process_wakes_its_queue(durable_dsn: str
         await worker.signal(ref, "go")
         await worker.wait(ref, timeout=PATIENCE)
     assert time.monotonic() - began < 10
-
-
-@pytest.mark.clause("CON-1", "CON-2")
-async def test_one_at_a_time_per_key_and_keys_side_by_side(durable_dsn: str) -> None:
-    class Keyed(Machine[str, None]):
-        inside: set[str] = set()  # noqa: RUF012 - shared on purpose
-        together: set[frozenset[str]] = set()  # noqa: RUF012
-
-        @step
-        async def run(self, ctx: Context[str]) -> Outcome[None]:
-            assert ctx.state not in self.inside
-            self.inside.add(ctx.state)
-            self.together.add(frozenset(self.inside))
-            await asyncio.sleep(0.01)
-            self.inside.discard(ctx.state)
-            return Done()
-
-    async with worker_of(durable_dsn, Keyed) as first, worker_of(durable_dsn, Keyed):
-        refs = await first.insert_all([Spec(Keyed, k, concurrency_key=k) for k in "abc" * 8])
-        ended = await first.wait_all(refs, timeout=PATIENCE)
-    assert {one.status for one in ended} == {"done"}
-    assert max(map(len, Keyed.together)) > 1
-
-
-@pytest.mark.clause("CON-3")
-async def test_the_rows_of_a_key_run_in_order(durable_dsn: str) -> None:
-    machine = Busy()
-    async with worker_of(durable_dsn, machine) as first, worker_of(durable_dsn, machine):
-        async with AsyncClient(durable_dsn) as client:
-            holder = await client.insert(machine, "holder", concurrency_key="k")
-            await machine.holds(1)
-            specs = [
-                Spec(machine, f"{priority} {n}", priority=priority, concurrency_key="k")
-                for n, priority in enumerate((1, 0, 1, 0, -1, 0))
-            ]
-            refs = await client.insert_all(specs)
-        machine.may_go.set()
-        await first.wait_all([holder, *refs], timeout=PATIENCE)
-    assert machine.begun == ["holder", "-1 4", "0 1", "0 3", "0 5", "1 0", "1 2"]
-    assert machine.most == 1
-
-
-@pytest.mark.clause("CON-4", "TEL-6")
-async def test_a_busy_key_does_not_hold_up_the_others(durable_dsn: str) -> None:
-    machine = Busy()
-    async with Worker([machine, Say], dsn=durable_dsn, settings=CALM, queues={"default": 2}) as worker:
-        events = Events(worker)
-        holder = await worker.insert(machine, "holder", concurrency_key="k")
-        await machine.holds(1)
-        # All of them are before the other row in the queue.
-        waiting = await worker.insert_all([Spec(machine, str(n), concurrency_key="k") for n in range(50)])
-        other = await worker.insert(Say, "other")
-        assert (await worker.wait(other, timeout=PATIENCE)).result == "other"
-        contended = await events.wait(ConcurrencyContended)
-        assert (contended.id, contended.fsm, contended.concurrency_key) == (waiting[0].id, "Busy", "k")
-        assert 1 <= contended.count <= 50
-        assert machine.begun == ["holder"]
-        machine.may_go.set()
-        await worker.wait_all([holder, *waiting], timeout=PATIENCE)
-
-
-@pytest.mark.clause("CON-5")
-def test_the_key_of_the_dead_is_free(durable: Harness, sql: SqlConnection) -> None:
-    dead = durable.insert(Say, "dead", concurrency_key="k")
-    second = durable.insert(Say, "second", concurrency_key="k")
-    with durable.crash_at(Say.say), pytest.raises(Crash):
-        durable.drain()
-    assert sql.columns(dead.id, "concurrency_slot") == (0,)
-    durable.drain()
-    assert has_no_lease(sql.row(dead.id))
-    durable.assert_done(dead)
-    durable.assert_done(second)
 
 
 @pytest.mark.clause("CON-6")

@@ -11,7 +11,7 @@ import pytest
 
 from gen_durable import Context, Done, Machine, Outcome, Spec, Worker, step
 from gen_durable.telemetry import OutcomeStale, SchedulerDrain, StepStop
-from tests.support.rows import SqlConnection, has_no_lease
+from tests.support.rows import SqlConnection
 from tests.support.settings import CALM
 from tests.support.waiting import PATIENCE, Events, happens
 
@@ -40,14 +40,6 @@ class Long(Machine[None, str]):
         return Done("ended")
 
 
-def worn(sql: SqlConnection) -> str:
-    """Instances that were tried before; the time they are due."""
-    sql(
-        "update gen_durable.gen_durable set attempt = 2, crash_count = 1, eligible_at = now() - interval '1 hour'"
-    )
-    return "status attempt crash_count step_seq eligible_at"
-
-
 @pytest.mark.clause("DRN-1")
 async def test_running_steps_may_end_and_nothing_new_is_taken(durable_dsn: str, sql: SqlConnection) -> None:
     machine = Long()
@@ -59,21 +51,6 @@ async def test_running_steps_may_end_and_nothing_new_is_taken(durable_dsn: str, 
     assert sql.columns(running.id, "status result") == ("done", "ended")
     assert sql.columns(waiting.id, "status execution") == ("runnable", 0)
     assert events.of(SchedulerDrain) == [SchedulerDrain(released=0, in_flight=1, queue="default")]
-
-
-@pytest.mark.clause("DRN-2", "TEL-5", "EXEC-6")
-async def test_what_is_unfinished_goes_back_at_no_cost(durable_dsn: str, sql: SqlConnection) -> None:
-    machine = Long()
-    async with Worker([machine], dsn=durable_dsn, settings=HASTY) as worker:
-        events = Events(worker)
-        ref = await worker.insert(machine, schedule_in=PATIENCE, concurrency_key="k")
-        columns = worn(sql)
-        (due,) = sql.columns(ref.id, "eligible_at")
-        await happens(machine.is_there)
-    assert sql.columns(ref.id, columns) == ("runnable", 2, 1, 0, due)
-    assert has_no_lease(sql.row(ref.id))
-    assert [row["outcome"] for row in sql.executions(ref.id)] == ["shutdown"]
-    assert events.of(SchedulerDrain) == [SchedulerDrain(released=1, in_flight=1, queue="default")]
 
 
 @pytest.mark.clause("DRN-3")

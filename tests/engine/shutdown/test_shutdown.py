@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
-import threading
 import time
 from datetime import timedelta
 from pathlib import Path
@@ -14,12 +13,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from gen_durable import AsyncClient, Context, Done, Machine, Next, Outcome, Retry, Worker, step
+from gen_durable import AsyncClient, Context, Done, Machine, Next, Outcome, Worker, step
 from gen_durable.telemetry import SchedulerDrain
 from tests.support.crashing_workers import Sleeper
 from tests.support.rows import has_no_lease, row_of
 from tests.support.settings import CALM
-from tests.support.waiting import PATIENCE, Events, happens
+from tests.support.waiting import Events, happens
 from tests.support.worker_process import worker_process
 
 NEVER = "/nonexistent/go"
@@ -43,6 +42,7 @@ def _is_given_back(row: dict[str, Any]) -> bool:
     return has_no_lease(row)
 
 
+@pytest.mark.clause("DRN-2")
 @both_signals
 async def test_a_step_longer_than_the_drain_goes_back_at_no_cost(
     durable_dsn: str, db: Any, number: signal.Signals
@@ -120,33 +120,6 @@ async def test_a_second_signal_is_immediate(durable_dsn: str, db: Any, number: s
     assert _is_given_back(await row_of(db, id))
 
 
-async def test_a_worker_that_is_closed_lets_its_steps_end_and_picks_no_more(
-    durable_dsn: str, db: Any
-) -> None:
-    is_there, may_go = asyncio.Event(), asyncio.Event()
-
-    class Long(Machine[None, str]):
-        @step
-        async def run(self, ctx: Context[None]) -> Outcome[str]:
-            is_there.set()
-            await may_go.wait()
-            return Done("ended")
-
-    async with AsyncClient(durable_dsn, settings=CALM) as client:
-        worker = Worker([Long], dsn=durable_dsn, settings=PATIENT)
-        await worker.__aenter__()
-        running = await client.insert(Long)
-        await happens(is_there)
-        closing = asyncio.get_running_loop().create_task(worker.__aexit__(None, None, None))
-        await asyncio.sleep(0)
-        late = await client.insert(Long)
-        may_go.set()
-        await closing
-        assert (await row_of(db, running.id))["status"] == "done"
-        row = await row_of(db, late.id)
-        assert (row["status"], row["execution"]) == ("runnable", 0)
-
-
 async def test_a_shutdown_ends_a_chain_between_two_steps(
     durable_dsn: str, db: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -176,46 +149,3 @@ async def test_a_shutdown_ends_a_chain_between_two_steps(
         assert has_no_lease(row)
         assert [(one.released, one.in_flight) for one in events.of(SchedulerDrain)] == [(0, 1)]
         assert caplog.messages[-1] == "stopping: 1 step is running, waiting at most 30s"
-
-
-async def test_released_work_is_taken_up_by_another_worker_at_once(durable_dsn: str, db: Any) -> None:
-    seen: list[tuple[str, int, str]] = []
-    is_there = asyncio.Event()
-
-    class Long(Machine[None, str]):
-        @step
-        async def run(self, ctx: Context[None]) -> Outcome[str]:
-            seen.append(("begun", ctx.attempt, ctx.idempotency_key))
-            if len(seen) == 1:
-                is_there.set()
-                await asyncio.Event().wait()
-            return Done("ended") if ctx.attempt else Retry()
-
-    async with AsyncClient(durable_dsn, settings=CALM) as client:
-        ref = await client.insert(Long)
-        async with Worker([Long], dsn=durable_dsn, settings=BRIEF):
-            await happens(is_there)
-        async with Worker([Long], dsn=durable_dsn, settings=BRIEF):
-            assert (await client.wait(ref, timeout=PATIENCE)).result == "ended"
-    assert seen == [("begun", attempt, f"{ref.id}:1") for attempt in (0, 0, 1)]
-
-
-async def test_a_blocked_thread_does_not_hold_up_the_end_of_a_worker(durable_dsn: str, db: Any) -> None:
-    is_there, never = asyncio.Event(), threading.Event()
-    loop = asyncio.get_running_loop()
-
-    class Blocked(Machine[None, None]):
-        @step
-        def run(self, ctx: Context[None]) -> Outcome[None]:
-            loop.call_soon_threadsafe(is_there.set)
-            never.wait(PATIENCE.total_seconds())
-            return Done(None)
-
-    async with Worker([Blocked], dsn=durable_dsn, settings=BRIEF) as worker:
-        ref = await worker.insert(Blocked)
-        await happens(is_there)
-        told_at = time.monotonic()
-    assert time.monotonic() - told_at < 10
-    row = await row_of(db, ref.id)
-    assert (row["status"], row["attempt"], row["crash_count"]) == ("runnable", 0, 0)
-    never.set()

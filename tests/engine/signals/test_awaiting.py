@@ -41,15 +41,7 @@ class Patient(Machine[None, Names]):
         return Done(_names(ctx))
 
 
-@pytest.mark.parametrize("name", ["paid", "withdrawn"])
-async def test_any_name_of_the_set_wakes(durable_dsn: str, name: str) -> None:
-    async with Worker([Patient], dsn=durable_dsn, settings=CALM) as worker:
-        ref = await worker.insert(Patient)
-        await worker.wait(ref, timeout=PATIENCE, until="settled")
-        assert await worker.signal(ref, name, 1) == Delivered(ref.id, is_awaited=True)
-        assert (await worker.wait(ref, timeout=PATIENCE)).result == [[name], [name]]
-
-
+@pytest.mark.clause("SIG-4", "SIG-9")
 async def test_a_signal_that_is_not_awaited_stays_in_the_inbox_and_wakes_nobody(
     durable_dsn: str, db: Any
 ) -> None:
@@ -63,6 +55,7 @@ async def test_a_signal_that_is_not_awaited_stays_in_the_inbox_and_wakes_nobody(
         assert (await worker.wait(ref, timeout=PATIENCE)).result == [["paid"], ["chatter", "paid"]]
 
 
+@pytest.mark.clause("SIG-7", "SIG-9")
 async def test_a_signal_that_came_before_the_first_step_is_not_slept_on(durable_dsn: str) -> None:
     async with Worker([Patient], dsn=durable_dsn, settings=CALM) as worker:
         ref = await worker.insert(Patient, queue="later", correlation_key="order:1")
@@ -71,6 +64,7 @@ async def test_a_signal_that_came_before_the_first_step_is_not_slept_on(durable_
             assert (await worker.wait(ref, timeout=PATIENCE)).result == [["withdrawn"], ["withdrawn"]]
 
 
+@pytest.mark.clause("SIG-8", "SIG-7")
 async def test_a_signal_that_comes_while_the_step_decides_to_wait_is_not_slept_on(durable_dsn: str) -> None:
     is_there, may_go = asyncio.Event(), asyncio.Event()
 

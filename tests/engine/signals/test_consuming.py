@@ -10,23 +10,18 @@ import pytest
 from gen_durable import (
     Await,
     Context,
-    Delivered,
     Done,
-    DuplicateSignal,
     Machine,
     Next,
-    NoTargetError,
     Outcome,
     Retry,
     ScheduleChildren,
     Spec,
-    Status,
-    Stop,
     Worker,
     step,
 )
 from gen_durable.telemetry import StepStop
-from tests.support.rows import inbox_of, row_of, signal_rows
+from tests.support.rows import inbox_of, row_of
 from tests.support.settings import AN_HOUR, CALM
 from tests.support.waiting import PATIENCE, Events, happens
 
@@ -76,6 +71,7 @@ class Leaf(Machine[None, None]):
         return Done(None)
 
 
+@pytest.mark.clause("SIG-10")
 @pytest.mark.parametrize("way", ["next", "children", "handle"])
 async def test_progress_consumes_exactly_what_the_step_received(durable_dsn: str, way: str) -> None:
     machine = Consumer()
@@ -92,67 +88,7 @@ async def test_progress_consumes_exactly_what_the_step_received(durable_dsn: str
     assert ended.result == [["chatter", "paid"], ["paid"], ["chatter", "paid"]]
 
 
-async def test_a_dedup_key_outlives_the_signal_that_had_it(durable_dsn: str, db: Any) -> None:
-    class Once(Machine[None, None]):
-        @step
-        async def start(self, ctx: Context[None]) -> Outcome[None]:
-            return Await("paid", then=self.consume)
-
-        @step
-        async def consume(self, ctx: Context[None]) -> Outcome[None]:
-            return Next(self.again)
-
-        @step
-        async def again(self, ctx: Context[None]) -> Outcome[None]:
-            assert not ctx.inbox
-            return Await("paid", then=self.end)
-
-        @step
-        async def end(self, ctx: Context[None]) -> Outcome[None]:
-            return Done()
-
-    async with Worker([Once], dsn=durable_dsn, settings=CALM) as worker:
-        ref = await worker.insert(Once)
-        await worker.wait(ref, timeout=PATIENCE, until="settled")
-        assert await worker.signal(ref, "paid", dedup_key="event-7") == Delivered(ref.id, is_awaited=True)
-        parked = await worker.wait(ref, timeout=PATIENCE, until="settled")
-        assert parked.step == "end"
-        assert await inbox_of(db, ref.id) == []
-        assert await worker.signal(ref, "paid", dedup_key="event-7") == DuplicateSignal(ref.id)
-        row = await row_of(db, ref.id)
-        assert (row["status"], await inbox_of(db, ref.id)) == ("awaiting_signal", [])
-        await worker.signal(ref, "paid", dedup_key="event-8")
-        assert (await worker.wait(ref, timeout=PATIENCE)).status is Status.DONE
-        assert await signal_rows(db, ref.id) == 0
-        with pytest.raises(NoTargetError):
-            await worker.signal(ref, "paid", dedup_key="event-7")
-
-
-@pytest.mark.parametrize("way", ["done", "stop", "handle raises"])
-async def test_every_end_cleans_the_whole_inbox(durable_dsn: str, db: Any, way: str) -> None:
-    class End(Machine[None, None]):
-        @step
-        async def start(self, ctx: Context[None]) -> Outcome[None]:
-            return Await("go", then=self.end)
-
-        @step
-        async def end(self, ctx: Context[None]) -> Outcome[None]:
-            if way == "handle raises":
-                raise ValueError
-            return Done() if way == "done" else Stop("enough")
-
-        def handle(self, error: Exception, ctx: Context[None]) -> Outcome[None]:
-            raise error
-
-    async with Worker([End], dsn=durable_dsn, settings=CALM) as worker:
-        ref = await worker.insert(End)
-        await worker.signal(ref, "unread", dedup_key="kept no longer")
-        await worker.signal(ref, "unread")
-        await worker.signal(ref, "go")
-        await worker.wait(ref, timeout=PATIENCE)
-    assert await signal_rows(db, ref.id) == 0
-
-
+@pytest.mark.clause("SIG-13")
 @pytest.mark.parametrize("source", ["step", "handle"])
 async def test_retry_keeps_the_awaited_set_and_consumes_nothing(
     durable_dsn: str, db: Any, source: str

@@ -23,11 +23,9 @@ from gen_durable import (
     Worker,
     step,
 )
-from gen_durable.telemetry import AwaitTimeout, StepStop
 from gen_durable.testing import AsyncHarness
-from tests.support.rows import row_of
-from tests.support.settings import AN_HOUR, CALM
-from tests.support.waiting import PATIENCE, Events, happens, holds
+from tests.support.settings import CALM
+from tests.support.waiting import PATIENCE, happens, holds
 
 SOON = timedelta(milliseconds=200)
 
@@ -40,50 +38,6 @@ class Bounded(Machine[None, list[Any]]):
     @step
     async def woken(self, ctx: Context[None]) -> Outcome[list[Any]]:
         return Done([ctx.timed_out, ctx.attempt, ctx.step_seq, [message.name for message in ctx.inbox]])
-
-
-async def test_a_timeout_wakes_the_step_within_a_second_of_its_time(durable_dsn: str, db: Any) -> None:
-    async with Worker([Bounded], dsn=durable_dsn, settings=CALM) as worker:
-        events = Events(worker)
-        ref = await worker.insert(Bounded)
-        await worker.wait(ref, timeout=PATIENCE, until="settled")
-        await worker.signal(ref, "chatter")
-        ended = await worker.wait(ref, timeout=PATIENCE)
-        assert ended.result == [True, 0, 2, ["chatter"]]
-        assert ended.finished_at is not None
-        assert SOON <= ended.finished_at - ended.inserted_at < SOON + PATIENCE
-        told = await events.wait(AwaitTimeout)
-        assert (told.name, told.id, told.fsm, told.step) == ("await.timeout", ref.id, "Bounded", "woken")
-
-
-async def test_a_signal_in_time_takes_the_deadline_away(durable_dsn: str, db: Any) -> None:
-    is_there, may_go = asyncio.Event(), asyncio.Event()
-
-    class Punctual(Bounded, name="Punctual"):
-        @step
-        async def woken(self, ctx: Context[None]) -> Outcome[list[Any]]:
-            assert not ctx.timed_out
-            is_there.set()
-            await may_go.wait()
-            return Await("more", then=self.end)
-
-        @step
-        async def end(self, ctx: Context[None]) -> Outcome[list[Any]]:
-            return Done([ctx.timed_out])
-
-    async with Worker([Punctual, Bounded], dsn=durable_dsn, settings=CALM) as worker:
-        events = Events(worker)
-        ref = await worker.insert(Punctual)
-        await worker.wait(ref, timeout=PATIENCE, until="settled")
-        await worker.signal(ref, "paid")
-        assert not (await row_of(db, ref.id))["timed_out"]
-        # Another one of the same age is woken by the clock, so the old deadline has passed too.
-        await worker.wait(await worker.insert(Bounded), timeout=PATIENCE)
-        may_go.set()
-        await worker.wait(ref, timeout=PATIENCE, until="settled")
-        await worker.signal(ref, "more")
-        assert (await worker.wait(ref, timeout=PATIENCE)).result == [False]
-        assert ref.id not in [event.id for event in events.of(AwaitTimeout)]
 
 
 async def test_a_deadline_may_be_a_moment(durable_dsn: str, db: Any) -> None:
@@ -134,23 +88,7 @@ async def test_an_await_without_signals_is_a_sleep_that_outlives_its_worker(
             assert (await client.wait(ref, timeout=PATIENCE)).result is True
 
 
-async def test_no_signal_wakes_a_sleep(durable_dsn: str, db: Any) -> None:
-    class Sleep(Machine[None, None]):
-        @step
-        async def start(self, ctx: Context[None]) -> Outcome[None]:
-            return Await(then=self.woken, timeout=AN_HOUR)
-
-        @step
-        async def woken(self, ctx: Context[None]) -> Outcome[None]:
-            return Done()
-
-    async with Worker([Sleep], dsn=durable_dsn, settings=CALM) as worker:
-        ref = await worker.insert(Sleep)
-        await worker.wait(ref, timeout=PATIENCE, until="settled")
-        await worker.signal(ref, "anything")
-        assert (await row_of(db, ref.id))["status"] == "awaiting_signal"
-
-
+@pytest.mark.clause("TMO-5")
 @pytest.mark.parametrize("source", ["step", "handle"])
 async def test_retry_keeps_that_the_clock_woke_and_progress_forgets_it(durable_dsn: str, source: str) -> None:
     seen: list[tuple[str, int, bool]] = []
@@ -179,17 +117,6 @@ async def test_retry_keeps_that_the_clock_woke_and_progress_forgets_it(durable_d
     async with Worker([Again], dsn=durable_dsn, settings=CALM) as worker:
         await worker.wait(await worker.insert(Again), timeout=PATIENCE)
     assert seen == [("woken", 0, True), ("woken", 1, True), ("woken", 2, True), ("end", 0, False)]
-
-
-async def test_a_timeout_leaves_the_attempts_of_the_woken_step_alone(durable_dsn: str, db: Any) -> None:
-    async with Worker([Bounded], dsn=durable_dsn, settings=CALM) as worker:
-        events = Events(worker)
-        ref = await worker.insert(Bounded, schedule_in=AN_HOUR)
-        await db.execute("update gen_durable.gen_durable set attempt = 4, eligible_at = now()")
-        await events.wait(StepStop, lambda event: event.step == "start")
-        parked = await row_of(db, ref.id)
-        ended = await worker.wait(ref, timeout=PATIENCE)
-    assert (parked["attempt"], ended.result[1]) == (0, 0)
 
 
 class Payment(Machine[None, str]):

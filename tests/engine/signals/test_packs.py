@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -37,6 +36,7 @@ class Pack(Machine[None, list[list[int]]]):
         return Done([[message.payload for message in ctx.inbox]])
 
 
+@pytest.mark.clause("SIG-11", "SIG-12", "SIG-9")
 async def test_a_pack_that_trickles_in_takes_one_run_per_part(durable_dsn: str) -> None:
     machine = Pack()
     async with Worker([machine], dsn=durable_dsn, settings=CALM) as worker:
@@ -98,23 +98,3 @@ async def test_a_duplicate_part_does_not_wake_a_collecting_step(durable_dsn: str
         after = await row_of(db, ref.id)
     assert (after["status"], after["execution"]) == ("awaiting_signal", before["execution"])
     assert machine.seen == [1]
-
-
-@pytest.mark.parametrize("parts", [0, 3])
-async def test_a_pack_that_stays_incomplete_is_handed_over_at_the_deadline(
-    durable_dsn: str, parts: int
-) -> None:
-    class Half(Machine[None, list[int]]):
-        @step
-        async def collect(self, ctx: Context[None]) -> Outcome[list[int]]:
-            if ctx.timed_out:
-                return Done([ctx.attempt, *(message.payload for message in ctx.awaited)])
-            return Await("part", then=self.collect, timeout=timedelta(milliseconds=600))
-
-    async with Worker([Half], dsn=durable_dsn, settings=CALM) as worker:
-        ref = await worker.insert(Half)
-        for n in range(parts):
-            await worker.wait(ref, timeout=PATIENCE, until="settled")
-            await worker.signal(ref, "part", n)
-        ended = await worker.wait(ref, timeout=PATIENCE)
-    assert ended.result == [0, *range(parts)]

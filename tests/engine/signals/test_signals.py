@@ -18,10 +18,7 @@ from gen_durable import (
     Next,
     NoTargetError,
     Outcome,
-    Retry,
-    ScheduleChildren,
     Signal,
-    Spec,
     Stop,
     Worker,
     step,
@@ -96,96 +93,6 @@ def test_any_name_of_the_set_wakes(durable: Harness, sql: SqlConnection, name: s
     assert is_near(row["eligible_at"], row["updated_at"])
     durable.drain()
     assert durable.assert_done(id) == ["two", [name], ["other", name]]
-
-
-@pytest.mark.clause("SIG-4", "SIG-9")
-def test_what_is_not_awaited_wakes_nobody_and_stays(durable: Harness, sql: SqlConnection) -> None:
-    id = parked(durable, "paid")
-    assert durable.signal(id, "other") == Delivered(id, is_awaited=False)
-    assert durable.drain() == DrainCounts()
-    assert sql.columns(id, "status") == ("awaiting_signal",)
-    assert sql.inbox(id) == ["other"]
-
-
-@pytest.mark.clause("SIG-7", "SIG-9")
-def test_an_await_whose_signal_is_there_does_not_sleep(durable: Harness, sql: SqlConnection) -> None:
-    machine = probe(lambda ctx: Await("go", then="two"), lambda ctx: Done(names(ctx.awaited)))
-    ref = durable.insert(machine, 7)
-    durable.signal(ref, "go")
-    one_step(durable)
-    assert sql.columns(ref.id, "status step awaits") == ("runnable", "two", ["go"])
-    assert sql.inbox(ref.id) == ["go"]
-    durable.drain()
-    assert durable.assert_done(ref) == ["go"]
-
-
-@pytest.mark.clause("SIG-8", "SIG-7")
-async def test_a_signal_that_comes_while_the_step_runs_is_not_slept_on(durable_dsn: str) -> None:
-    class Slow(Machine[None, list[str]]):
-        @step
-        async def one(self, ctx: Context[None]) -> Outcome[list[str]]:
-            assert not ctx.inbox
-            assert await worker.signal(ctx.id, "go") == Delivered(ctx.id, is_awaited=False)
-            return Await("go", then=self.two)
-
-        @step
-        async def two(self, ctx: Context[None]) -> Outcome[list[str]]:
-            return Done(names(ctx.awaited))
-
-    async with Worker([Slow], dsn=durable_dsn, settings=CALM) as worker:
-        assert (await worker.wait(await worker.insert(Slow), timeout=PATIENCE)).result == ["go"]
-
-
-@pytest.mark.clause("SIG-10")
-@pytest.mark.parametrize("kind", ["next", "schedule_children"])
-def test_progress_consumes_exactly_what_was_received(durable: Harness, sql: SqlConnection, kind: str) -> None:
-    def two(ctx: Context[int]) -> Outcome[Any]:
-        durable.signal(ctx.id, "go", "late")
-        if kind == "next":
-            return Next("one", delay=AN_HOUR)
-        return ScheduleChildren([Spec(Say, "a", schedule_in=AN_HOUR)], then="one")
-
-    id = parked(durable, "go", then=two)
-    for name in ("other", "go", "go"):
-        durable.signal(id, name, "early")
-    durable.drain(collapse=False)
-    left = sql("select name, payload from gen_durable.signals order by id")
-    assert [tuple(row.values()) for row in left] == [("other", "early"), ("go", "late")]
-
-
-@pytest.mark.clause("SIG-11", "SIG-12", "SIG-9")
-def test_a_pack_is_collected_by_awaiting_again(durable: Harness, sql: SqlConnection) -> None:
-    seen: list[int] = []
-
-    def two(ctx: Context[int]) -> Outcome[Any]:
-        seen.append(len(ctx.awaited))
-        return Await("part", then="two") if len(ctx.awaited) < 3 else Next("one", delay=AN_HOUR)
-
-    id = parked(durable, "part", then=two)
-    for expected in (1, 2, 3):
-        durable.signal(id, "part")
-        durable.drain(collapse=False)
-        assert seen == list(range(1, expected + 1)), "once per part, and asleep in between"
-    assert sql.inbox(id) == []
-
-
-@pytest.mark.clause("SIG-13")
-def test_retry_consumes_nothing_and_keeps_the_awaited_set(durable: Harness, sql: SqlConnection) -> None:
-    seen: list[Any] = []
-
-    def two(ctx: Context[int]) -> Outcome[Any]:
-        seen.append((ctx.attempt, [message.id for message in ctx.awaited]))
-        return Retry() if ctx.attempt < 2 else Next("one", delay=AN_HOUR)
-
-    id = parked(durable, "go", then=two)
-    durable.signal(id, "go")
-    one_step(durable)
-    assert sql.columns(id, "status awaits") == ("runnable", ["go"])
-    assert sql.inbox(id) == ["go"]
-    durable.drain(collapse=False)
-    assert [attempt for attempt, _ in seen] == [0, 1, 2]
-    assert len({tuple(ids) for _, ids in seen}) == 1
-    assert sql.inbox(id) == []
 
 
 @pytest.mark.clause("SIG-14")
@@ -378,17 +285,3 @@ def test_an_await_without_names_sleeps(durable: Harness) -> None:
     durable.advance(hours=1)
     durable.drain()
     assert durable.assert_done(id) == [True, 1]
-
-
-@pytest.mark.clause("TMO-5")
-def test_retry_keeps_that_the_clock_woke_and_progress_forgets_it(durable: Harness) -> None:
-    seen: list[bool] = []
-
-    def two(ctx: Context[int]) -> Outcome[Any]:
-        seen.append(ctx.timed_out)
-        return Retry() if len(seen) == 1 else Next("two") if len(seen) == 2 else Done(0)
-
-    parked(durable, "go", then=two, timeout=AN_HOUR)
-    durable.fire_timeouts()
-    durable.drain()
-    assert seen == [True, True, False]

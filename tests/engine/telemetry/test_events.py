@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from datetime import timedelta
+from typing import Any
 
+import msgspec
 import pytest
 
 from gen_durable import (
@@ -24,7 +27,7 @@ from gen_durable import (
     step,
     telemetry,
 )
-from gen_durable.telemetry import Event, PickStop, SchedulerSaturation, StepStop
+from gen_durable.telemetry import Event, PickStop, SchedulerDrain, SchedulerSaturation, StepStop
 from tests.support.conformance import SPEC, table_of
 from tests.support.machines import Say
 from tests.support.settings import CALM
@@ -62,13 +65,9 @@ class Tour(Machine[None, None]):
         return Stop("seen it all")
 
 
-@pytest.mark.clause("TEL-2", "TEL-10")
+@pytest.mark.clause("TEL-2")
 async def test_every_committed_outcome_is_told(durable_dsn: str) -> None:
-    def broken(event: Event) -> None:
-        raise RuntimeError(event.name)
-
     async with Worker([Tour, Say], dsn=durable_dsn, settings=CALM) as worker:
-        worker.telemetry.subscribe(broken)
         events = Events(worker)
         ref = await worker.insert(Tour)
         await events.wait(StepStop, lambda event: event.kind == "stop")
@@ -134,3 +133,65 @@ async def test_picks_and_saturation_are_told(durable_dsn: str) -> None:
         assert busy == SchedulerSaturation(in_flight=2, buffer=0, concurrency=3, prefetch=0, queue="long")
         may_go.set()
         await worker.wait_all(refs, timeout=PATIENCE)
+
+
+@pytest.mark.clause("TEL-5")
+async def test_the_end_of_a_queue_is_told_with_what_it_gave_back(durable_dsn: str) -> None:
+    is_there = asyncio.Event()
+
+    class Long(Machine[None, None]):
+        @step
+        async def run(self, ctx: Context[None]) -> Outcome[None]:
+            is_there.set()
+            await asyncio.Event().wait()
+            return Done()
+
+    settings = msgspec.structs.replace(CALM, drain_timeout=timedelta(milliseconds=100))
+    queues = {"default": 5, "idle": 5}
+    async with Worker([Long], dsn=durable_dsn, settings=settings, queues=queues) as worker:
+        events = Events(worker)
+        await worker.insert(Long)
+        await happens(is_there)
+    told = {event.queue: event for event in events.of(SchedulerDrain)}
+    assert told["default"] == SchedulerDrain(released=1, in_flight=1, queue="default")
+    assert told["idle"] == SchedulerDrain(released=0, in_flight=0, queue="idle")
+    assert told["idle"].name == "scheduler.drain"
+
+
+@pytest.mark.clause("TEL-10")
+async def test_a_subscriber_that_fails_breaks_nothing_and_is_logged_once(
+    durable_dsn: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    heard: list[str] = []
+
+    def broken(event: Event) -> None:
+        heard.append(event.name)
+        raise RuntimeError(f"no time for {event.name}")
+
+    async with Worker([Tour, Say], dsn=durable_dsn, settings=CALM) as worker:
+        worker.telemetry.subscribe(broken)
+        events = Events(worker)
+        with caplog.at_level(logging.ERROR, logger="gen_durable.telemetry"):
+            ended = await worker.wait(await worker.insert(Tour), timeout=PATIENCE)
+            refs = await worker.insert_all([Spec(Say, "b") for _ in range(20)])
+            await worker.wait_all(refs, timeout=PATIENCE)
+            await events.wait(StepStop, lambda event: event.fsm == "Say", count=21)
+    assert ended.last_error == "seen it all"
+    assert {"step.stop", "pick.stop", "scheduler.saturation", "scheduler.drain", "await.timeout"} <= set(
+        heard
+    )
+    complaints = [record for record in caplog.records if "telemetry subscriber" in record.getMessage()]
+    assert len(complaints) == 1
+
+
+async def test_a_subscriber_hears_only_the_kinds_that_it_asked_for_until_it_leaves(durable_dsn: str) -> None:
+    heard: list[Any] = []
+    async with Worker([Say], dsn=durable_dsn, settings=CALM) as worker:
+        leave = worker.telemetry.subscribe(heard.append, StepStop)
+        events = Events(worker)
+        await worker.insert(Say, "a")
+        await events.wait(StepStop)
+        leave()
+        await worker.insert(Say, "a")
+        await events.wait(StepStop, count=2)
+    assert [type(event) for event in heard] == [StepStop]
