@@ -35,8 +35,8 @@ from gen_durable import (
 from gen_durable._db.blocking import BlockingDatabase
 from gen_durable._db.failures import NoAnswerError, StatementError
 from gen_durable._db.insert import insert
-from gen_durable._db.plan import Statement
-from gen_durable._db.pool import Database, only
+from gen_durable._db.plan import Statement, only
+from gen_durable._db.pool import Database
 from gen_durable._db.reply_timeouts import Patience
 from gen_durable.errors import UnreachableError
 from tests.chaos.arena import Arena

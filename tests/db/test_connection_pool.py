@@ -14,8 +14,8 @@ from gen_durable._db import connection_pool
 from gen_durable._db.blocking import BlockingDatabase
 from gen_durable._db.driver import Connection
 from gen_durable._db.failures import StatementError
-from gen_durable._db.plan import Statement
-from gen_durable._db.pool import Database, only
+from gen_durable._db.plan import Statement, only
+from gen_durable._db.pool import Database
 from gen_durable._db.reply_timeouts import Patience
 from gen_durable.errors import UnreachableError
 

@@ -17,7 +17,7 @@ from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
 from gen_durable import AsyncClient, Client, Schedule, Settings, Spec, Status
-from gen_durable._db.caller_search_path import CallersPath
+from gen_durable._db import caller_connection
 from gen_durable._db.failures import StatementError
 from gen_durable.errors import NoTargetError
 from tests.db.test_statement_counts import ARRAYS
@@ -139,7 +139,7 @@ async def test_without_the_guard_they_spring(
     trapped: str, db: Any, attacker: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """So that the test above is known to test something."""
-    monkeypatch.setattr(CallersPath, "around", lambda self, plan, **_: plan)
+    monkeypatch.setattr(caller_connection, "on_pinned_path", lambda plan, *_, **__: plan)
     async with AsyncExitStack() as stack:
         caller = await opened("psycopg async", trapped, stack)
         await caller.use("insert", Chain, 1)

@@ -23,8 +23,8 @@ from gen_durable import AsyncClient, Client, Settings, Spec, Worker
 from gen_durable._db.blocking import BlockingDatabase
 from gen_durable._db.connector import PINNED
 from gen_durable._db.failures import StatementError, is_outage
-from gen_durable._db.plan import Plan, Row, Statement
-from gen_durable._db.pool import Database, _Transaction, only
+from gen_durable._db.plan import Plan, Row, Statement, only
+from gen_durable._db.pool import Database, _Transaction
 from tests.pooler.machines import ALL, Chain, Parent
 from tests.support.clients import Awaitable
 

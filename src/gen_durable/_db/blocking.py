@@ -15,10 +15,9 @@ from ..errors import UsageError
 from .address import AddressError, ask_blocking, unreachable
 from .connector import NEWER, PINNED, local
 from .failures import StatementError, is_outage
-from .plan import Plan
-from .pool import only
+from .plan import Plan, only
 from .reply_timeouts import Patience
-from .runner import from_psycopg, run_psycopg
+from .runner import drive_blocking, from_psycopg, run_psycopg
 
 __all__ = ["BlockingDatabase"]
 
@@ -65,7 +64,7 @@ class BlockingDatabase:
         """Run a plan of one statement, or of several that need no common transaction."""
         with self._lock:
             if self._is_pooled:
-                return self._run_one_by_one(plan)
+                return drive_blocking(plan, lambda call: self.run_in_transaction(only(call)))
             conn = self._connection()
             try:
                 return run_psycopg(conn, plan, self.schema)
@@ -91,21 +90,6 @@ class BlockingDatabase:
                 failure = from_psycopg(error)
                 self._note(failure)
                 raise failure from error
-
-    def _run_one_by_one(self, plan: Plan[T]) -> T:
-        """Every statement as a transaction of its own: after one that failed, the plan may go on with another."""
-        try:
-            call = next(plan)
-            while True:
-                try:
-                    rows = self.run_in_transaction(only(call))
-                except StatementError as error:
-                    call = plan.throw(error)
-                else:
-                    call = plan.send(rows)
-        except StopIteration as finished:
-            result: T = finished.value
-            return result
 
     def _note(self, error: StatementError) -> None:
         """After an outage the next use opens another connection."""

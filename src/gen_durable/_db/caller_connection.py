@@ -7,12 +7,10 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any, Final, TypeAlias, TypeVar
 
 from ..errors import UsageError
-from .caller_search_path import CallersPath
-from .failures import StatementError
+from .caller_search_path import on_pinned_path
 from .plan import Plan
 from .runner import run_asyncpg, run_psycopg, run_psycopg_async
 
@@ -49,40 +47,17 @@ def driver_of(conn: Any, *, blocking: bool) -> Driver:
 
 
 async def _run_asyncpg(conn: Any, plan: Plan[T], schema: str, *, as_one: bool = False) -> T:
-    path = CallersPath(conn.is_in_transaction)
-    try:
-        result: T = await run_asyncpg(conn, path.around(plan, as_one=as_one), schema)
-    except BaseException:
-        # A transaction that has failed takes no statement, and its end brings the caller's path back.
-        with suppress(StatementError):
-            await run_asyncpg(conn, path.end(), schema)
-        raise
-    await run_asyncpg(conn, path.end(), schema)
-    return result
+    return await run_asyncpg(conn, on_pinned_path(plan, conn.is_in_transaction, as_one=as_one), schema)
 
 
 def _run_psycopg(conn: Any, plan: Plan[T], schema: str, *, as_one: bool = False) -> T:
-    path = CallersPath(lambda: _is_in_transaction(conn))
-    try:
-        result: T = run_psycopg(conn, path.around(plan, as_one=as_one), schema)
-    except BaseException:
-        with suppress(StatementError):
-            run_psycopg(conn, path.end(), schema)
-        raise
-    run_psycopg(conn, path.end(), schema)
-    return result
+    pinned = on_pinned_path(plan, lambda: _is_in_transaction(conn), as_one=as_one)
+    return run_psycopg(conn, pinned, schema)
 
 
 async def _run_psycopg_async(conn: Any, plan: Plan[T], schema: str, *, as_one: bool = False) -> T:
-    path = CallersPath(lambda: _is_in_transaction(conn))
-    try:
-        result: T = await run_psycopg_async(conn, path.around(plan, as_one=as_one), schema)
-    except BaseException:
-        with suppress(StatementError):
-            await run_psycopg_async(conn, path.end(), schema)
-        raise
-    await run_psycopg_async(conn, path.end(), schema)
-    return result
+    pinned = on_pinned_path(plan, lambda: _is_in_transaction(conn), as_one=as_one)
+    return await run_psycopg_async(conn, pinned, schema)
 
 
 def _is_in_transaction(conn: Any) -> bool:

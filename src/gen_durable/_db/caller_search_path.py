@@ -1,62 +1,73 @@
-"""Plans on a caller's session, whose search_path is the caller's.
+"""Run plans on a caller's session without resolving names on the caller's search_path.
 
-With a schema on that path in which another role may create, an operator or a function of that role can take the place
-of one of PostgreSQL's. A call of one of our functions looks up nothing on the path, and most verbs are such a call.
-Every other statement runs on a pinned path, and the path is the caller's again afterwards.
+If another role may create objects in a schema of that path, its functions and operators can shadow those of
+PostgreSQL. A call of one of our functions resolves nothing on the path; most verbs are such a call. Every other
+statement runs on a pinned path, and the path of the caller is restored afterwards.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Final, TypeVar
 
 from .connector import PINNED
 from .failures import StatementError
-from .plan import Call, Plan, Rows, Script, Statement
+from .plan import Call, Plan, Rows, Script, Statement, only
 
-__all__ = ["CallersPath"]
+__all__ = ["on_pinned_path"]
 
 T = TypeVar("T")
 
-# In the caller's transaction: the end of it, or a rollback to a savepoint, brings the caller's path back.
+# In the caller's transaction. COMMIT, ROLLBACK or ROLLBACK TO SAVEPOINT restores the caller's path as well.
 _PIN: Final = Statement(
     "pin_path",
     "select pg_catalog.current_setting('search_path') as path,"
     f" pg_catalog.set_config('search_path', '{PINNED['search_path']}', true)",
 )
 _RESTORE: Final = Statement("restore_path", "select pg_catalog.set_config('search_path', :path::text, true)")
-# Outside of one, in a transaction of our own. Not for the session: behind a pooler in transaction mode, the next
-# statement may be run by another session.
+# Outside a transaction, in one of our own. SET for the session would not do: behind a pooler in transaction mode,
+# another session may run the next statement.
 _BEGIN: Final = Script(f"begin; set local search_path = {PINNED['search_path']}")
-_BEGIN_ALL: Final = Script(_BEGIN.text.replace("begin", "begin isolation level read committed", 1))
+_BEGIN_READ_COMMITTED: Final = Script(_BEGIN.text.replace("begin", "begin isolation level read committed", 1))
 
 
-class CallersPath:
-    """Keeps the statements of one plan off the caller's path. Run `end` after the plan, however that ended."""
+def on_pinned_path(plan: Plan[T], is_in_transaction: Callable[[], bool], *, as_one: bool = False) -> Plan[T]:
+    """Run a plan with its statements on a pinned search_path, and restore the path of the caller.
+
+    Args:
+        plan: the plan.
+        is_in_transaction: whether the next statement is part of a transaction of the caller.
+        as_one: run the plan as one transaction: the caller's, or one of its own outside of that.
+    """
+    if as_one and not is_in_transaction():
+        return (yield from _in_transaction(_BEGIN_READ_COMMITTED, plan))
+    pinned = _Pinned(is_in_transaction)
+    try:
+        result = yield from pinned.run(plan)
+    except BaseException:
+        # A failed transaction accepts no statement, and its end restores the path.
+        with suppress(StatementError):
+            yield from pinned.restore()
+        raise
+    yield from pinned.restore()
+    return result
+
+
+class _Pinned:
+    """Pins the path before the first statement that needs it."""
 
     def __init__(self, is_in_transaction: Callable[[], bool]) -> None:
         self._is_in_transaction = is_in_transaction
-        self._path: str | None = None
-        self._has_begun = False
+        self._path_of_caller: str | None = None
 
-    def around(self, plan: Plan[T], *, as_one: bool = False) -> Plan[T]:
-        """The plan, with its statements on a pinned path; as one transaction, where that cannot be the caller's."""
-        if as_one and not self._is_in_transaction():
-            self._has_begun = True
-            yield _BEGIN_ALL
-            result = yield from plan
-            yield Script("commit")
-            self._has_begun = False
-            return result
-        return (yield from self._each(plan))
-
-    def _each(self, plan: Plan[T]) -> Plan[T]:
+    def run(self, plan: Plan[T]) -> Plan[T]:
         try:
             call = next(plan)
             while True:
                 try:
-                    rows = yield from self._pinned(call)
-                except StatementError as error:
+                    rows = yield from self._execute(call)
+                except BaseException as error:  # noqa: BLE001 - raised again by the plan
                     call = plan.throw(error)
                 else:
                     call = plan.send(rows)
@@ -64,28 +75,27 @@ class CallersPath:
             result: T = finished.value
             return result
 
-    def end(self) -> Plan[None]:
-        """Undo what `around` has left: nothing, if no statement needed it."""
-        if self._has_begun:
-            self._has_begun = False
-            yield Script("rollback")
-        if self._path is not None:
-            path, self._path = self._path, None
+    def restore(self) -> Plan[None]:
+        if self._path_of_caller is not None:
+            path, self._path_of_caller = self._path_of_caller, None
             yield _RESTORE(path=path)
 
-    def _pinned(self, call: Call | Script) -> Plan[Rows]:
-        if self._path is not None or (isinstance(call, Call) and call.statement.is_call):
+    def _execute(self, call: Call | Script) -> Plan[Rows]:
+        if self._path_of_caller is not None or (isinstance(call, Call) and call.statement.is_call):
             return (yield call)
         if self._is_in_transaction():
-            self._path = (yield _PIN())[0]["path"]
+            self._path_of_caller = (yield _PIN())[0]["path"]
             return (yield call)
-        try:
-            self._has_begun = True
-            yield _BEGIN
-            rows = yield call
-            yield Script("commit")
-            self._has_begun = False
-        except StatementError:
-            yield from self.end()
-            raise
-        return rows
+        return (yield from _in_transaction(_BEGIN, only(call)))
+
+
+def _in_transaction(begin: Script, plan: Plan[T]) -> Plan[T]:
+    try:
+        yield begin
+        result = yield from plan
+        yield Script("commit")
+    except BaseException:
+        with suppress(StatementError):
+            yield Script("rollback")
+        raise
+    return result

@@ -12,7 +12,7 @@ from functools import cache
 from importlib import resources
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
-__all__ = ["Call", "Plan", "Row", "Rows", "Script", "Statement", "in_schema", "read", "statements"]
+__all__ = ["Call", "Plan", "Row", "Rows", "Script", "Statement", "in_schema", "only", "read", "statements"]
 
 T = TypeVar("T")
 
@@ -72,6 +72,11 @@ class Script(NamedTuple):
 
 Plan: TypeAlias = Generator[Call | Script, Rows, T]
 """Yields calls, receives rows, returns `T`."""
+
+
+def only(call: Call | Script) -> Plan[Rows]:
+    """A plan of one statement."""
+    return (yield call)
 
 
 def statements(file: str) -> Mapping[str, Statement]:

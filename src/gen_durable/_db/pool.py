@@ -14,13 +14,13 @@ from .address import unreachable
 from .connection_pool import ConnectionPool
 from .connector import NEWER, PINNED, Connector, has_newer, local
 from .failures import StatementError, is_silence
-from .plan import Call, Plan, Rows, Script
+from .plan import Plan, only
 from .reply_timeouts import Patience
-from .runner import asyncpg_failures, from_asyncpg, run_asyncpg
+from .runner import asyncpg_failures, drive, from_asyncpg, run_asyncpg
 from .sqlstates import FEATURE_NOT_SUPPORTED, READ_ONLY
 from .watchdog import Watchdog
 
-__all__ = ["Database", "only"]
+__all__ = ["Database"]
 
 T = TypeVar("T")
 
@@ -164,28 +164,13 @@ class Database:
     async def run(self, plan: Plan[T]) -> T:
         """Run a plan of one statement, or of several that need no common transaction."""
         if self._pins is not None:
-            return await self._run_one_by_one(plan)
+            return await drive(plan, lambda call: self.run_in_transaction(only(call)))
         return await self.run_bare(plan)
 
     async def run_bare(self, plan: Plan[T]) -> T:
         """Run a plan outside of any transaction of ours, for what cannot be inside of one."""
         async with _Acquired(self._pool, self.watchdog) as conn:
             return await run_asyncpg(conn, plan, self.schema)
-
-    async def _run_one_by_one(self, plan: Plan[T]) -> T:
-        """Every statement as a transaction of its own: after one that failed, the plan may go on with another."""
-        try:
-            call = next(plan)
-            while True:
-                try:
-                    rows = await self.run_in_transaction(only(call))
-                except StatementError as error:
-                    call = plan.throw(error)
-                else:
-                    call = plan.send(rows)
-        except StopIteration as finished:
-            result: T = finished.value
-            return result
 
     async def run_in_transaction(self, plan: Plan[T], *, lock_timeout: str | None = None) -> T:
         """Run a plan as one transaction."""
@@ -311,8 +296,3 @@ class _Transaction:
             await self._conn.execute(text)
         except asyncpg_failures() as error:
             raise from_asyncpg(error) from error
-
-
-def only(call: Call | Script) -> Plan[Rows]:
-    """A plan of one statement."""
-    return (yield call)

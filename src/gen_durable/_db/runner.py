@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from typing import Any, Final, TypeVar
 
 from .failures import NoAnswerError, StatementError
 from .plan import Call, Plan, Rows, Script, in_schema
 from .sqlstates import INVALID_DATA
 
-__all__ = ["asyncpg_failures", "run_asyncpg", "run_psycopg", "run_psycopg_async"]
+__all__ = [
+    "asyncpg_failures",
+    "drive",
+    "drive_blocking",
+    "from_asyncpg",
+    "from_psycopg",
+    "run_asyncpg",
+    "run_psycopg",
+    "run_psycopg_async",
+]
 
 T = TypeVar("T")
 # A connection that the server has ended while nobody used it answers so to its next use, if that comes before asyncpg
@@ -16,19 +26,18 @@ T = TypeVar("T")
 _DYING: Final = "cannot switch to state"
 
 
-async def run_asyncpg(conn: Any, plan: Plan[T], schema: str) -> T:
-    """Run a plan on an asyncpg connection."""
+async def drive(plan: Plan[T], execute: Callable[[Call | Script], Awaitable[Rows]]) -> T:
+    """Run a plan: execute its statements one after the other, and give it the rows or the error of each.
+
+    A cancellation is given to the plan too, so that it can undo what it has done to the session.
+    """
     try:
         call = next(plan)
         while True:
             try:
-                if isinstance(call, Script):
-                    rows: Rows = []
-                    await conn.execute(call.text)
-                else:
-                    rows = await conn.fetch(in_schema(call.statement.text, schema), *call.values)
-            except asyncpg_failures() as error:
-                call = plan.throw(from_asyncpg(error, call))
+                rows = await execute(call)
+            except BaseException as error:  # noqa: BLE001 - raised again by the plan
+                call = plan.throw(error)
             else:
                 call = plan.send(rows)
     except StopIteration as finished:
@@ -36,8 +45,41 @@ async def run_asyncpg(conn: Any, plan: Plan[T], schema: str) -> T:
         return result
 
 
-# psycopg: rows in binary, because a caller's session may write times as it likes (DateStyle); and fetched whatever the
-# cursor says of them, because in a pipeline it cannot say anything before.
+def drive_blocking(plan: Plan[T], execute: Callable[[Call | Script], Rows]) -> T:
+    """`drive` for a blocking `execute`."""
+    try:
+        call = next(plan)
+        while True:
+            try:
+                rows = execute(call)
+            except BaseException as error:  # noqa: BLE001 - raised again by the plan
+                call = plan.throw(error)
+            else:
+                call = plan.send(rows)
+    except StopIteration as finished:
+        result: T = finished.value
+        return result
+
+
+async def run_asyncpg(conn: Any, plan: Plan[T], schema: str) -> T:
+    """Run a plan on an asyncpg connection."""
+    failures = asyncpg_failures()
+
+    async def execute(call: Call | Script) -> Rows:
+        try:
+            if isinstance(call, Script):
+                await conn.execute(call.text)
+                return []
+            rows: Rows = await conn.fetch(in_schema(call.statement.text, schema), *call.values)
+            return rows
+        except failures as error:
+            raise from_asyncpg(error, call) from error
+
+    return await drive(plan, execute)
+
+
+# psycopg fetches rows in binary: the session of a caller may have any DateStyle. Every statement is asked for its rows,
+# because in a pipeline the cursor does not know before whether it has any.
 
 
 def run_psycopg(conn: Any, plan: Plan[T], schema: str) -> T:
@@ -45,24 +87,18 @@ def run_psycopg(conn: Any, plan: Plan[T], schema: str) -> T:
     import psycopg
     from psycopg.rows import dict_row
 
-    try:
-        call = next(plan)
-        while True:
-            try:
-                with psycopg.RawCursor(conn, row_factory=dict_row) as cursor:
-                    rows: Rows = []
-                    if isinstance(call, Script):
-                        cursor.execute(call.text)
-                    else:
-                        cursor.execute(in_schema(call.statement.text, schema), call.values, binary=True)
-                        rows = cursor.fetchall()
-            except psycopg.Error as error:
-                call = plan.send([]) if _has_no_rows(error) else plan.throw(from_psycopg(error, call))
-            else:
-                call = plan.send(rows)
-    except StopIteration as finished:
-        result: T = finished.value
-        return result
+    def execute(call: Call | Script) -> Rows:
+        try:
+            with psycopg.RawCursor(conn, row_factory=dict_row) as cursor:
+                if isinstance(call, Script):
+                    cursor.execute(call.text)
+                    return []
+                cursor.execute(in_schema(call.statement.text, schema), call.values, binary=True)
+                return cursor.fetchall()
+        except psycopg.Error as error:
+            return _no_rows(error, call)
+
+    return drive_blocking(plan, execute)
 
 
 async def run_psycopg_async(conn: Any, plan: Plan[T], schema: str) -> T:
@@ -70,31 +106,27 @@ async def run_psycopg_async(conn: Any, plan: Plan[T], schema: str) -> T:
     import psycopg
     from psycopg.rows import dict_row
 
-    try:
-        call = next(plan)
-        while True:
-            try:
-                async with psycopg.AsyncRawCursor(conn, row_factory=dict_row) as cursor:
-                    rows: Rows = []
-                    if isinstance(call, Script):
-                        await cursor.execute(call.text)
-                    else:
-                        await cursor.execute(in_schema(call.statement.text, schema), call.values, binary=True)
-                        rows = await cursor.fetchall()
-            except psycopg.Error as error:
-                call = plan.send([]) if _has_no_rows(error) else plan.throw(from_psycopg(error, call))
-            else:
-                call = plan.send(rows)
-    except StopIteration as finished:
-        result: T = finished.value
-        return result
+    async def execute(call: Call | Script) -> Rows:
+        try:
+            async with psycopg.AsyncRawCursor(conn, row_factory=dict_row) as cursor:
+                if isinstance(call, Script):
+                    await cursor.execute(call.text)
+                    return []
+                await cursor.execute(in_schema(call.statement.text, schema), call.values, binary=True)
+                return await cursor.fetchall()
+        except psycopg.Error as error:
+            return _no_rows(error, call)
+
+    return await drive(plan, execute)
 
 
-def _has_no_rows(error: Any) -> bool:
-    """Whether nothing is wrong but that a statement without rows was asked for them."""
+def _no_rows(error: Any, call: Call | Script) -> Rows:
+    """Return no rows if the statement has none to fetch; raise any other error as a `StatementError`."""
     import psycopg
 
-    return type(error) is psycopg.ProgrammingError and error.sqlstate is None
+    if type(error) is psycopg.ProgrammingError and error.sqlstate is None:
+        return []
+    raise from_psycopg(error, call) from error
 
 
 def asyncpg_failures() -> tuple[type[Exception], ...]:
@@ -126,9 +158,8 @@ def from_asyncpg(error: BaseException, call: Call | Script | None = None) -> Sta
         message = str(error.args[0]) if error.args else str(error)
         failure = StatementError(error.sqlstate or "", message, getattr(error, "detail", None) or "")
     elif isinstance(error, ValueError):
-        failure = StatementError(
-            INVALID_DATA, str(error)
-        )  # asyncpg.DataError: a value that the wire cannot carry
+        # asyncpg.DataError: the protocol cannot carry the value.
+        failure = StatementError(INVALID_DATA, str(error))
     elif isinstance(error, asyncpg.InternalClientError) and str(error).startswith(_DYING):
         failure = StatementError("", "the connection was lost")
     else:

@@ -7,8 +7,7 @@ from typing import Any, Final, Self
 
 from .._db.connector import connect
 from .._db.failures import StatementError
-from .._db.plan import Plan, Row, Rows, Script
-from .._db.pool import only
+from .._db.plan import Plan, Row, Rows, Script, only
 from .._db.runner import run_asyncpg
 from ._sql import statements
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from gen_durable._db import pool
-from gen_durable._db.plan import Plan, Statement
-from gen_durable._db.pool import Database, only
+from gen_durable._db.plan import Plan, Statement, only
+from gen_durable._db.pool import Database
 
 # As `lock_for_effect` does: the end of the transaction needs to know the path of the effect.
 YES = Statement(

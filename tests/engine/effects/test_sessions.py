@@ -14,8 +14,8 @@ from gen_durable import Context, Done, Machine, Outcome, Spec, Sql, Transaction,
 from gen_durable._db import blocking, connector
 from gen_durable._db.blocking import BlockingDatabase
 from gen_durable._db.connector import connect
-from gen_durable._db.plan import Plan, Statement
-from gen_durable._db.pool import Database, only
+from gen_durable._db.plan import Plan, Statement, only
+from gen_durable._db.pool import Database
 from gen_durable._db.runner import run_asyncpg
 from gen_durable._runtime import effects, flusher
 from gen_durable.telemetry import ReaperReaped
