@@ -602,7 +602,7 @@ def _named_statuses(word: Any) -> tuple[Status, ...]:
     statuses = statuses_of(word)
     if statuses is None:
         hint = did_you_mean(word, STATUS_WORDS, "status") if isinstance(word, str) else ""
-        raise UsageError(f"{word!r} is not a status{hint}", f"the statuses are {', '.join(STATUS_WORDS)}")
+        raise UsageError(f"{word!r} is not a status", f"the statuses are {', '.join(STATUS_WORDS)}{hint}")
     return statuses
 
 
