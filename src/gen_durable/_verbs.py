@@ -575,7 +575,7 @@ def _filter(machine: Insertable[Any, Any] | str | None, filters: Mapping[str, An
             known = tuple(_FILTERS)
             raise UsageError(
                 f"there is no filter '{name}'{did_you_mean(name, known, 'filter')}",
-                f"there are {', '.join(known)}",
+                f"the filters are {', '.join(known)}",
             )
         field, checked = _FILTERS[name]
         values[field] = checked(value)

@@ -1,45 +1,47 @@
-"""All exceptions that gen_durable raises on purpose.
+"""All exceptions that gen_durable raises.
 
+```text
 GenDurableError
-├── DefinitionError              a machine is written wrongly: found at import, or when a worker takes it in
-│   ├── DuplicateStepError           one step name, two functions
-│   ├── InitialStepError             nowhere to begin, or two places
-│   ├── StepSignatureError           a step or handler that cannot be called
-│   ├── StateTypeError               a type that JSON cannot carry, or about which two places disagree
-│   ├── OptionError                  a name, version or option that cannot be used
-│   ├── UnknownStepError             a step that the machine does not have
-│   ├── UnknownMachineError          a (name, version) that nobody registered
-│   └── DuplicateMachineError        a (name, version) that two machines claim
-├── SettingsError                an unknown setting, or one out of range                       (ValueError)
-├── UsageError                   a call that can never work
-│   ├── OutcomeError                 a step returned something that is no outcome
-│   ├── InboxFullError               the inbox of an instance takes no more signals
-│   └── NotLoadedError               content that was too large to come with the execution
-├── CodecError                   a value does not fit its type; inside a step it goes to handle()
-│   ├── DecodeError                  what was stored or sent cannot be read as the declared type
-│   └── EncodeError                  what was given cannot be stored under the declared type
-│       └── PayloadTooLargeError         it is too big
-├── ProcessStepError             what a step in a process raised, as middleware sees it
-├── StepTimeoutError             a step ran longer than its timeout=; it goes to handle()         (TimeoutError)
+├── DefinitionError              a machine or job is defined wrongly; raised at import or when a worker is made
+│   ├── DuplicateStepError           two functions define the same step
+│   ├── InitialStepError             no step, or more than one initial step
+│   ├── StepSignatureError           a step or handler has a signature that workers cannot call
+│   ├── StateTypeError               a type cannot be stored as JSON, or two declarations of it differ
+│   ├── OptionError                  an unknown option, or an invalid name, version or option value
+│   ├── UnknownStepError             the machine does not have this step
+│   ├── UnknownMachineError          no machine is registered under this name and version
+│   └── DuplicateMachineError        two machines have the same name and version
+├── SettingsError                a setting is unknown or out of range                          (ValueError)
+├── UsageError                   a call with invalid arguments
+│   ├── OutcomeError                 a step returned a value that is not an outcome
+│   ├── InboxFullError               the inbox of the instance is full
+│   └── NotLoadedError               content was too large to be fetched with the execution
+├── CodecError                   a value does not match its type; raised in a step, it goes to handle()
+│   ├── DecodeError                  stored or received JSON does not match the declared type
+│   └── EncodeError                  a value cannot be stored as the declared type
+│       └── PayloadTooLargeError         a value exceeds settings.max_payload
+├── ProcessStepError             a step in a process raised; middleware gets this error
+├── StepTimeoutError             a step ran longer than its timeout=; it goes to handle()      (TimeoutError)
 ├── KeyTakenError                an instance of another machine holds the key
-├── LimitError                   an insert names a rate limit that does not exist              (LookupError)
-├── NoTargetError                nobody has that id, or nobody alive that key                  (LookupError)
-├── MessageReusedError           a message from outside had the id of one for another target
-├── NoScheduleError              no schedule has that name                                     (LookupError)
-├── NotDoneError                 a result was asked for where there is none
-│   ├── InstanceFailedError
-│   ├── InstanceCancelledError
-│   ├── InstanceCollectedError       it is done, and its result no longer kept
-│   └── InstanceUnfinishedError
+├── LimitError                   the rate limit does not exist, or the weight exceeds its burst (LookupError)
+├── NoTargetError                no instance has the id, or no live instance has the key       (LookupError)
+├── MessageReusedError           an inbound message has the id of a message to another target
+├── NoScheduleError              no schedule has the name                                      (LookupError)
+├── NotDoneError                 the instance has no result
+│   ├── InstanceFailedError          it failed
+│   ├── InstanceCancelledError       it was cancelled
+│   ├── InstanceCollectedError       it is done, and its result has been removed by retention
+│   └── InstanceUnfinishedError      it has not ended yet
 ├── PauseTimeoutError            live workers did not confirm a pause in time                  (TimeoutError)
-├── WorkerStoppedError           an engine error ended the worker; `__cause__` is that error
+├── WorkerStoppedError           the worker stopped on an engine error, its `__cause__`
 └── DatabaseError
-    ├── NotConnectedError            a client or worker that is not open
-    ├── UnreachableError             no server, no access, no binaries                         (ConnectionError)
-    └── SchemaVersionError           tables that are missing, too old or too new
+    ├── NotConnectedError            the client or worker is not open
+    ├── UnreachableError             PostgreSQL cannot be reached                              (ConnectionError)
+    └── SchemaVersionError           the tables are missing, too old or too new
+```
 
-Every error keeps its positional arguments in `args`, which makes it pickle and gives it a repr. `__str__`
-says what happened, to what, and what to do about it; it names types and paths, never a user's values.
+The positional arguments of every error are in `args`, so errors can be pickled. `str()` of an error says what failed
+and what to do. It contains types and paths, never values of a state, payload or result.
 """
 
 from __future__ import annotations
@@ -91,15 +93,18 @@ __all__ = [
 
 
 class GenDurableError(Exception):
-    """The root: `except GenDurableError` catches everything of this library."""
+    """Base class of all errors that gen_durable raises."""
 
 
 class DefinitionError(GenDurableError):
-    """A machine is written wrongly."""
+    """A machine or job is defined wrongly.
+
+    Raised when its class or function is defined, or when a worker or harness registers it. Fix the definition.
+    """
 
 
 class DuplicateStepError(DefinitionError):
-    """A class body defines a step twice; Python would silently keep the second."""
+    """A class body defines a step twice. Python alone would silently keep only the second one."""
 
     machine: str
     step: str
@@ -116,12 +121,12 @@ class DuplicateStepError(DefinitionError):
     def __str__(self) -> str:
         return (
             f"machine '{self.machine}' defines step '{self.step}' twice (lines {self.first_line} and "
-            f"{self.second_line}); the first would be lost, so rename one"
+            f"{self.second_line}); rename one of them"
         )
 
 
 class InitialStepError(DefinitionError):
-    """It is not clear where a machine begins."""
+    """A machine has no steps, or more than one step with `initial=True`."""
 
     machine: str
     candidates: tuple[str, ...]
@@ -142,7 +147,7 @@ class InitialStepError(DefinitionError):
 
 
 class StepSignatureError(DefinitionError):
-    """A step or a handler has a shape that a worker cannot call."""
+    """A step or handler cannot be called by a worker: wrong parameters, a generator, or not a function."""
 
     where: str
     found: str
@@ -159,7 +164,7 @@ class StepSignatureError(DefinitionError):
 
 
 class StateTypeError(DefinitionError):
-    """A type of a state, result or payload cannot work."""
+    """A type of a state, result or payload cannot be stored as JSON, or contradicts another declaration."""
 
     where: str
     problem: str
@@ -176,7 +181,7 @@ class StateTypeError(DefinitionError):
 
 
 class OptionError(DefinitionError):
-    """A name, a version or another option of a definition cannot be used."""
+    """An option of a machine, step or job is unknown, or its value is invalid."""
 
     problem: str
     advice: str
@@ -187,11 +192,11 @@ class OptionError(DefinitionError):
         self.advice = advice
 
     def __str__(self) -> str:
-        return f"{self.problem}; {self.advice}"
+        return _sentence(self.problem, self.advice)
 
 
 class UnknownStepError(DefinitionError):
-    """A step is named that the machine does not have."""
+    """A step name that the machine does not have."""
 
     machine: str
     step: str
@@ -212,7 +217,7 @@ class UnknownStepError(DefinitionError):
 
 
 class UnknownMachineError(DefinitionError):
-    """Nobody registered this name and version."""
+    """No machine with this name and version is registered. Pass its class to the worker."""
 
     name: str
     version: int
@@ -229,17 +234,20 @@ class UnknownMachineError(DefinitionError):
         if versions:
             listed = ", ".join(map(str, versions))
             return (
-                f"machine '{self.name}' has no version {self.version} here (it has: {listed}); "
-                "register the class of that version beside the others"
+                f"version {self.version} of machine '{self.name}' is not registered (registered: {listed}); "
+                "also pass the class of that version to the worker"
             )
         names = sorted({name for name, _ in self.known})
         hint = did_you_mean(self.name, names)
-        there = f" (there are: {', '.join(names)})" if names else ""
-        return f"no machine '{self.name}' version {self.version} is registered{hint}{there}; give it to the worker"
+        registered = f" (registered: {', '.join(names)})" if names else ""
+        return (
+            f"machine '{self.name}' version {self.version} is not registered{hint}{registered}; "
+            "pass its class to the worker"
+        )
 
 
 class DuplicateMachineError(DefinitionError):
-    """Two machines want to be the same name and version."""
+    """Two machines have the same name and version. Change `name=` or `version=` of one of them."""
 
     name: str
     version: int
@@ -256,12 +264,12 @@ class DuplicateMachineError(DefinitionError):
     def __str__(self) -> str:
         return (
             f"two machines are named '{self.name}' version {self.version}: {self.first} and {self.second}; "
-            "give one of them another name= or version="
+            "change name= or version= of one of them"
         )
 
 
 class SettingsError(GenDurableError, ValueError):
-    """A setting is unknown, or its value is out of range."""
+    """A setting is unknown, or its value is out of range. `path` names the argument, variable or file entry."""
 
     path: str
     problem: str
@@ -276,7 +284,7 @@ class SettingsError(GenDurableError, ValueError):
 
 
 class UsageError(GenDurableError):
-    """A call that can never work, whatever the database holds."""
+    """A call with invalid arguments. It fails whatever the database contains; fix the call."""
 
     problem: str
     advice: str
@@ -287,22 +295,22 @@ class UsageError(GenDurableError):
         self.advice = advice
 
     def __str__(self) -> str:
-        return f"{self.problem}; {self.advice}"
+        return _sentence(self.problem, self.advice)
 
 
 class OutcomeError(UsageError):
-    """A step, or a handler, gave something back that is no outcome."""
+    """A step or `handle` returned a value that is not an outcome. It goes to `handle` if the step returned it."""
 
     machine: str
     step: str
     found: str
 
     def __init__(self, machine: str, step: str, found: str) -> None:
-        """Tell whose answer it was; `found` is the name of its type."""
-        said = {"NoneType": "None", "coroutine": "a coroutine"}.get(found, f"a value of type {found}")
+        """Take the machine, the step and the name of the type that was returned."""
+        returned = {"NoneType": "None", "coroutine": "a coroutine"}.get(found, f"a value of type {found}")
         super().__init__(
-            f"step '{step}' of machine '{machine}' returned {said}, which is no outcome",
-            "await what it calls, in an `async def`; to go on with another step, return Next(self.that_step)"
+            f"step '{step}' of machine '{machine}' returned {returned}, not an outcome",
+            "await it in an `async def`; to continue with another step, return Next(self.that_step)"
             if found == "coroutine"
             else "return Next, Retry, Await, ScheduleChildren, Done or Stop on every path",
         )
@@ -313,7 +321,7 @@ class OutcomeError(UsageError):
 
 
 class CodecError(GenDurableError):
-    """A value and its type do not go together."""
+    """A value does not match its declared type. Raised inside a step, the error goes to `handle`."""
 
     what: str
     type_name: str
@@ -327,29 +335,33 @@ class CodecError(GenDurableError):
 
 
 class DecodeError(CodecError):
-    """Stored or received JSON cannot be read as the declared type."""
+    """Stored or received JSON does not match the declared type.
+
+    Typical cause: the type was changed while instances with the old state existed. Give new fields defaults, or use a
+    new `version=` of the machine for the new type.
+    """
 
     def __str__(self) -> str:
-        return f"{self.what} does not fit {self.type_name}: {self.problem}"
+        return f"{self.what} does not match {self.type_name}: {self.problem}"
 
 
 class EncodeError(CodecError):
-    """A value cannot be stored under the declared type."""
+    """A value cannot be stored as the declared type."""
 
     def __str__(self) -> str:
         return f"{self.what} cannot be stored as {self.type_name}: {self.problem}"
 
 
 class PayloadTooLargeError(EncodeError):
-    """A value is JSON of the declared type, but there is too much of it."""
+    """A value exceeds `settings.max_payload`. Store large data elsewhere, and its address in the state."""
 
     size: int
     limit: int
 
     def __init__(self, what: str, type_name: str, size: int, limit: int) -> None:
         problem = (
-            f"it is {size} bytes of JSON, {limit} are allowed; keep large data elsewhere and store "
-            "where it is, or raise settings.max_payload"
+            f"it is {size} bytes of JSON, {limit} are allowed; store large data elsewhere and keep its address here, "
+            "or raise settings.max_payload"
         )
         super().__init__(what, type_name, problem)
         self.args = (what, type_name, size, limit)
@@ -358,7 +370,11 @@ class PayloadTooLargeError(EncodeError):
 
 
 class ProcessStepError(GenDurableError):
-    """A step in a process of the pool raised. Its handler has seen the exception itself; here are only its words."""
+    """A step with `pool="process"` raised.
+
+    Middleware gets this error, with only the text of the exception. `handle` runs in that process and gets the
+    exception itself.
+    """
 
     machine: str
     step: str
@@ -375,7 +391,7 @@ class ProcessStepError(GenDurableError):
 
 
 class StepTimeoutError(GenDurableError, TimeoutError):
-    """A step took longer than it may."""
+    """A step ran longer than its `timeout=`. It goes to `handle` like any exception of the step."""
 
     machine: str
     step: str
@@ -388,13 +404,14 @@ class StepTimeoutError(GenDurableError, TimeoutError):
         self.timeout = timeout
 
     def __str__(self) -> str:
-        return f"step '{self.step}' of machine '{self.machine}' was not done after {self.timeout}"
+        return f"step '{self.step}' of machine '{self.machine}' exceeded its timeout of {self.timeout}"
 
 
 class KeyTakenError(GenDurableError):
-    """The key of an insert is held by an instance of another machine, so there is nothing to point at.
+    """The correlation or unique key of an insert is held by an instance of another machine.
 
-    Raised by `insert`, and by any use of a `KeyTaken`, which is what `insert_all` answers.
+    Raised by `insert`, and by every use of a `KeyTaken`, which `insert_all` returns instead of raising. All machines
+    share keys: use a prefix per machine.
     """
 
     key: str
@@ -411,13 +428,13 @@ class KeyTakenError(GenDurableError):
 
     def __str__(self) -> str:
         return (
-            f"cannot insert {self.machine}: the key {self.key!r} belongs to {self.holder} {self.holder_id}; "
-            f"keys are shared by all machines, so put the machine into it: '{self.machine}:{self.key}'"
+            f"cannot insert {self.machine}: the key {self.key!r} is held by {self.holder} {self.holder_id}; "
+            f"keys are shared by all machines, so add a prefix: '{self.machine}:{self.key}'"
         )
 
 
 class LimitError(GenDurableError, LookupError):
-    """An insert names a rate limit that does not exist, or a weight above its burst."""
+    """An insert names a rate limit that does not exist, or has a weight above its burst."""
 
     limit: str
     weight: int
@@ -432,17 +449,17 @@ class LimitError(GenDurableError, LookupError):
     def __str__(self) -> str:
         if self.burst is None:
             return (
-                f"there is no rate limit '{self.limit}'; set it first: client.set_limit(RateLimit('{self.limit}', …)), "
-                "or give it to a worker"
+                f"there is no rate limit '{self.limit}'; set it with client.set_limit(RateLimit('{self.limit}', …)) "
+                "or Worker(…, limits=[…])"
             )
         return (
             f"a weight of {self.weight} is more than the burst of rate limit '{self.limit}', {self.burst}; "
-            "give less weight, or raise the burst"
+            "lower the weight or raise the burst"
         )
 
 
 class NoTargetError(GenDurableError, LookupError):
-    """There is no instance with that id, or no live one with that correlation key."""
+    """No instance has this id, or no live instance has this correlation key."""
 
     target: int | str
     verb: str
@@ -454,23 +471,26 @@ class NoTargetError(GenDurableError, LookupError):
 
     def __str__(self) -> str:
         if isinstance(self.target, int):
-            # A signal is for the living; anything else finds those that have ended, too, until they are removed.
-            is_signal = self.verb.startswith("signal")
-            why = " that could take it; it may have finished" if is_signal else "; it may have been removed"
-            return f"cannot {self.verb}: there is no instance {self.target}{why}, or not been inserted yet"
+            # Only a live instance takes signals; other calls also find instances that have ended.
+            if self.verb.startswith("signal"):
+                return (
+                    f"cannot {self.verb}: there is no live instance {self.target}; "
+                    "it has ended, or has not been inserted yet"
+                )
+            return f"cannot {self.verb}: there is no instance {self.target}; it may have been removed by retention"
         hint = f" (ids are integers: did you mean {self.target}?)" if self.target.isdecimal() else ""
         return (
             f"cannot {self.verb}: no live instance has correlation_key {self.target!r}{hint}; "
-            "it may have finished, or not been inserted yet"
+            "it has ended, or has not been inserted yet"
         )
 
 
 class InboxFullError(UsageError):
-    """The inbox of an instance is full; signals are refused until a step has consumed some."""
+    """The inbox of an instance holds `settings.max_inbox` bytes. Signals are refused until a step consumes some."""
 
 
 class MessageReusedError(GenDurableError):
-    """A message came in under an id that was delivered to another target."""
+    """An inbound message has an id that has been delivered to another target. Send each message with its own id."""
 
     message_id: str
 
@@ -480,12 +500,12 @@ class MessageReusedError(GenDurableError):
 
     def __str__(self) -> str:
         return (
-            "a message with this id was delivered to another target; send each message under an id of its own"
+            "a message with this id has been delivered to another target; send each message with its own id"
         )
 
 
 class NoScheduleError(GenDurableError, LookupError):
-    """There is no schedule of that name."""
+    """No schedule has this name."""
 
     schedule: str
 
@@ -494,15 +514,18 @@ class NoScheduleError(GenDurableError, LookupError):
         self.schedule = schedule
 
     def __str__(self) -> str:
-        return f"there is no schedule {self.schedule!r}; `gen-durable schedules ls` lists those that are"
+        return f"there is no schedule {self.schedule!r}; list schedules with `gen-durable schedules`"
 
 
 class NotLoadedError(UsageError):
-    """A payload, state or result that the step has not loaded: it was too large to come with the execution."""
+    """A payload, state or result was too large to be fetched with the execution, and the step has not loaded it.
+
+    Call `await ctx.inbox.load()` or `await ctx.children.load()` first; `load_sync` in a plain `def`.
+    """
 
 
 class NotDoneError(GenDurableError):
-    """`.result` of an instance that is not done."""
+    """`.result` was read of an instance that has no result. The subclass says why."""
 
     instance_id: int
     machine: str
@@ -521,35 +544,38 @@ class NotDoneError(GenDurableError):
     def __str__(self) -> str:
         reason = f": {self.error}" if self.error else ""
         return (
-            f"instance {self.instance_id} ({self.machine}) has no result, it is {self.status} "
+            f"instance {self.instance_id} ({self.machine}) has no result: {self.status} "
             f"at step '{self.step}'{reason}"
         )
 
 
 class InstanceFailedError(NotDoneError):
-    """It ended as failed."""
+    """The instance failed."""
 
 
 class InstanceCancelledError(NotDoneError):
-    """It ended as cancelled."""
+    """The instance was cancelled."""
 
 
 class InstanceUnfinishedError(NotDoneError):
-    """It has not ended yet; whoever waited stopped waiting before."""
+    """The instance has not ended yet; `client.wait` returned because of its `timeout=`."""
 
 
 class InstanceCollectedError(NotDoneError):
-    """It was done so long ago that its result is no longer kept; its row stays for a key that it occupies."""
+    """The instance is done, and its result has been removed after `settings.retention_done`.
+
+    Only its row is left, because the instance still occupies a correlation or unique key.
+    """
 
     def __str__(self) -> str:
         return (
-            f"instance {self.instance_id} ({self.machine}) is done, but its result is no longer kept; "
-            "settings.retention_done says how long results are"
+            f"instance {self.instance_id} ({self.machine}) is done, but its result has been removed; "
+            "raise settings.retention_done to keep results longer"
         )
 
 
 class PauseTimeoutError(GenDurableError, TimeoutError):
-    """A queue is paused, and live workers did not confirm it in time. They may still begin what they have leased."""
+    """A queue is paused, but live workers did not confirm it in time. They may still start rows leased before."""
 
     queue: str
     workers: tuple[str, ...]
@@ -567,7 +593,10 @@ class PauseTimeoutError(GenDurableError, TimeoutError):
 
 
 class WorkerStoppedError(GenDurableError):
-    """A service of a worker failed, so the worker stopped. `__cause__` is the error of that service."""
+    """A service of a worker failed, so the worker stopped. `__cause__` is the error.
+
+    Start a new worker. Other workers run the instances of the stopped one when their leases expire.
+    """
 
     worker: str
     cause: str
@@ -585,11 +614,11 @@ class WorkerStoppedError(GenDurableError):
 
 
 class DatabaseError(GenDurableError):
-    """The database is not there, or not as it has to be."""
+    """The database cannot be used: not connected, not reachable, or with the wrong schema version."""
 
 
 class NotConnectedError(DatabaseError):
-    """A client or a worker was used outside its `with` block."""
+    """A client or worker was used outside its `with` or `async with` block."""
 
     owner: str
     opener: str
@@ -604,7 +633,7 @@ class NotConnectedError(DatabaseError):
 
 
 class UnreachableError(DatabaseError, ConnectionError):
-    """No connection to PostgreSQL. Whoever raises it takes the password out of `dsn`."""
+    """PostgreSQL cannot be reached. `dsn` never contains the password."""
 
     dsn: str
     cause: str
@@ -621,7 +650,10 @@ class UnreachableError(DatabaseError, ConnectionError):
 
 
 class SchemaVersionError(DatabaseError):
-    """The tables are missing, or of a version that this library does not work with."""
+    """The tables are missing, or their version does not match this release of gen_durable.
+
+    Run `gen-durable db migrate`, or upgrade the package.
+    """
 
     schema: str
     found: int | None
@@ -645,6 +677,11 @@ class SchemaVersionError(DatabaseError):
                 "the package"
             )
         return (
-            f"schema '{self.schema}' is at version {self.found}, and this gen_durable needs {self.wanted}; "
+            f"schema '{self.schema}' is at version {self.found}, but this gen_durable needs {self.wanted}; "
             "run `gen-durable db migrate`"
         )
+
+
+def _sentence(problem: str, advice: str) -> str:
+    """Join problem and advice; a problem that ends with a hint ends with a question mark already."""
+    return f"{problem} {advice[:1].upper()}{advice[1:]}." if problem.endswith("?") else f"{problem}; {advice}"

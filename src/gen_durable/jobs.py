@@ -264,7 +264,9 @@ def _hints(function: FunctionType, where: str, beside: Mapping[str, Any]) -> Map
             "define it above the job, and import it outside of `if TYPE_CHECKING:`",
         ) from None
     except (TypeError, AttributeError, SyntaxError) as error:
-        raise StateTypeError(where, f"its annotations make no sense ({error})", "correct them") from error
+        raise StateTypeError(
+            where, f"its annotations cannot be evaluated ({error})", "correct them"
+        ) from error
 
 
 def _positional(signature: inspect.Signature) -> list[inspect.Parameter]:

@@ -1,4 +1,4 @@
-"""`Machine` and `@step`: how a machine is written. A mistake in its shape is raised here, at import."""
+"""`Machine` and `@step`: defining a machine. Mistakes in a definition are raised when the class is defined."""
 
 from __future__ import annotations
 
@@ -56,23 +56,35 @@ __all__ = [
 ]
 
 _AnyOutcome: TypeAlias = Outcome[Any]
-# Because of this bound a step that returns something else is a type error, right at its decorator.
+# With this bound, type checkers report a step that does not return an outcome at its decorator.
 _ReturnT = TypeVar("_ReturnT", bound=_AnyOutcome | Coroutine[Any, Any, _AnyOutcome], default=Any)
 
 
 class Machine(Definition[StateT, ResultT]):
-    """The base class of machines.
+    """Base class of machines. A subclass defines steps, which are methods with `@step`.
 
         class Checkout(Machine[Order, Receipt], version=2, queue="checkout"):
             @step
-            async def start(self, ctx: Context[Order]) -> Outcome: ...
+            async def charge(self, ctx: Context[Order]) -> Outcome[Receipt]:
+                await payments.charge(ctx.state.card, key=ctx.idempotency_key)
+                return Next(self.ship)
 
-    In the brackets stand the types of state and result: a `msgspec.Struct`, a dataclass, an attrs class, a
-    `TypedDict`, a pydantic model, or plain JSON types. The result may be left open (`Machine[Order]`); a bare
-    `Machine` takes a nested class `State` as its state, and if there is none, a dict.
+            @step
+            async def ship(self, ctx: Context[Order]) -> Outcome[Receipt]:
+                return Done(Receipt(ctx.state.number))
 
-    An instance begins at the first step, or at the one that says `@step(initial=True)`. All instances share one
-    object of the class: it may hold a mailer that `__init__` was given, but nothing that belongs to an instance.
+    `Machine[State, Result]` declares the types of state and result: a `msgspec.Struct`, a dataclass, an attrs class, a
+    `TypedDict`, a pydantic model, or plain JSON types. `Machine[State]` accepts any result. The state of a bare
+    `Machine` is its nested class `State`, or a dict if there is none.
+
+    An instance starts at the first step of the class, or at the step with `@step(initial=True)`. A worker uses one
+    object of the class for all instances. That object may hold dependencies that `__init__` was given, but no data of
+    an instance.
+
+    Options of the class statement: `name`, `version`, `queue`, `retry`, `lease`; see `__init_subclass__`.
+
+    Raises:
+        DefinitionError: the definition is invalid; raised when the class is defined.
     """
 
     __options__: ClassVar[Mapping[str, Any]] = {"queue": "default", "retry": None, "lease": None}
@@ -80,7 +92,7 @@ class Machine(Definition[StateT, ResultT]):
     if not TYPE_CHECKING:
 
         def __class_getitem__(cls, item):  # noqa: ANN001, ANN204
-            # Before 3.13 type variables have no defaults at run time, and Machine[Order] would lack an argument.
+            # Before Python 3.13 type variables have no defaults at run time; fill in the missing argument.
             items = item if isinstance(item, tuple) else (item,)
             missing = 2 - len(items) if cls is Machine else 0
             return super().__class_getitem__(items + (Any,) * missing)
@@ -95,14 +107,18 @@ class Machine(Definition[StateT, ResultT]):
         lease: timedelta | None = None,
         **unknown: Never,
     ) -> None:
-        """Read the class. Queue, retry and lease are inherited, name and version belong to one class.
+        """Read the options of a class. Subclasses inherit queue, retry and lease, but not name and version.
 
         Args:
-            name: what the database calls it; the name of the class if left out.
-            version: stays with an instance for life, so old classes are registered beside new ones.
-            queue: where its instances wait, unless an insert says otherwise; `"default"` if left out.
-            retry: how the default `handle` repeats every step; not at all if left out.
-            lease: how long an execution stays leased without a heartbeat, instead of the worker's setting.
+            name: the name in the database; default: the name of the class.
+            version: an instance keeps its version for life. To change a machine incompatibly, register a class with a
+                higher version next to the old one.
+            queue: the queue of its instances, unless an insert names another one; default: `"default"`.
+            retry: how the default `handle` retries a step that raised; default: no retry.
+            lease: how long an execution keeps its lease without a heartbeat; default: `settings.lease`.
+
+        Raises:
+            DefinitionError: the definition is invalid.
         """
         super().__init_subclass__()
         check_options(unknown, "machine", f"machine '{cls.__name__}'", _MACHINE_OPTIONS)
@@ -117,11 +133,24 @@ class Machine(Definition[StateT, ResultT]):
 
     # Any: an override may be plain or async, and either may end in `return super().handle(error, ctx)`.
     def handle(self, error: Exception, ctx: Context[StateT]) -> Any:
-        """Turn what a step raised into an outcome. May be `async`; if it raises as well, the instance fails.
+        """Decide the outcome after a step raised. An override may be `def` or `async def`.
 
-        Unless overridden, it repeats the step as `retry=` of the step or of the machine says, and then stops.
+        The default retries the step by its `retry=`, or that of the machine, and then returns `Stop(error)`. It is not
+        called when a worker process dies: the step then runs again.
+
+            async def handle(self, error: Exception, ctx: Context[Order]) -> Outcome:
+                if isinstance(error, CardDeclined):
+                    return Next(self.ask_for_another_card)
+                return super().handle(error, ctx)
+
+        Args:
+            error: the exception that the step raised.
+            ctx: a new context; `ctx.state` is the state before the step ran.
+
+        Returns:
+            An outcome. If `handle` itself raises, the instance fails.
         """
-        step = self.__definition__.steps.get(ctx.step)  # a row may stand at a step that is gone
+        step = self.__definition__.steps.get(ctx.step)  # the step of a stored row may have been removed
         retry = step.retry if step else None
         if retry is not None and ctx.attempt + 1 < (ctx.max_attempts or retry.max_attempts):
             return Retry(retry(ctx.attempt))
@@ -133,7 +162,7 @@ _STEP_OPTIONS: Final = ("initial", "retry", "lease", "interrupt", "timeout", "po
 
 
 class BoundStep(StepRef[StateT], Generic[StateT, T_co]):
-    """`self.ship`: a step of one machine object. Outcomes take it as a target; tests may call it."""
+    """A step of a machine object: `self.ship`. Pass it to outcomes as a target; tests may call it."""
 
     __slots__ = ("_function", "_machine", "name")
     name: str
@@ -153,7 +182,7 @@ class BoundStep(StepRef[StateT], Generic[StateT, T_co]):
 
 
 class Step(StepRef[StateT], Generic[StateT, T_co]):
-    """`Checkout.ship`: what `@step` makes of a method."""
+    """A step of a machine class: `Checkout.ship`. Made by `@step`."""
 
     name: str
     function: Callable[[Any, Context[StateT]], T_co]
@@ -188,7 +217,7 @@ class Step(StepRef[StateT], Generic[StateT, T_co]):
         self.to = to
         self.__doc__ = function.__doc__
 
-    # The machine must have the state that the step takes: Context[Other] is an error wherever the step is used.
+    # Type checkers report a step whose Context[Other] does not match the state of the machine.
     @overload
     def __get__(self, machine: None, owner: type[Definition[StateT, Any]]) -> Self: ...
     @overload
@@ -197,8 +226,8 @@ class Step(StepRef[StateT], Generic[StateT, T_co]):
         if machine is None:
             return self
         bound = BoundStep(self.name, self.function, machine)
-        # The next `self.ship` finds it in the object's own dict and does not come here. Not for the
-        # step of a base class that super() asks for: the name belongs to the one that overrides it.
+        # Cache it: the next `self.ship` finds it in the object's own dict. Not for a step of a base class found by
+        # super(), because the name in the dict belongs to the overriding step.
         if getattr(type(machine), self.name, None) is self:
             vars(machine)[self.name] = bound
         return bound
@@ -237,19 +266,31 @@ def step(
     to: Iterable[str] | None = None,
     **unknown: Any,
 ) -> Any:
-    """Make a step of a method: `@step`, or with options `@step(retry=Backoff(max_attempts=5))`.
+    """Make a method a step of its machine: `@step`, or with options `@step(retry=Backoff(max_attempts=5))`.
+
+    A step takes a `Context` and returns an outcome. An `async def` runs on the event loop of the worker, a plain `def`
+    in a thread. A step runs at least once per transition: it must be safe to repeat. The name of the function is stored
+    with instances, so renaming a step needs a new version of the machine.
+
+        @step(retry=Backoff(max_attempts=5), timeout=timedelta(minutes=1))
+        async def charge(self, ctx: Context[Order]) -> Outcome:
+            await payments.charge(ctx.state.card, key=ctx.idempotency_key)
+            return Next(self.ship)
 
     Args:
-        initial: instances begin here, although it is not the first step.
-        retry: how the default `handle` repeats this step; as the machine says if left out.
-        lease: instead of that of the machine or of the worker.
-        interrupt: an `async def` step is cut off where it awaits when its instance is cancelled, instead of being
-            left to end by itself. A step in a process always is.
-        timeout: how long the step may run. An `async def` is cancelled then, a step in a process killed, one in a
-            thread left to itself; either way `handle` gets a `StepTimeoutError`.
-        pool: where a plain `def` runs: in a thread, or with `"process"` in a process of its own, for what keeps a
-            processor busy.
-        to: the names of all steps that may follow. For a step that computes its target; any other is refused then.
+        initial: instances start at this step instead of the first step of the class.
+        retry: how the default `handle` retries this step; default: `retry=` of the machine.
+        lease: how long an execution keeps its lease without a heartbeat; default: that of the machine or the worker.
+        interrupt: cancel an `async def` step at its next `await` when its instance is cancelled. By default the step
+            runs to its end. A step with `pool="process"` is always interrupted.
+        timeout: how long the step may run. `handle` then gets a `StepTimeoutError`. An `async def` step is cancelled, a
+            step in a process is killed; a thread cannot be stopped and runs on, but its outcome is discarded.
+        pool: where a plain `def` runs: `"thread"`, or `"process"` for CPU-bound work.
+        to: the names of all steps that may follow this one; other targets are refused. Declare it for a step that
+            computes its target.
+
+    Raises:
+        DefinitionError: the function cannot be a step, or an option is invalid.
     """
     check_options(unknown, "step", "@step", _STEP_OPTIONS)
     targets = None if to is None else (to,) if isinstance(to, str) else tuple(to)
@@ -261,7 +302,7 @@ def step(
         if interrupt and not inspect.iscoroutinefunction(function) and pool != "process":
             raise OptionError(
                 f"step '{function.__qualname__}' is a plain def with interrupt=True",
-                "a thread cannot be cut off: write `async def`, or ask ctx.cancelled",
+                "a thread cannot be interrupted: write `async def`, or check ctx.cancelled in the step",
             )
         check_lease(lease, f"step '{function.__qualname__}'")
         check_timeout(timeout, f"step '{function.__qualname__}'")
@@ -285,10 +326,10 @@ def step(
 
 
 def check_annotations(cls: type[Machine[Any, Any]]) -> None:
-    """Compare what the steps of a machine say about state and result with what the machine says.
+    """Check that the annotations of the steps match the state and result types of the machine.
 
-    A class is checked when it is defined, except for names that its module defines further down; a worker that
-    takes it in checks again, when all names are known.
+    The check when the class is defined skips names that its module defines later. A worker that registers the class
+    checks again, when all names are known.
     """
     definition = cls.__definition__
     for item in _steps_of(cls).values():
@@ -298,7 +339,7 @@ def check_annotations(cls: type[Machine[Any, Any]]) -> None:
 def _define(cls: type[Machine[Any, Any]], name: str, version: int) -> None:
     steps = _steps_of(cls)
     if not steps:
-        return  # a base class for machines: only running or inserting it is an error
+        return  # a base class of machines; inserting or registering it is an error
     marked = tuple(item.name for item in steps.values() if item.is_initial)
     if len(marked) > 1:
         raise InitialStepError(name, marked)
@@ -338,15 +379,15 @@ def _define(cls: type[Machine[Any, Any]], name: str, version: int) -> None:
 
 
 def _steps_of(cls: type) -> dict[str, Step[Any, Any]]:
-    """Collect the steps of a class, its bases' first, in the order in which they are written."""
+    """Return the steps of a class in definition order, those of base classes first."""
     steps: dict[str, Step[Any, Any]] = {}
     for base in reversed(cls.__mro__):
         for attribute, value in vars(base).items():
             if isinstance(value, Step):
                 if value.name != attribute:
                     raise OptionError(
-                        f"'{attribute}' of machine '{cls.__name__}' is the step '{value.name}' under another name",
-                        "a step has the name of its function, so define one function for each",
+                        f"'{attribute}' of machine '{cls.__name__}' is an alias of step '{value.name}'",
+                        "define a function for each step: a step has the name of its function",
                     )
                 steps[attribute] = value
             elif isinstance(getattr(value, "__wrapped__", None), Step):
@@ -357,7 +398,7 @@ def _steps_of(cls: type) -> dict[str, Step[Any, Any]]:
                     "@step alone, on a plain method",
                 )
             else:
-                steps.pop(attribute, None)  # a subclass uses the name for something else
+                steps.pop(attribute, None)  # a subclass replaces the step by another attribute
     return steps
 
 
@@ -371,14 +412,14 @@ def _signals_of(cls: type, machine: str) -> dict[str, Any]:
                 raise StateTypeError(
                     f"machine '{machine}'",
                     f"it declares the signal '{signal.name}' with two payload types",
-                    "give one of them another name",
+                    "rename one of them",
                 )
             signals[signal.name] = signal.payload_type
     return signals
 
 
 def _refuse_second(function: Any, class_body: Mapping[str, Any]) -> None:
-    """Raise if the class body has a step of this name: when the class exists, only the second would be left."""
+    """Raise if the class body already has a step of this name; the finished class would only have the second one."""
     first = class_body.get(getattr(function, "__name__", ""))
     if isinstance(first, Step) and isinstance(function, FunctionType):
         machine = function.__qualname__.rpartition(".")[0].rpartition(".")[2]
@@ -395,7 +436,7 @@ def _check_function(function: Any) -> None:
         )
     where = f"step '{function.__qualname__}'"
     if function.__name__ == "handle":
-        raise StepSignatureError(where, "named like the handler of errors", "another name")
+        raise StepSignatureError(where, "named like the error handler", "another name")
     _check_callable(function, where, 2, f"{function.__name__}(self, ctx)")
 
 
@@ -408,7 +449,7 @@ def _check_handler(cls: type) -> None:
 
 
 def _check_callable(function: FunctionType, where: str, count: int, expected: str) -> None:
-    """Refuse what cannot be called with so many arguments and answer with one value."""
+    """Refuse a generator, and a function that cannot be called with `count` positional arguments."""
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
         raise StepSignatureError(where, "a generator", "a function that returns one outcome, without `yield`")
     signature = inspect.signature(function)
@@ -428,18 +469,18 @@ def check_options(unknown: Mapping[str, object], place: Place, where: str, known
 
 
 def check_lease(lease: object, where: str) -> None:
-    """Refuse what is no length of a lease."""
+    """Check the `lease` option: 100 ms to 1 day."""
     if lease is None:
         return
     duration = checked_duration(lease, f"lease of {where}", OptionError)
     if not timedelta(milliseconds=100) <= duration <= timedelta(days=1):
         raise OptionError(
-            f"lease of {where} is {duration_text(duration)}", "give a tenth of a second to a day"
+            f"lease of {where} is {duration_text(duration)}", "it must be between 100ms and 1 day"
         )
 
 
 def check_timeout(timeout: object, where: str) -> None:
-    """Refuse what is no time that a step may take."""
+    """Check the `timeout` option: positive, at most 1 year."""
     if timeout is None:
         return
     duration = checked_duration(timeout, f"timeout of {where}", OptionError)
@@ -450,43 +491,43 @@ def check_timeout(timeout: object, where: str) -> None:
 
 
 def check_pool(pool: object, function: FunctionType, where: str) -> None:
-    """Refuse a place where this function cannot run."""
+    """Check the `pool` option; a coroutine function cannot run in a process."""
     if pool not in get_args(Pool):
         raise OptionError(f"pool of {where} is {pool!r}", 'give "thread" or "process"')
     if pool == "process" and inspect.iscoroutinefunction(function):
         raise OptionError(
             f'{where} is an `async def` with pool="process"',
-            "write `def`: what keeps a processor busy has nothing to await",
+            "write a plain `def`: steps in processes cannot await",
         )
 
 
 def check_retry(retry: object, where: str) -> None:
-    """Refuse what is no policy."""
+    """Check the `retry` option."""
     if retry is not None and not isinstance(retry, Backoff):
         raise OptionError(f"retry of {where} is of type {type(retry).__name__}", "give a Backoff(…)")
 
 
 def check_storable(type_: Any, where: str) -> None:
-    """Refuse a type of which no value could be read back."""
+    """Refuse a type whose values cannot be decoded from JSON."""
     try:
         msgspec.json.Decoder(type_)
         unknown = unsupported_types(type_)
     except NameError:
-        return  # it refers to a name that its module has not defined yet
+        return  # the type refers to a name that its module defines later
     except TypeError as error:
         raise StateTypeError(
-            where, f"{type_name(type_)} cannot be read from JSON ({error})", "change it"
+            where, f"{type_name(type_)} cannot be read from JSON ({error})", "use another type"
         ) from error
     if unknown:
         raise StateTypeError(
             where,
-            f"{type_name(type_)} cannot be read from JSON (the class {type_name(unknown[0])} has no form in it)",
+            f"{type_name(type_)} cannot be read from JSON (no JSON form is known for class {type_name(unknown[0])})",
             f"make {type_name(unknown[0])} a dataclass, a msgspec.Struct, a TypedDict or a pydantic model",
         )
 
 
 def _declared_types(cls: type) -> tuple[Any, Any]:
-    """Find the types of state and result: in the brackets; the state else in a nested `State`, or it is a dict."""
+    """Return the types of state and result: the type arguments; without them a nested `State`, or dict, and Any."""
     state, result = _type_arguments(cls)
     if state is Any or isinstance(state, typing.TypeVar):
         nested = getattr(cls, "State", None)
@@ -495,12 +536,12 @@ def _declared_types(cls: type) -> tuple[Any, Any]:
 
 
 def _type_arguments(cls: type) -> tuple[Any, Any]:
-    """Find what stands in the brackets of `Machine[…]`, through generic bases whose variables are filled in."""
+    """Return the type arguments of `Machine[…]`, resolved through generic base classes."""
     for base in vars(cls).get("__orig_bases__", cls.__bases__):
         origin = typing.get_origin(base) or base
         arguments = typing.get_args(base)
         if origin is Machine:
-            return arguments or (Any, Any)  # __class_getitem__ makes it two
+            return arguments or (Any, Any)  # __class_getitem__ always passes two
         if isinstance(origin, type) and issubclass(origin, Machine):
             filled = dict(zip(getattr(origin, "__parameters__", ()), arguments, strict=False))
             state, result = _type_arguments(origin)
@@ -522,17 +563,19 @@ def _check_types(cls: type, item: Step[Any, Any], state_type: Any, result_type: 
     try:
         hints = typing.get_type_hints(item.function, localns={**vars(cls), cls.__name__: cls})
     except (NameError, AttributeError):
-        return  # not defined yet, or never at run time
+        return  # a name that is defined later, or only for type checkers
     except TypeError as error:
-        raise StateTypeError(where, f"its annotations make no sense ({error})", "correct them") from error
+        raise StateTypeError(
+            where, f"its annotations cannot be evaluated ({error})", "correct them"
+        ) from error
     parameter = list(inspect.signature(item.function).parameters)[1]
     _check_context(cls, where, item.name, parameter, hints.get(parameter, Any), state_type)
-    for ending in _endings(hints.get("return")):
-        if not _is_part(ending, result_type):
+    for ending in _result_types(hints.get("return")):
+        if not _is_assignable(ending, result_type):
             raise StateTypeError(
                 where,
-                f"it may end with {type_name(ending)}, but the result of the machine is {type_name(result_type)}",
-                f"write Outcome[{type_name(result_type)}], or give the machine the other result",
+                f"its result is {type_name(ending)}, but the result of the machine is {type_name(result_type)}",
+                f"write Outcome[{type_name(result_type)}], or change the result type of the machine",
             )
 
 
@@ -556,15 +599,15 @@ def _check_context(
         )
 
 
-def _endings(annotation: Any) -> list[Any]:
-    """Collect the types of results in an annotation: `Next | Done[int]` has int."""
+def _result_types(annotation: Any) -> list[Any]:
+    """Return the result types in an annotation: int for `Next | Done[int]`."""
     arguments = typing.get_args(annotation)
     if typing.get_origin(annotation) is Done:
         return list(arguments)
-    return [ending for argument in arguments for ending in _endings(argument)]
+    return [ending for argument in arguments for ending in _result_types(argument)]
 
 
-def _is_part(ending: Any, result: Any) -> bool:
+def _is_assignable(ending: Any, result: Any) -> bool:
     if ending is Any or result is Any or isinstance(ending, typing.TypeVar):
         return True
     allowed = _members(result)
@@ -580,5 +623,5 @@ def _members(type_: Any) -> tuple[Any, ...]:
 
 
 def type_name(type_: Any) -> str:
-    """Write a type as a person would."""
+    """Return the name of a type for messages."""
     return type_.__name__ if isinstance(type_, type) and not typing.get_args(type_) else str(type_)

@@ -40,7 +40,7 @@ def test_every_option_finds_its_column(gd: Gd, sql: psycopg.Connection[Any]) -> 
 
 def test_it_may_count_for_a_rate_limit(gd: Gd, shop: Harness, sql: psycopg.Connection[Any]) -> None:
     limited = ("insert", "Checkout", "--rate-limit", "crm:7", "--weight", 3)
-    assert refused(gd(*limited)).startswith("there is no rate limit 'crm'; set it first")
+    assert refused(gd(*limited)).startswith("there is no rate limit 'crm'; set it with")
     gd("limits", "set", "crm=100/1m/2")
     assert refused(gd(*limited)).startswith("a weight of 3 is more than the burst of rate limit 'crm', 2")
     gd("limits", "set", "crm=100/1m/10")
@@ -138,7 +138,7 @@ def test_what_cannot_be_is_told_in_a_sentence_and_nothing_is_inserted(
 def test_a_key_of_another_machine_is_told(gd: Gd) -> None:
     gd("insert", "Checkout", "--correlation-key", "k")
     message = refused(gd("insert", "Parcel", "1", "--correlation-key", "k"))
-    assert message.startswith("cannot insert Parcel: the key 'k' belongs to Checkout 1")
+    assert message.startswith("cannot insert Parcel: the key 'k' is held by Checkout 1")
 
 
 def test_where_no_worker_ever_was_nothing_is_known(gd: Gd) -> None:

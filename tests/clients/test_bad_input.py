@@ -60,7 +60,7 @@ STATES: list[tuple[Any, type[Exception], str]] = [
     (
         {"a": "x" * 2**20},
         PayloadTooLargeError,
-        r"it is 1048585 bytes of JSON, 1048576 are allowed; keep large data else",
+        r"it is 1048585 bytes of JSON, 1048576 are allowed; store large data else",
     ),
 ]
 

@@ -55,15 +55,15 @@ OUTCOMES: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "nothing": (
         lambda: None,
-        "OutcomeError: step 'bad' of machine 'Bad' returned None, which is no outcome; "
+        "OutcomeError: step 'bad' of machine 'Bad' returned None, not an outcome; "
         "return Next, Retry, Await, ScheduleChildren, Done or Stop on every path",
     ),
     "a coroutine of its own": (
         lambda: nothing(),
-        "returned a coroutine, which is no outcome; await what it calls",
+        "returned a coroutine, not an outcome; await it",
     ),
-    "a text": (lambda: "done", "returned a value of type str, which is no outcome; return Next, Retry"),
-    "the class of an outcome": (lambda: Done, "returned a value of type type, which is no outcome"),
+    "a text": (lambda: "done", "returned a value of type str, not an outcome; return Next, Retry"),
+    "the class of an outcome": (lambda: Done, "returned a value of type type, not an outcome"),
     "a result of NaN": (
         lambda: Done(float("nan")),
         "NaN or an infinite number, which JSON does not have; use None",
@@ -191,7 +191,7 @@ HANDLERS = {
     "raises": "ValueError: the second",
     "unknown": "UnknownStepError: step 'only': machine 'Handler' has no step 'nowhere'",
     "nan": "EncodeError: the result of Handler {id} cannot be stored as Any: it holds NaN",
-    "none": "OutcomeError: step 'handle of only' of machine 'Handler' returned None, which is no outcome",
+    "none": "OutcomeError: step 'handle of only' of machine 'Handler' returned None, not an outcome",
 }
 
 
@@ -220,7 +220,7 @@ async def test_every_bad_outcome_fails_its_instance_alone_and_says_why(durable_d
         assert_failed(
             plain_def,
             "a coroutine",
-            "returned a coroutine, which is no outcome; await what it calls, in an `async def`",
+            "returned a coroutine, not an outcome; await it in an `async def`",
         )
         assert [one.result for one in await worker.wait_all(good, timeout=LONG)] == list(range(20))
         assert await worker.count(Number) == 20, "no child of a refused outcome is there"

@@ -41,7 +41,7 @@ async def test_a_state_that_does_not_decode_fails_and_stays_as_it_is(durable_dsn
         assert_failed(
             failed,
             {"number": "seven"},
-            "DecodeError: the state of Strict {id} does not fit Order: Expected `int`, got `str` - at `$.number`",
+            "DecodeError: the state of Strict {id} does not match Order: Expected `int`, got `str` - at `$.number`",
         )
         assert (await worker.wait(mended, timeout=LONG)).result == 7
 
@@ -96,7 +96,7 @@ async def test_a_misshapen_signal_fails_only_the_one_that_awaits_it(durable_dsn:
         await worker.signal(knock, Listener.knock, Bell(1))
         failed, done = await worker.wait_all([bell, knock], timeout=LONG)
     assert failed.status is Status.FAILED
-    assert "the payload of signal 'bell' does not fit Bell: Expected `int`, got `str`" in (
+    assert "the payload of signal 'bell' does not match Bell: Expected `int`, got `str`" in (
         failed.last_error or ""
     )
     assert done.result == 2

@@ -123,8 +123,8 @@ async def test_a_key_of_another_machine_refuses_its_own_row_only(client: Any) ->
         first.id,
     )
     assert str(taken.error) == (
-        f"cannot insert Refund: the key '42' belongs to Checkout {first.id}; "
-        "keys are shared by all machines, so put the machine into it: 'Refund:42'"
+        f"cannot insert Refund: the key '42' is held by Checkout {first.id}; "
+        "keys are shared by all machines, so add a prefix: 'Refund:42'"
     )
     assert repr(taken) == "KeyTaken(Refund, '42')"
     _, twin = await client.insert_all(
@@ -146,7 +146,7 @@ async def test_what_was_refused_cannot_be_taken_for_an_instance(client: Any) -> 
     with pytest.raises(KeyTakenError):
         _ = taken.id
     for verb in (client.get, client.wait, client.cancel, client.soft_delete, client.retry):
-        with pytest.raises(KeyTakenError, match="cannot insert Refund: the key '42' belongs to Checkout"):
+        with pytest.raises(KeyTakenError, match="cannot insert Refund: the key '42' is held by Checkout"):
             await verb(taken)
     with pytest.raises(KeyTakenError):
         await client.signal(taken, "paid")

@@ -118,7 +118,7 @@ async def test_text_and_bytes_are_the_same_key_when_they_are_the_same_bytes(clie
 async def test_unique_and_correlation_keys_are_two_worlds(client: Any) -> None:
     assert isinstance(await client.insert(Number, 0, unique_key="k"), Inserted)
     assert isinstance(await client.insert(Refund, Order(1), correlation_key="k"), Inserted)
-    with pytest.raises(KeyTakenError, match="the key 'k' belongs to Number"):
+    with pytest.raises(KeyTakenError, match="the key 'k' is held by Number"):
         await client.insert(Refund, Order(1), unique_key="k")
 
 

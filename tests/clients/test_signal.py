@@ -54,13 +54,11 @@ async def test_nobody_there_is_an_error_that_says_what_may_have_happened(client:
     with pytest.raises(NoTargetError) as missing:
         await client.signal(4711, Checkout.withdrawn)
     assert str(missing.value) == (
-        "cannot signal 'withdrawn': there is no instance 4711 that could take it; "
-        "it may have finished, or not been inserted yet"
+        "cannot signal 'withdrawn': there is no live instance 4711; "
+        "it has ended, or has not been inserted yet"
     )
     assert (missing.value.target, isinstance(missing.value, LookupError)) == (4711, True)
-    with pytest.raises(
-        NoTargetError, match="no live instance has correlation_key 'order:43'; it may have finished"
-    ):
+    with pytest.raises(NoTargetError, match="no live instance has correlation_key 'order:43'; it has ended"):
         await client.signal(Ref(Checkout, "order:43"), Checkout.withdrawn)
     assert await inbox(db) == []
 
@@ -75,7 +73,7 @@ async def test_the_ended_take_no_signals(client: Any, db: Any) -> None:
     order = await client.insert(Checkout, Order(42), correlation_key="order:42")
     await end(db)
     for target in (order, "order:42"):
-        with pytest.raises(NoTargetError, match="it may have finished"):
+        with pytest.raises(NoTargetError, match="it has ended"):
             await client.signal(target, Checkout.withdrawn)
 
 

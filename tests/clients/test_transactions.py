@@ -158,7 +158,7 @@ async def test_an_error_of_ours_leaves_the_caller_a_way_back(caller: Caller, db:
     await caller.client.insert(Checkout, Order(1), correlation_key="k", conn=caller.conn)
     async with caller.transaction():
         await caller.client.insert(Number, 1, conn=caller.conn)
-        with pytest.raises(KeyTakenError, match="the key 'k' belongs to Checkout"):
+        with pytest.raises(KeyTakenError, match="the key 'k' is held by Checkout"):
             await caller.client.insert(Refund, Order(1), correlation_key="k", conn=caller.conn)
         taken, new = await caller.client.insert_all(
             [Spec(Refund, Order(1), correlation_key="k"), Spec(Number, 3)], conn=caller.conn

@@ -66,7 +66,7 @@ async def test_a_timeout_is_an_answer_and_not_an_error(client: Any) -> None:
     assert (instance.status, instance.is_finished, instance.is_parked) == (Status.RUNNABLE, False, False)
     assert 0.05 <= time.monotonic() - began < 5
     assert await client.wait(number, timeout=timedelta(0)) == instance
-    with pytest.raises(InstanceUnfinishedError, match="has no result, it is runnable at step 'only'"):
+    with pytest.raises(InstanceUnfinishedError, match="has no result: runnable at step 'only'"):
         _ = instance.result
 
 
@@ -102,7 +102,7 @@ async def test_failed_instances_are_returned_or_raised_as_the_caller_likes(
     instance = await client.wait(debt, timeout=LONG)
     assert (instance.status, instance.last_error) == (Status.FAILED, "cannot double a debt")
     with pytest.raises(
-        InstanceFailedError, match=rf"instance {debt.id} \(Double\) has no result, it is failed at step"
+        InstanceFailedError, match=rf"instance {debt.id} \(Double\) has no result: failed at step"
     ):
         await client.wait(debt, timeout=LONG, raise_failed=True)
 

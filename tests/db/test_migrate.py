@@ -165,7 +165,7 @@ def test_increments_say_which_older_code_works_with_them() -> None:
 
 @pytest.mark.usefixtures("next_version")
 async def test_an_older_schema_is_refused_until_it_is_migrated(durable_dsn: str) -> None:
-    older = f"is at version {LATEST}, and this gen_durable needs {NEXT}; run `gen-durable db migrate`"
+    older = f"is at version {LATEST}, but this gen_durable needs {NEXT}; run `gen-durable db migrate`"
     with pytest.raises(SchemaVersionError, match=older):
         async with AsyncClient(durable_dsn):
             pass

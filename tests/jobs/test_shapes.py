@@ -184,7 +184,7 @@ def test_a_plain_def_that_returns_a_coroutine_is_told_to_be_async(durable: Harne
 
     ref = durable.insert(outer)
     durable.drain()
-    durable.assert_failed(ref, match="returned a coroutine, .*; await what it calls, in an `async def`")
+    durable.assert_failed(ref, match="returned a coroutine, .*; await it in an `async def`")
 
 
 def test_options_of_an_insert_win_over_those_of_the_job(durable: Harness) -> None:

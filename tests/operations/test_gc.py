@@ -119,7 +119,7 @@ async def test_a_key_that_is_still_occupied_keeps_its_row_but_not_what_it_carrie
         stripped: Any = (found.status, found.state, found.stored_result)
         assert stripped == ("done", {}, None)
         assert found.collected_at is not None
-        with pytest.raises(InstanceCollectedError, match="is done, but its result is no longer kept"):
+        with pytest.raises(InstanceCollectedError, match="is done, but its result has been removed"):
             _ = found.result
     before = await db.fetchrow("select xmin, * from gen_durable.gen_durable")
     assert await sweep(database) == 0

@@ -165,7 +165,7 @@ def test_a_scenario_may_have_settings_of_its_own() -> None:
 
 def test_crash_at_an_unknown_step_is_refused(durable: Harness) -> None:
     durable.insert(Checkout, Order(42))
-    problem = r"crash_at got the step 'shp'; did you mean 'ship'\?; the steps of the machines known here are .*'start'"
+    problem = r"crash_at got the step 'shp'; did you mean 'ship'\? The steps of the machines known here are .*'start'"
     with pytest.raises(UsageError, match=problem), durable.crash_at("shp"):
         pass
     with durable.crash_at("ship"):
@@ -174,7 +174,7 @@ def test_crash_at_an_unknown_step_is_refused(durable: Harness) -> None:
 
 def test_crash_at_an_unknown_point_is_refused(durable: Harness) -> None:
     point: Any = "before_comit"
-    problem = "did you mean 'before_commit'.*; the points are 'before_step', 'before_commit'"
+    problem = r"did you mean 'before_commit'\? The points are 'before_step', 'before_commit'"
     with pytest.raises(UsageError, match=problem), durable.crash_at(Checkout.ship, point):
         pass
 

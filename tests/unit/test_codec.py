@@ -316,9 +316,9 @@ class Strict(msgspec.Struct):
         (
             '{"id": "secret"}',
             Order,
-            "the state of M does not fit Order: Expected `int`, got `str` - at `$.id`",
+            "the state of M does not match Order: Expected `int`, got `str` - at `$.id`",
         ),
-        ('"secret"', Color, "does not fit Color: Invalid enum value"),
+        ('"secret"', Color, "does not match Color: Invalid enum value"),
         ('["secret"]', list[Color], "Invalid enum value - at `$[0]`"),
         ('[{"n": -1}]', list[Strict], "ValueError while it was read - at `$[0]`"),
         ('{"type": "secret"}', Cat | Dog, "Invalid value - at `$.type`"),

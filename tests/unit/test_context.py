@@ -104,7 +104,7 @@ def test_an_instance_that_is_done_has_a_result() -> None:
     ],
 )
 def test_any_other_says_why_it_has_none(status: Status, error: type[Exception]) -> None:
-    with pytest.raises(error, match=f"instance 7 .* it is {status.value} at step 'run': too late"):
+    with pytest.raises(error, match=f"instance 7 .* has no result: {status.value} at step 'run': too late"):
         _ = instance(status, error="too late").result
 
 

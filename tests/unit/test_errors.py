@@ -18,11 +18,11 @@ SAMPLES: list[tuple[GenDurableError, str]] = [
     ),
     (
         errors.MessageReusedError("msg_1"),
-        "a message with this id was delivered to another target; send each message under an id of its own",
+        "a message with this id has been delivered to another target; send each message with its own id",
     ),
     (
         errors.DuplicateStepError("Checkout", "ship", 18, 27),
-        "machine 'Checkout' defines step 'ship' twice (lines 18 and 27); the first would be lost, so rename one",
+        "machine 'Checkout' defines step 'ship' twice (lines 18 and 27); rename one of them",
     ),
     (
         errors.InitialStepError("Checkout", ()),
@@ -50,22 +50,22 @@ SAMPLES: list[tuple[GenDurableError, str]] = [
     ),
     (
         errors.UnknownMachineError("Checkout", 3, [("Checkout", 2), ("Checkout", 1), ("Refund", 1)]),
-        "machine 'Checkout' has no version 3 here (it has: 1, 2); "
-        "register the class of that version beside the others",
+        "version 3 of machine 'Checkout' is not registered (registered: 1, 2); "
+        "also pass the class of that version to the worker",
     ),
     (
         errors.UnknownMachineError("Chekout", 1, [("Checkout", 1)]),
-        "no machine 'Chekout' version 1 is registered; did you mean 'Checkout'? (there are: Checkout); "
-        "give it to the worker",
+        "machine 'Chekout' version 1 is not registered; did you mean 'Checkout'? (registered: Checkout); "
+        "pass its class to the worker",
     ),
     (
         errors.UnknownMachineError("Checkout", 1, []),
-        "no machine 'Checkout' version 1 is registered; give it to the worker",
+        "machine 'Checkout' version 1 is not registered; pass its class to the worker",
     ),
     (
         errors.DuplicateMachineError("Checkout", 1, "a.Checkout", "b.Checkout"),
         "two machines are named 'Checkout' version 1: a.Checkout and b.Checkout; "
-        "give one of them another name= or version=",
+        "change name= or version= of one of them",
     ),
     (
         errors.SettingsError("settings.lease", "must be at least 1, got 0"),
@@ -74,17 +74,17 @@ SAMPLES: list[tuple[GenDurableError, str]] = [
     (errors.UsageError("a pool was given", "give a connection"), "a pool was given; give a connection"),
     (
         errors.OutcomeError("Checkout", "ship", "NoneType"),
-        "step 'ship' of machine 'Checkout' returned None, which is no outcome; "
+        "step 'ship' of machine 'Checkout' returned None, not an outcome; "
         "return Next, Retry, Await, ScheduleChildren, Done or Stop on every path",
     ),
     (
         errors.OutcomeError("Checkout", "ship", "coroutine"),
-        "step 'ship' of machine 'Checkout' returned a coroutine, which is no outcome; await what it calls, in an "
-        "`async def`; to go on with another step, return Next(self.that_step)",
+        "step 'ship' of machine 'Checkout' returned a coroutine, not an outcome; await it in an "
+        "`async def`; to continue with another step, return Next(self.that_step)",
     ),
     (
         errors.DecodeError("the state of Checkout 42", "Order", "Expected `int`, got `str` - at `$.id`"),
-        "the state of Checkout 42 does not fit Order: Expected `int`, got `str` - at `$.id`",
+        "the state of Checkout 42 does not match Order: Expected `int`, got `str` - at `$.id`",
     ),
     (
         errors.EncodeError("the result of Checkout", "Receipt", "it is of type dict"),
@@ -93,7 +93,7 @@ SAMPLES: list[tuple[GenDurableError, str]] = [
     (
         errors.PayloadTooLargeError("the state of Checkout", "Order", 2000, 1000),
         "the state of Checkout cannot be stored as Order: it is 2000 bytes of JSON, 1000 are allowed; "
-        "keep large data elsewhere and store where it is, or raise settings.max_payload",
+        "store large data elsewhere and keep its address here, or raise settings.max_payload",
     ),
     (
         errors.NotLoadedError(
@@ -107,56 +107,55 @@ SAMPLES: list[tuple[GenDurableError, str]] = [
     ),
     (
         errors.StepTimeoutError("Checkout", "ship", timedelta(seconds=90)),
-        "step 'ship' of machine 'Checkout' was not done after 0:01:30",
+        "step 'ship' of machine 'Checkout' exceeded its timeout of 0:01:30",
     ),
     (
         errors.KeyTakenError("42", "Refund", "Checkout", 17),
-        "cannot insert Refund: the key '42' belongs to Checkout 17; keys are shared by all machines, "
-        "so put the machine into it: 'Refund:42'",
+        "cannot insert Refund: the key '42' is held by Checkout 17; keys are shared by all machines, "
+        "so add a prefix: 'Refund:42'",
     ),
     (
         errors.LimitError("crm", 1, None),
-        "there is no rate limit 'crm'; set it first: client.set_limit(RateLimit('crm', …)), or give it to a worker",
+        "there is no rate limit 'crm'; set it with client.set_limit(RateLimit('crm', …)) or Worker(…, limits=[…])",
     ),
     (
         errors.NoTargetError("42", "signal 'paid'"),
         "cannot signal 'paid': no live instance has correlation_key '42' (ids are integers: did you mean 42?); "
-        "it may have finished, or not been inserted yet",
+        "it has ended, or has not been inserted yet",
     ),
     (
         errors.NoTargetError("order:42", "signal 'paid'"),
         "cannot signal 'paid': no live instance has correlation_key 'order:42'; "
-        "it may have finished, or not been inserted yet",
+        "it has ended, or has not been inserted yet",
     ),
     (
         errors.NoTargetError(42, "signal 'paid'"),
-        "cannot signal 'paid': there is no instance 42 that could take it; "
-        "it may have finished, or not been inserted yet",
+        "cannot signal 'paid': there is no live instance 42; it has ended, or has not been inserted yet",
     ),
     (
         errors.NoTargetError(42, "wait"),
-        "cannot wait: there is no instance 42; it may have been removed, or not been inserted yet",
+        "cannot wait: there is no instance 42; it may have been removed by retention",
     ),
     (
         errors.NoScheduleError("nightly"),
-        "there is no schedule 'nightly'; `gen-durable schedules ls` lists those that are",
+        "there is no schedule 'nightly'; list schedules with `gen-durable schedules`",
     ),
     (
         errors.InstanceFailedError(42, "Checkout", "ship", "failed", "payment never came"),
-        "instance 42 (Checkout) has no result, it is failed at step 'ship': payment never came",
+        "instance 42 (Checkout) has no result: failed at step 'ship': payment never came",
     ),
     (
         errors.InstanceCollectedError(42, "Checkout", "ship", "done", None),
-        "instance 42 (Checkout) is done, but its result is no longer kept; settings.retention_done says how long "
-        "results are",
+        "instance 42 (Checkout) is done, but its result has been removed; raise settings.retention_done "
+        "to keep results longer",
     ),
     (
         errors.InstanceUnfinishedError(42, "Checkout", "ship", "runnable", None),
-        "instance 42 (Checkout) has no result, it is runnable at step 'ship'",
+        "instance 42 (Checkout) has no result: runnable at step 'ship'",
     ),
     (
         errors.InstanceCancelledError(42, "Checkout", "ship", "cancelled", None),
-        "instance 42 (Checkout) has no result, it is cancelled at step 'ship'",
+        "instance 42 (Checkout) has no result: cancelled at step 'ship'",
     ),
     (
         errors.PauseTimeoutError("mail", ("w-1", "w-2")),
@@ -182,7 +181,7 @@ SAMPLES: list[tuple[GenDurableError, str]] = [
     ),
     (
         errors.SchemaVersionError("shop", 2, 3),
-        "schema 'shop' is at version 2, and this gen_durable needs 3; run `gen-durable db migrate`",
+        "schema 'shop' is at version 2, but this gen_durable needs 3; run `gen-durable db migrate`",
     ),
     (
         errors.SchemaVersionError("shop", 5, 3, 4),

@@ -278,7 +278,7 @@ def _unstorable_result(order: Order) -> Order | Receipt: ...
         ),
         (_unknown_result, StateTypeError, "import it outside of `if TYPE_CHECKING:`"),
         (_misspelt, StateTypeError, "its annotations name 'Ordre'"),
-        (_nonsense, StateTypeError, "its annotations make no sense"),
+        (_nonsense, StateTypeError, "its annotations cannot be evaluated"),
         (_unstorable, StateTypeError, r"the payload of job 'm\.made'.* cannot be read from JSON"),
         (_unstorable_result, StateTypeError, r"the result of job 'm\.made'.* cannot be read from JSON"),
         (print, StepSignatureError, "is on <built-in function print>; write @job"),

@@ -149,7 +149,7 @@ def test_a_unique_key_is_stored_as_bytes() -> None:
         (
             "priorty",
             3,
-            r"insert has no option 'priorty'; did you mean 'priority'\?; the options are step, queue",
+            r"insert has no option 'priorty'; did you mean 'priority'\? The options are step, queue",
         ),
         ("state", 3, "insert has no option 'state'"),
         ("step", print, r"is not a step; mark the method with @step and pass it uncalled"),

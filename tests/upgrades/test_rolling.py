@@ -182,7 +182,7 @@ asyncio.run(main())
 
 
 async def test_new_code_refuses_the_old_schema(durable_dsn: str, new: Path, tmp_path: Path) -> None:
-    refused = f"is at version {LATEST}, and this gen_durable needs {NEXT}; run `gen-durable db migrate`"
+    refused = f"is at version {LATEST}, but this gen_durable needs {NEXT}; run `gen-durable db migrate`"
     with pytest.raises(AssertionError, match=refused):
         async with worker(durable_dsn, "new", tmp_path / "new", new):
             pass

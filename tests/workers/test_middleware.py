@@ -122,7 +122,7 @@ async def test_its_errors_are_failures_of_the_step(durable_dsn: str) -> None:
         assert (await end_of(worker, "discard")).last_error == "never"
         forgotten = (await end_of(worker, "forget")).last_error
         assert "middleware" in forgotten
-        assert "returned None, which is no outcome" in forgotten
+        assert "returned None, not an outcome" in forgotten
         assert "called call_next twice" in (await end_of(worker, "twice")).last_error
 
 

@@ -89,7 +89,7 @@ async def test_an_async_step_is_cancelled_and_its_handler_decides(durable_dsn: s
             assert (error.machine, error.step, error.timeout) == ("Slow", "wait", BRIEF), manner
             assert (
                 found.last_error
-                == "StepTimeoutError: step 'wait' of machine 'Slow' was not done after 0:00:00.100000"
+                == "StepTimeoutError: step 'wait' of machine 'Slow' exceeded its timeout of 0:00:00.100000"
             ), manner
 
 

@@ -148,7 +148,7 @@ async def test_a_handle_that_answers_with_no_outcome_fails_the_instance(durable_
         ended = await worker.wait(await worker.insert(machine, {"n": 1}), timeout=PATIENCE)
     assert ended.status is Status.FAILED
     assert "handle of break_" in str(ended.last_error)
-    assert "returned None, which is no outcome" in str(ended.last_error)
+    assert "returned None, not an outcome" in str(ended.last_error)
 
 
 @pytest.mark.clause("ERR-1")

@@ -64,7 +64,7 @@ async def test_a_state_that_does_not_decode_goes_to_handle_as_text(durable_dsn: 
         assert seen == [(DecodeError, None, '{"number": "x"}', 0)]
         # The retry keeps what is stored, so that mending the row mends the instance.
         assert (row["status"], row["attempt"], row["state"]) == ("runnable", 1, '{"number": "x"}')
-        assert "does not fit Order" in row["last_error"]
+        assert "does not match Order" in row["last_error"]
         await db.execute(
             """update gen_durable.gen_durable set state = '{"number": 5}', eligible_at = now()"""
         )
@@ -85,7 +85,7 @@ async def test_an_instance_that_failed_for_its_state_can_still_be_read(durable_d
         failed = await worker.wait(ref, timeout=PATIENCE)
     stored: Any = failed.state
     assert (failed.status, stored) == (Status.FAILED, {"number": "x"})
-    assert "does not fit Order" in str(failed.last_error)
+    assert "does not match Order" in str(failed.last_error)
 
 
 async def test_handle_may_replace_a_state_that_does_not_decode(durable_dsn: str, db: Any) -> None:

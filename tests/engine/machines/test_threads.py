@@ -132,6 +132,4 @@ async def test_a_plain_step_that_returns_a_coroutine_is_told_to_be_async(durable
     async with Worker([Forgot], dsn=durable_dsn, settings=CALM) as worker:
         failed = await worker.wait(await worker.insert(Forgot), timeout=PATIENCE)
     assert failed.status is Status.FAILED
-    assert "returned a coroutine, which is no outcome; await what it calls, in an `async def`" in str(
-        failed.last_error
-    )
+    assert "returned a coroutine, not an outcome; await it in an `async def`" in str(failed.last_error)
