@@ -126,8 +126,8 @@ class Filters(TypedDict, total=False):
     status: Status | JobWord | Iterable[Status | JobWord]
     """A word of jobs stands for its statuses: `pending`, `leased`, `succeeded`."""
     queue: str
-    correlation_key: str
-    unique_key: str | bytes
+    correlation_key: Key
+    unique_key: Key | bytes
     concurrency_key: Key
     parent: Ref[Any, Any] | int
     schedule: str
@@ -171,14 +171,14 @@ def insert_all(
 
 
 def signal(
-    target: Target, signal: Signal[Any] | str, payload: Any, dedup_key: str | None, settings: Settings
+    target: Target, signal: Signal[Any] | str, payload: Any, dedup_key: Key | None, settings: Settings
 ) -> Plan[tuple[Delivery, set[str]]]:
     """Deliver a signal; what became of it, and the queue that has work now."""
     name = signal.name if isinstance(signal, Signal) else checked_name(signal, "the name of a signal")
     payload_type = signal.payload_type if isinstance(signal, Signal) else Any
     text = encode(payload, payload_type, f"the payload of signal '{name}'", settings.max_payload)
     if dedup_key is not None:
-        checked_key(dedup_key, "dedup_key")
+        dedup_key = key_text(dedup_key, "dedup_key")
     value = target_value(target)
     arrival = yield from signals.deliver(
         value, name, text, dedup_key, traceparent_of_signal(), settings.max_inbox
@@ -558,11 +558,12 @@ def _insert_result(
     if answer.is_new:
         return Inserted(spec.definition, answer.id)
     kind = answer.key if answer.key in spec.options else "idempotency_key"
+    given = spec.options[kind]
+    key = key_text(given, kind) if isinstance(given, tuple) else given
     if answer.holder != row.fsm:
-        key = spec.options[kind]
         text = key.decode(errors="backslashreplace") if isinstance(key, bytes) else key
         return KeyTaken(spec.definition, KeyTakenError(text, row.fsm, answer.holder, answer.id), kind)
-    return Duplicate(spec.definition, answer.id, spec.options[kind], Status(answer.status), kind)
+    return Duplicate(spec.definition, answer.id, key, Status(answer.status), kind)
 
 
 def _filter(machine: Insertable[Any, Any] | str | None, filters: Mapping[str, Any]) -> snapshots.Filter:
@@ -588,7 +589,7 @@ def _statuses(value: Any) -> list[str]:
 
 
 def _unique_key(value: Any) -> bytes:
-    return value if isinstance(value, bytes) else checked_key(value, "unique_key").encode()
+    return value if isinstance(value, bytes) else key_text(value, "unique_key").encode()
 
 
 def _parent_id(parent: Ref[Any, Any] | int) -> int:
@@ -611,7 +612,7 @@ _FILTERS: Final[Mapping[str, tuple[str, Callable[[Any], object]]]] = {
     "step": ("steps", lambda value: [step_name(value)]),
     "status": ("statuses", _statuses),
     "queue": ("queue", lambda value: checked_name(value, "queue")),
-    "correlation_key": ("correlation_key", lambda value: checked_key(value, "correlation_key")),
+    "correlation_key": ("correlation_key", lambda value: key_text(value, "correlation_key")),
     "unique_key": ("unique_key", _unique_key),
     "concurrency_key": ("concurrency_key", key_text),
     "parent": ("parent_id", _parent_id),

@@ -43,7 +43,7 @@ from .instance import (
 from .limits import Limit, LimitKind
 from .operations import QueueControl, QueueStatus, WorkerInfo
 from .reasons import Explanation
-from .refs import AnySpec, Insertable, InsertOptions, InsertResult, KeyTaken, Ref, Spec, Target
+from .refs import AnySpec, Insertable, InsertOptions, InsertResult, Key, KeyTaken, Ref, Spec, Target
 from .schedules import Schedule, ScheduleRecord, Triggered
 from .signals import Signal
 
@@ -207,7 +207,7 @@ class AsyncClient:
         signal: Signal[None],
         /,
         *,
-        dedup_key: str | None = None,
+        dedup_key: Key | None = None,
         conn: AsyncConnection | None = None,
     ) -> Delivery: ...
     @overload
@@ -218,7 +218,7 @@ class AsyncClient:
         payload: PayloadT,
         /,
         *,
-        dedup_key: str | None = None,
+        dedup_key: Key | None = None,
         conn: AsyncConnection | None = None,
     ) -> Delivery: ...
     @overload
@@ -229,7 +229,7 @@ class AsyncClient:
         payload: Any = None,
         /,
         *,
-        dedup_key: str | None = None,
+        dedup_key: Key | None = None,
         conn: AsyncConnection | None = None,
     ) -> Delivery: ...
     async def signal(
@@ -239,7 +239,7 @@ class AsyncClient:
         payload: Any = None,
         /,
         *,
-        dedup_key: str | None = None,
+        dedup_key: Key | None = None,
         conn: AsyncConnection | None = None,
     ) -> Delivery:
         """Put a signal into the inbox of a live instance, and wake it if it awaits that signal.
@@ -412,7 +412,7 @@ class AsyncClient:
     @overload
     async def get(
         self,
-        target: Instance[Any, Any] | int | str,
+        target: Instance[Any, Any] | int | Key,
         /,
         *,
         with_deleted: bool = False,
@@ -777,7 +777,7 @@ class AsyncClient:
     @overload
     async def wait(
         self,
-        target: Instance[Any, Any] | int | str,
+        target: Instance[Any, Any] | int | Key,
         /,
         *,
         timeout: timedelta | None = None,

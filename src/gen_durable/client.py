@@ -38,7 +38,7 @@ from .instance import (
 from .limits import Limit, LimitKind
 from .operations import QueueControl, QueueStatus, WorkerInfo
 from .reasons import Explanation
-from .refs import AnySpec, Insertable, InsertOptions, InsertResult, KeyTaken, Ref, Spec, Target
+from .refs import AnySpec, Insertable, InsertOptions, InsertResult, Key, KeyTaken, Ref, Spec, Target
 from .schedules import Schedule, ScheduleRecord, Triggered
 from .signals import Signal
 
@@ -154,7 +154,7 @@ class Client:
         signal: Signal[None],
         /,
         *,
-        dedup_key: str | None = None,
+        dedup_key: Key | None = None,
         conn: Connection | None = None,
     ) -> Delivery: ...
     @overload
@@ -165,7 +165,7 @@ class Client:
         payload: PayloadT,
         /,
         *,
-        dedup_key: str | None = None,
+        dedup_key: Key | None = None,
         conn: Connection | None = None,
     ) -> Delivery: ...
     @overload
@@ -176,7 +176,7 @@ class Client:
         payload: Any = None,
         /,
         *,
-        dedup_key: str | None = None,
+        dedup_key: Key | None = None,
         conn: Connection | None = None,
     ) -> Delivery: ...
     def signal(
@@ -186,7 +186,7 @@ class Client:
         payload: Any = None,
         /,
         *,
-        dedup_key: str | None = None,
+        dedup_key: Key | None = None,
         conn: Connection | None = None,
     ) -> Delivery:
         """See `AsyncClient.signal`."""
@@ -299,7 +299,7 @@ class Client:
     @overload
     def get(
         self,
-        target: Instance[Any, Any] | int | str,
+        target: Instance[Any, Any] | int | Key,
         /,
         *,
         with_deleted: bool = False,
@@ -580,7 +580,7 @@ class Client:
     @overload
     def wait(
         self,
-        target: Instance[Any, Any] | int | str,
+        target: Instance[Any, Any] | int | Key,
         /,
         *,
         timeout: timedelta | None = None,

@@ -44,7 +44,10 @@ __all__ = [
 ]
 
 Key: TypeAlias = str | tuple[str, str | int]
-"""A concurrency key or a rate limit: a name, `"importer"`, or a name and a part of it, `("tenant", 7)`."""
+"""A key: text, `"importer"`, or a name and a part, `("tenant", 7)`, which is stored as the text `"tenant:7"`.
+
+Every key argument takes both forms. On the command line and in SQL a key is text: `tenant:7`.
+"""
 
 Insertable: TypeAlias = type[Definition[StateT, ResultT]] | Definition[StateT, ResultT]
 """A machine: its class, or an object of it."""
@@ -65,11 +68,11 @@ class InsertOptions(TypedDict, total=False):
     """The same by another name; `eligible_at` wins."""
     schedule_in: timedelta
     """Run no earlier than so long from now; both moments win over it."""
-    correlation_key: str
+    correlation_key: Key
     """What the business calls this instance. Signals may be sent to it, and one live instance at most has it."""
     correlation_scope: Iterable[Status]
     """The statuses in which the key is taken; all live ones if left out. Empty: neither taken nor an address."""
-    unique_key: str | bytes
+    unique_key: Key | bytes
     """Against doing it twice: whoever inserts this key while it is taken gets a `Duplicate`."""
     unique_scope: Iterable[Status]
     """The statuses in which the unique key is taken; every status if left out. Empty: never."""
@@ -79,7 +82,7 @@ class InsertOptions(TypedDict, total=False):
     """The limit that the first step has to keep: a name, or a name and a part with a bucket of its own."""
     weight: int
     """How many tokens of that limit the first step takes; 1 if left out."""
-    idempotency_key: str
+    idempotency_key: Key
     """A unique key that stays taken for ever, until the instance is deleted: the same request gives the first run."""
     max_attempts: int
     """How often a step may be executed in all, where a retry policy counts; instead of what that policy says."""
@@ -165,9 +168,9 @@ def checked_weight(weight: int | None, rate_limit: str | None) -> int | None:
     return checked_int(weight, "the weight", 1, 2**31 - 1)
 
 
-def _unique_key(key: object) -> bytes:
+def _unique_key(key: Key | bytes) -> bytes:
     if not isinstance(key, bytes):
-        return checked_key(key, "unique_key").encode()
+        return key_text(key, "unique_key").encode()
     if not 1 <= len(key) <= MAX_KEY_BYTES:
         raise UsageError(f"unique_key is {len(key)} bytes long", f"give 1 to {MAX_KEY_BYTES} bytes")
     return key
@@ -210,14 +213,14 @@ _CHECKS: Final[Mapping[str, Callable[[Any], Any]]] = {
     "eligible_at": lambda value: checked_moment(value, "eligible_at"),
     "schedule_at": lambda value: checked_moment(value, "schedule_at"),
     "schedule_in": lambda value: checked_delay(value, "schedule_in"),
-    "correlation_key": lambda value: checked_key(value, "correlation_key"),
+    "correlation_key": lambda value: key_text(value, "correlation_key"),
     "correlation_scope": lambda value: _scope(value, "correlation_scope"),
     "unique_key": _unique_key,
     "unique_scope": lambda value: _scope(value, "unique_scope"),
     "concurrency_key": key_text,
     "rate_limit": lambda value: key_text(value, "rate_limit"),
     "weight": lambda value: value,
-    "idempotency_key": lambda value: checked_key(value, "idempotency_key").encode(),
+    "idempotency_key": lambda value: key_text(value, "idempotency_key").encode(),
     "max_attempts": lambda value: checked_int(value, "max_attempts", 1, 2**31 - 1),
     "traceparent": checked_traceparent,
 }
@@ -301,7 +304,7 @@ class Ref(Generic[StateT, ResultT]):
     definition: Insertable[StateT, ResultT]
     target: int | str
 
-    def __init__(self, definition: Insertable[StateT, ResultT], target: int | str) -> None:
+    def __init__(self, definition: Insertable[StateT, ResultT], target: int | Key) -> None:
         definition_of(definition)
         self.definition = definition
         self.target = target_value(target)
@@ -410,8 +413,8 @@ class KeyTaken(Ref[StateT, ResultT]):
 InsertResult: TypeAlias = Inserted[StateT, ResultT] | Duplicate[StateT, ResultT]
 """Both mean that the instance exists, and both point at it."""
 
-Target: TypeAlias = Ref[Any, Any] | Instance[Any, Any] | int | str
-"""Whom to address: a reference, an instance as it was read, an id (int) or a correlation key (str)."""
+Target: TypeAlias = Ref[Any, Any] | Instance[Any, Any] | int | Key
+"""An instance: a reference, an `Instance`, an id (int) or a correlation key (text or tuple)."""
 
 
 def target_value(target: Target) -> int | str:
@@ -420,6 +423,6 @@ def target_value(target: Target) -> int | str:
         return target.target
     if isinstance(target, Instance):
         return target.id
-    if isinstance(target, str):
-        return checked_key(target, "correlation_key")
+    if isinstance(target, str | tuple):
+        return key_text(target, "correlation_key")
     return checked_id(target)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gen_durable import Duplicate, Inserted, KeyTaken, Ref, Spec, Status
+from gen_durable import Delivered, Duplicate, DuplicateSignal, Inserted, KeyTaken, Ref, Spec, Status
 from gen_durable.errors import EncodeError, KeyTakenError, UnknownStepError, UsageError
 from tests.clients.machines import Checkout, Number, Order, Ping, Refund
 
@@ -42,6 +42,19 @@ async def test_every_option_is_kept(client: Any) -> None:
     assert (instance.step, instance.queue, instance.priority) == ("ship", "urgent", -7)
     assert instance.eligible_at == moment
     assert (instance.unique_key, instance.concurrency_key) == (b"\x00\xff", "tenant:7")
+
+
+async def test_every_key_is_text_or_a_tuple(client: Any) -> None:
+    key = ("order", 42)
+    inserted = await client.insert(Checkout, Order(1), correlation_key=key, idempotency_key=key)
+    for target in (key, "order:42", Ref(Checkout, key)):
+        assert (await client.get(target)).id == inserted.id
+    for name in ("correlation_key", "unique_key"):
+        assert [one.id for one in await client.list(**{name: key})] == [inserted.id]
+    duplicate = await client.insert(Checkout, Order(1), correlation_key=key)
+    assert (type(duplicate), duplicate.key) == (Duplicate, "order:42")
+    assert isinstance(await client.signal(key, "note", dedup_key=("bank", 7)), Delivered)
+    assert isinstance(await client.signal(key, "note", dedup_key="bank:7"), DuplicateSignal)
 
 
 async def test_args_is_another_name_of_state(client: Any) -> None:

@@ -222,6 +222,9 @@ def test_an_unknown_step_is_refused_with_a_hint() -> None:
 )
 def test_a_key_is_stored_as_name_and_partition(key: Any, text: str) -> None:
     assert key_text(key) == values(concurrency_key=key).concurrency_key == text
+    assert values(correlation_key=key).correlation_key == values(rate_limit=key).rate_limit == text
+    assert values(unique_key=key).unique_key == values(idempotency_key=key).unique_key == text.encode()
+    assert value_of(key) == Ref(Count, key).target == text
 
 
 @pytest.mark.parametrize(
