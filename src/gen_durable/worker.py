@@ -23,6 +23,7 @@ from ._db.pick import after
 from ._db.pool import Database
 from ._db.reply_timeouts import Patience
 from ._db.workers import Presence
+from ._runtime import shutdown_timeouts
 from ._runtime.dispatcher import sink_of
 from ._runtime.engine import Engine
 from ._runtime.failure_scope import FailureScope
@@ -32,7 +33,7 @@ from ._runtime.pick_source import FromPrefix, FromQueue, Source
 from ._runtime.processes.child import IS_CHILD
 from ._runtime.processes.malloc import return_large_buffers
 from ._runtime.processes.process_pool import hello_for
-from ._runtime.processes.supervisor import Orders, Supervisor
+from ._runtime.processes.supervisor import Supervisor, SupervisorLink
 from ._runtime.startup import run_at_start
 from ._runtime.worker_connections import Connections
 from ._runtime.worker_context import WorkerContext
@@ -50,8 +51,6 @@ from .telemetry import PickStop, Telemetry
 
 __all__ = ["CallNext", "Middleware", "Worker"]
 
-# What a step that ignored its cancellation gets to notice the second one, in seconds.
-_FAREWELL: Final = 1.0
 # What a worker owns that was asked to work by prefix and was given none.
 _DEFAULT_PREFIX: Final = "default."
 
@@ -168,9 +167,9 @@ class Worker(AsyncClient):
         Raises:
             SystemExit: with code 1, if a process did not end well when it was told to stop.
         """
-        orders = Orders.taken()
-        if processes is None or orders is not None:
-            self._run_here(orders, on_ready)
+        link = SupervisorLink.from_environment()
+        if processes is None or link is not None:
+            self._run_here(link, on_ready)
         else:
             checked_int(processes, "the number of processes", 1, 1024)
             if self._health_at is not None:
@@ -180,10 +179,10 @@ class Worker(AsyncClient):
                 )
             _run(self._supervise(processes, on_ready))
 
-    def _run_here(self, orders: Orders | None, on_ready: Callable[[], None]) -> None:
-        if orders is not None:
-            self.name = orders.worker
-            on_ready = orders.is_ready
+    def _run_here(self, link: SupervisorLink | None, on_ready: Callable[[], None]) -> None:
+        if link is not None:
+            self.name = link.worker
+            on_ready = link.report_ready
 
         def on_first_look(_: PickStop) -> None:
             unsubscribe()
@@ -192,7 +191,7 @@ class Worker(AsyncClient):
         return_large_buffers()
         looks = bool(self.served_queues or self.prefixes)
         unsubscribe = self.telemetry.subscribe(on_first_look, PickStop)
-        _run(self._run_until_told(orders, (lambda: None) if looks else on_ready))
+        _run(self._run_until_stopped(link, (lambda: None) if looks else on_ready))
 
     async def _supervise(self, processes: int, on_ready: Callable[[], None]) -> None:
         _refuse_in_pool()
@@ -243,36 +242,36 @@ class Worker(AsyncClient):
         if outcome:
             raise outcome[0]
 
-    async def _run_until_told(self, orders: Orders | None, on_open: Callable[[], None]) -> None:
-        told = asyncio.Event()
+    async def _run_until_stopped(self, link: SupervisorLink | None, on_open: Callable[[], None]) -> None:
+        stopping = asyncio.Event()
         was_signalled = is_open = False
         loop = asyncio.get_running_loop()
         task = asyncio.current_task()
         assert task is not None  # noqa: S101 - a coroutine that runs is in one
 
-        def hurry() -> None:
+        def skip_drain() -> None:
             if self._engine is not None:
                 self._engine.skip_drain()
-            told.set()
+            stopping.set()
 
         def on_signal() -> None:
             nonlocal was_signalled
             if was_signalled:
-                hurry()
+                skip_drain()
             elif not is_open:
                 task.cancel()  # a start may wait for a lock for as long as another session holds it
             was_signalled = True
-            told.set()
+            stopping.set()
 
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, on_signal)
-        if orders is not None:
-            orders.follow(told.set, hurry)
+        if link is not None:
+            link.follow(stopping.set, skip_drain)
         try:
             async with self:
                 is_open = True
                 on_open()
-                await told.wait()
+                await stopping.wait()
                 assert self._engine is not None  # noqa: S101 - started in __aenter__
                 self._engine.is_signalled = True
         except asyncio.CancelledError:
@@ -422,7 +421,7 @@ def _run(main: Coroutine[Any, Any, None]) -> None:
         if left := asyncio.all_tasks(loop):
             for task in left:
                 task.cancel()
-            loop.run_until_complete(asyncio.wait(left, timeout=_FAREWELL))
+            loop.run_until_complete(asyncio.wait(left, timeout=shutdown_timeouts.CANCELLED_TASKS))
         loop.run_until_complete(loop.shutdown_asyncgens())
         loop.close()
 

@@ -84,7 +84,7 @@ async def _what_it_raises_goes_to_its_handler_there(worker: Worker) -> None:
     assert encode.startswith("EncodeError False there")
     resources = (await end_of(worker, Work("resources"))).last_error
     assert resources is not None
-    assert "ctx.resources.pool is not there" in resources
+    assert "ctx.resources.pool is not available" in resources
 
 
 async def _effects_cross_as_sql_or_by_name(worker: Worker, db: Any) -> None:
@@ -96,7 +96,7 @@ async def _effects_cross_as_sql_or_by_name(worker: Worker, db: Any) -> None:
     assert (await end_of(worker, Work("function"), step="effect")).status is Status.DONE
     refused = (await end_of(worker, Work("local"), step="effect")).last_error
     assert refused is not None
-    assert "cannot leave the process that its step ran in; give Sql" in refused
+    assert "cannot be sent from the process of the step to the worker; give Sql" in refused
     row = tuple(await db.fetchrow("select a, b, c, d, e::text, f::text, g, h, i::text, j from typed"))
     assert row[:3] == (1, "text", True)
     assert row[3] is None
@@ -118,7 +118,11 @@ async def test_its_death_is_a_crash_of_that_execution_only(
 ) -> None:
     async with worker_on(durable_dsn) as worker:
         events = Events(worker)
-        deaths = {"kill": "died of SIGKILL", "exit": "ended with exit code 7", "fork": "died of SIGKILL"}
+        deaths = {
+            "kill": "was killed by SIGKILL",
+            "exit": "exited with code 7",
+            "fork": "was killed by SIGKILL",
+        }
         for number, (what, said) in enumerate(deaths.items(), 1):
             beside = await worker.insert(Crunch, Work("", number=300), step="beside")
             ref = await worker.insert(Crunch, Work(what, number=1), step="die")
@@ -228,14 +232,14 @@ def test_what_cannot_run_there_is_refused_with_a_reason(durable: Harness) -> Non
         return 7
 
     with pytest.raises(
-        OptionError, match=r"'Local' has pool=\"process\" at run, but .*Local is defined inside of a"
+        OptionError, match=r"'Local' has pool=\"process\" at run, but .*Local is defined inside a"
     ):
         Worker([Local])
-    with pytest.raises(OptionError, match=r"'local\.v1' has .*; move it to the top of its module"):
+    with pytest.raises(OptionError, match=r"'local\.v1' has .*; move it to the top level of its module"):
         Worker([local])
     holder = Part()
     vars(holder)["stripe"] = object()
-    with pytest.raises(OptionError, match="is given as an object that holds stripe; give the class"):
+    with pytest.raises(OptionError, match="is given as an object with attributes: stripe; give the class"):
         Worker([holder])
     with pytest.raises(OptionError, match="is an `async def` with pool"):
 

@@ -226,7 +226,7 @@ async def test_signal_ends_a_start_that_waits_for_a_lock(
     worker = Worker([Plain], dsn=durable_dsn, settings=CALM)
     async with db.transaction():
         await db.execute("lock table gen_durable.machines")
-        running = asyncio.get_running_loop().create_task(worker._run_until_told(None, lambda: None))
+        running = asyncio.get_running_loop().create_task(worker._run_until_stopped(None, lambda: None))
         await says(caplog, "start: waiting for")
         os.kill(os.getpid(), signal.SIGTERM)
         async with asyncio.timeout(10):

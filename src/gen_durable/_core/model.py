@@ -191,7 +191,7 @@ class Execution(msgspec.Struct, frozen=True):
         return self.correlation_key or str(self.id)
 
     @property
-    def is_laden(self) -> bool:
+    def needs_load(self) -> bool:
         """Whether it may have signals or children to be loaded."""
         return self.has_signals or self.has_children
 

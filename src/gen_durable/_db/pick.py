@@ -233,7 +233,7 @@ def load(executions: Sequence[Execution]) -> Plan[list[Execution]]:
             children=tuple(children.get(one.id, ())),
             timed_out=one.timed_out and one.id not in in_time,
         )
-        if one.is_laden
+        if one.needs_load
         else one
         for one in executions
     ]

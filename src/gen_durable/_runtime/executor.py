@@ -283,7 +283,7 @@ class Executor:
             is_strict=is_strict,
             resources=self.resources,
             content=self.content,
-            wait=waiter(asyncio.get_running_loop()) if execution.is_laden else None,
+            wait=waiter(asyncio.get_running_loop()) if execution.needs_load else None,
         )
 
     async def _outcome(self, step: StepDef, registered: Registered, context: Any) -> Outcome[Any]:

@@ -205,7 +205,7 @@ class Picker(Service):
 
     async def _load(self, executions: list[Execution]) -> list[Execution]:
         """Load all in one go; if that is too large, one by one, without those that are still too large."""
-        if not any(one.is_laden for one in executions):
+        if not any(one.needs_load for one in executions):
             return executions
         try:
             return await self._database.run(picks.load(executions))
@@ -215,7 +215,7 @@ class Picker(Service):
         loaded: list[Execution] = []
         for one in executions:
             try:
-                loaded += await self._database.run(picks.load([one])) if one.is_laden else [one]
+                loaded += await self._database.run(picks.load([one])) if one.needs_load else [one]
             except StatementError as error:
                 if not _is_too_large(error):
                     raise

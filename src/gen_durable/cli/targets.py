@@ -11,7 +11,7 @@ from types import ModuleType
 from typing import Any, TypeAlias
 
 from .._dictionary import did_you_mean
-from .._runtime.processes.wire import load_file
+from .._runtime.processes.import_path import load_file
 from ..definition import Definition
 from ..errors import GenDurableError
 from ..jobs import Job

@@ -1,6 +1,6 @@
-"""A process of the pool: it runs steps, one at a time, and ends with its worker.
+"""A process of the pool: runs one step at a time, and exits with its worker.
 
-Steps have the main thread. The loop beside it talks to the worker, and notices its death.
+Steps run in the main thread. An event loop in another thread talks to the worker and notices its exit.
 """
 
 from __future__ import annotations
@@ -22,52 +22,53 @@ from ...errors import DatabaseError, StepTimeoutError, UnknownMachineError, Usag
 from ...outcome import reason_text
 from ..executor import Executor
 from ..threads import Threads
+from .import_path import ImportPath
 from .malloc import return_large_buffers
-from .wire import Answer, Fetch, Fetched, Hello, Place, Ready, Request, answer_of, decoded, encoded
+from .wire import Answer, Fetch, Fetched, Hello, Ready, Request, answer_of, decoded, encoded
 
 __all__ = ["IS_CHILD", "main"]
 
 _log: Final = logging.getLogger("gen_durable")
 IS_CHILD: Final = threading.Event()
-"""Set in a process of the pool: no worker may be started there."""
+"""Set in a process of the pool, where no worker may start."""
 
 
 class _Machines(Registry):
-    """The machines of the worker, each imported when it is first needed."""
+    """The machines of the worker, imported on demand."""
 
     def __init__(self, hello: Hello) -> None:
         super().__init__()
-        self._places: dict[tuple[str, int], Place] = {
-            (fsm, version): place for fsm, version, place in hello.machines
+        self._paths: dict[tuple[str, int], ImportPath] = {
+            (fsm, version): path for fsm, version, path in hello.machines
         }
 
     def get(self, fsm: str, version: int) -> Registered | None:
         known = super().get(fsm, version)
-        if known is not None or (fsm, version) not in self._places:
+        if known is not None or (fsm, version) not in self._paths:
             return known
         try:
             return self.find(fsm, version)
-        except Exception:  # noqa: BLE001 - whatever its import raises; it is only wanted for the types of a child's result
-            del self._places[fsm, version]
+        except Exception:  # noqa: BLE001 - any error of the import; only the type of a child's result needs it
+            del self._paths[fsm, version]
             return None
 
     def find(self, fsm: str, version: int) -> Registered:
         known = super().get(fsm, version)
         if known is None:
-            place = self._places.get((fsm, version))
-            if place is None:
-                raise UnknownMachineError(fsm, version, tuple(self._places))
-            known = self.add(place.find())
+            path = self._paths.get((fsm, version))
+            if path is None:
+                raise UnknownMachineError(fsm, version, tuple(self._paths))
+            known = self.add(path.load())
             if (known.definition.name, known.definition.version) != (fsm, version):
                 raise UsageError(
-                    f"{place.module}.{place.name} is not '{fsm}' v{version}",
-                    "give the job the name of its function",
+                    f"{path.module}.{path.name} is not '{fsm}' v{version}",
+                    "assign the job to the name of its function",
                 )
         return known
 
 
 class _MainThread(Threads):
-    """Runs what a user wrote on the main thread. How long it may take is the worker's affair."""
+    """Runs user code in the main thread. The worker enforces timeouts."""
 
     def __init__(self) -> None:
         super().__init__(0)
@@ -87,13 +88,13 @@ class _MainThread(Threads):
             result, error = None, None
             try:
                 result = call()
-            except BaseException as raised:  # noqa: BLE001 - carried over to whoever awaits the future
+            except BaseException as raised:  # noqa: BLE001 - raised where the future is awaited
                 error = raised
             future.get_loop().call_soon_threadsafe(self._settle, future, result, error)
 
 
 class _Executor(Executor):
-    """Remembers whether the step raised."""
+    """Records what the step raised."""
 
     raised: str | None = None
 
@@ -104,29 +105,29 @@ class _Executor(Executor):
         return await super()._handle(failure, execution, registered, may_chain=may_chain)
 
 
-class _Ear(logging.Handler):
-    """Keeps what the engine says, for the log of the worker."""
+class _LogCapture(logging.Handler):
+    """Collects log lines of the engine for the log of the worker."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.told: list[tuple[int, str]] = []
+        self.lines: list[tuple[int, str]] = []
 
     def emit(self, record: logging.LogRecord) -> None:
-        self.told.append((record.levelno, record.getMessage()))
+        self.lines.append((record.levelno, record.getMessage()))
 
 
 class _NoResources:
-    """In the place of `ctx.resources`."""
+    """Stands in for `ctx.resources`."""
 
     def __getattr__(self, name: str) -> NoReturn:
         raise UsageError(
-            f'ctx.resources.{name} is not there in a step with pool="process"',
-            "the worker's lifespan belongs to another process; make what you need at the top of a module",
+            f'ctx.resources.{name} is not available in a step with pool="process": lifespan runs in the worker process',
+            "create what the step needs at the top level of a module",
         )
 
 
-class _WorkersContent:
-    """Lets the worker fetch content: only it has connections. One request at a time, while the step runs."""
+class _RemoteContent:
+    """Loads content through the worker, which has the connections. One request at a time, only while a step runs."""
 
     def __init__(self, writer: asyncio.StreamWriter, frames: asyncio.Queue[bytes]) -> None:
         self._writer = writer
@@ -143,7 +144,7 @@ class _WorkersContent:
     async def _fetch(self, execution: Execution, fetch: Fetch) -> Fetched:
         async with self._lock:
             if execution is not self.execution:
-                raise UsageError("the step that loads this has ended", "load it before the step returns")
+                raise UsageError("content was loaded after its step ended", "load it before the step returns")
             self._writer.write(encoded(fetch))
             await self._writer.drain()
             fetched: Fetched = decoded(await self._frames.get(), Fetched)
@@ -157,18 +158,18 @@ async def _serve(channel: socket.socket, threads: _MainThread) -> None:
     frames: asyncio.Queue[bytes] = asyncio.Queue()
     listening = asyncio.get_running_loop().create_task(_listen(reader, frames))
     hello: Hello = decoded(await frames.get(), Hello)
-    machines, ear = _Machines(hello), _Ear()
-    _log.addHandler(ear)
+    machines, capture = _Machines(hello), _LogCapture()
+    _log.addHandler(capture)
     _log.setLevel(logging.INFO)
     _log.propagate = False
-    content = _WorkersContent(writer, frames)
+    content = _RemoteContent(writer, frames)
     executor = _Executor(machines, hello.bounds, threads, resources=_NoResources(), content=content)
     ready = await threads.run(_import, machines, hello.first)
     writer.write(encoded(ready))
     while not listening.done():
         request: Request = decoded(await frames.get(), Request)
         content.execution = request.execution
-        answer = await _answer(executor, request, ear)
+        answer = await _answer(executor, request, capture)
         content.execution = None
         writer.write(encoded(answer))
         await writer.drain()
@@ -178,20 +179,20 @@ def _import(machines: _Machines, first: list[tuple[str, int]]) -> Ready:
     for fsm, version in first:
         try:
             machines.find(fsm, version)
-        except BaseException as error:  # noqa: BLE001 - whatever a module of the user's raises is for the worker to tell
-            return Ready(f"'{fsm}' cannot be imported in another process: {reason_text(error)}")
+        except BaseException as error:  # noqa: BLE001 - any error of a user's module; the worker reports it
+            return Ready(f"cannot import '{fsm}' in another process: {reason_text(error)}")
     return Ready()
 
 
-async def _answer(executor: _Executor, request: Request, ear: _Ear) -> Answer:
+async def _answer(executor: _Executor, request: Request, capture: _LogCapture) -> Answer:
     execution, may_chain = request.execution, request.may_chain
-    executor.raised, ear.told = None, []
+    executor.raised, capture.lines = None, []
 
     async def commit(entry: CommitEntry) -> Answer | EffectFailed:
         try:
-            return answer_of(entry, executor.raised, ear.told)
+            return answer_of(entry, executor.raised, capture.lines)
         except UsageError as error:
-            return EffectFailed(error)  # the effect cannot leave this process
+            return EffectFailed(error)  # the effect cannot be sent to the worker
 
     entry = await executor.run(execution, may_chain=may_chain)
     answer = await commit(entry)
@@ -207,21 +208,21 @@ async def _listen(reader: asyncio.StreamReader, frames: asyncio.Queue[bytes]) ->
             length = int.from_bytes(await reader.readexactly(4), "big")
             frames.put_nowait(await reader.readexactly(length))
     finally:
-        _leave()
+        _exit()
 
 
-def _leave() -> NoReturn:
-    """The worker is gone, and nobody wants what is being done here, nor by the programs that the step has started."""
+def _exit() -> NoReturn:
+    """Exit at once, because the worker has exited, and kill the programs that the step has started."""
     if os.getpgrp() == os.getpid():
         os.killpg(os.getpid(), signal.SIGKILL)
     os._exit(1)
 
 
 def main(number: int) -> NoReturn:
-    """Serve the worker at the other end of this socket until it is gone."""
+    """Serve the worker at the other end of the socket with this file descriptor until the worker exits."""
     IS_CHILD.set()
     return_large_buffers()
-    # The worker kills this process when it has to. Not SIG_IGN: programs that a step starts would inherit that.
+    # The worker kills this process. Not SIG_IGN, which programs started by a step would inherit.
     for each in (signal.SIGTERM, signal.SIGINT):
         signal.signal(each, lambda *_: None)
     threads = _MainThread()
@@ -230,9 +231,9 @@ def main(number: int) -> NoReturn:
     def talk() -> None:
         try:
             asyncio.run(_serve(channel, threads))
-        except BaseException:  # noqa: BLE001 - a bug; without this thread nobody would end this process
+        except BaseException:  # noqa: BLE001 - a bug; without this thread the process would not exit
             traceback.print_exc()
-        _leave()
+        _exit()
 
     threading.Thread(target=talk, name="gen_durable worker", daemon=True).start()
     threads.serve()

@@ -1,4 +1,4 @@
-"""Processes for steps that keep a processor busy: started as they are needed, used again, killed when need be."""
+"""The process pool: runs CPU-bound steps (`pool="process"`) in other processes."""
 
 from __future__ import annotations
 
@@ -16,26 +16,15 @@ from ..._core.model import CommitEntry, Execution
 from ..._core.registry import Registry
 from ..._core.settle import Bounds
 from ...errors import DatabaseError, OptionError, StepTimeoutError, UsageError
-from .wire import (
-    Answer,
-    Fetch,
-    Fetched,
-    Hello,
-    Place,
-    Ready,
-    Request,
-    decoded,
-    encoded,
-    entry_of,
-    place_of,
-)
+from .. import shutdown_timeouts
+from .exit_status import exit_status
+from .import_path import ImportPath, machine_path
+from .wire import Answer, Fetch, Fetched, Hello, Ready, Request, decoded, encoded, entry_of
 
 __all__ = ["ProcessDiedError", "ProcessPool", "hello_for"]
 
 _log: Final = logging.getLogger("gen_durable.worker")
-# How long a shutdown waits for processes that it has killed.
-_LAST_WORDS: Final = 2.0
-# It finds modules where the worker does, and those that read their command line see the same.
+# The process imports modules from where the worker does, and modules that read the command line see the same one.
 _PROGRAM: Final = """\
 import sys
 sys.path[:], sys.argv[:] = {path!r}, {argv!r}
@@ -44,52 +33,46 @@ main({number})"""
 
 
 class ProcessDiedError(Exception):
-    """The process of a step died under it: a crash of that execution, and of nothing else."""
+    """The process of a step died. Only that execution has crashed; the worker goes on."""
 
     def __init__(self, code: int) -> None:
         super().__init__(code)
         self.code = code
 
     def __str__(self) -> str:
-        if self.code >= 0:
-            return f"its process ended with exit code {self.code}"
-        with suppress(ValueError):
-            return f"its process died of {signal.Signals(-self.code).name}"
-        return f"its process died of signal {-self.code}"
+        return f"its process {exit_status(self.code)}"
 
 
 def hello_for(registry: Registry, bounds: Bounds) -> Hello | None:
-    """What the processes of a pool have to know, if a step wants one.
+    """Build the first message to processes of the pool; `None` if no step uses the pool.
 
     Raises:
-        OptionError: a machine with such a step cannot be found from another process.
+        OptionError: another process cannot import a machine that uses the pool.
     """
-    machines: list[tuple[str, int, Place]] = []
+    machines: list[tuple[str, int, ImportPath]] = []
     first: list[tuple[str, int]] = []
     for machine in registry:
-        key, is_wanted = (
-            (machine.name, machine.version),
-            any(step.pool == "process" for step in machine.steps.values()),
-        )
+        key = (machine.name, machine.version)
+        uses_pool = any(step.pool == "process" for step in machine.steps.values())
         try:
-            machines.append((*key, place_of(registry.find(*key))))
+            machines.append((*key, machine_path(registry.find(*key))))
         except OptionError:
-            if is_wanted:
+            if uses_pool:
                 raise
-        if is_wanted:
+        if uses_pool:
             first.append(key)
     return Hello(machines, first, bounds) if first else None
 
 
 class ProcessPool:
-    """At most `limit` processes, made as they are needed. For one event loop."""
+    """At most `limit` processes, started on demand and reused. Bound to one event loop."""
 
     def __init__(self, limit: int, hello: Hello) -> None:
         self._hello = hello
-        self._turns = asyncio.Semaphore(limit)
+        self._free = asyncio.Semaphore(limit)
         self._idle: list[_Process] = []
         self._all: set[_Process] = set()
-        self._dying: set[asyncio.Task[None]] = set()
+        self._exiting: set[asyncio.Task[None]] = set()
 
     async def run(
         self,
@@ -99,17 +82,16 @@ class ProcessPool:
         timeout: StepTimeoutError | None,
         content: Content | None = None,
     ) -> tuple[CommitEntry, str | None]:
-        """What to commit for this execution, and what its step raised.
+        """Run a step. Returns the outcome to commit, and what the step raised.
 
-        What the step fetches meanwhile comes from `content`.
-
-        However this is left before the answer has come, the process is killed, and with it what it does.
+        The step loads content on demand from `content`. If this call ends without a reply, by a timeout or a
+        cancellation, the process is killed.
 
         Raises:
             ProcessDiedError: the process died.
             StepTimeoutError: the step ran for too long.
         """
-        async with self._turns:
+        async with self._free:
             process = self._idle.pop() if self._idle else await self._started()
             is_good = False
             try:
@@ -120,17 +102,17 @@ class ProcessPool:
                     self._idle.append(process)
                 else:
                     self._discard(process)
-        for level, message in answer.told:
+        for level, message in answer.logged:
             _log.log(level, "%s", message)
         return entry_of(answer, execution), answer.raised
 
     async def close(self) -> None:
-        """Kill all of them, and see them gone: whoever waits for them belongs to this event loop."""
+        """Kill all processes and wait for their exit: the tasks that wait for them belong to this event loop."""
         for process in list(self._all):
             self._discard(process)
         self._idle.clear()
-        if self._dying:
-            await asyncio.wait(self._dying, timeout=_LAST_WORDS)
+        if self._exiting:
+            await asyncio.wait(self._exiting, timeout=shutdown_timeouts.KILLED_PROCESSES)
 
     async def _started(self) -> _Process:
         process = await _Process.start()
@@ -142,7 +124,7 @@ class ProcessPool:
             raise
         if ready.error is not None:
             self._discard(process)
-            raise UsageError(ready.error, "see that its module can be imported by itself")
+            raise UsageError(ready.error, "make its module importable on its own")
         return process
 
     async def _ask(
@@ -163,14 +145,14 @@ class ProcessPool:
 
     def _discard(self, process: _Process) -> None:
         self._all.discard(process)
-        dying = asyncio.get_running_loop().create_task(process.kill())
-        self._dying.add(dying)
-        dying.add_done_callback(self._dying.discard)
+        exiting = asyncio.get_running_loop().create_task(process.kill())
+        self._exiting.add(exiting)
+        exiting.add_done_callback(self._exiting.discard)
 
 
 async def _fetched(fetch: Fetch, execution: Execution, content: Content | None) -> Fetched:
     if content is None:
-        return Fetched(error="nothing can be loaded here")
+        return Fetched(error="content cannot be loaded here")
     try:
         if fetch.what == "signals":
             return Fetched(signals=dict(await content.signals(execution, fetch.ids)))
@@ -180,7 +162,7 @@ async def _fetched(fetch: Fetch, execution: Execution, content: Content | None) 
 
 
 class _Process:
-    """One process, and the line to it."""
+    """One process, and the socket to it."""
 
     def __init__(
         self, process: asyncio.subprocess.Process, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
@@ -188,7 +170,7 @@ class _Process:
         self._process = process
         self._reader = reader
         self._writer = writer
-        self._ending = asyncio.get_running_loop().create_task(self._hang_up_after_its_end())
+        self._ending = asyncio.get_running_loop().create_task(self._close_after_exit())
 
     @classmethod
     async def start(cls) -> _Process:
@@ -202,7 +184,7 @@ class _Process:
                 ),
                 pass_fds=[theirs.fileno()],
                 stdin=asyncio.subprocess.DEVNULL,
-                # A group of its own: Ctrl-C is not for it, and killing it takes along what it started.
+                # Its own process group: Ctrl-C does not reach it, and killing the group kills what it started.
                 process_group=0,
             )
         except BaseException:
@@ -213,7 +195,7 @@ class _Process:
         return cls(process, *await asyncio.open_connection(sock=ours))
 
     async def ask(self, message: Any, kind: Any) -> Any:
-        """Say something and wait for the answer."""
+        """Send a message and return the reply."""
         try:
             self._writer.write(encoded(message))
             await self._writer.drain()
@@ -228,8 +210,11 @@ class _Process:
             os.killpg(self._process.pid, signal.SIGKILL)
         await self._ending
 
-    async def _hang_up_after_its_end(self) -> None:
-        """What it forked may hold the other end of the line open. Whatever it said before is read all the same."""
+    async def _close_after_exit(self) -> None:
+        """Shut down the socket when the process exits: a process that it forked may hold the other end open.
+
+        Data that was sent before is still read.
+        """
         await self._process.wait()
         with suppress(OSError):
             self._writer.get_extra_info("socket").shutdown(socket.SHUT_RDWR)

@@ -1,8 +1,8 @@
-"""Several worker processes from one command: started, restarted when they crash, stopped together.
+"""Several worker processes from one command: started together, restarted after a crash, stopped together.
 
-A child is the same command again, with a socket to its supervisor and a name of its own in the environment. Orders go
-through that socket, not by signals: a process manager may well signal all processes of the group by itself, and a child
-must not count that twice. Whichever end dies, the other one reads the end of the stream.
+A child process runs the same command, with a socket to its supervisor and its worker name in the environment. The
+supervisor sends commands through the socket instead of signals: a process manager may signal the whole process group,
+and a child must not count that as a second signal. If either end dies, the other one reads the end of the stream.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from datetime import timedelta
 from typing import Final
 
 from ..._backoff import backoff_seconds
@@ -27,36 +26,36 @@ from ..._db.failures import StatementError
 from ..._db.pool import Database
 from ...config import SUPERVISED, Settings
 from ...telemetry import ReaperReaped, Telemetry
+from .. import shutdown_timeouts
+from .exit_status import exit_status
 
-__all__ = ["Orders", "Supervisor"]
+__all__ = ["Supervisor", "SupervisorLink"]
 
 _log: Final = logging.getLogger("gen_durable.worker")
 _READY: Final = b"r"
 _DRAIN: Final = b"d"
-_HURRY: Final = b"h"
-# Between a crash and the next start, in seconds: doubled with each crash in a row, less up to half by chance.
+_SKIP_DRAIN: Final = b"h"
+# Seconds between a crash and the restart: doubled with each crash in a row.
 _FIRST_PAUSE: Final = 0.5
 _LONGEST_PAUSE: Final = 30.0
-# A process that lived so long had no trouble starting: what comes next is the first crash again.
-_WELL: Final = 60.0
-# When the leases of a dead child are taken back, and its presence with them. Again later: a pick of its, or a sign of
-# life, may have been on the wire when it died.
-_ROUNDS: Final = (0.0, 1.0, 5.0)
-# What a child gets beyond its drain before it is killed, and how long an orphan has to give everything back.
-_GRACE: Final = timedelta(seconds=15)
-_ORPHAN: Final = 10.0
+# A process that ran this long started well: its crash counts as the first in a row.
+_HEALTHY_AFTER: Final = 60.0
+# When to take back the leases and the registration of a dead child. More than once: a pick or a registration that it
+# sent may arrive after its death.
+_REAP_DELAYS: Final = (0.0, 1.0, 5.0)
 
 
-class Orders:
-    """A child's end of the line to its supervisor."""
+class SupervisorLink:
+    """The child's end of the socket to its supervisor."""
 
     def __init__(self, channel: socket.socket, worker: str) -> None:
         self.worker = worker
+        """The name that the supervisor has given to this worker."""
         self._channel = channel
 
     @classmethod
-    def taken(cls) -> Orders | None:
-        """Those for this process, if a supervisor started it. Can be asked for once."""
+    def from_environment(cls) -> SupervisorLink | None:
+        """Return the link if a supervisor started this process. Only the first call returns it."""
         # Removed, so that processes started by this one do not inherit it.
         given = os.environ.pop(SUPERVISED, None)
         if given is None:
@@ -64,31 +63,31 @@ class Orders:
         number, _, worker = given.partition(" ")
         return cls(socket.socket(fileno=int(number)), worker)
 
-    def is_ready(self) -> None:
-        """Tell that this worker works."""
-        with suppress(OSError):  # nobody is there to hear it: the listening thread sees to that
+    def report_ready(self) -> None:
+        """Tell the supervisor that this worker has started."""
+        with suppress(OSError):  # the supervisor has died; the listening thread handles that
             self._channel.send(_READY)
 
-    def follow(self, drain: Callable[[], None], hurry: Callable[[], None]) -> None:
-        """Call these when it is ordered, on this event loop; and if the supervisor dies, leave with it."""
+    def follow(self, drain: Callable[[], None], skip_drain: Callable[[], None]) -> None:
+        """Call these on this event loop when the supervisor commands it. If the supervisor dies, exit."""
         loop = asyncio.get_running_loop()
 
-        def say(what: Callable[[], None]) -> None:
-            with suppress(RuntimeError):  # the worker has ended
-                loop.call_soon_threadsafe(what)
+        def call(command: Callable[[], None]) -> None:
+            with suppress(RuntimeError):  # the loop is closed: the worker has ended
+                loop.call_soon_threadsafe(command)
 
         def listen() -> None:
-            while order := self._hear():
-                say(hurry if _HURRY in order else drain)
-            # Nobody could restart this process any more, or stop it. What it has begun goes back to the queue.
-            say(hurry)
-            time.sleep(_ORPHAN)
+            while received := self._receive():
+                call(skip_drain if _SKIP_DRAIN in received else drain)
+            # The supervisor has died: nothing would restart or stop this process. Release its executions and exit.
+            call(skip_drain)
+            time.sleep(shutdown_timeouts.ORPHANED_WORKER)
             os._exit(1)
 
         # A thread: a step that blocks the event loop must not keep an orphan alive.
-        threading.Thread(target=listen, name="gen_durable orders", daemon=True).start()
+        threading.Thread(target=listen, name="gen_durable supervisor link", daemon=True).start()
 
-    def _hear(self) -> bytes:
+    def _receive(self) -> bytes:
         try:
             return self._channel.recv(16)
         except OSError:
@@ -96,7 +95,7 @@ class Orders:
 
 
 class Supervisor:
-    """Keeps so many children alive until it is told to stop."""
+    """Keeps `count` child processes running until it is stopped."""
 
     def __init__(
         self,
@@ -110,32 +109,30 @@ class Supervisor:
         self._settings = settings
         self._database = database
         self._telemetry = telemetry
-        self._on_ready = on_ready
+        self._on_ready: Callable[[], None] | None = on_ready
         self._children: dict[int, _Child] = {}
         self._were_ready: set[int] = set()
         self._stopping = asyncio.Event()
-        self._is_hurried = False
         self._has_failed = False
-        self._later: set[asyncio.Task[None]] = set()
+        self._pending_reaps: set[asyncio.Task[None]] = set()
 
     async def run(self) -> bool:
-        """Until SIGTERM or SIGINT; whether all children ended well then."""
+        """Run until SIGTERM or SIGINT. Returns whether all children exited with code 0."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal)
-        keeping = [loop.create_task(self._keep(number)) for number in range(1, self._count + 1)]
+        keeping = [loop.create_task(self._keep_running(number)) for number in range(1, self._count + 1)]
+        timeout = self._settings.drain_timeout.total_seconds() + shutdown_timeouts.SUPERVISED_WORKER
         try:
             stopping = loop.create_task(self._stopping.wait())
             await asyncio.wait([stopping, *keeping], return_when=asyncio.FIRST_EXCEPTION)
-            _, late = await asyncio.wait(
-                keeping, timeout=(self._settings.drain_timeout + _GRACE).total_seconds()
-            )
+            _, late = await asyncio.wait(keeping, timeout=timeout)
             for child in list(self._children.values()) if late else ():
-                _log.error("process %d (pid %d) did not end; it is killed", child.number, child.process.pid)
+                _log.error("process killed: %s did not exit within %.0f s", child, timeout)
                 child.process.kill()
             await asyncio.wait(keeping)
         finally:
-            for task in (*keeping, *self._later):
+            for task in (*keeping, *self._pending_reaps):
                 task.cancel()
             for child in self._children.values():
                 child.process.kill()
@@ -144,12 +141,12 @@ class Supervisor:
         return not self._has_failed
 
     def _on_signal(self) -> None:
-        self._is_hurried = self._stopping.is_set()
+        is_second = self._stopping.is_set()
         self._stopping.set()
         for child in self._children.values():
-            child.order(_HURRY if self._is_hurried else _DRAIN)
+            child.send(_SKIP_DRAIN if is_second else _DRAIN)
 
-    async def _keep(self, number: int) -> None:
+    async def _keep_running(self, number: int) -> None:
         crashes = 0
         while not self._stopping.is_set():
             began = time.monotonic()
@@ -160,29 +157,21 @@ class Supervisor:
             del self._children[number]
             listening.cancel()
             child.close()
-            await self._take_back(child.worker, _ROUNDS[0])
+            await self._reap(child.worker, _REAP_DELAYS[0])
             if self._stopping.is_set():
                 self._has_failed |= code != 0
                 if code:
-                    _log.error(
-                        "process %d (pid %d) %s while it drained", number, child.process.pid, _said(code)
-                    )
+                    _log.error("process failed during its drain: %s %s", child, exit_status(code))
                 return
-            for pause in _ROUNDS[1:]:
-                self._take_back_later(child.worker, pause)
-            crashes = 0 if time.monotonic() - began >= _WELL else crashes
-            pause = _pause(crashes)
+            for delay in _REAP_DELAYS[1:]:
+                self._reap_later(child.worker, delay)
+            crashes = 0 if time.monotonic() - began >= _HEALTHY_AFTER else crashes
+            pause = backoff_seconds(crashes, base=_FIRST_PAUSE, cap=_LONGEST_PAUSE)
             crashes += 1
-            _log.warning(
-                "process %d (pid %d) %s; it is started again in %.1f s",
-                number,
-                child.process.pid,
-                _said(code),
-                pause,
-            )
-            await self._rest(pause)
+            _log.warning("process ended: %s %s; restarting in %.1f s", child, exit_status(code), pause)
+            await self._sleep(pause)
 
-    async def _rest(self, seconds: float) -> None:
+    async def _sleep(self, seconds: float) -> None:
         try:
             async with asyncio.timeout(seconds):
                 await self._stopping.wait()
@@ -191,21 +180,22 @@ class Supervisor:
 
     async def _listen(self, child: _Child) -> None:
         if self._stopping.is_set():
-            child.order(_DRAIN)  # the order was given while it was being started
-        if await child.hears_of_life():
-            _log.info("process %d (pid %d) is worker %s", child.number, child.process.pid, child.worker)
+            child.send(_DRAIN)  # stopped while the child was starting
+        if await child.is_ready():
+            _log.info("process ready: %s is worker %s", child, child.worker)
             self._were_ready.add(child.number)
-            if len(self._were_ready) == self._count:
+            if len(self._were_ready) == self._count and self._on_ready is not None:
                 self._on_ready()
-                self._on_ready = _nothing
+                self._on_ready = None
 
-    def _take_back_later(self, worker: str, pause: float) -> None:
-        task = asyncio.get_running_loop().create_task(self._take_back(worker, pause))
-        self._later.add(task)
-        task.add_done_callback(self._later.discard)
+    def _reap_later(self, worker: str, delay: float) -> None:
+        task = asyncio.get_running_loop().create_task(self._reap(worker, delay))
+        self._pending_reaps.add(task)
+        task.add_done_callback(self._pending_reaps.discard)
 
-    async def _take_back(self, worker: str, pause: float) -> None:
-        await asyncio.sleep(pause)
+    async def _reap(self, worker: str, delay: float) -> None:
+        """Take back the leases of a dead child without waiting for them to expire."""
+        await asyncio.sleep(delay)
         settings = self._settings
         try:
             while True:
@@ -215,25 +205,27 @@ class Supervisor:
                 reaped = await self._database.run_in_transaction(plan)
                 if not reaped.ids:
                     return
-                _log.warning("took back executions of worker %s, which is dead: %s", worker, reaped.ids[:20])
+                _log.warning("leases of a crashed worker reaped: worker %s, ids %s", worker, reaped.ids[:20])
                 self._telemetry.emit(
                     ReaperReaped(count=len(reaped.ids), ids=tuple(reaped.ids), capped=tuple(reaped.capped))
                 )
         except StatementError as error:
-            # Their leases run out, as those of any dead worker do.
-            _log.warning("cannot take back the executions of worker %s now (%s)", worker, error)
+            _log.warning("cannot reap the leases of worker %s, they will expire: %s", worker, error)
 
 
 class _Child:
-    """One process, and the line to it."""
+    """One child process, and the socket to it."""
 
     def __init__(
-        self, number: int, worker: str, process: asyncio.subprocess.Process, line: socket.socket
+        self, number: int, worker: str, process: asyncio.subprocess.Process, channel: socket.socket
     ) -> None:
         self.number = number
         self.worker = worker
         self.process = process
-        self._line = line
+        self._channel = channel
+
+    def __str__(self) -> str:
+        return f"process {self.number} (pid {self.process.pid})"
 
     @classmethod
     async def start(cls, number: int) -> _Child:
@@ -247,39 +239,23 @@ class _Child:
                 env={**os.environ, SUPERVISED: f"{theirs.fileno()} {worker}"},
                 pass_fds=[theirs.fileno()],
                 stdin=asyncio.subprocess.DEVNULL,
-                # Not in our group: Ctrl-C at a terminal is for the supervisor alone.
+                # Not in our group: Ctrl-C in a terminal reaches the supervisor alone.
                 process_group=0,
             )
         finally:
             theirs.close()
         return cls(number, worker, process, ours)
 
-    def order(self, what: bytes) -> None:
-        with suppress(OSError):  # it is dead, or about to be
-            self._line.send(what)
+    def send(self, command: bytes) -> None:
+        with suppress(OSError):  # the child has died
+            self._channel.send(command)
 
-    async def hears_of_life(self) -> bool:
+    async def is_ready(self) -> bool:
+        """Wait until the child is ready; false if it dies before."""
         try:
-            return bool(await asyncio.get_running_loop().sock_recv(self._line, 1))
+            return bool(await asyncio.get_running_loop().sock_recv(self._channel, 1))
         except OSError:
             return False
 
     def close(self) -> None:
-        self._line.close()
-
-
-def _nothing() -> None:
-    pass
-
-
-def _pause(crashes: int) -> float:
-    return backoff_seconds(crashes, base=_FIRST_PAUSE, cap=_LONGEST_PAUSE)
-
-
-def _said(code: int) -> str:
-    if code >= 0:
-        return f"ended with exit code {code}"
-    try:
-        return f"died of {signal.Signals(-code).name}"
-    except ValueError:
-        return f"died of signal {-code}"
+        self._channel.close()
