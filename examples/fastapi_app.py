@@ -62,7 +62,7 @@ async def place(number: int, durable: DurableClient) -> dict[str, int]:
 @app.get("/orders/{number}")
 async def look(number: int, durable: DurableClient) -> dict[str, Any]:
     try:
-        order = await durable.wait(f"order:{number}", until="settled", timeout=timedelta(seconds=5))
+        order = await durable.wait(f"order:{number}", until="parked", timeout=timedelta(seconds=5))
     except NoTargetError:
         raise HTTPException(404, f"there is no order {number}") from None
     if not order.is_finished:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import Any, Final, TypedDict, get_args
+from typing import Any, Final, Protocol, TypedDict, TypeVar, get_args
 
-from ._checks import checked_delay, checked_id, checked_int, checked_key, checked_moment, checked_name
+from ._checks import checked_id, checked_int, checked_key, checked_moment, checked_name
 from ._core.codec import convert, decode, encode
 from ._core.explanation import explanation_of
 from ._core.hydration import instance_of
@@ -23,6 +22,7 @@ from ._db import limits as stored_limits
 from ._db import workers as stored_workers
 from ._db.plan import Plan
 from ._dictionary import did_you_mean
+from ._polling import Pace
 from ._tracing import traceparent_of_signal
 from ._typing import KEEP
 from .audit import AuditEvent
@@ -50,6 +50,7 @@ from .instance import (
     Retried,
     RetryResult,
     Status,
+    Until,
     statuses_of,
 )
 from .limits import Limit, LimitKind, checked_limits, limit_name
@@ -74,6 +75,8 @@ from .signals import Signal
 __all__ = [
     "Confirming",
     "Filters",
+    "Poll",
+    "Wait",
     "audit",
     "audit_level",
     "audit_log",
@@ -82,6 +85,7 @@ __all__ = [
     "children",
     "confirming",
     "count",
+    "current",
     "definition_of_target",
     "delete_all",
     "doctor",
@@ -110,10 +114,8 @@ __all__ = [
     "workers",
 ]
 
+T_co = TypeVar("T_co", covariant=True)
 _MAX_PAGE: Final = 10_000
-# Seconds between two looks for confirmations of a pause: at first, and at most.
-_FIRST_LOOK: Final = 0.02
-_LONGEST_LOOK: Final = 0.25
 # How many instances one transaction of a bulk verb changes.
 _BATCH: Final = 500
 
@@ -438,6 +440,14 @@ def confirming(name: str, *, wait: bool, timeout: timedelta | None, is_borrowed:
     return None
 
 
+class Poll(Protocol[T_co]):
+    """Something to poll until it is over."""
+
+    def plan(self) -> Plan[tuple[T_co, float | None]]:
+        """Poll once. Returns the answer, and the seconds until the next poll; `None`: it is over."""
+        ...
+
+
 class Confirming:
     """Waits until every live worker has confirmed the pause of a queue."""
 
@@ -448,10 +458,7 @@ class Confirming:
                 "leave one of them out",
             )
         self._name = name
-        self._deadline = (
-            None if timeout is None else time.monotonic() + checked_delay(timeout, "timeout").total_seconds()
-        )
-        self._pause = _FIRST_LOOK
+        self._pace = Pace(timeout)
 
     def plan(self) -> Plan[tuple[QueueControl, float | None]]:
         """The queue as it is now, and the seconds until the next look; `None` if there is nothing to wait for.
@@ -462,13 +469,10 @@ class Confirming:
         said, workers = yield from stored_workers.unconfirmed(self._name)
         if not workers or not said.is_paused:
             return said, None
-        pause, self._pause = self._pause, min(_LONGEST_LOOK, self._pause * 1.5)
-        if self._deadline is None:
-            return said, pause
-        left = self._deadline - time.monotonic()
-        if left <= 0:
+        pause = self._pace.pause()
+        if pause is None:
             raise PauseTimeoutError(self._name, workers)
-        return said, min(pause, left)
+        return said, pause
 
 
 def resume_queue(name: str, reason: str | None, actor: str | None) -> Plan[tuple[QueueControl, set[str]]]:
@@ -507,9 +511,55 @@ def read(row: Mapping[str, Any], definition: MachineDef | None) -> Instance[Any,
 
 def checked_until(until: object) -> bool:
     """Whether parking counts as the end of a wait."""
-    if until not in ("finished", "settled"):
-        raise UsageError(f"until is {until!r}", "give 'finished' or 'settled'")
-    return until == "settled"
+    if until not in get_args(Until):
+        raise UsageError(f"until is {until!r}", "give 'finished' or 'parked'")
+    return until == "parked"
+
+
+def current(target: Target, id: int) -> Plan[Instance[Any, Any]]:
+    """Read an instance after a wait for it has timed out."""
+    row = yield from snapshots.get(id)
+    if row is None:
+        raise NoTargetError(id, "wait")
+    return read(row, definition_of_target(target))
+
+
+class Wait:
+    """Polls instances until each has ended or, with `until="parked"`, is parked. For clients without an event loop."""
+
+    def __init__(self, targets: Sequence[Target], until: Until, timeout: timedelta | None) -> None:
+        self._pace = Pace(timeout)
+        self._targets = targets
+        self._until_parked = checked_until(until)
+        self._ids: list[int] | None = None
+        self._open: dict[int, bool] = {}
+        self._found: dict[int, Mapping[str, Any]] = {}
+
+    def plan(self) -> Plan[tuple[list[Instance[Any, Any]], float | None]]:
+        """Poll once. Returns the instances, and the seconds until the next poll; `None`: the wait is over.
+
+        Raises:
+            NoTargetError: one of the instances does not exist.
+        """
+        if self._ids is None:
+            self._ids = []
+            for target in self._targets:
+                self._ids.append((yield from resolve(target, "wait")))
+            self._open = dict.fromkeys(self._ids, self._until_parked)
+        if self._open:
+            for id, row in (yield from snapshots.finished_or_parked(self._open)).items():
+                if row is None:
+                    raise NoTargetError(id, "wait")
+                self._found[id] = row
+                del self._open[id]
+        if self._open and (pause := self._pace.pause()) is not None:
+            return [], pause
+        instances: list[Instance[Any, Any]] = []
+        for target, id in zip(self._targets, self._ids, strict=True):
+            row = self._found.get(id)
+            definition = definition_of_target(target)
+            instances.append((yield from current(target, id)) if row is None else read(row, definition))
+        return instances, None
 
 
 def given_state(state: Any, args: Any) -> Any:

@@ -27,7 +27,7 @@ from ._verbs import Filters
 from .audit import AuditEvent
 from .config import AuditLevel, Settings
 from .connections import AsyncConnection, Dsn
-from .errors import NoTargetError, NotConnectedError, UsageError
+from .errors import NotConnectedError, UsageError
 from .events import EventRecord, EventState
 from .findings import Finding
 from .instance import (
@@ -729,12 +729,7 @@ class AsyncClient:
         """
         confirming = _verbs.confirming(name, wait=wait, timeout=timeout, is_borrowed=conn is not None)
         said = await self._write(_verbs.pause_queue(name, reason, actor), conn)
-        if confirming is not None:
-            said, pause = await self._database.run(confirming.plan())
-            while pause is not None:
-                await asyncio.sleep(pause)
-                said, pause = await self._database.run(confirming.plan())
-        return said
+        return said if confirming is None else await self._poll(confirming)
 
     async def resume_queue(
         self,
@@ -795,7 +790,7 @@ class AsyncClient:
     ) -> Instance[Any, Any]:
         """Wait until an instance has ended, at most `timeout`, and return it as it is then.
 
-        `until="settled"` comes back also when it parks, for a signal or for its children. `.result` of what is returned
+        `until="parked"` comes back also when it parks, for a signal or for its children. `.result` of what is returned
         gives the result or says why there is none, so a timeout needs no `try`:
 
             instance = await client.wait(order, timeout=timedelta(seconds=1))
@@ -812,10 +807,10 @@ class AsyncClient:
         id = await database.run(_verbs.resolve(target, "wait"))
         try:
             async with asyncio.timeout(seconds):
-                row = await waiting.rest_of(id, parked=parked)
+                row = await waiting.until_at_rest(id, parked=parked)
             instance = _verbs.read(row, _verbs.definition_of_target(target))
         except TimeoutError:
-            instance = await self._still(target, id)
+            instance = await database.run(_verbs.current(target, id))
         if raise_failed and instance.is_finished:
             _ = instance.result
         return instance
@@ -856,13 +851,12 @@ class AsyncClient:
             raise failures.exceptions[0] from None  # as waiting for one would
         return [task.result() for task in tasks]
 
-    async def _still(self, target: Target, id: int) -> Instance[Any, Any]:
-        instance = await self.get(
-            Ref(target.definition, id) if isinstance(target, Ref) else id, with_deleted=True
-        )
-        if instance is None:
-            raise NoTargetError(id, "wait")
-        return instance
+    async def _poll(self, poll: _verbs.Poll[T]) -> T:
+        answer, pause = await self._database.run(poll.plan())
+        while pause is not None:
+            await asyncio.sleep(pause)
+            answer, pause = await self._database.run(poll.plan())
+        return answer
 
     def _is_alone(self, conn: AsyncConnection | None) -> bool:
         """Whether each statement of a verb is a transaction of its own, and may be run again by itself."""

@@ -6,15 +6,13 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Self, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack, overload
 
 from . import _recurring, _verbs
-from ._checks import checked_delay
 from ._db import migrate
 from ._db.blocking import BlockingDatabase
 from ._db.caller_connection import driver_of
 from ._db.plan import Plan
-from ._db.snapshots import settled
 from ._dictionary import attribute_hint
 from ._server import Server
 from ._typing import KEEP, PayloadT, ResultT, StateT
@@ -22,7 +20,7 @@ from ._verbs import Filters
 from .audit import AuditEvent
 from .config import AuditLevel, Settings
 from .connections import Connection, Dsn
-from .errors import NoTargetError, NotConnectedError, UsageError
+from .errors import NotConnectedError, UsageError
 from .events import EventRecord, EventState
 from .findings import Finding
 from .instance import (
@@ -45,8 +43,6 @@ from .signals import Signal
 __all__ = ["Client"]
 
 T = TypeVar("T")
-_SHORTEST: Final = 0.01
-_LONGEST: Final = 0.25
 
 
 class Client:
@@ -535,12 +531,7 @@ class Client:
         """See `AsyncClient.pause_queue`."""
         confirming = _verbs.confirming(name, wait=wait, timeout=timeout, is_borrowed=conn is not None)
         said = self._write(_verbs.pause_queue(name, reason, actor), conn)
-        if confirming is not None:
-            said, pause = self._database.run(confirming.plan())
-            while pause is not None:
-                time.sleep(pause)
-                said, pause = self._database.run(confirming.plan())
-        return said
+        return said if confirming is None else self._poll(confirming)
 
     def resume_queue(
         self,
@@ -597,7 +588,7 @@ class Client:
         raise_failed: bool = False,
     ) -> Instance[Any, Any]:
         """See `AsyncClient.wait`."""
-        (instance,) = self._wait([target], timeout, until)
+        (instance,) = self._poll(_verbs.Wait([target], until, timeout))
         if raise_failed and instance.is_finished:
             _ = instance.result
         return instance
@@ -629,40 +620,14 @@ class Client:
         until: Until = "finished",
     ) -> Sequence[Instance[Any, Any]]:
         """See `AsyncClient.wait_all`."""
-        return self._wait(tuple(targets), timeout, until)
+        return self._poll(_verbs.Wait(tuple(targets), until, timeout))
 
-    def _wait(
-        self, targets: Sequence[Target], timeout: timedelta | None, until: Until
-    ) -> Sequence[Instance[Any, Any]]:
-        deadline = (
-            None if timeout is None else time.monotonic() + checked_delay(timeout, "timeout").total_seconds()
-        )
-        ids = [self._database.run(_verbs.resolve(target, "wait")) for target in targets]
-        open_ids = dict.fromkeys(ids, _verbs.checked_until(until))
-        found: dict[int, Any] = {}
-        pause = _SHORTEST
-        while open_ids:
-            for id, row in self._database.run(settled(open_ids)).items():
-                if row is None:
-                    raise NoTargetError(id, "wait")
-                found[id] = row
-                del open_ids[id]
-            if not open_ids or (deadline is not None and time.monotonic() >= deadline):
-                break
-            time.sleep(pause if deadline is None else max(0.0, min(pause, deadline - time.monotonic())))
-            pause = min(_LONGEST, pause * 1.5)
-        return [
-            _verbs.read(found[id], _verbs.definition_of_target(target))
-            if id in found
-            else self._still(target, id)
-            for target, id in zip(targets, ids, strict=True)
-        ]
-
-    def _still(self, target: Target, id: int) -> Instance[Any, Any]:
-        instance = self.get(Ref(target.definition, id) if isinstance(target, Ref) else id, with_deleted=True)
-        if instance is None:
-            raise NoTargetError(id, "wait")
-        return instance
+    def _poll(self, poll: _verbs.Poll[T]) -> T:
+        answer, pause = self._database.run(poll.plan())
+        while pause is not None:
+            time.sleep(pause)
+            answer, pause = self._database.run(poll.plan())
+        return answer
 
     def _is_alone(self, conn: Connection | None) -> bool:
         """Whether each statement of a verb is a transaction of its own, and may be run again by itself."""

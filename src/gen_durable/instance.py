@@ -92,7 +92,7 @@ def statuses_of(word: object) -> tuple[Status, ...] | None:
     return _STATUSES_OF_WORDS.get(word) if isinstance(word, str) else None
 
 
-Until: TypeAlias = Literal["finished", "settled"]
+Until: TypeAlias = Literal["finished", "parked"]
 """What to wait for: the end, or a point from which nothing happens by itself."""
 
 _NO_RESULT: Final[Mapping[Status, type[NotDoneError]]] = {

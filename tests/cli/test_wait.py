@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Mapping
 
 import pytest
 
+from gen_durable._db import snapshots
+from gen_durable._db.failures import StatementError
+from gen_durable._db.plan import Plan, Row
+from gen_durable._runtime import waiting
 from gen_durable.testing import Harness
 from tests.cli.conftest import Gd, parsed, refused, told
 from tests.cli.machines import BIG, Checkout, Parcel
@@ -45,10 +50,10 @@ def test_a_timeout_is_three(gd: Gd, shop: Harness) -> None:
     assert 0.3 <= time.monotonic() - began < 3
 
 
-def test_settled_is_also_parked(gd: Gd, shop: Harness) -> None:
+def test_until_parked_returns_at_an_await(gd: Gd, shop: Harness) -> None:
     shop.insert(Checkout, {})
     shop.drain()
-    parked = gd("wait", 1, "--until", "settled")
+    parked = gd("wait", 1, "--until", "parked")
     assert told(parked) == (0, "", "Checkout 1 is awaiting_signal at step 'ship': for payment\n")
     assert gd("wait", 1, "--timeout", "50ms").exit_code == 3
 
@@ -64,24 +69,19 @@ def test_it_waits_for_what_has_yet_to_happen(gd: Gd, shop: Harness) -> None:
 def test_a_database_that_goes_away_is_waited_for(
     gd: Gd, shop: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from gen_durable._db.failures import StatementError
-    from gen_durable.cli import wait as module
-
     shop.insert(Parcel, 1)
     shop.drain()
-    looks = iter([None, StatementError("", "the server closed the connection"), None])
-    look = module._look
+    errors = iter([StatementError("", "the server closed the connection")])
+    look = snapshots.finished_or_parked
 
-    async def fragile(*arguments: object) -> object:
-        if (trouble := next(looks)) is not None:
-            raise trouble
-        return await look(*arguments)  # type: ignore[arg-type]  # as they came
+    def fragile(wanted: Mapping[int, bool]) -> Plan[Mapping[int, Row | None]]:
+        if (error := next(errors, None)) is not None:
+            raise error
+        return (yield from look(wanted))
 
-    shop.insert(Parcel, 1)
-    monkeypatch.setattr(module, "_look", fragile)
-    running = threading.Timer(0.01, shop.drain)
+    monkeypatch.setattr(waiting, "finished_or_parked", fragile)
     assert gd("wait", 1).exit_code == 0
-    running.cancel()
+    assert next(errors, None) is None
 
 
 def test_nobody_there_is_an_error(gd: Gd) -> None:

@@ -90,7 +90,7 @@ async def test_a_misshapen_signal_fails_only_the_one_that_awaits_it(durable_dsn:
 
     async with Worker([Listener], dsn=durable_dsn) as worker:
         bell, knock = await worker.insert_all([Spec(Listener, "bell"), Spec(Listener, "knock")])
-        await worker.wait_all([bell, knock], until="settled", timeout=LONG)
+        await worker.wait_all([bell, knock], until="parked", timeout=LONG)
         for id in (bell.id, knock.id):
             await db.execute("select gen_durable.signal($1::bigint, 'bell', '{\"tone\": \"high\"}')", id)
         await worker.signal(knock, Listener.knock, Bell(1))

@@ -71,12 +71,12 @@ async def test_a_timeout_is_an_answer_and_not_an_error(client: Any) -> None:
 
 
 @pytest.mark.parametrize("status", ["awaiting_signal", "awaiting_children"])
-async def test_until_settled_comes_back_also_when_it_parks(client: Any, db: Any, status: str) -> None:
+async def test_until_parked_returns_at_an_await(client: Any, db: Any, status: str) -> None:
     number = await client.insert(Number, 1)
     await db.execute(
         "update gen_durable.gen_durable set status = $1::text::gen_durable.durable_status", status
     )
-    assert (await client.wait(number, until="settled", timeout=LONG)).status == status
+    assert (await client.wait(number, until="parked", timeout=LONG)).status == status
     assert (await client.wait(number, timeout=SOON)).is_parked
 
 
@@ -84,10 +84,10 @@ async def test_two_may_wait_for_one_instance_each_in_its_own_way(durable_dsn: st
     async with AsyncClient(durable_dsn) as client:
         number = await client.insert(Number, 1)
         async with asyncio.TaskGroup() as group:
-            settled = group.create_task(client.wait(number, until="settled", timeout=LONG))
+            parked = group.create_task(client.wait(number, until="parked", timeout=LONG))
             finished = group.create_task(client.wait(number, timeout=LONG))
             await db.execute("update gen_durable.gen_durable set status = 'awaiting_signal'")
-            assert (await settled).is_parked
+            assert (await parked).is_parked
             assert not finished.done()
             await finish(db, number.id)
         assert finished.result().is_finished
@@ -156,7 +156,7 @@ async def test_a_bad_timeout_is_refused(client: Any) -> None:
 async def test_there_are_two_things_to_wait_for_and_no_third(client: Any) -> None:
     number = await client.insert(Number, 1)
     for verb, target in ((client.wait, number), (client.wait_all, [number])):
-        with pytest.raises(UsageError, match="until is 'finshed'; give 'finished' or 'settled'"):
+        with pytest.raises(UsageError, match="until is 'finshed'; give 'finished' or 'parked'"):
             await verb(target, until="finshed", timeout=LONG)
 
 
@@ -172,7 +172,7 @@ async def test_whoever_waits_when_the_client_is_closed_is_told_so(durable_dsn: s
 async def test_a_signal_and_a_wait_make_a_conversation(client: Any, durable_dsn: str) -> None:
     async with Worker([Sleeper], dsn=durable_dsn):
         sleeper = await client.insert(Sleeper)
-        assert (await client.wait(sleeper, until="settled", timeout=LONG)).awaits == ("bell",)
+        assert (await client.wait(sleeper, until="parked", timeout=LONG)).awaits == ("bell",)
         await client.signal(sleeper, Sleeper.bell, "ding")
         assert (await client.wait(sleeper, timeout=LONG)).result == "ding"
 
@@ -187,7 +187,7 @@ async def test_five_hundred_waiters_share_one_poller(durable_dsn: str, db: Any) 
                     await asyncio.sleep(1)
                     await finish(db, *[number.id for number in numbers])
             assert [wait.result().id for wait in waits] == [number.id for number in numbers]
-            polls = sent.count("settled")
+            polls = sent.count("finished_or_parked")
     # At 10 ms at first and every 250 ms in the end; 500 pollers would have sent thousands.
     assert 2 <= polls <= 20
 
@@ -197,7 +197,7 @@ def test_the_blocking_client_looks_at_all_of_them_in_one_statement(durable_dsn: 
         numbers = client.insert_all([Spec(Number, n) for n in range(500)])
         with wire.counted() as sent:
             client.wait_all(numbers, timeout=timedelta(milliseconds=500))
-        assert 2 <= sent.count("settled") <= 20
+        assert 2 <= sent.count("finished_or_parked") <= 20
 
 
 async def test_a_look_that_can_never_work_ends_the_wait_with_its_error(client: Any, db: Any) -> None:

@@ -69,7 +69,7 @@ async def test_a_job_grows_into_a_machine_and_takes_its_instances_with_it(durabl
     async with Worker([GrownRefund], dsn=durable_dsn, settings=CALM) as new:
         fresh = await new.insert(GrownRefund, Refund(3))
         for ref in (retried, waiting, fresh):
-            parked = await new.wait(ref.id, timeout=PATIENCE, until="settled")
+            parked = await new.wait(ref.id, timeout=PATIENCE, until="parked")
             assert (parked.status, parked.awaits) == (Status.AWAITING_SIGNAL, ("approved",))
             await new.signal(ref.id, GrownRefund.approved, "the boss")
         ended = [(await new.wait(ref.id, timeout=PATIENCE)).result for ref in (retried, waiting, fresh)]

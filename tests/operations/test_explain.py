@@ -389,7 +389,7 @@ async def test_by_key_and_nobody(db: Any, client: Any) -> None:
 async def test_a_real_worker_is_counted(db: Any, durable_dsn: str) -> None:
     async with Worker([Order], dsn=durable_dsn, settings=CALM) as worker:
         ref = await worker.insert(Order, 1)
-        await worker.wait(ref, until="settled")
+        await worker.wait(ref, until="parked")
         await holds(db, "select count(*) = 1 from gen_durable.workers")
         (reason,) = (await worker.explain(ref)).reasons
         assert isinstance(reason, AwaitingSignals)

@@ -92,7 +92,7 @@ async def explained(explainer: Explainer) -> Mapping[str, Explained]:
         "deliver by key": signals.deliver(f"order:{PARKED[7]}", "paid", "1", None),
         "inboxes": pick.inboxes(PARKED[:100]),
         "get": snapshots.get(PARKED[7]),
-        "settled": snapshots.settled(dict.fromkeys(ids, True)),
+        "finished_or_parked": snapshots.finished_or_parked(dict.fromkeys(ids, True)),
     }
     found: dict[str, Explained] = {}
     for name, plan in plans.items():

@@ -35,7 +35,7 @@ async def test_every_verb_seven_times(client: Any, durable_dsn: str, durable_set
             key = f"key:{number}"
             waiter = await client.insert(Waiter, 60.0, correlation_key=key, unique_key=key)
             assert isinstance(await client.insert(Waiter, 60.0, unique_key=key), Duplicate)
-            assert (await client.wait(waiter, timeout=PATIENCE, until="settled")).awaits == ("note",)
+            assert (await client.wait(waiter, timeout=PATIENCE, until="parked")).awaits == ("note",)
             await client.signal(key, "other", number, dedup_key="once")
             assert isinstance(await client.signal(waiter, "other", number, dedup_key="once"), DuplicateSignal)
             await client.signal(waiter, Waiter.note, "hello")

@@ -39,7 +39,7 @@ async def test_records_of_steps_on_the_loop_and_in_threads(
     async with Worker([Trip, Leg], dsn=durable_dsn, settings=QUICK) as worker:
         trip, leg = await worker.insert(Trip), await worker.insert(Leg, 2)
         await worker.wait(leg)
-        await worker.wait(trip, until="settled")
+        await worker.wait(trip, until="parked")
         log.info("outside", extra={"step": "of my own"})
     assert told(caplog, "planning") == [(f"Trip {trip.id} plan 1", trip.id, "Trip", "plan", 1)]
     assert [line for line in told(caplog, "walking") if line[1] == leg.id] == [

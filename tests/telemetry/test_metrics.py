@@ -52,7 +52,7 @@ async def test_a_worker_is_counted(durable_dsn: str) -> None:
     Metrics(worker, registry)
     assert read(registry)["gen_durable_database_up"] == 0, "it is not open yet"
     async with worker, asyncio.timeout(PATIENCE):
-        await worker.wait(await worker.insert(Trip), until="settled")
+        await worker.wait(await worker.insert(Trip), until="parked")
         while (await worker.list(Trip))[0].step != "end":
             await asyncio.sleep(0.02)
         await worker.set_queue("elsewhere", concurrency=3)

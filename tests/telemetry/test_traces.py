@@ -78,7 +78,7 @@ async def test_an_instance_is_one_trace_over_two_processes(
         with traces.tracer.start_as_current_span("request") as request:
             trip = await client.insert(Trip)
         async with process(durable_dsn, file):
-            while (await client.wait(trip, until="settled")).step != "end":
+            while (await client.wait(trip, until="parked")).step != "end":
                 await asyncio.sleep(0.02)
         with traces.tracer.start_as_current_span("payment") as payment:
             await client.signal(trip, Trip.go, 1)

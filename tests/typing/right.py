@@ -370,7 +370,7 @@ async def producer(client: AsyncClient, conn: psycopg.AsyncConnection[Any]) -> N
     assert_type(parcel.status, Status)
     assert_type(await client.wait(parcel), Instance[Parcel, Label | Refund])
     assert_type((await client.wait(parcel)).error, Failure | None)
-    assert_type((await client.wait(parcel, timeout=timedelta(1), until="settled")).result, Label | Refund)
+    assert_type((await client.wait(parcel, timeout=timedelta(1), until="parked")).result, Label | Refund)
     assert_type(await client.get(parcel), Instance[Parcel, Label | Refund] | None)
     assert_type((await client.wait(Ref(Delivery, "parcel:1"))).state, Parcel)
     assert_type((await client.wait("parcel:1")).result, Any)

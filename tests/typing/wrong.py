@@ -295,7 +295,7 @@ async def producer(client: AsyncClient, pool: Pool, blocking_conn: psycopg.Conne
     parcel = await client.insert(Delivery, Parcel(1))
     print((await client.wait(parcel)).result.cents)  # E: a Label has none
     print((await client.wait(parcel, timeout=5)).result)  # E: a number is no duration
-    print((await client.wait(parcel, until="done")).result)  # E: finished or settled
+    print((await client.wait(parcel, until="done")).result)  # E: finished or parked
     print((await client.get(parcel)).status)  # E: there may be none
     await client.signal(parcel, Delivery.payment, Other(1))  # E: a payload of another type
     await client.signal(parcel, Delivery.payment)  # E: the payload is missing

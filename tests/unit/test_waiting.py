@@ -28,9 +28,9 @@ async def test_a_look_answers_nobody_who_came_after_it_began() -> None:
     waiting = Waiting(looks)
     before, after = {"finished_at": None, "step_seq": 1}, {"finished_at": None, "step_seq": 2}
     async with asyncio.TaskGroup() as group:
-        early = group.create_task(waiting.rest_of(7, parked=True))
+        early = group.create_task(waiting.until_at_rest(7, parked=True))
         await looks.begun.get()
-        late = group.create_task(waiting.rest_of(7, parked=True))
+        late = group.create_task(waiting.until_at_rest(7, parked=True))
         await asyncio.sleep(0)
         looks.answers.put_nowait({7: before})
         await looks.begun.get()

@@ -17,12 +17,12 @@ __all__ = [
     "count",
     "details",
     "executions",
+    "finished_or_parked",
     "get",
     "ids",
     "inbox",
     "now",
     "page",
-    "settled",
     "tally",
 ]
 
@@ -118,9 +118,9 @@ def now() -> Plan[datetime]:
     return moment
 
 
-def settled(waiting: Mapping[int, bool]) -> Plan[Mapping[int, Row | None]]:
+def finished_or_parked(waiting: Mapping[int, bool]) -> Plan[Mapping[int, Row | None]]:
     """Of these ids (→ does parking count?), those that have come to rest; `None` for one that does not exist."""
-    rows = yield _SQL["settled"](ids=list(waiting), parked=list(waiting.values()))
+    rows = yield _SQL["finished_or_parked"](ids=list(waiting), parked=list(waiting.values()))
     return {row["wanted_id"]: None if row["id"] is None else row for row in rows}
 
 

@@ -16,7 +16,7 @@ select snapshot.*
         order by rank limit 1) found
   join gen_durable.snapshots snapshot on snapshot.id = found.id
 
--- name: settled
+-- name: finished_or_parked
 -- Those of these instances that have ended, or (:parked) that wait for a signal or for children; and those that are not
 -- there, with nulls. For everybody who waits.
 select wanted.id as wanted_id, snapshot.* from unnest(:ids::bigint[], :parked::boolean[]) as wanted (id, parked)

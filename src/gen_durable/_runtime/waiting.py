@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, TypeAlias
+from typing import Any, TypeAlias
 
 from .._db.failures import StatementError
 from .._db.pool import Database
-from .._db.snapshots import settled
+from .._db.snapshots import finished_or_parked
+from .._polling import Pace
 from ..errors import NoTargetError, NotConnectedError
 from .database_status import DatabaseRetry, DatabaseStatus
 
@@ -17,9 +18,6 @@ __all__ = ["Waiting"]
 
 _Waiter: TypeAlias = tuple[bool, asyncio.Future[Mapping[str, Any]]]
 """Does parking count? And who waits."""
-
-_SHORTEST: Final = 0.01
-_LONGEST: Final = 0.25
 
 
 class Waiting:
@@ -39,7 +37,7 @@ class Waiting:
         """Something has come to rest in this process: look now."""
         self._hint.set()
 
-    async def rest_of(self, id: int, *, parked: bool) -> Mapping[str, Any]:
+    async def until_at_rest(self, id: int, *, parked: bool) -> Mapping[str, Any]:
         """The row of an instance when it has ended, or (`parked`) waits for a signal or for children."""
         future: asyncio.Future[Mapping[str, Any]] = asyncio.get_running_loop().create_future()
         waiter = (parked, future)
@@ -62,34 +60,36 @@ class Waiting:
         self.fail(NotConnectedError("client", "async with"))
 
     async def _poll(self) -> None:
-        pause = _SHORTEST
-        # A caller hears at once of what only an administrator can mend.
-        outage = DatabaseRetry("wait", self._database_status, repair_within=0)
+        pace = Pace()
+        # No time for repairs: an error that only an administrator can fix is raised at once.
+        retry = DatabaseRetry("wait", self._database_status, repair_within=0)
         while self._futures:
-            # Cleared before the look: what comes to rest during it sets the hint again.
+            # Clear the hint before the query: an instance that comes to rest during it sets the hint again.
             self._hint.clear()
-            # Only these are answered by this look: who comes later may know of things that it has not seen.
+            # This query answers these waiters only. A later waiter may expect a state that the query has not seen.
             asked = {id: tuple(waiters) for id, waiters in self._futures.items()}
             wanted = {id: any(parked for parked, _ in waiters) for id, waiters in asked.items()}
             try:
-                found = await self._database.run(settled(wanted))
+                found = await self._database.run(finished_or_parked(wanted))
             except StatementError as error:
                 try:
-                    pause = outage.pause(error)
+                    pause: float | None = retry.pause(error)
                 except StatementError:
-                    # No waiting mends it. Whoever waits is told; the next one to wait looks anew.
+                    # A retry cannot succeed. All waiters get the error; the next one starts a new poller.
                     self.fail(error)
                     return
             except BaseException as error:
                 self.fail(error)
                 raise
             else:
-                outage.succeeded()
-                pause = _SHORTEST if self._answer(found, asked) else min(_LONGEST, pause * 1.5)
+                retry.succeeded()
+                if self._answer(found, asked):
+                    pace.reset()
+                pause = pace.pause()
             try:
                 async with asyncio.timeout(pause):
                     await self._hint.wait()
-                    pause = _SHORTEST
+                    pace.reset()
             except TimeoutError:
                 pass
 

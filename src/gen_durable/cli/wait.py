@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
@@ -15,9 +14,10 @@ from rich.console import Console
 from rich.text import Text
 
 from .._db import snapshots
-from .._db.failures import StatementError, is_outage
+from .._db.failures import StatementError
 from .._db.plan import Row
 from .._db.pool import Database
+from .._runtime.waiting import Waiting
 from ..instance import Status
 from ..refs import target_value
 from .connection import Place, place_options
@@ -28,13 +28,11 @@ from .rows import age_text, clean, instance_json, note
 
 __all__ = ["wait"]
 
-_SHORTEST: Final = 0.02
-_LONGEST: Final = 0.5
+# Seconds between two updates of the line on a terminal.
+_REFRESH: Final = 0.5
 _FAILED: Final = 1
 _INTERRUPTED: Final = 130
 _PARKED: Final = (Status.AWAITING_SIGNAL, Status.AWAITING_CHILDREN)
-
-Show = Callable[[Row, float], None]
 
 
 @click.command()
@@ -47,10 +45,10 @@ Show = Callable[[Row, float], None]
 )
 @click.option(
     "--until",
-    type=click.Choice(["finished", "settled"]),
+    type=click.Choice(["finished", "parked"]),
     default="finished",
     show_default=True,
-    help="Settled: also when it waits for a signal or for children.",
+    help="parked: also return when it waits for a signal or for children.",
 )
 @json_option
 @place_options()
@@ -59,10 +57,10 @@ def wait(place: Place, to: int | str, timeout: timedelta | None, until: str, as_
 
     TARGET is an id or a correlation key.
 
-    Exit code 0: it is done (or parked, until settled); 1: it failed or was cancelled; 3: the time is over.
+    Exit code 0: it is done (or parked, with --until parked); 1: it failed or was cancelled; 3: the time is over.
     """
     try:
-        row, code = asyncio.run(_wait(place, target_value(to), timeout, parked_counts=until == "settled"))
+        row, code = asyncio.run(_wait(place, target_value(to), timeout, until_parked=until == "parked"))
     except KeyboardInterrupt:
         raise SystemExit(_INTERRUPTED) from None
     if as_json:
@@ -75,61 +73,49 @@ def wait(place: Place, to: int | str, timeout: timedelta | None, until: str, as_
 
 
 async def _wait(
-    place: Place, to: int | str, timeout: timedelta | None, *, parked_counts: bool
+    place: Place, to: int | str, timeout: timedelta | None, *, until_parked: bool
 ) -> tuple[Row, int]:
-    deadline = None if timeout is None else time.monotonic() + timeout.total_seconds()
     async with place.open() as database:
-        row = await _look(database, to)
-        with _progress(row) as progress:
-            began, pause = time.monotonic(), _SHORTEST
-            while True:
-                row = await _look_again(database, row)
-                code = _code(row, parked_counts=parked_counts)
-                left = None if deadline is None else deadline - time.monotonic()
-                if code is None and left is not None and left <= 0:
-                    code = TIMED_OUT
-                if code is not None:
-                    return row, code
-                progress(row, time.monotonic() - began)
-                await asyncio.sleep(pause if left is None else min(pause, left))
-                pause = min(_LONGEST, pause * 1.5)
+        row = await _get(database, to)
+        waiting = Waiting(database)
+        showing = asyncio.get_running_loop().create_task(_show_progress(database, row))
+        try:
+            async with asyncio.timeout(None if timeout is None else timeout.total_seconds()):
+                row = await waiting.until_at_rest(row["id"], parked=until_parked)
+        except TimeoutError:
+            with suppress(StatementError):
+                row = await _get(database, row["id"])
+        finally:
+            waiting.close()
+            showing.cancel()
+            await asyncio.wait({showing})  # it clears its line
+    return row, _code(Status(row["status"]), until_parked=until_parked)
 
 
-async def _look(database: Database, to: int | str) -> Row:
+def _code(status: Status, *, until_parked: bool) -> int:
+    if status.is_terminal:
+        return 0 if status is Status.DONE else _FAILED
+    return 0 if until_parked and status in _PARKED else TIMED_OUT
+
+
+async def _get(database: Database, to: int | str) -> Row:
     row = await database.run(snapshots.get(to))
     if row is None:
         raise no_instance(to)
     return row
 
 
-async def _look_again(database: Database, row: Row) -> Row:
-    """The row as it is now; while the database is away, as it was: who waits for hours waits for that too."""
-    try:
-        return await _look(database, row["id"])
-    except StatementError as error:
-        if not is_outage(error):
-            raise
-        return row
-
-
-def _code(row: Row, *, parked_counts: bool) -> int | None:
-    status = Status(row["status"])
-    if status.is_terminal:
-        return 0 if status is Status.DONE else _FAILED
-    return 0 if parked_counts and status in _PARKED else None
-
-
-@contextmanager
-def _progress(row: Row) -> Generator[Show]:
-    """A line that moves, on a terminal; silence anywhere else."""
-    console = Console(stderr=True)
+async def _show_progress(database: Database, row: Row) -> None:
+    """On a terminal, show the instance and how long the wait has lasted."""
+    console, began = Console(stderr=True), time.monotonic()
     if not (sys.stderr.isatty() and console.is_terminal):
-        yield lambda row, seconds: None
         return
     with console.status(Text(_told(row, ""))) as line:
-        yield lambda row, seconds: line.update(
-            Text(f"{_told(row, '')} ({age_text(timedelta(seconds=seconds))})")
-        )
+        while True:
+            await asyncio.sleep(_REFRESH)
+            with suppress(StatementError):  # the wait itself reports an outage
+                row = await _get(database, row["id"])
+            line.update(Text(f"{_told(row, '')} ({age_text(timedelta(seconds=time.monotonic() - began))})"))
 
 
 def _told(row: Row, still: str) -> str:

@@ -104,7 +104,7 @@ async def test_children_and_the_sleep_of_their_parent_are_one_commit(
                 await asyncio.sleep(0.01)
             assert sql(parent_and_children) == [{"parent": "executing", "children": 0}]
             other.rollback()
-        await worker.wait(parent, timeout=PATIENCE, until="settled")
+        await worker.wait(parent, timeout=PATIENCE, until="parked")
     assert sql(parent_and_children) == [{"parent": "awaiting_children", "children": 2}]
 
 

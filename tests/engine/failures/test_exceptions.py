@@ -103,7 +103,7 @@ async def test_handle_may_await(durable_dsn: str, db: Any) -> None:
     machine = Fragile(lambda self, error, ctx: Await("go", then=self.go_on))
     async with Worker([machine], dsn=durable_dsn, settings=CALM) as worker:
         ref = await worker.insert(machine, {"n": 1})
-        parked = await worker.wait(ref, timeout=PATIENCE, until="settled")
+        parked = await worker.wait(ref, timeout=PATIENCE, until="parked")
         assert (parked.status, parked.step, parked.awaits) == (Status.AWAITING_SIGNAL, "go_on", ("go",))
         assert (parked.last_error, parked.attempt, parked.step_seq) == ("ValueError: broken", 0, 1)
         await worker.signal(ref, "go", "now")

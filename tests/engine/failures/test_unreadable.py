@@ -120,7 +120,7 @@ async def test_a_state_that_does_not_decode_leaves_the_inbox_readable(durable_ds
 
     async with Worker([Shop], dsn=durable_dsn, settings=CALM) as worker:
         ref = await worker.insert(Shop, Order(1))
-        await worker.wait(ref, timeout=PATIENCE, until="settled")
+        await worker.wait(ref, timeout=PATIENCE, until="parked")
         await db.execute("update gen_durable.gen_durable set state = 'null'")
         await worker.signal(ref, Shop.payment, Payment(100))
         await worker.wait(ref.id, timeout=PATIENCE)
@@ -149,7 +149,7 @@ async def test_a_signal_that_does_not_decode_leaves_handle_the_state(durable_dsn
 
     async with Worker([Shop], dsn=durable_dsn, settings=CALM) as worker:
         ref = await worker.insert(Shop, Order(41))
-        await worker.wait(ref, timeout=PATIENCE, until="settled")
+        await worker.wait(ref, timeout=PATIENCE, until="parked")
         await worker.signal(ref, "payment", {"cents": "many"})
         ended = await worker.wait(ref, timeout=PATIENCE)
     # The progress of handle consumed what its step had received.

@@ -135,7 +135,7 @@ async def test_a_step_that_kills_its_process_again_and_again_fails_as_poison(
     async with Worker([Parent], dsn=durable_dsn, settings=settings) as worker:
         events = Events(worker)
         parent = await worker.insert(Parent)
-        await worker.wait(parent, timeout=PATIENCE, until="settled")
+        await worker.wait(parent, timeout=PATIENCE, until="parked")
         (child,) = await worker.children(parent)
         await worker.signal(child.id, "unread", dedup_key="once")
         for crash in (1, 2, 3):

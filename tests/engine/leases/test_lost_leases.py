@@ -132,14 +132,14 @@ async def test_the_outcome_of_an_execution_that_lost_its_lease_is_dropped(
             with subtests.test(kind=kind, heir_has=heir_has):
                 machine.forget()
                 ref = await zombie.insert(machine, kind)
-                await zombie.wait(ref, timeout=PATIENCE, until="settled")
+                await zombie.wait(ref, timeout=PATIENCE, until="parked")
                 await zombie.signal(ref, "go")
                 await happens(machine.is_there)
                 await db.execute(_REAP, ref.id)
                 await happens(machine.heir_is_there)
                 if heir_has == "committed":
                     machine.heir_may_go.set()
-                    await zombie.wait(ref, timeout=PATIENCE, until="settled")
+                    await zombie.wait(ref, timeout=PATIENCE, until="parked")
                 before = await row_of(db, ref.id)
                 machine.may_go.set()
                 stale = await events.wait(OutcomeStale, count=number)
@@ -153,7 +153,7 @@ async def test_the_outcome_of_an_execution_that_lost_its_lease_is_dropped(
                 leaves = "select count(*) from gen_durable.gen_durable where fsm = 'Leaf'"
                 assert await db.fetchval(leaves) == 0
                 machine.heir_may_go.set()
-                parked = await zombie.wait(ref, timeout=PATIENCE, until="settled")
+                parked = await zombie.wait(ref, timeout=PATIENCE, until="parked")
                 assert (parked.state, parked.awaits, parked.attempt, parked.step_seq) == (
                     "by the heir",
                     ("more",),

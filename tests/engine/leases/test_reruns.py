@@ -98,7 +98,7 @@ async def test_it_sees_the_same_signals_children_and_clock(
     async with AsyncExitStack() as first:
         worker = await first.enter_async_context(Worker(machines, dsn=durable_dsn, settings=ABRUPT))
         refs = {waker: await worker.insert(machine, waker) for waker in ("signal", "clock", "children")}
-        await worker.wait(refs["signal"], timeout=PATIENCE, until="settled")
+        await worker.wait(refs["signal"], timeout=PATIENCE, until="parked")
         await worker.signal(refs["signal"], "chatter")
         await worker.signal(refs["signal"], "go")
         for _ in refs:

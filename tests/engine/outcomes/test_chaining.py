@@ -193,6 +193,6 @@ async def test_a_chained_step_is_not_shown_the_awaited_set_of_its_predecessor(du
 
     async with Worker([Walk], dsn=durable_dsn, settings=CALM) as worker:
         ref = await worker.insert(Walk)
-        await worker.wait(ref, timeout=PATIENCE, until="settled")
+        await worker.wait(ref, timeout=PATIENCE, until="parked")
         await worker.signal(ref, "go")
         assert (await worker.wait(ref, timeout=PATIENCE)).result == [0, 0, 0]

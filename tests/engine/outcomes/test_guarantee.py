@@ -128,7 +128,7 @@ async def test_the_defaults_of_a_database_have_no_say(durable_dsn: str, sql: Sql
     machine = probe(lambda ctx: Await("go", then="two"))
     async with Worker([machine], dsn=durable_dsn, settings=CALM) as worker:
         ref = await worker.insert(machine, 7)
-        await worker.wait(ref, timeout=PATIENCE, until="settled")
+        await worker.wait(ref, timeout=PATIENCE, until="parked")
         await worker.signal(ref, "go")
         await worker.wait(ref, timeout=PATIENCE)
     with Harness(durable_dsn, settings=CALM) as blocking:

@@ -237,7 +237,7 @@ async def test_what_happens_in_the_same_process_wakes_its_queue(durable_dsn: str
         await asyncio.sleep(0.1)
         began = time.monotonic()
         ref = await worker.insert(machine, 7)
-        await worker.wait(ref, timeout=PATIENCE, until="settled")
+        await worker.wait(ref, timeout=PATIENCE, until="parked")
         await worker.signal(ref, "go")
         await worker.wait(ref, timeout=PATIENCE)
     assert time.monotonic() - began < 10

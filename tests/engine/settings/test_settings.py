@@ -139,7 +139,7 @@ async def test_with_a_pooler_in_front_everything_works(durable_dsn: str) -> None
     machine = probe(lambda ctx: Await("go", then="two"), two)
     async with Worker([machine, Say], dsn=durable_dsn, settings=pooled) as worker:
         ref = await worker.insert(machine, 7, concurrency_key="k")
-        await worker.wait(ref, timeout=PATIENCE, until="settled")
+        await worker.wait(ref, timeout=PATIENCE, until="parked")
         await worker.signal(ref, "go")
         assert (await worker.wait(ref, timeout=PATIENCE)).result == 1
     with Client(durable_dsn, settings=pooled) as client:

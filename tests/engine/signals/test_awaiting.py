@@ -47,7 +47,7 @@ async def test_a_signal_that_is_not_awaited_stays_in_the_inbox_and_wakes_nobody(
 ) -> None:
     async with Worker([Patient], dsn=durable_dsn, settings=CALM) as worker:
         ref = await worker.insert(Patient)
-        await worker.wait(ref, timeout=PATIENCE, until="settled")
+        await worker.wait(ref, timeout=PATIENCE, until="parked")
         assert await worker.signal(ref, "chatter") == Delivered(ref.id, is_awaited=False)
         row = await row_of(db, ref.id)
         assert (row["status"], row["execution"]) == ("awaiting_signal", 1)
@@ -101,7 +101,7 @@ async def test_a_signal_that_lay_in_the_inbox_unawaited_wakes_a_later_await_at_o
 
     async with Worker([Two], dsn=durable_dsn, settings=CALM) as worker:
         ref = await worker.insert(Two)
-        await worker.wait(ref, timeout=PATIENCE, until="settled")
+        await worker.wait(ref, timeout=PATIENCE, until="parked")
         await worker.signal(ref, "second")
         await worker.signal(ref, "first")
         # An Await consumes nothing: the first signal is still there.

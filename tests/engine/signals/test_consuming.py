@@ -77,7 +77,7 @@ async def test_progress_consumes_exactly_what_the_step_received(durable_dsn: str
     machine = Consumer()
     async with Worker([machine, Leaf], dsn=durable_dsn, settings=CALM) as worker:
         ref = await worker.insert(machine, way)
-        await worker.wait(ref, timeout=PATIENCE, until="settled")
+        await worker.wait(ref, timeout=PATIENCE, until="parked")
         await worker.signal(ref, "chatter")
         await worker.signal(ref, "paid", "first")
         await happens(machine.is_woken)
@@ -118,7 +118,7 @@ async def test_retry_keeps_the_awaited_set_and_consumes_nothing(
     async with Worker([Again], dsn=durable_dsn, settings=CALM) as worker:
         events = Events(worker)
         ref = await worker.insert(Again)
-        await worker.wait(ref, timeout=PATIENCE, until="settled")
+        await worker.wait(ref, timeout=PATIENCE, until="parked")
         await worker.signal(ref, "chatter")
         await worker.signal(ref, "paid")
         await events.wait(StepStop, lambda event: event.kind == "next")

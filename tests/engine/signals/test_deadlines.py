@@ -50,7 +50,7 @@ async def test_a_deadline_may_be_a_moment(durable_dsn: str, db: Any) -> None:
 
     async with Worker([Dated], dsn=durable_dsn, settings=CALM) as worker:
         ref = await worker.insert(Dated)
-        parked = await worker.wait(ref, timeout=PATIENCE, until="settled")
+        parked = await worker.wait(ref, timeout=PATIENCE, until="parked")
         assert parked.await_deadline == moment
         await db.execute("update gen_durable.gen_durable set await_deadline = now()")
         assert (await worker.wait(ref, timeout=PATIENCE)).result == [True, 0, 2, []]
@@ -81,7 +81,7 @@ async def test_an_await_without_signals_is_a_sleep_that_outlives_its_worker(
     async with AsyncClient(durable_dsn, settings=CALM) as client:
         async with Worker([Sleep], dsn=durable_dsn, settings=CALM) as worker:
             ref = await worker.insert(Sleep)
-            parked = await worker.wait(ref, timeout=PATIENCE, until="settled")
+            parked = await worker.wait(ref, timeout=PATIENCE, until="parked")
             assert (parked.status, parked.awaits) == (Status.AWAITING_SIGNAL, ())
         await holds(db, "select await_deadline < now() from gen_durable.gen_durable")
         async with Worker([Sleep], dsn=durable_dsn, settings=CALM):

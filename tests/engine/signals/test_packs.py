@@ -42,7 +42,7 @@ async def test_a_pack_that_trickles_in_takes_one_run_per_part(durable_dsn: str) 
     async with Worker([machine], dsn=durable_dsn, settings=CALM) as worker:
         ref = await worker.insert(machine)
         for n in range(SIZE):
-            parked = await worker.wait(ref, timeout=PATIENCE, until="settled")
+            parked = await worker.wait(ref, timeout=PATIENCE, until="parked")
             assert (parked.step, parked.attempt, parked.step_seq) == ("collect", 0, n + 1)
             await worker.signal(ref, "part", n)
         ended = await worker.wait(ref, timeout=PATIENCE)
@@ -71,9 +71,9 @@ async def test_a_collecting_step_sleeps_between_parts(durable_dsn: str, db: Any)
     async with Worker([machine], dsn=durable_dsn, settings=CALM) as worker:
         ref = await worker.insert(machine)
         for n in range(3):
-            await worker.wait(ref, timeout=PATIENCE, until="settled")
+            await worker.wait(ref, timeout=PATIENCE, until="parked")
             await worker.signal(ref, "part", n)
-        before = await worker.wait(ref, timeout=PATIENCE, until="settled")
+        before = await worker.wait(ref, timeout=PATIENCE, until="parked")
         # Another one goes through its whole life meanwhile.
         second = await worker.insert(machine)
         for n in range(SIZE):
@@ -89,9 +89,9 @@ async def test_a_duplicate_part_does_not_wake_a_collecting_step(durable_dsn: str
     machine = Pack()
     async with Worker([machine], dsn=durable_dsn, settings=CALM) as worker:
         ref = await worker.insert(machine)
-        await worker.wait(ref, timeout=PATIENCE, until="settled")
+        await worker.wait(ref, timeout=PATIENCE, until="parked")
         await worker.signal(ref, "part", 0, dedup_key="part 0")
-        await worker.wait(ref, timeout=PATIENCE, until="settled")
+        await worker.wait(ref, timeout=PATIENCE, until="parked")
         before = await row_of(db, ref.id)
         for _ in range(5):
             await worker.signal(ref, "part", 0, dedup_key="part 0")
