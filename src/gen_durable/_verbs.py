@@ -417,7 +417,7 @@ def doctor(settings: Settings) -> Plan[Sequence[Finding]]:
 
 def workers() -> Plan[Sequence[WorkerInfo]]:
     """The workers that are there, or were a short while ago."""
-    return (yield from stored_workers.workers())
+    return (yield from stored_workers.list_workers())
 
 
 def queues() -> Plan[Sequence[QueueStatus]]:
@@ -687,7 +687,7 @@ def events(
     instance_id: int | None = None
     if target is not None:
         instance_id = yield from resolve(target, "list events")
-    rows = yield from outbox.rows(
+    rows = yield from outbox.list_events(
         {
             "instance_id": instance_id,
             "sink": sink,
@@ -776,7 +776,7 @@ def _number(event: EventRecord | int) -> int:
 
 def limits() -> Plan[list[Limit]]:
     """Every limit, by name."""
-    return stored_limits.ls()
+    return stored_limits.list_limits()
 
 
 def set_limit(limit: Limit, reason: str | None, actor: str | None) -> Plan[None]:

@@ -16,7 +16,7 @@ from ._db.address import shown
 from ._db.caller_connection import driver_of
 from ._db.plan import Plan
 from ._db.pool import Database
-from ._db.reply_timeouts import Patience
+from ._db.reply_timeouts import ReplyTimeouts
 from ._dictionary import attribute_hint
 from ._runtime.database_status import DatabaseStatus
 from ._runtime.waiting import Waiting
@@ -898,7 +898,7 @@ class AsyncClient:
             name="the client",
             size=self._pool_size(),
             advice=self._server.advice,
-            patience=self._patience,
+            reply_timeouts=self._reply_timeouts,
             pooler=self.settings.pooler,
         )
         await self._prepare(self._opened)
@@ -926,8 +926,8 @@ class AsyncClient:
         return 10
 
     @property
-    def _patience(self) -> Patience:
-        return Patience.of(self.settings.lease, is_pooled=self.settings.pooler == "transaction")
+    def _reply_timeouts(self) -> ReplyTimeouts:
+        return ReplyTimeouts.of(self.settings.lease, is_pooled=self.settings.pooler == "transaction")
 
     @property
     def _database(self) -> Database:

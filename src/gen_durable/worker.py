@@ -18,11 +18,11 @@ from . import _recurring
 from ._checks import checked_int, checked_name, duration_text
 from ._core.registry import Machines, Registry
 from ._core.settle import Bounds
-from ._db.limits import seed
+from ._db.limits import insert_missing
 from ._db.pick import after
 from ._db.pool import Database
-from ._db.reply_timeouts import Patience
-from ._db.workers import Presence
+from ._db.reply_timeouts import ReplyTimeouts
+from ._db.workers import WorkerRow
 from ._runtime import shutdown_timeouts
 from ._runtime.dispatcher import sink_of
 from ._runtime.engine import Engine
@@ -306,7 +306,7 @@ class Worker(AsyncClient):
             self._server,
             self.settings,
             self._database,
-            self._patience,
+            self._reply_timeouts,
             sources=len(sources),
             concurrency=sum(limits.concurrency for _, limits in sources),
         )
@@ -329,12 +329,12 @@ class Worker(AsyncClient):
             sources=sources,
             sinks=self.sinks,
             schedules=self._schedules,
-            presence=self._presence(),
+            worker_row=self._worker_row(),
             middleware=self._middleware,
             resources=resources,
             on_failure=self._on_failure,
         )
-        await run_at_start(self._database, lambda: seed(self._limits))
+        await run_at_start(self._database, lambda: insert_missing(self._limits))
         await self._engine.start()
 
     async def _prepare(self, database: Database) -> None:
@@ -364,9 +364,9 @@ class Worker(AsyncClient):
             await super()._close()
 
     @property
-    def _patience(self) -> Patience:
+    def _reply_timeouts(self) -> ReplyTimeouts:
         shortest = min([self.settings.lease, *self._registry.leases.values()])
-        return Patience.of(shortest, is_pooled=self.settings.pooler == "transaction")
+        return ReplyTimeouts.of(shortest, is_pooled=self.settings.pooler == "transaction")
 
     def _pool_size(self) -> int:
         # A dispatcher per sink, and some for its own use as a client.
@@ -380,9 +380,9 @@ class Worker(AsyncClient):
         unready = "starting" if self._engine is None else self._engine.unready()
         return (HTTPStatus.OK, "ready") if unready is None else (HTTPStatus.SERVICE_UNAVAILABLE, unready)
 
-    def _presence(self) -> Presence:
+    def _worker_row(self) -> WorkerRow:
         fsms, fsm_versions = self._registry.keys
-        return Presence(
+        return WorkerRow(
             name=self.name,
             host=socket.gethostname(),
             pid=os.getpid(),

@@ -89,7 +89,7 @@ async def test_on_a_standby_no_effect_begins(installation: Installation) -> None
     )
     entry = CommitEntry(execution=execution, kind="done", effect=effect)
     with installation.cluster(FORGETFUL) as primary, installation.standby_of(primary) as standby:
-        async with await Database.open(standby.dsn, "gen_durable", lends=True) as database:
+        async with await Database.open(standby.dsn, "gen_durable", for_effects=True) as database:
             with pytest.raises(StatementError) as refused:
                 await commit_with_effect(database, entry, RECORDER)
     assert (refused.value.sqlstate, runs) == (READ_ONLY, [])

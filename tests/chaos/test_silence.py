@@ -37,7 +37,7 @@ from gen_durable._db.failures import NoAnswerError, StatementError
 from gen_durable._db.insert import insert
 from gen_durable._db.plan import Statement, only
 from gen_durable._db.pool import Database
-from gen_durable._db.reply_timeouts import Patience
+from gen_durable._db.reply_timeouts import ReplyTimeouts
 from gen_durable.errors import UnreachableError
 from tests.chaos.arena import Arena
 from tests.chaos.cluster import Cluster
@@ -149,8 +149,8 @@ async def test_insert_whose_answer_was_swallowed_is_a_duplicate(
 
 
 async def test_transaction_on_a_silent_connection_is_given_up(proxy: Proxy) -> None:
-    bounds = Patience.of(LEASE)
-    async with await Database.open(proxy.dsn, "gen_durable", patience=bounds) as database:
+    bounds = ReplyTimeouts.of(LEASE)
+    async with await Database.open(proxy.dsn, "gen_durable", reply_timeouts=bounds) as database:
         proxy.swallow()
         with pytest.raises(NoAnswerError):
             await within(SOON, database.run_in_transaction(only(SLEEP(seconds=0.0))))
@@ -165,9 +165,9 @@ async def test_transaction_on_a_silent_connection_is_given_up(proxy: Proxy) -> N
 
 
 async def test_slow_statement_is_not_taken_for_a_silent_connection(proxy: Proxy) -> None:
-    bounds = Patience.of(LEASE)
+    bounds = ReplyTimeouts.of(LEASE)
     blocking = BlockingDatabase(proxy.dsn, "gen_durable", lease=LEASE)
-    async with await Database.open(proxy.dsn, "gen_durable", patience=bounds) as database:
+    async with await Database.open(proxy.dsn, "gen_durable", reply_timeouts=bounds) as database:
 
         def asleep() -> Any:
             return only(SLEEP(seconds=bounds.suspect * 2.5))
@@ -230,22 +230,24 @@ async def test_next_host_is_tried_when_the_first_does_not_answer(direct_dsn: str
         with socket.create_server(("127.0.0.1", 0)) as silent:
             mute = f"127.0.0.1:{silent.getsockname()[1]}"
             dsn = proxy.dsn.replace("@127", f"@{mute},127")
-            async with await Database.open(dsn, "gen_durable", patience=Patience.of(LEASE)) as database:
+            async with await Database.open(
+                dsn, "gen_durable", reply_timeouts=ReplyTimeouts.of(LEASE)
+            ) as database:
                 await database.run(only(SLEEP(seconds=0.0)))
                 # The host that did not answer is asked last from now on.
                 begun = time.monotonic()
-                database._pool.suspect()
+                database._pool.replace_all()
                 await database.run(only(SLEEP(seconds=0.0)))
                 assert time.monotonic() - begun < 1.5
 
 
 def test_bounds_follow_the_lease() -> None:
-    assert Patience.of(timedelta(seconds=60)) == (10, 10, 40)
-    assert Patience.of(timedelta(seconds=6)) == (2, 4, 40)
-    assert Patience.of(timedelta(seconds=6), is_pooled=True) == (2, 4, 6)
-    assert Patience.of(timedelta(seconds=60), is_pooled=True) == (10, 10, 40)
-    assert Patience.of(timedelta(milliseconds=10)) == (1, 2, 40)
-    assert Patience.of_heartbeat(timedelta(seconds=60)) == (20, 10, 20)
+    assert ReplyTimeouts.of(timedelta(seconds=60)) == (10, 10, 40)
+    assert ReplyTimeouts.of(timedelta(seconds=6)) == (2, 4, 40)
+    assert ReplyTimeouts.of(timedelta(seconds=6), is_pooled=True) == (2, 4, 6)
+    assert ReplyTimeouts.of(timedelta(seconds=60), is_pooled=True) == (10, 10, 40)
+    assert ReplyTimeouts.of(timedelta(milliseconds=10)) == (1, 2, 40)
+    assert ReplyTimeouts.of_heartbeat(timedelta(seconds=60)) == (20, 10, 20)
 
 
 @pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="the platform has no such option")

@@ -17,7 +17,7 @@ from tests.operations.test_explain import SERVES
 
 def test_workers(gd: Gd, shop: Harness) -> None:
     assert told(gd("workers")) == (0, "", "no worker is there\n")
-    shop._database.run(workers.appear(SERVES, timedelta(hours=1)))
+    shop._database.run(workers.announce(SERVES, timedelta(hours=1)))
     lines = gd("workers").stdout.splitlines()
     assert lines[0].split() == ["NAME", "STATE", "UP", "SEEN", "VERSION", "SERVES", "MACHINES"]
     assert lines[1].split() == ["w", "live", "0s", "0s", "1", "default", "A", "v1"]
@@ -51,13 +51,13 @@ def test_queues(gd: Gd, shop: Harness) -> None:
 def test_pause_waits_for_confirmations(gd: Gd, shop: Harness) -> None:
     confirmed = (0, "queue mail is paused, confirmed by every live worker\n", "")
     assert told(gd("queues", "pause", "mail", "--wait"))[:2] == confirmed[:2]
-    shop._database.run(workers.appear(SERVES, timedelta(hours=1)))
+    shop._database.run(workers.announce(SERVES, timedelta(hours=1)))
     late = gd("queues", "pause", "mail", "--wait", "--timeout", "200ms")
     assert (late.exit_code, late.stdout) == (3, "")
     assert late.stderr.startswith("gen-durable: queue 'mail' is paused, but not confirmed by w. Wait longer")
     said = shop._database.run(workers.pause_queue("mail", None))
     assert said.paused_at is not None
-    shop._database.run(workers.appear(SERVES, timedelta(hours=1), paused={"mail": said.paused_at}))
+    shop._database.run(workers.announce(SERVES, timedelta(hours=1), paused={"mail": said.paused_at}))
     assert told(gd("queues", "pause", "mail", "--wait")) == confirmed
     assert gd("queues", "pause", "mail", "--timeout", "1s").exit_code == 2
 

@@ -15,7 +15,7 @@ from click.testing import CliRunner
 
 from gen_durable import AsyncClient, Client, Worker
 from gen_durable._db.address import ask, ask_blocking, shown
-from gen_durable._db.dsn import DsnError, described, fields_of, scrubbed, without_password
+from gen_durable._db.dsn import DsnError, described, fields_of, redacted, without_password
 from gen_durable.cli.root import root
 from gen_durable.errors import UnreachableError
 from tests.clients.machines import Number
@@ -196,7 +196,7 @@ def test_description_has_the_plain_fields(dsn: str, text: str) -> None:
 def test_reason_why_it_is_not_a_dsn(dsn: str, reason: str) -> None:
     with pytest.raises(DsnError, match=reason):
         fields_of(dsn)
-    assert is_clean(scrubbed(f'invalid port "{dsn}"', dsn))
+    assert is_clean(redacted(f'invalid port "{dsn}"', dsn))
 
 
 @pytest.mark.parametrize(
@@ -214,5 +214,5 @@ def test_dsn_without_its_password(dsn: str, text: str) -> None:
 def test_what_a_driver_says_keeps_what_is_not_secret() -> None:
     dsn = f"postgresql://app:{WORD}@db/shop?sslmode=bogus"
     said = 'invalid sslmode value: "bogus"; password authentication failed for user "app"'
-    assert scrubbed(said, dsn) == said
-    assert scrubbed(f"invalid token {WORD}", dsn) == "invalid token ***"
+    assert redacted(said, dsn) == said
+    assert redacted(f"invalid token {WORD}", dsn) == "invalid token ***"

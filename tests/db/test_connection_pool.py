@@ -16,7 +16,7 @@ from gen_durable._db.driver import Connection
 from gen_durable._db.failures import StatementError
 from gen_durable._db.plan import Statement, only
 from gen_durable._db.pool import Database
-from gen_durable._db.reply_timeouts import Patience
+from gen_durable._db.reply_timeouts import ReplyTimeouts
 from gen_durable.errors import UnreachableError
 
 SESSIONS = "select count(*) from pg_stat_activity where application_name = 'gen_durable' and pid = any($1)"
@@ -24,7 +24,7 @@ SESSIONS = "select count(*) from pg_stat_activity where application_name = 'gen_
 
 @pytest.fixture
 async def database(direct_dsn: str) -> AsyncIterator[Database]:
-    async with await Database.open(direct_dsn, "gen_durable", size=2, at_once=False) as opened:
+    async with await Database.open(direct_dsn, "gen_durable", size=2, connect_now=False) as opened:
         yield opened
 
 
@@ -87,7 +87,7 @@ async def test_connection_in_use_is_not_used_again_after_suspicion(database: Dat
     idle, busy = await pool.acquire(), await pool.acquire()
     await pool.release(idle, is_reusable=True)
     pids = {idle.get_server_pid(), busy.get_server_pid()}
-    assert pool.suspect() == 2
+    assert pool.replace_all() == 2
     assert (idle.is_closed(), busy.is_closed()) == (True, False)
     await pool.release(busy, is_reusable=True)
     assert await used(database) not in pids
@@ -199,7 +199,7 @@ async def test_keepalive_value_that_the_kernel_refuses_closes_the_connection(
 @pytest.mark.parametrize("is_blocking", [False, True], ids=["async", "blocking"])
 async def test_watching_goes_on_when_it_is_not_known_where_to_ask(direct_dsn: str, is_blocking: bool) -> None:
     answers: list[Any] = [direct_dsn, None, None]
-    bounds = Patience(suspect=0.1, connect=2.0, answer=40.0)
+    bounds = ReplyTimeouts(suspect=0.1, connect=2.0, reply=40.0)
     sleep = Statement("sleep", "select pg_sleep(0.6)::text as slept")
 
     def dsn() -> str:
@@ -208,11 +208,11 @@ async def test_watching_goes_on_when_it_is_not_known_where_to_ask(direct_dsn: st
 
     if is_blocking:
         with closing(BlockingDatabase(dsn, "gen_durable")) as blocking:
-            blocking._patience = bounds
+            blocking._reply_timeouts = bounds
             await asyncio.to_thread(blocking.run, only(sleep()))
         assert not answers
         return
-    async with await Database.open(dsn, "gen_durable", patience=bounds) as database:
+    async with await Database.open(dsn, "gen_durable", reply_timeouts=bounds) as database:
         await database.run(only(sleep()))
         assert not answers
         assert is_watched(database)
@@ -222,8 +222,8 @@ async def test_watching_goes_on_when_a_statement_is_cancelled_during_the_inquiry
     direct_dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asking, may_answer = asyncio.Event(), asyncio.Event()
-    bounds = Patience(suspect=0.05, connect=5.0, answer=40.0)
-    async with await Database.open(direct_dsn, "gen_durable", patience=bounds) as database:
+    bounds = ReplyTimeouts(suspect=0.05, connect=5.0, reply=40.0)
+    async with await Database.open(direct_dsn, "gen_durable", reply_timeouts=bounds) as database:
         ask = database.watchdog._connect
 
         async def ask_later() -> Any:

@@ -44,7 +44,7 @@ async def wired(wire: Wire) -> AsyncIterator[Database]:
 
 
 def cut(*sizes: int) -> list[list[int]]:
-    return [list(sizes[part]) for part in chunking.portions(sizes)]
+    return [list(sizes[part]) for part in chunking.chunks(sizes)]
 
 
 def test_portions_are_full_and_what_is_too_large_goes_alone() -> None:

@@ -201,7 +201,7 @@ async def test_an_outcome_with_an_effect_is_a_transaction_of_its_own_and_a_share
 ) -> None:
     await inserted(database, *[new() for _ in range(10)])
     entries = [entry(e, "done", payload="1", effect=Sql("select 1")) for e in await picked(database)]
-    async with await Database.open(wire.dsn, "gen_durable", size=1, lends=True) as effects:
+    async with await Database.open(wire.dsn, "gen_durable", size=1, for_effects=True) as effects:
         await fetch(effects, ARRAYS, *[[]] * 7)
         with wire.counted() as sent:
             results = await flushed(database, entries, effects)

@@ -27,7 +27,7 @@ Make: TypeAlias = "Callable[[Session], Plan[Any] | None]"
 RECORDER: Final = commits.Recorder(WORKER, "all", timedelta(0))
 # Plain reads hold no lock: when their transaction ends makes no difference to anybody.
 _READS: Final = frozenset(
-    {"inboxes", "children", "still_held", "standing", "stuck_keys", "due_schedules", "find_schedule"}
+    {"inboxes", "children", "still_held", "commit_status", "stuck_keys", "due_schedules", "find_schedule"}
 )
 
 

@@ -155,7 +155,7 @@ async def test_leases_that_nobody_takes_back(db: Any, client: Any) -> None:
 
 @pytest.mark.clause("OPS-9")
 async def test_work_that_nobody_will_do(db: Any, database: Database, client: Any) -> None:
-    await database.run(workers.appear(SERVES, AN_HOUR))
+    await database.run(workers.announce(SERVES, AN_HOUR))
     await put(db)
     assert codes(await client.doctor()) == []
     await put(db, queue="lost")
@@ -210,7 +210,7 @@ async def test_many_queues_do_not_hide_other_findings(db: Any, client: Any) -> N
 
 @pytest.mark.clause("OPS-9")
 async def test_keys_that_are_free_and_whose_line_stands(db: Any, database: Database, client: Any) -> None:
-    await database.run(workers.appear(SERVES, AN_HOUR))
+    await database.run(workers.announce(SERVES, AN_HOUR))
     await put(db, concurrency_key="k", gated=True)
     (finding,) = await client.doctor()
     assert (finding.code, finding.facts) == ("key.stuck", {"key": "k"})
@@ -218,7 +218,7 @@ async def test_keys_that_are_free_and_whose_line_stands(db: Any, database: Datab
 
 @pytest.mark.clause("OPS-9")
 async def test_rate_limits_that_do_not_exist(db: Any, database: Database, client: Any) -> None:
-    await database.run(workers.appear(SERVES, AN_HOUR))
+    await database.run(workers.announce(SERVES, AN_HOUR))
     await client.set_limit(RateLimit("crm", 100, per=AN_HOUR))
     later = "=now() + interval '1 h'"
     await put(db, rate_limit="crm")
@@ -322,7 +322,7 @@ async def test_it_does_not_count_for_ever(db: Any, client: Any, monkeypatch: pyt
 
 @pytest.mark.clause("OPS-9")
 async def test_workers_that_left_without_a_word(database: Database, client: Any) -> None:
-    await database.run(workers.appear(SERVES, timedelta(0)))
+    await database.run(workers.announce(SERVES, timedelta(0)))
     (finding,) = await client.doctor()
     assert (finding.code, finding.severity) == ("worker.silent", "notice")
     seen_at = finding.facts["seen_at"].isoformat(sep=" ", timespec="seconds")

@@ -45,7 +45,7 @@ SERVES = msgspec.structs.replace(ME, queues=["default"], fsms=["A"], fsm_version
 @pytest.fixture
 async def served(database: Database) -> None:
     """A live worker that could run machine A."""
-    await database.run(workers.appear(SERVES, AN_HOUR))
+    await database.run(workers.announce(SERVES, AN_HOUR))
 
 
 async def reasons(client: Any, id: int) -> list[Any]:
@@ -163,15 +163,15 @@ async def test_no_worker_will_take_it(db: Any, database: Database, client: Any) 
     id = await put(db)
     nobody = [NoWorkerForQueue(queue="default", machine="A")]
     assert await reasons(client, id) == nobody
-    await database.run(workers.appear(msgspec.structs.replace(SERVES, queues=["other"]), AN_HOUR))
+    await database.run(workers.announce(msgspec.structs.replace(SERVES, queues=["other"]), AN_HOUR))
     assert await reasons(client, id) == nobody
     older = msgspec.structs.replace(SERVES, name="older", fsm_versions=[2])
-    await database.run(workers.appear(older, AN_HOUR))
+    await database.run(workers.announce(older, AN_HOUR))
     assert await reasons(client, id) == [NoWorkerForMachine(machine="A", version=1, known_elsewhere=1)]
     await database.run(
-        workers.appear(msgspec.structs.replace(SERVES, name="leaving"), AN_HOUR, is_draining=True)
+        workers.announce(msgspec.structs.replace(SERVES, name="leaving"), AN_HOUR, is_draining=True)
     )
-    await database.run(workers.appear(msgspec.structs.replace(SERVES, name="dead"), timedelta(0)))
+    await database.run(workers.announce(msgspec.structs.replace(SERVES, name="dead"), timedelta(0)))
     assert await reasons(client, id) == [NoWorkerForMachine(machine="A", version=1, known_elsewhere=1)]
 
 
@@ -184,7 +184,7 @@ async def test_a_worker_by_prefix_runs_what_it_does_not_know_or_leaves_it(
     owner = msgspec.structs.replace(
         ME, queues=[], prefixes=["A"], leaves_unknown=leaves_unknown, fsms=[], fsm_versions=[]
     )
-    await database.run(workers.appear(owner, AN_HOUR))
+    await database.run(workers.announce(owner, AN_HOUR))
     assert [type(reason) for reason in await reasons(client, id)] == [kind]
 
 
@@ -220,7 +220,7 @@ async def test_it_does_run(db: Any, database: Database, client: Any) -> None:
         is_worker_live=False,
         is_lease_over=False,
     )
-    await database.run(workers.appear(ME, AN_HOUR))
+    await database.run(workers.announce(ME, AN_HOUR))
     await db.execute("update gen_durable.gen_durable set lease_expires_at = now() - interval '1 s'")
     (_, runs) = await reasons(client, id)
     assert (runs.is_worker_live, runs.is_lease_over) == (True, True)
@@ -279,7 +279,7 @@ async def _build(db: Any, database: Database, chosen: set[str]) -> int:
         await db.execute(f"delete from gen_durable.{table}")
     if "unserved" not in chosen:
         machines = ["B"] if "unknown" in chosen else ["A"]
-        await database.run(workers.appear(msgspec.structs.replace(SERVES, fsms=machines), AN_HOUR))
+        await database.run(workers.announce(msgspec.structs.replace(SERVES, fsms=machines), AN_HOUR))
     if "busy" in chosen:
         await put(
             db, "executing", concurrency_key="k", concurrency_slot=0, locked_by="w9", leased_at="=now()"

@@ -20,7 +20,7 @@ from tests.support.machines import Order, Plain, Sitter
 from tests.support.settings import AN_HOUR, CALM
 from tests.support.waiting import happens, holds
 
-ME = workers.Presence(
+ME = workers.WorkerRow(
     name="w",
     host="h",
     pid=1,
@@ -69,22 +69,22 @@ async def test_one_that_drains_says_so(db: Any, durable_dsn: str) -> None:
 async def test_one_that_is_silent_is_not_live_and_is_forgotten_later(
     db: Any, database: Database, client: Any
 ) -> None:
-    await database.run(workers.appear(ME, timedelta(0)))
+    await database.run(workers.announce(ME, timedelta(0)))
     (seen,) = await client.workers()
     assert not seen.is_live
     await db.execute("update gen_durable.workers set expires_at = expires_at - interval '11 minutes'")
-    await database.run(workers.appear(workers.Presence(**{**_fields(), "name": "other"}), AN_HOUR))
+    await database.run(workers.announce(workers.WorkerRow(**{**_fields(), "name": "other"}), AN_HOUR))
     assert [each.name for each in await client.workers()] == ["other"]
 
 
 async def test_a_later_word_keeps_when_it_began(db: Any, database: Database) -> None:
-    await database.run(workers.appear(ME, AN_HOUR))
+    await database.run(workers.announce(ME, AN_HOUR))
     before = await db.fetchrow("select started_at, seen_at from gen_durable.workers")
-    await database.run(workers.appear(ME, AN_HOUR))
+    await database.run(workers.announce(ME, AN_HOUR))
     after = await db.fetchrow("select started_at, seen_at from gen_durable.workers")
     assert after["started_at"] == before["started_at"]
     assert after["seen_at"] > before["seen_at"]
-    await database.run(workers.disappear("w"))
+    await database.run(workers.withdraw("w"))
     assert await count(db, "workers") == 0
 
 

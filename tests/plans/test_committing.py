@@ -114,7 +114,7 @@ async def test_refused_children(explainer: Explainer) -> None:
     ("name", "values", "per_row"),
     [
         ("unlocked", {"ids": EXECUTING[:100]}, 10),
-        ("standing", {"ids": EXECUTING[:100]}, 10),
+        ("commit_status", {"ids": EXECUTING[:100]}, 10),
     ],
 )
 async def test_looks_at_single_rows(

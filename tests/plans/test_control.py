@@ -65,7 +65,7 @@ async def test_details_of_one_instance(explainer: Explainer) -> None:
     plans: list[tuple[Plan[Any], set[str]]] = [
         (snapshots.details(PARKED[3]), {"gen_durable_pkey"}),
         (snapshots.inbox(PARKED[3]), {"signals_target"}),
-        (snapshots.brood(PARENTS[3]), {"gen_durable_parent"}),
+        (snapshots.children_summary(PARENTS[3]), {"gen_durable_parent"}),
         (snapshots.audit(PARKED[3]), {"audit_events_instance"}),
     ]
     for plan, indexes in plans:

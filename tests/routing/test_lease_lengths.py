@@ -244,7 +244,7 @@ async def test_silent_heartbeat_connection_is_given_up_in_time_for_the_shortest_
 
     async def noted(*given: Any, **options: Any) -> Any:
         if options["name"] == "the heartbeat":
-            opened.append(options["patience"].answer)
+            opened.append(options["reply_timeouts"].reply)
         return await original(*given, **options)
 
     monkeypatch.setattr(Database, "open", noted)

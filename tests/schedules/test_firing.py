@@ -263,10 +263,10 @@ def test_of_two_that_have_seen_a_slot_one_fires_it(durable: Harness) -> None:
     durable.put_schedule(hourly())
     advance_to_fire_time(durable)
     (seen,) = durable._database.run(schedules.due(10, ahead=durable._ahead))
-    first = durable._database.run(schedules.fire(seen, seen.owed()))
+    first = durable._database.run(schedules.fire(seen, seen.firing()))
     assert first is not None
     assert len(first.ids) == 1
-    assert durable._database.run(schedules.fire(seen, seen.owed())) is None
+    assert durable._database.run(schedules.fire(seen, seen.firing())) is None
     assert len(durable.instances()) == 1
 
 
@@ -287,7 +287,7 @@ def test_what_was_changed_after_the_look_is_not_fired_as_it_was(durable: Harness
         case _:
             durable.delete_schedule("hourly")
             durable.put_schedule(hourly())
-    assert durable._database.run(schedules.fire(seen, seen.owed())) is None
+    assert durable._database.run(schedules.fire(seen, seen.firing())) is None
     assert durable.instances() == []
     assert durable.catch_up() == (change == "update")
 

@@ -11,18 +11,18 @@ import msgspec
 from gen_durable import Settings, Worker
 from gen_durable._db import schedules
 from gen_durable._db.plan import Plan
-from gen_durable._db.schedules import Due, Fired, Owed
+from gen_durable._db.schedules import Due, Fired, Firing
 from gen_durable.telemetry import PickStop
 from tests.schedules.support import Report
 
 fire = schedules.fire
 
 
-def die(due: Due, owed: Owed, point: str) -> Plan[Fired | None]:
+def die(due: Due, firing: Firing, point: str) -> Plan[Fired | None]:
     """Fire, and be killed before or after."""
     if point == "before":
         os.kill(os.getpid(), signal.SIGKILL)
-    fired = yield from fire(due, owed)
+    fired = yield from fire(due, firing)
     if point == "after":
         os.kill(os.getpid(), signal.SIGKILL)
     return fired
@@ -37,7 +37,7 @@ def main(dsn: str, settings: str, point: str) -> None:
 
     unsubscribe = worker.telemetry.subscribe(on_first_look, PickStop)
     if point != "nowhere":
-        schedules.fire = lambda due, owed: die(due, owed, point)
+        schedules.fire = lambda due, firing: die(due, firing, point)
     worker.run()
 
 

@@ -192,7 +192,7 @@ async def test_an_increment_that_breaks_a_live_worker_is_not_applied(
     durable_dsn: str, db: Any, durable_databases: Databases, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with AsyncClient(durable_dsn) as client:
-        await client._database.run(workers.appear(SERVES, timedelta(hours=1)))
+        await client._database.run(workers.announce(SERVES, timedelta(hours=1)))
     monkeypatch.setattr(migrate, "oldest_code", lambda version: version)
     with as_next_version(tmp_path, durable_databases):
         refusal = rf"needs code of version {NEXT}, .* older code: w \({LATEST}\); replace"

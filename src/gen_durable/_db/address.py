@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from ..connections import Dsn
 from ..errors import UnreachableError, UsageError
-from .dsn import described, scrubbed
+from .dsn import described, redacted
 
 __all__ = [
     "AddressError",
@@ -103,7 +103,7 @@ def unreachable(dsn: Dsn, error: BaseException, advice: str, where: str = "") ->
     nothing = "no answer in time" if isinstance(error, TimeoutError) else type(error).__name__
     cause = str(error).strip().split("\n")[0] or nothing
     if not isinstance(error, AddressError):
-        cause = scrubbed(cause, dsn if isinstance(dsn, str) else where)
+        cause = redacted(cause, dsn if isinstance(dsn, str) else where)
     if "unsupported startup parameter" in cause:
         advice = 'is that PgBouncer? then set GEN_DURABLE_POOLER, or settings.pooler, to "transaction"'
     else:

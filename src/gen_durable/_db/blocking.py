@@ -16,7 +16,7 @@ from .address import AddressError, ask_blocking, unreachable
 from .connector import NEWER, PINNED, local
 from .failures import StatementError, is_outage
 from .plan import Plan, only
-from .reply_timeouts import Patience
+from .reply_timeouts import ReplyTimeouts
 from .runner import drive_blocking, from_psycopg, run_psycopg
 
 __all__ = ["BlockingDatabase"]
@@ -52,7 +52,7 @@ class BlockingDatabase:
         self._dsn = dsn
         self._advice = advice
         self._is_pooled = pooler == "transaction"
-        self._patience = Patience.of(lease, is_pooled=self._is_pooled)
+        self._reply_timeouts = ReplyTimeouts.of(lease, is_pooled=self._is_pooled)
         self.schema = schema
         self._lock = threading.RLock()
         self._conn: Any = None
@@ -139,18 +139,18 @@ class BlockingDatabase:
         from .blocking_driver import Connection
 
         if self._is_pooled:
-            return Connection.open(where, self._patience, None, prepare_threshold=None)
+            return Connection.open(where, self._reply_timeouts, None, prepare_threshold=None)
 
         def ask() -> str:
             return ask_blocking(self._dsn)
 
         try:
-            return Connection.open(where, self._patience, ask, options=_OPTIONS[self._is_newer])
+            return Connection.open(where, self._reply_timeouts, ask, options=_OPTIONS[self._is_newer])
         except psycopg.OperationalError as error:
             if not self._is_newer or not any(name in str(error) for name in NEWER):
                 raise
             self._is_newer = False
-            return Connection.open(where, self._patience, ask, options=_OPTIONS[False])
+            return Connection.open(where, self._reply_timeouts, ask, options=_OPTIONS[False])
 
 
 _living: Final[weakref.WeakSet[BlockingDatabase]] = weakref.WeakSet()

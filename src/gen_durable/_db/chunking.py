@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Final
 
-__all__ = ["fits", "portions"]
+__all__ = ["chunks", "fits"]
 
 # In characters, of which each is up to four bytes. Names and keys are not counted one by one: there is room for them.
 _MAX_SIZE: Final = 64 * 2**20
@@ -16,7 +16,7 @@ def fits(size: int) -> bool:
     return size <= _MAX_SIZE
 
 
-def portions(sizes: Iterable[int]) -> Iterator[slice]:
+def chunks(sizes: Iterable[int]) -> Iterator[slice]:
     """Cut rows of these sizes, in their order, into portions; one that is too large by itself goes alone."""
     start = total = 0
     for place, size in enumerate(sizes):

@@ -12,8 +12,8 @@ from .plan import Plan, Rows, statements
 __all__ = [
     "PAGE",
     "START",
+    "Cursor",
     "Ended",
-    "Place",
     "Swept",
     "sweep",
     "sweep_audit",
@@ -36,14 +36,14 @@ _BLOCKS: Final = 256
 Ended: TypeAlias = Literal["done", "failed", "cancelled", "deleted"]
 
 
-class Place(msgspec.Struct, frozen=True):
+class Cursor(msgspec.Struct, frozen=True):
     """How far a sweep has come: the last row that it saw."""
 
     at: datetime
     id: int
 
 
-START: Final = Place(datetime(1, 1, 2, tzinfo=UTC), 0)
+START: Final = Cursor(datetime(1, 1, 2, tzinfo=UTC), 0)
 
 
 class Swept(msgspec.Struct, frozen=True):
@@ -52,18 +52,18 @@ class Swept(msgspec.Struct, frozen=True):
     deleted: int
     stripped: int
     """Rows that stay for their key, without state and result."""
-    next: Place | None
+    next: Cursor | None
     """Where the next page begins; `None` if this was the last."""
 
 
-def sweep(ended: Ended, retention: timedelta, after: Place) -> Plan[Swept]:
+def sweep(ended: Ended, retention: timedelta, after: Cursor) -> Plan[Swept]:
     """Collect the next page of what ended so, so long ago."""
     place = {"retention": retention, "after_at": after.at, "after_id": after.id}
     call = (
         _SQL["sweep_deleted"](**place) if ended == "deleted" else _SQL["sweep_ended"](status=ended, **place)
     )
     (row,) = yield call
-    following = Place(row["last_at"], row["last_id"]) if row["seen"] == PAGE else None
+    following = Cursor(row["last_at"], row["last_id"]) if row["seen"] == PAGE else None
     return Swept(row["deleted"], row["stripped"], following)
 
 

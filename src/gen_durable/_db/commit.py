@@ -34,12 +34,12 @@ __all__ = [
     "Recorder",
     "commit",
     "commit_plain",
+    "commit_status",
     "finish",
     "finish_abandoned",
     "in_lock_order",
     "is_one_statement",
     "lock_for_effect",
-    "resolve",
     "still_owns_lease",
     "unlocked",
 ]
@@ -110,7 +110,7 @@ def commit(entries: Sequence[CommitEntry], recorder: Recorder) -> Plan[CommitRep
     rows = _by_lease((yield _full_call(entries, recorder)))
     queues, refused = yield from _insert_children(entries, rows)
     queues |= yield from _rejoin(entries, rows)
-    queues |= yield from _insert_letters(entries, rows)
+    queues |= yield from _insert_dead_letters(entries, rows)
     yield from _emit(entries, rows, recorder)
     parked = [row["id"] for row in rows.values() if row["status"] == "awaiting_signal" and row["has_signals"]]
     if parked:
@@ -191,18 +191,18 @@ def unlocked(entries: Sequence[CommitEntry]) -> Plan[tuple[list[CommitEntry], li
     return can, must_wait
 
 
-def resolve(entries: Sequence[CommitEntry]) -> Plan[list[CommitResult | None]]:
+def commit_status(entries: Sequence[CommitEntry]) -> Plan[list[CommitResult | None]]:
     """After a COMMIT whose answer was lost: which of these are durable? `None`: not committed, send it again."""
-    rows = {row["id"]: row for row in (yield _SQL["standing"](ids=[entry.id for entry in entries]))}
+    rows = {row["id"]: row for row in (yield _SQL["commit_status"](ids=[entry.id for entry in entries]))}
     # `commit_plain` sweeps after it has committed: the connection may have been lost in between.
     yield from _sweep(rows.values())
     inbox: Mapping[int, tuple[SignalRow, ...]] = {}
     if kept := [entry.id for entry in entries if entry.kind == "continue" and entry.id in rows]:
         inbox = yield from pick.inboxes(kept)
-    return [_standing(entry, rows.get(entry.id), inbox) for entry in entries]
+    return [_result_of(entry, rows.get(entry.id), inbox) for entry in entries]
 
 
-def _standing(
+def _result_of(
     entry: CommitEntry, row: Row | None, inbox: Mapping[int, tuple[SignalRow, ...]]
 ) -> CommitResult | None:
     if row is None:
@@ -274,7 +274,7 @@ def _by_lease(rows: Rows) -> Mapping[Lease, Row]:
     return {(row["id"], row["lease_token"]): row for row in rows}
 
 
-def _insert_letters(entries: Sequence[CommitEntry], rows: Mapping[Lease, Row]) -> Plan[set[str]]:
+def _insert_dead_letters(entries: Sequence[CommitEntry], rows: Mapping[Lease, Row]) -> Plan[set[str]]:
     """What failed instances leave to somebody; of a stale or cancelled one there is nothing to leave."""
     letters = [
         entry.letter

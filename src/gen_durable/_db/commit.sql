@@ -314,7 +314,7 @@ select (select count(*) from finished) as finished, (select count(*) from page) 
 -- Which of these rows nobody else holds: asked when a flush gave up waiting for one of them.
 select g.id from gen_durable.gen_durable g where g.id = any (:ids::bigint[]) order by g.id desc for no key update skip locked
 
--- name: standing
+-- name: commit_status
 -- After a COMMIT whose answer was lost: where do these rows stand?
 select g.id, g.step_seq, g.lease_token, g.has_signals, g.queue, g.status::text as status, g.leased_at
   from gen_durable.gen_durable g where g.id = any (:ids::bigint[])

@@ -36,24 +36,24 @@ class ConnectionPool:
         self.name = name
         self._connect = connect
         self._clean = clean
-        self._places = asyncio.Semaphore(size)
+        self._permits = asyncio.Semaphore(size)
         # Connection and the time (monotonic) of its last use; the last one was used last.
         self._idle: list[tuple[Any, float]] = []
         self._used: set[Any] = set()
         # Connections in use that must not be used again. A subset of `_used`.
-        self._doubtful: set[Any] = set()
+        self._retired: set[Any] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._pruning: asyncio.TimerHandle | None = None
         self._is_closed = False
 
     async def acquire(self) -> Any:
         """An idle connection or a new one; waits while all places are taken."""
-        await self._places.acquire()
+        await self._permits.acquire()
         try:
             self._check_open()
             conn = self._pop_idle() or await self._connect()
         except BaseException:
-            self._places.release()
+            self._permits.release()
             raise
         self._used.add(conn)
         try:
@@ -73,13 +73,13 @@ class ConnectionPool:
             # Shielded: the caller may be cancelled, and the cleaning goes on.
             await asyncio.shield(self._spawn(self._clean_and_keep(conn, self._clean)))
 
-    def suspect(self) -> int:
+    def replace_all(self) -> int:
         """Close all idle connections and use none of the others again; how many that are."""
         count = len(self._idle) + len(self._used)
         for conn, _ in self._idle:
             conn.terminate()
         self._idle.clear()
-        self._doubtful = set(self._used)
+        self._retired = set(self._used)
         return count
 
     def expire(self) -> None:
@@ -87,11 +87,11 @@ class ConnectionPool:
         for conn, _ in self._idle:
             self._close_later(conn)
         self._idle.clear()
-        self._doubtful = set(self._used)
+        self._retired = set(self._used)
 
-    def is_doubtful(self, conn: Any) -> bool:
+    def is_retired(self, conn: Any) -> bool:
         """Whether a connection in use will not be used again."""
-        return conn in self._doubtful
+        return conn in self._retired
 
     def used(self) -> Iterator[Any]:
         """The connections in use."""
@@ -130,23 +130,23 @@ class ConnectionPool:
 
     def _keep(self, conn: Any) -> None:
         now = time.monotonic()
-        if self._is_closed or conn in self._doubtful or now - conn.made_at > _LIFETIME:
+        if self._is_closed or conn in self._retired or now - conn.made_at > _LIFETIME:
             self._drop(conn)
             return
         self._used.discard(conn)
         self._idle.append((conn, now))
-        self._places.release()
+        self._permits.release()
         if self._pruning is None:
             self._pruning = asyncio.get_running_loop().call_later(_IDLE_LIFETIME, self._prune)
 
     def _drop(self, conn: Any) -> None:
         self._used.discard(conn)
-        self._doubtful.discard(conn)
+        self._retired.discard(conn)
         if conn.is_closed():
-            self._places.release()
+            self._permits.release()
         else:
             # Its place is free when the session has ended: otherwise a burst of cancelled calls exceeds the size.
-            self._spawn(_close(conn)).add_done_callback(lambda _: self._places.release())
+            self._spawn(_close(conn)).add_done_callback(lambda _: self._permits.release())
 
     def _prune(self) -> None:
         self._pruning = None

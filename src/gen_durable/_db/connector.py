@@ -8,8 +8,8 @@ from typing import Any, Final
 from ..config import Settings
 from ..connections import Dsn
 from .address import AddressError, ask
-from .dsn import hosts_of, scrubbed, split_query, turned
-from .reply_timeouts import KEEPALIVE, Patience, on_server
+from .dsn import hosts_of, redacted, rotated, split_query
+from .reply_timeouts import KEEPALIVE, ReplyTimeouts, on_server
 from .runner import asyncpg_failures, from_asyncpg
 
 __all__ = ["NEWER", "PINNED", "Connector", "connect", "has_newer", "local"]
@@ -61,14 +61,14 @@ class Connector:
     """Opens connections to where a DSN, or a function that returns one, points."""
 
     def __init__(
-        self, dsn: Dsn, patience: Patience, settings: Mapping[str, str] | None, **options: Any
+        self, dsn: Dsn, reply_timeouts: ReplyTimeouts, settings: Mapping[str, str] | None, **options: Any
     ) -> None:
         self._dsn = dsn
         self._settings = settings
-        self._patience = patience
+        self._reply_timeouts = reply_timeouts
         self._options = options
         # How many hosts of a DSN to pass over: they gave no answer, and the driver would wait for them each time.
-        self._turn = 0
+        self._skipped_hosts = 0
         self.connects = 0
         """How many connections it has tried to make."""
         self.where = ""
@@ -84,10 +84,10 @@ class Connector:
         self.connects += 1
         for _ in range(hosts_of(where) - 1):
             try:
-                return await self._connect(turned(where, self._turn))
+                return await self._connect(rotated(where, self._skipped_hosts))
             except TimeoutError:
-                self._turn += 1
-        return await self._connect(turned(where, self._turn))
+                self._skipped_hosts += 1
+        return await self._connect(rotated(where, self._skipped_hosts))
 
     async def _connect(self, where: str) -> Any:
         import asyncpg
@@ -95,15 +95,15 @@ class Connector:
         # asyncpg takes what it does not know for settings of the server.
         bare, own = split_query(where, KEEPALIVE)
         try:
-            keepalive = self._patience.keepalive() | {name: int(value) for name, value in own.items()}
+            keepalive = self._reply_timeouts.keepalive() | {name: int(value) for name, value in own.items()}
             conn = await self._connect_pinned(bare, on_server(keepalive))
         except asyncpg.PostgresError as error:
-            error.args = (scrubbed(str(error.args[0]), where), *error.args[1:])
+            error.args = (redacted(str(error.args[0]), where), *error.args[1:])
             raise
         except (ValueError, OverflowError) as error:  # the text may quote the DSN; a port may be any number
-            problem: OSError = AddressError(scrubbed(str(error), where))
+            problem: OSError = AddressError(redacted(str(error), where))
         except TimeoutError:
-            problem = TimeoutError(f"no answer within {self._patience.connect:.1f} s")
+            problem = TimeoutError(f"no answer within {self._reply_timeouts.connect:.1f} s")
         else:
             try:
                 conn.keep_alive(keepalive)
@@ -125,8 +125,8 @@ class Connector:
 
         options = {
             "connection_class": Connection,
-            "command_timeout": self._patience.answer,
-            "timeout": self._patience.connect,
+            "command_timeout": self._reply_timeouts.reply,
+            "timeout": self._reply_timeouts.connect,
             **self._options,
         }
         settings = None if self._settings is None else {**self._settings, **keepalive}
@@ -144,6 +144,6 @@ class Connector:
 async def connect(dsn: str) -> Any:
     """One pinned connection outside of any pool."""
     try:
-        return await Connector(dsn, Patience.of(Settings().lease), PINNED)()
+        return await Connector(dsn, ReplyTimeouts.of(Settings().lease), PINNED)()
     except asyncpg_failures() as error:
         raise from_asyncpg(error) from error

@@ -395,6 +395,6 @@ def _workers(settings: Settings) -> Plan[list[Finding]]:
             fix="find out why its process ended; another worker takes over what it had leased",
             facts={"worker": each.name, "host": each.host, "pid": each.pid, "seen_at": each.seen_at},
         )
-        for each in (yield from workers.workers())
+        for each in (yield from workers.list_workers())
         if not each.is_live
     ]

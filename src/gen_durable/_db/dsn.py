@@ -14,9 +14,9 @@ __all__ = [
     "described",
     "fields_of",
     "hosts_of",
-    "scrubbed",
+    "redacted",
+    "rotated",
     "split_query",
-    "turned",
     "without_password",
 ]
 
@@ -88,7 +88,7 @@ def described(dsn: str) -> str:
     return f"postgresql://{user}{where}{database}{service}"
 
 
-def scrubbed(text: str, dsn: str) -> str:
+def redacted(text: str, dsn: str) -> str:
     """The error text of a driver, without parts that it can only have from the DSN."""
     try:
         fields = fields_of(dsn)
@@ -146,7 +146,7 @@ def hosts_of(dsn: str) -> int:
     return 1 if found is None else found["hosts"].count(",") + 1
 
 
-def turned(dsn: str, times: int) -> str:
+def rotated(dsn: str, times: int) -> str:
     """The DSN with its first host moved to the end, this many times."""
     found = _HOSTS.fullmatch(dsn)
     if found is None:

@@ -10,7 +10,7 @@ from .._core.model import DeadLetter, NewInstance
 from ..definition import MachineDef
 from ..errors import LimitError, UsageError
 from . import statement_retry
-from .chunking import fits, portions
+from .chunking import chunks, fits
 from .failures import StatementError
 from .plan import Call, Plan, Rows, statements
 from .sqlstates import DATETIME_FIELD_OVERFLOW, LIMIT_REFUSED
@@ -101,7 +101,7 @@ def insert_children(
     """Insert children of parents that a commit has just parked: how many each got, and which queues have work."""
     inserted: dict[int, int] = dict.fromkeys(parents, 0)
     queues: set[str] = set()
-    for part in portions(row.size for row in rows):
+    for part in chunks(row.size for row in rows):
         found = yield _call(rows[part], parents=parents[part], rounds=rounds[part])
         for row in found:
             if row["inserted"]:

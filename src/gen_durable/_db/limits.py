@@ -8,12 +8,12 @@ from typing import Any
 from ..limits import ConcurrencyLimit, Limit, LimitKind, RateLimit
 from .plan import Plan, Row, statements
 
-__all__ = ["ls", "put", "remove", "seed"]
+__all__ = ["insert_missing", "list_limits", "put", "remove"]
 
 _SQL = statements("limits.sql")
 
 
-def ls() -> Plan[list[Limit]]:
+def list_limits() -> Plan[list[Limit]]:
     """All of them, by name."""
     return [_limit(row) for row in (yield _SQL["ls"]())]
 
@@ -23,7 +23,7 @@ def put(limit: Limit, reason: str | None = None, actor: str | None = None) -> Pl
     yield _SQL["put"](only_if_new=False, reason=reason, actor=actor, **_values(limit))
 
 
-def seed(limits: Sequence[Limit]) -> Plan[None]:
+def insert_missing(limits: Sequence[Limit]) -> Plan[None]:
     """Set those that are not there: whoever changed one at run time is not overruled by the next start."""
     if not limits:
         return

@@ -9,10 +9,10 @@ from typing import Literal, TypeAlias
 import msgspec
 
 from .._core.model import CommitEntry, EventRow
-from .chunking import portions
+from .chunking import chunks
 from .plan import Plan, Row, statements
 
-__all__ = ["Leased", "Mark", "emit", "lease", "mark", "replay", "rows"]
+__all__ = ["Leased", "Mark", "emit", "lease", "list_events", "mark", "replay"]
 
 _SQL = statements("outbox.sql")
 
@@ -50,7 +50,7 @@ class Mark(msgspec.Struct, frozen=True, gc=False):
 def emit(emitting: Sequence[tuple[CommitEntry, Sequence[EventRow]]]) -> Plan[None]:
     """Write the events of these outcomes, in the transaction that has just committed them."""
     every = [(entry, n, event) for entry, events in emitting for n, event in enumerate(events, 1)]
-    for part in portions(event.size for _, _, event in every):
+    for part in chunks(event.size for _, _, event in every):
         rows = every[part]
         yield _SQL["emit"](
             ids=[entry.id for entry, _, _ in rows],
@@ -91,7 +91,7 @@ def mark(sink: str, marks: Sequence[Mark], lease_token: int) -> Plan[int]:
     return len(ours)
 
 
-def rows(filters: Mapping[str, object], demand: int) -> Plan[Sequence[Row]]:
+def list_events(filters: Mapping[str, object], demand: int) -> Plan[Sequence[Row]]:
     """Events for people, newest first."""
     return (yield _SQL["list_events"](**filters, demand=demand))
 

@@ -15,7 +15,7 @@ from .connection_pool import ConnectionPool
 from .connector import NEWER, PINNED, Connector, has_newer, local
 from .failures import StatementError, is_silence
 from .plan import Plan, only
-from .reply_timeouts import Patience
+from .reply_timeouts import ReplyTimeouts
 from .runner import asyncpg_failures, drive, from_asyncpg, run_asyncpg
 from .sqlstates import FEATURE_NOT_SUPPORTED, READ_ONLY
 from .watchdog import Watchdog
@@ -33,9 +33,9 @@ _RESET: Final = (
 )
 # Set in the transaction of an effect. `lock_for_effect` reads it to see that the transaction is still the same: its end
 # resets the setting. Not under the name of the schema, which a user may choose.
-_LENT: Final = {"gen_durable_pool.in_effect": "on"}
+_IN_EFFECT: Final = {"gen_durable_pool.in_effect": "on"}
 # The end of such a transaction: triggers that the effect deferred run now, on the path that the effect had.
-_COMMIT_LENT: Final = (
+_COMMIT_EFFECT: Final = (
     "select pg_catalog.set_config('search_path', pg_catalog.current_setting('gen_durable_pool.path'), true);"
     " commit"
 )
@@ -75,16 +75,16 @@ class Database:
         schema: str,
         *,
         name: str = "statements",
-        at_once: bool = True,
+        connect_now: bool = True,
         size: int = 10,
         advice: str = "",
         lock_timeout: str = "10s",
-        patience: Patience | None = None,
+        reply_timeouts: ReplyTimeouts | None = None,
         watchdog: Watchdog | None = None,
         pooler: Pooler = "none",
-        lends: bool = False,
+        for_effects: bool = False,
     ) -> Self:
-        """Make a pool of at most `size` connections; open the first one if `at_once`.
+        """Make a pool of at most `size` connections; open the first one if `connect_now`.
 
         One that lends its connections to the code of others cleans them afterwards.
 
@@ -95,22 +95,22 @@ class Database:
             dsn: where PostgreSQL is.
             schema: the schema of the tables.
             name: what its connections are for, in the log.
-            at_once: whether to open a connection now.
+            connect_now: whether to open a connection now.
             size: the most connections.
             advice: what to add to the error if the server is unreachable.
             lock_timeout: how long statements wait for a lock.
-            patience: how long to wait for answers; left out, as for the default lease.
+            reply_timeouts: how long to wait for answers; left out, as for the default lease.
             watchdog: of another pool, to learn of silent connections together; left out, a new one.
             pooler: what stands before PostgreSQL.
-            lends: whether code of others runs on its connections.
+            for_effects: whether code of others runs on its connections.
 
         Raises:
             UnreachableError: there is no way to that database.
         """
         is_pooled = pooler == "transaction"
         pins = {**PINNED, "lock_timeout": lock_timeout}
-        unpinned = {"search_path"} if lends else set()
-        bounds = patience or Patience.of(Settings().lease, is_pooled=is_pooled)
+        unpinned = {"search_path"} if for_effects else set()
+        bounds = reply_timeouts or ReplyTimeouts.of(Settings().lease, is_pooled=is_pooled)
         at_start = None if is_pooled else {name: pins[name] for name in pins if name not in unpinned}
         options = {
             "statement_cache_size": 0 if is_pooled else 100,
@@ -121,7 +121,7 @@ class Database:
         async def clean(conn: Any) -> None:
             await conn.execute(_RESET)
 
-        async def connect_to_lend() -> Any:
+        async def connect_for_effects() -> Any:
             conn = await connector()
             try:
                 await conn.execute(_PIN_PATH)
@@ -130,15 +130,15 @@ class Database:
                 raise
             return conn
 
-        is_cleaned = lends and not is_pooled
+        is_cleaned = for_effects and not is_pooled
         pool = ConnectionPool(
-            name, connect_to_lend if is_cleaned else connector, size, clean if is_cleaned else None
+            name, connect_for_effects if is_cleaned else connector, size, clean if is_cleaned else None
         )
         watchdog = watchdog or Watchdog(Connector(dsn, bounds, at_start, **options), bounds)
         made = cls(schema, pool, watchdog, pins if is_pooled else None, lambda: connector.connects)
         failures: tuple[type[Exception], ...] = (*asyncpg_failures(), StatementError, ValueError)
         problem = None
-        if at_once:
+        if connect_now:
             try:
                 await pool.release(await pool.acquire(), is_reusable=True)
             except failures as error:
@@ -180,7 +180,7 @@ class Database:
         ):
             return await run_asyncpg(conn, plan, self.schema)
 
-    async def run_after(
+    async def run_effect(
         self, inside: Callable[[Any], Awaitable[object]], may_go_on: Plan[bool], after: Plan[T]
     ) -> T | None:
         """One transaction: `inside` on the very connection, then `after`; or, if it may not go on, nothing: `None`.
@@ -188,14 +188,14 @@ class Database:
         `inside` runs on the search_path that its role has in this database; `may_go_on` pins ours again.
         A standby refuses to begin it: whatever is read-only later was made so by `inside`.
         """
-        with suppress(_TakenBackError):
+        with suppress(_RollbackError):
             async with (
                 _Acquired(self._pool, self.watchdog) as conn,
-                _Transaction(conn, {**self._settings(), **_LENT}, lends=True),
+                _Transaction(conn, {**self._settings(), **_IN_EFFECT}, for_effects=True),
             ):
                 await inside(conn)
                 if not await run_asyncpg(conn, may_go_on, self.schema):
-                    raise _TakenBackError
+                    raise _RollbackError
                 return await run_asyncpg(conn, after, self.schema)
         return None
 
@@ -204,7 +204,7 @@ class Database:
         return settings if lock_timeout is None else {**settings, "lock_timeout": lock_timeout}
 
 
-class _TakenBackError(Exception):
+class _RollbackError(Exception):
     """A transaction is rolled back on purpose."""
 
 
@@ -246,10 +246,10 @@ class _Acquired:
 class _Transaction:
     """BEGIN … COMMIT, pinned to READ COMMITTED by its own words."""
 
-    def __init__(self, conn: Any, settings: Mapping[str, str], *, lends: bool = False) -> None:
+    def __init__(self, conn: Any, settings: Mapping[str, str], *, for_effects: bool = False) -> None:
         self._conn = conn
         self._settings = settings
-        self._lends = lends
+        self._for_effect = for_effects
 
     async def __aenter__(self) -> None:
         try:
@@ -264,12 +264,12 @@ class _Transaction:
     def _begin(self) -> str:
         # With a mode only where nothing else pins that, behind a pooler, and where an effect might change it.
         is_pooled = "default_transaction_read_only" in self._settings
-        says_mode = is_pooled or self._lends
+        says_mode = is_pooled or self._for_effect
         settings = dict(self._settings)
         statements = [f"begin isolation level read committed{' read write' if says_mode else ''}"]
         if is_pooled and has_newer(self._conn):
             settings |= NEWER
-        if self._lends:
+        if self._for_effect:
             # Behind a pooler the session has the path of its role already.
             settings.pop("search_path", None)
             statements += [] if is_pooled else ["set local search_path to default"]
@@ -279,7 +279,7 @@ class _Transaction:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         if error is None:
-            await self._execute(_COMMIT_LENT if self._lends else "commit")
+            await self._execute(_COMMIT_EFFECT if self._for_effect else "commit")
         else:
             await self._roll_back(error)
 

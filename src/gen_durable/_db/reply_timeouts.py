@@ -7,25 +7,25 @@ from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any, Final, NamedTuple, Self
 
-__all__ = ["GRACE", "KEEPALIVE", "Patience", "keep_alive", "on_server"]
+__all__ = ["GRACE", "KEEPALIVE", "ReplyTimeouts", "keep_alive", "on_server"]
 
 GRACE: Final = 0.25
 """An answer may still be on its way when the server reports the session as idle: wait this many seconds for it."""
 
 # Longer than the statement_timeout of our sessions, so it strikes only when no answer comes.
-_LONGEST_ANSWER: Final = 40.0
+_LONGEST_REPLY: Final = 40.0
 _LONGEST_CONNECT: Final = 10.0
 _LONGEST_SUSPECT: Final = 10.0
 
 
-class Patience(NamedTuple):
+class ReplyTimeouts(NamedTuple):
     """Bounds on waiting, in seconds."""
 
     suspect: float
     """After this time without an answer the connection is suspect: the server is asked about it."""
     connect: float
     """How long opening a connection may take, and an inquiry about a suspect one."""
-    answer: float
+    reply: float
     """After this time without an answer a statement is given up, whatever the server says."""
 
     @classmethod
@@ -39,14 +39,14 @@ class Patience(NamedTuple):
         return cls(
             suspect=_between(1.0, seconds / 3, _LONGEST_SUSPECT),
             connect=_between(2.0, seconds * 2 / 3, _LONGEST_CONNECT),
-            answer=_between(5.0, seconds, _LONGEST_ANSWER) if is_pooled else _LONGEST_ANSWER,
+            reply=_between(5.0, seconds, _LONGEST_REPLY) if is_pooled else _LONGEST_REPLY,
         )
 
     @classmethod
     def of_heartbeat(cls, lease: timedelta) -> Self:
         """The bounds for renewing leases: a silent connection leaves time to renew on another one."""
         third = lease.total_seconds() / 3
-        return cls(third, min(third, _LONGEST_CONNECT), min(third, _LONGEST_ANSWER))
+        return cls(third, min(third, _LONGEST_CONNECT), min(third, _LONGEST_REPLY))
 
     def keepalive(self) -> dict[str, int]:
         """TCP settings under the names that libpq has for them: a dead peer is noticed after `suspect` seconds."""
@@ -59,7 +59,7 @@ class Patience(NamedTuple):
         }
 
 
-KEEPALIVE: Final = frozenset(Patience(0, 0, 0).keepalive())
+KEEPALIVE: Final = frozenset(ReplyTimeouts(0, 0, 0).keepalive())
 """The names of these settings."""
 # The names of the socket options differ: macOS calls the idle time TCP_KEEPALIVE, and has no TCP_USER_TIMEOUT.
 _OPTIONS: Final = {

@@ -22,7 +22,7 @@ __all__ = [
     "Definition",
     "Due",
     "Fired",
-    "Owed",
+    "Firing",
     "all_schedules",
     "delete",
     "due",
@@ -70,20 +70,20 @@ class Due(msgspec.Struct, frozen=True):
         """How long it was until its slot when somebody looked; not above zero: it has come."""
         return self.next_at - self.now
 
-    def owed(self) -> Owed:
+    def firing(self) -> Firing:
         """What is to be fired now, by the schedule's own policy."""
         slots, next_at = self.timetable.due(
             self.next_at, self.now, _MOST_MADE_UP_FOR if self.missed == "all" else 1
         )
         is_missed = self.missed == "skip" and self.now - slots[-1] > _GRACE
-        return Owed([] if is_missed else slots, slots[-1], next_at)
+        return Firing([] if is_missed else slots, slots[-1], next_at)
 
-    def first(self) -> Owed:
+    def first(self) -> Firing:
         """The first slot alone, as if somebody had been there to fire it in time."""
-        return Owed([self.next_at], self.next_at, self.timetable.after(self.next_at))
+        return Firing([self.next_at], self.next_at, self.timetable.after(self.next_at))
 
 
-class Owed(msgspec.Struct, frozen=True):
+class Firing(msgspec.Struct, frozen=True):
     """Slots to fire."""
 
     fire_times: list[datetime]
@@ -130,24 +130,24 @@ def due(
     ]
 
 
-def fire(due: Due, owed: Owed) -> Plan[Fired | None]:
+def fire(due: Due, firing: Firing) -> Plan[Fired | None]:
     """Fire slots, and go on to the next; `None` if somebody else has, or has changed the schedule.
 
     What cannot be inserted must not hold up the slots to come: they are passed by, and the schedule says why.
     """
     try:
-        rows = yield _fire(due, owed, None)
+        rows = yield _fire(due, firing, None)
     except StatementError as error:
         if not _is_refusal(error):
             raise
         problem = error.message[:2000]
-        rows = yield _fire(due, Owed([], owed.passed_at, owed.next_at), problem)
-        return Fired(owed.fire_times, (), (), None, "error", problem) if rows else None
+        rows = yield _fire(due, Firing([], firing.passed_at, firing.next_at), problem)
+        return Fired(firing.fire_times, (), (), None, "error", problem) if rows else None
     if not rows:
         return None
     row = rows[0]
-    reason = "overlap" if row["is_busy"] else "" if owed.fire_times else "missed"
-    return Fired(owed.fire_times, row["ids"] or (), row["are_new"] or (), row["queue"], reason)
+    reason = "overlap" if row["is_busy"] else "" if firing.fire_times else "missed"
+    return Fired(firing.fire_times, row["ids"] or (), row["are_new"] or (), row["queue"], reason)
 
 
 def trigger(
@@ -238,13 +238,13 @@ def all_schedules() -> Plan[Sequence[Row]]:
     return (yield _SQL["list_schedules"]())
 
 
-def _fire(due: Due, owed: Owed, problem: str | None) -> Call:
+def _fire(due: Due, firing: Firing, problem: str | None) -> Call:
     return _SQL["fire_schedule"](
         name=due.name,
         revision=due.revision,
-        fire_times=owed.fire_times,
-        passed_at=owed.passed_at,
-        next_at=owed.next_at,
+        fire_times=firing.fire_times,
+        passed_at=firing.passed_at,
+        next_at=firing.next_at,
         problem=problem,
     )
 

@@ -12,8 +12,8 @@ from .plan import Call, Plan, Row, statements
 __all__ = [
     "Filter",
     "audit",
-    "brood",
     "children_of",
+    "children_summary",
     "count",
     "details",
     "executions",
@@ -101,9 +101,9 @@ def inbox(id: int) -> Plan[Sequence[Row]]:
     return (yield _SQL["inbox"](id=id))
 
 
-def brood(id: int) -> Plan[Sequence[Row]]:
+def children_summary(id: int) -> Plan[Sequence[Row]]:
     """All children of one instance, in brief."""
-    return (yield _SQL["brood"](id=id))
+    return (yield _SQL["children_summary"](id=id))
 
 
 def audit(id: int) -> Plan[Sequence[Row]]:

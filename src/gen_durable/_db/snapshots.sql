@@ -130,7 +130,7 @@ select g.max_attempts, g.execution, g.timed_out, g.gated, g.lease_expires_at, g.
 select s.name, count(*) as count, sum(s.size) as bytes, min(s.inserted_at) as oldest_at from gen_durable.signals s
  where s.target_id = :id::bigint and s.consumed_seq is null group by s.name order by s.name
 
--- name: brood
+-- name: children_summary
 -- All children of one instance, oldest first, without what they carry.
 select child.id, child.fsm, child.step, child.status::text as status, child.parent_round, child.last_error
   from gen_durable.gen_durable child where child.parent_id = :id::bigint order by child.id

@@ -14,7 +14,7 @@ from .address import AddressError
 from .connection_pool import ConnectionPool
 from .failures import NoAnswerError, StatementError
 from .plan import Plan, statements
-from .reply_timeouts import GRACE, Patience
+from .reply_timeouts import GRACE, ReplyTimeouts
 from .runner import asyncpg_failures, run_asyncpg
 
 __all__ = ["Watchdog", "working"]
@@ -52,9 +52,9 @@ class Watchdog:
     cut. What cut one connection has probably cut the others, so all connections of all pools are replaced.
     """
 
-    def __init__(self, connect: Callable[[], Awaitable[Any]], patience: Patience) -> None:
+    def __init__(self, connect: Callable[[], Awaitable[Any]], reply_timeouts: ReplyTimeouts) -> None:
         self._connect = connect
-        self._patience = patience
+        self._reply_timeouts = reply_timeouts
         self._pools: list[ConnectionPool] = []
         self._task: asyncio.Task[None] | None = None
         self.on_silence: Callable[[], None] = lambda: None
@@ -76,8 +76,8 @@ class Watchdog:
     def silent(self, pool: ConnectionPool, conn: Any, seconds: float) -> None:
         """Replace all connections: one of this pool gave no answer for this time."""
         # A connection that was doubtful before is part of a silence that is logged already.
-        is_news = not pool.is_doubtful(conn)
-        count = self.suspect()
+        is_news = not pool.is_retired(conn)
+        count = self.replace_all()
         if is_news:
             self.on_silence()
             _log.warning(
@@ -88,17 +88,17 @@ class Watchdog:
                 count,
             )
 
-    def suspect(self) -> int:
+    def replace_all(self) -> int:
         """Replace all connections of all pools; how many there are."""
-        return sum(pool.suspect() for pool in self._pools)
+        return sum(pool.replace_all() for pool in self._pools)
 
     async def _run(self) -> None:
         while True:
-            await asyncio.sleep(min(self._patience.suspect / 4, _LOOK_EVERY))
-            if not self._waiting(self._patience.suspect):
+            await asyncio.sleep(min(self._reply_timeouts.suspect / 4, _LOOK_EVERY))
+            if not self._waiting(self._reply_timeouts.suspect):
                 continue
             # Statements that have just been sent may not have arrived at the server.
-            silent = await self._without_session(self._waiting(self._patience.suspect / 4))
+            silent = await self._without_session(self._waiting(self._reply_timeouts.suspect / 4))
             await asyncio.sleep(GRACE)
             self._cut([entry for entry in silent if entry.is_current()])
 
@@ -119,7 +119,7 @@ class Watchdog:
         failures: tuple[type[Exception], ...] = (*asyncpg_failures(), StatementError)
         pids = {entry.pid for entry in waiting}
         try:
-            async with asyncio.timeout(self._patience.connect):
+            async with asyncio.timeout(self._reply_timeouts.connect):
                 probe = await self._connect()
                 try:
                     pids = await run_asyncpg(probe, working(list(pids)), "")

@@ -14,16 +14,16 @@ from .plan import Call, Plan, Row, statements
 
 __all__ = [
     "Override",
-    "Presence",
-    "appear",
-    "disappear",
+    "WorkerRow",
+    "announce",
+    "list_workers",
+    "overrides",
     "pause_queue",
     "queues",
     "resume_queue",
     "set_queue",
-    "settings",
     "unconfirmed",
-    "workers",
+    "withdraw",
 ]
 
 _SQL = statements("workers.sql")
@@ -31,7 +31,7 @@ _SQL = statements("workers.sql")
 _MOST: Final = 10_000
 
 
-class Presence(msgspec.Struct, frozen=True, kw_only=True):
+class WorkerRow(msgspec.Struct, frozen=True, kw_only=True):
     """What a worker tells of itself. The fields are the parameters of the statement."""
 
     name: str
@@ -54,8 +54,8 @@ class Override(msgspec.Struct, frozen=True):
     concurrency: int | None = None
 
 
-def appear(
-    presence: Presence,
+def announce(
+    row: WorkerRow,
     alive_for: timedelta,
     *,
     is_draining: bool = False,
@@ -64,14 +64,14 @@ def appear(
     """This worker is there, and will say so again within that time.
 
     Args:
-        presence: the facts that it registers.
+        row: the facts that it registers.
         alive_for: how long it counts as live.
         is_draining: whether it takes no more work.
         paused: the pauses that it confirms, by queue and `paused_at`: it starts nothing of these queues any more.
     """
     confirmed = paused or {}
-    yield _SQL["appear"](
-        **msgspec.structs.asdict(presence),
+    yield _SQL["announce"](
+        **msgspec.structs.asdict(row),
         alive_for=alive_for,
         is_draining=is_draining,
         paused_queues=list(confirmed),
@@ -79,19 +79,19 @@ def appear(
     )
 
 
-def disappear(name: str) -> Plan[None]:
+def withdraw(name: str) -> Plan[None]:
     """This worker has ended."""
-    yield _SQL["disappear"](name=name)
+    yield _SQL["withdraw"](name=name)
 
 
-def workers() -> Plan[Sequence[WorkerInfo]]:
+def list_workers() -> Plan[Sequence[WorkerInfo]]:
     """Everybody who is there, or was a short while ago."""
     return [_worker(row) for row in (yield _SQL["workers"]())]
 
 
-def settings() -> Plan[Mapping[str, Override]]:
+def overrides() -> Plan[Mapping[str, Override]]:
     """What was said about queues, by their names."""
-    rows = yield _SQL["settings"]()
+    rows = yield _SQL["overrides"]()
     return {row["name"]: Override(row["paused_at"], row["concurrency"]) for row in rows}
 
 

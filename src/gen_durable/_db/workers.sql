@@ -1,6 +1,6 @@
 -- Who works here, and how the queues are to be served.
 
--- name: appear
+-- name: announce
 -- A worker says that it is there, and forgets those that have not said so for long.
 with gone as (
   delete from gen_durable.workers w where w.expires_at < statement_timestamp() - interval '10 minutes'
@@ -15,7 +15,7 @@ values (:name::text, :host::text, :pid::int, :version::text, statement_timestamp
    set seen_at = excluded.seen_at, expires_at = excluded.expires_at, is_draining = excluded.is_draining,
        paused_queues = excluded.paused_queues, paused_since = excluded.paused_since
 
--- name: disappear
+-- name: withdraw
 -- A worker has come to its end.
 delete from gen_durable.workers w where w.name = :name::text
 
@@ -25,7 +25,7 @@ select w.name, w.host, w.pid, w.version, w.started_at, w.seen_at, w.expires_at >
        w.is_draining, w.queues, w.prefixes, w.leaves_unknown, w.fsms, w.fsm_versions, w.schema_version
   from gen_durable.workers w order by w.name
 
--- name: settings
+-- name: overrides
 -- What was said about queues at run time. A worker asks twice per poll_interval.
 select q.name, q.paused_at, q.concurrency from gen_durable.queues q
 

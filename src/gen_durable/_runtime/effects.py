@@ -87,7 +87,7 @@ async def commit_with_effect(
         has_run = True
 
     try:
-        report = await database.run_after(inside, _hold(entry), commits.commit([entry], recorder))
+        report = await database.run_effect(inside, _hold(entry), commits.commit([entry], recorder))
         if report is None and await database.run(commits.still_owns_lease(entry)):
             raise EffectError(_in_its_own_way())
         return report

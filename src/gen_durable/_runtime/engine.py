@@ -66,7 +66,7 @@ class Engine:
         sources: Sequence[tuple[Source, Queue]],
         sinks: Mapping[str, Sink],
         schedules: Sequence[schedules.Definition],
-        presence: workers.Presence,
+        worker_row: workers.WorkerRow,
         middleware: Sequence[Middleware],
         resources: Any,
         on_failure: Callable[[WorkerStoppedError], None],
@@ -102,7 +102,7 @@ class Engine:
             on_lease_lost=self._on_lease_lost,
             on_cancel=self._on_cancel,
             on_failure=self._on_heartbeat_failure,
-            on_silence=connections.client.watchdog.suspect,
+            on_silence=connections.client.watchdog.replace_all,
         )
         self._threads = Threads(settings.threads)
         bounds = Bounds(settings.max_payload, settings.max_children)
@@ -131,7 +131,7 @@ class Engine:
             vacuum,
             *_maintenance(context, connections.services),
         ]
-        self._registration = Registration(connections.services, settings, status, presence)
+        self._registration = Registration(connections.services, settings, status, worker_row)
         self._override_poller = OverridePoller(
             connections.services, settings, status, self._pickers, self._registration
         )

@@ -14,7 +14,7 @@ from typing import Final, TypeAlias, TypeVar
 from .._core.model import CommitEntry, CommitResult, Committed, EffectFailed, Stale
 from .._core.settle import refused, released
 from .._db import commit as commits
-from .._db.chunking import fits, portions
+from .._db.chunking import chunks, fits
 from .._db.failures import StatementError, is_break, is_data, is_outage
 from .._db.plan import Plan
 from .._db.pool import Database
@@ -100,7 +100,7 @@ class Flusher:
     def _next_batch(self) -> list[_Waiting]:
         """Who goes now. An outcome that would be large for a batch is on its own, and nobody waits for it."""
         batch = self._waiting[:_MAX_BATCH]
-        batch = batch[next(portions(entry.size for entry, _ in batch))]
+        batch = batch[next(chunks(entry.size for entry, _ in batch))]
         del self._waiting[: len(batch)]
         if len(batch) == 1 and not fits(batch[0][0].size):
             self._let_go(*batch[0], is_doubtful=False)
@@ -357,7 +357,7 @@ class Flusher:
 
     async def _standings(self, entries: list[CommitEntry]) -> list[CommitResult | None]:
         """What became of these."""
-        return await self._ask(lambda: commits.resolve(entries))
+        return await self._ask(lambda: commits.commit_status(entries))
 
     async def _ask(self, question: Callable[[], Plan[T]]) -> T:
         """Ask until the database answers."""

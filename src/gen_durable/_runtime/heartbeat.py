@@ -18,7 +18,7 @@ from .._core.model import Lease
 from .._db.failures import StatementError
 from .._db.lease import mark_started, renew, watch
 from .._db.pool import Database
-from .._db.reply_timeouts import Patience
+from .._db.reply_timeouts import ReplyTimeouts
 from ..connections import Dsn
 from .database_status import REPAIR_WITHIN, DatabaseRetry
 from .worker_context import WorkerContext
@@ -122,10 +122,10 @@ class Heartbeat:
         database = await Database.open(
             self._dsn,
             settings.schema,
-            at_once=False,
+            connect_now=False,
             size=1,
             name="the heartbeat",
-            patience=Patience.of_heartbeat(self._shortest),
+            reply_timeouts=ReplyTimeouts.of_heartbeat(self._shortest),
             pooler=settings.pooler,
         )
         database.watchdog.on_silence = self._tell_of_silence

@@ -33,12 +33,12 @@ class Registration(Service):
         database: Database,
         settings: Settings,
         database_status: DatabaseStatus,
-        presence: workers.Presence,
+        worker_row: workers.WorkerRow,
     ) -> None:
         super().__init__(database_status)
         self._database = database
         self._every = max(settings.renew_after(), _SELDOM)
-        self._presence = presence
+        self._worker_row = worker_row
         self._is_draining = False
         # One statement at a time: an older one that arrives late would take back what a newer one confirms.
         self._lock = asyncio.Lock()
@@ -65,8 +65,8 @@ class Registration(Service):
 
     def plan(self) -> Plan[None]:
         """Say that this worker is there."""
-        return workers.appear(
-            self._presence, 3 * self._every, is_draining=self._is_draining, paused=self._paused
+        return workers.announce(
+            self._worker_row, 3 * self._every, is_draining=self._is_draining, paused=self._paused
         )
 
     def drain(self) -> None:
@@ -77,7 +77,7 @@ class Registration(Service):
     async def leave(self) -> None:
         """The last word. If it is lost, the others notice a little later."""
         with suppress(StatementError):
-            await self._database.run(workers.disappear(self._presence.name))
+            await self._database.run(workers.withdraw(self._worker_row.name))
 
 
 class OverridePoller(Service):
@@ -96,21 +96,21 @@ class OverridePoller(Service):
         settings: Settings,
         database_status: DatabaseStatus,
         pickers: Sequence[Picker],
-        presence: Registration,
+        registration: Registration,
     ) -> None:
         super().__init__(database_status)
         self._database = database
         self._every = settings.poll_interval / 2
         self._pickers = pickers
-        self._presence = presence
+        self._registration = registration
 
     async def tick(self) -> timedelta:
-        overrides = await self._database.run(workers.settings())
+        overrides = await self._database.run(workers.overrides())
         for picker in self._pickers:
             picker.apply_overrides(overrides)
         # After every picker has applied it: from here on none of them begins anything of a paused queue, unless a
         # pick that starts later finds the queue open again.
-        await self._presence.confirm(
+        await self._registration.confirm(
             {queue: said.paused_at for queue, said in overrides.items() if said.paused_at is not None}
         )
         return self._every

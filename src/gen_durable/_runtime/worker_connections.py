@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final, Self
 
 from .._db.pool import Database
-from .._db.reply_timeouts import Patience
+from .._db.reply_timeouts import ReplyTimeouts
 from .._server import Server
 from ..config import Settings
 from ..connections import Dsn
@@ -44,7 +44,7 @@ class Connections:
         server: Server,
         settings: Settings,
         client: Database,
-        reply_timeouts: Patience,
+        reply_timeouts: ReplyTimeouts,
         *,
         sources: int,
         concurrency: int,
@@ -61,31 +61,36 @@ class Connections:
         """
 
         async def pool(
-            name: str, size: int, *, at_once: bool = False, lock_timeout: str = "10s", lends: bool = False
+            name: str,
+            size: int,
+            *,
+            connect_now: bool = False,
+            lock_timeout: str = "10s",
+            for_effects: bool = False,
         ) -> Database:
             return await Database.open(
                 server.dsn,
                 settings.schema,
                 name=name,
-                at_once=at_once,
+                connect_now=connect_now,
                 size=size,
                 advice=server.advice,
                 lock_timeout=lock_timeout,
-                patience=reply_timeouts,
+                reply_timeouts=reply_timeouts,
                 watchdog=client.watchdog,
                 pooler=settings.pooler,
-                lends=lends,
+                for_effects=for_effects,
             )
 
         return cls(
             dsn=server.dsn,
             client=client,
             # First: only this one connects, so it is the only one that can fail.
-            commits=await pool("commits", 3, at_once=True, lock_timeout=Flusher.PATIENCE),
+            commits=await pool("commits", 3, connect_now=True, lock_timeout=Flusher.PATIENCE),
             picks=await pool("picks", max(1, min(sources, _MAX_PICKS))),
             services=await pool("services", 2),
             slow_commits=await pool("slow commits", 4, lock_timeout=Flusher.TURN),
-            effects=await pool("effects", max(1, min(concurrency, _MAX_EFFECTS)), lends=True),
+            effects=await pool("effects", max(1, min(concurrency, _MAX_EFFECTS)), for_effects=True),
         )
 
     async def close(self) -> None:

@@ -72,7 +72,7 @@ def _details(to: int | str) -> Plan[InstanceDetails]:
         row=row,
         details=details,
         inbox=(yield from snapshots.inbox(id)),
-        children=(yield from snapshots.brood(id)),
+        children=(yield from snapshots.children_summary(id)),
         executions=(yield from snapshots.executions(id)),
         audit=(yield from snapshots.audit(id)),
     )

@@ -54,7 +54,7 @@ def catch_up(ahead: timedelta) -> Plan[int]:
     count = 0
     while found := (yield from schedules.due(100, ahead=ahead)):
         for due in found:
-            fired = yield from schedules.fire(due, due.owed())
+            fired = yield from schedules.fire(due, due.firing())
             count += sum(fired.are_new) if fired else 0
     return count
 

@@ -310,7 +310,7 @@ class Stepper:
     async def _commit_with_effect(self, database: Plans, entry: CommitEntry) -> CommitResult:
         """On a connection of the loop that steps run on, because the effect is awaited there."""
         async with await Database.open(
-            self._dsn, self._settings.schema, size=1, pooler=self._settings.pooler, lends=True
+            self._dsn, self._settings.schema, size=1, pooler=self._settings.pooler, for_effects=True
         ) as effects:
             try:
                 report = await commit_with_effect(effects, entry, self._recorder)

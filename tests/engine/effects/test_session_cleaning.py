@@ -42,8 +42,8 @@ async def test_cancelled_while_its_connection_is_cleaned(
         pids.append(conn.get_server_pid())
         await conn.execute("select pg_advisory_lock(4711)")
 
-    async with await Database.open(durable_dsn, "gen_durable", size=1, lends=True) as database:
-        task = asyncio.ensure_future(database.run_after(lock, yes(), yes()))
+    async with await Database.open(durable_dsn, "gen_durable", size=1, for_effects=True) as database:
+        task = asyncio.ensure_future(database.run_effect(lock, yes(), yes()))
         while not await db.fetchval(CLEANING):
             await asyncio.sleep(0.01)
         task.cancel()
@@ -51,7 +51,7 @@ async def test_cancelled_while_its_connection_is_cleaned(
             await task
         if ends:
             await db.execute("select pg_terminate_backend($1)", pids[0])
-        assert await database.run_after(lock, yes(), yes()), "the next one has a clean session"
+        assert await database.run_effect(lock, yes(), yes()), "the next one has a clean session"
         assert (pids[0] == pids[1]) == (not ends)
         assert await db.fetchval("select pg_try_advisory_lock(4711)")
     del task

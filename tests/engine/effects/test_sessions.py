@@ -251,8 +251,8 @@ async def test_no_session_has_the_transaction_timeout_of_its_role(durable_dsn: s
             yield Statement("look", "select pg_sleep(0.2), current_setting('transaction_timeout') as value")()
         )
 
-    for lends in (False, True):
-        async with await Database.open(durable_dsn, "gen_durable", lends=lends) as pooled:
+    for for_effects in (False, True):
+        async with await Database.open(durable_dsn, "gen_durable", for_effects=for_effects) as pooled:
             assert (await pooled.run(look()))[0]["value"] == "0"
             assert (await pooled.run_in_transaction(look()))[0]["value"] == "0"
     with closing(BlockingDatabase(durable_dsn, "gen_durable")) as database:

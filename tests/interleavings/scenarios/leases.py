@@ -147,7 +147,7 @@ def resolve_while_unanswered(kind: Any) -> Scenario:
 
     def look_again(session: Session) -> Plan[Any] | None:
         last = session.result
-        return commits.resolve([entry]) if isinstance(last, Flushed) and not last.committed() else None
+        return commits.commit_status([entry]) if isinstance(last, Flushed) and not last.committed() else None
 
     def check(end: End) -> None:
         last = end.result("B")
@@ -162,7 +162,7 @@ def resolve_while_unanswered(kind: Any) -> Scenario:
         sessions={
             "A": [flush(entry)],
             "B": [
-                autocommit(lambda _: commits.resolve([entry])),
+                autocommit(lambda _: commits.commit_status([entry])),
                 autocommit(again),
                 autocommit(look_again),
             ],

@@ -30,7 +30,7 @@ def fire() -> Work:
     def plan() -> Plan[list[Fired]]:
         fired: list[Fired | None] = []
         for due in (yield from schedules.due(10)):
-            fired.append((yield from schedules.fire(due, due.owed())))  # noqa: PERF401 - a plan is no comprehension
+            fired.append((yield from schedules.fire(due, due.firing())))  # noqa: PERF401 - a plan is no comprehension
         return [one for one in fired if one is not None]
 
     return autocommit(lambda _: plan())

@@ -45,7 +45,7 @@ class Collector(Service):
             "deleted": settings.retention_deleted,
         }
         # What of the sweep that is under way is left to look at, and from where.
-        self._left: dict[collect.Ended, collect.Place] = {}
+        self._left: dict[collect.Ended, collect.Cursor] = {}
         # What it has come to so far.
         self._deleted = self._stripped = 0
         # Where the walks through executions, signals, events, messages and buckets go on.

@@ -9,7 +9,7 @@ from typing import Final
 
 from ..._db import schedules
 from ..._db.pool import Database
-from ..._db.schedules import Due, Fired, Owed
+from ..._db.schedules import Due, Fired, Firing
 from ...config import Settings
 from ...errors import UsageError
 from ...telemetry import ScheduleFired, Telemetry
@@ -65,28 +65,28 @@ class Cron(Service):
         return max(min([pause, *upcoming]) - passed, _SHORTEST_PAUSE)
 
     async def _fire(self, due: Due) -> bool:
-        """Fire what is owed; whether it was this worker that did."""
+        """Fire what is firing; whether it was this worker that did."""
         try:
-            owed = due.owed()
+            firing = due.firing()
         except UsageError as error:
             self._unreadable.add(due.revision)
             _log.error("schedule %s is left to other workers: %s", due.name, error)
             return False
-        fired = await self._database.run(schedules.fire(due, owed))
+        fired = await self._database.run(schedules.fire(due, firing))
         if fired is not None:
-            self._tell(due, owed, fired)
+            self._tell(due, firing, fired)
         return fired is not None
 
-    def _tell(self, due: Due, owed: Owed, fired: Fired) -> None:
+    def _tell(self, due: Due, firing: Firing, fired: Fired) -> None:
         if fired.reason == "error":
-            _log.error("schedule %s inserted nothing at %s: %s", due.name, owed.passed_at, fired.problem)
+            _log.error("schedule %s inserted nothing at %s: %s", due.name, firing.passed_at, fired.problem)
         if fired.queue is not None:
             self._wakes.work({fired.queue})
         if not self._telemetry.is_wanted(ScheduleFired):
             return
         if fired.reason:
-            self._emit(due, owed.passed_at, None, fired.reason)
-        for fire_time, id, is_new in zip(owed.fire_times, fired.ids, fired.are_new, strict=False):
+            self._emit(due, firing.passed_at, None, fired.reason)
+        for fire_time, id, is_new in zip(firing.fire_times, fired.ids, fired.are_new, strict=False):
             self._emit(due, fire_time, id, "inserted" if is_new else "duplicate")
 
     def _emit(self, due: Due, fire_time: datetime, id: int | None, kind: str) -> None:
