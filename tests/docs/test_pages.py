@@ -13,14 +13,15 @@ from tests.docs.pages import PAGES, ROOT, RUN, SHOWN, Page, Reading
 
 # No snippet of these pages has to run: the index, the glossary, and the pages about how the project is built.
 PROSE = ("docs/README.md", "docs/get-started/glossary.md", "docs/internals/")
-# Needs a site of Django's around it: tests/docs/test_frameworks.py runs it.
-ELSEWHERE = ("docs/guides/frameworks.md",)
+# They need a Django site: tests/docs/test_frameworks.py and test_django_recipe.py run them.
+ELSEWHERE = ("docs/guides/frameworks.md", "docs/recipes/django.md")
 # Blocks that cannot run, each with its reason above it.
 NOT_RUN = {
     "README.md": 2,
     "docs/internals/failure-lab.md": 2,
     "docs/guides/outbox.md": 1,
     "docs/get-started/quickstart.md": 4,
+    "docs/recipes/celery-task.md": 2,
     "docs/reference/cli.md": 1,
     "docs/reference/sql.md": 3,
     "docs/reference/telemetry.md": 1,
