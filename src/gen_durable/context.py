@@ -1,4 +1,4 @@
-"""What a step sees of its instance."""
+"""`Context`, the argument of every step, and `Children`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = ["Cancellation", "Children", "Context"]
 
 
 class Children(Sequence[Child[Any]]):
-    """The children that a step waited for, in the order of their specs. All have ended, well or not."""
+    """The children that a step waited for, in the order of their specs. All have ended: done, failed or cancelled."""
 
     __slots__ = ("_children", "_loader")
 
@@ -34,16 +34,19 @@ class Children(Sequence[Child[Any]]):
         self._loader = loader
 
     async def load(self, definition: Insertable[Any, Any] | None = None, /) -> None:
-        """Fetch the states and results that are not here yet: of one machine, or of all.
+        """Fetch the states and results that were too large to be fetched with the execution.
 
-        All of them are in memory afterwards. `stream` holds a few at a time.
+        All of them are in memory afterwards; `stream` keeps a few at a time.
+
+        Args:
+            definition: fetch only the children of this machine; default: all.
         """
         if self._loader is not None:
             for chunk in chunks([child for child in self._of(definition) if not child.is_loaded]):
                 _fill(chunk, await self._loader.fetch([child.id for child in chunk]))
 
     def load_sync(self, definition: Insertable[Any, Any] | None = None, /) -> None:
-        """`load` for a step that is a plain `def`."""
+        """Do the same as `load` in a plain `def` step."""
         if self._loader is not None:
             for chunk in chunks([child for child in self._of(definition) if not child.is_loaded]):
                 _fill(chunk, self._loader.fetch_sync([child.id for child in chunk]))
@@ -53,9 +56,12 @@ class Children(Sequence[Child[Any]]):
     @overload
     def stream(self, definition: Insertable[Any, ResultT], /) -> AsyncIterator[Child[ResultT]]: ...
     async def stream(self, definition: Insertable[Any, Any] | None = None, /) -> AsyncIterator[Child[Any]]:
-        """Iterate over the children, of one machine or all, with state and result; fetch them in chunks of some MiB.
+        """Iterate over the children with state and result, fetched in chunks of a few MiB.
 
-        What was yielded is not kept, so a fan-in of any size fits in memory.
+        Chunks are not kept, so a fan-in of any size fits in memory.
+
+        Args:
+            definition: only the children of this machine; default: all.
         """
         for chunk in chunks(self._of(definition)):
             missing = [child.id for child in chunk if not child.is_loaded]
@@ -68,7 +74,7 @@ class Children(Sequence[Child[Any]]):
     @overload
     def stream_sync(self, definition: Insertable[Any, ResultT], /) -> Iterator[Child[ResultT]]: ...
     def stream_sync(self, definition: Insertable[Any, Any] | None = None, /) -> Iterator[Child[Any]]:
-        """`stream` for a step that is a plain `def`."""
+        """Do the same as `stream` in a plain `def` step."""
         for chunk in chunks(self._of(definition)):
             missing = [child.id for child in chunk if not child.is_loaded]
             content = self._loader.fetch_sync(missing) if missing and self._loader is not None else {}
@@ -79,20 +85,23 @@ class Children(Sequence[Child[Any]]):
         return self._children if definition is None else self.of(definition)
 
     def of(self, definition: Insertable[Any, ResultT], /) -> list[Child[ResultT]]:
-        """Select those of one machine, with the type of its results."""
+        """Return the children of one machine, typed with its result."""
         name = definition_of(definition).name
         return [child for child in self._children if child.machine == name]
 
     def results(self, definition: Insertable[Any, ResultT], /) -> list[ResultT]:
-        """Collect the results of those of one machine that are done, in the order of their specs.
+        """Return the results of the children of one machine that are done, in the order of their specs.
 
-        Those that failed or were cancelled are left out, so there may be fewer than were scheduled: see `failed`.
+        Children that failed or were cancelled are left out; `failed` has them.
+
+        Raises:
+            NotLoadedError: a result was too large to be fetched with the execution; call `load` first.
         """
-        return [child.result for child in self.of(definition) if child.is_done]  # type: ignore[misc]  # `None` only if it is the result
+        return [child.result for child in self.of(definition) if child.is_done]  # type: ignore[misc]  # a done child has one
 
     @property
     def failed(self) -> list[Child[Any]]:
-        """Those that failed or were cancelled."""
+        """The children that failed or were cancelled."""
         return [child for child in self._children if not child.is_done]
 
     @overload
@@ -114,7 +123,7 @@ class Children(Sequence[Child[Any]]):
 
 def _fill(children: Sequence[Child[Any]], content: Mapping[int, tuple[Any, Any]]) -> None:
     for child in children:
-        child._state, child._result = content[child.id]  # noqa: SLF001 - only its Children may change it
+        child._state, child._result = content[child.id]  # noqa: SLF001 - filled by its Children only
 
 
 def _with_content(child: Child[Any], content: Mapping[int, tuple[Any, Any]]) -> Child[Any]:
@@ -133,7 +142,7 @@ def _with_content(child: Child[Any], content: Mapping[int, tuple[Any, Any]]) -> 
 
 
 class Cancellation:
-    """Whether a cancel has been requested while a step runs. The worker sets it; steps on any thread read it."""
+    """Whether a cancel has been requested while a step runs. The worker sets it; a step in any thread reads it."""
 
     __slots__ = ("is_requested",)
 
@@ -141,69 +150,87 @@ class Cancellation:
         self.is_requested = is_requested
 
 
-# Neither can be changed, so all contexts may share them.
+# Immutable, so all contexts share them.
 _NO_MESSAGES: Final = Inbox()
 _NO_CHILDREN: Final = Children()
 
 
 class Context(msgspec.Struct, Generic[StateT, ResourcesT], kw_only=True):
-    """What a step sees. `handle` gets another one, with the state as it was before the step.
+    """The argument of every step: the instance, its state, its signals and its children.
 
-    In the brackets stand the type of the state and, for steps that use them, that of the worker's resources.
+    `Context[State]` declares the type of the state; `Context[State, Resources]` also that of `ctx.resources`.
+    `handle` gets a new context with the state as it was before the step.
+
+        @step
+        async def decide(self, ctx: Context[Order]) -> Outcome:
+            if ctx.timed_out:
+                return Stop("payment never arrived")
+            ctx.state.paid = ctx.awaited.get(self.payment).amount
+            return Next(self.ship)
     """
 
     if not TYPE_CHECKING:
 
         def __class_getitem__(cls, item):  # noqa: ANN001, ANN204
-            # Before 3.13 type variables have no defaults at run time, and Context[Order] would lack an argument.
+            # Before Python 3.13 type variables have no defaults at run time; fill in the missing argument.
             items = item if isinstance(item, tuple) else (item,)
             return super().__class_getitem__(items + (Any,) * (2 - len(items)))
 
         __getattr__ = attribute_hint("context")
 
     id: int
+    """The id of the instance."""
     machine: str
+    """The name of the machine."""
     version: int
+    """The version of the machine."""
     step: str
+    """The name of this step."""
     attempt: int
-    """How many executions of this step came to nothing before; 0 the first time."""
+    """How many executions of this step were retried or lost before this one; 0 for the first."""
     step_seq: int
     """The number of the transition that this execution works on: 1, 2, 3 …"""
     state: StateT
-    """Change it in place, or leave it and give a new one to the outcome."""
+    """The state. Change it in place, or pass a new one to the outcome."""
     raw_state: str = ""
-    """The state as stored, in JSON: what is left to `handle` when it could not be decoded."""
+    """The stored state as JSON text. Useful in `handle` when the state could not be decoded."""
     awaited: Inbox = _NO_MESSAGES
-    """The signals of the last `Await` that have come; with `timed_out`, possibly none."""
+    """The signals of the last `Await` that have arrived; possibly none if `timed_out`."""
     inbox: Inbox = _NO_MESSAGES
-    """All signals that have come and are not consumed.
+    """All signals that have arrived and are not consumed.
 
-    The payloads of awaited signals are always here. Those of the others are here if they have at most 1 MiB of JSON in
-    all; otherwise `load` fetches them.
+    Payloads of awaited signals are always loaded. Other payloads are loaded if they have at most 1 MiB of JSON in
+    total; otherwise call `load`.
     """
     timed_out: bool = False
-    """Whether the timeout or the deadline ended the last `Await`, and none of its signals came before the lease.
+    """Whether the timeout or deadline of the last `Await` passed before any of its signals arrived.
 
-    A signal that is there when a worker leases the instance has come in time.
+    A signal that is in the inbox when a worker leases the instance counts as in time.
     """
     children: Children = _NO_CHILDREN
-    """The children that this step waited for. Results of more than 1 MiB in all are fetched by `load` or `stream`."""
+    """The children that this step waited for. Results above 1 MiB in total are fetched by `load` or `stream`."""
     parent_id: int | None = None
+    """The id of the parent, if the instance is a child."""
     correlation_key: str | None = None
+    """The correlation key of the instance."""
     max_attempts: int | None = None
-    """How often a step may be executed, if this instance has a limit of its own."""
+    """The maximum number of executions of a step, if `insert` was given `max_attempts=`."""
     fire_time: datetime | None = None
-    """When a schedule meant this instance to start (UTC); `None` if no schedule has inserted it."""
+    """The time (UTC) that the schedule of this instance was due; `None` if no schedule inserted it."""
     cancellation: Cancellation = msgspec.field(default_factory=Cancellation)
+    """Internal; read `cancelled`."""
     resources: ResourcesT = None  # type: ignore[assignment]  # of a worker without a lifespan
-    """What the worker's `lifespan` made: a pool, a client, a model."""
+    """What the `lifespan=` of the worker yielded: a connection pool, an HTTP client, a model."""
     emitted: list[Event] = []
-    """What `emit` has collected so far."""
+    """The events given to `emit` so far."""
 
     def emit(self, event: Event, /) -> None:
-        """Let the outcome of this step carry an event: it is committed with that, before what its `emit=` names.
+        """Commit an event with the outcome of this step, before the events of its `emit=`.
 
-        An outcome that is no transition (Retry) carries none, and a step that raises has emitted nothing.
+        Events are dropped if the step raises or returns `Retry`.
+
+        Raises:
+            UsageError: the argument is not an `Event`.
         """
         if not isinstance(event, Event):
             raise UsageError(
@@ -213,15 +240,15 @@ class Context(msgspec.Struct, Generic[StateT, ResourcesT], kw_only=True):
 
     @property
     def cancelled(self) -> bool:
-        """Whether somebody asked to cancel this instance. What the step returns will not count: stop when you can."""
+        """Whether a cancel of this instance has been requested. The outcome of the step will be discarded."""
         return self.cancellation.is_requested
 
     def raise_if_cancelled(self) -> None:
-        """End here as cancelled, if somebody asked for it."""
+        """Raise `Cancel` if a cancel of this instance has been requested."""
         if self.cancellation.is_requested:
             raise Cancel("cancelled on request")
 
     @property
     def idempotency_key(self) -> str:
-        """The same on every execution of this transition: hand it to services that must not act twice."""
+        """A key that is the same for every execution of this transition. Pass it to APIs that deduplicate requests."""
         return f"{self.id}:{self.step_seq}"

@@ -1,4 +1,4 @@
-"""Instances as producers and parents see them, and the answers to a signal."""
+"""`Instance`, `Child`, `ExecutionRecord`, and the answers of `signal`, `cancel`, `retry` and `soft_delete`."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ __all__ = [
 
 
 class Status(enum.StrEnum):
-    """Where an instance is in its life. The values are those of the database."""
+    """The status of an instance, as stored in the database."""
 
     RUNNABLE = "runnable"
     EXECUTING = "executing"
@@ -63,7 +63,7 @@ class Status(enum.StrEnum):
 
     @property
     def is_terminal(self) -> bool:
-        """Whether its life is over."""
+        """Whether the instance has ended: done, failed or cancelled."""
         return self in TERMINAL_STATUSES
 
 
@@ -76,7 +76,7 @@ LIVE_STATUSES: Final = (
 TERMINAL_STATUSES: Final = (Status.DONE, Status.FAILED, Status.CANCELLED)
 
 JobWord: TypeAlias = Literal["pending", "leased", "succeeded", "failed", "cancelled"]
-"""A status in the words of simple workflows, as `job_status` in SQL says it. Filters take it like a `Status`."""
+"""A status in the words of simple workflows, as the SQL function `job_status` returns it. Filters accept it."""
 _STATUSES_OF_WORDS: Final[Mapping[str, tuple[Status, ...]]] = {
     **{status.value: (status,) for status in Status},
     "pending": (Status.RUNNABLE,),
@@ -84,16 +84,16 @@ _STATUSES_OF_WORDS: Final[Mapping[str, tuple[Status, ...]]] = {
     "succeeded": (Status.DONE,),
 }
 STATUS_WORDS: Final = tuple(_STATUSES_OF_WORDS)
-"""The names of all statuses, and the words that stand for some of them."""
+"""The names of all statuses, and the words of simple workflows."""
 
 
 def statuses_of(word: object) -> tuple[Status, ...] | None:
-    """The statuses that a status or a word of jobs stands for; `None` if it is neither."""
+    """Return the statuses that a word means; `None` if it is not a status."""
     return _STATUSES_OF_WORDS.get(word) if isinstance(word, str) else None
 
 
 Until: TypeAlias = Literal["finished", "parked"]
-"""What to wait for: the end, or a point from which nothing happens by itself."""
+"""What `wait` waits for: the end of the instance; or, with `parked`, also until it waits for signals or children."""
 
 _NO_RESULT: Final[Mapping[Status, type[NotDoneError]]] = {
     Status.FAILED: InstanceFailedError,
@@ -102,70 +102,76 @@ _NO_RESULT: Final[Mapping[Status, type[NotDoneError]]] = {
 
 
 class Delivered(msgspec.Struct, frozen=True):
-    """The signal lies in the inbox of this instance."""
+    """The answer of `signal`: the signal is in the inbox of the instance."""
 
     id: int
     is_awaited: bool
-    """Whether the instance was waiting for it, and is awake now."""
+    """Whether the instance was waiting for this signal and is runnable now."""
 
 
 class DuplicateSignal(msgspec.Struct, frozen=True):
-    """This instance has had a signal with that dedup key before; nothing was added."""
+    """The answer of `signal`: the instance already got a signal with this `dedup_key`; nothing was added."""
 
     id: int
 
 
 Delivery: TypeAlias = Delivered | DuplicateSignal
-"""Either way the instance has the signal."""
+"""The answer of `signal`. Either way the instance has the signal."""
 
 
 class Cancelled(msgspec.Struct, frozen=True):
-    """It was parked or runnable (or the cancel was forced), and is cancelled now."""
+    """The answer of `cancel`: the instance is cancelled. It was not executing, or `force=True` was given."""
 
     id: int
 
 
 class CancelRequested(msgspec.Struct, frozen=True):
-    """A step of it executes. The step sees `ctx.cancelled`, and whatever it returns, the instance ends as cancelled."""
+    """The answer of `cancel`: a step is executing. The instance ends as cancelled when the step ends.
+
+    The step can check `ctx.cancelled`; its outcome is discarded.
+    """
 
     id: int
 
 
 class AlreadyFinished(msgspec.Struct, frozen=True):
-    """It had ended before."""
+    """The answer of `cancel`: the instance has already ended."""
 
     id: int
     status: Status
 
 
 CancelResult: TypeAlias = Cancelled | CancelRequested | AlreadyFinished
-"""Either way it comes to an end, or has."""
+"""The answer of `cancel`. Either way the instance ends, or has ended."""
 
 
 class Deleted(msgspec.Struct, frozen=True):
-    """It is deleted softly: never leased or signalled again, hidden, and kept for a while."""
+    """The answer of `soft_delete`: the instance is hidden, never runs, and is removed after `retention_deleted`."""
 
     id: int
     deleted_at: datetime
     is_executing: bool
-    """Whether a step was running. Its keys stay taken until that step has ended."""
+    """Whether a step is executing. The keys of the instance stay occupied until that step ends."""
 
 
 class Restored(msgspec.Struct, frozen=True):
-    """It is not deleted (any more); it stays what it had become."""
+    """The answer of `restore`: the instance is not deleted. Its status is unchanged."""
 
     id: int
     status: Status
 
 
 class Retried(msgspec.Struct, frozen=True):
-    """It goes on, at the step where it had ended."""
+    """The answer of `retry`: the instance is runnable, at the step where it ended."""
 
     id: int
 
 
 class NotRetried(msgspec.Struct, frozen=True):
-    """There was nothing to retry: it is live or done, or deleted; or its state is collected, and none was given."""
+    """The answer of `retry`: the instance is live, done or deleted, so it was not retried.
+
+    Also if its state has been removed by retention and no `state=` was given.
+    """
 
     id: int
     status: Status
@@ -175,19 +181,23 @@ RetryResult: TypeAlias = Retried | NotRetried
 
 
 class Failure(msgspec.Struct, frozen=True, kw_only=True):
-    """What went wrong, for programs."""
+    """The error of an instance, structured."""
 
     type: str
-    """The name of the exception's class; `Poison` if the process died again and again."""
+    """The class name of the exception; `Poison` if worker processes died repeatedly in this step."""
     message: str = ""
     traceback: tuple[str, ...] = ()
-    """Places in the user's code, the innermost last; never the values of variables."""
+    """File, line and function of the frames, the innermost last; no values of variables."""
     attempt: int = 0
-    """How often the step had been tried before."""
+    """The attempt that failed, counted from 0."""
 
 
 class Instance(msgspec.Struct, Generic[StateT, ResultT], frozen=True, kw_only=True):
-    """One instance as it was when it was read."""
+    """A snapshot of one instance, as `get`, `list` and `wait` return it.
+
+    `state` and `stored_result` are decoded to the types of the machine if the call got a machine or a reference;
+    otherwise they are plain JSON values.
+    """
 
     if not TYPE_CHECKING:
         __getattr__ = attribute_hint("instance")
@@ -199,49 +209,54 @@ class Instance(msgspec.Struct, Generic[StateT, ResultT], frozen=True, kw_only=Tr
     status: Status
     state: StateT
     stored_result: ResultT | None = None
-    """What the database holds; `result` is the one to use."""
+    """The stored result, or `None`. Prefer `result`, which raises if there is none."""
     attempt: int = 0
-    """How often its step was tried before; of what has ended, before the try that ended it."""
+    """How many executions of the current step were retried or lost; for an ended instance, of its last step."""
     step_seq: int = 0
     """How many transitions are committed."""
     crash_count: int = 0
+    """How many worker processes died in the current step."""
     queue: str = "default"
     priority: int = 0
     awaits: tuple[str, ...] = ()
     """The names of the signals that it waits for."""
     await_deadline: datetime | None = None
     children_pending: int = 0
-    """How many children have not ended yet."""
+    """How many of its children have not ended."""
     parent_id: int | None = None
     correlation_key: str | None = None
     unique_key: bytes | None = None
     concurrency_key: str | None = None
     last_error: str | None = None
-    """Why it has failed, or what went wrong last, in a sentence."""
+    """Why it failed, or the last error of a retried step, as text."""
     error: Failure | None = None
-    """The facts of it. `None` if there was no exception behind it: a step returned `Stop("a reason")`."""
+    """The same, structured; `None` if there was no exception, for example after `Stop("a reason")`."""
     locked_by: str | None = None
-    """The worker that executes it."""
+    """The worker that executes it, by `Worker.name`."""
     inserted_at: datetime
     updated_at: datetime
     eligible_at: datetime
     finished_at: datetime | None = None
     cancel_requested_at: datetime | None = None
-    """When somebody asked to cancel it. A step that executes then is the last one."""
+    """When a cancel was requested. A step that executed at that time is the last one."""
     cancel_reason: str | None = None
     cancelled_by: str | None = None
     deleted_at: datetime | None = None
     delete_reason: str | None = None
     schedule: str | None = None
-    """The schedule that inserted it."""
+    """The name of the schedule that inserted it."""
     fire_time: datetime | None = None
-    """When that meant it to start."""
+    """The time that this schedule was due."""
     collected_at: datetime | None = None
-    """When the engine took its state and result. What is left stays for a key that it still occupies."""
+    """When retention removed its state and result. The row stays because it still occupies a key."""
 
     @property
     def result(self) -> ResultT:
-        """The result of an instance that is done; of any other, a `NotDoneError` that tells what it is."""
+        """The result of a done instance.
+
+        Raises:
+            NotDoneError: the instance has no result; the subclass says why.
+        """
         if self.status is Status.DONE and self.collected_at is not None:
             raise InstanceCollectedError(self.id, self.machine, self.step, self.status.value, None)
         if self.status is Status.DONE:
@@ -257,12 +272,15 @@ class Instance(msgspec.Struct, Generic[StateT, ResultT], frozen=True, kw_only=Tr
 
     @property
     def is_parked(self) -> bool:
-        """Whether only a signal, a deadline or its children can make it go on."""
+        """Whether it waits for signals, a deadline or children."""
         return self.status in (Status.AWAITING_SIGNAL, Status.AWAITING_CHILDREN)
 
 
 class ExecutionStatus(enum.StrEnum):
-    """Where an execution is. `COMMITTED` is the boundary: effects happen there, once, and are never repeated."""
+    """The status of an execution. `COMMITTED`: its outcome and effect are committed, and never repeated.
+
+    `DONE` follows when all events of the outcome are published.
+    """
 
     LEASED = "LEASED"
     IN_PROGRESS = "IN_PROGRESS"
@@ -272,7 +290,7 @@ class ExecutionStatus(enum.StrEnum):
 
 
 class JobState(enum.StrEnum):
-    """The state of a job, derived from its executions. A job has SUCCEEDED when its last execution is DONE."""
+    """The state of a job, derived from its executions: `SUCCEEDED` when its last execution is `DONE`."""
 
     PENDING = "PENDING"
     RUNNING = "RUNNING"
@@ -282,38 +300,38 @@ class JobState(enum.StrEnum):
 
 
 class ExecutionRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """One leased attempt at one step: live, or as it ended."""
+    """One execution: a leased attempt at one step, running or ended. `client.executions` returns them."""
 
     exec_id: str
-    """`<instance>:<attempt>`."""
+    """`<instance id>:<attempt>`."""
     job_id: int
-    """The instance."""
+    """The id of the instance."""
     attempt: int
-    """Its number in the life of the instance: 1, 2, 3 …"""
+    """The number of the execution within the instance: 1, 2, 3 …"""
     status: ExecutionStatus
     step: str
     step_seq: int
-    """The transition that it made, or tried to make."""
+    """The transition that it committed, or was to commit."""
     step_attempt: int
-    """How often that step had been tried before."""
+    """How many executions of that step came before, for the same transition."""
     outcome: str | None = None
-    """The kind of its outcome; of an aborted one the reason: retry, shutdown, rejoin, lease, poison or cancelled.
+    """The kind of its outcome. For an aborted execution the reason: retry, shutdown, rejoin, lease, poison, cancelled.
 
-    `rejoin`: a child was retried before the step that joins began, so the instance waits for its children again.
+    `rejoin`: a child was retried before the joining step started, so the instance waits for its children again.
     """
     lease_owner: str | None = None
     lease_expires_at: datetime | None = None
-    """When its lease runs out unless it is renewed; of an ended one, as it was at the end."""
+    """When its lease expires unless it is renewed; for an ended execution, the last value."""
     leased_at: datetime | None = None
     started_at: datetime | None = None
     finished_at: datetime | None = None
     error: str | None = None
     retried_at: datetime | None = None
-    """It had ended the instance, and then somebody let that go on."""
+    """When `retry` continued an instance that this execution had ended."""
 
 
 class Child(Generic[ResultT_co]):
-    """A child that has ended, as its parent sees it."""
+    """A child that has ended, as its parent sees it in `ctx.children`."""
 
     __slots__ = ("_result", "_state", "id", "last_error", "machine", "size", "status")
     id: int
@@ -321,7 +339,7 @@ class Child(Generic[ResultT_co]):
     status: Status
     last_error: str | None
     size: int
-    """Bytes that state and result take in the database, compressed."""
+    """Size of state and result in the database in bytes, compressed."""
 
     if not TYPE_CHECKING:
         __getattr__ = attribute_hint("instance")
@@ -347,7 +365,7 @@ class Child(Generic[ResultT_co]):
 
     @property
     def is_loaded(self) -> bool:
-        """Whether state and result are here."""
+        """Whether state and result are loaded."""
         return self._state is not NOT_LOADED
 
     @property
@@ -355,7 +373,7 @@ class Child(Generic[ResultT_co]):
         """Its last state.
 
         Raises:
-            NotLoadedError: it did not come with the execution, and `ctx.children.load` has not fetched it.
+            NotLoadedError: it was too large to be fetched with the execution; call `ctx.children.load` first.
         """
         return self._loaded(self._state, "state")
 
@@ -364,7 +382,7 @@ class Child(Generic[ResultT_co]):
         """Its result; `None` unless it is done.
 
         Raises:
-            NotLoadedError: it did not come with the execution, and `ctx.children.load` has not fetched it.
+            NotLoadedError: it was too large to be fetched with the execution; call `ctx.children.load` first.
         """
         result: ResultT_co | None = self._loaded(self._result, "result") if self.is_done else None
         return result
@@ -373,7 +391,7 @@ class Child(Generic[ResultT_co]):
         if value is NOT_LOADED:
             raise NotLoadedError(
                 f"the {what} of {self.machine} {self.id} is not loaded",
-                "call `await ctx.children.load()` first, or iterate over ctx.children.stream() if there is much; "
+                "call `await ctx.children.load()` first, or iterate over ctx.children.stream() for large results; "
                 "in a plain def, load_sync and stream_sync",
             )
         return value
@@ -395,5 +413,5 @@ class Child(Generic[ResultT_co]):
 
     @property
     def is_done(self) -> bool:
-        """Whether it ended well."""
+        """Whether its status is `done`."""
         return self.status is Status.DONE

@@ -1,16 +1,16 @@
 """The six outcomes of a step.
 
-| outcome                           | what becomes of the instance              | attempt | consumes        |
-|-----------------------------------|-------------------------------------------|---------|-----------------|
-| `Next(step)`                      | goes on with `step`                       | 0       | `ctx.awaited`   |
-| `Retry(delay)`                    | runs this step again, after `delay`       | + 1     | nothing         |
-| `Await(*signals, then=step)`      | sleeps until a signal comes, then `step`  | 0       | nothing         |
-| `ScheduleChildren(…, then=step)`  | sleeps until its new children have ended  | 0       | `ctx.awaited`   |
-| `Done(result)`                    | has ended well                            | 0       | the whole inbox |
-| `Stop(reason)`                    | has failed                                | 0       | the whole inbox |
+| outcome                           | effect on the instance                         | attempt | consumes        |
+|-----------------------------------|------------------------------------------------|---------|-----------------|
+| `Next(step)`                      | continues with `step`                          | 0       | `ctx.awaited`   |
+| `Retry(delay)`                    | runs this step again after `delay`             | + 1     | nothing         |
+| `Await(*signals, then=step)`      | waits for a signal, then runs `step`           | 0       | nothing         |
+| `ScheduleChildren(…, then=step)`  | waits until its new children end, then `step`  | 0       | `ctx.awaited`   |
+| `Done(result)`                    | ends as done                                   | 0       | the whole inbox |
+| `Stop(reason)`                    | ends as failed                                 | 0       | the whole inbox |
 
-They are values: made without a database, and equal when they say the same: `Next(self.ship) == Next("ship")`.
-The state that is committed with one is its `state=`; left out, it is `ctx.state` as the step left it.
+Outcomes are plain values: a test makes and compares them without a database. `Next(self.ship) == Next("ship")`.
+An outcome commits its `state=`; without it, `ctx.state` as the step left it.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ __all__ = [
     "reason_text",
 ]
 
-# Enough for a message and what it quotes; a dumped response body should not end up in every list of failures.
+# Long enough for a message with a quotation, too short for a dumped response body.
 _MAX_REASON: Final = 8000
 
 
 class _Value:
-    """Equality and a repr over the slots.
+    """Equality and repr over the slots.
 
-    Not a frozen dataclass: one of these is made for every step, and that would make it four times as slow.
+    Not a frozen dataclass: every step makes an outcome, and a frozen dataclass takes four times as long to make.
     """
 
     __slots__: tuple[str, ...] = ()
@@ -67,7 +67,7 @@ class _Value:
     __hash__ = None  # type: ignore[assignment]  # a state may change
 
     def __repr__(self) -> str:
-        """Only what differs from leaving it out."""
+        """Show only arguments that differ from their defaults."""
         parts: list[str] = []
         for name in self.__slots__:
             value = getattr(self, name)
@@ -77,17 +77,34 @@ class _Value:
 
 
 class Transaction(Protocol):
-    """The transaction of an outcome, as an effect sees it: statements go in, rows come out. It ends by itself."""
+    """The transaction of an outcome, as an effect function gets it. The engine commits it; an exception rolls it back.
 
-    async def execute(self, query: str, *args: Any) -> str: ...
-    async def fetch(self, query: str, *args: Any) -> list[Any]: ...
-    async def fetchrow(self, query: str, *args: Any) -> Any: ...
-    async def fetchval(self, query: str, *args: Any) -> Any: ...
+    Parameters are `$1`, `$2`, …, as in asyncpg.
+    """
+
+    async def execute(self, query: str, *args: Any) -> str:
+        """Run a statement and return its command tag, for example `UPDATE 1`."""
+        ...
+
+    async def fetch(self, query: str, *args: Any) -> list[Any]:
+        """Run a statement and return all rows."""
+        ...
+
+    async def fetchrow(self, query: str, *args: Any) -> Any:
+        """Run a statement and return the first row, or `None`."""
+        ...
+
+    async def fetchval(self, query: str, *args: Any) -> Any:
+        """Run a statement and return the first value of the first row, or `None`."""
+        ...
 
 
 @final
 class Sql(_Value):
-    """One statement as an effect: `Sql("update invoice set paid = true where id = $1", 42)`."""
+    """One SQL statement as an effect. It commits in the same transaction as the outcome.
+
+    return Done(effect=Sql("update invoice set paid = true where id = $1", ctx.state.invoice))
+    """
 
     __slots__ = __match_args__ = ("query", "args")
 
@@ -100,12 +117,16 @@ class Sql(_Value):
 
 
 Effect: TypeAlias = Sql | Callable[[Transaction], Awaitable[object]]
-"""What happens in the transaction of an outcome, exactly once: a statement, or an async function of it."""
+"""SQL that commits with an outcome, exactly once: a `Sql` statement, or an `async def` that takes the `Transaction`."""
 
 
 @final
 class Next(_Value):
-    """Go on with another step, or with this one anew."""
+    """Continue with another step, or with the same step as a new transition.
+
+    return Next(self.ship)
+    return Next(self.poll, delay=timedelta(minutes=5))
+    """
 
     __slots__ = __match_args__ = (
         "step",
@@ -142,19 +163,22 @@ class Next(_Value):
         rate_limit: Key | None = None,
         weight: int | None = None,
     ) -> None:
-        """Say where to go.
+        """Make the outcome.
 
         Args:
-            step: `self.ship`, or the name of the step.
-            state: what to commit instead of `ctx.state`.
-            delay: start no earlier than so long from now.
-            concurrency_key: the key from now on; `None` gives it back, left out it stays.
-            requeue: queue up again behind more urgent work instead of going on at once.
-            effect: what to do in the transaction that commits this outcome, exactly once.
-            emit: events that are committed with it and published afterwards.
-            rate_limit: the limit that the start of that step has to keep, a name or (name, part). If it does not exist
-                yet, the step stalls until it is set.
-            weight: how many tokens of it the start takes; 1 if left out.
+            step: the next step: `self.ship`, or its name.
+            state: the state to commit instead of `ctx.state`.
+            delay: minimum time before the step starts.
+            concurrency_key: the concurrency key from now on; `None` removes it. Default: unchanged.
+            requeue: return the instance to its queue, behind more urgent work, instead of continuing at once.
+            effect: SQL that commits in the same transaction as this outcome, exactly once.
+            emit: events that commit with this outcome and are published afterwards.
+            rate_limit: the rate limit that the start of the step is subject to: a name, or (name, partition). If it
+                does not exist, the step waits until it is set.
+            weight: how many tokens the start takes; default: 1.
+
+        Raises:
+            UsageError: an argument is invalid.
         """
         self.step = step_name(step)
         self.state = state
@@ -169,9 +193,15 @@ class Next(_Value):
 
 @final
 class Retry(_Value):
-    """Run this step again: one attempt more, the same inbox, the same `ctx.idempotency_key`.
+    """Run this step again, as another attempt, with the same inbox and the same `ctx.idempotency_key`.
 
-    It is no transition. Only a new `state` is committed with it.
+        return Retry(timedelta(seconds=30))
+
+    A retry is not a transition: it commits no effect and no events, and it commits the state only if `state=` is given.
+
+    Args:
+        delay: time until the next attempt; default: none.
+        state: the state to commit; default: the state before this attempt is kept.
     """
 
     __slots__ = __match_args__ = ("delay", "state")
@@ -186,11 +216,20 @@ class Retry(_Value):
 
 @final
 class Await(_Value):
-    """Sleep until one of the signals comes, then run `then`; `ctx.awaited` has what came.
+    """Wait until one of the signals arrives, then run step `then`. `ctx.awaited` has the signals that arrived.
 
-    `timeout` (from now) or `deadline` (a moment) bound the sleep. If none of the signals has come when `then` runs,
-    `ctx.timed_out` is true; `ctx.awaited` has only what an earlier step has seen, or nothing. With one of them, signals
-    may be left out: `Await(then=…, timeout=…)` sleeps.
+        return Await(self.payment, self.withdrawn, then=self.decide, timeout=timedelta(days=3))
+
+    The instance holds no worker, process or connection while it waits. A signal that is already in the inbox ends the
+    wait at once. Signals stay in the inbox until the woken step returns `Next`, `ScheduleChildren`, `Done` or `Stop`.
+
+    Args:
+        signals: the signals to wait for, as `Signal` or by name. They may be left out with `timeout` or `deadline`:
+            `Await(then=…, timeout=…)` sleeps.
+        then: the step to run next.
+        timeout: maximum time to wait, from now. If no signal has arrived by then, `ctx.timed_out` is true.
+        deadline: the same as a time with a time zone.
+        state, concurrency_key, effect, emit, rate_limit, weight: as for `Next`.
     """
 
     __slots__ = __match_args__ = (
@@ -292,11 +331,11 @@ class Await(_Value):
     ) -> None:
         if not signals and timeout is None and deadline is None:
             raise UsageError(
-                "this Await has no signal, no timeout and no deadline, so nothing could wake it",
-                "give it one",
+                "this Await has no signal, no timeout and no deadline, so it would never end",
+                "give one of them",
             )
         if timeout is not None and deadline is not None:
-            raise UsageError("this Await has a timeout and a deadline", "give it one of them")
+            raise UsageError("this Await has a timeout and a deadline", "give one of them")
         self.signals = _awaited(signals)
         self.then = step_name(then)
         self.timeout = None if timeout is None else checked_delay(timeout, "the timeout of this Await")
@@ -311,10 +350,19 @@ class Await(_Value):
 
 @final
 class ScheduleChildren(_Value):
-    """Insert children, sleep until each of them has ended, then run `then`; `ctx.children` has them.
+    """Insert child instances, wait until all of them have ended, then run step `then`. `ctx.children` has them.
 
-    A child whose correlation or unique key another instance has is not inserted: it is neither waited for nor in
-    `ctx.children`, and the worker logs how many there were. With none inserted `then` runs at once.
+        return ScheduleChildren([Spec(Thumbnail, Image(url)) for url in urls], then=self.collect)
+
+    The children are inserted in the same transaction as the outcome. A child may fail or be cancelled; the parent
+    continues all the same and decides. A child whose correlation or unique key is held by another instance is not
+    inserted: the parent does not wait for it, and the worker logs how many were skipped. If no child was inserted,
+    `then` runs at once.
+
+    Args:
+        children: one `Spec` per child, at most `settings.max_children`.
+        then: the step to run next.
+        state, effect, emit, rate_limit, weight: as for `Next`.
     """
 
     __slots__ = __match_args__ = ("children", "then", "state", "effect", "emit", "rate_limit", "weight")
@@ -350,7 +398,15 @@ class ScheduleChildren(_Value):
 
 @final
 class Done(_Value, Generic[ResultT_co]):
-    """End well. The result is kept with the instance, for whoever waits for it."""
+    """End the instance as done.
+
+        return Done(Receipt(ctx.state.number))
+
+    Args:
+        result: stored with the instance; `client.wait(…)` and the parent read it. Default: `None`.
+        effect: SQL that commits in the same transaction, exactly once.
+        emit: events that commit with this outcome and are published afterwards.
+    """
 
     __slots__ = __match_args__ = ("result", "effect", "emit")
 
@@ -372,7 +428,15 @@ class Done(_Value, Generic[ResultT_co]):
 
 @final
 class Stop(_Value):
-    """End as failed. The reason is for people: a text, or the exception."""
+    """End the instance as failed.
+
+        return Stop("payment never arrived")
+
+    Args:
+        reason: a text or an exception, stored as `last_error`.
+        effect: SQL that commits in the same transaction, exactly once.
+        emit: events that commit with this outcome and are published afterwards.
+    """
 
     __slots__ = __match_args__ = ("reason", "effect", "emit")
 
@@ -389,19 +453,22 @@ class Stop(_Value):
 
 
 Outcome: TypeAlias = Union[Next, Retry, Await, ScheduleChildren, Done[ResultT], Stop]  # noqa: UP007 - `A | B[T]` takes no [T]
-"""What a step returns; `Outcome[Receipt]` also tells what it may end with."""
+"""The return type of a step. `Outcome[Receipt]` also declares the type of its result."""
 
 
-class Discard(Exception):  # noqa: N818 - not an error but a decision, raised from wherever it is made
-    """Raise it anywhere in a step: end as failed now, without another attempt and without `handle`."""
+class Discard(Exception):  # noqa: N818 - a decision, not an error
+    """Raise it in a step or job to fail the instance now: no further attempt, and `handle` is not called."""
 
 
 class Cancel(Exception):  # noqa: N818 - as above
-    """Raise it anywhere in a step: end as cancelled now, without another attempt and without `handle`."""
+    """Raise it in a step or job to cancel the instance now: no further attempt, and `handle` is not called."""
 
 
 class RetryAfter(Exception):  # noqa: N818 - as above
-    """Raise it anywhere in a step: run the step again after so long. It counts as an attempt."""
+    """Raise it in a step or job to run the step again after `delay`. It counts as an attempt.
+
+    raise RetryAfter(timedelta(seconds=30), "rate limited by the bank")
+    """
 
     delay: timedelta
     reason: str
@@ -412,29 +479,29 @@ class RetryAfter(Exception):  # noqa: N818 - as above
         self.reason = reason
 
     def __str__(self) -> str:
-        return self.reason or f"again after {self.delay}"
+        return self.reason or f"retry after {self.delay}"
 
 
 Decision: TypeAlias = Discard | Cancel | RetryAfter
-"""What a step decides by raising."""
+"""An exception by which a step decides its outcome."""
 
 
 def reason_text(reason: str | BaseException) -> str:
-    """Turn a reason into text that the database can hold: no NUL, no lone surrogate, not endless."""
+    """Return a reason as text that PostgreSQL can store: no NUL, no lone surrogate, bounded length."""
     if isinstance(reason, str):
         text = reason
     elif isinstance(reason, BaseException):
         text = _exception_text(reason)
     else:
         raise UsageError(
-            f"a reason of type {type(reason).__name__} cannot be kept", "give a text or an exception"
+            f"a reason of type {type(reason).__name__} cannot be stored", "give a text or an exception"
         )
     return _storable(text)
 
 
 def message_text(error: BaseException) -> str:
-    """What an exception says, without its type, as the database can hold it."""
-    return _storable(_said(error))
+    """Return the message of an exception, without its type, as text that PostgreSQL can store."""
+    return _storable(_message(error))
 
 
 def _storable(text: str) -> str:
@@ -444,17 +511,17 @@ def _storable(text: str) -> str:
 
 
 def _exception_text(error: BaseException) -> str:
-    kind, said = type(error).__name__, _said(error)
+    kind, message = type(error).__name__, _message(error)
     if isinstance(error, BaseExceptionGroup):
-        said = "; ".join(_exception_text(inner) for inner in error.exceptions)
-    return f"{kind}: {said}" if said else kind
+        message = "; ".join(_exception_text(inner) for inner in error.exceptions)
+    return f"{kind}: {message}" if message else kind
 
 
-def _said(error: BaseException) -> str:
+def _message(error: BaseException) -> str:
     try:
         return str(error)
-    except Exception:  # noqa: BLE001 - the user's own __str__; a failure must still find its way into the row
-        return "(its text could not be read)"
+    except Exception:  # noqa: BLE001 - the user's own __str__ may raise; the failure must be stored all the same
+        return "(str() of this exception raised)"
 
 
 def _statement(query: object) -> str:
@@ -467,15 +534,15 @@ def _statement(query: object) -> str:
 def _effect(effect: Effect | None) -> Effect | None:
     if effect is None or isinstance(effect, Sql) or inspect.iscoroutinefunction(effect):
         return effect
-    # An object with an async __call__ (its class has one too, but to call that makes only the object), or a partial.
+    # An object whose class has an async __call__, or a functools.partial of a coroutine function.
     call = getattr(type(effect), "__call__", None)  # noqa: B004
     if inspect.iscoroutinefunction(call) or inspect.iscoroutinefunction(getattr(effect, "func", None)):
         return effect
     if isinstance(effect, str):
-        raise UsageError("the effect is a bare text", "wrap it: effect=Sql(text, *arguments)")
+        raise UsageError("the effect is a str", "wrap it: effect=Sql(text, *arguments)")
     raise UsageError(
-        f"the effect is of type {type(effect).__name__}, which is no async function",
-        "give Sql(text, *arguments), or an `async def` of one transaction",
+        f"the effect is of type {type(effect).__name__}, not an async function",
+        "give Sql(text, *arguments), or an `async def` that takes the transaction",
     )
 
 
@@ -491,16 +558,14 @@ def _awaited(signals: Iterable[object]) -> tuple[str, ...]:
     names: dict[str, None] = {}
     for signal in signals:
         if isinstance(signal, list | tuple | set | frozenset):
-            raise UsageError(
-                "Await got a collection of signals", "give them one by one: Await(*signals, then=…)"
-            )
+            raise UsageError("Await got a collection of signals", "unpack it: Await(*signals, then=…)")
         names[signal.name if isinstance(signal, Signal) else checked_name(signal, "the name of a signal")] = (
             None
         )
     if len(names) > MAX_AWAITED:
         raise UsageError(
             f"this Await names {len(names)} signals",
-            f"at most {MAX_AWAITED} work; tell the rest apart by payload",
+            f"name at most {MAX_AWAITED}; distinguish more cases by payload",
         )
     return tuple(names)
 

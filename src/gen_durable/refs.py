@@ -1,4 +1,4 @@
-"""What to insert, with which options, and how to point at what was inserted."""
+"""Inserts: options, `Spec`, and references to instances."""
 
 from __future__ import annotations
 
@@ -50,44 +50,47 @@ Every key argument takes both forms. On the command line and in SQL a key is tex
 """
 
 Insertable: TypeAlias = type[Definition[StateT, ResultT]] | Definition[StateT, ResultT]
-"""A machine: its class, or an object of it."""
+"""A machine class, an object of one, or a job."""
 
 
 class InsertOptions(TypedDict, total=False):
-    """The options of an insert. Every one may be left out."""
+    """The options of `insert` and `Spec`. All are optional."""
 
     step: StepRef[Any] | str
-    """Begin here instead of at the initial step."""
+    """Start at this step instead of the initial step."""
     queue: str
-    """Wait here instead of in the machine's queue."""
+    """Use this queue instead of the queue of the machine."""
     priority: int
-    """Smaller numbers run earlier; 0 if left out."""
+    """Smaller numbers run earlier, -32768 to 32767; default: 0."""
     eligible_at: datetime
-    """Run no earlier than this moment; it needs a time zone."""
+    """Do not run before this time; it must have a time zone."""
     schedule_at: datetime
-    """The same by another name; `eligible_at` wins."""
+    """An alias of `eligible_at`, which takes precedence."""
     schedule_in: timedelta
-    """Run no earlier than so long from now; both moments win over it."""
+    """Delay before the first run. `eligible_at` and `schedule_at` take precedence."""
     correlation_key: Key
-    """What the business calls this instance. Signals may be sent to it, and one live instance at most has it."""
+    """A business key, such as an order number: the address for signals. At most one live instance has it."""
     correlation_scope: Iterable[Status]
-    """The statuses in which the key is taken; all live ones if left out. Empty: neither taken nor an address."""
+    """The statuses in which the key is occupied; default: all live ones. Empty: never occupied, and not an address."""
     unique_key: Key | bytes
-    """Against doing it twice: whoever inserts this key while it is taken gets a `Duplicate`."""
+    """A deduplication key: an insert with a key that is occupied returns `Duplicate` and inserts nothing."""
     unique_scope: Iterable[Status]
-    """The statuses in which the unique key is taken; every status if left out. Empty: never."""
+    """The statuses in which the unique key is occupied; default: all. Empty: never."""
     concurrency_key: Key
-    """Of the instances with this key, one at a time executes; or as many as the limit of its name says."""
+    """One instance with this key executes at a time, or as many as the `ConcurrencyLimit` of its name allows."""
     rate_limit: Key
-    """The limit that the first step has to keep: a name, or a name and a part with a bucket of its own."""
+    """The rate limit of the first start: a name, or a name and a partition. Each partition has its own bucket."""
     weight: int
-    """How many tokens of that limit the first step takes; 1 if left out."""
+    """How many tokens of the rate limit the first start takes; default: 1."""
     idempotency_key: Key
-    """A unique key that stays taken for ever, until the instance is deleted: the same request gives the first run."""
+    """A unique key that stays occupied until the instance is deleted.
+
+    Repeating a request returns the first instance.
+    """
     max_attempts: int
-    """How often a step may be executed in all, where a retry policy counts; instead of what that policy says."""
+    """Maximum number of executions of a step, the first included; overrides `max_attempts` of its retry policy."""
     traceparent: str
-    """The trace that its spans belong to (W3C); left out, that of the caller, if traces are on."""
+    """W3C trace context of its spans; default: the trace of the caller, if tracing is on."""
 
 
 class InsertValues(msgspec.Struct, frozen=True, kw_only=True):
@@ -98,7 +101,7 @@ class InsertValues(msgspec.Struct, frozen=True, kw_only=True):
     priority: int = 0
     eligible_at: datetime | None = None
     delay: timedelta | None = None
-    """Added to the clock of the database; given only where `eligible_at` is not."""
+    """Added to the time of the database. Set only if `eligible_at` is not."""
     correlation_key: str | None = None
     correlation_scope: tuple[Status, ...] = ()
     unique_key: bytes | None = None
@@ -111,7 +114,7 @@ class InsertValues(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def insert_values(definition: MachineDef, options: Mapping[str, Any]) -> InsertValues:
-    """Check the options of an insert, and fill in what the machine and the defaults say."""
+    """Check the options of an insert and fill in defaults."""
     if not options:
         return InsertValues(step=definition.initial, queue=definition.queue)
     given = {option: _check_of(option)(value) for option, value in options.items()}
@@ -121,8 +124,8 @@ def insert_values(definition: MachineDef, options: Mapping[str, Any]) -> InsertV
     if "idempotency_key" in given:
         if "unique_key" in given or "unique_scope" in given:
             raise UsageError(
-                "idempotency_key is given beside unique_key or unique_scope",
-                "it is a unique key that stays taken for ever: give one of the two",
+                "idempotency_key is given together with unique_key or unique_scope",
+                "give one of them: idempotency_key is a unique key that stays occupied",
             )
         given["unique_key"] = given["idempotency_key"]
     moment = given.get("eligible_at", given.get("schedule_at"))
@@ -145,7 +148,7 @@ def insert_values(definition: MachineDef, options: Mapping[str, Any]) -> InsertV
 
 
 def key_text(key: Key, what: str = "concurrency_key") -> str:
-    """Write a key as it is stored: `"importer"`, or `"tenant:7"` for `("tenant", 7)`."""
+    """Return a key as it is stored: `"importer"`, or `"tenant:7"` for `("tenant", 7)`."""
     if not isinstance(key, tuple):
         return checked_key(key, what)
     if len(key) != 2:
@@ -153,18 +156,20 @@ def key_text(key: Key, what: str = "concurrency_key") -> str:
     name, partition = key
     # The first colon ends the name: with one inside, ("a:b", "c") and ("a", "b:c") would be the same key.
     if ":" in checked_key(name, f"the name in {what}"):
-        raise UsageError(f"the name in {what} holds a ':'", "it separates name and partition; take another")
+        raise UsageError(
+            f"the name in {what} contains ':', which separates name and partition", "use another name"
+        )
     if isinstance(partition, bool) or not isinstance(partition, int):
         checked_key(partition, f"the partition in {what}")
     return checked_key(f"{name}:{partition}", what)
 
 
 def checked_weight(weight: int | None, rate_limit: str | None) -> int | None:
-    """How many tokens a start takes, if it takes any."""
+    """Check the number of tokens that a start takes."""
     if weight is None:
         return None
     if rate_limit is None:
-        raise UsageError("a weight is given without rate_limit", "say which limit it counts for")
+        raise UsageError("weight is given without rate_limit", "also give rate_limit, or leave weight out")
     return checked_int(weight, "the weight", 1, 2**31 - 1)
 
 
@@ -177,10 +182,10 @@ def _unique_key(key: Key | bytes) -> bytes:
 
 
 def _scope(given: object, what: str) -> tuple[Status, ...]:
-    """Put the statuses of a scope in order; if there is any, all live ones are in it.
+    """Return the statuses of a scope in order. A scope that is not empty includes all live statuses.
 
-    A row moves between the live statuses all the time. Were its key free in one of them, a second row could take
-    it there, and the first could not move back.
+    A row moves between live statuses. If its key were free in one of them, another row could take it there, and the
+    first row could not move back.
     """
     if isinstance(given, str) or not isinstance(given, Iterable):
         raise UsageError(f"{what} is of type {type(given).__name__}", "give a list of statuses")
@@ -191,7 +196,7 @@ def _scope(given: object, what: str) -> tuple[Status, ...]:
         except ValueError:
             hint = did_you_mean(status, tuple(Status), "status") if isinstance(status, str) else ""
             raise UsageError(
-                f"{what} holds something that is no status{hint}", f"the statuses are {', '.join(Status)}"
+                f"{what} contains a value that is not a status{hint}", f"the statuses are {', '.join(Status)}"
             ) from None
     return tuple(status for status in Status if status in chosen or status in LIVE_STATUSES) if chosen else ()
 
@@ -237,10 +242,10 @@ def _check_of(option: str) -> Callable[[Any], Any]:
 
 
 class AnySpec:
-    """A `Spec` of whatever machine: the element of a list that mixes machines.
+    """A `Spec` of any machine: the element type of a list that mixes machines.
 
-    A list of `Spec[Any, Any]` would not do. Checkers take the `Any` for what is wanted there, and stop to compare
-    each state with its own machine.
+    `list[Spec[Any, Any]]` does not work: type checkers then infer `Any` and no longer compare each state with its
+    machine.
     """
 
     __slots__ = ("definition", "options", "state", "values")
@@ -251,9 +256,17 @@ class AnySpec:
 
 
 class Spec(AnySpec, Generic[StateT, ResultT]):
-    """An insert as a value, for `insert_all` and `ScheduleChildren`: `Spec(Thumbnail, Image(url), priority=5)`.
+    """One insert as a value, for `insert_all`, `ScheduleChildren` and `Schedule`.
 
-    A state that is a mapping is converted to the declared type when it is inserted.
+        Spec(Thumbnail, Image(url), priority=5)
+
+    Args:
+        definition: the machine or job.
+        state: its first state; for a job, its payload. A mapping is converted to the declared type when it is inserted.
+        options: as for `client.insert`; see `InsertOptions`.
+
+    Raises:
+        UsageError: an option is unknown or invalid.
     """
 
     __slots__ = ()
@@ -297,7 +310,10 @@ class Spec(AnySpec, Generic[StateT, ResultT]):
 
 
 class Ref(Generic[StateT, ResultT]):
-    """A pointer with types, where all one has is an id or a key: `Ref(Checkout, 42)`, `Ref(Checkout, "order:42")`."""
+    """A typed reference to an instance by id or correlation key: `Ref(Checkout, 42)`, `Ref(Checkout, "order:42")`.
+
+    Every method of a client takes a reference where it takes an id; the state and result it returns are then typed.
+    """
 
     __slots__ = ("definition", "target")
     __match_args__: tuple[str, ...] = ("target",)
@@ -324,11 +340,11 @@ class Ref(Generic[StateT, ResultT]):
 
 
 class Inserted(Ref[StateT, ResultT]):
-    """There is a new instance."""
+    """The answer of `insert`: a new instance was inserted."""
 
     __slots__ = ()
     status: ClassVar[Status] = Status.RUNNABLE
-    """What a new instance is; `Duplicate` has what became of the one that was there."""
+    """Always `runnable`; `Duplicate` has the status of the existing instance."""
     __match_args__ = ("id",)
 
     def __init__(self, definition: Insertable[StateT, ResultT], target: int) -> None:
@@ -341,15 +357,15 @@ class Inserted(Ref[StateT, ResultT]):
 
 
 class Duplicate(Ref[StateT, ResultT]):
-    """There is nothing new: this instance had the key before."""
+    """The answer of `insert`: nothing was inserted, because this instance already has the key."""
 
     __slots__ = ("key", "kind", "status")
     __match_args__ = ("id", "key")
     key: str | bytes
     status: Status
-    """What had become of that instance when it was met."""
+    """The status of that instance at the time of the insert."""
     kind: str
-    """Which key it was: `correlation_key`, `unique_key` or `idempotency_key`."""
+    """Which key: `correlation_key`, `unique_key` or `idempotency_key`."""
 
     def __init__(
         self,
@@ -374,18 +390,17 @@ class Duplicate(Ref[StateT, ResultT]):
 
 
 class KeyTaken(Ref[StateT, ResultT]):
-    """`insert_all` did not insert this spec, because an instance of another machine has its key.
+    """The answer of `insert_all` for a spec whose key is held by an instance of another machine.
 
-    There is no instance of this machine to point at. `id` and `target` raise `error`, and so does every verb that is
-    given this.
+    Nothing was inserted. `id`, `target` and every client method that gets this object raise `error`.
     """
 
     __slots__ = ("error", "kind")
     __match_args__ = ("error",)
     error: KeyTakenError
-    """Which key it was, and which instance has it."""
+    """Names the key and the instance that holds it."""
     kind: str
-    """Which key it was: `correlation_key`, `unique_key` or `idempotency_key`."""
+    """Which key: `correlation_key`, `unique_key` or `idempotency_key`."""
 
     def __init__(self, definition: Insertable[StateT, ResultT], error: KeyTakenError, kind: str) -> None:
         self.definition = definition
@@ -394,12 +409,12 @@ class KeyTaken(Ref[StateT, ResultT]):
 
     @property
     def target(self) -> int | str:  # type: ignore[override]  # it has none
-        """Raises `error`."""
+        """Raise `error`."""
         raise KeyTakenError(*self.error.args)
 
     @property
     def id(self) -> int:
-        """Raises `error`."""
+        """Raise `error`."""
         raise KeyTakenError(*self.error.args)
 
     def _identity(self) -> tuple[object, ...]:
@@ -411,14 +426,14 @@ class KeyTaken(Ref[StateT, ResultT]):
 
 
 InsertResult: TypeAlias = Inserted[StateT, ResultT] | Duplicate[StateT, ResultT]
-"""Both mean that the instance exists, and both point at it."""
+"""Either way the instance exists, and the answer is a reference to it."""
 
 Target: TypeAlias = Ref[Any, Any] | Instance[Any, Any] | int | Key
 """An instance: a reference, an `Instance`, an id (int) or a correlation key (text or tuple)."""
 
 
 def target_value(target: Target) -> int | str:
-    """Find the id or the correlation key that a target stands for."""
+    """Return the id or correlation key of a target."""
     if isinstance(target, Ref):
         return target.target
     if isinstance(target, Instance):

@@ -125,7 +125,11 @@ OPTIONS: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"prioritty": 1}, UsageError, "insert has no option 'prioritty'; did you mean 'priority'"),
     ({"deadline": 3}, UsageError, "insert has no option 'deadline'; the options are step, queue"),
     ({"max_attempts": 0}, UsageError, "max_attempts is 0; give a number from 1 to"),
-    ({"idempotency_key": "a", "unique_key": "b"}, UsageError, "idempotency_key is given beside unique_key"),
+    (
+        {"idempotency_key": "a", "unique_key": "b"},
+        UsageError,
+        "idempotency_key is given together with unique_key",
+    ),
     ({"step": "onyl"}, UnknownStepError, "machine 'Open' has no step 'onyl'; did you mean 'only'"),
     ({"step": ""}, UsageError, "the name of a step is empty"),
     ({"step": Open.handle}, UsageError, "a value of type function is not a step; mark the method with @step"),

@@ -115,9 +115,9 @@ OUTCOMES: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: Await("x", then="end", deadline=datetime(2030, 1, 1)),  # noqa: DTZ001
         "the deadline of this Await has no time zone (2030-01-01 00:00:00); write datetime(…, tzinfo=UTC)",
     ),
-    "an await of nothing": (lambda: Await(then="end"), "so nothing could wake it; give it one"),  # type: ignore[call-overload]
-    "an await of a list": (lambda: Await(["x"], then="end"), "give them one by one: Await(*signals, then=…)"),  # type: ignore[call-overload]
-    "65 signals": (lambda: Await(*map(str, range(65)), then="end"), "names 65 signals; at most 64 work"),
+    "an await of nothing": (lambda: Await(then="end"), "so it would never end; give one"),  # type: ignore[call-overload]
+    "an await of a list": (lambda: Await(["x"], then="end"), "unpack it: Await(*signals, then=…)"),  # type: ignore[call-overload]
+    "65 signals": (lambda: Await(*map(str, range(65)), then="end"), "names 65 signals; name at most 64"),
     "a signal without name": (
         lambda: Await("", then="end"),
         "the name of a signal is empty; give 1 to 255 bytes",

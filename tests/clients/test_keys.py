@@ -144,14 +144,14 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"concurrency_key": ""}, "concurrency_key is empty"),
     (
         {"concurrency_key": ("a:b", 1)},
-        "the name in concurrency_key holds a ':'; it separates name and partition",
+        "the name in concurrency_key contains ':', which separates name and partition",
     ),
     ({"unique_scope": ["done"]}, "unique_scope is given without unique_key; give unique_key, or leave"),
     ({"correlation_scope": []}, "correlation_scope is given without correlation_key"),
     ({"unique_key": "k", "unique_scope": "done"}, "unique_scope is of type str; give a list of statuses"),
     (
         {"unique_key": "k", "unique_scope": ["dnoe"]},
-        "unique_scope holds something that is no status; did you mean 'done'",
+        "unique_scope contains a value that is not a status; did you mean 'done'",
     ),
     ({"unique_key": "k", "unique_scope": None}, "unique_scope is of type NoneType; give a list of statuses"),
 ]

@@ -150,7 +150,7 @@ def test_a_key_belongs_to_one_machine(durable: Harness) -> None:
 
 @pytest.mark.parametrize("other", [{"unique_key": "u"}, {"unique_scope": [Status.DONE]}])
 def test_it_is_a_unique_key_so_another_one_is_an_error(durable: Harness, other: Any) -> None:
-    with pytest.raises(UsageError, match="idempotency_key is given beside unique_key or unique_scope"):
+    with pytest.raises(UsageError, match="idempotency_key is given together with unique_key or unique_scope"):
         durable.insert(pay, "done", idempotency_key="k", **other)
     assert durable.count() == 0
 

@@ -207,7 +207,7 @@ def test_without_a_reason_it_says_how_long(durable: Harness) -> None:
 
     ref = durable.insert(silent)
     durable.drain()
-    durable.assert_failed(ref, match="^again after 0:02:00$")
+    durable.assert_failed(ref, match="^retry after 0:02:00$")
 
 
 def test_a_wait_that_is_none_is_a_failure_like_any(durable: Harness) -> None:

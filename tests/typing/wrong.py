@@ -110,7 +110,7 @@ class Delivery(Machine[Parcel, Label]):
     @step
     async def sleeps(self, ctx: Context[Parcel]) -> Outcome[Label]:
         if ctx.attempt == 1:
-            return Await(then=self.send)  # E: nothing could wake it
+            return Await(then=self.send)  # E: it would never end
         if ctx.attempt == 2:
             return Await(self.payment)  # E: nothing runs afterwards
         if ctx.attempt == 3:

@@ -172,7 +172,7 @@ class Mute(Exception):  # noqa: N818 - it says nothing
 def test_an_exception_that_cannot_speak_is_known_by_its_type() -> None:
     assert facts(Mute()) == {
         "type": "Mute",
-        "message": "(its text could not be read)",
+        "message": "(str() of this exception raised)",
         "traceback": [],
         "attempt": 0,
     }

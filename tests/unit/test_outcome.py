@@ -139,7 +139,7 @@ NAIVE = datetime(2030, 1, 1)  # noqa: DTZ001 - the fault that is looked for
         (lambda: Next("on", concurrency_key=NUMBER), "concurrency_key is of type int"),
         (lambda: Retry(NUMBER), "the delay of this Retry is a number without a unit, got 5"),
         (lambda: Retry(-HOUR), "the delay of this Retry is negative"),
-        (lambda: Await(then="on"), "nothing could wake it"),  # type: ignore[call-overload]
+        (lambda: Await(then="on"), "it would never end"),  # type: ignore[call-overload]
         (lambda: Await(paid, then="on", timeout=HOUR, deadline=NOON), "a timeout and a deadline"),  # type: ignore[call-overload]
         (
             lambda: Await(paid, then="on", timeout=NUMBER),
@@ -147,7 +147,7 @@ NAIVE = datetime(2030, 1, 1)  # noqa: DTZ001 - the fault that is looked for
         ),
         (lambda: Await(paid, then="on", timeout=-HOUR), "the timeout of this Await is negative"),
         (lambda: Await(paid, then="on", deadline=NAIVE), "the deadline of this Await has no time zone"),
-        (lambda: Await(LIST, then="on"), r"give them one by one: Await\(\*signals, then=…\)"),
+        (lambda: Await(LIST, then="on"), r"unpack it: Await\(\*signals, then=…\)"),
         (lambda: Await("", then="on"), "the name of a signal is empty"),
         (lambda: Await("x" * 256, then="on"), "the name of a signal is 256 bytes long"),
         (lambda: Await(NUMBER, then="on"), "the name of a signal is of type int"),
@@ -228,8 +228,8 @@ def test_an_effect_is_a_statement_or_an_async_function(effect: Any) -> None:
 @pytest.mark.parametrize(
     ("effect", "message"),
     [
-        ("update invoice", r"the effect is a bare text; wrap it: effect=Sql\(text, \*arguments\)"),
-        (plain, "the effect is of type function, which is no async function; give Sql"),
+        ("update invoice", r"the effect is a str; wrap it: effect=Sql\(text, \*arguments\)"),
+        (plain, "the effect is of type function, not an async function; give Sql"),
         (lambda tx: None, "the effect is of type function"),
         (generate, "the effect is of type function"),
         (Booker, "the effect is of type type"),
@@ -301,7 +301,7 @@ class MuteError(Exception):
         (TimeoutError(), "TimeoutError"),
         ("a\0b", "a\\x00b"),
         ("a\ud800b", "a\\ud800b"),
-        (MuteError(), "MuteError: (its text could not be read)"),
+        (MuteError(), "MuteError: (str() of this exception raised)"),
     ],
 )
 def test_a_reason_becomes_text_for_people(reason: Any, text: str) -> None:

@@ -134,7 +134,9 @@ def test_an_idempotency_key_is_a_unique_key_that_is_never_free() -> None:
     assert (found.unique_key, found.unique_scope) == ("café".encode(), tuple(Status))
     others: list[dict[str, Any]] = [{"unique_key": "k"}, {"unique_scope": []}]
     for other in others:
-        with pytest.raises(UsageError, match="idempotency_key is given beside unique_key or unique_scope"):
+        with pytest.raises(
+            UsageError, match="idempotency_key is given together with unique_key or unique_scope"
+        ):
             values(idempotency_key="k", **other)
 
 
@@ -199,7 +201,7 @@ def test_a_wrong_option_is_refused(option: str, value: Any, message: str) -> Non
 
 @pytest.mark.parametrize("scope", [["finished"], [7], "done", 7, None])
 def test_a_scope_that_is_no_list_of_statuses_is_refused(scope: Any) -> None:
-    with pytest.raises(UsageError, match=r"unique_scope (holds something that is no status|is of type)"):
+    with pytest.raises(UsageError, match=r"unique_scope (contains a value that is not a status|is of type)"):
         values(unique_key="k", unique_scope=scope)
 
 
