@@ -1,6 +1,6 @@
-"""What all tests share: patience, and the way through PgBouncer.
+"""Fixtures and scheduling for all tests.
 
-`GEN_DURABLE_POOLER=transaction pytest …` runs tests behind PgBouncer; so do those whose settings say so.
+`GEN_DURABLE_POOLER=transaction pytest …` runs all tests behind PgBouncer; tests whose settings have a pooler always do.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from tests.pooler.bouncer import MISSING, PROGRAM, Bouncer
 from tests.support.clients import Awaitable
 from tests.support.rows import SqlConnection
 
-# How long an example takes says something about the machine, not about the engine.
+# The duration of an example depends on the machine.
 hypothesis_settings.register_profile(
     "patient", deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
 )
 hypothesis_settings.load_profile("patient")
 
-# Their tests share what is dear to make: 200,000 rows, a run of a type checker, a server, the syntax of all tests, the
-# tables of a Django.
+# The tests of each of these folders run in one process, because they share an expensive fixture: 200,000 rows, a run
+# of a type checker, a server, the syntax trees of all tests, the tables of Django.
 TOGETHER: Final = (
     "tests/adapters/",
     "tests/plans/",
@@ -42,7 +42,7 @@ TOGETHER: Final = (
 
 
 class Scheduling(LoadScopeScheduling):
-    """Gives each test to any process that is free, but those of some folders all to one."""
+    """Distributes tests one by one, but keeps the folders of TOGETHER in one process."""
 
     def _split_scope(self, nodeid: str) -> str:
         return next((folder for folder in TOGETHER if nodeid.startswith(folder)), nodeid)
@@ -54,7 +54,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Schedul
 
 @pytest.fixture(scope="session")
 def bouncer(durable_databases: Databases) -> Iterator[Bouncer]:
-    """One for all tests of this process; it serves every database that they make."""
+    """One PgBouncer per test process; it serves every test database."""
     if PROGRAM is None:
         pytest.skip(MISSING)
     with Bouncer(durable_databases.dsn_of("postgres")) as started:
@@ -63,7 +63,7 @@ def bouncer(durable_databases: Databases) -> Iterator[Bouncer]:
 
 @pytest.fixture
 def durable_dsn(durable_dsn: str, durable_settings: Settings, request: pytest.FixtureRequest) -> str:
-    """The way to the test's own database: a straight one, or through PgBouncer."""
+    """The DSN of the test's own database, direct or through PgBouncer."""
     if durable_settings.pooler == "none":
         return durable_dsn
     bouncer: Bouncer = request.getfixturevalue("bouncer")
@@ -72,13 +72,13 @@ def durable_dsn(durable_dsn: str, durable_settings: Settings, request: pytest.Fi
 
 @pytest.fixture
 def direct_dsn(durable_dsn: str, durable_databases: Databases) -> str:
-    """The straight way, for connections that look behind the engine's back."""
+    """The direct DSN of the test's own database."""
     return durable_databases.dsn_of(urlsplit(durable_dsn).path.removeprefix("/"))
 
 
 @pytest.fixture
 async def db(direct_dsn: str) -> AsyncIterator[Any]:
-    """A plain connection to the test's own database, to see what is really there."""
+    """A plain asyncpg connection to the test's own database."""
     connection = await asyncpg.connect(direct_dsn)
     yield connection
     await connection.close(timeout=5)
@@ -116,12 +116,12 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_finish() -> None:
-    """All that the collection has made stays to the end: no garbage collection walks through it again and again."""
+    """Exclude everything that collection created from garbage collection; it lives until the end."""
     gc.freeze()
     gc.enable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Those that wait for long come first and those that take no time last: nobody is waited for at the end."""
+    """Run tests with long waits first and quick ones last, so that no process waits at the end."""
     items.sort(key=lambda item: item.nodeid.startswith(("tests/unit/", "tests/architecture/")))
     items.sort(key=lambda item: not item.nodeid.startswith("tests/workers/"))

@@ -1,4 +1,4 @@
-"""What the house tests look at: our own files, read as text and as syntax trees."""
+"""The repository's own files, as text and as syntax trees."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def tree_of(path: Path) -> ast.Module:
 
 
 def strings_of(path: Path) -> Iterator[ast.Constant]:
-    """Every string in the code; docstrings are prose and left out."""
+    """Every string in the code, without docstrings."""
     tree = tree_of(path)
     prose = {
         node.value

@@ -1,4 +1,4 @@
-"""Every clause has a test, every test that names a clause names a real one, and the table tells what is there."""
+"""Every clause has a test, every mark names a clause, and the conformance table is current."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CLAUSES = clauses(SPEC.read_text(encoding="utf-8"))
 
 @pytest.fixture(scope="module")
 def tagged() -> list[Tag]:
-    """All tests that name a clause."""
+    """All clause marks."""
     return tags(ROOT / "tests")
 
 
@@ -34,18 +34,18 @@ def test_every_clause_has_a_test(tagged: list[Tag]) -> None:
     assert [clause.id for clause in CLAUSES if clause.id not in proofs] == []
 
 
-def test_every_tag_names_a_clause_and_stands_on_a_test_that_is_run(tagged: list[Tag]) -> None:
+def test_every_mark_names_a_clause_on_a_test_that_runs(tagged: list[Tag]) -> None:
     known = {clause.id for clause in CLAUSES}
     unknown = [f"{tag.path}: {tag.test} names {tag.clause}" for tag in tagged if tag.clause not in known]
     assert unknown == []
     assert [f"{tag.path}: {tag.test}" for tag in tagged if not tag.is_proof] == []
 
 
-def test_no_id_is_used_twice() -> None:
+def test_clause_ids_are_unique() -> None:
     assert [id for id, count in Counter(clause.id for clause in CLAUSES).items() if count > 1] == []
 
 
-def test_the_table_is_up_to_date() -> None:
+def test_conformance_table_is_up_to_date() -> None:
     written = TABLE.read_text(encoding="utf-8") if TABLE.exists() else ""
     assert written == current(), f"docs/internals/conformance.md is out of date; write it again: {COMMAND}"
 
@@ -58,12 +58,12 @@ def test_clauses_are_read_with_their_section_and_source() -> None:
 
 
 @pytest.mark.parametrize("item", ["- **A-1** No source.", "- **A1** No number. *(spec)*"])
-def test_a_clause_that_is_written_otherwise_is_refused(item: str) -> None:
+def test_malformed_clause_is_rejected(item: str) -> None:
     with pytest.raises(ValueError, match="not '- "):
         clauses(item)
 
 
-def test_a_test_that_does_not_run_proves_nothing(tmp_path: Path) -> None:
+def test_skipped_tests_do_not_prove_a_clause(tmp_path: Path) -> None:
     (tmp_path / "test_x.py").write_text(
         "@pytest.mark.clause('A-1', 'A-2')\ndef test_a(): ...\n"
         "@pytest.mark.xfail(reason='no')\n@pytest.mark.clause('A-3')\nasync def test_b(): ...\n"
@@ -77,13 +77,13 @@ def test_a_test_that_does_not_run_proves_nothing(tmp_path: Path) -> None:
     assert set(proofs_of(found)) == {"A-1", "A-2"}
 
 
-def test_a_clause_named_by_a_variable_is_refused(tmp_path: Path) -> None:
+def test_clause_named_by_a_variable_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "test_x.py").write_text("@pytest.mark.clause(ID)\ndef test_a(): ...\n")
     with pytest.raises(TypeError, match="names a clause by ID"):
         tags(tmp_path)
 
 
-def test_the_table_lists_tests_by_file(tagged: list[Tag]) -> None:
+def test_conformance_table_lists_tests_by_file(tagged: list[Tag]) -> None:
     (clause,) = clauses("## 1 One\n\n- **A-1** This | that. *(spec 1)*")
     found = [tag for tag in tagged if tag.clause == CLAUSES[0].id][:1]
     text = render([clause], {"A-1": found})

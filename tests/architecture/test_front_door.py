@@ -1,4 +1,4 @@
-"""The commands that README and CI name are there."""
+"""The commands that README and CI name exist."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_run_is_executable_and_parses() -> None:
     subprocess.run(["sh", "-n", RUN], check=True)
 
 
-def test_run_says_how_it_is_used() -> None:
+def test_run_prints_its_usage() -> None:
     done = subprocess.run([RUN, "nonsense"], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("usage: ./run demo")

@@ -1,4 +1,4 @@
-"""Imports point down only; pyproject.toml holds the floors."""
+"""Import contracts of pyproject.toml."""
 
 from __future__ import annotations
 

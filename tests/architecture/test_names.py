@@ -1,4 +1,4 @@
-"""The public names: sorted, real, and never hidden by a module of the same name."""
+"""Public names are sorted, exist, and are not shadowed by modules."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from tests.adapters import site
 
 @pytest.fixture(scope="module")
 def modules() -> list[str]:
-    site.set_up()  # the modules of a Django app are imported by a Django project only
+    site.set_up()  # modules of a Django app need a Django project
     found = pkgutil.walk_packages(gen_durable.__path__, prefix="gen_durable.")
     return sorted(module.name for module in found if not module.name.endswith("__main__"))
 
 
-def test_the_public_names_are_sorted() -> None:
+def test_public_names_are_sorted() -> None:
     assert list(gen_durable.__all__) == sorted(set(gen_durable.__all__))
 
 
-def test_the_version_is_that_of_the_package() -> None:
+def test_version_is_the_package_version() -> None:
     assert gen_durable.__version__ == metadata.version("gen_durable")
 
 
@@ -32,7 +32,7 @@ def test_no_public_name_is_also_a_submodule(modules: list[str]) -> None:
     assert not submodules & set(gen_durable.__all__)
 
 
-def test_what_a_module_offers_exists(modules: list[str]) -> None:
+def test_every_exported_name_exists(modules: list[str]) -> None:
     for name in ("gen_durable", *modules):
         module = importlib.import_module(name)
         offered = getattr(module, "__all__", [])

@@ -1,4 +1,4 @@
-"""SQL lives in .sql files, says what it is for, and never listens."""
+"""Rules for SQL: named statements in .sql files, no LISTEN or NOTIFY, no string building."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CREATED = re.compile(r"^create (?:unique )?\w+ (?:gen_durable\.)?(\w+)", re.MULT
 LITERAL = re.compile(r"'[^'\n]*'")
 
 
-def test_every_statement_has_a_name_and_a_reason() -> None:
+def test_every_statement_has_a_name_and_a_comment() -> None:
     for path in VERBS:
         statements = STATEMENT.findall(path.read_text(encoding="utf-8"))
         assert statements, f"no '-- name: …' line in {name_of(path)}"
@@ -32,7 +32,7 @@ def test_every_statement_has_a_name_and_a_reason() -> None:
         assert silent == [], name_of(path)
 
 
-def test_no_statement_name_is_used_twice_in_a_file() -> None:
+def test_statement_names_are_unique_per_file() -> None:
     for path in VERBS:
         names = [name for name, _ in STATEMENT.findall(path.read_text(encoding="utf-8"))]
         assert sorted(names) == sorted(set(names)), name_of(path)
@@ -53,7 +53,7 @@ def test_python_neither_listens_nor_notifies() -> None:
         assert "add_listener" not in names, name_of(path)
 
 
-def test_no_statement_is_put_together_from_pieces() -> None:
+def test_statements_are_not_built_from_strings() -> None:
     for path in python_files():
         lines = path.read_text(encoding="utf-8").splitlines()
         joined = [
@@ -61,7 +61,7 @@ def test_no_statement_is_put_together_from_pieces() -> None:
             for node in ast.walk(tree_of(path))
             if isinstance(node, ast.JoinedStr) and DML.match(_text(node))
         ]
-        # The exceptions say their reason to ruff, which watches for the same.
+        # Exceptions carry a noqa with a reason for ruff's S608.
         unexplained = [node.lineno for node in joined if "noqa: S608" not in lines[node.lineno - 1]]
         assert unexplained == [], name_of(path)
 
@@ -71,12 +71,12 @@ def _text(node: ast.JoinedStr) -> str:
 
 
 def test_migrations_are_plain_ascii() -> None:
-    """They are printed and run by tools of every encoding."""
+    """Tools with any encoding print and run them."""
     assert [name_of(path) for path in MIGRATIONS if not path.read_text(encoding="utf-8").isascii()] == []
 
 
-def test_nothing_in_a_migration_refers_to_what_is_created_later() -> None:
-    """PostgreSQL does not look up the names in a body of PL/pgSQL until it runs."""
+def test_migrations_do_not_refer_to_later_objects() -> None:
+    """PostgreSQL resolves names in PL/pgSQL bodies only at run time."""
     text = "\n".join(path.read_text(encoding="utf-8") for path in MIGRATIONS if path.name != "down.sql")
     created: set[str] = set()
     later: list[str] = []

@@ -1,4 +1,4 @@
-"""What is installed is pinned by version and hash, and the pins fit what pyproject.toml asks for."""
+"""Dependencies are pinned by version and hash, and match pyproject.toml."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ EXTRAS = {
 
 
 def pins(lock: Path) -> dict[str, set[Version]]:
-    """Every version of a name: markers may choose between several."""
+    """Every pinned version of a package; markers may select between several."""
     found: dict[str, set[Version]] = {}
     for pin in PIN.finditer(lock.read_text(encoding="utf-8")):
         found.setdefault(canonicalize_name(pin["name"]), set()).add(Version(pin["version"]))
@@ -35,7 +35,7 @@ def pins(lock: Path) -> dict[str, set[Version]]:
 
 
 def wanted(extras: list[str]) -> Iterator[Requirement]:
-    """What pyproject.toml asks for with these extras, and with those that they include."""
+    """The requirements of pyproject.toml with these extras, recursively."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     lines: list[str] = [*project["dependencies"]]
     for extra in extras:
@@ -56,7 +56,7 @@ def test_lock_pins_everything_by_hash_and_names_no_index(lock: Path) -> None:
 
 
 @pytest.mark.parametrize("name", EXTRAS)
-def test_lock_fits_the_project(name: str) -> None:
+def test_lock_matches_pyproject(name: str) -> None:
     pinned = pins(ROOT / "requirements" / f"{name}.txt")
     for requirement in wanted(EXTRAS[name]):
         versions = pinned.get(canonicalize_name(requirement.name), set())
@@ -83,7 +83,7 @@ def test_each_supported_server_is_pinned() -> None:
 
 
 def test_run_installs_nothing_without_hashes() -> None:
-    """But for this package itself, which needs no download."""
+    """Except this package itself, which needs no download."""
     text = (ROOT / "run").read_text(encoding="utf-8").replace("\\\n", " ")
     parts = [part.strip() for line in text.splitlines() for part in re.split(r"\|\||&&|;", line)]
     calls = [part for part in parts if re.match(r"(\w+=\S+ )*(pip |uv pip )?install [^(]", part)]

@@ -1,6 +1,6 @@
-"""From the clauses of docs/internals/spec.md and the tests that name them to docs/internals/conformance.md.
+"""Generate docs/internals/conformance.md from the clauses of docs/internals/spec.md and the tests marked with them.
 
-Both are read as text and as syntax trees: what a table says must not depend on which tests were collected or ran.
+Both are read as text and syntax trees, so the table does not depend on which tests ran.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Clause(NamedTuple):
 
 
 class Tag(NamedTuple):
-    """A test that says which clause it proves."""
+    """A test marked with a clause."""
 
     clause: str
     path: str
@@ -68,7 +68,7 @@ def clauses(text: str) -> list[Clause]:
 
 
 def tags(root: Path) -> list[Tag]:
-    """Everything below a directory that is marked with a clause."""
+    """All tests below a directory that are marked with a clause."""
     found: list[Tag] = []
     for path in sorted(root.rglob("test_*.py")):
         text = path.read_text(encoding="utf-8")
@@ -78,7 +78,7 @@ def tags(root: Path) -> list[Tag]:
 
 
 def table_of(text: str, first_column: str) -> list[list[str]]:
-    """The rows of the table in a document whose first column has this name; code marks are taken off."""
+    """The rows of the table whose first column has this name, without backticks."""
     lines = iter(text.splitlines())
     for line in lines:
         if line.startswith(f"| {first_column} |"):
@@ -117,7 +117,7 @@ def current() -> str:
 
 
 def proofs_of(found: Sequence[Tag]) -> Mapping[str, Sequence[Tag]]:
-    """The tests of each clause; a clause that nobody names has none."""
+    """The tests of each clause."""
     proofs: defaultdict[str, list[Tag]] = defaultdict(list)
     for tag in found:
         if tag.is_proof:

@@ -1,6 +1,6 @@
-"""Machines for workers in processes of their own, which tests kill, stop and signal.
+"""Machines for worker processes that tests kill, stop and signal.
 
-Run as a program, this is such a worker: `python -m tests.support.crashing_workers DSN SETTINGS-AS-JSON`. It tells what its
+As a program, this is such a worker: `python -m tests.support.crashing_workers DSN SETTINGS-AS-JSON`. It prints what its
 steps and its engine do, one JSON object per line.
 """
 
@@ -33,7 +33,7 @@ def tell(**what: Any) -> None:
 
 
 class Sleeper(Machine[str, str]):
-    """Begins and, as long as the file that its state names is not there, does not end."""
+    """Runs until the file that its state names exists."""
 
     @step
     async def sleep(self, ctx: Context[str]) -> Outcome[str]:
@@ -44,7 +44,7 @@ class Sleeper(Machine[str, str]):
 
     @step
     async def hold(self, ctx: Context[str]) -> Outcome[str]:
-        """Keeps the event loop, too: it does not hear that its lease is gone before it has ended."""
+        """Blocks the event loop, so it is not cancelled when its lease is lost."""
         tell(begun=ctx.step, id=ctx.id, attempt=ctx.attempt, key=ctx.idempotency_key)
         while not Path(ctx.state).exists():
             time.sleep(0.01)
@@ -54,7 +54,7 @@ class Sleeper(Machine[str, str]):
     def block(self, ctx: Context[str]) -> Outcome[str]:
         tell(begun=ctx.step, id=ctx.id, attempt=ctx.attempt, key=ctx.idempotency_key)
         threading.Event().wait()
-        return Stop("nobody can get here")
+        return Stop("unreachable")
 
     @step
     async def ignore(self, ctx: Context[str]) -> Outcome[str]:
@@ -71,7 +71,7 @@ class Sleeper(Machine[str, str]):
 
 
 class Hog(Machine[float, int]):
-    """Takes the event loop for itself, for so many seconds."""
+    """Blocks the event loop for this many seconds."""
 
     @step
     async def block(self, ctx: Context[float]) -> Outcome[int]:
@@ -89,13 +89,13 @@ class Hog(Machine[float, int]):
 
 
 class Killer(Machine[None, None]):
-    """Takes its process with it."""
+    """Kills its process."""
 
     @step
     async def kill(self, ctx: Context[None]) -> Outcome[None]:
         tell(begun=ctx.step, id=ctx.id, attempt=ctx.attempt, key=ctx.idempotency_key)
         os.kill(os.getpid(), signal.SIGKILL)
-        return Stop("nobody can get here")
+        return Stop("unreachable")
 
     def handle(self, error: Exception, ctx: Context[None]) -> Outcome[None]:
         tell(handled=str(error), id=ctx.id)

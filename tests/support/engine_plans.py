@@ -1,4 +1,4 @@
-"""The engine's own plans, run one by one: lease rows, make entries, commit them."""
+"""Run the engine's plans one by one: lease rows, build commit entries, commit them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _tokens = itertools.count(1)
 
 
 def new(fsm: str = "A", **values: Any) -> NewInstance:
-    """A row to insert, of which only the interesting part is said."""
+    """A row to insert, with defaults."""
     plain: dict[str, Any] = {
         "fsm": fsm,
         "version": 1,
@@ -52,20 +52,20 @@ async def inserted(database: Database, *rows: NewInstance) -> list[int]:
 
 
 async def picked(database: Database, demand: int = 1000, queue: str = "default") -> list[Execution]:
-    """Lease what is due; each pick has a token of its own."""
+    """Lease due rows, with a new token per pick."""
     plan = pick.pick(queue, MACHINES, demand, next(_tokens), "worker", pick.Leases(LEASE))
     return await database.run(pick.load((await database.run(plan)).executions))
 
 
 def entry(execution: Execution, kind: Any, **fields: Any) -> CommitEntry:
-    """An outcome of this execution, as settle would make it."""
+    """A commit entry of this execution, as settle builds it."""
     return CommitEntry(execution=execution, kind=kind, **{"step": "t", **fields})
 
 
 async def flushed(
     database: Database, entries: Sequence[CommitEntry], effects: Database | None = None
 ) -> list[CommitResult]:
-    """Commit through the flusher that workers use, all in one batch."""
+    """Commit in one batch, through the flusher."""
     flusher = Flusher(database, database, effects or database, RECORDER, Wakes(), DatabaseStatus())
     async with asyncio.TaskGroup() as group:
         commits = [group.create_task(flusher.commit(one)) for one in entries]

@@ -1,7 +1,7 @@
-"""Programs of the tests in processes of their own, forked from one that has imported what all of them need.
+"""Start test programs as forks of one process that has already imported the engine.
 
-Python takes a quarter of a second of processor time to import the engine, and there are hundreds of such processes. The
-fork server is `python -m tests.support.forkserver FD`: over that socket it is told what to run, and it tells who that is.
+Importing the engine takes 250 ms of processor time, and tests start hundreds of processes. The
+fork server is `python -m tests.support.forkserver FD`: it receives programs over that socket, and answers with pids.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _LONGEST: Final = 2**17
 
 
 class Program(msgspec.Struct, frozen=True):
-    """What `python -m` would run."""
+    """The arguments of `python -m`."""
 
     module: str
     arguments: Sequence[str]
@@ -41,7 +41,7 @@ class Program(msgspec.Struct, frozen=True):
 
 
 class Child:
-    """A process of the fork server: real in every way, but that somebody else waits for it."""
+    """A process started by the fork server, which waits for it."""
 
     def __init__(self, pid: int, end: int) -> None:
         self.pid = pid
@@ -50,7 +50,7 @@ class Child:
 
     @property
     def exit_code(self) -> int | None:
-        """`None` as long as it runs; below zero: the signal that it died of."""
+        """`None` while it runs; negative: the signal that killed it."""
         if self._exit_code is None:
             try:
                 told = os.read(self._end, 16)
@@ -59,7 +59,7 @@ class Child:
             os.close(self._end)
             self._exit_code = (
                 int(told) if told else -signal.SIGKILL
-            )  # the fork server is gone, and took it along
+            )  # the fork server is gone, and its children with it
         return self._exit_code
 
     def send(self, number: signal.Signals) -> None:
@@ -67,20 +67,20 @@ class Child:
             os.kill(self.pid, number)
 
     def kill(self) -> None:
-        """End it, and wait until it has ended."""
+        """Kill it, and wait until it has ended."""
         self.send(signal.SIGKILL)
         while self.exit_code is None:
             time.sleep(0.001)
 
     async def ends(self) -> int:
-        """Its exit code, when it has ended."""
+        """Wait for its end, and return its exit code."""
         while (code := self.exit_code) is None:
             await asyncio.sleep(0.005)
         return code
 
 
 def launch(module: str, *arguments: str, output: int) -> Child:
-    """Start `python -m MODULE ARGUMENTS…`, with all that it says going to this file."""
+    """Start `python -m MODULE ARGUMENTS…`, with stdout and stderr in this file."""
     server = _fork_server()
     end, told = os.pipe()
     os.set_blocking(end, False)
@@ -92,7 +92,7 @@ def launch(module: str, *arguments: str, output: int) -> Child:
 
 @cache
 def _fork_server() -> socket.socket:
-    """Of this process, made when it is first needed."""
+    """The fork server of this process, started on first use."""
     ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     process = subprocess.Popen(
         [sys.executable, "-m", "tests.support.forkserver", str(its.fileno())],
@@ -116,7 +116,7 @@ class ForkServer:
 
     def __init__(self, orders: socket.socket) -> None:
         self._orders = orders
-        # Who lives, and where its end is to be told.
+        # pid → file to write the exit code to
         self._living: dict[int, int] = {}
         self._wake, self._waker = os.pipe()
         os.set_blocking(self._wake, False)
@@ -126,7 +126,7 @@ class ForkServer:
         self._bind = _bound_to_us(signal.SIGKILL)
 
     def run(self) -> Program | None:
-        """Until nobody is there to ask. In a child: what it is to run."""
+        """Fork until the socket is closed. In a child, return its program."""
         selector = selectors.DefaultSelector()
         selector.register(self._orders, selectors.EVENT_READ)
         selector.register(self._wake, selectors.EVENT_READ)
@@ -158,7 +158,7 @@ class ForkServer:
             os.close(told)
 
     def _become(self, output: int, told: int) -> None:
-        """A child has nothing of the fork server."""
+        """Close all files of the fork server in a child."""
         self._bind()
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -175,7 +175,7 @@ def main(file: str) -> None:
 
     import gen_durable.worker  # noqa: F401
 
-    gc.freeze()  # shared with every child, as long as no garbage collection writes to it
+    gc.freeze()  # pages stay shared with children as long as the collector does not write to them
     program = ForkServer(socket.socket(fileno=int(file))).run()
     if program is None:
         return

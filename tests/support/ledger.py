@@ -1,4 +1,4 @@
-"""The ledger: one line for each time that an effect has happened. Nothing in it keeps a second line out."""
+"""The ledger: one line per applied effect. It has no constraint, so a repeated effect leaves two lines."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ select pid from pg_stat_activity
 
 
 def booking(ctx: Context[Any], who: str = "") -> Sql:
-    """An effect that leaves one line."""
+    """An effect that inserts one line."""
     return Sql(BOOK, ctx.idempotency_key, who)
 
 
 async def commit_with_effect(database: Database, entry: CommitEntry, recorder: Recorder) -> CommitResult:
-    """Effect and outcome, as a worker commits them: for a lost or cancelled execution without the effect."""
+    """Commit effect and outcome as a worker does; a lost or cancelled execution commits without its effect."""
     report = await effects.commit_with_effect(database, entry, recorder)
     if report is None:
         bare = msgspec.structs.replace(entry, effect=None)
@@ -38,12 +38,12 @@ async def commit_with_effect(database: Database, entry: CommitEntry, recorder: R
 
 
 async def booked(db: Any) -> list[str]:
-    """The keys in the ledger, oldest first; one that happened twice is there twice."""
+    """The keys in the ledger, oldest first, with repetitions."""
     return [row["key"] for row in await db.fetch("select key from ledger order by id")]
 
 
 async def busy_with(db: Any, query: str) -> int:
-    """The backend that runs a statement like this, as soon as there is one."""
+    """Wait for a backend that runs a statement like this, and return its pid."""
     async with asyncio.timeout(PATIENCE.total_seconds()):
         while (pid := await db.fetchval(_BUSY, query)) is None:
             await asyncio.sleep(0.02)

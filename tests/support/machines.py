@@ -16,7 +16,7 @@ ACTOR: Final = "ann"
 
 
 class Say(Machine[str, str]):
-    """Ends with its state."""
+    """Returns its state."""
 
     @step
     async def say(self, ctx: Context[str]) -> Outcome[str]:
@@ -36,7 +36,7 @@ def probe(
     then: Callable[[Context[int]], Outcome[Any]] = lambda ctx: Done(ctx.state),
     handle: Callable[[Exception, Context[int]], Outcome[Any]] | None = None,
 ) -> type[Machine[int, Any]]:
-    """A machine of two steps, `one` and `two`, that do as they are told here; its state is a number."""
+    """A machine with the steps `one` and `two`, given as functions; its state is a number."""
 
     class Probe(Machine[int, Any]):
         @step
@@ -54,7 +54,7 @@ def probe(
 
 
 def one_step(durable: Harness) -> None:
-    """Run one step, and leave alone what is due after it."""
+    """Run one step only."""
     try:
         durable.drain(max_steps=1, collapse=False)
     except AssertionError as error:
@@ -78,7 +78,7 @@ class Order(Machine[int, str]):
 
 
 class Plain(Machine[int, int]):
-    """Gives its state back; nobody runs it unless a test wants it to."""
+    """Returns its state."""
 
     @step
     async def run(self, ctx: Context[int]) -> Outcome[int]:
@@ -86,13 +86,13 @@ class Plain(Machine[int, int]):
 
 
 class Sitter(Machine[str, str]):
-    """Begins, and stays inside of its step until it may go on, or until it has looked and seen a cancel."""
+    """Stays in its step until the test lets it go or it sees the cancel."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self.is_there, self.may_go = asyncio.Event(), threading.Event()
         self.saw: list[str] = []
-        """What the steps said before they ended."""
+        """What the steps recorded."""
         self.handled: list[Exception] = []
 
     def _begin(self) -> None:

@@ -11,7 +11,7 @@ from psycopg.rows import dict_row
 
 
 class SqlConnection:
-    """A connection beside the engine's, on which each statement is a transaction of its own."""
+    """A blocking connection in autocommit mode."""
 
     def __init__(self, dsn: str) -> None:
         self._dsn = dsn
@@ -22,7 +22,7 @@ class SqlConnection:
         return cursor.fetchall() if cursor.description else []
 
     def another(self) -> psycopg.Connection:
-        """Somebody else's connection, with a transaction that lasts until it is told to end."""
+        """A second connection, with an open transaction."""
         return psycopg.connect(self._dsn)
 
     def value(self, query: str, *values: Any) -> Any:
@@ -49,7 +49,7 @@ class SqlConnection:
         return [row["name"] for row in rows]
 
     def signals(self, id: int) -> int:
-        """All rows that are left of an inbox, those included that stay for their dedup_key."""
+        """The number of signal rows, including consumed ones kept for their dedup_key."""
         count: int = self.value("select count(*) from gen_durable.signals where target_id = %s", id)
         return count
 
@@ -65,14 +65,14 @@ class SqlConnection:
         return length
 
     def expire(self, id: int) -> None:
-        """The lease of this execution has run out."""
+        """Let the lease of this execution expire."""
         self(
             "update gen_durable.gen_durable set lease_expires_at = now() - interval '1 second' where id = %s",
             id,
         )
 
-    def abandon(self, id: int, worker: str = "somebody") -> None:
-        """A worker leased this instance some time ago, and has died."""
+    def abandon(self, id: int, worker: str = "other") -> None:
+        """Make the row look leased by a worker that has died."""
         self(
             "update gen_durable.gen_durable set status = 'executing', lease_token = 1, locked_by = %s,"
             " execution = execution + 1, leased_at = now() - interval '1 hour',"
@@ -100,13 +100,13 @@ async def inbox_of(db: Any, id: int) -> list[str]:
 
 
 async def signal_rows(db: Any, id: int) -> int:
-    """All that is left of signals, those included that stay for their dedup_key."""
+    """The number of signal rows, including consumed ones kept for their dedup_key."""
     count: int = await db.fetchval("select count(*) from gen_durable.signals where target_id = $1", id)
     return count
 
 
 async def audit(db: Any, id: int) -> list[tuple[str, str | None, str | None]]:
-    """Event, actor and reason of everything that was noted about an instance."""
+    """Event, actor and reason of each audit event of an instance."""
     rows = await db.fetch(
         "select event, actor, reason from gen_durable.audit_events where instance_id = $1 order by id", id
     )
@@ -128,10 +128,10 @@ def has_no_lease(row: dict[str, Any]) -> bool:
 
 
 def is_about(moment: Any, row: dict[str, Any], ahead: timedelta = timedelta(0)) -> bool:
-    """Whether a moment lies so far ahead of the last change of the row, by the database's own clock."""
+    """Whether a time is about `ahead` after the last change of the row."""
     return bool(abs(moment - row["updated_at"] - ahead) < timedelta(milliseconds=500))
 
 
 def is_near(moment: Any, other: Any) -> bool:
-    """Whether two moments of the database are the same, but for what a busy machine needs in between."""
+    """Whether two times of the database differ by less than 2 s."""
     return bool(abs(moment - other) < timedelta(seconds=2))

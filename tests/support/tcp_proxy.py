@@ -1,4 +1,4 @@
-"""A proxy before PostgreSQL that knows where messages begin and end, and may be told to come in between.
+"""A proxy in front of PostgreSQL that parses messages and can interfere with them.
 
 It sees the statements that a client runs. At each of them it can hold what the client asks or what the server answers,
 pass it on, cut the connection there, let the request arrive after its client is gone, or fall silent.
@@ -183,7 +183,7 @@ class Proxy:
         self._rules.append(_Rule(match, when, decide, times))
 
     def swallow(self, *, new: bool = False) -> None:
-        """Pass nothing on any more, of the connections that there are; and (`new`) of those to come. All stay open."""
+        """Stop forwarding on all connections, and with `new` on later ones; they stay open."""
         for link in self._open:
             link.is_silent = True
         self._swallows_new = new

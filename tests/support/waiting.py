@@ -18,7 +18,7 @@ PATIENCE: Final = timedelta(seconds=45)
 
 
 class Events:
-    """Everything a worker tells, for tests that wait for a fact."""
+    """Records all events of a worker."""
 
     def __init__(self, worker: Worker) -> None:
         self.seen: list[Event] = []
@@ -48,22 +48,22 @@ async def happens(event: asyncio.Event) -> None:
         await event.wait()
 
 
-async def happens_to_the_deaf(event: asyncio.Event) -> None:
-    """Waits on when it is cancelled: so does a step that hears of the loss of its lease and returns its outcome anyway."""
+async def wait_ignoring_cancel(event: asyncio.Event) -> None:
+    """Wait for an event, ignoring cancellation, as a step that returns its outcome after its lease is lost."""
     while not event.is_set():
         with suppress(asyncio.CancelledError):
             await event.wait()
 
 
 async def holds(db: Any, query: str, *args: Any) -> None:
-    """Wait for a fact that only the database knows."""
+    """Poll a query until it returns true."""
     async with asyncio.timeout(PATIENCE.total_seconds()):
         while not await db.fetchval(query, *args):
             await asyncio.sleep(0.05)
 
 
 async def eventually(client: Any, target: Any, status: str) -> Any:
-    """The instance, as soon as it has this status."""
+    """Wait until the instance has this status, and return it."""
     async with asyncio.timeout(PATIENCE.total_seconds()):
         while True:
             found = await client.get(target, with_deleted=True)

@@ -1,4 +1,4 @@
-"""A proxy in front of PostgreSQL that notes every statement that is really sent, by whichever driver."""
+"""A proxy in front of PostgreSQL that records every statement sent by any driver."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from gen_durable._db.plan import in_schema, statements
 
 
 class Wire:
-    """Between `with` and its end, `dsn` leads through the proxy, and `sent` has what passed.
+    """Inside the `with` block, `dsn` leads through the proxy, and `sent` lists the statements.
 
-    A statement of ours is noted by its name, any other in capitals.
+    Statements of the engine are listed by name, others in upper case.
     """
 
     def __init__(self, dsn: str) -> None:
         self._upstream = _socket_of(dsn)
         self._directory = tempfile.TemporaryDirectory(prefix="wire-")
         self.dsn = re.sub(r"host=[^&]*", f"host={self._directory.name}", dsn)
-        # Filled by the thread of the proxy before a statement is passed on, so whoever has an answer finds it here.
+        # The proxy's thread appends before it forwards a statement, so the entry exists when the reply arrives.
         self.sent: list[str] = []
         self._names = _names()
         self._loop = asyncio.new_event_loop()
@@ -49,7 +49,7 @@ class Wire:
 
     @contextmanager
     def counted(self) -> Iterator[list[str]]:
-        """The statements that are sent inside the block; the list is filled at its end."""
+        """The statements sent inside the block; the list is filled at the end of the block."""
         found: list[str] = []
         start = len(self.sent)
         yield found
@@ -77,7 +77,7 @@ class Wire:
 
 
 class _Session:
-    """What one client says, taken apart: messages, then the statements in them."""
+    """Parses the messages of one client into statements."""
 
     def __init__(self, names: Mapping[str, str], sent: list[str]) -> None:
         self._names = names

@@ -1,4 +1,4 @@
-"""A worker in a process of its own, and what it told us."""
+"""A worker process, and the JSON lines it prints."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class WorkerProcess:
         self.log: list[str] = []
 
     async def hears(self, **wanted: Any) -> dict[str, Any]:
-        """The next thing it tells that looks like this; `...` stands for any value."""
+        """Wait for the next line with these values; `...` matches any value."""
         async with asyncio.timeout(PATIENCE.total_seconds()):
             while line := await self._line():
                 if all(name in line and value in (..., line[name]) for name, value in wanted.items()):
@@ -39,7 +39,7 @@ class WorkerProcess:
         self._child.send(number)
 
     async def ends(self) -> int:
-        """Its exit code; everything that it told before its end is in `told`."""
+        """Wait for its end, and return its exit code; `told` then has all lines."""
         async with asyncio.timeout(PATIENCE.total_seconds()):
             while await self._line():
                 pass
@@ -61,7 +61,7 @@ class WorkerProcess:
 
 @asynccontextmanager
 async def program(module: str, *arguments: str) -> AsyncIterator[WorkerProcess]:
-    """`python -m MODULE ARGUMENTS…`; it does not outlive the block."""
+    """Run `python -m MODULE ARGUMENTS…`; kill it at the end of the block."""
     reader, output = os.pipe()
     child = launch(module, *arguments, output=output)
     os.close(output)
@@ -79,7 +79,7 @@ async def program(module: str, *arguments: str) -> AsyncIterator[WorkerProcess]:
 
 @asynccontextmanager
 async def worker_process(dsn: str, settings: Settings) -> AsyncIterator[WorkerProcess]:
-    """A worker that has looked for work."""
+    """Run a worker with the machines of `crashing_workers`."""
     async with program(
         "tests.support.crashing_workers", dsn, msgspec.json.encode(settings).decode()
     ) as process:

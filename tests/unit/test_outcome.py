@@ -260,7 +260,7 @@ def test_a_coroutine_that_was_made_too_early_is_no_effect() -> None:
     made.close()
 
 
-def test_a_retry_takes_no_effect() -> None:
+def test_retry_takes_no_effect() -> None:
     with pytest.raises(TypeError, match="unexpected keyword argument 'effect'"):
         Retry(effect=Sql("select 1"))  # type: ignore[call-arg]
 

@@ -1,4 +1,4 @@
-"""Children: inserted with the outcome of their parent, waited for by round, seen with how they ended."""
+"""The children barrier: rounds, refused children, and what the woken step sees."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Leaf(Machine[int, int]):
 
 
 @pytest.mark.clause("CHD-8", "CHD-9")
-async def test_the_parent_sees_its_children_in_order_with_results_and_errors(durable_dsn: str) -> None:
+async def test_parent_sees_children_in_order_with_results_and_errors(durable_dsn: str) -> None:
     class Parent(Machine[None, list[Any]]):
         @step
         async def start(self, ctx: Context[None]) -> Outcome[list[Any]]:
@@ -60,7 +60,7 @@ async def test_the_parent_sees_its_children_in_order_with_results_and_errors(dur
 
 
 @pytest.mark.clause("CHD-10", "CHD-11")
-async def test_children_are_for_the_woken_step_and_not_for_those_after_it(durable_dsn: str) -> None:
+async def test_children_are_visible_to_the_woken_step_only(durable_dsn: str) -> None:
     class Parent(Machine[None, list[int]]):
         @step
         async def start(self, ctx: Context[None]) -> Outcome[list[int]]:
@@ -108,7 +108,7 @@ async def test_each_round_has_its_own_children(durable_dsn: str) -> None:
 
 
 @pytest.mark.clause("CHD-4", "CHD-5")
-async def test_a_child_whose_key_is_taken_is_not_waited_for(
+async def test_barrier_ignores_children_whose_key_is_taken(
     durable_dsn: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Parent(Machine[list[str], list[int]]):
@@ -122,8 +122,8 @@ async def test_a_child_whose_key_is_taken_is_not_waited_for(
             return Done([child.state for child in ctx.children])
 
     async with Worker([Parent, Leaf], dsn=durable_dsn, settings=CALM) as worker:
-        # The holder never ends: whoever waited for it would wait for ever.
-        holder = await worker.insert(Leaf, 9, queue="nobody", unique_key="taken")
+        # The holder never ends, so a parent that waited for it would hang.
+        holder = await worker.insert(Leaf, 9, queue="not served", unique_key="taken")
         assert isinstance(holder, Inserted)
         some, none, twice, empty = [
             await worker.insert(Parent, keys)

@@ -1,4 +1,4 @@
-"""CHD: fan-out, the barrier, and what the parent sees."""
+"""Fan-out, the barrier, and the parent's view of its children."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ def spawning(
 
 
 def later(state: str, **options: Any) -> Spec[Any, Any]:
-    """A child that does not run until a test lets its time come."""
+    """A child that is not due yet."""
     return Spec(Say, state, schedule_in=AN_HOUR, **options)
 
 
 def run(durable: Harness, sql: SqlConnection, child: Instance[Any, Any]) -> None:
-    """Let this child alone end."""
+    """Run this child only."""
     sql("update gen_durable.gen_durable set eligible_at = now() where id = %s", child.id)
     one_step(durable)
 
@@ -56,7 +56,7 @@ class Grown(Machine[str, str], version=4, queue="machine's"):
 
 
 @pytest.mark.clause("CHD-1")
-def test_a_child_is_specified_like_an_insert(durable: Harness, sql: SqlConnection) -> None:
+def test_children_take_all_insert_options(durable: Harness, sql: SqlConnection) -> None:
     moment = datetime(2040, 1, 1, tzinfo=UTC)
     spec = Spec(
         Grown,
@@ -86,9 +86,7 @@ def test_a_child_is_specified_like_an_insert(durable: Harness, sql: SqlConnectio
 
 
 @pytest.mark.clause("CHD-2")
-async def test_children_and_the_sleep_of_their_parent_are_one_commit(
-    durable_dsn: str, sql: SqlConnection
-) -> None:
+async def test_children_and_parent_status_commit_together(durable_dsn: str, sql: SqlConnection) -> None:
     parent_and_children = (
         "select min(status::text) filter (where parent_id is null) as parent, count(parent_id) as children"
         " from gen_durable.gen_durable"
@@ -97,7 +95,7 @@ async def test_children_and_the_sleep_of_their_parent_are_one_commit(
     machine = spawning(later("a"), later("b", unique_key="u"))
     async with Worker([machine], dsn=durable_dsn, settings=CALM) as worker:
         with sql.another() as other:
-            # The second child has to wait for somebody who may get its key: so the commit stands half done.
+            # The second child waits for an uncommitted insert of the same key, so the commit is half done.
             other.execute("select gen_durable.insert('Say', '\"x\"', 'say', unique_key => 'u')")
             parent = await worker.insert(machine, 7)
             while not sql(waiting):
@@ -109,7 +107,7 @@ async def test_children_and_the_sleep_of_their_parent_are_one_commit(
 
 
 @pytest.mark.clause("CHD-3")
-def test_the_step_that_scheduled_is_not_run_again(durable: Harness) -> None:
+def test_step_that_scheduled_children_does_not_run_again(durable: Harness) -> None:
     parent = durable.insert(spawning(Spec(Say, "a")), 7)
     with durable.crash_at("two"), pytest.raises(Crash):
         durable.drain()
@@ -123,7 +121,7 @@ def test_the_step_that_scheduled_is_not_run_again(durable: Harness) -> None:
 
 
 @pytest.mark.clause("CHD-6", "CHD-7")
-def test_each_end_counts_once_and_the_last_one_releases(durable: Harness, sql: SqlConnection) -> None:
+def test_last_child_to_end_releases_the_parent(durable: Harness, sql: SqlConnection) -> None:
     parent = durable.insert(spawning(later("a"), later("b")), 7)
     durable.drain(collapse=False)
     first, last = durable.children(parent)
@@ -140,7 +138,7 @@ def test_each_end_counts_once_and_the_last_one_releases(durable: Harness, sql: S
 
 
 @pytest.mark.clause("CHD-12")
-def test_a_child_of_another_round_does_not_count(durable: Harness, sql: SqlConnection) -> None:
+def test_child_of_another_round_does_not_count_down_the_barrier(durable: Harness, sql: SqlConnection) -> None:
     parent = durable.insert(spawning(later("a"), later("b")), 7)
     durable.drain(collapse=False)
     strange, own = durable.children(parent)
@@ -153,7 +151,7 @@ def test_a_child_of_another_round_does_not_count(durable: Harness, sql: SqlConne
 
 
 @pytest.mark.clause("CHD-13")
-def test_the_end_of_a_parent_does_not_touch_its_children(durable: Harness, sql: SqlConnection) -> None:
+def test_children_outlive_their_parent(durable: Harness, sql: SqlConnection) -> None:
     parent = durable.insert(spawning(later("a"), later("b")), 7)
     durable.drain(collapse=False)
     sql("update gen_durable.gen_durable set status = 'failed', finished_at = now() where id = %s", parent.id)
@@ -164,7 +162,7 @@ def test_the_end_of_a_parent_does_not_touch_its_children(durable: Harness, sql: 
 
 
 @pytest.mark.clause("CHD-13", "CHD-9")
-def test_the_failure_of_a_child_is_the_parents_to_judge(durable: Harness) -> None:
+def test_failed_child_does_not_fail_the_parent(durable: Harness) -> None:
     def two(ctx: Context[int]) -> Outcome[Any]:
         return Stop(f"{len(ctx.children.failed)} of {len(ctx.children)} failed")
 
@@ -174,7 +172,7 @@ def test_the_failure_of_a_child_is_the_parents_to_judge(durable: Harness) -> Non
 
 
 class Tree(Machine[int, int]):
-    """Counts its leaves, each level in children of its own."""
+    """Counts its leaves; each level is a round of children."""
 
     @step
     async def grow(self, ctx: Context[int]) -> Outcome[int]:

@@ -1,4 +1,4 @@
-"""Ten thousand children of one parent are a normal case."""
+"""10,000 children of one parent."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Crowd(Machine[int, int]):
         return Done(sum(ctx.children.results(Leaf)))
 
 
-async def test_ten_thousand_children_of_one_parent_finish(durable_dsn: str, db: Any) -> None:
+async def test_parent_of_ten_thousand_children_finishes(durable_dsn: str, db: Any) -> None:
     async with Worker(
         [Crowd, Leaf], dsn=durable_dsn, settings=CALM, queues={"default": Queue(concurrency=500)}
     ) as worker:
@@ -36,7 +36,7 @@ async def test_ten_thousand_children_of_one_parent_finish(durable_dsn: str, db: 
         ended = await worker.wait(ref, timeout=timedelta(seconds=50))
         assert ended.result == sum(range(MANY))
         assert await worker.count(Leaf, status=Status.DONE) == MANY
-        # Each of them ran and was committed once.
+        # Each child ran once.
         assert (
             await db.fetchval("select sum(execution) from gen_durable.gen_durable where fsm = 'Leaf'") == MANY
         )

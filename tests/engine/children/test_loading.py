@@ -1,4 +1,4 @@
-"""Large inboxes and fan-ins: a step gets what it awaits, and loads the rest when it needs it."""
+"""Large inboxes and fan-ins: awaited payloads are loaded with the step, others on demand."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Sized(NamedTuple):
 
 
 class Photo(Machine[int, str]):
-    """Its result has 400,000 bytes: three of them are more than comes along."""
+    """Returns 400,000 bytes; three such results exceed the budget of a pick."""
 
     @step
     async def scale(self, ctx: Context[int]) -> Outcome[str]:
@@ -52,7 +52,7 @@ class Photo(Machine[int, str]):
 
 
 class Album(Machine[str, list[int]]):
-    """Adds up the lengths of the results of its children, in a way that its state names."""
+    """Adds up the lengths of its children's results; the state names the method used to load them."""
 
     photos: ClassVar[tuple[int, ...]] = (1, 2, 3, 4)
 
@@ -130,20 +130,20 @@ async def test_results_of_a_large_fan_in_are_loaded_on_demand(durable_dsn: str, 
 
 @pytest.mark.clause("CHD-18")
 @pytest.mark.parametrize("way", [way for way in WAYS if "process" not in way])
-async def test_drain_lets_steps_load_too(async_durable: AsyncHarness, way: str) -> None:
+async def test_harness_steps_can_load_results(async_durable: AsyncHarness, way: str) -> None:
     album = await async_durable.insert(Album, way)
     await async_durable.drain()
     assert async_durable.assert_done(album) == [LARGE] * 4
 
 
 @pytest.mark.clause("CHD-18")
-async def test_reading_what_is_not_loaded_says_what_to_call(async_durable: AsyncHarness) -> None:
+async def test_reading_an_unloaded_result_names_the_method_to_call(async_durable: AsyncHarness) -> None:
     album = await async_durable.insert(Album, "unloaded")
     await async_durable.drain()
     async_durable.assert_done(album)
 
 
-async def test_blocking_load_on_the_event_loop_is_refused(async_durable: AsyncHarness) -> None:
+async def test_blocking_load_on_the_event_loop_is_rejected(async_durable: AsyncHarness) -> None:
     album = await async_durable.insert(Album, "blocking")
     await async_durable.drain()
     async_durable.assert_failed(
@@ -151,7 +151,7 @@ async def test_blocking_load_on_the_event_loop_is_refused(async_durable: AsyncHa
     )
 
 
-async def test_failed_children_need_no_loading(async_durable: AsyncHarness) -> None:
+async def test_errors_of_failed_children_need_no_loading(async_durable: AsyncHarness) -> None:
     class Broken(Album, name="Broken"):
         photos = (1, 2, 3, -1)
 
@@ -166,7 +166,7 @@ async def test_failed_children_need_no_loading(async_durable: AsyncHarness) -> N
     async_durable.assert_done(album)
 
 
-async def test_child_retried_while_its_result_is_loaded_is_waited_for(
+async def test_parent_waits_for_a_child_retried_during_the_load(
     async_durable: AsyncHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     retried: list[int] = []
@@ -192,7 +192,7 @@ async def test_child_retried_while_its_result_is_loaded_is_waited_for(
 
 
 class Clerk(Machine[str, list[Any]]):
-    """Awaits `paid`; beside it notes of 400,000 bytes lie in its inbox."""
+    """Awaits `paid`; its inbox also holds notes of 400,000 bytes."""
 
     paid = Signal("paid", int)
     note = Signal("note", str)
@@ -230,7 +230,7 @@ class Clerk(Machine[str, list[Any]]):
 
     @step
     async def goes_on(self, ctx: Context[str]) -> Outcome[list[Any]]:
-        return Next(self.loads)  # a chained step has its inbox from the commit
+        return Next(self.loads)  # a chained step gets its inbox from the commit
 
 
 @pytest.mark.clause("SIG-24")
@@ -244,7 +244,7 @@ class Clerk(Machine[str, list[Any]]):
         ("goes_on", [LARGE] * 3),
     ],
 )
-async def test_awaited_payloads_come_along_and_others_are_loaded(
+async def test_awaited_payloads_are_present_and_others_load_on_demand(
     durable_dsn: str, way: str, result: list[Any]
 ) -> None:
     async with Worker([Clerk], dsn=durable_dsn, settings=CALM) as worker:
@@ -258,7 +258,7 @@ async def test_awaited_payloads_come_along_and_others_are_loaded(
 
 
 @pytest.mark.clause("SIG-24")
-async def test_awaited_payloads_come_along_whatever_their_size(async_durable: AsyncHarness) -> None:
+async def test_awaited_payloads_are_present_at_any_size(async_durable: AsyncHarness) -> None:
     class Files(Machine[None, int]):
         file = Signal("file", str)
 
@@ -275,7 +275,7 @@ async def test_awaited_payloads_come_along_whatever_their_size(async_durable: As
 
 
 async def test_load_transfers_no_more_than_its_budget(durable_dsn: str, db: Any) -> None:
-    """200 results of 1 MiB, compressed to some kilobytes each: neither the load nor a chunk of a stream is large."""
+    """200 results of 1 MiB, compressed to a few kilobytes: loads and stream chunks stay bounded."""
     async with await Database.open(durable_dsn, "gen_durable", size=1) as database:
         (parent,) = await inserted(database, new("A"))
         (spawn,) = await picked(database)
@@ -299,7 +299,7 @@ async def test_load_transfers_no_more_than_its_budget(durable_dsn: str, db: Any)
 
 
 async def test_small_compressed_results_are_measured_as_text(durable_dsn: str, db: Any) -> None:
-    """What is stored is below the budget, what it stands for is not."""
+    """The compressed size is below the budget, the decompressed size is above it."""
     async with await Database.open(durable_dsn, "gen_durable", size=1) as database:
         (parent,) = await inserted(database, new("A"))
         (spawn,) = await picked(database)
@@ -315,7 +315,7 @@ async def test_small_compressed_results_are_measured_as_text(durable_dsn: str, d
 
 
 @pytest.mark.parametrize("way", ["loaded", "loaded_in_a_thread", "loaded_in_a_process"])
-async def test_load_that_fails_is_an_error_of_the_step(
+async def test_failing_load_raises_in_the_step(
     durable_dsn: str, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
     async def fail(

@@ -1,7 +1,7 @@
-"""A recipe: going on when k of n have answered. The barrier waits for all children; a quorum is built with signals.
+"""A recipe: continue when k of n have answered. The barrier waits for all children; signals build a quorum.
 
-The voters are instances of their own, not children of a barrier. Each knows whom to tell, and signals when it is done;
-its number is the dedup_key, because a step may run more than once. Who asked collects a pack until it has k of them.
+Voters are independent instances, not children. Each signals the instance that asked;
+its number is the dedup_key, because a step may run more than once. That instance collects signals until it has k.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Voter(Machine[Task, None]):
     async def run(self, ctx: Context[Task]) -> Outcome[None]:
         if ctx.state.number >= 3:
             await self.slow.wait()
-        for _ in range(2):  # told twice, counted once
+        for _ in range(2):  # sent twice, counted once
             await self.client.signal(
                 ctx.state.report_to,
                 vote,
@@ -67,7 +67,7 @@ class Voter(Machine[Task, None]):
         return Done()
 
     def handle(self, error: Exception, ctx: Context[Task]) -> Outcome[None]:
-        # Whom it reports to may have what it needs, and be gone.
+        # The instance that asked may already have ended.
         return Done() if isinstance(error, LookupError) else Stop(error)
 
 
@@ -80,7 +80,7 @@ class Quorum(Machine[Poll, list[int]]):
 
     @step
     async def ask(self, ctx: Context[Poll]) -> Outcome[list[int]]:
-        # Repeated after a crash, it finds its voters there: each has a key of its own.
+        # Safe to repeat after a crash: each voter has a unique key.
         await self.client.insert_all(
             [Spec(Voter, Task(n, ctx.id), unique_key=f"{ctx.id} voter {n}") for n in range(ctx.state.voters)]
         )
@@ -101,17 +101,17 @@ class Quorum(Machine[Poll, list[int]]):
 
 
 @pytest.mark.clause("CHD-15")
-async def test_a_quorum_goes_on_with_k_of_n(durable_dsn: str) -> None:
+async def test_quorum_continues_with_k_of_n_votes(durable_dsn: str) -> None:
     slow = asyncio.Event()
     async with AsyncClient(durable_dsn, settings=CALM) as client:
         quorum, voter = Quorum(client), Voter(client, slow)
         async with Worker([quorum, voter], dsn=durable_dsn, settings=CALM) as worker:
             ref = await worker.insert(quorum, Poll(voters=5, needed=3))
-            # The other two are still at it.
+            # Two voters are still running.
             assert (await worker.wait(ref, timeout=PATIENCE)).result == [0, 1, 2]
             async with asyncio.timeout(PATIENCE.total_seconds()):
                 while await worker.count(Voter, status=Status.EXECUTING) != 2:
-                    await asyncio.sleep(0.01)  # whose vote counted last may not have ended yet
+                    await asyncio.sleep(0.01)  # the last counted voter may not have ended yet
             slow.set()
             voters = await worker.list(Voter)
             ended = [await worker.wait(each.id, timeout=PATIENCE) for each in voters]
@@ -119,7 +119,7 @@ async def test_a_quorum_goes_on_with_k_of_n(durable_dsn: str) -> None:
     assert quorum.runs <= 3 + 1
 
 
-async def test_a_quorum_that_is_not_reached_in_time_says_so(durable_dsn: str) -> None:
+async def test_quorum_not_reached_in_time_fails(durable_dsn: str) -> None:
     slow = asyncio.Event()
     async with AsyncClient(durable_dsn, settings=CALM) as client:
         quorum, voter = Quorum(client), Voter(client, slow)

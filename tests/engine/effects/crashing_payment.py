@@ -1,7 +1,7 @@
-"""A worker in a process of its own, that stalls or dies where it is told to.
+"""A worker process that stalls or kills itself at a given point.
 
 Run it as `python -m tests.engine.effects.crashing_payment DSN SETTINGS POINT FILE`: SETTINGS as JSON, POINT one of `POINTS`, FILE
-what a stalled step waits for. It tells what its steps and its engine do, one JSON object per line.
+what a stalled step waits for. It prints what its steps and its engine do, one JSON object per line.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ POINTS: Final = ("nowhere", "stall", "in the step", "in the effect", "before COM
 
 
 class Payment(Machine[None, str]):
-    """A job with one effect. Who pays tells it in the body of the step too: that may happen more than once."""
+    """A step with one effect. The body of the step prints too, and may run more than once."""
 
     def __init__(self, point: str = "nowhere", file: str = "") -> None:
         self._point = point
@@ -35,7 +35,7 @@ class Payment(Machine[None, str]):
     @step
     async def pay(self, ctx: Context[None]) -> Outcome[str]:
         tell(paying=ctx.idempotency_key, attempt=ctx.attempt)
-        # It blocks the event loop, so that nobody can tell this step meanwhile that its lease is lost.
+        # Block the event loop, so that the step is not cancelled when its lease is lost.
         while self._point == "stall" and not self._file.exists():
             time.sleep(0.01)
         if self._point == "in the step":

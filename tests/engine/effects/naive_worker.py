@@ -1,7 +1,7 @@
-"""A worker as one writes it first, on the same tables: it leases a job, applies its effect, and marks the job as done.
+"""A naive worker on the same tables: it leases a job, applies its effect, and marks the job as done.
 
-Nothing ties the effect to the lease: no token, no boundary. Run it as `python -m tests.engine.effects.naive_worker DSN NAME`,
-or with a FILE more: then it stalls, job in hand, until that file is there.
+The effect is not tied to the lease: no token, no common transaction. Run it as `python -m tests.engine.effects.naive_worker DSN NAME`,
+or with FILE as third argument: then it stalls with the leased job until that file exists.
 """
 
 from __future__ import annotations

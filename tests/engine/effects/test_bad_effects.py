@@ -1,4 +1,4 @@
-"""Whatever an effect does, it harms its own outcome and nothing else: not the worker, not the next effect."""
+"""A misbehaving effect fails its own outcome, not the worker or the next effect."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.support.waiting import PATIENCE
 
 
 class Bad(Machine[int, str]):
-    """Has the effect of that number."""
+    """Runs the effect with this number."""
 
     def __init__(self, *effects: Effect) -> None:
         self._effects = effects
@@ -39,7 +39,7 @@ class Good(Machine[None, str]):
 
 
 async def _results(dsn: str, *effects: Effect) -> list[str]:
-    """What comes of instances with these effects. The worker that runs them has to live on."""
+    """Run one instance per effect, and check that the worker survives."""
     bad = Bad(*effects)
     async with Worker([bad, Good], dsn=dsn, settings=CALM) as worker:
         refs = await worker.insert_all([Spec(bad, number) for number in range(len(effects))])
@@ -103,9 +103,7 @@ def _function(text: str) -> Effect:
     return effect
 
 
-async def test_an_effect_that_ends_its_transaction_is_refused_before_it_does(
-    durable_dsn: str, db: Any
-) -> None:
+async def test_effect_that_ends_its_transaction_is_rejected(durable_dsn: str, db: Any) -> None:
     effects = {**{f"Sql({text!r})": Sql(text) for text in ENDS}, **{text: _function(text) for text in ENDS}}
     results = await _results(durable_dsn, *effects.values())
     refused = "UsageError: the effect ends the transaction that it runs in; leave COMMIT and ROLLBACK out"
@@ -113,15 +111,15 @@ async def test_an_effect_that_ends_its_transaction_is_refused_before_it_does(
     assert await booked(db) == []
 
 
-async def test_words_that_only_look_like_an_end_are_none(durable_dsn: str, db: Any) -> None:
+async def test_harmless_text_is_not_taken_for_commit_or_rollback(durable_dsn: str, db: Any) -> None:
     results = await _results(durable_dsn, *map(Sql, NO_ENDS))
     assert dict(zip(NO_ENDS, results, strict=True)) == dict.fromkeys(NO_ENDS, "done")
 
 
-async def test_an_end_that_is_well_hidden_is_found_afterwards(
+async def test_hidden_commit_is_detected_after_the_effect(
     durable_dsn: str, db: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Should a text get past the look at it, the outcome is not committed as if nothing had been."""
+    """If the text check misses a COMMIT, the outcome is still not committed."""
     monkeypatch.setattr("gen_durable._runtime.effects._ENDS_TRANSACTION", re.compile("(?!)"))
     for text in ("commit", "commit; begin", "rollback; begin", "commit and chain"):
         assert "the effect has ended the transaction" in await _result(durable_dsn, Sql(text)), text
@@ -134,9 +132,7 @@ MODES: Final = {
 }
 
 
-async def test_an_effect_that_changes_the_kind_of_its_transaction_fails_at_once(
-    durable_dsn: str, db: Any
-) -> None:
+async def test_effect_that_changes_its_transaction_mode_fails_at_once(durable_dsn: str, db: Any) -> None:
     results = await _results(durable_dsn, *map(Sql, MODES))
     assert results == [
         f"UsageError: the effect made its transaction {mode}, and no outcome can be written in such a one; "
@@ -145,7 +141,7 @@ async def test_an_effect_that_changes_the_kind_of_its_transaction_fails_at_once(
     ]
 
 
-async def test_an_effect_that_writes_after_it_forbade_itself_to_fails_at_once(
+async def test_effect_that_writes_in_its_read_only_transaction_fails(
     durable_dsn: str, db: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def forbidden(tx: Transaction) -> None:
@@ -156,7 +152,7 @@ async def test_an_effect_that_writes_after_it_forbade_itself_to_fails_at_once(
     assert "database unreachable" not in caplog.text
 
 
-async def test_an_sql_error_that_an_effect_swallows_fails_it_all_the_same(durable_dsn: str, db: Any) -> None:
+async def test_swallowed_sql_error_still_fails_the_effect(durable_dsn: str, db: Any) -> None:
     async def swallow(tx: Transaction) -> None:
         await tx.execute(BOOK, "first", "")
         with contextlib.suppress(Exception):
@@ -167,7 +163,7 @@ async def test_an_sql_error_that_an_effect_swallows_fails_it_all_the_same(durabl
     assert await booked(db) == []
 
 
-async def test_an_sql_error_behind_a_savepoint_may_be_swallowed(durable_dsn: str, db: Any) -> None:
+async def test_sql_error_behind_a_savepoint_can_be_swallowed(durable_dsn: str, db: Any) -> None:
     async def careful(tx: Transaction) -> None:
         await tx.execute("savepoint here")
         with contextlib.suppress(Exception):
@@ -179,7 +175,7 @@ async def test_an_sql_error_behind_a_savepoint_may_be_swallowed(durable_dsn: str
     assert await booked(db) == ["second"]
 
 
-async def test_what_a_deferred_trigger_refuses_at_commit_goes_to_handle(durable_dsn: str, db: Any) -> None:
+async def test_deferred_trigger_error_at_commit_goes_to_handle(durable_dsn: str, db: Any) -> None:
     await db.execute("""
         create function refuse() returns trigger language plpgsql as $$ begin raise 'the books are closed'; end $$;
         create constraint trigger refuse after insert on ledger deferrable initially deferred
@@ -189,9 +185,7 @@ async def test_what_a_deferred_trigger_refuses_at_commit_goes_to_handle(durable_
     assert await booked(db) == []
 
 
-async def test_what_a_deferred_foreign_key_refuses_at_commit_goes_to_handle(
-    durable_dsn: str, db: Any
-) -> None:
+async def test_deferred_foreign_key_error_at_commit_goes_to_handle(durable_dsn: str, db: Any) -> None:
     await db.execute("""
         create table customer (id int primary key);
         create table bill (customer int references customer deferrable initially deferred)""")
@@ -199,7 +193,7 @@ async def test_what_a_deferred_foreign_key_refuses_at_commit_goes_to_handle(
     assert result.startswith('StatementError: insert or update on table "bill" violates foreign key')
 
 
-async def test_an_effect_that_calls_exit_ends_no_process(durable_dsn: str, db: Any) -> None:
+async def test_effect_that_calls_exit_does_not_end_the_worker(durable_dsn: str, db: Any) -> None:
     async def leave(tx: Transaction) -> None:
         await tx.execute(BOOK, "first", "")
         sys.exit(3)
@@ -208,14 +202,14 @@ async def test_an_effect_that_calls_exit_ends_no_process(durable_dsn: str, db: A
     assert await booked(db) == []
 
 
-async def test_a_cancelled_error_of_its_own_is_a_failure(durable_dsn: str, db: Any) -> None:
+async def test_effect_that_raises_cancelled_error_fails(durable_dsn: str, db: Any) -> None:
     async def cancel(tx: Transaction) -> None:
         raise asyncio.CancelledError
 
     assert (await _result(durable_dsn, cancel)).startswith("StepExitError: it raised CancelledError")
 
 
-async def test_a_wrong_number_of_parameters_is_a_failure(durable_dsn: str, db: Any) -> None:
+async def test_effect_with_a_wrong_number_of_parameters_fails(durable_dsn: str, db: Any) -> None:
     async def two(tx: Transaction, more: int) -> None:
         raise AssertionError
 
@@ -223,7 +217,7 @@ async def test_a_wrong_number_of_parameters_is_a_failure(durable_dsn: str, db: A
     assert "missing 1 required positional argument: 'more'" in await _result(durable_dsn, effect)
 
 
-async def test_an_effect_that_does_not_await_its_statement_is_a_failure(durable_dsn: str, db: Any) -> None:
+async def test_effect_with_an_unawaited_statement_fails(durable_dsn: str, db: Any) -> None:
     left: list[asyncio.Task[str]] = []
 
     async def hasten(tx: Transaction) -> None:
@@ -236,7 +230,7 @@ async def test_an_effect_that_does_not_await_its_statement_is_a_failure(durable_
     assert left[0].cancelled()
 
 
-async def test_a_statement_after_the_end_of_the_effect_is_refused(durable_dsn: str, db: Any) -> None:
+async def test_statement_after_the_end_of_the_effect_is_rejected(durable_dsn: str, db: Any) -> None:
     left: list[asyncio.Task[str]] = []
 
     async def later(tx: Transaction) -> None:
@@ -252,7 +246,7 @@ async def test_a_statement_after_the_end_of_the_effect_is_refused(durable_dsn: s
     assert await booked(db) == []
 
 
-async def test_rights_that_an_effect_gives_away_are_its_own_loss(durable_dsn: str, db: Any) -> None:
+async def test_effect_that_drops_its_privileges_fails_alone(durable_dsn: str, db: Any) -> None:
     role = await db.fetchval("select 'nobody_' || pg_backend_pid()")
     await db.execute(f"create role {role}")
     try:
@@ -262,7 +256,7 @@ async def test_rights_that_an_effect_gives_away_are_its_own_loss(durable_dsn: st
         await db.execute(f"drop role {role}")
 
 
-async def test_the_search_path_is_the_users(durable_dsn: str, db: Any) -> None:
+async def test_effect_runs_with_the_search_path_of_the_role(durable_dsn: str, db: Any) -> None:
     name = await db.fetchval("select current_database()")
     await db.execute("create schema shop; create table shop.bill (id int)")
     await db.execute(f'alter database "{name}" set search_path = shop')
@@ -270,7 +264,7 @@ async def test_the_search_path_is_the_users(durable_dsn: str, db: Any) -> None:
     assert await db.fetchval("select count(*) from shop.bill") == 1
 
 
-async def test_a_trigger_that_an_effect_defers_has_the_path_of_the_effect(durable_dsn: str, db: Any) -> None:
+async def test_deferred_trigger_runs_with_the_search_path_of_the_effect(durable_dsn: str, db: Any) -> None:
     await db.execute("""
         create schema shop; create table shop.bill (id int); create table shop.seen (path text);
         create function shop.see() returns trigger language plpgsql as $$
@@ -282,7 +276,7 @@ async def test_a_trigger_that_an_effect_defers_has_the_path_of_the_effect(durabl
     assert await db.fetchval("select path from shop.seen") == "shop"
 
 
-async def test_the_user_may_change_the_search_path_for_one_effect(durable_dsn: str, db: Any) -> None:
+async def test_effect_can_set_its_own_search_path(durable_dsn: str, db: Any) -> None:
     await db.execute("create schema shop; create table shop.bill (id int)")
     assert (
         await _result(durable_dsn, Sql("set local search_path = shop; insert into bill values (1)")) == "done"
@@ -291,7 +285,7 @@ async def test_the_user_may_change_the_search_path_for_one_effect(durable_dsn: s
 
 
 @pytest.mark.parametrize("fails", [False, True])
-async def test_settings_of_one_effect_are_not_those_of_the_next(
+async def test_session_settings_do_not_leak_into_the_next_effect(
     durable_dsn: str, db: Any, *, fails: bool
 ) -> None:
     role = await db.fetchval("select 'guest_' || pg_backend_pid()")

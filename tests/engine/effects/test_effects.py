@@ -1,4 +1,4 @@
-"""An effect is part of the transaction of its outcome: it happens exactly once with it, or not at all."""
+"""An effect commits in the transaction of its outcome: exactly once, or not at all."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from tests.support.rows import SqlConnection, row_of
 from tests.support.settings import AN_HOUR, CALM, FAST
 from tests.support.waiting import PATIENCE, happens, holds
 
-# Much less than anything that would have to wait for a slow effect.
+# Much shorter than the slow effects below.
 SOON = timedelta(seconds=1.5)
 _CANCEL = "update gen_durable.gen_durable set cancel_requested_at = now() where id = $1"
 
@@ -53,7 +53,7 @@ class Leaf(Machine[None, str]):
 
 
 class Every(Machine[str, str]):
-    """Carries its effect with the outcome that its state names, and then ends."""
+    """Returns the outcome that its state names, with an effect; then ends."""
 
     @step
     async def run(self, ctx: Context[str]) -> Outcome[str]:
@@ -82,7 +82,7 @@ TRANSITIONS: Final = {
 }
 
 
-async def test_every_outcome_but_a_retry_takes_an_effect(
+async def test_every_outcome_but_retry_takes_an_effect(
     durable_dsn: str, db: Any, subtests: pytest.Subtests
 ) -> None:
     async with AsyncClient(durable_dsn, settings=CALM) as client:
@@ -107,7 +107,7 @@ async def test_every_outcome_but_a_retry_takes_an_effect(
 
 
 @pytest.mark.clause("EFF-1", "EXEC-5")
-def test_an_effect_rides_on_its_outcome(
+def test_effect_and_outcome_share_a_transaction(
     durable: Harness, sql: SqlConnection, subtests: pytest.Subtests
 ) -> None:
     async def book(transaction: Transaction) -> None:
@@ -138,7 +138,7 @@ def test_an_effect_rides_on_its_outcome(
             assert [row["status"] for row in sql.executions(ref.id)] == ["DONE"]
 
 
-async def test_a_chain_goes_on_after_an_effect_on_the_lease_that_it_has(durable_dsn: str, db: Any) -> None:
+async def test_chain_continues_on_its_lease_after_an_effect(durable_dsn: str, db: Any) -> None:
     class Chain(Machine[int, int]):
         @step
         async def count(self, ctx: Context[int]) -> Outcome[int]:
@@ -154,7 +154,7 @@ async def test_a_chain_goes_on_after_an_effect_on_the_lease_that_it_has(durable_
     assert [one.leased_at for one in records[1:]] == [one.finished_at for one in records[:-1]]
 
 
-async def test_an_async_function_sees_and_changes_the_database(durable_dsn: str, db: Any) -> None:
+async def test_async_function_effect_reads_and_writes(durable_dsn: str, db: Any) -> None:
     await db.execute(
         "create table stock (item text primary key, count int); insert into stock values ('a', 3)"
     )
@@ -169,7 +169,7 @@ async def test_an_async_function_sees_and_changes_the_database(durable_dsn: str,
                 assert await tx.execute("update stock set count = count - $1", ctx.state) == "UPDATE 1"
                 assert [one["count"] for one in await tx.fetch("select count from stock")] == [1]
                 assert await tx.fetchval("select count from stock") == 1
-                # In one transaction with the outcome, which is yet to be written.
+                # The outcome is written later in this transaction.
                 status = "select status from gen_durable.gen_durable where id = $1"
                 assert await tx.fetchval(status, ctx.id) == "executing"
                 kept.append(tx)
@@ -223,7 +223,7 @@ async def test_methods_partials_and_callable_objects_are_effects(durable_dsn: st
 
 
 @pytest.mark.clause("EFF-2", "INV-2")
-async def test_a_step_that_runs_three_times_has_its_effect_once(durable_dsn: str, db: Any) -> None:
+async def test_effect_of_a_step_that_runs_three_times_runs_once(durable_dsn: str, db: Any) -> None:
     keys: list[str] = []
 
     class Flaky(Machine[None, int], retry=Backoff(base=timedelta(milliseconds=1))):
@@ -244,7 +244,7 @@ async def test_a_step_that_runs_three_times_has_its_effect_once(durable_dsn: str
 
 
 @pytest.mark.clause("EFF-1")
-def test_a_retry_takes_no_effect() -> None:
+def test_retry_takes_no_effect() -> None:
     with pytest.raises(TypeError, match="effect"):
         Retry(effect=Sql("select 1"))  # type: ignore[call-arg]
 
@@ -253,7 +253,7 @@ def test_a_retry_takes_no_effect() -> None:
 
 
 class Careful(Machine[dict[str, Any], str]):
-    """Its effect works only if the ledger allows it."""
+    """Its effect fails when the ledger has a unique index."""
 
     def __init__(self) -> None:
         self.handled: list[Exception] = []
@@ -286,7 +286,7 @@ class Careful(Machine[dict[str, Any], str]):
 
 
 @pytest.mark.clause("EFF-3", "INV-2")
-async def test_a_failing_effect_takes_its_outcome_with_it(
+async def test_failing_effect_rolls_its_outcome_back(
     durable_dsn: str, db: Any, subtests: pytest.Subtests
 ) -> None:
     await db.execute("create unique index on ledger (key); insert into ledger (key) values ('taken')")
@@ -314,7 +314,7 @@ async def test_a_failing_effect_takes_its_outcome_with_it(
                 assert records[1].error.startswith("UniqueViolationError: duplicate key value")
 
 
-async def test_a_failing_effect_may_be_tried_again(durable_dsn: str, db: Any) -> None:
+async def test_failing_effect_can_be_retried(durable_dsn: str, db: Any) -> None:
     await db.execute("create unique index on ledger (key); insert into ledger (key) values ('taken')")
 
     class Stubborn(Machine[None, int], retry=Backoff(base=timedelta(milliseconds=1))):
@@ -331,7 +331,7 @@ async def test_a_failing_effect_may_be_tried_again(durable_dsn: str, db: Any) ->
     assert await booked(db) == ["taken", "free"]
 
 
-async def test_the_effect_of_the_handlers_outcome_may_save_the_day(durable_dsn: str, db: Any) -> None:
+async def test_outcome_of_handle_may_have_an_effect(durable_dsn: str, db: Any) -> None:
     class Saved(Machine[None, str]):
         @step
         async def run(self, ctx: Context[None]) -> Outcome[str]:
@@ -347,9 +347,7 @@ async def test_the_effect_of_the_handlers_outcome_may_save_the_day(durable_dsn: 
 
 
 @pytest.mark.clause("EFF-4")
-async def test_an_effect_that_fails_again_in_the_handlers_outcome_ends_the_instance(
-    durable_dsn: str, db: Any
-) -> None:
+async def test_failing_effect_of_handles_outcome_fails_the_instance(durable_dsn: str, db: Any) -> None:
     class Doomed(Machine[dict[str, int], None]):
         @step
         async def run(self, ctx: Context[dict[str, int]]) -> Outcome[None]:
@@ -373,9 +371,7 @@ async def test_an_effect_that_fails_again_in_the_handlers_outcome_ends_the_insta
     assert (record.status, record.outcome) == (ExecutionStatus.DONE, "stop")
 
 
-async def test_a_handler_that_raises_after_a_failed_effect_ends_the_instance(
-    durable_dsn: str, db: Any
-) -> None:
+async def test_handle_that_raises_after_a_failed_effect_fails_the_instance(durable_dsn: str, db: Any) -> None:
     class Doomed(Machine[None, None]):
         @step
         async def run(self, ctx: Context[None]) -> Outcome[None]:
@@ -391,7 +387,7 @@ async def test_a_handler_that_raises_after_a_failed_effect_ends_the_instance(
     )
 
 
-async def test_a_statement_that_cannot_work_goes_to_handle(durable_dsn: str, db: Any) -> None:
+async def test_invalid_effect_statement_goes_to_handle(durable_dsn: str, db: Any) -> None:
     async def wait(tx: Transaction) -> None:
         await tx.execute("set local statement_timeout = 50")
         await tx.execute("select pg_sleep(5)")
@@ -418,12 +414,12 @@ async def test_a_statement_that_cannot_work_goes_to_handle(durable_dsn: str, db:
     assert [one.result for one in ended] == list(effects)
 
 
-# ---------------------------------------------------------------------------------------------------------- neighbours
+# ---------------------------------------------------------------------------------------------------------- concurrent outcomes
 
 
 @pytest.mark.clause("EFF-5")
-async def test_failing_effects_harm_no_neighbour(durable_dsn: str, db: Any) -> None:
-    """Sixty outcomes at once: plain ones, good effects and bad ones."""
+async def test_failing_effects_do_not_affect_concurrent_outcomes(durable_dsn: str, db: Any) -> None:
+    """Sixty concurrent outcomes: plain, with effects, and with failing effects."""
     await db.execute("create unique index on ledger (key); insert into ledger (key) values ('taken')")
 
     class Mixed(Machine[int, str]):
@@ -449,7 +445,7 @@ async def test_failing_effects_harm_no_neighbour(durable_dsn: str, db: Any) -> N
 
 
 class Sleeper(Machine[bool, str]):
-    """Sleeps in its effect, if it is told to, until somebody cancels the statement."""
+    """Sleeps in its effect until its statement is cancelled, if its state says so."""
 
     @step
     async def run(self, ctx: Context[bool]) -> Outcome[str]:
@@ -460,14 +456,14 @@ class Sleeper(Machine[bool, str]):
 
 
 async def _woken(db: Any, pid: int, worker: Worker, ref: Ref[Any, str]) -> None:
-    """It slept all the time."""
+    """Assert that the effect slept throughout."""
     assert await busy_with(db, "%pg_sleep%") == pid
     await db.execute("select pg_cancel_backend($1)", pid)
     assert (await worker.wait(ref, timeout=PATIENCE)).result == "QueryCanceledError"
 
 
 @pytest.mark.clause("EFF-5")
-async def test_a_slow_effect_delays_nobody_else(durable_dsn: str, db: Any) -> None:
+async def test_slow_effect_does_not_delay_other_outcomes(durable_dsn: str, db: Any) -> None:
     async with Worker([Sleeper, Leaf], dsn=durable_dsn, settings=CALM) as worker:
         slow = await worker.insert(Sleeper, True)
         pid = await busy_with(db, "%pg_sleep%")
@@ -478,7 +474,7 @@ async def test_a_slow_effect_delays_nobody_else(durable_dsn: str, db: Any) -> No
         await _woken(db, pid, worker, slow)
 
 
-async def test_a_slow_effect_of_a_busy_key_delays_nobody_without_that_key(durable_dsn: str, db: Any) -> None:
+async def test_slow_effect_delays_only_its_concurrency_key(durable_dsn: str, db: Any) -> None:
     async with Worker([Sleeper], dsn=durable_dsn, settings=CALM) as worker:
         slow = await worker.insert(Sleeper, True, concurrency_key="k")
         pid = await busy_with(db, "%pg_sleep%")
@@ -490,7 +486,7 @@ async def test_a_slow_effect_of_a_busy_key_delays_nobody_without_that_key(durabl
     assert other.is_finished
 
 
-async def test_a_slow_effect_does_not_hold_up_whoever_sends_a_signal(durable_dsn: str, db: Any) -> None:
+async def test_slow_effect_does_not_block_signals_to_its_instance(durable_dsn: str, db: Any) -> None:
     async with Worker([Sleeper], dsn=durable_dsn, settings=CALM) as worker:
         ref = await worker.insert(Sleeper, True)
         pid = await busy_with(db, "%pg_sleep%")
@@ -501,9 +497,7 @@ async def test_a_slow_effect_does_not_hold_up_whoever_sends_a_signal(durable_dsn
             await _woken(db, pid, worker, ref)
 
 
-async def test_a_slow_effect_of_one_child_does_not_hold_up_the_joins_of_the_others(
-    durable_dsn: str, db: Any
-) -> None:
+async def test_slow_effect_of_a_child_does_not_block_its_siblings(durable_dsn: str, db: Any) -> None:
     class Family(Machine[None, int]):
         @step
         async def split(self, ctx: Context[None]) -> Outcome[int]:
@@ -523,7 +517,7 @@ async def test_a_slow_effect_of_one_child_does_not_hold_up_the_joins_of_the_othe
         assert (await worker.wait(ref, timeout=PATIENCE)).result == 7
 
 
-async def test_an_effect_may_take_longer_than_the_lease(durable_dsn: str, db: Any) -> None:
+async def test_effect_may_run_longer_than_the_lease(durable_dsn: str, db: Any) -> None:
     class Long(Machine[None, int]):
         @step
         async def run(self, ctx: Context[None]) -> Outcome[int]:
@@ -540,7 +534,7 @@ async def test_an_effect_may_take_longer_than_the_lease(durable_dsn: str, db: An
     assert await booked(db) == [f"{ref.id}:1"]
 
 
-async def test_a_key_is_free_only_after_the_effect_is_committed(durable_dsn: str, db: Any) -> None:
+async def test_key_is_released_after_the_effect_commits(durable_dsn: str, db: Any) -> None:
     class Keyed(Machine[int, None]):
         @step
         async def run(self, ctx: Context[int]) -> Outcome[None]:
@@ -557,7 +551,7 @@ async def test_a_key_is_free_only_after_the_effect_is_committed(durable_dsn: str
     assert await booked(db) == ["after 0", "after 1", "after 2"]
 
 
-async def test_a_deadlock_between_effects_is_nobodys_failure(durable_dsn: str, db: Any) -> None:
+async def test_effects_that_deadlock_are_retried(durable_dsn: str, db: Any) -> None:
     name = await db.fetchval("select current_database()")
     await db.execute(f"alter database \"{name}\" set deadlock_timeout = '50ms'")
     await db.execute(
@@ -591,7 +585,7 @@ async def test_a_deadlock_between_effects_is_nobodys_failure(durable_dsn: str, d
 # ------------------------------------------------------------------------------------------------- cancelled, shut down
 
 
-async def test_there_is_no_effect_for_a_cancelled_execution(durable_dsn: str, db: Any) -> None:
+async def test_cancelled_execution_runs_no_effect(durable_dsn: str, db: Any) -> None:
     is_there, may_go = asyncio.Event(), asyncio.Event()
 
     class Cancelled(Machine[None, str]):
@@ -614,10 +608,8 @@ async def test_there_is_no_effect_for_a_cancelled_execution(durable_dsn: str, db
     assert await db.fetchval("select count(*) from gen_durable.gen_durable") == 1
 
 
-async def test_a_cancel_that_comes_during_the_effect_is_before_or_after_the_outcome(
-    durable_dsn: str, db: Any
-) -> None:
-    """Never between: either the instance is cancelled and nothing happened, or all of it happened."""
+async def test_cancel_during_an_effect_is_atomic(durable_dsn: str, db: Any) -> None:
+    """Either the instance is cancelled and the effect rolled back, or both effect and outcome commit."""
 
     class Slow(Machine[None, None]):
         @step
@@ -636,9 +628,7 @@ async def test_a_cancel_that_comes_during_the_effect_is_before_or_after_the_outc
     assert (ended.status, await booked(db)) in (("done", [f"{ref.id}:1"]), ("cancelled", []))
 
 
-async def test_a_shutdown_lets_effects_end_and_leaves_nothing_committed_but_not_done(
-    durable_dsn: str, db: Any
-) -> None:
+async def test_shutdown_finishes_running_effects(durable_dsn: str, db: Any) -> None:
     class Nap(Machine[None, None]):
         @step
         async def run(self, ctx: Context[None]) -> Outcome[None]:
@@ -651,7 +641,7 @@ async def test_a_shutdown_lets_effects_end_and_leaves_nothing_committed_but_not_
     assert [tuple(row) for row in rows] == [("DONE", "done")] * len(refs)
 
 
-async def test_an_effect_that_takes_too_long_for_a_shutdown_is_rolled_back(
+async def test_effect_longer_than_the_drain_is_rolled_back(
     durable_dsn: str, db: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gen_durable._runtime.shutdown_timeouts.COMMITS", 0.2)
@@ -678,6 +668,6 @@ async def test_an_effect_that_takes_too_long_for_a_shutdown_is_rolled_back(
     )
     assert await booked(db) == []
     assert (await row_of(db, ref.id))["status"] == "executing", (
-        "its lease runs out, and somebody runs it again"
+        "its lease expires, and another worker runs it again"
     )
     assert asyncio.all_tasks() == before, "nothing goes on behind the back of a worker that is closed"

@@ -1,4 +1,4 @@
-"""Effects happen exactly once, whoever dies: the worker, the connection, or the answer to COMMIT."""
+"""Effects are exactly-once when the worker dies, the connection breaks, or the reply to COMMIT is lost."""
 
 from __future__ import annotations
 
@@ -38,16 +38,14 @@ create constraint trigger dawdle after insert on ledger deferrable initially def
 
 
 @pytest.mark.parametrize("point", ["in the step", "in the effect", "before COMMIT"])
-async def test_a_worker_killed_before_its_commit_leaves_no_effect(
-    durable_dsn: str, db: Any, point: str
-) -> None:
-    """INV_002: what died half-way has changed nothing, and is simply done again."""
+async def test_worker_killed_before_commit_leaves_no_effect(durable_dsn: str, db: Any, point: str) -> None:
+    """INV_002: an execution that died before its commit changed nothing, and runs again."""
     async with AsyncClient(durable_dsn, settings=FAST) as client:
         ref = await client.insert(Payment)
         async with victim(durable_dsn, FAST, point) as worker:
             await worker.hears(paying=f"{ref.id}:1")
             assert await worker.ends() == -signal.SIGKILL
-        # The server may need a moment to see that nobody is there any more.
+        # The server may need a moment to notice that the client is gone.
         await holds(db, "select count(*) = 0 from pg_stat_activity where application_name = 'gen_durable' "
                         "and datname = current_database() and state <> 'idle'")  # fmt: skip
         assert await booked(db) == []
@@ -60,7 +58,9 @@ async def test_a_worker_killed_before_its_commit_leaves_no_effect(
     assert (second.status, second.outcome, second.attempt, second.lease_owner) == (DONE, "done", 2, heir.name)
 
 
-async def test_what_is_committed_a_moment_ago_is_left_to_its_own_worker(database: Database, db: Any) -> None:
+async def test_reaper_leaves_recently_committed_executions_to_their_worker(
+    database: Database, db: Any
+) -> None:
     await db.execute("""
         insert into gen_durable.executions
                (instance_id, step_seq, execution, attempt, status, outcome, step, finished_at)
@@ -73,12 +73,12 @@ async def test_what_is_committed_a_moment_ago_is_left_to_its_own_worker(database
     assert [row[0] for row in rows] == [1, 2]
 
 
-async def test_many_that_were_abandoned_are_finished_in_bounded_rounds(database: Database, db: Any) -> None:
+async def test_abandoned_executions_are_finished_in_bounded_rounds(database: Database, db: Any) -> None:
     await db.execute("""
         insert into gen_durable.executions
                (instance_id, step_seq, execution, attempt, status, outcome, step, finished_at)
         select n, 1, 1, 0, 'COMMITTED', 'done', 's', now() - interval '1 h' from generate_series(1, 1200) n""")
-    # The first 700 of the page order still have an event to publish.
+    # The first 700 rows in page order still have a pending event.
     await db.execute("""
         insert into gen_durable.outbox (instance_id, step_seq, n, sink, type, subject, data)
         select n, 1, 1, 's', 't', 'u', '1' from generate_series(1, 700) n""")
@@ -91,7 +91,7 @@ async def test_many_that_were_abandoned_are_finished_in_bounded_rounds(database:
 
 
 class Booker(Machine[str, str]):
-    """Books once, and then goes on or ends, as its state says."""
+    """Books once, and then continues or ends, as its state says."""
 
     def __init__(self) -> None:
         self.connections: list[Any] = []
@@ -113,10 +113,10 @@ class Booker(Machine[str, str]):
 
 
 @pytest.mark.parametrize("kind", ["next", "done"])
-async def test_an_effect_whose_commit_lost_its_answer_is_not_repeated(
+async def test_effect_whose_commit_reply_was_lost_is_not_repeated(
     durable_dsn: str, db: Any, kind: str
 ) -> None:
-    """The connection is cut while COMMIT is under way; the server goes on, and does commit."""
+    """The connection is cut during COMMIT; the server still commits."""
     await db.execute(_SLOW_COMMIT)
     machine = Booker()
     async with Worker([machine], dsn=durable_dsn, settings=CALM) as worker:
@@ -135,10 +135,8 @@ async def test_an_effect_whose_commit_lost_its_answer_is_not_repeated(
 
 
 @pytest.mark.parametrize("kind", ["next", "done"])
-async def test_an_effect_whose_commit_was_broken_off_is_run_again(
-    durable_dsn: str, db: Any, kind: str
-) -> None:
-    """The backend dies while COMMIT is under way: nothing is committed, and the worker finds that out."""
+async def test_effect_whose_commit_failed_runs_again(durable_dsn: str, db: Any, kind: str) -> None:
+    """The backend dies during COMMIT: nothing is committed, and the worker detects it."""
     await db.execute(_SLOW_COMMIT)
     machine = Booker()
     async with Worker([machine], dsn=durable_dsn, settings=CALM) as worker:
@@ -154,7 +152,7 @@ async def test_an_effect_whose_commit_was_broken_off_is_run_again(
 
 
 @pytest.mark.parametrize("swallows", [False, True])
-async def test_an_effect_whose_connection_breaks_is_run_again(
+async def test_effect_whose_connection_breaks_runs_again(
     durable_dsn: str, db: Any, *, swallows: bool
 ) -> None:
     runs: list[str] = []
@@ -185,8 +183,8 @@ async def test_an_effect_whose_connection_breaks_is_run_again(
     assert await booked(db) == [f"{ref.id}:1"]
 
 
-async def test_a_worker_whose_connections_all_break_goes_on(durable_dsn: str, db: Any) -> None:
-    """In the middle of everything: picks, group commits, effects."""
+async def test_worker_survives_the_loss_of_all_connections(durable_dsn: str, db: Any) -> None:
+    """During picks, group commits and effects."""
 
     class Busy(Machine[int, int]):
         @step

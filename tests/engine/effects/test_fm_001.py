@@ -1,6 +1,6 @@
-"""FM_001, the duplicate retry: A leases a job and stalls, its lease runs out, B runs the job, and then A wakes up.
+"""FM_001, duplicate execution: A leases a job and stalls, its lease expires, B runs the job, then A resumes.
 
-`docs/internals/failure-lab.md` tells the story. Every process here is a real one.
+`docs/internals/failure-lab.md` describes the failure mode. These tests use real processes.
 """
 
 from __future__ import annotations
@@ -25,9 +25,7 @@ _LEASE_IS_OVER = "select lease_expires_at < clock_timestamp() from gen_durable.g
 
 
 @pytest.mark.clause("FM-1")
-async def test_without_a_commit_boundary_the_effect_happens_twice(
-    durable_dsn: str, db: Any, tmp_path: Path
-) -> None:
+async def test_naive_worker_applies_the_effect_twice(durable_dsn: str, db: Any, tmp_path: Path) -> None:
     wake_up = tmp_path / "wake up"
     async with AsyncClient(durable_dsn) as client:
         job = await client.insert(Payment)
@@ -40,21 +38,21 @@ async def test_without_a_commit_boundary_the_effect_happens_twice(
         assert await _paid_by(db) == ["B"]
         wake_up.touch()
         assert await a.ends() == 0
-    assert await _paid_by(db) == ["B", "A"], "the customer has paid twice"
+    assert await _paid_by(db) == ["B", "A"], "the effect was applied twice"
     assert await booked(db) == [f"{job.id}:1"] * 2
-    assert await db.fetchval("select status from gen_durable.gen_durable") == "done", "and nobody noticed"
+    assert await db.fetchval("select status from gen_durable.gen_durable") == "done", "no error is visible"
 
 
 @pytest.mark.clause("FM-1", "EFF-6", "INV-1")
-async def test_with_it_the_effect_happens_once(durable_dsn: str, db: Any, tmp_path: Path) -> None:
-    """INV_001, under the same schedule: the execution that comes second detects it at its commit, and does nothing."""
+async def test_effect_is_applied_once_after_a_lost_lease(durable_dsn: str, db: Any, tmp_path: Path) -> None:
+    """INV_001, under the same schedule: the second execution detects the loss at its commit and does nothing."""
     wake_up = tmp_path / "wake up"
     async with AsyncClient(durable_dsn, settings=FAST) as client:
         job = await client.insert(Payment)
         async with victim(durable_dsn, FAST, "stall", wake_up) as a:
             name_of_a = (await a.hears(worker=...))["worker"]
             paying = await a.hears(paying=f"{job.id}:1")
-            # One that is merely slow keeps its lease, because its heart beats: only one that stands still loses it.
+            # A slow worker keeps its lease because its heartbeat runs; only a stopped one loses it.
             a.send(signal.SIGSTOP)
             await holds(db, _LEASE_IS_OVER, job.id)
             async with victim(durable_dsn, FAST) as b:
@@ -76,7 +74,7 @@ async def test_with_it_the_effect_happens_once(durable_dsn: str, db: Any, tmp_pa
     assert after == before, "what A did after it woke up left no trace in the database"
     assert (first.status, first.outcome, first.lease_owner) == (ABORTED, "lease", name_of_a)
     assert (second.status, second.outcome, second.lease_owner) == (DONE, "done", name_of_b)
-    # The body of the step is the prepare phase, and ran twice; whatever it asks of the outside gets the same key twice.
+    # The body of the step ran twice, with the same idempotency key.
     assert [(one["paying"], one["attempt"]) for one in (paying, paying_again)] == [
         (f"{job.id}:1", 0),
         (f"{job.id}:1", 1),
@@ -84,10 +82,8 @@ async def test_with_it_the_effect_happens_once(durable_dsn: str, db: Any, tmp_pa
 
 
 @pytest.mark.clause("INV-4", "EXEC-5")
-async def test_a_crash_between_committed_and_done_is_finished_and_not_repeated(
-    durable_dsn: str, db: Any
-) -> None:
-    """INV_004: recovery finds that the effect has happened, says so, and repeats nothing."""
+async def test_crash_between_committed_and_done_is_finished_not_repeated(durable_dsn: str, db: Any) -> None:
+    """INV_004: recovery marks the committed execution as DONE and repeats nothing."""
     async with AsyncClient(durable_dsn, settings=FAST) as client:
         job = await client.insert(Payment)
         async with victim(durable_dsn, FAST, "after COMMIT") as a:
@@ -112,7 +108,7 @@ async def test_a_crash_between_committed_and_done_is_finished_and_not_repeated(
     assert await booked(db) == [f"{job.id}:1"]
 
 
-def test_the_failure_lab_names_tests_that_exist() -> None:
+def test_failure_lab_names_existing_tests() -> None:
     text = (ROOT / "docs" / "internals" / "failure-lab.md").read_text(encoding="utf-8")
     named = re.findall(r"`(tests/[\w/]+\.py)::(test_\w+)`", text)
     for file, test in named:
@@ -120,7 +116,7 @@ def test_the_failure_lab_names_tests_that_exist() -> None:
             rf"^(async )?def {test}\(", (ROOT / file).read_text(encoding="utf-8"), re.MULTILINE
         ), test
     assert len(named) > 10
-    # Each invariant is named by a test that holds it: in the first line of its docstring.
+    # Each invariant is named by the docstring of a test.
     files = (ROOT / "tests" / "engine").rglob("test_*.py")
     held = {name for file in files for name in re.findall(r'^ *"""(INV_\d+)', file.read_text(), re.MULTILINE)}
     assert held == set(re.findall(r"INV_\d+", text)) == {"INV_001", "INV_002", "INV_003", "INV_004"}
@@ -135,7 +131,7 @@ async def _all_of(db: Any, id: int) -> list[dict[str, Any]]:
     records = await db.fetch(
         "select * from gen_durable.executions where instance_id = $1 order by execution", id
     )
-    # DONE comes a moment after COMMITTED, and is B's own business.
+    # B sets DONE shortly after COMMITTED.
     return [
         *map(dict, rows),
         *[{**row, "status": row["status"].replace("COMMITTED", "DONE")} for row in records],

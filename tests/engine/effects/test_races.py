@@ -1,4 +1,4 @@
-"""While an effect runs nobody waits for its row, so anything may happen to it: then the effect has never happened."""
+"""An effect runs without a row lock, so its row may change meanwhile; then the effect is rolled back."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _EXPIRE = "update gen_durable.gen_durable set lease_expires_at = now() - interva
 
 
 class Booker(Machine[str, str]):
-    """Its first effect books, and then waits for the test."""
+    """Its first effect books, then waits for the test."""
 
     def __init__(self) -> None:
         self.is_there, self.may_go = asyncio.Event(), asyncio.Event()
@@ -68,7 +68,7 @@ class Booker(Machine[str, str]):
         return Done(f"{[message.name for message in ctx.awaited]}")
 
 
-async def test_an_effect_whose_lease_is_lost_meanwhile_is_rolled_back(durable_dsn: str, db: Any) -> None:
+async def test_effect_whose_lease_is_lost_is_rolled_back(durable_dsn: str, db: Any) -> None:
     machine = Booker()
     async with Worker([machine], dsn=durable_dsn, settings=CALM) as worker:
         events = Events(worker)
@@ -88,7 +88,7 @@ async def test_an_effect_whose_lease_is_lost_meanwhile_is_rolled_back(durable_ds
     assert second.outcome == "done"
 
 
-async def test_an_effect_that_is_cancelled_meanwhile_is_rolled_back(durable_dsn: str, db: Any) -> None:
+async def test_effect_of_a_cancelled_instance_is_rolled_back(durable_dsn: str, db: Any) -> None:
     machine = Booker()
     async with Worker([machine], dsn=durable_dsn, settings=CALM) as worker:
         events = Events(worker)
@@ -105,7 +105,7 @@ async def test_an_effect_that_is_cancelled_meanwhile_is_rolled_back(durable_dsn:
     assert events.of(OutcomeStale) == []
 
 
-async def test_a_signal_during_the_effect_is_not_slept_on(durable_dsn: str, db: Any) -> None:
+async def test_signal_during_an_effect_wakes_the_await(durable_dsn: str, db: Any) -> None:
     machine = Booker()
     async with Worker([machine], dsn=durable_dsn, settings=CALM) as worker:
         ref = await worker.insert(machine, "await")
@@ -117,7 +117,7 @@ async def test_a_signal_during_the_effect_is_not_slept_on(durable_dsn: str, db: 
     assert await booked(db) == [f"{ref.id}:1"]
 
 
-async def test_who_changes_a_row_and_then_signals_does_not_deadlock_with_an_effect_on_that_row(
+async def test_effect_does_not_deadlock_with_a_caller_that_updates_and_signals(
     durable_dsn: str, db: Any
 ) -> None:
     await db.execute("create table bill (paid int); insert into bill values (0)")
@@ -140,7 +140,7 @@ async def test_who_changes_a_row_and_then_signals_does_not_deadlock_with_an_effe
         async with db.transaction():
             await db.execute("update bill set paid = paid + 1")
             ref = await worker.insert(Payer)
-            # On a connection of its own: inside a transaction the view of activities stands still.
+            # On another connection: inside a transaction pg_stat_activity is a snapshot.
             async with looking(durable_dsn) as other:
                 await busy_with(other, "update bill%")
             await worker.signal(ref, "more", conn=db)
@@ -149,10 +149,8 @@ async def test_who_changes_a_row_and_then_signals_does_not_deadlock_with_an_effe
     assert len(runs) == 1, "it was not the victim of a deadlock"
 
 
-async def test_an_effect_that_chooses_its_isolation_level_fails_and_sleeps_on_nothing(
-    durable_dsn: str, db: Any
-) -> None:
-    """With its old snapshot it would see neither the signal nor that its lease has been renewed."""
+async def test_effect_that_changes_its_isolation_level_fails(durable_dsn: str, db: Any) -> None:
+    """Its snapshot would show neither the new signal nor the renewed lease."""
     runs: list[int] = []
     is_there, may_go = asyncio.Event(), asyncio.Event()
 
@@ -189,7 +187,7 @@ async def test_an_effect_that_chooses_its_isolation_level_fails_and_sleeps_on_no
 
 
 class Racer(Machine[int, str]):
-    """Its effect loses so many races, and then books."""
+    """Its effect hits this many serialization failures, then books."""
 
     def __init__(self) -> None:
         self.runs = 0
@@ -219,7 +217,7 @@ class Racer(Machine[int, str]):
         ),
     ],
 )
-async def test_an_effect_that_loses_every_race_has_failed(
+async def test_effect_with_repeated_serialization_failures_fails(
     durable_dsn: str, db: Any, monkeypatch: pytest.MonkeyPatch, races: int, result: str
 ) -> None:
     monkeypatch.setattr(flusher, "_MAX_RACES", 2)
@@ -231,7 +229,7 @@ async def test_an_effect_that_loses_every_race_has_failed(
     assert await booked(db) == ([f"{ref.id}:1"] if races == 1 else [])
 
 
-async def test_an_effect_after_which_nothing_can_be_written_in_time_has_failed(
+async def test_effect_whose_outcome_repeatedly_times_out_fails(
     durable_dsn: str, db: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runs: list[int] = []

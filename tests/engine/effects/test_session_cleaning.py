@@ -1,4 +1,4 @@
-"""The session of an effect is cleaned before it is used again, also when its execution is cancelled meanwhile."""
+"""The session of an effect is cleaned before reuse, also when its execution is cancelled."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gen_durable._db import pool
 from gen_durable._db.plan import Plan, Statement, only
 from gen_durable._db.pool import Database
 
-# As `lock_for_effect` does: the end of the transaction needs to know the path of the effect.
+# As `lock_for_effect` does: the end of the transaction needs the search path of the effect.
 YES = Statement(
     "yes",
     "select set_config('gen_durable_pool.path', current_setting('search_path'), true) is not null as yes",
@@ -30,7 +30,7 @@ def yes() -> Plan[bool]:
 
 
 @pytest.mark.parametrize("ends", [False, True], ids=["cleaned", "the session ends meanwhile"])
-async def test_cancelled_while_its_connection_is_cleaned(
+async def test_session_is_cleaned_when_the_execution_is_cancelled(
     durable_dsn: str, db: Any, monkeypatch: pytest.MonkeyPatch, ends: bool
 ) -> None:
     monkeypatch.setattr(pool, "_RESET", pool._RESET + "; select pg_sleep(0.5)")

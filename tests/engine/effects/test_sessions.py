@@ -1,4 +1,4 @@
-"""An effect and the session that it runs on: one that breaks it again and again has failed, and none is left changed."""
+"""Sessions of effects: an effect that repeatedly breaks its session fails; settings do not leak."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ select pg_terminate_backend(pid) from pg_stat_activity
 
 
 class Doomed(Machine[str, str]):
-    """Its effect ends its own session, each time."""
+    """Its effect terminates its own session every time."""
 
     def __init__(self) -> None:
         self.runs = 0
@@ -60,7 +60,7 @@ class Plain(Machine[None, str]):
         return Done("plain")
 
 
-async def test_an_effect_that_breaks_its_connections_fails_and_the_reaper_works_meanwhile(
+async def test_effect_that_kills_its_sessions_fails_without_stopping_the_reaper(
     durable_dsn: str, db: Any
 ) -> None:
     machine = Doomed()
@@ -77,7 +77,7 @@ async def test_an_effect_that_breaks_its_connections_fails_and_the_reaper_works_
 
 
 class Patient(Machine[None, int]):
-    """Its effect waits to be cut off, so many times; then it ends."""
+    """Its effect is cut off this many times, then ends."""
 
     def __init__(self, cuts: int) -> None:
         self.runs = 0
@@ -97,14 +97,14 @@ class Patient(Machine[None, int]):
 
 
 async def _cut(machine: Patient, db: Any, *, times: int) -> None:
-    """End all sessions of the worker whenever the effect is about to end."""
+    """Terminate all sessions of the worker whenever the effect is about to end."""
     for _ in range(times):
         await happens(machine.is_there)
         machine.is_there.clear()
         await db.execute(_OUTAGE)
 
 
-async def test_an_effect_is_not_to_blame_for_outages(durable_dsn: str, db: Any) -> None:
+async def test_outages_do_not_fail_the_effect(durable_dsn: str, db: Any) -> None:
     machine = Patient(cuts=5)
     async with Worker([machine], dsn=durable_dsn, settings=CALM) as worker:
         ref = await worker.insert(machine)
@@ -114,10 +114,10 @@ async def test_an_effect_is_not_to_blame_for_outages(durable_dsn: str, db: Any) 
     assert await booked(db) == [f"{ref.id}:1"]
 
 
-async def test_an_effect_under_which_everything_breaks_again_and_again_has_failed(
+async def test_effect_fails_after_repeated_outages(
     durable_dsn: str, db: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It may be what brings the server down."""
+    """The effect may be the cause of the outages."""
     monkeypatch.setattr(flusher, "_MAX_OUTAGES", 2)
     machine = Patient(cuts=5)
     async with Worker([machine], dsn=durable_dsn, settings=CALM) as worker:
@@ -128,7 +128,7 @@ async def test_an_effect_under_which_everything_breaks_again_and_again_has_faile
     assert await booked(db) == []
 
 
-async def test_an_effect_that_idles_until_the_server_ends_it_fails_at_once(
+async def test_effect_ended_by_idle_timeout_fails_at_once(
     durable_dsn: str, db: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(effects, "_IDLE_SECONDS", 0.2)
@@ -139,7 +139,7 @@ async def test_an_effect_that_idles_until_the_server_ends_it_fails_at_once(
     assert machine.runs == 1
 
 
-async def test_a_cancel_reaches_an_effect_that_is_run_again(durable_dsn: str, db: Any) -> None:
+async def test_cancel_stops_an_effect_that_is_retried(durable_dsn: str, db: Any) -> None:
     class Slow(Machine[None, str]):
         @step
         async def run(self, ctx: Context[None]) -> Outcome[str]:
@@ -166,7 +166,7 @@ async def test_a_cancel_reaches_an_effect_that_is_run_again(durable_dsn: str, db
 @pytest.mark.parametrize(
     "verb", ["cancel($1::bigint)", "cancel($1::bigint, force => true)", "soft_delete($1::bigint)"]
 )
-async def test_an_effect_that_ends_its_own_instance_has_failed(durable_dsn: str, db: Any, verb: str) -> None:
+async def test_effect_that_ends_its_own_instance_fails(durable_dsn: str, db: Any, verb: str) -> None:
     class Suicidal(Machine[None, str]):
         @step
         async def run(self, ctx: Context[None]) -> Outcome[str]:
@@ -190,8 +190,8 @@ LEFT_BEHIND = [
 ]
 
 
-async def test_an_effect_leaves_nothing_on_its_session(durable_dsn: str, db: Any) -> None:
-    """Whatever it took for the session, as against its transaction, the next effect does not find there."""
+async def test_effect_leaves_no_state_on_its_session(durable_dsn: str, db: Any) -> None:
+    """Session-level settings, locks and tables of one effect are gone before the next."""
 
     class Messy(Machine[int, str]):
         @step
@@ -223,7 +223,7 @@ async def test_an_effect_leaves_nothing_on_its_session(durable_dsn: str, db: Any
         assert len(set(found[::2])) == 1, "all on one session, or nothing was tried"
 
 
-async def test_the_limits_of_the_role_do_not_apply_to_effects(durable_dsn: str, db: Any) -> None:
+async def test_role_timeouts_do_not_apply_to_effects(durable_dsn: str, db: Any) -> None:
     if await db.fetchval("select current_setting('server_version_num')::int") < 170000:
         pytest.skip("transaction_timeout is new in 17")
     name = await db.fetchval("select current_database()")
@@ -234,13 +234,13 @@ async def test_the_limits_of_the_role_do_not_apply_to_effects(durable_dsn: str, 
             return Done("done", effect=Sql("select pg_sleep(0.7)"))
 
     async with Worker([Slow], dsn=durable_dsn, settings=CALM) as worker:
-        # From here on, so that it is for the connections of effects, which are made when they are needed.
+        # Set now, so that it applies to connections of effects, which are opened on demand.
         await db.execute(f"alter database \"{name}\" set transaction_timeout = '300ms'")
         refs = await worker.insert_all([Spec(Slow), Spec(Slow)])
         assert {one.result for one in await worker.wait_all(refs, timeout=PATIENCE)} == {"done"}
 
 
-async def test_no_session_has_the_transaction_timeout_of_its_role(durable_dsn: str, db: Any) -> None:
+async def test_role_transaction_timeout_is_overridden(durable_dsn: str, db: Any) -> None:
     if await db.fetchval("select current_setting('server_version_num')::int") < 170000:
         pytest.skip("transaction_timeout is new in 17")
     name = await db.fetchval("select current_database()")
@@ -262,10 +262,8 @@ async def test_no_session_has_the_transaction_timeout_of_its_role(durable_dsn: s
     await conn.close()
 
 
-async def test_a_server_without_a_newer_setting_is_asked_for_it_once(
-    durable_dsn: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As PostgreSQL 16 answers to transaction_timeout."""
+async def test_unsupported_setting_is_tried_once(durable_dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """PostgreSQL 16 does not know transaction_timeout."""
     monkeypatch.setattr(connector, "NEWER", {"no_such_setting": "0"})
     monkeypatch.setattr(connector, "_NEWER_THAN", 1000)
     monkeypatch.setattr(connector, "_older", set())
@@ -273,7 +271,7 @@ async def test_a_server_without_a_newer_setting_is_asked_for_it_once(
     really = asyncpg.connect
 
     async def noted(*args: Any, **options: Any) -> Any:
-        if args[0] == durable_dsn:  # not the heartbeat of an earlier test, whose thread may still end
+        if args[0] == durable_dsn:  # not the heartbeat thread of an earlier test, which may still be ending
             tried.append("no_such_setting" in options["server_settings"])
         return await really(*args, **options)
 
@@ -289,8 +287,8 @@ async def test_a_server_without_a_newer_setting_is_asked_for_it_once(
     assert rows == [{"jit": "off"}]
 
 
-async def test_slow_effects_delay_no_others(durable_dsn: str, db: Any) -> None:
-    """As many as may run at once may have an effect at once."""
+async def test_slow_effects_do_not_delay_each_other(durable_dsn: str, db: Any) -> None:
+    """There are as many effect connections as running steps."""
 
     class Effective(Machine[str, str]):
         @step

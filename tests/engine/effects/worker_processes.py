@@ -1,4 +1,4 @@
-"""Programs of this folder, each in a process of its own that does not outlive its test."""
+"""Start the worker programs of this folder."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.support.worker_process import WorkerProcess, program
 
 @asynccontextmanager
 async def naive(dsn: str, name: str, stalled_until: Path | None = None) -> AsyncIterator[WorkerProcess]:
-    """A worker without a commit boundary; it does one job and ends."""
+    """The naive worker; it runs one job and ends."""
     more = () if stalled_until is None else (str(stalled_until),)
     async with program("tests.engine.effects.naive_worker", dsn, name, *more) as process:
         yield process
@@ -24,7 +24,7 @@ async def naive(dsn: str, name: str, stalled_until: Path | None = None) -> Async
 async def victim(
     dsn: str, settings: Settings, point: str = "nowhere", stalled_until: Path | None = None
 ) -> AsyncIterator[WorkerProcess]:
-    """A worker of ours that dies at this point, or stalls."""
+    """A worker that kills itself at this point, or stalls."""
     options = msgspec.json.encode(settings).decode()
     async with program(
         "tests.engine.effects.crashing_payment", dsn, options, point, str(stalled_until or "")

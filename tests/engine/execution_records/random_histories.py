@@ -1,4 +1,4 @@
-"""Random histories of instances, made by the engine's own plans: leases, outcomes of the living and the lost, ends."""
+"""Random histories of instances, run by the engine's own plans: leases, valid and stale outcomes, ends."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def histories() -> st.SearchStrategy[list[Happening]]:
 
 
 def _of(*names: str) -> list[Happening]:
-    """`done 2 +` is an outcome of the execution that was leased third, with an effect; `-` is one with a bad effect."""
+    """`done 2 +`: an outcome of the third leased execution, with an effect; `-`: with a failing effect."""
     made: list[Happening] = []
     for text in names:
         name, which, *sign = text.split()
@@ -61,7 +61,7 @@ LOSSES: Final = _of(
 
 
 class History:
-    """Two instances and their children, and everything that was ever leased of them."""
+    """Two instances, their children, and every execution leased of them."""
 
     def __init__(self, database: Database, db: Any, level: RecordLevel) -> None:
         self._database = database
@@ -107,7 +107,7 @@ class History:
         )
 
     async def _again(self, which: int) -> None:
-        """Somebody lets a failed or cancelled instance go on."""
+        """Retry a failed or cancelled instance."""
         await self._database.run(
             control.retry([self._first + which % 2], None, "mended", "ann", is_alone=True)
         )
@@ -120,7 +120,7 @@ class History:
         await self._database.run(leases.mark_started(begun))
 
     async def _wait(self, _: int) -> None:
-        """Time passes: for whoever has a delay or a deadline."""
+        """Let delays and deadlines pass."""
         await self._db.execute(
             """update gen_durable.gen_durable
                   set eligible_at = now(), await_deadline = case when await_deadline is not null then now() end"""
@@ -156,7 +156,7 @@ class History:
             chained = msgspec.structs.replace(
                 execution, step_seq=execution.step_seq + 1, attempt=0, leased_at=result.leased_at
             )
-            # The old one stays, too: its outcome may come a second time.
+            # Keep the old execution: its outcome may be committed a second time.
             self._held.append(chained)
 
     async def _send(self, one: CommitEntry) -> CommitResult | EffectError:
@@ -172,7 +172,7 @@ class History:
         return report.results[0]
 
     async def check(self) -> None:
-        """All there is to say about jobs and their executions, at this moment."""
+        """Check every invariant of jobs and executions."""
         jobs = await self._db.fetch(
             """select g.id, g.status::text, g.step_seq, g.execution, j.state
                  from gen_durable.gen_durable g join gen_durable.gen_durable_job_state j on j.job_id = g.id"""
@@ -214,7 +214,7 @@ class History:
 
 
 def state_by_status(status: Status, step_seq: int) -> JobState:
-    """The state of a job, for whoever knows nothing of executions."""
+    """The state of a job, derived from the instance alone."""
     match status:
         case Status.DONE:
             return JobState.SUCCEEDED

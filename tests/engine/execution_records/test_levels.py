@@ -1,4 +1,4 @@
-"""How much is recorded is a setting. What is true of instances does not depend on it."""
+"""The setting `executions` decides what is recorded; instances behave the same at every level."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Leaf(Machine[None, None]):
 
 
 class Everything(Machine[None, None]):
-    """Ends in every way but one."""
+    """Returns every outcome but Stop."""
 
     @step
     async def once_more(self, ctx: Context[None]) -> Outcome[None]:
@@ -93,7 +93,7 @@ def _told(records: Any) -> list[tuple[str, str | None]]:
 
 
 @pytest.mark.clause("EXEC-8")
-def test_what_is_recorded_of_outcomes(durable: Harness, durable_dsn: str, level: RecordLevel) -> None:
+def test_recorded_outcomes_by_level(durable: Harness, durable_dsn: str, level: RecordLevel) -> None:
     with psycopg.connect(durable_dsn, autocommit=True) as conn:
         conn.execute(LEDGER)
     done, failed = durable.insert(Everything), durable.insert(Failing)
@@ -117,7 +117,7 @@ def test_what_is_recorded_of_outcomes(durable: Harness, durable_dsn: str, level:
         assert conn.execute("select count(*) from ledger").fetchone() == (2,)
 
 
-def test_what_is_recorded_of_lost_leases(durable: Harness, level: RecordLevel) -> None:
+def test_recorded_lost_leases_by_level(durable: Harness, level: RecordLevel) -> None:
     leaf = durable.insert(Leaf)
     with durable.crash_at(Leaf.run), pytest.raises(Crash):
         durable.drain()
@@ -135,7 +135,7 @@ def test_what_is_recorded_of_lost_leases(durable: Harness, level: RecordLevel) -
     assert durable.assert_done(leaf) is None
 
 
-async def test_what_is_recorded_of_releases_cancels_and_poison(
+async def test_recorded_releases_cancels_and_poison_by_level(
     database: Database, db: Any, level: RecordLevel
 ) -> None:
     recorder = commits.Recorder("worker", level)
@@ -160,7 +160,7 @@ async def test_what_is_recorded_of_releases_cancels_and_poison(
 async def test_a_transition_is_committed_once_at_every_level(
     database: Database, db: Any, level: RecordLevel, subtests: pytest.Subtests
 ) -> None:
-    """INV_001 rests on the token; the record is its witness."""
+    """INV_001 is enforced by the lease token, not by the record."""
     recorder = commits.Recorder("worker", level)
 
     def outcome(execution: Any, kind: str) -> Any:
@@ -190,7 +190,9 @@ async def test_a_transition_is_committed_once_at_every_level(
 
 
 @pytest.mark.clause("EXEC-8")
-async def test_a_worker_records_as_its_settings_say(durable_dsn: str, db: Any, level: RecordLevel) -> None:
+async def test_worker_records_at_the_level_of_its_settings(
+    durable_dsn: str, db: Any, level: RecordLevel
+) -> None:
     settings = msgspec.structs.replace(CALM, executions=level)
     async with Worker([Everything, Failing, Leaf], dsn=durable_dsn, settings=settings) as worker:
         failed, leaf = await worker.insert(Failing), await worker.insert(Leaf)

@@ -1,4 +1,4 @@
-"""INV_001: at most one execution commits a transition. An index would refuse a second; the token keeps it away."""
+"""INV_001: at most one execution commits a transition. The lease token guards it, a unique index enforces it."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ from tests.support.engine_plans import RECORDER, entry, flushed, inserted, new, 
 from tests.support.ledger import BOOK, booked, booking, commit_with_effect
 from tests.support.rows import row_of
 from tests.support.settings import CALM, FAST
-from tests.support.waiting import PATIENCE, Events, happens, happens_to_the_deaf
+from tests.support.waiting import PATIENCE, Events, happens, wait_ignoring_cancel
 
 _INSERT = """
 insert into gen_durable.executions (instance_id, step_seq, execution, attempt, status, outcome, step, finished_at)
 values ($1, $2, $3, 0, $4, 'next', 's', now())"""
-# What the reaper does, without the wait for it.
+# As the reaper does, without waiting for it.
 _REAP = """
 update gen_durable.gen_durable set status = 'runnable', attempt = attempt + 1, crash_count = crash_count + 1,
        lease_token = null, lease_expires_at = null, locked_by = null, leased_at = null, started_at = null,
@@ -47,9 +47,7 @@ update gen_durable.gen_durable set status = 'runnable', attempt = attempt + 1, c
 
 
 @pytest.mark.clause("INV-1")
-async def test_the_database_refuses_a_second_commit_of_one_transition(
-    db: Any, subtests: pytest.Subtests
-) -> None:
+async def test_database_rejects_a_second_commit_of_a_transition(db: Any, subtests: pytest.Subtests) -> None:
     ends = ("COMMITTED", "DONE")
     for id, (first, second) in enumerate(itertools.product(ends, ends)):
         with subtests.test(first=first, second=second):
@@ -60,7 +58,7 @@ async def test_the_database_refuses_a_second_commit_of_one_transition(
             await db.execute(_INSERT, -id - 1, 1, 1, second)
 
 
-async def test_attempts_at_a_transition_may_be_many_and_have_no_other_end(db: Any) -> None:
+async def test_transition_may_have_many_aborted_attempts(db: Any) -> None:
     for number in range(1, 4):
         await db.execute(_INSERT, 1, 1, number, "ABORTED")
     await db.execute(_INSERT, 1, 1, 4, "DONE")
@@ -87,16 +85,16 @@ def _outcome(execution: Execution, kind: str, *, has_effect: bool) -> CommitEntr
     return entry(execution, kind, payload='"zombie"', effect=effect, **of_kind.get(kind, {}))
 
 
-@pytest.mark.parametrize("successor", ["nobody yet", "another execution", "another transition"])
-async def test_the_commit_of_a_lost_execution_writes_nothing(
+@pytest.mark.parametrize("successor", ["none yet", "another execution", "another transition"])
+async def test_commit_of_a_stale_execution_writes_nothing(
     database: Database, db: Any, successor: str, subtests: pytest.Subtests
 ) -> None:
-    """No state, no record, no effect, no children, no signal consumed: as if it had never been sent."""
+    """No state, record, effect, child, or consumed signal."""
     await inserted(database, new())
     (zombie,) = await picked(database)
     await db.execute("update gen_durable.gen_durable set lease_expires_at = now() - interval '1 s'")
     await database.run_in_transaction(leases.reap(timedelta(milliseconds=1), 20, "all"))
-    if successor != "nobody yet":
+    if successor != "none yet":
         await db.execute("update gen_durable.gen_durable set eligible_at = now()")
         (heir,) = await picked(database)
         if successor == "another transition":
@@ -113,7 +111,7 @@ async def test_the_commit_of_a_lost_execution_writes_nothing(
             assert await db.fetchval(_all_there_is()) == before
 
 
-async def test_a_zombie_in_a_batch_leaves_its_neighbours_alone(database: Database, db: Any) -> None:
+async def test_stale_outcome_in_a_batch_does_not_affect_others(database: Database, db: Any) -> None:
     await inserted(database, *[new() for _ in range(5)])
     executions = await picked(database)
     zombie = executions[2]
@@ -124,7 +122,7 @@ async def test_a_zombie_in_a_batch_leaves_its_neighbours_alone(database: Databas
     assert [row[0] for row in rows] == [one.id for one in executions if one is not zombie]
 
 
-async def test_an_outcome_with_an_effect_that_is_sent_twice_happens_once(database: Database, db: Any) -> None:
+async def test_outcome_with_an_effect_sent_twice_is_applied_once(database: Database, db: Any) -> None:
     await inserted(database, new())
     (execution,) = await picked(database)
     twice = entry(execution, "continue", payload="1", effect=Sql(BOOK, "once", ""))
@@ -136,7 +134,7 @@ async def test_an_outcome_with_an_effect_that_is_sent_twice_happens_once(databas
 
 
 class Zombie(Machine[str, str]):
-    """Two executions of one step, in one worker; the first one dawdles until the second has taken over."""
+    """Two executions of one step in one worker; the first waits until the second has the lease."""
 
     def __init__(self) -> None:
         self.forget()
@@ -151,7 +149,7 @@ class Zombie(Machine[str, str]):
         if len(self.keys) > 1:
             return Done("heir", effect=booking(ctx, "heir"))
         self.is_there.set()
-        await happens_to_the_deaf(self.may_go)
+        await wait_ignoring_cancel(self.may_go)
         effect = booking(ctx, "zombie")
         answers: dict[str, Outcome[str]] = {
             "next": Next(self.run, effect=effect),
@@ -163,13 +161,13 @@ class Zombie(Machine[str, str]):
         return answers[ctx.state]
 
 
-class Leaf(Machine[None, None], queue="nobody"):
+class Leaf(Machine[None, None], queue="not served"):
     @step
     async def run(self, ctx: Context[None]) -> Outcome[None]:
         return Done()
 
 
-async def test_a_zombie_in_a_worker_is_counted_and_its_effect_never_happens(
+async def test_stale_execution_is_reported_and_runs_no_effect(
     durable_dsn: str, db: Any, subtests: pytest.Subtests
 ) -> None:
     machine = Zombie()
@@ -197,10 +195,10 @@ async def test_a_zombie_in_a_worker_is_counted_and_its_effect_never_happens(
                 assert await db.fetchval("select count(*) from gen_durable.gen_durable") == number
 
 
-async def test_a_record_that_stands_in_the_way_harms_one_instance_only(durable_dsn: str, db: Any) -> None:
-    """It cannot come about; if it does (a restored table, say), no outcome of that transition can be written.
+async def test_conflicting_record_fails_one_instance_only(durable_dsn: str, db: Any) -> None:
+    """A conflicting record can exist after a partial restore; then no outcome of that transition can be written.
 
-    The worker must neither spin nor stop, and in the end the reaper, which makes no transition, ends the instance.
+    The worker must neither spin nor stop; the reaper ends the instance without a transition.
     """
 
     class Short(Machine[None, str]):

@@ -1,4 +1,4 @@
-"""EXEC, JOB, INV: executions as records, and the state of a job as a function of them."""
+"""Fields of execution records and of jobs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _JOB = "select * from gen_durable.gen_durable_job_state where job_id = %s"
 
 
 class Life(Machine[int, int]):
-    """Each kind of outcome once: retry, next, await, children, done."""
+    """Returns each kind of outcome once: retry, next, await, children, done."""
 
     @step
     async def one(self, ctx: Context[int]) -> Outcome[int]:
@@ -48,7 +48,7 @@ class Life(Machine[int, int]):
 
 
 def lived(durable: Harness) -> int:
-    """An instance with a whole life behind it, a crash in its last step included."""
+    """An instance that returned every outcome, with a crash in its last step."""
     ref = durable.insert(Life, 7)
     durable.signal(ref, "go")
     with durable.crash_at(Life.four), pytest.raises(Crash):
@@ -63,7 +63,7 @@ def summary(records: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
 
 
 @pytest.mark.clause("EXEC-1", "EXEC-2")
-def test_an_execution_has_the_fields_of_the_model(durable: Harness, sql: SqlConnection) -> None:
+def test_execution_has_the_fields_of_the_state_model(durable: Harness, sql: SqlConnection) -> None:
     id = lived(durable)
     rows = sql.executions(id)
     assert rows[0].keys() >= {
@@ -80,8 +80,8 @@ def test_an_execution_has_the_fields_of_the_model(durable: Harness, sql: SqlConn
 
 
 @pytest.mark.clause("EXEC-5", "EXEC-6", "EXEC-7", "INV-3")
-def test_each_record_says_how_its_execution_ended(durable: Harness, sql: SqlConnection) -> None:
-    """INV_003: numbers without gap, transitions one after another."""
+def test_each_record_has_the_outcome_of_its_execution(durable: Harness, sql: SqlConnection) -> None:
+    """INV_003: numbers have no gaps, transitions are in order."""
     rows = sql.executions(lived(durable))
     assert summary(rows) == [
         (1, 1, "one", "ABORTED", "retry"),
@@ -98,9 +98,7 @@ def test_each_record_says_how_its_execution_ended(durable: Harness, sql: SqlConn
 
 
 @pytest.mark.clause("EXEC-10")
-def test_cancelling_what_does_not_execute_leaves_an_execution_without_lease(
-    durable: Harness, sql: SqlConnection
-) -> None:
+def test_cancelling_a_waiting_instance_records_an_execution(durable: Harness, sql: SqlConnection) -> None:
     ref = durable.insert(Say, "hi")
     durable.cancel(ref)
     (record,) = sql.executions(ref.id)
@@ -112,7 +110,7 @@ def test_cancelling_what_does_not_execute_leaves_an_execution_without_lease(
 
 
 @pytest.mark.clause("JOB-1")
-def test_a_job_has_the_fields_of_the_model(durable: Harness, sql: SqlConnection) -> None:
+def test_job_has_the_fields_of_the_state_model(durable: Harness, sql: SqlConnection) -> None:
     id = lived(durable)
     row = sql.row(id)
     assert sql(_JOB, id) == [

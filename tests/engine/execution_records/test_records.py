@@ -1,4 +1,4 @@
-"""Every leased attempt at a step is an execution: it can be watched while it lives, and leaves a record at its end."""
+"""Every leased attempt at a step is an execution: visible while it runs, recorded when it ends."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ SHORT = timedelta(milliseconds=1)
 
 
 class Slow(Machine[None, str]):
-    """Begins, says when, and ends when it is told to."""
+    """Records when its step starts, and waits for the test."""
 
     def __init__(self, db: Any) -> None:
         self._db = db
@@ -58,7 +58,7 @@ class Slow(Machine[None, str]):
 
 
 async def _until(client: AsyncClient, id: int, status: ExecutionStatus) -> ExecutionRecord:
-    """The last execution of an instance, as soon as it has this status."""
+    """Wait until the last execution has this status, and return it."""
     async with asyncio.timeout(PATIENCE.total_seconds()):
         while True:
             found = await client.executions(id)
@@ -68,7 +68,7 @@ async def _until(client: AsyncClient, id: int, status: ExecutionStatus) -> Execu
 
 
 @pytest.mark.clause("EXEC-3", "EXEC-4", "EXEC-7")
-async def test_an_execution_is_leased_then_in_progress_and_in_the_end_done(durable_dsn: str, db: Any) -> None:
+async def test_execution_is_leased_then_in_progress_then_done(durable_dsn: str, db: Any) -> None:
     machine = Slow(db)
     async with Worker([machine], dsn=durable_dsn, settings=CALM) as worker:
         ref = await worker.insert(machine)
@@ -111,7 +111,7 @@ async def test_an_execution_is_leased_then_in_progress_and_in_the_end_done(durab
     assert leased.leased_at <= done.started_at < seen < done.finished_at
 
 
-async def test_steps_that_are_over_in_no_time_carry_exact_times_as_well(durable_dsn: str, db: Any) -> None:
+async def test_chained_executions_have_exact_times(durable_dsn: str, db: Any) -> None:
     class Chain(Machine[int, int]):
         @step
         async def count(self, ctx: Context[int]) -> Outcome[int]:
@@ -132,13 +132,11 @@ async def test_steps_that_are_over_in_no_time_carry_exact_times_as_well(durable_
         assert one.started_at is not None
         assert one.finished_at is not None
         assert one.leased_at <= one.started_at <= one.finished_at
-    # On one lease: the next execution begins at the very moment at which its predecessor ends.
+    # On one lease: an execution begins when its predecessor ends.
     assert [one.leased_at for one in records[1:]] == [one.finished_at for one in records[:-1]]
 
 
-async def test_an_outcome_with_an_effect_is_committed_first_and_done_afterwards(
-    database: Database, db: Any
-) -> None:
+async def test_outcome_with_an_effect_is_committed_then_done(database: Database, db: Any) -> None:
     await inserted(database, new())
     (execution,) = await picked(database)
 
@@ -157,7 +155,7 @@ async def test_an_outcome_with_an_effect_is_committed_first_and_done_afterwards(
 
 
 @pytest.mark.clause("EXEC-6")
-async def test_a_retry_aborts_its_execution(durable_dsn: str, db: Any) -> None:
+async def test_retry_aborts_its_execution(durable_dsn: str, db: Any) -> None:
     class Twice(Machine[None, int]):
         @step
         async def run(self, ctx: Context[None]) -> Outcome[int]:
@@ -181,7 +179,7 @@ async def test_a_retry_aborts_its_execution(durable_dsn: str, db: Any) -> None:
     assert all(one.started_at is not None for one in records)
 
 
-def test_a_stop_is_a_transition_and_says_why(durable: Harness) -> None:
+def test_stop_is_a_transition_with_a_reason(durable: Harness) -> None:
     class Strict(Machine[None, None]):
         @step
         async def run(self, ctx: Context[None]) -> Outcome[None]:
@@ -194,7 +192,7 @@ def test_a_stop_is_a_transition_and_says_why(durable: Harness) -> None:
 
 
 @pytest.mark.clause("EXEC-6")
-async def test_a_shutdown_aborts_what_is_unfinished_and_costs_no_attempt(durable_dsn: str, db: Any) -> None:
+async def test_shutdown_aborts_executions_at_no_attempt(durable_dsn: str, db: Any) -> None:
     machine = Slow(db)
     settings = msgspec.structs.replace(CALM, drain_timeout=timedelta(0))
     async with Worker([machine], dsn=durable_dsn, settings=settings) as worker:
@@ -212,8 +210,8 @@ async def test_a_shutdown_aborts_what_is_unfinished_and_costs_no_attempt(durable
     assert (done.status, done.lease_owner) == (DONE, heir.name)
 
 
-async def test_what_never_got_a_slot_has_not_begun(durable_dsn: str, db: Any) -> None:
-    """A worker leases a little more than it has slots for; what waits in line is LEASED, and not IN_PROGRESS."""
+async def test_prefetched_execution_has_no_start(durable_dsn: str, db: Any) -> None:
+    """A worker may lease more rows than it can run; those are LEASED, not IN_PROGRESS."""
     machine = Slow(db)
     settings = msgspec.structs.replace(CALM, drain_timeout=timedelta(0))
     async with Worker([machine], dsn=durable_dsn, queues={"default": 1}, settings=settings) as worker:
@@ -226,7 +224,7 @@ async def test_what_never_got_a_slot_has_not_begun(durable_dsn: str, db: Any) ->
     assert [one.started_at is not None for one in records] == [True] + [False] * (len(records) - 1)
 
 
-async def test_an_execution_whose_lease_ran_out_is_aborted_by_the_reaper(durable_dsn: str, db: Any) -> None:
+async def test_reaper_aborts_executions_with_expired_leases(durable_dsn: str, db: Any) -> None:
     machine = Slow(db)
     async with Worker([machine], dsn=durable_dsn, settings=CALM) as worker:
         ref = await worker.insert(machine)
@@ -247,7 +245,7 @@ async def test_an_execution_whose_lease_ran_out_is_aborted_by_the_reaper(durable
 
 
 @pytest.mark.clause("EXEC-6")
-async def test_the_last_of_too_many_crashes_is_poison(database: Database, db: Any) -> None:
+async def test_last_allowed_crash_is_recorded_as_poison(database: Database, db: Any) -> None:
     (id,) = await inserted(database, new())
     for _ in range(3):
         await db.execute("update gen_durable.gen_durable set eligible_at = now()")
@@ -265,7 +263,7 @@ async def test_the_last_of_too_many_crashes_is_poison(database: Database, db: An
 
 
 @pytest.mark.parametrize("ended_by", ["its own outcome", "the reaper"])
-async def test_a_cancelled_execution_is_aborted_whatever_it_returns(
+async def test_cancelled_execution_is_aborted_whatever_it_returns(
     durable_dsn: str, db: Any, ended_by: str
 ) -> None:
     machine = Slow(db)
@@ -284,8 +282,8 @@ async def test_a_cancelled_execution_is_aborted_whatever_it_returns(
     assert (instance.status.value, instance.stored_result, instance.step_seq) == ("cancelled", None, 0)
 
 
-async def test_the_start_of_a_step_counts_even_if_its_effect_fails(durable_dsn: str, db: Any) -> None:
-    """The time in its handler is part of the execution, not its beginning."""
+async def test_start_time_is_kept_when_the_effect_fails(durable_dsn: str, db: Any) -> None:
+    """The time in `handle` belongs to the execution; it does not move the start."""
 
     async def fail(tx: object) -> None:
         await asyncio.sleep(0.3)
@@ -311,7 +309,7 @@ async def test_the_start_of_a_step_counts_even_if_its_effect_fails(durable_dsn: 
             assert record.finished_at - record.started_at > timedelta(milliseconds=300)
 
 
-def test_both_clients_tell_the_same(durable: Harness, durable_dsn: str) -> None:
+def test_both_clients_return_the_same_executions(durable: Harness, durable_dsn: str) -> None:
     class Pair(Machine[None, int]):
         @step
         async def first(self, ctx: Context[None]) -> Outcome[int]:
@@ -336,7 +334,7 @@ def test_both_clients_tell_the_same(durable: Harness, durable_dsn: str) -> None:
     assert all(one.started_at is not None for one in told[0])
 
 
-async def test_an_execution_is_found_by_the_key_of_its_instance(async_durable: AsyncHarness) -> None:
+async def test_executions_are_found_by_correlation_key(async_durable: AsyncHarness) -> None:
     class Waits(Machine[None, None]):
         @step
         async def run(self, ctx: Context[None]) -> Outcome[None]:
@@ -350,7 +348,7 @@ async def test_an_execution_is_found_by_the_key_of_its_instance(async_durable: A
         await async_durable.executions("elsewhere")
 
 
-async def test_an_instance_that_was_never_leased_has_no_executions(async_durable: AsyncHarness) -> None:
+async def test_instance_that_was_never_leased_has_no_executions(async_durable: AsyncHarness) -> None:
     class Later(Machine[None, None]):
         @step
         async def run(self, ctx: Context[None]) -> Outcome[None]:
@@ -360,7 +358,7 @@ async def test_an_instance_that_was_never_leased_has_no_executions(async_durable
     assert list(await async_durable.executions(ref)) == []
 
 
-async def test_the_view_tells_what_the_clients_tell(durable_dsn: str, db: Any) -> None:
+async def test_view_and_clients_return_the_same_executions(durable_dsn: str, db: Any) -> None:
     machine = Slow(db)
     async with Worker([machine], dsn=durable_dsn, settings=CALM) as worker:
         ref = await worker.insert(machine)
@@ -375,7 +373,7 @@ async def test_the_view_tells_what_the_clients_tell(durable_dsn: str, db: Any) -
     assert (job["job_id"], job["payload"], job["attempt"], job["state"]) == (ref.id, "null", 1, "SUCCEEDED")
 
 
-async def test_an_execution_stays_leased_while_its_heart_beats(durable_dsn: str, db: Any) -> None:
+async def test_heartbeat_extends_the_lease_of_an_execution(durable_dsn: str, db: Any) -> None:
     machine = Slow(db)
     async with Worker([machine], dsn=durable_dsn, settings=FAST) as worker:
         ref = await worker.insert(machine)

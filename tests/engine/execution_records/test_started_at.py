@@ -1,4 +1,4 @@
-"""`started_at` is when the step started, whatever its statements had to wait for."""
+"""`started_at` is when the step started, also when statements stall."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ STALL = 1.0
 
 
 class Clocked(Machine[int, int]):
-    """Notes the database's time at the start of each step, on a connection that does not stall."""
+    """Records the database's time at the start of each step, on a connection that does not stall."""
 
     def __init__(self, db: Any) -> None:
         self._db = db
@@ -42,14 +42,14 @@ async def _stall(proxy: Proxy, match: Match, when: When) -> None:
 @pytest.mark.parametrize(
     ("statement", "when"), [(PLAIN, "asked"), (PLAIN, "answered"), (PICK, "asked"), (PICK, "answered")]
 )
-async def test_a_statement_that_stalls_does_not_move_the_start(
+async def test_stalled_statement_does_not_move_the_start_time(
     direct_dsn: str, db: Any, statement: str, when: When
 ) -> None:
     machine = Clocked(db)
     async with Proxy.open(direct_dsn) as proxy, Worker([machine], dsn=proxy.dsn, settings=CALM) as worker:
         await worker.wait(
             await worker.insert(machine, 0), timeout=PATIENCE
-        )  # the clock is known from here on
+        )  # the offset to the database's clock is known now
         async with asyncio.TaskGroup() as group:
             group.create_task(_stall(proxy, saying(statement), when))
             ref = await worker.insert(machine, 3)
@@ -68,7 +68,7 @@ TRIPS = st.lists(st.tuples(st.floats(0, 5), st.floats(0, 5), st.floats(0, 5)), m
 
 
 @given(TRIPS, st.floats(-1e6, 1e6), st.floats(-0.01, 0.01))
-def test_the_error_is_at_most_the_latest_round_trip(
+def test_clock_error_is_at_most_the_latest_round_trip(
     trips: list[tuple[float, float, float]], offset: float, drift: float
 ) -> None:
     clock, now = DatabaseClock(), 1000.0
@@ -87,7 +87,7 @@ def test_the_error_is_at_most_the_latest_round_trip(
         assert abs((found - truth(now)).total_seconds()) <= bound
 
 
-def test_a_slow_statement_does_not_spoil_the_estimate() -> None:
+def test_slow_statement_does_not_worsen_the_clock_estimate() -> None:
     clock = DatabaseClock()
     moment = datetime(2030, 1, 1, tzinfo=UTC)
     assert clock.at(5.0) is None

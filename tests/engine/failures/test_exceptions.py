@@ -1,4 +1,4 @@
-"""A step that raises is handled: `handle` may answer with any outcome, and gets the state as it was before."""
+"""Exceptions of a step go to `handle`, which may return any outcome."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Leaf(Machine[int, int]):
 
 
 class Fragile(Machine[State, Any]):
-    """Breaks in its first step; what `handle` says is up to the test."""
+    """Raises in its first step; the test supplies `handle`."""
 
     def __init__(self, answer: Callable[[Fragile, Exception, Context[State]], Outcome[Any]]) -> None:
         self.answer = answer
@@ -61,7 +61,7 @@ class Fragile(Machine[State, Any]):
         return self.answer(self, error, ctx)
 
 
-async def test_what_handle_changes_in_the_state_is_committed(durable_dsn: str) -> None:
+async def test_state_changes_of_handle_are_committed(durable_dsn: str) -> None:
     def answer(self: Fragile, error: Exception, ctx: Context[State]) -> Outcome[Any]:
         ctx.state["n"] += 1
         return Next(self.go_on)
@@ -72,8 +72,8 @@ async def test_what_handle_changes_in_the_state_is_committed(durable_dsn: str) -
     assert (ended.result, ended.last_error) == ([2, 0, 2, [], []], None)
 
 
-async def test_a_retry_leaves_a_state_that_has_become_too_large_as_it_is(durable_dsn: str) -> None:
-    """A step failed, and its state weighs more than this worker would accept of a new one: that is no reason to fail."""
+async def test_retry_keeps_a_state_above_the_size_bound(durable_dsn: str) -> None:
+    """The unchanged state exceeds the bound of this worker; a Retry of `handle` must not fail for that."""
     machine = Fragile(lambda self, error, ctx: Retry() if ctx.attempt < 2 else Stop(error))
     state: Any = {"n": 1, "x" * 500: 1}
     tight = msgspec.structs.replace(CALM, max_payload=100)
@@ -121,7 +121,7 @@ async def test_handle_may_schedule_children(durable_dsn: str) -> None:
 
 
 @pytest.mark.clause("ERR-2")
-async def test_handle_may_end_well(durable_dsn: str) -> None:
+async def test_handle_may_return_done(durable_dsn: str) -> None:
     machine = Fragile(lambda self, error, ctx: Done("good enough"))
     async with Worker([machine], dsn=durable_dsn, settings=CALM) as worker:
         ended = await worker.wait(await worker.insert(machine, {"n": 1}), timeout=PATIENCE)
@@ -129,7 +129,7 @@ async def test_handle_may_end_well(durable_dsn: str) -> None:
 
 
 @pytest.mark.clause("ERR-4")
-async def test_a_handle_that_raises_too_fails_the_instance(durable_dsn: str) -> None:
+async def test_handle_that_raises_fails_the_instance(durable_dsn: str) -> None:
     def answer(self: Fragile, error: Exception, ctx: Context[State]) -> Outcome[Any]:
         raise KeyError("lost")
 
@@ -142,7 +142,7 @@ async def test_a_handle_that_raises_too_fails_the_instance(durable_dsn: str) -> 
 
 
 @pytest.mark.clause("OUT-1")
-async def test_a_handle_that_answers_with_no_outcome_fails_the_instance(durable_dsn: str) -> None:
+async def test_handle_that_returns_no_outcome_fails_the_instance(durable_dsn: str) -> None:
     machine = Fragile(lambda self, error, ctx: None)  # type: ignore[arg-type,return-value]
     async with Worker([machine], dsn=durable_dsn, settings=CALM) as worker:
         ended = await worker.wait(await worker.insert(machine, {"n": 1}), timeout=PATIENCE)
@@ -152,7 +152,7 @@ async def test_a_handle_that_answers_with_no_outcome_fails_the_instance(durable_
 
 
 @pytest.mark.clause("ERR-1")
-async def test_an_explicit_retry_is_no_error_and_handle_does_not_hear_of_it(durable_dsn: str) -> None:
+async def test_returned_retry_does_not_call_handle(durable_dsn: str) -> None:
     handled: list[Exception] = []
     seen: list[tuple[int, int, str]] = []
 

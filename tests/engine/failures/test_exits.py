@@ -1,4 +1,4 @@
-"""A step cannot take its worker with it: ways to leave that would end a process or a task are failures of that step."""
+"""SystemExit, CancelledError and other BaseExceptions fail the step, not the worker."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from tests.support.waiting import PATIENCE
 
 
 class Panic(BaseException):
-    """As extension modules in Rust raise it."""
+    """PyO3 raises a BaseException like this."""
 
 
-async def test_ways_to_leave_that_would_end_a_process_end_only_the_step(durable_dsn: str) -> None:
+async def test_exit_and_cancelled_error_fail_only_the_step(durable_dsn: str) -> None:
     class Leaver(Machine[int, str]):
         @step
         async def exit(self, ctx: Context[int]) -> Outcome[str]:
@@ -73,7 +73,7 @@ async def test_ways_to_leave_that_would_end_a_process_end_only_the_step(durable_
     assert {one.step: one.result for one in ended} == wanted
 
 
-async def test_a_generator_exit_that_a_step_raises_is_a_failure_of_that_step(durable_dsn: str) -> None:
+async def test_generator_exit_fails_only_the_step(durable_dsn: str) -> None:
     class Leaver(Machine[None, str]):
         @step
         async def on_the_loop(self, ctx: Context[None]) -> Outcome[str]:
@@ -100,7 +100,7 @@ async def test_a_generator_exit_that_a_step_raises_is_a_failure_of_that_step(dur
     assert [one.result for one in ended] == ["it raised GeneratorExit"] * 3
 
 
-async def test_a_handle_that_exits_fails_its_instance_only(durable_dsn: str) -> None:
+async def test_handle_that_exits_fails_only_its_instance(durable_dsn: str) -> None:
     class Leaver(Machine[None, None]):
         @step
         async def run(self, ctx: Context[None]) -> Outcome[None]:
@@ -121,7 +121,7 @@ async def test_a_handle_that_exits_fails_its_instance_only(durable_dsn: str) -> 
     assert "then handle raised SystemExit: 2" in str(failed.last_error)
 
 
-async def test_a_step_that_cancels_its_own_task_is_told_and_runs_again(
+async def test_step_that_cancels_its_own_task_runs_again(
     durable_dsn: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Suicidal(Machine[None, int]):

@@ -1,4 +1,4 @@
-"""ERR: what is an error, who hears of it, and what becomes of the instance."""
+"""`handle`, retry policies, and the stored error."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def broken(ctx: Context[int]) -> Outcome[Any]:
 
 
 @pytest.mark.clause("ERR-3", "ERR-2")
-def test_handle_sees_the_execution_as_it_began(durable: Harness) -> None:
+def test_handle_sees_the_state_from_before_the_step(durable: Harness) -> None:
     seen: list[Any] = []
 
     class Half(Machine[list[int], None]):
@@ -61,7 +61,7 @@ def test_handle_sees_the_execution_as_it_began(durable: Harness) -> None:
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_handle_consumes_what_the_step_received(
+def test_handle_consumes_the_signals_of_its_step(
     durable: Harness, sql: SqlConnection, outcome: Any, left: list[str], awaits: Any
 ) -> None:
     ref = durable.insert(
@@ -75,7 +75,7 @@ def test_handle_consumes_what_the_step_received(
 
 
 class Plain(Machine[int, int]):
-    """Has no `handle`; one of its steps has a policy."""
+    """Has no `handle`; one of its steps has a retry policy."""
 
     @step
     async def once(self, ctx: Context[int]) -> Outcome[int]:
@@ -93,7 +93,7 @@ class Patient(Machine[int, int], retry=Backoff(max_attempts=4)):
 
 
 @pytest.mark.clause("ERR-6")
-def test_without_handle_the_policy_of_step_or_machine_counts(durable: Harness) -> None:
+def test_without_handle_the_retry_policy_decides(durable: Harness) -> None:
     once, thrice = durable.insert(Plain, 1), durable.insert(Plain, 1, step=Plain.thrice)
     patient = durable.insert(Patient, 1)
     durable.drain()
@@ -104,7 +104,7 @@ def test_without_handle_the_policy_of_step_or_machine_counts(durable: Harness) -
 
 
 @pytest.mark.clause("ERR-7")
-def test_the_default_policy() -> None:
+def test_default_retry_policy() -> None:
     assert backoff == Backoff(
         max_attempts=3,
         base=timedelta(seconds=1),
@@ -119,7 +119,7 @@ def test_the_default_policy() -> None:
 
 
 @pytest.mark.clause("ERR-8", "ERR-9")
-def test_an_error_is_kept_over_the_retry_which_starts_anew(durable: Harness, sql: SqlConnection) -> None:
+def test_error_is_kept_over_a_retry(durable: Harness, sql: SqlConnection) -> None:
     seen: list[tuple[Any, ...]] = []
 
     def one(ctx: Context[int]) -> Outcome[Any]:

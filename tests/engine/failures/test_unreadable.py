@@ -1,4 +1,4 @@
-"""What cannot be read or stored is a failure of one step, and goes to `handle` like any other."""
+"""Values that do not decode or encode fail one step, and go to `handle`."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Payment(msgspec.Struct):
 
 
 @pytest.mark.clause("MCH-5")
-async def test_a_state_that_does_not_decode_goes_to_handle_as_text(durable_dsn: str, db: Any) -> None:
+async def test_undecodable_state_goes_to_handle_as_text(durable_dsn: str, db: Any) -> None:
     seen: list[tuple[type[Exception], object, str, int]] = []
 
     class Shop(Machine[Order, int]):
@@ -62,7 +62,7 @@ async def test_a_state_that_does_not_decode_goes_to_handle_as_text(durable_dsn: 
         await events.wait(StepStop)
         row = await row_of(db, ref.id)
         assert seen == [(DecodeError, None, '{"number": "x"}', 0)]
-        # The retry keeps what is stored, so that mending the row mends the instance.
+        # The retry keeps the stored state, so repairing the row repairs the instance.
         assert (row["status"], row["attempt"], row["state"]) == ("runnable", 1, '{"number": "x"}')
         assert "does not match Order" in row["last_error"]
         await db.execute(
@@ -71,7 +71,7 @@ async def test_a_state_that_does_not_decode_goes_to_handle_as_text(durable_dsn: 
         assert (await worker.wait(ref, timeout=PATIENCE)).result == 5
 
 
-async def test_an_instance_that_failed_for_its_state_can_still_be_read(durable_dsn: str, db: Any) -> None:
+async def test_instance_with_an_undecodable_state_can_be_read(durable_dsn: str, db: Any) -> None:
     class Shop(Machine[Order, int]):
         @step
         async def run(self, ctx: Context[Order]) -> Outcome[int]:
@@ -88,7 +88,7 @@ async def test_an_instance_that_failed_for_its_state_can_still_be_read(durable_d
     assert "does not match Order" in str(failed.last_error)
 
 
-async def test_handle_may_replace_a_state_that_does_not_decode(durable_dsn: str, db: Any) -> None:
+async def test_handle_may_replace_an_undecodable_state(durable_dsn: str, db: Any) -> None:
     class Shop(Machine[Order, int]):
         @step
         async def run(self, ctx: Context[Order]) -> Outcome[int]:
@@ -103,7 +103,7 @@ async def test_handle_may_replace_a_state_that_does_not_decode(durable_dsn: str,
         assert (await worker.wait(ref, timeout=PATIENCE)).result == 6
 
 
-async def test_a_state_that_does_not_decode_leaves_the_inbox_readable(durable_dsn: str, db: Any) -> None:
+async def test_undecodable_state_leaves_the_inbox_readable(durable_dsn: str, db: Any) -> None:
     class Shop(Machine[Order, list[int]]):
         payment = Signal("payment", Payment)
 
@@ -127,7 +127,7 @@ async def test_a_state_that_does_not_decode_leaves_the_inbox_readable(durable_ds
         assert (await row_of(db, ref.id))["result"] == "[100]"
 
 
-async def test_a_signal_that_does_not_decode_leaves_handle_the_state(durable_dsn: str) -> None:
+async def test_undecodable_signal_leaves_the_state_readable(durable_dsn: str) -> None:
     class Shop(Machine[Order, str]):
         payment = Signal("payment", Payment)
 
@@ -152,11 +152,11 @@ async def test_a_signal_that_does_not_decode_leaves_handle_the_state(durable_dsn
         await worker.wait(ref, timeout=PATIENCE, until="parked")
         await worker.signal(ref, "payment", {"cents": "many"})
         ended = await worker.wait(ref, timeout=PATIENCE)
-    # The progress of handle consumed what its step had received.
+    # The outcome of `handle` consumed the signals of its step.
     assert ended.result == "order 42, 0 unread"
 
 
-async def test_a_misshapen_signal_that_nobody_awaits_stops_nobody(durable_dsn: str) -> None:
+async def test_undecodable_signal_that_is_not_awaited_is_ignored(durable_dsn: str) -> None:
     class Shop(Machine[Order, Any]):
         payment = Signal("payment", Payment)
 
@@ -171,7 +171,7 @@ async def test_a_misshapen_signal_that_nobody_awaits_stops_nobody(durable_dsn: s
             assert (await worker.wait(ref, timeout=PATIENCE)).result == [{"cents": "many"}]
 
 
-async def test_a_step_that_the_machine_no_longer_has_goes_to_handle(durable_dsn: str, db: Any) -> None:
+async def test_unknown_step_goes_to_handle(durable_dsn: str, db: Any) -> None:
     class Shop(Machine[Order, str]):
         @step
         async def run(self, ctx: Context[Order]) -> Outcome[str]:
@@ -193,7 +193,7 @@ async def test_a_step_that_the_machine_no_longer_has_goes_to_handle(durable_dsn:
 
 
 @pytest.mark.clause("MCH-5")
-async def test_an_outcome_that_cannot_be_stored_goes_to_handle(durable_dsn: str) -> None:
+async def test_outcome_that_does_not_encode_goes_to_handle(durable_dsn: str) -> None:
     class Shop(Machine[int, Any]):
         @step
         async def run(self, ctx: Context[int]) -> Outcome[Any]:
@@ -219,7 +219,7 @@ async def test_an_outcome_that_cannot_be_stored_goes_to_handle(durable_dsn: str)
     assert [one.result for one in ended] == [f"{n} {name}" for n, name in enumerate(wanted)]
 
 
-# Texts of less than the limit that PostgreSQL takes and Python does not.
+# JSON below the size bound that PostgreSQL accepts and Python cannot decode.
 DEEP = "repeat('[', 5000) || repeat(']', 5000)"
 LONG = "'[1e100000]'"
 
@@ -230,7 +230,7 @@ LONG = "'[1e100000]'"
     [(DEEP, "it is nested too deeply to be read"), (LONG, "Integer value out of range")],
     ids=["deep", "long"],
 )
-async def test_what_sql_stored_and_python_cannot_read_fails_its_own_instance(
+async def test_json_that_python_cannot_decode_fails_only_its_instance(
     durable_dsn: str, db: Any, text: str, problem: str
 ) -> None:
     @job("sql.dead.v1", max_attempts=1)

@@ -1,4 +1,4 @@
-"""A worker that cannot work says so: at its start, and when its heartbeat breaks."""
+"""A worker reports errors at its start, and stops when its heartbeat fails."""
 
 from __future__ import annotations
 
@@ -26,19 +26,17 @@ class Slow(Machine[float, str]):
         return Done("done")
 
 
-async def test_what_keeps_a_worker_from_starting_is_told(
-    durable_dsn: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_error_at_the_start_is_raised(durable_dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inserts, "register", _refused)
     with pytest.raises(StatementError, match="permission denied"):
         async with Worker([Slow], dsn=durable_dsn, settings=FAST):
             raise AssertionError("it started")
 
 
-async def test_a_heartbeat_that_breaks_stops_its_worker(
+async def test_failed_heartbeat_stops_the_worker(
     durable_dsn: str, db: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Otherwise it would lease rows that nothing renews. What it runs is given back."""
+    """Otherwise it would lease rows that nothing renews. Running executions are released."""
     monkeypatch.setattr(heartbeat, "renew", _refused)
     ref = None
     with pytest.raises(WorkerStoppedError, match="permission denied"):

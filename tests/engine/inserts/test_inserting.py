@@ -1,4 +1,4 @@
-"""INS: inserts, their options, many at once, in the caller's transaction, and in SQL."""
+"""Inserts: options, batches, the caller's transaction, and SQL."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Job(Machine[int, int], version=3, queue="jobs"):
 
 
 @pytest.mark.clause("INS-1")
-def test_an_insert_is_new_or_points_at_who_has_the_key(durable: Harness, sql: SqlConnection) -> None:
+def test_insert_is_new_or_returns_the_holder_of_the_key(durable: Harness, sql: SqlConnection) -> None:
     first = durable.insert(Say, "hi", unique_key="u", correlation_key="c")
     assert isinstance(first, Inserted)
     assert sql.row(first.id)["state"] == "hi"
@@ -54,7 +54,7 @@ def test_an_insert_is_new_or_points_at_who_has_the_key(durable: Harness, sql: Sq
 
 
 @pytest.mark.clause("INS-2")
-def test_what_is_left_out_comes_from_the_machine(durable: Harness, sql: SqlConnection) -> None:
+def test_insert_defaults_come_from_the_machine(durable: Harness, sql: SqlConnection) -> None:
     row = sql.row(durable.insert(Job, 1).id)
     assert (row["fsm"], row["fsm_version"], row["step"], row["queue"]) == ("Job", 3, "first", "jobs")
     assert (row["priority"], row["status"], row["attempt"], row["step_seq"]) == (0, "runnable", 0, 0)
@@ -73,14 +73,14 @@ def test_what_is_left_out_comes_from_the_machine(durable: Harness, sql: SqlConne
 
 
 @pytest.mark.clause("INS-3")
-def test_args_is_another_name_of_the_state(durable: Harness, sql: SqlConnection) -> None:
+def test_args_is_an_alias_of_state(durable: Harness, sql: SqlConnection) -> None:
     assert sql.row(durable.insert(Job, args=7).id)["state"] == 7
     with pytest.raises(UsageError, match="both state and args"):
         durable.insert(Job, 7, args=8)  # type: ignore[call-overload]
 
 
 @pytest.mark.clause("INS-4", "INS-5")
-def test_moments_have_an_order_of_weight(durable: Harness, sql: SqlConnection) -> None:
+def test_eligible_at_overrides_schedule_at_and_schedule_in(durable: Harness, sql: SqlConnection) -> None:
     at, other = datetime(2040, 1, 1, tzinfo=UTC), datetime(2041, 1, 1, tzinfo=UTC)
     all_three = durable.insert(Job, 1, eligible_at=at, schedule_at=other, schedule_in=AN_HOUR)
     two = durable.insert(Job, 1, schedule_at=other, schedule_in=AN_HOUR)
@@ -97,9 +97,7 @@ def test_moments_have_an_order_of_weight(durable: Harness, sql: SqlConnection) -
 
 
 @pytest.mark.clause("INS-6")
-def test_many_are_inserted_by_one_statement_and_answered_in_order(
-    durable: Harness, sql: SqlConnection
-) -> None:
+def test_insert_all_is_one_statement_with_ordered_answers(durable: Harness, sql: SqlConnection) -> None:
     held = durable.insert(Say, "held", unique_key="u")
     sql("create table statements (at timestamptz)")
     sql(
@@ -126,7 +124,7 @@ def test_many_are_inserted_by_one_statement_and_answered_in_order(
 
 
 @pytest.mark.clause("INS-7")
-def test_one_bad_spec_refuses_the_batch(durable: Harness) -> None:
+def test_one_bad_spec_rejects_the_batch(durable: Harness) -> None:
     anything: Any = object()
     with pytest.raises(EncodeError):
         durable.insert_all([Spec(Say, "a"), Spec(Say, "b"), Spec(Say, anything)])
@@ -134,7 +132,7 @@ def test_one_bad_spec_refuses_the_batch(durable: Harness) -> None:
 
 
 @pytest.mark.clause("INS-11")
-def test_a_key_of_another_machine_refuses_one_spec(durable: Harness) -> None:
+def test_key_held_by_another_machine_rejects_one_spec(durable: Harness) -> None:
     durable.insert(Job, 1, unique_key="u")
     answers = durable.insert_all([Spec(Say, "a"), Spec(Say, "b", unique_key="u"), Spec(Say, "c")])
     assert [type(answer) for answer in answers] == [Inserted, KeyTaken, Inserted]
@@ -143,7 +141,7 @@ def test_a_key_of_another_machine_refuses_one_spec(durable: Harness) -> None:
 
 @pytest.mark.clause("INS-8")
 @pytest.mark.parametrize("commits", [True, False])
-def test_in_the_callers_transaction_it_happens_when_that_commits(
+def test_insert_in_the_callers_transaction_commits_with_it(
     durable: Harness, sql: SqlConnection, *, commits: bool
 ) -> None:
     target = durable.insert(Say, "target", schedule_in=AN_HOUR)
@@ -167,9 +165,9 @@ class Patient(Machine[dict[str, Any], int], version=2, queue="jobs"):
 
 
 @pytest.mark.clause("INS-9")
-def test_sql_inserts_and_signals_as_clients_do(durable: Harness, sql: SqlConnection) -> None:
+def test_sql_functions_insert_and_signal_like_clients(durable: Harness, sql: SqlConnection) -> None:
     durable.use(Patient)
-    durable.drain()  # it tells the database what it runs, as a worker does
+    durable.drain()  # it registers its machines, as a worker does
     insert = """select id, inserted from gen_durable.insert('Patient', '{"n": 1}', correlation_key => 'c')"""
     (first,), (again,) = sql(insert), sql(insert)
     assert (first["inserted"], again["inserted"], again["id"]) == (True, False, first["id"])
@@ -190,7 +188,7 @@ def test_sql_inserts_and_signals_as_clients_do(durable: Harness, sql: SqlConnect
 
 
 @pytest.mark.clause("INS-10")
-def test_an_instance_needs_no_worker_to_be_accepted(durable_dsn: str, sql: SqlConnection) -> None:
+def test_insert_needs_no_worker(durable_dsn: str, sql: SqlConnection) -> None:
     with Client(durable_dsn) as client:
         ref = client.insert(Say, "hi")
         assert client.signal(ref, "early") == Delivered(ref.id, is_awaited=False)

@@ -1,4 +1,4 @@
-"""Of the instances with one concurrency key, one at a time executes; nobody else waits for that."""
+"""One execution at a time per concurrency key, without delaying other rows."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.support.waiting import PATIENCE, Events, happens
 
 
 class Critical(Machine[int, int]):
-    """Notes who is inside, in two steps of which the second is sometimes chained and sometimes not."""
+    """Counts concurrent executions, over two steps; the second is chained or requeued."""
 
     def __init__(self) -> None:
         self.inside: set[int] = set()
@@ -40,7 +40,7 @@ class Critical(Machine[int, int]):
 
 
 @pytest.mark.clause("CON-1", "CON-2")
-async def test_two_workers_never_run_two_of_one_key_at_once(durable_dsn: str) -> None:
+async def test_two_workers_never_run_one_key_concurrently(durable_dsn: str) -> None:
     machine = Critical()
     async with (
         Worker([machine], dsn=durable_dsn, settings=CALM) as first,
@@ -48,7 +48,7 @@ async def test_two_workers_never_run_two_of_one_key_at_once(durable_dsn: str) ->
     ):
         events = [Events(first), Events(second)]
         async with asyncio.timeout(PATIENCE.total_seconds()):
-            while not all(one.of(StepStop) for one in events):  # until both have taken part
+            while not all(one.of(StepStop) for one in events):  # until both workers have run some
                 refs = await first.insert_all([Spec(machine, n, concurrency_key="one") for n in range(30)])
                 ended = await first.wait_all(refs, timeout=PATIENCE)
                 assert [one.result for one in ended] == list(range(30))
@@ -56,7 +56,7 @@ async def test_two_workers_never_run_two_of_one_key_at_once(durable_dsn: str) ->
 
 
 @pytest.mark.clause("CON-1", "CON-2")
-async def test_distinct_keys_run_side_by_side(durable_dsn: str) -> None:
+async def test_distinct_keys_run_concurrently(durable_dsn: str) -> None:
     met = asyncio.Barrier(8)
 
     class Meeting(Machine[int, None]):
@@ -72,9 +72,7 @@ async def test_distinct_keys_run_side_by_side(durable_dsn: str) -> None:
 
 
 @pytest.mark.clause("CON-3")
-async def test_the_eligible_rows_of_a_key_run_by_priority_then_time_then_id(
-    durable_dsn: str, db: Any
-) -> None:
+async def test_rows_of_a_key_run_by_priority_then_time_then_id(durable_dsn: str, db: Any) -> None:
     class Turn(Machine[int, None]):
         @step
         async def run(self, ctx: Context[int]) -> Outcome[None]:
@@ -87,7 +85,7 @@ async def test_the_eligible_rows_of_a_key_run_by_priority_then_time_then_id(
             [Spec(Turn, n, concurrency_key="one", priority=(n * 7) % 3) for n in range(30)]
         )
         await client.insert(Turn, 99, concurrency_key="one", priority=-9, schedule_in=AN_HOUR)
-        # Every other one was due a second earlier; among the rest the ids decide.
+        # Every other row was due a second earlier; the others run in id order.
         await db.execute(
             "update gen_durable.gen_durable set eligible_at = now() - id % 2 * interval '1 s' where priority >= 0"
         )
@@ -103,7 +101,7 @@ async def test_the_eligible_rows_of_a_key_run_by_priority_then_time_then_id(
 
 
 @pytest.mark.clause("CON-4", "TEL-6")
-async def test_a_saturated_key_does_not_starve_the_others(durable_dsn: str, db: Any) -> None:
+async def test_saturated_key_does_not_starve_other_rows(durable_dsn: str, db: Any) -> None:
     is_held, may_go = asyncio.Event(), asyncio.Event()
 
     class Keyed(Machine[str, None]):
@@ -120,7 +118,7 @@ async def test_a_saturated_key_does_not_starve_the_others(durable_dsn: str, db: 
         events = Events(worker)
         holder = await worker.insert(Keyed, "holder", concurrency_key="busy")
         await happens(is_held)
-        # They stand in front of everybody else, at the most urgent priority.
+        # They are ahead of all other rows, by priority.
         crowd = await worker.insert_all(
             [Spec(Keyed, "crowd", concurrency_key="busy", priority=-5) for _ in range(2000)]
         )
@@ -134,7 +132,7 @@ async def test_a_saturated_key_does_not_starve_the_others(durable_dsn: str, db: 
         assert (told.name, told.fsm, told.concurrency_key) == ("concurrency.contended", "Keyed", "busy")
         assert told.id in {ref.id for ref in crowd}
         assert told.count >= 1
-        # When the key is free they go on, one by one and in order.
+        # When the key is free they run one by one, in order.
         may_go.set()
         await worker.wait(holder, timeout=PATIENCE)
         assert {one.status for one in await worker.wait_all(crowd[:50], timeout=PATIENCE)} == {Status.DONE}

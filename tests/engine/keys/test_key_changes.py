@@ -1,4 +1,4 @@
-"""A key goes with its instance from step to step, unless an outcome says otherwise or the instance rests."""
+"""An instance keeps its concurrency key from step to step, unless an outcome changes it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.support.waiting import PATIENCE, Events, happens
 
 
 class Mover(Machine[str, str]):
-    """Begins with a key, and goes on with another, the same or none."""
+    """Continues with the same key, another, or none."""
 
     def __init__(self) -> None:
         self.begun: dict[str, asyncio.Event] = {name: asyncio.Event() for name in ("two", "three", "other")}
@@ -47,7 +47,7 @@ class Mover(Machine[str, str]):
         return Done("other")
 
 
-async def test_next_keeps_the_key_unless_it_says_otherwise(durable_dsn: str, db: Any) -> None:
+async def test_next_keeps_the_key(durable_dsn: str, db: Any) -> None:
     machine = Mover()
     async with Worker([machine], dsn=durable_dsn, settings=CALM) as worker:
         events = Events(worker)
@@ -64,7 +64,7 @@ async def test_next_keeps_the_key_unless_it_says_otherwise(durable_dsn: str, db:
         ]
 
 
-async def test_next_may_give_the_key_back(durable_dsn: str, db: Any) -> None:
+async def test_next_may_release_the_key(durable_dsn: str, db: Any) -> None:
     machine = Mover()
     async with Worker([machine], dsn=durable_dsn, settings=CALM) as worker:
         ref = await worker.insert(machine, "", step="release", concurrency_key="old")
@@ -76,7 +76,7 @@ async def test_next_may_give_the_key_back(durable_dsn: str, db: Any) -> None:
         await worker.wait(ref, timeout=PATIENCE)
 
 
-async def test_next_may_switch_to_another_key_and_waits_for_it(durable_dsn: str, db: Any) -> None:
+async def test_next_may_switch_to_another_key(durable_dsn: str, db: Any) -> None:
     machine, holding = Mover(), Mover()
 
     class Holder(Mover, name="Holder"):

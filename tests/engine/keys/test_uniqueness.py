@@ -1,4 +1,4 @@
-"""UNQ, COR: keys that are taken, by whom and how long, and keys that are addresses."""
+"""Unique keys and correlation keys: scopes, holders, lookups."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def is_new(durable: Harness, **options: Any) -> bool:
 
 
 @pytest.mark.clause("UNQ-1")
-def test_a_key_is_stored_as_it_was_given(durable: Harness, sql: SqlConnection) -> None:
+def test_unique_key_is_stored_as_given(durable: Harness, sql: SqlConnection) -> None:
     for key, stored in ((b"\x00\xff raw", b"\x00\xff raw"), ("größe: 1", "größe: 1".encode())):
         ref = durable.insert(Say, "hi", unique_key=key)
         assert sql.columns(ref.id, "unique_key unique_guard") == (stored, stored)
@@ -42,7 +42,7 @@ def test_a_key_is_stored_as_it_was_given(durable: Harness, sql: SqlConnection) -
 
 @pytest.mark.clause("UNQ-2", "UNQ-4", "UNQ-7")
 @pytest.mark.parametrize("scope", [["runnable"], ["awaiting_signal", "failed"], ["done"]], ids=str)
-def test_a_key_is_taken_while_the_status_is_in_its_scope(
+def test_unique_key_is_taken_while_the_status_is_in_its_scope(
     durable: Harness, sql: SqlConnection, scope: list[Status]
 ) -> None:
     ref = durable.insert(Say, "hi", unique_key="u", unique_scope=scope)
@@ -62,12 +62,12 @@ def test_a_key_is_taken_while_the_status_is_in_its_scope(
 
 
 @pytest.mark.clause("UNQ-3")
-def test_without_a_key_nothing_is_deduplicated(durable: Harness) -> None:
+def test_inserts_without_a_key_are_not_deduplicated(durable: Harness) -> None:
     assert [type(durable.insert(Say, "hi")) for _ in range(3)] == [Inserted] * 3
 
 
 @pytest.mark.clause("UNQ-4")
-def test_the_commit_that_leaves_the_scope_frees_the_key(durable: Harness, sql: SqlConnection) -> None:
+def test_commit_that_leaves_the_scope_frees_the_key(durable: Harness, sql: SqlConnection) -> None:
     guards: list[Any] = []
 
     def look(ctx: Context[int], outcome: Outcome[Any]) -> Outcome[Any]:
@@ -89,8 +89,8 @@ def test_the_commit_that_leaves_the_scope_frees_the_key(durable: Harness, sql: S
 
 
 @pytest.mark.clause("UNQ-5")
-def test_the_scope_of_the_holder_decides(durable: Harness) -> None:
-    durable.insert(Say, "for ever", unique_key="a")
+def test_scope_of_the_holder_decides(durable: Harness) -> None:
+    durable.insert(Say, "forever", unique_key="a")
     durable.insert(Say, "for life", unique_key="b", unique_scope=LIVE_STATUSES)
     durable.drain()
     assert not is_new(durable, unique_key="a", unique_scope=LIVE_STATUSES)
@@ -98,7 +98,7 @@ def test_the_scope_of_the_holder_decides(durable: Harness) -> None:
 
 
 @pytest.mark.clause("UNQ-6")
-def test_by_default_every_status_counts(durable: Harness, sql: SqlConnection) -> None:
+def test_default_unique_scope_is_every_status(durable: Harness, sql: SqlConnection) -> None:
     done, failed = durable.insert(Say, "hi", unique_key="a"), durable.insert(Fail, "no", unique_key="b")
     durable.drain()
     assert [sql.columns(ref.id, "unique_guard") for ref in (done, failed)] == [(b"a",), (b"b",)]
@@ -108,9 +108,7 @@ def test_by_default_every_status_counts(durable: Harness, sql: SqlConnection) ->
 
 
 @pytest.mark.clause("UNQ-7")
-def test_a_scope_is_widened_to_all_live_statuses_and_an_empty_one_takes_nothing(
-    durable: Harness, sql: SqlConnection
-) -> None:
+def test_scope_includes_all_live_statuses_unless_empty(durable: Harness, sql: SqlConnection) -> None:
     scopes: list[Any] = [["executing"], ["runnable", "failed"], []]
     refs = [
         durable.insert(Say, "hi", unique_key=f"u{n}", unique_scope=scope) for n, scope in enumerate(scopes)
@@ -134,7 +132,7 @@ def test_keys_are_shared_by_all_machines(durable: Harness, kind: str) -> None:
 
 
 @pytest.mark.clause("UNQ-9")
-def test_a_window_is_a_coarse_time_in_the_key(durable: Harness) -> None:
+def test_unique_window_rounds_the_time_in_the_key(durable: Harness) -> None:
     assert [is_new(durable, unique_key=f"report:{hour}") for hour in (9, 9, 10, 9)] == [
         True,
         False,
@@ -144,7 +142,7 @@ def test_a_window_is_a_coarse_time_in_the_key(durable: Harness) -> None:
 
 
 @pytest.mark.clause("UNQ-10")
-def test_of_many_inserts_of_one_key_one_is_new(durable_dsn: str) -> None:
+def test_one_of_many_concurrent_inserts_of_a_key_is_new(durable_dsn: str) -> None:
     answers: list[Any] = []
     barrier = threading.Barrier(4)
 
@@ -164,7 +162,7 @@ def test_of_many_inserts_of_one_key_one_is_new(durable_dsn: str) -> None:
 
 
 @pytest.mark.clause("COR-1", "COR-2")
-def test_a_correlation_key_is_unique_among_the_living(durable: Harness) -> None:
+def test_correlation_key_is_unique_among_live_instances(durable: Harness) -> None:
     parked = durable.insert(probe(lambda ctx: Await("go", then="two")), 7, correlation_key="order:42")
     with pytest.raises(KeyTakenError):
         is_new(durable, correlation_key="order:42")
@@ -180,7 +178,7 @@ def test_a_correlation_key_is_unique_among_the_living(durable: Harness) -> None:
 
 @pytest.mark.clause("COR-3")
 @pytest.mark.parametrize(("machine", "end"), [(Say, "done"), (Fail, "failed")])
-def test_a_key_may_stay_taken_after_the_end(
+def test_correlation_scope_may_include_ended_statuses(
     durable: Harness, sql: SqlConnection, machine: Any, end: Status
 ) -> None:
     ref = durable.insert(machine, "hi", correlation_key="order:42", correlation_scope=[end])
@@ -192,7 +190,7 @@ def test_a_key_may_stay_taken_after_the_end(
 
 
 @pytest.mark.clause("COR-4")
-def test_with_an_empty_scope_it_is_neither_unique_nor_an_address(durable: Harness) -> None:
+def test_correlation_key_with_an_empty_scope_finds_nothing(durable: Harness) -> None:
     for _ in range(2):
         assert is_new(durable, correlation_key="order:42", correlation_scope=[])
     with pytest.raises(NoTargetError):
@@ -200,7 +198,7 @@ def test_with_an_empty_scope_it_is_neither_unique_nor_an_address(durable: Harnes
 
 
 @pytest.mark.clause("COR-5")
-def test_without_a_key_an_instance_has_only_its_id(durable: Harness, sql: SqlConnection) -> None:
+def test_instance_without_a_key_is_found_by_id_only(durable: Harness, sql: SqlConnection) -> None:
     ref = durable.insert(Say, "hi")
     assert isinstance(durable.insert(Say, "hi"), Inserted)
     with pytest.raises(NoTargetError):

@@ -1,4 +1,4 @@
-"""A process that dies in mid-step costs an attempt and nothing else: no outcome, no `handle`, the same key again."""
+"""A killed worker costs its steps an attempt: no outcome, no `handle`, the same idempotency key."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ NEVER = "/nonexistent/go"
 
 
 class Rescue(Machine[str, str], name="Sleeper"):
-    """What the survivor runs in place of the step that never ends."""
+    """Replaces the step that never ends."""
 
     def __init__(self) -> None:
         self.handled: list[Exception] = []
@@ -52,9 +52,7 @@ class Rescue(Machine[str, str], name="Sleeper"):
 
 
 @pytest.mark.clause("CRASH-10", "CRASH-1", "CRASH-2")
-async def test_a_step_whose_process_was_killed_runs_again_with_the_same_key(
-    durable_dsn: str, db: Any
-) -> None:
+async def test_step_of_a_killed_worker_runs_again_with_the_same_key(durable_dsn: str, db: Any) -> None:
     rescue = Rescue()
     async with AsyncClient(durable_dsn, settings=FAST) as client:
         refs = [await client.insert(Sleeper, NEVER, step=name) for name in ("sleep", "block")]
@@ -86,7 +84,7 @@ async def test_a_step_whose_process_was_killed_runs_again_with_the_same_key(
     assert rescue.handled == []
 
 
-async def test_the_living_take_over_from_the_dead(durable_dsn: str, tmp_path: Path) -> None:
+async def test_second_worker_takes_over_from_a_killed_one(durable_dsn: str, tmp_path: Path) -> None:
     go = tmp_path / "go"
     async with (
         AsyncClient(durable_dsn, settings=FAST) as client,
@@ -96,7 +94,7 @@ async def test_the_living_take_over_from_the_dead(durable_dsn: str, tmp_path: Pa
         for process in (first, second):
             await process.hears(ready=True)
         refs = await client.insert_all([Spec(Sleeper, str(go)) for _ in range(20)])
-        # Both have ten slots, so both have ten of the twenty.
+        # Each worker can run ten, so each runs ten of the twenty.
         for process in (first, second):
             for _ in range(10):
                 await process.hears(begun="sleep")
@@ -114,9 +112,7 @@ async def test_the_living_take_over_from_the_dead(durable_dsn: str, tmp_path: Pa
 
 
 @pytest.mark.clause("CRASH-4", "SIG-14", "CHD-6")
-async def test_a_step_that_kills_its_process_again_and_again_fails_as_poison(
-    durable_dsn: str, db: Any
-) -> None:
+async def test_step_that_keeps_killing_its_process_fails_as_poison(durable_dsn: str, db: Any) -> None:
     settings = msgspec.structs.replace(
         FAST, crash_limit=3, lease=timedelta(milliseconds=500), heartbeat=timedelta(milliseconds=200)
     )
@@ -150,7 +146,7 @@ async def test_a_step_that_kills_its_process_again_and_again_fails_as_poison(
             hurt = await row_of(db, child.id)
             assert (hurt["attempt"], hurt["crash_count"]) == (min(crash, 2), crash)
             waits.append((hurt["eligible_at"] - hurt["updated_at"]).total_seconds())
-            # Nobody has to watch the back-off go by.
+            # Skip the backoff.
             await db.execute(
                 "update gen_durable.gen_durable set eligible_at = now() where status = 'runnable'"
             )

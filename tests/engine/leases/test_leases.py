@@ -1,4 +1,4 @@
-"""LEASE, CRASH: who may write, and what becomes of the work of the dead."""
+"""Leases, the reaper, and crash counts."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ from tests.support.rows import SqlConnection, is_near
 from tests.support.settings import BRISK, CALM
 from tests.support.waiting import PATIENCE, Events, happens
 
-# Leases that end while a test watches, and are renewed so often that a busy machine does not lose them.
+# Short leases, renewed often enough for a busy machine.
 STEADY = msgspec.structs.replace(BRISK, lease=timedelta(milliseconds=800))
 
 
 class Gate(Machine[None, None]):
-    """Waits in its step until it is let go."""
+    """Waits in its step for the test."""
 
     def __init__(self) -> None:
         self.is_there, self.may_go = asyncio.Event(), asyncio.Event()
@@ -49,7 +49,7 @@ class Gate(Machine[None, None]):
 
 
 @pytest.mark.clause("LEASE-1")
-async def test_a_picked_row_has_a_lease(durable_dsn: str, sql: SqlConnection) -> None:
+async def test_picked_row_has_a_lease(durable_dsn: str, sql: SqlConnection) -> None:
     gate, tokens = Gate(), set()
     async with Worker([gate], dsn=durable_dsn, settings=CALM) as worker:
         for _ in range(2):
@@ -66,7 +66,7 @@ async def test_a_picked_row_has_a_lease(durable_dsn: str, sql: SqlConnection) ->
 
 
 @pytest.mark.clause("LEASE-2")
-async def test_live_executions_keep_their_leases(durable_dsn: str, sql: SqlConnection) -> None:
+async def test_heartbeat_renews_leases(durable_dsn: str, sql: SqlConnection) -> None:
     gate = Gate()
     async with (
         Worker([gate], dsn=durable_dsn, settings=STEADY) as worker,
@@ -86,7 +86,7 @@ async def test_live_executions_keep_their_leases(durable_dsn: str, sql: SqlConne
 
 
 @pytest.mark.clause("CRASH-3")
-def test_after_each_crash_the_next_try_waits_longer(durable: Harness, sql: SqlConnection) -> None:
+def test_backoff_doubles_with_each_crash(durable: Harness, sql: SqlConnection) -> None:
     crashes = [0, 1, 2, 7, 8, 9, 18]
     for count in crashes:
         ref = durable.insert(Say, "hi")
@@ -100,7 +100,7 @@ def test_after_each_crash_the_next_try_waits_longer(durable: Harness, sql: SqlCo
 
 
 @pytest.mark.clause("CRASH-6", "TEL-7")
-async def test_any_worker_reaps_for_all(durable_dsn: str, sql: SqlConnection) -> None:
+async def test_any_worker_reaps_rows_of_all_machines(durable_dsn: str, sql: SqlConnection) -> None:
     class Foreign(Machine[int, None], queue="elsewhere"):
         @step
         async def run(self, ctx: Context[int]) -> Outcome[None]:
@@ -121,14 +121,14 @@ async def test_any_worker_reaps_for_all(durable_dsn: str, sql: SqlConnection) ->
 
 
 @pytest.mark.clause("CRASH-8")
-async def test_after_an_outage_the_living_renew_first(
+async def test_reaper_waits_one_lease_after_an_outage(
     durable_dsn: str, direct_dsn: str, sql: SqlConnection
 ) -> None:
     with Harness(durable_dsn) as client:
         ref = client.insert(Say, "hi")
     sql.abandon(ref.id)
     async with await Database.open(direct_dsn, "gen_durable", size=1) as database:
-        # As if the server had been started less than one lease ago.
+        # As if the server had started less than one lease ago.
         plan = leases.reap(timedelta(days=3650), 20, "all")
         assert (await database.run_in_transaction(plan)).ids == []
     settings = msgspec.structs.replace(BRISK, lease=timedelta(milliseconds=600))
@@ -141,14 +141,14 @@ async def test_after_an_outage_the_living_renew_first(
 
 
 @pytest.mark.clause("CRASH-11")
-async def test_a_lease_that_has_run_out_may_still_be_renewed(
+async def test_expired_lease_can_be_renewed_before_the_reaper_takes_it(
     durable_dsn: str, direct_dsn: str, sql: SqlConnection
 ) -> None:
     settings = msgspec.structs.replace(BRISK, lease=timedelta(milliseconds=600), heartbeat=BRISK.lease)
     async with Worker([Say], dsn=durable_dsn, settings=settings) as worker:
         events = Events(worker)
         ref = await worker.insert(Say, "hi", schedule_in=PATIENCE)
-        await asyncio.sleep(0.7)  # in touch for longer than a lease
+        await asyncio.sleep(0.7)  # connected for longer than a lease
         sql.abandon(ref.id)
         began = time.monotonic()
         await events.wait(ReaperReaped)
@@ -156,14 +156,14 @@ async def test_a_lease_that_has_run_out_may_still_be_renewed(
     sql.abandon(ref.id)
     async with await Database.open(direct_dsn, "gen_durable", size=1) as database:
         suspects = await database.run(leases.suspect())
-        # Renewed, and so late that it has run out again.
+        # Renewed, but already expired again.
         sql("update gen_durable.gen_durable set lease_expires_at = lease_expires_at + interval '1 ms'")
         reaped = await database.run_in_transaction(leases.reap(timedelta(0), 20, "all", suspects))
     assert ([one.id for one in suspects], reaped.ids) == ([ref.id], [])
 
 
 @pytest.mark.clause("CRASH-11", "CRASH-7")
-async def test_a_lease_that_somebody_keeps_from_being_renewed_is_not_taken(
+async def test_reaper_skips_rows_locked_by_a_caller(
     direct_dsn: str, durable: Harness, sql: SqlConnection
 ) -> None:
     held, free = durable.insert(Say, "held"), durable.insert(Say, "free")
@@ -174,9 +174,7 @@ async def test_a_lease_that_somebody_keeps_from_being_renewed_is_not_taken(
         reaper = Reaper(database, settings, Telemetry(), Wakes(), DatabaseStatus())
 
         async def look() -> list[str]:
-            await asyncio.sleep(
-                0.005
-            )  # more than a lease of database_status, and more than a heartbeat since the last look
+            await asyncio.sleep(0.005)  # longer than a lease and a heartbeat
             await reaper.tick()
             return [sql.columns(ref.id, "status")[0] for ref in (held, free)]
 
@@ -189,12 +187,12 @@ async def test_a_lease_that_somebody_keeps_from_being_renewed_is_not_taken(
 
 
 @pytest.mark.clause("CRASH-1")
-async def test_many_that_die_at_once_come_back_at_once(
+async def test_reaper_returns_many_rows_in_batches(
     direct_dsn: str, durable: Harness, sql: SqlConnection
 ) -> None:
     durable.insert_all([Spec(Say, "hi") for _ in range(1001)])
     sql(
-        "update gen_durable.gen_durable set status = 'executing', lease_token = 1, locked_by = 'somebody',"
+        "update gen_durable.gen_durable set status = 'executing', lease_token = 1, locked_by = 'other',"
         " leased_at = now() - interval '1 hour', lease_expires_at = now() - interval '1 second'"
     )
     settings = Settings(lease=timedelta(milliseconds=2), heartbeat=timedelta(milliseconds=1))

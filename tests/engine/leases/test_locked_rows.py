@@ -1,4 +1,4 @@
-"""Rows that somebody's open transaction holds: they wait, and nobody else does."""
+"""Rows locked by a caller's open transaction do not block other rows."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from tests.support.settings import CALM, FAST
 from tests.support.waiting import PATIENCE, holds
 
 HOLD = "select from gen_durable.gen_durable where id = any($1::bigint[]) for update"
-# Far below the ten seconds of an ordinary lock_timeout, far above what a commit takes.
+# Well below a lock_timeout of 10 s, well above the time of a commit.
 SOON = timedelta(seconds=5)
 
 
 class Gated(Machine[str, str]):
-    """Ends when it is told to; the one that is told nothing ends at once."""
+    """Waits for the test if its state is "later"; ends at once otherwise."""
 
     def __init__(self) -> None:
         self.told = asyncio.Event()
@@ -32,8 +32,8 @@ class Gated(Machine[str, str]):
         return Done(ctx.state)
 
 
-async def test_many_held_rows_do_not_stall_the_commits_of_others(durable_dsn: str, db: Any) -> None:
-    """More of them than there are connections to wait on."""
+async def test_locked_rows_do_not_stall_other_commits(durable_dsn: str, db: Any) -> None:
+    """More locked rows than connections that wait for locks."""
     machine = Gated()
     user = await asyncpg.connect(durable_dsn)
     async with Worker([machine], dsn=durable_dsn, settings=CALM, queues={"default": 20}) as worker:
@@ -58,9 +58,7 @@ update gen_durable.gen_durable
 
 @pytest.mark.clause("CRASH-7")
 @pytest.mark.parametrize("what", ["the parent", "the next in line of its key"])
-async def test_what_the_dead_leave_to_a_held_row_does_not_keep_the_reaper_from_others(
-    durable_dsn: str, db: Any, what: str
-) -> None:
+async def test_reaper_continues_past_a_locked_row(durable_dsn: str, db: Any, what: str) -> None:
     machine, settings = Gated(), msgspec.structs.replace(FAST, crash_limit=1)
     user = await asyncpg.connect(durable_dsn)
     async with Worker([machine], dsn=durable_dsn, settings=settings, queues={"other": 1}) as worker:
@@ -70,14 +68,14 @@ async def test_what_the_dead_leave_to_a_held_row_does_not_keep_the_reaper_from_o
             await db.execute(
                 "update gen_durable.gen_durable set concurrency_key = null where id = $1", dead.id
             )
-        # It has the key before the other one is gated: a free key with a gated line would be repaired at once.
+        # Lease it before the other row is gated: a worker repairs gated rows of a free key at once.
         await db.execute(_DIED, dead.id, at_rest.id if what == "the parent" else None, "1 hour")
         await db.execute("update gen_durable.gen_durable set gated = true where id = $1", at_rest.id)
         async with user.transaction():
             await user.fetch(HOLD, [at_rest.id])
             await db.execute(_DIED, dead.id, at_rest.id if what == "the parent" else None, "-1 minute")
             await db.execute(_DIED, stranger.id, None, "-1 minute")
-            for _ in range(2):  # also the next one that dies meanwhile
+            for _ in range(2):  # also the next one that is reaped
                 assert (await worker.wait(stranger, timeout=SOON)).status == "failed"
                 await worker.retry(stranger)
                 await db.execute(_DIED, stranger.id, None, "-1 minute")
@@ -89,10 +87,8 @@ async def test_what_the_dead_leave_to_a_held_row_does_not_keep_the_reaper_from_o
 
 
 @pytest.mark.parametrize("crowd", [1, 30])
-async def test_a_held_holder_of_a_key_does_not_stall_the_picks_of_its_queue(
-    durable_dsn: str, db: Any, crowd: int
-) -> None:
-    """Also where a queue has but one slot left, and a crowd of that key stands at its head."""
+async def test_locked_key_holder_does_not_stall_picks(durable_dsn: str, db: Any, crowd: int) -> None:
+    """Also when rows of that key are at the head of the queue and the worker has one free place."""
     machine = Gated()
     user = await asyncpg.connect(durable_dsn)
     async with Worker([machine], dsn=durable_dsn, settings=CALM, queues={"default": 2}) as worker:

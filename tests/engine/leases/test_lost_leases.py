@@ -1,4 +1,4 @@
-"""A live execution keeps its lease whatever its step does; one that has lost it commits nothing."""
+"""Running executions keep their lease; an execution without its lease commits nothing."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ from gen_durable.telemetry import OutcomeStale, ReaperReaped
 from tests.support.crashing_workers import Hog, Sleeper
 from tests.support.rows import inbox_of, row_of
 from tests.support.settings import CALM, FAST
-from tests.support.waiting import PATIENCE, Events, happens, happens_to_the_deaf, holds
+from tests.support.waiting import PATIENCE, Events, happens, holds, wait_ignoring_cancel
 from tests.support.worker_process import worker_process
 
 SHORT = msgspec.structs.replace(
     FAST, lease=timedelta(milliseconds=600), heartbeat=timedelta(milliseconds=200)
 )
-# What the reaper does, without the wait for it.
+# As the reaper does, without waiting for it.
 _REAP = """
 update gen_durable.gen_durable set status = 'runnable', attempt = attempt + 1, crash_count = crash_count + 1,
        lease_token = null, lease_expires_at = null, locked_by = null, eligible_at = now() where id = $1"""
@@ -52,7 +52,7 @@ _EXPIRE = "update gen_durable.gen_durable set lease_expires_at = now() - interva
 
 @pytest.mark.clause("LEASE-4")
 @pytest.mark.parametrize("step", ["block", "compute"])
-async def test_a_step_that_keeps_the_loop_busy_for_three_leases_keeps_its_lease(
+async def test_step_that_blocks_the_loop_for_three_leases_keeps_its_lease(
     durable_dsn: str, db: Any, step: str
 ) -> None:
     async with (
@@ -75,7 +75,7 @@ async def test_a_step_that_keeps_the_loop_busy_for_three_leases_keeps_its_lease(
 
 
 class Zombie(Machine[str, str]):
-    """Two executions of one step: the first answers as its state says, the second as an heir should."""
+    """Two executions of one step: the first returns the outcome that its state names, late."""
 
     def __init__(self) -> None:
         self.forget()
@@ -97,7 +97,7 @@ class Zombie(Machine[str, str]):
             await self.heir_may_go.wait()
             return Await("more", then=self.end, state="by the heir")
         self.is_there.set()
-        await happens_to_the_deaf(self.may_go)
+        await wait_ignoring_cancel(self.may_go)
         answers: dict[str, Outcome[str]] = {
             "next": Next(self.end, "by the zombie"),
             "retry": Retry(state="by the zombie"),
@@ -113,14 +113,14 @@ class Zombie(Machine[str, str]):
         return Done(ctx.state)
 
 
-class Leaf(Machine[None, None], queue="nobody"):
+class Leaf(Machine[None, None], queue="not served"):
     @step
     async def run(self, ctx: Context[None]) -> Outcome[None]:
         return Done()
 
 
 @pytest.mark.clause("LEASE-3", "INV-1", "TEL-8")
-async def test_the_outcome_of_an_execution_that_lost_its_lease_is_dropped(
+async def test_outcome_after_a_lost_lease_is_discarded(
     durable_dsn: str, db: Any, subtests: pytest.Subtests
 ) -> None:
     machine = Zombie()
@@ -166,7 +166,7 @@ async def test_the_outcome_of_an_execution_that_lost_its_lease_is_dropped(
 
 
 @pytest.mark.clause("LEASE-5")
-async def test_a_step_whose_lease_is_lost_is_cancelled(durable_dsn: str, db: Any) -> None:
+async def test_step_whose_lease_is_lost_is_cancelled(durable_dsn: str, db: Any) -> None:
     is_there, is_cancelled = asyncio.Event(), asyncio.Event()
     attempts: list[int] = []
 
@@ -198,7 +198,7 @@ async def test_a_step_whose_lease_is_lost_is_cancelled(durable_dsn: str, db: Any
 
 
 @pytest.mark.parametrize("notices", ["the heartbeat", "the commit"])
-async def test_lost_lease_is_logged_and_not_the_error_of_the_step(
+async def test_lost_lease_is_logged_instead_of_the_steps_error(
     durable_dsn: str, db: Any, caplog: pytest.LogCaptureFixture, notices: str
 ) -> None:
     is_there, may_raise = asyncio.Event(), asyncio.Event()
@@ -208,7 +208,7 @@ async def test_lost_lease_is_logged_and_not_the_error_of_the_step(
         async def ship(self, ctx: Context[None]) -> Outcome[int]:
             if ctx.attempt == 0:
                 is_there.set()
-                await happens_to_the_deaf(may_raise)
+                await wait_ignoring_cancel(may_raise)
                 raise ValueError("of no interest to anyone")
             return Done(1)
 
@@ -231,7 +231,7 @@ async def test_lost_lease_is_logged_and_not_the_error_of_the_step(
     assert [line for line in lines if "Ship" in line] == [stale], lines
 
 
-async def test_a_process_that_was_stopped_comes_back_as_a_zombie_and_harms_nobody(
+async def test_stopped_process_that_resumes_commits_nothing(
     durable_dsn: str, db: Any, tmp_path: Path
 ) -> None:
     go = tmp_path / "go"
@@ -267,7 +267,7 @@ async def test_a_process_that_was_stopped_comes_back_as_a_zombie_and_harms_nobod
 
 
 class Reads(Machine[str, int]):
-    """Ends with the number of its signals."""
+    """Returns the number of its signals."""
 
     @step
     async def read(self, ctx: Context[str]) -> Outcome[int]:
@@ -281,10 +281,10 @@ _KEEPS = "select lease_token = $2 and lease_expires_at > $3 from gen_durable.gen
 
 @pytest.mark.clause("LEASE-2")
 @pytest.mark.parametrize("ends", ["well", "with its connection"])
-async def test_leases_are_kept_while_an_inbox_is_loaded(
+async def test_leases_are_renewed_while_an_inbox_is_loaded(
     durable_dsn: str, direct_dsn: str, db: Any, ends: str
 ) -> None:
-    """And if it cannot be loaded, all that was picked goes back to its queue at no cost."""
+    """If the load fails, all picked rows go back to the queue at no cost."""
     user = await asyncpg.connect(direct_dsn)
     async with AsyncClient(durable_dsn, settings=SHORT) as client:
         laden, bare = await client.insert(Reads, ""), await client.insert(Reads, "")
@@ -305,7 +305,7 @@ async def test_leases_are_kept_while_an_inbox_is_loaded(
         assert (row["attempt"], row["crash_count"]) == (0, 0)
 
 
-async def test_what_cannot_be_loaded_is_held_against_its_own_instance_only(
+async def test_failed_load_counts_as_a_crash_of_its_instance_only(
     durable_dsn: str, db: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     load = picks.load

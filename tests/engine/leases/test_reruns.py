@@ -1,4 +1,4 @@
-"""A step that runs again after a crash or a shutdown is given what it was given the first time."""
+"""A step that runs again after a crash or a shutdown gets the same inputs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from gen_durable.telemetry import ReaperReaped
 from tests.support.settings import CALM, FAST
 from tests.support.waiting import PATIENCE, Events, holds
 
-# Gives everything back as soon as it is closed.
+# Releases running steps at once when it stops.
 ABRUPT = msgspec.structs.replace(CALM, drain_timeout=timedelta(0))
 Seen = tuple[str, int, str, list[str], list[str], bool, list[int]]
 
@@ -41,7 +41,7 @@ class Leaf(Machine[int, int]):
 
 
 class Interrupted(Machine[str, None]):
-    """Wakes in the way that its state names; the first execution after that, of each way, never ends by itself."""
+    """Is woken in the way its state names; the first woken execution never ends."""
 
     def __init__(self) -> None:
         self.seen: dict[str, list[Seen]] = {}
@@ -72,7 +72,7 @@ class Interrupted(Machine[str, None]):
 async def _interrupt(
     way: str, first: AsyncExitStack, dsn: str, db: Any, ids: list[int], machines: list[Any]
 ) -> None:
-    """End the first executions, and let another worker do them again."""
+    """End the first executions, and let another worker repeat them."""
     if way == "shutdown":
         await first.aclose()
     else:
@@ -90,7 +90,7 @@ async def _interrupt(
 
 @pytest.mark.clause("CRASH-9", "CHD-10")
 @ways
-async def test_it_sees_the_same_signals_children_and_clock(
+async def test_rerun_sees_the_same_signals_children_and_timeout(
     durable_dsn: str, db: Any, way: str, subtests: pytest.Subtests
 ) -> None:
     machine = Interrupted()
@@ -116,9 +116,7 @@ async def test_it_sees_the_same_signals_children_and_clock(
 
 @pytest.mark.clause("CON-5")
 @ways
-async def test_the_key_of_an_interrupted_step_is_free_for_the_next_in_line(
-    durable_dsn: str, db: Any, way: str
-) -> None:
+async def test_key_of_an_interrupted_step_is_released(durable_dsn: str, db: Any, way: str) -> None:
     machine = Interrupted()
     async with AsyncExitStack() as first, AsyncClient(durable_dsn, settings=CALM) as client:
         await first.enter_async_context(Worker([machine], dsn=durable_dsn, settings=ABRUPT))
@@ -127,7 +125,7 @@ async def test_the_key_of_an_interrupted_step_is_free_for_the_next_in_line(
         line = await client.insert_all(
             [Spec(machine, "", step="woken", concurrency_key="one") for _ in range(5)]
         )
-        # They are gated: out of the pick until somebody frees the key.
+        # They are gated: picks skip them until the key is free.
         await holds(db, "select gated from gen_durable.gen_durable where id = $1", line[0].id)
         await _interrupt(way, first, durable_dsn, db, [held.id], [machine])
         async with Worker([machine], dsn=durable_dsn, settings=FAST):
@@ -136,7 +134,7 @@ async def test_the_key_of_an_interrupted_step_is_free_for_the_next_in_line(
     assert len(machine.seen[""]) == 7
 
 
-async def test_the_line_of_a_key_does_not_wait_until_its_dead_holder_is_tried_again(
+async def test_waiters_of_a_key_do_not_wait_for_a_crashed_holders_backoff(
     durable_dsn: str, db: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     machine = Interrupted()
@@ -150,7 +148,7 @@ async def test_the_line_of_a_key_does_not_wait_until_its_dead_holder_is_tried_ag
             [Spec(machine, "", step="woken", concurrency_key="one") for _ in range(3)]
         )
         await holds(db, "select gated from gen_durable.gen_durable where id = $1", line[0].id)
-        # The sixth crash in a row: the next try is half a minute away.
+        # The sixth crash in a row: the next try is 30 s away.
         await db.execute(
             "update gen_durable.gen_durable set lease_expires_at = now(), crash_count = 5 where id = $1",
             held.id,

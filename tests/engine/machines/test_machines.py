@@ -1,4 +1,4 @@
-"""MCH, VER: machines, their state, and their versions side by side."""
+"""Machines: names, state and result types, versions."""
 
 from __future__ import annotations
 
@@ -45,9 +45,7 @@ class Shop(Machine[Order, Receipt]):
 
 
 @pytest.mark.clause("MCH-1")
-def test_a_machine_has_the_name_of_its_class_and_may_have_another(
-    durable: Harness, sql: SqlConnection
-) -> None:
+def test_machine_is_named_after_its_class_by_default(durable: Harness, sql: SqlConnection) -> None:
     class Named(Machine[int], name="billing.charge.v1", version=3, queue="money"):
         @step
         async def run(self, ctx: Context[int]) -> Outcome[None]:
@@ -59,9 +57,7 @@ def test_a_machine_has_the_name_of_its_class_and_may_have_another(
 
 
 @pytest.mark.clause("MCH-2")
-def test_an_instance_begins_at_the_first_step_or_at_the_marked_one(
-    durable: Harness, sql: SqlConnection
-) -> None:
+def test_instance_begins_at_the_first_or_the_initial_step(durable: Harness, sql: SqlConnection) -> None:
     class Marked(Machine[int]):
         @step
         async def first(self, ctx: Context[int]) -> Outcome[None]:
@@ -76,9 +72,7 @@ def test_an_instance_begins_at_the_first_step_or_at_the_marked_one(
 
 
 @pytest.mark.clause("MCH-3", "MCH-6")
-def test_state_and_result_are_json_in_the_database_and_typed_outside(
-    durable: Harness, sql: SqlConnection
-) -> None:
+def test_state_and_result_are_stored_as_json_and_read_typed(durable: Harness, sql: SqlConnection) -> None:
     ref = durable.insert(Shop, Order(42))
     durable.drain()
     assert sql.columns(ref.id, "state result") == ({"number": 42, "paid": True}, {"number": 42})
@@ -87,7 +81,7 @@ def test_state_and_result_are_json_in_the_database_and_typed_outside(
 
 
 @pytest.mark.clause("MCH-4")
-def test_without_a_type_the_state_is_a_dict(durable: Harness) -> None:
+def test_untyped_state_is_a_dict(durable: Harness) -> None:
     class Free(Machine):
         @step
         async def run(self, ctx: Context[dict[str, Any]]) -> Outcome[Any]:
@@ -99,7 +93,7 @@ def test_without_a_type_the_state_is_a_dict(durable: Harness) -> None:
 
 
 @pytest.mark.clause("MCH-8")
-def test_the_context_of_a_step_and_of_handle(durable: Harness) -> None:
+def test_context_of_step_and_handle_have_the_same_fields(durable: Harness) -> None:
     fields = {
         *("id", "machine", "version", "step", "attempt", "step_seq", "idempotency_key", "state", "raw_state"),
         *("awaited", "inbox", "timed_out", "children", "parent_id", "correlation_key", "max_attempts"),
@@ -125,7 +119,7 @@ def test_the_context_of_a_step_and_of_handle(durable: Harness) -> None:
 
 
 @pytest.mark.clause("MCH-9")
-def test_another_process_goes_on_where_one_has_stopped(durable_dsn: str, sql: SqlConnection) -> None:
+def test_another_process_continues_an_instance(durable_dsn: str, sql: SqlConnection) -> None:
     with Harness(durable_dsn) as first:
         ref = first.insert(machine := probe(lambda ctx: Next("two", delay=CALM.lease)), 7)
         first.drain(collapse=False)
@@ -149,7 +143,7 @@ class New(Machine[int, str], name="Deployed", version=2):
 
 
 @pytest.mark.clause("VER-3")
-def test_one_version_is_one_machine() -> None:
+def test_two_machines_of_one_name_and_version_are_rejected() -> None:
     class Again(Machine[int, str], name="Deployed", version=2):
         @step
         async def run(self, ctx: Context[int]) -> Outcome[str]:

@@ -1,4 +1,4 @@
-"""Plain `def` steps run in threads: they may block, and the loop goes on."""
+"""Plain `def` steps run in threads and may block."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Async(Machine[None, str]):
 
 
 @pytest.mark.clause("MCH-7")
-async def test_a_plain_step_runs_in_a_thread_and_an_async_one_on_the_loop(durable_dsn: str) -> None:
+async def test_plain_step_runs_in_a_thread_and_async_step_on_the_loop(durable_dsn: str) -> None:
     class Plain(Machine[None, str]):
         @step
         def run(self, ctx: Context[None]) -> Outcome[str]:
@@ -35,7 +35,7 @@ async def test_a_plain_step_runs_in_a_thread_and_an_async_one_on_the_loop(durabl
         assert (await worker.wait(awaited, timeout=PATIENCE)).result == threading.current_thread().name
 
 
-async def test_blocked_steps_do_not_stop_the_loop(durable_dsn: str) -> None:
+async def test_blocked_steps_do_not_block_the_loop(durable_dsn: str) -> None:
     may_go, all_there = threading.Event(), asyncio.Event()
     loop, there = asyncio.get_running_loop(), threading.Barrier(8)
 
@@ -44,7 +44,7 @@ async def test_blocked_steps_do_not_stop_the_loop(durable_dsn: str) -> None:
         def run(self, ctx: Context[None]) -> Outcome[str]:
             there.wait(PATIENCE.total_seconds())
             loop.call_soon_threadsafe(all_there.set)
-            return Done("ended") if may_go.wait(PATIENCE.total_seconds()) else Stop("nobody let it go")
+            return Done("ended") if may_go.wait(PATIENCE.total_seconds()) else Stop("timed out")
 
     async with Worker([Blocking, Async], dsn=durable_dsn, settings=CALM, queues=TWENTY) as worker:
         blocked = await worker.insert_all([Spec(Blocking) for _ in range(8)])
@@ -56,7 +56,7 @@ async def test_blocked_steps_do_not_stop_the_loop(durable_dsn: str) -> None:
         assert {one.result for one in await worker.wait_all(blocked, timeout=PATIENCE)} == {"ended"}
 
 
-async def test_steps_wait_for_threads_that_the_system_does_not_have_just_now(
+async def test_steps_wait_when_no_thread_can_be_started(
     durable_dsn: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Plain(Machine[None, None]):
@@ -81,7 +81,7 @@ async def test_steps_wait_for_threads_that_the_system_does_not_have_just_now(
 
 
 @pytest.mark.clause("MCH-7")
-async def test_no_more_plain_steps_run_at_once_than_there_are_threads(durable_dsn: str) -> None:
+async def test_threads_setting_limits_concurrent_plain_steps(durable_dsn: str) -> None:
     lock, inside, most = threading.Lock(), 0, 0
     pair = threading.Barrier(2)
 
@@ -92,7 +92,7 @@ async def test_no_more_plain_steps_run_at_once_than_there_are_threads(durable_ds
             with lock:
                 inside += 1
                 most = max(most, inside)
-            pair.wait(PATIENCE.total_seconds())  # two at once there are
+            pair.wait(PATIENCE.total_seconds())  # two run concurrently
             with lock:
                 inside -= 1
             return Done()
@@ -105,7 +105,7 @@ async def test_no_more_plain_steps_run_at_once_than_there_are_threads(durable_ds
     assert most == 2
 
 
-async def test_what_a_plain_step_sets_in_its_context_is_its_own(durable_dsn: str) -> None:
+async def test_context_variables_of_plain_steps_do_not_leak(durable_dsn: str) -> None:
     tenant: contextvars.ContextVar[int] = contextvars.ContextVar("tenant", default=0)
 
     class Plain(Machine[int, int]):
@@ -120,7 +120,7 @@ async def test_what_a_plain_step_sets_in_its_context_is_its_own(durable_dsn: str
         assert {one.result for one in await worker.wait_all(refs, timeout=PATIENCE)} == {0}
 
 
-async def test_a_plain_step_that_returns_a_coroutine_is_told_to_be_async(durable_dsn: str) -> None:
+async def test_plain_step_that_returns_a_coroutine_fails_with_advice(durable_dsn: str) -> None:
     class Forgot(Machine[None, None]):
         @step
         def run(self, ctx: Context[None]) -> Outcome[None]:

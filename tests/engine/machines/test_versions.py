@@ -1,4 +1,4 @@
-"""Several versions of a machine live side by side, and a row is run by its own."""
+"""Several versions of a machine; each row runs in its own version."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class NewGreeter(Machine[str, str], name="greeter", version=2):
 
 
 @pytest.mark.clause("VER-1", "VER-2")
-async def test_old_and_new_versions_run_side_by_side(durable_dsn: str) -> None:
+async def test_one_worker_runs_several_versions(durable_dsn: str) -> None:
     async with Worker([OldGreeter, NewGreeter], dsn=durable_dsn, settings=CALM) as worker:
         refs = [await worker.insert(machine, "you") for machine in (OldGreeter, NewGreeter, OldGreeter)]
         ended = await worker.wait_all(refs, timeout=PATIENCE)
@@ -55,14 +55,14 @@ async def test_old_and_new_versions_run_side_by_side(durable_dsn: str) -> None:
 
 
 @pytest.mark.clause("VER-1", "VER-2")
-async def test_a_row_of_a_version_that_nobody_registered_is_left_alone(durable_dsn: str, db: Any) -> None:
+async def test_rows_of_unregistered_versions_are_not_leased(durable_dsn: str, db: Any) -> None:
     class Stranger(Machine[str, str]):
         @step
         async def run(self, ctx: Context[str]) -> Outcome[str]:
             return Done("stranger")
 
     async with AsyncClient(durable_dsn, settings=CALM) as client:
-        # They are in front, and many enough to fill every pick.
+        # They are at the head of the queue, enough to fill every pick.
         strange = await client.insert_all(
             [Spec(OldGreeter, "old", priority=-1) for _ in range(30)] + [Spec(Stranger, "x", priority=-1)]
         )
@@ -77,7 +77,7 @@ async def test_a_row_of_a_version_that_nobody_registered_is_left_alone(durable_d
     assert [one.result for one in ended] == ["good day, old"] * 30 + ["stranger"]
 
 
-async def test_a_rolling_deploy_hands_each_row_to_a_worker_that_knows_it(durable_dsn: str) -> None:
+async def test_rolling_deploy_runs_each_row_on_a_worker_with_its_version(durable_dsn: str) -> None:
     async with (
         AsyncClient(durable_dsn, settings=CALM) as client,
         Worker([OldGreeter], dsn=durable_dsn, settings=CALM) as before,
@@ -102,16 +102,16 @@ class Mailer(Machine[str, int]):
         return Done(len(self.outbox))
 
 
-async def test_a_machine_may_be_given_what_its_steps_need(durable_dsn: str) -> None:
+async def test_machine_object_passes_dependencies_to_steps(durable_dsn: str) -> None:
     outbox: list[str] = []
     mailer = Mailer(outbox, sender="me")
     async with Worker([mailer], dsn=durable_dsn, settings=CALM) as worker:
-        # Producers need not have such an object; the class will do.
+        # Producers may use the class.
         for machine in (mailer, Mailer):
             await worker.wait(await worker.insert(machine, "hello"), timeout=PATIENCE)
     assert outbox == ["me: hello", "me: hello"]
 
 
-def test_a_class_that_needs_arguments_is_refused_with_advice() -> None:
+def test_machine_class_that_needs_arguments_is_rejected_with_advice() -> None:
     with pytest.raises(DefinitionError, match=r"give the worker an object: Worker\(\[Mailer\(…\)\]\)"):
         Worker([Mailer])

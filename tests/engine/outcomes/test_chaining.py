@@ -1,4 +1,4 @@
-"""From one step to the next on one lease: everything is as after a fresh pick, and nobody keeps a slot for long."""
+"""Chaining: the next step runs on the same lease, as after a fresh pick, and for a bounded time."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ ONE_SLOT = {"default": Queue(concurrency=1)}
 
 
 class Count(Machine[int, int]):
-    """Counts down, one step for each."""
+    """Counts down, one step per number."""
 
     @step
     async def down(self, ctx: Context[int]) -> Outcome[int]:
@@ -41,7 +41,7 @@ class Count(Machine[int, int]):
 
 
 @pytest.mark.clause("OUT-15")
-async def test_a_chain_runs_on_one_lease_and_commits_every_step(durable_dsn: str, db: Any) -> None:
+async def test_chain_runs_on_one_lease_and_commits_every_step(durable_dsn: str, db: Any) -> None:
     async with Worker([Count], dsn=durable_dsn, settings=CALM) as worker:
         events = Events(worker)
         ref = await worker.insert(Count, 20)
@@ -52,7 +52,7 @@ async def test_a_chain_runs_on_one_lease_and_commits_every_step(durable_dsn: str
         assert (await row_of(db, ref.id))["execution"] == 21, "each step is an execution of its own"
 
 
-async def test_a_chain_begins_behind_a_step_that_had_a_rate_limit(durable_dsn: str) -> None:
+async def test_chain_starts_after_a_rate_limited_step(durable_dsn: str) -> None:
     limit = RateLimit("crm", 100, per=timedelta(seconds=1))
     async with Worker([Count], dsn=durable_dsn, settings=CALM, limits=[limit]) as worker:
         events = Events(worker)
@@ -61,17 +61,17 @@ async def test_a_chain_begins_behind_a_step_that_had_a_rate_limit(durable_dsn: s
 
 
 @pytest.mark.clause("OUT-15")
-async def test_after_fifty_steps_an_instance_queues_up_again(durable_dsn: str) -> None:
+async def test_chain_ends_after_fifty_steps(durable_dsn: str) -> None:
     async with Worker([Count], dsn=durable_dsn, settings=CALM) as worker:
         events = Events(worker)
         ended = await worker.wait(await worker.insert(Count, 120), timeout=PATIENCE)
     assert ended.result == 121
-    # 50, 50 and 21; on a slow machine the time in them is over before that.
+    # 50, 50 and 21; on a slow machine chain_time ends a chain earlier.
     assert sum(event.count for event in events.of(PickStop)) >= 3
 
 
 @pytest.mark.clause("OUT-15")
-async def test_after_a_tenth_of_a_second_in_its_steps_an_instance_queues_up_again(durable_dsn: str) -> None:
+async def test_chain_ends_after_chain_time(durable_dsn: str) -> None:
     class Slow(Machine[int, None]):
         @step
         async def run(self, ctx: Context[int]) -> Outcome[None]:
@@ -85,7 +85,7 @@ async def test_after_a_tenth_of_a_second_in_its_steps_an_instance_queues_up_agai
     assert sum(event.count for event in events.of(PickStop)) >= 3
 
 
-async def test_a_chain_does_not_keep_a_slot_from_the_others(durable_dsn: str) -> None:
+async def test_chain_does_not_starve_other_rows(durable_dsn: str) -> None:
     order: list[str] = []
 
     class Endless(Machine[int, None]):
@@ -108,7 +108,7 @@ async def test_a_chain_does_not_keep_a_slot_from_the_others(durable_dsn: str) ->
     assert order.index("quick") <= 50
 
 
-async def test_a_chained_step_sees_the_signals_that_came_meanwhile(durable_dsn: str) -> None:
+async def test_chained_step_sees_new_signals(durable_dsn: str) -> None:
     is_there, may_go = asyncio.Event(), asyncio.Event()
 
     class Walk(Machine[None, list[list[str]]]):
@@ -130,12 +130,12 @@ async def test_a_chained_step_sees_the_signals_that_came_meanwhile(durable_dsn: 
         await happens(is_there)
         await worker.signal(ref, "news", {"n": 1})
         may_go.set()
-        # What is in the inbox is there to be seen, but nobody has awaited it.
+        # The signal is in the inbox, but was not awaited.
         assert (await worker.wait(ref, timeout=PATIENCE)).result == [["news"], []]
         assert sum(event.count for event in events.of(PickStop)) == 1
 
 
-async def test_a_chained_step_gets_what_was_committed_and_not_what_its_predecessor_holds(
+async def test_chained_step_gets_the_committed_state(
     durable_dsn: str,
 ) -> None:
     kept: list[dict[str, Any]] = []
@@ -149,7 +149,7 @@ async def test_a_chained_step_gets_what_was_committed_and_not_what_its_predecess
 
         @step
         async def two(self, ctx: Context[dict[str, Any]]) -> Outcome[dict[str, Any]]:
-            kept[0]["n"] = "changed behind its back"
+            kept[0]["n"] = "changed by the previous step"
             assert ctx.raw_state == '{"n":1}'
             return Done(ctx.state)
 
@@ -157,7 +157,7 @@ async def test_a_chained_step_gets_what_was_committed_and_not_what_its_predecess
         assert (await worker.wait(await worker.insert(Walk, {"n": 0}), timeout=PATIENCE)).result == {"n": 1}
 
 
-async def test_a_retry_in_a_chain_repeats_only_its_own_step(durable_dsn: str) -> None:
+async def test_retry_in_a_chain_repeats_only_its_step(durable_dsn: str) -> None:
     seen: list[tuple[str, int, str]] = []
 
     class Walk(Machine[None, None]):
@@ -176,7 +176,7 @@ async def test_a_retry_in_a_chain_repeats_only_its_own_step(durable_dsn: str) ->
     assert seen == [("one", 0, f"{ended.id}:1"), ("two", 0, f"{ended.id}:2"), ("two", 1, f"{ended.id}:2")]
 
 
-async def test_a_chained_step_is_not_shown_the_awaited_set_of_its_predecessor(durable_dsn: str) -> None:
+async def test_chained_step_does_not_see_its_predecessors_awaited_signals(durable_dsn: str) -> None:
     class Walk(Machine[None, list[int]]):
         @step
         async def start(self, ctx: Context[None]) -> Outcome[list[int]]:

@@ -70,7 +70,7 @@ variants = pytest.mark.parametrize("variant", VARIANTS)
 
 @variants
 @pytest.mark.clause("OUT-2", "OUT-10", "OUT-13", "CRASH-5")
-async def test_next_leads_to_another_step(durable_dsn: str, db: Any, variant: str) -> None:
+async def test_next_moves_to_another_step(durable_dsn: str, db: Any, variant: str) -> None:
     row = await run(durable_dsn, db, variant, Next("two", {"n": 8}, delay=AN_HOUR))
     assert columns(row, "status step state step_seq") == ("runnable", "two", '{"n": 8}', 1)
     assert columns(row, "attempt crash_count awaits result finished_at") == (0, 0, None, None, None)
@@ -164,14 +164,14 @@ async def test_next_without_delay_continues_on_the_same_lease(
 
 @pytest.mark.clause("OUT-1")
 @pytest.mark.parametrize("value", [None, "next", ("next", "two"), Done], ids=repr)
-def test_anything_else_is_a_failure_of_the_step(durable: Harness, value: Any) -> None:
+def test_non_outcome_return_value_fails_the_step(durable: Harness, value: Any) -> None:
     ref = durable.insert(probe(lambda ctx: value, handle=lambda error, ctx: Done(type(error).__name__)), 7)
     durable.drain()
     assert durable.assert_done(ref) == "OutcomeError"
 
 
 class Basket(Machine[list[str], list[str]]):
-    """Each step adds to the state and names none."""
+    """Each step changes ctx.state and passes no state to its outcome."""
 
     @step
     async def one(self, ctx: Context[list[str]]) -> Outcome[list[str]]:
@@ -194,7 +194,7 @@ class Basket(Machine[list[str], list[str]]):
 
 
 @pytest.mark.clause("OUT-9")
-def test_without_a_state_that_of_the_context_is_committed(durable: Harness) -> None:
+def test_outcome_without_state_commits_the_context_state(durable: Harness) -> None:
     ref = durable.insert(Basket, [])
     durable.drain()
     durable.fire_timeouts()
@@ -203,7 +203,7 @@ def test_without_a_state_that_of_the_context_is_committed(durable: Harness) -> N
 
 
 @pytest.mark.clause("OUT-11")
-def test_the_delay_of_a_retry_is_that_of_the_step(durable: Harness, sql: SqlConnection) -> None:
+def test_retry_waits_for_the_delay_of_the_step(durable: Harness, sql: SqlConnection) -> None:
     durable.insert(probe(lambda ctx: Retry(AN_HOUR * ctx.attempt)), 7)
     delays: list[Any] = []
     for _ in range(3):
@@ -221,14 +221,14 @@ def test_the_delay_of_a_retry_is_that_of_the_step(durable: Harness, sql: SqlConn
 
 
 @pytest.mark.clause("OUT-12")
-def test_retries_are_counted_and_not_capped(durable: Harness) -> None:
+def test_returned_retries_are_not_limited(durable: Harness) -> None:
     ref = durable.insert(probe(lambda ctx: Retry() if ctx.attempt < 60 else Done(ctx.attempt)), 7)
     durable.drain()
     assert durable.assert_done(ref) == 60
 
 
 @pytest.mark.clause("OUT-14")
-def test_a_step_is_named_by_reference_or_by_name(durable: Harness) -> None:
+def test_step_is_named_by_reference_or_string(durable: Harness) -> None:
     assert Next(Basket.two) == Next("two")
     ref = durable.insert(probe(lambda ctx: Next("tow"), handle=lambda error, ctx: Done(str(error))), 7)
     durable.drain()

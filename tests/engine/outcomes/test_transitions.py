@@ -1,4 +1,4 @@
-"""From step to step: what is handed over, and what an instance that queues up again leaves behind."""
+"""Requeued transitions."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.support.settings import CALM
 from tests.support.waiting import PATIENCE, Events, happens
 
 
-async def test_a_requeued_next_gives_its_lease_back_and_is_due_at_once(durable_dsn: str, db: Any) -> None:
+async def test_requeued_next_releases_its_lease_and_is_due_at_once(durable_dsn: str, db: Any) -> None:
     is_there, may_go = asyncio.Event(), asyncio.Event()
 
     class Urgent(Machine[None, None]):

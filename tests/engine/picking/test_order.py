@@ -1,4 +1,4 @@
-"""What runs first, and when: priorities, due times and delays."""
+"""The order of picks: priorities, due times and delays."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SHORT = timedelta(milliseconds=400)
 
 
 class Turn(Machine[int, int]):
-    """Notes the order in which its instances run; that of their commits may differ."""
+    """Records the order in which its instances run; the order of commits may differ."""
 
     order: ClassVar[list[int]] = []
 
@@ -25,14 +25,14 @@ class Turn(Machine[int, int]):
 
 
 async def _order(dsn: str, client: AsyncClient, refs: list[Any]) -> list[int]:
-    """In which order a worker with one slot runs them."""
+    """Run them on a worker with concurrency 1, and return the order."""
     Turn.order.clear()
     async with Worker([Turn], dsn=dsn, settings=CALM, queues=ONE_SLOT):
         await client.wait_all(refs, timeout=PATIENCE)
     return Turn.order
 
 
-async def test_smaller_priorities_run_first_whatever_their_number(durable_dsn: str) -> None:
+async def test_smaller_priorities_run_first(durable_dsn: str) -> None:
     async with AsyncClient(durable_dsn, settings=CALM) as client:
         priorities = [5, -3, 0, 32767, -32768, 100, 5, -3, 1]
         refs = await client.insert_all([Spec(Turn, n, priority=p) for n, p in enumerate(priorities)])
@@ -42,14 +42,14 @@ async def test_smaller_priorities_run_first_whatever_their_number(durable_dsn: s
     ]
 
 
-async def test_urgent_rows_of_the_future_do_not_hold_up_those_that_are_due(durable_dsn: str) -> None:
+async def test_future_rows_do_not_delay_due_rows(durable_dsn: str) -> None:
     async with AsyncClient(durable_dsn, settings=CALM) as client:
         await client.insert_all([Spec(Turn, 0, priority=-1, schedule_in=AN_HOUR) for _ in range(1500)])
         due = await client.insert_all([Spec(Turn, n, priority=9) for n in range(5)])
         assert await _order(durable_dsn, client, due) == [ref.id for ref in due]
 
 
-async def test_a_scheduled_instance_runs_when_its_time_has_come(durable_dsn: str) -> None:
+async def test_scheduled_instance_runs_when_it_is_due(durable_dsn: str) -> None:
     async with Worker([Turn], dsn=durable_dsn, settings=CALM) as worker:
         ref = await worker.insert(Turn, 1, schedule_in=SHORT)
         ended = await worker.wait(ref, timeout=PATIENCE)
@@ -58,7 +58,7 @@ async def test_a_scheduled_instance_runs_when_its_time_has_come(durable_dsn: str
     assert SHORT <= ended.finished_at - ended.inserted_at < SHORT + timedelta(seconds=1)
 
 
-async def test_a_moment_in_the_past_is_due_at_once(durable_dsn: str) -> None:
+async def test_instance_scheduled_in_the_past_runs_at_once(durable_dsn: str) -> None:
     async with Worker([Turn], dsn=durable_dsn, settings=CALM) as worker:
         ref = await worker.insert(Turn, 1, eligible_at=datetime(2001, 1, 1, tzinfo=UTC))
         assert (await worker.wait(ref, timeout=PATIENCE)).result == 1

@@ -1,4 +1,4 @@
-"""PICK, CON: what runs next, where, how much at once, and one at a time per key."""
+"""Picks: order, queues, capacity, polling, and concurrency keys."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from tests.support.waiting import PATIENCE, Events
 
 
 class Busy(Machine[str, str]):
-    """Notes who is in its step, and keeps everybody there until it is told to let them go."""
+    """Records the running instances, and holds them until the test lets them go."""
 
     def __init__(self) -> None:
         self.begun: list[str] = []
@@ -66,7 +66,7 @@ async def worker_of(dsn: str, machine: Any, **options: Any) -> AsyncIterator[Wor
 
 
 @pytest.mark.clause("PICK-1", "PICK-2")
-def test_work_is_taken_by_priority_then_time_then_id(durable: Harness) -> None:
+def test_rows_are_picked_by_priority_then_time_then_id(durable: Harness) -> None:
     order: list[str] = []
 
     class Order(Machine[str, None]):
@@ -90,7 +90,7 @@ def test_work_is_taken_by_priority_then_time_then_id(durable: Harness) -> None:
 
 
 @pytest.mark.clause("PICK-1")
-def test_only_runnable_rows_are_taken(durable: Harness, sql: SqlConnection) -> None:
+def test_only_runnable_rows_are_picked(durable: Harness, sql: SqlConnection) -> None:
     statuses = ["awaiting_signal", "awaiting_children", "done", "failed", "cancelled"]
     for status in statuses:
         ref = durable.insert(Say, status)
@@ -100,7 +100,7 @@ def test_only_runnable_rows_are_taken(durable: Harness, sql: SqlConnection) -> N
 
 
 @pytest.mark.clause("PICK-3")
-def test_a_row_that_somebody_holds_is_passed_over(durable: Harness, sql: SqlConnection) -> None:
+def test_pick_skips_locked_rows(durable: Harness, sql: SqlConnection) -> None:
     held, free = durable.insert(Say, "held"), durable.insert(Say, "free")
     with sql.another() as other:
         other.execute("select from gen_durable.gen_durable where id = %s for no key update", [held.id])
@@ -110,7 +110,7 @@ def test_a_row_that_somebody_holds_is_passed_over(durable: Harness, sql: SqlConn
 
 
 @pytest.mark.clause("PICK-3")
-async def test_two_workers_share_the_rows(durable_dsn: str, db: Any) -> None:
+async def test_two_workers_run_each_row_once(durable_dsn: str, db: Any) -> None:
     machine = Busy()
     machine.may_go.set()
     async with worker_of(durable_dsn, machine) as first, worker_of(durable_dsn, machine):
@@ -123,7 +123,7 @@ async def test_two_workers_share_the_rows(durable_dsn: str, db: Any) -> None:
 
 
 @pytest.mark.clause("PICK-4")
-async def test_a_step_runs_outside_of_any_transaction(durable_dsn: str, sql: SqlConnection) -> None:
+async def test_step_runs_outside_of_any_transaction(durable_dsn: str, sql: SqlConnection) -> None:
     machine = Busy()
     async with worker_of(durable_dsn, machine) as worker:
         ref = await worker.insert(machine, "a")
@@ -132,7 +132,7 @@ async def test_a_step_runs_outside_of_any_transaction(durable_dsn: str, sql: Sql
         in_transaction = (
             "select 1 from pg_stat_activity where datname = current_database() and state like 'idle in%'"
         )
-        # The services of the worker may be seen inside of one for a moment; the step stays where it is.
+        # Services of the worker may be in a transaction for a moment.
         async with asyncio.timeout(PATIENCE.total_seconds()):
             while sql(in_transaction):
                 await asyncio.sleep(0.005)
@@ -141,7 +141,7 @@ async def test_a_step_runs_outside_of_any_transaction(durable_dsn: str, sql: Sql
 
 
 @pytest.mark.clause("PICK-5")
-async def test_a_worker_serves_its_queues_and_no_others(durable_dsn: str) -> None:
+async def test_worker_serves_only_its_queues(durable_dsn: str) -> None:
     class Elsewhere(Machine[None, None], queue="own"):
         @step
         async def run(self, ctx: Context[None]) -> Outcome[None]:
@@ -156,7 +156,7 @@ async def test_a_worker_serves_its_queues_and_no_others(durable_dsn: str) -> Non
 
 
 @pytest.mark.clause("PICK-6", "PICK-7")
-async def test_no_more_is_taken_than_there_are_slots(durable_dsn: str, sql: SqlConnection) -> None:
+async def test_worker_leases_no_more_than_its_concurrency(durable_dsn: str, sql: SqlConnection) -> None:
     assert Queue().concurrency == 10
     machine = Busy()
     async with worker_of(durable_dsn, machine, queues={"default": 3}) as worker:
@@ -173,7 +173,7 @@ async def test_no_more_is_taken_than_there_are_slots(durable_dsn: str, sql: SqlC
 
 
 @pytest.mark.clause("PICK-6")
-async def test_steps_of_a_chain_need_a_slot_each(durable_dsn: str) -> None:
+async def test_chained_steps_count_against_the_concurrency(durable_dsn: str) -> None:
     inside: set[int] = set()
     most: list[int] = []
 
@@ -193,7 +193,7 @@ async def test_steps_of_a_chain_need_a_slot_each(durable_dsn: str) -> None:
 
 
 @pytest.mark.clause("PICK-8")
-async def test_a_free_slot_is_filled_at_once(durable_dsn: str) -> None:
+async def test_free_capacity_is_filled_at_once(durable_dsn: str) -> None:
     machine = Busy()
     machine.may_go.set()
     settings = msgspec.structs.replace(
@@ -207,7 +207,7 @@ async def test_a_free_slot_is_filled_at_once(durable_dsn: str) -> None:
 
 
 @pytest.mark.clause("PICK-9")
-async def test_work_of_others_is_found_by_polling(durable_dsn: str, sql: SqlConnection) -> None:
+async def test_inserts_of_other_processes_are_found_by_polling(durable_dsn: str, sql: SqlConnection) -> None:
     settings = msgspec.structs.replace(CALM, poll_interval=timedelta(milliseconds=100))
     async with worker_of(durable_dsn, Say, settings=settings) as worker:
         events = Events(worker)
@@ -217,12 +217,12 @@ async def test_work_of_others_is_found_by_polling(durable_dsn: str, sql: SqlConn
             assert (await client.wait(ref, timeout=PATIENCE)).result == "hi"
         began = time.monotonic()
         await events.wait(PickStop, count=len(events.of(PickStop)) + 10)
-    # A look takes no time worth mentioning, but a busy machine may need some.
+    # A poll takes almost no time, but the machine may be busy.
     assert time.monotonic() - began < 10 * 0.1 + 2
 
 
 @pytest.mark.clause("PICK-11")
-async def test_what_happens_in_the_same_process_wakes_its_queue(durable_dsn: str) -> None:
+async def test_changes_in_the_same_process_wake_the_queue(durable_dsn: str) -> None:
     def one(ctx: Context[int]) -> Outcome[Any]:
         return Await("go", then="two")
 
@@ -244,7 +244,7 @@ async def test_what_happens_in_the_same_process_wakes_its_queue(durable_dsn: str
 
 
 @pytest.mark.clause("CON-6")
-def test_only_who_executes_holds_the_key(durable: Harness, sql: SqlConnection) -> None:
+def test_only_executing_rows_hold_their_key(durable: Harness, sql: SqlConnection) -> None:
     parked = durable.insert(probe(lambda ctx: Await("go", then="two")), 7, concurrency_key="k")
     durable.drain()
     assert sql.columns(parked.id, "status concurrency_key concurrency_slot") == ("awaiting_signal", "k", None)
@@ -259,7 +259,7 @@ def test_only_who_executes_holds_the_key(durable: Harness, sql: SqlConnection) -
 
 
 @pytest.mark.clause("CON-7")
-def test_an_outcome_may_change_the_key(
+def test_outcome_may_change_the_concurrency_key(
     durable: Harness, sql: SqlConnection, subtests: pytest.Subtests
 ) -> None:
     keep: dict[str, Any] = {}
@@ -282,7 +282,7 @@ def test_an_outcome_may_change_the_key(
 
 
 @pytest.mark.clause("CON-8")
-def test_a_key_is_a_text_or_a_name_and_a_part(durable: Harness, sql: SqlConnection) -> None:
+def test_concurrency_key_is_a_string_or_a_pair(durable: Harness, sql: SqlConnection) -> None:
     given: list[Any] = ["import", ("tenant", 7), ("t", "x")]
     keys = [durable.insert(Say, "", concurrency_key=key).id for key in given]
     assert [sql.columns(id, "concurrency_key")[0] for id in keys] == ["import", "tenant:7", "t:x"]

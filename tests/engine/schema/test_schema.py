@@ -1,4 +1,4 @@
-"""SCH: tables, their names, and how they come and go."""
+"""The schema: columns, indexes, constraints, migrations."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def default_of(row: dict[str, Any]) -> str:
 
 
 @pytest.mark.clause("SCH-1")
-def test_the_columns_of_the_norm(sql: SqlConnection) -> None:
+def test_columns_match_the_specification(sql: SqlConnection) -> None:
     found = {
         (row["table"], row["column"]): (row["type"].replace("gen_durable.", ""), default_of(row))
         for row in sql(_COLUMNS)
@@ -53,7 +53,7 @@ def test_the_columns_of_the_norm(sql: SqlConnection) -> None:
 
 
 @pytest.mark.clause("SCH-2")
-def test_the_statuses(sql: SqlConnection) -> None:
+def test_statuses_match_the_specification(sql: SqlConnection) -> None:
     labels = sql("select unnest(enum_range(null::gen_durable.durable_status))::text as label")
     assert [row["label"] for row in labels] == list(Status)
     assert list(Status) == [
@@ -63,7 +63,7 @@ def test_the_statuses(sql: SqlConnection) -> None:
 
 
 @pytest.mark.clause("SCH-3", "SCH-4")
-def test_the_indexes_of_the_norm(sql: SqlConnection) -> None:
+def test_indexes_match_the_specification(sql: SqlConnection) -> None:
     found = {
         row["indexname"]: row["indexdef"]
         for row in sql("select indexname, indexdef from pg_indexes where schemaname = 'gen_durable'")
@@ -81,7 +81,7 @@ def test_the_indexes_of_the_norm(sql: SqlConnection) -> None:
 
 
 @pytest.mark.clause("SCH-4")
-def test_the_guard_is_made_of_key_status_and_scope(durable: Harness, sql: SqlConnection) -> None:
+def test_guard_column_depends_on_key_status_and_scope(durable: Harness, sql: SqlConnection) -> None:
     ref = durable.insert(Say, "hi", unique_key="u", unique_scope=[Status.FAILED])
     guards = {}
     for status in ("runnable", "done", "failed"):
@@ -91,7 +91,7 @@ def test_the_guard_is_made_of_key_status_and_scope(durable: Harness, sql: SqlCon
 
 
 @pytest.mark.clause("SCH-5")
-def test_the_database_refuses_what_cannot_be(durable: Harness, sql: SqlConnection) -> None:
+def test_constraints_reject_impossible_rows(durable: Harness, sql: SqlConnection) -> None:
     durable.insert(Say, "hi")
     for change in ("status = 'executing'", "lease_token = 1", "children_pending = -1"):
         with pytest.raises(psycopg.errors.CheckViolation):
@@ -104,7 +104,7 @@ def test_there_are_no_foreign_keys(sql: SqlConnection) -> None:
 
 
 @pytest.mark.clause("SCH-7", "SCH-9")
-async def test_only_what_is_missing_is_applied(direct_dsn: str, sql: SqlConnection) -> None:
+async def test_migrate_applies_only_missing_increments(direct_dsn: str, sql: SqlConnection) -> None:
     for version in range(1, LATEST + 1):
         await migrate_schema(direct_dsn, "shop", version)
         rows = sql("select version from shop.migrations order by 1")
@@ -116,7 +116,7 @@ async def test_only_what_is_missing_is_applied(direct_dsn: str, sql: SqlConnecti
 
 
 @pytest.mark.clause("SCH-8")
-async def test_down_and_up_again_is_a_round_trip(direct_dsn: str, db: Any) -> None:
+async def test_down_and_up_migrations_round_trip(direct_dsn: str, db: Any) -> None:
     fresh = await dump(db, "gen_durable")
     for version in range(LATEST):
         await migrate_schema(direct_dsn, "gen_durable", version)
@@ -127,9 +127,7 @@ async def test_down_and_up_again_is_a_round_trip(direct_dsn: str, db: Any) -> No
 
 
 @pytest.mark.clause("SCH-10")
-def test_a_client_installs_where_there_is_nothing_and_refuses_another_version(
-    durable_dsn: str, sql: SqlConnection
-) -> None:
+def test_client_installs_the_schema_and_rejects_another_version(durable_dsn: str, sql: SqlConnection) -> None:
     settings = Settings.load(schema="shop")
     with Client(durable_dsn, settings=settings) as client:
         assert client.count() == 0
@@ -139,7 +137,7 @@ def test_a_client_installs_where_there_is_nothing_and_refuses_another_version(
 
 
 @pytest.mark.clause("SCH-11")
-async def test_the_printed_sql_does_the_same(db: Any) -> None:
+async def test_printed_sql_installs_the_same_schema(db: Any) -> None:
     await db.execute(migrate.script("shop", 0, 1))
     for version in range(1, LATEST):
         await db.execute(migrate.script("shop", version, version + 1))

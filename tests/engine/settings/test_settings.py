@@ -1,4 +1,4 @@
-"""CFG, LIM: settings, several engines in one process, and limits."""
+"""Settings, several engines in one process, and bounds."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from tests.support.waiting import PATIENCE
 
 
 @pytest.mark.clause("CFG-1")
-def test_the_settings_and_their_defaults() -> None:
+def test_settings_and_defaults_match_the_specification() -> None:
     defaults = {
         name: f"{value.total_seconds():.9g} s" if isinstance(value, timedelta) else str(value)
         for name, value in msgspec.structs.asdict(Settings()).items()
@@ -51,9 +51,7 @@ def test_the_settings_and_their_defaults() -> None:
 
 
 @pytest.mark.clause("CFG-2")
-def test_arguments_win_over_the_environment_and_that_over_the_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_arguments_override_environment_and_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "pyproject.toml"
     file.write_text('[tool.gen_durable]\nlease = "90s"\nthreads = 1\ncrash_limit = 1\n')
     monkeypatch.setenv("GEN_DURABLE_THREADS", "2")
@@ -63,7 +61,7 @@ def test_arguments_win_over_the_environment_and_that_over_the_file(
 
 
 @pytest.mark.clause("CFG-3")
-def test_a_heartbeat_above_half_of_the_lease_is_refused() -> None:
+def test_heartbeat_above_half_of_the_lease_is_rejected() -> None:
     Settings(lease=timedelta(seconds=10), heartbeat=timedelta(seconds=5))
     with pytest.raises(SettingsError, match=r"settings\.heartbeat must be at most half of settings\.lease"):
         Settings(lease=timedelta(seconds=10), heartbeat=timedelta(seconds=6))
@@ -86,19 +84,19 @@ def test_a_heartbeat_above_half_of_the_lease_is_refused() -> None:
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
-def test_what_cannot_be_set_is_refused_by_its_full_name(given: dict[str, Any], message: str) -> None:
+def test_invalid_setting_is_rejected_by_its_full_name(given: dict[str, Any], message: str) -> None:
     with pytest.raises(SettingsError, match=message):
         Settings.load(**given)
 
 
 @pytest.mark.clause("CFG-4", "PICK-6")
-def test_a_queue_has_room_for_one_at_least() -> None:
+def test_queue_concurrency_is_at_least_one() -> None:
     with pytest.raises(SettingsError, match=r"queue\.concurrency must be at least 1"):
         Queue(concurrency=0)
 
 
 @pytest.mark.clause("CFG-5", "SCH-9")
-async def test_several_engines_live_in_one_process(durable_dsn: str, durable_databases: Databases) -> None:
+async def test_several_engines_run_in_one_process(durable_dsn: str, durable_databases: Databases) -> None:
     class Where(Machine[str, str]):
         def __init__(self, name: str) -> None:
             self.name = name
@@ -123,8 +121,8 @@ async def test_several_engines_live_in_one_process(durable_dsn: str, durable_dat
 
 
 @pytest.mark.clause("CFG-6")
-async def test_with_a_pooler_in_front_everything_works(durable_dsn: str) -> None:
-    """Here without one: no session is prepared or set up, so it does not matter whose session it is."""
+async def test_pooler_mode_works_on_a_direct_connection(durable_dsn: str) -> None:
+    """Pooler mode prepares no statements and sets no session state, so it works on any session."""
     prepared: list[int] = []
 
     async def look(transaction: Transaction) -> None:
@@ -151,7 +149,7 @@ LONG = timedelta(days=36525)
 
 
 @pytest.mark.clause("LIM-1")
-def test_an_option_beyond_its_limit_is_refused(durable: Harness) -> None:
+def test_option_beyond_its_bound_is_rejected(durable: Harness) -> None:
     beyond: list[Any] = [
         {"queue": "q" * 256},
         {"unique_key": b"u" * 1025},
@@ -168,7 +166,7 @@ def test_an_option_beyond_its_limit_is_refused(durable: Harness) -> None:
 
 
 @pytest.mark.clause("LIM-1")
-def test_what_is_just_within_the_limits_works(durable: Harness) -> None:
+def test_values_at_the_bounds_are_accepted(durable: Harness) -> None:
     ref = durable.insert(
         *(Say, "hi"),
         queue="q" * 255,
@@ -184,7 +182,7 @@ def test_what_is_just_within_the_limits_works(durable: Harness) -> None:
 
 
 @pytest.mark.clause("LIM-1")
-def test_names_beyond_their_limit_are_refused(durable: Harness) -> None:
+def test_names_beyond_their_bound_are_rejected(durable: Harness) -> None:
     ref = durable.insert(Say, "hi")
     for name, key in (("s" * 256, None), ("go", "d" * 1025)):
         with pytest.raises(UsageError):
@@ -209,7 +207,7 @@ BEYOND = {"size": "x" * (2**20 - 1), "depth": nested(101), "digits": 10**400}
 
 
 class Big(Machine[str, Any]):
-    """Ends with one of these."""
+    """Returns one of these payloads."""
 
     @step
     async def within(self, ctx: Context[str]) -> Outcome[Any]:
@@ -224,7 +222,7 @@ class Big(Machine[str, Any]):
 
 
 @pytest.mark.clause("LIM-2")
-def test_a_payload_beyond_the_limits_is_refused(durable: Harness, subtests: pytest.Subtests) -> None:
+def test_payload_beyond_its_bound_is_rejected(durable: Harness, subtests: pytest.Subtests) -> None:
     for what in WITHIN:
         with subtests.test(what=what):
             within, beyond = durable.insert(Big, what), durable.insert(Big, what, step=Big.beyond)
@@ -237,7 +235,7 @@ def test_a_payload_beyond_the_limits_is_refused(durable: Harness, subtests: pyte
 
 
 @pytest.mark.clause("LIM-3")
-def test_an_await_names_64_signals_at_most() -> None:
+def test_await_takes_at_most_64_signals() -> None:
     names = [f"s{n}" for n in range(65)]
     assert len(Await(*names[:64], then="two").signals) == 64
     with pytest.raises(UsageError, match="names 65 signals"):
@@ -245,7 +243,7 @@ def test_an_await_names_64_signals_at_most() -> None:
 
 
 @pytest.mark.clause("LIM-4")
-def test_a_full_inbox_takes_no_more(durable: Harness, sql: SqlConnection) -> None:
+def test_full_inbox_rejects_signals(durable: Harness, sql: SqlConnection) -> None:
     ref = durable.insert(Say, "hi", schedule_in=timedelta(hours=1))
     sql(
         "insert into gen_durable.signals (target_id, name) select %s, 'go' from generate_series(1, 9999)",
@@ -259,7 +257,7 @@ def test_a_full_inbox_takes_no_more(durable: Harness, sql: SqlConnection) -> Non
 
 
 @pytest.mark.clause("LIM-5")
-def test_one_child_too_many_is_a_failure_of_the_step(durable_dsn: str) -> None:
+def test_too_many_children_fail_the_step(durable_dsn: str) -> None:
     def spawn(ctx: Context[int]) -> Outcome[Any]:
         return ScheduleChildren([Spec(Say, str(n)) for n in range(ctx.state)], then="two")
 

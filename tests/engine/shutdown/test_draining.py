@@ -1,4 +1,4 @@
-"""DRN: a worker that is told to stop."""
+"""Draining: running steps finish, no new rows are picked."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PATIENT = msgspec.structs.replace(CALM, drain_timeout=PATIENCE)
 
 
 class Long(Machine[None, str]):
-    """Stays in its step until it is let go; if it is stubborn, also when it is cancelled."""
+    """Waits in its step for the test; if stubborn, it ignores cancellation."""
 
     def __init__(self, *, is_stubborn: bool = False) -> None:
         self.is_stubborn = is_stubborn
@@ -41,7 +41,7 @@ class Long(Machine[None, str]):
 
 
 @pytest.mark.clause("DRN-1")
-async def test_running_steps_may_end_and_nothing_new_is_taken(durable_dsn: str, sql: SqlConnection) -> None:
+async def test_drain_finishes_running_steps_and_picks_nothing(durable_dsn: str, sql: SqlConnection) -> None:
     machine = Long()
     async with Worker([machine], dsn=durable_dsn, settings=PATIENT, queues={"default": 1}) as worker:
         events = Events(worker)
@@ -54,9 +54,7 @@ async def test_running_steps_may_end_and_nothing_new_is_taken(durable_dsn: str, 
 
 
 @pytest.mark.clause("DRN-3")
-async def test_a_step_that_ignores_its_cancellation_cannot_commit(
-    durable_dsn: str, sql: SqlConnection
-) -> None:
+async def test_step_that_ignores_cancellation_cannot_commit(durable_dsn: str, sql: SqlConnection) -> None:
     machine = Long(is_stubborn=True)
     async with Worker([machine], dsn=durable_dsn, settings=HASTY) as worker:
         events = Events(worker)

@@ -1,4 +1,4 @@
-"""A shutdown is no crash: what it interrupts goes back to the queue and costs neither an attempt nor a crash."""
+"""Shutdown: interrupted steps go back to the queue, at no attempt and no crash."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.support.waiting import Events, happens
 from tests.support.worker_process import worker_process
 
 NEVER = "/nonexistent/go"
-# Leases that nobody waits for: what comes back early was given back.
+# Long leases: rows that come back early were released.
 BRIEF = msgspec.structs.replace(CALM, drain_timeout=timedelta(milliseconds=300))
 PATIENT = msgspec.structs.replace(CALM, drain_timeout=timedelta(seconds=30))
 
@@ -30,7 +30,7 @@ both_signals = pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT]
 
 
 async def _worn(client: AsyncClient, db: Any, step: str, go: str = NEVER) -> int:
-    """An instance that was tried twice and crashed once before."""
+    """An instance with two attempts and one crash."""
     ref = await client.insert(Sleeper, go, step=step)
     await db.execute("update gen_durable.gen_durable set attempt = 2, crash_count = 1 where id = $1", ref.id)
     return ref.id
@@ -44,7 +44,7 @@ def _is_given_back(row: dict[str, Any]) -> bool:
 
 @pytest.mark.clause("DRN-2")
 @both_signals
-async def test_a_step_longer_than_the_drain_goes_back_at_no_cost(
+async def test_step_longer_than_the_drain_is_released_at_no_cost(
     durable_dsn: str, db: Any, number: signal.Signals
 ) -> None:
     async with (
@@ -69,9 +69,7 @@ async def test_a_step_longer_than_the_drain_goes_back_at_no_cost(
     assert process.log[-1].endswith(told)
 
 
-async def test_a_step_that_ignores_its_cancellation_does_not_hold_up_the_exit(
-    durable_dsn: str, db: Any
-) -> None:
+async def test_step_that_ignores_cancellation_does_not_delay_the_exit(durable_dsn: str, db: Any) -> None:
     async with (
         AsyncClient(durable_dsn, settings=CALM) as client,
         worker_process(durable_dsn, BRIEF) as process,
@@ -86,7 +84,7 @@ async def test_a_step_that_ignores_its_cancellation_does_not_hold_up_the_exit(
 
 
 @both_signals
-async def test_a_step_that_ends_within_the_drain_is_committed(
+async def test_step_that_ends_within_the_drain_is_committed(
     durable_dsn: str, db: Any, tmp_path: Path, number: signal.Signals
 ) -> None:
     go = tmp_path / "go"
@@ -105,7 +103,7 @@ async def test_a_step_that_ends_within_the_drain_is_committed(
 
 @both_signals
 @pytest.mark.clause("DRN-4")
-async def test_a_second_signal_is_immediate(durable_dsn: str, db: Any, number: signal.Signals) -> None:
+async def test_second_signal_skips_the_drain(durable_dsn: str, db: Any, number: signal.Signals) -> None:
     async with (
         AsyncClient(durable_dsn, settings=CALM) as client,
         worker_process(durable_dsn, PATIENT) as process,
@@ -120,7 +118,7 @@ async def test_a_second_signal_is_immediate(durable_dsn: str, db: Any, number: s
     assert _is_given_back(await row_of(db, id))
 
 
-async def test_a_shutdown_ends_a_chain_between_two_steps(
+async def test_shutdown_ends_a_chain_between_two_steps(
     durable_dsn: str, db: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "gen_durable")

@@ -1,4 +1,4 @@
-"""Signals and the steps that wait for them: what wakes, what is seen, and what is consumed."""
+"""Awaiting signals: which signals wake a step, and what it sees."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ Names = list[list[str]]
 
 
 def _names(ctx: Context[Any]) -> Names:
-    """What a step was woken with, and what lies in its inbox."""
+    """The names of the awaited signals and of the whole inbox."""
     return [[message.name for message in ctx.awaited], [message.name for message in ctx.inbox]]
 
 
 class Patient(Machine[None, Names]):
-    """Awaits one of two, and tells what it saw."""
+    """Awaits one of two signals, and returns what it saw."""
 
     @step
     async def start(self, ctx: Context[None]) -> Outcome[Names]:
@@ -42,9 +42,7 @@ class Patient(Machine[None, Names]):
 
 
 @pytest.mark.clause("SIG-4", "SIG-9")
-async def test_a_signal_that_is_not_awaited_stays_in_the_inbox_and_wakes_nobody(
-    durable_dsn: str, db: Any
-) -> None:
+async def test_signal_that_is_not_awaited_does_not_wake(durable_dsn: str, db: Any) -> None:
     async with Worker([Patient], dsn=durable_dsn, settings=CALM) as worker:
         ref = await worker.insert(Patient)
         await worker.wait(ref, timeout=PATIENCE, until="parked")
@@ -56,7 +54,7 @@ async def test_a_signal_that_is_not_awaited_stays_in_the_inbox_and_wakes_nobody(
 
 
 @pytest.mark.clause("SIG-7", "SIG-9")
-async def test_a_signal_that_came_before_the_first_step_is_not_slept_on(durable_dsn: str) -> None:
+async def test_await_returns_at_once_if_its_signal_is_in_the_inbox(durable_dsn: str) -> None:
     async with Worker([Patient], dsn=durable_dsn, settings=CALM) as worker:
         ref = await worker.insert(Patient, queue="later", correlation_key="order:1")
         assert await worker.signal("order:1", "withdrawn") == Delivered(ref.id, is_awaited=False)
@@ -65,7 +63,7 @@ async def test_a_signal_that_came_before_the_first_step_is_not_slept_on(durable_
 
 
 @pytest.mark.clause("SIG-8", "SIG-7")
-async def test_a_signal_that_comes_while_the_step_decides_to_wait_is_not_slept_on(durable_dsn: str) -> None:
+async def test_signal_during_the_step_wakes_its_await(durable_dsn: str) -> None:
     is_there, may_go = asyncio.Event(), asyncio.Event()
 
     class Hesitant(Patient, name="Hesitant"):
@@ -84,7 +82,7 @@ async def test_a_signal_that_comes_while_the_step_decides_to_wait_is_not_slept_o
         assert (await worker.wait(ref, timeout=PATIENCE)).result == [["paid"], ["paid"]]
 
 
-async def test_a_signal_that_lay_in_the_inbox_unawaited_wakes_a_later_await_at_once(durable_dsn: str) -> None:
+async def test_unconsumed_signal_wakes_a_later_await(durable_dsn: str) -> None:
     class Two(Machine[None, Names]):
         @step
         async def start(self, ctx: Context[None]) -> Outcome[Names]:
@@ -104,5 +102,5 @@ async def test_a_signal_that_lay_in_the_inbox_unawaited_wakes_a_later_await_at_o
         await worker.wait(ref, timeout=PATIENCE, until="parked")
         await worker.signal(ref, "second")
         await worker.signal(ref, "first")
-        # An Await consumes nothing: the first signal is still there.
+        # Await consumes nothing: the first signal is still in the inbox.
         assert (await worker.wait(ref, timeout=PATIENCE)).result == [["second"], ["second", "first"]]

@@ -1,4 +1,4 @@
-"""What becomes of signals that a step was given: progress consumes them, a retry does not, an end sweeps them all."""
+"""Consuming signals: a transition consumes the awaited ones, a retry none."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ Names = list[list[str]]
 
 
 def _names(ctx: Context[Any]) -> Names:
-    """What a step was woken with, and what lies in its inbox."""
+    """The names of the awaited signals and of the whole inbox."""
     return [[message.name for message in ctx.awaited], [message.name for message in ctx.inbox]]
 
 
 class Consumer(Machine[str, Names]):
-    """Awaits, progresses in the way that its state names, and tells what is left."""
+    """Awaits, makes the transition that its state names, and returns what is left."""
 
     def __init__(self) -> None:
         self.is_woken = asyncio.Event()
@@ -73,7 +73,7 @@ class Leaf(Machine[None, None]):
 
 @pytest.mark.clause("SIG-10")
 @pytest.mark.parametrize("way", ["next", "children", "handle"])
-async def test_progress_consumes_exactly_what_the_step_received(durable_dsn: str, way: str) -> None:
+async def test_transition_consumes_exactly_the_awaited_signals(durable_dsn: str, way: str) -> None:
     machine = Consumer()
     async with Worker([machine, Leaf], dsn=durable_dsn, settings=CALM) as worker:
         ref = await worker.insert(machine, way)
@@ -81,7 +81,7 @@ async def test_progress_consumes_exactly_what_the_step_received(durable_dsn: str
         await worker.signal(ref, "chatter")
         await worker.signal(ref, "paid", "first")
         await happens(machine.is_woken)
-        # Of an awaited name, but after the step had its snapshot: it never saw this one.
+        # Arrives after the step read its inbox.
         await worker.signal(ref, "paid", "second")
         machine.may_go.set()
         ended = await worker.wait(ref, timeout=PATIENCE)

@@ -1,4 +1,4 @@
-"""An Await may be bounded: the clock wakes it with what has come by then."""
+"""Await with a timeout or a deadline."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Bounded(Machine[None, list[Any]]):
         return Done([ctx.timed_out, ctx.attempt, ctx.step_seq, [message.name for message in ctx.inbox]])
 
 
-async def test_a_deadline_may_be_a_moment(durable_dsn: str, db: Any) -> None:
+async def test_deadline_may_be_a_datetime(durable_dsn: str, db: Any) -> None:
     moment = datetime.now(UTC) + timedelta(seconds=3600)
 
     class Dated(Bounded, name="Dated"):
@@ -56,7 +56,7 @@ async def test_a_deadline_may_be_a_moment(durable_dsn: str, db: Any) -> None:
         assert (await worker.wait(ref, timeout=PATIENCE)).result == [True, 0, 2, []]
 
 
-async def test_a_deadline_in_the_past_wakes_at_once(durable_dsn: str) -> None:
+async def test_deadline_in_the_past_wakes_at_once(durable_dsn: str) -> None:
     class Late(Bounded, name="Late"):
         @step
         async def start(self, ctx: Context[None]) -> Outcome[list[Any]]:
@@ -66,9 +66,7 @@ async def test_a_deadline_in_the_past_wakes_at_once(durable_dsn: str) -> None:
         assert (await worker.wait(await worker.insert(Late), timeout=PATIENCE)).result == [True, 0, 2, []]
 
 
-async def test_an_await_without_signals_is_a_sleep_that_outlives_its_worker(
-    durable_dsn: str, db: Any
-) -> None:
+async def test_await_without_signals_is_a_durable_sleep(durable_dsn: str, db: Any) -> None:
     class Sleep(Machine[None, bool]):
         @step
         async def start(self, ctx: Context[None]) -> Outcome[bool]:
@@ -90,7 +88,7 @@ async def test_an_await_without_signals_is_a_sleep_that_outlives_its_worker(
 
 @pytest.mark.clause("TMO-5")
 @pytest.mark.parametrize("source", ["step", "handle"])
-async def test_retry_keeps_that_the_clock_woke_and_progress_forgets_it(durable_dsn: str, source: str) -> None:
+async def test_retry_keeps_timed_out_and_a_transition_clears_it(durable_dsn: str, source: str) -> None:
     seen: list[tuple[str, int, bool]] = []
 
     class Again(Machine[None, None]):
@@ -120,7 +118,7 @@ async def test_retry_keeps_that_the_clock_woke_and_progress_forgets_it(durable_d
 
 
 class Payment(Machine[None, str]):
-    """Ships if it was paid; gives up at the deadline; a second try at that is an hour later."""
+    """Ships if it was paid; retries once after the deadline, then fails."""
 
     paid = Signal("paid", int)
 
@@ -137,7 +135,7 @@ class Payment(Machine[None, str]):
 
 
 @pytest.mark.clause("TMO-6")
-async def test_signal_between_deadline_and_lease_is_in_time(async_durable: AsyncHarness, db: Any) -> None:
+async def test_signal_between_deadline_and_pick_is_in_time(async_durable: AsyncHarness, db: Any) -> None:
     payment = await async_durable.insert(Payment)
     await async_durable.drain()
     await db.execute(
@@ -149,7 +147,7 @@ async def test_signal_between_deadline_and_lease_is_in_time(async_durable: Async
 
 
 @pytest.mark.clause("TMO-6")
-async def test_signal_that_is_not_awaited_leaves_the_await_timed_out(async_durable: AsyncHarness) -> None:
+async def test_signal_that_is_not_awaited_does_not_undo_a_timeout(async_durable: AsyncHarness) -> None:
     payment = await async_durable.insert(Payment)
     await async_durable.drain()
     async_durable.advance(hours=1)
@@ -159,7 +157,7 @@ async def test_signal_that_is_not_awaited_leaves_the_await_timed_out(async_durab
 
 
 @pytest.mark.clause("TMO-5", "TMO-6")
-async def test_signal_between_two_tries_of_a_timed_out_step_is_in_time(async_durable: AsyncHarness) -> None:
+async def test_signal_between_attempts_of_a_timed_out_step_is_in_time(async_durable: AsyncHarness) -> None:
     payment = await async_durable.insert(Payment)
     await async_durable.drain()
     async_durable.advance(hours=1)
@@ -171,7 +169,9 @@ async def test_signal_between_two_tries_of_a_timed_out_step_is_in_time(async_dur
 
 
 @pytest.mark.clause("TMO-6")
-async def test_duplicate_after_the_deadline_is_not_a_signal_in_time(async_durable: AsyncHarness) -> None:
+async def test_duplicate_signal_after_the_deadline_does_not_undo_a_timeout(
+    async_durable: AsyncHarness,
+) -> None:
     class Twice(Machine[int, list[Any]]):
         @step
         async def collect(self, ctx: Context[int]) -> Outcome[list[Any]]:

@@ -1,4 +1,4 @@
-"""SIG, TMO: inboxes, what wakes, what is consumed, and clocks."""
+"""Signals: inboxes, targets, dedup keys, payloads, timeouts."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tests.support.waiting import PATIENCE, Events
 
 
 def parked(durable: Harness, *names: str, then: Any = lambda ctx: Done(0), **options: Any) -> int:
-    """An instance that awaits these, and then does as it is told."""
+    """Insert an instance that awaits these signals, and then runs `then`."""
     ref = durable.insert(probe(lambda ctx: Await(*names, then="two", **options), then), 7)
     durable.drain()
     return ref.id
@@ -43,7 +43,7 @@ def names(messages: Any) -> list[str]:
 
 
 @pytest.mark.clause("SIG-1", "SIG-8")
-def test_every_step_sees_the_whole_inbox_oldest_first(durable: Harness) -> None:
+def test_step_sees_the_whole_inbox_oldest_first(durable: Harness) -> None:
     seen: list[list[str]] = []
 
     def one(ctx: Context[int]) -> Outcome[int]:
@@ -64,7 +64,7 @@ def test_every_step_sees_the_whole_inbox_oldest_first(durable: Harness) -> None:
 
 
 @pytest.mark.clause("SIG-2")
-def test_a_signal_reaches_every_live_status_and_stays(durable: Harness, sql: SqlConnection) -> None:
+def test_signal_is_accepted_in_every_live_status(durable: Harness, sql: SqlConnection) -> None:
     ref = durable.insert(Say, "hi", schedule_in=AN_HOUR)
     columns = {
         "runnable": "lease_token = null",
@@ -81,7 +81,7 @@ def test_a_signal_reaches_every_live_status_and_stays(durable: Harness, sql: Sql
 
 @pytest.mark.clause("SIG-3", "SIG-5", "SIG-6")
 @pytest.mark.parametrize("name", ["paid", "withdrawn"])
-def test_any_name_of_the_set_wakes(durable: Harness, sql: SqlConnection, name: str) -> None:
+def test_any_awaited_signal_wakes(durable: Harness, sql: SqlConnection, name: str) -> None:
     def two(ctx: Context[int]) -> Outcome[Any]:
         return Done([ctx.step, names(ctx.awaited), names(ctx.inbox)])
 
@@ -97,7 +97,7 @@ def test_any_name_of_the_set_wakes(durable: Harness, sql: SqlConnection, name: s
 
 @pytest.mark.clause("SIG-14")
 @pytest.mark.parametrize("end", ["done", "stop", "handle raises"])
-def test_every_end_deletes_the_whole_inbox(durable: Harness, sql: SqlConnection, end: str) -> None:
+def test_ended_instance_has_no_inbox(durable: Harness, sql: SqlConnection, end: str) -> None:
     def two(ctx: Context[int]) -> Outcome[Any]:
         durable.signal(ctx.id, "late")
         return Done(0) if end == "done" else Stop("no") if end == "stop" else Done(1 // 0)
@@ -114,7 +114,7 @@ def test_every_end_deletes_the_whole_inbox(durable: Harness, sql: SqlConnection,
 
 
 @pytest.mark.clause("SIG-15", "SIG-16")
-def test_a_dedup_key_counts_once_in_the_life_of_an_instance(durable: Harness, sql: SqlConnection) -> None:
+def test_dedup_key_counts_once_per_instance(durable: Harness, sql: SqlConnection) -> None:
     id = parked(durable, "go", then=lambda ctx: Next("one"))
     assert durable.signal(id, "go", 1, dedup_key="evt-7") == Delivered(id, is_awaited=True)
     assert durable.signal(id, "go", 2, dedup_key="evt-7") == DuplicateSignal(id)
@@ -128,7 +128,7 @@ def test_a_dedup_key_counts_once_in_the_life_of_an_instance(durable: Harness, sq
 
 
 @pytest.mark.clause("SIG-17")
-def test_without_a_dedup_key_every_delivery_counts(durable: Harness, sql: SqlConnection) -> None:
+def test_signals_without_a_dedup_key_all_count(durable: Harness, sql: SqlConnection) -> None:
     ref = durable.insert(Say, "hi")
     for _ in range(2):
         durable.signal(ref, "go")
@@ -136,7 +136,7 @@ def test_without_a_dedup_key_every_delivery_counts(durable: Harness, sql: SqlCon
 
 
 @pytest.mark.clause("SIG-18")
-def test_what_was_awaited_is_for_the_woken_step_only(durable: Harness) -> None:
+def test_awaited_signals_are_visible_to_the_woken_step_only(durable: Harness) -> None:
     seen: list[int] = []
 
     def two(ctx: Context[int]) -> Outcome[Any]:
@@ -152,7 +152,7 @@ def test_what_was_awaited_is_for_the_woken_step_only(durable: Harness) -> None:
 
 
 @pytest.mark.clause("SIG-19", "COR-1")
-def test_a_signal_goes_to_an_id_or_to_a_key(durable: Harness, sql: SqlConnection) -> None:
+def test_signal_target_is_an_id_or_a_correlation_key(durable: Harness, sql: SqlConnection) -> None:
     ref = durable.insert(Say, "hi", correlation_key="order:42")
     for target in (ref, ref.id, "order:42"):
         assert durable.signal(target, "go") == Delivered(ref.id, is_awaited=False)
@@ -160,7 +160,7 @@ def test_a_signal_goes_to_an_id_or_to_a_key(durable: Harness, sql: SqlConnection
 
 
 @pytest.mark.clause("SIG-20")
-def test_without_a_live_target_a_signal_is_an_error(durable: Harness, sql: SqlConnection) -> None:
+def test_signal_without_a_live_target_raises(durable: Harness, sql: SqlConnection) -> None:
     done = durable.insert(Say, "hi", correlation_key="order:1")
     failed = durable.insert(Fail, "no")
     durable.drain()
@@ -188,7 +188,7 @@ class Paid(Machine[None, Any]):
 
 
 @pytest.mark.clause("SIG-21")
-def test_payloads_are_json_of_their_type(durable: Harness, sql: SqlConnection) -> None:
+def test_signal_payloads_are_checked_against_their_type(durable: Harness, sql: SqlConnection) -> None:
     good, bad = durable.insert(Paid), durable.insert(Paid)
     durable.signal(good, Paid.payment, {"amount": 100})
     durable.signal(good, Paid.bare)
@@ -201,7 +201,7 @@ def test_payloads_are_json_of_their_type(durable: Harness, sql: SqlConnection) -
 
 
 @pytest.mark.clause("SIG-22")
-def test_ids_are_in_the_order_of_delivery(durable: Harness, sql: SqlConnection) -> None:
+def test_signal_ids_are_in_delivery_order(durable: Harness, sql: SqlConnection) -> None:
     ref = durable.insert(Say, "hi")
     with sql.another() as first:
         durable.signal(ref, "first", conn=first)
@@ -216,7 +216,7 @@ def test_ids_are_in_the_order_of_delivery(durable: Harness, sql: SqlConnection) 
 
 @pytest.mark.clause("TMO-1")
 @pytest.mark.parametrize("arrived", [0, 1])
-def test_a_timeout_runs_the_step_with_what_has_come(durable: Harness, arrived: int) -> None:
+def test_timed_out_step_sees_the_signals_so_far(durable: Harness, arrived: int) -> None:
     def two(ctx: Context[int]) -> Outcome[Any]:
         if ctx.timed_out:
             return Done([ctx.attempt, len(ctx.awaited)])
@@ -234,13 +234,13 @@ def test_a_timeout_runs_the_step_with_what_has_come(durable: Harness, arrived: i
 
 
 @pytest.mark.clause("TMO-2", "TEL-9")
-async def test_a_deadline_is_met_within_a_second(durable_dsn: str, sql: SqlConnection) -> None:
+async def test_deadline_wakes_within_a_second(durable_dsn: str, sql: SqlConnection) -> None:
     machine = probe(lambda ctx: Await(then="two", timeout=timedelta(milliseconds=100)))
     late: list[timedelta] = []
     told: list[AwaitTimeout] = []
     async with Worker([machine], dsn=durable_dsn, settings=CALM) as worker:
         events = Events(worker)
-        for _ in range(3):  # a busy machine may let the first one wait
+        for _ in range(3):  # the machine may be busy
             ref = await worker.insert(machine, 7)
             await worker.wait(ref, timeout=PATIENCE)
             (first, _) = sql.executions(ref.id)
@@ -254,9 +254,7 @@ async def test_a_deadline_is_met_within_a_second(durable_dsn: str, sql: SqlConne
 
 @pytest.mark.clause("TMO-3")
 @pytest.mark.parametrize("early", [False, True])
-def test_a_signal_in_time_takes_the_deadline_away(
-    durable: Harness, sql: SqlConnection, *, early: bool
-) -> None:
+def test_signal_in_time_clears_the_deadline(durable: Harness, sql: SqlConnection, *, early: bool) -> None:
     machine = probe(
         lambda ctx: Await("go", then="two", timeout=AN_HOUR),
         lambda ctx: Done([ctx.timed_out, len(ctx.awaited)]),
@@ -278,7 +276,7 @@ def test_a_signal_in_time_takes_the_deadline_away(
 
 
 @pytest.mark.clause("TMO-4")
-def test_an_await_without_names_sleeps(durable: Harness) -> None:
+def test_await_without_signals_ignores_signals(durable: Harness) -> None:
     id = parked(durable, timeout=AN_HOUR, then=lambda ctx: Done([ctx.timed_out, len(ctx.inbox)]))
     durable.signal(id, "go")
     assert durable.drain() == DrainCounts()

@@ -1,4 +1,4 @@
-"""TEL: what a worker tells."""
+"""Telemetry events of a worker."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from tests.support.waiting import PATIENCE, Events, happens
 
 
 @pytest.mark.clause("TEL-1")
-def test_the_events_and_their_fields() -> None:
+def test_events_and_fields_match_the_specification() -> None:
     events = [getattr(telemetry, name) for name in telemetry.__all__]
     kinds = [
         kind for kind in events if isinstance(kind, type) and issubclass(kind, Event) and kind is not Event
@@ -45,7 +45,7 @@ def test_the_events_and_their_fields() -> None:
 
 
 class Tour(Machine[None, None]):
-    """Every outcome once, but Done."""
+    """Returns every outcome but Done."""
 
     @step
     async def one(self, ctx: Context[None]) -> Outcome[None]:
@@ -66,7 +66,7 @@ class Tour(Machine[None, None]):
 
 
 @pytest.mark.clause("TEL-2")
-async def test_every_committed_outcome_is_told(durable_dsn: str) -> None:
+async def test_every_committed_outcome_emits_an_event(durable_dsn: str) -> None:
     async with Worker([Tour, Say], dsn=durable_dsn, settings=CALM) as worker:
         events = Events(worker)
         ref = await worker.insert(Tour)
@@ -86,7 +86,7 @@ async def test_every_committed_outcome_is_told(durable_dsn: str) -> None:
 
 
 @pytest.mark.clause("TEL-2")
-async def test_a_step_that_ends_as_cancelled_is_told(durable_dsn: str) -> None:
+async def test_cancelled_step_emits_an_event(durable_dsn: str) -> None:
     is_there = asyncio.Event()
 
     class Fickle(Machine[bool, None]):
@@ -111,7 +111,7 @@ async def test_a_step_that_ends_as_cancelled_is_told(durable_dsn: str) -> None:
 
 
 @pytest.mark.clause("TEL-3", "TEL-4")
-async def test_picks_and_saturation_are_told(durable_dsn: str) -> None:
+async def test_picks_and_saturation_emit_events(durable_dsn: str) -> None:
     is_there, may_go = asyncio.Event(), asyncio.Event()
 
     class Long(Machine[None, None], queue="long"):
@@ -136,7 +136,7 @@ async def test_picks_and_saturation_are_told(durable_dsn: str) -> None:
 
 
 @pytest.mark.clause("TEL-5")
-async def test_the_end_of_a_queue_is_told_with_what_it_gave_back(durable_dsn: str) -> None:
+async def test_drain_emits_an_event_per_queue(durable_dsn: str) -> None:
     is_there = asyncio.Event()
 
     class Long(Machine[None, None]):
@@ -159,9 +159,7 @@ async def test_the_end_of_a_queue_is_told_with_what_it_gave_back(durable_dsn: st
 
 
 @pytest.mark.clause("TEL-10")
-async def test_a_subscriber_that_fails_breaks_nothing_and_is_logged_once(
-    durable_dsn: str, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_failing_subscriber_is_logged_once(durable_dsn: str, caplog: pytest.LogCaptureFixture) -> None:
     heard: list[str] = []
 
     def broken(event: Event) -> None:
@@ -184,7 +182,7 @@ async def test_a_subscriber_that_fails_breaks_nothing_and_is_logged_once(
     assert len(complaints) == 1
 
 
-async def test_a_subscriber_hears_only_the_kinds_that_it_asked_for_until_it_leaves(durable_dsn: str) -> None:
+async def test_subscriber_gets_only_its_kinds_until_it_unsubscribes(durable_dsn: str) -> None:
     heard: list[Any] = []
     async with Worker([Say], dsn=durable_dsn, settings=CALM) as worker:
         leave = worker.telemetry.subscribe(heard.append, StepStop)

@@ -1,4 +1,4 @@
-"""A step that collects a pack of signals runs once per arrival, not in circles, and consumes the pack as one."""
+"""A step that collects several signals runs once per arrival and consumes them together."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SIZE = 5
 
 
 class Pack(Machine[None, list[list[int]]]):
-    """Collects five parts, then five more."""
+    """Collects five parts."""
 
     def __init__(self) -> None:
         self.seen: list[int] = []
@@ -37,7 +37,7 @@ class Pack(Machine[None, list[list[int]]]):
 
 
 @pytest.mark.clause("SIG-11", "SIG-12", "SIG-9")
-async def test_a_pack_that_trickles_in_takes_one_run_per_part(durable_dsn: str) -> None:
+async def test_collecting_step_runs_once_per_signal(durable_dsn: str) -> None:
     machine = Pack()
     async with Worker([machine], dsn=durable_dsn, settings=CALM) as worker:
         ref = await worker.insert(machine)
@@ -47,10 +47,10 @@ async def test_a_pack_that_trickles_in_takes_one_run_per_part(durable_dsn: str) 
             await worker.signal(ref, "part", n)
         ended = await worker.wait(ref, timeout=PATIENCE)
     assert machine.seen == [1, 2, 3, 4, 5]
-    assert ended.result == [[]], "progress consumed the whole pack"
+    assert ended.result == [[]], "the transition consumed all parts"
 
 
-async def test_a_pack_that_comes_at_once_takes_at_most_one_run_more_than_parts(durable_dsn: str) -> None:
+async def test_collecting_step_does_not_spin_when_signals_arrive_together(durable_dsn: str) -> None:
     machine = Pack()
     async with (
         Worker([machine], dsn=durable_dsn, settings=CALM) as worker,
@@ -66,7 +66,7 @@ async def test_a_pack_that_comes_at_once_takes_at_most_one_run_more_than_parts(d
     assert len(machine.seen) <= 10 * (SIZE + 1)
 
 
-async def test_a_collecting_step_sleeps_between_parts(durable_dsn: str, db: Any) -> None:
+async def test_collecting_step_is_parked_between_signals(durable_dsn: str, db: Any) -> None:
     machine = Pack()
     async with Worker([machine], dsn=durable_dsn, settings=CALM) as worker:
         ref = await worker.insert(machine)
@@ -74,7 +74,7 @@ async def test_a_collecting_step_sleeps_between_parts(durable_dsn: str, db: Any)
             await worker.wait(ref, timeout=PATIENCE, until="parked")
             await worker.signal(ref, "part", n)
         before = await worker.wait(ref, timeout=PATIENCE, until="parked")
-        # Another one goes through its whole life meanwhile.
+        # Another instance runs to its end meanwhile.
         second = await worker.insert(machine)
         for n in range(SIZE):
             await worker.signal(second, "part", n)
@@ -85,7 +85,7 @@ async def test_a_collecting_step_sleeps_between_parts(durable_dsn: str, db: Any)
     assert await inbox_of(db, ref.id) == ["part"] * 3
 
 
-async def test_a_duplicate_part_does_not_wake_a_collecting_step(durable_dsn: str, db: Any) -> None:
+async def test_duplicate_signal_does_not_wake_a_collecting_step(durable_dsn: str, db: Any) -> None:
     machine = Pack()
     async with Worker([machine], dsn=durable_dsn, settings=CALM) as worker:
         ref = await worker.insert(machine)

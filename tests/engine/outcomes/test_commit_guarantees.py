@@ -1,4 +1,4 @@
-"""GUA: what is committed, when, and what is repeated."""
+"""Commit guarantees: when outcomes are durable, and what is repeated."""
 
 from __future__ import annotations
 
@@ -27,9 +27,7 @@ from tests.support.waiting import PATIENCE
 
 
 @pytest.mark.clause("GUA-1")
-async def test_the_next_step_finds_its_predecessors_state_committed(
-    durable_dsn: str, sql: SqlConnection
-) -> None:
+async def test_state_is_committed_before_the_next_step(durable_dsn: str, sql: SqlConnection) -> None:
     seen: list[tuple[Any, ...]] = []
 
     def two(ctx: Context[int]) -> Outcome[int]:
@@ -45,7 +43,7 @@ async def test_the_next_step_finds_its_predecessors_state_committed(
 
 
 @pytest.mark.clause("GUA-2", "GUA-3")
-def test_a_step_that_was_not_committed_runs_again_whole(durable: Harness) -> None:
+def test_uncommitted_step_runs_again_from_its_start(durable: Harness) -> None:
     effects: list[int] = []
 
     class Once(Machine[list[int], list[int]]):
@@ -64,14 +62,14 @@ def test_a_step_that_was_not_committed_runs_again_whole(durable: Harness) -> Non
 
 
 @pytest.mark.clause("GUA-4")
-def test_an_outcome_is_committed_whole_or_not_at_all(durable: Harness, sql: SqlConnection) -> None:
+def test_outcome_commits_in_one_transaction(durable: Harness, sql: SqlConnection) -> None:
     def spawn(ctx: Context[int]) -> Outcome[int]:
         return ScheduleChildren([Spec(Say, "a")], then="one", state=8)
 
     ref = durable.insert(probe(lambda ctx: Await("go", then="two"), spawn), 7)
     durable.drain()
     durable.signal(ref, "go")
-    # The last thing that the transaction does is refused.
+    # The last statement of the transaction fails.
     sql("create function no() returns trigger language plpgsql as $$ begin raise 'no'; end $$")
     sql("create trigger no before insert on gen_durable.executions execute function no()")
     with pytest.raises(DatabaseError, match="no"):
@@ -88,7 +86,7 @@ def test_an_outcome_is_committed_whole_or_not_at_all(durable: Harness, sql: SqlC
 
 
 @pytest.mark.clause("GUA-5")
-def test_the_idempotency_key_names_the_transition(durable: Harness) -> None:
+def test_idempotency_key_identifies_the_transition(durable: Harness) -> None:
     keys: list[str] = []
 
     def one(ctx: Context[int]) -> Outcome[int]:
@@ -107,7 +105,7 @@ def test_the_idempotency_key_names_the_transition(durable: Harness) -> None:
 
 
 @pytest.mark.clause("GUA-6")
-def test_what_has_returned_is_there_for_everybody(durable: Harness, sql: SqlConnection) -> None:
+def test_returned_insert_and_signal_are_committed(durable: Harness, sql: SqlConnection) -> None:
     ref = durable.insert(Say, "hi")
     durable.signal(ref, "go")
     assert sql.columns(ref.id, "status state") == ("runnable", "hi")
@@ -115,7 +113,9 @@ def test_what_has_returned_is_there_for_everybody(durable: Harness, sql: SqlConn
 
 
 @pytest.mark.clause("GUA-7")
-async def test_the_defaults_of_a_database_have_no_say(durable_dsn: str, sql: SqlConnection) -> None:
+async def test_database_defaults_do_not_change_isolation_or_durability(
+    durable_dsn: str, sql: SqlConnection
+) -> None:
     name = sql.value("select current_database()")
     sql(f"alter database {name} set default_transaction_isolation = 'serializable'")
     sql(f"alter database {name} set synchronous_commit = off")
