@@ -18,8 +18,8 @@ from tests.chaos.workload import mixed, place
 from tests.support.tcp_proxy import (
     COMMIT,
     FLUSH,
-    HOLD,
     INSERT,
+    LOCK_FOR_EFFECT,
     PICK,
     PLAIN,
     RENEW,
@@ -63,7 +63,7 @@ async def test_a_commit_that_got_lost_is_asked_about_before_it_is_sent_again(
     arena: Arena, verdict: Verdict, when: When
 ) -> None:
     async with Proxy.open(arena.dsn) as proxy:
-        for match in (saying(PLAIN), saying(COMMIT, after=HOLD), saying(COMMIT, after=FLUSH)):
+        for match in (saying(PLAIN), saying(COMMIT, after=LOCK_FOR_EFFECT), saying(COMMIT, after=FLUSH)):
             proxy.on(match, when, lambda: verdict, times=5)
         await arena.fleet.start(proxy.dsn)
         rng = random.Random(2)
@@ -101,7 +101,7 @@ async def test_the_answer_of_a_pick_that_got_lost_costs_a_lease(arena: Arena) ->
     [
         ("plain commit", saying(PLAIN)),
         ("commit", saying(COMMIT, after=FLUSH)),
-        ("effect", saying(HOLD)),
+        ("effect", saying(LOCK_FOR_EFFECT)),
         ("pick", saying(PICK)),
         ("heartbeat", saying(RENEW)),
     ],

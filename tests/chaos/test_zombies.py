@@ -8,7 +8,7 @@ from pathlib import Path
 from tests.chaos.arena import Arena
 from tests.chaos.fleet import CHAOS
 from tests.chaos.machines import Blocker, Chain, Payer, Work
-from tests.support.tcp_proxy import HOLD, RENEW, Proxy, Verdict, saying
+from tests.support.tcp_proxy import LOCK_FOR_EFFECT, RENEW, Proxy, Verdict, saying
 
 _LEASE = CHAOS.lease.total_seconds()
 _HOLDER = "select split_part(locked_by, ':', 2)::int from gen_durable.gen_durable where id = $1"
@@ -59,7 +59,7 @@ async def test_a_zombie_does_not_keep_the_lease_of_its_heir(arena: Arena, tmp_pa
 
 async def test_a_worker_that_was_stopped_inside_of_its_effect_still_has_its_row(arena: Arena) -> None:
     async with Proxy.open(arena.dsn) as proxy:
-        trap = proxy.trap(saying(HOLD), "answered")
+        trap = proxy.trap(saying(LOCK_FOR_EFFECT), "answered")
         stopped = await arena.fleet.start(proxy.dsn)
         await arena.fleet.start(queues={"other": 1})
         id = await arena.producer.insert_surely("one", Payer, Work(steps=2))

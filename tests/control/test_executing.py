@@ -117,7 +117,7 @@ async def test_a_step_that_is_not_interruptible_is_left_to_end_by_itself(durable
 
 def test_a_thread_cannot_be_interrupted() -> None:
     with pytest.raises(
-        OptionError, match=r"is a plain def with interrupt=True.*; a thread cannot be cut off"
+        OptionError, match=r"is a plain def with interrupt=True; a thread cannot be interrupted"
     ):
 
         class Wrong(Machine[None, None]):

@@ -23,9 +23,9 @@ __all__ = [
     "COMMIT",
     "FINISH",
     "FLUSH",
-    "HOLD",
     "INBOX",
     "INSERT",
+    "LOCK_FOR_EFFECT",
     "PICK",
     "PLAIN",
     "REAP",
@@ -52,7 +52,7 @@ PICK: Final = "pick"
 INBOX: Final = "inboxes"
 PLAIN: Final = "commit_plain"
 FLUSH: Final = "commit"
-HOLD: Final = "hold"
+LOCK_FOR_EFFECT: Final = "lock_for_effect"
 FINISH: Final = "finish"
 SWEEP: Final = "sweep"
 UNGATE: Final = "ungate"
@@ -87,7 +87,10 @@ When: TypeAlias = Literal["asked", "answered"]
 
 
 def saying(statement: str, *, after: str | None = None) -> Match:
-    """This statement; or only where it comes in a transaction after that one."""
+    """Match one statement of the engine; with `after`, only later in the transaction of that statement."""
+    known = {*_names().values(), BEGIN, COMMIT}
+    assert statement in known, f"the engine has no statement {statement!r}"
+    assert after is None or after in known, f"the engine has no statement {after!r}"
 
     def matches(exchange: Exchange) -> bool:
         return exchange.statement == statement and (after is None or after in exchange.earlier)
