@@ -186,9 +186,9 @@ def test_retry_after_chooses_the_wait_and_counts_as_an_attempt(
     durable.assert_failed(ref, match="^the bank rests, 2$")
     assert sql.row(ref.id)["error"]["attempt"] == 2
     assert [each.getMessage().partition(", ")[2] for each in caplog.records] == [
-        "attempt 1: the bank rests, 0; it runs again in 1h23m20s",
-        "attempt 2: the bank rests, 1; it runs again in 1h23m20s",
-        "attempt 3: the bank rests, 2; it fails",
+        "attempt 1: the bank rests, 0; retry in 1h23m20s",
+        "attempt 2: the bank rests, 1; retry in 1h23m20s",
+        "attempt 3: the bank rests, 2; the instance fails",
     ]
 
 

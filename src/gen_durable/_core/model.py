@@ -251,7 +251,7 @@ class CommitEntry(msgspec.Struct, kw_only=True):
     """When the step began, by the database's clock."""
     is_refused: bool = False
     """Whether this replaces an outcome that the database refused."""
-    note: tuple[int, str] | None = None
+    log_line: tuple[int, str] | None = None
     """Level and text of a log line about the exception. Logged after the commit: only then it is known that the lease
     was still held."""
 

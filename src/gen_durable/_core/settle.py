@@ -1,4 +1,4 @@
-"""From an outcome to what the commit writes: the heart, as one pure function."""
+"""Settle: turn the outcome of an execution into the entry that the group commit writes. Pure."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .new_rows import event_rows, new_instance
 
 __all__ = [
     "NO_HANDLER",
-    "UNREAD",
+    "STORED_STATE",
     "Bounds",
     "cancel",
     "checked_outcome",
@@ -34,16 +34,15 @@ __all__ = [
 ]
 
 
-class Unread:
-    """The type of `UNREAD`."""
+class StoredState:
+    """The type of `STORED_STATE`."""
 
     def __repr__(self) -> str:
-        return "UNREAD"
+        return "STORED_STATE"
 
 
-UNREAD: Final = Unread()
-"""In place of a state that could not be decoded: it stays in the database as it is."""
-
+STORED_STATE: Final = StoredState()
+"""In place of a state: leave the stored one unchanged, for example because it could not be decoded."""
 
 NO_HANDLER: Final = "no_handler_registered"
 
@@ -56,7 +55,7 @@ class Bounds(msgspec.Struct, frozen=True):
 
 
 def checked_outcome(value: object, machine: str, step: str) -> Outcome[Any]:
-    """What a step or a handler returned, if it is an outcome."""
+    """Return the value that a step or a handler returned, if it is an outcome; raise OutcomeError otherwise."""
     if isinstance(value, Next | Retry | Await | ScheduleChildren | Done | Stop):
         return value
     raise OutcomeError(machine, step, type(value).__name__)
@@ -73,18 +72,18 @@ def settle(
     error: str | None = None,
     emitted: Sequence[Event] = (),
 ) -> CommitEntry:
-    """What to commit for this outcome of this execution.
+    """Build the commit entry for an outcome of an execution.
 
     Args:
-        state: `ctx.state` as the step left it, for an outcome that names none; or `UNREAD`.
-        may_chain: keep the lease over a plain Next, so that the same worker goes on at once.
-        error: why the step raised, when the outcome is that of its handler.
-        emitted: what `ctx.emit` has collected.
+        state: `ctx.state` after the step, for an outcome without a state; or `STORED_STATE`.
+        may_chain: keep the lease over a plain Next, so that the worker runs the next step at once.
+        error: what the step raised, if the outcome is that of its handler.
+        emitted: the events of `ctx.emit`.
 
     Raises:
-        UnknownStepError: the outcome leads to a step that the machine does not have.
-        EncodeError: its state, result or a child's state cannot be stored.
-        UsageError: it leads where the step's `to=` does not, or schedules too many children.
+        UnknownStepError: the machine does not have the next step.
+        EncodeError: its state, its result or a child's state cannot be stored.
+        UsageError: the step's `to=` does not allow the next step, or there are too many children or events.
     """
     match outcome:
         case Next():
@@ -93,7 +92,7 @@ def settle(
                 and outcome.delay is None
                 and not outcome.requeue
                 and outcome.concurrency_key is KEEP
-                # Indexes name the limit: a chained commit must not change it, neither to one nor from one.
+                # An index has the column rate_limit: a commit that changes it would not be a HOT update.
                 and outcome.rate_limit is None
                 and execution.rate_limit is None
             )
@@ -179,7 +178,7 @@ def settle(
 
 
 def outcome_of(entry: CommitEntry, machine: MachineDef) -> Outcome[Any]:
-    """The outcome behind an entry that was settled in another process, to look at. Its children stay in the entry."""
+    """Rebuild the outcome of an entry that a step process has settled, for middleware. Children stay in the entry."""
     if entry.kind == "done":
         return Done(decode(entry.payload or "null", machine.result_type, f"the result of {machine.name}"))
     state = KEEP
@@ -200,22 +199,22 @@ def outcome_of(entry: CommitEntry, machine: MachineDef) -> Outcome[Any]:
 
 
 def release(execution: Execution) -> CommitEntry:
-    """Give an unfinished execution back: a shutdown costs neither an attempt nor a place in the queue."""
+    """Return an unfinished execution to the queue. A shutdown costs neither an attempt nor the place in the queue."""
     return CommitEntry(execution=execution, kind="release")
 
 
 def rejoin(execution: Execution) -> CommitEntry:
-    """Give an execution that has not begun back to its barrier. Like a release, it costs no attempt."""
+    """Return an execution that has not begun to its barrier. Like a release, it costs no attempt."""
     return CommitEntry(execution=execution, kind="rejoin")
 
 
 def cancel(execution: Execution, reason: str) -> CommitEntry:
-    """End as cancelled, by the step's own decision."""
+    """Cancel the instance: its step raised `Cancel`."""
     return CommitEntry(execution=execution, kind="cancel", error=reason)
 
 
 def no_handler(execution: Execution) -> CommitEntry:
-    """End as failed, because no machine of that name and version is registered where it would have to be."""
+    """Fail the instance: the worker that owns its prefix has no machine of that name and version."""
     facts = {
         "type": NO_HANDLER,
         "message": f"no worker of this namespace has machine '{execution.fsm}' version {execution.version}",
@@ -234,7 +233,7 @@ def no_handler(execution: Execution) -> CommitEntry:
 
 
 def refused(entry: CommitEntry, error: Exception) -> CommitEntry:
-    """End as failed, because the database refused the outcome; nothing of that outcome is left."""
+    """Replace an outcome that the database refused by a failure of its instance."""
     return _stripped(
         entry,
         kind="stop",
@@ -247,12 +246,12 @@ def refused(entry: CommitEntry, error: Exception) -> CommitEntry:
 
 
 def released(entry: CommitEntry) -> CommitEntry:
-    """Give the execution of this outcome back; nothing of the outcome is left."""
+    """Replace an outcome by a release of its execution."""
     return _stripped(entry, kind="release", error=None)
 
 
 def _stripped(entry: CommitEntry, **fields: Any) -> CommitEntry:
-    """The same execution, with an outcome that has nothing to it."""
+    """Drop everything that the outcome would write."""
     return msgspec.structs.replace(
         entry,
         payload=None,
@@ -288,7 +287,7 @@ def _state(
     given: object, current: object, execution: Execution, machine: MachineDef, bounds: Bounds
 ) -> str | None:
     value = current if given is KEEP else given
-    if value is UNREAD:
+    if value is STORED_STATE:
         return None
     return encode(
         value, machine.state_type, f"the state of {machine.name} {execution.id}", bounds.max_payload

@@ -1,9 +1,9 @@
-"""Outcomes with an effect: each is committed in a transaction of its own, with the effect inside it.
+"""Commit an outcome and its effect in one transaction.
 
-The effect runs first; then the row is locked, if this execution still has its lease and nobody wants the instance
-cancelled, and if the effect left its transaction as it was; then the outcome is written. All of it commits or nothing
-does, so the effect happens exactly once, and never for an execution that lost its lease or was cancelled. While the
-effect runs, nothing of ours is locked: a slow one delays nobody.
+The effect runs first. Then the row is locked, if the execution still owns its lease, no cancel was requested and the
+effect left its transaction as it was. Then the outcome is written. Effect and outcome commit together or not at all, so
+the effect happens exactly once, and never for an execution that lost its lease or was cancelled. The engine locks no
+row while the effect runs.
 """
 
 from __future__ import annotations
@@ -19,21 +19,32 @@ from .._db.connector import PINNED
 from .._db.failures import StatementError, is_outage, is_race, is_repairable
 from .._db.plan import Plan
 from .._db.pool import Database
-from .._db.sqlstates import IDLE_IN_TRANSACTION_SESSION_TIMEOUT, RACES, READ_ONLY, TRANSACTION_TIMEOUT
+from .._db.sqlstates import (
+    IDLE_IN_TRANSACTION_SESSION_TIMEOUT,
+    QUERY_CANCELED,
+    RACES,
+    READ_ONLY,
+    TRANSACTION_TIMEOUT,
+)
 from ..errors import UsageError
 from ..outcome import Effect, Sql
 from .user_exceptions import as_exception, current_task, is_task_cancelled
 
-__all__ = ["BrokenOffError", "EffectError", "RaceLostError", "commit_with_effect"]
+__all__ = ["ConnectionBrokenError", "EffectError", "EffectRetries", "RaceLostError", "commit_with_effect"]
 
 _ISOLATION: Final = PINNED["default_transaction_isolation"]
-# The server ended the session because of what the effect did, and would again: 25P03 it left its transaction
-# idle, 25P04 that took too long.
+# The server ended the session because the effect took too long; it would do so again.
 _TOO_LONG: Final = frozenset({IDLE_IN_TRANSACTION_SESSION_TIMEOUT, TRANSACTION_TIMEOUT})
-# After so long without a statement the server has done so, even if it is too late to hear it say why.
+# After this long without a statement the server has ended the session, even if its message does not arrive.
 _IDLE_SECONDS: Final = float(PINNED["idle_in_transaction_session_timeout"].removesuffix("s"))
-# Where a word is not one of SQL: comments, of which those in /* */ nest, texts, quoted names, and bodies of functions.
-# E and $ mean that only where no name goes on. A text after E may go on in the next line, and is one of its kind there.
+# An effect fails after this many broken connections while other connections worked, ...
+_MAX_BREAKS: Final = 3
+# ... or this many in all: the effect may crash the whole server.
+_MAX_OUTAGES: Final = 20
+# An effect fails after this many lost races, a minute or more of them; likewise after as many timeouts.
+_MAX_RACES: Final = 20
+# Parts of a query that are not SQL keywords: comments (/* */ nests), string constants, quoted names, dollar-quoted
+# bodies. E and $ start a constant only where they do not continue a name. E'' may continue on the next line.
 _QUOTED: Final = re.compile(
     r"""
     --[^\n\r]* | /\*
@@ -51,19 +62,19 @@ _ENDS_TRANSACTION: Final = re.compile(
 
 
 class EffectError(Exception):
-    """What an effect raised, on its way out of the transaction that it spoilt."""
+    """The effect failed; its transaction is rolled back."""
 
     def __init__(self, cause: Exception) -> None:
         super().__init__(cause)
         self.cause = cause
 
 
-class BrokenOffError(StatementError):
+class ConnectionBrokenError(StatementError):
     """The connection broke while the effect ran."""
 
 
 class RaceLostError(StatementError):
-    """Another transaction was in the way of the effect; or so it was told."""
+    """The effect raised a deadlock, a serialization failure or a lock timeout."""
 
 
 async def commit_with_effect(
@@ -72,50 +83,77 @@ async def commit_with_effect(
     """Run the effect and commit the outcome, in one transaction.
 
     Returns:
-        `None` if the execution had lost its lease, or its instance is to be cancelled: then nothing has happened.
+        `None` if the execution has lost its lease or its instance is to be cancelled; all is rolled back then.
 
     Raises:
-        EffectError: the effect failed; nothing of the outcome was written.
+        EffectError: the effect failed; the outcome was not written.
+        StatementError: the database failed; the effect is to be run again.
     """
     effect = entry.effect
     assert effect is not None  # noqa: S101 - the flusher sends only such entries here
     has_run = False
 
-    async def inside(conn: Any) -> None:
+    async def run_effect(conn: Any) -> None:
         nonlocal has_run
         await _apply(effect, conn)
         has_run = True
 
     try:
-        report = await database.run_effect(inside, _hold(entry), commits.commit([entry], recorder))
+        report = await database.run_effect(run_effect, _lock_row(entry), commits.commit([entry], recorder))
         if report is None and await database.run(commits.still_owns_lease(entry)):
-            raise EffectError(_in_its_own_way())
+            raise EffectError(_changes_its_instance())
         return report
     except StatementError as error:
-        # Not a standby: on such a one the transaction would not have begun.
+        # The effect made it read-only. On a standby the transaction would not have begun.
         if has_run and error.sqlstate == READ_ONLY:
             raise EffectError(_changed("read only")) from error
-        # The effect left a transaction in which nothing can be written, or one that a deferred constraint refuses.
+        # The effect left a transaction in which nothing can be written, or that a deferred constraint refuses.
         if has_run and not (is_outage(error) or is_race(error)):
             if is_repairable(error):
-                # Raises the same if the database refuses it without the effect, too.
+                # Raises the same error if the database refuses the lock without the effect, too.
                 await database.run_in_transaction(commits.lock_for_effect(entry))
             raise EffectError(error) from error
         raise
 
 
-def _hold(entry: CommitEntry) -> Plan[bool]:
-    """Lock the row; and see that it is done in the transaction that the outcome needs."""
-    held = yield from commits.lock_for_effect(entry)
-    if not held.in_effect_transaction:
+class EffectRetries:
+    """Counts why one effect was run again, and decides when it has failed."""
+
+    def __init__(self) -> None:
+        self._breaks = self._outages = self._races = self._timeouts = 0
+
+    def count(self, error: StatementError, *, others_work: bool) -> UsageError | None:
+        """Count an error. Returns the failure of the effect, if this was one too many.
+
+        `others_work`: whether other connections of this worker survived.
+        """
+        if isinstance(error, RaceLostError):
+            self._races += 1
+            return _racing(self._races, error) if self._races == _MAX_RACES else None
+        if (
+            error.sqlstate == QUERY_CANCELED
+        ):  # of the engine's statements: an effect that raises it has failed
+            self._timeouts += 1
+            return _delaying(self._timeouts, error) if self._timeouts == _MAX_RACES else None
+        if isinstance(error, ConnectionBrokenError):
+            self._breaks, self._outages = self._breaks + others_work, self._outages + 1
+            if self._breaks == _MAX_BREAKS or self._outages == _MAX_OUTAGES:
+                return _breaking(self._outages, self._breaks, error)
+        return None
+
+
+def _lock_row(entry: CommitEntry) -> Plan[bool]:
+    """Lock the row of the outcome, and check that the effect left its transaction as it was."""
+    lock = yield from commits.lock_for_effect(entry)
+    if not lock.in_effect_transaction:
         raise EffectError(_has_ended())
-    if held.isolation != _ISOLATION:
-        raise EffectError(_changed(held.isolation))
-    return held.still_owns_lease
+    if lock.isolation != _ISOLATION:
+        raise EffectError(_changed(lock.isolation))
+    return lock.still_owns_lease
 
 
 async def _apply(effect: Effect, conn: Any) -> None:
-    """Run what a user wrote. Whatever it does, it harms nobody but its own outcome."""
+    """Run an effect, and classify what it raises: its own failure, a lost race, or a broken connection."""
     transaction, task = _Transaction(conn), current_task()
     try:
         await _run(effect, transaction)
@@ -124,14 +162,13 @@ async def _apply(effect: Effect, conn: Any) -> None:
     except BaseException as error:
         if is_task_cancelled(error, task):
             raise
-        # Not its fault: the connection broke, or somebody was in the way. It is run again.
         if conn.is_closed():
-            raise _broken_off(transaction, error) from error
+            raise _connection_broken(transaction, error) from error
         if getattr(error, "sqlstate", None) in RACES:
             raise RaceLostError(str(getattr(error, "sqlstate", "")), str(error)) from error
         raise EffectError(as_exception(error)) from error
     if conn.is_closed():
-        raise _broken_off(transaction, None)
+        raise _connection_broken(transaction, None)
     if not conn.is_in_transaction():
         raise EffectError(_has_ended())
 
@@ -143,58 +180,79 @@ async def _run(effect: Effect, transaction: _Transaction) -> None:
         else:
             await effect(transaction)
     finally:
-        if left := transaction.close():
-            # Cancelled, not just left: on the server such a statement would hold its locks until it ends.
-            for task in left:
+        if unfinished := transaction.close():
+            # Cancel them: otherwise the statements hold their locks on the server until they end.
+            for task in unfinished:
                 task.cancel()
-            await asyncio.wait(left)
-    if left:
-        raise UsageError("the effect ended before a statement of its own did", "await each of them")
+            await asyncio.wait(unfinished)
+    if unfinished:
+        raise UsageError("the effect returned while its statements were running", "await each of them")
 
 
-def _broken_off(transaction: _Transaction, error: BaseException | None) -> Exception:
-    """The connection is gone. Through no fault of the effect: then it is run again. Or the server had enough of it."""
+def _connection_broken(transaction: _Transaction, error: BaseException | None) -> Exception:
+    """Tell a connection that the server ended because of the effect from one that broke for another reason."""
     if error is not None and getattr(error, "sqlstate", None) in _TOO_LONG:
         return EffectError(as_exception(error))
     if transaction.longest_pause >= _IDLE_SECONDS:
         return EffectError(_idle())
-    return BrokenOffError("", str(error or "the connection broke, and the effect did not mind"))
+    return ConnectionBrokenError("", str(error or "the connection broke, and the effect ignored the error"))
 
 
 def _idle() -> UsageError:
     return UsageError(
         f"the effect left its transaction idle for {_IDLE_SECONDS:.0f} s, and the server ended it",
-        "do slow things in the step, and only the SQL in its effect",
+        "do slow work in the step, and only SQL in its effect",
     )
 
 
-def _in_its_own_way() -> UsageError:
+def _changes_its_instance() -> UsageError:
     return UsageError(
-        "the effect cancels, deletes or changes the very instance whose outcome it belongs to",
-        "leave that out: to end as cancelled, raise Cancel in the step",
+        "the effect cancels, deletes or changes the instance of its own outcome",
+        "remove that; to end as cancelled, raise Cancel in the step",
     )
 
 
-def _ended() -> UsageError:
-    return UsageError("the effect ends the transaction that it runs in", "leave COMMIT and ROLLBACK out")
+def _ends() -> UsageError:
+    return UsageError("the effect ends the transaction that it runs in", "remove COMMIT and ROLLBACK")
 
 
 def _has_ended() -> UsageError:
     return UsageError(
-        "the effect has ended the transaction that it was given, or reset all of its settings",
-        "leave COMMIT, ROLLBACK and RESET ALL out, and see what of it has been committed",
+        "the effect has ended its transaction, or reset all of its settings",
+        "remove COMMIT, ROLLBACK and RESET ALL, and check what was committed",
     )
 
 
 def _changed(mode: str) -> UsageError:
     return UsageError(
-        f"the effect made its transaction {mode.upper()}, and no outcome can be written in such a one",
-        "do that in the step, in a transaction of your own",
+        f"the effect made its transaction {mode.upper()}, so the outcome cannot be written",
+        "do that in the step, in your own transaction",
+    )
+
+
+def _racing(times: int, error: StatementError) -> UsageError:
+    return UsageError(
+        f"the effect lost {times} races against other transactions ({error})",
+        "another transaction holds a lock that the effect needs: look for long transactions in pg_stat_activity",
+    )
+
+
+def _delaying(times: int, error: StatementError) -> UsageError:
+    return UsageError(
+        f"writing the outcome after the effect timed out {times} times ({error})",
+        "remove timeouts that the effect sets, and reduce its deferred constraints and triggers",
+    )
+
+
+def _breaking(times: int, alone: int, error: StatementError) -> UsageError:
+    return UsageError(
+        f"the connection broke {times} times while the effect ran, {alone} times when others did not ({error})",
+        "check server limits (memory, statement_timeout) and whether something terminates backends",
     )
 
 
 def _bare(query: str) -> str:
-    """The words of SQL in it."""
+    """Return the query without comments, constants and quoted names."""
     words, place = [], 0
     while found := _QUOTED.search(query, place):
         words.append(query[place : found.start()])
@@ -211,22 +269,22 @@ def _end_of_comment(query: str, place: int) -> int:
 
 
 class _Transaction:
-    """What an effect may do with the connection: run statements, as long as it lasts."""
+    """The transaction that an effect gets: it runs statements until the effect returns."""
 
     def __init__(self, conn: Any) -> None:
         self._conn: Any = conn
-        # Who waits for a statement at this moment. On one event loop.
+        # Tasks that wait for a statement. Used on one event loop.
         self._waiting: set[asyncio.Task[Any]] = set()
         self._idle_since = time.monotonic()
         self._longest_pause = 0.0
 
     @property
     def longest_pause(self) -> float:
-        """For how many seconds at most there was no statement."""
+        """The longest time without a statement, in seconds."""
         return max(self._longest_pause, time.monotonic() - self._idle_since)
 
     def close(self) -> set[asyncio.Task[Any]]:
-        """The effect is over; whoever kept this may not use it any more. Returns who is still using it."""
+        """Refuse further statements. Returns the tasks whose statements are running."""
         self._conn = None
         return set(self._waiting)
 
@@ -244,12 +302,12 @@ class _Transaction:
 
     async def _do(self, verb: str, query: str, args: tuple[Any, ...]) -> Any:
         if self._conn is None:
-            raise UsageError("this transaction is over", "an effect may use it only while it runs")
-        # Refused before it is sent: what has been committed cannot be taken back.
+            raise UsageError("this transaction is over", "use it only while the effect runs")
+        # Refuse it before it is sent: a commit cannot be undone.
         if _ENDS_TRANSACTION.search(_bare(query)):
-            raise _ended()
+            raise _ends()
         task = asyncio.current_task()
-        assert task is not None  # noqa: S101 - whatever is awaited is awaited by one
+        assert task is not None  # noqa: S101 - a coroutine is awaited in a task
         self._longest_pause = self.longest_pause
         self._waiting.add(task)
         try:

@@ -21,7 +21,7 @@ from .._running import running
 from ..telemetry import HandlerMissing, OutcomeStale, ReaperReaped, SchedulerDrain, StepStop
 from . import shutdown_timeouts
 from .capacity import Capacity
-from .executor import Executor, log_note
+from .executor import Executor, log_failure
 from .flusher import Flusher
 from .heartbeat import Heartbeat
 from .paused_queues import PausedQueues
@@ -379,7 +379,7 @@ class ExecutionRunner:
                 result.refused,
                 len(entry.children),
             )
-        log_note(entry)
+        log_failure(entry)
 
     def _log_lost(self, execution: Execution) -> None:
         _log.warning(

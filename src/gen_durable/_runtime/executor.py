@@ -1,4 +1,4 @@
-"""One execution: the step, its handler if it raises, and the entry that the commit will write."""
+"""Run one execution: the step, its handler if the step raises, and settle the outcome into a commit entry."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .._core.model import CommitEntry, EffectFailed, Execution
 from .._core.new_rows import dead_letter
 from .._core.registry import Registered, Registry
 from .._core.settle import (
-    UNREAD,
+    STORED_STATE,
     Bounds,
     cancel,
     checked_outcome,
@@ -39,14 +39,14 @@ from .processes.process_pool import ProcessDiedError, ProcessPool
 from .threads import Threads
 from .user_exceptions import as_exception, current_task, decision_in, found_live_child, is_task_cancelled
 
-__all__ = ["Executor", "log_note"]
+__all__ = ["Executor", "log_failure"]
 
 R = TypeVar("R")
 _log: Final = logging.getLogger("gen_durable.worker")
 
 
 class Executor:
-    """Runs the steps of registered machines. Everything a user wrote is called here and nowhere else."""
+    """Runs the steps of registered machines. All user code except effects is called here."""
 
     def __init__(
         self,
@@ -65,19 +65,22 @@ class Executor:
         self._processes = processes
         self._middleware = middleware
         self.resources: Any = resources
-        """What steps find in their contexts."""
+        """`ctx.resources` of all steps."""
         self.content: Content | None = content
-        """Where steps fetch what was not loaded with their execution."""
+        """Loads signals and children that were not loaded with their execution."""
 
     def run(self, execution: Execution, *, may_chain: bool) -> Coroutine[Any, Any, CommitEntry]:
-        """Execute one step. Whatever it does, an entry comes back; only our own cancellation is raised."""
-        watched = tracing()
-        if watched is None:
-            return self._run(execution, may_chain=may_chain)
-        return self._run_watched(execution, watched, may_chain=may_chain)
+        """Execute one step and return the entry to commit.
 
-    async def _run_watched(self, execution: Execution, watched: Tracing, *, may_chain: bool) -> CommitEntry:
-        with watched.step(execution) as span:
+        Raises CancelledError if the task itself is cancelled, ProcessDiedError if the process of the step died.
+        """
+        active = tracing()
+        if active is None:
+            return self._run(execution, may_chain=may_chain)
+        return self._run_traced(execution, active, may_chain=may_chain)
+
+    async def _run_traced(self, execution: Execution, active: Tracing, *, may_chain: bool) -> CommitEntry:
+        with active.step(execution) as span:
             entry = await self._run(execution, may_chain=may_chain, span=span)
             span.ended(entry.kind, entry.error)
             return entry
@@ -85,56 +88,58 @@ class Executor:
     async def _run(self, execution: Execution, *, may_chain: bool, span: Span | None = None) -> CommitEntry:
         registered = self._registry.get(execution.fsm, execution.version)
         if registered is None:
-            # Only a worker that owns a namespace leases what it does not know: nobody else would ever run it.
+            # Only a worker that owns a prefix leases rows of unknown machines: no other worker would run them.
             return no_handler(execution)
         task = current_task()
         try:
             return await self._step(execution, registered, may_chain=may_chain)
         except (KeyboardInterrupt, ProcessDiedError):
-            raise  # the process has to go, or there is nothing left to decide about
+            raise  # this process has to end, or the step cannot be handled
         except BaseException as error:
             if is_task_cancelled(error, task):
                 raise
             if found_live_child(error):
                 return rejoin(execution)
             if (decision := decision_in(error)) is not None:
-                return self._obey(decision, execution, registered)
+                return self._settle_decision(decision, execution, registered)
             failure = as_exception(error)
         try:
             if span is not None:
                 span.failed(failure)
             if execution.cancellation.is_requested:
-                # A cancel was acknowledged: whatever is committed now ends as cancelled, so there is nothing to decide.
+                # A cancel was acknowledged: any outcome ends as cancelled, so the handler is not called.
                 return release(execution)
             return await self._handle(failure, execution, registered, may_chain=may_chain)
         finally:
-            # Its traceback has this frame: a cycle would keep state and context until a full garbage collection.
+            # Its traceback refers to this frame: a cycle keeps state and context until a full garbage collection.
             del failure
 
     def may_interrupt(self, execution: Execution) -> bool:
-        """Whether a cancel may cut off the step that runs."""
+        """Whether a cancel may interrupt the step while it runs."""
         registered = self._registry.get(execution.fsm, execution.version)
         step = registered.definition.steps.get(execution.step) if registered else None
         return step is not None and (step.interrupt or step.pool == "process")
 
-    def _obey(self, decision: Decision, execution: Execution, registered: Registered) -> CommitEntry:
-        """The step has decided by raising: `handle` is not asked."""
+    def _settle_decision(
+        self, decision: Decision, execution: Execution, registered: Registered
+    ) -> CommitEntry:
+        """Settle a decision that the step raised. `handle` is not called."""
         machine, error = registered.definition, message_text(decision) or type(decision).__name__
         if isinstance(decision, Cancel):
             entry = cancel(execution, error)
-            entry.note = _note(execution, logging.INFO, f"cancelled itself: {error}")
+            entry.log_line = _log_line(execution, logging.INFO, f"cancelled itself: {error}")
             return entry
         if isinstance(decision, RetryAfter) and not _is_last(execution, machine):
-            verdict = f"it runs again in {duration_text(decision.delay)}"
-            entry = settle(execution, machine, Retry(decision.delay), UNREAD, self._bounds, error=error)
+            verdict = f"retry in {duration_text(decision.delay)}"
+            entry = settle(execution, machine, Retry(decision.delay), STORED_STATE, self._bounds, error=error)
         else:
-            verdict = "it fails"
-            entry = settle(execution, machine, Stop(error), UNREAD, self._bounds)
-        entry.note = _note(execution, logging.WARNING, f"{error}; {verdict}")
+            verdict = "the instance fails"
+            entry = settle(execution, machine, Stop(error), STORED_STATE, self._bounds)
+        entry.log_line = _log_line(execution, logging.WARNING, f"{error}; {verdict}")
         return self._failed(entry, execution, decision)
 
     def _failed(self, entry: CommitEntry, execution: Execution, error: BaseException) -> CommitEntry:
-        """An outcome that came of an exception: keep that, and leave a failed instance to its dead-letter job."""
+        """Add the exception behind an outcome, and the dead letter if the instance fails."""
         entry.failure = failure_json(error, execution.attempt)
         machine = self._registry.find(execution.fsm, execution.version).definition
         if entry.kind == "stop" and not isinstance(error, Discard):
@@ -183,7 +188,7 @@ class Executor:
             return release(execution)
         registered = self._registry.find(execution.fsm, execution.version)
         if (decision := decision_in(error)) is not None:
-            return self._obey(decision, execution, registered)
+            return self._settle_decision(decision, execution, registered)
         return await self._handle(error, execution, registered, may_chain=may_chain)
 
     def _fail_twice(self, error: Exception, second: Exception, execution: Execution) -> CommitEntry:
@@ -191,7 +196,7 @@ class Executor:
         reason = Stop(
             f"{reason_text(error)}; then the effect of what handle returned raised {reason_text(second)}"
         )
-        return self._failed(settle(execution, machine, reason, UNREAD, self._bounds), execution, second)
+        return self._failed(settle(execution, machine, reason, STORED_STATE, self._bounds), execution, second)
 
     async def _step(self, execution: Execution, registered: Registered, *, may_chain: bool) -> CommitEntry:
         machine = registered.definition
@@ -204,7 +209,7 @@ class Executor:
                 f"instance {execution.id} is at a step of old code",
             )
         if step.pool == "process" and self._processes is not None:
-            return await self._step_elsewhere(step, execution, machine, self._processes, may_chain=may_chain)
+            return await self._step_in_process(step, execution, machine, self._processes, may_chain=may_chain)
         state = state_of(execution, machine)
         context = self._open(execution, machine, state)
         if self._middleware:
@@ -223,7 +228,7 @@ class Executor:
             emitted=context.emitted,
         )
 
-    async def _step_elsewhere(
+    async def _step_in_process(
         self,
         step: StepDef,
         execution: Execution,
@@ -232,8 +237,9 @@ class Executor:
         *,
         may_chain: bool,
     ) -> CommitEntry:
-        """In a process of the pool, which also asks the handler. Middleware stays here, around it."""
+        """Run the step in the process pool, which also calls the handler. Middleware runs here, around it."""
         entry: CommitEntry | None = None
+        # What middleware sees. If it passes this on unchanged, the entry of the process is committed.
         shown: Outcome[Any] | ProcessStepError | None = None
 
         async def call() -> Outcome[Any]:
@@ -298,25 +304,31 @@ class Executor:
         else:
             value = await self._threads.run(step.function, machine, context, timeout=timeout)
         if inspect.iscoroutine(value):
-            value.close()  # refused as an outcome; nobody will await it
+            value.close()  # refused as an outcome, so it is never awaited
         return value
 
     async def _handle(
         self, failure: Exception, execution: Execution, registered: Registered, *, may_chain: bool
     ) -> CommitEntry:
-        """Let the machine decide. It gets the state as it was before the step: what the step half changed is gone."""
+        """Call the machine's handler and settle its outcome. It gets the state from before the step."""
         machine, error, task = registered.definition, reason_text(failure), current_task()
         try:
             try:
                 state = state_of(execution, machine)
             except CodecError:
-                # What does not decode stays as it is stored; the handler sees it as text only.
-                state = UNREAD
-            context = self._open(execution, machine, None if state is UNREAD else state, is_strict=False)
+                # The stored state stays unchanged; the handler sees it as `ctx.raw_state` only.
+                state = STORED_STATE
+            context = self._open(
+                execution, machine, None if state is STORED_STATE else state, is_strict=False
+            )
             outcome = await self._decide(registered.machine, failure, context)
-            current = UNREAD if state is UNREAD and context.state is None else context.state
-            if isinstance(outcome, Retry) and state is not UNREAD and current == state_of(execution, machine):
-                current = UNREAD  # as it is stored, it stays: whatever it weighs by today's limit
+            current = STORED_STATE if state is STORED_STATE and context.state is None else context.state
+            if (
+                isinstance(outcome, Retry)
+                and state is not STORED_STATE
+                and current == state_of(execution, machine)
+            ):
+                current = STORED_STATE  # unchanged: a state above a lowered max_payload can still be retried
             entry = settle(
                 execution,
                 machine,
@@ -327,7 +339,7 @@ class Executor:
                 error=error,
                 emitted=context.emitted,
             )
-            entry.note = _note_of_raised(execution, failure, outcome)
+            entry.log_line = _log_line_of_failure(execution, failure, outcome)
             return self._failed(entry, execution, failure)
         except KeyboardInterrupt:
             raise
@@ -339,19 +351,19 @@ class Executor:
             second = raised
         try:
             if (decision := decision_in(second)) is not None:
-                return self._obey(decision, execution, registered)
+                return self._settle_decision(decision, execution, registered)
             reason = f"{error}; then handle raised {reason_text(second)}"
-            entry = settle(execution, machine, Stop(reason), UNREAD, self._bounds)
+            entry = settle(execution, machine, Stop(reason), STORED_STATE, self._bounds)
             traces = f"{traceback_text(failure)}\n{traceback_text(second)}"
-            entry.note = _note(execution, logging.WARNING, f"{reason}; it fails\n{traces}")
+            entry.log_line = _log_line(execution, logging.WARNING, f"{reason}; the instance fails\n{traces}")
             return self._failed(entry, execution, failure)
         finally:
-            del second, failure  # as above
+            del second, failure  # see above
 
     async def _decide(
         self, machine: Machine[Any, Any] | Job[Any, Any], failure: Exception, context: Any
     ) -> Outcome[Any]:
-        # A handler of the user's follows the rule of steps: `async def` on the loop, `def` in a thread.
+        # Like steps: `async def` handlers run on the event loop, `def` handlers in a thread.
         if type(machine).handle in (Machine.handle, Job.handle) or inspect.iscoroutinefunction(
             machine.handle
         ):
@@ -364,7 +376,7 @@ class Executor:
 
 
 def _is_last(execution: Execution, machine: MachineDef) -> bool:
-    """Whether there is an end to the attempts at this step, and this is it."""
+    """Whether this is the last attempt at the step."""
     step = machine.steps.get(execution.step)
     limit = execution.max_attempts or (step.retry.max_attempts if step and step.retry else None)
     return limit is not None and execution.attempt + 1 >= limit
@@ -375,13 +387,13 @@ def _timeout(step: StepDef, machine: str) -> StepTimeoutError | None:
 
 
 async def _within(timeout: StepTimeoutError, running: Awaitable[object]) -> object:
-    """Await a step for so long, and then cancel it."""
+    """Await a step; cancel it after its timeout."""
     timer = asyncio.timeout(timeout.timeout.total_seconds())
     try:
         async with timer:
             value = await running
     except BaseException as error:
-        # The step may turn its cancellation into an error of its own, or raise a TimeoutError that is not ours.
+        # The step may convert its cancellation to another error, or raise a TimeoutError of its own.
         if timer.expired() and not is_task_cancelled(error, current_task()):
             raise timeout from error
         raise
@@ -390,33 +402,33 @@ async def _within(timeout: StepTimeoutError, running: Awaitable[object]) -> obje
     return value
 
 
-def _note_of_raised(
+def _log_line_of_failure(
     execution: Execution, failure: Exception, outcome: Outcome[Any]
 ) -> tuple[int, str] | None:
-    """Where a step raised is known here and nowhere else: the row keeps only the last error."""
+    """The log line with the traceback. The row stores only the last error, without it."""
     level = logging.WARNING if isinstance(outcome, Stop | Retry) else logging.INFO
     if not _log.isEnabledFor(level):
         return None
     match outcome:
         case Stop():
-            verdict = "it fails"
+            verdict = "the instance fails"
         case Retry():
-            verdict = f"it runs again in {duration_text(outcome.delay)}"
+            verdict = f"retry in {duration_text(outcome.delay)}"
         case _:
-            verdict = f"its handler says {type(outcome).__name__}"
-    return _note(execution, level, f"{reason_text(failure)}; {verdict}\n{traceback_text(failure)}")
+            verdict = f"its handler returned {type(outcome).__name__}"
+    return _log_line(execution, level, f"{reason_text(failure)}; {verdict}\n{traceback_text(failure)}")
 
 
-def _note(execution: Execution, level: int, what: str) -> tuple[int, str]:
-    # As text that every handler can write: an exception may quote half of a surrogate pair.
+def _log_line(execution: Execution, level: int, what: str) -> tuple[int, str]:
+    # An exception message may contain a lone surrogate, which log handlers cannot encode.
     text = what.encode(errors="backslashreplace").decode()
     return level, (
         f"{execution.fsm} {execution.id}: step '{execution.step}', attempt {execution.attempt + 1}: {text}"
     )
 
 
-def log_note(entry: CommitEntry) -> None:
-    """Log the exception behind an outcome that is committed."""
-    if entry.note is not None:
-        level, text = entry.note
+def log_failure(entry: CommitEntry) -> None:
+    """Log the exception behind a committed outcome."""
+    if entry.log_line is not None:
+        level, text = entry.log_line
         _log.log(level, "%s", text)

@@ -1,7 +1,7 @@
-"""Group commit: outcomes gather while the previous batch is being committed, and go together.
+"""Group commit: outcomes queue while the previous batch commits, and the next batch takes all of them.
 
-There is no delay to tune: a lone outcome is committed at once, and under load the batch grows by itself. An outcome is
-acknowledged, and its instance goes on, only after COMMIT.
+There is no delay to tune: a single outcome commits at once, and batches grow under load. An outcome is acknowledged,
+and its instance continues, only after COMMIT.
 """
 
 from __future__ import annotations
@@ -18,10 +18,9 @@ from .._db.chunking import chunks, fits
 from .._db.failures import StatementError, is_break, is_data, is_outage
 from .._db.plan import Plan
 from .._db.pool import Database
-from .._db.sqlstates import LOCK_NOT_AVAILABLE, QUERY_CANCELED
-from ..errors import UsageError
+from .._db.sqlstates import LOCK_NOT_AVAILABLE
 from .database_status import DatabaseRetry, DatabaseStatus
-from .effects import BrokenOffError, EffectError, RaceLostError, commit_with_effect
+from .effects import EffectError, EffectRetries, commit_with_effect
 from .wake import Wakes
 
 __all__ = ["Flusher"]
@@ -29,39 +28,38 @@ __all__ = ["Flusher"]
 T = TypeVar("T")
 
 _log: Final = logging.getLogger("gen_durable.worker")
-_Waiting: TypeAlias = tuple[CommitEntry, "asyncio.Future[CommitResult]"]
-# A batch that takes a few tens of milliseconds: larger ones gain nothing and make the first outcome wait for the last.
+_Future: TypeAlias = "asyncio.Future[CommitResult]"
+_Waiting: TypeAlias = tuple[CommitEntry, _Future]
+_Futures: TypeAlias = dict[int, _Future]
+"""Futures by the `id()` of their entries. One batch can hold two outcomes of the same instance."""
+
+# Such a batch takes tens of milliseconds. A larger one is not faster per outcome, and its first outcome waits longer.
 _MAX_BATCH: Final = 1000
-# After so many connections that broke under one effect, while others did not, the effect is to blame. And after so many
-# in all: it may be what takes the whole server along. After so many that broke under one batch it goes in parts.
+# A batch under which this many connections broke is split: one of its outcomes may be the cause.
 _MAX_BREAKS: Final = 3
-_MAX_OUTAGES: Final = 20
-# After so many races that an effect has lost, a minute or more of them: what it meets does not pass. Timeouts likewise.
-_MAX_RACES: Final = 20
 _RESTING: Final = frozenset({"done", "failed", "cancelled", "awaiting_signal", "awaiting_children"})
 
 
 class Flusher:
-    """Commits entries in batches, one batch at a time; what is held up by others or large goes on its own."""
+    """Commits outcomes in batches, one batch at a time. Blocked and large outcomes commit separately."""
 
-    # How long a batch waits for a row that somebody's open transaction holds, before it goes without that row: the
-    # lock_timeout of the connections that it is given.
-    PATIENCE: Final = "100ms"
-    # How long a row that is held waits at a time, on its own connection: then the next in line has its turn with that.
-    TURN: Final = "1s"
+    # lock_timeout of batches: a batch continues without a row that another transaction has locked for longer.
+    BATCH_LOCK_TIMEOUT: Final = "100ms"
+    # lock_timeout of separate commits: after it, the connection serves the next blocked outcome.
+    SEPARATE_LOCK_TIMEOUT: Final = "1s"
 
     def __init__(
         self,
         database: Database,
-        stragglers: Database,
+        slow_commits: Database,
         effects: Database,
         recorder: commits.Recorder,
         wakes: Wakes,
         database_status: DatabaseStatus,
     ) -> None:
         self._database = database
-        # Theirs alone, and few: whatever is held or large, and however many wait for it, the batches have connections.
-        self._held_up = stragglers
+        # A pool of its own: any number of blocked or large outcomes leaves the connections of batches free.
+        self._slow_commits = slow_commits
         self._effects = effects
         self._recorder = recorder
         self._wakes = wakes
@@ -69,25 +67,25 @@ class Flusher:
         self._waiting: list[_Waiting] = []
         self._arrived = asyncio.Event()
         self._loop = asyncio.get_running_loop()
-        self._stragglers: set[asyncio.Task[None]] = set()
-        # Committed with an effect, not yet marked as done.
+        self._separate: set[asyncio.Task[None]] = set()
+        # Committed with an effect, not yet marked as DONE.
         self._unfinished: list[CommitEntry] = []
         self._database_status = database_status
-        self._outage = DatabaseRetry("commit", database_status)
-        # Of its own: on a full disk questions are answered, and commits are refused.
-        self._asking = DatabaseRetry("commit status", database_status)
+        self._batch_retry = DatabaseRetry("commit", database_status)
+        # Separate from the commits: with a full disk, reads succeed and commits fail.
+        self._status_retry = DatabaseRetry("commit status", database_status)
 
     async def commit(self, entry: CommitEntry) -> CommitResult:
-        """Make an outcome durable; returns when it is, or when it turned out to be stale, or its effect failed."""
+        """Commit an outcome. Returns once it is durable or stale, or once its effect has failed."""
         if entry.effect is not None:
             return await self._commit_with_effect(entry)
-        future: asyncio.Future[CommitResult] = self._loop.create_future()
+        future: _Future = self._loop.create_future()
         self._waiting.append((entry, future))
         self._arrived.set()
         return await future
 
     async def run(self) -> None:
-        """Commit what arrives, until cancelled."""
+        """Commit outcomes until cancelled."""
         while True:
             await self._arrived.wait()
             batch = self._next_batch()
@@ -98,17 +96,20 @@ class Flusher:
             await self.finish()
 
     def _next_batch(self) -> list[_Waiting]:
-        """Who goes now. An outcome that would be large for a batch is on its own, and nobody waits for it."""
+        """Take the next batch. An outcome that is too large for one commits separately, so it does not delay others."""
         batch = self._waiting[:_MAX_BATCH]
         batch = batch[next(chunks(entry.size for entry, _ in batch))]
         del self._waiting[: len(batch)]
         if len(batch) == 1 and not fits(batch[0][0].size):
-            self._let_go(*batch[0], is_doubtful=False)
+            self._commit_separately(*batch[0], maybe_committed=False)
             return []
         return batch
 
-    async def _flush(self, batch: list[_Waiting], *, is_doubtful: bool = False) -> None:
-        """Commit these. Doubtful: a lost connection may yet commit them, and then ours finds them stale."""
+    async def _flush(self, batch: list[_Waiting], *, maybe_committed: bool = False) -> None:
+        """Commit a batch.
+
+        `maybe_committed`: a lost connection may have committed these outcomes, so a stale result has to be confirmed.
+        """
         futures = {id(entry): future for entry, future in batch}
         pending = commits.in_lock_order(entry for entry, _ in batch)
         breaks = 0
@@ -116,29 +117,26 @@ class Flusher:
             try:
                 report = await self._send(pending)
             except StatementError as error:
-                is_doubtful = is_doubtful or is_outage(error)
-                pending = await self._recover(error, pending, futures, is_doubtful=is_doubtful)
+                maybe_committed = maybe_committed or is_outage(error)
+                pending = await self._recover(error, pending, futures, maybe_committed=maybe_committed)
                 breaks += is_break(error)
                 if breaks == _MAX_BREAKS:
-                    # Perhaps because of what is in it. Whoever is to blame ends up alone, and holds up nobody.
-                    await self._flush_in_parts(pending, futures, is_doubtful=is_doubtful)
+                    await self._flush_in_halves(pending, futures, maybe_committed=maybe_committed)
                     return
             else:
-                self._outage.succeeded()
-                results = await self._look_again(pending, report.results) if is_doubtful else report.results
+                self._batch_retry.succeeded()
+                results = await self._confirm(pending, report.results) if maybe_committed else report.results
                 self._acknowledge(pending, results, futures)
                 self._wakes.work(report.queues)
                 return
 
-    async def _look_again(
-        self, entries: list[CommitEntry], results: list[CommitResult]
-    ) -> list[CommitResult]:
-        """After an outage, "stale" may mean that the lost connection committed after all, while we sent it again."""
+    async def _confirm(self, entries: list[CommitEntry], results: list[CommitResult]) -> list[CommitResult]:
+        """Replace stale results of outcomes that a lost connection has committed."""
         stale = [entry for entry, result in zip(entries, results, strict=True) if isinstance(result, Stale)]
         if not stale:
             return results
-        standings = dict(zip(map(id, stale), await self._standings(stale), strict=True))
-        return [standings.get(id(entry)) or result for entry, result in zip(entries, results, strict=True)]
+        confirmed = dict(zip(map(id, stale), await self._commit_status(stale), strict=True))
+        return [confirmed.get(id(entry)) or result for entry, result in zip(entries, results, strict=True)]
 
     async def _send(self, entries: Sequence[CommitEntry]) -> commits.CommitReport:
         if commits.is_one_statement(entries):
@@ -146,68 +144,58 @@ class Flusher:
         return await self._database.run_in_transaction(commits.commit(entries, self._recorder))
 
     async def _recover(
-        self,
-        error: StatementError,
-        entries: list[CommitEntry],
-        futures: dict[int, asyncio.Future[CommitResult]],
-        *,
-        is_doubtful: bool,
+        self, error: StatementError, entries: list[CommitEntry], futures: _Futures, *, maybe_committed: bool
     ) -> list[CommitEntry]:
-        """What is left to commit after a batch was refused."""
+        """Handle the error of a batch. Returns the outcomes that are still to be committed in it."""
         if error.sqlstate == LOCK_NOT_AVAILABLE:
-            return await self._set_aside_held(entries, futures, is_doubtful=is_doubtful)
+            return await self._set_aside_locked(entries, futures, maybe_committed=maybe_committed)
         if is_data(error):
-            return await self._isolate(error, entries, futures, is_doubtful=is_doubtful)
-        await asyncio.sleep(self._outage.pause(error))
+            return await self._isolate(error, entries, futures, maybe_committed=maybe_committed)
+        await asyncio.sleep(self._batch_retry.pause(error))
         if is_outage(error):
             return await self._resolve(entries, futures)
         return entries
 
-    async def _set_aside_held(
-        self,
-        entries: list[CommitEntry],
-        futures: dict[int, asyncio.Future[CommitResult]],
-        *,
-        is_doubtful: bool,
+    async def _set_aside_locked(
+        self, entries: list[CommitEntry], futures: _Futures, *, maybe_committed: bool
     ) -> list[CommitEntry]:
-        """Somebody's open transaction holds a row of the batch: that row waits alone, the others do not wait for it."""
+        """Commit outcomes whose rows another transaction has locked separately. Returns the other outcomes."""
         try:
-            free, held = await self._database.run_in_transaction(commits.unlocked(entries))
+            free, locked = await self._database.run_in_transaction(commits.unlocked(entries))
         except StatementError as error:
-            await asyncio.sleep(self._outage.pause(error))
+            await asyncio.sleep(self._batch_retry.pause(error))
             return entries
-        if not held:
-            # What is held is no row of the batch but something that it must touch: the next in line of a key, or the
-            # key of a child.
-            free, held = (
-                [entry for entry in entries if not _touches_other_rows(entry)],
-                [entry for entry in entries if _touches_other_rows(entry)],
-            )
-        for entry in held:
-            self._let_go(entry, futures[id(entry)], is_doubtful=is_doubtful)
+        if not locked:
+            # The locked row is not in the batch: it is the next row of a key, or the holder of a child's unique key.
+            free = [entry for entry in entries if not _touches_other_rows(entry)]
+            locked = [entry for entry in entries if _touches_other_rows(entry)]
+        for entry in locked:
+            self._commit_separately(entry, futures[id(entry)], maybe_committed=maybe_committed)
         return free
 
-    def _let_go(self, entry: CommitEntry, future: asyncio.Future[CommitResult], *, is_doubtful: bool) -> None:
-        """Let an outcome be committed on a connection of stragglers, whatever time it takes."""
+    def _commit_separately(self, entry: CommitEntry, future: _Future, *, maybe_committed: bool) -> None:
+        """Start a task that commits one outcome on a connection for slow commits."""
 
         def ended(task: asyncio.Task[None]) -> None:
-            self._stragglers.discard(task)
-            # What no waiting can mend is raised where the outcome is waited for, or that would go on for ever.
+            self._separate.discard(task)
+            # An error that no retry outlasts is raised in the execution that waits for this outcome.
             if not task.cancelled() and (error := task.exception()) is not None and not future.done():
                 future.set_exception(error)
 
-        task = self._loop.create_task(self._commit_alone(entry, future, is_doubtful=is_doubtful))
-        self._stragglers.add(task)
+        task = self._loop.create_task(
+            self._run_separate_commit(entry, future, maybe_committed=maybe_committed)
+        )
+        self._separate.add(task)
         task.add_done_callback(ended)
 
-    async def _commit_alone(
-        self, entry: CommitEntry, future: asyncio.Future[CommitResult], *, is_doubtful: bool
+    async def _run_separate_commit(
+        self, entry: CommitEntry, future: _Future, *, maybe_committed: bool
     ) -> None:
-        outage = DatabaseRetry("commit on its own", self._database_status)
+        retry = DatabaseRetry("separate commit", self._database_status)
         while True:
             try:
                 plan = commits.commit([entry], self._recorder)
-                report = await self._held_up.run_in_transaction(plan)
+                report = await self._slow_commits.run_in_transaction(plan)
             except StatementError as error:
                 if is_data(error) and entry.is_refused:
                     self._give_up(error, entry, {id(entry): future})
@@ -215,65 +203,67 @@ class Flusher:
                 if is_data(error):
                     entry = _refused(entry, error)
                     continue
-                is_doubtful = is_doubtful or is_outage(error)
+                maybe_committed = maybe_committed or is_outage(error)
                 if error.sqlstate != LOCK_NOT_AVAILABLE:
-                    await asyncio.sleep(outage.pause(error))
+                    await asyncio.sleep(retry.pause(error))
                 if is_outage(error) and not await self._resolve([entry], {id(entry): future}):
                     return
             else:
-                results = await self._look_again([entry], report.results) if is_doubtful else report.results
+                results = await self._confirm([entry], report.results) if maybe_committed else report.results
                 self._acknowledge([entry], results, {id(entry): future})
                 self._wakes.work(report.queues)
                 return
 
     async def _commit_with_effect(self, entry: CommitEntry) -> CommitResult:
-        """On a connection of its own, in the task of its own execution: nobody waits for somebody else's effect."""
-        outage = DatabaseRetry("commit with effect", self._database_status)
-        is_doubtful, troubles = False, _Troubles()
+        """Commit an outcome and its effect in their own transaction, so a slow effect does not delay other outcomes."""
+        retry = DatabaseRetry("commit with effect", self._database_status)
+        maybe_committed, retries = False, EffectRetries()
         while True:
             connects = self._database.connects
             try:
                 report = await commit_with_effect(self._effects, entry, self._recorder)
             except EffectError as error:
-                return await self._effect_failed(entry, error.cause, is_doubtful=is_doubtful)
+                return await self._effect_failed(entry, error.cause, maybe_committed=maybe_committed)
             except StatementError as error:
                 if is_data(error):
                     return await self.commit(refused(entry, error))
-                await asyncio.sleep(outage.pause(error))
-                is_doubtful = is_doubtful or is_outage(error)
+                await asyncio.sleep(retry.pause(error))
+                maybe_committed = maybe_committed or is_outage(error)
                 if not await self._ask(lambda: commits.still_owns_lease(entry)):
-                    return await self._commit_without_effect(entry, is_doubtful=is_doubtful)
-                # Asked on a connection that stood before: nothing broke but the effect's own.
-                is_alone = self._database.connects == connects
-                if blame := troubles.count(error, is_alone=is_alone):
-                    return await self._effect_failed(entry, blame, is_doubtful=is_doubtful)
+                    return await self._commit_without_effect(entry, maybe_committed=maybe_committed)
+                # `_ask` used a connection from before the error: only the effect's own connection broke.
+                others_work = self._database.connects == connects
+                if failure := retries.count(error, others_work=others_work):
+                    return await self._effect_failed(entry, failure, maybe_committed=maybe_committed)
             else:
-                outage.succeeded()
+                retry.succeeded()
                 if report is None:
-                    return await self._commit_without_effect(entry, is_doubtful=is_doubtful)
-                # The row was locked before it was written: this cannot be stale.
+                    return await self._commit_without_effect(entry, maybe_committed=maybe_committed)
+                # Cannot be stale: the row was locked before the outcome was written.
                 self._wakes.work(report.queues)
                 return self._effect_committed(entry, report.results[0])
 
     async def _effect_failed(
-        self, entry: CommitEntry, cause: Exception, *, is_doubtful: bool
+        self, entry: CommitEntry, cause: Exception, *, maybe_committed: bool
     ) -> CommitResult:
-        """Perhaps because its place is taken: by its heir, or by itself, if the lost COMMIT got through."""
-        (standing,) = await self._standings([entry])
-        if standing is None:
-            return EffectFailed(cause)
-        return self._effect_committed(entry, standing) if is_doubtful else Stale()
+        """Return the failure, unless the transition has been committed meanwhile.
 
-    async def _commit_without_effect(self, entry: CommitEntry, *, is_doubtful: bool) -> CommitResult:
-        """Stale, or to be cancelled: the effect is undone, and the outcome that it belongs to must not stand either."""
-        if is_doubtful:
-            # Or it is committed: by the connection that was lost.
-            (standing,) = await self._standings([entry])
-            if standing is not None:
-                return self._effect_committed(entry, standing)
+        Either another execution has committed it, or a lost COMMIT of this one has succeeded.
+        """
+        (status,) = await self._commit_status([entry])
+        if status is None:
+            return EffectFailed(cause)
+        return self._effect_committed(entry, status) if maybe_committed else Stale()
+
+    async def _commit_without_effect(self, entry: CommitEntry, *, maybe_committed: bool) -> CommitResult:
+        """Release an execution whose effect was rolled back, because it lost its lease or is to be cancelled."""
+        if maybe_committed:
+            (status,) = await self._commit_status([entry])
+            if status is not None:
+                return self._effect_committed(entry, status)
         result = await self.commit(released(entry))
-        if is_doubtful:
-            (result,) = await self._look_again([entry], [result])
+        if maybe_committed:
+            (result,) = await self._confirm([entry], [result])
         return self._effect_committed(entry, result)
 
     def _effect_committed(self, entry: CommitEntry, result: CommitResult) -> CommitResult:
@@ -287,33 +277,28 @@ class Flusher:
         return result
 
     async def finish(self) -> None:
-        """COMMITTED becomes DONE. If that fails, or this process dies before it, the reaper does it later."""
-        # Forgotten only afterwards: whoever is cut short here may do it again.
+        """Mark executions with effects as DONE. If this fails or the process dies, the reaper does it later."""
+        # Removed from the list only afterwards, so that a cancelled call can be repeated.
         finished = list(self._unfinished)
         try:
             if finished:
                 await self._database.run(commits.finish(finished))
         except StatementError as error:
-            # Of an outage everybody has been told.
+            # An outage has been logged already.
             _log.log(
                 logging.INFO if is_outage(error) else logging.WARNING,
-                "could not mark %d executions as done (%s); that is made up for",
+                "executions not marked as done: %d (%s); the reaper will mark them",
                 len(finished),
                 error,
             )
         del self._unfinished[: len(finished)]
 
     async def _isolate(
-        self,
-        error: StatementError,
-        entries: list[CommitEntry],
-        futures: dict[int, asyncio.Future[CommitResult]],
-        *,
-        is_doubtful: bool,
+        self, error: StatementError, entries: list[CommitEntry], futures: _Futures, *, maybe_committed: bool
     ) -> list[CommitEntry]:
-        """A value of one entry is to blame: halve the batch until it stands alone, and end that instance only."""
+        """Find the outcome that the database refuses, by halving the batch, and fail its instance only."""
         if len(entries) > 1:
-            await self._flush_in_parts(entries, futures, is_doubtful=is_doubtful)
+            await self._flush_in_halves(entries, futures, maybe_committed=maybe_committed)
             return []
         if entries[0].is_refused:
             self._give_up(error, entries[0], futures)
@@ -322,59 +307,52 @@ class Flusher:
         futures[id(failed)] = futures.pop(id(entries[0]))
         return [failed]
 
-    async def _flush_in_parts(
-        self,
-        entries: list[CommitEntry],
-        futures: dict[int, asyncio.Future[CommitResult]],
-        *,
-        is_doubtful: bool,
+    async def _flush_in_halves(
+        self, entries: list[CommitEntry], futures: _Futures, *, maybe_committed: bool
     ) -> None:
-        """Commit these in two halves; a single one on its own."""
+        """Commit two halves one after the other; a single outcome separately."""
         if len(entries) == 1:
-            self._let_go(entries[0], futures[id(entries[0])], is_doubtful=is_doubtful)
+            self._commit_separately(entries[0], futures[id(entries[0])], maybe_committed=maybe_committed)
             return
         half = len(entries) // 2
         for part in (entries[:half], entries[half:]):
-            await self._flush([(entry, futures[id(entry)]) for entry in part], is_doubtful=is_doubtful)
+            await self._flush(
+                [(entry, futures[id(entry)]) for entry in part], maybe_committed=maybe_committed
+            )
 
-    def _give_up(
-        self, error: StatementError, entry: CommitEntry, futures: dict[int, asyncio.Future[CommitResult]]
-    ) -> None:
-        """Not even its failure can be written: its lease runs out, and in the end the reaper fails it as poison."""
-        _log.error("instance %d: the database refuses its failure too (%s)", entry.id, error)
+    def _give_up(self, error: StatementError, entry: CommitEntry, futures: _Futures) -> None:
+        """Leave an instance whose failure cannot be written. Its lease expires, and the reaper fails it as poison."""
+        _log.error(
+            "failure refused by the database: instance %d (%s); its lease will expire", entry.id, error
+        )
         self._acknowledge([entry], [Stale(is_given_up=True)], futures)
 
-    async def _resolve(
-        self, entries: list[CommitEntry], futures: dict[int, asyncio.Future[CommitResult]]
-    ) -> list[CommitEntry]:
-        """The answer to COMMIT was lost: ask the rows what became of it, before anything is sent again."""
-        standings = await self._standings(entries)
+    async def _resolve(self, entries: list[CommitEntry], futures: _Futures) -> list[CommitEntry]:
+        """After a lost COMMIT, acknowledge the outcomes that it has decided. Returns those to send again."""
+        statuses = await self._commit_status(entries)
         known = [
-            (entry, result) for entry, result in zip(entries, standings, strict=True) if result is not None
+            (entry, result) for entry, result in zip(entries, statuses, strict=True) if result is not None
         ]
         self._acknowledge([entry for entry, _ in known], [result for _, result in known], futures)
-        return [entry for entry, result in zip(entries, standings, strict=True) if result is None]
+        return [entry for entry, result in zip(entries, statuses, strict=True) if result is None]
 
-    async def _standings(self, entries: list[CommitEntry]) -> list[CommitResult | None]:
-        """What became of these."""
+    async def _commit_status(self, entries: list[CommitEntry]) -> list[CommitResult | None]:
+        """Read from the rows whether these outcomes are committed. `None`: not committed, and the lease is held."""
         return await self._ask(lambda: commits.commit_status(entries))
 
     async def _ask(self, question: Callable[[], Plan[T]]) -> T:
-        """Ask until the database answers."""
+        """Run a query until the database answers."""
         while True:
             try:
                 answer = await self._database.run(question())
             except StatementError as error:
-                await asyncio.sleep(self._asking.pause(error))
+                await asyncio.sleep(self._status_retry.pause(error))
             else:
-                self._asking.succeeded()
+                self._status_retry.succeeded()
                 return answer
 
     def _acknowledge(
-        self,
-        entries: Sequence[CommitEntry],
-        results: Sequence[CommitResult],
-        futures: dict[int, asyncio.Future[CommitResult]],
+        self, entries: Sequence[CommitEntry], results: Sequence[CommitResult], futures: _Futures
     ) -> None:
         has_rest = has_events = False
         for entry, result in zip(entries, results, strict=True):
@@ -396,47 +374,5 @@ def _touches_other_rows(entry: CommitEntry) -> bool:
 
 
 def _refused(entry: CommitEntry, error: StatementError) -> CommitEntry:
-    _log.error("instance %d: the database refused its outcome (%s); it fails", entry.id, error)
+    _log.error("outcome refused by the database: instance %d (%s); it fails", entry.id, error)
     return refused(entry, error)
-
-
-class _Troubles:
-    """What one effect has met, and was run again for."""
-
-    def __init__(self) -> None:
-        self._breaks = self._outages = self._races = self._timeouts = 0
-
-    def count(self, error: StatementError, *, is_alone: bool) -> UsageError | None:
-        """One more. Returns what the effect is to blame for, if it was one too many."""
-        if isinstance(error, RaceLostError):
-            self._races += 1
-            return _racing(self._races, error) if self._races == _MAX_RACES else None
-        if error.sqlstate == QUERY_CANCELED:  # of our own statements: what the effect raises is not run again
-            self._timeouts += 1
-            return _delaying(self._timeouts, error) if self._timeouts == _MAX_RACES else None
-        if isinstance(error, BrokenOffError):
-            self._breaks, self._outages = self._breaks + is_alone, self._outages + 1
-            if self._breaks == _MAX_BREAKS or self._outages == _MAX_OUTAGES:
-                return _breaking(self._outages, self._breaks, error)
-        return None
-
-
-def _racing(times: int, error: StatementError) -> UsageError:
-    return UsageError(
-        f"other transactions were in the way of the effect {times} times ({error})",
-        "who keeps what it needs? Or does it raise that by itself?",
-    )
-
-
-def _delaying(times: int, error: StatementError) -> UsageError:
-    return UsageError(
-        f"what had to be written after the effect took too long {times} times ({error})",
-        "does it set a timeout of its own, or leave much to be done at the end of the transaction?",
-    )
-
-
-def _breaking(times: int, alone: int, error: StatementError) -> UsageError:
-    return UsageError(
-        f"the connection broke {times} times while the effect ran, {alone} times when others did not ({error})",
-        "has the server a limit that it meets, or somebody who ends its sessions?",
-    )

@@ -86,10 +86,10 @@ class Connections:
             dsn=server.dsn,
             client=client,
             # First: only this one connects, so it is the only one that can fail.
-            commits=await pool("commits", 3, connect_now=True, lock_timeout=Flusher.PATIENCE),
+            commits=await pool("commits", 3, connect_now=True, lock_timeout=Flusher.BATCH_LOCK_TIMEOUT),
             picks=await pool("picks", max(1, min(sources, _MAX_PICKS))),
             services=await pool("services", 2),
-            slow_commits=await pool("slow commits", 4, lock_timeout=Flusher.TURN),
+            slow_commits=await pool("slow commits", 4, lock_timeout=Flusher.SEPARATE_LOCK_TIMEOUT),
             effects=await pool("effects", max(1, min(concurrency, _MAX_EFFECTS)), for_effects=True),
         )
 

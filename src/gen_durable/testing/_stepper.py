@@ -28,7 +28,7 @@ from .._running import running
 from .._runtime.clock import DatabaseClock
 from .._runtime.content_loader import ContentLoader
 from .._runtime.effects import EffectError, commit_with_effect
-from .._runtime.executor import Executor, log_note
+from .._runtime.executor import Executor, log_failure
 from .._runtime.threads import Threads
 from ..config import Settings
 from ..definition import StepDef, definition_of
@@ -282,7 +282,7 @@ class Stepper:
             result.status == Status.AWAITING_CHILDREN and entry.kind == "rejoin"
         ):
             return []
-        log_note(entry)
+        log_failure(entry)
         # The status decides: a cancel wins over the outcome, and the database may refuse it.
         kind = _ENDED.get(result.status, entry.kind)
         self.history.append(_transition(execution, kind))

@@ -106,7 +106,7 @@ def _function(text: str) -> Effect:
 async def test_effect_that_ends_its_transaction_is_rejected(durable_dsn: str, db: Any) -> None:
     effects = {**{f"Sql({text!r})": Sql(text) for text in ENDS}, **{text: _function(text) for text in ENDS}}
     results = await _results(durable_dsn, *effects.values())
-    refused = "UsageError: the effect ends the transaction that it runs in; leave COMMIT and ROLLBACK out"
+    refused = "UsageError: the effect ends the transaction that it runs in; remove COMMIT and ROLLBACK"
     assert dict(zip(effects, results, strict=True)) == dict.fromkeys(effects, refused)
     assert await booked(db) == []
 
@@ -122,7 +122,7 @@ async def test_hidden_commit_is_detected_after_the_effect(
     """If the text check misses a COMMIT, the outcome is still not committed."""
     monkeypatch.setattr("gen_durable._runtime.effects._ENDS_TRANSACTION", re.compile("(?!)"))
     for text in ("commit", "commit; begin", "rollback; begin", "commit and chain"):
-        assert "the effect has ended the transaction" in await _result(durable_dsn, Sql(text)), text
+        assert "the effect has ended its transaction" in await _result(durable_dsn, Sql(text)), text
 
 
 MODES: Final = {
@@ -135,8 +135,8 @@ MODES: Final = {
 async def test_effect_that_changes_its_transaction_mode_fails_at_once(durable_dsn: str, db: Any) -> None:
     results = await _results(durable_dsn, *map(Sql, MODES))
     assert results == [
-        f"UsageError: the effect made its transaction {mode}, and no outcome can be written in such a one; "
-        "do that in the step, in a transaction of your own"
+        f"UsageError: the effect made its transaction {mode}, so the outcome cannot be written; "
+        "do that in the step, in your own transaction"
         for mode in MODES.values()
     ]
 
@@ -225,7 +225,7 @@ async def test_effect_with_an_unawaited_statement_fails(durable_dsn: str, db: An
         await asyncio.sleep(0.05)
 
     assert await _result(durable_dsn, hasten) == (
-        "UsageError: the effect ended before a statement of its own did; await each of them"
+        "UsageError: the effect returned while its statements were running; await each of them"
     )
     assert left[0].cancelled()
 
@@ -241,7 +241,7 @@ async def test_statement_after_the_end_of_the_effect_is_rejected(durable_dsn: st
         left.append(asyncio.get_running_loop().create_task(book()))
 
     assert await _result(durable_dsn, later) == "done"
-    with pytest.raises(UsageError, match="this transaction is over; an effect may use it only while it runs"):
+    with pytest.raises(UsageError, match="this transaction is over; use it only while the effect runs"):
         await left[0]
     assert await booked(db) == []
 

@@ -24,7 +24,7 @@ from gen_durable import (
 )
 from gen_durable._db import lease as leases
 from gen_durable._db.pool import Database
-from gen_durable._runtime import flusher
+from gen_durable._runtime import effects
 from gen_durable.telemetry import OutcomeStale
 from tests.support.ledger import BOOK, booked, busy_with
 from tests.support.settings import CALM
@@ -212,15 +212,15 @@ class Racer(Machine[int, str]):
         (1, "done"),
         (
             9,
-            "other transactions were in the way of the effect 2 times (too late (SQLSTATE 40001)); "
-            "who keeps what it needs? Or does it raise that by itself?",
+            "the effect lost 2 races against other transactions (too late (SQLSTATE 40001)); another transaction "
+            "holds a lock that the effect needs: look for long transactions in pg_stat_activity",
         ),
     ],
 )
 async def test_effect_with_repeated_serialization_failures_fails(
     durable_dsn: str, db: Any, monkeypatch: pytest.MonkeyPatch, races: int, result: str
 ) -> None:
-    monkeypatch.setattr(flusher, "_MAX_RACES", 2)
+    monkeypatch.setattr(effects, "_MAX_RACES", 2)
     machine = Racer()
     async with Worker([machine], dsn=durable_dsn, settings=CALM) as worker:
         ref = await worker.insert(machine, races)
@@ -255,8 +255,8 @@ async def test_effect_whose_outcome_repeatedly_times_out_fails(
         "create trigger slow after update on gen_durable.gen_durable for each row"
         " when (new.status = 'done' and new.result = '\"done\"') execute function public.slow()"
     )
-    monkeypatch.setattr(flusher, "_MAX_RACES", 2)
+    monkeypatch.setattr(effects, "_MAX_RACES", 2)
     async with Worker([Hurried], dsn=durable_dsn, settings=CALM) as worker:
         ended = await worker.wait(await worker.insert(Hurried), timeout=PATIENCE)
-    assert ended.result.startswith("what had to be written after the effect took too long 2 times (canceling")
+    assert ended.result.startswith("writing the outcome after the effect timed out 2 times (canceling")
     assert (len(runs), await booked(db)) == (2, [])

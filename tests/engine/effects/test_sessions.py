@@ -17,7 +17,7 @@ from gen_durable._db.connector import connect
 from gen_durable._db.plan import Plan, Statement, only
 from gen_durable._db.pool import Database
 from gen_durable._db.runner import run_asyncpg
-from gen_durable._runtime import effects, flusher
+from gen_durable._runtime import effects
 from gen_durable.telemetry import ReaperReaped
 from tests.support.ledger import BOOK, booked
 from tests.support.settings import CALM, FAST
@@ -118,7 +118,7 @@ async def test_effect_fails_after_repeated_outages(
     durable_dsn: str, db: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The effect may be the cause of the outages."""
-    monkeypatch.setattr(flusher, "_MAX_OUTAGES", 2)
+    monkeypatch.setattr(effects, "_MAX_OUTAGES", 2)
     machine = Patient(cuts=5)
     async with Worker([machine], dsn=durable_dsn, settings=CALM) as worker:
         ref = await worker.insert(machine)
@@ -177,7 +177,7 @@ async def test_effect_that_ends_its_own_instance_fails(durable_dsn: str, db: Any
 
     async with Worker([Suicidal], dsn=durable_dsn, settings=CALM) as worker:
         ended = await worker.wait(await worker.insert(Suicidal), timeout=PATIENCE)
-    assert "the very instance" in str(ended.result)
+    assert "the instance of its own outcome" in str(ended.result)
     assert await db.fetchval("select count(*) from gen_durable.audit_events") == 0
 
 
