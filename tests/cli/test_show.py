@@ -137,7 +137,7 @@ def test_a_done_one_has_its_result_and_long_json_is_spread_out(gd: Gd, shop: Har
     assert f'"result":{{"paid": {BIG}, "order": {BIG}}}' in found.stdout
 
 
-def test_nobody_there_is_an_error(gd: Gd) -> None:
+def test_unknown_target_is_an_error(gd: Gd) -> None:
     assert refused(gd("show", 9)) == (
         "there is no instance 9; if that is a correlation key: gen-durable ls --correlation-key 9"
     )

@@ -36,7 +36,7 @@ def test_a_dedup_key_counts_once(gd: Gd, shop: Harness) -> None:
     assert told(again) == (0, "1 has had a signal with that dedup key; nothing was added\n", "")
 
 
-def test_nobody_there_is_an_error(gd: Gd, shop: Harness) -> None:
+def test_unknown_target_is_an_error(gd: Gd, shop: Harness) -> None:
     shop.insert(Parcel, 1, correlation_key="parcel")
     shop.drain()
     for target in (1, 9, "parcel", "nobody"):

@@ -84,7 +84,7 @@ def test_a_database_that_goes_away_is_waited_for(
     assert next(errors, None) is None
 
 
-def test_nobody_there_is_an_error(gd: Gd) -> None:
+def test_unknown_target_is_an_error(gd: Gd) -> None:
     assert refused(gd("wait", 9)).startswith("there is no instance 9; if that is a correlation key: ")
     assert gd("wait", 9, "--until", "never").exit_code == 2
     assert gd("wait", 9, "--timeout", "5").exit_code == 2

@@ -1,4 +1,4 @@
-"""Whoever asks for many at once, in a process of its own that may die in the middle of it.
+"""A client process that runs a bulk verb and may be killed during it.
 
 Run it as `python -m tests.control.bulk_client DSN VERB ID…`.
 """

@@ -1,4 +1,4 @@
-"""Random histories of a small family: leases, outcomes, crashes, and everything that people do to instances."""
+"""Random histories of a few instances: leases, outcomes, crashes, and all control verbs."""
 
 from __future__ import annotations
 
@@ -61,13 +61,13 @@ def histories() -> st.SearchStrategy[list[Happening]]:
 
 
 def of(text: str) -> list[Happening]:
-    """`lease 0, schedule_children 0, CANCEL 1`: outcomes of executions and events are small, what people do is large."""
+    """`lease 0, schedule_children 0, CANCEL 1`: outcomes and events in lower case, control verbs in upper case."""
     made = [part.split() for part in text.split(",")]
     return [(name, int(which)) for name, which in made]
 
 
 class History:
-    """Two instances with keys, their children, and everything that was ever leased of them."""
+    """Two instances with keys, their children, and every execution leased of them."""
 
     def __init__(self, database: Database, db: Any, level: RecordLevel) -> None:
         self._database = database
@@ -96,7 +96,7 @@ class History:
         await self._check(name)
 
     async def _insert(self, _: int) -> None:
-        """Again and again: whoever has ended has given up its key."""
+        """Insert both again; ended instances have released their keys."""
         await inserted(
             self._database, new(correlation_key="c"), new(concurrency_key="k", correlation_key="d")
         )
@@ -160,7 +160,7 @@ class History:
         return int(ids[which % len(ids)])
 
     async def _check(self, name: str) -> None:
-        """All there is to say about instances, their barriers and their executions, at this moment."""
+        """Check every invariant of instances, barriers and executions."""
         rows = {row["id"]: row for row in await self._db.fetch(_ROWS)}
         records: dict[int, list[ExecutionRecord]] = {id: [] for id in rows}
         for found in await self._db.fetch(_RECORDS, list(rows)):
@@ -174,7 +174,7 @@ class History:
         self._before = rows
 
     def _check_change(self, name: str, row: Any) -> None:
-        """What has ended stays so but for a retry; what is deleted and does not execute stays as it is."""
+        """An ended instance changes only by a retry; a deleted one that does not execute never changes."""
         had = self._before.get(row["id"])
         if had is None or Status(had["status"]).is_terminal is False:
             return
@@ -203,7 +203,7 @@ class History:
 
 
 def _check_alive(row: Any, children: list[Any]) -> None:
-    """Whoever sleeps can be woken; nobody who is deleted goes on."""
+    """Parked instances can be woken; deleted instances do not continue."""
     live = [
         one["id"]
         for one in children

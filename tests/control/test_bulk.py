@@ -1,4 +1,4 @@
-"""Many at once: by filter, in batches, and what cannot be done to one holds up nobody else."""
+"""Bulk verbs: filters, batches, and failures of single instances."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _MANY = 2_000
 
 
 @pytest.mark.clause("SQL-9")
-async def test_the_words_of_jobs_select(async_durable: AsyncHarness) -> None:
+async def test_bulk_filters_accept_job_states(async_durable: AsyncHarness) -> None:
     refs = await async_durable.insert_all([Spec(Plain, n) for n in range(3)])
     parked = await async_durable.insert(Order, 1)
     await async_durable.drain()
@@ -40,7 +40,9 @@ async def test_the_words_of_jobs_select(async_durable: AsyncHarness) -> None:
 
 @pytest.mark.clause("CTL-2", "CAN-1")
 @pytest.mark.parametrize("kind", [AsyncClient, Client])
-async def test_two_thousand_are_cancelled_in_batches(kind: type[Any], durable_dsn: str, db: Any) -> None:
+async def test_two_thousand_instances_are_cancelled_in_batches(
+    kind: type[Any], durable_dsn: str, db: Any
+) -> None:
     async with AsyncClient(durable_dsn) as client:
         refs = await client.insert_all(
             [Spec(Plain, n, queue="a" if n % 4 else "b", concurrency_key=f"k{n % 7}") for n in range(_MANY)]
@@ -58,7 +60,7 @@ async def test_two_thousand_are_cancelled_in_batches(kind: type[Any], durable_ds
         found = await client.get(other)
     assert found is not None
     assert found.status is Status.RUNNABLE
-    # One transaction for each batch of five hundred: rows of one have one time of change.
+    # One transaction per batch of 500: its rows have the same updated_at.
     batches = await db.fetch(
         "select count(*) as count from gen_durable.gen_durable where status = 'cancelled' group by finished_at"
     )
@@ -71,7 +73,7 @@ async def test_two_thousand_are_cancelled_in_batches(kind: type[Any], durable_ds
 
 
 @pytest.mark.clause("CTL-2", "CAN-1", "RTY-1")
-async def test_every_filter_of_list_is_a_filter_of_the_bulk_verbs(client: Any) -> None:
+async def test_bulk_verbs_take_the_filters_of_list(client: Any) -> None:
     one = await client.insert(Plain, 1, correlation_key="c", unique_key="u")
     two = await client.insert(Order, 2, queue="other", concurrency_key="k")
     for verb in (client.cancel_all, client.delete_all, client.retry_all):
@@ -87,7 +89,7 @@ async def test_every_filter_of_list_is_a_filter_of_the_bulk_verbs(client: Any) -
 
 
 async def test_parents_are_cancelled_before_their_children(async_durable: AsyncHarness, db: Any) -> None:
-    """Otherwise a parent would be released by its cancelled children, and run, before its own turn comes."""
+    """Otherwise cancelled children would release a parent, and it would run before it is cancelled."""
 
     class Parent(Machine[int, int]):
         @step
@@ -111,7 +113,9 @@ async def test_parents_are_cancelled_before_their_children(async_durable: AsyncH
 
 
 @pytest.mark.clause("RTY-5")
-async def test_a_taken_key_holds_up_nobody_but_its_instance(async_durable: AsyncHarness, db: Any) -> None:
+async def test_taken_key_blocks_only_its_instance_in_a_bulk_retry(
+    async_durable: AsyncHarness, db: Any
+) -> None:
     specs = [Spec(Plain, n, correlation_key=f"order:{n}") for n in range(20)]
     refs = await async_durable.insert_all(specs)
     assert await async_durable.cancel_all() == 20

@@ -1,4 +1,4 @@
-"""What does not execute is cancelled at once, by id, reference or key; and whoever asks is told what happened."""
+"""Cancelling instances that do not execute."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tests.support.rows import audit, has_no_lease, job_states, row_of, signal_r
 
 
 @pytest.mark.clause("CAN-2", "CAN-9")
-async def test_what_is_runnable_or_scheduled_is_cancelled_at_once(client: Any, db: Any) -> None:
+async def test_runnable_and_scheduled_instances_are_cancelled_at_once(client: Any, db: Any) -> None:
     now = await client.insert(Plain, 1)
     later = await client.insert(Plain, 2, schedule_in=timedelta(days=1))
     for ref in (now, later):
@@ -46,7 +46,7 @@ async def test_what_is_runnable_or_scheduled_is_cancelled_at_once(client: Any, d
 
 
 @pytest.mark.clause("CAN-1")
-async def test_the_three_ways_to_name_an_instance(client: Any) -> None:
+async def test_cancel_takes_a_ref_an_id_or_a_key(client: Any) -> None:
     refs = [await client.insert(Plain, n, correlation_key=f"order:{n}") for n in range(4)]
     for target in (refs[0], refs[1].id, "order:2", Ref(Plain, "order:3")):
         assert isinstance(await client.cancel(target), Cancelled)
@@ -57,13 +57,13 @@ async def test_the_three_ways_to_name_an_instance(client: Any) -> None:
 
 
 @pytest.mark.clause("CAN-10")
-async def test_nobody_there_is_an_error(client: Any) -> None:
-    for nobody in (4711, "order:42"):
+async def test_cancel_of_an_unknown_target_raises(client: Any) -> None:
+    for unknown in (4711, "order:42"):
         with pytest.raises(NoTargetError):
-            await client.cancel(nobody)
+            await client.cancel(unknown)
 
 
-async def test_bad_reasons_and_actors_are_refused(client: Any, db: Any) -> None:
+async def test_invalid_reasons_and_actors_are_rejected(client: Any, db: Any) -> None:
     ref = await client.insert(Plain, 1)
     with pytest.raises(UsageError, match="actor is empty"):
         await client.cancel(ref, actor="")
@@ -75,7 +75,7 @@ async def test_bad_reasons_and_actors_are_refused(client: Any, db: Any) -> None:
 
 
 @pytest.mark.clause("CAN-9")
-async def test_the_client_sees_why_and_who(client: Any) -> None:
+async def test_snapshot_has_cancel_reason_and_actor(client: Any) -> None:
     ref = await client.insert(Plain, 1)
     await client.cancel(ref, reason=REASON, actor=ACTOR)
     found = await client.get(ref)
@@ -87,7 +87,7 @@ async def test_the_client_sees_why_and_who(client: Any) -> None:
 
 @pytest.mark.clause("CAN-10", "CAN-11")
 @pytest.mark.parametrize("after", ["done", "failed", "cancelled"])
-async def test_what_has_ended_stays_what_it_is(async_durable: AsyncHarness, db: Any, after: str) -> None:
+async def test_ended_instance_is_unchanged(async_durable: AsyncHarness, db: Any, after: str) -> None:
     class Ends(Machine[str, str]):
         @step
         async def run(self, ctx: Context[str]) -> Outcome[str]:
@@ -109,7 +109,7 @@ async def test_what_has_ended_stays_what_it_is(async_durable: AsyncHarness, db: 
 
 
 @pytest.mark.clause("CAN-2", "CAN-10")
-async def test_what_is_parked_is_cancelled_with_its_inbox(async_durable: AsyncHarness, db: Any) -> None:
+async def test_cancel_of_a_parked_instance_deletes_its_inbox(async_durable: AsyncHarness, db: Any) -> None:
     order = await async_durable.insert(Order, 1, correlation_key="order:1")
     await async_durable.drain()
     await async_durable.signal(order, "note", {"text": "please hurry"}, dedup_key="once")
@@ -126,7 +126,7 @@ async def test_what_is_parked_is_cancelled_with_its_inbox(async_durable: AsyncHa
 
 
 @pytest.mark.clause("CAN-2")
-async def test_a_cancelled_instance_gives_up_its_key(client: Any) -> None:
+async def test_cancelled_instance_releases_its_key(client: Any) -> None:
     first = await client.insert(Plain, 1, correlation_key="order:1")
     await client.cancel("order:1")
     second = await client.insert(Plain, 1, correlation_key="order:1")
@@ -136,10 +136,10 @@ async def test_a_cancelled_instance_gives_up_its_key(client: Any) -> None:
 
 
 @pytest.mark.clause("CAN-9")
-async def test_the_first_reason_stays_and_every_attempt_is_noted(
+async def test_first_cancel_reason_is_kept_and_each_call_is_audited(
     async_durable: AsyncHarness, db: Any
 ) -> None:
-    """Somebody asks, and later somebody else insists."""
+    """A cancel, and a later one with force."""
     ref = await async_durable.insert(Plain, 1)
     await db.execute(
         """update gen_durable.gen_durable set status = 'executing', lease_token = 1, execution = 1,
@@ -157,7 +157,7 @@ async def test_the_first_reason_stays_and_every_attempt_is_noted(
     ]
 
 
-async def test_a_cancel_waits_for_whoever_is_in_its_way(client: Any, db: Any) -> None:
+async def test_cancel_waits_for_a_locked_row(client: Any, db: Any) -> None:
     ref = await client.insert(Plain, 1)
     other = db.transaction()
     await other.start()
@@ -171,12 +171,12 @@ async def test_a_cancel_waits_for_whoever_is_in_its_way(client: Any, db: Any) ->
     assert (await client.get(ref)).priority == 7
 
 
-async def test_a_cancel_that_loses_a_race_is_asked_again(client: Any, db: Any) -> None:
-    """It looks for the next in line of a key, whose row somebody holds who wants the cancelled one: a deadlock."""
+async def test_cancel_that_deadlocks_is_retried(client: Any, db: Any) -> None:
+    """It locks the next row of a key; a caller holds that row and waits for the cancelled one."""
     first, second = [await client.insert(Plain, n, concurrency_key="k") for n in range(2)]
     await db.execute("update gen_durable.gen_durable set gated = true where id = $1", second.id)
     lock = "select from gen_durable.gen_durable where id = $1 for no key update"
-    await db.execute("set deadlock_timeout = '1min'")  # so the cancel is the first to notice, and gives way
+    await db.execute("set deadlock_timeout = '1min'")  # so the cancel is the deadlock victim
     other = db.transaction()
     await other.start()
     await db.execute(lock, second.id)
@@ -190,7 +190,7 @@ async def test_a_cancel_that_loses_a_race_is_asked_again(client: Any, db: Any) -
     assert not (await row_of(db, second.id))["gated"]
 
 
-def test_a_cancel_that_others_are_in_the_way_of_again_and_again_pauses_between_its_tries() -> None:
+def test_cancel_backs_off_between_deadlock_retries() -> None:
     plan = control.cancel([1], None, None, force=False, is_alone=True)
     asked = [next(plan)]
     for _ in range(4):

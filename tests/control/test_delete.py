@@ -1,4 +1,4 @@
-"""Soft delete: out of sight and out of work; a live instance is cancelled, and a key is never with two live runs."""
+"""Soft delete: hidden, cancelled if live, and restorable."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.support.waiting import PATIENCE, eventually, happens
 
 
 @pytest.mark.clause("DEL-1", "DEL-3")
-async def test_the_deleted_are_hidden_unless_asked_for(client: Any, db: Any) -> None:
+async def test_deleted_instances_are_hidden_by_default(client: Any, db: Any) -> None:
     ref = await client.insert(Plain, 1, correlation_key="order:1")
     seen = await client.insert(Plain, 2)
     deleted = await client.soft_delete(ref, reason="obsolete", actor="ben")
@@ -43,7 +43,7 @@ async def test_the_deleted_are_hidden_unless_asked_for(client: Any, db: Any) -> 
     assert await job_states(db, [ref.id]) == ["CANCELLED"]
 
 
-async def test_twice_is_once(client: Any, db: Any) -> None:
+async def test_second_delete_changes_nothing(client: Any, db: Any) -> None:
     ref = await client.insert(Plain, 1)
     first = await client.soft_delete(ref, reason="first")
     assert await client.soft_delete(ref, reason="second") == first
@@ -54,7 +54,7 @@ async def test_twice_is_once(client: Any, db: Any) -> None:
 
 
 @pytest.mark.clause("DEL-1")
-async def test_what_has_ended_is_deleted_as_it_is(async_durable: AsyncHarness, db: Any) -> None:
+async def test_ended_instance_keeps_its_status_when_deleted(async_durable: AsyncHarness, db: Any) -> None:
     ref = await async_durable.insert(Plain, 7)
     await async_durable.drain()
     await async_durable.soft_delete(ref)
@@ -67,7 +67,7 @@ async def test_what_has_ended_is_deleted_as_it_is(async_durable: AsyncHarness, d
 
 
 @pytest.mark.clause("DEL-2", "RTY-4")
-async def test_the_deleted_are_never_leased_signalled_or_retried(
+async def test_deleted_instances_are_not_leased_signalled_or_retried(
     async_durable: AsyncHarness, db: Any
 ) -> None:
     order = await async_durable.insert(Order, 1, correlation_key="order:1")
@@ -88,9 +88,7 @@ async def test_the_deleted_are_never_leased_signalled_or_retried(
 
 
 @pytest.mark.clause("DEL-4", "DEL-5", "IDM-2")
-async def test_deleting_what_executes_cancels_it_and_its_keys_stay_taken_until_then(
-    durable_dsn: str, db: Any
-) -> None:
+async def test_deleting_an_executing_instance_cancels_it_first(durable_dsn: str, db: Any) -> None:
     machine = Sitter()
     keys: Any = {"correlation_key": "c", "unique_key": "u"}
     async with Worker([machine, Plain], dsn=durable_dsn, settings=CALM) as worker:
@@ -117,7 +115,7 @@ async def test_deleting_what_executes_cancels_it_and_its_keys_stay_taken_until_t
 
 
 @pytest.mark.clause("DEL-5")
-async def test_a_deleted_key_is_free_at_once_if_nothing_executes(client: Any) -> None:
+async def test_delete_frees_the_key_of_an_idle_instance_at_once(client: Any) -> None:
     first = await client.insert(Plain, 1, idempotency_key="once", correlation_key="c")
     again = await client.insert(Plain, 1, idempotency_key="once")
     assert (type(again), again.id) == (Duplicate, first.id)
@@ -128,7 +126,7 @@ async def test_a_deleted_key_is_free_at_once_if_nothing_executes(client: Any) ->
 
 
 @pytest.mark.clause("DEL-6")
-async def test_restore_brings_it_back_as_it_had_become(client: Any, db: Any) -> None:
+async def test_restored_instance_keeps_its_last_status(client: Any, db: Any) -> None:
     ref = await client.insert(Plain, 1, correlation_key="order:1")
     await client.soft_delete(ref, reason="obsolete")
     assert await client.restore("order:1", actor="ben") == Restored(ref.id, Status.CANCELLED)
@@ -143,7 +141,7 @@ async def test_restore_brings_it_back_as_it_had_become(client: Any, db: Any) -> 
 
 
 @pytest.mark.clause("DEL-6")
-async def test_a_key_that_is_taken_meanwhile_is_told_and_nothing_is_restored(client: Any, db: Any) -> None:
+async def test_restore_fails_when_the_key_is_taken(client: Any, db: Any) -> None:
     old = await client.insert(Plain, 1, idempotency_key="once")
     await client.soft_delete(old)
     new = await client.insert(Plain, 2, idempotency_key="once")
@@ -158,8 +156,8 @@ async def test_a_key_that_is_taken_meanwhile_is_told_and_nothing_is_restored(cli
     assert await client.restore(old) == Restored(old.id, Status.CANCELLED)
 
 
-async def test_by_key_the_visible_come_first_and_restore_means_the_deleted(client: Any) -> None:
-    """Two runs of one key, the later one deleted: who asks for the key sees the earlier one."""
+async def test_key_lookup_prefers_visible_instances_except_for_restore(client: Any) -> None:
+    """Two instances of one key, the later one deleted: a lookup returns the earlier one."""
     first = await client.insert(Plain, 1, correlation_key="order:1")
     await client.cancel(first)
     second = await client.insert(Plain, 2, correlation_key="order:1")
@@ -170,7 +168,7 @@ async def test_by_key_the_visible_come_first_and_restore_means_the_deleted(clien
     assert await client.restore("order:1") == Restored(second.id, Status.CANCELLED), "not the live one"
 
 
-async def test_a_restored_instance_that_still_executes_ends_as_cancelled(durable_dsn: str) -> None:
+async def test_restored_instance_that_still_executes_ends_as_cancelled(durable_dsn: str) -> None:
     machine = Sitter()
     async with Worker([machine], dsn=durable_dsn, settings=CALM) as worker:
         ref = await worker.insert(machine, "", step="deaf")

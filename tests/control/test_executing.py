@@ -1,4 +1,4 @@
-"""What executes is asked to end: the step may look, or be cut off; and whatever it returns, the cancel has won."""
+"""Cancelling executing instances: the step sees the request or is interrupted; its outcome is discarded."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from tests.support.waiting import PATIENCE, Events, happens
 
 
 @pytest.mark.clause("CAN-3", "CAN-10")
-async def test_a_step_that_looks_ends_within_about_a_second(
+async def test_step_sees_a_cancel_within_about_a_second(
     durable_dsn: str, db: Any, subtests: pytest.Subtests
 ) -> None:
     machine = Sitter()
@@ -70,21 +70,21 @@ async def test_a_step_that_looks_ends_within_about_a_second(
 
 
 @pytest.mark.clause("CAN-4")
-async def test_an_interruptible_step_is_cut_off_where_it_awaits(durable_dsn: str) -> None:
+async def test_interruptible_step_is_cancelled_at_its_await(durable_dsn: str) -> None:
     machine = Sitter()
     async with Worker([machine], dsn=durable_dsn, settings=CALM) as worker:
         ref = await worker.insert(machine, "", step="sleeps")
         await happens(machine.is_there)
         assert await worker.cancel(ref) == CancelRequested(ref.id)
         ended = await worker.wait(ref, timeout=PATIENCE)
-        # Its slot is free, and its task is not taken for cancelled any more.
+        # The worker has capacity again, and the task is no longer marked as cancelled.
         other = await worker.wait(await worker.insert(machine, "", step="deaf"), timeout=PATIENCE / 100)
         assert other.status is Status.EXECUTING
         machine.may_go.set()
     assert (ended.status, machine.saw, machine.handled) == (Status.CANCELLED, ["cut off"], [])
 
 
-async def test_a_step_that_swallows_the_interruption_wins_nothing(durable_dsn: str) -> None:
+async def test_step_that_swallows_the_interruption_is_still_cancelled(durable_dsn: str) -> None:
     machine = Sitter()
     async with Worker([machine], dsn=durable_dsn, settings=CALM) as worker:
         ref = await worker.insert(machine, "", step="swallows")
@@ -95,7 +95,7 @@ async def test_a_step_that_swallows_the_interruption_wins_nothing(durable_dsn: s
     assert machine.saw == ["swallowed"], "the next step did not run"
 
 
-async def test_a_step_that_is_not_interruptible_is_left_to_end_by_itself(durable_dsn: str, db: Any) -> None:
+async def test_step_without_interrupt_runs_to_its_end(durable_dsn: str, db: Any) -> None:
     machine = Sitter()
     async with Worker([machine], dsn=durable_dsn, settings=CALM) as worker:
         refs = [await worker.insert(machine, "", step=name) for name in ("deaf", "thread_deaf")]
@@ -115,7 +115,7 @@ async def test_a_step_that_is_not_interruptible_is_left_to_end_by_itself(durable
     ] * 2
 
 
-def test_a_thread_cannot_be_interrupted() -> None:
+def test_plain_step_is_not_interrupted() -> None:
     with pytest.raises(
         OptionError, match=r"is a plain def with interrupt=True; a thread cannot be interrupted"
     ):
@@ -127,7 +127,7 @@ def test_a_thread_cannot_be_interrupted() -> None:
 
 
 @pytest.mark.clause("CAN-5")
-async def test_handle_is_not_asked_about_the_failure_of_a_cancelled_step(durable_dsn: str) -> None:
+async def test_handle_is_not_called_for_a_cancelled_step(durable_dsn: str) -> None:
     machine = Sitter()
     async with Worker([machine], dsn=durable_dsn, settings=CALM) as worker:
         ref = await worker.insert(machine, "", step="fails_when_cancelled")
@@ -138,10 +138,8 @@ async def test_handle_is_not_asked_about_the_failure_of_a_cancelled_step(durable
 
 
 @pytest.mark.clause("CAN-5")
-async def test_the_last_outcome_of_a_cancelled_instance_leaves_nothing_behind(
-    durable_dsn: str, db: Any
-) -> None:
-    """No effect, no children, no signal consumed, no further step; whatever the step returns."""
+async def test_outcome_of_a_cancelled_step_has_no_effects(durable_dsn: str, db: Any) -> None:
+    """No effect, child, consumed signal or further step, whatever the step returns."""
     await db.execute("create table ledger (line text)")
     effect = Sql("insert into ledger values ('happened')")
 
@@ -162,7 +160,7 @@ async def test_the_last_outcome_of_a_cancelled_instance_leaves_nothing_behind(
                 case "next":
                     return Next(self.never)
                 case _:
-                    raise ValueError("nobody knew of the cancel yet")
+                    raise ValueError("raised before the worker knew of the cancel")
 
         @step
         async def never(self, ctx: Context[str]) -> Outcome[str]:
@@ -189,7 +187,7 @@ async def test_the_last_outcome_of_a_cancelled_instance_leaves_nothing_behind(
     assert await db.fetchval("select count(*) from gen_durable.signals") == 0
 
 
-async def test_a_chain_of_short_steps_ends_with_the_step_that_runs(durable_dsn: str) -> None:
+async def test_cancel_ends_a_chain_after_the_running_step(durable_dsn: str) -> None:
     class Walk(Machine[int, int]):
         @step
         async def on(self, ctx: Context[int]) -> Outcome[int]:
@@ -210,8 +208,8 @@ async def test_a_chain_of_short_steps_ends_with_the_step_that_runs(durable_dsn: 
     assert again == ended
 
 
-async def test_a_step_that_waits_for_its_turn_does_not_begin(durable_dsn: str) -> None:
-    """The slow effect of its first step has given the only slot away; before it comes back, somebody cancels it."""
+async def test_chained_step_that_waits_for_capacity_does_not_start(durable_dsn: str) -> None:
+    """Its first step's slow effect freed the worker's capacity; the instance is cancelled before it continues."""
     ran: list[str] = []
 
     class Pair(Machine[None, str]):
@@ -247,9 +245,7 @@ async def test_a_step_that_waits_for_its_turn_does_not_begin(durable_dsn: str) -
 
 @pytest.mark.clause("CAN-6", "EXEC-6")
 @pytest.mark.parametrize("name", ["deaf", "thread_looks"])
-async def test_force_revokes_the_lease_and_the_zombie_commits_nothing(
-    durable_dsn: str, db: Any, name: str
-) -> None:
+async def test_force_cancel_revokes_the_lease(durable_dsn: str, db: Any, name: str) -> None:
     machine = Sitter()
     async with Worker([machine], dsn=durable_dsn, settings=CALM) as worker:
         events = Events(worker)
@@ -261,7 +257,7 @@ async def test_force_revokes_the_lease_and_the_zombie_commits_nothing(
         (record,) = await worker.executions(ref)
         assert (record.status, record.outcome, record.lease_owner) == ("ABORTED", "cancelled", worker.name)
         assert record.leased_at is not None
-        # The key is free at once, and the next one runs beside the zombie.
+        # The key is free at once, and the next row runs while the old step still runs.
         heir = await worker.insert(Plain, 7, correlation_key="one")
         assert heir.id != ref.id
         if name == "deaf":
@@ -278,8 +274,8 @@ async def test_force_revokes_the_lease_and_the_zombie_commits_nothing(
     assert await audit(db, ref.id) == [("cancelled", None, REASON)]
 
 
-async def test_a_shutdown_ends_what_was_to_be_cancelled(durable_dsn: str) -> None:
-    """What goes back to the queue at a shutdown does not, if somebody had asked to cancel it."""
+async def test_shutdown_ends_steps_with_a_requested_cancel(durable_dsn: str) -> None:
+    """A shutdown does not requeue an instance with a requested cancel."""
     machine = Sitter()
     async with Worker([machine], dsn=durable_dsn, settings=CALM) as worker:
         refs = [await worker.insert(machine, "", step=name) for name in ("deaf", "sleeps")]

@@ -1,4 +1,4 @@
-"""Parents and children: who is waited for, who is released, and how far a cancel goes."""
+"""Control verbs on parents and children."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Leaf(Machine[int, int]):
 
 
 class Parent(Machine[list[int], list[str]]):
-    """Tells how its children ended."""
+    """Returns how its children ended."""
 
     @step
     async def start(self, ctx: Context[list[int]]) -> Outcome[list[str]]:
@@ -64,7 +64,7 @@ class Parent(Machine[list[int], list[str]]):
 
 
 class Tree(Machine[int, int]):
-    """So many levels, two branches each; the leaves wait for a signal."""
+    """A tree of this many levels, two branches each; the leaves await a signal."""
 
     @step
     async def grow(self, ctx: Context[int]) -> Outcome[int]:
@@ -82,7 +82,7 @@ async def _statuses(client: Any) -> dict[int, str]:
 
 
 @pytest.mark.clause("CAN-8")
-async def test_a_cancelled_child_releases_its_parent_and_is_seen_as_cancelled(
+async def test_cancelled_child_releases_its_parent(
     async_durable: AsyncHarness,
 ) -> None:
     parent = await async_durable.insert(Parent, [1, 0, -1])
@@ -95,7 +95,7 @@ async def test_a_cancelled_child_releases_its_parent_and_is_seen_as_cancelled(
     assert async_durable.assert_done(parent) == ["done 2", "cancelled None", "failed None"]
 
 
-async def test_an_executing_child_releases_its_parent_when_its_step_has_ended(durable_dsn: str) -> None:
+async def test_cancelled_executing_child_releases_its_parent_when_it_ends(durable_dsn: str) -> None:
     class Sits(Machine[None, str]):
         @step
         async def start(self, ctx: Context[None]) -> Outcome[str]:
@@ -115,7 +115,7 @@ async def test_an_executing_child_releases_its_parent_when_its_step_has_ended(du
 
 
 @pytest.mark.clause("CAN-8")
-async def test_without_cascade_the_children_go_on(async_durable: AsyncHarness) -> None:
+async def test_cancel_without_cascade_leaves_children_alone(async_durable: AsyncHarness) -> None:
     parent = await async_durable.insert(Parent, [0])
     await async_durable.drain()
     (child,) = await async_durable.children(parent)
@@ -128,7 +128,7 @@ async def test_without_cascade_the_children_go_on(async_durable: AsyncHarness) -
 
 
 @pytest.mark.clause("CAN-8")
-async def test_cascade_reaches_children_and_grandchildren(async_durable: AsyncHarness, db: Any) -> None:
+async def test_cascade_cancels_all_descendants(async_durable: AsyncHarness, db: Any) -> None:
     tree = await async_durable.insert(Tree, 3)
     other = await async_durable.insert(Tree, 1)
     await async_durable.drain()
@@ -143,8 +143,8 @@ async def test_cascade_reaches_children_and_grandchildren(async_durable: AsyncHa
     assert await job_states(db, sorted(cancelled)) == ["CANCELLED"] * 15
 
 
-async def test_cascade_goes_through_those_that_had_ended(async_durable: AsyncHarness) -> None:
-    """Somebody had cancelled the middle of the tree alone; and the root has ended, too."""
+async def test_cascade_continues_below_ended_descendants(async_durable: AsyncHarness) -> None:
+    """The middle of the tree was cancelled alone, and the root has ended."""
     tree = await async_durable.insert(Tree, 2)
     await async_durable.drain()
     for child in await async_durable.children(tree):
@@ -157,7 +157,7 @@ async def test_cascade_goes_through_those_that_had_ended(async_durable: AsyncHar
 
 
 @pytest.mark.clause("RTY-6")
-async def test_a_retried_child_is_waited_for_again_by_a_parent_that_still_waits(
+async def test_waiting_parent_waits_for_a_retried_child(
     async_durable: AsyncHarness,
 ) -> None:
     parent = await async_durable.insert(Parent, [-1, 0])
@@ -171,7 +171,7 @@ async def test_a_retried_child_is_waited_for_again_by_a_parent_that_still_waits(
     assert async_durable.assert_done(parent) == ["done 10", "done 0"]
 
 
-async def test_a_retried_child_harms_nothing_when_its_parent_has_moved_on(
+async def test_retried_child_does_not_affect_a_parent_that_continued(
     async_durable: AsyncHarness,
 ) -> None:
     parent = await async_durable.insert(Parent, [-1])
@@ -184,7 +184,9 @@ async def test_a_retried_child_harms_nothing_when_its_parent_has_moved_on(
     assert async_durable.assert_done(parent) == ["failed None"]
 
 
-async def test_a_retried_child_of_an_earlier_round_is_not_waited_for(async_durable: AsyncHarness) -> None:
+async def test_parent_does_not_wait_for_a_retried_child_of_an_earlier_round(
+    async_durable: AsyncHarness,
+) -> None:
     class Rounds(Machine[None, int]):
         @step
         async def first(self, ctx: Context[None]) -> Outcome[int]:
@@ -210,8 +212,8 @@ async def test_a_retried_child_of_an_earlier_round_is_not_waited_for(async_durab
 
 
 @pytest.mark.clause("RTY-6")
-async def test_a_parent_cancelled_at_its_barrier_waits_there_again(async_durable: AsyncHarness) -> None:
-    """Its join step sees only children that have ended, however often it was cancelled and retried."""
+async def test_retried_parent_waits_at_its_barrier_again(async_durable: AsyncHarness) -> None:
+    """Its join step sees only ended children, after any number of cancels and retries."""
     parent = await async_durable.insert(Parent, [1, 0, 0])
     await async_durable.drain()
     _, second, third = await async_durable.children(parent)
@@ -226,8 +228,8 @@ async def test_a_parent_cancelled_at_its_barrier_waits_there_again(async_durable
     assert async_durable.assert_done(parent) == ["done 2", "done 0", "done 0"]
 
 
-async def test_parent_and_children_are_retried_together(async_durable: AsyncHarness) -> None:
-    """A whole family was cancelled by mistake, and goes on as if nothing had been."""
+async def test_cancelled_tree_can_be_retried(async_durable: AsyncHarness) -> None:
+    """A parent and its children were cancelled, and continue after a retry."""
     parent = await async_durable.insert(Parent, [0, 0])
     await async_durable.drain()
     await async_durable.cancel(parent, cascade=True)
@@ -240,7 +242,7 @@ async def test_parent_and_children_are_retried_together(async_durable: AsyncHarn
     assert async_durable.assert_done(parent) == ["done 0", "done 0"]
 
 
-async def test_a_join_that_failed_sees_its_children_when_it_is_retried(async_durable: AsyncHarness) -> None:
+async def test_retried_join_step_sees_its_children(async_durable: AsyncHarness) -> None:
     class Sum(Machine[bool, int]):
         @step
         async def start(self, ctx: Context[bool]) -> Outcome[int]:
@@ -264,7 +266,7 @@ async def test_a_join_that_failed_sees_its_children_when_it_is_retried(async_dur
 
 
 @pytest.mark.clause("DEL-4")
-async def test_a_deleted_child_releases_its_parent(async_durable: AsyncHarness) -> None:
+async def test_deleted_child_releases_its_parent(async_durable: AsyncHarness) -> None:
     parent = await async_durable.insert(Parent, [0])
     await async_durable.drain()
     (child,) = await async_durable.children(parent)
@@ -273,8 +275,8 @@ async def test_a_deleted_child_releases_its_parent(async_durable: AsyncHarness) 
     assert async_durable.assert_done(parent) == ["cancelled None"]
 
 
-async def test_a_parent_that_nobody_runs_is_woken_for_its_worker(durable_dsn: str) -> None:
-    """A cancel from another process releases the parent, and a worker that polls finds it."""
+async def test_worker_finds_a_parent_released_by_another_process(durable_dsn: str) -> None:
+    """A cancel from another process releases the parent; the worker finds it by polling."""
     async with Worker([Parent, Leaf, Order], dsn=durable_dsn, settings=CALM) as worker:
         parent = await worker.insert(Parent, [0])
         await eventually(worker, parent, "awaiting_children")
@@ -285,7 +287,7 @@ async def test_a_parent_that_nobody_runs_is_woken_for_its_worker(durable_dsn: st
 
 
 class Joiner(Machine[list[int], list[str]]):
-    """Fails its first try to join, and tells on each try how its children stood."""
+    """Fails its first join, and records its children on each attempt."""
 
     seen: ClassVar[list[list[str]]] = []
 
@@ -301,7 +303,7 @@ class Joiner(Machine[list[int], list[str]]):
 
 
 async def _until_second_try(durable: AsyncHarness) -> tuple[Ref[Any, Any], int]:
-    """A family whose second child has failed, and whose join waits an hour for its second try."""
+    """A parent with a failed child; its join step retries in an hour."""
     Joiner.seen.clear()
     parent = await durable.insert(Joiner, [1, -1])
     await durable.drain(collapse=False)
@@ -310,7 +312,7 @@ async def _until_second_try(durable: AsyncHarness) -> tuple[Ref[Any, Any], int]:
 
 
 @pytest.mark.clause("RTY-6")
-async def test_child_retried_between_two_tries_of_the_join_is_waited_for(async_durable: AsyncHarness) -> None:
+async def test_join_waits_for_a_child_retried_between_its_attempts(async_durable: AsyncHarness) -> None:
     parent, child = await _until_second_try(async_durable)
     assert isinstance(await async_durable.retry(child, state=0), Retried)
     waiting = async_durable.assert_at(parent, "join")
@@ -326,9 +328,11 @@ async def test_child_retried_between_two_tries_of_the_join_is_waited_for(async_d
     assert Joiner.seen == [["done", "failed"], ["done", "done"]]
 
 
-async def test_drain_gives_a_join_with_a_live_child_back(async_durable: AsyncHarness, db: Any) -> None:
+async def test_harness_returns_a_join_with_a_live_child_to_its_barrier(
+    async_durable: AsyncHarness, db: Any
+) -> None:
     parent, child = await _until_second_try(async_durable)
-    # As if the child had been retried while the first try of the join executed.
+    # As if the child had been retried while the join executed.
     await db.execute(
         "update gen_durable.gen_durable set status = 'awaiting_signal', awaits = '{go}', step = 'went', finished_at = null"
         " where id = $1",

@@ -1,4 +1,4 @@
-"""After everything that people may do, status, records, the view of job states and the pure function agree."""
+"""Status, records, job states and the pure function agree after any control verbs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _SIGNALS = of(
 
 @pytest.mark.clause("JOB-2", "JOB-3", "JOB-5")
 @pytest.mark.parametrize(("level", "count"), [("all", 20), ("failures", 8), ("off", 8)])
-def test_all_agree_in_every_history(durable_dsn: str, level: RecordLevel, count: int) -> None:
+def test_invariants_hold_in_random_histories(durable_dsn: str, level: RecordLevel, count: int) -> None:
     seen: Counter[str] = Counter()
     with asyncio.Runner() as runner:
         database = runner.run(Database.open(durable_dsn, "gen_durable", size=2))

@@ -1,4 +1,4 @@
-"""Processes that die in the middle of it: what was acknowledged stays so, and whoever is left finishes it."""
+"""Workers and clients killed during control verbs."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ NEVER = "/nonexistent/go"
 
 
 @pytest.mark.clause("CAN-7")
-async def test_asked_to_end_and_killed_it_ends_as_cancelled(
+async def test_killed_worker_with_a_requested_cancel_ends_as_cancelled(
     durable_dsn: str, db: Any, subtests: pytest.Subtests
 ) -> None:
-    """By the reaper of another worker, which need not know the machine; and it never runs again."""
+    """The reaper of another worker ends it, without knowing the machine."""
     cases = list(itertools.product(("sleep", "block"), ("cancel", "soft_delete")))
     async with AsyncClient(durable_dsn, settings=FAST) as client:
         refs = {
@@ -54,9 +54,7 @@ async def test_asked_to_end_and_killed_it_ends_as_cancelled(
                     assert await job_states(db, [ref.id]) == ["CANCELLED"]
 
 
-async def test_a_retried_instance_runs_beside_its_zombie_and_survives_a_kill(
-    durable_dsn: str, tmp_path: Path
-) -> None:
+async def test_retried_instance_runs_while_its_old_step_still_runs(durable_dsn: str, tmp_path: Path) -> None:
     go = tmp_path / "go"
     async with AsyncClient(durable_dsn, settings=FAST) as client:
         ref = await client.insert(Sleeper, NEVER)
@@ -64,7 +62,7 @@ async def test_a_retried_instance_runs_beside_its_zombie_and_survives_a_kill(
             await victim.hears(begun="sleep")
             await client.cancel(ref, force=True)
             assert await client.retry(ref, state=str(go)) == Retried(ref.id)
-            # The zombie may still be in its step: the same process runs the instance anew.
+            # The old step may still run in the same process.
             begun = await victim.hears(begun="sleep")
             assert (begun["attempt"], begun["key"]) == (0, f"{ref.id}:1")
             await victim.kill()
@@ -85,8 +83,8 @@ select count(*) from pg_stat_activity
 
 @pytest.mark.clause("CTL-3")
 @pytest.mark.parametrize("verb", ["cancel", "delete", "restore", "retry"])
-async def test_whoever_asks_dies_in_the_middle(durable_dsn: str, db: Any, verb: str) -> None:
-    """Of every instance it has happened, with all that goes with it, or it has not; and somebody else can finish it."""
+async def test_client_killed_during_a_bulk_verb(durable_dsn: str, db: Any, verb: str) -> None:
+    """Each instance is either changed completely or not at all, and another client can finish."""
     async with AsyncClient(durable_dsn) as client:
         refs = await client.insert_all(
             [Spec(Plain if n % 2 else Order, n, correlation_key=f"c{n}") for n in range(40)]
@@ -110,7 +108,7 @@ async def test_whoever_asks_dies_in_the_middle(durable_dsn: str, db: Any, verb: 
         await transaction.rollback()
         await blocker.close(timeout=5)
         await holds(db, f"select ({_BUSY}) = 0")
-        # The server may have finished the statement whose asker is gone: with all of it, or with none.
+        # The server may have finished the statement of the killed client, completely or not at all.
         noted = await db.fetchval("select count(*) from gen_durable.audit_events") - before
         events = 2 if verb == "delete" else 1
         column = "deleted_at is not null" if verb in ("delete", "restore") else "status = 'cancelled'"
@@ -131,8 +129,8 @@ async def test_whoever_asks_dies_in_the_middle(durable_dsn: str, db: Any, verb: 
 
 
 @pytest.mark.clause("CAN-3")
-async def test_the_heartbeat_needs_no_notification(durable_dsn: str) -> None:
-    """A cancel from elsewhere reaches the step although nobody tells its worker."""
+async def test_heartbeat_notices_a_cancel_of_another_process(durable_dsn: str) -> None:
+    """The step is cancelled although its worker gets no notification."""
     machine = Sitter()
     async with Worker([machine], dsn=durable_dsn, settings=FAST) as worker:
         ref = await worker.insert(machine, "", step="looks")

@@ -45,7 +45,7 @@ async def plain_delete(db: Any, *ids: int, reason: str | None = "obsolete") -> N
 
 
 class Chain(Machine[int, int]):
-    """Two steps, chained, the first of which waits for the test."""
+    """Two chained steps; the first waits for the test."""
 
     entered: list[str] = []  # noqa: RUF012 - emptied by each test
     db: Any = None
@@ -85,9 +85,7 @@ class Deadline(Machine[int, str]):
 
 
 @pytest.mark.clause("DEL-7")
-async def test_runnable_ends_cancelled_with_the_reason_and_is_never_run(
-    async_durable: AsyncHarness, db: Any
-) -> None:
+async def test_updated_runnable_instance_ends_as_cancelled(async_durable: AsyncHarness, db: Any) -> None:
     ref = await async_durable.insert(Plain, 1, idempotency_key="once", correlation_key="c")
     await plain_delete(db, ref.id)
     assert (await async_durable.drain()).done == 0
@@ -107,7 +105,7 @@ async def test_runnable_ends_cancelled_with_the_reason_and_is_never_run(
 
 
 @pytest.mark.clause("DEL-7")
-async def test_a_restore_shows_it_again_as_cancelled_by_a_verb_or_by_an_update(client: Any, db: Any) -> None:
+async def test_restore_after_an_update_shows_it_as_cancelled(client: Any, db: Any) -> None:
     first, second = await client.insert(Plain, 1), await client.insert(Plain, 2)
     await plain_delete(db, first.id, second.id)
     assert await client.restore(first) == Restored(first.id, Status.CANCELLED)
@@ -116,7 +114,7 @@ async def test_a_restore_shows_it_again_as_cancelled_by_a_verb_or_by_an_update(c
 
 
 @pytest.mark.clause("DEL-7")
-async def test_awaiting_a_signal_it_is_neither_signalled_nor_woken_by_its_deadline(
+async def test_updated_awaiting_instance_takes_no_signal_and_no_timeout(
     async_durable: AsyncHarness, db: Any
 ) -> None:
     order = await async_durable.insert(Order, 1, correlation_key="order:1")
@@ -132,7 +130,7 @@ async def test_awaiting_a_signal_it_is_neither_signalled_nor_woken_by_its_deadli
 
 
 @pytest.mark.clause("DEL-7")
-async def test_of_a_line_the_next_one_runs(async_durable: AsyncHarness, db: Any) -> None:
+async def test_update_releases_the_concurrency_key(async_durable: AsyncHarness, db: Any) -> None:
     refs = [await async_durable.insert(Plain, n, concurrency_key="k") for n in range(4)]
     await db.execute(
         "update gen_durable.gen_durable set gated = true where id = any ($1::bigint[])",
@@ -149,7 +147,7 @@ async def test_of_a_line_the_next_one_runs(async_durable: AsyncHarness, db: Any)
 
 
 @pytest.mark.clause("DEL-7")
-async def test_children_and_parents(async_durable: AsyncHarness, db: Any) -> None:
+async def test_update_of_a_child_releases_its_parent(async_durable: AsyncHarness, db: Any) -> None:
     parent = await async_durable.insert(Parent, 1)
     other = await async_durable.insert(Parent, 2)
     await async_durable.drain()
@@ -167,7 +165,7 @@ async def test_children_and_parents(async_durable: AsyncHarness, db: Any) -> Non
 
 
 @pytest.mark.clause("DEL-7")
-async def test_a_schedule_goes_on_after_its_instance(async_durable: AsyncHarness, db: Any) -> None:
+async def test_schedule_fires_after_its_instance_was_updated(async_durable: AsyncHarness, db: Any) -> None:
     hourly = Schedule("hourly", Spec(Order, 1), every=timedelta(hours=1), overlap="skip")
     await async_durable.put_schedule(hourly)
     first = await async_durable.trigger_schedule("hourly")
@@ -180,7 +178,7 @@ async def test_a_schedule_goes_on_after_its_instance(async_durable: AsyncHarness
 
 
 @pytest.mark.clause("DEL-7")
-async def test_executing_it_does_not_go_on_to_the_next_step(durable_dsn: str, db: Any) -> None:
+async def test_updated_executing_instance_does_not_continue(durable_dsn: str, db: Any) -> None:
     Chain.entered, Chain.db = [], db
     async with Worker([Chain], dsn=durable_dsn, settings=CALM) as worker:
         ref = await worker.insert(Chain, 1)
@@ -189,7 +187,7 @@ async def test_executing_it_does_not_go_on_to_the_next_step(durable_dsn: str, db
 
 
 @pytest.mark.clause("DEL-7")
-async def test_executing_its_step_sees_the_cancel(durable_dsn: str, db: Any) -> None:
+async def test_updated_executing_step_sees_the_cancel(durable_dsn: str, db: Any) -> None:
     machine = Sitter()
     async with Worker([machine], dsn=durable_dsn, settings=CALM) as worker:
         ref = await worker.insert(machine, "", step="looks")
@@ -200,7 +198,7 @@ async def test_executing_its_step_sees_the_cancel(durable_dsn: str, db: Any) -> 
 
 
 @pytest.mark.clause("DEL-7")
-async def test_what_has_ended_stays_what_it_is(async_durable: AsyncHarness, db: Any) -> None:
+async def test_ended_instance_is_unchanged(async_durable: AsyncHarness, db: Any) -> None:
     ref = await async_durable.insert(Plain, 7)
     await async_durable.drain()
     await plain_delete(db, ref.id)
@@ -210,7 +208,7 @@ async def test_what_has_ended_stays_what_it_is(async_durable: AsyncHarness, db: 
 
 
 @pytest.mark.clause("DEL-7")
-async def test_a_rollback_undoes_it(async_durable: AsyncHarness, db: Any) -> None:
+async def test_rollback_undoes_the_update(async_durable: AsyncHarness, db: Any) -> None:
     ref = await async_durable.insert(Plain, 7)
     transaction = db.transaction()
     await transaction.start()
@@ -222,10 +220,10 @@ async def test_a_rollback_undoes_it(async_durable: AsyncHarness, db: Any) -> Non
 
 @pytest.mark.clause("DEL-7")
 @pytest.mark.parametrize("way", ["insert", "copy", "replica", "disabled"])
-async def test_however_it_got_there_it_is_never_leased_and_a_worker_ends_it(
+async def test_deleted_row_unseen_by_the_trigger_is_ended_by_the_reaper(
     durable_dsn: str, db: Any, way: str
 ) -> None:
-    """Rows that no trigger has seen: not leased from the first moment, and ended by the next tick of a reaper."""
+    """Rows inserted with deleted_at bypass the trigger: they are never leased, and the reaper ends them."""
     table = "gen_durable.gen_durable"
     columns = "fsm, step, state, concurrency_key, correlation_key, correlation_scope, deleted_at"
     scope = "{runnable,executing,awaiting_signal,awaiting_children}"
@@ -277,7 +275,7 @@ async def test_however_it_got_there_it_is_never_leased_and_a_worker_ends_it(
 
 
 @pytest.mark.clause("DEL-7")
-async def test_the_right_to_update_the_column_is_enough(async_durable: AsyncHarness, db: Any) -> None:
+async def test_update_privilege_on_the_column_is_enough(async_durable: AsyncHarness, db: Any) -> None:
     ref = await async_durable.insert(Plain, 1)
     await db.execute("create role sweeper_role")
     try:

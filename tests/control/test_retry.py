@@ -1,4 +1,4 @@
-"""Retry: what has failed, was cancelled or poisoned goes on at the step where it ended, with all it had."""
+"""Manual retry: failed and cancelled instances continue at the step where they ended."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Cart(msgspec.Struct):
 
 
 class Shop(Machine[Cart, str]):
-    """Its second step fails, or cancels, until its state is mended."""
+    """Its second step fails or cancels until its state is repaired."""
 
     @step
     async def open(self, ctx: Context[Cart]) -> Outcome[str]:
@@ -58,9 +58,7 @@ class Shop(Machine[Cart, str]):
 
 
 @pytest.mark.clause("RTY-1", "RTY-7")
-async def test_a_failed_step_runs_again_with_a_fresh_count_of_attempts(
-    async_durable: AsyncHarness, db: Any
-) -> None:
+async def test_retried_step_starts_with_attempt_zero(async_durable: AsyncHarness, db: Any) -> None:
     ref = await async_durable.insert(Shop, Cart(1))
     await async_durable.drain()
     failed = async_durable.assert_failed(ref, match="the bank does not answer")
@@ -92,7 +90,7 @@ async def test_a_failed_step_runs_again_with_a_fresh_count_of_attempts(
 
 
 @pytest.mark.clause("RTY-2")
-async def test_with_a_new_state_that_is_checked_against_the_type(async_durable: AsyncHarness) -> None:
+async def test_retry_checks_a_new_state_against_its_type(async_durable: AsyncHarness) -> None:
     ref = await async_durable.insert(Shop, Cart(1))
     await async_durable.drain()
     with pytest.raises(EncodeError, match="the new state cannot be stored as Cart"):
@@ -100,11 +98,11 @@ async def test_with_a_new_state_that_is_checked_against_the_type(async_durable: 
     async_durable.assert_failed(ref)
     assert await async_durable.retry(ref, state=Cart(3, is_mended=True)) == Retried(ref.id)
     await async_durable.drain()
-    # A stop is a transition: the step that runs again makes another one.
+    # A stop is a transition, so the retried step makes another one.
     assert async_durable.assert_done(ref) == f"3 items, attempt 0, {ref.id}:3"
 
 
-async def test_by_id_or_key_a_new_state_is_plain_json(async_durable: AsyncHarness) -> None:
+async def test_retry_by_id_or_key_takes_plain_json(async_durable: AsyncHarness) -> None:
     ref = await async_durable.insert(Shop, Cart(1), correlation_key="cart")
     await async_durable.drain()
     assert await async_durable.retry("cart", state={"items": 4, "is_mended": True}) == Retried(ref.id)
@@ -113,8 +111,10 @@ async def test_by_id_or_key_a_new_state_is_plain_json(async_durable: AsyncHarnes
 
 
 @pytest.mark.clause("RTY-1")
-async def test_a_cancelled_step_runs_again_under_its_own_key(async_durable: AsyncHarness, db: Any) -> None:
-    """By its own decision, or by somebody else's: no transition was made, so the idempotency key is the same."""
+async def test_cancelled_step_retries_with_the_same_idempotency_key(
+    async_durable: AsyncHarness, db: Any
+) -> None:
+    """A cancel makes no transition, so the idempotency key is the same."""
     by_itself = await async_durable.insert(Shop, Cart(7))
     asked = await async_durable.insert(Shop, Cart(8, is_mended=True))
     await async_durable.cancel(asked, reason="by mistake")
@@ -132,7 +132,7 @@ async def test_a_cancelled_step_runs_again_under_its_own_key(async_durable: Asyn
 
 
 @pytest.mark.clause("RTY-1")
-async def test_a_poisoned_step_runs_again(async_durable: AsyncHarness, db: Any) -> None:
+async def test_poisoned_step_can_be_retried(async_durable: AsyncHarness, db: Any) -> None:
     ref = await async_durable.insert(Plain, 7)
     await db.execute(
         """update gen_durable.gen_durable set status = 'failed', attempt = 20, crash_count = 20, execution = 20,
@@ -156,7 +156,7 @@ async def test_a_poisoned_step_runs_again(async_durable: AsyncHarness, db: Any) 
 
 
 @pytest.mark.clause("RTY-4")
-async def test_the_live_and_the_done_are_not_retried(async_durable: AsyncHarness, durable_dsn: str) -> None:
+async def test_live_and_done_instances_are_not_retried(async_durable: AsyncHarness, durable_dsn: str) -> None:
     done, waiting = await async_durable.insert(Plain, 1), await async_durable.insert(Order, 1)
     await async_durable.drain()
     runnable = await async_durable.insert(Plain, 2)
@@ -174,7 +174,7 @@ async def test_the_live_and_the_done_are_not_retried(async_durable: AsyncHarness
 
 
 @pytest.mark.clause("RTY-3")
-async def test_queue_keys_priority_and_limits_are_kept(client: Any, db: Any) -> None:
+async def test_retry_keeps_queue_keys_priority_and_limits(client: Any, db: Any) -> None:
     options: Any = {
         "queue": "slow",
         "priority": 7,
@@ -202,7 +202,7 @@ async def test_queue_keys_priority_and_limits_are_kept(client: Any, db: Any) -> 
 
 
 @pytest.mark.clause("RTY-5")
-async def test_a_key_that_is_taken_meanwhile_is_told_and_nothing_is_retried(client: Any, db: Any) -> None:
+async def test_retry_fails_when_the_key_is_taken(client: Any, db: Any) -> None:
     old = await client.insert(Plain, 1, correlation_key="c")
     await client.cancel(old)
     new = await client.insert(Plain, 2, correlation_key="c")
@@ -218,8 +218,8 @@ async def test_a_key_that_is_taken_meanwhile_is_told_and_nothing_is_retried(clie
 
 
 @pytest.mark.clause("RTY-6")
-async def test_what_waited_for_a_signal_waits_for_it_again(async_durable: AsyncHarness) -> None:
-    """The inbox went with the end. A step never runs without the signal that it was written for."""
+async def test_retried_await_waits_for_its_signal_again(async_durable: AsyncHarness) -> None:
+    """The inbox was deleted at the end, so the step waits for its signal again."""
     order = await async_durable.insert(Order, 1)
     await async_durable.drain()
     await async_durable.cancel(order)
@@ -232,7 +232,7 @@ async def test_what_waited_for_a_signal_waits_for_it_again(async_durable: AsyncH
 
 
 class Fragile(Machine[bool, str]):
-    """Fails in the step that its signal, or its clock, wakes."""
+    """Fails in the step that a signal or a timeout wakes."""
 
     go = Signal("go", int)
 
@@ -248,7 +248,7 @@ class Fragile(Machine[bool, str]):
         return Done(f"{number} {ctx.timed_out}")
 
 
-async def test_a_woken_step_that_failed_waits_for_its_signal_again(async_durable: AsyncHarness) -> None:
+async def test_retried_woken_step_waits_for_its_signal_again(async_durable: AsyncHarness) -> None:
     ref = await async_durable.insert(Fragile, False)
     await async_durable.signal(ref, Fragile.go, 1)
     await async_durable.drain()
@@ -260,7 +260,7 @@ async def test_a_woken_step_that_failed_waits_for_its_signal_again(async_durable
     assert async_durable.assert_done(ref) == "2 False"
 
 
-async def test_a_step_that_the_clock_woke_runs_again_as_timed_out(async_durable: AsyncHarness) -> None:
+async def test_retried_timed_out_step_is_timed_out_again(async_durable: AsyncHarness) -> None:
     ref = await async_durable.insert(Fragile, False)
     await async_durable.drain()
     async_durable.fire_timeouts()
@@ -271,7 +271,7 @@ async def test_a_step_that_the_clock_woke_runs_again_as_timed_out(async_durable:
     assert async_durable.assert_done(ref) == "None True"
 
 
-async def test_a_deadline_goes_on_while_its_instance_is_cancelled(async_durable: AsyncHarness) -> None:
+async def test_deadline_is_kept_while_cancelled(async_durable: AsyncHarness) -> None:
     soon, late = await async_durable.insert(Fragile, True), await async_durable.insert(Fragile, True)
     await async_durable.drain()
     deadline = async_durable.assert_awaiting(late).await_deadline
@@ -288,7 +288,7 @@ async def test_a_deadline_goes_on_while_its_instance_is_cancelled(async_durable:
     assert async_durable.assert_done(soon) == "None True", "its deadline had passed meanwhile"
 
 
-async def test_what_failed_after_its_signal_waits_until_the_deadline_that_it_had(
+async def test_retried_await_keeps_its_deadline(
     async_durable: AsyncHarness,
 ) -> None:
     ref = await async_durable.insert(Fragile, False)
@@ -307,7 +307,7 @@ async def test_what_failed_after_its_signal_waits_until_the_deadline_that_it_had
     assert async_durable.assert_done(ref) == "None True"
 
 
-async def test_a_deadline_that_passed_after_the_signal_wakes_at_once(async_durable: AsyncHarness) -> None:
+async def test_retried_await_past_its_deadline_wakes_at_once(async_durable: AsyncHarness) -> None:
     ref = await async_durable.insert(Fragile, False)
     await async_durable.signal(ref, Fragile.go, 1)
     await async_durable.drain()
@@ -319,7 +319,7 @@ async def test_a_deadline_that_passed_after_the_signal_wakes_at_once(async_durab
 
 
 class Twice(Machine[None, str]):
-    """Awaits with a timeout, goes on, and fails in a step that awaits nothing."""
+    """Awaits with a timeout, continues, and fails in a step that awaits nothing."""
 
     go = Signal("go", int)
 
@@ -336,7 +336,7 @@ class Twice(Machine[None, str]):
         return Stop("no")
 
 
-async def test_a_deadline_of_an_await_that_is_over_counts_no_more(async_durable: AsyncHarness) -> None:
+async def test_retry_ignores_the_deadline_of_an_earlier_await(async_durable: AsyncHarness) -> None:
     ref = await async_durable.insert(Twice)
     await async_durable.signal(ref, Twice.go, 1)
     await async_durable.drain()
@@ -347,7 +347,7 @@ async def test_a_deadline_of_an_await_that_is_over_counts_no_more(async_durable:
     assert (found.status, found.awaits, found.await_deadline) == (Status.RUNNABLE, (), None)
 
 
-async def test_a_retry_forgets_the_error_and_its_records_do_not(async_durable: AsyncHarness, db: Any) -> None:
+async def test_retry_clears_the_error_and_keeps_the_records(async_durable: AsyncHarness, db: Any) -> None:
     ref = await async_durable.insert(Fragile, False)
     await async_durable.signal(ref, Fragile.go, 1)
     await async_durable.drain()
@@ -357,7 +357,7 @@ async def test_a_retry_forgets_the_error_and_its_records_do_not(async_durable: A
     assert [each.error for each in await async_durable.executions(ref)][-1] == "not yet"
 
 
-async def test_retried_again_and_again(async_durable: AsyncHarness, db: Any) -> None:
+async def test_instance_can_be_retried_repeatedly(async_durable: AsyncHarness, db: Any) -> None:
     ref = await async_durable.insert(Shop, Cart(1))
     for round in range(4):
         await async_durable.drain()
@@ -373,7 +373,7 @@ async def test_retried_again_and_again(async_durable: AsyncHarness, db: Any) -> 
     assert await job_states(db, [ref.id]) == ["SUCCEEDED"]
 
 
-async def test_a_worker_takes_up_what_is_retried(durable_dsn: str) -> None:
+async def test_worker_runs_a_retried_instance(durable_dsn: str) -> None:
     async with Worker([Shop, Plain], dsn=durable_dsn, settings=CALM) as worker:
         ref = await worker.insert(Shop, Cart(1), max_attempts=1)
         assert (await worker.wait(ref, timeout=PATIENCE)).status is Status.FAILED

@@ -1,4 +1,4 @@
-"""`conn=`: each verb is part of the caller's transaction, on whichever connection the caller has."""
+"""`conn=`: each verb runs in the caller's transaction, on any supported connection."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ async def _all_verbs(caller: Caller, one: Any, two: Any) -> list[Any]:
 
 
 @pytest.mark.clause("CTL-1")
-async def test_all_verbs_happen_when_the_caller_commits(caller: Caller, db: Any) -> None:
+async def test_verbs_take_effect_when_the_caller_commits(caller: Caller, db: Any) -> None:
     one, two = await _insert(caller, 2)
     async with caller.transaction():
         answers = await _all_verbs(caller, one, two)
@@ -66,7 +66,7 @@ async def test_all_verbs_happen_when_the_caller_commits(caller: Caller, db: Any)
 
 
 @pytest.mark.clause("CTL-1")
-async def test_nothing_happens_when_the_caller_rolls_back(caller: Caller, db: Any) -> None:
+async def test_verbs_are_undone_when_the_caller_rolls_back(caller: Caller, db: Any) -> None:
     one, two = await _insert(caller, 2)
     before = [await row_of(db, ref.id) for ref in (one, two)]
     await caller.execute("begin")
@@ -79,7 +79,7 @@ async def test_nothing_happens_when_the_caller_rolls_back(caller: Caller, db: An
 
 
 @pytest.mark.parametrize("isolation", ["repeatable read", "serializable"])
-async def test_in_a_stricter_transaction_as_well(caller: Caller, db: Any, isolation: str) -> None:
+async def test_verbs_work_at_stricter_isolation_levels(caller: Caller, db: Any, isolation: str) -> None:
     one, two = await _insert(caller, 2)
     async with caller.transaction(isolation):
         await _all_verbs(caller, one, two)
@@ -87,7 +87,7 @@ async def test_in_a_stricter_transaction_as_well(caller: Caller, db: Any, isolat
 
 
 @pytest.mark.parametrize("verb", ["retry", "restore"])
-async def test_a_taken_key_ends_the_transaction_of_the_caller(caller: Caller, db: Any, verb: str) -> None:
+async def test_taken_key_aborts_the_callers_transaction(caller: Caller, db: Any, verb: str) -> None:
     client, conn = caller.client, caller.conn
     async with caller.transaction():
         old = await client.insert(Plain, 1, unique_key="u", unique_scope=_SCOPES[verb], conn=conn)

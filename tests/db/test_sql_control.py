@@ -115,7 +115,7 @@ async def test_restoring_by_key_means_the_one_that_is_deleted(sql: Any, one: int
 
 
 @pytest.mark.clause("SQL-4")
-async def test_nobody_there_is_an_error(sql: Any) -> None:
+async def test_unknown_target_is_an_error(sql: Any) -> None:
     for verb in ("cancel", "soft_delete", "restore", "retry"):
         for target in ("9", "'no''body'"):
             error = await refused(sql, f"{verb}({target})")

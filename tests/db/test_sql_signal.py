@@ -71,7 +71,7 @@ NOBODY = [
 
 
 @pytest.mark.clause("SQL-4")
-async def test_nobody_there_is_an_error(sql: Any) -> None:
+async def test_unknown_target_is_an_error(sql: Any) -> None:
     await sql.execute(INSERT)
     for call, problem in NOBODY:
         error = await refused(sql, call)

@@ -1,4 +1,4 @@
-"""A module full of jobs, as a user would have one: of every shape that there is."""
+"""Jobs of every shape, as a user's module has them."""
 
 from __future__ import annotations
 
@@ -53,19 +53,19 @@ async def sweep() -> int:
 
 @job("billing.where.v1")
 def where() -> tuple[str, bool]:
-    """Tells which thread it runs on."""
+    """Returns the thread it runs on."""
     return threading.current_thread().name, threading.current_thread() is threading.main_thread()
 
 
 @job("billing.record.v1")
 async def record(number: int, ctx: Context[int]) -> Done[str]:
-    """Its result and what it wrote commit together."""
+    """Commits a row together with its result."""
     return Done(f"recorded {number}", effect=Sql("insert into ledger (entry) values ($1)", number))
 
 
 @job("billing.flaky.v1", retry=Backoff(base=timedelta(milliseconds=1), jitter=0))
 def flaky(failures: int, ctx: Context[int]) -> int:
-    """Fails so often, and then tells at which attempt it was done."""
+    """Fails this many times, then returns its attempt."""
     if ctx.attempt == 0 and failures > 10:
         raise RetryAfter(timedelta(milliseconds=1), "not now")
     if ctx.attempt < failures:

@@ -1,4 +1,4 @@
-"""A job that another module imports, because it inserts it."""
+"""A job that another module imports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What has ended keeps the attempt at which it ended, until it is retried by hand."""
+"""An ended instance keeps its attempt until a manual retry."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ async def fate(kind: str, ctx: Context[str]) -> int:
 
 
 class Late(Machine[int, int]):
-    """Fails at its first step before it succeeds, and ends with the second."""
+    """Its first step fails before it succeeds; its second step ends it."""
 
     @step(retry=AT_ONCE)
     async def first(self, ctx: Context[int]) -> Outcome[int]:
@@ -69,7 +69,9 @@ class Late(Machine[int, int]):
         ("cancels", Status.CANCELLED, 1),
     ],
 )
-async def test_an_end_keeps_the_attempt(durable_dsn: str, kind: str, status: Status, attempt: int) -> None:
+async def test_ended_instance_keeps_its_attempt(
+    durable_dsn: str, kind: str, status: Status, attempt: int
+) -> None:
     async with Worker([fate], dsn=durable_dsn, settings=CALM) as worker:
         ended = await worker.wait(await worker.insert(fate, kind), timeout=PATIENCE)
         assert (ended.status, ended.attempt) == (status, attempt)
@@ -81,7 +83,7 @@ async def test_an_end_keeps_the_attempt(durable_dsn: str, kind: str, status: Sta
 
 
 @pytest.mark.clause("OUT-20")
-async def test_it_counts_the_tries_of_the_last_step_only(async_durable: AsyncHarness) -> None:
+async def test_attempt_counts_the_last_step_only(async_durable: AsyncHarness) -> None:
     ref = await async_durable.insert(Late, 1)
     await async_durable.drain()
     assert async_durable.assert_done(ref) == 0
@@ -91,7 +93,7 @@ async def test_it_counts_the_tries_of_the_last_step_only(async_durable: AsyncHar
 
 
 @pytest.mark.clause("OUT-20")
-async def test_a_cancel_keeps_it_and_a_retry_by_hand_begins_anew(
+async def test_cancel_keeps_the_attempt_and_a_manual_retry_resets_it(
     async_durable: AsyncHarness, db: Any
 ) -> None:
     ref = await async_durable.insert(fate, "fails")
@@ -109,7 +111,9 @@ async def test_a_cancel_keeps_it_and_a_retry_by_hand_begins_anew(
 
 @pytest.mark.clause("OUT-20")
 @pytest.mark.parametrize("ends_as", ["failed", "cancelled", "runnable"])
-async def test_the_reaper_keeps_it_where_it_ends_an_instance(durable_dsn: str, db: Any, ends_as: str) -> None:
+async def test_reaper_keeps_the_attempt_of_a_poisoned_instance(
+    durable_dsn: str, db: Any, ends_as: str
+) -> None:
     await db.execute(
         """insert into gen_durable.gen_durable (fsm, step, status, attempt, crash_count, lease_token, lease_expires_at,
              locked_by, execution, cancel_requested_at)

@@ -1,4 +1,4 @@
-"""A job that has failed for good leaves its payload to another one, in the transaction in which it fails."""
+"""A failed job inserts a dead letter in the transaction in which it fails."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Invoice(msgspec.Struct):
 
 
 class Letter(msgspec.Struct):
-    """What a receiver gets."""
+    """The payload of a dead letter."""
 
     id: int
     job: str
@@ -80,7 +80,7 @@ LETTERS = "select * from gen_durable.gen_durable where fsm like 'ops.dead%' orde
 
 
 @pytest.mark.clause("JOB-17")
-def test_a_letter_holds_payload_and_reason(durable: Harness, subtests: pytest.Subtests) -> None:
+def test_dead_letter_has_payload_and_error(durable: Harness, subtests: pytest.Subtests) -> None:
     durable.use(dead)
     for number, error, attempts in (
         (1, "ValueError: no", 2),
@@ -99,7 +99,7 @@ def test_a_letter_holds_payload_and_reason(durable: Harness, subtests: pytest.Su
 
 
 @pytest.mark.clause("JOB-18")
-def test_what_is_cancelled_or_done_leaves_none(durable: Harness) -> None:
+def test_cancelled_and_done_jobs_leave_no_dead_letter(durable: Harness) -> None:
     durable.use(dead)
     for number in (3, 5, 7):
         durable.insert(charge, Invoice(number))
@@ -107,7 +107,7 @@ def test_what_is_cancelled_or_done_leaves_none(durable: Harness) -> None:
         assert durable.instances(dead) == [], number
 
 
-def test_a_payload_that_nobody_can_read_is_left_as_it_is(durable: Harness, sql: SqlConnection) -> None:
+def test_undecodable_payload_is_copied_to_the_dead_letter(durable: Harness, sql: SqlConnection) -> None:
     durable.insert(charge, Invoice(1))
     sql("""update gen_durable.gen_durable set state = '{"nummer": [1, null, "ä"]}'""")
     assert durable.drain() == DrainCounts(retry=1, stopped=1)
@@ -116,9 +116,7 @@ def test_a_payload_that_nobody_can_read_is_left_as_it_is(durable: Harness, sql: 
     assert letter["state"]["error"].startswith("DecodeError: the state of letters.charge.v1")
 
 
-def test_a_receiver_that_nobody_has_registered_waits_as_a_plain_job(
-    durable: Harness, sql: SqlConnection
-) -> None:
+def test_dead_letter_for_an_unregistered_job_waits_in_default(durable: Harness, sql: SqlConnection) -> None:
     durable.insert(charge, Invoice(2))
     durable.drain()
     (letter,) = sql(LETTERS)
@@ -131,9 +129,7 @@ def test_a_receiver_that_nobody_has_registered_waits_as_a_plain_job(
     assert (letter["status"], letter["attempt"], letter["parent_id"]) == ("runnable", 0, None)
 
 
-async def test_a_receiver_that_others_have_registered_waits_where_they_look(
-    durable_dsn: str, db: Any
-) -> None:
+async def test_dead_letter_uses_the_queue_its_receiver_registered(durable_dsn: str, db: Any) -> None:
     class Archive(Machine[Letter, str], name="ops.dead.v2", version=3, queue="archive"):
         @step
         async def look(self, ctx: Context[Letter]) -> Outcome[str]:
@@ -153,7 +149,7 @@ async def test_a_receiver_that_others_have_registered_waits_where_they_look(
         assert await client.count(status=Status.RUNNABLE) == 0
 
 
-def test_a_receiver_may_be_given_as_it_is(durable: Harness) -> None:
+def test_dead_letter_takes_a_job_object(durable: Harness) -> None:
     @job("letters.typed.v1", dead_letter=dead, max_attempts=1)
     def typed() -> NoReturn:
         raise ValueError("no")
@@ -165,7 +161,7 @@ def test_a_receiver_may_be_given_as_it_is(durable: Harness) -> None:
     assert letter.state.payload is None
 
 
-def test_a_receiver_that_fails_has_letters_of_its_own(durable: Harness) -> None:
+def test_failing_receiver_has_its_own_dead_letter(durable: Harness) -> None:
     @job("ops.last.v1")
     def last(letter: Letter) -> str:
         return f"{letter.job}: {letter.payload['job']}"
@@ -182,7 +178,7 @@ def test_a_receiver_that_fails_has_letters_of_its_own(durable: Harness) -> None:
     assert durable.assert_done(letter.id) == "ops.dead.v2: letters.charge.v1"
 
 
-async def test_many_failures_of_one_batch_leave_one_letter_each(durable_dsn: str, db: Any) -> None:
+async def test_failures_in_one_batch_leave_one_dead_letter_each(durable_dsn: str, db: Any) -> None:
     async with Worker(
         [charge, dead], dsn=durable_dsn, settings=CALM, queues={"default": 50, "ops": 50}
     ) as worker:
@@ -197,7 +193,7 @@ def _content(row: Any) -> Letter:
 
 
 class Slow:
-    """A job that fails when it is told to."""
+    """A job that fails when the test lets it."""
 
     def __init__(self) -> None:
         self.is_there, self.may_go = asyncio.Event(), asyncio.Event()
@@ -212,7 +208,7 @@ class Slow:
 
 
 @pytest.mark.clause("JOB-18")
-async def test_an_execution_that_lost_its_lease_leaves_none(durable_dsn: str, db: Any) -> None:
+async def test_stale_execution_leaves_no_dead_letter(durable_dsn: str, db: Any) -> None:
     slow = Slow()
     async with Worker([slow.job], dsn=durable_dsn, settings=CALM) as worker:
         events = Events(worker)
@@ -229,7 +225,7 @@ async def test_an_execution_that_lost_its_lease_leaves_none(durable_dsn: str, db
 
 
 @pytest.mark.clause("JOB-18")
-async def test_an_execution_that_was_cancelled_leaves_none(durable_dsn: str, db: Any) -> None:
+async def test_cancelled_execution_leaves_no_dead_letter(durable_dsn: str, db: Any) -> None:
     slow = Slow()
     async with Worker([slow.job], dsn=durable_dsn, settings=CALM) as worker:
         ref = await worker.insert(slow.job)
@@ -241,8 +237,8 @@ async def test_an_execution_that_was_cancelled_leaves_none(durable_dsn: str, db:
 
 
 @pytest.mark.clause("JOB-17")
-async def test_letter_and_failure_are_one_transaction(durable_dsn: str, db: Any) -> None:
-    """A database that refuses the letter refuses the failure with it; neither is ever seen without the other."""
+async def test_dead_letter_and_failure_commit_together(durable_dsn: str, db: Any) -> None:
+    """If the dead letter cannot be inserted, the failure does not commit either."""
     await db.execute(
         """create function refuse() returns trigger language plpgsql as $$ begin
              if exists (select from gen_durable.gen_durable where fsm = 'letters.charge.v1' and status = 'failed')
@@ -257,7 +253,7 @@ async def test_letter_and_failure_are_one_transaction(durable_dsn: str, db: Any)
     async with Worker([charge], dsn=durable_dsn, settings=CALM) as worker:
         ref = await worker.insert(charge, Invoice(2))
         async with asyncio.timeout(PATIENCE.total_seconds()):
-            # The failure is in the same transaction as the letter, seen from inside; and from outside it is not there.
+            # A trigger sees the failure in the same transaction; other sessions do not.
             await asyncio.sleep(0.5)
             assert (
                 await db.fetchval("select status::text from gen_durable.gen_durable where id = $1", ref.id)
@@ -268,7 +264,9 @@ async def test_letter_and_failure_are_one_transaction(durable_dsn: str, db: Any)
     assert len(await db.fetch(LETTERS)) == 1
 
 
-def test_a_retried_job_may_fail_again_and_leave_another(durable: Harness, sql: SqlConnection) -> None:
+def test_retried_job_that_fails_again_leaves_another_dead_letter(
+    durable: Harness, sql: SqlConnection
+) -> None:
     ref = durable.insert(charge, Invoice(2))
     durable.drain()
     durable.retry(ref)
@@ -277,12 +275,12 @@ def test_a_retried_job_may_fail_again_and_leave_another(durable: Harness, sql: S
     assert sql.row(ref.id)["step_seq"] == 2
 
 
-# Failures that no worker has decided
+# Failures without a decision of a worker
 
 
 @pytest.mark.clause("JOB-21")
-async def test_a_job_that_killed_its_processes_leaves_one(durable_dsn: str, db: Any) -> None:
-    """The one that reaps it knows neither the job nor the receiver."""
+async def test_poisoned_job_leaves_a_dead_letter(durable_dsn: str, db: Any) -> None:
+    """The worker that reaps it has registered neither the job nor the receiver."""
     settings = msgspec.structs.replace(
         FAST, crash_limit=2, lease=timedelta(milliseconds=500), heartbeat=timedelta(milliseconds=200)
     )
@@ -310,9 +308,9 @@ async def test_a_job_that_killed_its_processes_leaves_one(durable_dsn: str, db: 
 
 
 @pytest.mark.clause("JOB-21")
-async def test_a_job_whose_outcome_the_database_refuses_leaves_one(durable_dsn: str, db: Any) -> None:
+async def test_job_with_a_rejected_outcome_leaves_a_dead_letter(durable_dsn: str, db: Any) -> None:
     await db.execute(
-        "alter table gen_durable.gen_durable add constraint nobody check (result is distinct from '7')"
+        "alter table gen_durable.gen_durable add constraint no_seven check (result is distinct from '7')"
     )
     async with Worker([charge, dead], dsn=durable_dsn, settings=CALM) as worker:
         ref = await worker.insert(charge, Invoice(7))
@@ -327,9 +325,7 @@ async def test_a_job_whose_outcome_the_database_refuses_leaves_one(durable_dsn: 
 
 
 @pytest.mark.clause("JOB-21")
-async def test_a_job_that_nobody_here_knows_leaves_one_if_its_workers_said_so(
-    durable_dsn: str, db: Any
-) -> None:
+async def test_unknown_job_leaves_the_dead_letter_its_workers_registered(durable_dsn: str, db: Any) -> None:
     async with Worker([charge], dsn=durable_dsn, settings=CALM):
         pass
     async with Worker([dead], dsn=durable_dsn, settings=CALM, prefixes=["letters."]) as worker:
@@ -339,8 +335,10 @@ async def test_a_job_that_nobody_here_knows_leaves_one_if_its_workers_said_so(
     assert (_content(letter).error, _content(letter).id) == ("no_handler_registered", ref.id)
 
 
-def test_in_a_test_the_poisoned_and_the_refused_leave_theirs(durable_dsn: str, sql: SqlConnection) -> None:
-    sql("alter table gen_durable.gen_durable add constraint nobody check (result is distinct from '7')")
+def test_harness_leaves_dead_letters_of_poisoned_and_rejected_jobs(
+    durable_dsn: str, sql: SqlConnection
+) -> None:
+    sql("alter table gen_durable.gen_durable add constraint no_seven check (result is distinct from '7')")
     with Harness(durable_dsn, settings=Settings.load(crash_limit=1)) as durable:
         durable.use(dead)
         dies = durable.insert(charge, Invoice(8))
@@ -352,9 +350,7 @@ def test_in_a_test_the_poisoned_and_the_refused_leave_theirs(durable_dsn: str, s
     assert set(letters) == {refused.id, dies.id}
 
 
-async def test_a_letter_that_cannot_be_written_holds_up_neither_reaper_nor_failure(
-    durable_dsn: str, db: Any
-) -> None:
+async def test_failing_dead_letter_blocks_neither_reaper_nor_failure(durable_dsn: str, db: Any) -> None:
     await db.execute(
         """create function refuse() returns trigger language plpgsql as $$ begin
              if new.state ->> 'id' = '1' then raise exception 'no letters today'; end if; return new; end $$;
@@ -375,7 +371,7 @@ async def test_a_letter_that_cannot_be_written_holds_up_neither_reaper_nor_failu
     assert [_content(letter).id for letter in await db.fetch(LETTERS)] == [refs[1].id]
 
 
-async def test_what_a_job_says_about_letters_is_what_its_last_worker_said(durable_dsn: str, db: Any) -> None:
+async def test_last_registered_worker_decides_the_dead_letter(durable_dsn: str, db: Any) -> None:
     @job("letters.changes.v1", dead_letter="ops.dead.v1")
     def first() -> None: ...
 

@@ -1,4 +1,4 @@
-"""`Discard`, `Cancel` and `RetryAfter`, raised from anywhere in a step, are obeyed at once: nobody else is asked."""
+"""`Discard`, `Cancel` and `RetryAfter` apply at once, without `handle` or a retry policy."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def in_a_thread(which: str) -> None:
 
 
 class Decided(Machine[str, None]):
-    """Its handler must not be asked."""
+    """Its `handle` must not be called."""
 
     def __init__(self) -> None:
         self.asked: list[Exception] = []
@@ -89,7 +89,7 @@ KINDS = ["job on the loop", "job in a thread", "step", "handler", "effect"]
 
 
 def raised(durable: Harness, sql: SqlConnection, which: str) -> dict[str, int]:
-    """Instances that have decided so, each in a place of its own, at their first and only execution."""
+    """One instance per place that can raise the decision, after its first execution."""
     machine = Decided()
     durable.use(machine)
     sql("create table ledger (entry int)")
@@ -113,7 +113,9 @@ def raised(durable: Harness, sql: SqlConnection, which: str) -> dict[str, int]:
 
 
 @pytest.mark.clause("JOB-13")
-def test_discard_fails_at_once(durable: Harness, sql: SqlConnection, subtests: pytest.Subtests) -> None:
+def test_discard_fails_the_instance_at_once(
+    durable: Harness, sql: SqlConnection, subtests: pytest.Subtests
+) -> None:
     for kind, id in raised(durable, sql, "discard").items():
         with subtests.test(kind=kind):
             assert durable.assert_failed(id).last_error == "card declined"
@@ -147,9 +149,7 @@ def test_cancel_ends_as_cancelled_without_a_transition(
 
 
 @pytest.mark.clause("JOB-12")
-def test_retry_after_waits_as_it_says(
-    durable: Harness, sql: SqlConnection, subtests: pytest.Subtests
-) -> None:
+def test_retry_after_sets_the_delay(durable: Harness, sql: SqlConnection, subtests: pytest.Subtests) -> None:
     for kind, id in raised(durable, sql, "later").items():
         with subtests.test(kind=kind):
             assert sql.delay(id) == timedelta(hours=1)
@@ -159,7 +159,7 @@ def test_retry_after_waits_as_it_says(
             assert (record.status, record.outcome) == (ExecutionStatus.ABORTED, "retry")
 
 
-def test_a_decision_without_words_is_known_by_its_name(durable: Harness) -> None:
+def test_decision_without_a_message_shows_its_name(durable: Harness) -> None:
     @job("decisions.silent.v1")
     def silent(which: str) -> None:
         raise Discard if which == "discard" else Cancel
@@ -172,7 +172,7 @@ def test_a_decision_without_words_is_known_by_its_name(durable: Harness) -> None
     assert (ended.status, ended.last_error) == (Status.CANCELLED, "Cancel")
 
 
-def test_a_cancelled_child_releases_its_parent(durable: Harness) -> None:
+def test_child_that_raises_cancel_releases_its_parent(durable: Harness) -> None:
     class Parent(Machine[None, list[str]]):
         @step
         async def split(self, ctx: Context[None]) -> Outcome[list[str]]:
@@ -189,7 +189,7 @@ def test_a_cancelled_child_releases_its_parent(durable: Harness) -> None:
     assert durable.assert_done(parent) == ["cancelled: not needed any more", "failed: card declined"]
 
 
-def test_a_key_that_a_decision_held_is_free_again(durable: Harness) -> None:
+def test_decision_releases_the_concurrency_key(durable: Harness) -> None:
     @job("decisions.keyed.v1")
     def keyed(which: str) -> str:
         if which in DECISIONS:
@@ -215,7 +215,7 @@ class MuteFailureError(ValueError):
         raise RuntimeError("no words")
 
 
-async def test_exceptions_that_cannot_be_told_do_not_stop_the_worker(durable_dsn: str, db: Any) -> None:
+async def test_exceptions_whose_str_raises_do_not_stop_the_worker(durable_dsn: str, db: Any) -> None:
     @job("decisions.mute.v1", max_attempts=1)
     async def mute(which: str) -> str:
         if which == "fine":
@@ -255,7 +255,7 @@ async def grouped(which: list[str]) -> None:
 
 
 @pytest.mark.clause("JOB-22")
-def test_the_only_decision_of_a_group_is_obeyed(durable: Harness, subtests: pytest.Subtests) -> None:
+def test_single_decision_in_an_exception_group_applies(durable: Harness, subtests: pytest.Subtests) -> None:
     for which, status, last_error in (
         (["discard"], Status.FAILED, "card declined"),
         (["cancel"], Status.CANCELLED, "not needed any more"),
@@ -277,7 +277,7 @@ def test_the_only_decision_of_a_group_is_obeyed(durable: Harness, subtests: pyte
 
 
 @pytest.mark.clause("JOB-22")
-def test_a_wait_in_a_group_is_obeyed(durable: Harness, sql: SqlConnection) -> None:
+def test_retry_after_in_an_exception_group_applies(durable: Harness, sql: SqlConnection) -> None:
     ref = durable.insert(grouped, ["no", "later"], max_attempts=2)
     assert durable.drain(collapse=False) == DrainCounts(retry=1)
     assert sql.delay(ref.id) == timedelta(hours=1)

@@ -1,4 +1,4 @@
-"""Of what went wrong, a short text for people and the facts for programs stay with the instance."""
+"""`last_error` is a short text; `error` is structured."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ async def on_the_loop(token: str) -> None:
 
 
 @pytest.mark.clause("JOB-15")
-async def test_a_failed_job_tells_type_message_place_and_attempt(durable_dsn: str, db: Any) -> None:
+async def test_error_has_type_message_traceback_and_attempt(durable_dsn: str, db: Any) -> None:
     async with Worker([plain, on_the_loop], dsn=durable_dsn, settings=CALM) as worker:
         refs = [await worker.insert(each, "12345", max_attempts=1) for each in (plain, on_the_loop)]
         ended = [await worker.wait(ref, timeout=PATIENCE) for ref in refs]
@@ -59,7 +59,7 @@ async def test_a_failed_job_tells_type_message_place_and_attempt(durable_dsn: st
 
 
 @pytest.mark.clause("JOB-15")
-def test_the_last_failure_is_the_one_that_is_kept(durable: Harness, sql: SqlConnection) -> None:
+def test_last_failure_is_kept(durable: Harness, sql: SqlConnection) -> None:
     @job("errors.changing.v1")
     def changing(number: int, ctx: Context[int]) -> None:
         raise ValueError("first") if ctx.attempt == 0 else KeyError("then")
@@ -81,9 +81,7 @@ def test_the_last_failure_is_the_one_that_is_kept(durable: Harness, sql: SqlConn
     )
 
 
-def test_a_job_that_recovered_is_not_in_error_and_its_records_tell_what_was_wrong(
-    durable: Harness, sql: SqlConnection
-) -> None:
+def test_recovered_job_has_no_error_but_its_records_do(durable: Harness, sql: SqlConnection) -> None:
     @job("errors.recovers.v1")
     def recovers(number: int, ctx: Context[int]) -> int:
         if ctx.attempt == 0:
@@ -98,9 +96,7 @@ def test_a_job_that_recovered_is_not_in_error_and_its_records_tell_what_was_wron
     assert [each.error for each in durable.executions(ref)] == ["ValueError: at first", None]
 
 
-def test_words_that_the_database_cannot_hold_are_written_so_that_it_can(
-    durable: Harness, sql: SqlConnection
-) -> None:
+def test_error_text_is_escaped_for_postgresql(durable: Harness, sql: SqlConnection) -> None:
     @job("errors.odd.v1", max_attempts=1)
     def odd() -> None:
         raise ValueError("a\0b\ud800c" + "x" * 20_000)
@@ -114,9 +110,7 @@ def test_words_that_the_database_cannot_hold_are_written_so_that_it_can(
     assert len(found["error"]["message"]) < 8100
 
 
-def test_a_machine_leaves_the_same_when_its_handler_stops_or_retries(
-    durable: Harness, sql: SqlConnection
-) -> None:
+def test_error_is_stored_when_handle_stops_or_retries(durable: Harness, sql: SqlConnection) -> None:
     class Handled(Machine[None, None]):
         @step
         def run(self, ctx: Context[None]) -> Outcome[None]:
@@ -133,7 +127,7 @@ def test_a_machine_leaves_the_same_when_its_handler_stops_or_retries(
 
 
 @pytest.mark.clause("JOB-15")
-async def test_the_client_gets_it_as_a_value(durable_dsn: str) -> None:
+async def test_client_returns_the_error_as_a_value(durable_dsn: str) -> None:
     async with Worker([on_the_loop], dsn=durable_dsn, settings=CALM) as worker:
         ref = await worker.insert(on_the_loop, "12345", max_attempts=1)
         ended = await worker.wait(ref, timeout=PATIENCE)
@@ -149,8 +143,8 @@ async def test_the_client_gets_it_as_a_value(durable_dsn: str) -> None:
     assert ended.error.traceback[-1].endswith(" in bank")
 
 
-def test_what_ended_without_an_exception_has_none(durable: Harness) -> None:
-    """Not even an earlier one: that was another matter."""
+def test_end_without_an_exception_has_no_error(durable: Harness) -> None:
+    """An earlier error is cleared."""
 
     class Gives(Machine[str, None]):
         @step
@@ -170,12 +164,12 @@ def test_what_ended_without_an_exception_has_none(durable: Harness) -> None:
         assert (failed.last_error, failed.error) == ("given up", None)
 
 
-def test_the_poisoned_and_the_refused_have_one(durable_dsn: str, sql: SqlConnection) -> None:
+def test_poisoned_and_rejected_jobs_have_an_error(durable_dsn: str, sql: SqlConnection) -> None:
     @job("errors.number.v1")
     def number(value: int) -> int:
         return value
 
-    sql("alter table gen_durable.gen_durable add constraint nobody check (result is distinct from '7')")
+    sql("alter table gen_durable.gen_durable add constraint no_seven check (result is distinct from '7')")
     with Harness(durable_dsn, settings=Settings.load(crash_limit=1)) as durable:
         poisoned = durable.insert(number, 8)
         with durable.crash_at("run"), pytest.raises(Crash):
@@ -190,7 +184,7 @@ def test_the_poisoned_and_the_refused_have_one(durable_dsn: str, sql: SqlConnect
     assert (error.type, error.message.partition(" for ")[0]) == ("StatementError", "new row")
 
 
-def test_what_others_have_written_there_is_none(durable: Harness, sql: SqlConnection) -> None:
+def test_foreign_json_in_the_error_column_is_ignored(durable: Harness, sql: SqlConnection) -> None:
     ref = durable.insert(plain, "x")
     sql("update gen_durable.gen_durable set error = '[1]'")
     found = durable.get(ref)

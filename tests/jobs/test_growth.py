@@ -1,4 +1,4 @@
-"""A job is a machine of one step: it is registered, scheduled and replaced as one."""
+"""A job is a machine of one step: registration, children, versions."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ async def refund(refund: Refund, ctx: Context[Refund]) -> str:
 
 
 class GrownRefund(Machine[Refund, str], name="growth.refund.v1", queue="growth"):
-    """The same job a year later: it asks somebody first. What was inserted before takes the new way."""
+    """A later version of the job as a machine; it also runs instances inserted before."""
 
     approved = Signal("approved", str)
 
@@ -59,7 +59,7 @@ class GrownRefund(Machine[Refund, str], name="growth.refund.v1", queue="growth")
 
 
 @pytest.mark.clause("JOB-8")
-async def test_a_job_grows_into_a_machine_and_takes_its_instances_with_it(durable_dsn: str, db: Any) -> None:
+async def test_machine_can_replace_a_job(durable_dsn: str, db: Any) -> None:
     async with Worker([refund], dsn=durable_dsn, settings=CALM) as old:
         retried = await old.insert(refund, Refund(1))
         while (await row_of(db, retried.id))["attempt"] != 1:
@@ -76,7 +76,7 @@ async def test_a_job_grows_into_a_machine_and_takes_its_instances_with_it(durabl
     assert ended == [f"refunded {order} by the boss" for order in (1, 2, 3)]
 
 
-def test_a_machine_shrinks_into_a_job_as_well(durable: Harness) -> None:
+def test_job_can_replace_a_machine(durable: Harness) -> None:
     ref = durable.insert(GrownRefund, Refund(4))
     durable.use(refund)
     durable.drain()
@@ -84,7 +84,7 @@ def test_a_machine_shrinks_into_a_job_as_well(durable: Harness) -> None:
 
 
 class Close(Machine[list[int], dict[str, Any]]):
-    """Closes a month: each invoice is a job, and the results come back with their types."""
+    """Closes a month: each invoice is a job, with a typed result."""
 
     @step
     async def split(self, ctx: Context[list[int]]) -> Outcome:
@@ -118,7 +118,7 @@ async def test_jobs_are_children_with_typed_results(durable_dsn: str) -> None:
     assert kinds == {"billing.charge.v1", "billing.sweep.v1"}
 
 
-def test_the_kit_knows_jobs_that_are_scheduled(durable: Harness) -> None:
+def test_harness_registers_jobs_scheduled_as_children(durable: Harness) -> None:
     ref = durable.insert(Close, [1])
     assert durable.drain() == DrainCounts(children=1, done=3)
     assert durable.assert_done(ref)["swept"] == 7
@@ -145,33 +145,33 @@ def test_a_parent_waits_for_the_retries_of_its_children(durable: Harness) -> Non
     assert durable.assert_done(parent) == [0, 1, 2]
 
 
-# What a worker takes in
+# What a worker registers
 
 
 def names(*machines: Any) -> list[str]:
     return sorted(machine.name for machine in Worker(machines).machines)
 
 
-def test_of_a_module_a_worker_takes_what_is_written_there() -> None:
+def test_worker_registers_the_jobs_defined_in_a_module() -> None:
     ours = ["charge", "charge_in_words", "flaky", "record", "sweep", "where"]
     assert names(billing) == [f"billing.{name}.v1" for name in ours]
     assert names(elsewhere) == ["ops.notify.v1"], "what another module imports is still at home here"
     assert names(billing, elsewhere)[-1] == "ops.notify.v1"
 
 
-def test_a_package_that_hands_a_job_on_does_not_own_it() -> None:
+def test_worker_ignores_jobs_reexported_by_a_package() -> None:
     package = ModuleType("tests.jobs")
     vars(package).update(charge=charge)
     with pytest.raises(UsageError, match=r"module tests\.jobs defines no machine"):
         Worker([package])
 
 
-def test_the_same_job_twice_is_once() -> None:
+def test_job_registered_twice_counts_once() -> None:
     assert names(charge, charge) == ["billing.charge.v1"]
     assert names(billing, charge, billing.alias) == names(billing)
 
 
-def test_two_jobs_of_one_name_and_version_are_refused() -> None:
+def test_two_jobs_of_one_name_and_version_are_rejected() -> None:
     @job("billing.charge.v1")
     async def other(invoice: Invoice) -> Charge:
         return Charge("")
@@ -193,7 +193,7 @@ def test_two_jobs_of_one_name_and_version_are_refused() -> None:
     assert names(charge, second) == ["billing.charge.v1", "billing.charge.v1"]
 
 
-async def test_versions_of_a_job_live_side_by_side(durable_dsn: str) -> None:
+async def test_worker_runs_several_versions_of_a_job(durable_dsn: str) -> None:
     @job("growth.greet.v1")
     async def first(name: str) -> str:
         return f"hello {name}"

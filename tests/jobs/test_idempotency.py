@@ -1,4 +1,4 @@
-"""`idempotency_key`: the same request gives the first run, as long as that is not deleted."""
+"""`idempotency_key`: repeated inserts return the first instance until it is deleted."""
 
 from __future__ import annotations
 
@@ -35,7 +35,9 @@ def pay(which: str) -> str:
 
 @pytest.mark.clause("IDM-1")
 @pytest.mark.parametrize("status", ["done", "failed", "cancelled"])
-def test_the_key_gives_the_first_run_for_ever(durable: Harness, sql: SqlConnection, status: str) -> None:
+def test_idempotency_key_returns_the_first_instance(
+    durable: Harness, sql: SqlConnection, status: str
+) -> None:
     first = durable.insert(pay, status, idempotency_key="invoice:7")
     assert isinstance(first, Inserted)
     again = durable.insert(pay, "other", idempotency_key="invoice:7")
@@ -60,7 +62,7 @@ def test_the_key_gives_the_first_run_for_ever(durable: Harness, sql: SqlConnecti
 
 @pytest.mark.clause("IDM-2")
 @pytest.mark.parametrize("status", ["runnable", "done", "failed", "cancelled"])
-def test_a_soft_delete_frees_the_key(durable: Harness, status: str) -> None:
+def test_soft_delete_frees_the_idempotency_key(durable: Harness, status: str) -> None:
     first = durable.insert(pay, status, idempotency_key="invoice:7")
     if status != "runnable":
         durable.drain()
@@ -74,7 +76,7 @@ def test_a_soft_delete_frees_the_key(durable: Harness, status: str) -> None:
 
 
 @pytest.mark.clause("IDM-3")
-def test_in_a_batch_every_request_gets_its_run(durable: Harness) -> None:
+def test_insert_all_with_idempotency_keys(durable: Harness) -> None:
     before = durable.insert(pay, "done", idempotency_key="a")
     durable.drain()
     answers = durable.insert_all(
@@ -104,7 +106,7 @@ def test_in_a_batch_every_request_gets_its_run(durable: Harness) -> None:
 
 
 @pytest.mark.clause("IDM-3")
-async def test_inside_a_transaction_of_the_callers(durable_dsn: str, db: Any) -> None:
+async def test_idempotency_key_in_the_callers_transaction(durable_dsn: str, db: Any) -> None:
     async with AsyncClient(durable_dsn) as client:
         transaction = db.transaction()
         await transaction.start()
@@ -121,14 +123,14 @@ async def test_inside_a_transaction_of_the_callers(durable_dsn: str, db: Any) ->
 
 
 @pytest.mark.clause("IDM-3")
-async def test_many_at_one_moment_are_one_run(durable_dsn: str, db: Any) -> None:
+async def test_concurrent_inserts_of_an_idempotency_key_are_one(durable_dsn: str, db: Any) -> None:
     async with AsyncClient(durable_dsn) as client:
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(client.insert(pay, "x", idempotency_key="k")) for _ in range(20)]
         answers = [task.result() for task in tasks]
         assert len({answer.id for answer in answers}) == 1
         assert sum(isinstance(answer, Inserted) for answer in answers) == 1
-        # Whoever comes while the first is not committed waits for its end, and gets it or takes its place.
+        # A second insert waits for the first transaction, and returns its instance or inserts.
         for ending in ("commit", "rollback"):
             transaction = db.transaction()
             await transaction.start()
@@ -142,27 +144,27 @@ async def test_many_at_one_moment_are_one_run(durable_dsn: str, db: Any) -> None
             assert (answer.id == first.id) is (ending == "commit")
 
 
-def test_a_key_belongs_to_one_machine(durable: Harness) -> None:
+def test_idempotency_key_belongs_to_one_machine(durable: Harness) -> None:
     durable.insert(pay, "done", idempotency_key="k")
     with pytest.raises(KeyTakenError, match=r"idempotency\.pay\.v1"):
         durable.insert(sweep, idempotency_key="k")
 
 
 @pytest.mark.parametrize("other", [{"unique_key": "u"}, {"unique_scope": [Status.DONE]}])
-def test_it_is_a_unique_key_so_another_one_is_an_error(durable: Harness, other: Any) -> None:
+def test_idempotency_key_excludes_a_unique_key(durable: Harness, other: Any) -> None:
     with pytest.raises(UsageError, match="idempotency_key is given together with unique_key or unique_scope"):
         durable.insert(pay, "done", idempotency_key="k", **other)
     assert durable.count() == 0
 
 
 @pytest.mark.parametrize("key", ["", "k" * 1025, "a\0", 7, b"k"])
-def test_a_key_that_cannot_be_one_is_refused(durable: Harness, key: Any) -> None:
+def test_invalid_idempotency_key_is_rejected(durable: Harness, key: Any) -> None:
     with pytest.raises(UsageError, match="idempotency_key"):
         durable.insert(pay, "done", idempotency_key=key)
 
 
 @pytest.mark.clause("IDM-1", "SQL-1")
-def test_in_sql_it_is_the_same(durable: Harness, sql: SqlConnection) -> None:
+def test_sql_insert_takes_an_idempotency_key(durable: Harness, sql: SqlConnection) -> None:
     first = durable.insert(pay, "done", idempotency_key="k")
     durable.drain()
     query = (

@@ -1,4 +1,4 @@
-"""Section 11: what becomes of a job, seen from its row."""
+"""Section 11 of the specification: the life of a job, seen in its row."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def flaky(fails: int, ctx: Context[int]) -> int:
 
 
 @pytest.mark.clause("JOB-11")
-def test_a_job_between_two_attempts(durable: Harness, sql: SqlConnection) -> None:
+def test_job_between_two_attempts_is_runnable(durable: Harness, sql: SqlConnection) -> None:
     ref = durable.insert(flaky, 2, queue="slow", priority=3)
     assert durable.drain(collapse=False) == DrainCounts(retry=1)
     row = sql.row(ref.id)
@@ -35,7 +35,7 @@ def test_a_job_between_two_attempts(durable: Harness, sql: SqlConnection) -> Non
 
 
 @pytest.mark.clause("JOB-16")
-def test_a_failed_job_rests(durable: Harness, sql: SqlConnection) -> None:
+def test_failed_job_is_not_retried(durable: Harness, sql: SqlConnection) -> None:
     ref = durable.insert(flaky, 9)
     durable.drain()
     failed = sql.row(ref.id)
@@ -49,7 +49,7 @@ def test_a_failed_job_rests(durable: Harness, sql: SqlConnection) -> None:
 
 
 @pytest.mark.clause("JOB-19")
-def test_a_process_that_dies_costs_an_attempt_and_not_the_job(durable_dsn: str, sql: SqlConnection) -> None:
+def test_killed_process_costs_an_attempt(durable_dsn: str, sql: SqlConnection) -> None:
     with Harness(durable_dsn, settings=Settings.load(crash_limit=5)) as durable:
         well = durable.insert(flaky, 0, max_attempts=2)
         for _ in range(4):
@@ -64,7 +64,7 @@ def test_a_process_that_dies_costs_an_attempt_and_not_the_job(durable_dsn: str, 
 
 
 @pytest.mark.clause("SQL-2")
-def test_the_words_of_jobs_are_those_of_the_table(sql: SqlConnection) -> None:
+def test_job_states_match_the_specification(sql: SqlConnection) -> None:
     words = {
         status: word
         for word, statuses in table_of(SPEC.read_text(encoding="utf-8"), "word of a job")
@@ -101,7 +101,7 @@ create trigger note after update on gen_durable.gen_durable for each row when (o
 
 
 @pytest.mark.clause("JOB-20")
-def test_a_job_moves_only_as_the_seed_draws_it(durable: Harness, sql: SqlConnection) -> None:
+def test_job_makes_only_the_specified_transitions(durable: Harness, sql: SqlConnection) -> None:
     sql(_LOG)
     kinds = ("ends", "raises", "recovers", "discards", "cancels", "waits")
     refs: dict[str, Any] = {kind: durable.insert(fate, kind) for kind in (*kinds, "dies", "early", "gone")}

@@ -1,4 +1,4 @@
-"""What a job raises is tried again: so often, and after so long."""
+"""Retries of jobs: number and delay."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ async def often(number: int) -> NoReturn:
 
 
 @pytest.mark.clause("JOB-9")
-def test_a_job_is_executed_so_often_in_all(
+def test_max_attempts_limits_the_executions(
     durable: Harness, sql: SqlConnection, subtests: pytest.Subtests
 ) -> None:
     cases: list[tuple[Any, int | None, int]] = [
@@ -78,7 +78,7 @@ def test_a_job_is_executed_so_often_in_all(
 
 
 @pytest.mark.clause("JOB-9")
-def test_max_attempts_of_a_spec_holds_in_a_batch_and_for_children(durable: Harness) -> None:
+def test_max_attempts_of_a_spec_applies_to_batches_and_children(durable: Harness) -> None:
     class Parent(Machine[None, int]):
         @step
         async def split(self, ctx: Context[None]) -> Outcome[int]:
@@ -97,7 +97,7 @@ def test_max_attempts_of_a_spec_holds_in_a_batch_and_for_children(durable: Harne
 
 
 @pytest.mark.clause("JOB-10")
-def test_waits_double_from_a_second_to_five_minutes_with_jitter_up_to_half(
+def test_backoff_doubles_up_to_five_minutes_with_jitter(
     durable: Harness, sql: SqlConnection, subtests: pytest.Subtests
 ) -> None:
     seconds = {0: 1.0, 1: 2.0, 2: 4.0, 7: 128.0, 8: 256.0, 9: 300.0, 60: 300.0}
@@ -114,7 +114,7 @@ def test_waits_double_from_a_second_to_five_minutes_with_jitter_up_to_half(
 
 
 @pytest.mark.clause("JOB-10")
-def test_two_that_failed_at_one_moment_are_torn_apart(durable: Harness, sql: SqlConnection) -> None:
+def test_jitter_spreads_simultaneous_failures(durable: Harness, sql: SqlConnection) -> None:
     refs = durable.insert_all([Spec(fail, n) for n in range(20)])
     durable.drain(collapse=False)
     rows = sql("select eligible_at - updated_at as wait from gen_durable.gen_durable")
@@ -125,7 +125,7 @@ def test_two_that_failed_at_one_moment_are_torn_apart(durable: Harness, sql: Sql
 
 
 @pytest.mark.clause("JOB-10")
-def test_a_job_may_have_waits_of_its_own(durable: Harness, sql: SqlConnection) -> None:
+def test_job_may_have_its_own_backoff(durable: Harness, sql: SqlConnection) -> None:
     hours = {0: 1, 1: 2, 2: 3, 3: 3}
     refs = {attempt: durable.insert(often, 7) for attempt in hours}
     for attempt, ref in refs.items():
@@ -135,9 +135,7 @@ def test_a_job_may_have_waits_of_its_own(durable: Harness, sql: SqlConnection) -
 
 
 @pytest.mark.clause("JOB-10")
-async def test_a_worker_tries_again_when_the_wait_is_over(
-    durable_dsn: str, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_worker_retries_after_the_backoff(durable_dsn: str, caplog: pytest.LogCaptureFixture) -> None:
     async with Worker([flaky], dsn=durable_dsn, settings=CALM) as worker:
         twice = await worker.insert(flaky, 2)
         often = await worker.insert(flaky, 3)
@@ -156,7 +154,9 @@ async def test_a_worker_tries_again_when_the_wait_is_over(
         "it runs again",
         "it fails",
     ]
-    assert {lines[-1].partition(":")[0] for lines in told} == {"ConnectionError"}, "the traceback is told too"
+    assert {lines[-1].partition(":")[0] for lines in told} == {"ConnectionError"}, (
+        "the traceback is logged too"
+    )
     places = [line for lines in told for line in lines if line.startswith("  File ")]
     assert len(places) == len(told), "and only the user's part of it"
     assert all(place.endswith("in flaky") for place in places)
@@ -173,7 +173,7 @@ async def later(seconds: int, ctx: Context[int]) -> int:
 
 
 @pytest.mark.clause("JOB-12")
-def test_retry_after_chooses_the_wait_and_counts_as_an_attempt(
+def test_retry_after_sets_the_delay_and_counts_an_attempt(
     durable: Harness, sql: SqlConnection, caplog: pytest.LogCaptureFixture
 ) -> None:
     ref = durable.insert(later, 5000)
@@ -193,14 +193,14 @@ def test_retry_after_chooses_the_wait_and_counts_as_an_attempt(
 
 
 @pytest.mark.clause("JOB-12")
-def test_retry_after_knows_the_limit_of_the_instance(durable: Harness) -> None:
+def test_retry_after_obeys_max_attempts_of_the_instance(durable: Harness) -> None:
     once, enough = durable.insert(later, 0, max_attempts=1), durable.insert(later, 0, max_attempts=6)
     assert durable.drain() == DrainCounts(retry=5, stopped=1, done=1)
     durable.assert_failed(once, match="^the bank rests, 0$")
     assert durable.assert_done(enough) == 5
 
 
-def test_without_a_reason_it_says_how_long(durable: Harness) -> None:
+def test_retry_after_without_a_reason_shows_the_delay(durable: Harness) -> None:
     @job("retries.silent.v1")
     def silent() -> NoReturn:
         raise RetryAfter(timedelta(minutes=2))
@@ -210,7 +210,7 @@ def test_without_a_reason_it_says_how_long(durable: Harness) -> None:
     durable.assert_failed(ref, match="^retry after 0:02:00$")
 
 
-def test_a_wait_that_is_none_is_a_failure_like_any(durable: Harness) -> None:
+def test_retry_after_with_an_invalid_delay_fails(durable: Harness) -> None:
     @job("retries.wrong.v1", max_attempts=2)
     def wrong() -> NoReturn:
         seconds: Any = 60
@@ -221,7 +221,7 @@ def test_a_wait_that_is_none_is_a_failure_like_any(durable: Harness) -> None:
     durable.assert_failed(ref, match=r"the delay of this RetryAfter is a number without a unit, got 60; ")
 
 
-def test_a_machine_without_a_policy_may_be_told_to_wait_as_often_as_it_likes(durable: Harness) -> None:
+def test_retry_after_is_unlimited_without_max_attempts(durable: Harness) -> None:
     class Patient(Machine[None, int]):
         @step
         async def ask(self, ctx: Context[None]) -> Outcome[int]:
@@ -235,7 +235,7 @@ def test_a_machine_without_a_policy_may_be_told_to_wait_as_often_as_it_likes(dur
     durable.assert_failed(limited)
 
 
-def test_a_retried_job_keeps_the_payload_that_it_was_given(durable: Harness) -> None:
+def test_retried_job_keeps_its_payload(durable: Harness) -> None:
     seen: list[list[int]] = []
 
     @job("retries.mutates.v1")

@@ -1,4 +1,4 @@
-"""A function becomes a job, whatever its shape, and what it returns is the result."""
+"""Functions of every shape as jobs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LEDGER = "create table ledger (entry int check (entry > 0))"
 
 
 @pytest.mark.clause("JOB-6")
-async def test_a_worker_runs_a_whole_module_of_jobs(durable_dsn: str, db: Any) -> None:
+async def test_worker_runs_all_jobs_of_a_module(durable_dsn: str, db: Any) -> None:
     await db.execute(LEDGER)
     async with Worker([billing], dsn=durable_dsn, settings=CALM) as worker:
         assert set(worker.served_queues) == {"billing", "default"}
@@ -60,7 +60,7 @@ async def test_a_worker_runs_a_whole_module_of_jobs(durable_dsn: str, db: Any) -
 
 
 @pytest.mark.clause("JOB-7")
-async def test_a_client_that_runs_nothing_gives_typed_values_back(durable_dsn: str) -> None:
+async def test_client_returns_typed_results_of_jobs(durable_dsn: str) -> None:
     async with AsyncClient(durable_dsn) as client, Worker([charge], dsn=durable_dsn, settings=CALM):
         ref = await client.insert(charge, Invoice(1))
         ended = await client.wait(ref, timeout=PATIENCE)
@@ -69,7 +69,7 @@ async def test_a_client_that_runs_nothing_gives_typed_values_back(durable_dsn: s
 
 
 @pytest.mark.clause("JOB-7")
-def test_a_payload_of_another_type_is_refused_where_it_is_inserted(durable: Harness) -> None:
+def test_payload_of_another_type_is_rejected_at_insert(durable: Harness) -> None:
     wrong: Any = {"number": "1"}
     with pytest.raises(EncodeError, match=r"the state of billing\.charge\.v1"):
         durable.insert(charge, wrong)
@@ -79,7 +79,7 @@ def test_a_payload_of_another_type_is_refused_where_it_is_inserted(durable: Harn
 
 
 @pytest.mark.clause("JOB-7")
-def test_a_result_of_another_type_is_a_failure_of_the_job(durable: Harness) -> None:
+def test_result_of_another_type_fails_the_job(durable: Harness) -> None:
     @job("wrong.result.v1", max_attempts=2)
     def wrong() -> int:
         value: Any = "seven"
@@ -90,16 +90,14 @@ def test_a_result_of_another_type_is_a_failure_of_the_job(durable: Harness) -> N
     durable.assert_failed(ref, match="EncodeError: the result of wrong.result.v1")
 
 
-def test_a_payload_that_does_not_decode_is_tried_again_and_then_fails_as_it_is(
-    durable: Harness, sql: SqlConnection
-) -> None:
+def test_undecodable_payload_is_retried_then_fails_unchanged(durable: Harness, sql: SqlConnection) -> None:
     ref = durable.insert(charge, Invoice(1))
     sql("""update gen_durable.gen_durable set state = '{"nummer": 1}'""")
     assert durable.drain() == DrainCounts(retry=2, stopped=1)
     assert durable.assert_failed(ref, match="DecodeError").state == {"nummer": 1}
 
 
-def test_types_may_stand_beside_the_job_in_a_function(durable: Harness) -> None:
+def test_job_types_may_be_local_to_a_function(durable: Harness) -> None:
     class Parcel(msgspec.Struct):
         number: int
 
@@ -112,7 +110,7 @@ def test_types_may_stand_beside_the_job_in_a_function(durable: Harness) -> None:
     assert durable.assert_done(ref) == [Parcel(3), Parcel(3)]
 
 
-def test_what_a_function_has_beside_payload_and_context_keeps_its_default(durable: Harness) -> None:
+def test_extra_parameters_keep_their_defaults(durable: Harness) -> None:
     @job("local.keyword.v1")
     def keyword(number: int, *, factor: int = 10) -> int:
         return number * factor
@@ -144,7 +142,7 @@ def test_what_a_function_has_beside_payload_and_context_keeps_its_default(durabl
     ]
 
 
-def test_done_and_the_bare_result_are_the_same(durable: Harness) -> None:
+def test_done_and_a_bare_result_are_equivalent(durable: Harness) -> None:
     @job("local.either.v1")
     def either(number: int) -> Done[int] | str | None:
         return Done(number) if number > 1 else "one" if number else None
@@ -154,7 +152,7 @@ def test_done_and_the_bare_result_are_the_same(durable: Harness) -> None:
     assert [durable.assert_done(ref) for ref in refs] == [2, "one", None]
 
 
-def test_an_effect_that_fails_is_a_failure_of_the_job(durable: Harness, sql: SqlConnection) -> None:
+def test_failing_effect_fails_the_job(durable: Harness, sql: SqlConnection) -> None:
     sql(LEDGER)
     ref = durable.insert(record, -1)
     assert durable.drain() == DrainCounts(retry=2, stopped=1)
@@ -162,7 +160,7 @@ def test_an_effect_that_fails_is_a_failure_of_the_job(durable: Harness, sql: Sql
     assert sql.value("select count(*) from ledger") == 0
 
 
-def test_an_outcome_is_no_result(durable: Harness) -> None:
+def test_outcome_as_a_result_fails_the_job(durable: Harness) -> None:
     @job("local.outcome.v1", max_attempts=1)
     def outcome() -> Any:
         return Retry(timedelta(minutes=1))
@@ -174,7 +172,7 @@ def test_an_outcome_is_no_result(durable: Harness) -> None:
     )
 
 
-def test_a_plain_def_that_returns_a_coroutine_is_told_to_be_async(durable: Harness) -> None:
+def test_plain_job_that_returns_a_coroutine_fails_with_advice(durable: Harness) -> None:
     async def inner() -> int:
         return 1
 
@@ -187,14 +185,14 @@ def test_a_plain_def_that_returns_a_coroutine_is_told_to_be_async(durable: Harne
     durable.assert_failed(ref, match="returned a coroutine, .*; await it in an `async def`")
 
 
-def test_options_of_an_insert_win_over_those_of_the_job(durable: Harness) -> None:
+def test_insert_options_override_job_options(durable: Harness) -> None:
     ref = durable.insert(charge, Invoice(1), queue="urgent", priority=-3, correlation_key="invoice:1")
     found = durable.get("invoice:1")
     assert found is not None
     assert (found.id, found.queue, found.priority, found.status) == (ref.id, "urgent", -3, Status.RUNNABLE)
 
 
-def test_a_job_is_still_the_function_that_it_was() -> None:
+def test_job_can_be_called_as_a_function() -> None:
     assert charge_in_words(Invoice(7, 5)) == "5 cents for 7"
     assert asyncio.run(charge(Invoice(7), context(Invoice(7), id=9, step_seq=2))) == Charge("7/9:2")
     assert isinstance(charge, Job)

@@ -1,4 +1,4 @@
-"""Slots and tokens, counted from what the database has recorded of executions."""
+"""Slots and tokens, counted from execution records."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _STARTS = """
 select x.leased_at, coalesce(g.weight, 1) as weight from gen_durable.gen_durable_executions x
   join gen_durable.gen_durable g on g.id = x.job_id
  where g.rate_limit = $1 and x.leased_at is not null order by x.leased_at"""
-# A lease that ran out may end before its record does: an execution is over when it was taken back, not later.
+# An execution with an expired lease is over when it was reaped.
 _SPANS = """
 select x.leased_at, coalesce(x.finished_at, 'infinity') as finished_at from gen_durable.gen_durable_executions x
   join gen_durable.gen_durable g on g.id = x.job_id
@@ -18,7 +18,7 @@ select x.leased_at, coalesce(x.finished_at, 'infinity') as finished_at from gen_
 
 
 async def check_tokens(db: Any, key: str, *, allowed: int, per: timedelta, burst: int) -> int:
-    """In no window did more start than burst + rate · its length; how many started in all."""
+    """Assert that no window has more starts than burst + rate · length; return the number of starts."""
     rows: list[Mapping[str, Any]] = await db.fetch(_STARTS, key)
     rate = allowed / per.total_seconds()
     for place, first in enumerate(rows):
@@ -26,18 +26,18 @@ async def check_tokens(db: Any, key: str, *, allowed: int, per: timedelta, burst
         for last in rows[place:]:
             spent += last["weight"]
             window = (last["leased_at"] - first["leased_at"]).total_seconds()
-            # A microsecond of rounding.
+            # Allow a microsecond of rounding.
             assert spent <= burst + rate * (window + 1e-6), (spent, window, burst, rate)
     return len(rows)
 
 
 async def most_at_once(db: Any, key: str) -> int:
-    """How many executions of a key there were at one moment."""
+    """The largest number of concurrent executions of a key."""
     moments: list[tuple[datetime, int]] = []
     for row in await db.fetch(_SPANS, key):
         moments += [(row["leased_at"], 1), (row["finished_at"], -1)]
     count = most = 0
-    # One that ends at the very moment at which another begins has ended.
+    # Ends sort before starts at the same time.
     for _, change in sorted(moments):
         count += change
         most = max(most, count)

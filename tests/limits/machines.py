@@ -10,7 +10,7 @@ from gen_durable import Context, Done, Machine, Next, Outcome, Retry, Settings, 
 
 
 class Job(Machine[float, int]):
-    """Takes so many seconds."""
+    """Sleeps for this many seconds."""
 
     @step
     async def run(self, ctx: Context[float]) -> Outcome[int]:
@@ -19,7 +19,7 @@ class Job(Machine[float, int]):
 
 
 class Flaky(Machine[int, int]):
-    """Works at the attempt that its state names."""
+    """Succeeds at the attempt that its state names."""
 
     @step
     async def run(self, ctx: Context[int]) -> Outcome[int]:
@@ -27,7 +27,7 @@ class Flaky(Machine[int, int]):
 
 
 class Caller(Machine[int, str]):
-    """Calls others so many times, each call under a limit; what is between has none."""
+    """Makes this many rate-limited calls; the steps between them have no limit."""
 
     @step
     async def prepare(self, ctx: Context[int]) -> Outcome[str]:
@@ -43,7 +43,7 @@ class Caller(Machine[int, str]):
 
 
 class Careless(Machine[str, None]):
-    """Goes on under the limit that its state names, with a weight of three."""
+    """Continues under the limit that its state names, with weight 3."""
 
     @step
     async def first(self, ctx: Context[str]) -> Outcome[None]:

@@ -1,4 +1,4 @@
-"""Fifty thousand rows that cannot run stand at the head of a queue: what comes behind them runs all the same."""
+"""50,000 blocked rows at the head of a queue do not slow down the rows behind them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ HOLDER: Final = (
     "insert into gen_durable.gen_durable (fsm, step, queue, status, lease_token, concurrency_key, concurrency_slot)"
     " select 'A', 's', 'q', 'executing', 1, 'busy', slot from generate_series(0, $1 - 1) slot"
 )
-# By command, that is: autovacuum counts elsewhere, and is off.
+# Manual vacuums; autovacuum is off.
 VACUUMED: Final = "select vacuum_count from pg_stat_user_tables where schemaname = 'gen_durable' and relname = 'gen_durable'"
 
 
@@ -39,7 +39,7 @@ class A(Machine[None]):
 @pytest.fixture
 async def explainer(direct_dsn: str) -> AsyncIterator[Explainer]:
     async with Explainer.open(direct_dsn) as opened:
-        # What an older snapshot can see is neither marked nor vacuumed away: none of autovacuum may come between.
+        # Older snapshots prevent hint bits and vacuum, so autovacuum must not run.
         await opened.connection.execute("alter table gen_durable.gen_durable set (autovacuum_enabled = off)")
         yield opened
 
@@ -50,7 +50,7 @@ async def insert(explainer: Explainer, count: int, *, fsm: str = "A", version: i
 
 
 class Picker:
-    """Looks for work as a worker's queue does."""
+    """Picks rows as a worker does."""
 
     def __init__(self, explainer: Explainer) -> None:
         self._explainer = explainer
@@ -63,7 +63,7 @@ class Picker:
 
 
 async def alone(explainer: Explainer) -> Explained:
-    """What a pick of ten costs in an orderly queue."""
+    """The cost of a pick of ten rows without blocked rows."""
     await insert(explainer, 10, key=None, age=1)
     picked, explained = await Picker(explainer).pick()
     assert len(picked.executions) == 10
@@ -72,7 +72,7 @@ async def alone(explainer: Explainer) -> Explained:
 
 @pytest.mark.clause("FLOW-15")
 @pytest.mark.parametrize(("slots", "count"), [(1, CROWD), (3, 10_000)])
-async def test_rows_of_a_busy_key_make_way(
+async def test_pick_cost_is_bounded_behind_a_busy_key(
     explainer: Explainer, direct_dsn: str, slots: int, count: int
 ) -> None:
     orderly = await alone(explainer)
@@ -85,7 +85,7 @@ async def test_rows_of_a_busy_key_make_way(
     await check_the_way_is_free(explainer, direct_dsn, crowd, orderly)
 
 
-async def test_rows_of_an_empty_bucket_make_way(explainer: Explainer, direct_dsn: str) -> None:
+async def test_pick_cost_is_bounded_behind_an_empty_bucket(explainer: Explainer, direct_dsn: str) -> None:
     orderly = await alone(explainer)
     await explainer.connection.execute("select gen_durable.set_rate_limit('crm', 1, '1 hour')")
     crowd = partial(insert, explainer, 10_000, rate_limit="crm", age=60)
@@ -96,7 +96,7 @@ async def test_rows_of_an_empty_bucket_make_way(explainer: Explainer, direct_dsn
 
 
 @pytest.mark.clause("FLOW-11", "FLOW-15")
-async def test_rows_of_an_unknown_limit_do_not_slow_the_pick(explainer: Explainer, direct_dsn: str) -> None:
+async def test_pick_cost_is_bounded_behind_an_unknown_limit(explainer: Explainer, direct_dsn: str) -> None:
     orderly = await alone(explainer)
     crowd = partial(insert, explainer, 10_000, rate_limit="gone", age=60)
     await crowd()
@@ -106,7 +106,7 @@ async def test_rows_of_an_unknown_limit_do_not_slow_the_pick(explainer: Explaine
 
 
 async def counts_of_picks(dsn: str, explainer: Explainer) -> list[int]:
-    """What the first two looks of a worker bring; it ends when it has cleared up behind the crowd."""
+    """The first two picks of a worker; it stops after it has vacuumed."""
     counts: list[int] = []
     worker = Worker([A], dsn=dsn, queues={"q": 10}, settings=Settings(reaper=False))
     worker.telemetry.subscribe(lambda event: counts.append(event.count), PickStop)
@@ -120,10 +120,10 @@ async def counts_of_picks(dsn: str, explainer: Explainer) -> list[int]:
 async def check_the_way_is_free(
     explainer: Explainer, dsn: str, crowd: Callable[[], Awaitable[None]], orderly: Explained
 ) -> None:
-    """Nothing of the crowd is left where a pick looks.
+    """Assert that vacuum has removed the dead index entries.
 
-    A transaction that is older than the crowd, in whichever database of the server, can keep a vacuum from removing it.
-    Then the worker has to deal with another one: nobody else vacuums.
+    An older transaction in any database of the server can prevent that.
+    Then another worker has to vacuum; nothing else does.
     """
     seen: list[int] = []
     while len(seen) < 5:
@@ -139,8 +139,8 @@ async def check_the_way_is_free(
 
 
 @pytest.mark.clause("FLOW-15")
-@pytest.mark.parametrize("stranger", [("Nobody", 1), ("A", 2)])
-async def test_rows_of_a_machine_that_nobody_has_registered_are_passed_by(
+@pytest.mark.parametrize("stranger", [("Unknown", 1), ("A", 2)])
+async def test_pick_cost_is_bounded_behind_unregistered_machines(
     explainer: Explainer, stranger: tuple[str, int]
 ) -> None:
     orderly = await alone(explainer)
@@ -156,14 +156,14 @@ async def test_rows_of_a_machine_that_nobody_has_registered_are_passed_by(
     assert explained.blocks <= 2 * orderly.blocks, (explained.blocks, orderly.blocks)
 
 
-async def test_an_orderly_queue_is_picked_from_in_the_plain_way(explainer: Explainer) -> None:
-    await insert(explainer, 30, fsm="Nobody", age=60)
+async def test_pick_by_machine_is_not_used_without_blocked_rows(explainer: Explainer) -> None:
+    await insert(explainer, 30, fsm="Unknown", age=60)
     await insert(explainer, 20, age=30)
     picker = Picker(explainer)
     first, _ = await picker.pick()
     assert len(first.executions) == 10
     assert first.is_crowded
-    await explainer.connection.execute("delete from gen_durable.gen_durable where fsm = 'Nobody'")
+    await explainer.connection.execute("delete from gen_durable.gen_durable where fsm = 'Unknown'")
     second, _ = await picker.pick()
     assert len(second.executions) == 10
     assert not second.is_crowded

@@ -54,7 +54,7 @@ async def client(durable_dsn: str) -> AsyncIterator[AsyncClient]:
 
 
 @pytest.mark.clause("FLOW-6", "FLOW-12")
-async def test_starts_keep_to_the_limit_of_each_bucket(durable_dsn: str, db: Any) -> None:
+async def test_starts_obey_the_limit_of_each_bucket(durable_dsn: str, db: Any) -> None:
     events: list[Event] = []
     async with Worker([Job], dsn=durable_dsn, limits=[RateLimit("crm", 40, SECOND, burst=5)]) as worker:
         worker.telemetry.subscribe(events.append, RateLimitThrottled)
@@ -71,7 +71,7 @@ async def test_starts_keep_to_the_limit_of_each_bucket(durable_dsn: str, db: Any
 
 
 class Held(Machine[str, None]):
-    """Notes when it really begins, and the first of all stays until it may go."""
+    """Records its start; the first instance waits for the test."""
 
     def __init__(self) -> None:
         self.began: list[tuple[str, float]] = []
@@ -87,8 +87,8 @@ class Held(Machine[str, None]):
 
 
 @pytest.mark.clause("FLOW-17")
-async def test_no_token_is_paid_ahead_of_a_slot(durable_dsn: str, db: Any) -> None:
-    """Leased ahead, two would have paid, then an hour and two tokens later two more: four would begin at one moment."""
+async def test_no_token_is_spent_without_capacity(durable_dsn: str, db: Any) -> None:
+    """If prefetched rows spent tokens, four would start at the same time after an hour."""
     held = Held()
     limit = RateLimit("crm", 2, timedelta(hours=1))
     queues = {"default": Queue(concurrency=1, prefetch=10)}
@@ -114,7 +114,7 @@ async def test_no_token_is_paid_ahead_of_a_slot(durable_dsn: str, db: Any) -> No
 
 
 @pytest.mark.clause("FLOW-7")
-async def test_a_heavy_start_takes_as_many_tokens_as_it_weighs(durable_dsn: str, db: Any) -> None:
+async def test_start_takes_as_many_tokens_as_its_weight(durable_dsn: str, db: Any) -> None:
     async with Worker([Job], dsn=durable_dsn, limits=[RateLimit("crm", 60, SECOND, burst=6)]) as worker:
         await worker.insert_all(
             [Spec(Job, 0.0, rate_limit="crm", weight=1 + number % 6) for number in range(24)]
@@ -124,7 +124,7 @@ async def test_a_heavy_start_takes_as_many_tokens_as_it_weighs(durable_dsn: str,
 
 
 @pytest.mark.clause("FLOW-8")
-async def test_every_start_costs_also_one_that_is_tried_again(durable_dsn: str, db: Any) -> None:
+async def test_retried_start_costs_tokens_again(durable_dsn: str, db: Any) -> None:
     async with Worker([Flaky], dsn=durable_dsn, limits=[RateLimit("crm", 20, SECOND, burst=2)]) as worker:
         await worker.insert_all([Spec(Flaky, 3, rate_limit="crm") for _ in range(3)])
         await finished(worker, 3)
@@ -132,7 +132,7 @@ async def test_every_start_costs_also_one_that_is_tried_again(durable_dsn: str, 
 
 
 @pytest.mark.clause("FLOW-8", "FLOW-9")
-async def test_a_limit_belongs_to_the_step_that_it_is_given_for(durable_dsn: str, db: Any) -> None:
+async def test_rate_limit_applies_to_its_step_only(durable_dsn: str, db: Any) -> None:
     async with Worker([Caller], dsn=durable_dsn, limits=[RateLimit("crm", 25, SECOND, burst=1)]) as worker:
         caller = await worker.insert(Caller, 4)
         assert (await worker.wait(caller)).result == "all"
@@ -148,7 +148,7 @@ async def test_a_limit_belongs_to_the_step_that_it_is_given_for(durable_dsn: str
 
 
 @pytest.mark.clause("FLOW-6")
-async def test_the_limit_holds_over_processes_that_are_killed_and_after_a_pause_of_all(
+async def test_rate_limit_holds_over_killed_and_stopped_processes(
     direct_dsn: str, client: AsyncClient, db: Any
 ) -> None:
     await client.set_limit(RateLimit("crm", 50, SECOND, burst=4))
@@ -158,7 +158,7 @@ async def test_the_limit_holds_over_processes_that_are_killed_and_after_a_pause_
             await asyncio.sleep(0.02)
         for process in (first, second):
             process.send(signal.SIGSTOP)
-        await asyncio.sleep(0.8)  # forty starts are due when they wake
+        await asyncio.sleep(0.8)  # forty starts are due when they resume
         for process in (first, second):
             process.send(signal.SIGCONT)
         while await client.count(status=Status.DONE) < 60:
@@ -170,7 +170,7 @@ async def test_the_limit_holds_over_processes_that_are_killed_and_after_a_pause_
 
 
 @pytest.mark.clause("FLOW-6")
-async def test_the_limit_holds_after_an_outage(durable_dsn: str, direct_dsn: str, db: Any) -> None:
+async def test_rate_limit_holds_after_an_outage(durable_dsn: str, direct_dsn: str, db: Any) -> None:
     outage = """select pg_terminate_backend(pid) from pg_stat_activity
                  where datname = current_database() and application_name = 'gen_durable'"""
     done = "select count(*) >= $1 from gen_durable.gen_durable where status = 'done'"
@@ -186,7 +186,7 @@ async def test_the_limit_holds_after_an_outage(durable_dsn: str, direct_dsn: str
 
 
 @pytest.mark.clause("FLOW-10")
-async def test_what_could_never_start_is_refused(client: AsyncClient, db: Any) -> None:
+async def test_weight_above_the_burst_is_rejected(client: AsyncClient, db: Any) -> None:
     with pytest.raises(LimitError, match="there is no rate limit 'crm'"):
         await client.insert(Job, 0.0, rate_limit="crm")
     await client.set_limit(RateLimit("crm", 2, SECOND))
@@ -200,7 +200,7 @@ async def test_what_could_never_start_is_refused(client: AsyncClient, db: Any) -
 
 
 @pytest.mark.clause("FLOW-10")
-async def test_an_outcome_that_weighs_more_than_the_burst_fails(durable_dsn: str) -> None:
+async def test_outcome_with_a_weight_above_the_burst_fails(durable_dsn: str) -> None:
     async with Worker([Careless], dsn=durable_dsn, limits=[RateLimit("crm", 2)]) as worker:
         ended = await worker.wait(await worker.insert(Careless, "crm"))
     assert ended.status is Status.FAILED
@@ -208,7 +208,7 @@ async def test_an_outcome_that_weighs_more_than_the_burst_fails(durable_dsn: str
 
 
 class Early(Machine[str, str]):
-    """Names the limit `late` in one of the outcomes that can."""
+    """Names the limit `late` in each outcome that takes one."""
 
     @step
     async def first(self, ctx: Context[str]) -> Outcome[str]:
@@ -229,7 +229,7 @@ class Early(Machine[str, str]):
 
 @pytest.mark.clause("FLOW-11")
 @pytest.mark.parametrize("how", ["next", "await", "join", "child"])
-async def test_a_step_that_names_a_limit_to_come_stalls_until_it_is_set(
+async def test_step_with_an_unknown_limit_stalls_until_it_is_set(
     durable_dsn: str, client: AsyncClient, db: Any, how: str
 ) -> None:
     unknown: asyncio.Queue[RateLimitUnknown] = asyncio.Queue()
@@ -245,13 +245,13 @@ async def test_a_step_that_names_a_limit_to_come_stalls_until_it_is_set(
         assert (await client.explain(stalled)).reasons == (UnknownLimit(key="late:1", limit="late"),)
         (finding,) = [each for each in await client.doctor() if each.code == "limit.missing"]
         assert (finding.facts["limit"], finding.facts["ids"]) == ("late", [stalled])
-        # The weight was above this burst: it counts as a full bucket.
+        # The weight exceeds this burst, so it counts as a full bucket.
         await client.set_limit(RateLimit("late", 2))
         assert (await worker.wait(ref, timeout=timedelta(seconds=10))).result == how
 
 
 @pytest.mark.clause("FLOW-11")
-async def test_an_outcome_that_names_a_limit_to_come_does_not_hold_up_its_batch(durable_dsn: str) -> None:
+async def test_outcome_with_an_unknown_limit_does_not_fail_its_batch(durable_dsn: str) -> None:
     async with Worker([Early, Job], dsn=durable_dsn) as worker:
         await worker.insert_all([Spec(Early, "next") for _ in range(20)])
         refs = await worker.insert_all([Spec(Job, 0.0) for _ in range(20)])
@@ -262,8 +262,8 @@ async def test_an_outcome_that_names_a_limit_to_come_does_not_hold_up_its_batch(
 
 
 @pytest.mark.clause("FLOW-11")
-async def test_most_stalled_rows_are_not_looked_at_again(direct_dsn: str, db: Any) -> None:
-    """One row of a chunk stays near, for telemetry. A limit that is set makes all of them due."""
+async def test_most_stalled_rows_are_not_picked_again(direct_dsn: str, db: Any) -> None:
+    """One row per chunk is tried again soon, for telemetry. Setting the limit makes all of them due."""
     await db.execute(
         "insert into gen_durable.gen_durable (fsm, step, rate_limit, eligible_at)"
         " select 'Job', 'run', 'late', statement_timestamp() from generate_series(1, 2500)"
@@ -280,7 +280,7 @@ async def test_most_stalled_rows_are_not_looked_at_again(direct_dsn: str, db: An
 
 
 @pytest.mark.clause("FLOW-14")
-def test_a_drain_leaves_stalled_steps_until_their_limit_is_set(durable: Harness) -> None:
+def test_harness_leaves_stalled_steps_until_their_limit_is_set(durable: Harness) -> None:
     durable.insert(Early, "next")
     assert durable.drain().next == 1
     assert durable.drain().done == 0
@@ -289,9 +289,7 @@ def test_a_drain_leaves_stalled_steps_until_their_limit_is_set(durable: Harness)
 
 
 @pytest.mark.clause("FLOW-11")
-async def test_a_limit_that_goes_away_is_reported_and_its_return_helps(
-    durable_dsn: str, client: AsyncClient
-) -> None:
+async def test_removed_limit_is_reported_and_can_be_set_again(durable_dsn: str, client: AsyncClient) -> None:
     await client.set_limit(RateLimit("crm", 1))
     waiting = await client.insert(Job, 0.0, rate_limit=("crm", 7))
     assert await client.remove_limit("crm")
@@ -308,14 +306,14 @@ async def test_a_limit_that_goes_away_is_reported_and_its_return_helps(
             "run",
             1,
         )
-        other = await worker.insert(Job, 0.0)  # it is not in anybody's way
+        other = await worker.insert(Job, 0.0)  # rows without a limit are not delayed
         await worker.wait(other)
         await client.set_limit(RateLimit("crm", 1))
         await worker.wait(waiting, timeout=timedelta(seconds=20))
 
 
 @pytest.mark.clause("FLOW-13")
-async def test_another_rate_counts_at_once(durable_dsn: str, client: AsyncClient) -> None:
+async def test_changed_rate_applies_at_once(durable_dsn: str, client: AsyncClient) -> None:
     await client.set_limit(RateLimit("crm", 1, timedelta(hours=1)))
     async with Worker([Job], dsn=durable_dsn):
         await client.insert_all([Spec(Job, 0.0, rate_limit="crm") for _ in range(10)])
@@ -325,7 +323,7 @@ async def test_another_rate_counts_at_once(durable_dsn: str, client: AsyncClient
 
 
 @pytest.mark.clause("FLOW-14")
-def test_a_drain_keeps_to_limits_and_time_that_passes_fills_buckets(durable: Harness) -> None:
+def test_harness_obeys_limits_and_advance_refills_buckets(durable: Harness) -> None:
     durable.set_limit(RateLimit("crm", 2, timedelta(hours=1)))
     for _ in range(5):
         durable.insert(Job, 0.0, rate_limit="crm")
@@ -337,7 +335,7 @@ def test_a_drain_keeps_to_limits_and_time_that_passes_fills_buckets(durable: Har
 
 
 @pytest.mark.clause("FLOW-14")
-def test_a_drain_skips_the_time_until_the_tokens_are_there(durable: Harness) -> None:
+def test_harness_skips_the_time_until_tokens_are_available(durable: Harness) -> None:
     durable.set_limit(RateLimit("crm", 1, timedelta(hours=1)))
     for _ in range(4):
         durable.insert(Job, 0.0, rate_limit="crm")
@@ -345,7 +343,7 @@ def test_a_drain_skips_the_time_until_the_tokens_are_there(durable: Harness) -> 
 
 
 @pytest.mark.clause("FLOW-6")
-async def test_a_bucket_does_not_stay_full_because_those_before_were_cancelled(
+async def test_cancelled_rows_do_not_delay_later_rows_of_a_bucket(
     durable_dsn: str, client: AsyncClient, db: Any
 ) -> None:
     await client.set_limit(RateLimit("crm", 1, timedelta(hours=1), burst=3))
@@ -353,7 +351,7 @@ async def test_a_bucket_does_not_stay_full_because_those_before_were_cancelled(
     async with Worker([Job], dsn=durable_dsn, settings=settings):
         refs = await client.insert_all([Spec(Job, 0.0, rate_limit="crm") for _ in range(30)])
         await finished(client, 3)
-        await client.wait(await client.insert(Job, 0.0))  # taken when all others have their turns
+        await client.wait(await client.insert(Job, 0.0))  # spent after all others have a timetable
         waiting = [found.id for found in await client.list(status=Status.RUNNABLE)]
         for id in waiting[:23]:
             await client.cancel(id)
@@ -362,24 +360,24 @@ async def test_a_bucket_does_not_stay_full_because_those_before_were_cancelled(
     assert len(refs) - 3 - 23 - 3 == await client.count(status=Status.RUNNABLE)
 
 
-async def test_a_bucket_that_would_never_fill_is_refused(client: AsyncClient, db: Any) -> None:
+async def test_bucket_that_would_never_refill_is_rejected(client: AsyncClient, db: Any) -> None:
     with pytest.raises(UsageError, match="more than a century"):
         RateLimit("huge", 1, timedelta(days=1), 2**31 - 1)
     with pytest.raises(asyncpg.CheckViolationError, match="fills_within_a_century"):
         await db.execute("select gen_durable.set_rate_limit('huge', 1, '10 years', 100000)")
-    # The largest that there is; a weight that it has to wait for until long after leads nowhere, but in the calendar.
+    # The largest bucket; a heavy weight would wait for years.
     await client.set_limit(RateLimit("vast", 1, timedelta(days=3650), 10))
     assert await db.fetchval("select now() + gen_durable.refill(1e9, 1, '3650 days')") is not None
 
 
 @pytest.mark.parametrize("text", ["a=1/1m/0", "a=1_0", "a=\u0661", "a=0", "a=+1", "a=1/1m/1/1", "=1", "a"])
-def test_what_is_written_oddly_is_no_limit(text: str) -> None:
+def test_malformed_limit_is_rejected(text: str) -> None:
     with pytest.raises(ValueError, match="is no limit"):
         parse_limit(text)
 
 
-async def test_the_keys_of_a_limit_are_one_range_in_every_database(db: Any) -> None:
-    """By bytes, whatever the collation of the database: between `tenant` and `tenant:1` there is no `TENANT:0`."""
+async def test_bucket_names_compare_by_bytes_in_any_collation(db: Any) -> None:
+    """`TENANT:0` must not sort between `tenant` and `tenant:1`, whatever the collation of the database."""
     collation = await db.fetchval(
         """select c.collname from pg_attribute a join pg_collation c on c.oid = a.attcollation
             where a.attrelid = 'gen_durable.gen_durable'::regclass and a.attname = 'concurrency_key'"""

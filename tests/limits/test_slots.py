@@ -1,4 +1,4 @@
-"""Concurrency limits: as many executions of a key as its name has slots, over all workers."""
+"""Concurrency limits: at most this many executions of a key, over all workers."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ async def worker_process(dsn: str, lease: float, concurrency: int = 10) -> Async
 
 
 @pytest.mark.clause("FLOW-1", "FLOW-2")
-async def test_a_key_has_as_many_slots_as_the_limit_of_its_name(durable_dsn: str, db: Any) -> None:
+async def test_key_has_as_many_slots_as_its_limit(durable_dsn: str, db: Any) -> None:
     limits = [ConcurrencyLimit("tenant", 3)]
     async with Worker([Job], dsn=durable_dsn, limits=limits) as worker:
         for key in ("tenant:1", "tenant", "other:1"):
@@ -64,7 +64,7 @@ async def test_a_key_has_as_many_slots_as_the_limit_of_its_name(durable_dsn: str
 
 
 @pytest.mark.clause("FLOW-3")
-async def test_a_raised_limit_lets_those_who_wait_in(durable_dsn: str, client: AsyncClient, db: Any) -> None:
+async def test_raised_limit_admits_waiting_rows(durable_dsn: str, client: AsyncClient, db: Any) -> None:
     async with Worker([Job], dsn=durable_dsn, queues={"default": 20}):
         await client.insert_all([Spec(Job, 0.4, concurrency_key="tenant") for _ in range(12)])
         async with asyncio.timeout(10):
@@ -82,7 +82,7 @@ async def test_a_raised_limit_lets_those_who_wait_in(durable_dsn: str, client: A
 
 
 @pytest.mark.clause("FLOW-4")
-async def test_slots_of_killed_workers_come_back_and_no_slot_is_given_twice(
+async def test_slots_of_killed_workers_are_reused_and_never_shared(
     direct_dsn: str, client: AsyncClient, db: Any
 ) -> None:
     await client.set_limit(ConcurrencyLimit("tenant", 4))
@@ -105,10 +105,10 @@ async def test_slots_of_killed_workers_come_back_and_no_slot_is_given_twice(
 
 @pytest.mark.clause("FLOW-4")
 @pytest.mark.parametrize("side", ["gate", "release"])
-async def test_who_dies_on_either_side_of_the_gate_leaves_no_line_behind_it(
+async def test_kill_around_gating_leaves_no_gated_row_behind(
     direct_dsn: str, client: AsyncClient, db: Any, side: str
 ) -> None:
-    """The connection is cut after the last statement, before the COMMIT."""
+    """The connection is cut between the last statement and COMMIT."""
     await client.set_limit(ConcurrencyLimit("k", 2))
     async with await Database.open(direct_dsn, "gen_durable") as database:
         await inserted(database, *[new(concurrency_key="k") for _ in range(6)])
@@ -132,7 +132,7 @@ async def test_who_dies_on_either_side_of_the_gate_leaves_no_line_behind_it(
 
 
 @pytest.mark.clause("FLOW-5")
-async def test_rows_of_a_key_start_in_their_order(durable_dsn: str, client: AsyncClient, db: Any) -> None:
+async def test_rows_of_a_limited_key_start_in_order(durable_dsn: str, client: AsyncClient, db: Any) -> None:
     await client.set_limit(ConcurrencyLimit("tenant", 2))
     rows = await client.insert_all(
         [Spec(Job, 0.0, concurrency_key="tenant", priority=-number // 3) for number in range(12)]

@@ -71,7 +71,7 @@ async def test_what_was_done_before_a_failure_stays(client: Any, db: Any) -> Non
     assert await client.cancel_all(Chain) == _TWO_BATCHES - 500
 
 
-async def test_a_taken_key_holds_up_nobody_but_its_instance(client: Any, db: Any) -> None:
+async def test_taken_key_blocks_only_its_instance_in_a_bulk_retry(client: Any, db: Any) -> None:
     """A statement that fails in the middle: the next one finds no transaction in ruins."""
     await client.insert_all([Spec(Chain, n, correlation_key=f"k{n}") for n in range(_TWO_BATCHES)])
     await client.cancel_all(Chain)
