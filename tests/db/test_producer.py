@@ -154,7 +154,7 @@ ATTEMPTS = [
     "select * from gen_durable.restore_rows('{1}', null, null)",
     "select * from gen_durable.retry_rows('{1}', null, null, null)",
     "select gen_durable.ungate('{k}')",
-    "select gen_durable.join_parents('{1}')",
+    "select gen_durable.join_parents('{1}', '{1}')",
     "select gen_durable.resolve(1, null)",
     "select gen_durable.job_status_name('done')",
     "select * from gen_durable.producer_rights()",

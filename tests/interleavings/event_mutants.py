@@ -12,8 +12,8 @@ MUTANTS = [
         scenario=events.dispatch_and_dispatch(),
         reason="overtaken in its line",
         changes=[
-            Change("lease_events", " and (blocked.id is null or blocked.id > candidate.id)", ""),
-            Change("lease_events", " and blocked.id < candidate.id", " and false"),
+            Change("lease_events", " and (blocked.id is null or blocked.id > candidates.id)", ""),
+            Change("lease_events", " and blocked.id < candidates.id", " and false"),
         ],
     ),
     Mutant(
@@ -21,8 +21,8 @@ MUTANTS = [
         scenario=events.dispatch_behind_a_failure(),
         reason="overtaken in its line",
         changes=[
-            Change("lease_events", " and (blocked.id is null or blocked.id > candidate.id)", ""),
-            Change("lease_events", " and blocked.id < candidate.id", " and false"),
+            Change("lease_events", " and (blocked.id is null or blocked.id > candidates.id)", ""),
+            Change("lease_events", " and blocked.id < candidates.id", " and false"),
         ],
     ),
     Mutant(

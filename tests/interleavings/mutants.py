@@ -317,9 +317,7 @@ _BY_ID = "g.id = o.id"
 _BY_WORKER = "g.id = o.id and g.locked_by = 'w1'"
 _BY_TOKEN = "g.id = o.id and g.lease_token = o.lease_token"
 _OF_ROUND = " and p.spawn_round = ended.parent_round"
-_CONSUMED = (
-    "select unnest(settled.consumed) as id, settled.step_seq from settled where settled.consumed is not null"
-)
+_CONSUMED = "select unnest(committed.consumed) as id, committed.step_seq from committed where committed.consumed is not null"
 _ALL_CONSUMED = (
     "select unnest(given.consumed::bigint[]) as id, given.step_seq + 1 as step_seq from unnest("
     f"{number('commit', 'consumed')}::text[], {number('commit', 'step_seqs')}::bigint[]) as given (consumed, step_seq)"
@@ -422,13 +420,13 @@ GUARDS = [
         name="the record of a reaped execution tells what was before the lock",
         scenario=leases.commit_and_reap("continue"),
         reason="executions are not numbered in order",
-        changes=[Change("reap", "dead.step_seq, dead.execution,", "0 as step_seq, 1 as execution,")],
+        changes=[Change("reap", "orphaned.step_seq, orphaned.execution,", "0 as step_seq, 1 as execution,")],
     ),
     Mutant(
         name="the beginning of a step is noted for the next one",
         scenario=leases.mark_started_and_commit(),
         reason="noted for a step that has not begun",
-        changes=[Change("mark_started", "and g.step_seq = mine.step_seq", "")],
+        changes=[Change("mark_started", "and g.step_seq = held.step_seq", "")],
     ),
     Mutant(
         name="a signal after the deadline leaves the await timed out",
@@ -458,13 +456,13 @@ GUARDS = [
         name="a child's end counts in every round",
         scenario=children.late_child("done"),
         reason="barrier released early",
-        changes=[Change("commit", _OF_ROUND, "")],
+        changes=[Change(SCHEMA, _OF_ROUND, "")],
     ),
     Mutant(
         name="a child's poison counts in every round",
         scenario=children.late_child("reap"),
         reason="barrier released early",
-        changes=[Change("reap", _OF_ROUND, "")],
+        changes=[Change(SCHEMA, _OF_ROUND, "")],
     ),
     Mutant(
         name="a child's cancel counts in every round",
@@ -593,7 +591,7 @@ LOCKS = [
         name="renew takes what it skipped for lost",
         scenario=leases.renew_and_commit(),
         reason="a live lease was taken for lost",
-        changes=[Change("still_held", "g.lease_token = mine.lease_token", "false")],
+        changes=[Change("still_held", "g.lease_token = held.lease_token", "false")],
     ),
     Mutant(
         name="reap waits for rows",
@@ -620,7 +618,7 @@ KEYS = [
         name="pick does not look how many a key lets in",
         scenario=keys.pick_pick_and_urgent_insert(),
         reason="two executions of one key",
-        changes=[Change("pick", "limit room.free) line", "limit 10) line")],
+        changes=[Change("pick", "limit key_capacity.free) head", "limit 10) head")],
     ),
     Mutant(
         name="gate does not lock the holders",

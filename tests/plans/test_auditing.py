@@ -47,7 +47,7 @@ def plan(name: str) -> Plan[Any]:
 async def test_statements_of_which_only_all_tells(explainer: Explainer, name: str, level: str) -> None:
     await explainer.connection.execute(f"update gen_durable.settings set audit = '{level}'")
     explained = await explainer.explain(plan(name))
-    (found,) = [one for one in explained if "audit_events" in one.query and "noted" in one.query]
+    (found,) = [one for one in explained if "audit_events" in one.query and "audited" in one.query]
     assert looks(found) == [1], found
     assert len(filters(found)) == 1, found
     written = await explainer.connection.fetchval("select count(*) from gen_durable.audit_events")

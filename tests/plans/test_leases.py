@@ -65,10 +65,11 @@ async def test_the_reaper_takes_back_what_is_dead(explainer: Explainer) -> None:
     await explainer.connection.execute(GATE_ALL)
     suspects, (found, _) = await explainer.run(lease.suspect())
     check(found, {"gen_durable_lease"}, blocks=2 * 4000 + 10 * 300)
-    reaped, (found, letters, _, ungated, _) = await explainer.run(
+    reaped, (joined, found, letters, _, ungated, _) = await explainer.run(
         lease.reap(timedelta(0), 1, "all", suspects)
     )
     assert sorted(reaped.ids) == sorted(reaped.capped) == sorted(dead)
+    check(joined, {"gen_durable_pkey"}, blocks=40 + 20 * 100)
     check(found, {"gen_durable_lease", "gen_durable_pkey"}, blocks=2 * 4000 + 40 * 300)
     check(letters, {"gen_durable_pkey", "machines_pkey"}, blocks=30 * 300)
     check(ungated, UNGATE, blocks=60 * 100)

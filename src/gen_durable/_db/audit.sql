@@ -1,21 +1,21 @@
--- The audit as people look at it. Its events are written by the statements that make the changes.
+-- Audit: read events, set the level. Events are written by the statements that make the changes.
 
 -- part: event
 a.id, a.instance_id, a.subject, a.event, a.actor, a.login, a.reason, a.data::text as data, a.created_at
 
 -- name: events
--- The events of one instance after event :after, oldest first.
+-- The audit events of one instance, oldest first, after :after.
 select {event}
   from gen_durable.audit_events a
  where a.instance_id = :instance_id::bigint and a.id > :after::bigint
  order by a.id limit :demand::int
 
 -- name: level
--- Which events are written.
+-- The audit level.
 select s.audit::text as level from gen_durable.settings s
 
 -- name: set_level
--- Write those of another level from now on; the level until now.
+-- Change the audit level; returns the previous one.
 select gen_durable.set_audit(:level::text, :reason::text, :actor::text) as level
 
 -- name: latest

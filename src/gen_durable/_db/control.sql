@@ -1,11 +1,11 @@
--- What people do to instances: the functions of the schema do the work, for every language alike.
+-- Control: cancel, delete, restore and retry instances by the functions of the schema, which SQL producers share.
 
 -- name: cancel
--- End these instances, or ask those that execute to end. One answer per instance that exists.
+-- Cancel these instances; request it of those that execute. One row per instance that exists.
 select id, was, status, queues from gen_durable.cancel_rows(:ids::bigint[], :reason::text, :actor::text, :force::boolean)
 
 -- name: delete
--- Delete softly; what is live is cancelled first.
+-- Soft-delete; live instances are cancelled first.
 select id, deleted_at, status, queues from gen_durable.delete_rows(:ids::bigint[], :reason::text, :actor::text)
 
 -- name: restore
@@ -13,23 +13,23 @@ select id, deleted_at, status, queues from gen_durable.delete_rows(:ids::bigint[
 select id, status from gen_durable.restore_rows(:ids::bigint[], :reason::text, :actor::text)
 
 -- name: retry
--- Let failed or cancelled instances go on where they ended.
+-- Retry failed or cancelled instances at the step where they ended.
 select id, is_retried, status, queue
   from gen_durable.retry_rows(:ids::bigint[], :state::text, :reason::text, :actor::text)
 
 -- name: live_children
--- The children of these instances that have not ended: who is cancelled next, when a cancel goes down the tree.
+-- The children of these instances that have not ended: the next level of a cascading cancel.
 select child.id from gen_durable.gen_durable child
  where child.parent_id = any (:ids::bigint[]) and child.status not in ('done', 'failed', 'cancelled')
  order by child.id
 
 -- name: unfinished_children
--- The children of these instances that are not done. One that failed or was cancelled may have left live ones behind.
+-- The children of these instances that are not done: a failed or cancelled child may have live descendants.
 select child.id from gen_durable.gen_durable child
  where child.parent_id = any (:ids::bigint[]) and child.status <> 'done'
  order by child.id
 
 -- name: deleted_with_key
--- Whom a restore by key means: the latest of those that are deleted.
+-- The latest deleted instance with this correlation key: the target of a restore by key.
 select g.id from gen_durable.gen_durable g
  where g.correlation_key = :key::text and g.deleted_at is not null order by g.id desc limit 1

@@ -1,14 +1,14 @@
--- Why does it not run?
+-- Explain: why does an instance not run?
 
 -- name: explain
--- Everything that may keep one instance from running, in one look. Each fact is found by an index, whatever the backlog is.
---   serving   live workers that serve its queue, or a prefix of its machine's name, and are not about to leave
---   able      those of them that also know its machine in its version, or run whatever lies under their prefix
---   knowing   live workers that know its machine, whatever they serve
---   room      free slots of its key; if there is none, its holders
---   before    the due rows of its key that start before it, up to 1000: a reason if there are as many as free slots, or any
---             while no slot is free
---   tokens_at when its bucket will have its tokens, if that is what it waits for; after those whose turn comes before
+-- Everything that may prevent one instance from running, in one statement. Each fact is read by an index, whatever the backlog.
+--   serving       live workers that serve its queue, or a prefix of its machine's name, and are not draining
+--   able          those of them that also know its machine and version, or run every machine under their prefix
+--   knowing       live workers that know its machine and version, whatever they serve
+--   holders       the executions that hold the slots of its key, if no slot is free
+--   first_of_key, ahead_of_key
+--                 the due rows of its key that start before it, at most 1000: null if a slot is left for this row
+--   tokens_at     when its bucket has its tokens, if it waits for them; after the rows whose turns are before
 select g.id, g.fsm, g.fsm_version, g.step, g.status::text as status, g.queue, statement_timestamp() as now, g.eligible_at,
        g.awaits, g.await_deadline, g.children_pending, g.updated_at, g.finished_at, g.last_error, g.concurrency_key,
        g.rate_limit, coalesce(g.weight, 1) as weight, g.rate_turn_at is not null as has_rate_turn,
@@ -17,14 +17,15 @@ select g.id, g.fsm, g.fsm_version, g.step, g.status::text as status, g.queue, st
        exists (select from gen_durable.workers w where w.name = g.locked_by and w.expires_at > statement_timestamp())
          as is_worker_live,
        pause.paused_at, pause.paused_by,
-       line.slots,
+       key_slots.slots,
        (select json_agg(json_build_object('id', held.id, 'worker', held.locked_by, 'since', held.leased_at) order by held.id)::text
           from gen_durable.gen_durable held
-         where line.room <= 0 and held.concurrency_key = g.concurrency_key and held.concurrency_slot is not null) as holders,
-       case when before.count >= greatest(line.room, 1) then before.first end as first_of_key,
-       least(before.count, 1000) as ahead_of_key,
-       bucket.limit_name, case when bucket.tokens_at > statement_timestamp()
-                                and (g.rate_turn_at is not null or bucket.tokens_at > g.eligible_at) then bucket.tokens_at end as tokens_at,
+         where key_slots.free <= 0 and held.concurrency_key = g.concurrency_key and held.concurrency_slot is not null) as holders,
+       case when ahead_of_key.count >= greatest(key_slots.free, 1) then ahead_of_key.first end as first_of_key,
+       least(ahead_of_key.count, 1000) as ahead_of_key,
+       bucket.limit_name,
+       case when bucket.tokens_at > statement_timestamp()
+             and (g.rate_turn_at is not null or bucket.tokens_at > g.eligible_at) then bucket.tokens_at end as tokens_at,
        (select count(*) from gen_durable.gen_durable child
          where child.parent_id = g.id and child.parent_round = g.spawn_round) as children,
        (select array_agg(live.id order by live.id) from (
@@ -37,8 +38,8 @@ select g.id, g.fsm, g.fsm_version, g.step, g.status::text as status, g.queue, st
            where ahead.status = 'runnable' and not ahead.gated and ahead.queue = g.queue
              and (ahead.priority, ahead.eligible_at, ahead.id) < (g.priority, g.eligible_at, g.id)
              and ahead.eligible_at <= statement_timestamp()
-           limit 1000) line) as ahead,
-       coalesce(fleet.serving, 0) as serving, coalesce(fleet.able, 0) as able, coalesce(fleet.knowing, 0) as knowing
+           limit 1000) due) as ahead,
+       coalesce(by_worker.serving, 0) as serving, coalesce(by_worker.able, 0) as able, coalesce(by_worker.knowing, 0) as knowing
   from gen_durable.gen_durable g
   left join gen_durable.queues pause on pause.name = g.queue and pause.is_paused
  cross join lateral (
@@ -50,12 +51,14 @@ select g.id, g.fsm, g.fsm_version, g.step, g.status::text as status, g.queue, st
                   exists (select from unnest(w.fsms, w.fsm_versions) as machine (fsm, version)
                            where machine.fsm = g.fsm and machine.version = g.fsm_version) as knows
              from gen_durable.workers w
-            where w.expires_at > statement_timestamp() and not w.is_draining) each) fleet
+            where w.expires_at > statement_timestamp() and not w.is_draining) each) by_worker
  cross join lateral (
-   select limited.slots, limited.slots - (select count(*) from gen_durable.gen_durable holder
-                                           where holder.concurrency_key = g.concurrency_key and holder.concurrency_slot is not null) as room
+   select limited.slots,
+          limited.slots - (select count(*) from gen_durable.gen_durable holder
+                            where holder.concurrency_key = g.concurrency_key and holder.concurrency_slot is not null) as free
      from (select coalesce((select l.slots from gen_durable.limits l
-                             where l.kind = 'concurrency' and l.name = split_part(g.concurrency_key, ':', 1)), 1) as slots) limited) line
+                             where l.kind = 'concurrency' and l.name = split_part(g.concurrency_key, ':', 1)), 1) as slots) limited
+   ) key_slots
  cross join lateral (
    select count(*) as count, (array_agg(ahead.id order by ahead.priority, ahead.eligible_at, ahead.id))[1] as first
      from (select * from (
@@ -64,7 +67,7 @@ select g.id, g.fsm, g.fsm_version, g.step, g.status::text as status, g.queue, st
                 and (ahead.priority, ahead.eligible_at, ahead.id) < (g.priority, g.eligible_at, g.id)
                 and ahead.eligible_at <= statement_timestamp()
               order by ahead.priority, ahead.eligible_at, ahead.id limit 32767) first
-            limit greatest(line.room, 1000)) ahead) before
+            limit greatest(key_slots.free, 1000)) ahead) ahead_of_key
   left join lateral (
    select l.name as limit_name, greatest(
             b.full_at + cost.own - gen_durable.refill(l.burst, l.allowed, l.period),

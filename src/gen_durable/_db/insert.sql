@@ -1,7 +1,7 @@
--- Inserting: the work is done by the function insert_rows, which producers of every language share.
+-- Insert instances by insert_rows(), which producers in every language share.
 
 -- name: insert
--- Any number of instances in one statement; an answer per input, numbered by its place.
+-- Insert any number of instances in one statement; one row per input, numbered by position.
 select ord, id, inserted, queue, holder_fsm, holder_key, holder_status
   from gen_durable.insert_rows(
          :fsms::text[], :versions::int[], :steps::text[], :states::text[], :queues::text[], :priorities::int[],
@@ -11,15 +11,15 @@ select ord, id, inserted, queue, holder_fsm, holder_key, holder_status
          :rate_limits::text[], :weights::int[])
 
 -- name: insert_dead_letters
--- What failed instances leave to machines of which only the names are known.
+-- Insert the dead letters of failed instances, addressed by machine name.
 select gen_durable.insert_dead_letters(:receivers::text[], :contents::text[], :traceparents::text[]) as queue
 
 -- name: dead_letter_failed
--- The same for instances whose worker could not say so.
+-- Insert the dead letters of instances that failed without an outcome of their worker.
 select gen_durable.dead_letter_failed(:ids::bigint[], :attempts::int[]) as queue
 
 -- name: register
--- What a worker runs, so that producers in SQL need not know where a machine begins. Written only when it changed.
+-- Register the machines of a worker, so that SQL producers need not know initial steps and queues. Writes only changes.
 insert into gen_durable.machines (fsm, fsm_version, initial_step, queue, dead_letter)
 select fsm, fsm_version, initial_step, queue, dead_letter
   from unnest(:fsms::text[], :versions::int[], :initial_steps::text[], :queues::text[], :dead_letters::text[])

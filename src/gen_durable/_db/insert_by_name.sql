@@ -1,7 +1,7 @@
--- Inserting by the name of a machine, for who has no class of it: the function for producers in any language does the work.
+-- Insert instances by machine name, for clients without the class. Uses the function that SQL producers call.
 
 -- name: insert
--- One instance of a machine of which only the name is known, with the defaults that its workers registered.
+-- Insert one instance of a machine by name, with the defaults that its workers registered.
 select id, inserted
   from gen_durable.insert(
          :fsm::text, :state::text::jsonb, step => :step::text, queue => :queue::text, priority => :priority::int,
@@ -11,5 +11,5 @@ select id, inserted
          rate_limit => :rate_limit::text, weight => :weight::int, max_attempts => :max_attempts::int)
 
 -- name: machines
--- What workers have registered.
+-- The machines that workers have registered.
 select fsm, fsm_version from gen_durable.machines order by fsm, fsm_version

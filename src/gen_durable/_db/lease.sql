@@ -1,31 +1,33 @@
--- Leases: keeping them, taking them back from the dead, and the clock of parked instances.
+-- Leases: renew them, requeue orphaned executions, expire awaits.
 
 -- name: renew
--- Push out the leases that this worker still holds. One statement for any number of rows, HOT (lease_expires_at is in no
--- index). SKIP LOCKED: a row that a flush holds is about to end its lease anyway, and waiting for it would deadlock with it.
-with held as materialized (
-  select g.id, mine.lease
-    from unnest(:ids::bigint[], :lease_tokens::bigint[], :leases::interval[]) as mine (id, lease_token, lease)
-    join gen_durable.gen_durable g on g.id = mine.id and g.lease_token = mine.lease_token
+-- Renew the leases that this worker still holds. One statement for any number of rows; a HOT update, since lease_expires_at is in
+-- no index. Locks: ids descending, SKIP LOCKED: a row that a flush has locked is about to end its lease, and waiting for it could
+-- deadlock.
+with renewed as materialized (
+  select g.id, held.lease
+    from unnest(:ids::bigint[], :lease_tokens::bigint[], :leases::interval[]) as held (id, lease_token, lease)
+    join gen_durable.gen_durable g on g.id = held.id and g.lease_token = held.lease_token
    order by g.id desc for no key update of g skip locked
 )
-update gen_durable.gen_durable g set lease_expires_at = statement_timestamp() + held.lease
-  from held where g.id = held.id
+update gen_durable.gen_durable g set lease_expires_at = statement_timestamp() + renewed.lease
+  from renewed where g.id = renewed.id
 returning g.id, g.lease_token
 
 -- name: mark_started
--- Note when these executions began their step: LEASED becomes IN_PROGRESS. HOT, and only for steps that take long.
-with begun as materialized (
-  select g.id, mine.at from unnest(:ids::bigint[], :lease_tokens::bigint[], :step_seqs::bigint[], :moments::timestamptz[])
-         as mine (id, lease_token, step_seq, at)
+-- Record when these executions started their step: LEASED becomes IN_PROGRESS. Only for long steps; a HOT update. Guard: lease
+-- token and step_seq. Locks: ids descending, SKIP LOCKED.
+with starting as materialized (
+  select g.id, held.at from unnest(:ids::bigint[], :lease_tokens::bigint[], :step_seqs::bigint[], :moments::timestamptz[])
+         as held (id, lease_token, step_seq, at)
     join gen_durable.gen_durable g
-      on g.id = mine.id and g.lease_token = mine.lease_token and g.step_seq = mine.step_seq
+      on g.id = held.id and g.lease_token = held.lease_token and g.step_seq = held.step_seq
    order by g.id desc for no key update of g skip locked
 ), started as (
-  update gen_durable.gen_durable g set started_at = least(begun.at, statement_timestamp())
-    from begun where g.id = begun.id
+  update gen_durable.gen_durable g set started_at = least(starting.at, statement_timestamp())
+    from starting where g.id = starting.id
   returning g.id, g.lease_token, g.step_seq, g.step, g.execution, g.attempt, g.locked_by, g.started_at
-), noted as (
+), audited as (
   insert into gen_durable.audit_events (instance_id, event, data)
   select id, 'started', jsonb_build_object('step', step, 'step_seq', step_seq + 1, 'execution', execution, 'attempt', attempt,
            'worker', locked_by, 'started_at', started_at)
@@ -35,32 +37,32 @@ with begun as materialized (
 select id, lease_token, step_seq from started
 
 -- name: watch
--- What has happened to these leases behind the back of their steps: taken away, or asked to end. For steps that take long.
-select mine.id, mine.lease_token, g.id is null as is_lost
-  from unnest(:ids::bigint[], :lease_tokens::bigint[]) as mine (id, lease_token)
-  left join gen_durable.gen_durable g on g.id = mine.id and g.lease_token = mine.lease_token
+-- Of these leases, those that are lost or whose instance has a requested cancel. For long steps; a plain read.
+select held.id, held.lease_token, g.id is null as is_lost
+  from unnest(:ids::bigint[], :lease_tokens::bigint[]) as held (id, lease_token)
+  left join gen_durable.gen_durable g on g.id = held.id and g.lease_token = held.lease_token
  where g.id is null or g.cancel_requested_at is not null
 
 -- name: still_held
--- The ids that renew did not return: skipped (still ours) or lost? A plain read decides.
-select g.id, g.lease_token from unnest(:ids::bigint[], :lease_tokens::bigint[]) as mine (id, lease_token)
-  join gen_durable.gen_durable g on g.id = mine.id and g.lease_token = mine.lease_token
+-- Of the leases that `renew` did not return, those that are still held: their rows were locked. A plain read.
+select g.id, g.lease_token from unnest(:ids::bigint[], :lease_tokens::bigint[]) as held (id, lease_token)
+  join gen_durable.gen_durable g on g.id = held.id and g.lease_token = held.lease_token
 
 -- name: suspect
--- Executions whose lease has run out though its holder could have renewed it: what somebody's transaction holds is passed by, as
--- renew has to pass it by. Whoever has not renewed one heartbeat later is dead. With what a reap may have to wait for beside
--- the row itself: the parent, and the next in line of the key. Ordered, bounded, SKIP LOCKED; the next ones are :after the last.
+-- Executions whose lease has expired, and whose row is not locked: `renew` skips locked rows too, so their leases may expire while
+-- the worker lives. A suspect that is not renewed within one heartbeat is reaped. Returned with the rows that a reap may have to
+-- wait for: the parent, and the next row of the concurrency key. Bounded, ids ascending after :after, SKIP LOCKED.
 select g.id, g.lease_expires_at, g.parent_id, g.concurrency_key from gen_durable.gen_durable g
  where g.status = 'executing' and g.id > :after::bigint and g.lease_expires_at < statement_timestamp()
  order by g.id limit 500
    for no key update skip locked
 
 -- part: requeue_orphaned
--- What becomes of executions whose process has died, or whose lease ran out (`dead`): they go back to their queue,
--- attempt and crash_count grow, the next try waits 1, 2, 4 … 300 s, and after :crash_limit crashes in one step the instance
--- fails as poison, through the same end as any other. Then: the letters of the poisoned, and ungate the keys that come back.
--- An alert of poison has the number of its execution in its id, below zero: a retry may make the same transition after all,
--- with events of its own, or be poison again.
+-- Requeue the executions in `orphaned`, whose process died or whose lease expired. attempt and crash_count grow; the next
+-- attempt waits 1, 2, 4 ... 300 s. After :crash_limit crashes in one step the instance fails as poison.
+-- Later statements of the transaction: dead letters of the failed, sweep their inboxes, ungate the freed keys.
+-- The alert event of poison has the negative number of the execution as `n`: a retried instance may commit the same transition
+-- with events of its own, or fail as poison again.
 reaped as (
   update gen_durable.gen_durable g
      set status = case when g.cancel_requested_at is not null then 'cancelled'::gen_durable.durable_status
@@ -82,11 +84,11 @@ reaped as (
          finished_at = case when g.cancel_requested_at is not null or g.crash_count >= :crash_limit::int - 1
                             then statement_timestamp() end,
          updated_at = statement_timestamp()
-    from dead where g.id = dead.id
+    from orphaned where g.id = orphaned.id
   returning g.id, g.fsm, g.step, g.status, g.queue, g.concurrency_key, g.parent_id, g.parent_round, g.has_signals,
-            g.status in ('failed', 'cancelled') as has_ended, dead.step_seq, dead.execution, dead.attempt,
-            dead.locked_by, dead.leased_at, dead.lease_expires_at, dead.started_at, g.last_error, g.cancelled_by, g.cancel_reason,
-            g.fsm_version, g.correlation_key
+            g.status in ('failed', 'cancelled') as has_ended, orphaned.step_seq, orphaned.execution, orphaned.attempt,
+            orphaned.locked_by, orphaned.leased_at, orphaned.lease_expires_at, orphaned.started_at, g.last_error,
+            g.cancelled_by, g.cancel_reason, g.fsm_version, g.correlation_key
 ), recorded as (
   insert into gen_durable.executions (instance_id, step_seq, execution, attempt, status, outcome, step, lease_owner,
                                       leased_at, lease_expires_at, started_at, finished_at)
@@ -94,7 +96,7 @@ reaped as (
          case status when 'cancelled' then 'cancelled' when 'failed' then 'poison' else 'lease' end, step, locked_by,
          leased_at, lease_expires_at, started_at, statement_timestamp()
     from reaped where :record::text <> 'off'
-), noted as (
+), audited as (
   insert into gen_durable.audit_events (instance_id, event, actor, reason, data)
   select id, case status when 'cancelled' then 'cancelled' when 'failed' then 'failed' else 'crashed' end,
          case when status = 'cancelled' then cancelled_by end, case when status = 'cancelled' then cancel_reason end,
@@ -105,38 +107,28 @@ reaped as (
    where (select s.audit from gen_durable.settings s) >= 'failures'
 ), alerted as (
   insert into gen_durable.outbox (instance_id, step_seq, n, sink, type, subject, data)
-  -- In two parts: in one, the name of the event would be taken for one of our tables.
+  -- Concatenated: in one piece, "gen_durable." would be replaced by the name of the schema.
   select id, step_seq + 1, -execution, :alerts::text, 'gen_durable' || '.instance.failed', coalesce(correlation_key, id::text),
          jsonb_build_object('id', id, 'machine', fsm, 'version', fsm_version, 'step', step, 'cause', 'poison',
                             'error', last_error, 'attempts', least(attempt, 2147483646) + 1)
     from reaped where :alerts::text is not null and status = 'failed'
-), ended as (
-  select parent_id, parent_round, count(*)::int as children from reaped
-   where has_ended and parent_id is not null group by parent_id, parent_round
-), parent as (
-  select p.id, ended.children, p.status = 'awaiting_children' and p.spawn_round = ended.parent_round as is_waiting
-    from ended join gen_durable.gen_durable p on p.id = ended.parent_id order by p.id desc for no key update of p
-), joined as (
-  update gen_durable.gen_durable p
-     set children_pending = greatest(p.children_pending - parent.children, 0),
-         status = case when p.children_pending = parent.children then 'runnable'::gen_durable.durable_status else p.status end,
-         eligible_at = case when p.children_pending = parent.children then greatest(p.eligible_at, statement_timestamp())
-                            else p.eligible_at end,
-         updated_at = statement_timestamp()
-    from parent where p.id = parent.id and parent.is_waiting
-  returning p.status, p.queue
+), released as materialized (
+  select array_agg(distinct queue) as queues
+    from (select array_agg(parent_id) as parents, array_agg(parent_round) as rounds from reaped
+           where has_ended and parent_id is not null having count(*) > 0) ended
+   cross join lateral gen_durable.join_parents(ended.parents, ended.rounds) as queue
 )
 select reaped.id, reaped.fsm, reaped.step, reaped.status::text as status, reaped.queue, reaped.concurrency_key,
        reaped.has_ended and reaped.has_signals as has_inbox, least(reaped.attempt, 2147483646) + 1 as attempts,
-       (select array_agg(distinct joined.queue) from joined where joined.status = 'runnable') as released
+       (select released.queues from released) as released
   from reaped
 
 -- name: reap
--- Executions whose lease ran out. Nothing is reaped within one lease of the server's start: after an outage the living renew first.
--- With :ids, only these, and only if their leases still end when they did, at :ends: a lease that was renewed or made since then
--- is not the one that was suspected, even if this statement comes to a server that was frozen until that one ran out as well.
--- Ordered, bounded, SKIP LOCKED.
-with dead as materialized (
+-- Requeue executions whose lease has expired. Nothing is reaped within one lease after the start of the server: after an outage,
+-- live workers renew first. With :ids, only these, and only if their lease still expires at :ends: a lease that was renewed or
+-- taken since then is not the suspected one, even if this statement reaches a server that was frozen until that one expired too.
+-- Locks: at most 500 rows, SKIP LOCKED; then their parents, ids descending.
+with orphaned as materialized (
   select g.id, g.step_seq, g.execution, g.attempt, g.step, g.locked_by, g.leased_at, g.lease_expires_at, g.started_at
     from gen_durable.gen_durable g
    where g.status = 'executing' and g.lease_expires_at < statement_timestamp()
@@ -148,12 +140,11 @@ with dead as materialized (
 ), {requeue_orphaned}
 
 -- name: reap_worker
--- Executions of a worker whose process is known to be dead: nobody has to wait for their leases to run out. What another
--- transaction holds locked may be the last commit of that worker; it is left for the next round. Ordered, bounded. That worker is
--- not there any more, and nobody has to wait for its presence to run out either.
-with absent as (
+-- Requeue the executions of a worker whose process is known to be dead, before their leases expire, and deregister the worker. A
+-- locked row may be in the last commit of that worker; the next round takes it. Locks as in `reap`.
+with deregistered as (
   delete from gen_durable.workers w where w.name = :worker::text
-), dead as materialized (
+), orphaned as materialized (
   select g.id, g.step_seq, g.execution, g.attempt, g.step, g.locked_by, g.leased_at, g.lease_expires_at, g.started_at
     from gen_durable.gen_durable g
    where g.status = 'executing' and g.locked_by = :worker::text
@@ -162,8 +153,8 @@ with absent as (
 ), {requeue_orphaned}
 
 -- name: reap_execution
--- One execution whose process has died, though its worker lives: guarded like every write of an execution.
-with dead as materialized (
+-- Requeue one execution whose process died while its worker lives. Guard: id, lease_token, step_seq.
+with orphaned as materialized (
   select g.id, g.step_seq, g.execution, g.attempt, g.step, g.locked_by, g.leased_at, g.lease_expires_at, g.started_at
     from gen_durable.gen_durable g
    where g.id = :id::bigint and g.lease_token = :lease_token::bigint and g.step_seq = :step_seq::bigint
@@ -172,17 +163,17 @@ with dead as materialized (
 ), {requeue_orphaned}
 
 -- name: deleted_live
--- Whether there is a live instance that has a deleted_at and was not asked to end: one look at an index that is all but empty.
+-- Whether a live instance has deleted_at and no requested cancel. One probe of an index that is almost empty.
 select g.id from gen_durable.gen_durable g
  where g.deleted_at is not null and g.finished_at is null and g.cancel_requested_at is null limit 1
 
 -- name: end_deleted
--- End live instances that have a deleted_at which neither soft_delete nor the trigger on that column has seen: rows that were
--- inserted or copied with one, or updated while triggers were disabled. The queues that have work now.
+-- Cancel live instances with deleted_at that neither soft_delete nor the trigger on that column has cancelled: rows inserted or
+-- copied with deleted_at, or updated while triggers were disabled. Returns the queues that have work now.
 select queue from gen_durable.end_deleted(:most::int, null) as queue
 
 -- name: expire
--- Awaits whose deadline has passed: the step runs with what arrived, possibly nothing. Ordered, bounded, SKIP LOCKED.
+-- Wake awaits whose deadline has passed: the step runs with the signals that arrived, possibly none. Bounded, SKIP LOCKED.
 with due as materialized (
   select g.id from gen_durable.gen_durable g
    where g.status = 'awaiting_signal' and g.await_deadline <= statement_timestamp()
@@ -193,7 +184,7 @@ with due as materialized (
      set status = 'runnable', timed_out = true, eligible_at = statement_timestamp(), updated_at = statement_timestamp()
     from due where g.id = due.id and g.status = 'awaiting_signal'
   returning g.id, g.fsm, g.step, g.queue, g.await_deadline
-), noted as (
+), audited as (
   insert into gen_durable.audit_events (instance_id, event, data)
   select id, 'expired', jsonb_build_object('step', step, 'deadline', await_deadline) from expired
    where (select s.audit from gen_durable.settings s) = 'all'

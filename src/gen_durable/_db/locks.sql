@@ -1,7 +1,7 @@
--- Locks of other sessions, for messages.
+-- Locks of other sessions, for messages about lock timeouts.
 
 -- name: holder
--- The session that holds the strongest lock on a table of the schema, or on one table of it if that is known.
+-- The session with the strongest lock on a table of the schema, or on :relation if given.
 select c.relname::text as relation, l.mode, l.pid, coalesce(a.application_name, '') as application,
        extract(epoch from clock_timestamp() - a.xact_start)::float8 as seconds
   from pg_locks l

@@ -1,21 +1,20 @@
 -- The version of the schema.
 
 -- name: lock
--- One migration of one schema at a time; freed by the end of the transaction, so no pooler can strand it.
+-- Serialize migrations of one schema. Transaction-level, so a pooler cannot leave it locked.
 select pg_advisory_xact_lock(hashtextextended('gen_durable.migrate:' || :schema::text, 0))
 
 -- name: is_there
--- Whether the schema has been migrated, as this session remembers it: planned in no time, and it may not have heard of what was
--- committed a moment ago.
+-- Whether the schema is installed, from the catalog cache of this session: cheap, but a recent commit may be missing.
 select to_regclass(quote_ident(:schema::text) || '.migrations') is not null as is_there
 
 -- name: exists
--- Whether the schema is there, and whether it has been migrated. And whether the database can store what we are given.
+-- Whether the schema exists and is installed, who owns it, and the encoding of the database. Reads the catalog.
 select current_setting('server_encoding') as encoding,
        exists (select from pg_namespace where nspname = :schema::text) as has_schema,
        exists (select from pg_class c join pg_namespace n on n.oid = c.relnamespace
                 where n.nspname = :schema::text and c.relname = 'migrations') as has_migrations,
-       -- The owner of the schema, where that role is not trusted with the rights of this one. A superuser is a member of all roles.
+       -- The owner of the schema, if this role must not trust it. A superuser is a member of all roles.
        (select owner.rolname::text
           from pg_namespace n join pg_roles owner on owner.oid = n.nspowner join pg_roles us on us.rolname = current_user
          where n.nspname = :schema::text and owner.oid <> us.oid and not owner.rolsuper and owner.rolname <> 'pg_database_owner'
@@ -23,7 +22,7 @@ select current_setting('server_encoding') as encoding,
            and (us.rolsuper or not pg_has_role(owner.oid, 'member'))) as foreign_owner
 
 -- name: version
--- The newest increment that has been applied, and the oldest code that works with all of them.
+-- The newest applied increment, and the oldest code that works with all applied increments.
 select max(version) as version, max(oldest_code) as oldest_code from gen_durable.migrations
 
 -- name: left_behind
@@ -33,9 +32,9 @@ select w.name, w.schema_version from gen_durable.workers w
  order by w.name
 
 -- name: record
--- An increment has been applied.
+-- Record an applied increment.
 insert into gen_durable.migrations (version, oldest_code) values (:version::int, :oldest_code::int)
 
 -- name: forget
--- An increment has been taken back.
+-- Remove the record of a reverted increment.
 delete from gen_durable.migrations where version = :version::int

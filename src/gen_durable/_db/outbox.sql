@@ -1,8 +1,8 @@
--- The outbox: events are written by the commit that emits them, leased by a dispatcher, published outside of any transaction,
--- and marked. Every mark is guarded by the token of the lease.
+-- The outbox. A commit inserts its events; a dispatcher leases them, publishes them outside of any transaction, and marks them.
+-- Guard of every mark: the token of the lease. A stream is the events of one instance for one sink, ordered by id.
 
 -- name: emit
--- The events of outcomes that the guarded commit of the same transaction has returned.
+-- Insert the events of outcomes that the guarded commit of the same transaction has returned.
 insert into gen_durable.outbox (instance_id, step_seq, n, sink, type, subject, data)
 select event.instance_id, event.step_seq, event.n, event.sink, event.type, event.subject, event.data::jsonb
   from unnest(:ids::bigint[], :step_seqs::bigint[], :ns::int[], :sinks::text[], :types::text[], :subjects::text[],
@@ -11,10 +11,10 @@ select event.instance_id, event.step_seq, event.n, event.sink, event.type, event
  order by event.place
 
 -- name: lease_events
--- Lease due events of one sink, the longest due first. Of each line only what has nobody before it but others of this batch:
--- an earlier event may be leased by another dispatcher, or wait for its next try. What is behind such a one is put off: until
--- that try, or for a moment if it is just being published (publishing it lets the rest of the line go on, see below).
-with candidate as materialized (
+-- Lease due events of one sink, the longest due first. An event is leased only if every unpublished event before it in its stream
+-- is in the same batch: an earlier one may be leased by another dispatcher, or wait for its next attempt. Events behind such a
+-- one are deferred: until its next attempt, or for 0.2 s if it is being published (release_successors makes them due). SKIP LOCKED.
+with candidates as materialized (
   select * from (
     select o.id, o.instance_id from gen_durable.outbox o
      where o.sink = :sink::text and o.published_at is null and o.dead_at is null and o.next_at <= statement_timestamp()
@@ -22,27 +22,27 @@ with candidate as materialized (
        for no key update skip locked) first
   limit :demand::int
 ), blocked as (
-  select line.instance_id, before.id, before.attempts, before.next_at
-    from (select distinct candidate.instance_id from candidate) line cross join lateral (
+  select streams.instance_id, earlier.id, earlier.attempts, earlier.next_at
+    from (select distinct candidates.instance_id from candidates) streams cross join lateral (
       select o.id, o.attempts, o.next_at from gen_durable.outbox o
-       where o.instance_id = line.instance_id and o.sink = :sink::text and o.published_at is null and o.dead_at is null
-         and not exists (select from candidate where candidate.id = o.id)
-       order by o.id limit 1) before
+       where o.instance_id = streams.instance_id and o.sink = :sink::text and o.published_at is null and o.dead_at is null
+         and not exists (select from candidates where candidates.id = o.id)
+       order by o.id limit 1) earlier
 ), deferred as (
   update gen_durable.outbox o
      set next_at = greatest(case when blocked.attempts > 0 then blocked.next_at end,
                             statement_timestamp() + interval '0.2 seconds')
-    from candidate join blocked using (instance_id)
-   where o.id = candidate.id and blocked.id < candidate.id
+    from candidates join blocked using (instance_id)
+   where o.id = candidates.id and blocked.id < candidates.id
 )
 update gen_durable.outbox o
    set lease_token = :lease_token::bigint, next_at = statement_timestamp() + :lease::interval
-  from candidate left join blocked using (instance_id)
- where o.id = candidate.id and (blocked.id is null or blocked.id > candidate.id)
+  from candidates left join blocked using (instance_id)
+ where o.id = candidates.id and (blocked.id is null or blocked.id > candidates.id)
 returning o.id, o.instance_id, o.step_seq, o.n, o.type, o.subject, o.data::text as data, o.created_at, o.attempts
 
 -- name: mark_events
--- Mark leased events: published, dead, to be retried, or released untried. A delay is from now.
+-- Mark leased events as published or dead, or schedule a retry, or release them without an attempt. :delays are relative to now.
 update gen_durable.outbox o
    set lease_token = null,
        attempts = o.attempts + (mark.error is not null)::int,
@@ -55,23 +55,23 @@ update gen_durable.outbox o
 returning o.id
 
 -- name: release_successors
--- Behind events that are published or dead, the rest of their lines is due.
+-- Make the deferred events due that are behind published or dead events of the same streams.
 update gen_durable.outbox o set next_at = statement_timestamp()
-  from (select distinct unnest(:instance_ids::bigint[]) as instance_id) line
- where o.instance_id = line.instance_id and o.sink = :sink::text and o.published_at is null and o.dead_at is null
+  from (select distinct unnest(:instance_ids::bigint[]) as instance_id) streams
+ where o.instance_id = streams.instance_id and o.sink = :sink::text and o.published_at is null and o.dead_at is null
    and o.lease_token is null and o.attempts = 0 and o.next_at > statement_timestamp()
 
 -- name: lock_executions
--- Before finish_executions, in a statement of its own: of two dispatchers that mark the last events of one execution at once,
--- the second waits here, and its next statement sees the marks of the first.
+-- Lock the executions before finish_executions. A separate statement: of two dispatchers that mark the last events of one
+-- execution at once, the second waits here, and its next statement sees the marks of the first. Lock order: instance, step_seq.
 select from gen_durable.executions e
   join unnest(:instance_ids::bigint[], :step_seqs::bigint[]) as done (instance_id, step_seq) using (instance_id, step_seq)
  where e.status = 'COMMITTED'
  order by e.instance_id, e.step_seq for no key update of e
 
 -- name: finish_executions
--- Executions whose events are all published or dead have nothing left to do. A scalar subquery and not NOT EXISTS: that would be
--- planned as a join, which reads every pending event of the outbox for each batch of marks.
+-- Mark executions DONE whose events are all published or dead. A scalar subquery instead of NOT EXISTS: that would be planned as a
+-- join, which reads all pending events for each batch of marks.
 update gen_durable.executions e set status = 'DONE'
   from (select distinct * from unnest(:instance_ids::bigint[], :step_seqs::bigint[]) as done (instance_id, step_seq)) done
  where e.instance_id = done.instance_id and e.step_seq = done.step_seq and e.status = 'COMMITTED'
@@ -80,7 +80,7 @@ update gen_durable.executions e set status = 'DONE'
            and o.dead_at is null limit 1) is null
 
 -- name: list_events
--- Events as people look at them: of one instance, of one sink, by their state; newest first.
+-- Events filtered by instance, sink and state, newest first.
 select o.id, o.instance_id, o.step_seq, o.n, o.sink, o.type, o.subject, o.data::text as data, o.created_at, o.next_at,
        o.attempts, o.last_error, o.published_at,
        case when o.published_at is not null then 'published' when o.dead_at is not null then 'dead' else 'pending' end as state
@@ -93,7 +93,7 @@ select o.id, o.instance_id, o.step_seq, o.n, o.sink, o.type, o.subject, o.data::
  order by o.id desc limit :demand::int
 
 -- name: replay_events
--- Publish dead or published events again, under the same ids, in the order of their lines.
+-- Publish dead or published events again, with the same ids, in the order of their streams.
 with replayed as (
   update gen_durable.outbox o
      set published_at = null, dead_at = null, attempts = 0, last_error = null, lease_token = null,

@@ -1,41 +1,41 @@
--- Schedules: which are due, firing them, and changing them. Writes are guarded by the revision that their writer has seen.
+-- Schedules: find due ones, fire them, change them. Guard: the revision that the writer has read; every write sets a new one.
 
--- part: all_of_it
+-- part: columns
 s.name, s.revision, s.cron, s.every, s.tz, s.anchor_at, s.missed, s.overlap, s.spec::text as spec, s.next_at, s.last_fire_time,
        s.last_fired_at, s.last_id, s.fired_count, s.last_error, s.paused_at, s.pause_reason, s.paused_by, s.inserted_at,
        s.updated_at
 
 -- name: due_schedules
--- Those whose next slot has come, or comes :within so long, the longest due first; and what time it is. :ahead is zero but for
--- the clock of a test.
-select {all_of_it}, statement_timestamp() + :ahead::interval as now
+-- Schedules whose fire time has come, or comes :within that interval, the longest due first; with the current time. :ahead is zero
+-- except for the clock of a test.
+select {columns}, statement_timestamp() + :ahead::interval as now
   from gen_durable.schedules s
  where s.paused_at is null and s.next_at <= statement_timestamp() + :ahead::interval + :within::interval
    and s.revision <> all (:except_revisions::bigint[])
  order by s.next_at, s.name limit :limit::int
 
 -- name: fire_schedule
--- Fire slots and go on to the next, if the schedule is still as it was seen.
+-- Insert the instances of due fire times and set the next fire time, if the revision has not changed.
 select is_busy, ids, are_new, queue
   from gen_durable.fire_schedule(:name::text, :revision::bigint, :fire_times::timestamptz[], :passed_at::timestamptz,
                                  :next_at::timestamptz, :problem::text)
 
 -- name: trigger_schedule
--- Insert one instance now.
+-- Insert one instance now, outside of the timetable.
 select id, inserted, queue
   from gen_durable.trigger_schedule(:name::text, statement_timestamp() + :ahead::interval, :reason::text, :actor::text)
 
 -- name: list_schedules
--- All of them, by name.
-select {all_of_it} from gen_durable.schedules s order by s.name
+-- All schedules, by name.
+select {columns} from gen_durable.schedules s order by s.name
 
 -- name: find_schedule
--- One schedule, if there is one, and the time.
-select {all_of_it}, statement_timestamp() + :ahead::interval as now
+-- One schedule, or nulls; with the current time.
+select {columns}, statement_timestamp() + :ahead::interval as now
   from (select) as one left join gen_durable.schedules s on s.name = :name::text
 
 -- name: put_schedule
--- Make a schedule, or give another definition to the one that was seen. It stays paused if it was.
+-- Create a schedule, or replace its definition if the revision has not changed. A paused one stays paused.
 insert into gen_durable.schedules (name, cron, every, tz, missed, overlap, spec, anchor_at, next_at)
 values (:name::text, :cron::text, :every::interval, :tz::text, :missed::text, :overlap::text, :spec::text::jsonb,
         :anchor_at::timestamptz, :next_at::timestamptz)
@@ -47,7 +47,7 @@ values (:name::text, :cron::text, :every::interval, :tz::text, :missed::text, :o
 returning name, gen_durable.audit_action('schedule:' || name, 'set', :reason::text, :actor::text)
 
 -- name: pause_schedule
--- Fire no more. Once is as good as twice: the first reason stays.
+-- Pause a schedule. If it is already paused, the first reason stays.
 update gen_durable.schedules s
    set paused_at = statement_timestamp(), pause_reason = :reason::text, paused_by = :actor::text,
        revision = default, updated_at = statement_timestamp()
@@ -55,7 +55,7 @@ update gen_durable.schedules s
 returning s.name, gen_durable.audit_action('schedule:' || s.name, 'paused', :reason::text, :actor::text)
 
 -- name: resume_schedule
--- Go on with the first slot that has not come yet, if the schedule is still as it was seen.
+-- Resume a schedule at the next fire time in the future, if the revision has not changed.
 update gen_durable.schedules s
    set paused_at = null, pause_reason = null, paused_by = null, next_at = :next_at::timestamptz,
        revision = default, updated_at = statement_timestamp()
@@ -63,6 +63,6 @@ update gen_durable.schedules s
 returning s.name, gen_durable.audit_action('schedule:' || s.name, 'resumed', :reason::text, :actor::text)
 
 -- name: delete_schedule
--- Forget it; what it has inserted stays.
+-- Delete a schedule; its instances stay.
 delete from gen_durable.schedules s where s.name = :name::text
 returning s.name, gen_durable.audit_action('schedule:' || s.name, 'removed', :reason::text, :actor::text)

@@ -1,11 +1,11 @@
--- Reading instances. Each statement returns the columns of the view `snapshots`.
+-- Read instances. Most statements return the columns of the view `snapshots`.
 
 -- name: get
--- One instance by its id.
+-- One instance by id.
 select * from gen_durable.snapshots where id = :id::bigint
 
 -- name: get_by_key
--- By correlation key: the one that occupies it now, or else the latest that had it, the deleted after all others.
+-- One instance by correlation key: the one that occupies the key, else the latest that had it; deleted ones last.
 select snapshot.*
   from (select 0 as rank, g.id from gen_durable.gen_durable g where g.correlation_guard = :key::text
         union all
@@ -17,8 +17,8 @@ select snapshot.*
   join gen_durable.snapshots snapshot on snapshot.id = found.id
 
 -- name: finished_or_parked
--- Those of these instances that have ended, or (:parked) that wait for a signal or for children; and those that are not
--- there, with nulls. For everybody who waits.
+-- Of these instances, those that have ended, or (:parked) that wait for a signal or children; and nulls for those that do not
+-- exist. For clients that wait.
 select wanted.id as wanted_id, snapshot.* from unnest(:ids::bigint[], :parked::boolean[]) as wanted (id, parked)
   left join gen_durable.snapshots snapshot on snapshot.id = wanted.id
  where snapshot.id is null or snapshot.status in ('done', 'failed', 'cancelled')
@@ -39,73 +39,73 @@ select wanted.id as wanted_id, snapshot.* from unnest(:ids::bigint[], :parked::b
    and (:inserted_after::timestamptz is null or inserted_at >= :inserted_after::timestamptz)
    and (:inserted_before::timestamptz is null or inserted_at < :inserted_before::timestamptz)
 
--- Each of the following is there three times. One plan serves every choice of filters, so it uses an index for none of them; a
--- correlation key or a parent has one that finds the few that matter, if the statement says so.
+-- Three variants of each statement below: plain, by correlation key, by parent. One plan serves all filters and uses an index for
+-- none of them. The variants name the key or the parent in a plain condition, so that its index is used.
 
 -- name: list
--- One page, newest first, below :before. A null filter filters nothing.
+-- One page, newest first, below :before. A null filter matches everything.
 select * from gen_durable.snapshots
  where id < :before::bigint and {wanted}
  order by id desc limit :limit::int
 
 -- name: list_by_key
--- One page, of those with one correlation key.
+-- One page of the instances with one correlation key.
 select * from gen_durable.snapshots
  where correlation_key = :correlation_key::text and id < :before::bigint and {wanted}
  order by id desc limit :limit::int
 
 -- name: list_by_parent
--- One page, of the children of one instance. `id + 0`: sorted when they are found, not looked for along the ids of everybody.
+-- One page of the children of one instance. `id + 0` keeps the planner from walking the primary key: it sorts the children.
 select * from gen_durable.snapshots
  where parent_id = :parent_id::bigint and id < :before::bigint and {wanted}
  order by id + 0 desc limit :limit::int
 
 -- name: ids
--- The same without the instances: what a walk through all of them needs.
+-- One page of ids, for walks over many instances.
 select id from gen_durable.snapshots
  where id < :before::bigint and {wanted}
  order by id desc limit :limit::int
 
 -- name: ids_by_key
--- The ids, of those with one correlation key.
+-- One page of the ids with one correlation key.
 select id from gen_durable.snapshots
  where correlation_key = :correlation_key::text and id < :before::bigint and {wanted}
  order by id desc limit :limit::int
 
 -- name: ids_by_parent
--- The ids, of the children of one instance.
+-- One page of the ids of the children of one instance.
 select id from gen_durable.snapshots
  where parent_id = :parent_id::bigint and id < :before::bigint and {wanted}
  order by id + 0 desc limit :limit::int
 
 -- name: count
--- How many there are, by the same filters.
+-- The number of instances that match the filters.
 select count(*) as count from gen_durable.snapshots where {wanted}
 
 -- name: count_by_key
--- How many there are, of those with one correlation key.
+-- The number of instances with one correlation key that match the filters.
 select count(*) as count from gen_durable.snapshots where correlation_key = :correlation_key::text and {wanted}
 
 -- name: count_by_parent
--- How many there are, of the children of one instance.
+-- The number of children of one instance that match the filters.
 select count(*) as count from gen_durable.snapshots where parent_id = :parent_id::bigint and {wanted}
 
 -- name: tally
--- How many there are of each machine in each status, by the same filters.
+-- The number of instances per machine and status.
 select fsm, status, count(*) as count from gen_durable.snapshots where {wanted} group by fsm, status order by fsm, status
 
 -- name: tally_by_key
--- How many of each machine and status, of those with one correlation key.
+-- The number of instances with one correlation key, per machine and status.
 select fsm, status, count(*) as count from gen_durable.snapshots
  where correlation_key = :correlation_key::text and {wanted} group by fsm, status order by fsm, status
 
 -- name: tally_by_parent
--- How many of each machine and status, of the children of one instance.
+-- The number of children of one instance, per machine and status.
 select fsm, status, count(*) as count from gen_durable.snapshots
  where parent_id = :parent_id::bigint and {wanted} group by fsm, status order by fsm, status
 
 -- name: children_of
--- The children of one instance, in the order in which they were scheduled; of its last spawn, or (:every) of all.
+-- The children of one instance in spec order: of its last spawn, or (:every) of all.
 select snapshot.* from gen_durable.gen_durable parent
   join gen_durable.gen_durable child on child.parent_id = parent.id
        and (:every::boolean or child.parent_round = parent.spawn_round)
@@ -114,32 +114,32 @@ select snapshot.* from gen_durable.gen_durable parent
  order by child.id
 
 -- name: executions
--- Every execution of one instance, live and ended, oldest first.
+-- All executions of one instance, live and ended, oldest first.
 select exec_id, job_id, attempt, lease_owner, lease_expires_at, status, started_at, finished_at, leased_at, step, step_seq,
        step_attempt, outcome, error, retried_at
   from gen_durable.gen_durable_executions where job_id = :id::bigint order by attempt
 
 -- name: details
--- What the snapshot of one instance leaves out: how it ended, who meddled, the lease.
+-- Columns of one instance that are not in `snapshots`: attempts, lease, cancel, delete.
 select g.max_attempts, g.execution, g.timed_out, g.gated, g.lease_expires_at, g.leased_at, g.started_at,
        g.cancel_requested_at, g.cancel_reason, g.cancelled_by, g.delete_reason
   from gen_durable.gen_durable g where g.id = :id::bigint
 
 -- name: inbox
--- The signals of one instance that no step has consumed, by name, with the bytes of their payloads.
+-- The unread signals of one instance by name: count, bytes, oldest.
 select s.name, count(*) as count, sum(s.size) as bytes, min(s.inserted_at) as oldest_at from gen_durable.signals s
  where s.target_id = :id::bigint and s.consumed_seq is null group by s.name order by s.name
 
 -- name: children_summary
--- All children of one instance, oldest first, without what they carry.
+-- All children of one instance, oldest first, without state and result.
 select child.id, child.fsm, child.step, child.status::text as status, child.parent_round, child.last_error
   from gen_durable.gen_durable child where child.parent_id = :id::bigint order by child.id
 
 -- name: audit
--- Who did what to one instance, oldest first.
+-- The audit events of one instance, oldest first.
 select event, actor, login, reason, data::text as data, created_at
   from gen_durable.audit_events where instance_id = :id::bigint order by id
 
 -- name: now
--- The clock of the database: what "an hour ago" is measured from.
+-- The clock of the database, for relative times.
 select statement_timestamp() as now

@@ -1,5 +1,5 @@
--- Races that a statement has lost.
+-- Retry of a statement after a lost race.
 
 -- name: pause
--- Between two tries.
+-- Wait between two attempts.
 select pg_sleep(:seconds::float8)::text

@@ -1,7 +1,7 @@
--- Sessions whose connection may have fallen silent.
+-- Sessions whose connection may be dead.
 
 -- name: working
--- Which of these work on a statement. One whose state is hidden or not tracked counts as working.
+-- Which of these sessions execute a statement. A session whose state is hidden or not tracked counts as executing.
 select activity.pid
 from pg_catalog.pg_stat_activity activity
 where activity.pid = any(:pids::integer[])

@@ -1,8 +1,8 @@
--- Who works here, and how the queues are to be served.
+-- Workers and queues: registration, pauses, queue metrics.
 
 -- name: announce
--- A worker says that it is there, and forgets those that have not said so for long.
-with gone as (
+-- Register a worker, or refresh its registration at a heartbeat. Deletes registrations that expired 10 minutes ago.
+with deleted as (
   delete from gen_durable.workers w where w.expires_at < statement_timestamp() - interval '10 minutes'
 )
 insert into gen_durable.workers (name, host, pid, version, seen_at, expires_at, is_draining, queues, prefixes, leaves_unknown,
@@ -16,26 +16,26 @@ values (:name::text, :host::text, :pid::int, :version::text, statement_timestamp
        paused_queues = excluded.paused_queues, paused_since = excluded.paused_since
 
 -- name: withdraw
--- A worker has come to its end.
+-- Deregister a worker on shutdown.
 delete from gen_durable.workers w where w.name = :name::text
 
 -- name: workers
--- Those that are there, and those that died or were cut off a short while ago.
+-- Registered workers, including those that expired recently.
 select w.name, w.host, w.pid, w.version, w.started_at, w.seen_at, w.expires_at > statement_timestamp() as is_live,
        w.is_draining, w.queues, w.prefixes, w.leaves_unknown, w.fsms, w.fsm_versions, w.schema_version
   from gen_durable.workers w order by w.name
 
 -- name: overrides
--- What was said about queues at run time. A worker asks twice per poll_interval.
+-- Run-time settings of queues. Workers read them twice per poll_interval.
 select q.name, q.paused_at, q.concurrency from gen_durable.queues q
 
 -- name: pause_queue
--- No pick takes anything of it from now on.
+-- Pause a queue: later picks return nothing from it.
 select name, is_paused, paused_at, paused_by, concurrency from gen_durable.pause_queue(:name::text, :reason::text, :actor::text)
 
 -- name: unconfirmed
--- A queue as it is now, and the live workers that have not confirmed its pause. A worker registers before its first pick,
--- so one that is not listed has seen the pause in every pick, or has confirmed it, or is not live.
+-- The queue as it is now, and the live workers that have not confirmed its pause. A worker registers before its first pick, so a
+-- worker that is not listed has read the pause in every pick, has confirmed it, or is not live.
 select q.name, q.is_paused, q.paused_at, q.paused_by, q.concurrency,
        array(select w.name from gen_durable.workers w
               where w.expires_at > statement_timestamp()
@@ -45,61 +45,61 @@ select q.name, q.is_paused, q.paused_at, q.paused_by, q.concurrency,
   from gen_durable.queues q where q.name = :name::text
 
 -- name: resume_queue
--- It is served again.
+-- Resume a queue.
 select name, is_paused, paused_at, paused_by, concurrency from gen_durable.resume_queue(:name::text, :reason::text, :actor::text)
 
 -- name: set_queue
--- How many at once in each worker; null is what the worker was told.
+-- Set the concurrency of a queue per worker; null: each worker uses its own setting.
 select name, is_paused, paused_at, paused_by, concurrency
   from gen_durable.set_queue(:name::text, :concurrency::int, :reason::text, :actor::text)
 
 -- name: queues
--- Every queue that there is, by its rows, its workers, its machines or what was said about it; and how much waits in it. Bounded
--- however much that is, so that it can be asked at every scrape: at most 1000 lines (a queue and a priority: a skip scan of the
--- pick index) of registered queues and 1000 of all, and at most :most rows counted per figure and line; a figure that has
--- reached it means "at least". Registered queues have lines of their own: names that only producers use cannot displace them.
--- The scan goes over all registered queues once per priority, so that each has its first line within the limit.
+-- All queues, by their rows, workers, machines and run-time settings, with their backlog. Bounded, so that it can run at every
+-- scrape: at most 1000 groups (queue and priority, by a skip scan of the pick index) of registered queues, 1000 of all queues, and
+-- at most :most rows counted per group and figure; a figure at that bound means "at least". Registered queues have their own
+-- groups, so queue names that only producers use cannot displace them. The scan visits all registered queues once per priority, so
+-- each has its first group within the bound.
 with recursive moment as materialized (
   select statement_timestamp() as now
 ), registered as materialized (
   select q.name from gen_durable.queues q union select m.queue from gen_durable.machines m
   union select unnest(w.queues) from gen_durable.workers w where w.expires_at > statement_timestamp()
-), registered_line as (
+), registered_groups as (
   select r.name as queue, first.priority, first.eligible_at from registered r cross join lateral (
     select g.priority, g.eligible_at from gen_durable.gen_durable g
      where g.status = 'runnable' and not g.gated and g.queue = r.name
      order by g.queue, g.priority, g.eligible_at, g.id limit 1) first
   union all
-  select l.queue, next.priority, next.eligible_at from registered_line l cross join lateral (
+  select l.queue, next.priority, next.eligible_at from registered_groups l cross join lateral (
     select g.priority, g.eligible_at from gen_durable.gen_durable g
      where g.status = 'runnable' and not g.gated and g.queue = l.queue and g.priority > l.priority
      order by g.queue, g.priority, g.eligible_at, g.id limit 1) next
-), line as (
+), groups as (
   (select g.queue, g.priority, g.eligible_at from gen_durable.gen_durable g
     where g.status = 'runnable' and not g.gated
     order by g.queue, g.priority, g.eligible_at, g.id limit 1)
   union all
-  select next.* from line cross join lateral (
+  select next.* from groups cross join lateral (
     select g.queue, g.priority, g.eligible_at from gen_durable.gen_durable g
-     where g.status = 'runnable' and not g.gated and (g.queue, g.priority) > (line.queue, line.priority)
+     where g.status = 'runnable' and not g.gated and (g.queue, g.priority) > (groups.queue, groups.priority)
      order by g.queue, g.priority, g.eligible_at, g.id limit 1) next
 ), figure as (
-  select line.queue, due.count as due, later.count as future, 0::bigint as gated, 0::bigint as executing,
-         -- Since a moment that a subtraction can bear.
-         case when line.eligible_at <= (select now from moment)
-              then (select now from moment) - greatest(line.eligible_at, '0001-01-02 00:00+00') end as oldest
-    from ((select * from registered_line limit 1000)
+  select one.queue, due.count as due, later.count as future, 0::bigint as gated, 0::bigint as executing,
+         -- Bounded below: the difference of extreme timestamps overflows.
+         case when one.eligible_at <= (select now from moment)
+              then (select now from moment) - greatest(one.eligible_at, '0001-01-02 00:00+00') end as oldest
+    from ((select * from registered_groups limit 1000)
           union all
-          select l.* from (select * from line limit 1000) l where l.queue not in (select r.name from registered r)) line
+          select l.* from (select * from groups limit 1000) l where l.queue not in (select r.name from registered r)) one
    cross join lateral (
      select count(*) from (
        select from gen_durable.gen_durable g
-        where g.status = 'runnable' and not g.gated and g.queue = line.queue and g.priority = line.priority
+        where g.status = 'runnable' and not g.gated and g.queue = one.queue and g.priority = one.priority
           and g.eligible_at <= (select now from moment) limit :most::int) row) due
    cross join lateral (
      select count(*) from (
        select from gen_durable.gen_durable g
-        where g.status = 'runnable' and not g.gated and g.queue = line.queue and g.priority = line.priority
+        where g.status = 'runnable' and not g.gated and g.queue = one.queue and g.priority = one.priority
           and g.eligible_at > (select now from moment) limit :most::int) row) later
   union all
   select gated.queue, 0, 0, count(*), 0, null from (

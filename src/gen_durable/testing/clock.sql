@@ -1,8 +1,7 @@
--- Time in the database of a test. Nothing here touches what the engine does: rows are moved into the past, and the
--- engine's own statements find them due.
+-- Time in the database of a test: rows are moved into the past, and the statements of the engine find them due.
 
 -- name: advance_instances
--- Let time pass for every instance: what lies :by ahead is due now.
+-- Advance the clock of every instance by :by.
 update gen_durable.gen_durable
    set inserted_at = inserted_at - :by::interval, updated_at = updated_at - :by::interval,
        eligible_at = eligible_at - :by::interval, await_deadline = await_deadline - :by::interval,
@@ -13,29 +12,29 @@ update gen_durable.gen_durable
        rate_turn_at = rate_turn_at - :by::interval
 
 -- name: advance_buckets
--- … and for what is left in the buckets of rate limits.
+-- Advance the clock of the rate limit buckets.
 update gen_durable.buckets set full_at = full_at - :by::interval where isfinite(full_at)
 
 -- name: advance_signals
--- … and for what lies in the inboxes.
+-- Advance the clock of the inboxes.
 update gen_durable.signals set inserted_at = inserted_at - :by::interval
 
 -- name: advance_executions
--- … and for the records of what has run.
+-- Advance the clock of the execution records.
 update gen_durable.executions
    set leased_at = leased_at - :by::interval, started_at = started_at - :by::interval, finished_at = finished_at - :by::interval,
        lease_expires_at = lease_expires_at - :by::interval
 
 -- name: due_queues
--- The queues in which rows of these machines could be picked now.
+-- The queues with due rows of these machines.
 select distinct g.queue from gen_durable.gen_durable g
  where g.status = 'runnable' and not g.gated and g.eligible_at <= statement_timestamp()
    and (g.fsm, g.fsm_version) in (select * from unnest(:fsms::text[], :versions::int[]))
  order by g.queue
 
 -- name: collapse
--- Skip the time until the next row is due. All rows that wait are moved alike, so they run in the order of their delays. Rows that
--- became due since the last look count as well. Rows of a rate limit that does not exist stay: no time helps them.
+-- Skip the time until the next row is due. All waiting rows move by the same interval, so they run in the order of their delays.
+-- Rows that became due since :since count as waiting. Rows whose rate limit does not exist stay: time does not help them.
 with waiting as (
   select g.id, g.eligible_at from gen_durable.gen_durable g
    where g.status = 'runnable' and g.eligible_at > :since::timestamptz and isfinite(g.eligible_at)
@@ -44,7 +43,7 @@ with waiting as (
      and (g.fsm, g.fsm_version) in (select * from unnest(:fsms::text[], :versions::int[]))
 ), gap as (
   select greatest(min(eligible_at) - statement_timestamp(), '0') as length from waiting
-), filled as (                                            -- the same time passes for the buckets of rate limits
+), filled as (                                            -- the buckets refill over the same interval
   update gen_durable.buckets b set full_at = b.full_at - gap.length from gap where isfinite(b.full_at)
 )
 update gen_durable.gen_durable g set eligible_at = g.eligible_at - gap.length, rate_turn_at = g.rate_turn_at - gap.length
@@ -52,8 +51,7 @@ update gen_durable.gen_durable g set eligible_at = g.eligible_at - gap.length, r
 returning g.id
 
 -- name: end_leases
--- The process that held leases under this name is dead, and a lease of time has passed since. With them come those whose
--- lease had run out before, whoever held it.
+-- Expire the leases of this worker, as if its process had died one lease ago. Also returns leases that had expired before.
 with ended as (
   update gen_durable.gen_durable g set lease_expires_at = statement_timestamp() - interval '1 second'
    where g.status = 'executing' and g.locked_by = :worker::text
@@ -65,11 +63,11 @@ select g.id, false from gen_durable.gen_durable g
  where g.status = 'executing' and g.lease_expires_at < statement_timestamp() and g.locked_by is distinct from :worker::text
 
 -- name: make_due
--- The pause that the reaper prescribes after a crash is over.
+-- Skip the backoff after a crash.
 update gen_durable.gen_durable g set eligible_at = statement_timestamp()
  where g.id = any (:ids::bigint[]) and g.status = 'runnable'
 
 -- name: end_awaits
--- The deadline of everybody who has one is now.
+-- Expire every await that has a deadline.
 update gen_durable.gen_durable g set await_deadline = statement_timestamp()
  where g.status = 'awaiting_signal' and g.await_deadline > statement_timestamp()

@@ -1,14 +1,13 @@
--- Databases that come and go with tests. Names begin with gen_durable_test_ and the token of the session that made them.
+-- Databases of tests. Names start with gen_durable_test_ and the token of the session that created them.
 
 -- name: others
--- How many are still connected to this database.
+-- The number of other clients of this database.
 select count(*) from pg_stat_activity a
  where a.datname = current_database() and a.pid <> pg_backend_pid() and a.backend_type = 'client backend'
 
 -- name: shape
--- What a test may have changed in a database besides rows, as one number: every object that is not PostgreSQL's own and every
--- version of it, what the planner has learnt, settings, prepared transactions; the rows that a new one has; and whether some
--- relation has grown.
+-- A checksum of everything but rows that a test may have changed: every object that is not PostgreSQL's own with its version,
+-- planner statistics, settings, prepared transactions. Also the rows of a new database, and whether a relation has grown.
 select (select sum(hashtextextended(thing.kind || ' ' || thing.id || ' ' || thing.version, 0)) from (
           select 'relation' as kind, c.oid::text as id, concat_ws(' ', c.xmin, c.relpages, c.reltuples) as version
             from pg_class c where c.oid >= 16384
@@ -42,13 +41,13 @@ select (select sum(hashtextextended(thing.kind || ' ' || thing.id || ' ' || thin
        (select bool_or(pg_relation_size(c.oid) > 262144) from pg_class c where c.oid >= 16384 and c.relkind in ('r', 'i', 't')) as is_large
 
 -- name: tables
--- The tables of a schema that are empty when they are new.
+-- The tables of a schema that are empty in a new database.
 select c.relname as name from pg_class c
  where c.relnamespace = (select n.oid from pg_namespace n where n.nspname = :schema::text) and c.relkind = 'r'
    and c.relname not in ('migrations', 'settings')
 
 -- name: tidy
--- Drops the tables and views that a test has made for itself, where one makes them who does not say where.
+-- Drop the tables and views that a test created in `public`.
 do $$ begin
   execute coalesce((
     select string_agg(format('drop %s if exists %s cascade', case c.relkind when 'v' then 'view' else 'table' end, c.oid::regclass), '; ')
@@ -56,29 +55,29 @@ do $$ begin
 end $$
 
 -- name: rewind
--- Sequences begin anew, and so do the counters of what has happened.
+-- Reset sequences and statistics.
 select pg_stat_reset(), (select count(setval(s.seqrelid::regclass, s.seqstart, false)) from pg_sequence s)
 
 -- name: lock
--- One process makes the template while the others of the same run wait for it.
+-- Lock the template, so that one process creates it while others wait.
 select pg_advisory_lock(hashtextextended(:name::text, 0))
 
 -- name: unlock
--- The other half.
+-- Unlock the template.
 select pg_advisory_unlock(hashtextextended(:name::text, 0))
 
 -- name: exists
--- Whether there is a database of this name.
+-- Whether a database with this name exists.
 select exists (select from pg_database where datname = :name::text) as found
 
 -- name: old_templates
--- Templates of earlier versions of the schema, but for the last few: another checkout may use those.
+-- Templates of earlier schemas except the last eight, which other checkouts may use.
 select d.datname as name from pg_database d
  where d.datname like 'gen\_durable\_template\_%' and pg_has_role(d.datdba, 'usage')
  order by d.oid desc offset 8
 
 -- name: orphans
--- Databases whose session is gone: it was killed before it could drop them. A live one shows its token as its name.
+-- Databases whose session was killed before it dropped them. A live session has its token as application_name.
 select d.datname as name from pg_database d
  where d.datname ~ '^gen_durable_test_[0-9a-f]{8}_[0-9]+$' and pg_get_userbyid(d.datdba) = current_user
    and not exists (select from pg_stat_activity a

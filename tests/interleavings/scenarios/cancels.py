@@ -24,7 +24,7 @@ from tests.interleavings.session import Work, flush
 from tests.interleavings.world import TERMINAL, Row, instance, leased, new, outcome, signal
 
 _PAUSE_BEFORE_THE_NEXT = Change(
-    SCHEMA, "  woken := array(select", "  perform gen_durable.pause(1);\n  woken := array(select"
+    SCHEMA, "  woken := array(", "  perform gen_durable.pause(1);\n  woken := array("
 )
 SPAWN = outcome(1, "schedule_children", children=(new(), new()))
 TOLD = EventRow("default", "told", "x", "null")

@@ -30,7 +30,7 @@ begin
                       correlation_key, correlation_scope, unique_key, unique_scope, max_attempts, parent_id,
                       parent_round, traceparent, rate_limit, weight, ord)
          where todo is null or exists (select from unnest(todo) as again (ord) where again.ord = given.ord)
-      ), fresh as (
+      ), inserted_rows as (
         insert into gen_durable.gen_durable
                (id, fsm, fsm_version, step, state, queue, priority, eligible_at, concurrency_key,
                 correlation_key, correlation_scope, unique_key, unique_scope, max_attempts, parent_id, parent_round,
@@ -45,16 +45,16 @@ begin
          order by spec.unique_key, spec.correlation_key, spec.ord    -- two batches with keys of one kind do not deadlock
             on conflict do nothing
         returning id
-      ), noted as (
+      ), audited as (
         insert into gen_durable.audit_events (instance_id, event, data)
         select spec.id, 'created', jsonb_strip_nulls(jsonb_build_object(
                  'machine', spec.fsm, 'version', spec.version, 'step', spec.step, 'queue', spec.queue,
                  'correlation_key', spec.correlation_key, 'parent_id', spec.parent_id))
-          from spec join fresh on fresh.id = spec.id
+          from spec join inserted_rows on inserted_rows.id = spec.id
          where (select s.audit from gen_durable.settings s) = 'all'
          order by spec.ord
       )
-      select spec.ord, spec.id, fresh.id is not null, spec.queue from spec left join fresh on fresh.id = spec.id
+      select spec.ord, spec.id, inserted_rows.id is not null, spec.queue from spec left join inserted_rows on inserted_rows.id = spec.id
     loop
       if inserted then
         return next;

@@ -72,20 +72,20 @@ begin
         errcode = 'GD002', hint = 'let the machine await these signals, or send fewer or smaller ones';
     end if;
   end if;
-  with fresh as (
+  with inserted as (
     insert into gen_durable.signals (target_id, name, payload, dedup_key, traceparent)
          values (target.id, name, payload, dedup_key, traceparent)
     on conflict do nothing
       returning signals.id
-  ), noted as (
+  ), audited as (
     insert into gen_durable.audit_events (instance_id, event, data)
     select target.id, 'signalled', jsonb_strip_nulls(jsonb_build_object(
              'signal', name, 'dedup_key', dedup_key,
              'is_awaited', target.status = 'awaiting_signal' and name = any (target.awaits)))
-      from fresh
+      from inserted
      where (select s.audit from gen_durable.settings s) = 'all'
   )
-  select fresh.id into signal_id from fresh;
+  select inserted.id into signal_id from inserted;
   -- A duplicate wakes nobody: it would send a step that collects a pack round in circles.
   woken := signal_id is not null and target.status = 'awaiting_signal' and name = any (target.awaits);
   if woken then

@@ -83,6 +83,33 @@ begin
   end if;
 end $$;
 
-revoke execute on function
-  gen_durable.lock_for_effect
-  from public;
+-- Count down the barriers of these parents, one element per child that has ended, by commit, reap or cancel. Returns the queues
+-- of the parents that are released. The caller has locked the children. Parents are locked here before they are counted down, ids
+-- descending as everywhere. The locked row decides whether a parent waits, not the snapshot of the caller: a retry may have put
+-- it back on its barrier while the caller waited for the child. PL/pgSQL, because its plans stay cached in the session.
+create function gen_durable.join_parents(parent_ids bigint[], parent_rounds bigint[]) returns setof text
+language plpgsql set search_path = pg_catalog, pg_temp as $$
+begin
+  return query
+    with ended as (
+      select child.parent_id, child.parent_round, count(*)::int as children
+        from unnest(parent_ids, parent_rounds) as child (parent_id, parent_round)
+       group by child.parent_id, child.parent_round
+    ), parent as (
+      select p.id, ended.children, p.status = 'awaiting_children' and p.spawn_round = ended.parent_round as is_waiting
+        from ended join gen_durable.gen_durable p on p.id = ended.parent_id order by p.id desc for no key update of p
+    ), joined as (
+      update gen_durable.gen_durable p
+         set children_pending = greatest(p.children_pending - parent.children, 0),
+             status = case when p.children_pending = parent.children then 'runnable'::gen_durable.durable_status
+                           else p.status end,
+             eligible_at = case when p.children_pending = parent.children then greatest(p.eligible_at, statement_timestamp())
+                                else p.eligible_at end,
+             updated_at = statement_timestamp()
+        from parent where p.id = parent.id and parent.is_waiting
+      returning p.status, p.queue
+    )
+    select joined.queue from joined where joined.status = 'runnable';
+end $$;
+
+revoke execute on function gen_durable.lock_for_effect, gen_durable.join_parents from public;

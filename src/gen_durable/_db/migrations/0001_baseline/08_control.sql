@@ -2,29 +2,6 @@
 -- shares. Each is one transaction over any number of instances; row locks are taken as everywhere: ids descending, children
 -- before parents.
 
--- Count down the barriers of the parents of children that have just ended; the queues of parents that are released.
-create function gen_durable.join_parents(ended_ids bigint[]) returns setof text
-language sql set search_path = pg_catalog, pg_temp as $$
-  with ended as (
-    select child.parent_id, child.parent_round, count(*)::int as children from gen_durable.gen_durable child
-     where child.id = any (ended_ids) and child.parent_id is not null group by child.parent_id, child.parent_round
-  ), parent as (
-    select p.id, ended.children, p.status = 'awaiting_children' and p.spawn_round = ended.parent_round as is_waiting
-      from ended join gen_durable.gen_durable p on p.id = ended.parent_id order by p.id desc for no key update of p
-  ), joined as (
-    update gen_durable.gen_durable p
-       set children_pending = greatest(p.children_pending - parent.children, 0),
-           status = case when p.children_pending = parent.children then 'runnable'::gen_durable.durable_status
-                         else p.status end,
-           eligible_at = case when p.children_pending = parent.children then greatest(p.eligible_at, statement_timestamp())
-                              else p.eligible_at end,
-           updated_at = statement_timestamp()
-      from parent where p.id = parent.id and parent.is_waiting
-    returning p.status, p.queue
-  )
-  select queue from joined where status = 'runnable'
-$$;
-
 -- Cancel instances. What is parked or runnable ends now; what executes is asked to, and ends so whatever its step returns, or
 -- ends now if forced: then the lease is revoked, and its worker can commit nothing. One answer per instance that exists.
 --   was      the status before
@@ -78,7 +55,9 @@ begin
   -- Two conditions that together are always true: each is that of an index.
   delete from gen_durable.signals s
    where s.target_id = any (ending) and s.consumed_seq is null or s.target_id = any (ending) and s.dedup_key is not null;
-  woken := array(select gen_durable.join_parents(ending)) || array(select gen_durable.ungate(live.keys));
+  woken := array(
+             select gen_durable.join_parents(array_agg(g.parent_id), array_agg(g.parent_round)) from gen_durable.gen_durable g
+              where g.id = any (ending) and g.parent_id is not null having count(*) > 0) || array(select gen_durable.ungate(live.keys));
   return query
     select row.id, row.was, case when row.id = any (ending) then 'cancelled' else row.was end, woken
       from unnest(live.ids, live.statuses) as row (id, was);
@@ -382,7 +361,7 @@ language sql security definer set search_path = pg_catalog, pg_temp as $$
 $$;
 
 revoke execute on function
-  gen_durable.join_parents, gen_durable.cancel_rows, gen_durable.delete_rows, gen_durable.end_deleted,
+  gen_durable.cancel_rows, gen_durable.delete_rows, gen_durable.end_deleted,
   gen_durable.on_deleted, gen_durable.raise_key_conflict, gen_durable.restore_rows, gen_durable.retry_rows,
   gen_durable.job_status(bigint), gen_durable.job_status(text), gen_durable.resolve,
   gen_durable.cancel(bigint, text, text, boolean), gen_durable.cancel(text, text, text, boolean),

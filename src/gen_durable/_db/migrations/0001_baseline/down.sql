@@ -32,10 +32,10 @@ drop function gen_durable.on_deleted();
 drop function gen_durable.end_deleted(int, text);
 drop function gen_durable.delete_rows(bigint[], text, text);
 drop function gen_durable.cancel_rows(bigint[], text, text, boolean);
-drop function gen_durable.join_parents(bigint[]);
 
 drop table gen_durable.received_messages, gen_durable.outbox;
 
+drop function gen_durable.join_parents(bigint[], bigint[]);
 drop function gen_durable.lock_for_effect(bigint, bigint, bigint);
 drop view gen_durable.gen_durable_job_state, gen_durable.gen_durable_executions;
 drop table gen_durable.executions;
