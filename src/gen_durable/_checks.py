@@ -1,7 +1,7 @@
-"""What the database can hold: one place for the limits of names, keys, numbers, durations and moments.
+"""Checks of names, keys, numbers, durations and times: the bounds of what the database stores.
 
-Each function `checked_…` gives the value back, normalized, or raises: an `OptionError` where a machine is defined, a
-`UsageError` where something is called.
+Each function `checked_…` returns the normalized value or raises: `OptionError` for definitions of machines,
+`UsageError` for calls.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ __all__ = [
 ]
 
 MAX_NAME_BYTES: Final = 255
-# A third of what one entry of a B-tree may take (2,704 bytes), so that a key fits beside other columns.
+# About a third of the maximum size of a B-tree entry (2,704 bytes), so a key fits next to other columns.
 MAX_KEY_BYTES: Final = 1024
 MAX_AWAITED: Final = 64
-# now() plus this is far from the last timestamptz, so no delay can make a commit fail.
+# now() plus this is far below the maximum timestamptz, so no delay makes a commit fail.
 MAX_DELAY: Final = timedelta(days=36525)
-# asyncpg stores the first and the last moment of Python's calendar as infinite, and reads those without a time zone; a
-# day within, no time zone of a session can push one out of the calendar.
+# asyncpg stores Python's first and last datetime as infinity and returns them without a time zone. One day of distance
+# keeps a time within the calendar in every time zone.
 _FIRST_MOMENT: Final = datetime(1, 1, 2, tzinfo=UTC)
 _LAST_MOMENT: Final = datetime(9999, 12, 30, tzinfo=UTC)
 
@@ -52,12 +52,12 @@ def checked_name(value: object, what: str, error: _Raises = UsageError) -> str:
 
 
 def checked_key(value: object, what: str) -> str:
-    """Check a key of a user: 1 to 1024 bytes of text."""
+    """Check a key: 1 to 1024 bytes of text."""
     return _text(value, what, MAX_KEY_BYTES, UsageError)
 
 
 def checked_int(value: object, what: str, least: int, most: int, error: _Raises = UsageError) -> int:
-    """Check a whole number and its range; `True` is none."""
+    """Check a whole number and its range; bool is refused."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise error(f"{what} is of type {type(value).__name__}", "give a whole number")
     if not least <= value <= most:
@@ -71,7 +71,7 @@ def checked_id(value: int) -> int:
 
 
 def checked_delay(value: object, what: str) -> timedelta:
-    """Check a duration: not negative, and short enough to be added to any timestamp."""
+    """Check a duration: not negative, at most 100 years."""
     duration = checked_duration(value, what)
     if duration < timedelta(0):
         raise UsageError(f"{what} is negative ({duration_text(duration)})", "give zero or more")
@@ -81,7 +81,7 @@ def checked_delay(value: object, what: str) -> timedelta:
 
 
 def checked_duration(value: object, what: str, error: _Raises = UsageError) -> timedelta:
-    """Check that a value is a duration, of whatever length."""
+    """Check that a value is a timedelta."""
     if isinstance(value, timedelta):
         return value
     if isinstance(value, int | float) and not isinstance(value, bool):
@@ -90,12 +90,12 @@ def checked_duration(value: object, what: str, error: _Raises = UsageError) -> t
 
 
 def timedelta_of(number: object) -> str:
-    """Advise how to write a number as a duration. Whether it counts seconds or milliseconds, only its author knows."""
+    """Return advice for a number given as a duration; its unit is unknown."""
     return f"use timedelta(seconds={number}) or timedelta(milliseconds={number})"
 
 
 def checked_moment(value: object, what: str) -> datetime:
-    """Turn a moment into UTC; without a time zone it would be another moment on another host."""
+    """Check a time and convert it to UTC. A time without a time zone would differ between hosts."""
     if not isinstance(value, datetime):
         raise UsageError(f"{what} is of type {type(value).__name__}", "write datetime(…, tzinfo=UTC)")
     if value.utcoffset() is None:
@@ -105,21 +105,19 @@ def checked_moment(value: object, what: str) -> datetime:
     except OverflowError:
         moment = datetime.max.replace(tzinfo=UTC)
     if not _FIRST_MOMENT <= moment <= _LAST_MOMENT:
-        raise UsageError(f"{what} is at the end of the calendar ({value})", "give a moment within it")
+        raise UsageError(f"{what} is out of range ({value})", "give a time from year 1 to 9999")
     return moment
 
 
 def checked_traceparent(value: object) -> str:
-    """Check a trace context as W3C writes it."""
+    """Check a W3C trace context."""
     if not isinstance(value, str) or not _TRACEPARENT.fullmatch(value):
-        raise UsageError(
-            f"traceparent is {value!r}", "give 00-<32 hex digits>-<16>-<2>, or leave it to OpenTelemetry"
-        )
+        raise UsageError(f"traceparent is {value!r}", "give 00-<32 hex digits>-<16>-<2>, or leave it out")
     return value
 
 
 def duration_text(duration: timedelta) -> str:
-    """A duration as one types it: `66ms`, `10s`, `1m30s`. Less than a millisecond is told only if that is all."""
+    """Return a duration as text: `66ms`, `10s`, `1m30s`. Fractions of a millisecond show only in shorter durations."""
     length, millisecond = abs(duration), timedelta(milliseconds=1)
     sign = "-" if duration < timedelta(0) else ""
     if length < millisecond:
@@ -145,9 +143,9 @@ def _text(value: object, what: str, most: int, error: _Raises) -> str:
     try:
         size = len(value.encode())
     except UnicodeEncodeError:
-        raise error(f"{what} holds half of a surrogate pair", "give valid Unicode text") from None
+        raise error(f"{what} contains half of a surrogate pair", "give valid Unicode text") from None
     if size > most:
         raise error(f"{what} is {size} bytes long", f"give at most {most} bytes")
     if "\0" in value:
-        raise error(f"{what} holds a NUL character", "PostgreSQL cannot store it, so take it out")
+        raise error(f"{what} contains a NUL character", "remove it: PostgreSQL cannot store it")
     return value

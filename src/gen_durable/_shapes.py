@@ -1,4 +1,4 @@
-"""What a declared type is made of, as msgspec sees it."""
+"""The parts of a declared type, as msgspec reports them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["model_reader", "parts", "unsupported_types"]
 
 
 def parts(type_: Any) -> Iterator[shapes.Type]:
-    """Give a type and all types inside of it, each once: a type may contain itself. `object` is `Any`."""
+    """Yield a type and all types in it, each once; a type may contain itself. `object` counts as `Any`."""
     seen: set[int] = set()
     waiting: list[object] = [shapes.type_info(type_)]
     while waiting:
@@ -30,7 +30,7 @@ def parts(type_: Any) -> Iterator[shapes.Type]:
 
 
 def unsupported_types(type_: Any) -> list[Any]:
-    """The classes inside a type that have no form in JSON."""
+    """Return the classes in a type that cannot be stored as JSON."""
     return [
         part.cls
         for part in parts(type_)
@@ -39,5 +39,5 @@ def unsupported_types(type_: Any) -> list[Any]:
 
 
 def model_reader(type_: Any) -> Callable[[str | bytes], Any] | None:
-    """How a pydantic model reads itself from JSON; `None` for any other type."""
+    """Return the function by which a pydantic model decodes JSON; `None` for any other type."""
     return getattr(type_, "model_validate_json", None)

@@ -1,4 +1,4 @@
-"""The audit: what has happened to an instance, written in the transactions in which it happened."""
+"""`AuditEvent`: one row of the audit log, written in the transaction of the change that it records."""
 
 from __future__ import annotations
 
@@ -38,18 +38,18 @@ class AuditEvent(msgspec.Struct, frozen=True, kw_only=True):
     """One event of the audit log: what happened to an instance, or an action on a queue, limit or schedule."""
 
     number: int
-    """Its place in the audit; later ones have larger numbers."""
+    """The number of the event; later events have larger numbers."""
     instance_id: int | None
     """`None` if the event concerns `subject`."""
     event: AuditName
     actor: str | None
-    """Who did it, as the caller claims; `None` for what the engine did."""
+    """Who made the change, as given by the caller; `None` for changes by the engine."""
     login: str | None
     """PostgreSQL's `session_user` of the session that wrote the event. A caller cannot choose it."""
     reason: str | None
-    """Why, in the words of that one."""
+    """The reason that the caller gave."""
     data: Mapping[str, Any]
-    """What belongs to it. An event of an execution has its `execution`, `step`, `step_seq`, `attempt` and `worker`."""
+    """Details. Events of an execution have `execution`, `step`, `step_seq`, `attempt` and `worker`."""
     at: datetime
     subject: str | None = None
     """Instead of an instance: `queue:NAME`, `limit:NAME`, `schedule:NAME`, or `audit` for the audit level."""

@@ -1,7 +1,7 @@
-"""The connections that `conn=` takes, and what `dsn=` may be.
+"""The types of the arguments `conn=` and `dsn=`.
 
-They are told by their shape, so that importing gen_durable imports no driver and no framework. A pool and an engine
-have none of these shapes, and must not: a statement that goes there is outside of the caller's transaction.
+Protocols describe the connections, so importing gen_durable imports no driver and no framework. Pools and engines do
+not match them: a statement on a pool runs outside the transaction of the caller.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ class _Asyncpg(Protocol):
 
 
 class _AsyncpgAcquired(Protocol):
-    """The proxy that asyncpg's `pool.acquire()` hands out: it passes every attribute on."""
+    """The proxy that asyncpg's `pool.acquire()` returns; it forwards every attribute."""
 
     def __getattr__(self, attr: str, /) -> Any: ...
 
@@ -61,4 +61,4 @@ Connection: TypeAlias = _Psycopg | _Session | _Sqlalchemy | _Django
 """psycopg's `Connection`, a `Session` or `Connection` of SQLAlchemy, or `django.db.connection`."""
 
 Dsn: TypeAlias = str | Callable[[], str | Awaitable[str]]
-"""A DSN, or a function (plain or async) that is asked for one before every new connection."""
+"""A DSN, or a plain or async function that returns one. It is called before every new connection."""

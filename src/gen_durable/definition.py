@@ -1,4 +1,4 @@
-"""What an instance is an instance of: a definition, read once from a class and never changed."""
+"""`MachineDef` and `StepDef`: the immutable definition that is read from a machine class or job."""
 
 from __future__ import annotations
 
@@ -17,38 +17,38 @@ __all__ = ["Definition", "MachineDef", "Pool", "StepDef", "StepRef", "definition
 
 
 Pool: TypeAlias = Literal["thread", "process"]
-"""Where plain `def` steps run: a thread of the worker, or a process of its own."""
+"""Where a plain `def` step runs: in a thread or a process of the worker."""
 
 
 class StepRef(Generic[StateT]):
-    """A step that is meant, not called: `self.ship`, `Checkout.ship`. `StateT` is the state that it takes."""
+    """A reference to a step: `self.ship`, `Checkout.ship`. `StateT` is the state that the step takes."""
 
     name: str
 
 
 class StepDef(msgspec.Struct, frozen=True, kw_only=True):
-    """One step, as workers see it."""
+    """The definition of one step."""
 
     name: str
     function: Callable[..., Any]
     is_async: bool
     is_initial: bool = False
     retry: Backoff | None = None
-    """The policy of the default handler: the step's own, else that of its machine."""
+    """The retry policy of the default `handle`: that of the step, or of its machine."""
     lease: timedelta | None = None
-    """How long its executions stay leased without a heartbeat; as the worker says if left out."""
+    """How long an execution keeps its lease without a heartbeat; `None`: `settings.lease`."""
     interrupt: bool = False
-    """Whether a cancel request cuts it off where it awaits, instead of waiting for it to end."""
+    """Whether a cancel interrupts the step at its next `await`."""
     timeout: timedelta | None = None
-    """How long it may run; as long as it likes if left out."""
+    """How long the step may run; `None`: no limit."""
     pool: Pool = "thread"
     """Where a plain `def` runs."""
     to: tuple[str, ...] | None = None
-    """The only steps that it may lead to; `None` when that is not declared."""
+    """The steps that may follow; `None` if not declared."""
 
 
 class MachineDef(msgspec.Struct, frozen=True, kw_only=True):
-    """One version of a machine, as workers and clients see it."""
+    """The definition of one version of a machine."""
 
     name: str
     version: int
@@ -58,11 +58,11 @@ class MachineDef(msgspec.Struct, frozen=True, kw_only=True):
     state_type: Any
     result_type: Any
     signals: Mapping[str, Any] = msgspec.field(default_factory=dict[str, Any])
-    """Payload types by the name of the signal; `None` for one that carries nothing."""
+    """Payload types by signal name; `None` for a signal without payload."""
     location: str = ""
-    """Where it is written, for messages: `shop.Checkout`."""
+    """Module and qualified name, for messages: `shop.Checkout`."""
     dead_letter: str | None = None
-    """The job that is inserted, with the failed payload, when an instance fails."""
+    """The job that is inserted with payload and error when an instance fails."""
 
     def __post_init__(self) -> None:
         checked_name(self.name, f"the name of machine {self.location}", OptionError)
@@ -81,13 +81,13 @@ class MachineDef(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Definition(Generic[StateT, ResultT]):
-    """Whatever can be inserted. `StateT` is the type of its state, `ResultT` that of its result."""
+    """Base class of machines and jobs. `StateT` is the type of the state, `ResultT` that of the result."""
 
     __definition__: MachineDef
 
 
 def definition_of(insertable: type[Definition[Any, Any]] | Definition[Any, Any]) -> MachineDef:
-    """Find the definition behind a machine (its class, or an object of it) or a job."""
+    """Return the definition of a machine class, an object of one, or a job."""
     cls = insertable if isinstance(insertable, type) else type(insertable)
     if not issubclass(cls, Definition):
         raise UsageError(
@@ -101,12 +101,12 @@ def definition_of(insertable: type[Definition[Any, Any]] | Definition[Any, Any])
 
 
 def step_name(step: StepRef[Any] | str) -> str:
-    """Find the name of a step that was given by reference or by name."""
+    """Return the name of a step given by reference or by name."""
     if isinstance(step, StepRef):
         return step.name
     if isinstance(step, str):
         return checked_name(step, "the name of a step")
     raise UsageError(
         f"a value of type {type(step).__name__} is not a step",
-        "mark the method with @step and pass it uncalled: Next(self.ship)",
+        "mark the method with @step and pass it without calling it: Next(self.ship)",
     )

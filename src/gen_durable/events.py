@@ -1,6 +1,6 @@
-"""Events for the world outside: what a step emits, and what a sink publishes.
+"""Events of the outbox: `Event`, which a step emits, and `Sink`, which publishes it.
 
-They are committed with the outcome that emits them, and only with it; a dispatcher publishes them afterwards, at least
+Events commit in the same transaction as the outcome that emits them. Dispatchers publish them afterwards, at least
 once, in order per instance and sink. The id of an event is the same on every delivery.
 """
 
@@ -30,24 +30,29 @@ __all__ = [
 ]
 
 MAX_EVENTS: Final = 1000
-"""With one outcome."""
+"""Maximum number of events of one outcome."""
 
 
 EventState: TypeAlias = Literal["pending", "published", "dead"]
-"""`dead`: the sink rejected it for good; it can be replayed."""
+"""`dead`: the sink rejected the event permanently; it can be replayed."""
 
 
 class Event(msgspec.Struct, frozen=True):
-    """Something that other systems shall hear of: `Event("order.paid.v1", {"order": 42})`."""
+    """An event for other systems.
+
+        return Next(self.ship, emit=Event("order.paid.v1", {"order": 42}))
+
+    It commits with the outcome that emits it, and a sink publishes it afterwards.
+    """
 
     type: str
-    """What has happened, in the words of whoever receives it."""
+    """The CloudEvents type, for example `order.paid.v1`."""
     data: Any = None
-    """JSON of any shape: plain values, a `msgspec.Struct`, a dataclass."""
+    """Any JSON value, a `msgspec.Struct` or a dataclass."""
     subject: str | None = None
-    """What it is about; left out, the correlation key of the instance, or its id."""
+    """The CloudEvents subject; default: the correlation key of the instance, or its id."""
     sink: str = "default"
-    """Which of the dispatcher's sinks publishes it."""
+    """The name of the sink that publishes it, a key of `Worker(…, sinks={…})`."""
 
     def __post_init__(self) -> None:
         checked_name(self.type, "the type of an event")
@@ -57,11 +62,11 @@ class Event(msgspec.Struct, frozen=True):
 
 
 Emit: TypeAlias = Event | Iterable[Event]
-"""One event, or several in their order."""
+"""One event, or several in order."""
 
 
 class CloudEvent(msgspec.Struct, frozen=True, kw_only=True):
-    """An event as it is published: CloudEvents 1.0."""
+    """An event in the form of CloudEvents 1.0, as a sink gets it."""
 
     id: str
     """`instance:step_seq:n`, the same on every delivery."""
@@ -71,10 +76,10 @@ class CloudEvent(msgspec.Struct, frozen=True, kw_only=True):
     time: datetime
     """When it was committed."""
     data: Any
-    """What the step emitted, as JSON gives it back."""
+    """The data that the step emitted, as plain JSON values."""
 
     def attributes(self) -> dict[str, str]:
-        """The context attributes, as text, in the words of the standard."""
+        """Return the CloudEvents context attributes as text."""
         return {
             "specversion": "1.0",
             "id": self.id,
@@ -86,15 +91,15 @@ class CloudEvent(msgspec.Struct, frozen=True, kw_only=True):
         }
 
     def structured(self) -> dict[str, Any]:
-        """The whole event in the JSON format of the standard."""
+        """Return the event in the JSON format of CloudEvents."""
         return {**self.attributes(), "data": self.data}
 
 
 class EventRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """An event in the outbox, and how far it has come."""
+    """An event in the outbox, as `client.events` returns it."""
 
     number: int
-    """Its place in the outbox, by which `replay` knows it."""
+    """The number of the event in the outbox; `client.replay` takes it."""
     id: str
     """`instance:step_seq:n`, the same on every delivery."""
     instance_id: int
@@ -104,26 +109,26 @@ class EventRecord(msgspec.Struct, frozen=True, kw_only=True):
     data: Any
     state: EventState
     attempts: int
-    """Deliveries that failed."""
+    """Number of failed deliveries."""
     last_error: str | None
     created_at: datetime
     next_at: datetime | None
-    """When a pending one is tried (again)."""
+    """When a pending event is tried next."""
     published_at: datetime | None
 
 
-class Rejected(Exception):  # noqa: N818 - an answer of the receiver, not a fault
-    """Raise it in a sink: the receiver will never accept this event.
+class Rejected(Exception):  # noqa: N818 - an answer of the receiver, not an error
+    """Raise it in a sink if the receiver will never accept this event.
 
-    The event becomes a dead letter at once, and the events behind it are published.
+    The event becomes a dead letter at once. Later events of its instance are published.
     """
 
 
 class SinkUnavailable(Exception):  # noqa: N818 - as above
-    """Raise it in a sink: the receiver accepts no event at all now.
+    """Raise it in a sink if the receiver accepts no events at present.
 
-    The dispatcher pauses the whole sink, at least for `retry_after`. `ConnectionError` and `socket.gaierror` mean the
-    same.
+    The dispatcher pauses the whole sink, at least for `retry_after`. It treats `ConnectionError` and `socket.gaierror`
+    the same way.
     """
 
     retry_after: timedelta | None
@@ -135,26 +140,37 @@ class SinkUnavailable(Exception):  # noqa: N818 - as above
 
 @runtime_checkable
 class Sink(Protocol):
-    """Where events go.
+    """Publishes events. Implement it, or use one of `gen_durable.sinks`, or pass a function of one event.
 
-    An event is retried with back-off on every error but `Rejected`, which is final. `SinkUnavailable` pauses the sink;
-    any other error delays the instance of the event only.
+        class QueueSink:
+            batch = 100
+
+            async def publish(self, events: Sequence[CloudEvent]) -> None:
+                await queue.send([event.structured() for event in events])
+
+        Worker([Checkout], sinks=QueueSink())
+
+    `Rejected` makes an event a dead letter. `SinkUnavailable` pauses the sink. After any other exception the event is
+    retried with back-off, and only later events of the same instance wait for it.
     """
 
     batch: int
-    """How many events `publish` takes at once. If it raises, the events are sent again, in smaller batches."""
+    """Maximum number of events per call of `publish`.
+
+    If `publish` raises, the events are sent again in smaller batches.
+    """
 
     async def publish(self, events: Sequence[CloudEvent]) -> None:
-        """Publish these events, in order. It may be called again while an earlier call still runs."""
+        """Publish these events in order. Calls may overlap."""
         ...
 
 
 SinkLike: TypeAlias = Sink | Callable[[CloudEvent], Awaitable[object] | object]
-"""A sink, or a function of one event: `async def` on the worker's loop, a plain `def` in a thread."""
+"""A sink, or a function of one event: an `async def` runs on the event loop of the worker, a `def` in a thread."""
 
 
 def emitted(given: Emit | None) -> tuple[Event, ...]:
-    """What `emit=` was given, as events."""
+    """Return the events of an `emit=` argument."""
     if given is None:
         return ()
     events = (given,) if isinstance(given, Event) else tuple(given)
@@ -165,5 +181,5 @@ def emitted(given: Emit | None) -> tuple[Event, ...]:
                 'give Event("order.paid", data), or several',
             )
     if len(events) > MAX_EVENTS:
-        raise UsageError(f"emit got {len(events)} events", f"at most {MAX_EVENTS} with one outcome")
+        raise UsageError(f"emit got {len(events)} events", f"emit at most {MAX_EVENTS} with one outcome")
     return events

@@ -1,4 +1,4 @@
-"""What the doctor finds."""
+"""`Finding`: a result of `client.doctor` and `gen-durable doctor`."""
 
 from __future__ import annotations
 
@@ -10,18 +10,21 @@ import msgspec
 __all__ = ["Finding", "Severity"]
 
 Severity: TypeAlias = Literal["problem", "notice"]
-"""A problem wants to be mended; a notice is good to know."""
+"""A problem needs a fix; a notice is information."""
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing that is not as it should be, and what to do about it."""
+    """One result of a check: what is wrong, and how to fix it."""
 
     code: str
-    """Which check found it: `index.missing`."""
+    """The check that found it, for example `index.missing`."""
     severity: Severity = "problem"
     what: str
+    """What is wrong."""
     fix: str
+    """What to do about it."""
     facts: Mapping[str, Any] = {}
+    """The values of `what`, for programs."""
 
     def __str__(self) -> str:
         return f"{self.severity}: {self.what}\n  {self.fix}"

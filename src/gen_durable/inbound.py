@@ -8,13 +8,13 @@
 A signature covers id, time and body. A CloudEvent names its target in the body, so it is signed with the secret itself;
 a plain webhook is signed with `bound_secret(secret, "order:42", "payment")`, which is valid for that path only.
 
-The id of the event (or `webhook-id`) counts once over all targets, for `retention_events` (7 days), also after the
-instance has ended: a message that comes again is answered 200, one for another target 409.
+A message is deduplicated by the id of the event (or `webhook-id`), across all targets, for `retention_events` (7 days),
+also after the instance has ended: a repeated message is answered 200, one with another target 409.
 
 Answers: 202 delivered, 200 delivered before. 410: the instance has ended. 404: no instance has this key; it may not
 have been inserted yet. 429 with Retry-After: its inbox is full. 503 with Retry-After: the database is unreachable. 400,
-413, 415, 422: the request will never be accepted. Of a batch every event is tried; the answer is that of the events
-that are worth a retry, if there are any.
+413, 415, 422: the request will never be accepted. All events of a batch are tried; if some can be retried, the answer
+is that of those.
 """
 
 from __future__ import annotations
@@ -54,10 +54,10 @@ _BATCHED: Final = "application/cloudevents-batch+json"
 _JSON: Final = "application/json"
 
 
-# Seconds. A full inbox is short: the sender may pause all it has for us.
+# Seconds. Short for a full inbox, because the sender may pause all messages to this endpoint.
 _FULL_RETRY_AFTER: Final = 1
-_AWAY_RETRY_AFTER: Final = 5
-# Which answer a batch gets, of those that its events got: first what is worth a retry of the whole batch.
+_UNAVAILABLE_RETRY_AFTER: Final = 5
+# Which status of its events a batch is answered with: those worth a retry of the whole batch first.
 _ORDER: Final = (429, 404, 422, 409, 410)
 
 
@@ -70,7 +70,7 @@ class _Refusal(Exception):  # noqa: N818 - an answer, not an error
 
 
 class _Incoming(msgspec.Struct, frozen=True):
-    """What is to become a signal."""
+    """A message that is delivered as a signal."""
 
     key: str
     name: str
@@ -79,10 +79,12 @@ class _Incoming(msgspec.Struct, frozen=True):
 
 
 class Inbound:
-    """The endpoint: an ASGI application.
+    """An ASGI application that delivers CloudEvents and signed webhooks as signals.
 
-    Served alone, it opens its client when the server starts, and closes it when the server stops. Mounted in another
-    application, it needs a client that is open: `FastAPI(lifespan=client.lifespan)`.
+        app.mount("/hooks", Inbound(client, secret="whsec_…"))
+
+    Served alone, it opens its client when the server starts and closes it when the server stops. Mounted in another
+    application, it needs an open client: `FastAPI(lifespan=client.lifespan)`.
     """
 
     def __init__(
@@ -97,34 +99,37 @@ class Inbound:
 
         Args:
             client: delivers the signals.
-            secret: that senders sign with (see `gen_durable.sinks.sign` and `bound_secret`); several while one is
-                being changed. `None` accepts every request: use it only behind a proxy that checks the senders.
-            max_body: bytes of a request; larger ones are answered 413 before they are read. The default has room
-                for an event with the largest payload.
-            max_events: of a batch; larger ones are answered 413.
+            secret: the secret that senders sign with (see `gen_durable.sinks.sign` and `bound_secret`); several during
+                a rotation. `None` accepts every request: use it only behind a proxy that authenticates senders.
+            max_body: maximum size of a request in bytes; larger ones are answered 413 before they are read. The default
+                has room for an event with the largest payload.
+            max_events: maximum number of events of a batch; larger ones are answered 413.
+
+        Raises:
+            UsageError: a secret is too short, or the list of secrets is empty.
         """
         self._client = client
         secrets = [secret] if isinstance(secret, str | bytes) else list(secret or ())
         if secret is not None and not secrets:
-            raise UsageError("there is no secret in secret=", "give one, or None to let everybody in")
+            raise UsageError("secret= is empty", "give a secret, or None to accept every request")
         self._secrets = [checked_secret(one) for one in secrets]
         self._max_body = max_body
         self._max_events = max_events
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
-            await self._live(receive, send)
+            await self._run_lifespan(receive, send)
             return
         if scope["type"] != "http":
-            raise UsageError(f"this endpoint got a connection of type {scope['type']}", "it speaks HTTP only")
+            raise UsageError(f"this endpoint got a connection of type {scope['type']}", "use HTTP")
         more: list[tuple[bytes, bytes]] = []
         try:
-            status, said = await self._answer(scope, receive)
+            status, content = await self._answer(scope, receive)
         except _Refusal as refusal:
-            status, said = refusal.status, {"error": refusal.problem}
+            status, content = refusal.status, {"error": refusal.problem}
             if refusal.retry_after is not None:
                 more = [(b"retry-after", str(refusal.retry_after).encode())]
-        body = msgspec.json.encode(said)
+        body = msgspec.json.encode(content)
         headers = [
             (b"content-type", b"application/json"),
             (b"content-length", str(len(body)).encode()),
@@ -149,7 +154,7 @@ class Inbound:
         for one in incoming:
             try:
                 delivered += await self._deliver(one, sender)
-            except _Away:
+            except _Unavailable:
                 raise
             except _Refusal as refusal:
                 refusals.append(refusal)
@@ -159,7 +164,7 @@ class Inbound:
 
     async def _body(self, headers: Mapping[str, str], receive: Receive) -> bytes:
         length = headers.get("content-length", "0")
-        # Twelve digits are more than anybody may send, and less than Python refuses to read.
+        # 12 digits are above every limit, and int() refuses texts of more than 4300 digits.
         if not (length.isascii() and length.isdigit() and len(length) <= 12) or int(length) > self._max_body:
             raise _Refusal(413, f"at most {self._max_body} bytes")
         body = bytearray()
@@ -174,7 +179,7 @@ class Inbound:
                 return bytes(body)
 
     def _sender(self, headers: Mapping[str, str], body: bytes, path: list[str]) -> str:
-        """Check the signature; a mark of the secret, because ids are unique per sender only."""
+        """Check the signature and return a mark of the secret: message ids are unique only per sender."""
         is_bound, problem = len(path) == 2, ""
         for secret in self._secrets:
             try:
@@ -182,7 +187,7 @@ class Inbound:
             except SignatureError as error:
                 problem = str(error)
             else:
-                # The holder of a bound secret must not use up the ids of CloudEvents, which it may know in advance.
+                # A separate mark, so that a holder of a bound secret cannot occupy the ids of CloudEvents.
                 mark = b"gen_durable.webhook" if is_bound else b"gen_durable.sender"
                 return hmac.new(secret, mark, hashlib.sha256).hexdigest()[:16]
         if is_bound:
@@ -190,11 +195,11 @@ class Inbound:
         raise _Refusal(401, problem)
 
     async def _deliver(self, incoming: _Incoming, sender: str) -> bool:
-        """Deliver one signal; whether it is new."""
+        """Deliver one signal; return whether it is new."""
         message_id = f"{sender}:{incoming.dedup_key}"
         try:
             try:
-                return await self._client._receive(  # noqa: SLF001 - a verb for this module alone
+                return await self._client._receive(  # noqa: SLF001 - used by this module only
                     message_id, incoming.key, incoming.name, incoming.payload, incoming.dedup_key
                 )
             except NoTargetError:
@@ -206,14 +211,14 @@ class Inbound:
         except (UsageError, CodecError) as error:
             raise _Refusal(422, str(error)) from None
         except NotConnectedError as error:
-            _log.error("signal %r for %r not delivered: %s", incoming.name, incoming.key, error)
-            raise _Away("the client of this endpoint is not open; send it again") from error
+            _log.error("signal not delivered: %r to %r: %s", incoming.name, incoming.key, error)
+            raise _Unavailable("the client of this endpoint is not open; retry") from error
         except (StatementError, UnreachableError) as error:
             if isinstance(error, StatementError) and not (is_outage(error) or is_race(error)):
                 if not is_repairable(error):
                     raise
-                _log.error("signal %r for %r not delivered: %s", incoming.name, incoming.key, error)
-            raise _Away() from error
+                _log.error("signal not delivered: %r to %r: %s", incoming.name, incoming.key, error)
+            raise _Unavailable() from error
 
     async def _missing(self, key: str) -> _Refusal:
         instance = await self._client.get(key, with_deleted=True)
@@ -221,14 +226,14 @@ class Inbound:
             return _Refusal(410, f"the instance with the key {key!r} has ended")
         return _Refusal(404, f"no instance has the key {key!r}")
 
-    async def _live(self, receive: Receive, send: Send) -> None:
-        """Start and stop with the server. The client is opened here unless its owner has opened it."""
+    async def _run_lifespan(self, receive: Receive, send: Send) -> None:
+        """Handle the ASGI lifespan: open the client at startup, unless its owner has opened it."""
         await receive()
         async with AsyncExitStack() as stack:
-            if self._client._opened is None:  # noqa: SLF001 - asked by this module alone
+            if self._client._opened is None:  # noqa: SLF001 - used by this module only
                 try:
                     await stack.enter_async_context(self._client)
-                except Exception as error:  # noqa: BLE001 - servers go on without a lifespan if it raises
+                except Exception as error:  # noqa: BLE001 - servers ignore an exception of a lifespan
                     await send(
                         {"type": "lifespan.startup.failed", "message": f"{type(error).__name__}: {error}"}
                     )
@@ -238,15 +243,15 @@ class Inbound:
         await send({"type": "lifespan.shutdown.complete"})
 
 
-class _Away(_Refusal):
-    """Not an answer for one event: the whole request ends."""
+class _Unavailable(_Refusal):
+    """The whole request fails, not one event."""
 
-    def __init__(self, problem: str = "the database is unreachable; send it again") -> None:
-        super().__init__(503, problem, retry_after=_AWAY_RETRY_AFTER)
+    def __init__(self, problem: str = "the database is unreachable; retry") -> None:
+        super().__init__(503, problem, retry_after=_UNAVAILABLE_RETRY_AFTER)
 
 
 def _of_batch(refusals: Sequence[_Refusal], count: int) -> _Refusal:
-    """The one answer for a request some of whose events were refused."""
+    """Return the answer for a request of which some events were refused."""
     if count == 1:
         return refusals[0]
     first = min(refusals, key=lambda refusal: _ORDER.index(refusal.status))
@@ -259,8 +264,8 @@ def _of_batch(refusals: Sequence[_Refusal], count: int) -> _Refusal:
 
 
 def _path(scope: Scope) -> list[str]:
-    """The parts of the path below the place where this is mounted."""
-    # As it was sent: in `path` an escaped slash of a key is a slash like any.
+    """Return the parts of the path below the mount point."""
+    # raw_path: in `path` an escaped slash in a key cannot be distinguished from a separator.
     raw: bytes | None = scope.get("raw_path")
     path: str = scope["path"]
     root: str = scope.get("root_path", "")
@@ -276,7 +281,7 @@ def _read(path: list[str], headers: Mapping[str, str], body: bytes, *, is_signed
     if len(path) == 2:
         id = headers.get("webhook-id") or headers.get("ce-id")
         if not id:
-            raise _Refusal(400, "there is no webhook-id to tell this message from others")
+            raise _Refusal(400, "the header webhook-id is missing")
         return [_Incoming(path[0], path[1], _json(body), id)]
     if path:
         raise _Refusal(404, "post a CloudEvent to /, or a webhook to /KEY/SIGNAL")
@@ -289,8 +294,8 @@ def _read(path: list[str], headers: Mapping[str, str], body: bytes, *, is_signed
         return [_from_cloud(_json(body))]
     if "ce-specversion" in headers:
         if is_signed:
-            # Whoever saw one could send it to another instance, or again under another id.
-            raise _Refusal(415, f"attributes in headers are not signed; send {_STRUCTURED}")
+            # Headers are not signed: an observer could send the event to another instance or with another id.
+            raise _Refusal(415, f"CloudEvents attributes in headers are not signed; send {_STRUCTURED}")
         attributes = {name[3:]: unquote(value) for name, value in headers.items() if name.startswith("ce-")}
         if kind not in ("", _JSON):
             raise _Refusal(415, f"the data must be {_JSON}")
@@ -310,7 +315,7 @@ def _from_cloud(event: Any) -> _Incoming:
     id, source, kind, subject = found
     if "data_base64" in event or not _is_json(event.get("datacontenttype")):
         raise _Refusal(415, "the data must be JSON, as data")
-    # Ids are unique per source only. The first # ends the source.
+    # Ids are unique only per source. Escape # in the source, so the first # ends it.
     source = source.replace("%", "%25").replace("#", "%23")
     return _Incoming(subject, kind, event.get("data"), f"{source}#{id}")
 

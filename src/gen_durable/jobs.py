@@ -1,4 +1,4 @@
-"""`@job`: a machine of one step, written as a function."""
+"""`@job`: a machine with one step, defined as a function."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from .retry import Backoff, backoff
 __all__ = ["STEP", "Job", "JobFunction", "job"]
 
 STEP: Final = "run"
-"""The one step of every job. A machine of the same name and version that has a step `run` takes its instances over."""
+"""The step of every job. A machine with the same name and version and a step `run` can continue its instances."""
 
 _OPTIONS: Final = (
     "version",
@@ -40,14 +40,14 @@ _OPTIONS: Final = (
 )
 
 Q = ParamSpec("Q")
-# Without defaults, because they stand before Q in the signatures below.
+# Without defaults, because they precede Q in the signatures below.
 InT = TypeVar("InT")
 OutT = TypeVar("OutT")
 T_out = TypeVar("T_out", covariant=True)
 
 
 class Job(Definition[StateT, ResultT]):
-    """A payload in, a result out. Made by `@job`."""
+    """A machine with one step, made by `@job`. Pass it to workers, `insert` and `Spec` like a machine."""
 
     if not TYPE_CHECKING:
         __getattr__ = attribute_hint("job")
@@ -60,11 +60,11 @@ class Job(Definition[StateT, ResultT]):
 
     @property
     def name(self) -> str:
-        """What the database calls it."""
+        """The name in the database."""
         return self.__definition__.name
 
     def handle(self, error: Exception, ctx: Context[Any]) -> Outcome[Any] | Awaitable[Outcome[Any]]:
-        """Retry as the policy says, and then fail."""
+        """Retry by the policy of the job, then fail. Workers call it when the function raised."""
         policy = self.__definition__.steps[STEP].retry or backoff
         if ctx.attempt + 1 < (ctx.max_attempts or policy.max_attempts):
             return Retry(policy(ctx.attempt))
@@ -75,7 +75,7 @@ class Job(Definition[StateT, ResultT]):
 
 
 class JobFunction(Job[InT, OutT], Generic[InT, OutT, Q, T_out]):
-    """A job that can still be called as the function that it was: `await invoice_charge(Invoice(7), ctx)`."""
+    """A job that can also be called as a function, without a database: `await invoice_charge(Invoice(7), ctx)`."""
 
     def __call__(self, *args: Q.args, **kwargs: Q.kwargs) -> T_out:
         result: T_out = self._function(*args, **kwargs)
@@ -120,25 +120,32 @@ def job(
     dead_letter: str | Insertable[Any, Any] | None = None,
     **unknown: Never,
 ) -> _JobDecorator:
-    """Make a job of a function `(payload)`, `(payload, ctx)` or `()`.
+    """Make a function a job. It takes `()`, `(payload)` or `(payload, ctx)` and returns the result.
 
         @job("billing.invoice_charge.v1", max_attempts=5)
-        async def invoice_charge(invoice: Invoice, ctx: Context[Invoice]) -> Receipt: ...
+        async def invoice_charge(invoice: Invoice, ctx: Context[Invoice]) -> Receipt:
+            charge = await payments.charge(invoice.card, key=ctx.idempotency_key)
+            return Receipt(charge.id)
 
-    What it returns is the result; `Done(result, effect=…)` adds what shall commit with it. What it raises is retried as
-    `retry` says; `Discard`, `Cancel` and `RetryAfter` are obeyed at once. `async def` runs on the loop, `def` in a
-    thread.
+        await client.insert(invoice_charge, Invoice(7))
+
+    To commit SQL or events with the result, return `Done(result, effect=…, emit=…)`. An exception is retried by
+    `retry`; `Discard`, `Cancel` and `RetryAfter` decide the outcome at once. An `async def` runs on the event loop of
+    the worker, a plain `def` in a thread. A job runs at least once: it must be safe to repeat.
 
     Args:
-        name: what the database calls it; dots make namespaces that workers can own by prefix.
-        version: stays with an instance for life.
-        queue: where it waits, unless an insert says otherwise.
-        max_attempts: how often it is executed in all; short for that part of `retry`.
-        retry: when to try again.
-        lease: how long an execution stays leased without a heartbeat, instead of the worker's setting.
-        timeout: how long an execution may run; as for `@step`.
-        pool: where a plain `def` runs, `"thread"` or `"process"`; as for `@step`.
-        dead_letter: the job that gets the payload and the error when this one fails, in the same transaction.
+        name: the name in the database. Dots make namespaces, which workers can serve by prefix.
+        version: an instance keeps its version for life.
+        queue: the queue of its instances, unless an insert names another one.
+        max_attempts: maximum number of executions, the first included; overrides `retry.max_attempts`.
+        retry: the retry policy; default: 3 executions, 1 s exponential back-off.
+        lease: how long an execution keeps its lease without a heartbeat; default: `settings.lease`.
+        timeout: how long an execution may run; see `step`.
+        pool: where a plain `def` runs: `"thread"`, or `"process"` for CPU-bound work.
+        dead_letter: a job that is inserted, with payload and error, in the transaction that fails this one.
+
+    Raises:
+        DefinitionError: the function cannot be a job, or an option is invalid.
     """
     function: object = name
     if isinstance(function, FunctionType):
@@ -154,9 +161,9 @@ def job(
     letters = _dead_letter(dead_letter, name)
 
     def decorate(function: Any) -> JobFunction[Any, Any, Any, Any]:
-        # A job may stand in a function, with its types beside it.
-        beside = sys._getframe(1).f_locals  # noqa: SLF001 - where the decorator is written
-        payload_type, result_type, takes = _read(function, where, beside)
+        # A job may be defined in a function, next to its types.
+        local_names = sys._getframe(1).f_locals  # noqa: SLF001 - the frame of the decorator
+        payload_type, result_type, takes = _read(function, where, local_names)
         check_pool(pool, function, where)
         check_storable(payload_type, f"the payload of {where}")
         check_storable(result_type, f"the result of {where}")
@@ -196,12 +203,12 @@ def _dead_letter(given: str | Insertable[Any, Any] | None, name: str) -> str | N
         else definition_of(given).name
     )
     if letters == name:
-        raise OptionError(f"job '{name}' is its own dead_letter", "it would fail for ever: name another job")
+        raise OptionError(f"job '{name}' is its own dead_letter", "name another job")
     return letters
 
 
 def _adapted(function: Any, takes: int) -> Callable[[Any, Context[Any]], Any]:
-    """The function as a step: of the job and a context, with an outcome."""
+    """Wrap the function as a step: it takes the job and a context, and returns an outcome."""
     if inspect.iscoroutinefunction(function):
 
         async def run_async(job: Any, ctx: Context[Any]) -> Done[Any]:
@@ -222,25 +229,25 @@ def _done(value: Any, ctx: Context[Any]) -> Done[Any]:
     if isinstance(value, Next | Retry | Await | ScheduleChildren | Stop):
         raise UsageError(
             f"job '{ctx.machine}' returned {type(value).__name__}",
-            "a job returns its result, and raises RetryAfter, Discard or Cancel; what needs more steps is a Machine",
+            "return the result, or raise RetryAfter, Discard or Cancel; use a Machine for several steps",
         )
     return Done(value)
 
 
-def _read(function: Any, where: str, beside: Mapping[str, Any]) -> tuple[Any, Any, int]:
-    """The payload type, the result type, and how many arguments a job's function takes."""
+def _read(function: Any, where: str, local_names: Mapping[str, Any]) -> tuple[Any, Any, int]:
+    """Return payload type, result type and number of arguments of the function of a job."""
     if not isinstance(function, FunctionType):
         raise StepSignatureError(where, f"on {function!r}", "@job(name) directly above `def` or `async def`")
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
         raise StepSignatureError(where, "a generator", "a function that returns its result, without `yield`")
-    hints = _hints(function, where, beside)
+    hints = _hints(function, where, local_names)
     signature, called = inspect.signature(function), function.__name__
     payload, ctx = (*_positional(signature), None, None)[:2]
     if payload is not None and _is_context(hints.get(payload.name)):
-        raise StateTypeError(where, "its first parameter is a Context", "write (payload, ctx), in this order")
-    # A second parameter of another type that has a default is the function's own affair.
-    says_ctx = ctx is not None and (_is_context(hints.get(ctx.name, Context)) or hints[ctx.name] is Any)
-    takes = 0 if payload is None else 2 if says_ctx else 1
+        raise StateTypeError(where, "its first parameter is a Context", "write (payload, ctx)")
+    # A second parameter of another type must have a default; it is not passed.
+    takes_ctx = ctx is not None and (_is_context(hints.get(ctx.name, Context)) or hints[ctx.name] is Any)
+    takes = 0 if payload is None else 2 if takes_ctx else 1
     try:
         signature.bind(*range(takes))
     except TypeError:
@@ -250,18 +257,18 @@ def _read(function: Any, where: str, beside: Mapping[str, Any]) -> tuple[Any, An
     return payload_type, _result_type(hints.get("return", Any)), takes
 
 
-def _hints(function: FunctionType, where: str, beside: Mapping[str, Any]) -> Mapping[str, Any]:
+def _hints(function: FunctionType, where: str, local_names: Mapping[str, Any]) -> Mapping[str, Any]:
     try:
         try:
             return typing.get_type_hints(function)
         except NameError:
-            return typing.get_type_hints(function, localns=dict(beside))
+            return typing.get_type_hints(function, localns=dict(local_names))
     except NameError as error:
-        # Only here does a job say its types. Without them its payload would silently arrive as plain JSON.
+        # The annotations are the only declaration of the types. Without them the payload would silently be plain JSON.
         raise StateTypeError(
             where,
-            f"its annotations name '{error.name}', which is not known at run time",
-            "define it above the job, and import it outside of `if TYPE_CHECKING:`",
+            f"its annotations name '{error.name}', which is not defined at run time",
+            "define it before the job, and import it outside `if TYPE_CHECKING:`",
         ) from None
     except (TypeError, AttributeError, SyntaxError) as error:
         raise StateTypeError(
@@ -283,11 +290,11 @@ def _value_type(annotation: Any) -> Any:
 
 
 def _result_type(annotation: Any) -> Any:
-    """What an annotation says about the result: `Done[Receipt]` and `Receipt` are the same."""
+    """Return the result type of an annotation; `Done[Receipt]` means `Receipt`."""
     if annotation is Done:
         return Any
     if typing.get_origin(annotation) is Done:
         return _value_type(typing.get_args(annotation)[0])
     if typing.get_origin(annotation) in (typing.Union, UnionType):
-        return typing.Union[tuple(_result_type(each) for each in typing.get_args(annotation))]  # noqa: UP007 - its parts are not known here
+        return typing.Union[tuple(_result_type(each) for each in typing.get_args(annotation))]  # noqa: UP007 - its parts are known only at run time
     return _value_type(annotation)

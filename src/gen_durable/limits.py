@@ -1,7 +1,7 @@
-"""Limits, as they are stored: how many executions of a key at once, and how many starts in a time.
+"""`ConcurrencyLimit` and `RateLimit`: limits across all workers, stored in the database.
 
-A key or bucket is a name, `"crm"`, or a name and a part of it, `("crm", tenant)`: the limit of the name counts for
-every part by itself.
+A key is a name, `"crm"`, or a name and a partition, `("crm", tenant)`. The limit of a name applies to each of its keys
+separately.
 """
 
 from __future__ import annotations
@@ -28,15 +28,21 @@ __all__ = [
 LimitKind: TypeAlias = Literal["concurrency", "rate"]
 
 _MAX: Final = 2**31 - 1
-# Slots are a smallint in the index that makes them unique.
+# The concurrency slot of a row is a smallint.
 _MAX_SLOTS: Final = 2**15 - 1
 _MIN_PERIOD: Final = timedelta(milliseconds=1)
 _MAX_PERIOD: Final = timedelta(days=3650)
-_LONGEST_FILL: Final = timedelta(days=36500)
+_MAX_FILL_TIME: Final = timedelta(days=36500)
 
 
 class ConcurrencyLimit(msgspec.Struct, frozen=True):
-    """At most `slots` executions at once of each key with this name, over all workers. Without a limit: one."""
+    """At most `slots` executions at a time of each concurrency key with this name, across all workers.
+
+        Worker([Import], limits=[ConcurrencyLimit("tenant", 3)])
+        await client.insert(Import, state, concurrency_key=("tenant", 7))
+
+    A concurrency key without a limit has one slot.
+    """
 
     name: str
     slots: int
@@ -55,20 +61,26 @@ class ConcurrencyLimit(msgspec.Struct, frozen=True):
 
 
 class RateLimit(msgspec.Struct, frozen=True):
-    """In any time t, at most `burst + allowed · t / per` starts of each bucket with this name, over all workers.
+    """At most `allowed` starts per period of each key with this name, across all workers: a token bucket.
 
-    A start that has a weight counts as so many.
+        Worker([Sync], limits=[RateLimit("crm", 100, per=timedelta(minutes=1))])
+        await client.insert(Sync, state, rate_limit=("crm", tenant))
+
+    Within any time t at most `burst + allowed * t / per` tokens are taken. A start takes `weight=` tokens, by default
+    1.
     """
 
     name: str
     allowed: int
+    """Tokens per period."""
     per: timedelta = timedelta(seconds=1)
+    """The period, 1 ms to 3650 days."""
     burst: int = 0
-    """How many at one moment, when nothing has started for long; left out, as many as are allowed per period."""
+    """The size of the bucket: tokens available after a pause; default: `allowed`."""
 
     def __post_init__(self) -> None:
         limit_name(self.name)
-        checked_int(self.allowed, f"what limit '{self.name}' allows", 1, _MAX)
+        checked_int(self.allowed, f"allowed of limit '{self.name}'", 1, _MAX)
         per: object = self.per
         if not isinstance(per, timedelta) or not _MIN_PERIOD <= per <= _MAX_PERIOD:
             raise UsageError(
@@ -77,10 +89,10 @@ class RateLimit(msgspec.Struct, frozen=True):
         if self.burst == 0:
             msgspec.structs.force_setattr(self, "burst", self.allowed)
         checked_int(self.burst, f"the burst of limit '{self.name}'", 1, _MAX)
-        if self.burst * self.per.total_seconds() > self.allowed * _LONGEST_FILL.total_seconds():
+        if self.burst * self.per.total_seconds() > self.allowed * _MAX_FILL_TIME.total_seconds():
             raise UsageError(
-                f"a bucket of limit '{self.name}' takes more than a century until it holds its burst of {self.burst}",
-                "lower the burst, or allow more per period",
+                f"a bucket of limit '{self.name}' takes more than 100 years to fill to its burst of {self.burst}",
+                "lower burst, or raise allowed",
             )
 
     @property
@@ -98,16 +110,17 @@ Limit: TypeAlias = ConcurrencyLimit | RateLimit
 
 
 def limit_name(name: object) -> str:
-    """The name of a limit. A key goes by what is before its first colon, so there is none in a name."""
+    """Check the name of a limit. The limit of a key is the part before its first colon, so a name has none."""
     if ":" in (checked := checked_name(name, "the name of a limit")):
         raise UsageError(
-            "the name of a limit holds a ':'", "it separates name and part in a key; take another"
+            "the name of a limit contains ':', which separates name and partition in a key",
+            "use another name",
         )
     return checked
 
 
 def checked_limits(given: object) -> tuple[Limit, ...]:
-    """The limits that a worker brings along; one of each kind and name."""
+    """Check the `limits=` of a worker: one of each kind and name."""
     limits = tuple(given) if isinstance(given, list | tuple) else (given,)
     for limit in limits:
         if not isinstance(limit, ConcurrencyLimit | RateLimit):
@@ -115,7 +128,7 @@ def checked_limits(given: object) -> tuple[Limit, ...]:
                 f"a limit is of type {type(limit).__name__}", "give a list of RateLimit and ConcurrencyLimit"
             )
     if len({(limit.kind, limit.name) for limit in limits}) < len(limits):
-        raise UsageError("two limits have the same kind and name", "give each of them once")
+        raise UsageError("two limits have the same kind and name", "remove one of them")
     return limits
 
 
@@ -123,7 +136,7 @@ def parse_limit(text: str) -> Limit:
     """Read `tenant=3` (slots), `crm=100/1m` (allowed per period) or `crm=100/1m/200` (with its burst).
 
     Raises:
-        ValueError: it is not written like that.
+        ValueError: the text has another form.
     """
     name, _, value = text.partition("=")
     amount, *rest = value.split("/")
@@ -136,7 +149,7 @@ def parse_limit(text: str) -> Limit:
             )
     except ValueError:
         pass
-    raise ValueError(f"{text!r} is no limit; write for example tenant=3, crm=100/1m or crm=100/1m/200")
+    raise ValueError(f"{text!r} is not a limit; write for example tenant=3, crm=100/1m or crm=100/1m/200")
 
 
 def _count(text: str) -> int:
@@ -146,5 +159,5 @@ def _count(text: str) -> int:
 
 
 def _unit(text: str) -> str:
-    """`m` for `1m`."""
+    """Return a duration for a bare unit: `1m` for `m`."""
     return text if text[:1].isdigit() else f"1{text}"

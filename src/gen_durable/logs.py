@@ -1,12 +1,12 @@
-"""Log records that know their instance.
+"""Log records with the instance, machine and step that they belong to.
 
     from gen_durable import logs
 
     logs.add_context()
     logging.basicConfig(format="%(levelname)s [%(durable)s] %(message)s")   # INFO [Checkout 42 ship 3] parcel ready
 
-Whatever logs while a step runs, its own code or a library, on the loop or in a thread, leaves a record with the
-attributes below. Outside of steps `durable` is "-" and the others are `None`, so one format serves all.
+Every record that is logged while a step runs has the attributes of `FIELDS`: from your code or a library, on the event
+loop or in a thread. Outside steps `durable` is "-" and the others are `None`, so one format works everywhere.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from ._running import running
 __all__ = ["FIELDS", "add_context"]
 
 FIELDS: Final = ("durable", "durable_instance", "durable_machine", "durable_step", "durable_execution")
-"""All of it in one text; the id, the machine, the step, and which execution of the instance it is (1, 2, 3 …).
+"""A summary of the others as text; instance id, machine, step, and number of the execution (1, 2, 3 …).
 
-Not `step` and the like: `logging` refuses a record whose `extra=` has a name that is there already."""
+The prefix avoids conflicts: `logging` raises if `extra=` has a name that the record already has."""
 
 
 def add_context() -> Callable[[], None]:
-    """Let every record from now on have the attributes of `FIELDS`.
+    """Add the attributes of `FIELDS` to all log records from now on.
 
     Returns:
-        A function that takes it back.
+        A function that undoes it.
     """
-    made_by = logging.getLogRecordFactory()
+    previous = logging.getLogRecordFactory()
 
     def make(*args: Any, **options: Any) -> logging.LogRecord:
-        record = made_by(*args, **options)
+        record = previous(*args, **options)
         execution = running.get()
         values: tuple[Any, ...] = ("-", None, None, None, None)
         if execution is not None:
@@ -45,9 +45,9 @@ def add_context() -> Callable[[], None]:
 
     logging.setLogRecordFactory(make)
 
-    def take_back() -> None:
-        # Whoever has put a factory on top of ours keeps it.
+    def undo() -> None:
+        # Keep a factory that was installed on top of this one.
         if logging.getLogRecordFactory() is make:
-            logging.setLogRecordFactory(made_by)
+            logging.setLogRecordFactory(previous)
 
-    return take_back
+    return undo

@@ -1,4 +1,4 @@
-"""What operators see and say: workers, queues, findings of the doctor, and why an instance does not run."""
+"""Workers and queues, as `client.workers` and `client.queues` return them."""
 
 from __future__ import annotations
 
@@ -10,52 +10,52 @@ __all__ = ["QueueControl", "QueueStatus", "WorkerInfo"]
 
 
 class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """A worker, as it has told of itself."""
+    """A worker, as it registered itself with its last heartbeat."""
 
     name: str
-    """As in `Instance.locked_by`."""
+    """The name, as in `Instance.locked_by`."""
     host: str
     pid: int
     version: str
-    """Of gen_durable."""
+    """The version of gen_durable."""
     schema_version: int
     """The schema version that its code was written for."""
     started_at: datetime
     seen_at: datetime
     is_live: bool
-    """Whether it was there a short while ago. One that is not is dead or cut off from the database."""
+    """Whether its last heartbeat is recent. Otherwise it has crashed, or cannot reach the database."""
     is_draining: bool
-    """It finishes what it has and takes no more."""
+    """Whether it is shutting down: it finishes running steps and leases nothing new."""
     queues: tuple[str, ...]
     prefixes: tuple[str, ...]
     machines: tuple[tuple[str, int], ...]
-    """Names and versions."""
+    """Names and versions of its machines."""
 
 
 class QueueControl(msgspec.Struct, frozen=True, kw_only=True):
-    """What holds for a queue in every worker from now on."""
+    """The run-time settings of a queue; they apply to every worker."""
 
     name: str
     is_paused: bool
     paused_at: datetime | None = None
     paused_by: str | None = None
     concurrency: int | None = None
-    """How many at once in each worker; `None`: as the worker was told."""
+    """Concurrency in each worker; `None`: the `queues=` of the worker applies."""
 
 
 class QueueStatus(QueueControl, frozen=True, kw_only=True):
-    """A queue, and how much waits in it. Figures of 10,000 and above mean "at least"."""
+    """A queue and its counts. A count of 10,000 or more means "at least"."""
 
     due: int
     """Instances that could run now."""
     future: int
-    """Instances whose time has not come."""
+    """Instances that are not due yet."""
     gated: int
-    """Instances whose concurrency key is busy."""
+    """Instances that wait for a slot of their concurrency key."""
     executing: int
     oldest: timedelta | None = None
-    """How long the one that has been due for longest has waited."""
+    """How long the oldest due instance has waited."""
     workers: int
-    """How many live workers serve it by its name."""
+    """How many live workers serve the queue by name."""
     is_registered: bool
-    """Whether a machine, a live worker or an operator has named it; otherwise only the inserts of producers have."""
+    """Whether a machine, a live worker or an operator names this queue. Otherwise only inserts name it."""

@@ -101,9 +101,11 @@ class Transaction(Protocol):
 
 @final
 class Sql(_Value):
-    """One SQL statement as an effect. It commits in the same transaction as the outcome.
+    """One SQL statement as an effect.
 
-    return Done(effect=Sql("update invoice set paid = true where id = $1", ctx.state.invoice))
+        return Done(effect=Sql("update invoice set paid = true where id = $1", ctx.state.invoice))
+
+    The statement commits in the same transaction as the outcome. Parameters are `$1`, `$2`, …
     """
 
     __slots__ = __match_args__ = ("query", "args")
@@ -124,8 +126,10 @@ Effect: TypeAlias = Sql | Callable[[Transaction], Awaitable[object]]
 class Next(_Value):
     """Continue with another step, or with the same step as a new transition.
 
-    return Next(self.ship)
-    return Next(self.poll, delay=timedelta(minutes=5))
+        return Next(self.ship)
+        return Next(self.poll, delay=timedelta(minutes=5))
+
+    Without `delay` or `requeue` the same worker usually continues at once, on the same lease.
     """
 
     __slots__ = __match_args__ = (
@@ -197,11 +201,11 @@ class Retry(_Value):
 
         return Retry(timedelta(seconds=30))
 
-    A retry is not a transition: it commits no effect and no events, and it commits the state only if `state=` is given.
+    A retry is not a transition: it commits the state, but has no effect and drops the events of `ctx.emit`.
 
     Args:
         delay: time until the next attempt; default: none.
-        state: the state to commit; default: the state before this attempt is kept.
+        state: the state to commit instead of `ctx.state`.
     """
 
     __slots__ = __match_args__ = ("delay", "state")
@@ -465,9 +469,11 @@ class Cancel(Exception):  # noqa: N818 - as above
 
 
 class RetryAfter(Exception):  # noqa: N818 - as above
-    """Raise it in a step or job to run the step again after `delay`. It counts as an attempt.
+    """Raise it in a step or job to run the step again after `delay`.
 
-    raise RetryAfter(timedelta(seconds=30), "rate limited by the bank")
+        raise RetryAfter(timedelta(seconds=30), "rate limited by the bank")
+
+    It counts as an attempt: after the last attempt of the retry policy the instance fails. `handle` is not called.
     """
 
     delay: timedelta

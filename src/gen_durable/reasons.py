@@ -1,4 +1,4 @@
-"""Why an instance does not run: the possible reasons, each with its facts. `str()` of one is a line of text."""
+"""The reasons why an instance does not run, as `client.explain` returns them. `str()` of a reason is one line."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ __all__ = [
 ]
 
 
-# How much of a long list a text shows.
+# How many items of a long list the text shows.
 _SHOWN: Final = 10
 _MANY: Final = 1000
 
@@ -76,7 +76,7 @@ class CancelPending(_Reason, frozen=True, kw_only=True, tag="cancel_requested"):
 
 
 class Executing(_Reason, frozen=True, kw_only=True, tag="executing"):
-    """It does run."""
+    """It is executing."""
 
     worker: str | None
     since: datetime | None
@@ -99,7 +99,7 @@ class Executing(_Reason, frozen=True, kw_only=True, tag="executing"):
 
 
 class AwaitingSignals(_Reason, frozen=True, kw_only=True, tag="awaiting_signals"):
-    """It sleeps until one of these signals comes, or the time is over."""
+    """It waits for one of these signals, or for its deadline."""
 
     names: tuple[str, ...]
     since: datetime
@@ -113,12 +113,12 @@ class AwaitingSignals(_Reason, frozen=True, kw_only=True, tag="awaiting_signals"
 
 
 class AwaitingChildren(_Reason, frozen=True, kw_only=True, tag="awaiting_children"):
-    """It sleeps until its children have ended."""
+    """It waits until its children have ended."""
 
     pending: int
     total: int
     live: tuple[int, ...]
-    """The first of those that have not."""
+    """The first children that have not ended."""
 
     def __str__(self) -> str:
         ids = f": {', '.join(map(str, self.live))}{' …' if self.pending > len(self.live) else ''}"
@@ -155,13 +155,13 @@ class Holder(msgspec.Struct, frozen=True):
 
 
 class KeyBusy(_Reason, frozen=True, kw_only=True, tag="key_busy"):
-    """Others execute under its concurrency key, as many as may."""
+    """All slots of its concurrency key are in use."""
 
     key: str
     slots: int
-    """How many may; it is fewer than there are holders, if the limit was lowered a short while ago."""
+    """The number of slots; smaller than the number of holders if the limit was lowered recently."""
     holders: tuple[Holder, ...]
-    """All of them."""
+    """The instances that hold the slots."""
 
     def __str__(self) -> str:
         shown = self.holders[:_SHOWN]
@@ -178,7 +178,7 @@ class NotFirstInLine(_Reason, frozen=True, kw_only=True, tag="not_first_in_line"
     first: int
     """The one that starts first."""
     ahead: int
-    """How many they are; 1000 stands for that many and more."""
+    """How many there are; 1000 means 1000 or more."""
 
     def __str__(self) -> str:
         return f'{_counted(self.ahead)} due before it with concurrency key "{self.key}", first: {self.first}'
@@ -189,9 +189,9 @@ class BucketEmpty(_Reason, frozen=True, kw_only=True, tag="bucket_empty"):
 
     key: str
     weight: int
-    """How many it needs."""
+    """How many tokens it needs."""
     until: datetime
-    """When they will be there, as things are now: what waits before it in its queue is counted."""
+    """When it gets its tokens by the current timetable, which counts the instances before it in its queue."""
 
     def __str__(self) -> str:
         weight = "" if self.weight == 1 else f" for weight {self.weight}"
@@ -239,7 +239,7 @@ class Waiting(_Reason, frozen=True, kw_only=True, tag="waiting"):
 
     since: datetime
     ahead: int
-    """Instances of its queue that are due before it; 1000 stands for that many and more."""
+    """Instances of its queue that are due before it; 1000 means 1000 or more."""
     workers: int
 
     def __str__(self) -> str:
@@ -276,9 +276,9 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     status: Status
     queue: str
     at: datetime
-    """When we looked, by the clock of the database."""
+    """When it was read, by the clock of the database."""
     reasons: tuple[Reason, ...]
-    """All of them: it runs when none of them holds any more."""
+    """All reasons. The instance runs when none of them holds."""
 
     def __str__(self) -> str:
         lines = "".join(f"\n  {reason}" for reason in self.reasons)

@@ -1,4 +1,4 @@
-"""How often a step is tried, and how long it waits in between."""
+"""`Backoff`: how often a step is executed, and the delays between attempts."""
 
 from __future__ import annotations
 
@@ -19,17 +19,26 @@ _MAX_CAP: Final = timedelta(days=365)
 
 
 class Backoff(msgspec.Struct, frozen=True, kw_only=True):
-    """Exponential back-off: `min(cap, base * factor ** attempt)`, and up to `jitter` of that on top."""
+    """A retry policy with exponential back-off: the delay is `min(cap, base * factor ** attempt)` plus random jitter.
+
+        @step(retry=Backoff(max_attempts=5, base=timedelta(seconds=10)))
+
+    Calling it returns a delay, so a `handle` of your own can use it: `Retry(policy(ctx.attempt))`.
+
+    Raises:
+        OptionError: a value is out of range.
+    """
 
     max_attempts: int = 3
-    """Executions in all, the first one included."""
+    """Maximum number of executions, the first included."""
     base: timedelta = timedelta(seconds=1)
-    """The wait after the first attempt."""
+    """The delay after the first attempt."""
     cap: timedelta = timedelta(minutes=5)
-    """No wait is longer, jitter aside."""
+    """The longest delay, before jitter."""
     factor: float = 2.0
-    # Half of the delay tears a herd apart, and whoever reads the log still recognizes the policy.
+    """By how much each delay is longer than the one before, 1 to 100."""
     jitter: float = 0.5
+    """Random share of the delay that is added, 0 to 1. It spreads retries that failed at the same time."""
 
     def __post_init__(self) -> None:
         if type(self.max_attempts) is not int or self.max_attempts < 1:
@@ -47,7 +56,7 @@ class Backoff(msgspec.Struct, frozen=True, kw_only=True):
             raise OptionError(f"jitter of this Backoff is {self.jitter!r}", "give 0 to 1")
 
     def __call__(self, attempt: int) -> timedelta:
-        """Choose how long to wait after attempt number `attempt`, counted from 0."""
+        """Return the delay after attempt number `attempt`, counted from 0, with random jitter."""
         return timedelta(
             seconds=backoff_seconds(
                 attempt,
@@ -60,4 +69,4 @@ class Backoff(msgspec.Struct, frozen=True, kw_only=True):
 
 
 backoff: Final = Backoff()
-"""The policy for those who do not care: 1 s, doubling up to 5 min, jitter up to half."""
+"""The default policy of jobs: 3 executions, delays from 1 s doubling up to 5 min, 50% jitter."""

@@ -1,4 +1,4 @@
-"""Recurring work: what to insert, and when."""
+"""`Schedule`: inserting instances at recurring times."""
 
 from __future__ import annotations
 
@@ -16,17 +16,21 @@ from .refs import AnySpec
 __all__ = ["Missed", "Overlap", "Schedule", "ScheduleRecord", "Triggered", "check_policies"]
 
 Missed: TypeAlias = Literal["skip", "once", "all"]
-"""What becomes of slots that came while nobody was there to fire them."""
+"""What to do with fire times that passed while no worker ran."""
 Overlap: TypeAlias = Literal["allow", "skip"]
-"""What becomes of a slot that comes while an instance of the schedule is live."""
+"""What to do at a fire time while an instance of the schedule is live."""
 
-_NOT_HERE: Final = ("eligible_at", "schedule_at", "schedule_in")
+_TIME_OPTIONS: Final = ("eligible_at", "schedule_at", "schedule_in")
 
 
 class Schedule:
-    """A declaration: `Schedule("nightly", Spec(Report, Scope("all")), cron="0 3 * * *", tz="Europe/Vienna")`.
+    """Insert an instance at recurring times.
 
-    Give it to workers (`Worker(…, schedules=[…])`), or to `client.put_schedule`.
+        nightly = Schedule("nightly", Spec(Report, Scope("all")), cron="0 3 * * *", tz="Europe/Vienna")
+        Worker([Report], schedules=[nightly])
+
+    Workers store it in the database when they start; `client.put_schedule(nightly)` does the same. Any number of
+    workers may run: each fire time inserts one instance. The instance finds its fire time in `ctx.fire_time`.
     """
 
     __slots__ = ("cron", "every", "missed", "name", "overlap", "spec", "tz")
@@ -49,32 +53,36 @@ class Schedule:
         missed: Missed = "once",
         overlap: Overlap = "allow",
     ) -> None:
-        """Say what to insert, and when.
+        """Declare a schedule; give either `cron` or `every`.
 
         Args:
-            name: by which it is known in the database.
-            spec: what to insert at each slot; the step finds the slot in `ctx.fire_time`.
-            cron: five fields, six with seconds before them, or `@hourly`, `@daily`, `@weekly`, `@monthly`, `@yearly`.
-            every: instead of cron, so long from slot to slot, whatever clocks on the wall do.
-            tz: the time zone in which cron is read.
-            missed: slots that came while no worker ran are skipped (after a minute), made up for once, or made up
-                for each, but the latest thousand at most.
-            overlap: `skip` passes a slot by while an instance of this schedule is live.
+            name: the name in the database.
+            spec: what to insert at each fire time.
+            cron: five fields, six with leading seconds, or `@hourly`, `@daily`, `@weekly`, `@monthly`, `@yearly`.
+            every: a fixed interval instead of cron, at least 1 s; independent of time zones.
+            tz: the time zone of `cron`.
+            missed: fire times that passed while no worker ran: `"skip"` drops those older than a minute, `"once"`
+                inserts one instance for the latest, `"all"` inserts one for each of the latest 1000.
+            overlap: `"skip"` inserts nothing while an instance of this schedule is live.
+
+        Raises:
+            UsageError: an argument is invalid.
         """
         self.name = checked_name(name, "the name of a schedule")
         if not isinstance(spec, AnySpec):
             raise UsageError(
-                f"schedule '{name}' got a {type(spec).__name__}", "give what to insert: Spec(Machine, state)"
+                f"schedule '{name}' got a {type(spec).__name__}", "give a Spec: Spec(Machine, state)"
             )
-        if given := [option for option in _NOT_HERE if option in spec.options]:
+        if given := [option for option in _TIME_OPTIONS if option in spec.options]:
             raise UsageError(
-                f"the spec of schedule '{name}' has {given[0]}", "the slot says when: leave it out"
+                f"the spec of schedule '{name}' has {given[0]}", "leave it out: the schedule sets the time"
             )
         if isinstance(spec.options.get("unique_key"), bytes):
-            raise UsageError(f"the unique_key of schedule '{name}' is of bytes", "give a str")
+            raise UsageError(f"the unique_key of schedule '{name}' is of type bytes", "give a str")
         if (cron is None) == (every is None):
             raise UsageError(
-                f"schedule '{name}' has {'both cron and' if cron else 'neither cron nor'} every", "give one"
+                f"schedule '{name}' has {'both cron and' if cron else 'neither cron nor'} every",
+                "give one of them",
             )
         self.spec = spec
         self.tz = checked_zone(tz)
@@ -90,27 +98,27 @@ class Schedule:
 
 
 class ScheduleRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """A schedule as it is stored, and how it goes."""
+    """A stored schedule with its progress, as `client.schedules` returns it."""
 
     name: str
     machine: str
     spec: Mapping[str, Any]
-    """What is inserted, under the names of the SQL function `insert_all`; state and all."""
+    """What is inserted, state included, with the field names of the SQL function `insert_all`."""
     cron: str | None
     every: timedelta | None
     tz: str
     missed: Missed
     overlap: Overlap
     next_at: datetime | None
-    """The next slot. It is kept while the schedule is paused, and found anew when it goes on."""
+    """The next fire time. Computed anew when a paused schedule is resumed."""
     last_fire_time: datetime | None
-    """The last slot that is over, fired or passed by."""
+    """The last fire time that has passed, fired or skipped."""
     last_fired_at: datetime | None
     last_id: int | None
-    """The instance that was inserted last, by a slot or a trigger."""
+    """The instance that was inserted last, at a fire time or by `trigger_schedule`."""
     fired_count: int
     last_error: str | None
-    """Why the last slot came to nothing."""
+    """Why nothing was inserted at the last fire time."""
     paused_at: datetime | None
     pause_reason: str | None
     paused_by: str | None
@@ -119,20 +127,20 @@ class ScheduleRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_paused(self) -> bool:
-        """Whether its slots pass by."""
+        """Whether the schedule is paused."""
         return self.paused_at is not None
 
 
 class Triggered(msgspec.Struct, frozen=True):
-    """What a trigger has inserted."""
+    """The answer of `trigger_schedule`."""
 
     id: int
     is_new: bool
-    """Else an instance had a key of its spec, and this is that one."""
+    """Whether it was inserted; otherwise `id` is the instance that has the key of the spec."""
 
 
 def check_policies(missed: object, overlap: object) -> None:
-    """Check what is to become of slots that cannot be fired in time."""
+    """Check the options `missed` and `overlap`."""
     if missed not in get_args(Missed):
         raise UsageError(f"missed is {missed!r}", "give 'skip', 'once' or 'all'")
     if overlap not in get_args(Overlap):
@@ -140,5 +148,5 @@ def check_policies(missed: object, overlap: object) -> None:
     if missed == "all" and overlap == "skip":
         raise UsageError(
             "missed is 'all' and overlap is 'skip'",
-            "what is made up for starts at once, so only the first would run: give missed='once', or allow overlap",
+            "give missed='once' or overlap='allow'; missed instances start together, so only the first would run",
         )

@@ -1,4 +1,4 @@
-"""What is sent to a live instance, and what lies in its inbox."""
+"""`Signal`, and the `Inbox` of an instance with its messages."""
 
 from __future__ import annotations
 
@@ -15,14 +15,20 @@ __all__ = ["Inbox", "Message", "Signal", "signal_name"]
 
 
 class Signal(Generic[PayloadT]):
-    """A kind of signal: its name for senders, and the type of what it carries.
+    """A signal that instances can wait for: its name, and the type of its payload.
 
-    A machine declares those that it awaits as class attributes; several machines may share one of a module.
+        class Checkout(Machine[Order]):
+            payment = Signal("payment_confirmed", Payment)
+            withdrawn = Signal("withdrawn")                     # no payload
 
-        payment = Signal("payment_confirmed", Payment)
-        withdrawn = Signal("withdrawn")                     # carries nothing
+        await client.signal("order:42", Checkout.payment, Payment(100))
 
-    Senders in other languages know only the name, so it is spelt out and not derived from the attribute.
+    Machines declare signals as class attributes; several machines may share one. The name is explicit, because senders
+    in other languages and SQL use it.
+
+    Args:
+        name: the name, 1 to 255 bytes.
+        payload_type: the type of the payload; default: the signal has no payload.
     """
 
     __slots__ = ("name", "payload_type")
@@ -44,19 +50,19 @@ class Signal(Generic[PayloadT]):
 
 
 def signal_name(signal: Signal[Any] | str) -> str:
-    """Find the name of a signal that was given by reference or by name."""
+    """Return the name of a signal given as `Signal` or by name."""
     return signal if isinstance(signal, str) else signal.name
 
 
 class Message:
-    """One signal that arrived and has not been consumed."""
+    """One signal in an inbox."""
 
     __slots__ = ("_payload", "id", "name", "sent_at", "size")
     id: int
     name: str
     sent_at: datetime
     size: int
-    """Bytes of JSON of the payload."""
+    """Size of the payload in bytes of JSON."""
 
     def __init__(self, *, id: int, name: str, payload: Any, sent_at: datetime, size: int = 0) -> None:
         self.id = id
@@ -67,15 +73,15 @@ class Message:
 
     @property
     def is_loaded(self) -> bool:
-        """Whether the payload is here. That of an awaited signal always is."""
+        """Whether the payload is loaded. Payloads of awaited signals always are."""
         return self._payload is not NOT_LOADED
 
     @property
     def payload(self) -> Any:
-        """What the signal carries.
+        """The payload.
 
         Raises:
-            NotLoadedError: it did not come with the execution, and `ctx.inbox.load` has not fetched it.
+            NotLoadedError: it was too large to be fetched with the execution; call `ctx.inbox.load` first.
         """
         if self._payload is NOT_LOADED:
             raise NotLoadedError(
@@ -104,7 +110,13 @@ class Message:
 
 
 class Inbox:
-    """Messages, oldest first. An empty one is false."""
+    """The messages of `ctx.awaited` or `ctx.inbox`, oldest first.
+
+        payment = ctx.awaited.get(self.payment)
+        if self.withdrawn in ctx.inbox: ...
+
+    An empty inbox is false.
+    """
 
     __slots__ = ("_loader", "_messages")
 
@@ -113,13 +125,13 @@ class Inbox:
         self._loader = loader
 
     async def load(self, *signals: Signal[Any] | str) -> None:
-        """Fetch the payloads of these signals that are not here yet; without a name, of all."""
+        """Fetch the payloads that are not loaded, of these signals; without arguments, of all."""
         if self._loader is not None:
             for chunk in chunks(self._missing(signals)):
                 _fill(chunk, await self._loader.fetch([message.id for message in chunk]))
 
     def load_sync(self, *signals: Signal[Any] | str) -> None:
-        """`load` for a step that is a plain `def`."""
+        """Do the same as `load` in a plain `def` step."""
         if self._loader is not None:
             for chunk in chunks(self._missing(signals)):
                 _fill(chunk, self._loader.fetch_sync([message.id for message in chunk]))
@@ -137,9 +149,12 @@ class Inbox:
     @overload
     def get(self, signal: str, /) -> Any | None: ...
     def get(self, signal: Signal[Any] | str, /) -> Any | None:
-        """Give the payload of the oldest message of this signal; `None` when none came.
+        """Return the payload of the oldest message of this signal; `None` if there is none.
 
-        One that carries nothing answers `None` either way: there, ask `signal in ctx.awaited`.
+        For a signal without payload, use `signal in ctx.awaited` instead.
+
+        Raises:
+            NotLoadedError: the payload is not loaded; call `load` first.
         """
         name = signal_name(signal)
         return next((message.payload for message in self._messages if message.name == name), None)
@@ -149,11 +164,11 @@ class Inbox:
     @overload
     def all(self, signal: str, /) -> list[Any]: ...
     def all(self, signal: Signal[Any] | str, /) -> list[Any]:
-        """Give the payloads of all messages of this signal, oldest first."""
+        """Return the payloads of all messages of this signal, oldest first."""
         name = signal_name(signal)
         return [message.payload for message in self._messages if message.name == name]
 
-    # Were this a Sequence[Message], checkers would declare `self.payment in ctx.awaited` to be always false.
+    # Not a Sequence[Message]: type checkers would report `self.payment in ctx.awaited` as always false.
     def __contains__(self, signal: Signal[Any] | str) -> bool:
         name = signal_name(signal)
         return any(message.name == name for message in self._messages)
@@ -173,4 +188,4 @@ class Inbox:
 
 def _fill(messages: Sequence[Message], payloads: Mapping[int, Any]) -> None:
     for message in messages:
-        message._payload = payloads[message.id]  # noqa: SLF001 - only an inbox may change it
+        message._payload = payloads[message.id]  # noqa: SLF001 - filled by its inbox only

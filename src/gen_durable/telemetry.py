@@ -1,9 +1,9 @@
-"""Events about what the engine does, and their subscribers.
+"""Telemetry events of a worker, and subscribing to them.
 
-    unsubscribe = telemetry.subscribe(lambda event: print(event.step, event.duration), StepStop)
+    unsubscribe = worker.telemetry.subscribe(lambda event: print(event.step, event.duration), StepStop)
 
-A subscriber is called where the event happens, on the engine's own thread or event loop: it should be quick,
-and may be called from several threads. What it raises is logged once and goes no further.
+A subscriber runs on the thread or event loop of the engine: it must return quickly, and may be called from several
+threads. The first exception of a subscriber is logged; it does not affect the engine.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ _log: Final = logging.getLogger("gen_durable.telemetry")
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True):
-    """Something that happened. `name` is the same in every program that reads our events."""
+    """Base class of telemetry events. `name` identifies the event in metrics and logs."""
 
     name: ClassVar[str] = ""
 
 
 class StepStop(Event, frozen=True, kw_only=True):
-    """A step has run, and its outcome is known."""
+    """A step ended, and its outcome is known."""
 
     name: ClassVar[str] = "step.stop"
     duration: timedelta
@@ -59,14 +59,15 @@ class StepStop(Event, frozen=True, kw_only=True):
     fsm: str
     step: str
     kind: str
-    """`next`, `retry`, `await`, `schedule_children`, `done` or `stop`: what the step decided.
+    """The outcome: `next`, `retry`, `await`, `schedule_children`, `done` or `stop`.
 
-    Two have no outcome: `cancel`, it raised `Cancel`; `release`, a cancel was asked for, and it was cut off or raised.
+    Or, without an outcome: `cancel`, the step raised `Cancel`; `release`, a cancel was requested and the step was
+    interrupted or raised.
     """
 
 
 class PickStop(Event, frozen=True, kw_only=True):
-    """A look for work has come back, perhaps with none."""
+    """A pick leased `count` of at most `demand` instances; `count` may be 0."""
 
     name: ClassVar[str] = "pick.stop"
     count: int
@@ -76,7 +77,7 @@ class PickStop(Event, frozen=True, kw_only=True):
 
 
 class SchedulerSaturation(Event, frozen=True, kw_only=True):
-    """How busy a queue of this worker is."""
+    """The load of one queue of this worker, emitted on every poll."""
 
     name: ClassVar[str] = "scheduler.saturation"
     in_flight: int
@@ -87,7 +88,7 @@ class SchedulerSaturation(Event, frozen=True, kw_only=True):
 
 
 class SchedulerDrain(Event, frozen=True, kw_only=True):
-    """A queue of this worker is shutting down."""
+    """A queue of this worker shuts down: `released` leases were returned, `in_flight` steps still run."""
 
     name: ClassVar[str] = "scheduler.drain"
     released: int
@@ -96,7 +97,7 @@ class SchedulerDrain(Event, frozen=True, kw_only=True):
 
 
 class ConcurrencyContended(Event, frozen=True, kw_only=True):
-    """Work was there, but another execution has its concurrency key."""
+    """An instance was due, but all slots of its concurrency key are in use."""
 
     name: ClassVar[str] = "concurrency.contended"
     count: int
@@ -106,7 +107,7 @@ class ConcurrencyContended(Event, frozen=True, kw_only=True):
 
 
 class RateLimitThrottled(Event, frozen=True, kw_only=True):
-    """Work was there, but its rate limit let fewer of it start than a pick wanted."""
+    """A rate limit granted fewer starts than a pick wanted."""
 
     name: ClassVar[str] = "rate_limit.throttled"
     wanted: int
@@ -116,41 +117,41 @@ class RateLimitThrottled(Event, frozen=True, kw_only=True):
 
 
 class RateLimitUnknown(Event, frozen=True, kw_only=True):
-    """A step names a rate limit that does not exist. It stalls, and starts when the limit is set.
+    """Instances name a rate limit that does not exist. They wait until the limit is set.
 
-    Emitted when rows stall, and every half minute as long as they do.
+    Emitted when an instance starts to wait, and every 30 s as long as it waits.
     """
 
     name: ClassVar[str] = "rate_limit.unknown"
     count: int
     key: str
     limit: str
-    """The name in the key."""
+    """The name part of the key."""
     fsm: str
     step: str
 
 
 class ReaperReaped(Event, frozen=True, kw_only=True):
-    """Leases ran out: these instances are runnable again, or have failed."""
+    """Leases expired: these instances are runnable again, or have failed."""
 
     name: ClassVar[str] = "reaper.reaped"
     count: int
     ids: tuple[int, ...]
     capped: tuple[int, ...]
-    """Those of them that were lost once too often and have failed."""
+    """Those that reached `settings.crash_limit` and failed."""
 
 
 class GcSwept(Event, frozen=True, kw_only=True):
-    """Instances that had ended were kept for long enough and are removed, or buckets of rate limits that are full."""
+    """Retention removed ended instances, or full buckets of rate limits."""
 
     name: ClassVar[str] = "gc.swept"
     count: int
-    """Of instances."""
+    """Number of instances."""
     buckets: int = 0
 
 
 class OutcomeStale(Event, frozen=True, kw_only=True):
-    """An outcome came too late: the lease is gone, and nothing of it was written."""
+    """An outcome was discarded, because its lease was lost. Nothing was written."""
 
     name: ClassVar[str] = "outcome.stale"
     id: int
@@ -160,7 +161,7 @@ class OutcomeStale(Event, frozen=True, kw_only=True):
 
 
 class AwaitTimeout(Event, frozen=True, kw_only=True):
-    """A deadline passed before a signal came; `step` runs now."""
+    """The deadline of an `Await` passed before a signal arrived; `step` runs now."""
 
     name: ClassVar[str] = "await.timeout"
     id: int
@@ -169,7 +170,7 @@ class AwaitTimeout(Event, frozen=True, kw_only=True):
 
 
 class HandlerMissing(Event, frozen=True, kw_only=True):
-    """A worker owns the namespace of this machine and does not know the machine: the instance has failed."""
+    """An instance failed, because the worker that serves its prefix has no such machine."""
 
     name: ClassVar[str] = "handler.missing"
     id: int
@@ -178,7 +179,7 @@ class HandlerMissing(Event, frozen=True, kw_only=True):
 
 
 class OutboxPublished(Event, frozen=True, kw_only=True):
-    """A sink has taken these events."""
+    """A sink accepted these events."""
 
     name: ClassVar[str] = "outbox.published"
     count: int
@@ -186,7 +187,7 @@ class OutboxPublished(Event, frozen=True, kw_only=True):
 
 
 class OutboxFailed(Event, frozen=True, kw_only=True):
-    """A sink did not take these events; they are tried again."""
+    """A sink did not accept these events; they are retried."""
 
     name: ClassVar[str] = "outbox.failed"
     count: int
@@ -195,7 +196,7 @@ class OutboxFailed(Event, frozen=True, kw_only=True):
 
 
 class OutboxDead(Event, frozen=True, kw_only=True):
-    """A sink has rejected an event for good; it is a dead letter until it is replayed."""
+    """A sink rejected an event permanently; it is a dead letter until it is replayed."""
 
     name: ClassVar[str] = "outbox.dead"
     id: str
@@ -213,18 +214,18 @@ class OutboxExpired(Event, frozen=True, kw_only=True):
 
 
 class ScheduleFired(Event, frozen=True, kw_only=True):
-    """A slot of a schedule has come, and this worker has seen to it."""
+    """A fire time of a schedule has come, and this worker handled it."""
 
     name: ClassVar[str] = "schedule.fired"
     schedule: str
     fsm: str
     fire_time: datetime
     lag: timedelta
-    """How late it was."""
+    """Time between the fire time and the firing."""
     id: int | None = None
-    """The instance; of a `duplicate`, the one that has the key."""
+    """The inserted instance; for `duplicate`, the instance that has the key."""
     kind: str = "inserted"
-    """`inserted`, `duplicate` (an instance has its key), `overlap`, `missed`, or `error`: nothing was inserted."""
+    """`inserted`, `duplicate` (an instance has the key); or, if nothing was inserted, `overlap`, `missed`, `error`."""
 
 
 EventT = TypeVar("EventT", bound=Event)
@@ -242,18 +243,18 @@ class _Subscription:
     def deliver(self, event: Event) -> None:
         try:
             self.callback(event)
-        except Exception:  # noqa: BLE001 - foreign code, and the engine has to go on
+        except Exception:  # noqa: BLE001 - user code must not stop the engine
             if not self.has_failed:
                 self.has_failed = True
                 _log.exception(
-                    "telemetry subscriber %r failed on %s; it stays subscribed, but this is logged only once",
+                    "telemetry subscriber failed: %r on %s; it stays subscribed, further failures are not logged",
                     self.callback,
                     event.name,
                 )
 
 
 class Telemetry:
-    """Takes events and hands them to whoever subscribed."""
+    """Delivers events to subscribers. Every worker has one: `worker.telemetry`."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -262,11 +263,11 @@ class Telemetry:
         self._by_kind: dict[type[Event], tuple[_Subscription, ...]] = {}
 
     def is_wanted(self, kind: type[Event], /) -> bool:
-        """Whether anybody would get such an event; ask before building one on a hot path."""
+        """Return whether this kind of event has a subscriber; check it before building an event on a hot path."""
         return kind in self._by_kind
 
     def emit(self, event: Event, /) -> None:
-        """Hand an event to its subscribers."""
+        """Call the subscribers of an event."""
         for subscription in self._by_kind.get(type(event), ()):
             subscription.deliver(event)
 
@@ -284,19 +285,22 @@ class Telemetry:
         *more: type[Event],
     ) -> Unsubscribe: ...
     def subscribe(self, callback: Callable[[Any], object], /, *kinds: type[Event]) -> Unsubscribe:
-        """Call `callback` with each event of these kinds, or of every kind if none is named.
+        """Call `callback` with each event of these kinds; without kinds, with every event.
 
         Returns:
-            A function that ends the subscription; calling it twice does no harm.
+            A function that ends the subscription.
+
+        Raises:
+            UsageError: the callback is a coroutine function, or a kind is not an event class.
         """
         if inspect.iscoroutinefunction(callback):
             raise UsageError(
-                "a telemetry subscriber is an async function, which nobody would await",
+                "a telemetry subscriber is an async function, which is not supported",
                 "give a plain function of one event",
             )
         for kind in kinds:
             if kind not in _KINDS:
-                raise UsageError(f"{kind!r} is no kind of event", f"the kinds are {_KIND_NAMES}")
+                raise UsageError(f"{kind!r} is not a kind of event", f"the kinds are {_KIND_NAMES}")
         subscription = _Subscription(callback, frozenset(kinds) or _KINDS)
         with self._lock:
             self._replace((*self._subscriptions, subscription))
@@ -313,6 +317,6 @@ class Telemetry:
         self._by_kind = {kind: tuple(one for one in subscriptions if kind in one.kinds) for kind in wanted}
 
 
-# Whoever derives from Event later than this module is no event of the engine.
+# Only subclasses of this module are events of the engine.
 _KINDS: Final[frozenset[type[Event]]] = frozenset(Event.__subclasses__())
 _KIND_NAMES: Final = ", ".join(sorted(kind.__name__ for kind in _KINDS))

@@ -135,10 +135,10 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"unique_key": ""}, "unique_key is empty; give 1 to 1024 bytes"),
     ({"unique_key": 7}, "unique_key is of type int; give a str"),
     ({"correlation_key": "é" * 513}, "correlation_key is 1026 bytes long"),
-    ({"correlation_key": "a\0b"}, "correlation_key holds a NUL character; PostgreSQL cannot store it"),
+    ({"correlation_key": "a\0b"}, "correlation_key contains a NUL character; remove it"),
     (
         {"correlation_key": "\udfff"},
-        "correlation_key holds half of a surrogate pair; give valid Unicode text",
+        "correlation_key contains half of a surrogate pair; give valid Unicode text",
     ),
     ({"correlation_key": b"bytes"}, "correlation_key is of type bytes; give a str"),
     ({"concurrency_key": ""}, "concurrency_key is empty"),

@@ -184,7 +184,7 @@ BAD: list[tuple[Wanted, str]] = [
 async def test_a_filter_that_cannot_be_is_refused(client: Any) -> None:
     for name, problem in [
         ("", "the machine is empty"),
-        ("a\0", "holds a NUL"),
+        ("a\0", "contains a NUL"),
         ("\ud800", "half of a surrogate pair"),
     ]:
         for verb in (client.list, client.count):

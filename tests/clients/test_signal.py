@@ -132,7 +132,7 @@ BAD_SIGNALS: list[tuple[Any, Any, dict[str, Any], type[Exception], str]] = [
     ("x", object(), {}, EncodeError, "a value of type object has no form in JSON"),
     ("", None, {}, UsageError, "the name of a signal is empty; give 1 to 255 bytes"),
     ("ü" * 128, None, {}, UsageError, "the name of a signal is 256 bytes long; give at most 255 bytes"),
-    ("a\0", None, {}, UsageError, "the name of a signal holds a NUL character"),
+    ("a\0", None, {}, UsageError, "the name of a signal contains a NUL character"),
     ("x", None, {"dedup_key": ""}, UsageError, "dedup_key is empty; give 1 to 1024 bytes"),
     (
         "x",

@@ -167,9 +167,7 @@ def test_outcome_as_a_result_fails_the_job(durable: Harness) -> None:
 
     ref = durable.insert(outcome)
     durable.drain()
-    durable.assert_failed(
-        ref, match=r"job 'local.outcome.v1' returned Retry; a job returns its result, and raises"
-    )
+    durable.assert_failed(ref, match=r"job 'local.outcome.v1' returned Retry; return the result, or raise")
 
 
 def test_plain_job_that_returns_a_coroutine_fails_with_advice(durable: Harness) -> None:

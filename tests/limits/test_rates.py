@@ -361,7 +361,7 @@ async def test_cancelled_rows_do_not_delay_later_rows_of_a_bucket(
 
 
 async def test_bucket_that_would_never_refill_is_rejected(client: AsyncClient, db: Any) -> None:
-    with pytest.raises(UsageError, match="more than a century"):
+    with pytest.raises(UsageError, match="more than 100 years"):
         RateLimit("huge", 1, timedelta(days=1), 2**31 - 1)
     with pytest.raises(asyncpg.CheckViolationError, match="fills_within_a_century"):
         await db.execute("select gen_durable.set_rate_limit('huge', 1, '10 years', 100000)")
@@ -372,7 +372,7 @@ async def test_bucket_that_would_never_refill_is_rejected(client: AsyncClient, d
 
 @pytest.mark.parametrize("text", ["a=1/1m/0", "a=1_0", "a=\u0661", "a=0", "a=+1", "a=1/1m/1/1", "=1", "a"])
 def test_malformed_limit_is_rejected(text: str) -> None:
-    with pytest.raises(ValueError, match="is no limit"):
+    with pytest.raises(ValueError, match="is not a limit"):
         parse_limit(text)
 
 

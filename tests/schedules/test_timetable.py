@@ -210,9 +210,9 @@ def test_what_can_never_work_is_refused_where_it_is_written(
 @pytest.mark.parametrize(
     ("spec", "problem"),
     [
-        (Report, "got a type; give what to insert: Spec"),
-        (Spec(Report, "all", schedule_in=timedelta(1)), "has schedule_in; the slot says when"),
-        (Spec(Report, "all", unique_key=b"\xff"), "is of bytes"),
+        (Report, "got a type; give a Spec: Spec"),
+        (Spec(Report, "all", schedule_in=timedelta(1)), "has schedule_in; leave it out"),
+        (Spec(Report, "all", unique_key=b"\xff"), "is of type bytes"),
     ],
 )
 def test_a_spec_says_what_and_not_when(spec: Any, problem: str) -> None:

@@ -215,7 +215,7 @@ async def test_the_address_that_was_checked_is_the_one_that_is_used(
         ("http://x:99999/", {}, "cannot be read"),
         ("http://[::1", {}, "cannot be read"),
         ("http://a b/", {}, "cannot be read"),
-        ("https://user:pw@host/x", {}, "at host has a user name or password in it"),
+        ("https://user:pw@host/x", {}, "at host contains a user name or password"),
         (
             "https://host/x",
             {"headers": {"authorization": "Bearer x\r\n"}},

@@ -27,8 +27,8 @@ def test_a_name_of_up_to_255_bytes_is_kept(name: str) -> None:
         ("", "the name is empty; give 1 to 255 bytes"),
         ("x" * 256, "the name is 256 bytes long; give at most 255 bytes"),
         ("é" * 128, "the name is 256 bytes long"),
-        ("a\0b", "the name holds a NUL character"),
-        ("a\udfffb", "the name holds half of a surrogate pair"),
+        ("a\0b", "the name contains a NUL character"),
+        ("a\udfffb", "the name contains half of a surrogate pair"),
         (7, "the name is of type int; give a str"),
         (None, "the name is of type NoneType"),
     ],
@@ -113,7 +113,7 @@ NAIVE = datetime(2030, 1, 1)  # noqa: DTZ001 - the fault that is looked for
     ],
 )
 def test_a_moment_that_is_none_is_refused(moment: Any) -> None:
-    with pytest.raises(UsageError, match=r"has no time zone|is of type|calendar"):
+    with pytest.raises(UsageError, match=r"has no time zone|is of type|out of range"):
         _checks.checked_moment(moment, "the moment")
 
 

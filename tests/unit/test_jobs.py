@@ -187,9 +187,7 @@ def test_what_it_returns_becomes_done() -> None:
     "outcome", [Retry(), Stop("no"), Next("run"), Await("go", then="run"), ScheduleChildren([], then="run")]
 )
 def test_another_outcome_is_no_result(outcome: Any) -> None:
-    with pytest.raises(
-        UsageError, match=f"job 'm' returned {type(outcome).__name__}; a job returns its result"
-    ):
+    with pytest.raises(UsageError, match=f"job 'm' returned {type(outcome).__name__}; return the result"):
         run(made(lambda: outcome))
 
 
@@ -261,7 +259,7 @@ def _unstorable_result(order: Order) -> Order | Receipt: ...
         (
             _swapped,
             StateTypeError,
-            r"its first parameter is a Context; write \(payload, ctx\), in this order",
+            r"its first parameter is a Context; write \(payload, ctx\)",
         ),
         (_lonely, StateTypeError, "its first parameter is a Context"),
         (
@@ -274,9 +272,9 @@ def _unstorable_result(order: Order) -> Order | Receipt: ...
         (
             _unknown,
             StateTypeError,
-            "its annotations name 'Decimal', which is not known at run time; define it above",
+            "its annotations name 'Decimal', which is not defined at run time; define it before",
         ),
-        (_unknown_result, StateTypeError, "import it outside of `if TYPE_CHECKING:`"),
+        (_unknown_result, StateTypeError, "import it outside `if TYPE_CHECKING:`"),
         (_misspelt, StateTypeError, "its annotations name 'Ordre'"),
         (_nonsense, StateTypeError, "its annotations cannot be evaluated"),
         (_unstorable, StateTypeError, r"the payload of job 'm\.made'.* cannot be read from JSON"),
@@ -298,7 +296,7 @@ def test_a_function_that_cannot_be_a_job_is_refused(function: Any, error: type, 
     [
         ("", {}, "the name of a job is empty"),
         ("x" * 256, {}, "the name of a job is 256 bytes long"),
-        ("a\0", {}, "the name of a job holds a NUL"),
+        ("a\0", {}, "the name of a job contains a NUL"),
         (7, {}, "the name of a job is of type int"),
         (_payload, {}, r"@job above '_payload' has no name; write @job\(\"_payload\"\)"),
         ("m", {"version": 0}, "the version of machine 'm' is 0"),
@@ -313,7 +311,7 @@ def test_a_function_that_cannot_be_a_job_is_refused(function: Any, error: type, 
         (
             "m",
             {"dead_letter": "m"},
-            "job 'm' is its own dead_letter; it would fail for ever: name another job",
+            "job 'm' is its own dead_letter; name another job",
         ),
     ],
 )

@@ -126,7 +126,7 @@ NAIVE = datetime(2030, 1, 1)  # noqa: DTZ001 - the fault that is looked for
     [
         (
             lambda: Next(NUMBER),
-            r"is not a step; mark the method with @step and pass it uncalled: Next\(self.ship\)",
+            r"is not a step; mark the method with @step and pass it without calling it: Next\(self.ship\)",
         ),
         (lambda: Next(NOTHING), "a value of type NoneType is not a step"),
         (lambda: Next(""), "the name of a step is empty"),

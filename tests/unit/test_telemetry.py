@@ -144,7 +144,7 @@ def test_a_subscriber_that_raises_is_logged_once_and_stops_nobody(caplog: pytest
         telemetry.emit(PICK)
     assert got == [STEP, PICK]
     assert [record.name for record in caplog.records] == ["gen_durable.telemetry"]
-    assert "failed on step.stop" in caplog.text
+    assert "subscriber failed: " in caplog.text
 
 
 def test_each_broken_subscriber_is_logged(caplog: pytest.LogCaptureFixture) -> None:
@@ -182,14 +182,14 @@ def test_a_subscriber_may_unsubscribe_while_it_is_called() -> None:
 def test_an_async_subscriber_is_refused() -> None:
     async def later(event: Event) -> None: ...
 
-    with pytest.raises(UsageError, match="is an async function, which nobody would await"):
+    with pytest.raises(UsageError, match="is an async function, which is not supported"):
         Telemetry().subscribe(later)
 
 
 def test_what_is_no_kind_of_event_is_refused() -> None:
     wrong: Any = int
     for kind in (wrong, Event):
-        with pytest.raises(UsageError, match="is no kind of event; the kinds are AwaitTimeout, Conc"):
+        with pytest.raises(UsageError, match="is not a kind of event; the kinds are AwaitTimeout, Conc"):
             Telemetry().subscribe(print, kind)
 
 

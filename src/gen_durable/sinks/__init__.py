@@ -1,4 +1,4 @@
-"""Sinks that publish events over the wire. Each needs its extra: `http`, `nats`, `redis`."""
+"""Sinks for HTTP, NATS JetStream and Redis streams. Each needs an extra: `http`, `nats` or `redis`."""
 
 from .addresses import ForbiddenAddressError
 from .http import HttpSink, HttpStatusError, Mode

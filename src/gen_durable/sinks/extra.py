@@ -1,4 +1,4 @@
-"""Libraries that only some need."""
+"""Imports of optional libraries."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["needs"]
 
 
 def needs(module: str, extra: str) -> Any:
-    """Import a library that an extra brings."""
+    """Import a library; raise `UsageError` with the name of the extra if it is missing."""
     try:
         return importlib.import_module(module)
     except ImportError:

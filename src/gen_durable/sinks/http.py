@@ -1,4 +1,4 @@
-"""Events over HTTP: CloudEvents 1.0 in structured, binary or batch mode, signed, to an address that was checked."""
+"""`HttpSink`: CloudEvents 1.0 over HTTP, in structured, binary or batch mode, with signatures."""
 
 from __future__ import annotations
 
@@ -26,22 +26,22 @@ __all__ = ["HttpSink", "HttpStatusError", "Mode"]
 
 Mode: TypeAlias = Literal["structured", "binary", "batch"]
 
-# The receiver has understood the request, and the same bytes will never be accepted. Everything else, a wrong path or a
-# missing right too, may be repaired on either side.
+# Permanent rejections: the same request will never be accepted. Other errors, such as a wrong path or a missing
+# permission, can be repaired on either side.
 _FINAL: Final = frozenset({400, 410, 413, 415, 422})
-# The receiver takes no request at all now.
+# The receiver accepts no requests at present.
 _UNAVAILABLE: Final = frozenset({429, 503})
 _STRUCTURED: Final = "application/cloudevents+json; charset=utf-8"
 _BATCHED: Final = "application/cloudevents-batch+json; charset=utf-8"
 _BATCH: Final = 100
-# Bytes of an answer that are read, and dropped.
-_LARGEST_ANSWER: Final = 2**16
+# At most this many bytes of an answer are read; they are discarded.
+_MAX_ANSWER_BYTES: Final = 2**16
 _HEADER: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _MODES: Final = ("structured", "binary", "batch")
 
 
 class HttpStatusError(GenDurableError):
-    """A receiver answered with a status that is neither success nor final; the event is retried."""
+    """The receiver answered with a status that is neither a success nor a permanent rejection; the event is retried."""
 
     status: int
 
@@ -54,12 +54,16 @@ class HttpStatusError(GenDurableError):
 
 
 class HttpSink:
-    """Posts events to a URL.
+    """A sink that posts events to a URL.
 
-    2xx: accepted. 400, 410, 413, 415, 422: rejected for good. 429, 503 and failed connections: the sink is paused, for
-    `Retry-After` if the receiver sends one. Any other answer, a redirect too, and no answer in time: the event is
-    retried. The host name is resolved for every connection, addresses that are not public are refused, and the
-    connection goes to the address that was checked.
+        Worker([Checkout], sinks=HttpSink("https://example.com/hooks", secret="whsec_…"))
+
+    Status 2xx accepts the event. 400, 410, 413, 415 and 422 reject it permanently: it becomes a dead letter. 429, 503
+    and failed connections pause the sink, for `Retry-After` if the receiver sends it. After any other answer, a
+    redirect included, and after a timeout, the event is retried.
+
+    The sink resolves the host name for every connection, refuses addresses that are not public, and connects to the
+    address that it checked. Needs the extra `http`.
     """
 
     def __init__(
@@ -72,18 +76,21 @@ class HttpSink:
         timeout: timedelta = timedelta(seconds=10),
         private: bool = False,
     ) -> None:
-        """Say where, and how.
+        """Configure the sink.
 
         Args:
-            url: of the receiver, https or http.
-            mode: one event per request, in its body (`structured`) or with its attributes as headers (`binary`); or
-                up to 100 per request (`batch`).
-            secret: sign every request (see `sign`); the receiver checks it with `verify`.
-            headers: to send along, for example an authorization.
-            timeout: of one request.
-            private: whether it may go to addresses that are not public.
+            url: the URL of the receiver, https or http.
+            mode: `structured`: one event per request, in the body; `binary`: one event per request, attributes as
+                headers; `batch`: up to 100 events per request.
+            secret: sign every request with it (see `sign`); the receiver checks with `verify`.
+            headers: additional headers, for example `authorization`.
+            timeout: timeout of one request.
+            private: allow addresses that are not public.
+
+        Raises:
+            UsageError: an argument is invalid, or httpx is not installed.
         """
-        # A URL may hold a token in any part but the host, so errors show no other part.
+        # Any part of a URL but the host may contain a token, so errors show only the host.
         try:
             parts = urlsplit(url)
             port = parts.port
@@ -94,7 +101,7 @@ class HttpSink:
             raise UsageError("the URL of a sink cannot be read", "give https://host/path")
         if parts.username is not None or parts.password is not None:
             raise UsageError(
-                f"the URL of the sink at {parts.hostname} has a user name or password in it",
+                f"the URL of the sink at {parts.hostname} contains a user name or password",
                 "use headers= or secret=",
             )
         if mode not in _MODES:
@@ -112,13 +119,14 @@ class HttpSink:
         self._headers = {name: _checked_header(name, value) for name, value in (headers or {}).items()}
         self._timeout = timeout.total_seconds()
         self._private = private
-        # Made on the loop that publishes.
+        # Created on the event loop that publishes.
         self._transport: httpx.AsyncBaseTransport | None = None
 
     def __repr__(self) -> str:
         return f"HttpSink({self._shown!r}, mode={self._mode!r})"
 
     async def publish(self, events: Sequence[CloudEvent]) -> None:
+        """Post these events; see `Sink.publish`."""
         if self._mode == "batch":
             body = msgspec.json.encode([event.structured() for event in events])
             await self._post(_batch_id(events), body, {"content-type": _BATCHED})
@@ -131,7 +139,7 @@ class HttpSink:
             await self._post(event.id, body, headers)
 
     async def close(self) -> None:
-        """Give the connections back."""
+        """Close the connections."""
         if self._transport is not None:
             await self._transport.aclose()
             self._transport = None
@@ -148,16 +156,16 @@ class HttpSink:
         status: int = answer.status_code
         if 200 <= status < 300:
             return
-        said = f"{self._shown} answered {status}"
+        problem = f"{self._shown} answered {status}"
         if status in _FINAL:
-            raise Rejected(said)
+            raise Rejected(problem)
         if status in _UNAVAILABLE:
-            raise SinkUnavailable(said, retry_after=_retry_after(answer.headers.get("retry-after", "")))
-        raise HttpStatusError(said, status)
+            raise SinkUnavailable(problem, retry_after=_retry_after(answer.headers.get("retry-after", "")))
+        raise HttpStatusError(problem, status)
 
     async def _send(self, body: bytes, headers: Mapping[str, str]) -> httpx.Response:
         if self._transport is None:
-            # Below httpx.AsyncClient, which logs every request at INFO, with its URL.
+            # Not httpx.AsyncClient, which logs the URL of every request at INFO.
             self._transport = self._httpx.AsyncHTTPTransport(trust_env=False)
         address = await resolve(self._host, self._port, private=self._private)
         url = self._httpx.URL(self._url)
@@ -166,31 +174,31 @@ class HttpSink:
             url.copy_with(host=address),
             content=body,
             headers={**headers, "host": url.netloc.decode("ascii")},
-            # The certificate must be that of the name, not of the address.
+            # Verify the certificate for the host name, not for the address.
             extensions={"sni_hostname": self._host},
         )
         answer: httpx.Response = await self._transport.handle_async_request(request)
         try:
-            # A connection is kept for the next request only if its answer was read to the end.
+            # The connection is reused only if the answer was read to its end.
             size = 0
             async for part in answer.aiter_raw():
                 size += len(part)
-                if size > _LARGEST_ANSWER:
+                if size > _MAX_ANSWER_BYTES:
                     break
         except self._httpx.TransportError:
-            pass  # the status has arrived, and nothing else of the answer counts
+            pass  # the status is known, and the rest of the answer is not needed
         finally:
             await answer.aclose()
         return answer
 
 
 def _without_secrets(scheme: str, netloc: str, *, has_more: bool) -> str:
-    """A URL as errors and logs show it: paths (of chat webhooks) and queries are often tokens."""
+    """Return a URL for errors and logs, without path and query, which often contain tokens."""
     return f"{scheme}://{netloc}/{'…' if has_more else ''}"
 
 
 def _checked_header(name: str, value: str) -> str:
-    """A header that can be sent. The library that sends it would repeat its value in an error."""
+    """Check a header. httpx would show its value in an error."""
     if not value.isascii() or any(not character.isprintable() and character != "\t" for character in value):
         raise UsageError(
             f"the value of header {name!r} has characters that cannot be sent", "give printable ASCII"
@@ -203,7 +211,7 @@ def _checked_header(name: str, value: str) -> str:
 
 
 def _batch_id(events: Sequence[CloudEvent]) -> str:
-    """An id for exactly these events: a receiver that has seen another batch must not take this one for it."""
+    """Return an id for exactly these events, so that a receiver can deduplicate batches."""
     if len(events) == 1:
         return events[0].id
     ids = "\n".join(event.id for event in events)
@@ -211,7 +219,7 @@ def _batch_id(events: Sequence[CloudEvent]) -> str:
 
 
 def _retry_after(value: str) -> timedelta | None:
-    """The header in both of its forms, seconds and a date; `None` if it is neither."""
+    """Parse the header `Retry-After`: seconds or a date; `None` if it is neither."""
     if value.isascii() and value.isdigit() and len(value) <= 9:
         return timedelta(seconds=int(value))
     try:
@@ -226,6 +234,6 @@ def _retry_after(value: str) -> timedelta | None:
 def _binary_headers(event: CloudEvent) -> dict[str, str]:
     attributes = event.attributes()
     headers = {"content-type": attributes.pop("datacontenttype")}
-    # Printable ASCII but for the quote and the percent sign, as the HTTP binding asks for; the rest as UTF-8, escaped.
+    # The HTTP binding of CloudEvents: printable ASCII except quote and percent sign; the rest is percent-encoded UTF-8.
     printable = "".join(chr(code) for code in range(0x21, 0x7F) if chr(code) not in '"%')
     return headers | {f"ce-{name}": quote(value, safe=printable) for name, value in attributes.items()}

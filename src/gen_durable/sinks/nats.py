@@ -1,4 +1,4 @@
-"""Events to a NATS JetStream."""
+"""`NatsSink`: events to NATS JetStream."""
 
 from __future__ import annotations
 
@@ -25,10 +25,12 @@ _SUBJECT: Final = "use tokens between dots, without spaces, control characters, 
 
 
 class NatsSink:
-    """Publishes events to a JetStream, each to the subject `prefix.type`, and waits until the stream has them.
+    """A sink that publishes each event to the JetStream subject `prefix.type` and waits for the acknowledgement.
+
+        Worker([Checkout], sinks=NatsSink("nats://localhost:4222"))
 
     An event whose type cannot be part of a subject is rejected: empty tokens, spaces, control characters, `*`, `>`.
-    The id of the event is the message id, so within its window the stream itself drops what comes twice.
+    The id of the event is the message id, so the stream deduplicates within its window. Needs the extra `nats`.
     """
 
     batch = _BATCH
@@ -41,13 +43,16 @@ class NatsSink:
         timeout: timedelta = timedelta(seconds=10),
         options: Mapping[str, Any] | None = None,
     ) -> None:
-        """Say where.
+        """Configure the sink.
 
         Args:
-            servers: "nats://host:4222", or several.
-            prefix: of the subject. A stream that listens to `prefix.>` must exist.
-            timeout: until the stream has confirmed a batch.
-            options: for `nats.connect`: credentials, TLS.
+            servers: one URL, "nats://host:4222", or several.
+            prefix: prefix of the subjects. A stream with the subject `prefix.>` must exist.
+            timeout: timeout of one batch, until the stream has acknowledged it.
+            options: more arguments of `nats.connect`: credentials, TLS.
+
+        Raises:
+            UsageError: an argument is invalid, or nats-py is not installed.
         """
         self._nats: Any = needs("nats", "nats")
         self._servers = [servers] if isinstance(servers, str) else list(servers)
@@ -60,14 +65,15 @@ class NatsSink:
         self._options = dict(options or {})
         self._connection: Any = None
         self._last_error: Exception | None = None
-        # Publishes run in parallel; one of them connects.
+        # Calls of publish overlap; only one of them connects.
         self._connecting = asyncio.Lock()
 
     def __repr__(self) -> str:
         return f"NatsSink(prefix={self._prefix!r})"
 
     async def publish(self, events: Sequence[CloudEvent]) -> None:
-        for event in events:  # before anything is sent: a batch with a bad event is split
+        """Publish these events; see `Sink.publish`."""
+        for event in events:  # before anything is sent: the dispatcher splits a batch with a bad event
             if not _is_subject(event.type):
                 raise Rejected(f"the type {event.type!r} cannot be part of a NATS subject; {_SUBJECT}")
         async with asyncio.timeout(self._timeout):
@@ -80,7 +86,7 @@ class NatsSink:
                 )
 
     async def close(self) -> None:
-        """Give the connection back."""
+        """Close the connection."""
         if self._connection is not None:
             await self._connection.close()
             self._connection = None
@@ -102,19 +108,19 @@ class NatsSink:
 
         self._last_error = None
         return {
-            # Two tries for each server, at once: the dispatcher retries, with back-off.
+            # Two immediate attempts per server; the dispatcher retries with back-off.
             "allow_reconnect": False,
             "max_reconnect_attempts": 1,
             "reconnect_time_wait": 0,
             "connect_timeout": self._timeout,
-            # By default every error is logged with its traceback.
+            # By default nats-py logs every error with a traceback.
             "error_cb": note,
             **self._options,
         }
 
 
 def _is_subject(text: str) -> bool:
-    """Whether a text is one or more tokens of a subject. A line break would end the command that is sent."""
+    """Return whether a text consists of valid tokens. A line break would end the protocol command."""
     return all(text.split(".")) and not any(
         character in "*>" or character.isspace() or not character.isprintable() for character in text
     )
@@ -127,7 +133,7 @@ def _check_server(url: str) -> None:
     except ValueError:
         is_read = False
     if not is_read:
-        # Without the URL: it may hold a password or a token.
+        # Do not show the URL: it may contain a password or a token.
         raise UsageError(
             "the URL of a NATS server cannot be read",
             "give nats://user:password@host:4222, special characters of the password percent-encoded",

@@ -1,4 +1,4 @@
-"""Events to a Redis stream."""
+"""`RedisSink`: events to a Redis stream."""
 
 from __future__ import annotations
 
@@ -23,7 +23,12 @@ _BATCH: Final = 100
 
 
 class RedisSink:
-    """Appends events to a stream, a batch in one transaction: the fields are `id`, `type` and `event` (JSON)."""
+    """A sink that appends events to a Redis stream, a batch in one transaction.
+
+        Worker([Checkout], sinks=RedisSink("redis://localhost:6379/0", stream="orders"))
+
+    The fields of an entry are `id`, `type` and `event` (JSON). Needs the extra `redis`.
+    """
 
     batch = _BATCH
 
@@ -35,19 +40,22 @@ class RedisSink:
         most: int | None = None,
         timeout: timedelta = timedelta(seconds=10),
     ) -> None:
-        """Say where.
+        """Configure the sink.
 
         Args:
-            url: "redis://host:6379/0".
-            stream: its key.
-            most: about how many entries the stream keeps; left out, all.
-            timeout: of one batch.
+            url: for example "redis://host:6379/0".
+            stream: the key of the stream.
+            most: approximate maximum length of the stream (MAXLEN); default: no maximum.
+            timeout: timeout of one batch.
+
+        Raises:
+            UsageError: an argument is invalid, or redis-py is not installed.
         """
         self._redis: Any = needs("redis.asyncio", "redis")
         try:
             self._redis.connection.parse_url(url)
         except (ValueError, TypeError):
-            # Its own words may repeat a part of the URL, which may be the password.
+            # The message of redis-py may contain a part of the URL, and so the password.
             raise UsageError(
                 "the URL of a Redis sink cannot be read",
                 "give redis://user:password@host:6379/0, special characters of the password percent-encoded",
@@ -62,6 +70,7 @@ class RedisSink:
         return f"RedisSink(stream={self._stream!r})"
 
     async def publish(self, events: Sequence[CloudEvent]) -> None:
+        """Append these events; see `Sink.publish`."""
         if self._connection is None:
             self._connection = self._redis.from_url(self._url)
         try:
@@ -81,7 +90,7 @@ class RedisSink:
             raise SinkUnavailable(f"Redis: {type(error).__name__}: {error}") from error
 
     async def close(self) -> None:
-        """Give the connection back."""
+        """Close the connection."""
         if self._connection is not None:
             await self._connection.aclose()
             self._connection = None

@@ -1,6 +1,6 @@
-"""Signatures of webhooks, as the Standard Webhooks describe them: HMAC-SHA256 over id, time and body.
+"""Webhook signatures by the Standard Webhooks specification: HMAC-SHA256 over id, timestamp and body.
 
-The URL is not signed. A secret that is bound to a target (`bound_secret`) makes a signature valid for that target only.
+The URL is not signed. A signature with a secret of `bound_secret` is valid for one target only.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ SIGNATURE: Final = "webhook-signature"
 TOLERANCE: Final = 300
 """Seconds by which the clocks of sender and receiver may differ."""
 _PREFIX: Final = "whsec_"
-_LEAST: Final = 16
-# Id, time and body are signed with dots between them. With such an id, `evt.100.200.{}` has two readings, and a message
-# could be sent again as another one.
-_LIKE_A_TIME: Final = re.compile(r"\.\d+(?:\.|\Z)", re.ASCII)
+_MIN_BYTES: Final = 16
+# Id, time and body are signed with dots between them. With such an id `evt.100.200.{}` is ambiguous, and a message
+# could be replayed as another one.
+_DOT_AND_DIGITS: Final = re.compile(r"\.\d+(?:\.|\Z)", re.ASCII)
 
 
 class SignatureError(GenDurableError):
-    """A signature is missing, does not match, or is too old."""
+    """A signature is missing, does not match, or its timestamp is too old."""
 
     problem: str
 
@@ -45,28 +45,30 @@ class SignatureError(GenDurableError):
 
 
 def checked_secret(secret: str | bytes) -> bytes:
-    """A key from what a user gives: bytes, text, or base64 after `whsec_`."""
+    """Return the key of a secret: bytes, text, or base64 after `whsec_`."""
     if isinstance(secret, bytes):
         key = secret
     elif secret.startswith(_PREFIX):
         try:
             key = base64.b64decode(secret.removeprefix(_PREFIX), validate=True)
         except (binascii.Error, ValueError):
-            raise UsageError("a secret that begins with whsec_ is no base64", "copy it whole") from None
+            raise UsageError("a secret that begins with whsec_ is not base64", "copy it completely") from None
     else:
         key = secret.encode()
-    if len(key) < _LEAST:
+    if len(key) < _MIN_BYTES:
         raise UsageError(
-            f"a secret of {len(key)} bytes is too short", f"give at least {_LEAST}: secrets.token_urlsafe(32)"
+            f"a secret of {len(key)} bytes is too short",
+            f"give at least {_MIN_BYTES}: secrets.token_urlsafe(32)",
         )
     return key
 
 
 def bound_secret(secret: str | bytes, key: str, signal: str) -> str:
-    """Derive the secret for webhooks to `/KEY/SIGNAL` of `Inbound`: what it signs is valid for no other target.
+    """Derive the secret for webhooks to `/KEY/SIGNAL` of `Inbound`. Its signatures are valid for this target only.
 
-    It is the HMAC-SHA256, under the endpoint's secret, of `gen_durable.signal:KEY/SIGNAL`, both percent-encoded, in the
-    form `whsec_…`. The sender uses it as any secret of the Standard Webhooks, and need not know the endpoint's secret.
+    It is the HMAC-SHA256, keyed with the secret of the endpoint, of `gen_durable.signal:KEY/SIGNAL`, both
+    percent-encoded, in the form `whsec_…`. The sender uses it as any Standard Webhooks secret, and does not know that
+    of the endpoint.
     """
     target = f"gen_durable.signal:{_quoted(key)}/{_quoted(signal)}"
     derived = hmac.new(checked_secret(secret), target.encode(), hashlib.sha256).digest()
@@ -74,13 +76,23 @@ def bound_secret(secret: str | bytes, key: str, signal: str) -> str:
 
 
 def sign(secret: str | bytes, id: str, body: bytes, *, at: int | None = None) -> dict[str, str]:
-    """The headers that prove that this body, under this id, was sent now by a holder of the secret.
+    """Return the signature headers of a message.
+
+    Args:
+        secret: at least 16 bytes; text that begins with `whsec_` is base64.
+        id: the id of the message, for deduplication.
+        body: the body that is sent.
+        at: the time in seconds; default: now.
 
     Raises:
-        UsageError: the secret is too short, or the id has a dot and digits, which could be read as the time.
+        UsageError: the secret is too short, or the id has a dot followed by digits, which is ambiguous with the
+            timestamp.
     """
-    if _LIKE_A_TIME.search(id):
-        raise UsageError(f"the id {id!r} has a dot and digits, like a signed time", "use another separator")
+    if _DOT_AND_DIGITS.search(id):
+        raise UsageError(
+            f"the id {id!r} has a dot followed by digits, which is ambiguous with the timestamp",
+            "use another separator",
+        )
     moment = int(time.time()) if at is None else at  # noqa: TID251 - the receiver compares it with its own clock
     return {
         ID: id,
@@ -96,19 +108,23 @@ def verify(
     *,
     now: int | None = None,
 ) -> str:
-    """Check the headers of a message (names in lower case); its id.
+    """Check the signature of a message and return its id.
 
-    Several secrets: any of them will do, so that they can be changed without a break.
+    Args:
+        secrets: one secret, or several during a rotation; any of them is accepted.
+        headers: the headers, names in lower case.
+        body: the body as received.
+        now: the time in seconds; default: now.
 
     Raises:
-        SignatureError: it is not signed, not by one of these, or not within five minutes of now.
+        SignatureError: the signature is missing, does not match, or is more than five minutes from now.
     """
     keys = [secrets] if isinstance(secrets, str | bytes) else list(secrets)
     id, moment, given = headers.get(ID), headers.get(TIMESTAMP), headers.get(SIGNATURE)
     if not id or not moment or not given:
         raise SignatureError(f"send the headers {ID}, {TIMESTAMP} and {SIGNATURE}")
-    if _LIKE_A_TIME.search(id):
-        raise SignatureError(f"{ID} has a dot and digits, like a signed time")
+    if _DOT_AND_DIGITS.search(id):
+        raise SignatureError(f"{ID} has a dot followed by digits, which is ambiguous with the timestamp")
     if not moment.isascii() or not moment.isdigit() or len(moment) > 12:
         raise SignatureError(f"{TIMESTAMP} is not a time in seconds")
     current = int(time.time()) if now is None else now  # noqa: TID251 - as above
@@ -119,11 +135,11 @@ def verify(
         wanted = _digest(checked_secret(key), id, int(moment), body)
         if any(hmac.compare_digest(wanted.encode(), claim.encode()) for claim in claims):
             return id
-    raise SignatureError("it does not match this body, id and time under the secret of this target")
+    raise SignatureError("it does not match body, id and timestamp with the secret of this target")
 
 
 def _quoted(part: str) -> str:
-    # A path may hold half of a surrogate pair. It is refused later, with an answer, as it is by every other verb.
+    # A path may contain half of a surrogate pair; the endpoint refuses it later, with an HTTP status.
     return quote(part, safe="", errors="surrogatepass")
 
 
