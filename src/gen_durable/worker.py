@@ -1,4 +1,4 @@
-"""`Worker`: an `AsyncClient` that also runs machines. Here the services are put together, started and drained."""
+"""`Worker`: an `AsyncClient` that also runs machines."""
 
 from __future__ import annotations
 
@@ -51,23 +51,23 @@ from .telemetry import PickStop, Telemetry
 
 __all__ = ["CallNext", "Middleware", "Worker"]
 
-# What a worker owns that was asked to work by prefix and was given none.
+# For `prefixes=[]`.
 _DEFAULT_PREFIX: Final = "default."
 
 
 class Worker(AsyncClient):
-    """Runs the instances of some machines, and is a client beside that.
+    """Runs instances of registered machines. Is also an `AsyncClient`.
 
         async with Worker([Checkout, Refund(stripe)]) as worker:
             order = await worker.insert(Checkout, Order(42))
             print((await worker.wait(order)).result)
 
-    `worker.run()` works until the process is told to stop: the first SIGTERM or SIGINT lets running steps end and gives
-    back what is unfinished after `settings.drain_timeout`; a second one gives everything back at once.
+    `worker.run()` works until SIGTERM or SIGINT. The first signal starts a drain: running steps get
+    `settings.drain_timeout`, then unfinished executions return to their queues. A second signal skips the drain.
 
-    If a service of the worker fails for good, the worker stops: it cancels the task inside `async with`, closes, and
-    raises `WorkerStoppedError` at the end of the block. `run()` raises it, and so does the block of `in_thread()` when
-    it ends.
+    If a service of the worker fails and cannot recover, the worker stops: it cancels the task inside `async with`,
+    closes, and raises `WorkerStoppedError` at the end of the block. `run()` raises it as well, and so does the block of
+    `in_thread()` when it ends.
     """
 
     def __init__(
@@ -86,33 +86,34 @@ class Worker(AsyncClient):
         limits: Sequence[Limit] = (),
         settings: Settings | None = None,
     ) -> None:
-        """Put a worker together; nothing is opened yet.
+        """Configure a worker. Opens no connection.
 
         Args:
-            machines: classes, objects (for machines whose `__init__` takes something), or modules full of classes.
+            machines: machine classes, machine objects (if `__init__` takes arguments), jobs, or modules that define
+                these.
             dsn: as for a client.
-            queues: which queues to serve, and how many instances of each at once; left out (with `prefixes` too), the
-                queues of the machines. Instances of machines that are not registered here are left to others.
-                An empty mapping serves none: the worker runs the services that serve everybody, as its settings say.
-            prefixes: instead of or beside queues, namespaces of machines that this worker owns: `["billing."]`. An
-                empty list is `["default."]`; left out, `GEN_DURABLE_PREFIXES` may say it, if `queues` does not.
-            on_unknown: what becomes of an instance under a prefix whose machine is not registered here: it fails, or
-                it is left where it is.
-            sinks: where the events go that steps emit: one sink (`default`), or several by name. Left out, they wait in
-                the outbox for a worker that has their sink.
-            schedules: recurring work, which is stored when the worker opens, in place of what the database had under
-                the same name. One that is paused stays paused.
-            middleware: async functions `(ctx, call_next)` around every step, the outermost first.
-            lifespan: an async context manager of this worker, opened before any work begins and closed after the drain.
-                What it yields is `ctx.resources` of every step.
-            health: where to answer `/healthz` and `/readyz`: a port of the loopback interface, or `"host:port"`.
-                Probes from other hosts, such as Kubernetes', need `"0.0.0.0:8080"`.
-            limits: limits to set when this worker starts, unless there are some of their kind and name already:
+            queues: the queues to serve, each with the number of instances to run at once. The worker leaves instances
+                of machines that are not registered here to other workers. Default: the queues of the machines, or none
+                if there are `prefixes`. An empty mapping serves no queue; the worker runs only maintenance services.
+            prefixes: machine name prefixes to serve, instead of or beside queues: `["billing."]`. An empty list means
+                `["default."]`. Default, without `queues`: `GEN_DURABLE_PREFIXES`.
+            on_unknown: what to do with an instance under a prefix whose machine is not registered here: `"fail"` the
+                instance, or `"leave"` it in its queue.
+            sinks: where to publish events: one sink (named `default`), or several by name. Events of other sinks wait
+                in the outbox for a worker that has their sink.
+            schedules: recurring work. The worker stores it when it opens, and replaces schedules of the same name. A
+                paused schedule stays paused.
+            middleware: async functions `(ctx, call_next)` around every step, outermost first.
+            lifespan: a function that takes the worker and returns an async context manager. The worker enters it
+                before it starts work and exits it after the drain. Its value is `ctx.resources` of every step.
+            health: where to serve `/healthz` and `/readyz`: a port on the loopback interface, or `"host:port"`.
+                Probes from other hosts, such as those of Kubernetes, need `"0.0.0.0:8080"`.
+            limits: limits to create when the worker starts, unless limits of the same kind and name exist:
                 `[RateLimit("crm", 100, per=timedelta(minutes=1)), ConcurrencyLimit("tenant", 3)]`.
             settings: as for a client.
 
         Raises:
-            DefinitionError: a machine cannot run, or two are the same name and version.
+            DefinitionError: a machine is invalid, or two have the same name and version.
         """
         super().__init__(dsn, settings=settings)
         self.telemetry: Telemetry = Telemetry()
@@ -121,16 +122,16 @@ class Worker(AsyncClient):
         is_idle = queues is not None and not queues and prefixes is None
         if not len(self._registry) and not is_idle:
             raise UsageError(
-                "this worker has no machines",
-                "give it at least one: Worker([Checkout]); with queues={} it needs none",
+                "the worker has no machines",
+                "give at least one: Worker([Checkout]); only a worker with queues={} needs none",
             )
         for (fsm, _, step), lease in self._registry.leases.items():
             if self.settings.renew_after(lease) * 2 > lease:
                 raise SettingsError(
                     "settings.heartbeat",
-                    f"must be at most half of every lease: step '{step}' of machine '{fsm}' "
-                    f"has {duration_text(lease)}, got {duration_text(self.settings.heartbeat)}; "
-                    "lower it, or leave it out",
+                    f"must be at most half of every lease: the lease of step '{step}' of machine '{fsm}' is "
+                    f"{duration_text(lease)}, got {duration_text(self.settings.heartbeat)}; "
+                    "lower it, or omit it",
                 )
         self.machines: tuple[MachineDef, ...] = tuple(self._registry)
         if prefixes is None and queues is None:
@@ -143,7 +144,7 @@ class Worker(AsyncClient):
             raise SettingsError("on_unknown", f"must be 'fail' or 'leave', got {on_unknown!r}")
         self._schedules = _recurring.definitions(schedules, self.settings)
         self.leaves_unknown: bool = on_unknown == "leave"
-        # Here, and not when it is opened: a machine that another process cannot find is a mistake in the program.
+        # Check now: a machine that other processes cannot import is a programming error.
         hello_for(self._registry, Bounds(self.settings.max_payload, self.settings.max_children))
         self.sinks: Mapping[str, Sink] = _sinks(sinks)
         self._middleware = checked_middleware(middleware)
@@ -154,18 +155,18 @@ class Worker(AsyncClient):
         self._connections: Connections | None = None
         self._limits: tuple[Limit, ...] = checked_limits(limits)
         self._engine: Engine | None = None
-        self._block: FailureScope | None = None
+        self._scope: FailureScope | None = None
 
     def run(self, *, processes: int | None = None, on_ready: Callable[[], None] = lambda: None) -> None:
-        """Work until SIGTERM or SIGINT.
+        """Run until SIGTERM or SIGINT.
 
         Args:
-            processes: start this program so many times and let each of them work here; one that crashes is started
-                again, and what it was doing goes on in another one at once. This process only looks after them.
-            on_ready: called when this worker, or each of its processes, has looked for work.
+            processes: the number of copies of this program to run as worker processes. This process only supervises
+                them: it restarts a process that crashes, and returns its executions to their queues at once.
+            on_ready: called after the first pick of this worker, or of all its processes.
 
         Raises:
-            SystemExit: with code 1, if a process did not end well when it was told to stop.
+            SystemExit: with code 1, if a process failed while it was stopped.
         """
         link = SupervisorLink.from_environment()
         if processes is None or link is not None:
@@ -174,8 +175,8 @@ class Worker(AsyncClient):
             checked_int(processes, "the number of processes", 1, 1024)
             if self._health_at is not None:
                 raise UsageError(
-                    f"{processes} processes cannot answer health= on one port",
-                    "start them one by one, each with a port of its own",
+                    f"health= needs one port per process, got processes={processes}",
+                    "start the processes one by one, each with its own port",
                 )
             _run(self._supervise(processes, on_ready))
 
@@ -184,30 +185,30 @@ class Worker(AsyncClient):
             self.name = link.worker
             on_ready = link.report_ready
 
-        def on_first_look(_: PickStop) -> None:
+        def on_first_pick(_: PickStop) -> None:
             unsubscribe()
             on_ready()
 
         return_large_buffers()
-        looks = bool(self.served_queues or self.prefixes)
-        unsubscribe = self.telemetry.subscribe(on_first_look, PickStop)
-        _run(self._run_until_stopped(link, (lambda: None) if looks else on_ready))
+        picks = bool(self.served_queues or self.prefixes)
+        unsubscribe = self.telemetry.subscribe(on_first_pick, PickStop)
+        _run(self._run_until_stopped(link, (lambda: None) if picks else on_ready))
 
     async def _supervise(self, processes: int, on_ready: Callable[[], None]) -> None:
-        _refuse_in_pool()
-        # Open as a client only: the schema is there before the children look for it, an embedded server outlives them.
+        _refuse_in_process_pool()
+        # Open as a client: the schema exists before the processes start, and an embedded server outlives them.
         try:
             await super()._open()
             supervisor = Supervisor(processes, self.settings, self._database, self.telemetry, on_ready)
-            has_ended_well = await supervisor.run()
+            has_succeeded = await supervisor.run()
         finally:
             await super()._close()
-        if not has_ended_well:
+        if not has_succeeded:
             raise SystemExit(1)
 
     @contextmanager
     def in_thread(self) -> Generator[Client]:
-        """Work on a thread of its own, and give a blocking client to use meanwhile."""
+        """Run in a thread of its own. The block gets a blocking client."""
         started: threading.Event = threading.Event()
         outcome: list[BaseException] = []
         stop: list[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = []
@@ -222,7 +223,7 @@ class Worker(AsyncClient):
         def serve() -> None:
             try:
                 _run(work())
-            except BaseException as error:  # noqa: BLE001 - raised again in the thread that asked for the worker
+            except BaseException as error:  # noqa: BLE001 - raised in the calling thread
                 outcome.append(error)
             finally:
                 started.set()
@@ -247,7 +248,7 @@ class Worker(AsyncClient):
         was_signalled = is_open = False
         loop = asyncio.get_running_loop()
         task = asyncio.current_task()
-        assert task is not None  # noqa: S101 - a coroutine that runs is in one
+        assert task is not None  # noqa: S101 - a running coroutine has a task
 
         def skip_drain() -> None:
             if self._engine is not None:
@@ -259,7 +260,7 @@ class Worker(AsyncClient):
             if was_signalled:
                 skip_drain()
             elif not is_open:
-                task.cancel()  # a start may wait for a lock for as long as another session holds it
+                task.cancel()  # the startup may wait for a lock as long as another session holds it
             was_signalled = True
             stopping.set()
 
@@ -279,26 +280,26 @@ class Worker(AsyncClient):
                 raise
 
     async def __aenter__(self) -> Self:
-        self._block = FailureScope()
+        self._scope = FailureScope()
         return await super().__aenter__()
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        block = self._block
-        assert block is not None  # noqa: S101 - made in __aenter__
-        await block.leave()
+        scope = self._scope
+        assert scope is not None  # noqa: S101 - made in __aenter__
+        await scope.leave()
         await super().__aexit__(kind, error, traceback)
-        block.conclude(error)
+        scope.conclude(error)
 
     def _on_failure(self, error: WorkerStoppedError) -> None:
         if self._waiting is not None:
             self._waiting.fail(error)
-        if self._block is not None:
-            self._block.fail(error)
+        if self._scope is not None:
+            self._scope.fail(error)
 
     async def _open(self) -> None:
-        _refuse_in_pool()
+        _refuse_in_process_pool()
         await super()._open()
         assert self._server is not None  # noqa: S101 - opened above
         sources = self._sources()
@@ -342,7 +343,7 @@ class Worker(AsyncClient):
 
     async def _close(self) -> None:
         try:
-            # Kept until it is drained: a second signal has to reach it.
+            # Keep the engine until it is drained: a second signal must reach it.
             if self._engine is not None:
                 await self._engine.drain()
         finally:
@@ -369,11 +370,11 @@ class Worker(AsyncClient):
         return ReplyTimeouts.of(shortest, is_pooled=self.settings.pooler == "transaction")
 
     def _pool_size(self) -> int:
-        # A dispatcher per sink, and some for its own use as a client.
+        # One per dispatcher, and 5 for the worker as a client.
         return len(self.sinks) + 5
 
     def _alive(self) -> Answer:
-        """The process runs, and so does its event loop: it answers."""
+        # An event loop that answers is alive.
         return HTTPStatus.OK, "alive"
 
     def _ready(self) -> Answer:
@@ -404,16 +405,16 @@ class Worker(AsyncClient):
         ]
 
 
-def _refuse_in_pool() -> None:
+def _refuse_in_process_pool() -> None:
     if IS_CHILD.is_set():
         raise UsageError(
-            'a module that has steps with pool="process" starts a worker when it is imported',
-            'start it below `if __name__ == "__main__":`',
+            'a module with a pool="process" step starts a worker when it is imported',
+            'start the worker below `if __name__ == "__main__":`',
         )
 
 
 def _run(main: Coroutine[Any, Any, None]) -> None:
-    """As asyncio.run, but without waiting for ever for a step that ignores its cancellation: its row is given back."""
+    """Run like `asyncio.run`, but do not wait for a step that ignores its cancellation: its lease is released."""
     loop = asyncio.new_event_loop()
     try:
         loop.run_until_complete(main)
@@ -428,10 +429,10 @@ def _run(main: Coroutine[Any, Any, None]) -> None:
 
 def _prefixes(given: Mapping[str, int | Queue] | Iterable[str]) -> Mapping[str, Queue]:
     if isinstance(given, str):
-        raise SettingsError("prefixes", "is a text; give a list of prefixes")
+        raise SettingsError("prefixes", "must be a list of prefixes, got a string")
     if not isinstance(given, Iterable):
-        raise UsageError(f"prefixes= is of type {type(given).__name__}", 'give a list: prefixes=["billing."]')
-    # Checked before they are keys: a list is not hashable.
+        raise UsageError(f"prefixes= has type {type(given).__name__}", 'give a list: prefixes=["billing."]')
+    # Check before they become keys: a list is not hashable.
     names = [checked_name(prefix, "a prefix in prefixes=") for prefix in given] or [_DEFAULT_PREFIX]
     for prefix in names:
         after(prefix)
@@ -453,8 +454,8 @@ def _queues(registry: Registry, given: Mapping[str, int | Queue] | None) -> Mapp
         return {name: Queue() for name in sorted({machine.queue for machine in registry})}
     if not isinstance(given, Mapping):
         raise UsageError(
-            f"queues= is of type {type(given).__name__}",
-            'say how many instances of each run at once: queues={"default": 10}',
+            f"queues= has type {type(given).__name__}",
+            'give the concurrency of each queue: queues={"default": 10}',
         )
     for name in given:
         checked_name(name, "the name of a queue in queues=")

@@ -129,6 +129,6 @@ async def test_a_worker_without_the_sink_says_so(
     assert len(said) == (has is not None)
     if has is not None:
         assert said[0].startswith(
-            f"settings.alerts is '{alerts}', and this worker has no sink of that name (it has: {has})"
+            f"settings.alerts is '{alerts}', but this worker has no sink of that name (sinks: {has})"
         )
         assert said[0].endswith(f"until a worker with sinks={{'{alerts}': …}} publishes them")

@@ -120,7 +120,7 @@ def log_of_a_run(tmp_path: Path, app: str, dsn: str, *options: str) -> list[str]
     return errors.read_text(encoding="utf-8").splitlines()
 
 
-STOPPING = "stopping: 1 step is running, waiting at most 25s; a second signal gives back what runs"
+STOPPING = "stopping: 1 step is running, waiting up to 25s; a second signal skips the wait"
 
 
 def test_what_is_logged_is_shown_with_time_and_level(

@@ -210,7 +210,7 @@ async def test_a_worker_that_is_not_open_is_called_by_its_name(durable_dsn: str)
 
 def test_a_worker_without_machines_is_refused() -> None:
     with pytest.raises(
-        UsageError, match=r"this worker has no machines; give it at least one: Worker\(\[Checkout\]\)"
+        UsageError, match=r"the worker has no machines; give at least one: Worker\(\[Checkout\]\)"
     ):
         Worker([])
 
@@ -219,7 +219,7 @@ def test_a_worker_wants_a_list_of_machines_and_a_number_for_each_queue() -> None
     with pytest.raises(UsageError, match=r"Number is one, and a list is wanted; write \[Number\]"):
         Worker(Number)  # type: ignore[arg-type]
     with pytest.raises(
-        UsageError, match=r"queues= is of type list; say how many .* queues=\{.default.: 10\}"
+        UsageError, match=r"queues= has type list; give the concurrency .* queues=\{.default.: 10\}"
     ):
         Worker([Number], queues=["default"])  # type: ignore[arg-type]
 

@@ -311,7 +311,7 @@ async def test_events_that_no_sink_accepts_expire(
         OutboxExpired(count=1, sink="ops"),
         OutboxExpired(count=2, sink="web"),
     ]
-    assert "removed 2 events for sink 'web': not accepted within 30d" in caplog.text
+    assert "pending events removed: 2 for sink 'web', not accepted within 30d" in caplog.text
 
 
 @pytest.mark.clause("GC-12", "EVT-10")
@@ -367,4 +367,6 @@ async def test_a_sweep_of_many_pages_is_one_line_of_log(
         2 * collect.PAGE + 1,
     )
     assert await sweep(database) == 2 * collect.PAGE + 1
-    assert caplog.messages == [f"collected {2 * collect.PAGE + 1} instances; 0 more stay for their keys"]
+    assert caplog.messages == [
+        f"instances collected: {2 * collect.PAGE + 1} deleted, 0 reduced to their keys"
+    ]

@@ -41,7 +41,7 @@ async def test_a_worker_is_alive_and_ready(durable_dsn: str) -> None:
     async with Worker([Plain], dsn=durable_dsn, settings=CALM, health="127.0.0.1:0") as worker:
         assert await get(worker, "/healthz") == (200, "alive")
         assert await get(worker, "/readyz?verbose=1") == (200, "ready")
-        assert await get(worker, "/nothing") == (404, "there are /healthz, /readyz")
+        assert await get(worker, "/nothing") == (404, "not found; available: /healthz, /readyz")
         running = worker.health
     assert running is not None
     with pytest.raises(OSError, match=r"Connect call failed|refused"):
@@ -112,7 +112,7 @@ async def test_garbage_is_answered_and_forgotten() -> None:
 
 @pytest.mark.clause("OPS-7")
 async def test_slow_clients_are_hung_up_on_and_in_nobodys_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_PATIENCE", 0.3)
+    monkeypatch.setattr(module, "_TIMEOUT", 0.3)
     monkeypatch.setattr(module, "_MAX_CLIENTS", 5)
     health = Health("127.0.0.1", 0, PAGES)
     await health.open()
@@ -148,7 +148,10 @@ async def test_idle_connections_do_not_keep_probes_out() -> None:
 async def test_a_port_that_is_taken_is_told(durable_dsn: str) -> None:
     health = Health("127.0.0.1", 0, PAGES)
     await health.open()
-    with pytest.raises(UsageError, match=rf"cannot listen on 127.0.0.1:{health.port}: .*; give another port"):
+    with pytest.raises(
+        UsageError,
+        match=rf"cannot listen for health checks on 127.0.0.1:{health.port}: .*; give another port",
+    ):
         async with Worker([Plain], dsn=durable_dsn, settings=CALM, health=f"127.0.0.1:{health.port}"):
             pass
     health.close()

@@ -25,8 +25,9 @@ from gen_durable import (
     Worker,
     step,
 )
+from gen_durable._runtime.override_poller import OverridePoller
 from gen_durable._runtime.picker import Picker
-from gen_durable._runtime.registration import OverridePoller, Registration
+from gen_durable._runtime.registration import Registration
 from tests.support.machines import Sitter
 from tests.support.settings import CALM
 from tests.support.waiting import PATIENCE, happens, holds

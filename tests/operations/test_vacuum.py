@@ -62,4 +62,4 @@ async def test_one_that_takes_too_long_is_given_up(
             while not await db.fetchval("select pg_cancel_backend(pid) from pg_stat_progress_vacuum"):
                 await asyncio.sleep(0.01)
         assert await round_ is None
-    assert "left to autovacuum for an hour" in caplog.text
+    assert "leaving the table to autovacuum for an hour" in caplog.text

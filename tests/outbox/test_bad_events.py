@@ -302,8 +302,8 @@ async def test_a_failing_sink_is_logged_once_and_so_is_its_return(
             await all_are_out(worker)
             await until(lambda: len(caplog.messages) >= 2, 5)
     assert caplog.messages == [
-        "sink 'default' accepts no events (ConnectionRefusedError: away); retrying with back-off",
-        "sink 'default' accepts events again",
+        "sink unavailable: 'default' (ConnectionRefusedError: away); retrying with backoff",
+        "sink available again: 'default'",
     ]
 
 
@@ -320,8 +320,8 @@ def test_the_log_names_only_rounds_in_which_nothing_was_accepted(
         dispatcher._pause_after(round)
         assert dispatcher._paused_until > time.monotonic()
     assert caplog.messages == [
-        "sink 'web' accepts no events (429); retrying with back-off",
-        "sink 'web' accepts events again",
+        "sink unavailable: 'web' (429); retrying with backoff",
+        "sink available again: 'web'",
     ]
 
 

@@ -224,9 +224,9 @@ async def test_replayed_events_go_in_order_before_what_is_pending(
 
 
 def test_what_is_no_sink_is_refused() -> None:
-    with pytest.raises(UsageError, match="sink 'default' is of type int"):
+    with pytest.raises(UsageError, match="sink 'default' has type int"):
         Worker([Teller], sinks=3)  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match="sink 'x' is of type type"):
+    with pytest.raises(UsageError, match="sink 'x' has type type"):
         Worker([Teller], sinks={"x": Shelf})  # type: ignore[dict-item]
 
 

@@ -204,7 +204,7 @@ def test_default_heartbeat_follows_a_shorter_lease() -> None:
     assert copied.renew_after(timedelta(seconds=30)) == timedelta(seconds=10)
     explicit = Settings(heartbeat=timedelta(seconds=15))
     assert explicit.renew_after(timedelta(seconds=30)) == timedelta(seconds=15)
-    problem = r"settings\.heartbeat must be at most half of every lease: .*'m\.half_minute' has 30s, got 20s"
+    problem = r"settings\.heartbeat must be at most half of every lease: .*'m\.half_minute' is 30s, got 20s"
     with pytest.raises(SettingsError, match=problem):
         Worker([half_minute], settings=Settings(heartbeat=timedelta(seconds=20)))
 
@@ -270,11 +270,11 @@ def test_a_heartbeat_above_half_of_any_lease_is_refused() -> None:
     async def short() -> None: ...
 
     assert refused(Own(Held()), heartbeat=20.1) == (
-        "settings.heartbeat must be at most half of every lease: step 'run' of machine 'm.own' has 40s, "
-        "got 20.1s; lower it, or leave it out"
+        "settings.heartbeat must be at most half of every lease: the lease of step 'run' of machine 'm.own' is 40s, "
+        "got 20.1s; lower it, or omit it"
     )
-    assert "step 'run' of machine 'm.job' has 7s" in refused(short, heartbeat=3.51)
-    assert "step 'e' of machine 'm.chain' has 2s" in refused(Chain(Held()), heartbeat=1.01)
+    assert "step 'run' of machine 'm.job' is 7s" in refused(short, heartbeat=3.51)
+    assert "step 'e' of machine 'm.chain' is 2s" in refused(Chain(Held()), heartbeat=1.01)
     Worker([Own(Held())], settings=Settings(heartbeat=timedelta(seconds=20)))
     Worker([short], settings=Settings(heartbeat=timedelta(seconds=3.5)))
 

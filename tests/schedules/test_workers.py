@@ -204,7 +204,9 @@ async def test_a_worker_that_cannot_read_a_schedule_leaves_it_to_others(
             await holds(db, "select count(*) = 1 from gen_durable.gen_durable")
             await asyncio.sleep(0.3)
         told = [
-            record for record in caplog.records if "schedule odd is left to other workers" in record.message
+            record
+            for record in caplog.records
+            if "schedule skipped: odd cannot be computed on this worker" in record.message
         ]
         assert len(told) == 1
         await db.execute("update gen_durable.schedules set tz = 'UTC' where name = 'odd'")
@@ -237,4 +239,4 @@ async def test_what_is_passed_by_is_told_with_its_reason(
             await holds(db, "select min(next_at) > now() from gen_durable.schedules")
     told = {event.schedule: event.kind for event in events.of(ScheduleFired)}
     assert told == {name: name for name in ("error", "duplicate", "missed", "overlap")}
-    assert any("schedule error inserted nothing" in record.message for record in caplog.records)
+    assert any("schedule failed: error inserted nothing" in record.message for record in caplog.records)

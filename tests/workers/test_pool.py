@@ -284,7 +284,7 @@ def test_a_module_that_starts_a_worker_when_it_is_imported_is_told_so(
     monkeypatch.setattr(sys, "argv", ["x", durable_dsn])
     IS_CHILD.set()
     try:
-        with pytest.raises(UsageError, match='start it below `if __name__ == "__main__":`'):
+        with pytest.raises(UsageError, match='start the worker below `if __name__ == "__main__":`'):
             runpy.run_path(str(module), run_name="bare")
     finally:
         IS_CHILD.clear()
@@ -301,4 +301,4 @@ def test_a_script_works_too_if_it_guards_its_main(durable_dsn: str, tmp_path: Pa
     if guard:
         assert (done.stdout, done.stderr, done.returncode) == ("True\n", "", 0)
     else:
-        assert 'start it below `if __name__ == "__main__":`' in done.stderr
+        assert 'start the worker below `if __name__ == "__main__":`' in done.stderr

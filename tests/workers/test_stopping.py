@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gen_durable import Worker, WorkerStoppedError
-from gen_durable._runtime.registration import OverridePoller
+from gen_durable._runtime.override_poller import OverridePoller
 from tests.support.machines import Plain
 from tests.support.settings import AN_HOUR, CALM
 

@@ -1,4 +1,4 @@
-"""What cannot run leaves the head of the queue, so that what stands behind it can."""
+"""Move rows that cannot start away from the head of the queue, so that picks reach the rows after them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["Admission"]
 
 
 class Admission:
-    """Gates the rows of busy keys and puts off those of empty buckets: all of them, in chunks."""
+    """Gates all rows of busy concurrency keys, and defers all rows of empty buckets, in chunks."""
 
     def __init__(
         self,
@@ -26,13 +26,13 @@ class Admission:
         on_rows_deferred: Callable[[int], None],
     ) -> None:
         self._database = database
-        # Where a lock is waited for only briefly.
+        # A pool with a short lock_timeout.
         self._gates = gates
         self._telemetry = telemetry
         self._on_rows_deferred = on_rows_deferred
 
     async def gate(self, denied: list[picks.Denied]) -> int:
-        """For how many of these keys nothing went out of the way: their first rows can neither run nor make room."""
+        """Gate the rows of these keys. Returns for how many keys no row was gated: their first row still blocks."""
         gated: Counter[str] = Counter()
         keys = {row.concurrency_key for row in denied}
         while keys:
@@ -54,7 +54,7 @@ class Admission:
     async def defer_throttled(
         self, throttled: list[picks.Throttled], machines: picks.Machines | None
     ) -> None:
-        """The rows of these buckets get the times of their turns."""
+        """Set the rows of these buckets to the times at which their tokens are available."""
         deferred, left = 0, throttled
         while left:
             counts = await self._database.run_in_transaction(admission.defer_throttled(left, machines))
@@ -66,7 +66,10 @@ class Admission:
             self._telemetry.emit(_throttled(one))
 
     async def _gated(self, keys: list[str]) -> Counter[str]:
-        """How many rows of each key went out of the way. A holder that somebody keeps locked holds nobody up."""
+        """Gate one chunk of rows per key. Returns how many, by key.
+
+        A key whose holder row is locked by another transaction does not block the other keys.
+        """
         try:
             return await self._gates.run_in_transaction(admission.gate(keys))
         except StatementError as error:

@@ -1,4 +1,4 @@
-"""The database's clock, read without asking the database."""
+"""The database's clock, estimated without a statement."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ __all__ = ["DatabaseClock"]
 
 
 class DatabaseClock:
-    """Converts times of this process's monotonic clock to times of the database's.
+    """Converts this process's monotonic time to the database's time.
 
-    A statement reads the database's clock after it was sent and before it was answered, which bounds the offset between
-    the two clocks. The estimate moves only as far as the latest bounds require. So a slow statement does not spoil it,
-    a clock that drifts or is set is followed, and the error is at most the round trip of the latest statement.
+    A statement reads the database's clock between its request and its reply, which bounds the offset between the two
+    clocks. The estimate moves only as far as the latest bounds require. So a slow statement does not degrade it, it
+    follows a clock that drifts or is set, and its error is at most the round trip of the latest statement.
     """
 
     def __init__(self) -> None:
@@ -20,13 +20,13 @@ class DatabaseClock:
         self._offset: float | None = None
 
     def observe(self, moment: datetime, sent: float, answered: float) -> None:
-        """Take in that a statement, sent and answered at these monotonic times, found this time in the database."""
+        """Record the database time that a statement has read, with its monotonic times of request and reply."""
         seconds = moment.timestamp()
         least, most = seconds - answered, seconds - sent
         self._offset = least if self._offset is None else min(max(self._offset, least), most)
 
     def at(self, monotonic: float, not_before: datetime | None = None) -> datetime | None:
-        """The database's time at this monotonic time. `None`: no statement has been observed yet."""
+        """Convert a monotonic time, to `not_before` at the earliest; `None` before the first `observe`."""
         if self._offset is None:
             return None
         found = datetime.fromtimestamp(monotonic + self._offset, UTC)

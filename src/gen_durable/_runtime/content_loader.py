@@ -1,4 +1,4 @@
-"""Payloads, states and results that a step fetches when it needs them."""
+"""Load payloads, states and results that were too large to come with the pick, when a step asks for them."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ __all__ = ["ContentLoader", "waiter"]
 
 
 class ContentLoader:
-    """Reads them from the database. Plain reads: whether the execution still has its lease is asked by its commit."""
+    """Loads content from the database. Does not check the lease: the commit of the execution does."""
 
     def __init__(self, run: Callable[[Plan[Any]], Awaitable[Any]]) -> None:
         self._run = run
 
     async def signals(self, execution: Execution, ids: Sequence[int]) -> Mapping[int, str]:
-        """The payloads of unread signals of this execution."""
+        """Load payloads of unread signals, by id."""
         found: Mapping[int, str] = await self._run(picks.signal_content(execution.id, ids))
         return found
 
     async def children(self, execution: Execution, ids: Sequence[int]) -> Mapping[int, ChildContent]:
-        """States and results of children of this execution."""
+        """Load states and results of children, by id."""
         found: Mapping[int, ChildContent] = await self._run(picks.child_content(execution.id, ids))
         return found
 
 
 def waiter(loop: asyncio.AbstractEventLoop) -> Wait:
-    """How a step on a thread waits for what is fetched on this loop."""
+    """Return a function by which a step in a thread waits for a coroutine on this loop."""
 
     def wait(fetching: Coroutine[Any, Any, Any]) -> Any:
         try:
@@ -43,7 +43,7 @@ def waiter(loop: asyncio.AbstractEventLoop) -> Wait:
         if is_on_loop:
             fetching.close()
             raise UsageError(
-                "load_sync and stream_sync block the event loop",
+                "load_sync and stream_sync would block the event loop",
                 "use `await load()` and `async for … in stream()`",
             )
         return asyncio.run_coroutine_threadsafe(fetching, loop).result()

@@ -41,11 +41,11 @@ __all__ = ["Dispatcher", "sink_of"]
 
 _log: Final = logging.getLogger("gen_durable.outbox")
 _BATCH: Final = 200
-# Rounds of one sink that may be open at once: an event on which the sink hangs does not hold up the next round.
+# Rounds of one sink that may be open at once: an event on which the sink hangs does not delay the next round.
 _ROUNDS: Final = 3
 # Requests of one round in parallel, when each has one event.
 _PARALLEL: Final = 16
-# Enough for all that can be published at once, when the sink is a plain function.
+# For sinks that are plain functions: one thread per request that may be open.
 _THREADS: Final = _ROUNDS * _PARALLEL
 # Seconds after which the results of an open round are marked, and the next round may begin.
 _MARK_INTERVAL: Final = 0.5
@@ -97,7 +97,7 @@ class Dispatcher(Service):
         self._error: Exception | None = None
 
     async def run(self) -> None:
-        """Rounds until `stop`; then the open rounds hand back what they have not sent."""
+        """Run rounds until `stop`; then let the open rounds release the events that they have not sent."""
         try:
             await super().run()
             self._end_rounds()
@@ -142,7 +142,7 @@ class Dispatcher(Service):
             async with asyncio.timeout(_CLOSE_TIMEOUT):
                 await close()
         except Exception as error:  # noqa: BLE001 - the user's sink
-            _log.warning("sink '%s' did not close: %s", self._label, reason_text(error))
+            _log.warning("sink not closed: '%s': %s", self._label, reason_text(error))
 
     def _end_rounds(self) -> None:
         for round in self._rounds.values():
@@ -160,7 +160,7 @@ class Dispatcher(Service):
                     if any(mark.verdict == "published" for mark in marks):
                         self._accepted_at = time.monotonic()
                     await self._database.run_in_transaction(outbox.mark(self._label, marks, token))
-                    self._tell(marks)
+                    self._report(marks)
             publishing.result()
         except Exception as error:  # noqa: BLE001 - the next tick raises it
             self._error = error
@@ -175,7 +175,7 @@ class Dispatcher(Service):
             self._failures = 0
             if self._is_logged:
                 self._is_logged = False
-                _log.info("sink '%s' accepts events again", self._label)
+                _log.info("sink available again: '%s'", self._label)
         # A sink that hangs on the events of this round may have accepted those of others in the meantime.
         is_accepting = round.accepted or self._accepted_at > round.began
         if round.unavailable is None and (is_accepting or round.error is None):
@@ -183,15 +183,19 @@ class Dispatcher(Service):
         self._failures += 1
         if not round.accepted and not self._is_logged:
             self._is_logged = True
-            _log.warning("sink '%s' accepts no events (%s); retrying with back-off", self._label, round.error)
-        # What a receiver asks for does not grow: it may ask because of one event, and others wait as well.
+            _log.warning(
+                "sink unavailable: '%s' (%s); retrying with backoff",
+                self._label,
+                round.error,
+            )
+        # A Retry-After does not grow with failures: it may concern one event, and all events wait for it.
         seconds = _retry_after(round.unavailable) * random.uniform(1, 1.1)
         if not seconds:
             longest = _LONGEST_PAUSE_AFTER_ERRORS if round.unavailable is None else _LONGEST_PAUSE
             seconds = backoff_seconds(self._failures - 1, base=1.0, cap=longest)
         self._paused_until = time.monotonic() + seconds
 
-    def _tell(self, marks: Sequence[Mark]) -> None:
+    def _report(self, marks: Sequence[Mark]) -> None:
         published = sum(1 for mark in marks if mark.verdict == "published")
         failed = [mark for mark in marks if mark.verdict == "again"]
         dead = [mark for mark in marks if mark.verdict == "dead"]
@@ -203,7 +207,7 @@ class Dispatcher(Service):
             )
         for mark in dead:
             _log.error(
-                "event %s for sink '%s' is a dead letter: %s", mark.event.event_id, self._label, mark.error
+                "dead letter: event %s for sink '%s': %s", mark.event.event_id, self._label, mark.error
             )
             self._telemetry.emit(
                 OutboxDead(
@@ -215,8 +219,8 @@ class Dispatcher(Service):
 class _Round:
     """One leased batch: every event of it gets a mark.
 
-    No request begins after a quarter of the lease, and none lasts beyond three quarters of it: what is marked is
-    marked under the lease.
+    No request starts after a quarter of the lease, and none lasts beyond three quarters of it. So marks are written
+    while the lease holds.
     """
 
     def __init__(self, sink: Sink, source: str, lease: timedelta) -> None:
@@ -272,14 +276,14 @@ class _Round:
                 group.create_task(serve())
 
     async def _line(self, line: deque[Leased]) -> None:
-        """Publish the events of one instance; if one fails, the rest waits for it."""
+        """Publish the events of one instance in order; after a failure, delay the rest."""
         delay: timedelta | None = None
         while line and delay is None and not self._is_over:
             delay = await self._alone(line.popleft())
         self._release(line, delay)
 
     async def _alone(self, event: Leased) -> timedelta | None:
-        """Publish one event; its delay if it failed and comes again."""
+        """Publish one event. Returns the delay of its retry if it failed."""
         try:
             await self._send([event])
         except Rejected as error:
@@ -296,9 +300,9 @@ class _Round:
             await self._batch([waiting.popleft() for _ in range(min(self._sink.batch, len(waiting)))], delays)
 
     async def _batch(self, batch: Sequence[Leased], delays: dict[int, timedelta]) -> None:
-        """Publish a batch. One that fails is halved, until the bad events are alone; one that hangs is not.
+        """Publish a batch. After an error, halve it until the bad events are alone; after a timeout, do not.
 
-        `delays` has the lines in which an event has failed: the events behind it are not sent.
+        `delays` has the instances of which an event has failed: their later events are not sent.
         """
         behind = [event for event in batch if event.instance_id in delays]
         self._marks.extend(Mark(event, "released", delay=delays[event.instance_id]) for event in behind)
@@ -312,7 +316,7 @@ class _Round:
             try:
                 await self._send(events)
             except Exception as error:  # noqa: BLE001 - as above
-                # After a timeout, each half could take as long again: all go alone and in parallel next time.
+                # After a timeout each half could take as long again. Next time all events go alone, in parallel.
                 if _is_unavailable(error) or isinstance(error, TimeoutError) or self._is_over:
                     self._fail_all(events, error, delays)
                     return
@@ -323,7 +327,7 @@ class _Round:
                 self._accept(events)
 
     def _fail_all(self, events: Sequence[Leased], error: Exception, delays: dict[int, timedelta]) -> None:
-        """It is not known which event is to blame: the first of each line has failed, the rest waits for it."""
+        """Fail the first event of each instance, and delay the rest: it is unknown which event caused the error."""
         for event in events:
             if event.instance_id in delays:
                 self._marks.append(Mark(event, "released", delay=delays[event.instance_id]))
@@ -331,12 +335,12 @@ class _Round:
                 delays[event.instance_id] = self._fail(event, error)
 
     def _fail(self, event: Leased, error: Exception) -> timedelta:
-        """Mark a failed try; how long the event waits for the next one."""
+        """Mark a failed attempt. Returns the delay until the next one."""
         text = reason_text(error)
         self.error = self.error or text
         longest = _LONGEST_DELAY
         if _is_unavailable(error):
-            # The pause of the sink protects it; its events shall not be late when it is back.
+            # The sink is paused anyway. A shorter delay, so that events are not late when it is back.
             self.unavailable, longest = self.unavailable or error, _LONGEST_PAUSE
         seconds = backoff_seconds(event.attempts, base=1.0, cap=longest, jitter=(0.75, 1.25))
         delay = timedelta(seconds=max(seconds, _retry_after(error)))
@@ -354,16 +358,16 @@ class _Round:
         left, task = self._ends - time.monotonic(), current_task()
         try:
             async with asyncio.timeout(left):
-                await self._sink.publish([self._dressed(event) for event in events])
+                await self._sink.publish([self._cloud_event(event) for event in events])
         except (Exception, KeyboardInterrupt):
             raise
         except BaseException as error:
             if is_task_cancelled(error, task):
                 raise
-            # What would end a task or a process ends neither: the sink has failed.
+            # SystemExit and the like count as a failure of the sink.
             raise as_exception(error) from error
 
-    def _dressed(self, event: Leased) -> CloudEvent:
+    def _cloud_event(self, event: Leased) -> CloudEvent:
         return CloudEvent(
             id=event.event_id,
             source=self._source,
@@ -375,44 +379,44 @@ class _Round:
 
 
 def _is_unavailable(error: Exception) -> bool:
-    """Whether the sink takes no event at all now."""
+    """Whether the sink accepts no events at present."""
     return isinstance(error, SinkUnavailable | ConnectionError | socket.gaierror)
 
 
 def _retry_after(error: Exception | None) -> float:
-    """The seconds that a sink asks for."""
+    """Return the seconds that the sink asks to wait."""
     asked = error.retry_after if isinstance(error, SinkUnavailable) else None
     return 0.0 if asked is None else min(_LONGEST_RETRY_AFTER, asked.total_seconds())
 
 
-class _Calling:
+class _FunctionSink:
     """A function as a sink."""
 
     batch = 1
 
     def __init__(self, function: Callable[[CloudEvent], Awaitable[object] | object]) -> None:
         self._function = function
-        # Of its own, and daemons: one that hangs holds up neither other sinks nor the exit.
+        # Daemon threads of its own: one that hangs delays neither other sinks nor the exit.
         self._threads = Threads(_THREADS)
 
     async def publish(self, events: Sequence[CloudEvent]) -> None:
         for event in events:
-            said: Any
+            result: Any
             if inspect.iscoroutinefunction(self._function):
-                said = self._function(event)
+                result = self._function(event)
             else:
-                said = await self._threads.run(self._function, event)
-            if inspect.isawaitable(said):
-                await said
+                result = await self._threads.run(self._function, event)
+            if inspect.isawaitable(result):
+                await result
 
 
 def sink_of(given: object, name: str) -> Sink:
-    """A sink, or a function as one."""
+    """Return the sink, or wrap a function as one."""
     if isinstance(given, Sink) and not inspect.isclass(given):
         return given
     if callable(given) and not inspect.isclass(given):
-        return _Calling(given)
+        return _FunctionSink(given)
     raise UsageError(
-        f"sink '{name}' is of type {type(given).__name__}, which publishes nothing",
+        f"sink '{name}' has type {type(given).__name__}, which cannot publish",
         "give an object with `batch` and `publish`, or a function of one event",
     )

@@ -1,4 +1,4 @@
-"""The services of a worker that is open: put together, started, watched, and drained in order."""
+"""Compose the services of a worker, start them, watch them, and drain them."""
 
 from __future__ import annotations
 
@@ -36,10 +36,11 @@ from .maintenance.deadlines import Deadlines
 from .maintenance.reaper import Reaper
 from .maintenance.vacuum import Vacuum
 from .middleware import Middleware
+from .override_poller import OverridePoller
 from .pick_source import FromQueue, Source
 from .picker import Picker
 from .processes.process_pool import ProcessPool, hello_for
-from .registration import OverridePoller, Registration
+from .registration import Registration
 from .service import Service
 from .startup import run_at_start
 from .threads import Threads
@@ -49,10 +50,10 @@ from .worker_context import WorkerContext
 __all__ = ["Engine"]
 
 _log: Final = logging.getLogger("gen_durable.worker")
-# Of its own, so that a program which says the same in its own way can turn it off.
+# A logger of its own, so that a program with its own start message can turn this one off.
 _start_log: Final = logging.getLogger("gen_durable.worker.start")
-# Seconds without a word from the database after which a worker does not call itself ready.
-_TOO_SILENT: Final = 5.0
+# Seconds without a reply from the database after which the worker is not ready.
+_MAX_SILENCE: Final = 5.0
 
 
 class Engine:
@@ -188,7 +189,7 @@ class Engine:
         return dispatcher
 
     async def start(self) -> None:
-        """Tell the database what runs here, and let the services go."""
+        """Register the machines, schedules and the worker in the database, then start the services."""
         await run_at_start(self._connections.client, lambda: inserts.register(list(self._context.registry)))
         if (level := self._settings.audit) is not None:
             await run_at_start(self._connections.client, lambda: audits.set_level(level, self._context.name))
@@ -208,9 +209,9 @@ class Engine:
             "worker %s serves %s; machines: %s", self._context.name, served or "no queue", machines or "none"
         )
         if self._settings.alerts and self._settings.alerts not in self._sinks:
-            # Another worker may well have it. But if the name is misspelt, no alert ever arrives.
+            # Another worker may have that sink. But if the name is misspelled, no alert is published.
             _log.warning(
-                "settings.alerts is '%s', and this worker has no sink of that name (it has: %s): alerts wait in the "
+                "settings.alerts is '%s', but this worker has no sink of that name (sinks: %s); alerts wait in the "
                 "outbox until a worker with sinks={'%s': …} publishes them",
                 self._settings.alerts,
                 ", ".join(self._sinks) or "none",
@@ -218,25 +219,25 @@ class Engine:
             )
 
     def unready(self) -> str | None:
-        """Why this worker takes no work just now, if it does not."""
+        """Return why the worker is not ready; `None` if it is."""
         if self._is_failed:
-            return "a service has failed; the worker stops"
+            return "a service has failed; the worker is stopping"
         if self._is_draining:
             return "draining"
         status = self._database_status
-        if status.seconds_available == 0 or status.seconds_since_reply > _TOO_SILENT:
+        if status.seconds_available == 0 or status.seconds_since_reply > _MAX_SILENCE:
             return f"no reply from the database for {status.seconds_since_reply:.1f} s"
         if status.refusal is not None:
             return f"database refuses a statement: {status.refusal}"
         return None
 
     def skip_drain(self) -> None:
-        """Drain no longer: give everything back now."""
+        """Stop waiting for running steps: release their executions now."""
         self._is_drain_skipped.set()
 
     async def drain(self) -> None:
-        """Stop picking, let steps end, give back the rest."""
-        if not self._tasks_until_drained:  # it did not get so far as to start
+        """Stop picking, wait for running steps up to drain_timeout, then release unfinished executions."""
+        if not self._tasks_until_drained:  # the startup failed
             self._threads.close()
             return
         self._log_drain()
@@ -244,17 +245,19 @@ class Engine:
         for service in self._services:
             service.stop()
         self._registration.drain()
-        # A pick that is under way may still bring executions; those are drained like the others.
+        # A pick under way may still lease executions; they are drained like the others.
         await _within(shutdown_timeouts.LAST_STATEMENTS, self._tasks)
         await self._drain_runners()
         tasks = [*self._tasks, *self._tasks_until_drained]
         for task in tasks:
             task.cancel()
-        if tasks:  # or the start failed before there were any
-            await asyncio.wait(tasks)
+        await asyncio.wait(tasks)
         loop = asyncio.get_running_loop()
-        farewell = [loop.create_task(self._flusher.finish()), loop.create_task(self._registration.leave())]
-        await _within(shutdown_timeouts.LAST_STATEMENTS, farewell)
+        last_statements = [
+            loop.create_task(self._flusher.finish()),
+            loop.create_task(self._registration.withdraw()),
+        ]
+        await _within(shutdown_timeouts.LAST_STATEMENTS, last_statements)
         for dispatcher in self._dispatchers:
             await dispatcher.close()
         self._heartbeat.stop()
@@ -267,19 +270,17 @@ class Engine:
         if not running or self._is_drain_skipped.is_set():
             return
         steps = "1 step is running" if running == 1 else f"{running} steps are running"
-        patience = duration_text(self._settings.drain_timeout)
+        timeout = duration_text(self._settings.drain_timeout)
         if self.is_signalled:
-            # A warning, which shows even where nobody has set up a log: whoever gave the signal would look at silence.
-            _log.warning(
-                "stopping: %s, waiting at most %s; a second signal gives back what runs", steps, patience
-            )
+            # A warning: it is shown even if logging is not configured, so Ctrl-C gets a visible response.
+            _log.warning("stopping: %s, waiting up to %s; a second signal skips the wait", steps, timeout)
         else:
-            _log.info("stopping: %s, waiting at most %s", steps, patience)
+            _log.info("stopping: %s, waiting up to %s", steps, timeout)
 
     async def _drain_runners(self) -> None:
         loop = asyncio.get_running_loop()
-        is_hasty = self._is_drain_skipped.is_set() or self._is_failed
-        timeout = timedelta(0) if is_hasty else self._settings.drain_timeout
+        is_immediate = self._is_drain_skipped.is_set() or self._is_failed
+        timeout = timedelta(0) if is_immediate else self._settings.drain_timeout
         draining = [loop.create_task(runner.drain(timeout)) for runner in self._runners]
         skipped = loop.create_task(self._is_drain_skipped.wait())
         left: set[asyncio.Future[Any]] = set(draining)
@@ -303,7 +304,7 @@ class Engine:
             self._fail(error)
 
     def _fail(self, error: BaseException) -> None:
-        _log.critical("the worker stops: %s: %s", type(error).__name__, error, exc_info=error)
+        _log.critical("worker stopping after an error: %s: %s", type(error).__name__, error, exc_info=error)
         if not self._is_failed:
             self._is_failed = True
             stopped = WorkerStoppedError(self._context.name, f"{type(error).__name__}: {error}")
@@ -311,7 +312,7 @@ class Engine:
             self._on_failure(stopped)
 
     def _on_heartbeat_failure(self, error: BaseException) -> None:
-        """Nobody renews leases any more: what is under way may end, and nothing new begins."""
+        """Start nothing more: leases are no longer renewed. Running steps may end."""
         self._fail(error)
         for service in self._services:
             service.stop()
@@ -326,7 +327,7 @@ class Engine:
 
 
 async def _within(seconds: float, tasks: list[asyncio.Task[None]]) -> None:
-    """Wait for these at most so long, and then cancel what is left of them."""
+    """Wait for tasks, at most `seconds`; cancel the late ones."""
     if tasks:
         _, late = await asyncio.wait(tasks, timeout=seconds)
         for task in late:

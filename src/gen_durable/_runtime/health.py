@@ -1,7 +1,7 @@
-"""Whether a worker is alive and whether it is ready, over HTTP, for whoever supervises it.
+"""Health checks over HTTP: whether a worker is alive, and whether it is ready.
 
-Only as much of HTTP as a probe speaks: one request per connection, no body, an answer and good-bye. A loop that is
-stuck answers nobody, which is the point.
+Implements only what a probe needs: one request per connection, without a body. A blocked event loop does not answer,
+so the probe fails, as it should.
 """
 
 from __future__ import annotations
@@ -17,40 +17,40 @@ __all__ = ["Answer", "Health"]
 
 Answer: TypeAlias = tuple[HTTPStatus, str]
 
-# A probe sends a line and a few headers at once. Whoever sends more, or slowly, is none.
+# A probe sends a request line and a few headers at once. Drop clients that send more, or slowly.
 _MAX_HEAD: Final = 8192
-_PATIENCE: Final = 5.0
+_TIMEOUT: Final = 5.0
 _MAX_CLIENTS: Final = 32
 _METHODS: Final = ("GET", "HEAD")
 
 
 class Health:
-    """A tiny server: paths, and what each of them says now."""
+    """An HTTP server with a function per path that returns the current status."""
 
     def __init__(self, host: str, port: int, pages: Mapping[str, Callable[[], Answer]]) -> None:
         self._host = host
         self._port = port
         self._pages = pages
-        # In the order of their arrival.
+        # In order of arrival.
         self._clients: dict[asyncio.StreamWriter, None] = {}
         self._server: asyncio.Server | None = None
 
     async def open(self) -> None:
-        """Listen.
+        """Start to listen.
 
         Raises:
-            UsageError: somebody else does so there already, or it may not be done.
+            UsageError: the address is in use, or not allowed.
         """
         try:
             self._server = await asyncio.start_server(self._serve, self._host, self._port, limit=_MAX_HEAD)
         except OSError as error:
             raise UsageError(
-                f"health checks cannot listen on {self._host}:{self._port}: {error.strerror or error}",
+                f"cannot listen for health checks on {self._host}:{self._port}: {error.strerror or error}",
                 "give another port with health= or --health",
             ) from error
 
     def close(self) -> None:
-        """Listen no longer, and hang up on everybody."""
+        """Stop listening, and close all connections."""
         if self._server is not None:
             self._server.close()
             self._server = None
@@ -59,7 +59,7 @@ class Health:
 
     @property
     def port(self) -> int:
-        """Where it listens; with port 0, the one that was free."""
+        """The port; if port 0 was given, the one that the system chose."""
         if self._server is None:
             return self._port
         port: int = self._server.sockets[0].getsockname()[1]
@@ -67,17 +67,17 @@ class Health:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if len(self._clients) >= _MAX_CLIENTS:
-            # The oldest connection, not this one: idle connections must not keep probes out.
+            # Drop the oldest connection, not this one: idle connections must not keep probes out.
             oldest = next(iter(self._clients))
             del self._clients[oldest]
             oldest.transport.abort()
         self._clients[writer] = None
         try:
-            async with asyncio.timeout(_PATIENCE):
+            async with asyncio.timeout(_TIMEOUT):
                 writer.write(await self._reply(reader))
                 await writer.drain()
         except (TimeoutError, OSError):
-            writer.transport.abort()  # it does not read, or has gone: nothing of it is kept waiting
+            writer.transport.abort()  # the client does not read, or has gone
         finally:
             self._clients.pop(writer, None)
             writer.close()
@@ -86,16 +86,16 @@ class Health:
         try:
             head = await reader.readuntil(b"\r\n\r\n")
         except (asyncio.IncompleteReadError, asyncio.LimitOverrunError):
-            return _response(HTTPStatus.BAD_REQUEST, "that is no request")
+            return _response(HTTPStatus.BAD_REQUEST, "not an HTTP request")
         words = head.split(b"\r\n", 1)[0].decode("latin-1").split(" ")
         if len(words) != 3 or not words[2].startswith("HTTP/1."):
-            return _response(HTTPStatus.BAD_REQUEST, "that is no request")
+            return _response(HTTPStatus.BAD_REQUEST, "not an HTTP request")
         method, target, _ = words
         if method not in _METHODS:
-            return _response(HTTPStatus.METHOD_NOT_ALLOWED, "only GET and HEAD")
+            return _response(HTTPStatus.METHOD_NOT_ALLOWED, "use GET or HEAD")
         page = self._pages.get(target.partition("?")[0])
         if page is None:
-            return _response(HTTPStatus.NOT_FOUND, f"there are {', '.join(self._pages)}")
+            return _response(HTTPStatus.NOT_FOUND, f"not found; available: {', '.join(self._pages)}")
         return _response(*page(), has_body=method == "GET")
 
 

@@ -1,7 +1,7 @@
-"""Keeps the leases of live executions, on a thread and a connection of its own.
+"""Renew the leases of running executions, in a thread of its own and on a connection of its own.
 
-A step that blocks the event loop must not lose its lease, and neither must the steps beside it: so the heartbeat shares
-nothing with them but a table of leases.
+A step that blocks the event loop must not cost any lease. So the heartbeat shares nothing with the event loop but a
+table of leases.
 """
 
 from __future__ import annotations
@@ -25,13 +25,14 @@ from .worker_context import WorkerContext
 
 __all__ = ["Heartbeat"]
 
-# A step that runs for half a second is noted as begun within the next half, and hears of a cancel within a second.
-_LONG: Final = 0.5
-_NOTE_EVERY: Final = 0.5
+# Seconds after which a running or waiting step is watched: its start is recorded, and a cancel reaches it. Most steps
+# end before. So a start is recorded, and a cancel noticed, within a second.
+_WATCH_AFTER: Final = 0.5
+_WATCH_INTERVAL: Final = 0.5
 
 
 class Heartbeat:
-    """Renews every lease that is half of its interval old, and tells the event loop which ones are lost."""
+    """Renews leases before they expire, and reports lost leases and cancel requests to the event loop."""
 
     def __init__(
         self,
@@ -52,72 +53,72 @@ class Heartbeat:
         self._on_failure = on_failure
         self._on_silence = on_silence
         self._lock = threading.Lock()
-        # Lease → when it was last known to be good (monotonic), and its length. Guarded by the lock.
+        # Lease → when it was last renewed (monotonic), and its length. Guarded by the lock.
         self._leases: dict[Lease, tuple[float, timedelta]] = {}
-        # Lease → the step_seq of the step that runs on it, when it began (monotonic, and by the database's clock), and
-        # whether that is noted. Guarded by the lock.
-        self._begun: dict[Lease, tuple[int, float, datetime | None, bool]] = {}
-        # Lease → since when its next step waits for its turn. Guarded by the lock.
+        # Lease → its running step: step_seq, start (monotonic, and by the database's clock), and whether the start has
+        # been recorded. Guarded by the lock.
+        self._running: dict[Lease, tuple[int, float, datetime | None, bool]] = {}
+        # Lease → since when its next step waits for capacity. Guarded by the lock.
         self._waiting: dict[Lease, float] = {}
         self._loop = asyncio.get_running_loop()
-        self._beating: tuple[asyncio.AbstractEventLoop, asyncio.Event] | None = None
+        self._thread_loop: tuple[asyncio.AbstractEventLoop, asyncio.Event] | None = None
         self._ready = threading.Event()
         self._thread = threading.Thread(target=self._serve, name="gen_durable heartbeat", daemon=True)
 
     def start(self) -> None:
-        """Begin to beat."""
+        """Start the thread."""
         self._thread.start()
         self._ready.wait()
 
     def stop(self) -> None:
-        """Stop beating; does not wait for the thread."""
-        if self._beating is not None:
-            loop, stop = self._beating
+        """Stop the thread. Does not wait for it."""
+        if self._thread_loop is not None:
+            loop, stop = self._thread_loop
             loop.call_soon_threadsafe(stop.set)
 
     def keep(self, lease: Lease, length: timedelta) -> None:
-        """Keep this lease from now on, renewing it by so much."""
+        """Renew this lease from now on, by `length`."""
         with self._lock:
             self._leases[lease] = (time.monotonic(), length)
 
     def forget(self, lease: Lease) -> None:
-        """Keep it no longer."""
+        """Stop renewing this lease."""
         with self._lock:
             self._leases.pop(lease, None)
-            self._begun.pop(lease, None)
+            self._running.pop(lease, None)
             self._waiting.pop(lease, None)
 
     def step_waits(self, lease: Lease) -> None:
-        """The next step on this lease has to wait for its turn."""
+        """Record that the next step of this lease waits for capacity."""
         with self._lock:
             self._waiting[lease] = time.monotonic()
 
-    def step_begins(self, lease: Lease, step_seq: int, at: float, moment: datetime | None) -> None:
-        """Note that a step begins on this lease, at this time (monotonic), at this moment of the database."""
+    def step_begins(self, lease: Lease, step_seq: int, started: float, started_at: datetime | None) -> None:
+        """Record that a step starts: `started` is monotonic, `started_at` by the database's clock."""
         with self._lock:
             self._waiting.pop(lease, None)
-            self._begun[lease] = (step_seq, at, moment, False)
+            self._running[lease] = (step_seq, started, started_at, False)
 
     def step_ends(self, lease: Lease) -> None:
-        """It has ended, or waits no longer."""
+        """Record that the step has ended, or no longer waits."""
         with self._lock:
             self._waiting.pop(lease, None)
-            self._begun.pop(lease, None)
+            self._running.pop(lease, None)
 
     def _serve(self) -> None:
         try:
             asyncio.run(self._beat())
-        except BaseException as error:  # noqa: BLE001 - whatever it is, the worker must not go on without a heartbeat
-            self._beating = None
+        except BaseException as error:  # noqa: BLE001 - after any error the worker must stop: it has no heartbeat
+            self._thread_loop = None
             self._ready.set()
             with suppress(RuntimeError):  # the worker's loop is closed
                 self._loop.call_soon_threadsafe(self._on_failure, error)
 
     async def _beat(self) -> None:
         stop = asyncio.Event()
-        self._beating = (asyncio.get_running_loop(), stop)
+        self._thread_loop = (asyncio.get_running_loop(), stop)
         self._ready.set()
-        # A pool of one: it connects when there is something to keep, and again when the connection broke.
+        # A pool of one connection: opened with the first lease, and again after it breaks.
         settings = self._settings
         database = await Database.open(
             self._dsn,
@@ -128,74 +129,76 @@ class Heartbeat:
             reply_timeouts=ReplyTimeouts.of_heartbeat(self._shortest),
             pooler=settings.pooler,
         )
-        database.watchdog.on_silence = self._tell_of_silence
-        # For one lease at most: a worker that cannot renew must not go on leasing.
-        outage = DatabaseRetry(
+        database.watchdog.on_silence = self._report_silence
+        # Retry for one lease at most: a worker that cannot renew its leases must stop.
+        retry = DatabaseRetry(
             "heartbeat",
             self._database_status,
             is_vital=True,
             repair_within=min(REPAIR_WITHIN, self._shortest.total_seconds()),
         )
-        # Twice per interval, at leases that are half of their interval old: none gets older than one interval.
-        pause = rhythm = min(settings.renew_after(self._shortest).total_seconds() / 2, _NOTE_EVERY)
+        # Twice per renewal interval, renew the leases that are half an interval old: none gets older than one interval.
+        pause = interval = min(settings.renew_after(self._shortest).total_seconds() / 2, _WATCH_INTERVAL)
         while not await _within(stop, pause):
-            pause = rhythm
+            pause = interval
             try:
-                await self._keep(database)
+                await self._beat_once(database)
             except StatementError as error:
-                pause = min(rhythm, outage.pause(error))
+                pause = min(interval, retry.pause(error))
             else:
-                outage.succeeded()
-        self._beating = None
+                retry.succeeded()
+        self._thread_loop = None
         await database.close()
 
-    def _tell_of_silence(self) -> None:
-        """What cut this connection has probably cut those of the worker."""
+    def _report_silence(self) -> None:
+        """Let the worker check its connections: the same fault has probably broken them."""
         with suppress(RuntimeError):  # the worker's loop is closed
             self._loop.call_soon_threadsafe(self._on_silence)
 
-    async def _keep(self, database: Database) -> None:
+    async def _beat_once(self, database: Database) -> None:
         if due := self._due():
-            asked = time.monotonic()
-            lost, held = await database.run(renew(due))
-            self._note(due.keys() - held, lost, asked)
-            self._tell(self._on_lease_lost, lost)
+            sent = time.monotonic()
+            lost, locked = await database.run(renew(due))
+            self._renewed(due.keys() - locked, lost, sent)
+            self._call(self._on_lease_lost, lost)
         running, waiting = self._long_running(), self._long_waiting()
         if not running and not waiting:
             return
-        if fresh := {key: moment for key, (moment, is_noted) in running.items() if not is_noted}:
-            self._noted(await database.run(mark_started(fresh)))
+        if unrecorded := {
+            key: started_at for key, (started_at, is_recorded) in running.items() if not is_recorded
+        }:
+            self._recorded(await database.run(mark_started(unrecorded)))
         lost, cancelled = await database.run(watch([*waiting, *(lease for lease, _ in running)]))
-        self._tell(self._on_lease_lost, lost)
-        self._tell(self._on_cancel, cancelled)
+        self._call(self._on_lease_lost, lost)
+        self._call(self._on_cancel, cancelled)
 
     def _long_running(self) -> dict[tuple[Lease, int], tuple[datetime | None, bool]]:
-        """Steps that have run for a while: most are over before anybody could look."""
+        """Return the steps that have run for `_WATCH_AFTER`."""
         now = time.monotonic()
         with self._lock:
             return {
-                (lease, step_seq): (moment, is_noted)
-                for lease, (step_seq, since, moment, is_noted) in self._begun.items()
-                if now - since >= _LONG
+                (lease, step_seq): (started_at, is_recorded)
+                for lease, (step_seq, started, started_at, is_recorded) in self._running.items()
+                if now - started >= _WATCH_AFTER
             }
 
     def _long_waiting(self) -> list[Lease]:
-        """Those that have waited for their turn for a while: a cancel or the loss of the lease ends that, too."""
+        """Return the leases whose step has waited for `_WATCH_AFTER`: a cancel or a lost lease ends the wait, too."""
         now = time.monotonic()
         with self._lock:
-            return [lease for lease, since in self._waiting.items() if now - since >= _LONG]
+            return [lease for lease, since in self._waiting.items() if now - since >= _WATCH_AFTER]
 
-    def _noted(self, noted: set[tuple[Lease, int]]) -> None:
+    def _recorded(self, recorded: set[tuple[Lease, int]]) -> None:
         with self._lock:
-            for lease, step_seq in noted:
-                begun = self._begun.get(lease)
-                if begun is not None and begun[0] == step_seq:
-                    self._begun[lease] = (step_seq, begun[1], begun[2], True)
+            for lease, step_seq in recorded:
+                running = self._running.get(lease)
+                if running is not None and running[0] == step_seq:
+                    self._running[lease] = (step_seq, running[1], running[2], True)
 
-    def _tell(self, whom: Callable[[Lease], None], leases: set[Lease]) -> None:
+    def _call(self, callback: Callable[[Lease], None], leases: set[Lease]) -> None:
         for lease in leases:
             try:
-                self._loop.call_soon_threadsafe(whom, lease)
+                self._loop.call_soon_threadsafe(callback, lease)
             except RuntimeError:
                 return  # the worker's loop is closed
 
@@ -207,17 +210,17 @@ class Heartbeat:
         half = {length: self._settings.renew_after(length).total_seconds() / 2 for length in lengths}
         return {lease: length for lease, (renewed, length) in held if now - renewed >= half[length]}
 
-    def _note(self, due: Iterable[Lease], lost: set[Lease], begun: float) -> None:
+    def _renewed(self, due: Iterable[Lease], lost: set[Lease], sent: float) -> None:
         with self._lock:
             for lease in due:
                 if lease in lost:
                     self._leases.pop(lease, None)
                 elif lease in self._leases:
-                    self._leases[lease] = (begun, self._leases[lease][1])
+                    self._leases[lease] = (sent, self._leases[lease][1])
 
 
 async def _within(event: asyncio.Event, seconds: float) -> bool:
-    """Whether it happens within so long."""
+    """Wait for the event, at most `seconds`. Returns whether it is set."""
     try:
         async with asyncio.timeout(seconds):
             return await event.wait()

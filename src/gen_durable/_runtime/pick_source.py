@@ -1,4 +1,4 @@
-"""Where a scheduler takes its work from: a queue, or all that lies under a prefix."""
+"""Where a picker takes its work from: a queue, or all machines under a prefix."""
 
 from __future__ import annotations
 
@@ -9,43 +9,43 @@ from .._db.plan import Plan
 
 __all__ = ["FromPrefix", "FromQueue", "Source"]
 
-# How far a pick by prefix looks for rows that nobody else holds. Where there are fewer, looking farther costs nothing.
+# The most rows that a pick considers, to find rows that no other transaction has locked.
 _MAX_REACH: Final = 1000
 
 
 class Source(Protocol):
-    """Where a scheduler takes its work from."""
+    """Where a picker takes its work from."""
 
     @property
     def name(self) -> str:
-        """For the log."""
+        """The name for log lines."""
 
     @property
     def label(self) -> str:
-        """For telemetry, in the place of the queue."""
+        """The queue or prefix, for telemetry."""
 
     def pick(
         self,
         machines: picks.Machines,
         demand: int,
-        room: int,
+        startable: int,
         lease_token: int,
         worker: str,
         leases: picks.Leases,
     ) -> Plan[picks.Picked]:
-        """The plan of one pick; `room` of what it brings can begin at once."""
+        """Lease up to `demand` rows, of which `startable` can start at once."""
 
     def known(self, machines: picks.Machines) -> picks.Machines | None:
-        """The machines whose rows it takes; `None`: of all."""
+        """Return the machines whose rows it leases; `None`: all."""
 
 
 class FromQueue:
-    """The instances of one queue that belong to machines registered here: others are left to those who know them."""
+    """Instances of one queue whose machines are registered here."""
 
     def __init__(self, queue: str) -> None:
         self.name = f"queue {queue}"
         self.label = queue
-        # Whether rows that are not for us stood at its head when we looked last.
+        # Whether the last pick found rows of unregistered machines at the head of the queue.
         self._is_crowded = False
         self._reach = Reach()
 
@@ -53,30 +53,32 @@ class FromQueue:
         self,
         machines: picks.Machines,
         demand: int,
-        room: int,
+        startable: int,
         lease_token: int,
         worker: str,
         leases: picks.Leases,
     ) -> Plan[picks.Picked]:
-        """The plan of one pick; `room` of what it brings can begin at once."""
+        """Lease up to `demand` rows, of which `startable` can start at once."""
         if self._is_crowded:
             reach = self._reach.of(demand)
             picked = yield from picks.pick_by_machine(
-                self.label, machines, demand, reach, lease_token, worker, leases, room
+                self.label, machines, demand, reach, lease_token, worker, leases, startable
             )
             self._reach.learn(picked, demand)
         else:
-            picked = yield from picks.pick(self.label, machines, demand, lease_token, worker, leases, room)
+            picked = yield from picks.pick(
+                self.label, machines, demand, lease_token, worker, leases, startable
+            )
         self._is_crowded = picked.is_crowded
         return picked
 
     def known(self, machines: picks.Machines) -> picks.Machines | None:
-        """The machines whose rows it takes."""
+        """Return the machines whose rows it leases."""
         return machines
 
 
 class FromPrefix:
-    """All instances of machines under one prefix; `leaves_unknown` leaves those that are not registered here."""
+    """Instances of all machines under one prefix; with `leaves_unknown`, only of those registered here."""
 
     def __init__(self, prefix: str, *, leaves_unknown: bool) -> None:
         self.name = f"prefix {prefix}"
@@ -88,37 +90,37 @@ class FromPrefix:
         self,
         machines: picks.Machines,
         demand: int,
-        room: int,
+        startable: int,
         lease_token: int,
         worker: str,
         leases: picks.Leases,
     ) -> Plan[picks.Picked]:
-        """The plan of one pick; `room` of what it brings can begin at once."""
+        """Lease up to `demand` rows, of which `startable` can start at once."""
         reach = self._reach.of(demand)
         picked = yield from picks.pick_by_prefix(
-            self.label, self.known(machines), demand, reach, lease_token, worker, leases, room
+            self.label, self.known(machines), demand, reach, lease_token, worker, leases, startable
         )
         self._reach.learn(picked, demand)
         return picked
 
     def known(self, machines: picks.Machines) -> picks.Machines | None:
-        """The machines whose rows it takes; `None`: of all."""
+        """Return the machines whose rows it leases; `None`: all."""
         return machines if self._leaves_unknown else None
 
 
 class Reach:
-    """How many rows a pick considers; grows while picks come back short, because others may hold the first ones."""
+    """How many rows a pick considers. Grows while picks return too few: others may have locked the first rows."""
 
     def __init__(self) -> None:
         self._least = 0
         self._last = 0
 
     def of(self, demand: int) -> int:
-        """For the next pick."""
+        """Return the reach of the next pick."""
         self._last = max(2 * demand, self._least)
         return self._last
 
     def learn(self, picked: picks.Picked, demand: int) -> None:
-        """From what the last one brought."""
+        """Adapt to what the last pick returned."""
         is_short = len(picked.executions) + len(picked.denied) < demand
         self._least = min(4 * self._last, _MAX_REACH) if is_short else 0

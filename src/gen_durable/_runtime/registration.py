@@ -1,9 +1,9 @@
-"""What a worker tells the others of itself, and what it hears about its queues."""
+"""The registration of a worker: its row in the table `workers`."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from datetime import datetime, timedelta
 from typing import Final
@@ -14,17 +14,15 @@ from .._db.plan import Plan
 from .._db.pool import Database
 from ..config import Settings
 from .database_status import DatabaseStatus
-from .picker import Picker
 from .service import Service
 
-__all__ = ["OverridePoller", "Registration"]
+__all__ = ["Registration"]
 
-# More often would tell nobody more.
-_SELDOM: Final = timedelta(seconds=1)
+_MIN_INTERVAL: Final = timedelta(seconds=1)
 
 
 class Registration(Service):
-    """Says at every heartbeat that this worker is there. Whoever has not been heard of for three of them is not."""
+    """Registers the worker once per heartbeat. A worker counts as live for three heartbeats."""
 
     name = "registration"
 
@@ -37,80 +35,44 @@ class Registration(Service):
     ) -> None:
         super().__init__(database_status)
         self._database = database
-        self._every = max(settings.renew_after(), _SELDOM)
+        self._interval = max(settings.renew_after(), _MIN_INTERVAL)
         self._worker_row = worker_row
         self._is_draining = False
-        # One statement at a time: an older one that arrives late would take back what a newer one confirms.
+        # One statement at a time: an older one that arrives late would withdraw what a newer one confirms.
         self._lock = asyncio.Lock()
-        # The pauses that this worker heeds, by queue and paused_at, and those of them that the database knows of.
+        # By queue and paused_at: the pauses that this worker has applied, and those that are stored.
         self._paused: Mapping[str, datetime] = {}
         self._confirmed: Mapping[str, datetime] = {}
 
     def first_pause(self) -> timedelta:
-        """One round: the worker said it itself before it let anything go."""
-        return self._every
+        """Return one interval: the worker registers before it starts its services."""
+        return self._interval
 
     async def tick(self) -> timedelta:
         async with self._lock:
             paused = self._paused
             await self._database.run(self.plan())
             self._confirmed = paused
-        return self._every
+        return self._interval
 
     async def confirm(self, paused: Mapping[str, datetime]) -> None:
-        """Tell the database that nothing of these queues begins here any more. Costs nothing if it knows."""
+        """Confirm that this worker starts nothing of these queues. Runs no statement if that is already stored."""
         self._paused = paused
         if paused != self._confirmed:
             await self.tick()
 
     def plan(self) -> Plan[None]:
-        """Say that this worker is there."""
+        """Register the worker."""
         return workers.announce(
-            self._worker_row, 3 * self._every, is_draining=self._is_draining, paused=self._paused
+            self._worker_row, 3 * self._interval, is_draining=self._is_draining, paused=self._paused
         )
 
     def drain(self) -> None:
-        """From now on it says that it takes no more work."""
+        """Register that the worker takes no more work."""
         self._is_draining = True
         self.wake()
 
-    async def leave(self) -> None:
-        """The last word. If it is lost, the others notice a little later."""
+    async def withdraw(self) -> None:
+        """Deregister the worker. If that fails, its registration expires."""
         with suppress(StatementError):
             await self._database.run(workers.withdraw(self._worker_row.name))
-
-
-class OverridePoller(Service):
-    """Reads what was set for queues, passes it to the pickers, and confirms pauses.
-
-    Twice per poll_interval: the pick itself sees a pause at once, and this is for what is leased already. So no
-    execution begins later than one poll_interval after a pause, chained ones and those that wait for a slot included.
-    It runs until the end of a drain: a draining worker confirms, too.
-    """
-
-    name = "queues"
-
-    def __init__(
-        self,
-        database: Database,
-        settings: Settings,
-        database_status: DatabaseStatus,
-        pickers: Sequence[Picker],
-        registration: Registration,
-    ) -> None:
-        super().__init__(database_status)
-        self._database = database
-        self._every = settings.poll_interval / 2
-        self._pickers = pickers
-        self._registration = registration
-
-    async def tick(self) -> timedelta:
-        overrides = await self._database.run(workers.overrides())
-        for picker in self._pickers:
-            picker.apply_overrides(overrides)
-        # After every picker has applied it: from here on none of them begins anything of a paused queue, unless a
-        # pick that starts later finds the queue open again.
-        await self._registration.confirm(
-            {queue: said.paused_at for queue, said in overrides.items() if said.paused_at is not None}
-        )
-        return self._every

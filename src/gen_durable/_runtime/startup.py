@@ -1,4 +1,4 @@
-"""What a worker runs when it starts: it waits for locks instead of giving up."""
+"""Statements of a starting worker: they wait for locks instead of failing."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Hints within one process: this queue has work, this instance has come to rest.
+"""Wake-ups within one process: a queue has work, an instance has ended or parked, the outbox has events.
 
-A hint may be lost and may be wrong; whoever gets one looks into the database. What other processes do is found by
+A wake-up is a hint: it may be lost or wrong, and its receiver reads the database. Work of other processes is found by
 polling.
 """
 
@@ -12,10 +12,10 @@ __all__ = ["Wakes"]
 
 
 class Wakes:
-    """Who wants to know about which queue, and about instances that came to rest."""
+    """The subscribers, and the calls that wake them."""
 
     def __init__(self) -> None:
-        # Written at start and stop only, read by the event loop.
+        # Written only while the worker starts.
         self._queues: dict[str, Callable[[], None]] = {}
         self._any: list[Callable[[], None]] = []
         self._rests: list[Callable[[], None]] = []
@@ -30,20 +30,20 @@ class Wakes:
         self._any.append(wake)
 
     def on_rest(self, wake: Callable[[], None]) -> None:
-        """Call `wake` when some instance has ended or parked."""
+        """Call `wake` when an instance has ended or parked."""
         self._rests.append(wake)
 
     def on_events(self, wake: Callable[[], None]) -> None:
-        """Call `wake` when some outcome has put events into the outbox."""
+        """Call `wake` when an outcome has written events to the outbox."""
         self._events.append(wake)
 
     def events(self) -> None:
-        """There are new events in the outbox."""
+        """Wake the dispatchers: the outbox has new events."""
         for wake in self._events:
             wake()
 
     def work(self, queues: Iterable[str]) -> None:
-        """These queues may have work."""
+        """Wake the pickers of these queues, and those of prefixes."""
         for queue in queues:
             if (wake := self._queues.get(queue)) is not None:
                 wake()
@@ -51,6 +51,6 @@ class Wakes:
                 wake()
 
     def rest(self) -> None:
-        """Some instance has ended or parked."""
+        """Wake the waiting clients: an instance has ended or parked."""
         for wake in self._rests:
             wake()

@@ -147,7 +147,7 @@ async def test_blocking_load_on_the_event_loop_is_rejected(async_durable: AsyncH
     album = await async_durable.insert(Album, "blocking")
     await async_durable.drain()
     async_durable.assert_failed(
-        album, match=r"load_sync and stream_sync block the event loop; use `await load\(\)`"
+        album, match=r"load_sync and stream_sync would block the event loop; use `await load\(\)`"
     )
 
 

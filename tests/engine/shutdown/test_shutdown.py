@@ -65,7 +65,7 @@ async def test_step_longer_than_the_drain_is_released_at_no_cost(
     assert (drain["released"], drain["in_flight"], drain["queue"]) == (2, 2, "default")
     assert "ended" in process.told[-1]
     assert not any("handled" in line for line in process.told)
-    told = "stopping: 2 steps are running, waiting at most 300ms; a second signal gives back what runs"
+    told = "stopping: 2 steps are running, waiting up to 300ms; a second signal skips the wait"
     assert process.log[-1].endswith(told)
 
 
@@ -146,4 +146,4 @@ async def test_shutdown_ends_a_chain_between_two_steps(
         assert (row["status"], row["step"], row["step_seq"]) == ("runnable", "two", 1)
         assert has_no_lease(row)
         assert [(one.released, one.in_flight) for one in events.of(SchedulerDrain)] == [(0, 1)]
-        assert caplog.messages[-1] == "stopping: 1 step is running, waiting at most 30s"
+        assert caplog.messages[-1] == "stopping: 1 step is running, waiting up to 30s"

@@ -1,4 +1,4 @@
-"""The service that removes what has ended and been kept for long enough."""
+"""The service that removes rows whose retention is over."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ _outbox_log: Final = logging.getLogger("gen_durable.outbox")
 
 
 class Collector(Service):
-    """Goes through what has ended, the oldest first, a page at a time.
+    """Sweeps ended instances, oldest first, one page at a time.
 
-    What cannot go yet (a child of a live parent) is passed over and looked at again in the next sweep, so it is in
-    nobody's way. Any number of collectors may run; each row is taken by one of them.
+    A row that cannot be removed yet (a child of a live parent) is skipped until the next sweep. Any number of
+    collectors may run; each row is removed by one of them.
     """
 
     name = "gc"
@@ -44,47 +44,49 @@ class Collector(Service):
             "failed": settings.retention_failed,
             "deleted": settings.retention_deleted,
         }
-        # What of the sweep that is under way is left to look at, and from where.
-        self._left: dict[collect.Ended, collect.Cursor] = {}
-        # What it has come to so far.
+        # The current sweep: kinds that are not finished, each with its next page.
+        self._pages: dict[collect.Ended, collect.Cursor] = {}
+        # Totals of the current sweep.
         self._deleted = self._stripped = 0
-        # Where the walks through executions, signals, events, messages and buckets go on.
+        # The next block of each table walk.
         self._executions_at = self._signals_at = self._pending_at = self._messages_at = self._buckets_at = 0
 
     def first_pause(self) -> timedelta:
-        """Some part of the interval: workers often start together, and what is collected is in no hurry."""
+        """Return a random part of the interval: workers often start together."""
         return self._settings.gc_interval * random.random()
 
     async def tick(self) -> timedelta:
-        """One page of each kind; a sweep is as many rounds as the longest of them has pages."""
-        if not self._left:  # a new sweep
-            self._left = dict.fromkeys(self._retentions, collect.START)
+        """Sweep one page of each kind. A sweep takes as many rounds as its longest kind has pages."""
+        if not self._pages:  # a new sweep
+            self._pages = dict.fromkeys(self._retentions, collect.START)
         deleted = stripped = 0
-        for ended, place in list(self._left.items()):
-            swept = await self._database.run(collect.sweep(ended, self._retentions[ended], place))
+        for ended, page in list(self._pages.items()):
+            swept = await self._database.run(collect.sweep(ended, self._retentions[ended], page))
             deleted += swept.deleted
             stripped += swept.stripped
             if swept.next is None:
-                del self._left[ended]
+                del self._pages[ended]
             else:
-                self._left[ended] = swept.next
+                self._pages[ended] = swept.next
         self._deleted += deleted
         self._stripped += stripped
-        if not self._left:
-            self._tell()
+        if not self._pages:
+            self._log_sweep()
         if deleted:
             self._telemetry.emit(GcSwept(count=deleted))
         has_more_events = await self._database.run(collect.sweep_events(self._settings.retention_events))
         has_more_audit = await self._database.run(collect.sweep_audit(self._settings.retention_audit))
-        if self._left or has_more_events or has_more_audit:
+        if self._pages or has_more_events or has_more_audit:
             return timedelta(0)
         await self._walk()
         return self._settings.gc_interval
 
-    def _tell(self) -> None:
-        """Once for a sweep: where much ends, it has hundreds of pages."""
+    def _log_sweep(self) -> None:
+        """Log once per sweep, which may have hundreds of pages."""
         if self._deleted or self._stripped:
-            _log.info("collected %d instances; %d more stay for their keys", self._deleted, self._stripped)
+            _log.info(
+                "instances collected: %d deleted, %d reduced to their keys", self._deleted, self._stripped
+            )
         self._deleted = self._stripped = 0
 
     async def _walk(self) -> None:
@@ -108,7 +110,7 @@ class Collector(Service):
         )
         for sink, count in expired.items():
             _outbox_log.error(
-                "removed %d events for sink '%s': not accepted within %s (settings.retention_pending)",
+                "pending events removed: %d for sink '%s', not accepted within %s (settings.retention_pending)",
                 count,
                 sink,
                 duration_text(retention),

@@ -1,4 +1,4 @@
-"""The service that fires schedules, also those of machines that run elsewhere."""
+"""The service that fires schedules, whichever workers run their machines."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ __all__ = ["Cron"]
 _log: Final = logging.getLogger("gen_durable.worker")
 _BATCH: Final = 100
 _SHORTEST_PAUSE: Final = timedelta(milliseconds=1)
-_MOMENT: Final = timedelta(milliseconds=250)
+_FIRST_PAUSE: Final = timedelta(milliseconds=250)
 
 
 class Cron(Service):
-    """Fires what is due. Every worker has one; of a slot that several see, the database lets one through.
+    """Fires due schedules. Every worker runs one; the database lets one worker fire each fire time.
 
-    Nothing is held between looking and firing: a process that stops there holds up nobody.
+    No lock is held between reading and firing, so a process that stops in between blocks no other worker.
     """
 
     name = "cron"
@@ -47,39 +47,41 @@ class Cron(Service):
         self._telemetry = telemetry
         self._wakes = wakes
         self._unreadable: set[int] = set()
-        """Revisions of which this process cannot tell the next slot: cronsim or a time zone is missing here."""
+        """Revisions whose fire times this process cannot compute: cronsim or a time zone is not installed."""
 
     def first_pause(self) -> timedelta:
-        """A moment, in which no two slots of a schedule come: a worker that starts has more urgent questions."""
-        return _MOMENT
+        """Return a short pause: at startup, picks go first. It is below the shortest interval of a schedule."""
+        return _FIRST_PAUSE
 
     async def tick(self) -> timedelta:
         pause = self._settings.poll_interval
-        looked = time.monotonic()
+        sent = time.monotonic()
         found = await self._database.run(schedules.due(_BATCH, self._unreadable, within=pause))
         upcoming = [one.wait for one in found if one.wait > timedelta(0)]
         fired = [await self._fire(due) for due in found[: len(found) - len(upcoming)]]
         if len(fired) == _BATCH and any(fired):
             return timedelta(0)
-        passed = timedelta(seconds=time.monotonic() - looked)
+        passed = timedelta(seconds=time.monotonic() - sent)
         return max(min([pause, *upcoming]) - passed, _SHORTEST_PAUSE)
 
     async def _fire(self, due: Due) -> bool:
-        """Fire what is firing; whether it was this worker that did."""
+        """Fire a schedule. Returns whether this worker fired it."""
         try:
             firing = due.firing()
         except UsageError as error:
             self._unreadable.add(due.revision)
-            _log.error("schedule %s is left to other workers: %s", due.name, error)
+            _log.error("schedule skipped: %s cannot be computed on this worker: %s", due.name, error)
             return False
         fired = await self._database.run(schedules.fire(due, firing))
         if fired is not None:
-            self._tell(due, firing, fired)
+            self._report(due, firing, fired)
         return fired is not None
 
-    def _tell(self, due: Due, firing: Firing, fired: Fired) -> None:
+    def _report(self, due: Due, firing: Firing, fired: Fired) -> None:
         if fired.reason == "error":
-            _log.error("schedule %s inserted nothing at %s: %s", due.name, firing.passed_at, fired.problem)
+            _log.error(
+                "schedule failed: %s inserted nothing at %s: %s", due.name, firing.passed_at, fired.problem
+            )
         if fired.queue is not None:
             self._wakes.work({fired.queue})
         if not self._telemetry.is_wanted(ScheduleFired):

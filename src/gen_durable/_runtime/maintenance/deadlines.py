@@ -15,13 +15,13 @@ from ..wake import Wakes
 
 __all__ = ["Deadlines"]
 
-# A deadline is met within a second of its time.
+# An await times out within a second of its deadline.
 _INTERVAL: Final = timedelta(milliseconds=500)
 _BATCH: Final = 500
 
 
 class Deadlines(Service):
-    """Wakes the awaits whose deadline has passed."""
+    """Makes instances runnable whose await deadline has passed."""
 
     name = "deadlines"
 
@@ -34,7 +34,7 @@ class Deadlines(Service):
         self._wakes = wakes
 
     def first_pause(self) -> timedelta:
-        """Some part of the interval: a worker that starts has more urgent things to ask for."""
+        """Return a random part of the interval: at startup, picks go first."""
         return _INTERVAL * random.random()
 
     async def tick(self) -> timedelta:

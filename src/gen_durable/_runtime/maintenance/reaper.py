@@ -24,16 +24,16 @@ __all__ = ["Reaper"]
 
 _log: Final = logging.getLogger("gen_durable.worker")
 _BATCH: Final = 500
-# How long a reap waits for a row that somebody's open transaction holds, before it goes on without.
-_PATIENCE: Final = "100ms"
+# How long a reap waits for a row that another transaction has locked before it skips the row.
+_LOCK_TIMEOUT: Final = "100ms"
 
 
 class Reaper(Service):
-    """Returns executions whose lease ran out to their queue: the floor under every crash.
+    """Returns executions with expired leases to their queue. This recovers the work of every crash.
 
-    It looks twice, one heartbeat apart: a lease that had run out at the first look, with nobody in the way of who would
-    renew it, and is not renewed at the second was that of the dead. If everybody was held up, the database or all the
-    workers, or one row by somebody's transaction, the living renew in between.
+    It reads expired leases twice, one heartbeat apart. The first read collects suspects: expired leases of rows that no
+    transaction had locked. A lease that is still not renewed at the second read belongs to a dead worker. If the
+    database, all workers, or one row were blocked, the live workers renew their leases in between.
     """
 
     name = "reaper"
@@ -52,23 +52,23 @@ class Reaper(Service):
         self._settings = settings
         self._telemetry = telemetry
         self._wakes = wakes
-        # Leases that had run out and could have been renewed, and when that was seen (monotonic).
+        # Expired leases that could have been renewed, and when they were read (monotonic).
         self._suspects: list[leases.Suspect] = []
-        self._seen = 0.0
-        # Where the search for executions that are COMMITTED and have nothing left to do goes on.
-        self._finished = commits.FIRST_PAGE
+        self._suspected_at = 0.0
+        # The next page of the search for COMMITTED executions that have nothing left to do.
+        self._finish_page = commits.FIRST_PAGE
 
     def first_pause(self) -> timedelta:
-        """Some time: workers often start together, and nothing is reaped before one lease without an outage."""
+        """Return a random pause: workers often start together. Nothing is reaped during the first lease anyway."""
         return min(self._settings.reap_interval, self._settings.lease) * random.random()
 
     async def tick(self) -> timedelta:
         settings = self._settings
-        # While the database was away the living could not renew either: give them one lease of time to do so.
+        # During an outage live workers could not renew their leases either: give them one lease to do so.
         available = timedelta(seconds=self._database_status.seconds_available)
         if available < settings.lease:
             self._suspects = []
-            await self._look_after_rows()
+            await self._repair_rows()
             return min(settings.reap_interval, settings.lease - available)
         if self._suspects and self._is_confirmed():
             await self._reap(self._suspects[:_BATCH])
@@ -77,36 +77,38 @@ class Reaper(Service):
                 return timedelta(0)
         if not self._suspects:
             self._suspects = await self._database.run(leases.suspect())
-            self._seen = time.monotonic()
-        _, self._finished = await self._database.run(commits.finish_abandoned(settings.lease, self._finished))
-        await self._look_after_rows()
+            self._suspected_at = time.monotonic()
+        _, self._finish_page = await self._database.run(
+            commits.finish_abandoned(settings.lease, self._finish_page)
+        )
+        await self._repair_rows()
         return settings.renew_after() if self._suspects else settings.reap_interval
 
     def _is_confirmed(self) -> bool:
-        return time.monotonic() - self._seen >= self._settings.renew_after().total_seconds()
+        return time.monotonic() - self._suspected_at >= self._settings.renew_after().total_seconds()
 
     async def _reap(self, suspects: list[leases.Suspect]) -> None:
         try:
-            await self._take_back(suspects)
+            await self._reap_batch(suspects)
         except StatementError as error:
             if error.sqlstate != LOCK_NOT_AVAILABLE:
                 raise
-            await self._reap_around(suspects)
+            await self._reap_one_by_one(suspects)
 
-    async def _reap_around(self, suspects: list[leases.Suspect]) -> None:
-        """Somebody holds the parent of one of them, or the next in line of its key: that one has to wait, no other."""
-        held = set[int | str]()
+    async def _reap_one_by_one(self, suspects: list[leases.Suspect]) -> None:
+        """Skip the suspects that need a locked row: their parent, or the next row of their key."""
+        locked = set[int | str]()
         for one in suspects:
-            if one.touches & held:
+            if one.touches & locked:
                 continue
             try:
-                await self._take_back([one])
+                await self._reap_batch([one])
             except StatementError as error:
                 if error.sqlstate != LOCK_NOT_AVAILABLE:
                     raise
-                held |= one.touches
+                locked |= one.touches
 
-    async def _take_back(self, suspects: list[leases.Suspect]) -> None:
+    async def _reap_batch(self, suspects: list[leases.Suspect]) -> None:
         settings = self._settings
         reaped = await self._database.run_in_transaction(
             leases.reap(
@@ -116,11 +118,11 @@ class Reaper(Service):
                 suspects,
                 settings.alerts or None,
             ),
-            lock_timeout=_PATIENCE,
+            lock_timeout=_LOCK_TIMEOUT,
         )
         if reaped.ids:
             _log.warning(
-                "took back the leases of dead executions (%d): %s",
+                "expired leases reaped: %d, ids %s",
                 len(reaped.ids),
                 reaped.ids[:20],
             )
@@ -132,34 +134,34 @@ class Reaper(Service):
             if reaped.capped and settings.alerts:
                 self._wakes.events()
 
-    async def _look_after_rows(self) -> None:
+    async def _repair_rows(self) -> None:
         await self._end_deleted()
         self._wakes.work(await self._database.run(admission.pull_forward()))
         if keys := await self._database.run(admission.stuck_keys()):
             _log.error(
-                "keys %s were free with all of their rows gated; this should not happen, they go on now",
+                "gated rows of free keys released: keys %s; this is a bug, please report it",
                 keys[:20],
             )
             try:
                 queues = await self._database.run_in_transaction(
-                    admission.ungate(keys), lock_timeout=_PATIENCE
+                    admission.ungate(keys), lock_timeout=_LOCK_TIMEOUT
                 )
             except StatementError as error:
                 if error.sqlstate != LOCK_NOT_AVAILABLE:
                     raise
-                return  # somebody holds the next in line: at the next look, and nothing else waits for that
+                return  # another transaction has locked the next row of a key; retry in the next round
             self._wakes.work(queues)
 
     async def _end_deleted(self) -> None:
-        """End what was deleted past the trigger on `deleted_at`: inserted so, or updated with triggers disabled."""
+        """End live rows with `deleted_at` that the trigger has not seen: inserted so, or with triggers disabled."""
         if not await self._database.run(leases.has_deleted()):
             return
         try:
             queues = await self._database.run_in_transaction(
-                leases.end_deleted(_BATCH), lock_timeout=_PATIENCE
+                leases.end_deleted(_BATCH), lock_timeout=_LOCK_TIMEOUT
             )
         except StatementError as error:
             if error.sqlstate != LOCK_NOT_AVAILABLE:
                 raise
-            return  # another transaction holds the parent of one, or the next row of its key: again at the next tick
+            return  # another transaction has locked a parent, or the next row of a key; retry in the next round
         self._wakes.work(queues)

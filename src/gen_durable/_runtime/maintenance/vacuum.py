@@ -1,4 +1,4 @@
-"""The service that clears up behind a crowd: what has left the head of a queue is taken out of the index as well."""
+"""The service that vacuums the pick index after many rows have been deferred."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from ..service import Service
 __all__ = ["Vacuum"]
 
 _log: Final = logging.getLogger("gen_durable.worker")
-# Fewer are passed by in less time than it takes to look for them in every index.
-_CROWD: Final = 5000
-# Of the time, at most so much goes into it: one part in eleven.
-_REST: Final = 10
-# Whoever was too slow once will be again, and must not keep autovacuum from the table meanwhile.
-_LONG_REST: Final = 3600.0
+# Picks skip fewer dead index entries than this in less time than a vacuum takes.
+_MIN_DEFERRED: Final = 5000
+# The pause after a vacuum, as a multiple of its duration: vacuums take at most one eleventh of the time.
+_PAUSE_FACTOR: Final = 10
+# Seconds after a failed vacuum. One that was too slow would be again, and would keep autovacuum from the table.
+_PAUSE_AFTER_FAILURE: Final = 3600.0
 
 
 class Vacuum(Service):
-    """Vacuums the table of instances when a crowd of them was gated or put off.
+    """Vacuums the table of instances after many rows were gated or throttled.
 
-    What is left of them in the index is read by every pick until then. Autovacuum comes around once a minute, and
-    sooner or later it would do this too; where it is the quicker one, there is nothing left to do.
+    Until then every pick reads their dead index entries. Autovacuum would remove them too, but it starts once a minute
+    at most. If it was faster, there is little left to do.
     """
 
     name = "vacuum"
@@ -37,29 +37,29 @@ class Vacuum(Service):
     def __init__(self, database: Database, database_status: DatabaseStatus) -> None:
         super().__init__(database_status)
         self._database = database
-        self._left = 0
-        self._rests_until = 0.0
+        self._deferred = 0
+        self._paused_until = 0.0
 
     def rows_deferred(self, count: int) -> None:
-        """So many rows have left the head of a queue."""
-        self._left += count
-        if self._left >= _CROWD:
+        """Count rows that have left the head of a queue."""
+        self._deferred += count
+        if self._deferred >= _MIN_DEFERRED:
             self.wake()
 
     async def tick(self) -> timedelta | None:
-        """Vacuum, if a crowd has left and the last time is long enough ago."""
-        if self._left < _CROWD:
+        """Vacuum if enough rows were deferred and the last vacuum is long enough ago."""
+        if self._deferred < _MIN_DEFERRED:
             return None
         begun = time.monotonic()
-        if begun < self._rests_until:
-            return timedelta(seconds=self._rests_until - begun)
-        self._left = 0
-        rest = 0.0
+        if begun < self._paused_until:
+            return timedelta(seconds=self._paused_until - begun)
+        self._deferred = 0
+        pause = 0.0
         try:
             await self._database.run_bare(collect.vacuum())
-        except StatementError as error:  # whatever it is: no work depends on this
-            _log.info("the table of instances is left to autovacuum for an hour: %s", error)
-            rest = _LONG_REST
+        except StatementError as error:  # any error: no work depends on a vacuum
+            _log.info("vacuum failed: leaving the table to autovacuum for an hour: %s", error)
+            pause = _PAUSE_AFTER_FAILURE
         now = time.monotonic()
-        self._rests_until = now + max(rest, _REST * (now - begun)) * random.uniform(1, 1.5)
+        self._paused_until = now + max(pause, _PAUSE_FACTOR * (now - begun)) * random.uniform(1, 1.5)
         return None
