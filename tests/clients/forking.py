@@ -1,6 +1,6 @@
-"""A blocking client that is used, and then forked: `python -m tests.clients.forking DSN`.
+"""A blocking client that is used before and after a fork: `python -m tests.clients.forking DSN`.
 
-It tells the id that each process got for each of its instances, one JSON object per line.
+It prints the id that each process got for each of its instances, one JSON object per line.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def main(dsn: str) -> None:
             children.append(pid)
         for pid in children:
             os.waitpid(pid, 0)
-        assert client.count(Number) == 13, "its own connection still stands"
+        assert client.count(Number) == 13, "its own connection still works"
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The machines that the tests of the clients insert, and some that a worker really runs."""
+"""Machines for client tests."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Payment(msgspec.Struct):
 
 
 class Checkout(Machine[Order, int], version=2, queue="checkout"):
-    """Nobody runs it in these tests: its instances stay where they are put."""
+    """No worker runs it in these tests."""
 
     payment = Signal("payment_confirmed", Payment)
     withdrawn = Signal("withdrawn")
@@ -67,7 +67,7 @@ class Double(Machine[int, int]):
 
 
 class Family(Machine[list[int], int]):
-    """Doubles every number in a child of its own, in two rounds, and adds up the second."""
+    """Doubles every number in a child, in two rounds, and adds up the second."""
 
     @step
     async def first(self, ctx: Context[list[int]]) -> Outcome:

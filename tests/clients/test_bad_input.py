@@ -1,4 +1,4 @@
-"""What a producer may get wrong: refused with an error that says what to do, before anything is written."""
+"""Invalid input of producers is rejected with advice, before anything is written."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ class Open(Machine[dict[str, Any], Any]):
 
 
 class Empty(Machine[None, None]):
-    """A base class for machines: it has no steps of its own."""
+    """A base class for machines, without steps."""
 
 
 def nested(levels: int) -> Any:
-    """Brackets, so many inside each other."""
+    """Brackets nested this deep."""
     value: Any = []
     for _ in range(levels - 1):
         value = [value]
@@ -65,7 +65,7 @@ STATES: list[tuple[Any, type[Exception], str]] = [
 ]
 
 
-async def test_a_state_that_cannot_be_stored_is_refused(client: Any) -> None:
+async def test_unstorable_state_is_rejected(client: Any) -> None:
     for state, error, problem in STATES:
         with pytest.raises(error, match=problem):
             await client.insert(Open, state)
@@ -79,7 +79,7 @@ async def test_a_state_that_cannot_be_stored_is_refused(client: Any) -> None:
     assert await client.count() == 0
 
 
-async def test_what_lies_just_within_the_limits_comes_back_as_it_was(client: Any) -> None:
+async def test_values_at_the_bounds_round_trip(client: Any) -> None:
     states: list[Any] = [
         {"a": nested(99)},
         {"a": 10**399},
@@ -91,7 +91,7 @@ async def test_what_lies_just_within_the_limits_comes_back_as_it_was(client: Any
         assert (await client.get(await client.insert(Open, state))).state == state
 
 
-async def test_the_limit_is_a_setting(durable_dsn: str) -> None:
+async def test_payload_bound_is_a_setting(durable_dsn: str) -> None:
     settings = Settings.load(max_payload=10)
     problem = "it is 11 bytes of JSON, 10 are allowed; .*or raise settings.max_payload"
     async with AsyncClient(durable_dsn, settings=settings) as client:
@@ -106,7 +106,7 @@ async def test_the_limit_is_a_setting(durable_dsn: str) -> None:
 
 
 @pytest.mark.clause("LIM-8")
-async def test_more_than_a_statement_carries_is_refused_before_it_costs_the_connection(
+async def test_oversized_statement_is_rejected_before_it_is_sent(
     client: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(chunking, "_MAX_SIZE", 1000)
@@ -153,7 +153,7 @@ OPTIONS: list[tuple[dict[str, Any], type[Exception], str]] = [
 ]
 
 
-async def test_an_option_that_cannot_be_is_refused(client: Any) -> None:
+async def test_invalid_insert_option_is_rejected(client: Any) -> None:
     for options, error, problem in OPTIONS:
         with pytest.raises(error, match=problem):
             await client.insert(Open, {}, **options)
@@ -162,7 +162,7 @@ async def test_an_option_that_cannot_be_is_refused(client: Any) -> None:
     assert await client.count() == 0
 
 
-async def test_moments_near_both_ends_of_the_calendar_are_stored_and_the_ends_refused(client: Any) -> None:
+async def test_extreme_datetimes_are_stored_or_rejected(client: Any) -> None:
     for moment in (datetime(1, 1, 2, tzinfo=UTC), datetime(9999, 12, 30, tzinfo=UTC)):
         inserted = await client.insert(Number, 1, eligible_at=moment)
         assert (await client.get(inserted)).eligible_at == moment
@@ -178,7 +178,7 @@ async def test_moments_near_both_ends_of_the_calendar_are_stored_and_the_ends_re
     assert await client.count() == 2
 
 
-async def test_what_is_no_machine_is_refused(client: Any) -> None:
+async def test_non_machine_is_rejected(client: Any) -> None:
     for machine, error, problem in [
         (Order, UsageError, "Order is neither a machine nor a job; give a subclass of Machine, an object"),
         ("Checkout", UsageError, "'Checkout' is neither a machine nor a job"),
@@ -194,7 +194,7 @@ async def test_what_is_no_machine_is_refused(client: Any) -> None:
     assert await client.count() == 0
 
 
-def test_a_machine_with_a_name_that_cannot_be_stored_is_refused_when_it_is_written() -> None:
+def test_unstorable_machine_name_is_rejected_at_definition() -> None:
     for options, problem in [
         ({"name": ""}, "the name of machine .*Bad is empty; give 1 to 255 bytes"),
         ({"name": "ü" * 128}, "is 256 bytes long; give at most 255 bytes"),
@@ -210,7 +210,7 @@ def test_a_machine_with_a_name_that_cannot_be_stored_is_refused_when_it_is_writt
                     return Done()
 
 
-async def test_a_typed_state_is_compared_with_its_type(client: Any) -> None:
+async def test_state_is_checked_against_its_type(client: Any) -> None:
     for state, problem in [
         ([("number", 1)], "the state of Checkout cannot be stored as Order: it is of type list"),
         (

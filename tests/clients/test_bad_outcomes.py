@@ -1,4 +1,4 @@
-"""What a step may get wrong: its instance fails with words that help, its state is kept, and its neighbours go on."""
+"""A bad outcome fails its instance with a helpful error, keeps its state, and does not affect others."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def nested(levels: int) -> Any:
 async def nothing() -> None: ...
 
 
-# What the step returns → what the row says afterwards.
+# Return value of the step → last_error of the row.
 OUTCOMES: dict[str, tuple[Callable[[], Any], str]] = {
     "an unknown step": (
         lambda: Next("edn"),
@@ -156,7 +156,7 @@ class Bad(Machine[str, Any]):
     @step(to=["end"])
     async def bad(self, ctx: Context[str]) -> Outcome[Any]:
         if ctx.attempt:
-            return Stop("it was retried, and nobody asked for that")
+            return Stop("it was retried without a Retry")
         returned: Outcome[Any] = OUTCOMES[ctx.state][0]()
         return returned
 
@@ -170,7 +170,7 @@ class Bad(Machine[str, Any]):
 
 
 class Handler(Machine[str, Any]):
-    """Its handler is no better than its step."""
+    """Its `handle` is broken too."""
 
     @step
     async def only(self, ctx: Context[str]) -> Outcome[Any]:
@@ -186,7 +186,7 @@ class Handler(Machine[str, Any]):
         return None  # type: ignore[return-value]  # that is the point
 
 
-# The state → what the handler raises in its turn.
+# The state → what `handle` raises.
 HANDLERS = {
     "raises": "ValueError: the second",
     "unknown": "UnknownStepError: step 'only': machine 'Handler' has no step 'nowhere'",
@@ -198,13 +198,13 @@ HANDLERS = {
 def assert_failed(instance: Instance[Any, Any], state: object, said: str) -> None:
     assert instance.status is Status.FAILED, instance
     assert said.replace("{id}", str(instance.id)) in (instance.last_error or ""), instance.last_error
-    # What was committed before is all there, and the end counts as one transition.
+    # Earlier transitions are kept, and the end counts as one transition.
     assert (instance.state, instance.step_seq, instance.attempt) == (state, 1, 0)
     assert instance.finished_at is not None
     assert instance.locked_by is None
 
 
-async def test_every_bad_outcome_fails_its_instance_alone_and_says_why(durable_dsn: str) -> None:
+async def test_bad_outcomes_fail_only_their_instance(durable_dsn: str) -> None:
     settings = Settings.load(max_payload=2000, max_children=3)
     async with Worker([Bad, Handler, Number], dsn=durable_dsn, settings=settings) as worker:
         good = await worker.insert_all([Spec(Number, n) for n in range(20)])

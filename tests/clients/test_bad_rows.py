@@ -1,4 +1,4 @@
-"""What lies in the database and fits no code: the instance fails with words that help, or waits for code that fits."""
+"""Rows that do not match the code fail with a helpful error, or wait for other code."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Strict(Machine[Order, int]):
 
 
 class Mender(Machine[Order, int]):
-    """Its handler can read what its steps cannot."""
+    """Its `handle` can read a state that its steps cannot."""
 
     @step
     async def only(self, ctx: Context[Order]) -> Outcome[int]:
@@ -32,7 +32,7 @@ class Mender(Machine[Order, int]):
         return Next(self.only, Order(int(re.findall(r"\d+", ctx.raw_state)[0])))
 
 
-async def test_a_state_that_does_not_decode_fails_and_stays_as_it_is(durable_dsn: str, db: Any) -> None:
+async def test_undecodable_state_fails_the_instance_and_is_kept(durable_dsn: str, db: Any) -> None:
     insert = "select id from gen_durable.insert($1, $2, step => 'only', version => 1)"
     strict = await db.fetchval(insert, "Strict", '{"number": "seven"}')
     mended = await db.fetchval(insert, "Mender", '{"number": "7"}')
@@ -46,9 +46,9 @@ async def test_a_state_that_does_not_decode_fails_and_stays_as_it_is(durable_dsn
         assert (await worker.wait(mended, timeout=LONG)).result == 7
 
 
-async def test_a_row_of_an_unknown_machine_version_or_step_is_not_lost(durable_dsn: str, db: Any) -> None:
+async def test_row_of_an_unknown_machine_or_version_waits(durable_dsn: str, db: Any) -> None:
     insert = "select id from gen_durable.insert($1, '{\"number\": 1}', step => $2, version => $3)"
-    nobody = await db.fetchval(insert, "Nobody", "only", 1)
+    unknown = await db.fetchval(insert, "Unknown", "only", 1)
     future = await db.fetchval(insert, "Strict", "only", 2)
     gone = await db.fetchval(insert, "Strict", "olny", 1)
     async with Worker([Strict], dsn=durable_dsn) as worker:
@@ -58,7 +58,7 @@ async def test_a_row_of_an_unknown_machine_version_or_step_is_not_lost(durable_d
             "UnknownStepError: instance {id} is at a step of old code: "
             "machine 'Strict' has no step 'olny'; did you mean 'only'? (it has: only)",
         )
-        for id in (nobody, future):  # a later deployment may know them
+        for id in (unknown, future):  # a later deployment may run them
             waiting = await worker.wait(id, timeout=timedelta(milliseconds=50))
             assert (waiting.status, waiting.attempt, waiting.last_error) == (Status.RUNNABLE, 0, None)
 
@@ -75,7 +75,7 @@ class Bell(msgspec.Struct):
     tone: int
 
 
-async def test_a_misshapen_signal_fails_only_the_one_that_awaits_it(durable_dsn: str, db: Any) -> None:
+async def test_undecodable_signal_fails_only_instances_that_await_it(durable_dsn: str, db: Any) -> None:
     class Listener(Machine[str, int]):
         bell = Signal("bell", Bell)
         knock = Signal("knock", Bell)

@@ -12,7 +12,7 @@ from gen_durable.errors import EncodeError, KeyTakenError, UnknownStepError, Usa
 from tests.clients.machines import Checkout, Number, Order, Ping, Refund
 
 
-async def test_an_inserted_instance_is_what_was_asked_for(client: Any) -> None:
+async def test_insert_returns_a_ref_of_the_stored_instance(client: Any) -> None:
     inserted = await client.insert(Checkout, Order(42))
     assert isinstance(inserted, Inserted)
     instance = await client.get(inserted)
@@ -24,7 +24,7 @@ async def test_an_inserted_instance_is_what_was_asked_for(client: Any) -> None:
     assert instance.inserted_at.utcoffset() is not None
 
 
-async def test_every_option_is_kept(client: Any) -> None:
+async def test_every_insert_option_is_stored(client: Any) -> None:
     moment = datetime(2031, 1, 2, 3, 4, 5, 678_901, tzinfo=UTC)
     inserted = await client.insert(
         Checkout(),
@@ -44,7 +44,7 @@ async def test_every_option_is_kept(client: Any) -> None:
     assert (instance.unique_key, instance.concurrency_key) == (b"\x00\xff", "tenant:7")
 
 
-async def test_every_key_is_text_or_a_tuple(client: Any) -> None:
+async def test_keys_are_strings_or_tuples(client: Any) -> None:
     key = ("order", 42)
     inserted = await client.insert(Checkout, Order(1), correlation_key=key, idempotency_key=key)
     for target in (key, "order:42", Ref(Checkout, key)):
@@ -62,13 +62,13 @@ async def test_args_is_another_name_of_state(client: Any) -> None:
     assert (await client.get(inserted)).state == Order(7)
 
 
-async def test_state_and_args_together_are_refused(client: Any) -> None:
+async def test_state_and_args_together_are_rejected(client: Any) -> None:
     with pytest.raises(UsageError, match="args"):
         await client.insert(Checkout, Order(1), args=Order(2))
     assert await client.count() == 0
 
 
-async def test_a_machine_without_state_needs_none(client: Any) -> None:
+async def test_machine_without_state_needs_none(client: Any) -> None:
     inserted = await client.insert(Ping)
     assert (await client.get(inserted)).state is None
 
@@ -85,7 +85,7 @@ async def test_eligible_at_wins_over_schedule_at_and_both_over_schedule_in(clien
     assert instance.eligible_at - instance.inserted_at == hour
 
 
-async def test_a_duplicate_points_at_the_holder_and_names_the_key(client: Any) -> None:
+async def test_duplicate_has_the_holder_and_the_key(client: Any) -> None:
     first = await client.insert(Checkout, Order(1), correlation_key="order:1", unique_key=b"u")
     by_correlation = await client.insert(Checkout, Order(2), correlation_key="order:1")
     by_unique = await client.insert(Checkout, Order(3), unique_key="u")
@@ -97,7 +97,7 @@ async def test_a_duplicate_points_at_the_holder_and_names_the_key(client: Any) -
     assert await client.count() == 1
 
 
-async def test_insert_all_answers_in_order_with_duplicates_of_the_batch_and_of_the_table(client: Any) -> None:
+async def test_insert_all_answers_in_order_with_duplicates(client: Any) -> None:
     old = await client.insert(Checkout, Order(0), unique_key="old")
     answers = await client.insert_all(
         [
@@ -118,13 +118,13 @@ async def test_insert_all_answers_in_order_with_duplicates_of_the_batch_and_of_t
     assert states == [1, 0, 3, 4, 1, 6, 6]
 
 
-async def test_insert_all_takes_any_iterable_and_nothing_too(client: Any) -> None:
+async def test_insert_all_takes_any_iterable_also_empty(client: Any) -> None:
     assert await client.insert_all([]) == []
     assert len(await client.insert_all(Spec(Ping) for _ in range(3))) == 3
 
 
 @pytest.mark.clause("INS-11")
-async def test_a_key_of_another_machine_refuses_its_own_row_only(client: Any) -> None:
+async def test_key_of_another_machine_rejects_only_its_row(client: Any) -> None:
     first = await client.insert(Checkout, Order(1), correlation_key="42")
     before, taken, after = await client.insert_all(
         [Spec(Ping), Spec(Refund, Order(1), correlation_key="42"), Spec(Ping)]
@@ -153,7 +153,7 @@ async def test_a_key_of_another_machine_refuses_its_own_row_only(client: Any) ->
 
 
 @pytest.mark.clause("INS-11")
-async def test_what_was_refused_cannot_be_taken_for_an_instance(client: Any) -> None:
+async def test_rejected_spec_is_not_usable_as_a_ref(client: Any) -> None:
     await client.insert(Checkout, Order(1), correlation_key="42")
     (taken,) = await client.insert_all([Spec(Refund, Order(1), correlation_key="42")])
     with pytest.raises(KeyTakenError):
@@ -168,7 +168,7 @@ async def test_what_was_refused_cannot_be_taken_for_an_instance(client: Any) -> 
     assert (await client.get("42")).status == "runnable"
 
 
-async def test_a_bad_element_refuses_the_whole_batch_before_anything_is_sent(client: Any) -> None:
+async def test_one_invalid_spec_rejects_the_batch_before_sending(client: Any) -> None:
     with pytest.raises(
         EncodeError, match="the state of Checkout cannot be stored as Order: it is of type str"
     ):
@@ -178,7 +178,7 @@ async def test_a_bad_element_refuses_the_whole_batch_before_anything_is_sent(cli
     assert await client.count() == 0
 
 
-async def test_twenty_thousand_instances_go_in_at_once(client: Any) -> None:
+async def test_insert_all_takes_twenty_thousand_specs(client: Any) -> None:
     answers = await client.insert_all([Spec(Number, number) for number in range(20_000)])
     assert len({answer.id for answer in answers}) == 20_000
     assert [answer.id for answer in answers] == sorted(answer.id for answer in answers)
@@ -186,7 +186,7 @@ async def test_twenty_thousand_instances_go_in_at_once(client: Any) -> None:
     assert await client.count(Number) == 20_000
 
 
-async def test_ids_beyond_four_bytes_work_everywhere(client: Any, db: Any) -> None:
+async def test_ids_above_four_bytes_work(client: Any, db: Any) -> None:
     await db.execute("select setval('gen_durable.gen_durable_id_seq', 3000000000)")
     await db.execute("select setval('gen_durable.signals_id_seq', 4000000000)")
     inserted = await client.insert(Checkout, Order(1), correlation_key="k")

@@ -1,4 +1,4 @@
-"""What JSON can say goes through jsonb and comes back the same, or is refused."""
+"""JSON values round-trip through jsonb or are rejected."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SPARE = settings(
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
-TEXTS = st.text(max_size=20)  # with NUL and halves of surrogate pairs: those are refused
+TEXTS = st.text(max_size=20)  # including NUL and lone surrogates, which are rejected
 LEAVES = st.none() | st.booleans() | st.integers(-(10**399), 10**399) | st.floats() | TEXTS
 VALUES = st.recursive(
     LEAVES, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(TEXTS, inner, max_size=4)
@@ -46,7 +46,7 @@ class Typed(Machine[Sample, None]):
 
 @pytest.fixture
 async def one_client(durable_dsn: str) -> AsyncIterator[AsyncClient]:
-    """The same for all examples of a test."""
+    """One client for all examples of a test."""
     async with AsyncClient(durable_dsn) as opened:
         yield opened
 
@@ -56,7 +56,7 @@ async def one_client(durable_dsn: str) -> AsyncIterator[AsyncClient]:
 @example({"": {"": [[], {}, None]}})
 @example("\\u0000 \\ud800 \x7f\u2028\ufffe")
 @SPARE
-async def test_any_value_comes_back_or_is_refused(one_client: AsyncClient, value: Any) -> None:
+async def test_any_json_value_round_trips_or_is_rejected(one_client: AsyncClient, value: Any) -> None:
     try:
         inserted = await one_client.insert(Open, {"value": value})
     except EncodeError:
@@ -75,7 +75,7 @@ async def test_any_value_comes_back_or_is_refused(one_client: AsyncClient, value
 )
 @example(1e23, 0, "")
 @SPARE
-async def test_with_a_declared_type_nothing_changes_at_all(
+async def test_typed_values_round_trip_exactly(
     one_client: AsyncClient, number: float, count: int, text: str
 ) -> None:
     found = await one_client.get(await one_client.insert(Typed, Sample(number, count, text)))
@@ -95,7 +95,7 @@ def is_storable(value: Any) -> bool:
 
 
 def same(found: Any, given: Any) -> bool:
-    """Equal, but for one thing: jsonb knows only numbers, so a large float without a fraction comes back as an int."""
+    """Equal, except that jsonb returns a large float without a fraction as an int."""
     if isinstance(given, dict):
         return found.keys() == given.keys() and all(same(found[key], given[key]) for key in given)
     if isinstance(given, list):

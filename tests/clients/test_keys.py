@@ -1,4 +1,4 @@
-"""Unique and correlation keys: how long they are taken, by whom, and what happens when many want them at once."""
+"""Unique and correlation keys: scopes, holders, and concurrent inserts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from gen_durable.instance import LIVE_STATUSES, TERMINAL_STATUSES
 from tests.clients.machines import Checkout, Number, Order, Refund
 
 EVERY = [*LIVE_STATUSES, *TERMINAL_STATUSES]
-# What was asked for → the statuses in which the key is taken then.
+# Requested scope → statuses in which the key is taken.
 SCOPES: list[tuple[list[Status] | None, list[Status]]] = [
     ([Status.RUNNABLE], [*LIVE_STATUSES]),
     ([*LIVE_STATUSES], [*LIVE_STATUSES]),
@@ -46,9 +46,7 @@ async def move(db: Any, id: int, status: Status) -> None:
 
 
 @pytest.mark.parametrize("kind", ["unique", "correlation"])
-async def test_a_key_is_taken_in_the_statuses_of_its_scope_and_free_in_the_others(
-    client: Any, db: Any, kind: str
-) -> None:
+async def test_key_is_taken_in_the_statuses_of_its_scope_only(client: Any, db: Any, kind: str) -> None:
     default = EVERY if kind == "unique" else [*LIVE_STATUSES]
     for number, (scope, taken) in enumerate([*SCOPES, (None, default)]):
         key: dict[str, Any] = {f"{kind}_key": f"key {number}"}
@@ -64,7 +62,7 @@ async def test_a_key_is_taken_in_the_statuses_of_its_scope_and_free_in_the_other
                 assert other.id == holder.id
 
 
-async def test_the_scope_of_the_holder_decides_and_not_that_of_the_newcomer(client: Any, db: Any) -> None:
+async def test_scope_of_the_holder_decides_not_of_the_newcomer(client: Any, db: Any) -> None:
     short = await client.insert(Number, 0, unique_key="short", unique_scope=["runnable"])
     long = await client.insert(Number, 0, unique_key="long", unique_scope=EVERY)
     for holder in (short, long):
@@ -75,7 +73,7 @@ async def test_the_scope_of_the_holder_decides_and_not_that_of_the_newcomer(clie
     )
 
 
-async def test_an_empty_scope_neither_takes_a_key_nor_minds_who_has_it(client: Any) -> None:
+async def test_empty_scope_neither_takes_nor_respects_a_key(client: Any) -> None:
     first = await client.insert(Number, 0, unique_key="u", correlation_key="c")
     second = await client.insert(
         Number, 1, unique_key="u", unique_scope=[], correlation_key="c", correlation_scope=[]
@@ -88,7 +86,7 @@ async def test_an_empty_scope_neither_takes_a_key_nor_minds_who_has_it(client: A
     assert (await client.get("d")).id == third.id, "it can be read by its key all the same"
 
 
-async def test_a_row_is_refused_by_the_key_that_is_taken_and_not_by_one_of_the_empty_scope(
+async def test_empty_scope_of_one_key_does_not_hide_another_taken_key(
     client: Any,
 ) -> None:
     await client.insert(Checkout, Order(1), correlation_key="same")
@@ -97,7 +95,7 @@ async def test_a_row_is_refused_by_the_key_that_is_taken_and_not_by_one_of_the_e
     assert refused == Duplicate(Number, holder.id, "u")
 
 
-async def test_a_key_passes_to_the_next_one_when_its_holder_ends(client: Any, db: Any) -> None:
+async def test_ended_holder_frees_its_key(client: Any, db: Any) -> None:
     ids = []
     for number in range(4):
         inserted = await client.insert(Number, number, correlation_key="k")
@@ -108,21 +106,21 @@ async def test_a_key_passes_to_the_next_one_when_its_holder_ends(client: Any, db
     assert len(set(ids)) == 4
 
 
-async def test_text_and_bytes_are_the_same_key_when_they_are_the_same_bytes(client: Any) -> None:
+async def test_str_and_bytes_keys_with_equal_bytes_are_equal(client: Any) -> None:
     first = await client.insert(Number, 0, unique_key="naïve")
     assert (await client.insert(Number, 0, unique_key="naïve".encode())).id == first.id
     assert isinstance(await client.insert(Number, 0, unique_key="naive"), Inserted)
     assert isinstance(await client.insert(Number, 0, unique_key="NAÏVE"), Inserted)
 
 
-async def test_unique_and_correlation_keys_are_two_worlds(client: Any) -> None:
+async def test_unique_and_correlation_keys_are_independent(client: Any) -> None:
     assert isinstance(await client.insert(Number, 0, unique_key="k"), Inserted)
     assert isinstance(await client.insert(Refund, Order(1), correlation_key="k"), Inserted)
     with pytest.raises(KeyTakenError, match="the key 'k' is held by Number"):
         await client.insert(Refund, Order(1), unique_key="k")
 
 
-async def test_keys_of_the_longest_kind_work(client: Any) -> None:
+async def test_longest_keys_work(client: Any) -> None:
     longest = {"correlation_key": "é" * 512, "unique_key": b"\x80" * 1024, "concurrency_key": "k" * 1024}
     inserted = await client.insert(Number, 0, **longest)
     assert (await client.insert(Number, 0, **longest)).id == inserted.id
@@ -157,14 +155,14 @@ BAD: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-async def test_a_key_or_scope_that_cannot_be_is_refused(client: Any) -> None:
+async def test_invalid_key_or_scope_is_rejected(client: Any) -> None:
     for options, problem in BAD:
         with pytest.raises(UsageError, match=problem):
             await client.insert(Number, 0, **options)
     assert await client.count() == 0
 
 
-async def test_two_clients_insert_the_same_keys_in_opposite_orders_and_every_key_once(
+async def test_concurrent_batches_in_opposite_orders_insert_each_key_once(
     durable_dsn: str,
 ) -> None:
     async with AsyncClient(durable_dsn) as one, AsyncClient(durable_dsn) as other:
@@ -181,10 +179,10 @@ async def test_two_clients_insert_the_same_keys_in_opposite_orders_and_every_key
 
 
 @pytest.mark.parametrize("kind", ["unique_key", "correlation_key"])
-async def test_batches_that_overlap_take_their_keys_in_one_order(
+async def test_overlapping_batches_lock_keys_in_one_order(
     durable_dsn: str, direct_dsn: str, db: Any, kind: str
 ) -> None:
-    """With `conn=` nobody tries again: a deadlock between the two would come out."""
+    """With `conn=` a deadlock is not retried, so the test would fail."""
     client = AsyncClient(durable_dsn)
 
     def spec(letter: str) -> Spec[int, Any]:
@@ -210,7 +208,7 @@ async def test_batches_that_overlap_take_their_keys_in_one_order(
     assert len({first.id for first, _ in pairs}) == 26
 
 
-async def test_many_clients_insert_one_key_and_one_of_them_wins(durable_dsn: str) -> None:
+async def test_one_of_many_clients_inserts_a_key(durable_dsn: str) -> None:
     async with AsyncClient(durable_dsn) as client:
         answers = await asyncio.gather(*[client.insert(Number, n, unique_key="u") for n in range(100)])
     assert len({answer.id for answer in answers}) == 1
@@ -221,14 +219,12 @@ _WAITS = """
 select exists (select from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock')"""
 
 
-async def test_an_insert_that_meets_a_deadlock_is_tried_again(
-    durable_dsn: str, direct_dsn: str, db: Any
-) -> None:
-    """Rows are inserted in the order of their unique keys, so correlation keys may come in any order."""
+async def test_insert_that_deadlocks_is_retried(durable_dsn: str, direct_dsn: str, db: Any) -> None:
+    """Rows are inserted in unique-key order, so correlation keys may deadlock."""
     await db.execute(
         f"alter database {await db.fetchval('select current_database()')} set deadlock_timeout = '500ms'"
     )
-    # It never looks first, so the client is the victim.
+    # The other session checks late, so the client is the deadlock victim.
     crossing = await asyncpg.connect(direct_dsn, server_settings={"deadlock_timeout": "20s"})
     insert = "select gen_durable.insert('Number', step => 'only', version => 1, correlation_key => $1)"
     try:
@@ -251,7 +247,7 @@ async def test_an_insert_that_meets_a_deadlock_is_tried_again(
     assert await db.fetchval("select count(*) from gen_durable.gen_durable") == 2
 
 
-async def test_a_duplicate_says_which_of_its_keys_was_taken(client: Any) -> None:
+async def test_duplicate_names_the_taken_key(client: Any) -> None:
     first = await client.insert(Number, 1, correlation_key="c", idempotency_key="i")
     for keys, kind, key in (
         ({"correlation_key": "c", "idempotency_key": "other"}, "correlation_key", "c"),
@@ -263,7 +259,7 @@ async def test_a_duplicate_says_which_of_its_keys_was_taken(client: Any) -> None
         assert (second.id, second.kind, second.key) == (first.id, kind, key)
 
 
-def test_an_insert_that_others_are_in_the_way_of_again_and_again_pauses_between_its_tries() -> None:
+def test_insert_backs_off_between_deadlock_retries() -> None:
     row = new_instance(Spec(Number, 1), 1000)
     plan = insert([row], is_alone=True)
     asked = [next(plan)]

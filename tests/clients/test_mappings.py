@@ -1,4 +1,4 @@
-"""A state given as a mapping is stored as the declared type, wherever a state is given."""
+"""A state given as a mapping is converted to the declared type."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ async def test_insert_converts_mappings(client: Any) -> None:
     assert (await client.get(second)).state == Parcel(2)
 
 
-async def test_mapping_with_unknown_key_is_refused(client: Any) -> None:
+async def test_mapping_with_unknown_key_is_rejected(client: Any) -> None:
     problem = r"the state of Checkout cannot be stored as Order: .* - at `\$.payed`; did you mean 'paid'"
     with pytest.raises(EncodeError, match=problem):
         await client.insert(Checkout, TYPO)

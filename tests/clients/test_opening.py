@@ -1,4 +1,4 @@
-"""Opening a client: what is said when there is no way to the database, and when the settings cannot be."""
+"""Opening a client: errors for unreachable databases and invalid settings."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SECRET = "s3cr3t"
 
 
 async def refused(dsn: str | None, kind: str) -> str:
-    """What a client says when it cannot be opened."""
+    """The error of a client that cannot be opened."""
     with pytest.raises(UnreachableError) as unreachable:
         await open_and_close(dsn, kind)
     said = str(unreachable.value)
@@ -33,7 +33,7 @@ async def refused(dsn: str | None, kind: str) -> str:
 
 @pytest.fixture
 def closed_port() -> int:
-    """A port that nobody listens on."""
+    """A port without a listener."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return int(listener.getsockname()[1])
@@ -52,7 +52,7 @@ KINDS = pytest.mark.parametrize("kind", ["AsyncClient", "Client", "Worker"])
 
 
 @KINDS
-async def test_nobody_listens_there(kind: str, closed_port: int) -> None:
+async def test_refused_connection_names_the_server(kind: str, closed_port: int) -> None:
     said = await refused(f"postgresql://app:{SECRET}@127.0.0.1:{closed_port}/shop", kind)
     assert said.startswith(f"cannot reach PostgreSQL at postgresql://app@127.0.0.1:{closed_port}/shop: ")
     assert said.endswith("\n  is it running? the DSN was given as an argument")
@@ -60,7 +60,7 @@ async def test_nobody_listens_there(kind: str, closed_port: int) -> None:
 
 
 @KINDS
-async def test_the_environment_gave_the_dsn(
+async def test_error_says_that_the_environment_gave_the_dsn(
     kind: str, closed_port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("GEN_DURABLE_DSN", f"postgresql://app:{SECRET}@127.0.0.1:{closed_port}/shop")
@@ -86,7 +86,7 @@ async def test_the_environment_gave_the_dsn(
     ],
 )
 @pytest.mark.parametrize("kind", ["AsyncClient", "Client"])
-async def test_a_password_is_never_shown(kind: str, dsn: str, closed_port: int) -> None:
+async def test_password_is_not_shown(kind: str, dsn: str, closed_port: int) -> None:
     said = await refused(dsn.format(SECRET, closed_port), kind)
     assert SECRET not in said
 
@@ -98,12 +98,12 @@ async def test_a_password_is_never_shown(kind: str, dsn: str, closed_port: int) 
         ("Client", "postgresql://app:x@{}@127.0.0.1/shop"),
     ],
 )
-async def test_nor_is_one_that_should_have_been_encoded(kind: str, dsn: str) -> None:
+async def test_unencoded_password_is_not_shown(kind: str, dsn: str) -> None:
     assert SECRET not in await refused(dsn.format(SECRET), kind)
 
 
 @KINDS
-async def test_a_dsn_that_is_none(kind: str) -> None:
+async def test_malformed_dsn_is_rejected(kind: str) -> None:
     for dsn, problem in [
         ("not a dsn", "neither a URI nor a list of key=value pairs"),
         ("mysql://h/x", "a URI must begin with postgresql://"),
@@ -118,13 +118,13 @@ async def test_a_dsn_that_is_none(kind: str) -> None:
 
 
 @KINDS
-async def test_what_to_do_depends_on_the_cause(kind: str, direct_dsn: str) -> None:
+async def test_advice_depends_on_the_cause(kind: str, direct_dsn: str) -> None:
     database = urlsplit(direct_dsn).path
     for dsn, cause, advice in [
         (direct_dsn.replace(database, "/nodb"), 'database "nodb" does not exist', "create that database"),
         (
-            direct_dsn.replace("//", "//nobody@").replace("nobody@postgres@", "nobody@"),
-            'role "nobody" does not exist',
+            direct_dsn.replace("//", "//unknown@").replace("unknown@postgres@", "unknown@"),
+            'role "unknown" does not exist',
             "may that user log in",
         ),
         ("postgresql://nowhere.invalid/x", "not known|resolve", "is that the name of its host?"),
@@ -135,8 +135,8 @@ async def test_what_to_do_depends_on_the_cause(kind: str, direct_dsn: str) -> No
 
 
 @KINDS
-async def test_a_server_that_says_nothing(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reply_timeouts, "_LONGEST_CONNECT", 0.2)  # psycopg waits no shorter than 2 s
+async def test_silent_server_times_out(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reply_timeouts, "_LONGEST_CONNECT", 0.2)  # psycopg's minimum is 2 s
     with socket.create_server(("127.0.0.1", 0)) as silent:
         said = await refused(f"postgresql://127.0.0.1:{silent.getsockname()[1]}/x", kind)
     assert re.search("no answer within 2.0 s|timeout expired", said)
@@ -144,9 +144,7 @@ async def test_a_server_that_says_nothing(kind: str, monkeypatch: pytest.MonkeyP
 
 
 @KINDS
-async def test_the_server_is_there_and_the_database_role_or_socket_is_not(
-    kind: str, durable_dsn: str
-) -> None:
+async def test_missing_database_role_or_socket_is_named(kind: str, durable_dsn: str) -> None:
     wrong_database = re.sub(r"@/[^?]*", "@/nowhere", durable_dsn)
     assert 'database "nowhere" does not exist' in await refused(wrong_database, kind)
     wrong_role = re.sub(r"//[^@]*@", "//nobody_at_all@", durable_dsn)
@@ -155,7 +153,7 @@ async def test_the_server_is_there_and_the_database_role_or_socket_is_not(
     assert "No such file or directory" in await refused(wrong_socket, kind)
 
 
-async def test_an_async_client_that_is_not_open_says_how_to_open_it(durable_dsn: str) -> None:
+async def test_unopened_async_client_says_how_to_open_it(durable_dsn: str) -> None:
     client = AsyncClient(durable_dsn)
     calls: list[Any] = [
         lambda: client.insert(Number, 1),
@@ -180,7 +178,7 @@ async def test_an_async_client_that_is_not_open_says_how_to_open_it(durable_dsn:
         assert await client.count() == 0, "it may be opened again"
 
 
-def test_a_blocking_client_that_is_not_open_says_how_to_open_it(durable_dsn: str) -> None:
+def test_unopened_client_says_how_to_open_it(durable_dsn: str) -> None:
     client = Client(durable_dsn)
     calls: list[Any] = [
         lambda: client.insert(Number, 1),
@@ -203,19 +201,19 @@ def test_a_blocking_client_that_is_not_open_says_how_to_open_it(durable_dsn: str
         client.count()
 
 
-async def test_a_worker_that_is_not_open_is_called_by_its_name(durable_dsn: str) -> None:
+async def test_unopened_worker_says_how_to_start_it(durable_dsn: str) -> None:
     with pytest.raises(NotConnectedError, match="this Worker is not open; use it inside `async with Worker"):
         await Worker([Number], dsn=durable_dsn).insert(Number, 1)
 
 
-def test_a_worker_without_machines_is_refused() -> None:
+def test_worker_without_machines_is_rejected() -> None:
     with pytest.raises(
         UsageError, match=r"the worker has no machines; give at least one: Worker\(\[Checkout\]\)"
     ):
         Worker([])
 
 
-def test_a_worker_wants_a_list_of_machines_and_a_number_for_each_queue() -> None:
+def test_worker_checks_machines_and_queues() -> None:
     with pytest.raises(UsageError, match=r"Number is one, and a list is wanted; write \[Number\]"):
         Worker(Number)  # type: ignore[arg-type]
     with pytest.raises(
@@ -225,14 +223,14 @@ def test_a_worker_wants_a_list_of_machines_and_a_number_for_each_queue() -> None
 
 
 @pytest.mark.parametrize("client", [AsyncClient, Client])
-def test_settings_are_settings(client: Any) -> None:
+def test_settings_of_another_type_are_rejected(client: Any) -> None:
     with pytest.raises(
         SettingsError, match=r"settings= must be a Settings, got dict; write settings=Settings"
     ):
         client(settings={"lease": 1})
 
 
-def test_a_setting_that_does_not_exist_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unknown_setting_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(SettingsError, match=r"settings\.leese is not a setting; did you mean 'lease'"):
         Settings.load(leese=timedelta(seconds=1))
     with pytest.raises(SettingsError, match=r"settings\.leese is not a setting; did you mean 'lease'"):
@@ -248,7 +246,7 @@ def test_a_setting_that_does_not_exist_is_refused(monkeypatch: pytest.MonkeyPatc
             client()
 
 
-def test_a_heartbeat_above_half_the_lease_is_refused_before_anything_is_opened(
+def test_invalid_heartbeat_is_rejected_before_connecting(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     problem = r"settings.heartbeat must be at most half of settings.lease \(30s\), got 20s"
@@ -260,7 +258,7 @@ def test_a_heartbeat_above_half_the_lease_is_refused_before_anything_is_opened(
         Worker([Number])
 
 
-async def test_an_open_async_client_is_not_opened_again(durable_dsn: str) -> None:
+async def test_open_async_client_cannot_be_opened_again(durable_dsn: str) -> None:
     async with AsyncClient(durable_dsn) as client:
         with pytest.raises(UsageError, match="open already"):
             await client.__aenter__()
@@ -269,7 +267,7 @@ async def test_an_open_async_client_is_not_opened_again(durable_dsn: str) -> Non
         assert await client.count() == 0
 
 
-def test_an_open_client_is_not_opened_again(durable_dsn: str) -> None:
+def test_open_client_cannot_be_opened_again(durable_dsn: str) -> None:
     with Client(durable_dsn) as client:
         with pytest.raises(UsageError, match="open already"):
             client.__enter__()
@@ -278,7 +276,7 @@ def test_an_open_client_is_not_opened_again(durable_dsn: str) -> None:
         assert client.count() == 0
 
 
-async def test_processes_that_are_forked_get_answers_of_their_own(durable_dsn: str, db: Any) -> None:
+async def test_forked_processes_use_their_own_connections(durable_dsn: str, db: Any) -> None:
     program = [sys.executable, "-m", "tests.clients.forking", durable_dsn]
     told = subprocess.run(program, check=True, capture_output=True, text=True, timeout=30).stdout
     ids = {int(state): id for line in told.splitlines() for state, id in json.loads(line).items()}

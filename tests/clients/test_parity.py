@@ -1,4 +1,4 @@
-"""Two clients, one set of words."""
+"""Both clients have the same methods."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gen_durable import AsyncClient, Client
 VERBS = sorted(name for name in vars(Client) if not name.startswith("_"))
 
 
-def test_both_have_the_same_verbs() -> None:
+def test_both_clients_have_the_same_methods() -> None:
     assert VERBS == [
         "audit",
         "audit_level",
@@ -58,15 +58,15 @@ def test_both_have_the_same_verbs() -> None:
 
 
 @pytest.mark.parametrize("verb", [*VERBS, "__init__"])
-def test_both_take_the_same_arguments_and_answer_with_the_same_types(verb: str) -> None:
+def test_both_clients_have_the_same_signatures(verb: str) -> None:
     def told(client: type) -> str:
-        # A connection is of another type there; nothing else differs.
+        # Only the type of conn= differs.
         return str(inspect.signature(getattr(client, verb))).replace("AsyncConnection", "Connection")
 
     assert told(AsyncClient) == told(Client)
 
 
 @pytest.mark.parametrize("verb", VERBS)
-def test_one_awaits_and_the_other_blocks(verb: str) -> None:
+def test_one_client_awaits_and_the_other_blocks(verb: str) -> None:
     assert inspect.iscoroutinefunction(getattr(AsyncClient, verb))
     assert not inspect.iscoroutinefunction(getattr(Client, verb))

@@ -1,4 +1,4 @@
-"""A payload has as many bytes for the clients as for the SQL functions: those of `state::text`."""
+"""Clients and SQL functions measure payloads alike: the bytes of `state::text`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gen_durable.errors import PayloadTooLargeError
 
 LIMIT = 2**20
 SIZES = "select octet_length(t::jsonb::text) as size from unnest($1::text[]) with ordinality as u (t, n) order by n"
-# Texts that PostgreSQL writes in another way.
+# JSON that PostgreSQL formats differently.
 FOREIGN = [
     ' [ 1 ,\t{ "a" : [ ] } ,\r\n"x , y : z" ] ',
     r'["\u0041\u00e9\u20ac\ud83d\ude00", "\/\\/\"\\u0041", "\u0001\u0008\u000c\u0022\u005c\u007f"]',
@@ -68,7 +68,7 @@ def anything(chance: random.Random, depth: int = 0) -> Any:
 
 
 @pytest.mark.clause("LIM-12")
-async def test_the_size_is_that_of_the_text_that_postgresql_writes(db: Any) -> None:
+async def test_measured_size_is_that_of_postgresqls_text(db: Any) -> None:
     chance = random.Random(7)
     values = [anything(chance) for _ in range(3000)]
     texts = [msgspec.json.encode(value).decode() for value in values]
@@ -86,9 +86,7 @@ async def test_the_size_is_that_of_the_text_that_postgresql_writes(db: Any) -> N
 
 @pytest.mark.clause("LIM-12")
 @pytest.mark.parametrize("kind", FILLERS)
-async def test_just_at_the_limit_and_one_byte_over_it_the_verdict_is_the_same(
-    client: Any, db: Any, kind: str
-) -> None:
+async def test_clients_and_sql_agree_at_the_bound(client: Any, db: Any, kind: str) -> None:
     def padded(count: int) -> list[Any]:
         return [FILLERS[kind], "x" * count]
 
@@ -108,7 +106,7 @@ async def test_just_at_the_limit_and_one_byte_over_it_the_verdict_is_the_same(
 @pytest.mark.parametrize(
     "raw", [b'"' + b"x" * 1000 + b'"', b"[" + b"1e308," * 200 + b"1]", b"[" + b"1," * 500 + b"1]"]
 )
-def test_shortcuts_never_change_the_verdict(raw: bytes) -> None:
+def test_measuring_shortcuts_do_not_change_the_result(raw: bytes) -> None:
     size = stored_size(raw)
     for limit in range(1, 2 * size, max(1, size // 500)):
         assert (excess(raw, limit) is not None) == (size > limit), limit

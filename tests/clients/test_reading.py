@@ -21,12 +21,12 @@ async def finish(db: Any, id: int, status: str = "done") -> None:
     )
 
 
-async def test_nobody_is_none(client: Any) -> None:
+async def test_get_of_an_unknown_target_returns_none(client: Any) -> None:
     for target in (4711, "order:1", Ref(Checkout, 4711), Ref(Checkout, "order:1")):
         assert await client.get(target) is None
 
 
-async def test_with_a_reference_the_state_has_its_type_and_without_it_is_plain_json(client: Any) -> None:
+async def test_get_by_ref_is_typed_and_by_id_is_plain_json(client: Any) -> None:
     order = await client.insert(Checkout, Order(42), correlation_key="order:42")
     typed = [
         await client.get(target) for target in (order, Ref(Checkout, "order:42"), Ref(Checkout, order.id))
@@ -37,7 +37,7 @@ async def test_with_a_reference_the_state_has_its_type_and_without_it_is_plain_j
     assert {instance.id for instance in typed + plain} == {order.id}
 
 
-async def test_a_reference_to_another_machine_is_refused(client: Any) -> None:
+async def test_ref_of_another_machine_is_rejected(client: Any) -> None:
     order = await client.insert(Checkout, Order(42))
     with pytest.raises(
         UsageError, match=f"instance {order.id} is a Checkout, not a Refund; give the machine that it"
@@ -45,7 +45,7 @@ async def test_a_reference_to_another_machine_is_refused(client: Any) -> None:
         await client.get(Ref(Refund, order.id))
 
 
-async def test_by_key_the_live_one_is_found_and_else_the_latest(client: Any, db: Any) -> None:
+async def test_get_by_key_prefers_the_live_instance(client: Any, db: Any) -> None:
     ids = []
     for number in range(3):
         ids.append((await client.insert(Checkout, Order(number), correlation_key="k")).id)
@@ -58,14 +58,14 @@ async def test_by_key_the_live_one_is_found_and_else_the_latest(client: Any, db:
     assert (await client.get("k")).state["number"] == 3
 
 
-async def test_list_is_newest_first_in_pages_without_gap_or_overlap(client: Any) -> None:
+async def test_list_pages_newest_first_without_gap_or_overlap(client: Any) -> None:
     inserted = await client.insert_all([Spec(Number, number) for number in range(25)])
     pages = []
     before = None
     while page := await client.list(limit=10, before=before):
         pages.append([instance.id for instance in page])
         before = page[-1].id
-        await client.insert(Number, 99)  # what comes in meanwhile does not shift the pages
+        await client.insert(Number, 99)  # later inserts do not shift the pages
     assert [len(page) for page in pages] == [10, 10, 5]
     assert [id for page in pages for id in page] == [one.id for one in reversed(inserted)]
     assert len(await client.list()) == 28
@@ -76,7 +76,7 @@ FILTERS: list[tuple[Any, Wanted, list[str]]] = [
     (None, {}, ["new", "old", "child", "refund", "keyed"]),
     (Checkout, {}, ["new", "old", "child"]),
     ("Refund", {}, ["refund"]),
-    ("nobody", {}, []),
+    ("unknown", {}, []),
     (None, {"version": 2}, ["new", "old", "child"]),
     (None, {"version": 9}, []),
     (None, {"step": "ship"}, ["old"]),
@@ -111,7 +111,7 @@ FILTERS: list[tuple[Any, Wanted, list[str]]] = [
 ]
 
 
-async def test_every_filter_selects_and_all_of_them_must_hold(client: Any, db: Any) -> None:
+async def test_list_filters_combine(client: Any, db: Any) -> None:
     answers = await client.insert_all(
         [
             Spec(Checkout, Order(1)),
@@ -142,7 +142,7 @@ async def test_every_filter_selects_and_all_of_them_must_hold(client: Any, db: A
         assert await client.count(machine, **wanted) == len(names), (machine, wanted)
 
 
-async def test_rows_of_another_version_do_not_hide_the_page(client: Any) -> None:
+async def test_list_skips_rows_of_other_versions(client: Any) -> None:
     class Older(Machine[int, int], name="Checkout", version=1):
         @step
         async def start(self, ctx: Context[int]) -> Outcome[int]:
@@ -152,7 +152,7 @@ async def test_rows_of_another_version_do_not_hide_the_page(client: Any) -> None
     assert [instance.state for instance in await client.list(Checkout)] == [Order(1), 7]
 
 
-async def test_the_deleted_are_not_listed(client: Any, db: Any) -> None:
+async def test_deleted_instances_are_not_listed(client: Any, db: Any) -> None:
     order = await client.insert(Checkout, Order(1))
     await db.execute("update gen_durable.gen_durable set deleted_at = now()")
     assert (await client.list(), await client.count()) == ([], 0)
@@ -181,7 +181,7 @@ BAD: list[tuple[Wanted, str]] = [
 ]
 
 
-async def test_a_filter_that_cannot_be_is_refused(client: Any) -> None:
+async def test_invalid_filter_is_rejected(client: Any) -> None:
     for name, problem in [
         ("", "the machine is empty"),
         ("a\0", "contains a NUL"),
@@ -205,7 +205,7 @@ async def test_a_filter_that_cannot_be_is_refused(client: Any) -> None:
             await client.list(**options)
 
 
-async def test_children_are_those_of_the_last_round_or_all(client: Any, durable_dsn: str) -> None:
+async def test_children_returns_the_last_round_or_all(client: Any, durable_dsn: str) -> None:
     async with Worker([Family, Double], dsn=durable_dsn) as worker:
         family = await worker.insert(Family, [1, 2, 3])
         assert (await worker.wait(family, timeout=timedelta(seconds=20))).result == 24
@@ -228,10 +228,10 @@ async def test_children_are_those_of_the_last_round_or_all(client: Any, durable_
     assert await client.count(parent=family) == 6
 
 
-async def test_whoever_has_no_children_has_none_and_an_unknown_key_is_an_error(client: Any) -> None:
+async def test_children_of_an_unknown_key_raise(client: Any) -> None:
     order = await client.insert(Checkout, Order(1), correlation_key="k")
     assert [await client.children(target) for target in (order, "k", 4711)] == [[], [], []]
     with pytest.raises(
-        LookupError, match="cannot list the children: no live instance has correlation_key 'nobody'"
+        LookupError, match="cannot list the children: no live instance has correlation_key 'unknown'"
     ):
-        await client.children("nobody")
+        await client.children("unknown")

@@ -1,4 +1,4 @@
-"""No message shows a password, however its DSN is written: errors, their causes, logs, the command line."""
+"""Errors, causes, logs and the command line never show a password."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from gen_durable.cli.root import root
 from gen_durable.errors import UnreachableError
 from tests.clients.machines import Number
 
-# Parts of a password; the forms below put characters between them that need quoting.
+# Parts of a password; the DSNs below put special characters between them.
 PARTS = ("Zq7wx", "kP3vB")
 WORD = "".join(PARTS)
 SLASH, AT, HASH, QUERY, COLON = (separator.join(PARTS) for separator in "/@#?:")
@@ -88,7 +88,7 @@ def is_clean(text: str) -> bool:
 
 
 def everything(error: BaseException) -> Iterator[str]:
-    """All that a log, a debugger or an error tracker can show of it."""
+    """Everything that a log or an error tracker can show of an error."""
     seen: list[BaseException] = []
     left: list[BaseException | None] = [error]
     while left:
@@ -117,7 +117,7 @@ async def opened(kind: str, dsn: Any) -> None:
 @pytest.mark.parametrize("is_function", [False, True], ids=["text", "function"])
 @pytest.mark.parametrize("kind", ["AsyncClient", "Client", "Worker"])
 @each_form
-async def test_error_and_its_causes(
+async def test_errors_hide_the_password(
     dsn: str, kind: str, is_function: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
@@ -135,7 +135,7 @@ async def test_error_and_its_causes(
 
 
 @each_form
-def test_command_line(dsn: str) -> None:
+def test_command_line_hides_the_password(dsn: str) -> None:
     for command in (["ls"], ["doctor"], ["db", "status"], ["db", "url"]):
         ran = CliRunner().invoke(root, [*command, "--dsn", dsn])
         assert is_clean(ran.output), command
@@ -144,13 +144,13 @@ def test_command_line(dsn: str) -> None:
 
 
 @each_form
-def test_description(dsn: str) -> None:
+def test_description_hides_the_password(dsn: str) -> None:
     assert is_clean(described(dsn))
     assert is_clean(shown(dsn))
 
 
 @pytest.mark.parametrize("asks", [ask, ask_blocking], ids=["async", "blocking"])
-async def test_function_that_raises_its_dsn(asks: Callable[[Any], Any]) -> None:
+async def test_errors_of_a_dsn_function_hide_the_password(asks: Callable[[Any], Any]) -> None:
     def function() -> str:
         raise ValueError(f"cannot use {FORMS['URI']}, password: {SPACE}")
 
@@ -179,7 +179,7 @@ async def test_function_that_raises_its_dsn(asks: Callable[[Any], Any]) -> None:
         ("mysql://app:x@db/shop", "a DSN that is not valid"),
     ],
 )
-def test_description_has_the_plain_fields(dsn: str, text: str) -> None:
+def test_description_has_the_other_dsn_fields(dsn: str, text: str) -> None:
     assert described(dsn) == text
 
 
@@ -193,7 +193,7 @@ def test_description_has_the_plain_fields(dsn: str, text: str) -> None:
         ("host=db my words", "neither a URI nor a list of key=value pairs"),
     ],
 )
-def test_reason_why_it_is_not_a_dsn(dsn: str, reason: str) -> None:
+def test_malformed_dsn_error_hides_the_password(dsn: str, reason: str) -> None:
     with pytest.raises(DsnError, match=reason):
         fields_of(dsn)
     assert is_clean(redacted(f'invalid port "{dsn}"', dsn))
@@ -207,11 +207,11 @@ def test_reason_why_it_is_not_a_dsn(dsn: str, reason: str) -> None:
         ("postgresql://app@a,b/shop?password=x&port=1", "postgresql://app@a,b/shop?port=1"),
     ],
 )
-def test_dsn_without_its_password(dsn: str, text: str) -> None:
+def test_dsn_without_password_is_unchanged(dsn: str, text: str) -> None:
     assert without_password(dsn) == text
 
 
-def test_what_a_driver_says_keeps_what_is_not_secret() -> None:
+def test_driver_messages_keep_other_text() -> None:
     dsn = f"postgresql://app:{WORD}@db/shop?sslmode=bogus"
     said = 'invalid sslmode value: "bogus"; password authentication failed for user "app"'
     assert redacted(said, dsn) == said

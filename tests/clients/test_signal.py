@@ -24,7 +24,7 @@ async def inbox(db: Any) -> list[tuple[Any, ...]]:
     return [tuple(row) for row in rows]
 
 
-async def test_a_signal_reaches_a_live_instance_by_reference_id_or_key(client: Any, db: Any) -> None:
+async def test_signal_takes_a_ref_an_id_or_a_key(client: Any, db: Any) -> None:
     order = await client.insert(Checkout, Order(42), correlation_key="order:42")
     for target in (order, order.id, "order:42", Ref(Checkout, "order:42"), Ref(Checkout, order.id)):
         assert await client.signal(target, Checkout.payment, Payment(100)) == Delivered(
@@ -33,7 +33,7 @@ async def test_a_signal_reaches_a_live_instance_by_reference_id_or_key(client: A
     assert await inbox(db) == [("payment_confirmed", '{"amount": 100}', None)] * 5
 
 
-async def test_a_signal_that_is_awaited_says_so(client: Any, db: Any) -> None:
+async def test_delivered_says_whether_the_signal_is_awaited(client: Any, db: Any) -> None:
     order = await client.insert(Checkout, Order(42))
     await park(db, "payment_confirmed")
     assert await client.signal(order, Checkout.withdrawn) == Delivered(order.id, is_awaited=False)
@@ -43,14 +43,14 @@ async def test_a_signal_that_is_awaited_says_so(client: Any, db: Any) -> None:
     assert (await client.get(order)).status == "runnable"
 
 
-async def test_a_dedup_key_is_delivered_once(client: Any, db: Any) -> None:
+async def test_signal_with_a_dedup_key_is_delivered_once(client: Any, db: Any) -> None:
     order = await client.insert(Checkout, Order(42))
     assert await client.signal(order, "a", 1, dedup_key="evt-7") == Delivered(order.id, is_awaited=False)
     assert await client.signal(order, "b", 2, dedup_key="evt-7") == DuplicateSignal(order.id)
     assert await inbox(db) == [("a", "1", "evt-7")]
 
 
-async def test_nobody_there_is_an_error_that_says_what_may_have_happened(client: Any, db: Any) -> None:
+async def test_signal_to_an_unknown_target_raises(client: Any, db: Any) -> None:
     with pytest.raises(NoTargetError) as missing:
         await client.signal(4711, Checkout.withdrawn)
     assert str(missing.value) == (
@@ -63,13 +63,13 @@ async def test_nobody_there_is_an_error_that_says_what_may_have_happened(client:
     assert await inbox(db) == []
 
 
-async def test_an_id_in_quotes_gets_a_hint(client: Any) -> None:
+async def test_id_given_as_a_string_gets_a_hint(client: Any) -> None:
     await client.insert(Checkout, Order(42))
     with pytest.raises(NoTargetError, match=r"correlation_key '42' \(ids are integers: did you mean 42\?\)"):
         await client.signal("42", Checkout.withdrawn)
 
 
-async def test_the_ended_take_no_signals(client: Any, db: Any) -> None:
+async def test_signal_to_an_ended_instance_raises(client: Any, db: Any) -> None:
     order = await client.insert(Checkout, Order(42), correlation_key="order:42")
     await end(db)
     for target in (order, "order:42"):
@@ -77,7 +77,7 @@ async def test_the_ended_take_no_signals(client: Any, db: Any) -> None:
             await client.signal(target, Checkout.withdrawn)
 
 
-async def test_a_full_inbox_says_what_to_do(client: Any, db: Any) -> None:
+async def test_full_inbox_error_has_advice(client: Any, db: Any) -> None:
     order = await client.insert(Checkout, Order(42))
     await client.signal(order, "x")
     await db.execute(
@@ -93,7 +93,7 @@ async def test_a_full_inbox_says_what_to_do(client: Any, db: Any) -> None:
     )
 
 
-async def test_inbox_holds_as_many_bytes_as_the_settings_say(durable_dsn: str) -> None:
+async def test_inbox_bytes_are_bounded_by_settings(durable_dsn: str) -> None:
     async with AsyncClient(durable_dsn, settings=Settings(max_inbox=100)) as client:
         order = await client.insert(Checkout, Order(42))
         await client.signal(order, "x", "y" * 60)
@@ -145,7 +145,7 @@ BAD_SIGNALS: list[tuple[Any, Any, dict[str, Any], type[Exception], str]] = [
 ]
 
 
-async def test_what_cannot_be_stored_is_refused_before_it_is_sent(client: Any, db: Any) -> None:
+async def test_unstorable_signal_payload_is_rejected(client: Any, db: Any) -> None:
     order = await client.insert(Checkout, Order(42))
     for signal, payload, options, error, problem in BAD_SIGNALS:
         with pytest.raises(error, match=problem):
@@ -165,7 +165,7 @@ BAD_TARGETS: list[tuple[Any, str]] = [
 ]
 
 
-async def test_a_target_that_can_be_nobody_is_refused(client: Any) -> None:
+async def test_invalid_signal_target_is_rejected(client: Any) -> None:
     for target, problem in BAD_TARGETS:
         with pytest.raises(UsageError, match=problem):
             await client.signal(target, "paid")

@@ -1,4 +1,4 @@
-"""`conn=`: verbs that are part of the caller's own transaction, on whichever connection the caller has."""
+"""`conn=`: verbs in the caller's transaction, on any supported connection."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from tests.support.clients import Awaitable
 
 
 class Caller:
-    """Somebody with a connection of his own, and the client that takes it."""
+    """A caller's connection, and the client for it."""
 
     def __init__(self, client: Any, conn: Any, *, blocks: bool = False) -> None:
         self.client = client
@@ -106,7 +106,7 @@ async def counts(db: Any) -> tuple[int, int]:
     return row[0], row[1]
 
 
-async def test_what_is_done_happens_when_the_caller_commits(caller: Caller, db: Any) -> None:
+async def test_writes_are_visible_when_the_caller_commits(caller: Caller, db: Any) -> None:
     async with caller.transaction():
         order, many, signal = await work(caller)
         assert await counts(db) == (0, 0), "others do not see it yet"
@@ -122,7 +122,7 @@ async def test_what_is_done_happens_when_the_caller_commits(caller: Caller, db: 
     assert await db.fetchval("select payload ->> 'amount' from gen_durable.signals") == "100"
 
 
-async def test_the_caller_sees_what_nobody_else_sees_yet(caller: Caller, durable_dsn: str) -> None:
+async def test_caller_sees_its_uncommitted_writes(caller: Caller, durable_dsn: str) -> None:
     client, conn = caller.client, caller.conn
     async with AsyncClient(durable_dsn) as other, caller.transaction():
         order, many, _ = await work(caller)
@@ -135,7 +135,7 @@ async def test_the_caller_sees_what_nobody_else_sees_yet(caller: Caller, durable
         assert (await other.get(order), await other.count()) == (None, 0)
 
 
-async def test_a_rollback_leaves_nothing_and_the_next_transaction_works(caller: Caller, db: Any) -> None:
+async def test_rollback_undoes_writes_and_the_connection_stays_usable(caller: Caller, db: Any) -> None:
     async def fail() -> None:
         async with caller.transaction():
             await work(caller)
@@ -149,12 +149,12 @@ async def test_a_rollback_leaves_nothing_and_the_next_transaction_works(caller: 
     assert await counts(db) == (3, 1)
 
 
-async def test_without_a_transaction_each_verb_is_its_own(caller: Caller, db: Any) -> None:
+async def test_verbs_autocommit_without_a_transaction(caller: Caller, db: Any) -> None:
     await work(caller)
     assert await counts(db) == (3, 1)
 
 
-async def test_an_error_of_ours_leaves_the_caller_a_way_back(caller: Caller, db: Any) -> None:
+async def test_engine_error_does_not_abort_the_callers_transaction(caller: Caller, db: Any) -> None:
     await caller.client.insert(Checkout, Order(1), correlation_key="k", conn=caller.conn)
     async with caller.transaction():
         await caller.client.insert(Number, 1, conn=caller.conn)
@@ -166,13 +166,13 @@ async def test_an_error_of_ours_leaves_the_caller_a_way_back(caller: Caller, db:
         assert (type(taken), type(new)) == (KeyTaken, Inserted)
         with pytest.raises(NoTargetError):
             await caller.client.signal(
-                "nobody", "x", conn=caller.conn
-            )  # a look that finds nobody breaks nothing
+                "unknown", "x", conn=caller.conn
+            )  # an empty lookup does not abort the transaction
         await caller.client.insert(Number, 2, conn=caller.conn)
     assert await counts(db) == (4, 0)
 
 
-async def test_it_works_under_repeatable_read(caller: Caller, db: Any) -> None:
+async def test_verbs_work_under_repeatable_read(caller: Caller, db: Any) -> None:
     await caller.execute("set default_transaction_isolation = 'repeatable read'")
     holder = await caller.client.insert(Number, 0, unique_key="u", conn=caller.conn)
     async with caller.transaction("repeatable read"):
@@ -189,10 +189,8 @@ async def work_on_fresh_keys(caller: Caller) -> None:
     await caller.client.signal("order:1", Checkout.withdrawn, conn=caller.conn)
 
 
-async def test_a_key_that_was_taken_behind_a_frozen_snapshot_is_a_serialization_failure(
-    caller: Caller, db: Any
-) -> None:
-    """Repeatable read cannot see who took it. Its transactions are run again anyway; that is what 40001 says."""
+async def test_key_taken_after_the_snapshot_is_a_serialization_failure(caller: Caller, db: Any) -> None:
+    """Repeatable read cannot see the holder, so the error is 40001, and the caller retries."""
 
     async def meet() -> None:
         async with caller.transaction("repeatable read"):
@@ -208,9 +206,7 @@ async def test_a_key_that_was_taken_behind_a_frozen_snapshot_is_a_serialization_
 
 
 @pytest.mark.parametrize("kind", ["asyncpg", "psycopg", "psycopg async"])
-async def test_the_schema_is_that_of_the_client_and_not_of_the_connection(
-    durable_dsn: str, direct_dsn: str, db: Any, kind: str
-) -> None:
+async def test_schema_of_the_client_is_used(durable_dsn: str, direct_dsn: str, db: Any, kind: str) -> None:
     await migrate_schema(direct_dsn, "my_app_1")
     async with opened(kind, durable_dsn) as caller:
         await caller.execute("set search_path = nowhere")
@@ -222,7 +218,7 @@ async def test_the_schema_is_that_of_the_client_and_not_of_the_connection(
     assert await counts(db) == (0, 0)
 
 
-async def test_a_worker_finds_by_its_poll_what_was_committed(durable_dsn: str, direct_dsn: str) -> None:
+async def test_worker_finds_an_insert_of_a_callers_transaction(durable_dsn: str, direct_dsn: str) -> None:
     settings = Settings.load(poll_interval=timedelta(milliseconds=50))
     async with Worker([Double], dsn=durable_dsn, settings=settings) as worker:
         connection = await asyncpg.connect(direct_dsn)
@@ -232,7 +228,7 @@ async def test_a_worker_finds_by_its_poll_what_was_committed(durable_dsn: str, d
         await connection.close()
 
 
-async def test_what_is_no_connection_of_the_right_kind_is_refused(durable_dsn: str, db: Any) -> None:
+async def test_connection_of_another_kind_is_rejected(durable_dsn: str, db: Any) -> None:
     refused: list[tuple[Any, bool, str]] = []
     ours: list[AbstractAsyncContextManager[Any]] = [
         asyncpg.create_pool(dsn=durable_dsn, min_size=1, max_size=1)
@@ -283,7 +279,7 @@ async def test_what_is_no_connection_of_the_right_kind_is_refused(durable_dsn: s
 
 
 @pytest.mark.parametrize("kind", ["psycopg", "psycopg async"])
-async def test_verbs_work_inside_of_a_pipeline(durable_dsn: str, db: Any, kind: str) -> None:
+async def test_verbs_work_inside_a_pipeline(durable_dsn: str, db: Any, kind: str) -> None:
     async with opened(kind, durable_dsn) as caller:
         if kind == "psycopg":
             with caller.conn.pipeline():
@@ -296,7 +292,7 @@ async def test_verbs_work_inside_of_a_pipeline(durable_dsn: str, db: Any, kind: 
     assert await counts(db) == (3, 1)
 
 
-async def test_how_a_session_writes_times_does_not_matter(caller: Caller) -> None:
+async def test_datestyle_of_the_session_does_not_matter(caller: Caller) -> None:
     await caller.execute("set datestyle = 'German, DMY'")
     await caller.execute("set intervalstyle = 'sql_standard'")
     order, _, _ = await work(caller)

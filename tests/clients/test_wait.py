@@ -33,7 +33,7 @@ async def finish(db: Any, *ids: int, result: str = "7") -> None:
     )
 
 
-async def test_it_comes_back_when_the_instance_has_ended(client: Any, db: Any) -> None:
+async def test_wait_returns_when_the_instance_has_ended(client: Any, db: Any) -> None:
     number = await client.insert(Number, 1)
     waiting = asyncio.ensure_future(client.wait(number, timeout=LONG))
     await asyncio.sleep(0.05)
@@ -48,9 +48,7 @@ async def test_it_comes_back_when_the_instance_has_ended(client: Any, db: Any) -
     )
 
 
-async def test_by_reference_the_result_has_its_type_and_by_id_or_key_it_is_plain(
-    client: Any, db: Any
-) -> None:
+async def test_wait_by_ref_is_typed_and_by_id_or_key_is_plain(client: Any, db: Any) -> None:
     order = await client.insert(Checkout, Order(1), correlation_key="k")
     await finish(db, order.id)
     for target in (order, order.id, "k", Ref(Checkout, "k")):
@@ -59,7 +57,7 @@ async def test_by_reference_the_result_has_its_type_and_by_id_or_key_it_is_plain
     assert (await client.wait("k")).state == {"number": 1, "paid": False}
 
 
-async def test_a_timeout_is_an_answer_and_not_an_error(client: Any) -> None:
+async def test_wait_timeout_returns_the_current_snapshot(client: Any) -> None:
     number = await client.insert(Number, 1)
     began = time.monotonic()
     instance = await client.wait(number, timeout=SOON)
@@ -80,7 +78,7 @@ async def test_until_parked_returns_at_an_await(client: Any, db: Any, status: st
     assert (await client.wait(number, timeout=SOON)).is_parked
 
 
-async def test_two_may_wait_for_one_instance_each_in_its_own_way(durable_dsn: str, db: Any) -> None:
+async def test_two_waits_for_one_instance_are_independent(durable_dsn: str, db: Any) -> None:
     async with AsyncClient(durable_dsn) as client:
         number = await client.insert(Number, 1)
         async with asyncio.TaskGroup() as group:
@@ -93,9 +91,7 @@ async def test_two_may_wait_for_one_instance_each_in_its_own_way(durable_dsn: st
         assert finished.result().is_finished
 
 
-async def test_failed_instances_are_returned_or_raised_as_the_caller_likes(
-    client: Any, durable_dsn: str
-) -> None:
+async def test_raise_failed_raises_for_failed_instances(client: Any, durable_dsn: str) -> None:
     async with Worker([Double], dsn=durable_dsn) as worker:
         debt = await worker.insert(Double, -1)
         await worker.wait(debt, timeout=LONG)
@@ -107,12 +103,12 @@ async def test_failed_instances_are_returned_or_raised_as_the_caller_likes(
         await client.wait(debt, timeout=LONG, raise_failed=True)
 
 
-async def test_raise_failed_is_silent_about_the_unfinished(client: Any) -> None:
+async def test_raise_failed_ignores_unfinished_instances(client: Any) -> None:
     number = await client.insert(Number, 1)
     assert not (await client.wait(number, timeout=SOON, raise_failed=True)).is_finished
 
 
-async def test_nobody_is_an_error_at_once(client: Any) -> None:
+async def test_wait_for_an_unknown_target_raises_at_once(client: Any) -> None:
     for target, problem in [(4711, "cannot wait: there is no instance 4711"), ("k", "correlation_key 'k'")]:
         with pytest.raises(NoTargetError, match=problem):
             await client.wait(target)
@@ -120,20 +116,20 @@ async def test_nobody_is_an_error_at_once(client: Any) -> None:
         await client.wait(Ref(Number, 4711), timeout=timedelta(0))
 
 
-async def test_nobody_among_many_is_the_same_error(client: Any) -> None:
+async def test_wait_all_with_an_unknown_target_raises(client: Any) -> None:
     number = await client.insert(Number, 1)
     with pytest.raises(NoTargetError, match="there is no instance 4711"):
         await client.wait_all([number, Ref(Number, 4711)], timeout=LONG)
 
 
-async def test_many_are_answered_in_the_order_of_the_targets(client: Any, durable_dsn: str) -> None:
+async def test_wait_all_answers_in_the_order_of_its_targets(client: Any, durable_dsn: str) -> None:
     async with Worker([Double], dsn=durable_dsn) as worker:
         numbers = await worker.insert_all([Spec(Double, n) for n in range(30)])
         answers = await client.wait_all([*reversed(numbers), numbers[0]], timeout=LONG)
     assert [answer.result for answer in answers] == [n * 2 for n in [*range(29, -1, -1), 0]]
 
 
-async def test_many_have_one_timeout_together(client: Any, db: Any) -> None:
+async def test_wait_all_has_one_timeout(client: Any, db: Any) -> None:
     numbers = await client.insert_all([Spec(Number, n) for n in range(5)])
     await finish(db, numbers[3].id)
     began = time.monotonic()
@@ -143,7 +139,7 @@ async def test_many_have_one_timeout_together(client: Any, db: Any) -> None:
     assert await client.wait_all([]) == []
 
 
-async def test_a_bad_timeout_is_refused(client: Any) -> None:
+async def test_invalid_timeout_is_rejected(client: Any) -> None:
     number = await client.insert(Number, 1)
     for timeout, problem in [
         (1.5, r"timeout is a number without a unit, got 1\.5; "),
@@ -153,14 +149,14 @@ async def test_a_bad_timeout_is_refused(client: Any) -> None:
             await client.wait(number, timeout=timeout)
 
 
-async def test_there_are_two_things_to_wait_for_and_no_third(client: Any) -> None:
+async def test_invalid_until_is_rejected(client: Any) -> None:
     number = await client.insert(Number, 1)
     for verb, target in ((client.wait, number), (client.wait_all, [number])):
         with pytest.raises(UsageError, match="until is 'finshed'; give 'finished' or 'parked'"):
             await verb(target, until="finshed", timeout=LONG)
 
 
-async def test_whoever_waits_when_the_client_is_closed_is_told_so(durable_dsn: str) -> None:
+async def test_closing_the_client_ends_its_waits(durable_dsn: str) -> None:
     async with AsyncClient(durable_dsn) as client:
         number = await client.insert(Number, 1)
         waiting = asyncio.ensure_future(client.wait(number))
@@ -169,7 +165,7 @@ async def test_whoever_waits_when_the_client_is_closed_is_told_so(durable_dsn: s
         await asyncio.wait_for(waiting, 10)
 
 
-async def test_a_signal_and_a_wait_make_a_conversation(client: Any, durable_dsn: str) -> None:
+async def test_signal_then_wait_returns_the_new_state(client: Any, durable_dsn: str) -> None:
     async with Worker([Sleeper], dsn=durable_dsn):
         sleeper = await client.insert(Sleeper)
         assert (await client.wait(sleeper, until="parked", timeout=LONG)).awaits == ("bell",)
@@ -188,11 +184,11 @@ async def test_five_hundred_waiters_share_one_poller(durable_dsn: str, db: Any) 
                     await finish(db, *[number.id for number in numbers])
             assert [wait.result().id for wait in waits] == [number.id for number in numbers]
             polls = sent.count("finished_or_parked")
-    # At 10 ms at first and every 250 ms in the end; 500 pollers would have sent thousands.
+    # One poller polls every 10 to 250 ms; 500 pollers would send thousands of statements.
     assert 2 <= polls <= 20
 
 
-def test_the_blocking_client_looks_at_all_of_them_in_one_statement(durable_dsn: str) -> None:
+def test_blocking_wait_all_polls_in_one_statement(durable_dsn: str) -> None:
     with Wire(durable_dsn) as wire, Client(wire.dsn) as client:
         numbers = client.insert_all([Spec(Number, n) for n in range(500)])
         with wire.counted() as sent:
@@ -200,14 +196,14 @@ def test_the_blocking_client_looks_at_all_of_them_in_one_statement(durable_dsn: 
         assert 2 <= sent.count("finished_or_parked") <= 20
 
 
-async def test_a_look_that_can_never_work_ends_the_wait_with_its_error(client: Any, db: Any) -> None:
+async def test_permanent_error_ends_the_wait(client: Any, db: Any) -> None:
     number = await client.insert(Number, 1)
     await db.execute("alter view gen_durable.snapshots rename to elsewhere")
     with pytest.raises(DatabaseError, match=r'relation "gen_durable.snapshots" does not exist'):
         await asyncio.wait_for(client.wait(number), 10)
 
 
-async def test_a_wait_survives_a_connection_that_breaks(durable_dsn: str, db: Any) -> None:
+async def test_wait_survives_a_broken_connection(durable_dsn: str, db: Any) -> None:
     async with AsyncClient(durable_dsn) as client:
         number = await client.insert(Number, 1)
         async with asyncio.TaskGroup() as group:

@@ -8,6 +8,6 @@ import pytest
 
 @pytest.fixture
 def conn(durable_dsn: str) -> Iterator[psycopg.Connection]:
-    """A connection of the test's own, to look behind the curtain."""
+    """A connection to the test's database."""
     with psycopg.connect(durable_dsn, autocommit=True) as conn:
         yield conn

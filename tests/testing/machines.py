@@ -1,4 +1,4 @@
-"""The machines that the tests of the test kit run: a shop, as small as it can be and still do everything."""
+"""Machines for tests of the test kit: a small shop."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Receipt(msgspec.Struct):
 
 
 class Parcel(Machine[int, str], queue="parcels"):
-    """One of the things that a paid order is sent as. The third is lost."""
+    """A parcel of a paid order. The third is lost."""
 
     @step
     def pack(self, ctx: Context[int]) -> Outcome[str]:
@@ -86,7 +86,7 @@ class Shipment(Machine[list[int], list[str]]):
 
 
 class Flaky(Machine[int, int], retry=Backoff(max_attempts=10, base=timedelta(minutes=1))):
-    """Fails as often as its state says, and then tells at which attempt it was done."""
+    """Fails as often as its state says, then returns its attempt."""
 
     @step
     async def attempt(self, ctx: Context[int]) -> Outcome[int]:
@@ -96,7 +96,7 @@ class Flaky(Machine[int, int], retry=Backoff(max_attempts=10, base=timedelta(min
 
 
 class Poll(Machine[int, int]):
-    """Never rests."""
+    """Continues forever, with delays."""
 
     @step
     async def look(self, ctx: Context[int]) -> Outcome[int]:
@@ -104,7 +104,7 @@ class Poll(Machine[int, int]):
 
 
 class Spin(Machine[None, None]):
-    """Never rests either, and does not even wait."""
+    """Continues forever, without delays."""
 
     @step
     async def turn(self, ctx: Context[None]) -> Outcome[None]:
@@ -112,7 +112,7 @@ class Spin(Machine[None, None]):
 
 
 class Counted(Machine[str, int]):
-    """Counts, in a list that outlives the process, how often its step ran."""
+    """Counts its runs in a list that survives a simulated crash."""
 
     def __init__(self, calls: list[str]) -> None:
         self.calls = calls

@@ -1,4 +1,4 @@
-"""Assertions return what they looked at, and say how it is when it is otherwise."""
+"""Assertions return what they checked, and describe the difference when they fail."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gen_durable.testing import AsyncHarness, DrainCounts, Harness, Transition
 from tests.testing.machines import Checkout, Flaky, Order, Parcel, Payment, Receipt, Shipment
 
 
-def test_done_gives_the_result_with_its_type(durable: Harness) -> None:
+def test_assert_done_returns_the_typed_result(durable: Harness) -> None:
     order = durable.insert(Checkout, Order(42), correlation_key="order:42")
     durable.signal(order, Checkout.payment, Payment(100))
     durable.drain()
@@ -20,7 +20,7 @@ def test_done_gives_the_result_with_its_type(durable: Harness) -> None:
     assert durable.assert_done(Ref(Checkout, "order:42")) == Receipt(42, 100)
 
 
-def test_done_with_another_result_is_refused(durable: Harness) -> None:
+def test_assert_done_fails_for_another_result(durable: Harness) -> None:
     parcel = durable.insert(Parcel, 1)
     durable.drain()
     with pytest.raises(AssertionError, match=r"^Parcel 1 is done with 'parcel 1', not with None$"):
@@ -42,7 +42,7 @@ def test_done_with_another_result_is_refused(durable: Harness) -> None:
         ),
     ],
 )
-def test_what_is_not_done_says_what_it_is(durable: Harness, before: str, message: str) -> None:
+def test_assert_done_describes_an_unfinished_instance(durable: Harness, before: str, message: str) -> None:
     order = durable.insert(Checkout, Order(42))
     if before == "withdraw":
         durable.signal(order, Checkout.withdrawn)
@@ -53,7 +53,7 @@ def test_what_is_not_done_says_what_it_is(durable: Harness, before: str, message
     assert str(raised.value) == message
 
 
-def test_a_parent_says_how_many_children_it_waits_for(durable: Harness) -> None:
+def test_assert_done_names_the_children_a_parent_waits_for(durable: Harness) -> None:
     shipment = durable.insert(Shipment, [1, 2])
     with pytest.raises(AssertionError, match="has not come to rest"):
         durable.drain(max_steps=1)
@@ -63,7 +63,7 @@ def test_a_parent_says_how_many_children_it_waits_for(durable: Harness) -> None:
         durable.assert_done(shipment)
 
 
-def test_a_retried_step_says_its_attempt_and_its_error(durable: Harness) -> None:
+def test_assert_done_shows_attempt_and_error(durable: Harness) -> None:
     flaky = durable.insert(Flaky, 1)
     durable.drain(collapse=False)
     with pytest.raises(
@@ -72,7 +72,7 @@ def test_a_retried_step_says_its_attempt_and_its_error(durable: Harness) -> None
         durable.assert_done(flaky)
 
 
-def test_a_machine_that_nobody_runs_is_named(durable: Harness) -> None:
+def test_assert_done_names_an_unregistered_machine(durable: Harness) -> None:
     with Harness(str(durable.dsn)) as other:
         parcel = other.insert(Parcel, 1)
     durable.drain()
@@ -80,7 +80,7 @@ def test_a_machine_that_nobody_runs_is_named(durable: Harness) -> None:
         durable.assert_done(parcel)
 
 
-def test_failed_looks_for_its_reason(durable: Harness) -> None:
+def test_assert_failed_matches_the_reason(durable: Harness) -> None:
     lost, found = durable.insert(Parcel, 3), durable.insert(Parcel, 1)
     durable.drain()
     assert durable.assert_failed(lost).last_error == "lost in the post"
@@ -91,7 +91,7 @@ def test_failed_looks_for_its_reason(durable: Harness) -> None:
         durable.assert_failed(found)
 
 
-def test_cancelled_looks_for_its_reason(durable: Harness) -> None:
+def test_assert_cancelled_matches_the_reason(durable: Harness) -> None:
     lost, found = durable.insert(Parcel, 3), durable.insert(Parcel, 1)
     durable.cancel(lost, reason="sent twice", actor="ann")
     durable.drain()
@@ -107,7 +107,7 @@ def test_cancelled_looks_for_its_reason(durable: Harness) -> None:
         durable.assert_done(lost)
 
 
-async def test_an_outcome_that_a_cancel_has_overtaken_counts_as_cancelled(
+async def test_outcome_overtaken_by_a_cancel_counts_as_cancelled(
     async_durable: AsyncHarness,
 ) -> None:
     class Regrets(Machine[None, str]):
@@ -122,7 +122,7 @@ async def test_an_outcome_that_a_cancel_has_overtaken_counts_as_cancelled(
     assert [transition.kind for transition in async_durable.history(ref)] == ["cancel"]
 
 
-def test_awaiting_takes_signals_by_reference_or_by_name(durable: Harness) -> None:
+def test_assert_awaiting_takes_signals_or_names(durable: Harness) -> None:
     order = durable.insert(Checkout, Order(42))
     durable.drain()
     assert durable.assert_awaiting(order, Checkout.payment, "withdrawn").state == Order(42)
@@ -131,7 +131,7 @@ def test_awaiting_takes_signals_by_reference_or_by_name(durable: Harness) -> Non
         durable.assert_awaiting(order, Checkout.payment, "refund")
 
 
-def test_at_tells_the_step(durable: Harness) -> None:
+def test_assert_at_checks_the_step(durable: Harness) -> None:
     order = durable.insert(Checkout, Order(42))
     durable.assert_at(order, Checkout.start)
     durable.drain()
@@ -140,20 +140,20 @@ def test_at_tells_the_step(durable: Harness) -> None:
         durable.assert_at(order, Checkout.start)
 
 
-def test_who_is_not_there_is_missed(durable: Harness) -> None:
+def test_assertions_fail_for_an_unknown_instance(durable: Harness) -> None:
     with pytest.raises(AssertionError, match="there is no instance 7"):
         durable.assert_done(7)
     with pytest.raises(AssertionError, match="there is no instance 'order:7'"):
         durable.assert_at("order:7", "start")
 
 
-def test_a_reference_to_another_machine_is_refused(durable: Harness) -> None:
+def test_ref_of_another_machine_is_rejected(durable: Harness) -> None:
     parcel = durable.insert(Parcel, 1)
     with pytest.raises(UsageError, match="is a Parcel, not a Checkout"):
         durable.assert_done(Ref(Checkout, parcel.id))
 
 
-def test_instances_are_listed_oldest_first_and_typed(durable: Harness) -> None:
+def test_instances_are_typed_and_oldest_first(durable: Harness) -> None:
     durable.insert(Parcel, 1)
     durable.insert(Checkout, Order(42))
     durable.insert(Parcel, 2)
@@ -161,7 +161,7 @@ def test_instances_are_listed_oldest_first_and_typed(durable: Harness) -> None:
     assert [instance.state for instance in durable.instances()] == [1, Order(42), 2]
 
 
-def test_history_tells_every_commit(durable: Harness) -> None:
+def test_history_lists_every_commit(durable: Harness) -> None:
     flaky = durable.insert(Flaky, 1, correlation_key="flaky")
     durable.insert(Parcel, 1)
     durable.drain()
@@ -179,10 +179,10 @@ def test_history_tells_every_commit(durable: Harness) -> None:
     assert durable.history(flaky) == durable.history(flaky.id) == durable.history("flaky") == expected
 
 
-def test_the_history_of_a_key_is_that_of_its_last_instance(durable: Harness) -> None:
+def test_history_of_a_key_is_of_its_last_instance(durable: Harness) -> None:
     durable.insert(Parcel, 1, correlation_key="parcel")
     durable.drain()
     second = durable.insert(Parcel, 1, correlation_key="parcel")
     durable.drain()
     assert [t.instance_id for t in durable.history("parcel")] == [second.id]
-    assert durable.history("nobody") == []
+    assert durable.history("unknown") == []

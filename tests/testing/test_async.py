@@ -1,4 +1,4 @@
-"""The async harness does what the blocking one does; only what waits is awaited."""
+"""The async harness has the behaviour of the blocking one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gen_durable.testing import AsyncHarness, Crash, DrainCounts
 from tests.testing.machines import Checkout, Flaky, Order, Parcel, Payment, Receipt, Shipment
 
 
-async def test_an_order_is_paid(async_durable: AsyncHarness) -> None:
+async def test_async_harness_runs_an_order(async_durable: AsyncHarness) -> None:
     order = await async_durable.insert(Checkout, Order(42))
     assert await async_durable.drain() == DrainCounts(awaiting=1)
     async_durable.assert_awaiting(order, Checkout.payment)
@@ -25,7 +25,7 @@ async def test_an_order_is_paid(async_durable: AsyncHarness) -> None:
     assert [t.kind for t in async_durable.history(order)] == ["await", "done"]
 
 
-async def test_time_and_crashes_are_the_same(async_durable: AsyncHarness) -> None:
+async def test_async_harness_has_advance_and_crash_at(async_durable: AsyncHarness) -> None:
     order = await async_durable.insert(Checkout, Order(42))
     with async_durable.crash_at(Checkout.start), pytest.raises(Crash):
         await async_durable.drain()
@@ -37,7 +37,7 @@ async def test_time_and_crashes_are_the_same(async_durable: AsyncHarness) -> Non
     async_durable.assert_failed(order, match="never came")
 
 
-async def test_children_retries_and_batches(async_durable: AsyncHarness) -> None:
+async def test_async_harness_runs_children_retries_and_batches(async_durable: AsyncHarness) -> None:
     shipment, flaky = await async_durable.insert_all([Spec(Shipment, [1, 2, 3]), Spec(Flaky, 2)])
     assert await async_durable.drain() == DrainCounts(children=1, done=4, stopped=1, retry=2)
     assert async_durable.assert_done(shipment) == ["parcel 1", "parcel 2"]
@@ -45,7 +45,7 @@ async def test_children_retries_and_batches(async_durable: AsyncHarness) -> None
     assert len(async_durable.instances(Parcel)) == 3
 
 
-async def test_waiting_ends_when_a_drain_has_run(async_durable: AsyncHarness) -> None:
+async def test_wait_returns_after_a_drain(async_durable: AsyncHarness) -> None:
     parcel = await async_durable.insert(Parcel, 1)
     async with asyncio.TaskGroup() as group:
         waiting = group.create_task(async_durable.wait(parcel, timeout=timedelta(seconds=10)))
@@ -67,7 +67,7 @@ async def test_async_steps_run_on_the_loop_of_the_test(async_durable: AsyncHarne
     assert seen == [(asyncio.get_running_loop(), True)]
 
 
-async def test_two_drains_at_once_are_refused(async_durable: AsyncHarness) -> None:
+async def test_concurrent_drains_are_rejected(async_durable: AsyncHarness) -> None:
     class Slow(Machine[None, None]):
         @step
         async def sleep(self, ctx: Context[None]) -> Outcome[None]:
@@ -80,7 +80,7 @@ async def test_two_drains_at_once_are_refused(async_durable: AsyncHarness) -> No
     async_durable.assert_done(slow)
 
 
-async def test_a_drain_that_was_cancelled_is_recovered_by_the_next(async_durable: AsyncHarness) -> None:
+async def test_drain_recovers_rows_of_a_cancelled_drain(async_durable: AsyncHarness) -> None:
     has_begun = asyncio.Event()
 
     class Hangs(Machine[None, int]):
@@ -101,7 +101,7 @@ async def test_a_drain_that_was_cancelled_is_recovered_by_the_next(async_durable
     assert async_durable.assert_done(hangs) == 1
 
 
-async def test_the_callers_transaction_counts(async_durable: AsyncHarness) -> None:
+async def test_harness_verbs_take_a_callers_transaction(async_durable: AsyncHarness) -> None:
     conn = await asyncpg.connect(async_durable.dsn)
     try:
         async with conn.transaction():
@@ -113,7 +113,7 @@ async def test_the_callers_transaction_counts(async_durable: AsyncHarness) -> No
         await conn.close()
 
 
-async def test_it_can_be_opened_without_the_fixture(durable_dsn: str) -> None:
+async def test_harness_can_be_opened_without_the_fixture(durable_dsn: str) -> None:
     async with AsyncHarness(durable_dsn) as harness:
         parcel = await harness.insert(Parcel, 1)
         await harness.drain()
@@ -124,13 +124,13 @@ async def test_it_can_be_opened_without_the_fixture(durable_dsn: str) -> None:
         await harness.drain()
 
 
-async def test_it_installs_the_tables_where_there_are_none(durable_dsn: str) -> None:
+async def test_harness_installs_the_schema(durable_dsn: str) -> None:
     async with AsyncHarness(durable_dsn, settings=Settings(schema="second")) as harness:
         parcel = await harness.insert(Parcel, 1)
         await harness.drain()
         harness.assert_done(parcel)
 
 
-def test_a_database_that_is_not_there_is_told() -> None:
-    with pytest.raises(UnreachableError), AsyncHarness("postgresql://nobody@127.0.0.1:1/nowhere"):
+def test_unreachable_database_raises() -> None:
+    with pytest.raises(UnreachableError), AsyncHarness("postgresql://unknown@127.0.0.1:1/nowhere"):
         pass

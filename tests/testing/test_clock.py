@@ -1,4 +1,4 @@
-"""Time passes when the test says so."""
+"""`advance` and `fire_timeouts`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Sleep(Machine[timedelta, bool]):
         return Done(ctx.timed_out)
 
 
-def test_an_unpaid_order_is_stopped_after_two_days(durable: Harness) -> None:
+def test_advance_fires_timeouts(durable: Harness) -> None:
     order = durable.insert(Checkout, Order(42))
     assert durable.drain() == DrainCounts(awaiting=1)
     durable.assert_awaiting(order, Checkout.payment)
@@ -35,7 +35,7 @@ def test_an_unpaid_order_is_stopped_after_two_days(durable: Harness) -> None:
     assert [t.step for t in durable.history(order)] == ["start", "ship", "remind", "start", "ship"]
 
 
-def test_a_drain_does_not_skip_timeouts(durable: Harness) -> None:
+def test_drain_does_not_skip_timeouts(durable: Harness) -> None:
     order = durable.insert(Checkout, Order(42))
     flaky = durable.insert(Flaky, 2)
     durable.drain()
@@ -43,7 +43,7 @@ def test_a_drain_does_not_skip_timeouts(durable: Harness) -> None:
     durable.assert_awaiting(order)
 
 
-def test_nothing_times_out_before_its_time(durable: Harness) -> None:
+def test_timeout_does_not_fire_early(durable: Harness) -> None:
     order = durable.insert(Checkout, Order(42))
     durable.drain()
     durable.advance(hours=23, minutes=59)
@@ -53,13 +53,13 @@ def test_nothing_times_out_before_its_time(durable: Harness) -> None:
     assert durable.drain() == DrainCounts(next=2, awaiting=1)
 
 
-def test_a_timeout_that_is_over_at_once_needs_no_help(durable: Harness) -> None:
+def test_zero_timeout_fires_without_advance(durable: Harness) -> None:
     sleep = durable.insert(Sleep, timedelta(0))
     assert durable.drain() == DrainCounts(awaiting=1, done=1)
     assert durable.assert_done(sleep) is True
 
 
-def test_every_timeout_can_be_fired(durable: Harness) -> None:
+def test_fire_timeouts_fires_all_timeouts(durable: Harness) -> None:
     slept = [durable.insert(Sleep, timedelta(days=days)) for days in (1, 100)]
     order = durable.insert(Checkout, Order(42))
     durable.drain()
@@ -71,7 +71,7 @@ def test_every_timeout_can_be_fired(durable: Harness) -> None:
     durable.assert_at(order, Checkout.ship)
 
 
-def test_a_signal_after_the_timeout_is_seen_by_the_next_await(durable: Harness) -> None:
+def test_signal_after_the_timeout_wakes_the_next_await(durable: Harness) -> None:
     order = durable.insert(Checkout, Order(42))
     durable.drain()
     durable.fire_timeouts()
@@ -80,7 +80,7 @@ def test_a_signal_after_the_timeout_is_seen_by_the_next_await(durable: Harness) 
     assert durable.assert_done(order).amount == 5
 
 
-def test_a_schedule_comes_when_time_has_passed(durable: Harness) -> None:
+def test_advance_makes_scheduled_instances_due(durable: Harness) -> None:
     durable.insert(Parcel, 1, schedule_in=timedelta(hours=2))
     durable.advance(hours=1)
     assert durable.drain(collapse=False) == DrainCounts()
@@ -88,7 +88,7 @@ def test_a_schedule_comes_when_time_has_passed(durable: Harness) -> None:
     assert durable.drain(collapse=False) == DrainCounts(done=1)
 
 
-def test_everything_that_is_stored_grows_older(durable: Harness, conn: Any) -> None:
+def test_advance_ages_all_stored_times(durable: Harness, conn: Any) -> None:
     order = durable.insert(Checkout, Order(42))
     durable.signal(order, "noise")
     durable.insert(Parcel, 1)
@@ -101,8 +101,8 @@ def test_everything_that_is_stored_grows_older(durable: Harness, conn: Any) -> N
         assert {age // timedelta(minutes=1) for age in row if age is not None} == {25 * 60 + 1}
 
 
-def test_leases_of_the_dead_run_out(durable: Harness, conn: Any) -> None:
-    """As a worker leaves it that was killed: leased by somebody, and nobody renews."""
+def test_advance_expires_leases(durable: Harness, conn: Any) -> None:
+    """A row leased by a killed worker."""
     parcel = durable.insert(Parcel, 1)
     conn.execute(
         "update gen_durable.gen_durable set status = 'executing', lease_token = 1, locked_by = 'a dead worker',"
@@ -116,6 +116,6 @@ def test_leases_of_the_dead_run_out(durable: Harness, conn: Any) -> None:
     assert instance.crash_count == 0
 
 
-def test_time_does_not_run_backwards(durable: Harness) -> None:
+def test_advance_rejects_negative_time(durable: Harness) -> None:
     with pytest.raises(UsageError, match="negative"):
         durable.advance(hours=-1)

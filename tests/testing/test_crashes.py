@@ -1,4 +1,4 @@
-"""Processes die where the test wants it, and the next drain is the next process."""
+"""`crash_at` simulates a crash; the next drain recovers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gen_durable.testing import Crash, DrainCounts, Harness, crash_everywhere
 from tests.testing.machines import Checkout, Counted, Order, Parcel, Payment, Receipt, Shipment
 
 
-def test_a_crash_before_the_commit_repeats_the_step(durable: Harness) -> None:
+def test_crash_before_the_commit_repeats_the_step(durable: Harness) -> None:
     order = durable.insert(Checkout, Order(42))
     with durable.crash_at(Checkout.start), pytest.raises(Crash, match="before_commit of start"):
         durable.drain()
@@ -23,7 +23,7 @@ def test_a_crash_before_the_commit_repeats_the_step(durable: Harness) -> None:
     durable.assert_at(order, Checkout.ship)
 
 
-def test_a_crash_before_the_step_costs_an_attempt_too(durable: Harness) -> None:
+def test_crash_before_the_step_costs_an_attempt(durable: Harness) -> None:
     class Attempts(Machine[None, int]):
         @step
         async def tell(self, ctx: Context[None]) -> Outcome[int]:
@@ -36,7 +36,7 @@ def test_a_crash_before_the_step_costs_an_attempt_too(durable: Harness) -> None:
     assert durable.assert_done(told) == 1
 
 
-def test_a_step_that_was_repeated_keeps_its_idempotency_key(durable: Harness) -> None:
+def test_repeated_step_keeps_its_idempotency_key(durable: Harness) -> None:
     calls: list[str] = []
     durable.use(Counted(calls))
     counted = durable.insert(Counted, "x")
@@ -47,7 +47,7 @@ def test_a_step_that_was_repeated_keeps_its_idempotency_key(durable: Harness) ->
     assert [t.kind for t in durable.history(counted)] == ["done"]
 
 
-def test_recovery_does_not_wait_even_where_delays_count(durable: Harness) -> None:
+def test_recovery_skips_the_backoff_with_collapse_false(durable: Harness) -> None:
     parcel = durable.insert(Parcel, 1)
     with durable.crash_at(Parcel.pack), pytest.raises(Crash):
         durable.drain(collapse=False)
@@ -55,7 +55,7 @@ def test_recovery_does_not_wait_even_where_delays_count(durable: Harness) -> Non
     durable.assert_done(parcel)
 
 
-def test_only_the_step_that_is_meant_crashes(durable: Harness) -> None:
+def test_only_the_given_step_crashes(durable: Harness) -> None:
     order, parcel = durable.insert(Checkout, Order(42)), durable.insert(Parcel, 1)
     with durable.crash_at(Checkout.remind):
         assert durable.drain() == DrainCounts(awaiting=1, done=1)
@@ -63,7 +63,7 @@ def test_only_the_step_that_is_meant_crashes(durable: Harness) -> None:
     durable.assert_done(parcel)
 
 
-def test_a_crash_frees_the_key_that_it_held(durable: Harness) -> None:
+def test_crash_frees_the_concurrency_key(durable: Harness) -> None:
     first = durable.insert(Parcel, 1, concurrency_key="printer")
     second = durable.insert(Parcel, 2, concurrency_key="printer")
     with durable.crash_at(Parcel.pack), pytest.raises(Crash):
@@ -78,7 +78,7 @@ class TestPoison:
     def durable_settings(self) -> Settings:
         return Settings(crash_limit=2)
 
-    def test_what_kills_its_process_again_and_again_fails(self, durable: Harness) -> None:
+    def test_repeated_crashes_fail_as_poison(self, durable: Harness) -> None:
         parcel = durable.insert(Parcel, 1)
         for _ in range(2):
             with durable.crash_at(Parcel.pack), pytest.raises(Crash):
@@ -87,7 +87,7 @@ class TestPoison:
         durable.assert_failed(parcel, match="^poison: the process died 2 times in step pack")
 
 
-def test_a_checkout_survives_a_crash_at_every_point() -> None:
+def test_crash_everywhere_passes_for_a_safe_machine() -> None:
     def scenario(durable: Harness) -> None:
         order = durable.insert(Checkout, Order(42))
         assert durable.drain() == DrainCounts(awaiting=1)
@@ -100,7 +100,7 @@ def test_a_checkout_survives_a_crash_at_every_point() -> None:
     assert crash_everywhere(scenario) == 10
 
 
-def test_children_survive_a_crash_at_every_point() -> None:
+def test_crash_everywhere_covers_children() -> None:
     def scenario(durable: Harness) -> None:
         shipment = durable.insert(Shipment, [1, 2])
         durable.drain()
@@ -110,7 +110,7 @@ def test_children_survive_a_crash_at_every_point() -> None:
     assert crash_everywhere(scenario) == 8
 
 
-def test_a_step_that_is_not_safe_to_repeat_is_found() -> None:
+def test_crash_everywhere_finds_an_unsafe_step() -> None:
     def scenario(durable: Harness) -> None:
         durable.use(Counted([]))
         counted = durable.insert(Counted, "x")
@@ -122,7 +122,7 @@ def test_a_step_that_is_not_safe_to_repeat_is_found() -> None:
     assert raised.value.__notes__ == ["The process had died before the commit of step 'count'."]
 
 
-def test_a_scenario_may_crash_by_itself_too() -> None:
+def test_crash_everywhere_allows_crashes_of_the_scenario() -> None:
     def scenario(durable: Harness) -> None:
         parcel = durable.insert(Parcel, 1)
         with durable.crash_at(Parcel.pack), pytest.raises(Crash):
@@ -133,7 +133,7 @@ def test_a_scenario_may_crash_by_itself_too() -> None:
     assert crash_everywhere(scenario) == 2
 
 
-def test_a_scenario_that_fails_undisturbed_says_nothing_of_crashes() -> None:
+def test_crash_everywhere_reports_a_scenario_that_fails_anyway() -> None:
     def scenario(durable: Harness) -> None:
         durable.assert_done(1)
 
@@ -142,7 +142,7 @@ def test_a_scenario_that_fails_undisturbed_says_nothing_of_crashes() -> None:
     assert not hasattr(raised.value, "__notes__")
 
 
-def test_a_scenario_may_have_settings_of_its_own() -> None:
+def test_crash_everywhere_takes_settings() -> None:
     class Short(Machine[None, None]):
         @step
         async def sleep(self, ctx: Context[None]) -> Outcome[None]:
@@ -163,7 +163,7 @@ def test_a_scenario_may_have_settings_of_its_own() -> None:
     assert crash_everywhere(scenario, settings=Settings(schema="elsewhere")) == 4
 
 
-def test_crash_at_an_unknown_step_is_refused(durable: Harness) -> None:
+def test_crash_at_an_unknown_step_is_rejected(durable: Harness) -> None:
     durable.insert(Checkout, Order(42))
     problem = r"crash_at got the step 'shp'; did you mean 'ship'\? The steps of the machines known here are .*'start'"
     with pytest.raises(UsageError, match=problem), durable.crash_at("shp"):
@@ -172,7 +172,7 @@ def test_crash_at_an_unknown_step_is_refused(durable: Harness) -> None:
         durable.drain()
 
 
-def test_crash_at_an_unknown_point_is_refused(durable: Harness) -> None:
+def test_crash_at_an_unknown_point_is_rejected(durable: Harness) -> None:
     point: Any = "before_comit"
     problem = r"did you mean 'before_commit'\? The points are 'before_step', 'before_commit'"
     with pytest.raises(UsageError, match=problem), durable.crash_at(Checkout.ship, point):

@@ -1,4 +1,4 @@
-"""Every test has a database of its own, and leaves none behind."""
+"""Each test has its own database, which is removed afterwards."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def admin() -> Iterator[psycopg.Connection]:
 
 @pytest.fixture
 def role(admin: psycopg.Connection[Any]) -> Iterator[str]:
-    """A login that may nothing but connect."""
+    """A role that may only connect."""
     name = f"gen_durable_{secrets.token_hex(4)}"
     admin.execute(f"create role {name} login".encode())
     yield name
@@ -52,7 +52,7 @@ def dsn_of(role: str) -> str:
     return f"postgresql://{role}@{parts.netloc.rpartition('@')[2]}{parts.path}?{parts.query}"
 
 
-def test_databases_are_empty_migrated_and_not_shared(durable_databases: Databases) -> None:
+def test_databases_are_empty_and_migrated_and_not_shared(durable_databases: Databases) -> None:
     fresh = durable_databases.fresh
     with fresh() as first, fresh() as second, Harness(first) as one, Harness(second) as other:
         one.insert(Parcel, 1)
@@ -60,11 +60,11 @@ def test_databases_are_empty_migrated_and_not_shared(durable_databases: Database
         assert one._run_now(migrate.status("gen_durable")).is_current
 
 
-def test_all_fixtures_of_a_test_mean_the_same_database(durable: Harness, durable_dsn: str) -> None:
+def test_fixtures_of_a_test_share_a_database(durable: Harness, durable_dsn: str) -> None:
     assert durable.dsn == durable_dsn
 
 
-def test_databases_are_gone_after_the_session(admin: psycopg.Connection[Any]) -> None:
+def test_databases_are_dropped_after_the_session(admin: psycopg.Connection[Any]) -> None:
     with Databases() as databases:
         with databases.fresh() as dsn, psycopg.connect(dsn) as forgotten:
             name = name_in(dsn)
@@ -75,7 +75,7 @@ def test_databases_are_gone_after_the_session(admin: psycopg.Connection[Any]) ->
     assert names(admin, f"gen\\_durable\\_test\\_{databases._token}%") == set()
 
 
-def test_databases_of_a_killed_session_are_swept_and_those_of_a_live_one_are_not(
+def test_only_databases_of_killed_sessions_are_swept(
     admin: psycopg.Connection[Any], durable_dsn: str
 ) -> None:
     orphan = f"gen_durable_test_{secrets.token_hex(4)}_1"
@@ -85,7 +85,7 @@ def test_databases_of_a_killed_session_are_swept_and_those_of_a_live_one_are_not
         assert names(admin, name_in(durable_dsn)) == {name_in(durable_dsn)}
 
 
-def test_processes_that_need_the_template_at_once_make_one(admin: psycopg.Connection[Any]) -> None:
+def test_concurrent_processes_create_one_template(admin: psycopg.Connection[Any]) -> None:
     template = _template_name("raced_for")
     admin.execute(f"drop database if exists {template}".encode())
 
@@ -98,7 +98,7 @@ def test_processes_that_need_the_template_at_once_make_one(admin: psycopg.Connec
     assert names(admin, template) == {template}
 
 
-def test_a_template_that_was_swept_by_others_is_made_again(admin: psycopg.Connection[Any]) -> None:
+def test_swept_template_is_created_again(admin: psycopg.Connection[Any]) -> None:
     with Databases() as databases:
         with databases.fresh("swept") as first:
             assert first
@@ -107,7 +107,7 @@ def test_a_template_that_was_swept_by_others_is_made_again(admin: psycopg.Connec
             conn.execute("select from swept.signals")
 
 
-def test_a_role_that_may_make_databases_needs_no_more(admin: psycopg.Connection[Any], role: str) -> None:
+def test_createdb_privilege_is_enough(admin: psycopg.Connection[Any], role: str) -> None:
     admin.execute(f"alter role {role} createdb".encode())
     template = _template_name("of_a_role")
     admin.execute(f"drop database if exists {template}".encode())
@@ -120,7 +120,7 @@ def test_a_role_that_may_make_databases_needs_no_more(admin: psycopg.Connection[
     admin.execute(f"drop database {template}".encode())
 
 
-def test_a_role_that_may_not_make_databases_is_told_what_it_needs(role: str) -> None:
+def test_missing_createdb_privilege_is_named(role: str) -> None:
     with (
         Databases(dsn_of(role)) as databases,
         pytest.raises(UsageError, match="createdb"),
@@ -129,7 +129,7 @@ def test_a_role_that_may_not_make_databases_is_told_what_it_needs(role: str) -> 
         pass
 
 
-def test_a_server_that_is_not_there_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreachable_server_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GEN_DURABLE_DSN", "postgresql://app:secret@127.0.0.1:1/shop")
     with (
         pytest.raises(UnreachableError, match=r"app@127.0.0.1:1/shop(.|\n)*GEN_DURABLE_DSN"),
@@ -148,22 +148,20 @@ def test_a_server_that_is_not_there_is_told(monkeypatch: pytest.MonkeyPatch) -> 
         ("postgresql://db/?dbname=shop&sslmode=require", "postgresql://db/fresh?sslmode=require"),
     ],
 )
-def test_only_the_database_of_a_dsn_changes(server: str, expected: str) -> None:
+def test_dsn_of_changes_only_the_database(server: str, expected: str) -> None:
     databases = Databases()
     databases._server = ScratchServer(server, "")
     assert databases.dsn_of("fresh") == expected
 
 
-def test_a_home_of_the_users_is_respected_but_not_shared(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_home_setting_is_respected_but_not_shared(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("GEN_DURABLE_HOME", str(tmp_path))
     (home,) = _homes()
     assert home.parent == tmp_path
     assert home.name.startswith("tests-pg")
 
 
-def test_a_database_with_new_rows_and_tables_is_used_again(admin: psycopg.Connection[Any]) -> None:
+def test_database_with_new_rows_and_tables_is_reused(admin: psycopg.Connection[Any]) -> None:
     with Databases() as databases:
         with databases.clean() as first, Harness(first) as durable, psycopg.connect(first) as forgotten:
             durable.insert(Parcel, 1)
@@ -207,7 +205,7 @@ DEEDS = [
 ]
 
 
-def test_one_to_which_more_was_done_is_not() -> None:
+def test_database_with_other_changes_is_not_reused() -> None:
     with Databases() as databases:
         for deed in DEEDS:
             with databases.clean() as dsn, psycopg.connect(dsn, autocommit=True) as conn:
@@ -216,7 +214,7 @@ def test_one_to_which_more_was_done_is_not() -> None:
 
 
 def used(databases: Databases) -> str | None:
-    """The database that was given back, if it is good enough for the next test."""
+    """The returned database, if the next test can reuse it."""
     for returned in databases._returned["gen_durable"].values():
         returned.result()
     return databases._usable("gen_durable")

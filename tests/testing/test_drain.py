@@ -1,4 +1,4 @@
-"""`drain` runs what is due, by the statements of a worker, and no further."""
+"""`drain` runs due instances with the statements of a worker."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ from tests.testing.machines import (
 )
 
 
-def test_an_instance_runs_until_it_awaits(durable: Harness) -> None:
+def test_drain_runs_until_an_await(durable: Harness) -> None:
     durable.insert(Checkout, Order(42))
     assert durable.drain() == DrainCounts(awaiting=1)
     assert durable.drain() == DrainCounts()
 
 
-def test_a_signal_lets_it_go_on_to_its_end(durable: Harness) -> None:
+def test_drain_continues_after_a_signal(durable: Harness) -> None:
     order = durable.insert(Checkout, Order(42), correlation_key="order:42")
     durable.drain()
     durable.signal("order:42", Checkout.payment, Payment(100))
@@ -56,27 +56,27 @@ def test_a_signal_lets_it_go_on_to_its_end(durable: Harness) -> None:
     assert receipt == Receipt(42, 100)
 
 
-def test_a_signal_that_came_first_is_found_by_the_await(durable: Harness) -> None:
+def test_drain_finds_a_signal_sent_before_the_await(durable: Harness) -> None:
     order = durable.insert(Checkout, Order(42))
     durable.signal(order, Checkout.withdrawn)
     assert durable.drain() == DrainCounts(awaiting=1, stopped=1)
     durable.assert_failed(order, match="withdrew")
 
 
-def test_children_need_not_be_registered_and_their_parent_sees_them(durable: Harness) -> None:
+def test_drain_registers_children_automatically(durable: Harness) -> None:
     shipment = durable.insert(Shipment, [1, 2, 3])
     assert durable.drain() == DrainCounts(children=1, done=3, stopped=1)
     assert durable.assert_done(shipment) == ["parcel 1", "parcel 2"]
     assert [child.status.value for child in durable.children(shipment)] == ["done", "done", "failed"]
 
 
-def test_a_parent_without_children_goes_on_at_once(durable: Harness) -> None:
+def test_drain_continues_a_parent_without_children(durable: Harness) -> None:
     shipment = durable.insert(Shipment, [])
     assert durable.drain() == DrainCounts(children=1, done=1)
     assert durable.assert_done(shipment) == []
 
 
-def test_children_that_a_handler_schedules_run_too(durable: Harness) -> None:
+def test_drain_runs_children_scheduled_by_handle(durable: Harness) -> None:
     class Rescued(Machine[None, int]):
         @step
         async def fail(self, ctx: Context[None]) -> Outcome[int]:
@@ -94,13 +94,13 @@ def test_children_that_a_handler_schedules_run_too(durable: Harness) -> None:
     durable.assert_done(rescued, 1)
 
 
-def test_delays_are_skipped(durable: Harness) -> None:
+def test_drain_skips_delays(durable: Harness) -> None:
     flaky = durable.insert(Flaky, 3)
     assert durable.drain() == DrainCounts(retry=3, done=1)
     assert durable.assert_done(flaky) == 3
 
 
-def test_schedules_are_skipped_in_their_order(durable: Harness) -> None:
+def test_drain_skips_schedules_in_order(durable: Harness) -> None:
     tomorrow = durable.insert(Parcel, 1, schedule_in=timedelta(days=1))
     next_year = durable.insert(Parcel, 2, eligible_at=datetime.now(UTC) + timedelta(days=365))
     soon = durable.insert(Parcel, 4, schedule_in=timedelta(seconds=10))
@@ -109,8 +109,8 @@ def test_schedules_are_skipped_in_their_order(durable: Harness) -> None:
     assert [parcel.id for parcel in ended] == [soon.id, tomorrow.id, next_year.id]
 
 
-def test_a_retry_runs_before_what_is_due_after_it(durable: Harness) -> None:
-    """The delays of all are skipped together, so a later schedule keeps its place between two retries."""
+def test_drain_runs_a_retry_before_later_instances(durable: Harness) -> None:
+    """All delays are skipped together, so a later schedule keeps its order between two retries."""
     order: list[str] = []
 
     class Retries(Machine[str, None]):
@@ -130,7 +130,7 @@ def test_a_retry_runs_before_what_is_due_after_it(durable: Harness) -> None:
     assert order == ["early 0", "early 1", "later 0", "early 2"]
 
 
-def test_delays_are_left_alone_when_the_test_says_so(durable: Harness) -> None:
+def test_drain_with_collapse_false_keeps_delays(durable: Harness) -> None:
     flaky = durable.insert(Flaky, 1)
     assert durable.drain(collapse=False) == DrainCounts(retry=1)
     assert durable.drain(collapse=False) == DrainCounts()
@@ -139,33 +139,33 @@ def test_delays_are_left_alone_when_the_test_says_so(durable: Harness) -> None:
     durable.assert_done(flaky)
 
 
-def test_a_machine_that_never_rests_is_an_error_that_names_it(durable: Harness) -> None:
+def test_drain_names_a_machine_that_never_ends(durable: Harness) -> None:
     poll = durable.insert(Poll, 0)
     with pytest.raises(
         AssertionError, match=rf"Poll {poll.id} has not come to rest after 20 steps.*look → look"
     ):
         durable.drain(max_steps=20)
-    # It was given back as it was; its delay had been skipped.
+    # It was released unchanged; its delay had been skipped.
     assert durable.drain(collapse=False) == DrainCounts(next=1)
     instance = durable.get(poll)
     assert instance is not None
     assert (instance.state, instance.attempt, instance.crash_count) == (21, 0, 0)
 
 
-def test_a_machine_that_spins_is_an_error_even_without_skipping(durable: Harness) -> None:
+def test_drain_names_a_spinning_machine_with_collapse_false(durable: Harness) -> None:
     durable.insert(Spin)
     with pytest.raises(AssertionError, match="Spin 1 has not come to rest"):
         durable.drain(collapse=False, max_steps=5)
 
 
-def test_all_queues_are_served(durable: Harness) -> None:
+def test_drain_serves_all_queues(durable: Harness) -> None:
     refs = [durable.insert(Parcel, 1, queue=queue) for queue in ("a", "parcels", "z")]
     assert durable.drain() == DrainCounts(done=3)
     for ref in refs:
         durable.assert_done(ref)
 
 
-def test_urgent_ones_run_first(durable: Harness) -> None:
+def test_drain_runs_urgent_instances_first(durable: Harness) -> None:
     calls: list[str] = []
     durable.use(Counted(calls))
     lazy = durable.insert(Counted, "lazy", priority=5)
@@ -174,14 +174,14 @@ def test_urgent_ones_run_first(durable: Harness) -> None:
     assert calls == [f"{urgent.id}:1", f"{lazy.id}:1"]
 
 
-def test_rows_of_one_concurrency_key_run_one_after_the_other(durable: Harness) -> None:
+def test_drain_runs_rows_of_a_key_one_by_one(durable: Harness) -> None:
     refs = [durable.insert(Shipment, [1, 2], concurrency_key="printer") for _ in range(3)]
     durable.drain()
     for ref in refs:
         durable.assert_done(ref)
 
 
-def test_a_key_that_somebody_else_holds_keeps_only_its_own_rows_waiting(durable: Harness) -> None:
+def test_drain_leaves_only_rows_of_a_held_key(durable: Harness) -> None:
     held = durable.insert(Parcel, 1, concurrency_key="printer")
     free = durable.insert(Parcel, 2)
     _lease(durable, "printer")
@@ -192,7 +192,7 @@ def test_a_key_that_somebody_else_holds_keeps_only_its_own_rows_waiting(durable:
     assert instance.status == "runnable"
 
 
-def test_a_machine_with_fakes_is_used_instead_of_its_class(durable: Harness) -> None:
+def test_used_machine_object_replaces_its_class(durable: Harness) -> None:
     first: list[str] = []
     second: list[str] = []
     durable.use(Counted(first))
@@ -202,7 +202,7 @@ def test_a_machine_with_fakes_is_used_instead_of_its_class(durable: Harness) -> 
     assert (first, second) == ([], [f"{counted.id}:1"])
 
 
-def test_a_machine_object_may_be_inserted(durable: Harness) -> None:
+def test_machine_object_can_be_inserted(durable: Harness) -> None:
     calls: list[str] = []
     machine = Counted(calls)
     durable.insert(machine, "x")
@@ -211,14 +211,14 @@ def test_a_machine_object_may_be_inserted(durable: Harness) -> None:
     assert len(calls) == 2
 
 
-def test_a_machine_that_needs_arguments_must_be_used_first(durable: Harness) -> None:
+def test_machine_that_needs_arguments_must_be_used_first(durable: Harness) -> None:
     with pytest.raises(DefinitionError) as raised:
         durable.insert(Counted, "x")
     assert raised.value.__notes__ == ["In a test, say what to run before: durable.use(Counted(…))"]
     assert durable.instances() == []
 
 
-def test_a_child_that_needs_arguments_is_the_fault_of_the_test(durable: Harness) -> None:
+def test_child_that_needs_arguments_raises_in_the_test(durable: Harness) -> None:
     class Parent(Machine[None, None]):
         @step
         async def split(self, ctx: Context[None]) -> Outcome[None]:
@@ -236,7 +236,7 @@ def test_a_child_that_needs_arguments_is_the_fault_of_the_test(durable: Harness)
     durable.assert_done(parent)
 
 
-def test_two_machines_of_one_name_are_refused(durable: Harness) -> None:
+def test_two_machines_of_one_name_are_rejected(durable: Harness) -> None:
     class Other(Machine[int, str], name="Parcel"):
         @step
         async def pack(self, ctx: Context[int]) -> Outcome[str]:
@@ -248,7 +248,7 @@ def test_two_machines_of_one_name_are_refused(durable: Harness) -> None:
     assert not hasattr(raised.value, "__notes__")
 
 
-def test_versions_run_beside_each_other(durable: Harness) -> None:
+def test_drain_runs_several_versions(durable: Harness) -> None:
     class ParcelV2(Machine[int, int], name="Parcel", version=2):
         @step
         async def pack(self, ctx: Context[int]) -> Outcome[int]:
@@ -260,12 +260,12 @@ def test_versions_run_beside_each_other(durable: Harness) -> None:
     assert [parcel.id for parcel in durable.instances(ParcelV2)] == [new.id]
 
 
-def test_many_are_inserted_at_once_and_all_run(durable: Harness) -> None:
+def test_drain_runs_a_batch(durable: Harness) -> None:
     durable.insert_all([Spec(Parcel, 1), Spec(Checkout, Order(1)), Spec(Parcel, 2)])
     assert durable.drain() == DrainCounts(done=2, awaiting=1)
 
 
-def test_what_others_inserted_runs_when_the_machine_is_known(durable: Harness) -> None:
+def test_drain_runs_instances_inserted_by_others(durable: Harness) -> None:
     with Harness(str(durable.dsn)) as other:
         parcel = other.insert(Parcel, 1)
     assert durable.drain() == DrainCounts()
@@ -274,7 +274,7 @@ def test_what_others_inserted_runs_when_the_machine_is_known(durable: Harness) -
     durable.assert_done(parcel)
 
 
-def test_machines_are_recorded_for_producers_that_speak_sql(durable: Harness, conn: Any) -> None:
+def test_used_machines_are_registered_for_sql_inserts(durable: Harness, conn: Any) -> None:
     durable.use(Parcel)
     durable.drain()
     id, is_new = conn.execute("select id, inserted from gen_durable.insert('Parcel', '7')").fetchone()
@@ -283,7 +283,7 @@ def test_machines_are_recorded_for_producers_that_speak_sql(durable: Harness, co
     assert durable.assert_done(id) == "parcel 7"
 
 
-def test_what_the_callers_transaction_inserts_runs_after_its_commit(durable: Harness, conn: Any) -> None:
+def test_drain_runs_a_callers_insert_after_its_commit(durable: Harness, conn: Any) -> None:
     with conn.transaction():
         parcel = durable.insert(Parcel, 1, conn=conn)
         assert durable.drain() == DrainCounts()
@@ -291,7 +291,7 @@ def test_what_the_callers_transaction_inserts_runs_after_its_commit(durable: Har
     durable.assert_done(parcel)
 
 
-def test_a_row_in_somebodys_open_transaction_is_passed_by(durable: Harness, conn: Any) -> None:
+def test_drain_skips_locked_rows(durable: Harness, conn: Any) -> None:
     parcel = durable.insert(Parcel, 1)
     with conn.transaction():
         conn.execute("select from gen_durable.gen_durable for update")
@@ -300,7 +300,7 @@ def test_a_row_in_somebodys_open_transaction_is_passed_by(durable: Harness, conn
     durable.assert_done(parcel)
 
 
-def test_steps_may_use_the_harness_but_not_drain_it(durable: Harness) -> None:
+def test_steps_may_use_the_harness_but_not_drain(durable: Harness) -> None:
     class Busy(Machine[None, str]):
         @step
         def insert(self, ctx: Context[None]) -> Outcome[str]:
@@ -318,13 +318,13 @@ def test_steps_may_use_the_harness_but_not_drain_it(durable: Harness) -> None:
     durable.assert_done(busy, "refused")
 
 
-async def test_a_blocking_drain_inside_a_running_loop_says_what_to_do(durable: Harness) -> None:
+async def test_blocking_drain_inside_a_loop_raises_with_advice(durable: Harness) -> None:
     durable.insert(Parcel, 1)
     with pytest.raises(UsageError, match="async_durable"):
         durable.drain()
 
 
-def test_what_a_step_leaves_on_the_loop_is_there_at_the_next_drain(durable: Harness) -> None:
+def test_loop_is_kept_between_drains(durable: Harness) -> None:
     loops: list[object] = []
 
     class Looped(Machine[None, None]):
@@ -345,7 +345,7 @@ def test_what_a_step_leaves_on_the_loop_is_there_at_the_next_drain(durable: Harn
     assert loops[0] is loops[1]
 
 
-def test_an_outcome_that_the_database_refuses_ends_its_instance_only(durable: Harness, conn: Any) -> None:
+def test_rejected_outcome_fails_only_its_instance(durable: Harness, conn: Any) -> None:
     conn.execute(
         "alter table gen_durable.gen_durable add constraint odd check (result is distinct from '\"parcel 2\"')"
     )
@@ -356,10 +356,10 @@ def test_an_outcome_that_the_database_refuses_ends_its_instance_only(durable: Ha
     assert [t.kind for t in durable.history(refused)] == ["stop"]
 
 
-def test_a_delay_that_is_over_before_anybody_looks_is_no_reason_to_stop(
+def test_drain_continues_when_a_delay_ends_during_a_pick(
     durable: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is not due when a pick looks may be due a moment later, when the time until then is to be skipped."""
+    """A row that is not due at the pick may be due when its delay is skipped."""
 
     class Soon(Machine[None, int]):
         @step
@@ -379,7 +379,7 @@ def test_a_delay_that_is_over_before_anybody_looks_is_no_reason_to_stop(
 
 
 def _lease(durable: Harness, key: str) -> None:
-    """As if another process executed a row of this key."""
+    """Make another process hold this key."""
     durable.insert(Parcel, 9, concurrency_key=key, priority=-1)
     durable._run_now(
         pick.pick("parcels", (["Parcel"], [1]), 1, 1, "another", pick.Leases(timedelta(minutes=1)))
@@ -392,9 +392,7 @@ class Stateless(Machine[None, str]):
         return Done(repr(ctx.state))
 
 
-def test_a_machine_without_a_state_needs_none_of_a_producer_in_sql(
-    durable: Harness, durable_dsn: str
-) -> None:
+def test_sql_insert_needs_no_state_for_a_stateless_machine(durable: Harness, durable_dsn: str) -> None:
     durable.insert(Stateless)
     with psycopg.connect(durable_dsn, autocommit=True) as conn:
         conn.execute("select gen_durable.insert('Stateless', step => 'only')")

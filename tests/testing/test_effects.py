@@ -1,4 +1,4 @@
-"""Effects in `drain`: in the transaction of their outcome, as a worker runs them."""
+"""`drain` runs effects in the transaction of their outcome."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _book(key: str) -> Sql:
 
 
 class Sale(Machine[str, str]):
-    """Two steps, each with an effect of another kind."""
+    """Two steps with different kinds of effects."""
 
     async def _note(self, key: str, tx: Transaction) -> None:
         await tx.execute("insert into ledger (key) values ($1)", key)
@@ -56,7 +56,7 @@ class Sale(Machine[str, str]):
         return Done(ctx.state, effect=functools.partial(self._note, f"{ctx.state} paid"))
 
 
-def test_a_drain_runs_effects(durable: Harness, ledger: psycopg.Connection) -> None:
+def test_drain_runs_effects(durable: Harness, ledger: psycopg.Connection) -> None:
     sale = durable.insert(Sale, "book")
     assert durable.drain() == DrainCounts(next=1, done=1)
     assert durable.assert_done(sale) == "book"
@@ -64,14 +64,14 @@ def test_a_drain_runs_effects(durable: Harness, ledger: psycopg.Connection) -> N
     assert [one.status for one in durable.executions(sale)] == [ExecutionStatus.DONE] * 2
 
 
-async def test_an_async_drain_runs_effects(async_durable: AsyncHarness, ledger: psycopg.Connection) -> None:
+async def test_async_drain_runs_effects(async_durable: AsyncHarness, ledger: psycopg.Connection) -> None:
     sale = await async_durable.insert(Sale, "book")
     assert await async_durable.drain() == DrainCounts(next=1, done=1)
     async_durable.assert_done(sale, "book")
     assert _booked(ledger) == ["book reserved", "book paid"]
 
 
-def test_records_of_a_drain_carry_their_times(durable: Harness, ledger: psycopg.Connection) -> None:
+def test_drain_records_execution_times(durable: Harness, ledger: psycopg.Connection) -> None:
     sale = durable.insert(Sale, "book")
     durable.drain()
     for record in durable.executions(sale):
@@ -81,7 +81,7 @@ def test_records_of_a_drain_carry_their_times(durable: Harness, ledger: psycopg.
         assert record.leased_at <= record.started_at <= record.finished_at
 
 
-def test_a_failing_effect_goes_to_handle(durable: Harness, ledger: psycopg.Connection) -> None:
+def test_drain_passes_a_failing_effect_to_handle(durable: Harness, ledger: psycopg.Connection) -> None:
     class Careful(Machine[list[str], str]):
         @step
         async def run(self, ctx: Context[list[str]]) -> Outcome[str]:
@@ -99,9 +99,7 @@ def test_a_failing_effect_goes_to_handle(durable: Harness, ledger: psycopg.Conne
     assert _booked(ledger) == ["taken"]
 
 
-def test_a_failing_effect_is_retried_as_a_step_that_raises(
-    durable: Harness, ledger: psycopg.Connection
-) -> None:
+def test_drain_retries_a_failing_effect(durable: Harness, ledger: psycopg.Connection) -> None:
     class Stubborn(Machine[None, int], retry=Backoff(max_attempts=5, base=timedelta(minutes=1))):
         @step
         async def run(self, ctx: Context[None]) -> Outcome[int]:
@@ -114,7 +112,7 @@ def test_a_failing_effect_is_retried_as_a_step_that_raises(
     assert [transition.kind for transition in durable.history(ref)] == ["retry", "retry", "done"]
 
 
-def test_an_effect_that_fails_in_the_handlers_outcome_too_ends_the_instance(durable: Harness) -> None:
+def test_drain_fails_an_instance_whose_handle_effect_fails(durable: Harness) -> None:
     class Doomed(Machine[None, None]):
         @step
         async def run(self, ctx: Context[None]) -> Outcome[None]:
@@ -131,7 +129,7 @@ def test_an_effect_that_fails_in_the_handlers_outcome_too_ends_the_instance(dura
 
 
 @pytest.mark.parametrize("text", ["commit", "rollback", "select 1; end"])
-def test_an_effect_that_ends_its_transaction_is_refused_here_too(durable: Harness, text: str) -> None:
+def test_drain_rejects_an_effect_that_ends_its_transaction(durable: Harness, text: str) -> None:
     class Eager(Machine[None, None]):
         @step
         async def run(self, ctx: Context[None]) -> Outcome[None]:
@@ -142,7 +140,7 @@ def test_an_effect_that_ends_its_transaction_is_refused_here_too(durable: Harnes
     durable.assert_failed(ref, match="the effect ends the transaction that it runs in")
 
 
-def test_a_crash_before_the_commit_leaves_no_effect(durable: Harness, ledger: psycopg.Connection) -> None:
+def test_crash_before_the_commit_leaves_no_effect(durable: Harness, ledger: psycopg.Connection) -> None:
     sale = durable.insert(Sale, "book")
     with durable.crash_at(Sale.reserve), pytest.raises(Crash):
         durable.drain()
@@ -152,7 +150,7 @@ def test_a_crash_before_the_commit_leaves_no_effect(durable: Harness, ledger: ps
     assert _booked(ledger) == ["book reserved", "book paid"]
 
 
-def test_effects_happen_once_wherever_the_process_dies() -> None:
+def test_crash_everywhere_applies_effects_once() -> None:
     def scenario(durable: Harness) -> None:
         with psycopg.connect(str(durable.dsn), autocommit=True) as conn:
             conn.execute("create table ledger (id int generated always as identity, key text)")
@@ -163,7 +161,7 @@ def test_effects_happen_once_wherever_the_process_dies() -> None:
     assert crash_everywhere(scenario) == 4
 
 
-def test_an_effect_sees_what_the_test_has_committed(durable: Harness, ledger: psycopg.Connection) -> None:
+def test_effect_sees_committed_rows_of_the_test(durable: Harness, ledger: psycopg.Connection) -> None:
     seen: list[Any] = []
 
     class Reader(Machine[None, None]):

@@ -1,4 +1,4 @@
-"""Jobs in a test: drained like machines, or called like the functions that they are."""
+"""Testing jobs: drained like machines, or called as functions."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def sweep() -> int:
     return 3
 
 
-def test_a_job_is_drained_to_its_end(durable: Harness) -> None:
+def test_drain_runs_a_job(durable: Harness) -> None:
     ref, swept = durable.insert(charge, Invoice(0)), durable.insert(sweep)
     assert durable.drain() == DrainCounts(done=2)
     assert durable.assert_done(ref) == Charge(f"{ref.id}:1")
@@ -74,7 +74,7 @@ def test_a_job_is_drained_to_its_end(durable: Harness) -> None:
     assert [transition.step for transition in durable.history(ref)] == ["run"]
 
 
-def test_waits_are_skipped_or_waited_for(durable: Harness) -> None:
+def test_drain_skips_or_keeps_backoffs(durable: Harness) -> None:
     ref = durable.insert(charge, Invoice(2))
     assert durable.drain(collapse=False) == DrainCounts(retry=1)
     durable.advance(hours=23)
@@ -86,7 +86,7 @@ def test_waits_are_skipped_or_waited_for(durable: Harness) -> None:
     assert [transition.kind for transition in durable.history(ref)] == ["retry", "retry", "done"]
 
 
-def test_failures_and_cancels_are_told_apart(durable: Harness) -> None:
+def test_drain_counts_failures_and_cancels(durable: Harness) -> None:
     failed, cancelled = durable.insert(charge, Invoice(0, -1)), durable.insert(charge, Invoice(0, 0))
     assert durable.drain() == DrainCounts(stopped=1, cancelled=1)
     durable.assert_failed(failed, match="card declined")
@@ -97,7 +97,7 @@ def test_failures_and_cancels_are_told_apart(durable: Harness) -> None:
         durable.assert_done(cancelled)
 
 
-def test_dead_letters_run_where_the_test_says_so(durable: Harness) -> None:
+def test_drain_runs_dead_letters_of_used_jobs(durable: Harness) -> None:
     durable.use(dead)
     durable.insert(charge, Invoice(7, -1))
     assert durable.drain() == DrainCounts(stopped=1, done=1)
@@ -105,7 +105,7 @@ def test_dead_letters_run_where_the_test_says_so(durable: Harness) -> None:
     assert durable.assert_done(letter.id) == "billing.charge.v1 of 7: card declined"
 
 
-def test_a_fake_takes_the_place_of_a_job(durable: Harness) -> None:
+def test_fake_replaces_a_job(durable: Harness) -> None:
     @job("billing.charge.v1", queue="billing")
     async def fake(invoice: Invoice) -> Charge:
         return Charge("fake")
@@ -116,7 +116,7 @@ def test_a_fake_takes_the_place_of_a_job(durable: Harness) -> None:
     assert durable.assert_done(ref) == Charge("fake")
 
 
-def test_children_that_are_jobs_are_known(durable: Harness) -> None:
+def test_drain_runs_jobs_as_children(durable: Harness) -> None:
     class Close(Machine[None, int]):
         @step
         async def split(self, ctx: Context[None]) -> Outcome[int]:
@@ -131,7 +131,7 @@ def test_children_that_are_jobs_are_known(durable: Harness) -> None:
     assert durable.assert_done(ref) == 4
 
 
-def test_a_process_may_die_in_a_job(durable: Harness) -> None:
+def test_crash_at_a_job(durable: Harness) -> None:
     ref = durable.insert(sweep)
     with durable.crash_at("run"), pytest.raises(Crash):
         durable.drain()
@@ -140,7 +140,7 @@ def test_a_process_may_die_in_a_job(durable: Harness) -> None:
     assert [record.outcome for record in durable.executions(ref)] == ["lease", "done"]
 
 
-def test_the_same_request_gives_the_same_run(durable: Harness) -> None:
+def test_idempotency_key_in_a_test(durable: Harness) -> None:
     first = durable.insert(charge, Invoice(0), idempotency_key="invoice:7")
     durable.drain()
     again = durable.insert(charge, Invoice(0), idempotency_key="invoice:7")
@@ -148,7 +148,7 @@ def test_the_same_request_gives_the_same_run(durable: Harness) -> None:
     assert (again.id, again.status) == (first.id, Status.DONE)
 
 
-def test_an_effect_commits_with_the_result(durable: Harness, conn: psycopg.Connection) -> None:
+def test_effect_commits_with_the_result_of_a_job(durable: Harness, conn: psycopg.Connection) -> None:
     conn.execute("create table paid (number int)")
 
     @job("billing.record.v1")
@@ -161,7 +161,7 @@ def test_an_effect_commits_with_the_result(durable: Harness, conn: psycopg.Conne
     assert conn.execute("select number from paid").fetchall() == [(7,)]
 
 
-async def test_in_an_async_test_the_drain_is_awaited(async_durable: AsyncHarness) -> None:
+async def test_async_drain_runs_jobs(async_durable: AsyncHarness) -> None:
     ref = await async_durable.insert(charge, Invoice(1))
     assert await async_durable.drain() == DrainCounts(retry=1, done=1)
     assert async_durable.assert_done(ref) == Charge(f"{ref.id}:1")
@@ -170,23 +170,23 @@ async def test_in_an_async_test_the_drain_is_awaited(async_durable: AsyncHarness
 # Without a database: a call
 
 
-async def test_a_job_is_called_with_a_context_of_the_tests() -> None:
+async def test_job_is_called_with_a_context() -> None:
     ctx = context(Invoice(1), attempt=1, id=9, step_seq=2)
     assert await charge(Invoice(1), ctx) == Charge("9:2")
 
 
-def test_what_it_raises_is_raised() -> None:
+def test_called_job_raises() -> None:
     coroutine = charge(Invoice(0, -1), context(Invoice(0, -1)))
     with pytest.raises(Discard, match="card declined"):
         coroutine.send(None)
 
 
-async def test_its_wait_can_be_looked_at() -> None:
+async def test_backoff_of_a_job_can_be_computed() -> None:
     with pytest.raises(RetryAfter, match="the bank rests") as raised:
         await charge(Invoice(5), context(Invoice(5)))
     assert raised.value.delay == timedelta(days=1)
 
 
-def test_a_plain_one_is_just_called() -> None:
+def test_plain_job_is_called_directly() -> None:
     assert sweep() == 3
     assert dead(Letter("m", Invoice(1), "no")) == "m of 1: no"

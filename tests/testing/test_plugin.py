@@ -1,4 +1,4 @@
-"""The plugin in a pytest of its own, as users meet it."""
+"""The pytest plugin, in a separate pytest run."""
 
 from __future__ import annotations
 
@@ -69,22 +69,22 @@ def users(pytester: pytest.Pytester) -> pytest.Pytester:
     return pytester
 
 
-def test_tests_of_users_run_and_leave_nothing_behind(users: pytest.Pytester) -> None:
+def test_user_tests_run_and_clean_up(users: pytest.Pytester) -> None:
     check(users.runpytest_inprocess("-n", "0"), users.path)
 
 
-def test_tests_of_users_run_in_several_processes(users: pytest.Pytester) -> None:
+def test_user_tests_run_with_xdist(users: pytest.Pytester) -> None:
     check(users.runpytest_subprocess("-n", "2"), users.path)
 
 
-def test_it_can_be_switched_off(pytester: pytest.Pytester) -> None:
+def test_plugin_can_be_disabled(pytester: pytest.Pytester) -> None:
     pytester.makepyfile("def test_nothing(): pass\ndef test_missing(durable): pass")
     result = pytester.runpytest_inprocess("-p", "no:gen_durable", "-p", "no:asyncio")
     result.assert_outcomes(passed=1, errors=1)
     result.stdout.fnmatch_lines(["*fixture 'durable' not found*"])
 
 
-def test_loading_it_imports_no_driver_and_starts_nothing() -> None:
+def test_loading_the_plugin_imports_no_driver() -> None:
     done = python(
         "import sys, threading, gen_durable.testing.plugin\n"
         "print([m for m in ('asyncpg', 'psycopg') if m in sys.modules], threading.active_count())"
@@ -92,7 +92,7 @@ def test_loading_it_imports_no_driver_and_starts_nothing() -> None:
     assert (done.stdout, done.stderr) == ("[] 1\n", "")
 
 
-def test_the_async_harness_needs_no_psycopg() -> None:
+def test_async_harness_needs_no_psycopg() -> None:
     done = python(
         "import sys\nsys.modules['psycopg'] = None\n"
         "import asyncio\nfrom gen_durable.testing._databases import Databases\n"

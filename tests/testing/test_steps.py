@@ -1,4 +1,4 @@
-"""A step alone: values in, a value out."""
+"""Unit tests of single steps."""
 
 from __future__ import annotations
 
@@ -19,40 +19,40 @@ from tests.testing.machines import Checkout, Order, Payment, Receipt, Shipment
 PAID = [(Checkout.payment, Payment(7))]
 
 
-def test_a_plain_step_is_called() -> None:
+def test_plain_step_is_called() -> None:
     outcome = run_step(Checkout().ship, Order(42), awaited=PAID)
     assert outcome == Done(Receipt(42, 7))
 
 
-def test_an_async_step_is_run() -> None:
+def test_async_step_is_run() -> None:
     outcome = run_step(Checkout().start, Order(42))
     assert outcome == Await(
         Checkout.payment, Checkout.withdrawn, then=Checkout.ship, timeout=timedelta(hours=24)
     )
 
 
-async def test_an_async_test_awaits_it() -> None:
+async def test_async_step_is_awaited_in_an_async_test() -> None:
     assert await run_step_async(Checkout().ship, Order(42), awaited=PAID) == Done(Receipt(42, 7))
     assert await run_step_async(Checkout().remind, Order(42)) == Next(Checkout.start)
 
 
-async def test_an_async_step_in_an_async_test_says_what_to_do() -> None:
+async def test_run_step_in_a_running_loop_raises_with_advice() -> None:
     with pytest.raises(UsageError, match="await run_step_async"):
         run_step(Checkout().start, Order(42))
 
 
-def test_what_a_step_changes_is_seen() -> None:
+def test_step_changes_the_given_state() -> None:
     order = Order(42)
     run_step(Checkout().remind, order)
     assert order.reminded
 
 
-def test_a_timeout_can_be_played() -> None:
+def test_context_can_be_timed_out() -> None:
     assert run_step(Checkout().ship, Order(42), timed_out=True) == Next(Checkout.remind)
     assert run_step(Checkout().ship, Order(42, reminded=True), timed_out=True) == Stop("payment never came")
 
 
-def test_children_can_be_played() -> None:
+def test_context_can_have_children() -> None:
     children = [
         Child(id=2, machine="Parcel", status=Status.DONE, state=1, result="parcel 1", last_error=None),
         Child(id=3, machine="Parcel", status=Status.FAILED, state=3, result=None, last_error="lost"),
@@ -60,7 +60,7 @@ def test_children_can_be_played() -> None:
     assert run_step(Shipment().join, [1, 3], children=children) == Done(["parcel 1"])
 
 
-def test_help_tells_the_options() -> None:
+def test_help_lists_the_context_options() -> None:
     for function in (Harness.insert, AsyncHarness.insert, AsyncClient.insert):
         told = pydoc.plain(pydoc.render_doc(function))
         assert [name for name in InsertOptions.__annotations__ if name not in told] == []
@@ -69,7 +69,7 @@ def test_help_tells_the_options() -> None:
     assert [name for name in ContextOptions.__annotations__ if name not in told] == []
 
 
-def test_the_context_has_what_was_said() -> None:
+def test_context_has_the_given_values() -> None:
     seen: list[Context[int]] = []
 
     class Seen(Machine[int, None], name="seen"):
@@ -96,7 +96,7 @@ def test_the_context_has_what_was_said() -> None:
     assert [message.name for message in ctx.inbox] == ["a", "b"]
 
 
-def test_what_a_step_raises_is_raised() -> None:
+def test_run_step_raises_what_the_step_raises() -> None:
     class Raises(Machine[None, None]):
         @step
         async def fail(self, ctx: Context[None]) -> Outcome[None]:
@@ -106,7 +106,7 @@ def test_what_a_step_raises_is_raised() -> None:
         run_step(Raises().fail, None)
 
 
-def test_what_is_no_outcome_is_refused() -> None:
+def test_run_step_rejects_a_non_outcome() -> None:
     class Forgets(Machine[None, None]):
         @step
         def forget(self, ctx: Context[None]) -> Any: ...
@@ -115,10 +115,10 @@ def test_what_is_no_outcome_is_refused() -> None:
         run_step(Forgets().forget, None)
 
 
-def test_a_handler_is_called_with_a_context() -> None:
+def test_handle_is_called_with_a_context() -> None:
     assert Checkout().handle(ValueError("no"), context(Order(42))) == Stop("ValueError: no")
 
 
-def test_types_are_those_of_the_step() -> None:
+def test_run_step_is_typed() -> None:
     assert_type(run_step(Checkout().ship, Order(42)), Outcome[Receipt])
     assert_type(context(Order(42)), Context[Order])

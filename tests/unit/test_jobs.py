@@ -315,7 +315,7 @@ def test_a_function_that_cannot_be_a_job_is_refused(function: Any, error: type, 
         ),
     ],
 )
-def test_an_option_that_cannot_be_is_refused(name: Any, options: Any, message: str) -> None:
+def test_invalid_job_option_is_rejected(name: Any, options: Any, message: str) -> None:
     with pytest.raises(OptionError, match=message):
         job(name, **options)(_payload)
 
