@@ -31,6 +31,7 @@ PACKAGE: Final = ROOT / "src" / "gen_durable"
 ROOT_PAGES: Final = {
     "ARCHITECTURE.md": "internals/architecture.md",
     "CHANGELOG.md": "internals/changelog.md",
+    "CONTRIBUTING.md": "internals/contributing.md",
     "PERFORMANCE.md": "internals/performance.md",
     "SECURITY.md": "internals/security.md",
 }
