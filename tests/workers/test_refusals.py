@@ -131,7 +131,7 @@ async def test_caller_hears_of_a_refusal_at_once(worker: Worker, monkeypatch: py
         raise StatementError("42P01", 'relation "gen_durable.gen_durable" does not exist')
 
     ref = await worker.insert(Slow, 1)
-    monkeypatch.setattr("gen_durable._runtime.waiting.settled", refused)
+    monkeypatch.setattr("gen_durable._runtime.waiting.finished_or_parked", refused)
     async with asyncio.timeout(10):
         with pytest.raises(DatabaseError, match="gen-durable db status"):
             await worker.wait(ref)
