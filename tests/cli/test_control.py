@@ -269,7 +269,7 @@ def test_one_whose_key_is_taken_holds_up_nobody_else(gd: Gd, shop: Harness, pool
     assert parsed(done)["outcomes"] == {"retried": 6, "refused": 1}
     why = (
         "cannot retry instance 4: its correlation_key belongs to Checkout 8 now; "
-        "delete 8 first, or insert this one anew under another key"
+        "delete 8 first, or insert a new instance with another key"
     )
     assert {"id": 4, "outcome": "refused", "problem": why} in parsed(done)["instances"]
     alone = gd("retry", 4)

@@ -88,8 +88,8 @@ async def test_full_inbox_error_has_advice(client: Any, db: Any) -> None:
     with pytest.raises(UsageError) as full:
         await client.signal(order, "x")
     assert str(full.value) == (
-        f"the inbox of instance {order.id} is full: 10000 signals that no step has consumed; "
-        "let the machine await these signals, or send fewer or smaller ones"
+        f"the inbox of instance {order.id} is full: 10000 unread signals; "
+        "await these signals in the machine, or send fewer or smaller ones"
     )
 
 

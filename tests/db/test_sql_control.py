@@ -141,7 +141,7 @@ async def test_a_key_that_another_one_has_now_is_an_error(sql: Any, one: int, ve
     with pytest.raises(asyncpg.PostgresError, match=said) as refused:
         await sql.execute(f"select gen_durable.{verb}($1::bigint)", one)
     assert refused.value.sqlstate == "GD004"
-    assert refused.value.hint == f"delete {holder} first, or insert this one anew under another key"
+    assert refused.value.hint == f"delete {holder} first, or insert a new instance with another key"
     assert await status(sql, one) == "cancelled"
     await sql.execute("select gen_durable.soft_delete($1::bigint)", holder)
     await sql.execute(f"select gen_durable.{verb}($1::bigint)", one)

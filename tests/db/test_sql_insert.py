@@ -140,7 +140,7 @@ async def test_a_key_of_another_machine_is_an_error_of_a_single_insert(sql: Any)
     ) as e:
         await sql.execute("select gen_durable.insert('B', step => 's', correlation_key => 'k')")
     assert e.value.sqlstate == "GD001"
-    assert "put the name of the machine into the key" in e.value.hint
+    assert "include the name of the machine in the key" in e.value.hint
     assert await sql.fetchval("select count(*) from gen_durable.gen_durable") == 1
 
 

@@ -50,7 +50,7 @@ async def test_one_byte_too_many_is_refused_and_nothing_is_written(
     refused: Any = caught.value
     assert refused.sqlstate == "GD005"
     assert refused.message == f"{what} has 1048577 bytes of JSON, at most 1048576 are allowed"
-    assert refused.hint == "keep what is large elsewhere, and refer to it"
+    assert refused.hint == "store large data elsewhere and pass a reference"
     assert await sql.fetch("select * from gen_durable.gen_durable") == before
     assert await sql.fetchval("select count(*) from gen_durable.signals") == 0
     await sql.fetch(f"select * from gen_durable.{call.format(text(LIMIT))}")

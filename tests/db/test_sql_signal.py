@@ -131,11 +131,11 @@ async def test_an_inbox_holds_ten_thousand_unread_signals(sql: Any) -> None:
     await sql.execute("update gen_durable.gen_durable set inbox_count = 9999")
     assert await sql.fetchval("select delivered from gen_durable.signal('order:1', 'paid')")
     with pytest.raises(
-        asyncpg.PostgresError, match=f"the inbox of instance {id} is full: 10000 signals"
+        asyncpg.PostgresError, match=f"the inbox of instance {id} is full: 10000 unread signals"
     ) as full:
         await sql.execute("select gen_durable.signal('order:1', 'paid')")
     assert full.value.sqlstate == "GD002"
-    assert full.value.hint == "let the machine await these signals, or send fewer or smaller ones"
+    assert full.value.hint == "await these signals in the machine, or send fewer or smaller ones"
     await sql.execute("update gen_durable.signals set consumed_seq = 1 where name = 'first'")
     assert await sql.fetchval("select delivered from gen_durable.signal('order:1', 'paid')"), (
         "the consumed do not count"
@@ -194,10 +194,10 @@ async def test_inbox_is_full_at_its_limit_of_bytes(sql: Any) -> None:
         await sql.execute("select gen_durable.signal('order:1', 'note')")
     assert full.value.sqlstate == "GD002"
     assert full.value.args[0] == (
-        f"the inbox of instance {id} is full: 16 signals that no step has consumed have 16777216 bytes of JSON,"
+        f"the inbox of instance {id} is full: 16 unread signals have 16777216 bytes of JSON,"
         " a signal of 4 bytes exceeds the limit of 16777216"
     )
-    assert full.value.hint == "let the machine await these signals, or send fewer or smaller ones"
+    assert full.value.hint == "await these signals in the machine, or send fewer or smaller ones"
     assert await sql.fetchval("select count(*) from gen_durable.signals") == 16
     await sql.execute(
         "update gen_durable.signals set consumed_seq = 1 where id = (select min(id) from gen_durable.signals)"

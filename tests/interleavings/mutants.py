@@ -704,7 +704,11 @@ LIMITS = [
         scenario=limits.release_and_cancel_of_the_waiting(),
         reason="free key, its line is gated",
         changes=[
-            Change(SCHEMA, "order by g.id desc for no key update of g skip locked\n  ), next", "\n  ), next")
+            Change(
+                SCHEMA,
+                "order by g.id desc for no key update of g skip locked\n  ), next_gated",
+                "\n  ), next_gated",
+            )
         ],
     ),
     Mutant(
@@ -714,7 +718,7 @@ LIMITS = [
         changes=[
             Change(
                 SCHEMA,
-                "limit freed.free - (select count(*) from waiting where waiting.key = freed.key)",
+                "limit free_keys.free - (select count(*) from ungated where ungated.key = free_keys.key)",
                 "limit 0",
             )
         ],
@@ -736,7 +740,7 @@ LIMITS = [
         name="who is put off still stands in line",
         scenario=limits.defer_and_release(),
         reason="free key, its line is gated",
-        changes=[Change(SCHEMA, "perform gen_durable.ungate(freed);", "null;")],
+        changes=[Change(SCHEMA, "perform gen_durable.ungate(keys_of_deferred);", "null;")],
     ),
     Mutant(
         name="a row stalls without a lock on the limits",

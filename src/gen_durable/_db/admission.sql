@@ -33,8 +33,8 @@ select keys.key, greatest(coalesce((select slots.slots from slots where slots.na
   from unnest(:keys::text[]) as keys (key)
 
 -- name: gate
--- Second statement of gating: take the due rows of busy keys out of the pick index, at most 1000 per key and call, so that they do
--- not fill the picks. The transaction that frees a slot ungates the next row. SKIP LOCKED.
+-- Second statement of gating: take the due rows of busy keys out of the pick index, at most 1000 per key and call, so that they
+-- do not fill the picks. The transaction that frees a slot ungates the next row. SKIP LOCKED.
 with blocked as materialized (
   select row.id from unnest(:keys::text[]) as busy (key) cross join lateral (
     select g.id from gen_durable.gen_durable g

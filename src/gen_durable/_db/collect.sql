@@ -119,8 +119,8 @@ select count(*) as deleted from deleted
 
 -- name: sweep_pending
 -- Delete events that no sink has accepted within the retention. Walks the table: an index on created_at would cost every commit
--- with events. coalesce() keeps the planner from the partial indexes, which would read all pending events. Leased events stay. The
--- reaper finishes the executions of deleted events.
+-- with events. coalesce() keeps the planner from the partial indexes, which would read all pending events. Leased events stay.
+-- The reaper finishes the executions of deleted events.
 with size as materialized (
   select pg_relation_size('gen_durable.outbox') / current_setting('block_size')::int as blocks
 ), expired as materialized (

@@ -88,7 +88,7 @@ def _key_taken(error: StatementError) -> UsageError:
     if not error.detail:
         return UsageError(error.message, "take them one by one")
     return UsageError(
-        error.message, f"delete {error.facts()['id']} first, or insert this one anew under another key"
+        error.message, f"delete {error.facts()['id']} first, or insert a new instance with another key"
     )
 
 

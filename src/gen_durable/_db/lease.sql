@@ -49,9 +49,9 @@ select g.id, g.lease_token from unnest(:ids::bigint[], :lease_tokens::bigint[]) 
   join gen_durable.gen_durable g on g.id = held.id and g.lease_token = held.lease_token
 
 -- name: suspect
--- Executions whose lease has expired, and whose row is not locked: `renew` skips locked rows too, so their leases may expire while
--- the worker lives. A suspect that is not renewed within one heartbeat is reaped. Returned with the rows that a reap may have to
--- wait for: the parent, and the next row of the concurrency key. Bounded, ids ascending after :after, SKIP LOCKED.
+-- Executions whose lease has expired, and whose row is not locked: `renew` skips locked rows too, so their leases may expire
+-- while the worker lives. A suspect that is not renewed within one heartbeat is reaped. Returned with the rows that a reap may
+-- have to wait for: the parent, and the next row of the concurrency key. Bounded, ids ascending after :after, SKIP LOCKED.
 select g.id, g.lease_expires_at, g.parent_id, g.concurrency_key from gen_durable.gen_durable g
  where g.status = 'executing' and g.id > :after::bigint and g.lease_expires_at < statement_timestamp()
  order by g.id limit 500

@@ -11,9 +11,10 @@ select event.instance_id, event.step_seq, event.n, event.sink, event.type, event
  order by event.place
 
 -- name: lease_events
--- Lease due events of one sink, the longest due first. An event is leased only if every unpublished event before it in its stream
--- is in the same batch: an earlier one may be leased by another dispatcher, or wait for its next attempt. Events behind such a
--- one are deferred: until its next attempt, or for 0.2 s if it is being published (release_successors makes them due). SKIP LOCKED.
+-- Lease due events of one sink, the longest due first. An event is leased only if every unpublished event before it in its
+-- stream is in the same batch: an earlier one may be leased by another dispatcher, or wait for its next attempt. Events behind
+-- such a one are deferred: until its next attempt, or for 0.2 s if it is being published (release_successors makes them due).
+-- SKIP LOCKED.
 with candidates as materialized (
   select * from (
     select o.id, o.instance_id from gen_durable.outbox o
@@ -70,8 +71,8 @@ select from gen_durable.executions e
  order by e.instance_id, e.step_seq for no key update of e
 
 -- name: finish_executions
--- Mark executions DONE whose events are all published or dead. A scalar subquery instead of NOT EXISTS: that would be planned as a
--- join, which reads all pending events for each batch of marks.
+-- Mark executions DONE whose events are all published or dead. A scalar subquery instead of NOT EXISTS: that would be planned
+-- as a join, which reads all pending events for each batch of marks.
 update gen_durable.executions e set status = 'DONE'
   from (select distinct * from unnest(:instance_ids::bigint[], :step_seqs::bigint[]) as done (instance_id, step_seq)) done
  where e.instance_id = done.instance_id and e.step_seq = done.step_seq and e.status = 'COMMITTED'

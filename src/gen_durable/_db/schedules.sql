@@ -6,8 +6,8 @@ s.name, s.revision, s.cron, s.every, s.tz, s.anchor_at, s.missed, s.overlap, s.s
        s.updated_at
 
 -- name: due_schedules
--- Schedules whose fire time has come, or comes :within that interval, the longest due first; with the current time. :ahead is zero
--- except for the clock of a test.
+-- Schedules whose fire time has come, or comes :within that interval, the longest due first; with the current time. :ahead is
+-- zero except for the clock of a test.
 select {columns}, statement_timestamp() + :ahead::interval as now
   from gen_durable.schedules s
  where s.paused_at is null and s.next_at <= statement_timestamp() + :ahead::interval + :within::interval

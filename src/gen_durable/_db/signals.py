@@ -72,7 +72,7 @@ def deliver(
     except StatementError as error:
         if error.sqlstate == INBOX_FULL:
             raise InboxFullError(
-                error.message, "let the machine await these signals, or send fewer or smaller ones"
+                error.message, "await these signals in the machine, or send fewer or smaller ones"
             ) from error
         raise
     for row in rows:

@@ -55,10 +55,10 @@ select name, is_paused, paused_at, paused_by, concurrency
 
 -- name: queues
 -- All queues, by their rows, workers, machines and run-time settings, with their backlog. Bounded, so that it can run at every
--- scrape: at most 1000 groups (queue and priority, by a skip scan of the pick index) of registered queues, 1000 of all queues, and
--- at most :most rows counted per group and figure; a figure at that bound means "at least". Registered queues have their own
--- groups, so queue names that only producers use cannot displace them. The scan visits all registered queues once per priority, so
--- each has its first group within the bound.
+-- scrape: at most 1000 groups (queue and priority, by a skip scan of the pick index) of registered queues, 1000 of all queues,
+-- and at most :most rows counted per group and figure; a figure at that bound means "at least". Registered queues have their
+-- own groups, so queue names that only producers use cannot displace them. The scan visits all registered queues once per
+-- priority, so each has its first group within the bound.
 with recursive moment as materialized (
   select statement_timestamp() as now
 ), registered as materialized (

@@ -1,32 +1,36 @@
--- The instances, their inboxes, and the verbs that producers in any language may call.
+-- Instances: their table and indexes, the registered machines, and the view that clients read.
 --
--- Every function pins its search_path, so that no operator or function of another schema can take the place of one of PostgreSQL's
--- in the session of its caller. A SET clause keeps a function from being inlined; the small ones that have to be are written as
--- RETURN, whose names are bound when the function is created. The same holds for views, defaults, constraints and indexes, so
--- migrations run on the pinned path, too.
---
--- Two rules shape this file. No foreign keys: whoever writes a signal or a child holds the lock of its target or parent,
--- so a key would only add cost to every commit. And no index names a column that a chained commit or a heartbeat
--- changes (step, state, step_seq, attempt, lease_token, lease_expires_at ...), because then those updates stay HOT.
+-- Rules for all files of this schema:
+--   * Every function pins its search_path, so that no object of another schema can replace one of PostgreSQL's in the session of
+--     the caller. A function with a SET clause is not inlined; functions that must be inlined are written as RETURN, whose names
+--     are bound at creation. Views, defaults, constraints and indexes bind their names as well, so migrations run on the pinned
+--     path too.
+--   * Functions are revoked from PUBLIC in the file that creates them; grant_producer grants them to roles.
+--   * No foreign keys: a transaction that writes a signal or a child has locked its target or parent, so a key would only add
+--     cost to every commit.
+--   * No index contains a column that a chained commit or a heartbeat changes (step, state, step_seq, attempt, lease_token,
+--     lease_expires_at ...): these updates stay HOT.
 
 create type gen_durable.durable_status as enum
   ('runnable', 'executing', 'awaiting_signal', 'awaiting_children', 'done', 'failed', 'cancelled');
 
 create table gen_durable.gen_durable (
   id                  bigint generated always as identity (cache 1) primary key,  -- cache 1: a child's id is above its parent's
-  fsm                 text not null,                      -- the machine's name
+  fsm                 text not null,                      -- name of the machine
   fsm_version         int not null default 1,
   step                text not null,                      -- the step to run next, or running now
   status              gen_durable.durable_status not null default 'runnable',
   state               jsonb not null default '{}',
-  result              jsonb,                              -- set by done
-  awaits              text[],                             -- the signals that the last await named; kept until the woken step progresses, and by ends
-  presented           bigint[],                           -- signals that the parking execution had already seen: they do not wake it again
-  await_deadline      timestamptz,                        -- of the last await; it counts for as long as awaits is kept
+  result              jsonb,                              -- of a done instance
+  awaits              text[],                             -- signal names of the last await; kept until the woken step
+                                                          -- makes progress, and after an end, for a retry
+  presented           bigint[],                           -- signal ids that the parking execution had already received:
+                                                          -- they do not wake it again
+  await_deadline      timestamptz,                        -- deadline of the last await; valid while awaits is kept
   timed_out           boolean not null default false,     -- the deadline ended the last await, and no awaited signal has come since
-  has_signals         boolean not null default false,     -- sticky: without it neither pick nor park looks at the inbox
-  -- Unread signals and their bytes: upper bounds. Deliveries add to them, and count anew when a bound reaches its limit; commits
-  -- that consume signals leave them alone.
+  has_signals         boolean not null default false,     -- never reset; without it, pick and commit do not read the inbox
+  -- Upper bounds of the number and bytes of unread signals. Deliveries add to them, and recount when a bound reaches its limit.
+  -- Commits that consume signals do not change them.
   inbox_count         int not null default 0,
   inbox_bytes         bigint not null default 0,
 
@@ -34,34 +38,37 @@ create table gen_durable.gen_durable (
   queue               text not null default 'default',
   priority            smallint not null default 0,        -- lower runs earlier
   eligible_at         timestamptz not null default statement_timestamp(),
-  attempt             int not null default 0,             -- tries of the current step before this one
-  crash_count         int not null default 0,             -- processes lost in the current step
+  attempt             int not null default 0,             -- attempts of the current step before this one
+  crash_count         int not null default 0,             -- processes that died in the current step
   max_attempts        int,
   schedule            text,                               -- the schedule that inserted it
-  fire_time             timestamptz,                        -- ... and the slot that it stands for
+  fire_time           timestamptz,                        -- the fire time of the schedule that it was inserted for
   last_error          text,
   error               jsonb,
-  traceparent         text,                               -- W3C trace context of whoever inserted it: its spans belong there
-  rate_limit          text,                               -- the bucket that the start of this step takes tokens from: a limit, or limit:partition
-  weight              int,                                -- how many; null: 1
-  rate_turn_at        timestamptz,                        -- its place in the plan of that bucket; null: it has none
-  concurrency_key     text collate "C",                   -- so that the keys of one limit are one range
+  traceparent         text,                               -- W3C trace context of the producer
+  rate_limit          text,                               -- the bucket that the next start takes tokens from: a limit, or
+                                                          -- limit:partition
+  weight              int,                                -- tokens per start; null: 1
+  rate_turn_at        timestamptz,                        -- position in the timetable of the bucket, set when the row is
+                                                          -- deferred; null: not deferred
+  concurrency_key     text collate "C",                   -- collated "C": the keys of one limit are one index range
   concurrency_slot    smallint,                           -- the slot of its key that an executing row holds
-  gated               boolean not null default false,     -- denied by a busy key: out of the pick index until the key is free
+  gated               boolean not null default false,     -- its key has no free slot: not in the pick index until ungated
 
   -- the live execution
-  step_seq            bigint not null default 0,          -- committed transitions so far
-  execution           int not null default 0,             -- executions so far, the live one included
-  lease_token         bigint,                             -- random per pick; every write of an execution names it
+  step_seq            bigint not null default 0,          -- number of committed transitions
+  execution           int not null default 0,             -- number of executions, the live one included
+  lease_token         bigint,                             -- random per pick; the guard of every write of an execution
   lease_expires_at    timestamptz,
   leased_at           timestamptz,
-  started_at          timestamptz,                        -- when its step began, noted within a second; null: not yet
-  locked_by           text,                               -- for people; safety is the token's
+  started_at          timestamptz,                        -- when its step started; set only for steps that take long
+  locked_by           text,                               -- name of the worker; informational, the token is the guard
 
   -- children
   parent_id           bigint,
-  parent_round        bigint,                             -- the spawn_round of the parent that this child belongs to
-  spawn_round         bigint,                             -- step_seq of the last spawn; its children show while it equals step_seq
+  parent_round        bigint,                             -- the parent's spawn_round that this child belongs to
+  spawn_round         bigint,                             -- step_seq of the last spawn; the step sees its children while step_seq
+                                                          -- equals it
   children_pending    int not null default 0,
 
   -- identity
@@ -85,29 +92,30 @@ create table gen_durable.gen_durable (
   inserted_at         timestamptz not null default statement_timestamp(),
   updated_at          timestamptz not null default statement_timestamp(),
   finished_at         timestamptz,
-  collected_at        timestamptz,                        -- state and result are gone; the row stays for a key that it still occupies
+  collected_at        timestamptz,                        -- when the collector removed state and result; the row stays because it
+                                                          -- occupies a key
 
-  -- With this every guard may say lease_token = ... and leave status out; a guard that names status = 'executing' invites
-  -- the planner into the tiny partial index of executing rows, which is full of dead entries.
+  -- A guard on lease_token therefore need not name status. With status = 'executing' the planner may choose the partial index of
+  -- executing rows, which is small but full of dead entries.
   constraint leased_iff_executing check ((status = 'executing') = (lease_token is not null)),
   constraint slot_only_while_executing check (concurrency_slot is null or status = 'executing'),
   constraint children_never_negative check (children_pending >= 0),
-  -- A key that is occupied in one live status is occupied in all of them, so no transition between live statuses can
-  -- collide inside somebody's group commit.
+  -- A key that is occupied in one live status is occupied in all of them: a transition between live statuses cannot violate
+  -- uniqueness in a group commit.
   constraint scopes_without_gap check (
     (unique_scope is null or unique_scope = '{}'
       or unique_scope @> '{runnable,executing,awaiting_signal,awaiting_children}')
     and (correlation_scope is null or correlation_scope = '{}'
       or correlation_scope @> '{runnable,executing,awaiting_signal,awaiting_children}'))
 ) with (
-  fillfactor = 70,                                        -- room for the next version of a row on its own page
+  fillfactor = 70,                                        -- space for the next row version on the same page (HOT)
   autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 1000, autovacuum_vacuum_cost_delay = 1,
   autovacuum_vacuum_insert_scale_factor = 0.1, autovacuum_analyze_scale_factor = 0.05);
 
 create index gen_durable_pick on gen_durable.gen_durable (queue, priority, eligible_at, id)
   where status = 'runnable' and not gated;
--- The work of a machine, in a queue or by the prefix of a name: collated "C", so that a prefix is a range. The queue stands before
--- the version, so that what waits in a paused one is in nobody's way.
+-- The rows of a machine, by queue or by a prefix of its name: collated "C", so a prefix is a range. The queue is before the
+-- version, so that the backlog of a paused queue costs one probe per version.
 create index gen_durable_machine on gen_durable.gen_durable (fsm collate "C", queue, fsm_version, priority, eligible_at, id)
   where status = 'runnable' and not gated;
 create index gen_durable_lease on gen_durable.gen_durable (id) where status = 'executing';
@@ -133,26 +141,25 @@ create index gen_durable_finished on gen_durable.gen_durable (status, finished_a
 create index gen_durable_deleted on gen_durable.gen_durable (deleted_at, id)
   where deleted_at is not null and finished_at is not null;
 create index gen_durable_deleted_live on gen_durable.gen_durable (id) where deleted_at is not null and finished_at is null;
--- The instances of a schedule; those that are live first.
+-- The instances of a schedule; the live ones (finished_at is null) for `overlap`.
 create index gen_durable_schedule on gen_durable.gen_durable (schedule, finished_at) where schedule is not null;
 
--- What workers have registered, so that a producer in SQL need not know where a machine begins or waits, nor a reaper who is to
--- hear of its failures.
+-- Machines that workers have registered: defaults for SQL producers, and the dead-letter job for the reaper.
 create table gen_durable.machines (
   fsm          text not null,
   fsm_version  int not null,
   initial_step text not null,
   queue        text not null,
-  dead_letter  text,                                      -- the job that gets what an instance leaves when it fails
+  dead_letter  text,                                      -- the job that receives a dead letter when an instance fails
   updated_at   timestamptz not null default statement_timestamp(),
   primary key (fsm, fsm_version)
 );
 
--- Instances as clients read them: the columns that are of use to people, in types that every driver knows.
+-- Instances as clients read them, in types that every driver knows.
 create view gen_durable.snapshots as
 select g.id, g.fsm, g.fsm_version, g.step, g.status::text as status, g.state::text as state, g.result::text as result,
        g.attempt, g.step_seq, g.crash_count, g.queue, g.priority,
-       -- Both are kept longer than they hold, for a retry: what has ended awaits nothing, what was woken has no deadline.
+       -- The columns keep their values for a retry: an ended instance awaits nothing, a woken one has no deadline.
        case when g.finished_at is null then g.awaits end as awaits,
        case when g.status = 'awaiting_signal' then g.await_deadline end as await_deadline, g.children_pending,
        g.last_error, g.error::text as error, g.correlation_key, g.unique_key, g.concurrency_key, g.rate_limit, g.weight,

@@ -1,27 +1,26 @@
--- What is audited. The level is a row of the database, so that producers in every language, all clients and all workers keep to
--- the same one, and a change holds from the next statement on. Who writes an event asks for it in the statement of the change:
--- a scalar subquery of one row, worked out once per statement.
+-- Audit. The level is a row of the database, so that all clients, workers and SQL producers use the same one, and a change
+-- applies from the next statement on. The statement that makes a change reads the level in a scalar subquery, once per
+-- statement, and writes the events.
 
--- In this order: an event is written if the level is at least its own.
+-- Ordered: an event is written if the level is at least the event's own.
 create type gen_durable.audit_level as enum ('off', 'failures', 'all');
 
 create table gen_durable.settings (
-  only_row    boolean primary key default true check (only_row),
+  only_row   boolean primary key default true check (only_row),
   audit      gen_durable.audit_level not null default 'failures',
   updated_at timestamptz not null default statement_timestamp(),
   updated_by text
 );
 insert into gen_durable.settings default values;
 
--- What has happened to an instance: who did it, and why, where somebody acted. Append only. Written by the statement that makes
--- the change, from what it has changed; which events are written is said in `settings`.
+-- Events of an instance, or of a subject such as a queue. Append-only.
 create table gen_durable.audit_events (
   id          bigint generated always as identity primary key,
   instance_id bigint,
-  subject     text,                                       -- instead of an instance: queue:NAME, limit:NAME, schedule:NAME or audit
+  subject     text,                                       -- instead of an instance: queue:NAME, limit:NAME, schedule:NAME, audit
   event       text not null,
-  actor       text,                                       -- as the caller claims
-  login       text default session_user,                  -- the role that opened the session; no caller can choose it
+  actor       text,                                       -- as given by the caller
+  login       text default session_user,                  -- the role that opened the session; a caller cannot choose it
   reason      text,
   data        jsonb,
   created_at  timestamptz not null default statement_timestamp(),
@@ -29,8 +28,7 @@ create table gen_durable.audit_events (
 );
 create index audit_events_instance on gen_durable.audit_events (instance_id, id);
 
--- Reasons and actors are stored with every row and event that they concern, and read with each: they have the bounds that the
--- clients keep. A reason that is too long is cut, an actor that is too long is refused.
+-- Bounds of reasons and actors, as in the clients: a longer reason is truncated, a longer actor is an error.
 create function gen_durable.short_reason(reason text) returns text
 language sql immutable
 return case when length(reason) > 8000 then left(reason, 7999) || chr(8230) else nullif(reason, '') end;
@@ -72,14 +70,14 @@ begin
   end if;
 end $$;
 
--- set_audit('all') -> the level that was there before
+-- set_audit('all') returns the previous level.
 create function gen_durable.set_audit(level text, reason text default null, actor text default current_user) returns text
 language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
   before text;
 begin
   if level is null or level not in ('off', 'failures', 'all') then
-    raise exception 'the level of the audit must be off, failures or all, got %', quote_nullable(level) using errcode = '22023';
+    raise exception 'audit level must be off, failures or all, got %', quote_nullable(level) using errcode = '22023';
   end if;
   select s.audit::text into before from gen_durable.settings s for update;
   update gen_durable.settings s

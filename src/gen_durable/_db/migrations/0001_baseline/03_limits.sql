@@ -1,30 +1,31 @@
--- Limits: how many executions of a concurrency key at once, and how many starts per time. They are rows, read by every pick, so
--- that a change counts from the next pick on. A key "name:partition" has the limit of its name.
+-- Limits: executions at once per concurrency key, and starts per time per bucket. Every pick reads them, so a change applies from
+-- the next pick on. A key or bucket "name:partition" has the limit of its name.
 
 create table gen_durable.limits (
   name       text not null check (octet_length(name) between 1 and 255 and strpos(name, ':') = 0),
   kind       text not null check (kind in ('concurrency', 'rate')),
-  slots      int check (slots between 1 and 32767),       -- executions at once, of each key
-  allowed    int check (allowed > 0),                     -- tokens per period, of each bucket ...
+  slots      int check (slots between 1 and 32767),       -- concurrent executions per key
+  allowed    int check (allowed > 0),                     -- tokens per period and bucket
   period     interval check (period >= '1 ms' and period <= '3650 days'),
-  burst      int check (burst > 0),                       -- ... and as many at most at one moment
+  burst      int check (burst > 0),                       -- tokens of a full bucket
   updated_at timestamptz not null default statement_timestamp(),
   primary key (kind, name),
-  constraint one_kind check (case kind when 'concurrency' then slots is not null and allowed is null and period is null and burst is null
-                                       else slots is null and allowed is not null and period is not null and burst is not null end),
-  -- A bucket that takes longer than a century to fill would lead out of the calendar.
+  constraint columns_match_kind check (
+    case kind when 'concurrency' then slots is not null and allowed is null and period is null and burst is null
+              else slots is null and allowed is not null and period is not null and burst is not null end),
+  -- Keeps refill times within the range of timestamptz.
   constraint fills_within_a_century check (burst::numeric * extract(epoch from period) <= allowed::numeric * 3153600000)
 );
 
--- What is left in a bucket, as one moment: when it will have been full again. A bucket without a row is full,
--- so the collector takes those that are. Whoever reads one to write it has it locked.
+-- Token buckets. The fill level is stored as the time at which the bucket is full again. A bucket without a row is full, so the
+-- collector deletes full ones. A transaction that reads a bucket to change it locks it first.
 create table gen_durable.buckets (
   key     text primary key,
   full_at timestamptz not null default '-infinity'
 ) with (fillfactor = 50);
 
--- Refuse a start that weighs more than a full bucket and, for producers, a limit that does not exist. An outcome may name a limit
--- that is yet to come (must_exist false): its row waits for it, see defer_throttled.
+-- Raise if a weight exceeds the burst or, with must_exist, if a limit does not exist. Outcomes may name a limit that does not
+-- exist yet: their rows stall until it is created, see defer_throttled.
 create function gen_durable.check_limits(keys text[], weights int[], must_exist boolean) returns void
 language plpgsql stable set search_path = pg_catalog, pg_temp as $$
 declare
@@ -37,7 +38,8 @@ begin
    order by given.ord limit 1;
   if found then
     raise exception '%', case when bad.burst is null then format('there is no rate limit %L', bad.name)
-                              else format('a weight of %s is more than the burst of rate limit %L, %s', bad.weight, bad.name, bad.burst) end
+                              else format('a weight of %s is more than the burst of rate limit %L, %s',
+                                          bad.weight, bad.name, bad.burst) end
       using errcode = '22GD5',
             detail = json_build_object('ord', bad.ord, 'name', bad.name, 'weight', coalesce(bad.weight, 1), 'burst', bad.burst)::text,
             hint = case when bad.burst is null then 'set it first: select gen_durable.set_rate_limit(...)'
@@ -45,16 +47,16 @@ begin
   end if;
 end $$;
 
--- How long it takes until so many tokens have come. Rounded up to the microsecond: never one too many. Three centuries are as good
--- as never, and still in the calendar.
+-- The time in which so many tokens arrive, rounded up to the microsecond so that no token comes too early, and capped at about
+-- three centuries to stay within the range of timestamptz.
 create function gen_durable.refill(tokens numeric, allowed int, period interval) returns interval
 language sql immutable
 return make_interval(secs => least(ceil(tokens * extract(epoch from period) * 1000000 / allowed) / 1000000, 10000000000)::float8);
 
--- May these rows start now? In their order, a prefix of each bucket's; granted_at null: no. Called by the pick, in its transaction.
--- Buckets are locked in the order of their names, so picks that need the same ones wait for each other and never in a ring.
--- A row that has no turn yet starts only if nobody who has one waits: late comers do not overtake. One that weighs more than
--- a burst which was lowered after it came counts as a full bucket.
+-- Take the tokens of these rows, called by a pick in its transaction. Grants a prefix of the rows of each bucket; granted_at
+-- null: not granted. A row without a turn is granted only if no row of the bucket has one: new rows do not overtake deferred
+-- ones. A row that weighs more than a burst which was lowered later counts as a full bucket.
+-- Locks: the buckets, ordered by key, so picks that need the same buckets do not deadlock.
 create function gen_durable.take_tokens(keys text[], weights int[], rate_turns timestamptz[])
 returns table (ord bigint, granted_at timestamptz, is_known boolean)
 language plpgsql set search_path = pg_catalog, pg_temp as $$
@@ -62,31 +64,32 @@ language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
   moment timestamptz;
 begin
-  -- Made or locked in one go: the collector cannot take it in between. The update writes nothing, and locks all the same.
+  -- Insert or lock in one statement, so that the collector cannot delete the bucket in between. "where false": lock, do not
+  -- write.
   insert into gen_durable.buckets as b (key)
   select distinct given.key from unnest(keys) as given (key)
    where exists (select from gen_durable.limits l where l.kind = 'rate' and l.name = split_part(given.key, ':', 1))
    order by given.key
       on conflict (key) do update set full_at = b.full_at where false;
-  moment := clock_timestamp();                            -- under the locks: no later moment is in the bucket
+  moment := clock_timestamp();                            -- read under the locks: no bucket was charged later
   return query
     with bucket as materialized (
       select b.key, greatest(b.full_at, moment) as full_at, l.allowed, l.period, l.burst,
              moment + gen_durable.refill(l.burst, l.allowed, l.period) as limit_at,
              exists (select from gen_durable.gen_durable g
-                      where g.status = 'runnable' and g.rate_turn_at is not null and g.rate_limit = b.key) as has_plan
+                      where g.status = 'runnable' and g.rate_turn_at is not null and g.rate_limit = b.key) as has_deferred
         from gen_durable.buckets b join gen_durable.limits l on l.kind = 'rate' and l.name = split_part(b.key, ':', 1)
        where b.key = any (keys)
-    ), bill as materialized (
+    ), charges as materialized (
       select given.ord, bucket.key, bucket.full_at, bucket.limit_at, bucket.allowed, bucket.period,
              sum(least(coalesce(given.weight, 1), bucket.burst)) over (partition by bucket.key order by given.ord) as tokens
         from unnest(keys, weights, rate_turns) with ordinality as given (key, weight, rate_turn_at, ord)
         join bucket on bucket.key = given.key
-       where given.rate_turn_at is not null or not bucket.has_plan
+       where given.rate_turn_at is not null or not bucket.has_deferred
     ), granted as materialized (
-      select bill.ord, bill.key, bill.full_at + gen_durable.refill(bill.tokens, bill.allowed, bill.period) as full_at
-        from bill where bill.full_at + gen_durable.refill(bill.tokens, bill.allowed, bill.period) <= bill.limit_at
-    ), taken as (
+      select charges.ord, charges.key, charges.full_at + gen_durable.refill(charges.tokens, charges.allowed, charges.period) as full_at
+        from charges where charges.full_at + gen_durable.refill(charges.tokens, charges.allowed, charges.period) <= charges.limit_at
+    ), charged as (
       update gen_durable.buckets b set full_at = last.full_at
         from (select granted.key, max(granted.full_at) as full_at from granted group by granted.key) last
        where b.key = last.key
@@ -96,58 +99,60 @@ begin
       from unnest(keys) with ordinality as given (key, ord) left join granted on granted.ord = given.ord;
 end $$;
 
--- Let the next gated rows of each key back into the pick index, as many as there are free slots without a row for them; the queues
--- that have work now. A later statement of every transaction that frees a slot. A row that counts as waiting for a slot is
--- locked, so that it cannot leave the line unseen; one that somebody holds does not count. A gated one is waited for:
--- skipping it could leave a free key with all of its rows gated for ever.
+-- Return the next gated rows of these keys to the pick index: as many as slots are free and not already covered by ungated due
+-- rows. Returns the queues that have work now. A later statement of every transaction that frees a slot.
+-- Locks: ungated rows that cover a slot, ids descending, SKIP LOCKED, so that they cannot leave unseen (a locked row does not
+-- cover a slot); then the next gated rows, in the order of the key. Gated rows are waited for: skipping one could leave a key
+-- with free slots and only gated rows.
 create function gen_durable.ungate(keys text[]) returns setof text
 language sql set search_path = pg_catalog, pg_temp as $$
-  with freed as materialized (
-    select freed.key, least(slots.count - held.count, 32767) as free
+  with free_keys as materialized (
+    select free_keys.key, least(slots.count - held.count, 32767) as free
       from (select distinct key from unnest(keys) as given (key)
              where (select true from gen_durable.gen_durable g
-                     where g.status = 'runnable' and g.gated and g.concurrency_key = given.key limit 1)) freed
+                     where g.status = 'runnable' and g.gated and g.concurrency_key = given.key limit 1)) free_keys
      cross join lateral (
        select coalesce((select l.slots from gen_durable.limits l
-                         where l.kind = 'concurrency' and l.name = split_part(freed.key, ':', 1)), 1) as count) slots
+                         where l.kind = 'concurrency' and l.name = split_part(free_keys.key, ':', 1)), 1) as count) slots
      cross join lateral (
        select count(*) as count from gen_durable.gen_durable holder
-        where holder.concurrency_key = freed.key and holder.concurrency_slot is not null) held
+        where holder.concurrency_key = free_keys.key and holder.concurrency_slot is not null) held
      where slots.count > held.count
-     order by freed.key
-  ), first as materialized (
-    select row.id from freed cross join lateral (
+     order by free_keys.key
+  ), key_heads as materialized (
+    select row.id from free_keys cross join lateral (
       select * from (
         select g.id, g.gated from gen_durable.gen_durable g
-         where g.status = 'runnable' and g.concurrency_key = freed.key and g.eligible_at <= statement_timestamp()
+         where g.status = 'runnable' and g.concurrency_key = free_keys.key and g.eligible_at <= statement_timestamp()
          order by g.priority, g.eligible_at, g.id limit 32767) due
-      limit freed.free) row
+      limit free_keys.free) row
      where not row.gated
-  ), waiting as materialized (
-    select g.id, g.concurrency_key as key from first join gen_durable.gen_durable g on g.id = first.id
+  ), ungated as materialized (
+    select g.id, g.concurrency_key as key from key_heads join gen_durable.gen_durable g on g.id = key_heads.id
      where g.status = 'runnable' and not g.gated
      order by g.id desc for no key update of g skip locked
-  ), next as materialized (
-    select row.id from freed cross join lateral (
+  ), next_gated as materialized (
+    select row.id from free_keys cross join lateral (
       select * from (
         select g.id from gen_durable.gen_durable g
-         where g.status = 'runnable' and g.gated and g.concurrency_key = freed.key
+         where g.status = 'runnable' and g.gated and g.concurrency_key = free_keys.key
          order by g.priority, g.eligible_at, g.id limit 32767
            for no key update) gated
-      limit freed.free - (select count(*) from waiting where waiting.key = freed.key)) row
+      limit free_keys.free - (select count(*) from ungated where ungated.key = free_keys.key)) row
   )
   update gen_durable.gen_durable g set gated = false
-    from next where g.id = next.id
+    from next_gated where g.id = next_gated.id
   returning g.queue
 $$;
 
--- Give the due rows of empty buckets the times at which it will be their turn, up to 1000 of each; how many they were. They leave
--- the head of their queue, and a pick finds each when its tokens are there. Those who had a turn and missed it keep their
--- places; the others queue up behind.
--- Rows whose limit does not exist stall. apply_limit makes them due when it sets the limit: it either waits for the lock taken here
--- and sees them, or has the table already, and then they are due again in a second. Beside that one row of a chunk is due every
--- half minute, for telemetry, and the others once a day: a million stalled rows cost a pick nothing.
---   keys, queues     the buckets, and where their rows wait
+-- Defer the due rows of exhausted buckets to their turns, at most 1000 per bucket and queue; returns the number of each.
+-- Deferred rows leave the head of their queue, and a pick finds each when its tokens are there. Rows that missed their turn
+-- keep their position; rows without a turn are appended. Rows whose limit does not exist stall. apply_limit makes them due when
+-- it creates the limit: it either waits for the lock that is taken here and sees the rows, or holds the lock already, and then
+-- the rows are due again in a second. Also, one row of each call is due every 30 s, for telemetry, and the others once a day: a
+-- million stalled rows cost a pick nothing.
+-- Locks: limits (ROW SHARE, only for stalling, NOWAIT); buckets by key; rows, SKIP LOCKED; then ungate.
+--   keys, queues     the buckets, and the queues of their rows
 --   fsms, versions   only rows of these machines; null: of all
 create function gen_durable.defer_throttled(keys text[], queues text[], fsms text[], versions int[])
 returns table (key text, count int)
@@ -156,7 +161,7 @@ language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
   one     record;
   bucket  record;
-  freed   text[];
+  keys_of_deferred   text[];
   last    record;
   stalled interval := '1 second';
 begin
@@ -176,7 +181,7 @@ begin
     select one.key
      where exists (select from gen_durable.limits l where l.kind = 'rate' and l.name = split_part(one.key, ':', 1))
         on conflict (key) do update set full_at = b.full_at where false;
-    -- Read under the lock of the bucket, which a change of the limit takes as well: it was before, or it sees the turns.
+    -- Read under the lock of the bucket. A change of the limit takes it too: it is either visible here, or it sees the turns.
     select clock_timestamp() as moment, greatest(b.full_at, clock_timestamp()) as full_at, l.allowed, l.period, l.burst into bucket
       from gen_durable.limits l join gen_durable.buckets b on b.key = one.key
      where l.kind = 'rate' and l.name = split_part(one.key, ':', 1);
@@ -192,74 +197,77 @@ begin
          and (fsms is null or (g.fsm, g.fsm_version) in (select * from unnest(fsms, versions)))
        order by g.priority, g.eligible_at, g.id limit 1000
          for no key update skip locked
-    ), planned as (
-      -- Everybody of the queue who has a turn no later than the last of these: those before one of them count.
+    ), timetable as (
+      -- Rows of the queue with a turn up to the last of the due rows; the tokens of all rows before a row are summed.
       select g.id, sum(least(coalesce(g.weight, 1), bucket.burst)) over (order by g.rate_turn_at, g.id) as tokens
         from gen_durable.gen_durable g
        where g.status = 'runnable' and g.rate_turn_at is not null and g.rate_limit = one.key and g.queue = one.queue
          and g.rate_turn_at <= (select max(due.rate_turn_at) from due)
-    ), fresh as (
+    ), without_turn as (
       select due.id, sum(due.weight) over (order by due.priority, due.eligible_at, due.id) as tokens,
-             row_number() over (order by due.priority, due.eligible_at, due.id) as place
+             row_number() over (order by due.priority, due.eligible_at, due.id) as position
         from due where due.rate_turn_at is null
-    ), found as (
-      select due.id, due.rate_turn_at, null::bigint as place, bucket.full_at
-             + gen_durable.refill(planned.tokens, bucket.allowed, bucket.period)
+    ), assigned as (
+      select due.id, due.rate_turn_at, null::bigint as position, bucket.full_at
+             + gen_durable.refill(timetable.tokens, bucket.allowed, bucket.period)
              - gen_durable.refill(bucket.burst, bucket.allowed, bucket.period) as start_at
-        from due join planned on planned.id = due.id
+        from due join timetable on timetable.id = due.id
       union all
-      select fresh.id, null, fresh.place, greatest(
-               last.eligible_at + gen_durable.refill(fresh.tokens, bucket.allowed, bucket.period),
+      select without_turn.id, null, without_turn.position, greatest(
+               last.eligible_at + gen_durable.refill(without_turn.tokens, bucket.allowed, bucket.period),
                bucket.full_at
-               + gen_durable.refill(fresh.tokens + coalesce((select max(planned.tokens) from planned), 0), bucket.allowed,
+               + gen_durable.refill(without_turn.tokens + coalesce((select max(timetable.tokens) from timetable), 0), bucket.allowed,
                                     bucket.period)
                - gen_durable.refill(bucket.burst, bucket.allowed, bucket.period))
-        from fresh
-    ), written as (
+        from without_turn
+    ), deferred as (
       update gen_durable.gen_durable g
-         set eligible_at = coalesce(greatest(found.start_at, bucket.moment), statement_timestamp() + least(
+         set eligible_at = coalesce(greatest(assigned.start_at, bucket.moment), statement_timestamp() + least(
                              stalled, case when g.id = (select due.id from due limit 1) then interval '30 seconds' end)),
-             rate_turn_at = coalesce(found.rate_turn_at, greatest(found.start_at, bucket.moment, last.rate_turn_at + found.place * interval '1 microsecond'),
-                             statement_timestamp())
-        from found where g.id = found.id
+             rate_turn_at = coalesce(
+               assigned.rate_turn_at,
+               greatest(assigned.start_at, bucket.moment, last.rate_turn_at + assigned.position * interval '1 microsecond'),
+               statement_timestamp())
+        from assigned where g.id = assigned.id
       returning g.id, g.concurrency_key
     )
-    select count(*)::int, array_agg(distinct written.concurrency_key) filter (where written.concurrency_key is not null)
-      into count, freed from written;
-    -- Who is not due does not stand in the line of its key.
-    if freed is not null then
-      perform gen_durable.ungate(freed);
+    select count(*)::int, array_agg(distinct deferred.concurrency_key) filter (where deferred.concurrency_key is not null)
+      into count, keys_of_deferred from deferred;
+    -- A deferred row is not due, so it does not count for its key: the next gated rows may run.
+    if keys_of_deferred is not null then
+      perform gen_durable.ungate(keys_of_deferred);
     end if;
     key := one.key;
     return next;
   end loop;
 end $$;
 
--- What waits because of a limit looks again: gated rows have another number of slots, planned ones another rate.
+-- After a change of a limit: ungate the rows of its keys, or make the deferred rows of its buckets due, and cap the refill time
+-- of the buckets by the new rate.
 create function gen_durable.limit_changed(limit_name text, limit_kind text) returns void
 language plpgsql set search_path = pg_catalog, pg_temp as $$
 begin
   if limit_kind = 'concurrency' then
     perform gen_durable.ungate(array(
-      with recursive line as (
+      with recursive gated_keys as (
         (select g.concurrency_key as key from gen_durable.gen_durable g
           where g.status = 'runnable' and g.gated and g.concurrency_key >= limit_name
           order by g.concurrency_key limit 1)
         union all
         select (select g.concurrency_key from gen_durable.gen_durable g
-                 where g.status = 'runnable' and g.gated and g.concurrency_key > line.key
+                 where g.status = 'runnable' and g.gated and g.concurrency_key > gated_keys.key
                  order by g.concurrency_key limit 1)
-          from line where line.key is not null and starts_with(line.key, limit_name)
+          from gated_keys where gated_keys.key is not null and starts_with(gated_keys.key, limit_name)
       )
-      select line.key from line where split_part(line.key, ':', 1) = limit_name));
+      select gated_keys.key from gated_keys where split_part(gated_keys.key, ':', 1) = limit_name));
   else
-    -- At the worst a bucket is empty, by the measure of today.
+    -- A bucket is empty at most, by the new limit.
     perform from gen_durable.buckets b where split_part(b.key, ':', 1) = limit_name order by b.key for no key update;
     update gen_durable.buckets b
        set full_at = least(b.full_at, clock_timestamp() + gen_durable.refill(l.burst, l.allowed, l.period))
       from gen_durable.limits l
      where l.kind = 'rate' and l.name = limit_name and split_part(b.key, ':', 1) = limit_name;
-    -- Rows are locked as everywhere, ids descending: others cancel many at once.
+    -- Lock order: ids descending, as in cancel_rows.
     perform from gen_durable.gen_durable g
      where g.status = 'runnable' and g.rate_turn_at is not null and split_part(g.rate_limit, ':', 1) = limit_name
      order by g.id desc for no key update;
@@ -268,8 +276,8 @@ begin
   end if;
 end $$;
 
--- Change a limit. Transactions that gate or stall rows hold a ROW SHARE lock on this table, so one of the two comes second and sees
--- what the other wrote.
+-- Create or change a limit. Transactions that gate or stall rows hold a ROW SHARE lock on the table, so of the two one comes
+-- second and sees what the first wrote.
 create function gen_durable.apply_limit(
   limit_name text, limit_kind text, new_slots int, new_allowed int, new_period interval, new_burst int, only_if_new boolean,
   reason text, actor text)
@@ -300,14 +308,15 @@ begin
   return true;
 end $$;
 
--- set_concurrency_limit('tenant', 3): three executions at once of each key "tenant" or "tenant:...", over all workers.
+-- set_concurrency_limit('tenant', 3): three concurrent executions of each key "tenant" or "tenant:...", over all workers.
 create function gen_durable.set_concurrency_limit(
   name text, slots int, reason text default null, actor text default current_user) returns void
 language sql security definer set search_path = pg_catalog, pg_temp as $$
   select from gen_durable.apply_limit(name, 'concurrency', slots, null, null, null, false, reason, actor)
 $$;
 
--- set_rate_limit('crm', 100, '1 minute'): as many starts per minute of each bucket "crm" or "crm:..."; burst at one moment, allowed if left out.
+-- set_rate_limit('crm', 100, '1 minute'): 100 starts per minute of each bucket "crm" or "crm:...". burst: the tokens of a full
+-- bucket; default: allowed.
 create function gen_durable.set_rate_limit(
   name text, allowed int, period interval, burst int default null, reason text default null, actor text default current_user)
 returns void
@@ -315,8 +324,8 @@ language sql security definer set search_path = pg_catalog, pg_temp as $$
   select from gen_durable.apply_limit(name, 'rate', null, allowed, period, coalesce(burst, allowed), false, reason, actor)
 $$;
 
--- remove_limit('crm') -> whether there was one. Keys go back to one slot; rows with a removed rate limit stall until it is set
--- again.
+-- remove_limit('crm') returns whether the limit existed. Its keys have one slot again; rows with a removed rate limit stall until
+-- the limit is created again.
 create function gen_durable.remove_limit(
   name text, kind text default null, reason text default null, actor text default current_user) returns boolean
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$

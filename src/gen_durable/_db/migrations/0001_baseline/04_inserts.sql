@@ -1,6 +1,9 @@
--- Insert many: one answer per input, numbered by its place. A refused row (its key is taken) answers with the id and the
--- machine of the holder. One statement for the rows, one more only if some were refused.
---   parent_ids, parent_rounds   children of one commit; null for everybody else
+-- Insert instances: insert_rows for clients and commits, insert and insert_all for producers in any language, and dead letters.
+
+-- Insert many rows; one answer per input, numbered by position. A rejected row (its key is taken) answers with the id and machine
+-- of the holder. One statement for all rows; a second one only if some were rejected.
+-- Locks: rows are inserted in the order of their keys, so two batches with keys of the same kind do not deadlock.
+--   parent_ids, parent_rounds   for the children of a commit; otherwise null
 create function gen_durable.insert_rows(
   fsms text[], versions int[], steps text[], states text[], queues text[], priorities int[],
   eligible_ats timestamptz[], delays interval[], concurrency_keys text[],
@@ -17,7 +20,7 @@ begin
   if rate_limits is not null then
     perform gen_durable.check_limits(rate_limits, weights, must_exist => parent_ids is null);
   end if;
-  -- A holder may end between the refusal and the look at it. Its key is free then, and the row is tried again.
+  -- The holder of a key may end before it is looked up. Then the key is free, and the row is tried again.
   for round in 1 .. 10 loop
     refused := '{}';
     for ord, id, inserted, queue in
@@ -42,7 +45,7 @@ begin
                spec.unique_key, spec.unique_scope::gen_durable.durable_status[], spec.max_attempts, spec.parent_id,
                spec.parent_round, spec.traceparent, spec.rate_limit, spec.weight
           from spec
-         order by spec.unique_key, spec.correlation_key, spec.ord    -- two batches with keys of one kind do not deadlock
+         order by spec.unique_key, spec.correlation_key, spec.ord    -- lock order
             on conflict do nothing
         returning id
       ), audited as (
@@ -71,7 +74,7 @@ begin
         from unnest(refused) as again (ord)
         join unnest(correlation_keys, correlation_scopes, unique_keys, unique_scopes) with ordinality
              as given (correlation_key, correlation_scope, unique_key, unique_scope, ord) on given.ord = again.ord
-        left join lateral (                            -- a key with an empty scope is not taken by anybody
+        left join lateral (                            -- a key with an empty scope is never taken
           select g.id, g.queue, g.fsm, 'correlation_key' as key, g.status::text as status from gen_durable.gen_durable g
            where g.correlation_guard = given.correlation_key and given.correlation_scope <> '{}'
           union all
@@ -88,12 +91,12 @@ begin
     exit when todo = '{}';
   end loop;
   if refused <> '{}' and todo <> '{}' then
-    raise exception 'an insert met a key that others kept taking and leaving' using errcode = '40001';
+    raise exception 'insert lost 10 races for the same unique_key or correlation_key' using errcode = '40001';
   end if;
 end $$;
 
--- Instances of machines of which only the names are known: where they begin and wait is what their workers have registered, the
--- newest version of it; and if none has yet, what a plain job would be. The queues that have work now.
+-- Insert dead letters: instances of machines that are known by name only. Version, step and queue are those of the newest
+-- registered version, or the defaults of a job if no worker has registered it. Returns the queues that have work now.
 create function gen_durable.insert_dead_letters(receivers text[], contents text[], traceparents text[]) returns setof text
 language sql set search_path = pg_catalog, pg_temp as $$
   select letter.queue
@@ -111,8 +114,9 @@ language sql set search_path = pg_catalog, pg_temp as $$
            null, null, null, null, null, null, null, null, null, null, filled.traceparents) as letter
 $$;
 
--- The letters of instances that have just failed without a word of their worker, because it died or its word was refused: who
--- gets one is known from what workers have registered. One that cannot be written must hold up nobody: it is told to the log.
+-- Insert the dead letters of instances that failed without an outcome of their worker: it died, or its outcome was rejected. The
+-- receiver is the dead_letter of the registered machine. A letter that cannot be inserted is logged, so that it does not block
+-- the others.
 create function gen_durable.dead_letter_failed(failed_ids bigint[], attempts int[]) returns setof text
 language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
@@ -133,11 +137,11 @@ begin
                  'attempts', one.attempts)::text], array[g.traceparent])
           from gen_durable.gen_durable g where g.id = one.id;
     exception when others then
-      -- Races and outages are those of the whole transaction, which is tried again.
+      -- Races and outages fail the whole transaction, which is retried.
       if left(sqlstate, 2) in ('40', '53', '57', '58') or sqlstate = '55P03' then
         raise;
       end if;
-      raise warning 'instance % has failed; its letter to % could not be written: %', one.id, one.dead_letter, sqlerrm;
+      raise warning 'dead letter of failed instance % to % was not inserted: %', one.id, one.dead_letter, sqlerrm;
     end;
   end loop;
 end $$;
@@ -148,17 +152,17 @@ language sql immutable
 return case status when 'runnable' then 'pending' when 'done' then 'succeeded' when 'failed' then 'failed'
                    when 'cancelled' then 'cancelled' else 'leased' end;
 
--- How many bytes of JSON one state or payload may have that comes in by the functions below: the default of settings.max_payload,
--- which binds the clients. The owner may replace this function; a setting of the session would be the producer's to change.
+-- The maximum size in bytes of JSON of a state or payload given to the functions below: the default of settings.max_payload,
+-- which applies to clients. The owner may replace this function; a session setting could be changed by the producer.
 create function gen_durable.max_payload() returns int
 language sql immutable return 1048576;
 
--- How many bytes of unread payloads one inbox may have: the default of settings.max_inbox, which binds the clients. The owner may
--- replace this function.
+-- The maximum size in bytes of the unread payloads of one inbox: the default of settings.max_inbox, which applies to clients. The
+-- owner may replace this function.
 create function gen_durable.max_inbox() returns bigint
 language sql immutable return 16777216;
 
--- A payload, if it is not too large. What is nested too deeply or holds endless numbers is left to the step that reads it.
+-- Return the payload, or raise if it is too large. Nesting depth and number ranges are not checked: the step that reads it does.
 create function gen_durable.checked_payload(payload jsonb, what text) returns jsonb
 language plpgsql stable set search_path = pg_catalog, pg_temp as $$
 declare
@@ -166,15 +170,15 @@ declare
 begin
   if size > gen_durable.max_payload() then
     raise exception '% has % bytes of JSON, at most % are allowed', what, size, gen_durable.max_payload()
-      using errcode = 'GD005', hint = 'keep what is large elsewhere, and refer to it';
+      using errcode = 'GD005', hint = 'store large data elsewhere and pass a reference';
   end if;
   return payload;
 end $$;
 
--- The work of insert_all. What is left out comes from the machine as its workers registered it: the newest version, the initial
--- step, the queue. A refused element answers with the instance that has its key, and the status of that instance. If that is an
--- instance of another machine, id and status are null, and taken_by says which: {"id": 17, "fsm": "Refund", "key": "unique_key"}.
---   any_step   false: refuse a start at any step but the registered initial one
+-- The work of insert_all. Omitted fields come from the registered machine: the newest version, the initial step, the queue. An
+-- element whose key is taken answers with the id and status of the holder. If the holder is an instance of another machine, id
+-- and status are null and taken_by names it: {"id": 17, "fsm": "Refund", "key": "unique_key"}.
+--   any_step   false: raise for any step but the registered initial one
 create function gen_durable.insert_specs(specs jsonb, any_step boolean)
 returns table (ord bigint, id bigint, inserted boolean, status text, taken_by jsonb)
 language plpgsql set search_path = pg_catalog, pg_temp as $$
@@ -256,7 +260,7 @@ begin
          array_agg(eligible_at order by ord) as eligible_ats, array_agg(delay order by ord) as delays,
          array_agg(concurrency_key order by ord) as concurrency_keys,
          array_agg(correlation_key order by ord) as correlation_keys,
-         -- A scope that names some live status occupies all of them: a gap would let a transition collide.
+         -- A scope with one live status includes all of them: otherwise a transition could violate uniqueness.
          array_agg(case when correlation_key is null then null when not spec ? 'correlation_scope' then live
                         when correlation_scope = '{}' then '{}' else live || correlation_scope end::text
                    order by ord) as correlation_scopes,
@@ -282,7 +286,7 @@ begin
       using errcode = '42501', hint = 'the owner of the schema grants the right "steps" by grant_producer';
   elsif batch.excess is not null then
     raise exception 'nothing was inserted: %', batch.excess
-      using errcode = 'GD005', hint = 'keep what is large elsewhere, and refer to it';
+      using errcode = 'GD005', hint = 'store large data elsewhere and pass a reference';
   end if;
   return query
     select answer.ord, case when taken.by is null then answer.id end, answer.inserted,
@@ -292,13 +296,13 @@ begin
              batch.delays, batch.concurrency_keys, batch.correlation_keys, batch.correlation_scopes, batch.unique_keys,
              batch.unique_scopes, batch.max_attempts, null, null, batch.traceparents, batch.rate_limits, batch.weights) as answer
      cross join lateral (
-       -- Only for refused rows: PostgreSQL walks the array to find an element.
+       -- Only for rejected rows: reading an array element is a scan of the array.
        select case when answer.holder_fsm is not null and answer.holder_fsm <> batch.fsms[answer.ord]
                    then jsonb_build_object('id', answer.id, 'fsm', answer.holder_fsm, 'key', answer.holder_key) end as by) taken
      order by answer.ord;
 end $$;
 
--- The two rights to insert, as functions that run with the rights of the owner (0003): from the initial step, or from any.
+-- The two rights to insert, with the rights of the owner: from the initial step only, or from any step.
 create function gen_durable.insert_from_start(specs jsonb)
 returns table (ord bigint, id bigint, inserted boolean, status text, taken_by jsonb)
 language sql security definer set search_path = pg_catalog, pg_temp as $$
@@ -311,8 +315,8 @@ language sql security definer set search_path = pg_catalog, pg_temp as $$
   select * from gen_durable.insert_specs(specs, true)
 $$;
 
--- insert_all('[{"fsm": "Checkout", "state": {"order": 42}}, ...]') -> one row per element, in order.
--- Runs with the rights of the caller, which decide where an instance may start.
+-- insert_all('[{"fsm": "Checkout", "state": {"order": 42}}, ...]') returns one row per element, in order.
+-- Runs with the rights of the caller, which decide whether it may choose the step.
 create function gen_durable.insert_all(specs jsonb)
 returns table (ord bigint, id bigint, inserted boolean, status text, taken_by jsonb)
 language plpgsql set search_path = pg_catalog, pg_temp as $$
@@ -324,8 +328,8 @@ begin
   end if;
 end $$;
 
--- insert('Checkout', '{"order": 42}', correlation_key => 'order:42') -> the id, new or of the instance that has the key, and the
--- status of that instance. A key that an instance of another machine has is an error.
+-- insert('Checkout', '{"order": 42}', correlation_key => 'order:42') returns the id and status of the new instance, or of the
+-- instance that has the key. Raises if the key belongs to an instance of another machine.
 create function gen_durable.insert(
   fsm text, state jsonb default '{}', step text default null, queue text default null, priority int default 0,
   version int default null, eligible_at timestamptz default null, schedule_in interval default null,
@@ -348,7 +352,7 @@ begin
   if answer.taken_by is not null then
     raise exception 'cannot insert %: its % belongs to % %', fsm, answer.taken_by ->> 'key', answer.taken_by ->> 'fsm',
       answer.taken_by ->> 'id'
-      using errcode = 'GD001', hint = 'keys are shared by all machines: put the name of the machine into the key',
+      using errcode = 'GD001', hint = 'keys are shared by all machines: include the name of the machine in the key',
             detail = answer.taken_by::text;
   end if;
   return query select answer.id, answer.inserted, answer.status;

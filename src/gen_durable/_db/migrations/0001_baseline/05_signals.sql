@@ -1,21 +1,23 @@
+-- Signals: the inboxes of instances, and the functions that deliver to them.
+
 create table gen_durable.signals (
   id           bigint generated always as identity primary key,
   target_id    bigint not null,
   name         text not null,
   payload      jsonb not null default 'null',
-  size         int generated always as (octet_length(payload::text)) stored,  -- bytes of JSON; known without reading the payload
+  size         int generated always as (octet_length(payload::text)) stored,  -- bytes of JSON, without reading the payload
   dedup_key    text,
-  consumed_seq bigint,                                    -- the transition that consumed it; such rows stay only for their dedup_key
+  consumed_seq bigint,                                    -- step_seq that consumed it; the row is kept for its dedup_key
   traceparent  text,                                      -- W3C trace context of the sender
   inserted_at  timestamptz not null default statement_timestamp()
 ) with (fillfactor = 90, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 1000);
 create unique index signals_dedup on gen_durable.signals (target_id, dedup_key) where dedup_key is not null;
 create index signals_target on gen_durable.signals (target_id, name) where consumed_seq is null;
 
--- Put a signal into the inbox of a live instance and wake it if it awaits that name. No row: there is no such instance.
--- The target is locked first, and every later statement sees it as it is then: an instance that parks at this moment either
--- is seen parked here, or has yet to look into its inbox and will find the signal there.
---   max_inbox   bytes of unread payloads that the inbox may have with this one; null: max_inbox()
+-- Insert a signal in the inbox of a live instance, and wake the instance if it awaits that name. No row: no such instance.
+-- Guard: the target is locked first, and every later statement has a newer snapshot. An instance that parks concurrently is
+-- either parked here, or checks its inbox after this transaction (recheck) and finds the signal.
+--   max_inbox   maximum bytes of unread payloads, this one included; null: max_inbox()
 create function gen_durable.deliver(
   target_id bigint, target_key text, name text, payload jsonb, dedup_key text, traceparent text default null,
   max_inbox bigint default null)
@@ -36,7 +38,7 @@ begin
     raise exception 'traceparent % is not of the form 00-<32 hex digits>-<16>-<2>', quote_literal(left(traceparent, 80))
       using errcode = '22023';
   end if;
-  -- By key twice: while we waited for the lock the key may have passed to a new instance, which only a new look sees.
+  -- By key twice: while this waited for the lock, the key may have moved to a new instance, which only a new statement sees.
   for look in 1 .. 2 loop
     if target_id is not null then
       select g.id, g.status, g.awaits, g.inbox_count, g.inbox_bytes, g.queue into target from gen_durable.gen_durable g
@@ -57,19 +59,19 @@ begin
   given_bytes := octet_length(payload::text);
   new_count := target.inbox_count + 1;
   new_bytes := target.inbox_bytes + given_bytes;
-  -- The bounds count what was consumed as well, so a full inbox is counted anew. A duplicate adds nothing.
+  -- The stored bounds include consumed signals, so a full inbox is recounted. A duplicate adds nothing.
   if (new_count > 10000 or new_bytes > max_inbox)
      and not exists (select from gen_durable.signals s where s.target_id = target.id and s.dedup_key = deliver.dedup_key) then
     select count(*) + 1, coalesce(sum(s.size), 0) + given_bytes into new_count, new_bytes
       from gen_durable.signals s where s.target_id = target.id and s.consumed_seq is null;
     if new_count > 10000 then
-      raise exception 'the inbox of instance % is full: 10000 signals that no step has consumed', target.id
-        using errcode = 'GD002', hint = 'let the machine await these signals, or send fewer or smaller ones';
+      raise exception 'the inbox of instance % is full: 10000 unread signals', target.id
+        using errcode = 'GD002', hint = 'await these signals in the machine, or send fewer or smaller ones';
     elsif new_bytes > max_inbox then
       raise exception using message = format(
-        'the inbox of instance %s is full: %s signals that no step has consumed have %s bytes of JSON, '
+        'the inbox of instance %s is full: %s unread signals have %s bytes of JSON, '
         'a signal of %s bytes exceeds the limit of %s', target.id, new_count - 1, new_bytes - given_bytes, given_bytes, max_inbox),
-        errcode = 'GD002', hint = 'let the machine await these signals, or send fewer or smaller ones';
+        errcode = 'GD002', hint = 'await these signals in the machine, or send fewer or smaller ones';
     end if;
   end if;
   with inserted as (
@@ -86,7 +88,7 @@ begin
      where (select s.audit from gen_durable.settings s) = 'all'
   )
   select inserted.id into signal_id from inserted;
-  -- A duplicate wakes nobody: it would send a step that collects a pack round in circles.
+  -- A duplicate does not wake: a step that collects several signals would run in vain and park again.
   woken := signal_id is not null and target.status = 'awaiting_signal' and name = any (target.awaits);
   if woken then
     update gen_durable.gen_durable g
@@ -94,7 +96,7 @@ begin
            inbox_bytes = new_bytes, updated_at = statement_timestamp()
      where g.id = target.id;
   elsif signal_id is not null then
-    -- A signal that comes after the deadline, and before the step has run, ends the await after all.
+    -- A signal that arrives after the deadline, but before the step runs, resets timed_out.
     update gen_durable.gen_durable g
        set has_signals = true, inbox_count = new_count, inbox_bytes = new_bytes,
            timed_out = g.timed_out and not coalesce(name = any (g.awaits), false)
@@ -105,8 +107,8 @@ begin
   return next;
 end $$;
 
--- signal(42, 'paid', '{"amount": 100}', 'evt-7') or signal('order:42', ...): the same for producers in any language.
--- Nobody there is an error, so that a sender who does not look at the answer does not lose its signal.
+-- signal(42, 'paid', '{"amount": 100}', 'evt-7') or signal('order:42', ...): deliver for producers in any language. Raises if
+-- there is no such live instance, so that a caller who ignores the answer does not lose the signal.
 create function gen_durable.signal(
   target bigint, name text, payload jsonb default 'null', dedup_key text default null, traceparent text default null)
 returns table (id bigint, delivered boolean)

@@ -1,32 +1,32 @@
--- Execution records: every leased attempt at a step, live and ended, and the state of a job as a function of them.
+-- Executions: one row per ended execution, views of all executions and of the job state, and the functions that commits call.
 --
--- The live execution is columns of the instance; what has ended is a row here, written by the transaction that ended it.
+-- The live execution is stored in columns of the instance. The transaction that ends an execution inserts its row here.
 
 create table gen_durable.executions (
   instance_id  bigint not null,
-  step_seq     bigint not null,                           -- the transition that it made, or tried to make
-  execution    int not null,                              -- its number in the life of the instance
-  attempt      int not null,                              -- tries of that step before it
+  step_seq     bigint not null,                           -- the transition that it committed or attempted
+  execution    int not null,                              -- its number within the instance
+  attempt      int not null,                              -- attempts of that step before it
   status       text not null check (status in ('COMMITTED', 'DONE', 'ABORTED')),
-  outcome      text not null,                             -- next ... stop; of an aborted one the reason: retry, shutdown,
-                                                          -- rejoin, lease, poison, cancelled
+  outcome      text not null,                             -- next ... stop; if ABORTED: retry, shutdown, rejoin, lease,
+                                                          -- poison, cancelled
   step         text not null,
   lease_owner  text,
   leased_at    timestamptz,
-  lease_expires_at timestamptz,                           -- when its lease would have run out, as it was when it ended
+  lease_expires_at timestamptz,                           -- expiry of the lease when the execution ended
   started_at   timestamptz,
   finished_at  timestamptz not null,
   error        text,
-  retried_at   timestamptz                                -- it had ended the job, and then somebody let that go on
+  retried_at   timestamptz                                -- it ended the job, and the job was retried then
 ) with (autovacuum_vacuum_insert_scale_factor = 0.1);
 
--- At most one execution makes a transition. The lease token already sees to that; this makes it a law.
+-- At most one execution commits a transition. The guard of commits ensures it; this index enforces it.
 create unique index executions_commit on gen_durable.executions (instance_id, step_seq) where status in ('COMMITTED', 'DONE');
 create index executions_aborted on gen_durable.executions (instance_id, step_seq) where status = 'ABORTED';
 create index executions_committed on gen_durable.executions (finished_at) where status = 'COMMITTED';
 
--- All executions under the names of the state model: committed, aborted, live. Three branches, so that a look at one job
--- finds each of them by its index.
+-- All executions with the names of the state model: committed, aborted, live. Three branches, so that each uses its index when
+-- one job is read.
 create view gen_durable.gen_durable_executions as
 select e.instance_id || ':' || e.execution as exec_id, e.instance_id as job_id, e.execution as attempt, e.lease_owner,
        e.lease_expires_at, e.status, e.leased_at, e.started_at, e.finished_at, e.step, e.step_seq,
@@ -42,10 +42,10 @@ select g.id || ':' || g.execution, g.id, g.execution, g.locked_by, g.lease_expir
        g.step_seq + 1, g.attempt, null, null, null
   from gen_durable.gen_durable g where g.status = 'executing';
 
--- The state of a job, derived from its executions: the one that ended it decides, unless the job was retried after it. A success
--- counts when that execution is DONE: while it is COMMITTED, events are to be published, and the job is RUNNING. Without such
--- an execution a job is RUNNING if one is live or has committed, else PENDING. Where records are not kept, status and step_seq of
--- the instance decide.
+-- The state of a job, derived from its executions. The execution that ended it decides, unless the job was retried since. A
+-- success counts when that execution is DONE: while it is COMMITTED, its events are not published, and the job is RUNNING.
+-- Without such an execution the job is RUNNING if an execution is live or has committed, else PENDING. Without records, status
+-- and step_seq of the instance decide.
 create view gen_durable.gen_durable_job_state as
 select g.id as job_id, g.state as payload, g.execution as attempt, g.inserted_at as created_at, g.updated_at,
        coalesce(
@@ -62,12 +62,12 @@ select g.id as job_id, g.state as payload, g.execution as attempt, g.inserted_at
          case when g.lease_token is not null or g.step_seq > 0 then 'RUNNING' else 'PENDING' end) as state
   from gen_durable.gen_durable g;
 
--- Between an effect and its outcome: lock the row, if this execution still has its lease and is not to be cancelled. The lock keeps
--- it so until the end of the transaction. No id: the effect is rolled back. And what the effect has made of the transaction:
--- under another isolation level the lock might be refused before that is known.
--- The effect ran on the search_path of its role, and may have set another. From here on the path is pinned, for every statement
--- that writes the outcome. That is why this function has no SET clause: its end would undo the pin. All names that are looked up
--- before the pin are qualified. COMMIT goes back to gen_durable_pool.path for the triggers that the effect deferred.
+-- Between an effect and its outcome: lock the row if this execution still owns its lease and no cancel is requested. The lock
+-- keeps that true until the end of the transaction. No id: the effect is rolled back. Also returns whether the transaction is
+-- still the one of the effect, and its isolation level: under another level the lock could raise a serialization error first.
+-- The effect ran on the search_path of its role and may have changed it. This function pins the path for all statements that
+-- write the outcome. It has no SET clause, because that would restore the path at its end; names used before the pin are
+-- qualified. COMMIT restores gen_durable_pool.path for triggers that the effect deferred.
 create function gen_durable.lock_for_effect(
   target bigint, token bigint, seq bigint, out in_effect_transaction boolean, out isolation text, out id bigint)
 language plpgsql as $$
@@ -83,10 +83,11 @@ begin
   end if;
 end $$;
 
--- Count down the barriers of these parents, one element per child that has ended, by commit, reap or cancel. Returns the queues
--- of the parents that are released. The caller has locked the children. Parents are locked here before they are counted down, ids
--- descending as everywhere. The locked row decides whether a parent waits, not the snapshot of the caller: a retry may have put
--- it back on its barrier while the caller waited for the child. PL/pgSQL, because its plans stay cached in the session.
+-- Count down the barriers of these parents: one element per child that has ended, by commit, reap or cancel. Returns the queues
+-- of released parents. PL/pgSQL, because its plans stay cached in the session.
+-- Guard: the locked row decides whether a parent waits, not the snapshot: a concurrent retry or rejoin may put the parent back
+-- on its barrier while this waits for the lock.
+-- Locks: the caller has locked the children; parents are locked here, ids descending.
 create function gen_durable.join_parents(parent_ids bigint[], parent_rounds bigint[]) returns setof text
 language plpgsql set search_path = pg_catalog, pg_temp as $$
 begin

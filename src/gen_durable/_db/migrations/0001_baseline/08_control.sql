@@ -1,11 +1,11 @@
--- Cancelling, deleting, restoring and retrying: what people and services do to instances, as functions that every producer
--- shares. Each is one transaction over any number of instances; row locks are taken as everywhere: ids descending, children
--- before parents.
+-- Control: cancel, delete, restore and retry, as functions for clients and SQL producers. Each is one transaction over any number
+-- of instances. Lock order as everywhere: ids descending, so children before parents.
 
--- Cancel instances. What is parked or runnable ends now; what executes is asked to, and ends so whatever its step returns, or
--- ends now if forced: then the lease is revoked, and its worker can commit nothing. One answer per instance that exists.
+-- Cancel instances. Parked and runnable ones end now. Executing ones get a cancel request, which overrides the outcome of their
+-- step; with force they end now: the lease is revoked, and the worker can commit nothing. One row per instance that exists.
+-- Locks: targets, ids descending; then their parents (join_parents); then the next gated rows (ungate).
 --   was      the status before
---   status   the status now: cancelled, executing (requested), or the end that it had already
+--   status   the status now: cancelled, executing (requested), or the final status that it already had
 create function gen_durable.cancel_rows(target_ids bigint[], reason text, actor text, force boolean)
 returns table (id bigint, was text, status text, queues text[])
 language plpgsql set search_path = pg_catalog, pg_temp as $$
@@ -17,7 +17,7 @@ declare
 begin
   reason := gen_durable.short_reason(reason);
   actor := gen_durable.checked_actor(actor);
-  -- In a statement of its own: what follows sees the rows as they are under the lock.
+  -- A separate statement: the following ones see the rows as they are under the lock.
   perform from gen_durable.gen_durable g where g.id = any (target_ids) order by g.id desc for no key update;
   return query
     select g.id, g.status::text, g.status::text, null::text[] from gen_durable.gen_durable g
@@ -52,7 +52,7 @@ begin
          lease_token = null, lease_expires_at = null, locked_by = null, concurrency_slot = null, leased_at = null,
          started_at = null, presented = null, gated = false, rate_turn_at = null, children_pending = 0
    where g.id = any (ending);
-  -- Two conditions that together are always true: each is that of an index.
+  -- The two conditions together match every signal; each matches an index.
   delete from gen_durable.signals s
    where s.target_id = any (ending) and s.consumed_seq is null or s.target_id = any (ending) and s.dedup_key is not null;
   woken := array(
@@ -63,8 +63,8 @@ begin
       from unnest(live.ids, live.statuses) as row (id, was);
 end $$;
 
--- Delete instances softly: they are never leased or signalled again, and hidden unless asked for. A live one is cancelled first,
--- else its parent would wait for ever; one that executes keeps its keys until its step has ended.
+-- Soft-delete instances: they are not leased or signalled any more, and not listed by default. Live ones are cancelled first;
+-- otherwise their parents would wait forever. An executing one keeps its keys until its step ends.
 create function gen_durable.delete_rows(target_ids bigint[], reason text, actor text)
 returns table (id bigint, deleted_at timestamptz, status text, queues text[])
 language plpgsql set search_path = pg_catalog, pg_temp as $$
@@ -87,9 +87,9 @@ begin
     select g.id, g.deleted_at, g.status::text, woken from gen_durable.gen_durable g where g.id = any (target_ids);
 end $$;
 
--- End the live instances that have a deleted_at, which is set by more than delete_rows: a plain UPDATE, an INSERT, a COPY. A row
--- that another transaction has locked is skipped: that transaction ends it, or the next call does. The queues that have work now.
---   most   how many at most; null: all
+-- Cancel live instances whose deleted_at was set by a plain UPDATE, an INSERT or a COPY. Locked rows are skipped: the transaction
+-- that has locked one cancels it, or the next call does. Returns the queues that have work now.
+--   most   maximum number of rows; null: all
 create function gen_durable.end_deleted(most int, actor text) returns setof text
 language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
@@ -111,9 +111,9 @@ begin
   end loop;
 end $$;
 
--- UPDATE ... SET deleted_at = now() makes the same change as soft_delete, in the transaction of the caller. Per statement: a
--- trigger per row would cost every commit and heartbeat a look at the old row, and one before the update also a lock. It fires
--- only for statements that set this column. With the rights of the owner: a role needs the right to update the column, no other.
+-- UPDATE ... SET deleted_at = now() does the same as soft_delete, in the transaction of the caller. A trigger per statement on
+-- that column: a trigger per row would read the old row at every commit and heartbeat, and a BEFORE trigger would also lock it.
+-- It runs with the rights of the owner, so a role needs only the right to update the column.
 create function gen_durable.on_deleted() returns trigger
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 begin
@@ -122,11 +122,11 @@ begin
 end $$;
 create trigger on_deleted after update of deleted_at on gen_durable.gen_durable
   for each statement execute function gen_durable.on_deleted();
--- In a session with session_replication_role = replica as well.
+-- ALWAYS: also in sessions with session_replication_role = replica.
 alter table gen_durable.gen_durable enable always trigger on_deleted;
 
--- Say who has the key that keeps an instance from coming back: an error in any case, also if that one has just gone.
---   back_as   the status in which they would be back; null: as they are
+-- Raise the error of a restore or retry whose key is taken, naming the holder; also if the holder has just ended.
+--   back_as   the status that the instances would have; null: their current one
 create function gen_durable.raise_key_conflict(target_ids bigint[], verb text, back_as gen_durable.durable_status) returns void
 language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
@@ -140,16 +140,16 @@ begin
      where h.unique_guard = g.unique_key and coalesce(back_as, g.status) = any (g.unique_scope)) other
    where g.id = any (target_ids) and other.id <> g.id order by g.id, other.id limit 1;
   if not found then
-    raise exception 'cannot %: two of these instances have one key, or another one has just had it', verb
+    raise exception 'cannot %: two of these instances have the same key, or another instance had it a moment ago', verb
       using errcode = 'GD004', hint = format('%s them one by one', verb);
   end if;
   raise exception 'cannot % instance %: its % belongs to % % now', verb, holder.target_id, holder.key, holder.fsm, holder.id
-    using errcode = 'GD004', hint = format('delete %s first, or insert this one anew under another key', holder.id),
+    using errcode = 'GD004', hint = format('delete %s first, or insert a new instance with another key', holder.id),
           detail = json_build_object('id', holder.id, 'fsm', holder.fsm, 'key', holder.key)::text;
 end $$;
 
--- Undo a soft delete. The instance stays what it became, cancelled if it was live; retry makes it go on. A key that somebody
--- else has taken meanwhile is an error of the whole call.
+-- Undo a soft delete. The status stays: an instance that was live is cancelled, and retry continues it. Raises if a key of one of
+-- the instances is taken.
 create function gen_durable.restore_rows(target_ids bigint[], reason text, actor text)
 returns table (id bigint, status text)
 language plpgsql set search_path = pg_catalog, pg_temp as $$
@@ -169,14 +169,14 @@ begin
   return query select g.id, g.status::text from gen_durable.gen_durable g where g.id = any (target_ids);
 end $$;
 
--- Let failed or cancelled instances go on at the step where they ended, with a fresh count of attempts, optionally with another
--- state. One answer per instance; is_retried is false for one that is live, done or deleted, and for one whose state was
--- collected, unless it gets another.
---   * What waited for a signal, or was woken by one, waits for it again: the inbox went with the end, and no step may take a
---     signal for granted that it does not see. It waits until the deadline that it had. One that the clock woke runs.
---   * A parent with live children waits for them again, and sees those of its round when it runs.
---   * A child whose parent waits for its round, or waits for the first or the next try of the step that joins, is waited for again.
---     A parent that executes is left alone: its worker loads the children, and gives the row back if one is live (`rejoin`).
+-- Retry failed or cancelled instances at the step where they ended, with attempt 0 and optionally another state. One row per
+-- instance; is_retried is false if it is live, done or deleted, or if its state was collected and no new one is given.
+--   * An instance that waited for a signal, or was woken by one, waits again until its former deadline: its inbox was deleted at
+--     the end, and the step must not assume a signal that it does not see. An instance that was woken by its deadline runs.
+--   * A parent with live children waits for them again, and its step sees the children of that round.
+--   * A child counts for its parent again if the parent waits for its round, or has yet to run the joining step, for the first
+--     time or again. An executing parent is not changed: its worker loads the children and returns the row if one is live
+--     (`rejoin`).
 create function gen_durable.retry_rows(target_ids bigint[], new_state text, reason text, actor text)
 returns table (id bigint, is_retried boolean, status text, queue text)
 language plpgsql set search_path = pg_catalog, pg_temp as $$
@@ -188,8 +188,8 @@ declare
 begin
   reason := gen_durable.short_reason(reason);
   actor := gen_durable.checked_actor(actor);
-  -- With the children that may end at this moment, and with the parents, whatever their status: if one of these is retried at
-  -- this moment, whoever comes second sees what the first has done. In one statement, children first, as everywhere.
+  -- Also lock the live children, which may be ending, and the parents in any status, which may be retried concurrently: the
+  -- second transaction sees what the first has done. One statement, ids descending.
   family := array(select unnest(target_ids) union
                   select child.id from gen_durable.gen_durable child
                    where child.parent_id = any (target_ids) and child.status not in ('done', 'failed', 'cancelled') union
@@ -204,7 +204,7 @@ begin
       select g.id, false, g.status::text, g.queue from gen_durable.gen_durable g where g.id = any (target_ids);
     return;
   end if;
-  -- Parents that were released: they wait again, and leave the line of their key.
+  -- Released parents: they wait again, and free their position of the concurrency key.
   parked := array(select p.id from gen_durable.gen_durable p
                    where p.id in (select child.parent_id from gen_durable.gen_durable child
                                    where child.id = any (retried) and child.parent_round = p.spawn_round)
@@ -213,7 +213,7 @@ begin
     from (select child.parent_id, child.parent_round, count(*)::int as children from gen_durable.gen_durable child
            where child.id = any (retried) and child.parent_id is not null group by child.parent_id, child.parent_round) again
    where p.id = again.parent_id and p.spawn_round = again.parent_round and p.status = 'awaiting_children';
-  -- A stop is a transition, poison and cancel are none: after a stop the children of the step that failed are a round behind.
+  -- A stop is a transition; poison and cancel are not. So after a stop the children of the failed step are one round behind.
   update gen_durable.gen_durable child set parent_round = p.step_seq
     from gen_durable.gen_durable p
    where p.id = any (retried) and p.status = 'failed' and p.crash_count = 0 and p.spawn_round = p.step_seq - 1
@@ -239,7 +239,7 @@ begin
   exception when unique_violation then
     perform gen_durable.raise_key_conflict(retried, 'retry', 'runnable');
   end;
-  -- Every live child counts, not only those that are retried now: one may have been retried while its parent executed.
+  -- Count all live children, not only the retried ones: a child may have been retried while its parent executed.
   update gen_durable.gen_durable p set status = 'awaiting_children', children_pending = live.children, gated = false
     from (select child.parent_id, child.parent_round, count(*)::int as children from gen_durable.gen_durable child
            where child.parent_id = any (retried || parked) and child.status not in ('done', 'failed', 'cancelled')
@@ -256,8 +256,8 @@ begin
     select g.id, g.id = any (retried), g.status::text, g.queue from gen_durable.gen_durable g where g.id = any (target_ids);
 end $$;
 
--- How a job stands, in the words of simple workflows: pending, leased, succeeded, failed, cancelled; null if there is none. By
--- key, the job that has it now, or else the latest that had it.
+-- The status of a job in the words of simple workflows: pending, leased, succeeded, failed, cancelled; null: no such job. By
+-- key: the job that occupies the key, else the latest that had it.
 create function gen_durable.job_status(target bigint) returns text
 language sql stable security definer set search_path = pg_catalog, pg_temp as $$
   select gen_durable.job_status_name(g.status::text) from gen_durable.gen_durable g where g.id = target
@@ -275,9 +275,8 @@ language sql stable security definer set search_path = pg_catalog, pg_temp as $$
     order by rank limit 1) found
 $$;
 
--- The same for people and for services in other languages, by id or by correlation key. Nobody there is an error, so that a
--- caller who does not look at the answer is not deceived. A default is worked out by the caller: the actor is the role that
--- calls, not the owner of the function.
+-- The functions below take an id or a correlation key. They raise if there is no such instance, so that a caller who ignores the
+-- answer notices. The default actor is evaluated by the caller, so it is the calling role, not the owner of the function.
 create function gen_durable.resolve(target_id bigint, target_key text) returns bigint
 language plpgsql stable set search_path = pg_catalog, pg_temp as $$
 declare
@@ -303,7 +302,7 @@ begin
   return found_id;
 end $$;
 
--- cancel(42, 'no longer wanted') -> cancelled | requested | finished
+-- cancel(42, 'no longer wanted') returns cancelled, requested or finished.
 create function gen_durable.cancel(target bigint, reason text default null, actor text default current_user, force boolean default false)
 returns text
 language sql security definer set search_path = pg_catalog, pg_temp as $$
@@ -339,13 +338,13 @@ $$;
 create function gen_durable.restore(target text, reason text default null, actor text default current_user)
 returns text
 language sql security definer set search_path = pg_catalog, pg_temp as $$
-  -- Whoever is deleted and had the key, even if another instance has it now.
+  -- The latest deleted instance with the key, even if another instance occupies it now.
   select gen_durable.restore(coalesce(
     (select g.id from gen_durable.gen_durable g where g.correlation_key = target and g.deleted_at is not null
       order by g.id desc limit 1), gen_durable.resolve(null, target)), reason, actor)
 $$;
 
--- retry(42) -> whether it goes on
+-- retry(42) returns whether the instance is retried.
 create function gen_durable.retry(target bigint, state jsonb default null, reason text default null, actor text default current_user)
 returns boolean
 language sql security definer set search_path = pg_catalog, pg_temp as $$

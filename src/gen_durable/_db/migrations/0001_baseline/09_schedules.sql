@@ -1,44 +1,45 @@
--- Recurring work: what to insert, when, and which slot is next.
+-- Schedules: what to insert, when, and the next fire time.
 --
--- Slots are computed by workers (cron and time zones are not the database's) and stored as moments. Whoever fires one says
--- which revision of the row it has seen: every other write of the row, and every firing, makes a new revision, so of any number
--- of workers one fires a slot, and none fires what was paused, changed or removed meanwhile.
+-- Workers compute fire times, because cron and time zones are not computed here, and store them as timestamps.
+-- Guard: every write sets a new revision, and fire_schedule takes effect only for the revision that the worker has read. So one
+-- of many workers fires, and none fires a schedule that was paused, changed or deleted in between.
 
 create table gen_durable.schedules (
   name          text primary key check (octet_length(name) between 1 and 255),
-  revision      bigint not null generated always as identity,    -- never the same twice, not even after it was removed
+  revision      bigint not null generated always as identity,  -- never reused, not even after the schedule was deleted
   cron          text,
   every         interval,
-  tz            text not null,                            -- where cron is read
-  anchor_at     timestamptz not null,                     -- slots of an interval are counted from here
+  tz            text not null,                            -- time zone of cron
+  anchor_at     timestamptz not null,                     -- origin of the fire times of an interval
   missed        text not null check (missed in ('skip', 'once', 'all')),
   overlap       text not null check (overlap in ('allow', 'skip')),
-  spec          jsonb not null,                           -- an element of insert_all
-  next_at       timestamptz,                              -- the next slot; null: there is none any more
-  last_fire_time timestamptz,                            -- the last slot that is over, fired or passed by
-  last_fired_at timestamptz,                              -- when something was last inserted, by a slot or a trigger
-  last_id       bigint,                                   -- ... and what
+  spec          jsonb not null,                           -- an element for insert_all
+  next_at       timestamptz,                              -- next fire time; null: none
+  last_fire_time timestamptz,                             -- latest fire time that has passed, fired or skipped
+  last_fired_at timestamptz,                              -- when an instance was last inserted, by a fire time or a trigger
+  last_id       bigint,                                   -- the id of that instance
   fired_count   bigint not null default 0,
-  last_error    text,                                     -- why the last slot came to nothing; null: it did not
+  last_error    text,                                     -- why the last fire time inserted nothing; null: it did
   paused_at     timestamptz,
   pause_reason  text,
   paused_by     text,
   inserted_at   timestamptz not null default statement_timestamp(),
   updated_at    timestamptz not null default statement_timestamp(),
   constraint cron_or_interval check ((cron is null) <> (every is null)),
-  -- Time goes forward here, whatever the clock does: no slot is ever next again.
+  -- Even if the clock is set back, no fire time comes twice.
   constraint fire_times_move_forward check (next_at > last_fire_time)
 ) with (fillfactor = 50);
 
 create index schedules_due on gen_durable.schedules (next_at) where paused_at is null;
 
--- Insert what a schedule says, once for each of these slots. The caller holds the lock of its row. The rate limit is written here,
--- because insert_all refuses one that does not exist, and a slot would be lost: these rows wait for it, as a step's do.
+-- Insert one instance per fire time. The caller has locked the schedule. rate_limit is set by the update: insert_all would
+-- raise if the limit does not exist, and the fire time would be lost. These rows stall until the limit exists, as those of a
+-- step do.
 create function gen_durable.insert_scheduled(
   due gen_durable.schedules, fire_times timestamptz[], out ids bigint[], out are_new boolean[], out queue text)
 language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
-  -- A jsonb takes 256 MB: a thousand slots of a large spec are inserted in several goes.
+  -- A jsonb value has at most 256 MB: many fire times of a large spec are inserted in several batches.
   at_once int := greatest(1, 16000000 / octet_length(due.spec::text));
   batch   record;
 begin
@@ -57,15 +58,16 @@ begin
     are_new := are_new || batch.are_new;
   end loop;
   update gen_durable.gen_durable g
-     set schedule = due.name, fire_time = made.fire_time, rate_limit = due.spec ->> 'rate_limit', weight = (due.spec ->> 'weight')::int
+     set schedule = due.name, fire_time = made.fire_time, rate_limit = due.spec ->> 'rate_limit',
+         weight = (due.spec ->> 'weight')::int
     from unnest(ids, are_new, fire_times) as made (id, is_new, fire_time)
    where g.id = made.id and made.is_new;
   queue := (select g.queue from gen_durable.gen_durable g where g.id = ids[1]);
 end $$;
 
--- Fire these slots of a schedule, and go on to the next one. No row: it is not of that revision any more, or somebody has it.
---   passed_at   the last slot that is over, whether it is among those to fire or not
---   problem     why nothing is to be fired
+-- Insert the instances of these fire times and set the next one. No row: the revision has changed, or the row is locked.
+--   passed_at   the latest fire time that has passed, whether it is fired or skipped
+--   problem     why nothing is inserted
 create function gen_durable.fire_schedule(
   name text, revision bigint, fire_times timestamptz[], passed_at timestamptz, next_at timestamptz, problem text)
 returns table (is_busy boolean, ids bigint[], are_new boolean[], queue text)
@@ -99,7 +101,7 @@ begin
   return next;
 end $$;
 
--- Insert what a schedule says now, paused or not; its slots go on as if nothing had happened. No row: there is none.
+-- Insert one instance now, paused or not; the fire times do not change. No row: no such schedule.
 create function gen_durable.trigger_schedule(name text, fire_time timestamptz, reason text, actor text)
 returns table (id bigint, inserted boolean, queue text)
 language plpgsql set search_path = pg_catalog, pg_temp as $$

@@ -1,32 +1,32 @@
--- Who works on this database, and how its queues are to be served.
+-- Operations: registered workers, and run-time settings of queues.
 
--- The workers that are there: each says so at every heartbeat, and takes its row along when it leaves. One that has not said
--- so until expires_at is dead or cut off. For people, and for answers to "why does nobody run this?": nothing depends on it.
+-- A worker registers at every heartbeat and deregisters on shutdown. A worker past expires_at is dead or disconnected. For people
+-- and for explain; execution does not depend on it.
 create table gen_durable.workers (
   name           text primary key,                        -- as in locked_by
   host           text not null,
   pid            int not null,
-  version        text not null,                           -- of this library
+  version        text not null,                           -- version of gen_durable
   schema_version int not null,                            -- the schema version that its code was written for
   started_at     timestamptz not null default statement_timestamp(),
   seen_at        timestamptz not null,
   expires_at     timestamptz not null,
-  is_draining    boolean not null default false,          -- it takes no more work
+  is_draining    boolean not null default false,          -- it starts no more work
   queues         text[] not null,
   prefixes       text[] not null,
-  leaves_unknown boolean not null,                        -- under its prefixes, it leaves machines alone that it does not know
-  fsms           text[] not null,                         -- the machines that it runs, and ...
-  fsm_versions   int[] not null,                          -- ... in parallel, their versions
-  paused_queues  text[] not null default '{}',            -- queues of which it starts nothing any more, and ...
-  paused_since   timestamptz[] not null default '{}'      -- ... in parallel, the paused_at of the pause that it confirms
+  leaves_unknown boolean not null,                        -- it does not run unknown machines under its prefixes
+  fsms           text[] not null,                         -- the machines that it runs
+  fsm_versions   int[] not null,                          -- their versions, same positions
+  paused_queues  text[] not null default '{}',            -- paused queues that it has stopped starting
+  paused_since   timestamptz[] not null default '{}'      -- the paused_at that it confirms, same positions
 );
 
--- What was said about a queue at run time; a queue without a row is served as its workers see fit.
+-- Run-time settings of queues. A queue without a row is served with the settings of its workers.
 create table gen_durable.queues (
   name        text primary key,
   is_paused   boolean not null default false,
   paused_at   timestamptz,
-  concurrency int check (concurrency >= 1),               -- how many at once in each worker, instead of what that was told
+  concurrency int check (concurrency >= 1),               -- executions at once per worker; null: the worker's setting
   paused_by   text,
   updated_by  text,
   updated_at  timestamptz not null default statement_timestamp(),
@@ -34,7 +34,7 @@ create table gen_durable.queues (
   constraint queue_name check (octet_length(name) between 1 and 255)
 );
 
--- pause_queue('checkout'): no pick takes anything of it from now on. Again is harmless.
+-- pause_queue('checkout'): later picks return nothing from it. Idempotent.
 create function gen_durable.pause_queue(queue text, reason text default null, actor text default current_user)
 returns gen_durable.queues
 language sql set search_path = pg_catalog, pg_temp as $$
@@ -57,7 +57,7 @@ language sql set search_path = pg_catalog, pg_temp as $$
   returning q.*
 $$;
 
--- set_queue('checkout', 20): how many at once in each worker; null is what the worker was told.
+-- set_queue('checkout', 20): executions at once per worker; null: the setting of each worker.
 create function gen_durable.set_queue(
   queue text, concurrency int, reason text default null, actor text default current_user)
 returns gen_durable.queues

@@ -1,6 +1,7 @@
--- A producer is a role that may call some of these functions and nothing else. Each right is a set of functions. They run with the
--- rights of their owner, so that the role needs none on the tables; the search path is pinned, so that no object of the caller
--- can replace one that they name. insert and insert_all run as the caller, whose rights decide which of the two below they use.
+-- Producers: roles that may call some of the functions and nothing else. A right is a set of functions. They run with the
+-- rights of their owner, so the role needs no rights on the tables, and they pin the search_path, so the caller cannot replace
+-- objects that they name. insert and insert_all run with the rights of the caller, which decide which of insert_from_start and
+-- insert_from_any_step they call.
 create function gen_durable.producer_rights() returns table (name text, function regprocedure)
 language sql stable set search_path = pg_catalog, pg_temp as $$
   select one.name, p.oid::regprocedure
@@ -12,8 +13,8 @@ language sql stable set search_path = pg_catalog, pg_temp as $$
      and p.pronamespace = (select home.pronamespace from pg_proc home where home.oid = 'gen_durable.insert_all'::regproc)
 $$;
 
--- grant_producer('webhooks') or grant_producer('support', 'status', 'cancel'): for the owner of the schema. It adds to what the
--- role has. Call it again after an upgrade that brings functions.
+-- grant_producer('webhooks') or grant_producer('support', 'status', 'cancel'): add rights to a role. For the owner of the
+-- schema. Call it again after an upgrade that adds functions.
 create function gen_durable.grant_producer(role name, variadic rights text[] default '{insert, signal}') returns void
 language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
@@ -34,7 +35,7 @@ begin
   end loop;
 end $$;
 
--- Take back every right of a producer.
+-- Revoke every right of a producer.
 create function gen_durable.revoke_producer(role name) returns void
 language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
