@@ -114,8 +114,8 @@ async def test_oversized_statement_is_rejected_before_it_is_sent(
     with pytest.raises(UsageError) as refused:
         await client.insert_all([Spec(Open, {"a": "é" * 100}) for _ in range(20)])
     assert str(refused.value) == (
-        "20 instances at once have 7900 bytes; "
-        "insert at most 5000 at once: make several calls of it, in one transaction (conn=) if need be"
+        "20 instances have 7900 bytes together; "
+        "insert at most 5000 bytes per call; use one transaction (conn=) for several calls"
     )
     await client.insert_all([Spec(Open, {"a": "é" * 100}) for _ in range(10)])
     assert await client.count() == 10

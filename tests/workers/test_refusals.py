@@ -152,7 +152,7 @@ def test_missing_right_names_the_grant(caplog: pytest.LogCaptureFixture) -> None
     error = StatementError("42501", "permission denied for table gen_durable")
     assert is_repairable(error)
     DatabaseRetry("queue default", DatabaseStatus("db/shop")).pause(error)
-    assert "grant select, insert, update, delete on gen_durable to the role that connects" in caplog.text
+    assert "grant select, insert, update, delete on gen_durable to this role" in caplog.text
 
 
 def test_silence_names_the_server_and_how_long(caplog: pytest.LogCaptureFixture) -> None:

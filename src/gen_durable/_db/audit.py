@@ -1,4 +1,4 @@
-"""The audit in the database: reading its events, and how much of them is written."""
+"""Read audit events, and get or set the audit level."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SQL = statements("audit.sql")
 
 
 def events(instance_id: int, after: int, demand: int) -> Plan[Sequence[Row]]:
-    """What has happened to one instance, oldest first."""
+    """Read the audit events of one instance, oldest first."""
     return (yield _SQL["events"](instance_id=instance_id, after=after, demand=demand))
 
 
@@ -38,14 +38,14 @@ def give_reason(
 
 
 def level() -> Plan[AuditLevel]:
-    """Which events are written."""
+    """Read the level."""
     (row,) = yield _SQL["level"]()
     current: AuditLevel = row["level"]
     return current
 
 
 def set_level(level: AuditLevel, actor: str | None, reason: str | None = None) -> Plan[AuditLevel]:
-    """Write those of this level from now on; the level until now."""
+    """Set the level; return the previous one."""
     (row,) = yield _SQL["set_level"](level=level, reason=reason, actor=actor)
     before: AuditLevel = row["level"]
     return before

@@ -1,4 +1,4 @@
-"""What goes in one statement: PostgreSQL ends a connection that sends it a message of a gigabyte."""
+"""Bound the size of one statement: PostgreSQL closes a connection that sends a message of 1 GB."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from typing import Final
 
 __all__ = ["chunks", "fits"]
 
-# In characters, of which each is up to four bytes. Names and keys are not counted one by one: there is room for them.
+# In characters of up to four bytes. Names and keys are not counted: the limit leaves enough margin for them.
 _MAX_SIZE: Final = 64 * 2**20
 
 
 def fits(size: int) -> bool:
-    """Whether so much goes in one portion."""
+    """Whether rows of this size together fit in one statement."""
     return size <= _MAX_SIZE
 
 
 def chunks(sizes: Iterable[int]) -> Iterator[slice]:
-    """Cut rows of these sizes, in their order, into portions; one that is too large by itself goes alone."""
+    """Split rows of these sizes into consecutive chunks. A row above the limit is a chunk of its own."""
     start = total = 0
     for place, size in enumerate(sizes):
         total += size

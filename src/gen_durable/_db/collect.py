@@ -1,4 +1,4 @@
-"""Collecting what ended long ago: instances page by page, and walks through the tables beside them."""
+"""Delete rows whose retention is over: instances by pages, other tables by walking through their blocks."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ __all__ = [
 _SQL = statements("collect.sql")
 
 PAGE: Final = 500
-"""How many rows one statement looks at; the number stands in collect.sql."""
-# Blocks of a table that one step of a walk reads: 2 MB.
+"""How many rows one statement reads; the same number is in collect.sql."""
+# Blocks of a table that one statement of a walk reads: 2 MB.
 _BLOCKS: Final = 256
 
 Ended: TypeAlias = Literal["done", "failed", "cancelled", "deleted"]
 
 
 class Cursor(msgspec.Struct, frozen=True):
-    """How far a sweep has come: the last row that it saw."""
+    """The last row that a sweep has read."""
 
     at: datetime
     id: int
@@ -47,17 +47,17 @@ START: Final = Cursor(datetime(1, 1, 2, tzinfo=UTC), 0)
 
 
 class Swept(msgspec.Struct, frozen=True):
-    """What one page brought."""
+    """The result of one page."""
 
     deleted: int
     stripped: int
-    """Rows that stay for their key, without state and result."""
+    """Rows that are kept for their unique key, without state and result."""
     next: Cursor | None
-    """Where the next page begins; `None` if this was the last."""
+    """Where the next page begins; `None` after the last."""
 
 
 def sweep(ended: Ended, retention: timedelta, after: Cursor) -> Plan[Swept]:
-    """Collect the next page of what ended so, so long ago."""
+    """Collect the next page of instances that ended this way, before the retention."""
     place = {"retention": retention, "after_at": after.at, "after_id": after.id}
     call = (
         _SQL["sweep_deleted"](**place) if ended == "deleted" else _SQL["sweep_ended"](status=ended, **place)
@@ -68,49 +68,49 @@ def sweep(ended: Ended, retention: timedelta, after: Cursor) -> Plan[Swept]:
 
 
 def sweep_events(retention: timedelta) -> Plan[bool]:
-    """Remove events that were published so long ago; whether there may be more."""
+    """Delete published events after the retention; return whether there may be more."""
     (row,) = yield _SQL["sweep_events"](retention=retention)
     return bool(row["deleted"] == PAGE)
 
 
 def sweep_audit(retention: timedelta) -> Plan[bool]:
-    """Remove audit events of so long ago, the oldest first; whether there may be more."""
+    """Delete audit events after the retention, oldest first; return whether there may be more."""
     (row,) = yield _SQL["sweep_audit"](retention=retention)
     return bool(row["deleted"] == PAGE)
 
 
 def walk_executions(retention: timedelta, block: int) -> Plan[int]:
-    """Remove old records from some blocks of the table; the block to go on with, 0 at its end."""
+    """Delete old execution records in some blocks of the table; return the next block, 0 after the last."""
     return _following(
         (yield _SQL["sweep_executions"](retention=retention, block=block, blocks=_BLOCKS)), block
     )
 
 
 def walk_signals(block: int) -> Plan[int]:
-    """Remove signals that nobody can read from some blocks of the table; the block to go on with, 0 at its end."""
+    """Delete signals that no instance can read in some blocks; return the next block, 0 after the last."""
     return _following((yield _SQL["sweep_signals"](block=block, blocks=_BLOCKS)), block)
 
 
 def walk_pending(retention: timedelta, block: int) -> Plan[tuple[dict[str, int], int]]:
-    """Remove old events that no sink has accepted from some blocks; how many by sink, and the next block."""
+    """Delete pending events after the retention in some blocks; return how many by sink, and the next block."""
     rows = yield _SQL["sweep_pending"](retention=retention, block=block, blocks=_BLOCKS)
     by_sink = {row["sink"]: row["deleted"] for row in rows if row["sink"] is not None}
     return by_sink, _following(rows, block)
 
 
 def walk_messages(retention: timedelta, block: int) -> Plan[int]:
-    """Forget old messages from some blocks of the table; the block to go on with, 0 at its end."""
+    """Delete old ids of incoming messages in some blocks; return the next block, 0 after the last."""
     return _following((yield _SQL["sweep_messages"](retention=retention, block=block, blocks=_BLOCKS)), block)
 
 
 def walk_buckets(block: int) -> Plan[tuple[int, int]]:
-    """Remove full buckets from some blocks of the table; how many, and the block to go on with, 0 at its end."""
+    """Delete full buckets in some blocks; return how many, and the next block, 0 after the last."""
     rows = yield _SQL["sweep_buckets"](block=block, blocks=_BLOCKS)
     return rows[0]["deleted"], _following(rows, block)
 
 
 def vacuum() -> Plan[None]:
-    """Take what is dead out of the indexes of the table of instances. Cannot be part of a transaction."""
+    """Vacuum the table of instances. Cannot run in a transaction."""
     yield _SQL["vacuum"]()
 
 

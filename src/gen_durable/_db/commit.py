@@ -45,56 +45,56 @@ __all__ = [
 ]
 
 _SQL = statements("commit.sql")
-# How many executions one round of finish_abandoned looks at; the number stands in commit.sql.
+# How many executions one call of finish_abandoned reads; the same number is in commit.sql.
 _PAGE: Final = 500
 
 
 class Recorder(msgspec.Struct, frozen=True, gc=False):
-    """Who commits, and which executions leave a record."""
+    """The worker that commits, and what it records."""
 
     worker: str
     level: RecordLevel
     grace: timedelta = timedelta(seconds=10)
-    """How long the lease of a chained step lasts at least: until the next heartbeat, were its row locked before."""
+    """The least remaining lease of a chained step, so that it lasts until the next heartbeat."""
     alerts: str | None = None
-    """The sink that is told of instances that fail."""
+    """The sink for alerts about failed instances."""
 
     def events(self, entry: CommitEntry) -> tuple[EventRow, ...]:
-        """What goes into the outbox with an outcome: what it emits, and behind that the alert if it is a failure."""
+        """The events of an outcome: those that the step emits, then the alert if it fails the instance."""
         if self.alerts is None or entry.kind != "stop":
             return entry.events
         return (*entry.events, alert(entry, self.alerts))
 
 
 class CommitReport(msgspec.Struct, frozen=True, gc=False):
-    """What became of each entry, in their order, and which queues have something to do now."""
+    """The result of each entry, in their order, and the queues that have work now."""
 
     results: list[CommitResult]
     queues: set[str]
 
 
 class EffectLock(msgspec.Struct, frozen=True, gc=False):
-    """What was found between an effect and its outcome."""
+    """The state of the transaction after the effect and before the outcome."""
 
     in_effect_transaction: bool
-    """Whether it is still the transaction that the effect was given."""
+    """Whether this is still the transaction in which the effect began."""
     isolation: str
     still_owns_lease: bool
-    """Whether this execution has its lease, and keeps it now; never under another isolation level than ours."""
+    """Whether the execution still owns its lease, which is now locked. False if the isolation level was changed."""
 
 
 def in_lock_order(entries: Iterable[CommitEntry]) -> list[CommitEntry]:
-    """Entries in the order in which every transaction takes row locks: ids descending, children before parents."""
+    """Sort entries in the lock order of all transactions: ids descending, so children before parents."""
     return sorted(entries, key=lambda entry: -entry.id)
 
 
 def is_one_statement(entries: Sequence[CommitEntry]) -> bool:
-    """Whether `commit_plain` will do, which needs no transaction around it."""
+    """Whether `commit_plain` can commit these, without a transaction around it."""
     return all(entry.is_plain for entry in entries)
 
 
 def commit_plain(entries: Sequence[CommitEntry], recorder: Recorder) -> Plan[CommitReport]:
-    """Commit plain outcomes: one statement, and at most two more if there are signals that nobody knew of."""
+    """Commit plain outcomes: one statement, and at most two more if signals have arrived meanwhile."""
     rows = _by_lease((yield _plain_call(entries, recorder)))
     yield from _sweep(rows.values())
     inbox = yield from _inbox_of_kept(rows)
@@ -130,13 +130,13 @@ def commit(entries: Sequence[CommitEntry], recorder: Recorder) -> Plan[CommitRep
 
 
 def lock_for_effect(entry: CommitEntry) -> Plan[EffectLock]:
-    """Lock the row of an outcome whose effect has run; whether the effect may stand."""
+    """Lock the row of an outcome after its effect; report whether the effect may commit."""
     (row,) = yield _SQL["lock_for_effect"](**_guard(entry.execution))
     return EffectLock(row["in_effect_transaction"], row["isolation"], row["id"] is not None)
 
 
 def still_owns_lease(entry: CommitEntry) -> Plan[bool]:
-    """Whether this execution still has its lease, and nobody wants its instance cancelled."""
+    """Whether the execution still owns its lease, and its instance has no cancel request."""
     rows = yield _SQL["still_owns_lease"](**_guard(entry.execution))
     return bool(rows)
 
@@ -150,14 +150,14 @@ def _guard(execution: Execution) -> dict[str, int]:
 
 
 def finish(entries: Sequence[CommitEntry]) -> Plan[None]:
-    """Nothing is left to do for these committed executions: COMMITTED becomes DONE."""
+    """Mark committed executions as finished: COMMITTED becomes DONE."""
     yield _SQL["finish"](
         ids=[entry.id for entry in entries], step_seqs=[entry.execution.step_seq + 1 for entry in entries]
     )
 
 
 class Page(msgspec.Struct, frozen=True):
-    """How far `finish_abandoned` has come: the last execution that it looked at."""
+    """The last execution that `finish_abandoned` has read."""
 
     finished_at: datetime
     instance_id: int
@@ -168,7 +168,7 @@ FIRST_PAGE: Final = Page(datetime(1, 1, 2, tzinfo=UTC), 0, 0)
 
 
 def finish_abandoned(lease: timedelta, after: Page = FIRST_PAGE) -> Plan[tuple[int, Page]]:
-    """The same for executions whose worker died in between; how many, and where the next call goes on."""
+    """Finish executions whose worker died after COMMITTED; return how many, and where the next call continues."""
     (row,) = yield _SQL["finish_abandoned"](
         lease=lease, after_at=after.finished_at, after_id=after.instance_id, after_seq=after.step_seq
     )
@@ -178,23 +178,23 @@ def finish_abandoned(lease: timedelta, after: Page = FIRST_PAGE) -> Plan[tuple[i
 
 
 def unlocked(entries: Sequence[CommitEntry]) -> Plan[tuple[list[CommitEntry], list[CommitEntry]]]:
-    """Tell entries whose rows are free from those for which somebody's open transaction holds a row."""
+    """Split entries: those whose rows are unlocked, and those of which another transaction has locked a row."""
     parents = {entry.execution.parent_id for entry in entries} - {None}
     ids = parents | {entry.id for entry in entries}
     free = {row["id"] for row in (yield _SQL["unlocked"](ids=sorted(ids)))}
-    can: list[CommitEntry] = []
-    must_wait: list[CommitEntry] = []
+    free_entries: list[CommitEntry] = []
+    locked_entries: list[CommitEntry] = []
     for entry in entries:
         parent = entry.execution.parent_id
         is_free = entry.id in free and (parent is None or parent in free)
-        (can if is_free else must_wait).append(entry)
-    return can, must_wait
+        (free_entries if is_free else locked_entries).append(entry)
+    return free_entries, locked_entries
 
 
 def commit_status(entries: Sequence[CommitEntry]) -> Plan[list[CommitResult | None]]:
-    """After a COMMIT whose answer was lost: which of these are durable? `None`: not committed, send it again."""
+    """Find out which entries are durable after a COMMIT without a reply. `None`: not committed, commit it again."""
     rows = {row["id"]: row for row in (yield _SQL["commit_status"](ids=[entry.id for entry in entries]))}
-    # `commit_plain` sweeps after it has committed: the connection may have been lost in between.
+    # `commit_plain` clears inboxes after its commit: the connection may have been lost in between.
     yield from _sweep(rows.values())
     inbox: Mapping[int, tuple[SignalRow, ...]] = {}
     if kept := [entry.id for entry in entries if entry.kind == "continue" and entry.id in rows]:
@@ -213,8 +213,8 @@ def _result_of(
     if entry.kind == "continue":
         is_ours = row["lease_token"] == lease_token and row["step_seq"] == step_seq + 1
         return Committed("executing", inbox.get(entry.id, ()), row["leased_at"]) if is_ours else Stale()
-    # The lease is gone. If the transition is there, it was ours or that of whoever took the lease over; for an
-    # execution that ends here both mean the same: this transition is committed, once.
+    # The lease is gone. If the transition is there, this execution or a later one committed it. Either way it is
+    # committed exactly once, and this execution ends.
     advanced = 0 if entry.kind in ("retry", "release", "rejoin", "cancel") else 1
     return Committed(row["status"]) if row["step_seq"] >= step_seq + advanced else Stale()
 
@@ -222,9 +222,9 @@ def _result_of(
 def _insert_children(
     entries: Sequence[CommitEntry], rows: Mapping[Lease, Row]
 ) -> Plan[tuple[set[str], Mapping[Lease, int]]]:
-    """Children only of parents that the guarded update returned as parked: a stale parent spawns nothing.
+    """Insert children of the parents that the guarded update returned; a stale outcome has none.
 
-    The queues that have work now, and how many children of which parents were refused.
+    Returns the queues that have work now, and how many children of each parent were refused.
     """
     spawning = [
         entry
@@ -248,7 +248,7 @@ def _insert_children(
 
 
 def _rejoin(entries: Sequence[CommitEntry], rows: Mapping[Lease, Row]) -> Plan[set[str]]:
-    """Count the live children of rows that go back to their barriers; the queues of those that have none left."""
+    """Count the live children of rows that return to their barriers; return the queues of rows without any."""
     waiting = [
         entry.id
         for entry in entries
@@ -270,12 +270,12 @@ def _sweep(rows: Iterable[Row]) -> Plan[None]:
 
 
 def _by_lease(rows: Rows) -> Mapping[Lease, Row]:
-    """Answers by lease: one batch may hold outcomes of a lost and of a live execution of the same instance."""
+    """Rows by lease: one batch may have outcomes of a stale and of a live execution of the same instance."""
     return {(row["id"], row["lease_token"]): row for row in rows}
 
 
 def _insert_dead_letters(entries: Sequence[CommitEntry], rows: Mapping[Lease, Row]) -> Plan[set[str]]:
-    """What failed instances leave to somebody; of a stale or cancelled one there is nothing to leave."""
+    """Insert the dead letters of failed instances; stale and cancelled ones have none."""
     letters = [
         entry.letter
         for entry in entries
@@ -283,7 +283,7 @@ def _insert_dead_letters(entries: Sequence[CommitEntry], rows: Mapping[Lease, Ro
         and (row := rows.get(entry.lease)) is not None
         and row["status"] == "failed"
     ]
-    unsaid = {
+    receiver_unknown = {
         entry.id: entry.execution.attempt + 1
         for entry in entries
         if entry.leaves_letter and (row := rows.get(entry.lease)) is not None and row["status"] == "failed"
@@ -291,13 +291,13 @@ def _insert_dead_letters(entries: Sequence[CommitEntry], rows: Mapping[Lease, Ro
     queues: set[str] = set()
     if letters:
         queues |= yield from insert_dead_letters(letters)
-    if unsaid:
-        queues |= yield from dead_letter_failed(unsaid)
+    if receiver_unknown:
+        queues |= yield from dead_letter_failed(receiver_unknown)
     return queues
 
 
 def _emit(entries: Sequence[CommitEntry], rows: Mapping[Lease, Row], recorder: Recorder) -> Plan[None]:
-    """Events of outcomes that are durable now; a stale or cancelled one has none."""
+    """Write the events of outcomes; stale and cancelled ones have none."""
     emitting = [
         (entry, events)
         for entry in entries
@@ -310,7 +310,7 @@ def _emit(entries: Sequence[CommitEntry], rows: Mapping[Lease, Row], recorder: R
 
 
 def _inbox_of_kept(rows: Mapping[Lease, Row]) -> Plan[Mapping[int, tuple[SignalRow, ...]]]:
-    """A chained step sees its inbox as a picked one would."""
+    """Load the inboxes of chained steps, as a pick does."""
     kept = [row["id"] for row in rows.values() if row["status"] == "executing" and row["has_signals"]]
     if not kept:
         return {}
@@ -398,7 +398,7 @@ def _full_call(entries: Sequence[CommitEntry], recorder: Recorder) -> Call:
 
 
 def _record(entries: Sequence[CommitEntry], recorder: Recorder) -> dict[str, Any]:
-    """What the record of an execution says beside its outcome."""
+    """The parameters for the execution records."""
     return {
         "worker": recorder.worker,
         "record": recorder.level,
@@ -413,7 +413,7 @@ def _record(entries: Sequence[CommitEntry], recorder: Recorder) -> dict[str, Any
 
 
 def id_array(ids: Iterable[int]) -> str:
-    """Ids as the text of a PostgreSQL array: an array of arrays of unequal length does not exist."""
+    """Ids as the text of a PostgreSQL array, because arrays of arrays must have equal lengths."""
     return "{" + ",".join(map(str, ids)) + "}"
 
 

@@ -1,7 +1,7 @@
-"""Cancelling, deleting, restoring and retrying instances.
+"""Cancel, delete, restore and retry instances.
 
-`is_alone`: the statement is its own transaction. If another one was in its way, it is run again; inside a caller's
-transaction that is up to the caller.
+`is_alone`: the statement is its own transaction, and is retried after a lost race. In a caller's transaction the caller
+has to retry.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _TRIES = 5
 def cancel(
     ids: Sequence[int], reason: str | None, actor: str | None, *, force: bool, is_alone: bool = False
 ) -> Plan[Sequence[Row]]:
-    """Cancel instances; an answer for each that exists."""
+    """Cancel instances; return a row for each that exists."""
     return (
         yield from _run(
             ids, _SQL["cancel"](ids=ids, reason=reason, actor=actor, force=force), is_alone=is_alone
@@ -34,21 +34,21 @@ def cancel(
 def delete(
     ids: Sequence[int], reason: str | None, actor: str | None, *, is_alone: bool = False
 ) -> Plan[Sequence[Row]]:
-    """Delete instances softly; an answer for each that exists."""
+    """Soft-delete instances; return a row for each that exists."""
     return (yield from _run(ids, _SQL["delete"](ids=ids, reason=reason, actor=actor), is_alone=is_alone))
 
 
 def restore(
     ids: Sequence[int], reason: str | None, actor: str | None, *, is_alone: bool = False
 ) -> Plan[Sequence[Row]]:
-    """Undo a soft delete; an answer for each that exists."""
+    """Undo a soft delete; return a row for each that exists."""
     return (yield from _run(ids, _SQL["restore"](ids=ids, reason=reason, actor=actor), is_alone=is_alone))
 
 
 def retry(
     ids: Sequence[int], state: str | None, reason: str | None, actor: str | None, *, is_alone: bool = False
 ) -> Plan[Sequence[Row]]:
-    """Let instances go on; an answer for each that exists."""
+    """Make ended or waiting instances runnable; return a row for each that exists."""
     return (
         yield from _run(
             ids, _SQL["retry"](ids=ids, state=state, reason=reason, actor=actor), is_alone=is_alone
@@ -57,23 +57,23 @@ def retry(
 
 
 def live_children(ids: Sequence[int]) -> Plan[list[int]]:
-    """The children of these that have not ended."""
+    """The children of these instances that have not ended."""
     return _ids((yield _SQL["live_children"](ids=ids)))
 
 
 def unfinished_children(ids: Sequence[int]) -> Plan[list[int]]:
-    """The children of these that are not done: they, or what they spawned, may be live."""
+    """The children of these instances that are not done. They or their descendants may be live."""
     return _ids((yield _SQL["unfinished_children"](ids=ids)))
 
 
 def deleted_with_key(key: str) -> Plan[int | None]:
-    """The latest of the deleted instances that had this correlation key."""
+    """The id of the latest deleted instance with this correlation key."""
     ids = _ids((yield _SQL["deleted_with_key"](key=key)))
     return ids[0] if ids else None
 
 
 def _run(ids: Sequence[int], call: Call, *, is_alone: bool) -> Plan[Rows]:
-    """The answers, in the order in which they were asked for."""
+    """Run the statement; return its rows in the order of `ids`."""
     try:
         rows = yield from statement_retry.run(call, _TRIES if is_alone else 1)
     except StatementError as error:
@@ -86,7 +86,7 @@ def _run(ids: Sequence[int], call: Call, *, is_alone: bool) -> Plan[Rows]:
 
 def _key_taken(error: StatementError) -> UsageError:
     if not error.detail:
-        return UsageError(error.message, "take them one by one")
+        return UsageError(error.message, "restore or retry them one by one")
     return UsageError(
         error.message, f"delete {error.facts()['id']} first, or insert a new instance with another key"
     )

@@ -1,4 +1,4 @@
-"""The facts about one instance that may keep it from running."""
+"""Read the facts that decide whether an instance can run."""
 
 from __future__ import annotations
 
@@ -10,6 +10,6 @@ _SQL = statements("explain.sql")
 
 
 def facts(id: int) -> Plan[Row | None]:
-    """All of them, in one statement."""
+    """Read all facts in one statement; `None` if the instance does not exist."""
     rows = yield _SQL["explain"](id=id)
     return rows[0] if rows else None

@@ -1,4 +1,4 @@
-"""What drivers raise, as the few kinds that the engine tells apart."""
+"""Errors of the database, and the kinds that the engine tells apart."""
 
 from __future__ import annotations
 
@@ -34,25 +34,23 @@ _GRANTS = {
     "sequence": "usage on sequence {}",
     "function": "execute on function {}",
 }
-_COMPARE = (
-    "restore what was renamed or dropped, or compare the schema with this version: gen-durable db status"
-)
+_COMPARE = "restore what was renamed or dropped; compare the schema with this version: gen-durable db status"
 _ADVICE = {
-    sqlstates.INVALID_CATALOG_NAME: "create that database, or name another in the DSN",
+    sqlstates.INVALID_CATALOG_NAME: "create the database, or change the DSN",
     sqlstates.INVALID_SCHEMA_NAME: _COMPARE,
     sqlstates.UNDEFINED_COLUMN: _COMPARE,
     sqlstates.UNDEFINED_OBJECT: _COMPARE,
     sqlstates.UNDEFINED_FUNCTION: _COMPARE,
     sqlstates.UNDEFINED_TABLE: _COMPARE,
     sqlstates.INVALID_COLUMN_REFERENCE: _COMPARE,
-    sqlstates.DISK_FULL: "free space on the disk of the server",
+    sqlstates.DISK_FULL: "free disk space on the server",
 }
 
 
 class StatementError(DatabaseError):
     """PostgreSQL refused a statement, or the connection to it broke.
 
-    `sqlstate` is empty when there was no answer at all.
+    `sqlstate` is empty if the server sent no reply.
     """
 
     sqlstate: str
@@ -74,16 +72,16 @@ class StatementError(DatabaseError):
         if found is None:
             return ""
         right = _GRANTS[found["kind"]].format(found["name"])
-        return f"; grant {right} to the role that connects (docs/reference/sql.md lists all rights)"
+        return f"; grant {right} to this role (docs/reference/sql.md lists all privileges)"
 
     def facts(self) -> Mapping[str, Any]:
-        """The detail of an error that our own SQL raised: it is JSON."""
+        """The JSON in the detail of an error that a function of the schema raised."""
         facts: Mapping[str, Any] = msgspec.json.decode(self.detail)
         return facts
 
 
 class NoAnswerError(StatementError):
-    """The server did not answer in time. Whether it ran the statement is not known."""
+    """The server did not reply in time. It may have run the statement."""
 
     def __init__(self, message: str) -> None:
         super().__init__("", message)
@@ -120,30 +118,30 @@ _DATA = (sqlstates.DATA_EXCEPTION, sqlstates.INTEGRITY_CONSTRAINT_VIOLATION, sql
 
 
 def is_race(error: StatementError) -> bool:
-    """Whether another transaction was in the way, so that the same statement may work at the next try."""
+    """Whether a concurrent transaction caused the failure, so that a retry may succeed."""
     return error.sqlstate in sqlstates.RACES
 
 
 def is_outage(error: StatementError) -> bool:
-    """Whether the database is away or about to go: wait, and connect again."""
+    """Whether the database is unavailable or shutting down: wait, and connect again."""
     return not error.sqlstate or error.sqlstate.startswith(_OUTAGES)
 
 
 def is_repairable(error: StatementError) -> bool:
-    """Whether an administrator can undo what makes the database refuse the statement."""
+    """Whether an administrator can fix the cause: a missing privilege, or a dropped or renamed object."""
     return error.sqlstate in _REPAIRABLE
 
 
 def is_silence(error: BaseException | None) -> bool:
-    """Whether a statement was given up because no answer came."""
+    """Whether a statement failed because the server did not reply in time."""
     return isinstance(error, NoAnswerError)
 
 
 def is_break(error: StatementError) -> bool:
-    """Whether the connection is gone, which may be because of what went over it."""
+    """Whether the connection was lost. What was sent may be the cause."""
     return error.sqlstate.startswith(_BREAKS) or not error.sqlstate
 
 
 def is_data(error: StatementError) -> bool:
-    """Whether a value is to blame, and would be again."""
+    """Whether a value caused the failure, so that a retry fails again."""
     return error.sqlstate.startswith(_DATA)

@@ -1,4 +1,4 @@
-"""Inserting instances, and telling the database what a worker runs."""
+"""Insert instances, children and dead letters, and register machines."""
 
 from __future__ import annotations
 
@@ -18,43 +18,43 @@ from .sqlstates import DATETIME_FIELD_OVERFLOW, LIMIT_REFUSED
 __all__ = ["Answer", "dead_letter_failed", "insert", "insert_children", "insert_dead_letters", "register"]
 
 _SQL = statements("insert.sql")
-# Two batches that take each other's keys in opposite orders may meet more than once.
+# Two batches that insert the same keys in opposite orders may deadlock more than once.
 _TRIES = 8
-# Half of what a message may have: in the server it becomes larger.
+# Half of what a message may have, because the server needs more for the same data.
 _MAX_BYTES = 2**29
 
 
 class Answer(msgspec.Struct, frozen=True, gc=False):
-    """What became of one insert."""
+    """The result of one insert."""
 
     id: int
-    """Of the new instance, or of the one that holds the key."""
+    """Id of the new instance, or of the one that has the key."""
     is_new: bool
     queue: str
     key: str = ""
-    """Of a refused one: which of its keys was taken, `correlation_key` or `unique_key`."""
+    """If the key is taken: which one, `correlation_key` or `unique_key`."""
     status: str = ""
-    """Of a refused one: the status of the instance that holds the key."""
+    """If the key is taken: the status of the instance that has it."""
     holder: str = ""
-    """Of a refused one: the machine of the instance that holds the key."""
+    """If the key is taken: the machine of the instance that has it."""
 
 
 def insert(rows: Sequence[NewInstance], *, is_alone: bool) -> Plan[list[Answer]]:
-    """Insert any number of instances in one statement; the answers are in the order of the rows.
+    """Insert any number of instances in one statement; return the results in the order of the rows.
 
     Args:
         rows: what to insert.
-        is_alone: the statement is its own transaction. If another one was in its way, it is simply run again; inside
-            a caller's transaction that is up to the caller.
+        is_alone: the statement is its own transaction, and is retried after a lost race. In a caller's transaction
+            the caller has to retry.
 
     Raises:
-        UsageError: they are more than one statement can carry.
+        UsageError: they are too large for one statement.
     """
     if not rows:
         return []
     _check_size(rows)
     found = yield from _insert(rows, tries=_TRIES if is_alone else 1)
-    answers: list[Answer] = [None] * len(rows)  # type: ignore[list-item]  # every place is filled: one answer per input
+    answers: list[Answer] = [None] * len(rows)  # type: ignore[list-item]  # every element is set: one row per input
     for row in found:
         answers[row["ord"] - 1] = Answer(
             row["id"],
@@ -77,19 +77,19 @@ def _insert(rows: Sequence[NewInstance], tries: int) -> Plan[Rows]:
 
 
 def _check_size(rows: Sequence[NewInstance]) -> None:
-    """Refuse what would cost a connection, and with it the transaction of its owner."""
+    """Refuse a statement that is too large: the server would close the connection, and roll back with it."""
     if fits(sum(row.size for row in rows)):
         return
     size = sum(_bytes(value) for row in rows for value in msgspec.structs.astuple(row))
     if size > _MAX_BYTES:
         raise UsageError(
-            f"{len(rows)} instances at once have {size} bytes",
-            f"insert at most {_MAX_BYTES} at once: make several calls of it, in one transaction (conn=) if need be",
+            f"{len(rows)} instances have {size} bytes together",
+            f"insert at most {_MAX_BYTES} bytes per call; use one transaction (conn=) for several calls",
         )
 
 
 def _bytes(value: object) -> int:
-    """What an element of an array is on the wire: its length, and itself; of what is no text, eight bytes or so."""
+    """The size of an array element in the protocol: a length of 4 bytes and the value (if not text, about 8)."""
     if isinstance(value, str) and not value.isascii():
         value = value.encode()
     return 4 + (len(value) if isinstance(value, str | bytes) else 8)
@@ -98,7 +98,7 @@ def _bytes(value: object) -> int:
 def insert_children(
     rows: Sequence[NewInstance], parents: Sequence[int], rounds: Sequence[int]
 ) -> Plan[tuple[dict[int, int], set[str]]]:
-    """Insert children of parents that a commit has just parked: how many each got, and which queues have work."""
+    """Insert the children of parents that wait for them; return the number per parent, and the queues with work."""
     inserted: dict[int, int] = dict.fromkeys(parents, 0)
     queues: set[str] = set()
     for part in chunks(row.size for row in rows):
@@ -163,12 +163,12 @@ def _call(rows: Sequence[NewInstance], parents: Sequence[int] | None, rounds: Se
 
 
 def _translated(error: StatementError) -> Exception | None:
-    """The error of our own that it stands for, if it does."""
+    """The public error for this one, or `None`."""
     if error.sqlstate == LIMIT_REFUSED:
         facts = error.facts()
         return LimitError(facts["name"], facts["weight"], facts["burst"])
     if error.sqlstate == DATETIME_FIELD_OVERFLOW:
         return UsageError(
-            "a time to start lies outside of what PostgreSQL can store", "give one before the year 294276"
+            "a start time is outside the range of PostgreSQL", "pass one before the year 294276"
         )
     return None

@@ -1,4 +1,4 @@
-"""Inserting instances of machines of which only the name is known."""
+"""Insert instances of machines that are known by name only."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SQL = statements("insert_by_name.sql")
 
 
 class NamedInsert(msgspec.Struct, frozen=True, kw_only=True):
-    """What to insert. A field that is `None` is left to the machine as its workers registered it, or is not wanted.
+    """What to insert. `None`: the default that workers have registered for the machine, or unset.
 
     The fields are the parameters of the statement.
     """
@@ -41,7 +41,7 @@ class NamedInsert(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def insert(new: NamedInsert) -> Plan[tuple[int, bool]]:
-    """Insert one instance: its id, and whether it is new; else the id is that of the instance that has the key."""
+    """Insert one instance; return its id and whether it is new. If the key is taken: the id of the one that has it."""
     try:
         rows = yield _SQL["insert"](**msgspec.structs.asdict(new))
     except StatementError as error:
@@ -52,7 +52,7 @@ def insert(new: NamedInsert) -> Plan[tuple[int, bool]]:
 
 
 def known_versions() -> Plan[Mapping[str, list[int]]]:
-    """The machines that workers have registered, and their versions."""
+    """The machines that workers have registered, with their versions."""
     known: dict[str, list[int]] = {}
     for row in (yield _SQL["machines"]()):
         known.setdefault(row["fsm"], []).append(row["fsm_version"])
@@ -60,7 +60,7 @@ def known_versions() -> Plan[Mapping[str, list[int]]]:
 
 
 def _translated(error: StatementError, new: NamedInsert) -> Exception | None:
-    """The error of our own that it stands for, if it does."""
+    """The public error for this one, or `None`."""
     if error.sqlstate == KEY_OF_ANOTHER_MACHINE:
         facts = error.facts()
         key = (

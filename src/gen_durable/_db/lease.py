@@ -1,4 +1,4 @@
-"""Keeping leases, taking them back from the dead, and waking those whose time to wait is over."""
+"""Renew leases, reap expired ones, and expire awaits."""
 
 from __future__ import annotations
 
@@ -34,26 +34,26 @@ _SQL = statements("lease.sql")
 
 
 class Reaped(msgspec.Struct, frozen=True, gc=False):
-    """What one round of the reaper did."""
+    """The result of one reap."""
 
     ids: list[int]
     capped: list[int]
-    """Those that failed as poison."""
+    """Instances that failed as poison: they reached the crash limit."""
     queues: set[str]
 
 
 class Suspect(msgspec.Struct, frozen=True, gc=False):
-    """An execution whose lease ran out, and whose row nobody held."""
+    """An execution whose lease has expired and whose row was not locked."""
 
     id: int
     ended_at: datetime
-    """When its lease ran out. One that is renewed, or made anew, ends at another time."""
+    """When its lease expired. It differs if the lease was renewed, or if the row has a new lease."""
     touches: frozenset[int | str]
-    """Beside its own row: its parent, by id, and its concurrency key."""
+    """What a reap locks besides its row: the parent (by id) and the concurrency key."""
 
 
 class Expired(msgspec.Struct, frozen=True, gc=False):
-    """An await whose deadline passed."""
+    """An await that was ended by its deadline."""
 
     id: int
     fsm: str
@@ -62,7 +62,7 @@ class Expired(msgspec.Struct, frozen=True, gc=False):
 
 
 def renew(leases: Mapping[Lease, timedelta]) -> Plan[tuple[set[Lease], set[Lease]]]:
-    """Extend leases, each by its length; returns those that are lost, and those that somebody held locked meanwhile."""
+    """Renew leases, each by its length; return the lost ones, and those whose row is locked by another transaction."""
     rows = yield _SQL["renew"](
         ids=[id for id, _ in leases],
         lease_tokens=[token for _, token in leases],
@@ -79,14 +79,14 @@ def renew(leases: Mapping[Lease, timedelta]) -> Plan[tuple[set[Lease], set[Lease
 
 
 def watch(leases: Collection[Lease]) -> Plan[tuple[set[Lease], set[Lease]]]:
-    """Of these leases, those that are lost, and those whose instance somebody wants cancelled."""
+    """Of these leases, return the lost ones, and those whose instance has a cancel request."""
     rows = yield _SQL["watch"](ids=[id for id, _ in leases], lease_tokens=[token for _, token in leases])
     lost = {(row["id"], row["lease_token"]) for row in rows if row["is_lost"]}
     return lost, {(row["id"], row["lease_token"]) for row in rows} - lost
 
 
 def mark_started(begun: Mapping[tuple[Lease, int], datetime | None]) -> Plan[set[tuple[Lease, int]]]:
-    """Note when the steps of executions (lease and step_seq) began; returns those that were noted."""
+    """Record when the steps of executions (lease and step_seq) started; return the recorded ones."""
     rows = yield _SQL["mark_started"](
         ids=[lease[0] for lease, _ in begun],
         lease_tokens=[lease[1] for lease, _ in begun],
@@ -97,7 +97,7 @@ def mark_started(begun: Mapping[tuple[Lease, int], datetime | None]) -> Plan[set
 
 
 def suspect() -> Plan[list[Suspect]]:
-    """The executions whose lease has run out by now, though it could have been renewed: nobody holds their rows."""
+    """The executions with an expired lease whose row is not locked, so that a live worker could have renewed it."""
     found: list[Suspect] = []
     while rows := (yield _SQL["suspect"](after=found[-1].id if found else 0)):
         found += [
@@ -118,10 +118,14 @@ def reap(
     suspects: Collection[Suspect] | None = None,
     alerts: str | None = None,
 ) -> Plan[Reaped]:
-    """Return executions whose lease has run out to their queues, some hundred at once. Needs a transaction.
+    """Return executions with an expired lease to their queues, one batch per call. Needs a transaction.
 
-    Of these suspects only, if any are given, and only if they still have the same lease. The sink `alerts` is told of
-    those that fail.
+    Args:
+        lease: reap nothing until the server has been up for this long, so that workers could renew.
+        crash_limit: after this many crashes an instance fails as poison.
+        level: which executions leave a record.
+        suspects: reap only these, and only if their lease has not changed.
+        alerts: the sink that gets an event for each instance that fails.
     """
     rows = yield _SQL["reap"](
         lease=lease,
@@ -131,19 +135,22 @@ def reap(
         ends=None if suspects is None else [one.ended_at for one in suspects],
         alerts=alerts,
     )
-    return (yield from _taken_back(rows))
+    return (yield from _reclaimed(rows))
 
 
 def reap_worker(worker: str, crash_limit: int, level: RecordLevel, alerts: str | None = None) -> Plan[Reaped]:
-    """Return executions of a worker whose process is dead, some hundred at once, and forget it. Needs a transaction."""
+    """Reap the executions of a worker whose process has died, and remove the worker. Needs a transaction.
+
+    One batch per call.
+    """
     rows = yield _SQL["reap_worker"](worker=worker, crash_limit=crash_limit, record=level, alerts=alerts)
-    return (yield from _taken_back(rows))
+    return (yield from _reclaimed(rows))
 
 
 def reap_execution(
     lease: Lease, step_seq: int, crash_limit: int, level: RecordLevel, alerts: str | None = None
 ) -> Plan[Reaped]:
-    """Return one execution whose process is dead, if it still has its lease. Needs a transaction."""
+    """Reap one execution whose process has died, if it still has its lease. Needs a transaction."""
     rows = yield _SQL["reap_execution"](
         id=lease[0],
         lease_token=lease[1],
@@ -152,10 +159,10 @@ def reap_execution(
         record=level,
         alerts=alerts,
     )
-    return (yield from _taken_back(rows))
+    return (yield from _reclaimed(rows))
 
 
-def _taken_back(rows: Rows) -> Plan[Reaped]:
+def _reclaimed(rows: Rows) -> Plan[Reaped]:
     queues = {row["queue"] for row in rows if row["status"] == "runnable"}
     for row in rows:
         queues.update(row["released"] or ())
@@ -170,16 +177,16 @@ def _taken_back(rows: Rows) -> Plan[Reaped]:
 
 
 def has_deleted() -> Plan[bool]:
-    """Whether a live instance has a `deleted_at` and was not asked to end."""
+    """Whether a live instance has a `deleted_at` and no cancel request."""
     return bool((yield _SQL["deleted_live"]()))
 
 
 def end_deleted(most: int) -> Plan[set[str]]:
-    """End at most `most` live instances that have a `deleted_at`; the queues that have work now."""
+    """End at most `most` live instances that have a `deleted_at`; return the queues that have work now."""
     return {row["queue"] for row in (yield _SQL["end_deleted"](most=most))}
 
 
 def expire() -> Plan[list[Expired]]:
-    """Wake the awaits whose deadline has passed."""
+    """Make instances runnable whose await deadline has passed."""
     rows = yield _SQL["expire"]()
     return [Expired(row["id"], row["fsm"], row["step"], row["queue"]) for row in rows]

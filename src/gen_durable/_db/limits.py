@@ -1,4 +1,4 @@
-"""Limits in the database: what there is, and changing it."""
+"""Read and change concurrency and rate limits."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ _SQL = statements("limits.sql")
 
 
 def list_limits() -> Plan[list[Limit]]:
-    """All of them, by name."""
+    """All limits, by name."""
     return [_limit(row) for row in (yield _SQL["ls"]())]
 
 
 def put(limit: Limit, reason: str | None = None, actor: str | None = None) -> Plan[None]:
-    """Set a limit; what waits because of it looks again."""
+    """Set a limit; rows that wait for it become due again."""
     yield _SQL["put"](only_if_new=False, reason=reason, actor=actor, **_values(limit))
 
 
 def insert_missing(limits: Sequence[Limit]) -> Plan[None]:
-    """Set those that are not there: whoever changed one at run time is not overruled by the next start."""
+    """Set limits that do not exist yet. A value that was changed at run time survives a restart."""
     if not limits:
         return
     rows = yield _SQL["missing"](
@@ -39,7 +39,7 @@ def insert_missing(limits: Sequence[Limit]) -> Plan[None]:
 def remove(
     name: str, kind: LimitKind | None, reason: str | None = None, actor: str | None = None
 ) -> Plan[bool]:
-    """Remove a limit, or both of that name; whether there was one."""
+    """Remove a limit (`kind=None`: both of that name); return whether there was one."""
     (row,) = yield _SQL["remove"](name=name, kind=kind, reason=reason, actor=actor)
     return bool(row["is_gone"])
 

@@ -1,4 +1,4 @@
-"""Which session holds the lock that a statement did not get."""
+"""Find the session that holds a lock on which a statement timed out."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _RELATION = re.compile(r'in relation "([^"]+)"')
 
 
 def describe(error: StatementError, schema: str) -> Plan[str]:
-    """The table and the session that holds it, in words. The session may have ended meanwhile."""
+    """Describe the table and the session that holds the lock. The session may have ended since."""
     found = _RELATION.search(getattr(error.__cause__, "context", None) or "")
     relation = found[1] if found else None
     rows = yield _SQL["holder"](schema=schema, relation=relation)

@@ -1,4 +1,4 @@
-"""The outbox in the database: writing events, leasing them, and marking what became of them."""
+"""The outbox: write events, lease them, and mark them as published, failed or dead."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Verdict: TypeAlias = Literal["published", "dead", "again", "released"]
 
 
 class Leased(msgspec.Struct, frozen=True, gc=False):
-    """An event that this dispatcher may publish now."""
+    """An event leased by this dispatcher."""
 
     id: int
     instance_id: int
@@ -34,12 +34,12 @@ class Leased(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def event_id(self) -> str:
-        """The same on every delivery."""
+        """The id for receivers: the same on every delivery."""
         return f"{self.instance_id}:{self.step_seq}:{self.n}"
 
 
 class Mark(msgspec.Struct, frozen=True, gc=False):
-    """What became of it."""
+    """The result for one leased event."""
 
     event: Leased
     verdict: Verdict
@@ -48,7 +48,7 @@ class Mark(msgspec.Struct, frozen=True, gc=False):
 
 
 def emit(emitting: Sequence[tuple[CommitEntry, Sequence[EventRow]]]) -> Plan[None]:
-    """Write the events of these outcomes, in the transaction that has just committed them."""
+    """Write the events of these outcomes, in the transaction of the outcomes."""
     every = [(entry, n, event) for entry, events in emitting for n, event in enumerate(events, 1)]
     for part in chunks(event.size for _, _, event in every):
         rows = every[part]
@@ -64,13 +64,13 @@ def emit(emitting: Sequence[tuple[CommitEntry, Sequence[EventRow]]]) -> Plan[Non
 
 
 def lease(sink: str, demand: int, lease_token: int, length: timedelta) -> Plan[list[Leased]]:
-    """Lease due events of a sink, in the order in which they are to be published."""
+    """Lease up to `demand` due events of a sink; return them in the order of publishing."""
     found = yield _SQL["lease_events"](sink=sink, demand=demand, lease_token=lease_token, lease=length)
     return sorted((_leased(row) for row in found), key=lambda event: event.id)
 
 
 def mark(sink: str, marks: Sequence[Mark], lease_token: int) -> Plan[int]:
-    """Tell what became of leased events; how many of them were still ours. Needs a transaction."""
+    """Mark leased events; return how many still had our lease. Needs a transaction."""
     rows = yield _SQL["mark_events"](
         ids=[one.event.id for one in marks],
         verdicts=[one.verdict for one in marks],
@@ -92,12 +92,12 @@ def mark(sink: str, marks: Sequence[Mark], lease_token: int) -> Plan[int]:
 
 
 def list_events(filters: Mapping[str, object], demand: int) -> Plan[Sequence[Row]]:
-    """Events for people, newest first."""
+    """Read events, newest first."""
     return (yield _SQL["list_events"](**filters, demand=demand))
 
 
 def replay(ids: Sequence[int], reason: str | None = None, actor: str | None = None) -> Plan[int]:
-    """Publish these again; how many of them were published or dead."""
+    """Make published or dead events pending again; return how many."""
     return len((yield _SQL["replay_events"](ids=sorted(ids), reason=reason, actor=actor)))
 
 

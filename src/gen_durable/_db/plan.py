@@ -1,7 +1,7 @@
-"""A database operation as a value: a generator that yields bound statements and receives their rows.
+"""Plans: database operations as generators that yield bound statements and receive their rows.
 
-The logic of a verb is written once, as a plan; `runner` drives it over asyncpg or psycopg, blocking or not, on a
-connection of ours or of the caller.
+A verb is written once, as a plan. `runner` runs it on asyncpg or psycopg, blocking or not, on a connection of ours or
+of the caller.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ _PART = re.compile(r"\{(\w+)\}")
 _COMMENT = re.compile(r"--[^\n]*")
 _PARAMETER = re.compile(r"(?<!:):([a-z_]+)")
 _SCHEMA = re.compile(r"\bgen_durable\.")
-# Types that PostgreSQL looks up on the search path; bigint, int, boolean and interval are words of its grammar.
+# Types that PostgreSQL resolves on the search_path. bigint, int, boolean and interval are keywords of its grammar.
 _TYPE = re.compile(r"::(?=(?:text|bytea|jsonb|timestamptz)\b)")
-# A call of one of our functions with parameters, and nothing else that is looked up on the search path.
+# A call of one of our functions with parameters, and nothing else that is resolved on the search_path.
 _ARGUMENT = r"\s*(?:\w+ => )?\$\d+(?:::[\w.]+(?:\[\])?)+\s*"
 _CALL = re.compile(
     rf"select (?:[\w\s,]+? from )?gen_durable\.\w+\({_ARGUMENT}(?:,{_ARGUMENT})*\)(?: as \w+)?",  # noqa: S608 - a pattern
@@ -35,7 +35,7 @@ _CALL = re.compile(
 
 
 class Statement:
-    """One statement of a `.sql` file: its text with `$n`, and the names behind the numbers."""
+    """One statement of a `.sql` file: its text with `$n`, and the names of its parameters in that order."""
 
     __slots__ = ("is_call", "name", "parameters", "text")
 
@@ -47,10 +47,10 @@ class Statement:
         text = _TYPE.sub("::pg_catalog.", _PARAMETER.sub(lambda match: numbers[match[1]], bare))
         self.text = "\n".join(line.rstrip() for line in text.splitlines() if line.strip())
         self.is_call = _CALL.fullmatch(" ".join(text.split())) is not None
-        """Whether it means the same on every search path."""
+        """Whether it means the same on every search_path."""
 
     def __call__(self, **values: Any) -> Call:
-        """The statement with a value for every parameter."""
+        """Bind a value to every parameter."""
         return Call(self, tuple([values[parameter] for parameter in self.parameters]))
 
     def __repr__(self) -> str:
@@ -58,14 +58,14 @@ class Statement:
 
 
 class Call(NamedTuple):
-    """A statement and the values of its parameters, in the order of their numbers."""
+    """A statement and the values of its parameters, in order."""
 
     statement: Statement
     values: tuple[Any, ...]
 
 
 class Script(NamedTuple):
-    """Several statements without parameters and without rows: the text of a migration, in its schema already."""
+    """Several statements without parameters and rows, such as a migration. Not rewritten to a schema."""
 
     text: str
 
@@ -80,10 +80,11 @@ def only(call: Call | Script) -> Plan[Rows]:
 
 
 def statements(file: str) -> Mapping[str, Statement]:
-    """The statements of one `.sql` file of this package, by name.
+    """Read the statements of one `.sql` file of this package, by name.
 
-    They are written against the schema `gen_durable` and run in psql as they stand, but for the parameters. What two of
-    them share is a part: `-- part: x` names it, `{x}` stands for it.
+    `-- name: x` begins a statement. `-- part: x` begins text that several statements share; `{x}` in a statement is
+    replaced by it. Statements name the schema `gen_durable`. One without parts runs in psql as it is: a parameter
+    `:ids` is the psql variable `ids`.
     """
     sections = _SECTION.split(read(file))[1:]
     bodies = list(zip(sections[::3], sections[1::3], sections[2::3], strict=True))
@@ -96,11 +97,11 @@ def statements(file: str) -> Mapping[str, Statement]:
 
 
 def read(file: str) -> str:
-    """The text of a file of this package."""
+    """Read a file of this package."""
     return resources.files(__package__).joinpath(file).read_text(encoding="utf-8")
 
 
 @cache
 def in_schema(text: str, schema: str) -> str:
-    """The text, with every object taken from `schema` (whose name Settings has checked; it is quoted all the same)."""
+    """Replace the schema `gen_durable` by `schema`. Settings has checked the name; it is quoted as well."""
     return _SCHEMA.sub(f'"{schema}".', text)

@@ -1,4 +1,4 @@
-"""How long to wait for a server that does not answer, derived from the lease."""
+"""Timeouts for a server that does not reply, derived from the lease."""
 
 from __future__ import annotations
 
@@ -10,30 +10,30 @@ from typing import Any, Final, NamedTuple, Self
 __all__ = ["GRACE", "KEEPALIVE", "ReplyTimeouts", "keep_alive", "on_server"]
 
 GRACE: Final = 0.25
-"""An answer may still be on its way when the server reports the session as idle: wait this many seconds for it."""
+"""Seconds to wait for a reply after the server has reported the session as idle: the reply may be in transit."""
 
-# Longer than the statement_timeout of our sessions, so it strikes only when no answer comes.
+# Above the statement_timeout of our sessions, so it ends only statements without a reply.
 _LONGEST_REPLY: Final = 40.0
 _LONGEST_CONNECT: Final = 10.0
 _LONGEST_SUSPECT: Final = 10.0
 
 
 class ReplyTimeouts(NamedTuple):
-    """Bounds on waiting, in seconds."""
+    """Timeouts in seconds."""
 
     suspect: float
-    """After this time without an answer the connection is suspect: the server is asked about it."""
+    """After this time without a reply the server is asked whether the session still works on the statement."""
     connect: float
-    """How long opening a connection may take, and an inquiry about a suspect one."""
+    """For opening a connection, and for asking the server about another one."""
     reply: float
-    """After this time without an answer a statement is given up, whatever the server says."""
+    """After this time without a reply the statement fails, even if the server still works on it."""
 
     @classmethod
     def of(cls, lease: timedelta, *, is_pooled: bool = False) -> Self:
-        """The bounds for this lease.
+        """The timeouts for this lease.
 
-        A suspect statement and the inquiry about it take one lease together. Behind a pooler the server cannot be
-        asked, because the pooler gives out process ids of its own: there a statement is given up after one lease.
+        `suspect` and `connect` add up to one lease. Behind a pooler the server cannot be asked about a session,
+        because clients get process ids of the pooler: there a statement fails after one lease without a reply.
         """
         seconds = lease.total_seconds()
         return cls(
@@ -44,12 +44,12 @@ class ReplyTimeouts(NamedTuple):
 
     @classmethod
     def of_heartbeat(cls, lease: timedelta) -> Self:
-        """The bounds for renewing leases: a silent connection leaves time to renew on another one."""
+        """The timeouts for renewing leases: a third of the lease, so that another connection can still renew it."""
         third = lease.total_seconds() / 3
         return cls(third, min(third, _LONGEST_CONNECT), min(third, _LONGEST_REPLY))
 
     def keepalive(self) -> dict[str, int]:
-        """TCP settings under the names that libpq has for them: a dead peer is noticed after `suspect` seconds."""
+        """TCP settings under their libpq names: the kernel detects a dead peer after `suspect` seconds."""
         return {
             "keepalives": 1,
             "keepalives_idle": max(1, round(self.suspect / 2)),
@@ -60,8 +60,8 @@ class ReplyTimeouts(NamedTuple):
 
 
 KEEPALIVE: Final = frozenset(ReplyTimeouts(0, 0, 0).keepalive())
-"""The names of these settings."""
-# The names of the socket options differ: macOS calls the idle time TCP_KEEPALIVE, and has no TCP_USER_TIMEOUT.
+"""The libpq names of the TCP settings."""
+# Socket options by platform: macOS calls the idle time TCP_KEEPALIVE, and has no TCP_USER_TIMEOUT.
 _OPTIONS: Final = {
     "keepalives_idle": ("TCP_KEEPIDLE", "TCP_KEEPALIVE"),
     "keepalives_interval": ("TCP_KEEPINTVL",),
@@ -71,7 +71,7 @@ _OPTIONS: Final = {
 
 
 def keep_alive(sock: Any, values: Mapping[str, int]) -> None:
-    """Let the kernel end the connection of a TCP socket whose peer is gone. As for libpq, 0 is the system's default."""
+    """Set TCP keepalive on a socket. As in libpq, 0 means the default of the system."""
     if sock is None or sock.family not in (socket.AF_INET, socket.AF_INET6):
         return
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, values["keepalives"])
@@ -83,10 +83,9 @@ def keep_alive(sock: Any, values: Mapping[str, int]) -> None:
 
 
 def on_server(values: Mapping[str, int]) -> dict[str, str]:
-    """The same for the server's end, as settings of a session. The server ignores them on a Unix socket.
+    """The same for the server, as settings of the session. The server ignores them on a Unix socket.
 
-    With its defaults a server keeps the session of a client that has vanished for two hours, and such sessions count
-    towards max_connections.
+    By default a server keeps the session of a vanished client for two hours, and it counts towards max_connections.
     """
     if not values["keepalives"]:
         return {}

@@ -1,4 +1,4 @@
-"""Drives plans: over asyncpg, over psycopg, and over psycopg's async connections."""
+"""Run plans on asyncpg, psycopg and async psycopg connections, and translate what these drivers raise."""
 
 from __future__ import annotations
 
@@ -21,9 +21,8 @@ __all__ = [
 ]
 
 T = TypeVar("T")
-# A connection that the server has ended while nobody used it answers so to its next use, if that comes before asyncpg
-# has heard the last of it.
-_DYING: Final = "cannot switch to state"
+# asyncpg raises this if the server has closed an idle connection and asyncpg has not yet read that.
+_CLOSED_WHILE_IDLE: Final = "cannot switch to state"
 
 
 async def drive(plan: Plan[T], execute: Callable[[Call | Script], Awaitable[Rows]]) -> T:
@@ -130,11 +129,8 @@ def _no_rows(error: Any, call: Call | Script) -> Rows:
 
 
 def asyncpg_failures() -> tuple[type[Exception], ...]:
-    """Everything that asyncpg raises when a statement or a connection fails.
-
-    The internal error is among it: see `_DYING`.
-    """
-    # Imported at the first use: a producer that brings its own psycopg connection never pays for asyncpg.
+    """Everything that asyncpg raises when a statement or a connection fails."""
+    # Imported on first use: a producer with its own psycopg connection does not load asyncpg.
     import asyncpg
 
     return (
@@ -147,20 +143,19 @@ def asyncpg_failures() -> tuple[type[Exception], ...]:
 
 
 def from_asyncpg(error: BaseException, call: Call | Script | None = None) -> StatementError:
-    """What asyncpg raised, as one of ours."""
+    """Translate an error of asyncpg."""
     import asyncpg
 
     if isinstance(error, TimeoutError):
         failure: StatementError = NoAnswerError(f"{str(error) or 'no answer in time'}{_statement(call)}")
     elif isinstance(error, asyncpg.PostgresError):
-        # asyncpg raises its own connection errors as PostgresError without an answer of the server: sqlstate 08….
-        # Its str() would repeat the detail and the hint after the message.
+        # Also connection errors that asyncpg raises itself, with SQLSTATE 08…. str() would append detail and hint.
         message = str(error.args[0]) if error.args else str(error)
         failure = StatementError(error.sqlstate or "", message, getattr(error, "detail", None) or "")
     elif isinstance(error, ValueError):
         # asyncpg.DataError: the protocol cannot carry the value.
         failure = StatementError(INVALID_DATA, str(error))
-    elif isinstance(error, asyncpg.InternalClientError) and str(error).startswith(_DYING):
+    elif isinstance(error, asyncpg.InternalClientError) and str(error).startswith(_CLOSED_WHILE_IDLE):
         failure = StatementError("", "the connection was lost")
     else:
         failure = StatementError("", str(error) or type(error).__name__)
@@ -169,7 +164,7 @@ def from_asyncpg(error: BaseException, call: Call | Script | None = None) -> Sta
 
 
 def from_psycopg(error: Any, call: Call | Script | None = None) -> StatementError:
-    """What psycopg raised, as one of ours."""
+    """Translate an error of psycopg."""
     import psycopg
 
     if isinstance(error, psycopg.errors.ConnectionTimeout):

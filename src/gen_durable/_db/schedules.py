@@ -1,6 +1,6 @@
-"""Schedules: finding those that are due, firing them, changing them.
+"""Find due schedules, fire them, and change them.
 
-`ahead` is how far the clock of a test is ahead of the database's; it is zero everywhere else.
+`ahead` is how far the clock of a test is ahead of the database's; zero otherwise.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ __all__ = [
 
 _SQL = statements("schedules.sql")
 _TRIES: Final = 20
-# What is older when somebody looks was missed.
+# A fire time that is older than this when a worker sees it counts as missed.
 _GRACE: Final = timedelta(minutes=1)
-_MOST_MADE_UP_FOR: Final = 1000
+_MAX_CATCH_UP: Final = 1000
 
 
 class Definition(msgspec.Struct, frozen=True, kw_only=True):
-    """What a schedule says; every value is checked."""
+    """The definition of a schedule; every value is checked."""
 
     name: str
     cron: str | None
@@ -55,7 +55,7 @@ class Definition(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Due(msgspec.Struct, frozen=True):
-    """A schedule whose slot has come, or is about to."""
+    """A schedule that is due, or almost."""
 
     name: str
     revision: int
@@ -67,37 +67,37 @@ class Due(msgspec.Struct, frozen=True):
 
     @property
     def wait(self) -> timedelta:
-        """How long it was until its slot when somebody looked; not above zero: it has come."""
+        """Time until `next_at`, as of the read; zero or negative if it is due."""
         return self.next_at - self.now
 
     def firing(self) -> Firing:
-        """What is to be fired now, by the schedule's own policy."""
+        """The fire times that are due now, by the `missed` policy of the schedule."""
         slots, next_at = self.timetable.due(
-            self.next_at, self.now, _MOST_MADE_UP_FOR if self.missed == "all" else 1
+            self.next_at, self.now, _MAX_CATCH_UP if self.missed == "all" else 1
         )
         is_missed = self.missed == "skip" and self.now - slots[-1] > _GRACE
         return Firing([] if is_missed else slots, slots[-1], next_at)
 
     def first(self) -> Firing:
-        """The first slot alone, as if somebody had been there to fire it in time."""
+        """Only the first fire time, as if it were fired on time."""
         return Firing([self.next_at], self.next_at, self.timetable.after(self.next_at))
 
 
 class Firing(msgspec.Struct, frozen=True):
-    """Slots to fire."""
+    """Fire times to fire, and where the schedule continues."""
 
     fire_times: list[datetime]
     passed_at: datetime
-    """The last slot that is over after that."""
+    """The last fire time that is past after this."""
     next_at: datetime | None
 
 
 class Fired(msgspec.Struct, frozen=True):
-    """What became of the slots of a schedule."""
+    """The result of firing a schedule."""
 
     fire_times: list[datetime]
     ids: Sequence[int]
-    """For each slot that was fired the new instance, or the one that has its key."""
+    """For each fire time, the new instance or the one that has its key."""
     are_new: Sequence[bool]
     queue: str | None
     reason: str
@@ -112,7 +112,7 @@ def due(
     within: timedelta = timedelta(0),
     ahead: timedelta = timedelta(0),
 ) -> Plan[list[Due]]:
-    """The schedules whose slot has come, or comes within so long, the longest due first."""
+    """Read the schedules that are due, or will be `within` that time, longest due first."""
     rows = yield _SQL["due_schedules"](
         limit=limit, except_revisions=list(except_revisions), within=within, ahead=ahead
     )
@@ -131,9 +131,10 @@ def due(
 
 
 def fire(due: Due, firing: Firing) -> Plan[Fired | None]:
-    """Fire slots, and go on to the next; `None` if somebody else has, or has changed the schedule.
+    """Fire a schedule and move it to its next fire time; `None` if it was fired or changed concurrently.
 
-    What cannot be inserted must not hold up the slots to come: they are passed by, and the schedule says why.
+    If the instance cannot be inserted, the fire times are skipped and the schedule records the error: later fire
+    times must not be blocked.
     """
     try:
         rows = yield _fire(due, firing, None)
@@ -153,14 +154,14 @@ def fire(due: Due, firing: Firing) -> Plan[Fired | None]:
 def trigger(
     name: str, ahead: timedelta = timedelta(0), *, reason: str | None = None, actor: str | None = None
 ) -> Plan[tuple[int, bool, str]]:
-    """Insert an instance now: its id, whether it is new, and its queue."""
+    """Insert an instance now; return its id, whether it is new, and its queue."""
     try:
         rows = yield _SQL["trigger_schedule"](name=name, ahead=ahead, reason=reason, actor=actor)
     except StatementError as error:
         if not _is_refusal(error):
             raise
         raise UsageError(
-            f"schedule '{name}' cannot be triggered: {error.message}", "mend its spec"
+            f"schedule '{name}' cannot be triggered: {error.message}", "correct its spec"
         ) from error
     if not rows:
         raise NoScheduleError(name)
@@ -174,12 +175,12 @@ def put(
     reason: str | None = None,
     actor: str | None = None,
 ) -> Plan[None]:
-    """Make a schedule, or give it another definition. If nothing is new, nothing is written."""
+    """Create or update a schedule. An unchanged definition writes nothing."""
     for _ in range(_TRIES):
         row = yield from _found(new.name, ahead)
         if row["name"] is not None and _is_same(row, new):
             return
-        timetable, next_at = _onwards(row, new)
+        timetable, next_at = _next_fire_time(row, new)
         written = yield _SQL["put_schedule"](
             **msgspec.structs.asdict(new),
             anchor_at=timetable.anchor,
@@ -190,11 +191,11 @@ def put(
         )
         if written:
             return
-    raise _restless(new.name)
+    raise _changed_concurrently(new.name)
 
 
 def pause(name: str, reason: str | None, actor: str | None) -> Plan[None]:
-    """Let its slots pass by."""
+    """Pause a schedule: its fire times are skipped."""
     if not (yield _SQL["pause_schedule"](name=name, reason=reason, actor=actor)):
         yield from find(name)
 
@@ -202,31 +203,35 @@ def pause(name: str, reason: str | None, actor: str | None) -> Plan[None]:
 def resume(
     name: str, ahead: timedelta = timedelta(0), *, reason: str | None = None, actor: str | None = None
 ) -> Plan[None]:
-    """Go on with the next slot; those of the pause are gone."""
+    """Resume a schedule with its next fire time; those during the pause are not fired."""
     for _ in range(_TRIES):
         row = yield from _found(name, ahead)
         if row["name"] is None:
             raise NoScheduleError(name)
         if row["paused_at"] is None:
             return
-        next_at = _timetable(row).after(_over(row))
+        next_at = _timetable(row).after(_not_before(row))
         if (
             yield _SQL["resume_schedule"](
                 name=name, revision=row["revision"], next_at=next_at, reason=reason, actor=actor
             )
         ):
             return
-    raise _restless(name)
+    raise _changed_concurrently(name)
 
 
 def delete(name: str, *, reason: str | None = None, actor: str | None = None) -> Plan[None]:
-    """Forget a schedule."""
+    """Delete a schedule."""
     if not (yield _SQL["delete_schedule"](name=name, reason=reason, actor=actor)):
         raise NoScheduleError(name)
 
 
 def find(name: str) -> Plan[Row]:
-    """One schedule, which must be there."""
+    """Read one schedule.
+
+    Raises:
+        NoScheduleError: there is none of that name.
+    """
     row = yield from _found(name, timedelta(0))
     if row["name"] is None:
         raise NoScheduleError(name)
@@ -234,7 +239,7 @@ def find(name: str) -> Plan[Row]:
 
 
 def all_schedules() -> Plan[Sequence[Row]]:
-    """All of them, by name."""
+    """Read all schedules, by name."""
     return (yield _SQL["list_schedules"]())
 
 
@@ -254,23 +259,23 @@ def _found(name: str, ahead: timedelta) -> Plan[Row]:
     return row
 
 
-def _onwards(row: Row, new: Definition) -> tuple[Timetable, datetime | None]:
-    """When the new definition is due: at the same time as before, if it says the same about that."""
+def _next_fire_time(row: Row, new: Definition) -> tuple[Timetable, datetime | None]:
+    """The timetable and `next_at` of a new definition; unchanged if its times are unchanged."""
     if row["name"] is not None and _when(row) == (new.cron, new.every, new.tz):
         return _timetable(row), row["next_at"]
     timetable = Timetable(new.cron, new.every, new.tz, row["now"])
-    return timetable, timetable.after(_over(row))
+    return timetable, timetable.after(_not_before(row))
 
 
-def _over(row: Row) -> datetime:
-    """From when on slots are new: now, but no slot comes again after the clock was set back."""
+def _not_before(row: Row) -> datetime:
+    """The earliest time to fire next: now, or the last fire time if the clock was set back."""
     now: datetime = row["now"]
     return now if row["last_fire_time"] is None else max(now, row["last_fire_time"])
 
 
 def _is_same(row: Row, new: Definition) -> bool:
-    said = (*_when(row), row["missed"], row["overlap"], msgspec.json.decode(row["spec"]))
-    return said == (new.cron, new.every, new.tz, new.missed, new.overlap, msgspec.json.decode(new.spec))
+    stored = (*_when(row), row["missed"], row["overlap"], msgspec.json.decode(row["spec"]))
+    return stored == (new.cron, new.every, new.tz, new.missed, new.overlap, msgspec.json.decode(new.spec))
 
 
 def _when(row: Row) -> tuple[str | None, timedelta | None, str]:
@@ -282,9 +287,9 @@ def _timetable(row: Row) -> Timetable:
 
 
 def _is_refusal(error: StatementError) -> bool:
-    """Whether what is to be inserted cannot be, and could not at the next try."""
+    """Whether the insert is invalid, so that a retry fails as well."""
     return is_data(error) or error.sqlstate.startswith(GEN_DURABLE)
 
 
-def _restless(name: str) -> Exception:
-    return StatementError(SERIALIZATION_FAILURE, f"schedule '{name}' was changed by others again and again")
+def _changed_concurrently(name: str) -> Exception:
+    return StatementError(SERIALIZATION_FAILURE, f"schedule '{name}' was changed concurrently {_TRIES} times")

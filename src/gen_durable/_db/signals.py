@@ -1,4 +1,4 @@
-"""Delivering signals, and clearing inboxes."""
+"""Deliver signals, and clear inboxes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SQL = statements("signals.sql")
 
 
 class Arrival(msgspec.Struct, frozen=True, gc=False):
-    """Where a signal went."""
+    """The result of a delivery."""
 
     id: int
     is_new: bool
@@ -26,15 +26,15 @@ class Arrival(msgspec.Struct, frozen=True, gc=False):
 
 
 def sweep(ids: Sequence[int]) -> Plan[None]:
-    """Clear the inboxes of instances that have just ended."""
+    """Clear the inboxes of instances that have ended."""
     yield _SQL["sweep"](ids=ids)
 
 
 def claim(message_id: str, key: str, name: str) -> Plan[bool]:
-    """Remember a message from outside; whether it is new. Needs the transaction that delivers it.
+    """Record the id of an incoming message; return whether it is new. Needs the transaction of the delivery.
 
     Raises:
-        MessageReusedError: its id was delivered to another target.
+        MessageReusedError: the id was delivered to another target or under another signal.
     """
     message = {"message_id": message_id, "correlation_key": key, "signal": name}
     if (yield _SQL["claim_message"](**message)):
@@ -42,7 +42,7 @@ def claim(message_id: str, key: str, name: str) -> Plan[bool]:
     rows = yield _SQL["claimed_message"](**message)
     if not all(row["is_same"] for row in rows):
         raise MessageReusedError(message_id)
-    # No row: the collector has just removed it, so the message is older than the retention.
+    # No row: the collector has just removed it, so the message is a duplicate older than the retention.
     return False
 
 
@@ -54,10 +54,10 @@ def deliver(
     traceparent: str | None = None,
     max_inbox: int | None = None,
 ) -> Plan[Arrival | None]:
-    """Put a signal into the inbox of a live instance; `None` when there is none.
+    """Add a signal to the inbox of a live instance; return `None` if there is no such instance.
 
     Args:
-        max_inbox: how many bytes of unread payloads the inbox may have; left out, as many as for producers in SQL.
+        max_inbox: bytes of unread payloads that the inbox may have. `None`: the default of the SQL function.
     """
     try:
         rows = yield _SQL["deliver"](

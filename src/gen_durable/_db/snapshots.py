@@ -1,4 +1,4 @@
-"""Reading instances."""
+"""Read instances: snapshots, executions, inbox, children and audit events."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ __all__ = [
 ]
 
 _SQL = statements("snapshots.sql")
-# Above every id: the first page begins at the newest instance.
+# Above every id, for the first page.
 _TOP = 2**63 - 1
 
 
 class Filter(msgspec.Struct, frozen=True, kw_only=True):
-    """Which instances; a field that is `None` does not matter. The fields are the parameters of the statements."""
+    """Which instances; `None`: any. The fields are the parameters of the statements."""
 
     fsms: list[str] | None = None
     version: int | None = None
@@ -51,81 +51,81 @@ class Filter(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def get(target: int | str) -> Plan[Row | None]:
-    """One instance, by id or by correlation key."""
+    """Read one instance by id or correlation key."""
     call = _SQL["get"](id=target) if isinstance(target, int) else _SQL["get_by_key"](key=target)
     rows = yield call
     return rows[0] if rows else None
 
 
 def page(wanted: Filter, limit: int, before: int | None) -> Plan[Sequence[Row]]:
-    """The newest instances below the id `before`."""
+    """Read the newest instances with an id below `before`."""
     return (yield _call("list", wanted, before=_TOP if before is None else before, limit=limit))
 
 
 def ids(wanted: Filter, limit: int, before: int | None) -> Plan[list[int]]:
-    """The same without the instances."""
+    """The same, ids only."""
     rows = yield _call("ids", wanted, before=_TOP if before is None else before, limit=limit)
     return [row["id"] for row in rows]
 
 
 def count(wanted: Filter) -> Plan[int]:
-    """How many there are."""
+    """Count instances."""
     rows = yield _call("count", wanted)
     number: int = rows[0]["count"]
     return number
 
 
 def tally(wanted: Filter) -> Plan[Sequence[Row]]:
-    """How many there are of each machine in each status."""
+    """Count instances by machine and status."""
     return (yield _call("tally", wanted))
 
 
 def children_of(parent_id: int, *, every: bool) -> Plan[Sequence[Row]]:
-    """The children of one instance, in the order of their specs."""
+    """Read the children of one instance, in the order of their specs."""
     return (yield _SQL["children_of"](id=parent_id, every=every))
 
 
 def executions(id: int) -> Plan[Sequence[Row]]:
-    """Every execution of one instance, oldest first."""
+    """Read all executions of one instance, oldest first."""
     return (yield _SQL["executions"](id=id))
 
 
 def details(id: int) -> Plan[Row | None]:
-    """What the snapshot of one instance leaves out."""
+    """Read the columns of one instance that are not in its snapshot."""
     rows = yield _SQL["details"](id=id)
     return rows[0] if rows else None
 
 
 def inbox(id: int) -> Plan[Sequence[Row]]:
-    """How many unread signals of each name one instance has."""
+    """Count the unread signals of one instance by name."""
     return (yield _SQL["inbox"](id=id))
 
 
 def children_summary(id: int) -> Plan[Sequence[Row]]:
-    """All children of one instance, in brief."""
+    """Read all children of one instance, without states and results."""
     return (yield _SQL["children_summary"](id=id))
 
 
 def audit(id: int) -> Plan[Sequence[Row]]:
-    """Who did what to one instance."""
+    """Read the audit events of one instance."""
     return (yield _SQL["audit"](id=id))
 
 
 def now() -> Plan[datetime]:
-    """What time it is in the database."""
+    """Read the clock of the database."""
     rows = yield _SQL["now"]()
     moment: datetime = rows[0]["now"]
     return moment
 
 
 def finished_or_parked(waiting: Mapping[int, bool]) -> Plan[Mapping[int, Row | None]]:
-    """Of these ids (→ does parking count?), those that have come to rest; `None` for one that does not exist."""
+    """Of these ids, return those that have ended, or (value `True`) are parked. `None`: the instance does not exist."""
     rows = yield _SQL["finished_or_parked"](ids=list(waiting), parked=list(waiting.values()))
     return {row["wanted_id"]: None if row["id"] is None else row for row in rows}
 
 
 def _call(name: str, wanted: Filter, **more: object) -> Call:
-    """The statement of that name which uses the index of the narrowest filter."""
+    """The variant of a statement that uses the index of the most selective filter."""
     if wanted.correlation_key is not None:
         name += "_by_key"
     elif wanted.parent_id is not None:

@@ -1,4 +1,4 @@
-"""A statement that is its own transaction, and is run again when another one was in its way."""
+"""Run a statement again after a lost race: a deadlock, a serialization failure or a lock timeout."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ _LONGEST_PAUSE: Final = 0.2
 
 
 def run(call: Call, tries: int) -> Plan[Rows]:
-    """Its rows. Between two tries it pauses for a random time: two that met must not do so again in step."""
+    """Run a statement that is its own transaction, at most `tries` times.
+
+    The pauses between tries are random: otherwise two statements that collided would collide again.
+    """
     while True:
         tries -= 1
         try:

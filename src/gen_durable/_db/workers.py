@@ -1,4 +1,4 @@
-"""Workers that are there, and what was said about queues."""
+"""Register workers, list workers and queues, and control queues at run time."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ __all__ = [
 ]
 
 _SQL = statements("workers.sql")
-# Counted in a few milliseconds; whoever has more waiting than this needs no exact figure.
+# The most rows counted per queue: a few milliseconds. Above it the exact number does not matter.
 _MOST: Final = 10_000
 
 
 class WorkerRow(msgspec.Struct, frozen=True, kw_only=True):
-    """What a worker tells of itself. The fields are the parameters of the statement."""
+    """What a worker registers. The fields are the parameters of the statement."""
 
     name: str
     host: str
@@ -47,10 +47,10 @@ class WorkerRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Override(msgspec.Struct, frozen=True):
-    """What a worker has to know about a queue."""
+    """The run-time settings of a queue."""
 
     paused_at: datetime | None = None
-    """When it was paused, which tells one pause from the next; `None` if it is not paused."""
+    """When it was paused; identifies the pause. `None`: not paused."""
     concurrency: int | None = None
 
 
@@ -61,13 +61,13 @@ def announce(
     is_draining: bool = False,
     paused: Mapping[str, datetime] | None = None,
 ) -> Plan[None]:
-    """This worker is there, and will say so again within that time.
+    """Register a worker, or renew its registration.
 
     Args:
-        row: the facts that it registers.
-        alive_for: how long it counts as live.
+        row: what it registers.
+        alive_for: how long it counts as live without a renewal.
         is_draining: whether it takes no more work.
-        paused: the pauses that it confirms, by queue and `paused_at`: it starts nothing of these queues any more.
+        paused: the pauses that it confirms, `paused_at` by queue: it starts nothing from these queues.
     """
     confirmed = paused or {}
     yield _SQL["announce"](
@@ -80,33 +80,33 @@ def announce(
 
 
 def withdraw(name: str) -> Plan[None]:
-    """This worker has ended."""
+    """Deregister a worker."""
     yield _SQL["withdraw"](name=name)
 
 
 def list_workers() -> Plan[Sequence[WorkerInfo]]:
-    """Everybody who is there, or was a short while ago."""
+    """Live workers, and those that have ended recently."""
     return [_worker(row) for row in (yield _SQL["workers"]())]
 
 
 def overrides() -> Plan[Mapping[str, Override]]:
-    """What was said about queues, by their names."""
+    """The run-time settings of all queues, by name."""
     rows = yield _SQL["overrides"]()
     return {row["name"]: Override(row["paused_at"], row["concurrency"]) for row in rows}
 
 
 def queues() -> Plan[Sequence[QueueStatus]]:
-    """All queues, and how much waits in them."""
+    """All queues, with the number of waiting instances."""
     return [QueueStatus(**row) for row in (yield _SQL["queues"](most=_MOST))]
 
 
 def pause_queue(name: str, actor: str | None, reason: str | None = None) -> Plan[QueueControl]:
-    """Let nothing more of a queue begin."""
-    return (yield from _said(_SQL["pause_queue"](name=name, reason=reason, actor=actor)))
+    """Pause a queue: workers start nothing from it."""
+    return (yield from _control(_SQL["pause_queue"](name=name, reason=reason, actor=actor)))
 
 
 def unconfirmed(name: str) -> Plan[tuple[QueueControl, tuple[str, ...]]]:
-    """A queue as it is now, and the live workers that have not confirmed its pause."""
+    """Read a queue, and the live workers that have not confirmed its pause."""
     (row,) = yield _SQL["unconfirmed"](name=name)
     fields = {**row}
     workers = tuple(fields.pop("workers"))
@@ -114,20 +114,20 @@ def unconfirmed(name: str) -> Plan[tuple[QueueControl, tuple[str, ...]]]:
 
 
 def resume_queue(name: str, actor: str | None, reason: str | None = None) -> Plan[QueueControl]:
-    """Serve a queue again."""
-    return (yield from _said(_SQL["resume_queue"](name=name, reason=reason, actor=actor)))
+    """Resume a queue."""
+    return (yield from _control(_SQL["resume_queue"](name=name, reason=reason, actor=actor)))
 
 
 def set_queue(
     name: str, concurrency: int | None, actor: str | None, reason: str | None = None
 ) -> Plan[QueueControl]:
-    """How many of a queue run at once in each worker."""
+    """Set how many executions of a queue each worker runs concurrently (`None`: as the worker is configured)."""
     return (
-        yield from _said(_SQL["set_queue"](name=name, concurrency=concurrency, reason=reason, actor=actor))
+        yield from _control(_SQL["set_queue"](name=name, concurrency=concurrency, reason=reason, actor=actor))
     )
 
 
-def _said(call: Call) -> Plan[QueueControl]:
+def _control(call: Call) -> Plan[QueueControl]:
     (row,) = yield call
     return QueueControl(**row)
 
