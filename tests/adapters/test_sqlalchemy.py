@@ -207,14 +207,14 @@ async def test_what_is_in_no_transaction_or_of_another_kind_is_refused(dsn: str,
     async with AsyncSession(engine) as apart:
         with Session(blocking) as session:
             for conn, error in (
-                (engine, "a sqlalchemy AsyncEngine; an engine is in no transaction of yours: pass a session"),
+                (engine, "a sqlalchemy AsyncEngine; an engine has no transaction of yours: pass a session"),
                 (session, "a sqlalchemy Session; pass an asyncpg Connection"),
             ):
                 with pytest.raises(UsageError, match=f"conn= is {error}"):
                     await async_client.insert(Number, 1, conn=conn)  # type: ignore[call-overload]
         for other, error in (
-            (blocking, "a sqlalchemy Engine; an engine is in no transaction of yours"),
-            (create_mock_engine(dsn, print), "a sqlalchemy MockConnection; it runs no statements"),
+            (blocking, "a sqlalchemy Engine; an engine has no transaction of yours"),
+            (create_mock_engine(dsn, print), "a sqlalchemy MockConnection; it does not run statements"),
             (
                 apart,
                 r"a sqlalchemy AsyncSession; pass a psycopg Connection \(an asyncpg or async one goes to",

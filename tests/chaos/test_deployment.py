@@ -154,7 +154,7 @@ async def test_a_worker_waits_for_whoever_gives_out_passwords(secured: Cluster, 
     async with Worker([Leg], dsn=tokens.ask, settings=CHAOS) as worker:
         tokens.is_down = True
         await _throw_out(secured)
-        await _holds(lambda: "Tokens.ask() says raised RuntimeError: the vault is sealed" in caplog.text)
+        await _holds(lambda: "Tokens.ask() raised RuntimeError: the vault is sealed" in caplog.text)
         tokens.is_down = False
         ref = await _surely(lambda: worker.insert(Leg, 1))
         assert (await _surely(lambda: worker.wait(ref))).is_finished

@@ -55,7 +55,7 @@ KINDS = pytest.mark.parametrize("kind", ["AsyncClient", "Client", "Worker"])
 async def test_refused_connection_names_the_server(kind: str, closed_port: int) -> None:
     said = await refused(f"postgresql://app:{SECRET}@127.0.0.1:{closed_port}/shop", kind)
     assert said.startswith(f"cannot reach PostgreSQL at postgresql://app@127.0.0.1:{closed_port}/shop: ")
-    assert said.endswith("\n  is it running? the DSN was given as an argument")
+    assert said.endswith("\n  check that the server is running; the DSN was given as an argument")
     assert re.search("Connection refused|Connect call failed", said)
 
 
@@ -65,7 +65,10 @@ async def test_error_says_that_the_environment_gave_the_dsn(
 ) -> None:
     monkeypatch.setenv("GEN_DURABLE_DSN", f"postgresql://app:{SECRET}@127.0.0.1:{closed_port}/shop")
     said = await refused(None, kind)
-    assert "is it running? the DSN came from GEN_DURABLE_DSN; without it the embedded server is used" in said
+    assert (
+        "check that the server is running; the DSN came from GEN_DURABLE_DSN; without it the embedded server is used"
+        in said
+    )
     assert SECRET not in said
 
 
@@ -121,13 +124,13 @@ async def test_malformed_dsn_is_rejected(kind: str) -> None:
 async def test_advice_depends_on_the_cause(kind: str, direct_dsn: str) -> None:
     database = urlsplit(direct_dsn).path
     for dsn, cause, advice in [
-        (direct_dsn.replace(database, "/nodb"), 'database "nodb" does not exist', "create that database"),
+        (direct_dsn.replace(database, "/nodb"), 'database "nodb" does not exist', "create the database"),
         (
             direct_dsn.replace("//", "//unknown@").replace("unknown@postgres@", "unknown@"),
             'role "unknown" does not exist',
-            "may that user log in",
+            "check user, password",
         ),
-        ("postgresql://nowhere.invalid/x", "not known|resolve", "is that the name of its host?"),
+        ("postgresql://nowhere.invalid/x", "not known|resolve", "check the host name;"),
     ]:
         said = await refused(dsn, kind)
         assert re.search(cause, said)
@@ -140,7 +143,7 @@ async def test_silent_server_times_out(kind: str, monkeypatch: pytest.MonkeyPatc
     with socket.create_server(("127.0.0.1", 0)) as silent:
         said = await refused(f"postgresql://127.0.0.1:{silent.getsockname()[1]}/x", kind)
     assert re.search("no answer within 2.0 s|timeout expired", said)
-    assert "\n  is a firewall in between?" in said
+    assert "\n  check for a firewall;" in said
 
 
 @KINDS

@@ -243,12 +243,12 @@ async def test_connection_of_another_kind_is_rejected(durable_dsn: str, db: Any)
                 (
                     pool,
                     False,
-                    "conn= is a asyncpg Pool; a pool is in no transaction of yours: acquire a connection",
+                    "conn= is a asyncpg Pool; a pool has no transaction of yours: acquire a connection",
                 ),
                 (
                     pool,
                     True,
-                    "a pool is in no transaction of yours: acquire a connection of it and pass that",
+                    "a pool has no transaction of yours: acquire a connection and pass that",
                 ),
                 (
                     blocking,

@@ -122,7 +122,9 @@ async def test_a_role_that_may_create_schemas_installs_one_by_itself(
 async def test_a_role_without_any_right_is_told_so_and_nothing_is_left(
     sql: Any, durable_dsn: str, role: str
 ) -> None:
-    said = r"permission denied for database (\S+) \(SQLSTATE 42501\); grant create on database \1 to the role"
+    said = (
+        r"permission denied for database (\S+) \(SQLSTATE 42501\); grant create on database \1 to this role"
+    )
     with pytest.raises(StatementError, match=said):
         async with AsyncClient(as_role(durable_dsn, role), settings=OWN):
             pass

@@ -150,7 +150,7 @@ async def test_pick_cost_is_bounded_behind_unregistered_machines(
         await insert(explainer, 10, fsm=name, age=30)
     picker = Picker(explainer)
     first, _ = await picker.pick()
-    assert first.is_crowded
+    assert first.has_foreign_head
     second, explained = await picker.pick()
     assert len(second.executions) == 10
     assert explained.blocks <= 2 * orderly.blocks, (explained.blocks, orderly.blocks)
@@ -162,8 +162,8 @@ async def test_pick_by_machine_is_not_used_without_blocked_rows(explainer: Expla
     picker = Picker(explainer)
     first, _ = await picker.pick()
     assert len(first.executions) == 10
-    assert first.is_crowded
+    assert first.has_foreign_head
     await explainer.connection.execute("delete from gen_durable.gen_durable where fsm = 'Unknown'")
     second, _ = await picker.pick()
     assert len(second.executions) == 10
-    assert not second.is_crowded
+    assert not second.has_foreign_head

@@ -65,11 +65,11 @@ async def test_many_at_once(client: Any) -> None:
 
 async def test_whoever_forgets_the_setting_is_told(durable_dsn: str) -> None:
     """Without it our settings go with the connection, which PgBouncer refuses. Better at once than in mid-work."""
-    with pytest.raises(UnreachableError, match="set GEN_DURABLE_POOLER, or"):
+    with pytest.raises(UnreachableError, match="set GEN_DURABLE_POOLER or"):
         async with AsyncClient(durable_dsn):
             pass
     with (
-        pytest.raises(UnreachableError, match="set GEN_DURABLE_POOLER, or"),
+        pytest.raises(UnreachableError, match="set GEN_DURABLE_POOLER or"),
         Client(durable_dsn),
     ):
         pass

@@ -32,7 +32,7 @@ def test_the_end_of_a_prefix(prefix: str, end: str) -> None:
 
 @pytest.mark.parametrize("prefix", [LAST, LAST * 3])
 def test_above_the_last_character_there_is_nothing(prefix: str) -> None:
-    with pytest.raises(UsageError, match="has no end; give one with another character in it"):
+    with pytest.raises(UsageError, match="has no upper bound; use a prefix with another character"):
         after(prefix)
 
 

@@ -1,4 +1,4 @@
-"""Where PostgreSQL is: a DSN, or a function that is asked for one before every new connection."""
+"""Resolve the DSN of the next connection: a string, or a function that is called before every connect."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ __all__ = [
     "unreachable",
 ]
 
-# In what a user's function raises: a URI, or what follows the word password.
+# To redact in errors of the user's function: URIs, and everything after the word password.
 _SECRETS: Final = re.compile(r"\S*://\S*|\bpassw(?:or)?d\b.*", re.IGNORECASE | re.DOTALL)
-# The services that give out passwords are asked while work waits for the connection.
+# Seconds for the user's function, which may fetch a password over the network.
 _ANSWER_WITHIN: Final = 10.0
 
 
-# What to ask whom, by the words of the cause: psycopg tells no code of a connection that was never made.
-_ASKED: Final = (
+# Advice by the text of the error: psycopg has no SQLSTATE for a failed connect.
+_ADVICE: Final = (
     (
         re.compile(
             r"\binvalid (DSN|literal|integer|port)|URI|port after its colon|after the question mark"
@@ -37,23 +37,23 @@ _ASKED: Final = (
         ),
         "write it as postgresql://user:password@host:5432/database;",
     ),
-    (re.compile(r'database "[^"]*" does not exist'), "create that database, or name another;"),
+    (re.compile(r'database "[^"]*" does not exist'), "create the database, or change the DSN;"),
     (
         re.compile(r'role "[^"]*" does not exist|authentication failed|no password supplied|pg_hba\.conf'),
-        "may that user log in, with that password?",
+        "check user, password and pg_hba.conf;",
     ),
     (re.compile(r"too many clients|connection slots"), "raise max_connections, or open fewer connections;"),
-    (re.compile(r"not known|resolve host"), "is that the name of its host?"),
-    (re.compile(r"no answer|timeout expired"), "is a firewall in between?"),
+    (re.compile(r"not known|resolve host"), "check the host name;"),
+    (re.compile(r"no answer|timeout expired"), "check for a firewall;"),
 )
 
 
 class AddressError(OSError):
-    """The function that knows the DSN has failed: as with a server that does not answer, a later try may do better."""
+    """The DSN is invalid, or the function that returns it failed. A later try may succeed."""
 
 
 async def ask(dsn: Dsn) -> str:
-    """The DSN for the next connection. A plain function is called on a thread: it may go over the network."""
+    """Return the DSN for the next connection. A plain function is called on a thread, because it may block."""
     if isinstance(dsn, str):
         return dsn
     limit = asyncio.timeout(_ANSWER_WITHIN)
@@ -65,11 +65,11 @@ async def ask(dsn: Dsn) -> str:
         raise
     except Exception as error:  # noqa: BLE001 - the user's function
         problem = _unanswered(dsn) if limit.expired() else _failed(dsn, error)
-    raise problem  # not inside of `except`: its context could show a password
+    raise problem  # outside `except`: the error of the function, which may have a password, must not be its context
 
 
 def ask_blocking(dsn: Dsn) -> str:
-    """The same for a blocking connection."""
+    """`ask` for a blocking connection."""
     if isinstance(dsn, str):
         return dsn
     try:
@@ -84,45 +84,53 @@ def ask_blocking(dsn: Dsn) -> str:
 
 
 def _failed(dsn: Dsn, error: Exception) -> AddressError:
-    return AddressError(f"{shown(dsn)} raised {type(error).__name__}: {_SECRETS.sub('***', str(error))}")
+    return AddressError(f"{_called(dsn)} raised {type(error).__name__}: {_SECRETS.sub('***', str(error))}")
 
 
 def _unanswered(dsn: Dsn) -> AddressError:
-    return AddressError(f"{shown(dsn)}: no answer within {_ANSWER_WITHIN:g} s")
+    return AddressError(f"{_called(dsn)} did not return within {_ANSWER_WITHIN:g} s")
 
 
 def shown(dsn: Dsn) -> str:
-    """The DSN for messages: user, host, port and database, or the name of the function."""
+    """Describe a DSN for messages: user, host, port and database, or the name of the function."""
     if isinstance(dsn, str):
         return described(dsn)
-    return f"what {getattr(dsn, '__qualname__', None) or type(dsn).__name__}() says"
+    return f"the DSN from {_called(dsn)}"
+
+
+def _called(dsn: Dsn) -> str:
+    return f"{getattr(dsn, '__qualname__', None) or type(dsn).__name__}()"
 
 
 def unreachable(dsn: Dsn, error: BaseException, advice: str, where: str = "") -> UnreachableError:
-    """Why there is no connection, in one line; `where` is what a function said."""
+    """Make the error for a failed connect: cause and advice, without secrets. `where`: the DSN of a function."""
     nothing = "no answer in time" if isinstance(error, TimeoutError) else type(error).__name__
     cause = str(error).strip().split("\n")[0] or nothing
     if not isinstance(error, AddressError):
         cause = redacted(cause, dsn if isinstance(dsn, str) else where)
     if "unsupported startup parameter" in cause:
-        advice = 'is that PgBouncer? then set GEN_DURABLE_POOLER, or settings.pooler, to "transaction"'
+        advice = 'if this is PgBouncer, set GEN_DURABLE_POOLER or settings.pooler to "transaction"'
     else:
-        asked = next((asked for words, asked in _ASKED if words.search(cause)), "is it running?")
-        advice = f"{asked} {advice or 'is the DSN right?'}"
+        default = "" if isinstance(error, AddressError) else "check that the server is running; "
+        first = next((f"{text} " for pattern, text in _ADVICE if pattern.search(cause)), default)
+        advice = first + (advice or "check the DSN")
     return UnreachableError(shown(dsn), cause, advice)
 
 
 def _checked(asked: Dsn, found: object) -> str:
     if not isinstance(found, str):
         raise UsageError(
-            f"{shown(asked)} is of type {type(found).__name__}",
+            f"{_called(asked)} returned {type(found).__name__}",
             "return a DSN: postgresql://user:password@host/database",
         )
     return found
 
 
 def _answer_on_thread(dsn: Callable[[], Any]) -> list[object]:
-    """What the function returns; empty if that takes too long. On a thread: that of the caller may have a loop."""
+    """Call the function; return its result in a list, or an empty list on timeout.
+
+    On a thread, because the thread of the caller may run an event loop.
+    """
     answer: list[object] = []
     errors: list[BaseException] = []
 

@@ -1,4 +1,4 @@
-"""One blocking connection of our own, over psycopg: made when it is needed, and made again when it broke."""
+"""One blocking psycopg connection: opened on first use, and opened again after an outage."""
 
 from __future__ import annotations
 
@@ -25,12 +25,11 @@ T = TypeVar("T")
 
 
 def _options(settings: Mapping[str, str]) -> str:
-    """These settings for a session."""
+    """The `options` of libpq for these settings."""
     return " ".join(f"-c {name}={value.replace(' ', chr(92) + ' ')}" for name, value in settings.items())
 
 
-# The settings that we rely on, without and with those that only newer servers have: for a session of ours, and
-# (behind a pooler) for one transaction.
+# The pinned settings, without and with `NEWER`: for a session, and (behind a pooler) for a transaction.
 _OPTIONS: Final = {False: _options(PINNED), True: _options({**PINNED, **NEWER})}
 _LOCAL: Final = {False: "; ".join(local(PINNED)), True: "; ".join(local({**PINNED, **NEWER}))}
 _NEWER_THAN: Final = 170000
@@ -38,7 +37,7 @@ _LEASE: Final = Settings().lease
 
 
 class BlockingDatabase:
-    """A connection that several threads may share: they take turns. A process that was forked has one of its own."""
+    """A connection that threads share under a lock. A forked process opens its own."""
 
     def __init__(
         self,
@@ -58,10 +57,10 @@ class BlockingDatabase:
         self._conn: Any = None
         self._inherited: list[Any] = []
         self._is_newer = True
-        _living.add(self)
+        _databases.add(self)
 
     def run(self, plan: Plan[T]) -> T:
-        """Run a plan of one statement, or of several that need no common transaction."""
+        """Run a plan whose statements need no common transaction."""
         with self._lock:
             if self._is_pooled:
                 return drive_blocking(plan, lambda call: self.run_in_transaction(only(call)))
@@ -69,7 +68,7 @@ class BlockingDatabase:
             try:
                 return run_psycopg(conn, plan, self.schema)
             except StatementError as error:
-                self._note(error)
+                self._close_after_outage(error)
                 raise
 
     def run_in_transaction(self, plan: Plan[T]) -> T:
@@ -84,17 +83,16 @@ class BlockingDatabase:
                         conn.execute(_LOCAL[conn.info.server_version >= _NEWER_THAN])
                     return run_psycopg(conn, plan, self.schema)
             except StatementError as error:
-                self._note(error)
+                self._close_after_outage(error)
                 raise
             except psycopg.Error as error:  # of BEGIN or COMMIT
                 failure = from_psycopg(error)
-                self._note(failure)
+                self._close_after_outage(failure)
                 raise failure from error
 
-    def _note(self, error: StatementError) -> None:
-        """After an outage the next use opens another connection."""
+    def _close_after_outage(self, error: StatementError) -> None:
         if is_outage(error):
-            self.close()
+            self.close()  # the next use opens another connection
 
     def close(self) -> None:
         """Close the connection; the next use opens another."""
@@ -104,8 +102,8 @@ class BlockingDatabase:
                 self._conn = None
 
     def leave_to_parent(self) -> None:
-        """In a child: the session is the parent's. Nobody here uses it (or closes it): it answers both."""
-        self._lock = threading.RLock()  # some thread of the parent may have held it
+        """In a forked child: forget the connection without closing it, because its socket is the parent's."""
+        self._lock = threading.RLock()  # a thread of the parent may have held it at the fork
         if self._conn is not None:
             self._inherited.append(self._conn)
             self._conn = None
@@ -126,14 +124,14 @@ class BlockingDatabase:
             except (psycopg.Error, ValueError, AddressError) as error:
                 problem = unreachable(self._dsn, error, self._advice, where)
             if problem is not None:
-                raise problem  # not inside of `except`: the driver's text may quote the DSN
-            if self._is_pooled:  # said by every BEGIN, because the session has the defaults of its role
+                raise problem  # outside `except`: the driver's error may quote the DSN
+            if self._is_pooled:  # set by every BEGIN, because the session has the defaults of its role
                 self._conn.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
                 self._conn.read_only = False
         return self._conn
 
     def _connect(self, where: str) -> Any:
-        """Open it. A server that is too old for the newer settings refuses them: then without (see `connector`)."""
+        """Open the connection, without `NEWER` if the server refuses these settings (see `connector`)."""
         import psycopg
 
         from .blocking_driver import Connection
@@ -153,13 +151,13 @@ class BlockingDatabase:
             return Connection.open(where, self._reply_timeouts, ask, options=_OPTIONS[False])
 
 
-_living: Final[weakref.WeakSet[BlockingDatabase]] = weakref.WeakSet()
+_databases: Final[weakref.WeakSet[BlockingDatabase]] = weakref.WeakSet()
 
 
 def _after_fork() -> None:
-    for database in _living:
+    for database in _databases:
         database.leave_to_parent()
 
 
-if hasattr(os, "register_at_fork"):  # where processes fork
+if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)

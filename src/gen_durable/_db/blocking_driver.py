@@ -1,4 +1,4 @@
-"""The blocking connection, which gives up when its server falls silent: psycopg itself would wait forever."""
+"""A psycopg connection that fails when the server stops replying; psycopg itself waits forever."""
 
 from __future__ import annotations
 
@@ -21,27 +21,27 @@ __all__ = ["Connection"]
 T = TypeVar("T")
 _log: Final = logging.getLogger("gen_durable.connections")
 _PINNED_PATH: Final = "-c search_path=pg_catalog,pg_temp"
-# tcp_user_timeout is new in libpq 12.
+# libpq 12 added tcp_user_timeout.
 _USER_TIMEOUT_SINCE: Final = 120000
 
 
 class Connection(psycopg.Connection[Any]):
-    """Asks the server about a statement without an answer, and closes itself if no session works on it."""
+    """Checks on the server whether a statement without a reply still runs, and closes itself if not."""
 
     _reply_timeouts: ReplyTimeouts
-    # Where to ask: the DSN for another connection. None behind a pooler, which gives out process ids of its own.
+    # Returns the DSN for that check. None behind a pooler, where process ids are those of the pooler.
     _ask: Callable[[], str] | None
 
     @classmethod
     def open(
         cls, where: str, reply_timeouts: ReplyTimeouts, ask: Callable[[], str] | None, **options: Any
     ) -> Self:
-        """Connect, with TCP keepalive unless the DSN says otherwise."""
+        """Connect, with TCP keepalive unless the DSN sets it."""
         given = conninfo_to_dict(where)
         keepalive = reply_timeouts.keepalive()
         keepalive |= {name: int(str(given[name])) for name in KEEPALIVE if name in given}
         options |= keepalive
-        if "options" in options:  # not behind a pooler, whose sessions have other clients as well
+        if "options" in options:  # not behind a pooler, whose sessions are shared
             pins = (f" -c {name}={value}" for name, value in on_server(keepalive).items())
             options["options"] += "".join(pins)
         if psycopg.pq.version() < _USER_TIMEOUT_SINCE:
@@ -49,22 +49,22 @@ class Connection(psycopg.Connection[Any]):
         conn = cls.connect(
             where,
             autocommit=True,
-            connect_timeout=max(2, round(reply_timeouts.connect)),  # psycopg waits no shorter
+            connect_timeout=max(2, round(reply_timeouts.connect)),  # psycopg's minimum is 2 s
             **options,
         )
         conn.watch(reply_timeouts, ask)
         return conn
 
     def watch(self, reply_timeouts: ReplyTimeouts, ask: Callable[[], str] | None) -> None:
-        """Bound every later wait; `ask` gives the DSN to inquire about this session."""
+        """Apply the timeouts to every later wait; `ask` returns the DSN for checks."""
         self._reply_timeouts, self._ask = reply_timeouts, ask
 
     def wait(self, gen: Any, *args: Any, **options: Any) -> Any:
-        """Consume a generator of the driver, for as long as the server works on it."""
+        """Run a generator of psycopg, as long as the server works on it."""
         return super().wait(self._watched(gen), *args, **options)
 
     def _watched(self, gen: Generator[Any, Any, T]) -> Generator[Any, Any, T]:
-        """The generator of the driver, which is resumed several times a second while nothing arrives."""
+        """Check the timeouts in a generator of psycopg, which is resumed several times a second."""
         begun = time.monotonic()
         looks_at, ends_at = begun + self._reply_timeouts.suspect, begun + self._reply_timeouts.reply
         try:
@@ -80,7 +80,7 @@ class Connection(psycopg.Connection[Any]):
                 elif now >= looks_at and self._ask is not None:
                     if self._is_working(self._ask):
                         looks_at = time.monotonic() + self._reply_timeouts.suspect
-                    else:  # the answer may be on its way
+                    else:  # the reply may be in transit
                         ends_at, looks_at = time.monotonic() + GRACE, ends_at
                 wanted = gen.send(ready)
         except StopIteration as finished:
@@ -88,7 +88,7 @@ class Connection(psycopg.Connection[Any]):
             return result
 
     def _is_working(self, ask: Callable[[], str]) -> bool:
-        """Whether the server works on the statement. True if it cannot be asked, or does not answer this question."""
+        """Whether the server runs the statement. True if the check itself fails for another reason."""
         bounds = self._reply_timeouts._replace(reply=self._reply_timeouts.connect)
         pid = self.info.backend_pid
         try:
@@ -97,7 +97,7 @@ class Connection(psycopg.Connection[Any]):
         except (psycopg.errors.ConnectionTimeout, NoAnswerError):
             return False
         except psycopg.OperationalError as error:
-            return error.sqlstate is not None  # no server listens there any more
+            return error.sqlstate is not None  # without a code: nothing listens there
         except (psycopg.Error, StatementError, UsageError, OSError, ValueError):
             return True
 

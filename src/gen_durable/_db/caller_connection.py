@@ -1,6 +1,6 @@
-"""Connections that callers bring: a driver's own, or the session of a framework that has one below it.
+"""Run plans on connections of callers: of asyncpg and psycopg, and sessions of SQLAlchemy and Django.
 
-SQLAlchemy and Django are known by the names of their classes. Whoever passes a session has imported the rest.
+SQLAlchemy and Django are recognized by class names, so that they need not be installed.
 """
 
 from __future__ import annotations
@@ -18,23 +18,27 @@ __all__ = ["driver_of", "is_connection"]
 
 T = TypeVar("T")
 Driver: TypeAlias = Callable[..., Any]
-"""Runs a plan on a connection, in a schema; `as_one`: as one transaction, of its own if the caller has begun none."""
+"""Runs a plan on a connection, in a schema; `as_one`: in one transaction, the caller's if there is one."""
 
-# What is passed by mistake, by the end of its class name.
+# Advice for objects that are passed by mistake, by the end of the class name.
 _MISTAKES: Final = {
-    "Pool": "a pool is in no transaction of yours: acquire a connection of it and pass that",
-    "Engine": "an engine is in no transaction of yours: pass a session, or a connection of it",
-    "MockConnection": "it runs no statements (alembic --sql): use the output of `gen-durable db sql`",
+    "Pool": "a pool has no transaction of yours: acquire a connection and pass that",
+    "Engine": "an engine has no transaction of yours: pass a session or a connection",
+    "MockConnection": "it does not run statements (alembic --sql): use the output of `gen-durable db sql`",
 }
 
 
 def is_connection(given: object) -> bool:
-    """Whether it is a connection or a session, of any kind; some of these can be called, as a function can."""
+    """Whether this is a connection or session. Some of these are callable, like a function that returns a DSN."""
     return bool(_kinds(given) & (_BLOCKING.keys() | _ASYNC.keys()))
 
 
 def driver_of(conn: Any, *, blocking: bool) -> Driver:
-    """The driver for a connection that a caller brought."""
+    """Return the function that runs plans on this connection.
+
+    Raises:
+        UsageError: it is not a supported connection.
+    """
     kinds = _kinds(conn)
     for kind, driver in (_BLOCKING if blocking else _ASYNC).items():
         if kind in kinds:
@@ -61,7 +65,7 @@ async def _run_psycopg_async(conn: Any, plan: Plan[T], schema: str, *, as_one: b
 
 
 def _is_in_transaction(conn: Any) -> bool:
-    """Whether the next statement of a psycopg connection is part of one; in a pipeline all up to its sync are."""
+    """Whether the next statement is part of a transaction; in a pipeline, all statements up to the sync are."""
     is_piped = bool(conn.pgconn.pipeline_status)
     return not conn.autocommit or is_piped or conn.info.transaction_status.name != "IDLE"
 
@@ -70,11 +74,11 @@ def _run_sqlalchemy(conn: Any, plan: Plan[T], schema: str, *, as_one: bool = Fal
     """In the transaction of a Session or Connection of SQLAlchemy."""
     found = conn if "sqlalchemy.Connection" in _kinds(conn) else conn.connection()
     if not found.in_transaction():
-        found.begin()  # otherwise its commit() would not know that there is something to commit
+        found.begin()  # otherwise commit() of SQLAlchemy does nothing
     raw = found.connection.driver_connection
     result: T
     if _kinds(raw) & _ASYNC.keys():
-        # Alembic on an async engine: blocking for its caller, awaited by SQLAlchemy.
+        # Alembic on an async engine: SQLAlchemy awaits in a greenlet.
         driver = driver_of(raw, blocking=False)
         if driver is _run_asyncpg and not raw.is_in_transaction():
             found.exec_driver_sql("select 1")  # see _run_sqlalchemy_async
@@ -92,8 +96,8 @@ async def _run_sqlalchemy_async(conn: Any, plan: Plan[T], schema: str, *, as_one
         await found.begin()
     raw = (await found.get_raw_connection()).driver_connection
     driver = driver_of(raw, blocking=False)
-    # With asyncpg SQLAlchemy says BEGIN just before its own first statement. Ours must not come earlier than that: it
-    # would be committed by itself.
+    # With asyncpg, SQLAlchemy sends BEGIN just before its own first statement. A statement of ours before that would be
+    # autocommitted.
     if driver is _run_asyncpg and not raw.is_in_transaction():
         await found.exec_driver_sql("select 1")
     result: T = await driver(raw, plan, schema, as_one=as_one)
@@ -101,7 +105,7 @@ async def _run_sqlalchemy_async(conn: Any, plan: Plan[T], schema: str, *, as_one
 
 
 def _run_django(conn: Any, plan: Plan[T], schema: str, *, as_one: bool = False) -> T:
-    """In the transaction of Django's connection, or by itself where there is none."""
+    """In the transaction of Django's connection; in autocommit outside of one."""
     conn.ensure_connection()
     conn.validate_no_broken_transaction()
     raw = conn.connection
@@ -110,8 +114,8 @@ def _run_django(conn: Any, plan: Plan[T], schema: str, *, as_one: bool = False) 
         result: T = driver(raw, plan, schema, as_one=as_one)
         return result
     except BaseException:
-        # As if its own cursor had raised it: the connection is looked at before it is used again, and an atomic() block
-        # that swallows the error does not end in a COMMIT that PostgreSQL turns into a silent ROLLBACK.
+        # As if a cursor of Django had raised it: Django checks the connection before its next use. An atomic() block
+        # that catches the error rolls back, and does not send a COMMIT that PostgreSQL turns into a ROLLBACK.
         conn.errors_occurred = True
         if conn.in_atomic_block and raw.info.transaction_status.name == "INERROR":
             conn.set_rollback(True)
@@ -128,7 +132,7 @@ _BLOCKING: Final[dict[str, Driver]] = {
 }
 _ASYNC: Final[dict[str, Driver]] = {
     "asyncpg.Connection": _run_asyncpg,
-    "asyncpg.PoolConnectionProxy": _run_asyncpg,  # what pool.acquire() gives: a connection, not the pool
+    "asyncpg.PoolConnectionProxy": _run_asyncpg,  # returned by pool.acquire()
     "psycopg.AsyncConnection": _run_psycopg_async,
     "sqlalchemy.AsyncSession": _run_sqlalchemy_async,
     "sqlalchemy.async_scoped_session": _run_sqlalchemy_async,

@@ -1,4 +1,4 @@
-"""Connections that are made when they are needed, kept for a while, and dropped when in doubt."""
+"""A connection pool: opens connections on demand, keeps them for a while, drops those that may be broken."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from .failures import StatementError
 
 __all__ = ["ConnectionPool"]
 
-# An idle connection is closed after this time; any connection is replaced after the longer one, which bounds what a
-# session collects on the server and follows a host name that has moved.
+# Seconds until an idle connection is closed, and until any connection is replaced. The latter bounds the memory of a
+# session on the server, and follows a changed DNS record.
 _IDLE_LIFETIME: Final = 60.0
 _LIFETIME: Final = 1800.0
-# How long closing one connection may take before it is cut.
+# Seconds that closing one connection may take before it is terminated.
 _CLOSE_WITHIN: Final = 2.0
 
 
 class ConnectionPool:
-    """At most `size` connections of one event loop. The one that was used last is used next.
+    """At most `size` connections of one event loop; last in, first out.
 
     `clean` runs on a connection before it is used again; the connection is dropped if that fails.
     """
@@ -37,7 +37,7 @@ class ConnectionPool:
         self._connect = connect
         self._clean = clean
         self._permits = asyncio.Semaphore(size)
-        # Connection and the time (monotonic) of its last use; the last one was used last.
+        # Connections with the monotonic time of their last use, in the order of that.
         self._idle: list[tuple[Any, float]] = []
         self._used: set[Any] = set()
         # Connections in use that must not be used again. A subset of `_used`.
@@ -47,7 +47,7 @@ class ConnectionPool:
         self._is_closed = False
 
     async def acquire(self) -> Any:
-        """An idle connection or a new one; waits while all places are taken."""
+        """Return an idle connection or open one; wait while `size` connections are in use."""
         await self._permits.acquire()
         try:
             self._check_open()
@@ -64,17 +64,17 @@ class ConnectionPool:
         return conn
 
     async def release(self, conn: Any, *, is_reusable: bool) -> None:
-        """Take a connection back; one that is not reusable is closed in the background."""
+        """Return a connection to the pool; one that is not reusable is closed in the background."""
         if not is_reusable or conn.is_closed():
             self._drop(conn)
         elif self._clean is None:
             self._keep(conn)
         else:
-            # Shielded: the caller may be cancelled, and the cleaning goes on.
+            # Shielded: the cleaning continues if the caller is cancelled.
             await asyncio.shield(self._spawn(self._clean_and_keep(conn, self._clean)))
 
     def replace_all(self) -> int:
-        """Close all idle connections and use none of the others again; how many that are."""
+        """Terminate idle connections, and use no other one again; return how many there are."""
         count = len(self._idle) + len(self._used)
         for conn, _ in self._idle:
             conn.terminate()
@@ -83,7 +83,7 @@ class ConnectionPool:
         return count
 
     def expire(self) -> None:
-        """Use no connection again that exists now."""
+        """Close idle connections, and use no other one again that exists now."""
         for conn, _ in self._idle:
             self._close_later(conn)
         self._idle.clear()
@@ -98,7 +98,7 @@ class ConnectionPool:
         return iter(tuple(self._used))
 
     async def close(self) -> None:
-        """Close every connection; those in use have a moment to come back."""
+        """Close every connection; wait briefly for those in use."""
         self._is_closed = True
         if self._pruning is not None:
             self._pruning.cancel()
@@ -109,7 +109,7 @@ class ConnectionPool:
             with suppress(TimeoutError):
                 async with asyncio.timeout(_CLOSE_WITHIN):
                     while self._tasks or self._used:
-                        # A connection that comes back now is closed by a task.
+                        # A connection that is released now is closed by a task.
                         await (asyncio.wait(self._tasks) if self._tasks else asyncio.sleep(0.01))
         finally:  # also if the caller is cancelled
             for conn in self._used:
@@ -145,7 +145,7 @@ class ConnectionPool:
         if conn.is_closed():
             self._permits.release()
         else:
-            # Its place is free when the session has ended: otherwise a burst of cancelled calls exceeds the size.
+            # Release the permit when the session has ended: otherwise many cancelled calls could exceed `size`.
             self._spawn(_close(conn)).add_done_callback(lambda _: self._permits.release())
 
     def _prune(self) -> None:
@@ -162,7 +162,7 @@ class ConnectionPool:
     async def _clean_and_keep(self, conn: Any, clean: Callable[[Any], Awaitable[None]]) -> None:
         try:
             await clean(conn)
-        except Exception:  # noqa: BLE001 - whatever it is, the session cannot be used again
+        except Exception:  # noqa: BLE001 - after any error the session cannot be reused
             self._drop(conn)
         except BaseException:
             self._drop(conn)
@@ -181,9 +181,9 @@ class ConnectionPool:
 
 
 async def _close(conn: Any) -> None:
-    """Close politely: a statement that was left is cancelled on the server first. Cut what takes too long."""
+    """Close a connection: cancel its running statement first. Terminate it if that takes too long."""
     try:
-        # Whatever it raises, the connection is ended below.
+        # After any error the connection is terminated below.
         with suppress(Exception):
             async with asyncio.timeout(_CLOSE_WITHIN):
                 await conn.close()

@@ -1,4 +1,4 @@
-"""How a connection of our own is opened, and what is pinned on its session."""
+"""Open connections of our own, with pinned session settings."""
 
 from __future__ import annotations
 
@@ -14,12 +14,15 @@ from .runner import asyncpg_failures, from_asyncpg
 
 __all__ = ["NEWER", "PINNED", "Connector", "connect", "has_newer", "local"]
 
-# Whatever the role or the database has as defaults: the statements were proved under READ COMMITTED, an outcome is
-# acknowledged only when it is on disk, and no wait is endless. Generic plans and no JIT: planning these statements anew
-# costs more than running them, and one compiled pick took 650 ms. No sequential scans: a plan that was made while the
-# table was empty would else go on reading all of it when it no longer is. psycopg reads times only as ISO writes them.
-# Nothing but pg_catalog on the search path: with `public` on it, an operator or a function that another role creates
-# there can take the place of one of PostgreSQL's, and runs with the rights of this session. Temporary tables come last.
+# Override the defaults of the role and the database:
+# - isolation: the statements are tested under READ COMMITTED
+# - synchronous_commit: an outcome is acknowledged only when it is on disk
+# - timeouts: no wait is endless
+# - generic plans, no JIT: planning costs more than running these statements; JIT took 650 ms for one pick
+# - no sequential scans: a plan from when the table was empty would read the whole table later
+# - datestyle, intervalstyle: psycopg parses only these
+# - search_path: with `public` on it, functions and operators of other roles could shadow those of PostgreSQL and run
+#   with the privileges of this session; pg_temp comes last for the same reason
 PINNED: Final = {
     "application_name": "gen_durable",
     "search_path": "pg_catalog, pg_temp",
@@ -36,15 +39,15 @@ PINNED: Final = {
     "datestyle": "ISO",
     "intervalstyle": "postgres",
 }
-# Of the same kind, and new in PostgreSQL 17: an older server refuses a connection that names it.
+# The same, for settings that are new in PostgreSQL 17. An older server refuses a connection that sets them.
 NEWER: Final = {"transaction_timeout": "0"}
 _NEWER_THAN: Final = 17
-# The DSNs that led to a server without these.
+# DSNs of servers without these settings.
 _older: Final[set[Dsn]] = set()
 
 
 def local(settings: Mapping[str, str]) -> list[str]:
-    """These settings for one transaction. Its isolation level is given with BEGIN; later it cannot be."""
+    """SET LOCAL for these settings, without those that BEGIN sets: isolation level and access mode."""
     return [
         "set local {} = '{}'".format(name, value.replace(", ", "', '"))
         for name, value in settings.items()
@@ -53,12 +56,12 @@ def local(settings: Mapping[str, str]) -> list[str]:
 
 
 def has_newer(conn: Any) -> bool:
-    """Whether the server has the newer settings."""
+    """Whether the server has the settings of `NEWER`."""
     return bool(conn.get_server_version() >= (_NEWER_THAN,))
 
 
 class Connector:
-    """Opens connections to where a DSN, or a function that returns one, points."""
+    """Opens connections to a DSN, or to the DSN that a function returns."""
 
     def __init__(
         self, dsn: Dsn, reply_timeouts: ReplyTimeouts, settings: Mapping[str, str] | None, **options: Any
@@ -67,18 +70,18 @@ class Connector:
         self._settings = settings
         self._reply_timeouts = reply_timeouts
         self._options = options
-        # How many hosts of a DSN to pass over: they gave no answer, and the driver would wait for them each time.
+        # The first hosts of the DSN that did not reply: try them last, because each costs a timeout.
         self._skipped_hosts = 0
         self.connects = 0
-        """How many connections it has tried to make."""
+        """How many connections it has tried to open."""
         self.where = ""
-        """The DSN of the last one."""
+        """The DSN of the last try."""
 
     async def __call__(self) -> Any:
-        """A new connection.
+        """Open a connection.
 
         Raises:
-            TimeoutError: no host answered in time.
+            TimeoutError: no host replied in time.
         """
         self.where = where = await ask(self._dsn)
         self.connects += 1
@@ -92,7 +95,7 @@ class Connector:
     async def _connect(self, where: str) -> Any:
         import asyncpg
 
-        # asyncpg takes what it does not know for settings of the server.
+        # asyncpg would send parameters that it does not know to the server as settings.
         bare, own = split_query(where, KEEPALIVE)
         try:
             keepalive = self._reply_timeouts.keepalive() | {name: int(value) for name, value in own.items()}
@@ -100,14 +103,14 @@ class Connector:
         except asyncpg.PostgresError as error:
             error.args = (redacted(str(error.args[0]), where), *error.args[1:])
             raise
-        except (ValueError, OverflowError) as error:  # the text may quote the DSN; a port may be any number
+        except (ValueError, OverflowError) as error:  # an invalid DSN; the text may quote it
             problem: OSError = AddressError(redacted(str(error), where))
         except TimeoutError:
             problem = TimeoutError(f"no answer within {self._reply_timeouts.connect:.1f} s")
         else:
             try:
                 conn.keep_alive(keepalive)
-            except OSError as error:  # a value that the kernel refuses, or the connection has broken already
+            except OSError as error:  # the kernel refuses a value, or the connection is already broken
                 conn.terminate()
                 problem = AddressError(f"keepalive settings {keepalive}: {error}")
             else:
@@ -115,9 +118,9 @@ class Connector:
         raise problem
 
     async def _connect_pinned(self, where: str, keepalive: Mapping[str, str]) -> Any:
-        """Open a session with our settings, and with the newer ones where the server has them.
+        """Open a session with the pinned settings, and with `NEWER` if the server has them.
 
-        Which server it is turns out by trying: to set them afterwards would be another round trip for each session.
+        The version is found out by trying: setting them after the connect would cost a round trip per session.
         """
         import asyncpg
 
@@ -136,13 +139,13 @@ class Connector:
             except asyncpg.UndefinedObjectError:
                 _older.add(self._dsn)
         conn = await asyncpg.connect(where, server_settings=settings, **options)
-        if has_newer(conn):  # it was upgraded
+        if has_newer(conn):  # the server was upgraded
             _older.discard(self._dsn)
         return conn
 
 
 async def connect(dsn: str) -> Any:
-    """One pinned connection outside of any pool."""
+    """Open one pinned connection outside any pool."""
     try:
         return await Connector(dsn, ReplyTimeouts.of(Settings().lease), PINNED)()
     except asyncpg_failures() as error:

@@ -1,4 +1,4 @@
-"""The connection of the driver: it knows the types of our statements, and how long it waits for an answer."""
+"""An asyncpg connection that knows the array types of our statements, and since when it waits for a reply."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 def _array(oid: int, name: str, element: int) -> dict[str, Any]:
-    """What the driver would be told about an array of one of PostgreSQL's own types."""
+    """The description of an array type, as asyncpg would read it from the server."""
     return {
         "oid": oid,
         "ns": "pg_catalog",
@@ -31,7 +31,7 @@ def _array(oid: int, name: str, element: int) -> dict[str, Any]:
     }
 
 
-# Their numbers are the same in every database of every version. text[] the driver knows by itself.
+# The OIDs are the same in every version. asyncpg knows text[] already.
 _ARRAYS: Final = (
     _array(1000, "_bool", 16),
     _array(1001, "_bytea", 17),
@@ -41,28 +41,28 @@ _ARRAYS: Final = (
     _array(1187, "_interval", 1186),
 )
 _OIDS: Final = frozenset(array["oid"] for array in _ARRAYS)
-# Nothing was asked, so no statement of that has to be looked after.
+# asyncpg expects the statement that read the types; there was none.
 _NO_STATEMENT: Final = SimpleNamespace(name="known")
 
 
 class Connection(asyncpg.Connection):  # type: ignore[misc] # asyncpg ships no types
-    """Knows the arrays that we send, and notes what it waits for."""
+    """Knows the array types that we send, and records since when it waits for a reply."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self.made_at = time.monotonic()
         self.asked_at: float | None = None
-        """Since when (monotonic) a statement has had no answer."""
+        """Monotonic time at which the pending statement was sent; `None`: no statement is pending."""
         self.seen_at = 0.0
-        """When the server last said that it works on that statement."""
+        """Monotonic time at which the server last reported that it runs the statement."""
         self._silence: float | None = None
 
     def keep_alive(self, values: Mapping[str, int]) -> None:
-        """Let the kernel end the connection when its peer is gone."""
+        """Set TCP keepalive."""
         keep_alive(self._transport.get_extra_info("socket"), values)
 
     def cut(self, seconds: float) -> None:
-        """End a connection that was silent for this time. The pending call raises a `TimeoutError`."""
+        """Terminate a connection that was silent for this time. The pending call raises `TimeoutError`."""
         self._silence = seconds
         self.terminate()
 
@@ -79,7 +79,7 @@ class Connection(asyncpg.Connection):  # type: ignore[misc] # asyncpg ships no t
         return await self._answer(super().fetchval(query, *args, **options))
 
     async def _answer(self, statement: Awaitable[T]) -> T:
-        # The driver refuses a second statement while one runs; the first one still waits then.
+        # asyncpg refuses a second statement while one runs; keep the time of the first.
         asked_at = self.asked_at
         self.asked_at = asked_at or time.monotonic()
         try:
@@ -91,8 +91,8 @@ class Connection(asyncpg.Connection):  # type: ignore[misc] # asyncpg ships no t
         finally:
             self.asked_at = asked_at
 
-    # asyncpg asks the server about arrays on every new connection, several times: most of what a first statement costs.
-    # Should a version of it do that elsewhere, this is never called.
+    # asyncpg queries the array types several times per connection, which is most of the cost of a first statement.
+    # A version of asyncpg that does this elsewhere never calls this method.
     async def _introspect_types(self, oids: Iterable[int], *rest: Any) -> Any:
         if _OIDS.issuperset(oids):
             return _ARRAYS, _NO_STATEMENT

@@ -1,4 +1,4 @@
-"""What a DSN says, for messages: its fields by name. No message has a part of the text itself."""
+"""Parse and describe DSNs. Messages show parsed fields only, never the text, which may contain a password."""
 
 from __future__ import annotations
 
@@ -25,48 +25,48 @@ _URI: Final = re.compile(
 )
 _HOST: Final = re.compile(r"(?P<host>\[[0-9A-Fa-f:.%]+\]|[\w.~%-]*)(?::(?P<port>\d{1,5})?)?")
 _SECRET: Final = re.compile(r"passw(or)?d|secret|token|scram", re.IGNORECASE)
-# What a user, a host or a database may look like to be shown. A colon would be one of user:password.
+# Users, databases and hosts that are shown. A user with a colon may be `user:password`.
 _PLAIN: Final = re.compile(r"[\w.$+-]+(@[\w.-]+)?")
 _PLAIN_HOST: Final = re.compile(r"[\w.:~-]*|/[\w./+-]*")
 _ITEM: Final = re.compile(
     r"\s*(?P<key>\w+)\s*=\s*(?:'(?P<quoted>(?:[^'\\]|\\.)*)'(?=\s|$)|(?P<bare>(?:[^\s\\']|\\.)(?:[^\s\\]|\\.)*)?(?=\s|$))",
     re.DOTALL,
 )
-# A URI with its hosts: everything between the last "@" of the authority and the path.
+# The hosts of a URI: between the last "@" of the authority and the path.
 _HOSTS: Final = re.compile(
     r"(?P<before>postgres(?:ql)?://(?:[^/?#]*@)?)(?P<hosts>[^/?#@]*)(?P<after>.*)", re.DOTALL
 )
 _SEPARATORS: Final = re.compile(r"[:/@?#&=\s'\"\\,]+")
 _QUOTED: Final = re.compile(r"\"([^\"]*)\"|'([^']*)'")
-# Shorter pieces of a password are parts of too many words.
+# Shorter pieces of a password are part of too many words.
 _SHORTEST_PIECE: Final = 3
 
 
 class DsnError(UsageError):
-    """A text that is not a DSN. Its message has no part of the text."""
+    """The text is not a DSN. The message does not quote it."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(
-            f"the DSN is not valid: {reason}", "write it as postgresql://user:password@host:5432/database"
+            f"invalid DSN: {reason}", "write it as postgresql://user:password@host:5432/database"
         )
         self.reason = reason
 
 
 def fields_of(dsn: str) -> Mapping[str, str]:
-    """The parameters of a URI, or of a list of key=value pairs, under the names that libpq has for them.
+    """Parse a URI or a list of key=value pairs; return the parameters under their libpq names.
 
     Raises:
-        DsnError: it is neither.
+        DsnError: the text is neither.
     """
     return dict(_uri(dsn)) if "://" in dsn else dict(_pairs(dsn))
 
 
 def described(dsn: str) -> str:
-    """Where it leads: user, host, port and database, as far as they are plain."""
+    """Describe a DSN: user, host, port and database, as far as they contain plain characters only."""
     try:
         fields = fields_of(dsn)
     except DsnError:
-        return "a DSN that is not valid"
+        return "an invalid DSN"
     plain = {
         name: fields[name] for name in ("user", "dbname", "service") if _PLAIN.fullmatch(fields.get(name, ""))
     }
@@ -89,7 +89,7 @@ def described(dsn: str) -> str:
 
 
 def redacted(text: str, dsn: str) -> str:
-    """The error text of a driver, without parts that it can only have from the DSN."""
+    """Redact secrets of the DSN in an error text of a driver."""
     try:
         fields = fields_of(dsn)
     except DsnError as error:
@@ -111,10 +111,10 @@ def redacted(text: str, dsn: str) -> str:
 
 
 def without_password(dsn: str) -> str:
-    """The same DSN without what is secret in it; with PGPASSWORD or ~/.pgpass it works.
+    """The DSN without its secrets; usable with PGPASSWORD or ~/.pgpass.
 
     Raises:
-        DsnError: it is not a DSN.
+        DsnError: the text is not a DSN.
     """
     fields = fields_of(dsn)
     if "://" not in dsn:
@@ -133,7 +133,7 @@ def without_password(dsn: str) -> str:
 
 
 def split_query(dsn: str, names: Collection[str]) -> tuple[str, Mapping[str, str]]:
-    """A URI without these parameters after its question mark, and their values."""
+    """Split a URI: without these query parameters, and their values."""
     start, _, query = dsn.partition("?")
     items = [item.partition("=") for item in query.split("&") if item]
     rest = "&".join("".join(item) for item in items if item[0] not in names)
@@ -141,13 +141,13 @@ def split_query(dsn: str, names: Collection[str]) -> tuple[str, Mapping[str, str
 
 
 def hosts_of(dsn: str) -> int:
-    """How many hosts a URI names."""
+    """Count the hosts of a URI."""
     found = _HOSTS.fullmatch(dsn)
     return 1 if found is None else found["hosts"].count(",") + 1
 
 
 def rotated(dsn: str, times: int) -> str:
-    """The DSN with its first host moved to the end, this many times."""
+    """Move the first host of the DSN to the end, this many times."""
     found = _HOSTS.fullmatch(dsn)
     if found is None:
         return dsn

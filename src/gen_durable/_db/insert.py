@@ -111,7 +111,7 @@ def insert_children(
 
 
 def insert_dead_letters(letters: Sequence[DeadLetter]) -> Plan[set[str]]:
-    """Insert what failed instances leave behind; the queues that have work now."""
+    """Insert dead letters; return the queues that have work now."""
     rows = yield _SQL["insert_dead_letters"](
         receivers=[letter.fsm for letter in letters],
         contents=[letter.state for letter in letters],
@@ -121,13 +121,16 @@ def insert_dead_letters(letters: Sequence[DeadLetter]) -> Plan[set[str]]:
 
 
 def dead_letter_failed(failed: Mapping[int, int]) -> Plan[set[str]]:
-    """The same for instances (→ how often they were tried) whose worker could not say who gets the letter."""
+    """Insert the dead letters of failed instances (id → attempts) whose worker did not name a receiver.
+
+    The receiver is the one that is registered for the machine.
+    """
     rows = yield _SQL["dead_letter_failed"](ids=list(failed), attempts=list(failed.values()))
     return {row["queue"] for row in rows}
 
 
 def register(machines: Sequence[MachineDef]) -> Plan[None]:
-    """Record where these machines begin and wait, for producers that know only their names."""
+    """Record initial step, queue and dead-letter receiver of machines, for producers that know only their names."""
     yield _SQL["register"](
         fsms=[machine.name for machine in machines],
         versions=[machine.version for machine in machines],

@@ -33,20 +33,20 @@ __all__ = [
 
 _SQL = statements("pick.sql")
 BUDGET: Final = 2**20
-"""Bytes of JSON that come along with an execution: of signals that it does not await, and of its children."""
+"""Bytes of JSON that are loaded with an execution: payloads of signals it does not await, and its children."""
 
 Machines: TypeAlias = tuple[list[str], list[int]]
 """Names and versions, in parallel."""
 
 
 class Leases(msgspec.Struct, frozen=True):
-    """How long executions are leased: the rule, and the steps that have a length of their own."""
+    """The length of leases: the default, and that of steps which have their own."""
 
     rule: timedelta
     own: Mapping[tuple[str, int, str], timedelta] = {}
 
     def values(self) -> dict[str, Any]:
-        """As the statements take them."""
+        """The parameters of the statements."""
         return {
             "lease": self.rule,
             "own_fsms": [fsm for fsm, _, _ in self.own],
@@ -61,7 +61,7 @@ class Leases(msgspec.Struct, frozen=True):
 
 
 class Denied(msgspec.Struct, frozen=True, gc=False):
-    """The first row of a key that a pick met and could not take."""
+    """The first row of a concurrency key that a pick could not lease because the key has no free slot."""
 
     id: int
     fsm: str
@@ -69,7 +69,7 @@ class Denied(msgspec.Struct, frozen=True, gc=False):
 
 
 class Throttled(msgspec.Struct, frozen=True, gc=False):
-    """A bucket that had fewer tokens than a pick wanted."""
+    """A bucket that had fewer tokens than a pick needed."""
 
     key: str
     queue: str
@@ -78,19 +78,19 @@ class Throttled(msgspec.Struct, frozen=True, gc=False):
     fsm: str
     step: str
     is_known: bool = True
-    """Whether there is such a limit."""
+    """Whether the rate limit exists."""
 
 
 class Picked(msgspec.Struct, frozen=True, gc=False):
-    """What one pick brought."""
+    """The result of one pick."""
 
     executions: list[Execution]
     denied: list[Denied]
     throttled: list[Throttled] = []
-    is_crowded: bool = False
-    """Whether rows of machines that this worker does not know fill the head of the queue."""
-    is_held_back: bool = False
-    """Whether the next one in line has to wait for a free slot, because its start costs tokens."""
+    has_foreign_head: bool = False
+    """Whether rows of machines that this worker does not run fill the head of the queue: use `pick_by_machine`."""
+    is_awaiting_capacity: bool = False
+    """Whether the pick stopped at a row with a rate limit that cannot start now: tokens are not spent ahead."""
 
 
 def pick(
@@ -100,11 +100,12 @@ def pick(
     lease_token: int,
     worker: str,
     leases: Leases,
-    room: int | None = None,
+    startable: int | None = None,
 ) -> Plan[Picked]:
-    """Lease up to `demand` due instances of these machines. What they carry is for `load`, when their leases are kept.
+    """Lease up to `demand` due instances of these machines.
 
-    Only `room` of them begin at once (`None`: all). The others are leased ahead, but for those under a rate limit.
+    `load` reads their inboxes and children; the heartbeat must know their leases before. `startable` of them can
+    start at once (`None`: all). The others are leased ahead, except rows with a rate limit.
     """
     fsms, versions = machines
     call = _SQL["pick"](
@@ -112,7 +113,7 @@ def pick(
         fsms=fsms,
         versions=versions,
         demand=demand,
-        capacity=demand if room is None else room,
+        capacity=demand if startable is None else startable,
         lease_token=lease_token,
         worker=worker,
         **leases.values(),
@@ -128,11 +129,11 @@ def pick_by_machine(
     lease_token: int,
     worker: str,
     leases: Leases,
-    room: int | None = None,
+    startable: int | None = None,
 ) -> Plan[Picked]:
-    """The same rows, when the queue is crowded: what it costs does not depend on rows of other machines.
+    """Like `pick`, for a queue with many rows of other machines: its cost does not depend on them.
 
-    Of the first `reach` due rows, those that nobody else holds are leased, at most `demand` of them.
+    Of the first `reach` due rows, up to `demand` that are not locked are leased.
     """
     fsms, versions = machines
     call = _SQL["pick_by_machine"](
@@ -140,7 +141,7 @@ def pick_by_machine(
         fsms=fsms,
         versions=versions,
         demand=demand,
-        capacity=demand if room is None else room,
+        capacity=demand if startable is None else startable,
         reach=reach,
         lease_token=lease_token,
         worker=worker,
@@ -157,11 +158,11 @@ def pick_by_prefix(
     lease_token: int,
     worker: str,
     leases: Leases,
-    room: int | None = None,
+    startable: int | None = None,
 ) -> Plan[Picked]:
-    """The same for every machine whose name begins with the prefix; of these machines only, if any are given.
+    """Like `pick`, for all machines whose name begins with a prefix; with `machines`, only for these.
 
-    Of the first `reach` due rows, those that nobody else holds are leased, at most `demand` of them.
+    Of the first `reach` due rows, up to `demand` that are not locked are leased.
     """
     fsms, versions = machines or (None, None)
     call = _SQL["pick_by_prefix"](
@@ -170,7 +171,7 @@ def pick_by_prefix(
         fsms=fsms,
         versions=versions,
         demand=demand,
-        capacity=demand if room is None else room,
+        capacity=demand if startable is None else startable,
         reach=reach,
         lease_token=lease_token,
         worker=worker,
@@ -180,13 +181,13 @@ def pick_by_prefix(
 
 
 def after(prefix: str) -> str:
-    """The first text, in the order of code points, that is above everything that begins with the prefix."""
+    """The least text, in code point order, above everything that begins with the prefix."""
     for place in range(len(prefix) - 1, -1, -1):
         code = ord(prefix[place]) + 1
         if code <= sys.maxunicode:
-            # Surrogates are no characters of their own.
+            # Surrogates are not characters.
             return prefix[:place] + chr(0xE000 if 0xD800 <= code <= 0xDFFF else code)
-    raise UsageError(f"the prefix {prefix!r} has no end", "give one with another character in it")
+    raise UsageError(f"prefix {prefix!r} has no upper bound", "use a prefix with another character")
 
 
 def _picked(rows: Rows) -> Picked:
@@ -194,7 +195,7 @@ def _picked(rows: Rows) -> Picked:
         return Picked([], [])
     leased = [row for row in rows if row["lease_token"] is not None]
     others = [row for row in rows if row["lease_token"] is None]
-    # UPDATE returns rows in no order; work starts in the order in which it was due.
+    # UPDATE returns rows in no particular order; executions start in pick order.
     leased.sort(key=_urgency)
     return Picked(
         [_execution(row) for row in leased],
@@ -213,7 +214,7 @@ def _picked(rows: Rows) -> Picked:
 
 
 def load(executions: Sequence[Execution]) -> Plan[list[Execution]]:
-    """These executions with what they carry, signals and children: two statements at most."""
+    """Load the signals and children of executions; at most two statements."""
     signals: Mapping[int, tuple[SignalRow, ...]] = {}
     in_time: set[int] = set()
     if with_signals := [one.id for one in executions if one.has_signals]:
@@ -240,17 +241,17 @@ def load(executions: Sequence[Execution]) -> Plan[list[Execution]]:
 
 
 def inboxes(ids: Sequence[int]) -> Plan[Mapping[int, tuple[SignalRow, ...]]]:
-    """The unread signals of these instances, oldest first."""
+    """Read the unread signals of these instances, oldest first."""
     return _by_target((yield _SQL["inboxes"](ids=ids, budget=BUDGET)))
 
 
 def signal_content(id: int, ids: Sequence[int]) -> Plan[dict[int, str]]:
-    """Payloads of unread signals of one instance."""
+    """Read payloads of unread signals of one instance."""
     return {row["id"]: row["payload"] for row in (yield _SQL["signal_content"](id=id, ids=ids))}
 
 
 def child_content(id: int, ids: Sequence[int]) -> Plan[dict[int, ChildContent]]:
-    """States and results of children of one instance."""
+    """Read states and results of children of one instance."""
     rows = yield _SQL["child_content"](id=id, ids=ids)
     return {row["id"]: ChildContent(row["status"], row["state"], row["result"]) for row in rows}
 

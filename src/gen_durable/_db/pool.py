@@ -1,4 +1,4 @@
-"""Connections of our own: transactions on them, and the pool that hands them out."""
+"""Run plans and transactions on a pool of our own connections."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ __all__ = ["Database"]
 
 T = TypeVar("T")
 
-# After an effect ran on a session of ours: all that it may have left there. What we prepared stays. A session that runs
-# effects has the search_path of its role and database as its default, and ours on top of that.
+# Undo what an effect may have changed in a session; prepared statements stay. The default search_path of such a session
+# is that of its role and database, and the pinned one is set on top.
 _PIN_PATH: Final = f"set search_path = {PINNED['search_path']}"
 _RESET: Final = (
     "reset session authorization; reset role; reset all; close all; unlisten *; "
@@ -34,13 +34,13 @@ _RESET: Final = (
 # Set in the transaction of an effect. `lock_for_effect` reads it to see that the transaction is still the same: its end
 # resets the setting. Not under the name of the schema, which a user may choose.
 _IN_EFFECT: Final = {"gen_durable_pool.in_effect": "on"}
-# The end of such a transaction: triggers that the effect deferred run now, on the path that the effect had.
+# Deferred triggers of the effect run at COMMIT, on the search_path that the effect had.
 _COMMIT_EFFECT: Final = (
     "select pg_catalog.set_config('search_path', pg_catalog.current_setting('gen_durable_pool.path'), true);"
     " commit"
 )
-# A plan is made for the size that the table has at that time; after so many seconds it is made anew. Otherwise a table
-# that grows in a rush is served by the plans of a tiny one until the server gets to analyze it.
+# Seconds until a statement is planned again. The plan for a small table would otherwise be used for a table that grows
+# fast, until autovacuum analyzes it.
 _PLAN_LIFETIME: Final = 10
 
 
@@ -59,13 +59,13 @@ class Database:
         self.watchdog = watchdog
         """Watches this pool and those that are opened with `watchdog=`."""
         self._pool = pool
-        # What each transaction has to say for itself, because no session of ours lasts: behind a pooler.
+        # The settings that each transaction has to set, because behind a pooler no session is ours.
         self._pins = pins
         self._count = count
 
     @property
     def connects(self) -> int:
-        """How many connections it has made. While this is unchanged, an earlier one still stands."""
+        """How many connections it has opened. While this is unchanged, no connection was replaced."""
         return self._count()
 
     @classmethod
@@ -86,26 +86,24 @@ class Database:
     ) -> Self:
         """Make a pool of at most `size` connections; open the first one if `connect_now`.
 
-        One that lends its connections to the code of others cleans them afterwards.
-
-        Behind a pooler in transaction mode a session is another client's a moment later: nothing is prepared, and the
-        settings that we rely on go with every BEGIN.
+        Behind a pooler in transaction mode, sessions are shared with other clients: nothing is prepared, and every
+        BEGIN sets the settings that we rely on.
 
         Args:
-            dsn: where PostgreSQL is.
+            dsn: the DSN of PostgreSQL, or a function that returns it.
             schema: the schema of the tables.
-            name: what its connections are for, in the log.
+            name: what the connections are for, in log lines.
             connect_now: whether to open a connection now.
             size: the most connections.
-            advice: what to add to the error if the server is unreachable.
+            advice: text to add to the error if the server is unreachable.
             lock_timeout: how long statements wait for a lock.
-            reply_timeouts: how long to wait for answers; left out, as for the default lease.
-            watchdog: of another pool, to learn of silent connections together; left out, a new one.
-            pooler: what stands before PostgreSQL.
-            for_effects: whether code of others runs on its connections.
+            reply_timeouts: how long to wait for replies; by default those of the default lease.
+            watchdog: the watchdog of another pool, to share; by default a new one.
+            pooler: the pooler in front of PostgreSQL.
+            for_effects: whether effects run on the connections; each session is reset after use.
 
         Raises:
-            UnreachableError: there is no way to that database.
+            UnreachableError: the database cannot be reached.
         """
         is_pooled = pooler == "transaction"
         pins = {**PINNED, "lock_timeout": lock_timeout}
@@ -144,7 +142,7 @@ class Database:
             except failures as error:
                 problem = unreachable(dsn, error, advice, connector.where)
         if problem is not None:
-            raise problem  # not inside of `except`: the driver's text may quote the DSN
+            raise problem  # outside `except`: the driver's error, which may quote the DSN, must not be its context
         watchdog.watch(pool, asks=not is_pooled)
         return made
 
@@ -157,18 +155,18 @@ class Database:
         await self.close()
 
     async def close(self) -> None:
-        """Close every connection, waiting a moment for those in use."""
+        """Close every connection; wait briefly for those in use."""
         self.watchdog.forget(self._pool)
         await self._pool.close()
 
     async def run(self, plan: Plan[T]) -> T:
-        """Run a plan of one statement, or of several that need no common transaction."""
+        """Run a plan whose statements need no common transaction."""
         if self._pins is not None:
             return await drive(plan, lambda call: self.run_in_transaction(only(call)))
         return await self.run_bare(plan)
 
     async def run_bare(self, plan: Plan[T]) -> T:
-        """Run a plan outside of any transaction of ours, for what cannot be inside of one."""
+        """Run a plan without BEGIN, even behind a pooler: for statements that cannot run in a transaction."""
         async with _Acquired(self._pool, self.watchdog) as conn:
             return await run_asyncpg(conn, plan, self.schema)
 
@@ -181,20 +179,20 @@ class Database:
             return await run_asyncpg(conn, plan, self.schema)
 
     async def run_effect(
-        self, inside: Callable[[Any], Awaitable[object]], may_go_on: Plan[bool], after: Plan[T]
+        self, effect: Callable[[Any], Awaitable[object]], may_commit: Plan[bool], after: Plan[T]
     ) -> T | None:
-        """One transaction: `inside` on the very connection, then `after`; or, if it may not go on, nothing: `None`.
+        """Run an effect and a plan in one transaction; roll back and return `None` if `may_commit` is false.
 
-        `inside` runs on the search_path that its role has in this database; `may_go_on` pins ours again.
-        A standby refuses to begin it: whatever is read-only later was made so by `inside`.
+        The effect runs on the search_path of its role and database; `may_commit` pins ours again. BEGIN fails on a
+        standby, so a read-only error after that was caused by the effect.
         """
         with suppress(_RollbackError):
             async with (
                 _Acquired(self._pool, self.watchdog) as conn,
                 _Transaction(conn, {**self._settings(), **_IN_EFFECT}, for_effects=True),
             ):
-                await inside(conn)
-                if not await run_asyncpg(conn, may_go_on, self.schema):
+                await effect(conn)
+                if not await run_asyncpg(conn, may_commit, self.schema):
                     raise _RollbackError
                 return await run_asyncpg(conn, after, self.schema)
         return None
@@ -205,11 +203,11 @@ class Database:
 
 
 class _RollbackError(Exception):
-    """A transaction is rolled back on purpose."""
+    """Roll back the transaction of an effect."""
 
 
 class _Acquired:
-    """A connection of the pool; what goes wrong on the way to it is one of our errors."""
+    """A connection of the pool, for `async with`."""
 
     def __init__(self, pool: ConnectionPool, watchdog: Watchdog) -> None:
         self._pool = pool
@@ -230,13 +228,13 @@ class _Acquired:
     ) -> None:
         conn = self._conn
         if is_silence(error) and not conn.is_closed():
-            # Cut, not closed: some versions of asyncpg wait for the answer forever.
+            # Terminated, not closed: some versions of asyncpg wait for the reply forever.
             self._watchdog.silent(self._pool, conn, time.monotonic() - self._acquired_at)
             conn.terminate()
-        # This was the primary once. The next connection asks all hosts of the DSN anew.
+        # The server is no longer the primary. The next connection tries all hosts of the DSN again.
         if isinstance(error, StatementError) and error.sqlstate == READ_ONLY:
             self._pool.expire()
-        # After a cancellation a statement may still run. One that is left open in a transaction cannot be used either.
+        # After a cancellation a statement may still run; a session in an open transaction cannot be reused either.
         is_reusable = error is None or isinstance(error, Exception)
         await self._pool.release(
             conn, is_reusable=is_reusable and not conn.is_closed() and not conn.is_in_transaction()
@@ -244,7 +242,7 @@ class _Acquired:
 
 
 class _Transaction:
-    """BEGIN … COMMIT, pinned to READ COMMITTED by its own words."""
+    """BEGIN ISOLATION LEVEL READ COMMITTED … COMMIT, for `async with`."""
 
     def __init__(self, conn: Any, settings: Mapping[str, str], *, for_effects: bool = False) -> None:
         self._conn = conn
@@ -255,22 +253,22 @@ class _Transaction:
         try:
             await self._execute(self._begin())
         except BaseException as error:
-            await self._roll_back(error)  # it may have begun all the same
-            # A standby answers so to READ WRITE; otherwise it would refuse the first write as read-only.
+            await self._roll_back(error)  # BEGIN may have succeeded
+            # What a standby raises for BEGIN READ WRITE; without READ WRITE the first write would raise READ_ONLY.
             if isinstance(error, StatementError) and error.sqlstate == FEATURE_NOT_SUPPORTED:
                 raise StatementError(READ_ONLY, error.message) from error
             raise
 
     def _begin(self) -> str:
-        # With a mode only where nothing else pins that, behind a pooler, and where an effect might change it.
+        # READ WRITE only where the session does not pin it: behind a pooler, and where an effect might change it.
         is_pooled = "default_transaction_read_only" in self._settings
-        says_mode = is_pooled or self._for_effect
+        sets_mode = is_pooled or self._for_effect
         settings = dict(self._settings)
-        statements = [f"begin isolation level read committed{' read write' if says_mode else ''}"]
+        statements = [f"begin isolation level read committed{' read write' if sets_mode else ''}"]
         if is_pooled and has_newer(self._conn):
             settings |= NEWER
         if self._for_effect:
-            # Behind a pooler the session has the path of its role already.
+            # Behind a pooler the session already has the search_path of its role.
             settings.pop("search_path", None)
             statements += [] if is_pooled else ["set local search_path to default"]
         return "; ".join([*statements, *local(settings)])
@@ -284,10 +282,10 @@ class _Transaction:
             await self._roll_back(error)
 
     async def _roll_back(self, because: BaseException) -> None:
-        # After silence or a cancellation the connection is closed, and that rolls back as well.
+        # Without a reply, or after a cancellation, the connection is closed, which rolls back as well.
         if is_silence(because) or not isinstance(because, Exception):
             return
-        # So it is if this fails, because the connection is broken or busy.
+        # If ROLLBACK fails, the connection is broken or busy, and is closed too.
         with suppress(StatementError):
             await self._execute("rollback")
 

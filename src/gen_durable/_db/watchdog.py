@@ -1,4 +1,4 @@
-"""Finds connections that have fallen silent: the peer is gone, and neither FIN nor RST has said so."""
+"""Detect silent connections: the peer is gone, but no FIN or RST has arrived."""
 
 from __future__ import annotations
 
@@ -20,36 +20,36 @@ from .runner import asyncpg_failures, run_asyncpg
 __all__ = ["Watchdog", "working"]
 
 _log: Final = logging.getLogger("gen_durable.connections")
-# A look at the connections in use costs next to nothing.
+# Seconds between two checks of the connections in use. A check costs almost nothing.
 _LOOK_EVERY: Final = 0.5
 _SQL = statements("watchdog.sql")
 
 
 def working(pids: Sequence[int]) -> Plan[set[int]]:
-    """Which of these sessions work on a statement."""
+    """Which of these sessions run a statement."""
     return {row["pid"] for row in (yield _SQL["working"](pids=pids))}
 
 
 class _Waiting(NamedTuple):
-    """A connection that waits for an answer."""
+    """A connection that waits for a reply."""
 
     pool: ConnectionPool
     conn: Any
     asked_at: float
     pid: int
-    """Of its session. A connection that has been closed meanwhile no longer knows it."""
+    """Server process id of its session, which a closed connection no longer knows."""
 
     def is_current(self) -> bool:
-        """Whether it still waits for the same answer."""
+        """Whether it still waits for the same reply."""
         return bool(self.conn.asked_at == self.asked_at and not self.conn.is_closed())
 
 
 class Watchdog:
     """Watches the pools of one event loop.
 
-    A statement without an answer is slow, or its connection is silent. The server knows which: on a new connection it
-    is asked whether the session still works. If not, or if the new connection gets no answer either, the connection is
-    cut. What cut one connection has probably cut the others, so all connections of all pools are replaced.
+    A statement without a reply is slow, or its connection is silent. A query on a new connection tells which: whether
+    the session still runs the statement. If it does not, or if that query gets no reply either, the connection is
+    terminated. The same cause has probably broken others, so all connections of all pools are replaced.
     """
 
     def __init__(self, connect: Callable[[], Awaitable[Any]], reply_timeouts: ReplyTimeouts) -> None:
@@ -58,27 +58,27 @@ class Watchdog:
         self._pools: list[ConnectionPool] = []
         self._task: asyncio.Task[None] | None = None
         self.on_silence: Callable[[], None] = lambda: None
-        """Called when a connection has fallen silent, for pools of another event loop."""
+        """Called when a connection is found silent, for pools of another event loop."""
 
     def watch(self, pool: ConnectionPool, *, asks: bool) -> None:
-        """Watch one more pool. `asks`: the server knows its sessions by their process ids."""
+        """Watch one more pool. `asks`: the process ids of its connections are those of the server, not of a pooler."""
         self._pools.append(pool)
         if asks and self._task is None:
             self._task = asyncio.get_running_loop().create_task(self._run())
 
     def forget(self, pool: ConnectionPool) -> None:
-        """Watch it no longer; the last one ends the watching."""
+        """Stop watching a pool."""
         self._pools = [other for other in self._pools if other is not pool]
         if not self._pools and self._task is not None:
             self._task.cancel()
             self._task = None
 
     def silent(self, pool: ConnectionPool, conn: Any, seconds: float) -> None:
-        """Replace all connections: one of this pool gave no answer for this time."""
-        # A connection that was doubtful before is part of a silence that is logged already.
-        is_news = not pool.is_retired(conn)
+        """Replace all connections, because one of this pool got no reply for this time."""
+        # For a connection that is retired already, the warning has been logged.
+        is_first = not pool.is_retired(conn)
         count = self.replace_all()
-        if is_news:
+        if is_first:
             self.on_silence()
             _log.warning(
                 "connection silent: no answer on a connection for %s for %.1f s; closing it and replacing all %d "
@@ -89,7 +89,7 @@ class Watchdog:
             )
 
     def replace_all(self) -> int:
-        """Replace all connections of all pools; how many there are."""
+        """Replace all connections of all pools; return how many there are."""
         return sum(pool.replace_all() for pool in self._pools)
 
     async def _run(self) -> None:
@@ -97,13 +97,13 @@ class Watchdog:
             await asyncio.sleep(min(self._reply_timeouts.suspect / 4, _LOOK_EVERY))
             if not self._waiting(self._reply_timeouts.suspect):
                 continue
-            # Statements that have just been sent may not have arrived at the server.
+            # Statements that were just sent may not have arrived at the server: check only older ones.
             silent = await self._without_session(self._waiting(self._reply_timeouts.suspect / 4))
             await asyncio.sleep(GRACE)
             self._cut([entry for entry in silent if entry.is_current()])
 
     def _waiting(self, seconds: float) -> list[_Waiting]:
-        """Connections that have waited this long since the server last reported work on their statement."""
+        """Connections that have waited this long since they were last known to be served."""
         latest = time.monotonic() - seconds
         return [
             _Waiting(pool, conn, conn.asked_at, conn.get_server_pid())
@@ -115,7 +115,7 @@ class Watchdog:
         ]
 
     async def _without_session(self, waiting: list[_Waiting]) -> list[_Waiting]:
-        """Those of which the server knows no session that works."""
+        """The connections whose session does not run a statement on the server."""
         failures: tuple[type[Exception], ...] = (*asyncpg_failures(), StatementError)
         pids = {entry.pid for entry in waiting}
         try:
@@ -126,11 +126,11 @@ class Watchdog:
                 finally:
                     probe.terminate()
         except (AddressError, UsageError, socket.gaierror):
-            pass  # it is not known where to ask: ask again later
-        except (OSError, NoAnswerError):  # a timeout among them: a new connection gets no answer either
+            pass  # the address is unknown now: try again later
+        except (OSError, NoAnswerError):  # includes TimeoutError: the new connection gets no reply either
             return waiting
         except failures:
-            pass  # the server answers, but not this question: ask again later
+            pass  # the server replies, but refuses the query: try again later
         now = time.monotonic()
         for entry in waiting:
             if entry.pid in pids:

@@ -46,7 +46,7 @@ class FromQueue:
         self.name = f"queue {queue}"
         self.label = queue
         # Whether the last pick found rows of unregistered machines at the head of the queue.
-        self._is_crowded = False
+        self._has_foreign_head = False
         self._reach = Reach()
 
     def pick(
@@ -59,7 +59,7 @@ class FromQueue:
         leases: picks.Leases,
     ) -> Plan[picks.Picked]:
         """Lease up to `demand` rows, of which `startable` can start at once."""
-        if self._is_crowded:
+        if self._has_foreign_head:
             reach = self._reach.of(demand)
             picked = yield from picks.pick_by_machine(
                 self.label, machines, demand, reach, lease_token, worker, leases, startable
@@ -69,7 +69,7 @@ class FromQueue:
             picked = yield from picks.pick(
                 self.label, machines, demand, lease_token, worker, leases, startable
             )
-        self._is_crowded = picked.is_crowded
+        self._has_foreign_head = picked.has_foreign_head
         return picked
 
     def known(self, machines: picks.Machines) -> picks.Machines | None:

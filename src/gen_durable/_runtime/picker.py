@@ -72,7 +72,7 @@ class Picker(Service):
         self._may_have_more = False
         # Whether the first due row is under a rate limit and waits for capacity: such a row is not leased ahead, and
         # neither is any row after it.
-        self._is_held_back = False
+        self._is_awaiting_capacity = False
         # Keys whose first row can neither run nor be gated: the next pick asks for that many rows more.
         self._blocked_keys = 0
         self._last_pick = 0.0
@@ -92,8 +92,8 @@ class Picker(Service):
         picked = await self._pick(demand + self._blocked_keys, reserved)
         for execution in picked.executions:
             self._runner.start(execution)
-        self._is_held_back = picked.is_held_back
-        self._may_have_more = picked.is_held_back or len(picked.executions) >= demand
+        self._is_awaiting_capacity = picked.is_awaiting_capacity
+        self._may_have_more = picked.is_awaiting_capacity or len(picked.executions) >= demand
         if not self._may_have_more:
             self._capacity.withdraw()
         self._report(len(picked.executions), demand)
@@ -106,7 +106,7 @@ class Picker(Service):
             await self._admission.defer_throttled(picked.throttled, machines)
             # The rows after the deferred ones are at the head of the queue now.
             return timedelta(0) if picked.executions else self._settings.min_poll_interval
-        if picked.is_held_back:
+        if picked.is_awaiting_capacity:
             return None
         return timedelta(0) if self._may_have_more else self._pause()
 
@@ -127,7 +127,7 @@ class Picker(Service):
 
     def _demand(self, reserved: int) -> int:
         """How many rows to lease. Executions being committed hold no capacity, but their number is bounded, too."""
-        prefetch = 0 if self._is_held_back else self._limits.prefetch
+        prefetch = 0 if self._is_awaiting_capacity else self._limits.prefetch
         capacity = self._capacity
         return min(
             reserved + prefetch - capacity.waiting,
@@ -137,7 +137,7 @@ class Picker(Service):
     def _wait_for_demand(self, demand: int) -> timedelta:
         """How long to wait for a larger demand: none at `min_demand`, else until poll_interval after the last pick."""
         least = self._limits.min_demand
-        if self._is_held_back:
+        if self._is_awaiting_capacity:
             least = min(
                 least, self._capacity.limit
             )  # nothing is leased ahead, so the demand cannot exceed this
