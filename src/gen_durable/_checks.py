@@ -143,7 +143,7 @@ def _text(value: object, what: str, most: int, error: _Raises) -> str:
     try:
         size = len(value.encode())
     except UnicodeEncodeError:
-        raise error(f"{what} contains half of a surrogate pair", "give valid Unicode text") from None
+        raise error(f"{what} contains a lone surrogate", "give valid Unicode text") from None
     if size > most:
         raise error(f"{what} is {size} bytes long", f"give at most {most} bytes")
     if "\0" in value:

@@ -107,11 +107,11 @@ def test_a_job_without_a_payload_needs_none(gd: Gd, shop: Harness) -> None:
         (["Checkout", "[1] 2"], "the state cannot be used: JSON is malformed: trailing characters (byte"),
         (
             ["Checkout", '"\\u0000"'],
-            "the state cannot be used: it holds a NUL character, which PostgreSQL cannot store; take it out",
+            "the state cannot be used: it contains a NUL character, which PostgreSQL cannot store; remove it",
         ),
         (
             ["Checkout", "[" * 200 + "]" * 200],
-            "the state cannot be used: it is nested deeper than 100 levels",
+            "the state cannot be used: it is nested more than 100 levels",
         ),
         (["Checkout", '"12345"', "--max-payload", "5"], "the state cannot be used: it is 7 bytes of JSON"),
         (["Checkout", "--in", "1s", "--at", "2031-01-01T00:00Z"], "--in and --at are both given"),

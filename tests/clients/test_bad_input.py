@@ -42,20 +42,20 @@ def nested(levels: int) -> Any:
 STATES: list[tuple[Any, type[Exception], str]] = [
     ("text", EncodeError, "the state of Open cannot be stored as dict.*: it is of type str"),
     (None, EncodeError, "it is of type NoneType"),
-    ({"a": float("nan")}, EncodeError, r"NaN or an infinite number.*; use None, or a text - at `\$.a`"),
-    ({"a": [1, float("-inf")]}, EncodeError, r"NaN or an infinite number.* - at `\$.a\[1\]`"),
-    ({"a": "x\0y"}, EncodeError, r"a NUL character, which PostgreSQL cannot store; take it out - at `\$.a`"),
+    ({"a": float("nan")}, EncodeError, r"NaN or infinity.*; use None or a string - at `\$.a`"),
+    ({"a": [1, float("-inf")]}, EncodeError, r"NaN or infinity.* - at `\$.a\[1\]`"),
+    ({"a": "x\0y"}, EncodeError, r"a NUL character, which PostgreSQL cannot store; remove it - at `\$.a`"),
     ({"x\0": 1}, EncodeError, r"a NUL character.* - at a key of `\$`"),
     (
         {"a": "\ud83d"},
         EncodeError,
-        r"half of a surrogate pair, which is no Unicode text; take it out - at `\$.a`",
+        r"a lone surrogate, which is not valid Unicode; remove it - at `\$.a`",
     ),
     ({"a": object()}, EncodeError, "a value of type object has no form in JSON"),
     ({("a", "b"): 1}, EncodeError, "a key of type tuple has no form in JSON"),
-    ({"a": 10**400}, EncodeError, "a number of more than 400 digits; store it as a text"),
-    ({"a": 10**5000}, EncodeError, "a number of more than 400 digits; store it as a text"),
-    ({"a": nested(100)}, EncodeError, "nested deeper than 100 levels; make it flatter"),
+    ({"a": 10**400}, EncodeError, "a number of more than 400 digits; store it as a string"),
+    ({"a": 10**5000}, EncodeError, "a number of more than 400 digits; store it as a string"),
+    ({"a": nested(100)}, EncodeError, "nested more than 100 levels deep; flatten it"),
     ({"a": nested(20_000)}, EncodeError, "nested"),
     (
         {"a": "x" * 2**20},
@@ -74,7 +74,7 @@ async def test_unstorable_state_is_rejected(client: Any) -> None:
         assert refused.value.__notes__ == ["It is number 2 of 2; none of them is inserted."]
     cyclic: dict[str, Any] = {}
     cyclic["self"] = cyclic
-    with pytest.raises(EncodeError, match="it is nested without end, or contains itself; store plain values"):
+    with pytest.raises(EncodeError, match="it is nested too deeply or contains itself; store plain values"):
         await client.insert(Open, cyclic)
     assert await client.count() == 0
 
@@ -218,7 +218,7 @@ async def test_state_is_checked_against_its_type(client: Any) -> None:
             r"the state of Checkout cannot be stored as Order: Expected `int`, got `str` - at `\$.number`",
         ),
         (Order("one"), r"Expected `int`, got `str` - at `\$.number`"),  # type: ignore[arg-type]  # that is the point
-        (Order(float("nan")), r"NaN or an infinite number|Expected `int`"),  # type: ignore[arg-type]
+        (Order(float("nan")), r"NaN or infinity|Expected `int`"),  # type: ignore[arg-type]
     ]:
         with pytest.raises(EncodeError, match=problem):
             await client.insert(Checkout, state)

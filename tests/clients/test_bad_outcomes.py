@@ -66,27 +66,27 @@ OUTCOMES: dict[str, tuple[Callable[[], Any], str]] = {
     "the class of an outcome": (lambda: Done, "returned a value of type type, not an outcome"),
     "a result of NaN": (
         lambda: Done(float("nan")),
-        "NaN or an infinite number, which JSON does not have; use None",
+        "NaN or infinity, which JSON does not have; use None",
     ),
-    "an infinite result": (lambda: Done([1, float("inf")]), "NaN or an infinite number"),
+    "an infinite result": (lambda: Done([1, float("inf")]), "NaN or infinity"),
     "a result with NUL": (
         lambda: Done({"a": "\0"}),
-        "a NUL character, which PostgreSQL cannot store; take it out",
+        "a NUL character, which PostgreSQL cannot store; remove it",
     ),
     "a result with half a pair": (
         lambda: Done("\udc00"),
-        "half of a surrogate pair, which is no Unicode text",
+        "a lone surrogate, which is not valid Unicode",
     ),
     "a result that is no JSON": (lambda: Done(object()), "a value of type object has no form in JSON"),
     "a result that is too large": (lambda: Done("x" * 2000), "it is 2002 bytes of JSON, 2000 are allowed"),
     "a result that is too deep": (
         lambda: Done(nested(100)),
-        "it is nested deeper than 100 levels; make it flatter",
+        "it is nested more than 100 levels deep; flatten it",
     ),
     "a result that has no end": (lambda: Done(nested(50_000)), "nested"),
     "a result of too many digits": (
         lambda: Done(10**400),
-        "a number of more than 400 digits; store it as a text",
+        "a number of more than 400 digits; store it as a string",
     ),
     "a state of another type": (
         lambda: Next("end", 5),
@@ -190,7 +190,7 @@ class Handler(Machine[str, Any]):
 HANDLERS = {
     "raises": "ValueError: the second",
     "unknown": "UnknownStepError: step 'only': machine 'Handler' has no step 'nowhere'",
-    "nan": "EncodeError: the result of Handler {id} cannot be stored as Any: it holds NaN",
+    "nan": "EncodeError: the result of Handler {id} cannot be stored as Any: it contains NaN",
     "none": "OutcomeError: step 'handle of only' of machine 'Handler' returned None, not an outcome",
 }
 

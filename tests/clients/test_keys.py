@@ -136,7 +136,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"correlation_key": "a\0b"}, "correlation_key contains a NUL character; remove it"),
     (
         {"correlation_key": "\udfff"},
-        "correlation_key contains half of a surrogate pair; give valid Unicode text",
+        "correlation_key contains a lone surrogate; give valid Unicode text",
     ),
     ({"correlation_key": b"bytes"}, "correlation_key is of type bytes; give a str"),
     ({"concurrency_key": ""}, "concurrency_key is empty"),

@@ -217,7 +217,7 @@ def test_worker_without_machines_is_rejected() -> None:
 
 
 def test_worker_checks_machines_and_queues() -> None:
-    with pytest.raises(UsageError, match=r"Number is one, and a list is wanted; write \[Number\]"):
+    with pytest.raises(UsageError, match=r"Number is not a list of machines; write \[Number\]"):
         Worker(Number)  # type: ignore[arg-type]
     with pytest.raises(
         UsageError, match=r"queues= has type list; give the concurrency .* queues=\{.default.: 10\}"

@@ -185,7 +185,7 @@ async def test_invalid_filter_is_rejected(client: Any) -> None:
     for name, problem in [
         ("", "the machine is empty"),
         ("a\0", "contains a NUL"),
-        ("\ud800", "half of a surrogate pair"),
+        ("\ud800", "a lone surrogate"),
     ]:
         for verb in (client.list, client.count):
             with pytest.raises(UsageError, match=problem):

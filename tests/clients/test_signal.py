@@ -118,10 +118,10 @@ BAD_SIGNALS: list[tuple[Any, Any, dict[str, Any], type[Exception], str]] = [
         float("nan"),
         {},
         EncodeError,
-        "NaN or an infinite number, which JSON does not have; use None, or a text",
+        "NaN or infinity, which JSON does not have; use None or a string",
     ),
-    ("x", {"a": ["\0"]}, {}, EncodeError, r"a NUL character, .* take it out - at `\$.a\[0\]`"),
-    ("x", "\ud800", {}, EncodeError, "half of a surrogate pair, which is no Unicode text"),
+    ("x", {"a": ["\0"]}, {}, EncodeError, r"a NUL character, .* remove it - at `\$.a\[0\]`"),
+    ("x", "\ud800", {}, EncodeError, "a lone surrogate, which is not valid Unicode"),
     (
         "x",
         "y" * 2**20,

@@ -49,7 +49,7 @@ NASTY = [
 
 
 def texts(most: int) -> st.SearchStrategy[str]:
-    """What `_checks` lets through: not empty, no NUL, no half of a surrogate pair, so many bytes."""
+    """What `_checks` lets through: not empty, no NUL, no a lone surrogate, so many bytes."""
     characters = st.characters(exclude_categories=["Cs"], exclude_characters="\0")
     longest = st.text(characters, min_size=1, max_size=most).filter(lambda text: len(text.encode()) <= most)
     return st.sampled_from(NASTY) | longest

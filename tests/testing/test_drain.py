@@ -229,7 +229,7 @@ def test_child_that_needs_arguments_raises_in_the_test(durable: Harness) -> None
             return Done()
 
     parent = durable.insert(Parent)
-    with pytest.raises(DefinitionError, match=r"Counted\(\) cannot be made without arguments"):
+    with pytest.raises(DefinitionError, match=r"Counted\(\) needs arguments"):
         durable.drain()
     durable.use(Counted([]))
     durable.drain()

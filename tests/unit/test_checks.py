@@ -28,7 +28,7 @@ def test_a_name_of_up_to_255_bytes_is_kept(name: str) -> None:
         ("x" * 256, "the name is 256 bytes long; give at most 255 bytes"),
         ("é" * 128, "the name is 256 bytes long"),
         ("a\0b", "the name contains a NUL character"),
-        ("a\udfffb", "the name contains half of a surrogate pair"),
+        ("a\udfffb", "the name contains a lone surrogate"),
         (7, "the name is of type int; give a str"),
         (None, "the name is of type NoneType"),
     ],

@@ -513,7 +513,7 @@ def test_one_signal_may_have_two_attributes() -> None:
         ({"name": ""}, "the name of machine .*M is empty"),
         ({"name": "x" * 256}, "is 256 bytes long; give at most 255"),
         ({"name": "a\0b"}, "contains a NUL character"),
-        ({"name": "\ud800"}, "contains half of a surrogate pair"),
+        ({"name": "\ud800"}, "contains a lone surrogate"),
         ({"name": 7}, "is of type int; give a str"),
         ({"version": 0}, "the version of machine 'M' is 0; give a number from 1 to 2147483647"),
         ({"version": 2**31}, "the version of machine 'M' is 2147483648"),

@@ -114,7 +114,7 @@ def test_mapping_is_converted_to_the_declared_type(given: Any, type_: Any, conve
         ({"x": 1, "z": 2}, Point, r"does not have this key - at `\$.z`"),
         ({"width": 1, "z": 2}, Box, r"does not have this key - at `\$.z`"),
         ({"cents": 1}, Tagged | Cash, "Object missing required field `type`"),
-        ({"orderId": "1"}, Aliased, r"ValidationError while it was read, int_type at `\$.orderId`"),
+        ({"orderId": "1"}, Aliased, r"ValidationError while it was decoded, int_type at `\$.orderId`"),
         (
             {"orderId": 1, "wehn": None},
             Aliased,
@@ -124,7 +124,7 @@ def test_mapping_is_converted_to_the_declared_type(given: Any, type_: Any, conve
         ({"order": {"id": 1, "z": 2}}, Cart, r"does not have this key - at `\$.order.z`"),
         ({"a": {"id": 1, "z": 2}}, dict[str, Order], r"does not have this key - at `\$.a.z`"),
         ({"model": {"orderId": 1, "z": 2}}, Holder, r"does not have this key - at `\$.model.z`"),
-        ({"model": {"orderId": "secret"}}, Holder, "ValidationError while it was read"),
+        ({"model": {"orderId": "secret"}}, Holder, "ValidationError while it was decoded"),
     ],
 )
 def test_mapping_that_does_not_fit_is_refused(given: Any, type_: Any, problem: str) -> None:
@@ -140,7 +140,7 @@ def test_cyclic_mapping_is_refused() -> None:
 
     cyclic: dict[str, Any] = {}
     cyclic["any"] = cyclic
-    with pytest.raises(EncodeError, match="it is nested without end, or contains itself"):
+    with pytest.raises(EncodeError, match="it is nested too deeply or contains itself"):
         encode(convert(cyclic, Loose, "the state of M"), Loose, "the state of M", 2**20)
 
 

@@ -179,7 +179,7 @@ def test_a_unique_key_is_stored_as_bytes() -> None:
         ("unique_key", b"", "unique_key is 0 bytes long"),
         ("unique_key", b"k" * 1025, "unique_key is 1025 bytes long"),
         ("unique_key", 7, "unique_key is of type int"),
-        ("unique_key", "\ud800", "unique_key contains half of a surrogate pair"),
+        ("unique_key", "\ud800", "unique_key contains a lone surrogate"),
         ("correlation_scope", [Status.DONE], "correlation_scope is given without correlation_key"),
         ("unique_scope", [Status.DONE], "unique_scope is given without unique_key"),
         ("concurrency_key", None, "concurrency_key is of type NoneType"),

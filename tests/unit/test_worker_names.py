@@ -14,7 +14,7 @@ BAD_NAMES: list[tuple[Any, str]] = [
     ("x" * 256, "is 256 bytes long; give at most 255 bytes"),
     ("é" * 128, "is 256 bytes long"),
     ("ma\0il", "contains a NUL character"),
-    ("\ud800", "contains half of a surrogate pair"),
+    ("\ud800", "contains a lone surrogate"),
     (7, "is of type int; give a str"),
     (None, "is of type NoneType; give a str"),
     (b"mail", "is of type bytes; give a str"),

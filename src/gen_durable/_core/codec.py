@@ -1,12 +1,11 @@
-"""States, results and payloads as JSON text, and back.
+"""Encode states, results and payloads as JSON, and decode them.
 
-What `encode` returns can be stored in a jsonb column and decoded as the same type. So it refuses what
-PostgreSQL would (NUL, half of a surrogate pair), what JSON would silently change (NaN), what does not fit the
-declared type, and what comes back as something else (a subclass, a field that is not written). For that it
-encodes once, reads the text back, compares, and scans for a few byte sequences; only where one is found, or both
-are not equal, it looks closer.
+The text of `encode` can be stored in a jsonb column and decoded to an equal value of the same type. `encode` therefore
+refuses values that PostgreSQL rejects (NUL, lone surrogates), that JSON changes silently (NaN), that do not fit the
+declared type, and that decode to something else (subclasses, fields that are not written). It encodes once, decodes the
+text, compares, and scans for a few byte sequences. The slower checks run only if one of these finds something.
 
-msgspec does the work. A pydantic model brings its own way to and from JSON, at the top or inside other types.
+msgspec encodes and decodes. Pydantic models use their own methods, also inside other types.
 """
 
 from __future__ import annotations
@@ -35,23 +34,23 @@ MAX_DEPTH: Final = 100
 # numeric holds more, but then a few bytes of JSON ("1e100000") become a hundred kilobytes.
 MAX_DIGITS: Final = 400
 
-_NUL: Final = "it holds a NUL character, which PostgreSQL cannot store; take it out"
-_SURROGATE: Final = "it holds half of a surrogate pair, which is no Unicode text; take it out"
-_NAN: Final = "it holds NaN or an infinite number, which JSON does not have; use None, or a text"
-_DEEP: Final = f"it is nested deeper than {MAX_DEPTH} levels; make it flatter"
-_TOO_DEEP: Final = "it is nested too deeply to be read; whoever stored it should make it flatter"
-_ENDLESS: Final = "it is nested without end, or contains itself; store plain values"
-_DIGITS: Final = f"it holds a number of more than {MAX_DIGITS} digits; store it as a text"
+_NUL: Final = "it contains a NUL character, which PostgreSQL cannot store; remove it"
+_SURROGATE: Final = "it contains a lone surrogate, which is not valid Unicode; remove it"
+_NAN: Final = "it contains NaN or infinity, which JSON does not have; use None or a string"
+_DEEP: Final = f"it is nested more than {MAX_DEPTH} levels deep; flatten it"
+_TOO_DEEP: Final = "it is nested too deeply to be decoded; store a flatter value"
+_ENDLESS: Final = "it is nested too deeply or contains itself; store plain values"
+_DIGITS: Final = f"it contains a number of more than {MAX_DIGITS} digits; store it as a string"
 
 _ESCAPE: Final = re.compile(rb"\\(?:u([0-9a-fA-F]{4})|.)")
 _NOT_BRACKETS: Final = bytes(set(range(256)) - set(b"[]{}"))
 _AS_SQUARE: Final = bytes.maketrans(b"{}", b"[]")
 _AS_ZERO: Final = bytes.maketrans(b"123456789", b"000000000")
 _TOO_MANY_DIGITS: Final = b"0" * (MAX_DIGITS + 1)
-_NOT_TOLD: Final = {shapes.StructType, shapes.DataclassType, shapes.CustomType, shapes.DateTimeType}
-# What pydantic writes for a secret.
+_NOT_EQUAL_BY_TEXT: Final = {shapes.StructType, shapes.DataclassType, shapes.CustomType, shapes.DateTimeType}
+# Pydantic writes this for a secret.
 _MASK: Final = b"*" * 10
-# After these words msgspec quotes what it met, and that may be private.
+# After these words msgspec quotes the value, which may be private.
 _QUOTE: Final = re.compile(r"^(Invalid (?:enum )?value) .*?( - at `[^`]*`(?: in `[^`]*`)?)?$", re.DOTALL)
 _PLACE: Final = re.compile(r" - at `[^`]*`(?: in `[^`]*`)?$")
 _UNREADABLE: Final = (TypeError, ValueError, AttributeError, OverflowError, RecursionError)
@@ -81,9 +80,9 @@ def encode(value: Any, type_: Any, what: str, limit: int) -> str:
 
 
 def convert(value: Any, type_: Any, what: str) -> Any:
-    """Turn a mapping into a value of the declared type; any other value is returned as it is.
+    """Convert a mapping to the declared type; return any other value unchanged.
 
-    Strict: values keep their types (`"42"` is not an int), and a key that the type does not have is refused.
+    Strict: values keep their types (`"42"` is not an int), and keys that the type does not have are refused.
     """
     if not isinstance(value, Mapping):
         return value
@@ -115,20 +114,20 @@ def decode(text: str | bytes, type_: Any, what: str) -> Any:
 
 
 class _Shape(msgspec.Struct, frozen=True):
-    """What is known about a declared type."""
+    """Facts about a declared type, cached."""
 
     name: str
     cls: Any
-    """What `isinstance` can ask for; `None` if there is no such class."""
+    """The class for `isinstance`; `None` if there is none."""
     decode: Callable[[str | bytes], Any]
     has_null: bool
-    """Whether null is allowed somewhere. msgspec writes NaN as null, so there it would pass unnoticed."""
+    """Whether null is allowed somewhere. msgspec writes NaN as null, which the decoder would accept there."""
     has_foreign: bool
-    """Whether parts of the text are not written by msgspec, so that nothing is known about them."""
+    """Whether parts of the text are not written by msgspec, so that they may be invalid JSON."""
     has_objects: bool
-    """Whether a mapping can become an object: classes are declared in it."""
-    is_told_by_text: bool
-    """Whether values of which the texts are equal are the same: not so for objects, and for the offset of a zone."""
+    """Whether classes are declared in it, to which a mapping can be converted."""
+    is_equal_by_text: bool
+    """Whether values with equal texts are equal. Not for objects, nor for datetimes with different time zones."""
 
 
 def _shape(type_: Any, what: str, error: type[EncodeError] | type[DecodeError]) -> _Shape:
@@ -136,7 +135,7 @@ def _shape(type_: Any, what: str, error: type[EncodeError] | type[DecodeError]) 
         return _cached_shape(type_)
     except (TypeError, NameError):
         pass
-    # It may only be that Annotated[…] with a list in it is no key for a cache.
+    # Annotated[…] with a list in it is not hashable, so it cannot be cached.
     try:
         return _make_shape(type_)
     except (TypeError, NameError) as problem:
@@ -153,7 +152,7 @@ def _make_shape(type_: Any) -> _Shape:
         has_null=not kinds.isdisjoint({shapes.AnyType, shapes.NoneType, *foreign}),
         has_foreign=not kinds.isdisjoint(foreign),
         has_objects=not kinds.isdisjoint({shapes.StructType, shapes.DataclassType, shapes.CustomType}),
-        is_told_by_text=kinds.isdisjoint(_NOT_TOLD),
+        is_equal_by_text=kinds.isdisjoint(_NOT_EQUAL_BY_TEXT),
     )
 
 
@@ -167,7 +166,7 @@ def _instance_class(type_: Any) -> Any:
     if cls is None:
         return type(None)
     if cls is float:
-        return int | float  # as everywhere in Python's typing
+        return int | float  # as type checkers do
     if not isinstance(cls, type) or cls in (Any, UnionType):
         return None
     return None if typing.is_typeddict(cls) or getattr(cls, "_is_protocol", False) else cls
@@ -179,10 +178,10 @@ def _name(type_: Any) -> str:
 
 def _read_foreign(type_: Any, value: Any) -> Any:
     if type_ is object:
-        return value  # as Any: whatever JSON has
+        return value  # like Any
     read = model_reader(type_)
     if read is None:
-        raise TypeError(f"a value of type {_name(type_)} cannot be read from JSON")
+        raise TypeError(f"a value of type {_name(type_)} cannot be decoded from JSON")
     return read(msgspec.json.encode(value))
 
 
@@ -190,23 +189,25 @@ def _convert_foreign(type_: Any, value: Any) -> Any:
     if type_ is object or isinstance(value, type_):
         return value
     if model_reader(type_) is None:
-        raise TypeError(f"a value of type {_name(type_)} cannot be read from JSON")
-    # As JSON, in which strict pydantic takes the text of a date for a date.
+        raise TypeError(f"a value of type {_name(type_)} cannot be decoded from JSON")
+    # As JSON: strict pydantic accepts dates as strings only there.
     text = _ENCODER.encode(dict(value) if isinstance(value, Mapping) else value)
     return type_.model_validate_json(text, strict=True)
 
 
 def _write_foreign(value: Any) -> msgspec.Raw:
     if not hasattr(value, "model_dump_json"):
-        # msgspec asks about these only where they are keys.
+        # msgspec calls the hook for these types only if they are keys.
         role = "key" if value is None or isinstance(value, tuple | frozenset | bool) else "value"
         raise TypeError(f"a {role} of type {type(value).__name__} has no form in JSON")
     try:
-        # By alias and without computed fields: the form that the model itself accepts. It need not warn of wrong
-        # types, quoting the values: they are found when the text is read back.
+        # By alias and without computed fields: the form that the model itself accepts. No warnings about wrong types,
+        # because they quote values; decoding the text finds wrong types.
         return msgspec.Raw(value.model_dump_json(by_alias=True, round_trip=True, warnings=False).encode())
     except (ValueError, TypeError) as error:
-        raise TypeError(f"{type(value).__name__} met {type(error).__name__} when it was written") from error
+        raise TypeError(
+            f"{type(value).__name__} raised {type(error).__name__} while it was encoded"
+        ) from error
 
 
 def _dump_foreign(value: Any) -> Any:
@@ -217,17 +218,17 @@ _ENCODER: Final = msgspec.json.Encoder(enc_hook=_write_foreign)
 
 
 def _unwritable(value: Any, error: Exception) -> str:
-    """Say why a value could not be written at all."""
+    """Say why a value could not be encoded."""
     if isinstance(error, RecursionError):
         return _ENDLESS
     if place := _place(value, _has_surrogate):
         return _SURROGATE + place
-    # Python refuses to write out integers of thousands of digits, and says so in its own words.
+    # Python refuses to convert integers of thousands of digits to text.
     return _DIGITS if "digits" in str(error) else str(error)
 
 
 def _unstorable(value: Any, raw: bytes, shape: _Shape) -> str | None:
-    """Say what jsonb would refuse or change in this text. Cheap if there is nothing of the kind."""
+    """Say what jsonb would refuse or change in this text. Cheap if there is nothing."""
     if b"\\u" in raw and (problem := _bad_escape(raw)):
         return problem + _place(value, _has_nul if problem is _NUL else _has_surrogate)
     if shape.has_foreign and (problem := _foreign_problem(raw)):
@@ -242,14 +243,14 @@ def _unstorable(value: Any, raw: bytes, shape: _Shape) -> str | None:
 
 
 def _change(value: Any, found: Any, raw: bytes, shape: _Shape) -> str | None:
-    """Say what would come back as something else, where both are not equal. Plain JSON takes no Python loop."""
-    if shape.is_told_by_text and _MASK not in raw and _ENCODER.encode(found) == raw:
+    """Say which part decodes to a different value. Plain JSON takes no Python loop."""
+    if shape.is_equal_by_text and _MASK not in raw and _ENCODER.encode(found) == raw:
         return None
     return change(value, found)
 
 
 def _bad_escape(raw: bytes) -> str | None:
-    r"""Say what is wrong with a \uXXXX of this text. Going from escape to escape passes by `\\u0000`."""
+    r"""Say what is wrong with a \uXXXX of this text. Matching escape by escape skips `\\u0000`."""
     half_ends_at = -1
     for escape in _ESCAPE.finditer(raw):
         code = int(escape[1], 16) if escape[1] else -1
@@ -265,17 +266,17 @@ def _bad_escape(raw: bytes) -> str | None:
 
 
 def _place_of_nan(value: Any, raw: bytes) -> str:
-    # Where every null of the text is a None of the value, both are equal; comparing them takes no Python loop.
+    # If every null of the text is a None of the value, both are equal. The comparison takes no Python loop.
     try:
         if _plain(value) == msgspec.json.decode(raw):
             return ""
     except _UNREADABLE:
-        return ""  # something else is wrong with it, which is found when the text is read back
+        return ""  # another problem, which decoding the text finds
     return _place(value, _is_not_finite)
 
 
 def _is_deep(raw: bytes) -> bool:
-    """Tell whether brackets are nested too deeply: each round takes the innermost pairs away."""
+    """Whether brackets are nested too deeply. Each round removes the innermost pairs."""
     brackets = outside_strings(raw).translate(_AS_SQUARE, _NOT_BRACKETS)
     for _ in range(MAX_DEPTH):
         brackets = brackets.replace(b"[]", b"")
@@ -294,7 +295,7 @@ def _foreign_problem(raw: bytes) -> str | None:
     try:
         msgspec.json.decode(raw)
     except ValueError as error:
-        return f"a part of it is not JSON that can be stored ({error})"
+        return f"a part of it is not valid JSON ({error})"
     except RecursionError:
         return _DEEP
     return None
@@ -304,7 +305,7 @@ def _place(value: Any, is_bad: Callable[[Any], bool]) -> str:
     try:
         return _find(_plain(value), is_bad)
     except _UNREADABLE:
-        return ""  # more than one thing is wrong with it
+        return ""  # it has another problem, too
 
 
 def _plain(value: Any) -> Any:
@@ -312,7 +313,7 @@ def _plain(value: Any) -> Any:
 
 
 def _find(plain: Any, is_bad: Callable[[Any], bool]) -> str:
-    """Say where the first bad part is, for the end of a message; nothing if there is none."""
+    """Name the place of the first bad part, for the end of a message; empty if there is none."""
     waiting = [("$", plain)]
     while waiting:
         place, part = waiting.pop()
@@ -342,19 +343,19 @@ def _is_not_finite(part: Any) -> bool:
 
 
 def _misfit(error: Exception) -> str:
-    """Say why something does not fit, without saying what it is."""
+    """Say why a value does not fit its type, without quoting the value."""
     if isinstance(error, RecursionError):
         return _ENDLESS
     if error.__cause__ is None and isinstance(error, msgspec.MsgspecError):
         return _QUOTE.sub(r"\1\2", str(error))
-    # A validator of the user's own: its words may quote the value.
+    # A validator of the user: its message may quote the value.
     source = error.__cause__ or error
     place = _PLACE.search(str(error)) if error.__cause__ else None
-    return f"{type(source).__name__} while it was read{place[0] if place else ''}{_model_problems(source)}"
+    return f"{type(source).__name__} while it was decoded{place[0] if place else ''}{_model_problems(source)}"
 
 
 def _model_problems(error: Any) -> str:
-    """List the fields that a pydantic model did not accept."""
+    """List the fields that a pydantic model refused."""
     if not hasattr(error, "errors"):
         return ""
     found = error.errors(include_url=False, include_context=False, include_input=False)

@@ -1,4 +1,4 @@
-"""From the facts about a row to the reasons why it does not run."""
+"""Explain why an instance does not run, from the facts about its row."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ __all__ = ["explanation_of"]
 
 
 def explanation_of(row: Mapping[str, Any]) -> Explanation:
-    """The facts of one row, as the statement `explain` gives them."""
+    """Build an explanation from the row of the statement `explain`."""
     return Explanation(
         id=row["id"],
         machine=row["fsm"],
@@ -77,7 +77,7 @@ def _reasons(row: Mapping[str, Any]) -> Iterator[Reason]:
             )
             yield from _lasting(row)
         case Status.RUNNABLE:
-            obstacles = [*_passing(row), *_lasting(row)]
+            obstacles = [*_temporary(row), *_lasting(row)]
             yield from obstacles
             if not obstacles and not is_deleted:
                 yield Waiting(since=row["eligible_at"], ahead=row["ahead"], workers=row["able"])
@@ -85,9 +85,9 @@ def _reasons(row: Mapping[str, Any]) -> Iterator[Reason]:
             pass
 
 
-def _passing(row: Mapping[str, Any]) -> Iterator[Reason]:
-    """What time or other instances resolve. A parked instance meets it, if at all, after it was woken."""
-    # A row that a bucket has put off has a turn, and is due when that comes.
+def _temporary(row: Mapping[str, Any]) -> Iterator[Reason]:
+    """Reasons that time or other instances resolve. They apply to runnable instances only."""
+    # A throttled row is due at its rate_turn_at; its reason is the empty bucket.
     if row["eligible_at"] > row["now"] and not row["has_rate_turn"]:
         yield NotDue(until=row["eligible_at"])
     if row["holders"] is not None:
@@ -100,7 +100,7 @@ def _passing(row: Mapping[str, Any]) -> Iterator[Reason]:
 
 
 def _lasting(row: Mapping[str, Any]) -> Iterator[Reason]:
-    """What stays until an operator acts."""
+    """Reasons that stay until an operator acts."""
     if row["paused_at"] is not None:
         yield QueuePaused(queue=row["queue"], since=row["paused_at"], by=row["paused_by"])
     if (key := row["rate_limit"]) is not None and row["limit_name"] is None:

@@ -1,4 +1,4 @@
-"""What a step raised, as JSON to keep: its type, its message, where it happened. No locals: they may be private."""
+"""Exceptions of user code as JSON and as log text. Without local variables: they may be private."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _OURS: Final = f"{Path(__file__).parents[1]}{os.sep}"
 
 
 def failure_json(error: BaseException, attempt: int) -> str:
-    """An exception as the JSON text of the column `error`."""
-    # The engine's own frames tell a user nothing. The innermost of the others tell most.
+    """Encode an exception for the column `error`: type, message, traceback, attempt."""
+    # Without frames of the engine; the innermost of the others.
     places = (
         f"{frame.f_code.co_filename}:{line} in {frame.f_code.co_name}"
         for frame, line in traceback.walk_tb(error.__traceback__)
@@ -36,18 +36,18 @@ def failure_json(error: BaseException, attempt: int) -> str:
 
 
 def traceback_text(error: BaseException) -> str:
-    """An exception as Python tells it, without the engine's way to the user's code: that is the same for all."""
-    told = traceback.TracebackException.from_exception(error)
-    _shorten(told)
-    return "".join(told.format()).rstrip()
+    """Format an exception as Python does, without the engine's frames above the user's code."""
+    formatted = traceback.TracebackException.from_exception(error)
+    _shorten(formatted)
+    return "".join(formatted.format()).rstrip()
 
 
-def _shorten(told: traceback.TracebackException) -> None:
-    # What of ours the user's code has called stays, and the place where an error of ours was raised.
-    users = (place for place, frame in enumerate(told.stack) if not _is_ours(frame.filename))
-    last = max(users, default=len(told.stack) - 1)
-    told.stack[:last] = [frame for frame in told.stack[:last] if not _is_ours(frame.filename)]
-    for inner in (told.__cause__, told.__context__, *(told.exceptions or ())):
+def _shorten(formatted: traceback.TracebackException) -> None:
+    # Frames of the engine below the user's code stay, and so does the place where the engine raised an error.
+    users = (place for place, frame in enumerate(formatted.stack) if not _is_ours(frame.filename))
+    last = max(users, default=len(formatted.stack) - 1)
+    formatted.stack[:last] = [frame for frame in formatted.stack[:last] if not _is_ours(frame.filename)]
+    for inner in (formatted.__cause__, formatted.__context__, *(formatted.exceptions or ())):
         if inner is not None:
             _shorten(inner)
 

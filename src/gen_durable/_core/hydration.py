@@ -1,4 +1,4 @@
-"""From what the database holds to what users see: contexts for steps, snapshots for clients."""
+"""Build what users see from stored rows: contexts for steps, snapshots for clients."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from .registry import Registry
 
 __all__ = ["Content", "instance_of", "open_context", "state_of"]
 
-_NOTHING = Inbox()
-_NOBODY = Children()
+_EMPTY_INBOX = Inbox()
+_NO_CHILDREN = Children()
 
 
 class Content(Protocol):
-    """Where payloads, states and results come from that were not loaded with an execution."""
+    """Loads payloads, states and results that were not loaded with an execution."""
 
     async def signals(self, execution: Execution, ids: Sequence[int]) -> Mapping[int, str]:
-        """The payloads of unread signals of this execution."""
+        """Load payloads of unread signals, by id."""
 
     async def children(self, execution: Execution, ids: Sequence[int]) -> Mapping[int, ChildContent]:
-        """States and results of children of this execution."""
+        """Load states and results of children, by id."""
 
 
 def open_context(
@@ -42,20 +42,20 @@ def open_context(
     content: Content | None = None,
     wait: Wait | None = None,
 ) -> Context[Any]:
-    """What a step of this execution sees, around a state that has been decoded.
+    """Build the context of a step around its decoded state.
 
     Args:
-        is_strict: raise for an awaited signal or a child that does not fit its type, as a step needs it. A handler that
-            is to mend this gets the same as plain JSON.
-        resources: what the worker holds ready for its steps.
-        content: where what was not loaded comes from.
-        wait: how a thread waits for that.
+        is_strict: raise for an awaited signal or a child that does not fit its type. A handler is to repair such a
+            failure, so it gets them as plain JSON.
+        resources: `ctx.resources`.
+        content: loads signals and children on demand.
+        wait: lets a thread wait for the event loop.
     """
-    inbox = awaited = _NOTHING
+    inbox = awaited = _EMPTY_INBOX
     if execution.inbox:
         names = execution.awaits or ()
         messages = [
-            # A misshapen signal that nobody awaits must not stop a step that has nothing to do with it.
+            # A signal that does not fit its type fails the step only if the step awaited it.
             (_message(row, machine, is_strict=is_strict and row.name in names), row.name in names)
             for row in execution.inbox
         ]
@@ -78,7 +78,7 @@ def open_context(
         timed_out=execution.timed_out,
         children=_children(execution, registry, content, wait, is_strict=is_strict)
         if execution.children
-        else _NOBODY,
+        else _NO_CHILDREN,
         parent_id=execution.parent_id,
         correlation_key=execution.correlation_key,
         max_attempts=execution.max_attempts,
@@ -89,9 +89,9 @@ def open_context(
 
 
 def state_of(execution: Execution, machine: MachineDef) -> Any:
-    """The state of an execution, decoded afresh.
+    """Decode the state of an execution.
 
-    A producer in SQL that gives no state has given {}; where a machine has none, that is meant.
+    SQL producers that give no state insert `{}`. For a machine without state that means `None`.
     """
     if machine.state_type in (None, type(None)) and execution.state == "{}":
         return None
@@ -99,9 +99,9 @@ def state_of(execution: Execution, machine: MachineDef) -> Any:
 
 
 def instance_of(row: Mapping[str, Any], machine: MachineDef | None) -> Instance[Any, Any]:
-    """A row as a client sees it: typed if the machine is known and its types fit, else as plain JSON.
+    """Build the snapshot of a row. State and result are typed if the machine is known, plain JSON otherwise.
 
-    What Python cannot read at all (nested too deeply, numbers of thousands of digits) is given as the text that it is.
+    JSON that Python cannot decode (nested too deeply, numbers of thousands of digits) stays text.
     """
     name, id = row["fsm"], row["id"]
     state_type: Any = machine.state_type if machine else Any
@@ -149,7 +149,7 @@ def _failure(text: str) -> Failure | None:
     try:
         failure: Failure = decode(text, Failure, "the error")
     except DecodeError:
-        return None  # somebody else has written there
+        return None  # not written by the engine
     return failure
 
 
@@ -173,12 +173,12 @@ def _payloads(
     async def fetch(ids: Sequence[int]) -> Mapping[int, Any]:
         texts = await content.signals(execution, ids)
         if len(texts) < len(ids):
-            # Only an end of the instance deletes unread signals, and then this execution can commit nothing.
+            # Unread signals are deleted only when the instance ends, and then this execution cannot commit.
             raise NotLoadedError(
-                f"signals of {execution.fsm} {execution.id} are gone: it was cancelled or taken over",
+                f"signals of {execution.fsm} {execution.id} are deleted: the instance was cancelled or has ended",
                 "let the step end; its outcome is discarded",
             )
-        # Not awaited, so a payload of another shape must not stop the step: it is given as plain JSON.
+        # Not awaited: a payload that does not fit its type must not fail the step.
         return {id: _payload(names[id], text, machine, is_strict=False) for id, text in texts.items()}
 
     return fetch
@@ -190,7 +190,7 @@ def _children(
     rows = {row.id: row for row in execution.children}
 
     async def fetch(ids: Sequence[int]) -> Mapping[int, tuple[Any, Any]]:
-        assert content is not None  # noqa: S101 - else there is no loader
+        assert content is not None  # noqa: S101 - otherwise there is no loader
         found = await content.children(execution, ids)
         for id in ids:
             if id not in found or found[id].status != rows[id].status:
@@ -246,5 +246,5 @@ def _decoded(text: str, type_: Any, what: str, *, is_strict: bool) -> Any:
     try:
         return decode(text, Any, what)
     except DecodeError:
-        # A producer in SQL may have nested it too deeply. It is still to be seen, by whoever lists it beside others.
+        # An SQL producer may have nested it too deeply. Lists still have to show the instance.
         return text

@@ -1,4 +1,4 @@
-"""Keys of a mapping that the declared type does not have: a conversion would drop them without an error."""
+"""Find keys of a mapping that the declared type does not have. A conversion drops them without an error."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ __all__ = ["unknown_key"]
 
 
 def unknown_key(given: Any, found: Any, place: str = "$") -> str | None:
-    """Compare a mapping with what was converted from it; name the first key that was dropped, and its place."""
+    """Compare a mapping with its conversion; name the first dropped key and its place."""
     if given is found:
         return None
     for key, part, other, where in _pairs(given, found, place):
-        if other is _NOTHING:
+        if other is _DROPPED:
             hint = did_you_mean(key, tuple(_keys(found) or ())) if isinstance(key, str) else ""
             return f"the type does not have this key - at `{where}`{hint}"
         if problem := unknown_key(part, other, where):
@@ -27,19 +27,19 @@ def unknown_key(given: Any, found: Any, place: str = "$") -> str | None:
     return None
 
 
-_NOTHING = object()
+_DROPPED = object()
 
 
 def _pairs(given: Any, found: Any, place: str) -> Iterator[tuple[Any, Any, Any, str]]:
-    """The parts of a value beside what became of them."""
+    """Pair the parts of a value with their conversions."""
     if isinstance(given, Mapping):
         keys = _keys(found)
         if keys is not None:
-            # In a dict a key may have changed its form ("1" to 1), but none is dropped.
+            # A dict drops no key, but a key may change its form ("1" to 1).
             is_complete = isinstance(found, Mapping) and len(found) == len(given)
             others = iter(found.values()) if is_complete else None
             for key, part in given.items():
-                other = next(others) if others else _NOTHING
+                other = next(others) if others else _DROPPED
                 yield key, part, keys.get(key, other), inner_place(place, key)
     elif is_array(given) and is_array(found) and not isinstance(found, Set):
         for index, (part, other) in enumerate(zip(given, found, strict=False)):
@@ -47,7 +47,7 @@ def _pairs(given: Any, found: Any, place: str) -> Iterator[tuple[Any, Any, Any, 
 
 
 def _keys(found: Any) -> Mapping[Any, Any] | None:
-    """The keys from which a value can be read, with its parts; `None` if its class does not declare any."""
+    """Return the accepted keys of a value, with its parts; `None` if its class does not declare any."""
     if isinstance(found, Mapping):
         return found
     fields = fields_of(found)
@@ -67,7 +67,7 @@ def _keys(found: Any) -> Mapping[Any, Any] | None:
 
 
 def _alias_keys(alias: Any) -> list[str]:
-    """The keys of a pydantic alias: a text, a path into the mapping, or a choice of both."""
+    """Return the keys of a pydantic alias: a string, a path, or a choice of both."""
     if alias is None or isinstance(alias, str):
         return [alias] if alias else []
     if hasattr(alias, "choices"):

@@ -1,4 +1,4 @@
-"""The nouns that cross the seams: what is inserted, what is leased, what is committed, and what became of it.
+"""The data that passes between the layers.
 
 insert  NewInstance → row          pick  row → Execution          settle  Execution + Outcome → CommitEntry
 commit  CommitEntry → Committed | Stale
@@ -45,8 +45,8 @@ execution to the queue at no cost. `rejoin` returns a leased parent to its barri
 """
 
 Cause: TypeAlias = Literal["stop", "error", "exhausted", "no_handler", "refused"]
-"""Why an instance fails: its step or handler says so, it raised, it raised once too often, nobody knows its machine,
-or the database refused its outcome. The reaper knows one more: `poison`.
+"""Why an instance fails: `Stop`, an exception, the last attempt, no registered machine, or an outcome that the database
+refused. The reaper adds `poison`.
 """
 
 Lease: TypeAlias = tuple[int, int]
@@ -55,12 +55,12 @@ Lease: TypeAlias = tuple[int, int]
 PLAIN_KINDS: Final = frozenset({"continue", "next", "retry", "done", "stop"})
 
 ENDED: Final = frozenset({"done", "failed", "cancelled"})
-# What the size of a row counts for its names, keys and numbers.
-_ROW: Final = 512
+# Characters that the size of a row counts for its names, keys and numbers.
+_ROW_OVERHEAD: Final = 512
 
 
 class NewInstance(msgspec.Struct, frozen=True, gc=False):
-    """A row to insert; every value is checked and encoded."""
+    """A row to insert. Every value is checked and encoded."""
 
     fsm: str
     version: int
@@ -82,12 +82,12 @@ class NewInstance(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def size(self) -> int:
-        """How much of a statement it takes, in characters: its state, and room for names and keys."""
-        return len(self.state) + _ROW
+        """Its share of a statement, in characters."""
+        return len(self.state) + _ROW_OVERHEAD
 
 
 class DeadLetter(msgspec.Struct, frozen=True, gc=False):
-    """What a failed instance leaves to another machine, which may be known to other workers only."""
+    """The dead letter of a failed instance: a new instance of the receiving machine."""
 
     fsm: str
     state: str
@@ -104,17 +104,17 @@ class EventRow(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def size(self) -> int:
-        """How much of a statement it takes, in characters: its data, and room for names."""
-        return len(self.data) + _ROW
+        """Its share of a statement, in characters."""
+        return len(self.data) + _ROW_OVERHEAD
 
 
 class SignalRow(msgspec.Struct, frozen=True, gc=False):
-    """An unread signal as it is stored."""
+    """An unread signal as stored."""
 
     id: int
     name: str
     payload: str | None
-    """`None`: it is not loaded."""
+    """`None`: not loaded."""
     inserted_at: datetime
     traceparent: str | None = None
     size: int = 0
@@ -122,22 +122,22 @@ class SignalRow(msgspec.Struct, frozen=True, gc=False):
 
 
 class ChildRow(msgspec.Struct, frozen=True, gc=False):
-    """A child as it is stored."""
+    """A child as stored."""
 
     id: int
     fsm: str
     version: int
     status: str
     state: str | None
-    """`None`: state and result are not loaded."""
+    """`None`: neither state nor result is loaded."""
     result: str | None
     last_error: str | None
     size: int = 0
-    """Bytes of state and result as they are stored."""
+    """Bytes of state and result as stored."""
 
 
 class ChildContent(msgspec.Struct, frozen=True, gc=False):
-    """State and result of a child, fetched on demand, with its status at that moment."""
+    """State and result of a child, loaded on demand, with its status at that time."""
 
     status: str
     state: str
@@ -153,7 +153,7 @@ class Execution(msgspec.Struct, frozen=True):
     version: int
     step: str
     step_seq: int
-    """Transitions committed before this one; with the token it guards every write of this execution."""
+    """Transitions committed before this one. With the lease token it guards every write of this execution."""
     attempt: int
     state: str
     queue: str
@@ -166,18 +166,18 @@ class Execution(msgspec.Struct, frozen=True):
     correlation_key: str | None = None
     leased_at: datetime | None = None
     has_signals: bool = False
-    """Whether it ever had a signal, unread or not."""
+    """Whether the instance has signals, unread or consumed."""
     max_attempts: int | None = None
-    """Of this instance alone, instead of what its machine says."""
+    """Overrides the retry policy of the machine for this instance."""
     fire_time: datetime | None = None
     number: int = 0
-    """Which execution of its instance it is: 1, 2, 3 …"""
+    """Counts the executions of the instance, from 1."""
     traceparent: str | None = None
     inserted_at: datetime | None = None
     rate_limit: str | None = None
-    """The bucket that its start has taken tokens from."""
+    """The bucket that its start took tokens from."""
     has_children: bool = False
-    """Whether the end of its children has woken it."""
+    """Whether its children have ended, so that the step joins them."""
     cancellation: Cancellation = msgspec.field(default_factory=Cancellation)
 
     @property
@@ -192,17 +192,17 @@ class Execution(msgspec.Struct, frozen=True):
 
     @property
     def needs_load(self) -> bool:
-        """Whether it may have signals or children to be loaded."""
+        """Whether it may have signals or children to load."""
         return self.has_signals or self.has_children
 
     @property
     def live_children(self) -> int:
-        """How many of the loaded children have not ended: they were retried after they had released the barrier."""
+        """Loaded children that are live: they were retried after they had released the barrier."""
         return sum(child.status not in ENDED for child in self.children)
 
     @property
     def awaited(self) -> tuple[SignalRow, ...]:
-        """The signals that it was woken with: of the names that the last await said, all that are there."""
+        """The unread signals with an awaited name."""
         if not self.awaits or not self.inbox:
             return ()
         return tuple(row for row in self.inbox if row.name in self.awaits)
@@ -265,8 +265,8 @@ class CommitEntry(msgspec.Struct, kw_only=True):
 
     @property
     def size(self) -> int:
-        """How much of a transaction it takes, in characters."""
-        size = _ROW + len(self.payload or "")
+        """Its share of a transaction, in characters."""
+        size = _ROW_OVERHEAD + len(self.payload or "")
         if self.letter is not None:
             size += len(self.letter.state)
         if self.events or self.children:
@@ -298,26 +298,26 @@ class Committed(msgspec.Struct, frozen=True, gc=False):
     """The outcome is durable."""
 
     status: str
-    """The status of the row from now on."""
+    """The new status of the row."""
     inbox: tuple[SignalRow, ...] = ()
-    """For an execution that keeps its lease: the unread signals at this moment."""
+    """Of `continue`: the unread signals at the commit."""
     leased_at: datetime | None = None
-    """For the same: when its next execution began."""
+    """Of `continue`: when the next execution was leased."""
     refused: int = 0
-    """How many of its children were not inserted, because their keys are taken."""
+    """Children that were not inserted, because their keys are taken."""
 
 
 class EffectFailed(msgspec.Struct, frozen=True, gc=False):
-    """The effect of the outcome raised: nothing was written, and the lease is still held."""
+    """The effect of the outcome failed. Nothing was written; the lease is still held."""
 
     error: Exception
 
 
 class Stale(msgspec.Struct, frozen=True, gc=False):
-    """The lease was lost before the commit: nothing was written, another execution does the step again."""
+    """The lease was lost before the commit. Nothing was written; another execution runs the step again."""
 
     is_given_up: bool = False
-    """Whether the lease was not lost yet, but the database refuses every outcome of this execution."""
+    """Whether the lease is still held, but the database refuses every outcome of this execution."""
 
 
 CommitResult: TypeAlias = Committed | Stale | EffectFailed

@@ -1,4 +1,4 @@
-"""Executions as records, and what the state of a job is, given all of them."""
+"""Execution records, and the state of a job derived from them."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ __all__ = ["job_state", "record_of"]
 
 
 def job_state(executions: Iterable[ExecutionRecord]) -> JobState:
-    """The state of a job as a function of its executions and of nothing else.
+    """Derive the state of a job from its executions.
 
-    The execution that ended it decides, unless the job was retried after it. A success counts when that execution is
-    DONE; while it is COMMITTED, the job is RUNNING. Otherwise a job is RUNNING if an execution is live or has committed
-    something, else PENDING.
+    The execution that ended the job decides, unless the job was retried after it. A success counts once that execution
+    is DONE; while it is COMMITTED, the job is RUNNING. Otherwise a job is RUNNING if an execution is live or has
+    committed a transition, else PENDING.
     """
     state = JobState.PENDING
     for execution in executions:
-        # A stop that was retried is a transition like any other; a cancel or poison that was is none.
+        # A retried `stop` counts as a transition; a retried cancel or poison does not.
         outcome = "retry" if execution.retried_at is not None else execution.outcome
         match execution.status, outcome:
             case ExecutionStatus.DONE, "done":
@@ -38,7 +38,7 @@ def job_state(executions: Iterable[ExecutionRecord]) -> JobState:
 
 
 def record_of(row: Mapping[str, Any]) -> ExecutionRecord:
-    """A row of the view of executions."""
+    """Build a record from a row of the view `gen_durable_executions`."""
     return ExecutionRecord(
         exec_id=row["exec_id"],
         job_id=row["job_id"],

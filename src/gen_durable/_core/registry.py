@@ -1,4 +1,4 @@
-"""Which machines a worker runs: (name, version) → definition and the object that has its steps."""
+"""The machines that a worker runs, by name and version."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from ..refs import Insertable
 __all__ = ["Machines", "Registered", "Registry"]
 
 Machines: TypeAlias = Iterable[Insertable[Any, Any] | ModuleType]
-"""Machine classes, machine objects, jobs, or modules full of them."""
+"""Machine classes, machine objects, jobs, or modules that define them."""
 
 
 class Registered(msgspec.Struct, frozen=True):
-    """A machine that can run."""
+    """A machine, and the object whose methods are its steps."""
 
     definition: MachineDef
     machine: Machine[Any, Any] | Job[Any, Any]
     is_object: bool = False
-    """Whether it was given as an object, which may hold what only its giver knows."""
+    """Whether it was given as an object. Other processes cannot rebuild its attributes."""
 
 
 class Registry:
-    """The machines of one worker. A row is always run by its own version, never by the newest."""
+    """The machines of one worker. A row is run by the version that it was inserted with."""
 
     def __init__(self, machines: Machines = ()) -> None:
         self._machines: dict[tuple[str, int], Registered] = {}
@@ -40,7 +40,7 @@ class Registry:
             self.add(machine)
 
     def add(self, machine: Insertable[Any, Any], *, replace: bool = False) -> Registered:
-        """Take a machine in; a class is made an object of here, once."""
+        """Register a machine. A class is instantiated here, once."""
         definition = definition_of(machine)
         if not isinstance(machine, Job):
             check_annotations(_class_of(machine))
@@ -55,19 +55,19 @@ class Registry:
         return registered
 
     def find(self, fsm: str, version: int) -> Registered:
-        """The machine of a row."""
+        """Return the machine of a row; raise UnknownMachineError if it is not registered."""
         try:
             return self._machines[fsm, version]
         except KeyError:
             raise UnknownMachineError(fsm, version, tuple(self._machines)) from None
 
     def get(self, fsm: str, version: int) -> Registered | None:
-        """The machine of a row, if it runs here."""
+        """Return the machine of a row; `None` if it is not registered."""
         return self._machines.get((fsm, version))
 
     @property
     def leases(self) -> dict[tuple[str, int, str], timedelta]:
-        """The steps that have a lease length of their own."""
+        """Lease lengths of the steps that declare one."""
         return {
             (machine.name, machine.version, step.name): step.lease
             for machine in self
@@ -77,7 +77,7 @@ class Registry:
 
     @property
     def keys(self) -> tuple[list[str], list[int]]:
-        """Names and versions, in parallel, as the pick takes them."""
+        """Names and versions as two parallel lists, as the pick takes them."""
         return [fsm for fsm, _ in self._machines], [version for _, version in self._machines]
 
     def __iter__(self) -> Iterator[MachineDef]:
@@ -90,12 +90,15 @@ class Registry:
 def _flat(machines: Machines) -> Iterator[Insertable[Any, Any]]:
     if isinstance(machines, type | Definition | ModuleType):
         name = getattr(machines, "__name__", type(machines).__name__)
-        raise UsageError(f"{name} is one, and a list is wanted", f"write [{name}]")
+        raise UsageError(f"{name} is not a list of machines", f"write [{name}]")
     for item in machines:
         if isinstance(item, ModuleType):
             found = [value for value in vars(item).values() if _is_machine_of(value, item)]
             if not found:
-                raise UsageError(f"module {item.__name__} defines no machine", "give a module that does")
+                raise UsageError(
+                    f"module {item.__name__} defines no machine",
+                    "pass another module",
+                )
             yield from found
         else:
             yield item
@@ -124,7 +127,7 @@ def _made(machine: Any) -> Machine[Any, Any] | Job[Any, Any]:
         inspect.signature(machine).bind()
     except TypeError as error:
         raise DefinitionError(
-            f"{machine.__name__}() cannot be made without arguments ({error}); "
-            f"give the worker an object: Worker([{machine.__name__}(…)])"
+            f"{machine.__name__}() needs arguments ({error}); "
+            f"pass an object to the worker: Worker([{machine.__name__}(…)])"
         ) from None
     return machine()  # type: ignore[no-any-return]  # a class of machines makes one

@@ -1,8 +1,8 @@
-"""Whether what comes back from JSON is what was given.
+"""Compare a value with what it decodes to after it was encoded.
 
-Mostly `==` says so, and nothing else is looked at. Where it does not, both are gone through side by side: JSON has
-one form for a list, a tuple and a set, and under `Any` a date comes back as its text. That is the same in another
-form. A field that was not written, or not read, is not.
+Mostly `==` is enough. Where it is not, both values are compared part by part: JSON has one form for a list, a tuple
+and a set, and under `Any` a date decodes to its text. Such changes of form are accepted. A field that is not written or
+not read is an error.
 """
 
 from __future__ import annotations
@@ -17,28 +17,28 @@ import msgspec
 __all__ = ["change", "dump_model", "fields_of", "inner_place", "is_array", "is_equal"]
 
 _OTHER: Final = (
-    "a value of type {} would come back as another; it must be written and read under one name, not be excluded or "
-    "private, and not be changed when it is read"
+    "a value of type {} decodes to a different value; do not exclude, rename or change fields when it is encoded or "
+    "decoded"
 )
-_MASKED: Final = "of a secret only the mask is stored; keep it elsewhere, and store how to find it"
-_CLASS: Final = "a value of type {0} would come back as {1}; declare {0}, or store {1}"
-_PRIVATE: Final = "private attributes of an attrs class are not stored; name it without the underscore"
-_UNKNOWN: Final = "a key that its TypedDict does not declare would be lost; declare it, or take it out"
-_ONE_KEY: Final = 'two of its keys are the same in JSON, as 1 and "1" are; use keys of one type'
+_MASKED: Final = "only the mask of a secret is stored; store a reference to the secret instead"
+_CLASS: Final = "a value of type {0} decodes to {1}; declare {0}, or store {1}"
+_PRIVATE: Final = "private attributes of an attrs class are not stored; rename it without the underscore"
+_UNKNOWN: Final = "a key that its TypedDict does not declare would be lost; declare it or remove it"
+_ONE_KEY: Final = 'two of its keys are equal in JSON, like 1 and "1"; use keys of one type'
 
 _IDENTITY: Final[Any] = object.__eq__
 
 
 def is_equal(found: Any, given: Any) -> bool:
-    """Tell whether two values are equal, in the words of their classes."""
+    """Whether two values are equal by `==`."""
     try:
         return bool(found == given)
-    except Exception:  # noqa: BLE001 - the user's own; their parts will tell
+    except Exception:  # noqa: BLE001 - user code; the parts are compared next
         return False
 
 
 def change(given: Any, found: Any, place: str = "$") -> str | None:
-    """Say what comes back as something else, and where; `None` if nothing does."""
+    """Say which part decodes to a different value, and its place; `None` if all parts are equal."""
     if isinstance(given, msgspec.Raw) or is_equal(found, given):
         return None
     if (fields := fields_of(found)) is not None:
@@ -58,12 +58,12 @@ def change(given: Any, found: Any, place: str = "$") -> str | None:
 
 
 def dump_model(model: Any) -> Any:
-    """What a pydantic model writes, before it is text."""
+    """Dump a pydantic model to plain values, as it is encoded."""
     return model.model_dump(by_alias=True, round_trip=True, warnings=False)
 
 
 def inner_place(place: str, key: Any) -> str:
-    """Name what is under a key. One that is no identifier is rather a user's data than the name of a field."""
+    """Return the place of a key. A key that is not an identifier may be private data, so it is not named."""
     return f"{place}.{key}" if isinstance(key, str) and key.isidentifier() else f"{place}[...]"
 
 
@@ -77,11 +77,11 @@ def _change_of_fields(given: Any, found: Mapping[str, Any], place: str) -> str |
 
 
 def _as_mapping(given: Any, found: Any) -> Any:
-    """An object as it comes back where anything is allowed."""
+    """Return an object as the mapping that it decodes to under `Any`."""
     fields = fields_of(given)
     if fields is None or not isinstance(found, Mapping):
         return given
-    # Not all are written (those that are the default need not be), and a tag is none of them.
+    # Fields with default values may be omitted, and a tag is not a field.
     return {name: fields.get(name, part) for name, part in found.items()}
 
 
@@ -92,7 +92,7 @@ def _change_of_keys(given: Mapping[Any, Any], found: Mapping[Any, Any], place: s
         return _at(_UNKNOWN, inner_place(place, next(key for key in given if key not in found)))
     if len(given) < len(found):
         return _other(given, place)
-    # A key may have another form, but then it is at the same place.
+    # A key may change its form, but the order stays.
     for (key, part), other in zip(given.items(), found.values(), strict=True):
         if problem := change(part, found.get(key, other), inner_place(place, key)):
             return problem
@@ -102,7 +102,7 @@ def _change_of_keys(given: Mapping[Any, Any], found: Mapping[Any, Any], place: s
 def _change_of_items(given: Collection[Any], found: Collection[Any], place: str) -> str | None:
     if len(given) != len(found):
         return _other(given, place)
-    if isinstance(found, Set):  # its order says nothing
+    if isinstance(found, Set):  # unordered
         texts = [sorted(map(_text, items)) for items in (given, found)]
         return _other(given, place) if texts[0] != texts[1] else None
     for index, (part, other) in enumerate(zip(given, found, strict=True)):
@@ -120,23 +120,23 @@ def _at(problem: str, place: str) -> str:
 
 
 def is_array(value: Any) -> bool:
-    """Tell whether a value is an array in JSON."""
+    """Whether a value is encoded as a JSON array."""
     return isinstance(value, Collection) and not isinstance(
         value, str | bytes | bytearray | memoryview | Mapping
     )
 
 
 def _is_form(given: Any, found: Any) -> bool:
-    """Tell whether a value has come back in another form only."""
+    """Whether a value has changed its form only."""
     if isinstance(given, datetime) and isinstance(found, datetime):
-        # In the hour that a zone has twice, the same moment in two zones is not equal.
+        # In the repeated hour of a time zone, `==` is false for equal moments in two zones.
         is_naive = given.utcoffset() is None
         return is_naive == (found.utcoffset() is None) and given - found == timedelta()
     if type(given) is type(found):
         return type(given).__eq__ is _IDENTITY or _text(given) == _text(found) != b""
     if given is None or isinstance(given, str | int | float):
         return _text(given) == _text(found)
-    # Where anything is allowed, the text of a date, the number of an enum, an object as an array.
+    # Under `Any`: a date as its text, an enum as its number, an object as an array.
     return given is not msgspec.UNSET and isinstance(found, str | int | float | list)
 
 
@@ -148,7 +148,7 @@ def _text(value: Any) -> bytes:
 
 
 def fields_of(value: Any) -> dict[str, Any] | None:
-    """What an object consists of, by the names that JSON has; `None` if its class does not say."""
+    """Return the fields of an object by their names in JSON; `None` if its class does not declare fields."""
     cls = type(value)
     if isinstance(value, msgspec.Struct):
         names = zip(cls.__struct_encode_fields__, cls.__struct_fields__, strict=True)

@@ -139,7 +139,7 @@ def verify(
 
 
 def _quoted(part: str) -> str:
-    # A path may contain half of a surrogate pair; the endpoint refuses it later, with an HTTP status.
+    # A path may contain a lone surrogate; the endpoint refuses it later, with an HTTP status.
     return quote(part, safe="", errors="surrogatepass")
 
 

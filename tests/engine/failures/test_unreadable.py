@@ -227,7 +227,7 @@ LONG = "'[1e100000]'"
 @pytest.mark.clause("LIM-7")
 @pytest.mark.parametrize(
     ("text", "problem"),
-    [(DEEP, "it is nested too deeply to be read"), (LONG, "Integer value out of range")],
+    [(DEEP, "it is nested too deeply to be decoded"), (LONG, "Integer value out of range")],
     ids=["deep", "long"],
 )
 async def test_json_that_python_cannot_decode_fails_only_its_instance(

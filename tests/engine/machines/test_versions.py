@@ -113,5 +113,5 @@ async def test_machine_object_passes_dependencies_to_steps(durable_dsn: str) -> 
 
 
 def test_machine_class_that_needs_arguments_is_rejected_with_advice() -> None:
-    with pytest.raises(DefinitionError, match=r"give the worker an object: Worker\(\[Mailer\(…\)\]\)"):
+    with pytest.raises(DefinitionError, match=r"pass an object to the worker: Worker\(\[Mailer\(…\)\]\)"):
         Worker([Mailer])
