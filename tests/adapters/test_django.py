@@ -297,7 +297,7 @@ def test_the_models_are_to_be_read_only(durable: DjangoClient) -> None:
         lambda: Instance.objects.update(status="done"),
         lambda: AuditEvent.objects.create(event="created"),
     ):
-        with pytest.raises(UsageError, match="written by the engine only; use the verbs of DjangoClient"):
+        with pytest.raises(UsageError, match="read-only; use DjangoClient"):
             write()
 
 

@@ -105,7 +105,7 @@ async def test_an_application_without_a_client_says_what_it_lacks() -> None:
     async def look(durable: DurableClient) -> None: ...
 
     async with served(app) as requests:
-        with pytest.raises(UsageError, match=r"has opened no client; say lifespan=client\.lifespan"):
+        with pytest.raises(UsageError, match=r"has not opened a client; pass lifespan=client\.lifespan"):
             await requests.get("/")
 
 

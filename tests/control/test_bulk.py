@@ -101,7 +101,7 @@ async def test_parents_are_cancelled_before_their_children(async_durable: AsyncH
             return Done(len(ctx.children))
 
     parent = await async_durable.insert(Parent, 600)
-    with pytest.raises(AssertionError, match="has not come to rest"):
+    with pytest.raises(AssertionError, match="still runs"):
         await async_durable.drain(max_steps=1)
     assert await async_durable.cancel_all() == 601
     batches = await db.fetch(

@@ -71,7 +71,7 @@ async def test_concurrent_drains_are_rejected(async_durable: AsyncHarness) -> No
     class Slow(Machine[None, None]):
         @step
         async def sleep(self, ctx: Context[None]) -> Outcome[None]:
-            with pytest.raises(UsageError, match="draining already"):
+            with pytest.raises(UsageError, match="already draining"):
                 await async_durable.drain()
             return Done()
 

@@ -119,7 +119,7 @@ def test_crash_everywhere_finds_an_unsafe_step() -> None:
 
     with pytest.raises(AssertionError, match="is done with 2, not with 1") as raised:
         crash_everywhere(scenario)
-    assert raised.value.__notes__ == ["The process had died before the commit of step 'count'."]
+    assert raised.value.__notes__ == ["The process crashed before the commit of step 'count'."]
 
 
 def test_crash_everywhere_allows_crashes_of_the_scenario() -> None:
@@ -165,7 +165,7 @@ def test_crash_everywhere_takes_settings() -> None:
 
 def test_crash_at_an_unknown_step_is_rejected(durable: Harness) -> None:
     durable.insert(Checkout, Order(42))
-    problem = r"crash_at got the step 'shp'; did you mean 'ship'\? The steps of the machines known here are .*'start'"
+    problem = r"crash_at got the step 'shp'; did you mean 'ship'\? The steps of the registered machines are .*'start'"
     with pytest.raises(UsageError, match=problem), durable.crash_at("shp"):
         pass
     with durable.crash_at("ship"):
@@ -180,7 +180,7 @@ def test_crash_at_an_unknown_point_is_rejected(durable: Harness) -> None:
 
 
 def test_crash_at_a_step_by_name_needs_a_known_machine(durable: Harness) -> None:
-    with pytest.raises(UsageError, match="are none; for another machine give the step itself"):
+    with pytest.raises(UsageError, match="are none; for another machine pass the step itself"):
         durable.crash_at("ship").__enter__()
     durable.use(Checkout)
     with durable.crash_at("ship"):

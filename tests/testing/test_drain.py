@@ -141,9 +141,7 @@ def test_drain_with_collapse_false_keeps_delays(durable: Harness) -> None:
 
 def test_drain_names_a_machine_that_never_ends(durable: Harness) -> None:
     poll = durable.insert(Poll, 0)
-    with pytest.raises(
-        AssertionError, match=rf"Poll {poll.id} has not come to rest after 20 steps.*look → look"
-    ):
+    with pytest.raises(AssertionError, match=rf"Poll {poll.id} still runs after 20 steps.*look → look"):
         durable.drain(max_steps=20)
     # It was released unchanged; its delay had been skipped.
     assert durable.drain(collapse=False) == DrainCounts(next=1)
@@ -154,7 +152,7 @@ def test_drain_names_a_machine_that_never_ends(durable: Harness) -> None:
 
 def test_drain_names_a_spinning_machine_with_collapse_false(durable: Harness) -> None:
     durable.insert(Spin)
-    with pytest.raises(AssertionError, match="Spin 1 has not come to rest"):
+    with pytest.raises(AssertionError, match="Spin 1 still runs"):
         durable.drain(collapse=False, max_steps=5)
 
 
@@ -214,7 +212,7 @@ def test_machine_object_can_be_inserted(durable: Harness) -> None:
 def test_machine_that_needs_arguments_must_be_used_first(durable: Harness) -> None:
     with pytest.raises(DefinitionError) as raised:
         durable.insert(Counted, "x")
-    assert raised.value.__notes__ == ["In a test, say what to run before: durable.use(Counted(…))"]
+    assert raised.value.__notes__ == ["In a test, register an object before: durable.use(Counted(…))"]
     assert durable.instances() == []
 
 

@@ -1,1 +1,1 @@
-"""Adapters for what others have made. Each needs the extra of its name."""
+"""Adapters for other libraries. Each needs its extra."""

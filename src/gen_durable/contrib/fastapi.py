@@ -6,7 +6,7 @@
     async def place_order(order: Order, durable: DurableClient) -> int:
         return (await durable.insert(Checkout, order)).id
 
-`client` may be a `Worker`: then its machines run in the process of the application. Needs the extra `fastapi`.
+If `client` is a `Worker`, its machines run in the process of the application. Needs the extra `fastapi`.
 """
 
 from __future__ import annotations
@@ -26,4 +26,4 @@ from .starlette import get_client
 __all__ = ["DurableClient", "get_client"]
 
 DurableClient: TypeAlias = Annotated[AsyncClient, Depends(get_client)]
-"""The type of a parameter that gets the client of the application."""
+"""Annotate a parameter with it to get the client of the application."""

@@ -1,12 +1,12 @@
-"""Traces by OpenTelemetry: one instance is one trace, whichever processes its steps run in.
+"""OpenTelemetry tracing: one instance is one trace, whichever processes its steps run in.
 
     from gen_durable.contrib import opentelemetry
 
-    opentelemetry.instrument()                   # in producers and in workers, before anything is inserted
+    opentelemetry.instrument()                   # in producers and workers, before the first insert
 
-Whoever inserts an instance leaves a trace context in its row: that of the current span, or of one that is made for it
-(`insert M`). Every execution of every step is a span below that; children, and whatever a step inserts, are below the
-step. A step that a signal has woken is linked to whoever sent it. Needs the extra `otel`.
+An insert stores a trace context with the instance: that of the current span, or of a new span `insert M`. Every
+execution of a step is a child span of it. Children of an instance, and instances that a step inserts, are below the
+span of that step. A step that a signal woke has a link to the span of the sender. Needs the extra `otel`.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ _W3C: Final = TraceContextTextMapPropagator()
 
 
 def instrument(provider: trace.TracerProvider | None = None) -> Callable[[], None]:
-    """Make spans from now on, in this process.
+    """Start tracing in this process.
 
     Args:
-        provider: who takes them; left out, OpenTelemetry's global one.
+        provider: the tracer provider; default: the global one.
 
     Returns:
-        A function that ends it.
+        A function that stops tracing.
     """
     ours = _OpenTelemetry(trace.get_tracer_provider() if provider is None else provider)
     set_tracing(ours)
@@ -96,8 +96,8 @@ class _OpenTelemetry:
     def _parent(self, execution: Running, name: str) -> Context:
         if execution.traceparent is not None:
             return _W3C.extract({"traceparent": execution.traceparent}, Context())
-        # Inserted by somebody who makes no traces. Every process works out the same context for the instance, so that
-        # its steps still are one trace; whether that is sampled, the sampler says as it would of any root.
+        # Inserted without tracing. Every process derives the same context from the row, so the steps are one trace. The
+        # sampler decides on it as on any root span.
         seed = f"{execution.fsm} {execution.id} {execution.inserted_at}".encode()
         trace_id = int.from_bytes(hashlib.blake2b(seed, digest_size=16).digest())
         span_id = int.from_bytes(hashlib.blake2b(seed, digest_size=8).digest())

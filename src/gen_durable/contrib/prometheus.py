@@ -1,10 +1,10 @@
-"""Metrics for Prometheus: what a worker tells, counted, and how much waits in the database.
+"""Prometheus metrics: telemetry events of a worker, counted, and the queues of the database.
 
-Labels are names that code and operators have chosen. A name that only rows have (an unregistered machine, step or
-queue) is counted as `(unknown)`: each value of a label is a time series, and producers must not create them.
+Labels are names that code or operators define. A name that only rows contain (an unregistered machine, step or queue)
+is counted as `(unknown)`, so producers cannot create time series.
 
     worker = Worker([Checkout])
-    Metrics(worker).serve("0.0.0.0", 9000)        # on a thread; or metrics.asgi, to be mounted in an app
+    Metrics(worker).serve("0.0.0.0", 9000)        # on a thread; or mount metrics.asgi in an app
     worker.run()
 
 `gen-durable worker shop.py --metrics 0.0.0.0:9000` does the same. Needs the extra `prometheus`.
@@ -39,36 +39,36 @@ from ..worker import Worker
 
 __all__ = ["Metrics"]
 
-# From a step that only computes to one that calls a slow service.
+# From a short computation to a call of a slow service.
 _SECONDS: Final = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5, 10, 60, 300)
 _UNKNOWN: Final = "(unknown)"
-# Prometheus itself gives up after 10 s; without an answer by then the other metrics come alone.
-_ANSWER_WITHIN: Final = 3.0
-# Name → what it is, the figure of one queue, and how those of several become one.
+# Seconds. A scrape times out after 10 s; without an answer of the database, the other metrics are returned alone.
+_QUEUES_TIMEOUT: Final = 3.0
+# Name → help text, value of one queue, and how to combine the values of several queues.
 _Figure: TypeAlias = tuple[str, Callable[[QueueStatus], float], Callable[[Iterable[float]], float]]
 _FIGURES: Final[Mapping[str, _Figure]] = {
     "gen_durable_queue_due": (
-        "Instances that could run now; at most 10,000 are counted.",
+        "Instances that are due; at most 10,000 are counted.",
         lambda queue: queue.due,
         sum,
     ),
     "gen_durable_queue_future": (
-        "Instances whose time has yet to come; at most 10,000 are counted.",
+        "Instances that are not due yet; at most 10,000 are counted.",
         lambda queue: queue.future,
         sum,
     ),
     "gen_durable_queue_gated": (
-        "Instances that wait for their concurrency key; at most 10,000 are counted.",
+        "Instances that wait for a slot of their concurrency key; at most 10,000 are counted.",
         lambda queue: queue.gated,
         sum,
     ),
     "gen_durable_queue_executing": (
-        "Instances that execute, in any process; at most 10,000 are counted.",
+        "Instances that execute, on any worker; at most 10,000 are counted.",
         lambda queue: queue.executing,
         sum,
     ),
     "gen_durable_queue_oldest_seconds": (
-        "How long the one that has been due for longest has waited.",
+        "How long the oldest due instance has waited.",
         lambda queue: 0.0 if queue.oldest is None else queue.oldest.total_seconds(),
         max,
     ),
@@ -76,12 +76,20 @@ _FIGURES: Final[Mapping[str, _Figure]] = {
 
 
 class Metrics(Collector):
-    """The metrics of one worker, in one registry."""
+    """The metrics of one worker in one registry.
+
+        worker = Worker([Checkout])
+        Metrics(worker).serve("0.0.0.0", 9000)
+
+    Args:
+        worker: the worker.
+        registry: the Prometheus registry; default: the global one.
+    """
 
     def __init__(self, worker: Worker, registry: CollectorRegistry = REGISTRY) -> None:
         self._worker = worker
         self._registry = registry
-        # Where the worker runs; known from the first event that comes from there.
+        # The event loop of the worker; known from its first event.
         self._loop: asyncio.AbstractEventLoop | None = None
         self._queues: Sequence[QueueStatus] | None = None
         self._counts = _Counts(registry, worker.machines)
@@ -89,10 +97,10 @@ class Metrics(Collector):
         worker.telemetry.subscribe(self._on_event)
 
     def serve(self, host: str, port: int) -> Callable[[], None]:
-        """Answer Prometheus at this address, on a thread.
+        """Serve the metrics over HTTP at this address, on a thread.
 
         Returns:
-            A function that ends it.
+            A function that stops the server.
         """
         server, thread = start_http_server(port, host, self._registry)
 
@@ -104,27 +112,30 @@ class Metrics(Collector):
         return end
 
     async def asgi(self, scope: Any, receive: Any, send: Any) -> None:
-        """The same as an ASGI app: `app.mount("/metrics", metrics.asgi)`."""
-        # On a thread: the loop of this app may be the worker's, which has to be free to ask the database.
+        """Serve the metrics as an ASGI app: `app.mount("/metrics", metrics.asgi)`."""
+        # On a thread: this may be the event loop of the worker, which must be free to query the database.
         body = await asyncio.to_thread(generate_latest, self._registry)
         headers = [(b"content-type", CONTENT_TYPE_LATEST.encode())]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": body})
 
     def describe(self) -> Iterable[Metric]:
-        """The metrics that the database is asked for."""
+        """Return the metrics that come from the database, without values."""
         return self._families(())
 
     def collect(self) -> Iterable[Metric]:
-        """Ask the database. Whoever asks from the worker's own loop would wait for himself: he gets the last answer."""
+        """Query the database.
+
+        On the event loop of the worker itself, which cannot wait for itself, use the last answer.
+        """
         if not self._is_on_loop():
-            self._look_from_thread()
+            self._refresh_from_thread()
         return self._families(self._queues)
 
     def _families(self, queues: Sequence[QueueStatus] | None) -> Iterable[Metric]:
         yield GaugeMetricFamily(
             "gen_durable_database_up",
-            "Whether the database answered this worker.",
+            "1 if the database answered this worker, else 0.",
             value=queues is not None,
         )
         by_label: dict[str, list[QueueStatus]] = defaultdict(list)
@@ -142,17 +153,17 @@ class Metrics(Collector):
         except RuntimeError:
             return False
 
-    def _look_from_thread(self) -> None:
+    def _refresh_from_thread(self) -> None:
         self._queues = None
         if self._loop is None or not self._loop.is_running():
             return
-        looking = asyncio.run_coroutine_threadsafe(self._look(), self._loop)
+        refreshing = asyncio.run_coroutine_threadsafe(self._refresh(), self._loop)
         try:
-            looking.result(_ANSWER_WITHIN)
+            refreshing.result(_QUEUES_TIMEOUT)
         except (TimeoutError, CancelledError):
-            looking.cancel()
+            refreshing.cancel()
 
-    async def _look(self) -> None:
+    async def _refresh(self) -> None:
         try:
             self._queues = await self._worker.queues()
         except DatabaseError:
@@ -165,7 +176,7 @@ class Metrics(Collector):
 
 
 class _Counts:
-    """One metric or more for each kind of event."""
+    """Counters, gauges and histograms of the telemetry events."""
 
     def __init__(self, registry: CollectorRegistry, machines: Iterable[MachineDef]) -> None:
         self._registered = {(machine.name, step) for machine in machines for step in machine.steps}
@@ -177,43 +188,45 @@ class _Counts:
         def gauge(name: str, what: str) -> Gauge:
             return Gauge(f"gen_durable_{name}", what, ["queue"], registry=registry)
 
-        self._steps = counter("steps", "Outcomes that were committed.", "machine", "step", "outcome")
+        self._steps = counter("steps", "Executed steps by outcome.", "machine", "step", "outcome")
         self._seconds = Histogram(
             "gen_durable_step_seconds",
-            "How long steps ran.",
+            "Duration of steps.",
             ["machine", "step"],
             buckets=_SECONDS,
             registry=registry,
         )
-        self._picks = counter("picks", "Looks for work.", "queue")
-        self._picked = counter("picked", "Instances that looks for work have brought.", "queue")
-        self._wanted = counter("wanted", "Instances that looks for work could have brought.", "queue")
-        self._in_flight = gauge("in_flight", "Executions of this worker that are under way.")
-        self._concurrency = gauge("concurrency", "How many steps may run here at once.")
-        self._buffer = gauge("buffer", "Executions that are leased ahead and wait for their turn.")
-        self._prefetch = gauge("prefetch", "How many may be leased ahead.")
-        self._released = counter("released", "Executions that a shutdown gave back.", "queue")
-        self._contended = counter("contended", "Instances set aside: their key was busy.", "machine")
-        self._reaped = counter("reaped", "Executions whose lease ran out.")
-        self._poisoned = counter("poisoned", "Instances that failed: lost once too often.")
-        self._stale = counter("stale_outcomes", "Outcomes that came too late.", "machine", "step")
-        self._timeouts = counter(
-            "await_timeouts", "Deadlines that passed before a signal.", "machine", "step"
+        self._picks = counter("picks", "Picks: queries for due instances.", "queue")
+        self._picked = counter("picked", "Instances that picks leased.", "queue")
+        self._wanted = counter("wanted", "Instances that picks asked for.", "queue")
+        self._in_flight = gauge("in_flight", "Executions of this worker in flight.")
+        self._concurrency = gauge("concurrency", "Maximum number of concurrent steps of this worker.")
+        self._buffer = gauge("buffer", "Executions that are leased ahead and have not started.")
+        self._prefetch = gauge("prefetch", "Maximum number of executions leased ahead.")
+        self._released = counter("released", "Executions that a shutdown returned to the queue.", "queue")
+        self._contended = counter("contended", "Due instances whose concurrency key was in use.", "machine")
+        self._reaped = counter("reaped", "Executions whose lease expired.")
+        self._poisoned = counter("poisoned", "Instances that failed after crash_limit lost executions.")
+        self._stale = counter(
+            "stale_outcomes", "Outcomes discarded because the lease was lost.", "machine", "step"
         )
-        self._missing = counter("handler_missing", "Instances that failed: no such machine.", "machine")
-        self._swept = counter("swept", "Ended instances that were deleted.")
-        self._throttled = counter("throttled", "Starts that a rate limit put off.", "limit", "queue")
-        self._unknown = counter("unknown_limits", "Instances that name a rate limit that is none.", "limit")
-        self._published = counter("outbox_published", "Events that a sink has taken.", "sink")
-        self._refused = counter("outbox_failed", "Events that a sink did not take, try by try.", "sink")
-        self._dead = counter("outbox_dead", "Events that a sink rejected for good.", "sink")
+        self._timeouts = counter("await_timeouts", "Awaits that reached their deadline.", "machine", "step")
+        self._missing = counter(
+            "handler_missing", "Instances that failed because their machine is not registered.", "machine"
+        )
+        self._swept = counter("swept", "Ended instances removed by retention.")
+        self._throttled = counter("throttled", "Starts delayed by a rate limit.", "limit", "queue")
+        self._unknown = counter(
+            "unknown_limits", "Instances that name a rate limit that does not exist.", "limit"
+        )
+        self._published = counter("outbox_published", "Events that a sink accepted.", "sink")
+        self._refused = counter("outbox_failed", "Failed deliveries of events.", "sink")
+        self._dead = counter("outbox_dead", "Events that a sink rejected permanently.", "sink")
         self._expired = counter(
             "outbox_expired", "Events that no sink accepted within retention_pending.", "sink"
         )
-        self._fired = counter(
-            "schedule_fired", "Slots of schedules, by what became of them.", "schedule", "kind"
-        )
-        # By name: an adapter counts what it knows, whichever events this version of the engine has.
+        self._fired = counter("schedule_fired", "Fire times of schedules, by result.", "schedule", "kind")
+        # By name, so this adapter works with other versions of the engine.
         self.handlers: Mapping[str, Callable[[Any], None]] = {
             "step.stop": self._step_stop,
             "pick.stop": self._pick_stop,
@@ -224,7 +237,7 @@ class _Counts:
             ),
             "reaper.reaped": self._reaper_reaped,
             "outcome.stale": lambda event: self._stale.labels(*self._step(event)).inc(),
-            # Of any worker's machine, whichever worker watches the clock: an await is named by the code that made it.
+            # Not `_step`: any worker expires the awaits of all machines, and their names come from code.
             "await.timeout": lambda event: self._timeouts.labels(event.fsm, event.step).inc(),
             "handler.missing": lambda event: self._missing.labels(self._machine(event)).inc(),
             "outbox.published": lambda event: self._published.labels(event.sink).inc(event.count),
@@ -273,5 +286,5 @@ class _Counts:
 
 
 def _limit_of(event: Any) -> str:
-    """The name before the partition: there are few of these, and any number of partitions."""
+    """Return the name without the partition, because the number of partitions is unbounded."""
     return str(event.key).partition(":")[0]

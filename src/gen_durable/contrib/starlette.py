@@ -1,12 +1,12 @@
-"""Starlette: the client that an application opened, wherever a request is.
+"""Starlette: the client of an application in its requests.
 
     app = Starlette(routes=[...], lifespan=client.lifespan)
 
     async def place_order(request: Request) -> Response:
         order = await get_client(request).insert(Checkout, Order(42))
 
-`client` may be a `Worker`: then its machines run in the process of the application. Needs the extra `fastapi`, or
-Starlette alone.
+If `client` is a `Worker`, its machines run in the process of the application. Needs Starlette, for example by the extra
+`fastapi`.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ __all__ = ["get_client"]
 
 
 def get_client(connection: HTTPConnection) -> AsyncClient:
-    """The client of the application that a request, or a websocket, came to.
+    """Return the client of the application of a request or websocket.
 
     Raises:
-        UsageError: its lifespan does not open one.
+        UsageError: the lifespan of the application does not open a client.
     """
     found: Any = getattr(connection.state, "durable", None)
     if not isinstance(found, AsyncClient):
         raise UsageError(
-            "this application has opened no client",
-            "say lifespan=client.lifespan, or pass on what that yields: "
+            "this application has not opened a client",
+            "pass lifespan=client.lifespan to it, or merge its state: "
             "async with client.lifespan(app) as state: yield {**state, …}",
         )
     return found

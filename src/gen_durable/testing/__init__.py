@@ -1,17 +1,17 @@
-"""For tests of machines: one step as a value, or whole instances on a real database and a clock of the test's.
+"""Test kit: run one step without a database, or whole instances on a real database with a clock that the test controls.
 
-A step alone needs no database:
+`run_step` calls one step, without a database:
 
     outcome = run_step(Checkout().ship, Order(42), awaited=[(Checkout.payment, Payment(100))])
     assert outcome == Done(Receipt(42, 100))
 
-`context` makes the `ctx` alone, for whoever calls a job or a `handle` himself:
+`context` makes a `ctx`, for calling a job or `handle` directly:
 
     assert Checkout().handle(TimeoutError(), context(Order(42), attempt=5)) == Stop(TimeoutError())
 
-Whole instances run through the statements of a worker. With this package installed, pytest has the fixtures `durable`
-and `async_durable` (for async tests, which need a plugin that runs them: pytest-asyncio or anyio); each test gets a
-database of its own:
+A harness runs whole instances with the SQL statements of a worker. The pytest fixtures `durable` and `async_durable`
+(for async tests with pytest-asyncio or anyio) are available wherever this package is installed. Each test gets its own
+database:
 
     def test_an_unpaid_order_is_given_up(durable: Harness) -> None:
         order = durable.insert(Checkout, Order(42))

@@ -1,4 +1,4 @@
-"""Time as the test wants it: plans that move the rows of the test's own database."""
+"""The clock of a test: plans that shift the times of all rows in its database."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _SQL = statements("clock.sql")
 
 
 def advance(by: timedelta) -> Plan[None]:
-    """Let so much time pass. Nothing runs, and no await ends, until somebody looks."""
+    """Shift all stored times by `by` into the past."""
     yield _SQL["advance_instances"](by=by)
     yield _SQL["advance_buckets"](by=by)
     yield _SQL["advance_signals"](by=by)
@@ -33,7 +33,7 @@ def advance(by: timedelta) -> Plan[None]:
 
 
 def fire_timeouts() -> Plan[int]:
-    """End every await that has a deadline, however far away; how many there were."""
+    """End every await that has a deadline; return how many there were."""
     yield _SQL["end_awaits"]()
     fired = 0
     while expired := (yield from leases.expire()):
@@ -42,7 +42,7 @@ def fire_timeouts() -> Plan[int]:
 
 
 def fire_next(ahead: timedelta) -> Plan[bool]:
-    """Fire the one slot that is due longest, whatever its schedule says of slots that were missed; if there is one."""
+    """Fire the oldest due fire time, ignoring `missed=` of its schedule; return whether there was one."""
     while due := (yield from schedules.due(1, ahead=ahead)):
         if (yield from schedules.fire(due[0], due[0].first())) is not None:
             return True
@@ -50,7 +50,7 @@ def fire_next(ahead: timedelta) -> Plan[bool]:
 
 
 def catch_up(ahead: timedelta) -> Plan[int]:
-    """Fire all that is due, by the schedules' policies; how many instances that makes."""
+    """Fire all due schedules by their `missed=`; return the number of inserted instances."""
     count = 0
     while found := (yield from schedules.due(100, ahead=ahead)):
         for due in found:
@@ -60,24 +60,24 @@ def catch_up(ahead: timedelta) -> Plan[int]:
 
 
 def due_queues(machines: tuple[list[str], list[int]]) -> Plan[list[str]]:
-    """Where there is work for these machines now."""
+    """Return the queues with due instances of these machines."""
     fsms, versions = machines
     rows = yield _SQL["due_queues"](fsms=fsms, versions=versions)
     return [row["queue"] for row in rows]
 
 
 def collapse(machines: tuple[list[str], list[int]], since: datetime) -> Plan[bool]:
-    """Skip the time until the next instance of these machines is due; whether any has waited since then."""
+    """Make the next waiting instance of these machines due; return whether there was one."""
     fsms, versions = machines
     return bool((yield _SQL["collapse"](fsms=fsms, versions=versions, since=since)))
 
 
 def end_leases(worker: str) -> Plan[tuple[list[int], list[int]]]:
-    """Let the leases of a dead process run out: the instances that it had, and those of others whose lease ran out."""
+    """Expire the leases of this worker. Return its instances, and those of other workers whose leases have expired."""
     rows = yield _SQL["end_leases"](worker=worker)
     return [row["id"] for row in rows if row["is_ours"]], [row["id"] for row in rows if not row["is_ours"]]
 
 
 def make_due(ids: Collection[int]) -> Plan[None]:
-    """Let these instances wait no longer."""
+    """Make these instances due now."""
     yield _SQL["make_due"](ids=list(ids))

@@ -1,7 +1,7 @@
-"""A database of its own for every test: a copy of a template that is migrated once.
+"""One database per test: a copy of a template that is migrated once.
 
-The next copy is made while a test runs, and what a test leaves is emptied or dropped behind the back of the next one,
-so a test waits for nothing.
+The next copy is created while a test runs, and used databases are emptied or dropped in the background, so tests do not
+wait for either.
 """
 
 from __future__ import annotations
@@ -37,23 +37,23 @@ _SQL = statements("databases.sql")
 
 
 class Databases:
-    """Makes and drops databases on one server, from `with` to its end."""
+    """Creates and drops test databases on one server; a context manager."""
 
     def __init__(self, dsn: str | None = None) -> None:
-        """Say where; left out, `GEN_DURABLE_DSN` does, and else it is the embedded server for tests."""
+        """Choose the server; default: that of `GEN_DURABLE_DSN`, or the embedded server for tests."""
         self._given_dsn = dsn
-        # In every name that this session makes, and in the name of its connection: who finds a database without such a
-        # connection may drop it.
+        # Part of every database name of this session and of the application_name of its connection. A database without
+        # such a connection is orphaned, and another session drops it.
         self._token = secrets.token_hex(4)
         self._numbers = itertools.count(1)
-        # Schema → a copy that nobody has taken yet. Touched by the thread of the tests only.
+        # Schema → the next copy. Used by the thread of the tests only.
         self._ready: dict[str, Future[str]] = {}
         self._dropping: list[Future[None]] = []
-        # Schema → databases that tests have given back: whether they can be used again.
+        # Schema → returned databases, and whether they can be used again.
         self._returned: defaultdict[str, dict[str, Future[bool]]] = defaultdict(dict)
-        # Of those that have not been dropped. Touched loop_thread only.
+        # Of databases that are not dropped. Used on the loop thread only.
         self._recyclers: dict[str, Recycler] = {}
-        # Used loop_thread only, and for one thing at a time.
+        # Used on the loop thread only, by one statement at a time.
         self._conn: Any = None
         self._lock = asyncio.Lock()
 
@@ -71,7 +71,7 @@ class Databases:
     def __exit__(self, *_: object) -> None:
         try:
             for copy in self._ready.values():
-                if copy.exception() is None:  # nobody has asked for this one
+                if copy.exception() is None:  # not taken by any test
                     self.drop(copy.result())
             for returned in self._returned.values():
                 for name in returned:
@@ -83,7 +83,7 @@ class Databases:
 
     @contextmanager
     def fresh(self, schema: str = "gen_durable") -> Generator[str]:
-        """The DSN of an empty, migrated database, for the length of a `with` block."""
+        """Yield the DSN of a new, migrated database, which is dropped afterwards."""
         name = self.take(schema)
         try:
             yield self.dsn_of(name)
@@ -92,19 +92,19 @@ class Databases:
 
     @contextmanager
     def clean(self, schema: str = "gen_durable") -> Generator[str]:
-        """The same; but it may have been used before, and emptied."""
+        """Yield the DSN of an empty, migrated database, which may have been used before."""
         name = self._usable(schema) or self.take(schema)
         try:
             yield self.dsn_of(name)
         finally:
-            # Only on a server of our own we may do all that this takes.
+            # Emptying needs superuser rights, which only the embedded server surely grants.
             if self._server.is_ours:
                 self._returned[schema][name] = self._loop_thread.begin(self._empty(name))
             else:
                 self.drop(name)
 
     def _usable(self, schema: str) -> str | None:
-        """One that was emptied since a test has given it back."""
+        """Return a returned database that has been emptied, if there is one."""
         for name, emptied in list(self._returned[schema].items()):
             if emptied.done():
                 del self._returned[schema][name]
@@ -114,18 +114,18 @@ class Databases:
         return None
 
     def take(self, schema: str) -> str:
-        """The name of a new database that is the caller's from now on."""
+        """Return the name of a new database; the caller drops it."""
         ready = self._ready.pop(schema, None) or self._loop_thread.begin(self._copy(schema))
         name = ready.result()
         self._ready[schema] = self._loop_thread.begin(self._copy(schema))
         return name
 
     def drop(self, name: str) -> None:
-        """Drop a database, soon; whoever is still connected to it is thrown out."""
+        """Drop a database in the background, with all its connections."""
         self._dropping.append(self._loop_thread.begin(self._drop(name)))
 
     def dsn_of(self, name: str) -> str:
-        """The server's DSN, with another database in it."""
+        """Return the DSN of a database on this server."""
         parts = urlsplit(self._server.dsn)
         query = "&".join(
             pair for pair in parts.query.split("&") if pair.partition("=")[0] not in ("dbname", "database")
@@ -140,8 +140,8 @@ class Databases:
 
     async def _prepare(self) -> None:
         await self._execute(f"set application_name = 'gen_durable test {self._token}'")
-        # Older servers copy files anyway. Files carry the caches of the catalog, so a first connection is quicker; the
-        # checkpoint that this takes costs little where nothing is ever flushed.
+        # file_copy also copies the catalog caches, so a first connection is faster. Its checkpoint is cheap with
+        # fsync=off. Servers before 15 always copy files.
         is_fast = self._server.is_ours and self._conn.get_server_version().major >= 15
         self._strategy = " strategy file_copy" if is_fast else ""
         for row in await self._run(_rows("orphans")):
@@ -165,7 +165,7 @@ class Databases:
             await self._make_template(template, schema)
             await self._execute(statement)
         if self._server.is_ours:
-            with suppress(StatementError):  # without one it is used once
+            with suppress(StatementError):  # without a recycler it is used once
                 self._recyclers[name] = await Recycler.open(self.dsn_of(name), schema)
         return name
 
@@ -180,7 +180,7 @@ class Databases:
             await self._run(_rows("unlock", name=template))
 
     async def _migrate(self, template: str, schema: str) -> None:
-        """Under another name until it is complete: a half-made template must never be copied."""
+        """Create the template under another name and rename it when complete, so no partial template is copied."""
         name = f"gen_durable_test_{self._token}_{next(self._numbers)}"
         try:
             await self._execute(f"create database {name} template template0")
@@ -188,14 +188,14 @@ class Databases:
             raise self._explained(error) from error
         async with await Database.open(self.dsn_of(name), schema, size=1) as database:
             await database.run_in_transaction(migrate.migrate(schema))
-        # A template that somebody is connected to cannot be copied.
+        # A template with connections cannot be copied.
         await self._execute(f"alter database {name} allow_connections false")
         try:
             await self._execute(f"alter database {name} rename to {template}")
         except StatementError as error:
             if error.sqlstate != sqlstates.DUPLICATE_DATABASE:
                 raise
-            await self._drop(name)  # a run that works from another database of this server was faster
+            await self._drop(name)  # another session created it first
 
     async def _empty(self, name: str) -> bool:
         return name in self._recyclers and await self._recyclers[name].empty()
@@ -215,14 +215,14 @@ class Databases:
     def _explained(self, error: StatementError) -> Exception:
         if error.sqlstate == sqlstates.INSUFFICIENT_PRIVILEGE:
             return UsageError(
-                f"the role of GEN_DURABLE_DSN cannot make databases for tests ({error.message})",
-                "let it: alter role … createdb; or unset GEN_DURABLE_DSN to use an embedded server",
+                f"the role of GEN_DURABLE_DSN cannot create databases for tests ({error.message})",
+                "run `alter role … createdb`, or unset GEN_DURABLE_DSN to use an embedded server",
             )
         return error
 
 
 def _template_name(schema: str) -> str:
-    """Named after what is in it: another version of the schema is another template."""
+    """Return a name derived from the migrations, so every schema version has its own template."""
     return f"gen_durable_template_{hashlib.sha256(migrate.script(schema).encode()).hexdigest()[:12]}"
 
 

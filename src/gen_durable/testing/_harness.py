@@ -1,4 +1,4 @@
-"""The harnesses: clients of a test's own database that also run what is in it, on a clock that the test owns."""
+"""`Harness` and `AsyncHarness`: clients of a test database that also run its instances, with a controlled clock."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _PLACES: Final[Mapping[CrashPoint, str]] = {
 
 
 class Harness(HarnessBase, Client):
-    """The fixture `durable`: a blocking client of a database that belongs to one test, and everything a test needs.
+    """The fixture `durable`: a blocking client of the database of one test, with `drain`, a clock and assertions.
 
         def test_an_unpaid_order_is_given_up(durable: Harness) -> None:
             order = durable.insert(Checkout, Order(42))
@@ -40,31 +40,35 @@ class Harness(HarnessBase, Client):
             durable.drain()
             durable.assert_failed(order, match="payment never came")
 
-    Nothing runs but in `drain`: to `wait` for an instance that nobody drains is to wait for ever.
+    Instances run only in `drain`. Do not call `wait` without a timeout: it would wait forever.
     """
 
     def __init__(self, dsn: str, *, settings: Settings | None = None) -> None:
-        """Say which database; whatever is in it belongs to the test."""
+        """Open a harness on a migrated database, which the test owns."""
         super().__init__(dsn, settings=settings)
         self._stepper = Stepper(dsn, self.settings)
         self._loop = Loop()
 
     def drain(self, *, collapse: bool = True, max_steps: int = 1000) -> DrainCounts:
-        """Run everything that can run, here and now, by the statements of a worker; what was committed.
+        """Run all due instances with the SQL statements of a worker, until all have ended or wait.
 
-        Instances take turns, in the order in which they are due, until all have ended or sleep. Then schedules fire
-        each slot that `advance` has brought, one after the other. The signals that were not sent and the time that has
-        not passed are up to the test.
+        Instances run one step at a time, in the order in which they are due. Then schedules fire each fire time that
+        `advance` has passed, one after the other.
 
         Args:
-            collapse: do not wait for the delays of retries, schedules and `Next`, nor for rate limits: skip them, in
-                their order; `False` keeps to them. The timeouts of `Await` are not skipped; let time pass with
-                `advance`.
-            max_steps: of all instances together; more is an AssertionError, for a machine that never rests.
+            collapse: skip the delays of retries, `Next` and `schedule_in`, and waits for rate limits, in order. `False`
+                respects them. Timeouts of `Await` are never skipped: use `advance`.
+            max_steps: maximum number of steps of all instances.
+
+        Returns:
+            The number of committed outcomes by kind.
+
+        Raises:
+            AssertionError: `max_steps` is exceeded.
         """
         database = _Blocking(self._database)
         draining = self._stepper.drain(database, ahead=self._ahead, collapse=collapse, max_steps=max_steps)
-        return self._loop.run(draining, "drain", "take the fixture async_durable and await its drain")
+        return self._loop.run(draining, "drain", "use the fixture async_durable and await its drain")
 
     def _run_now(self, plan: Plan[T]) -> T:
         return self._database.run(plan)
@@ -76,7 +80,7 @@ class Harness(HarnessBase, Client):
 
 
 class AsyncHarness(HarnessBase, AsyncClient):
-    """The fixture `async_durable`: the same around an `AsyncClient`. What waits for steps is awaited, nothing else.
+    """The fixture `async_durable`: a harness for async tests. Client methods and `drain` are awaited, the others block.
 
         async def test_a_paid_order_is_shipped(async_durable: AsyncHarness) -> None:
             order = await async_durable.insert(Checkout, Order(42))
@@ -85,11 +89,11 @@ class AsyncHarness(HarnessBase, AsyncClient):
             await async_durable.drain()
             assert async_durable.assert_done(order) == Receipt(42, 100)
 
-    Its connections belong to no event loop of the test's, so a plain `with` opens it as well as `async with`.
+    Its connections run on an event loop of their own, so both `with` and `async with` open it.
     """
 
     def __init__(self, dsn: str, *, settings: Settings | None = None) -> None:
-        """Say which database; whatever is in it belongs to the test."""
+        """Open a harness on a migrated database, which the test owns."""
         super().__init__(dsn, settings=settings)
         self._stepper = Stepper(dsn, self.settings)
         self._threaded: ThreadedDatabase | None = None
@@ -108,7 +112,7 @@ class AsyncHarness(HarnessBase, AsyncClient):
         self._close_now()
 
     async def drain(self, *, collapse: bool = True, max_steps: int = 1000) -> DrainCounts:
-        """See `Harness.drain`. Async steps run on the loop of the test."""
+        """Run all due instances; see `Harness.drain`. Async steps run on the event loop of the test."""
         return await self._stepper.drain(
             self._database, ahead=self._ahead, collapse=collapse, max_steps=max_steps
         )
@@ -143,7 +147,7 @@ class AsyncHarness(HarnessBase, AsyncClient):
 
 
 def crash_everywhere(scenario: Callable[[Harness], object], /, *, settings: Settings | None = None) -> int:
-    """Run a scenario again and again, each time with the process dying at another point; how many points there are.
+    """Run a scenario once per point at which a process can crash, with a crash at that point.
 
         def scenario(durable: Harness) -> None:
             order = durable.insert(Checkout, Order(42))
@@ -154,10 +158,16 @@ def crash_everywhere(scenario: Callable[[Harness], object], /, *, settings: Sett
 
         crash_everywhere(scenario)
 
-    A scenario inserts, signals, drains and asserts. It is played once undisturbed, and then once for every point at
-    which a process can die: before each step that it executes, and before the commit of each. Every time its database
-    is empty; its `drain` recovers as the next process would, and its own assertions must hold again. What does not hold
-    is a step that is not safe to repeat.
+    A scenario inserts, signals, drains and asserts. It runs once without a crash, then once per crash point: before
+    each executed step, and before the commit of each. Every run starts with an empty database. `drain` recovers as the
+    next process would, and the assertions of the scenario must hold again. If one fails, a step is not safe to repeat.
+
+    Args:
+        scenario: a function of a `Harness`.
+        settings: the settings of the harness; default: from the environment.
+
+    Returns:
+        The number of crash points.
     """
     chosen = Settings.load() if settings is None else settings
     point_count = 0
@@ -165,13 +175,13 @@ def crash_everywhere(scenario: Callable[[Harness], object], /, *, settings: Sett
         while True:
             crash = _CrashOnce(point_count)
             with databases.clean(chosen.schema) as dsn, Harness(dsn, settings=chosen) as harness:
-                harness._stepper.crash = crash  # noqa: SLF001 - the last floor of this house, and its own
+                harness._stepper.crash = crash  # noqa: SLF001 - the harness is defined in this module
                 harness._stepper.recovers = True  # noqa: SLF001
                 try:
                     scenario(harness)
                 except BaseException as error:
                     if crash.point:
-                        error.add_note(f"The process had died {crash.point}.")
+                        error.add_note(f"The process crashed {crash.point}.")
                     raise
             if not crash.point:
                 return point_count
@@ -179,7 +189,7 @@ def crash_everywhere(scenario: Callable[[Harness], object], /, *, settings: Sett
 
 
 class _CrashOnce:
-    """Comes once, at the chance after so many others."""
+    """Raises `Crash` once, at the point after `points_left` others."""
 
     def __init__(self, points_left: int) -> None:
         self.point = ""
@@ -195,7 +205,10 @@ class _CrashOnce:
 
 
 class _Blocking:
-    """The connection of a blocking client, for plans that are awaited. It blocks, on a loop that nobody else uses."""
+    """The blocking connection of a client with an async interface.
+
+    It blocks the loop of the harness, which has no other user.
+    """
 
     def __init__(self, database: BlockingDatabase) -> None:
         self._database = database

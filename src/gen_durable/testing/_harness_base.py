@@ -1,4 +1,4 @@
-"""What both harnesses add to their client, but for `drain`: machines, time, assertions, crashes."""
+"""What both harnesses add to a client, except `drain`: machines, time, assertions, crashes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _MAX_INSTANCES: Final = 10_000
 
 
 class HarnessBase:
-    """Everything here answers at once; in an async test, too, there is nothing to await and so nothing to forget."""
+    """Methods of both harnesses. They block, in async tests too, so an `await` cannot be forgotten."""
 
     _stepper: Stepper
     _ahead: timedelta
@@ -42,29 +42,29 @@ class HarnessBase:
         raise NotImplementedError
 
     def use(self, machine: Insertable[Any, Any], /) -> None:
-        """Run this machine, or this very object with its fakes: `durable.use(Welcome(FakeMailer()))`.
+        """Register a machine, or an object of one with fakes: `durable.use(Welcome(FakeMailer()))`.
 
-        What is inserted through the harness, or scheduled as a child, is known without it.
+        Machines that the harness inserts, and children, are registered automatically.
         """
         self._stepper.use(machine)
 
     @property
     def resources(self) -> Any:
-        """What steps find in `ctx.resources`; `None` until a test says what: `durable.resources = Fakes()`."""
+        """`ctx.resources` of the steps; default: `None`. Set it: `durable.resources = Fakes()`."""
         return self._stepper.resources
 
     @resources.setter
     def resources(self, resources: Any) -> None:
         self._stepper.resources = resources
 
-    # The signatures are those of the client; all that is new is that the machine is known from then on.
+    # Same signatures as the client; these overrides also register the machine.
     if not TYPE_CHECKING:
 
         def insert(self, machine, /, *args, **options):  # noqa: ANN001, ANN002, ANN003, ANN202
             self._stepper.learn(machine)
             return super().insert(machine, *args, **options)
 
-        # What help() shows.
+        # For help().
         insert.__doc__ = AsyncClient.insert.__doc__
         insert.__signature__ = signature(AsyncClient.insert)
 
@@ -93,25 +93,25 @@ class HarnessBase:
         minutes: float = 0,
         seconds: float = 0,
     ) -> None:
-        """Let time pass: `durable.advance(hours=24)`. Nothing runs until the next `drain`.
+        """Advance the clock of the database: `durable.advance(hours=24)`. Nothing runs until the next `drain`.
 
-        It is the database's time that passes, by moving what is stored into the past. A step that asks its own clock
-        sees the real one. Schedules stay where they are on the calendar, and the calendar moves on: the next `drain`
-        fires every slot that has come, as workers would that were there all the time; `catch_up` is the other case.
+        It moves the stored times into the past; the clock of the process is unchanged. The next `drain` fires every
+        fire time of schedules that has passed, as running workers would. To test an outage, call `catch_up` before.
         """
         passed = by + timedelta(days=days, hours=hours, minutes=minutes, seconds=seconds)
         self._run_now(clock.advance(checked_delay(passed, "the time to advance by")))
         self._ahead += passed
 
     def catch_up(self) -> int:
-        """Fire what is due as the first worker after an outage does: by what each schedule says of missed slots.
+        """Fire due schedules as the first worker after an outage: by `missed=` of each schedule.
 
-        Returns how many instances were inserted; `drain` runs them.
+        Returns:
+            The number of inserted instances; `drain` runs them.
         """
         return self._run_now(clock.catch_up(self._ahead))
 
     def fire_timeouts(self) -> int:
-        """Let the timeout or deadline of every `Await` have come, however far away it is; how many there were."""
+        """End every `Await` that has a timeout or deadline, however far away; return how many there were."""
         return self._run_now(clock.fire_timeouts())
 
     @overload
@@ -119,7 +119,7 @@ class HarnessBase:
     @overload
     def assert_done(self, target: int | str, result: object = KEEP, /) -> Any: ...
     def assert_done(self, target: Target, result: object = KEEP, /) -> Any:
-        """It is done, with this result if one is given. Returns the result."""
+        """Assert that the instance is done, with this result if one is given; return the result."""
         __tracebackhide__ = True
         instance = self._in_status(target, Status.DONE)
         if result is not KEEP and instance.result != result:
@@ -127,36 +127,36 @@ class HarnessBase:
         return instance.result
 
     def assert_failed(self, target: Target, /, *, match: str = "") -> Instance[Any, Any]:
-        """It has failed, for a reason in which the regular expression `match` is found."""
+        """Assert that the instance failed, with a `last_error` that matches the regular expression `match`."""
         __tracebackhide__ = True
         instance = self._in_status(target, Status.FAILED)
         if re.search(match, instance.last_error or "") is None:
-            _fail(f"{_name(instance)} failed with {instance.last_error!r}, in which {match!r} is not found")
+            _fail(f"{_name(instance)} failed with {instance.last_error!r}, which does not match {match!r}")
         return instance
 
     def assert_cancelled(self, target: Target, /, *, match: str = "") -> Instance[Any, Any]:
-        """It was cancelled, for a reason in which the regular expression `match` is found."""
+        """Assert that the instance was cancelled, with a reason that matches the regular expression `match`."""
         __tracebackhide__ = True
         instance = self._in_status(target, Status.CANCELLED)
         if re.search(match, instance.cancel_reason or "") is None:
             _fail(
-                f"{_name(instance)} was cancelled for {instance.cancel_reason!r}, in which {match!r} is not found"
+                f"{_name(instance)} was cancelled for {instance.cancel_reason!r}, which does not match {match!r}"
             )
         return instance
 
     def assert_awaiting(self, target: Target, /, *signals: Signal[Any] | str) -> Instance[Any, Any]:
-        """It sleeps until a signal or a deadline wakes it, and each of these signals would."""
+        """Assert that the instance waits for these signals, or for others and a deadline if none is given."""
         __tracebackhide__ = True
         instance = self._in_status(target, Status.AWAITING_SIGNAL)
         missing = [name for name in map(signal_name, signals) if name not in instance.awaits]
         if missing:
             _fail(
-                f"{_name(instance)} awaits {_listed(instance.awaits) or 'no signal'}, and not {_listed(missing)}"
+                f"{_name(instance)} waits for {_listed(instance.awaits) or 'no signal'}, not for {_listed(missing)}"
             )
         return instance
 
     def assert_at(self, target: Target, step: StepRef[Any] | str, /) -> Instance[Any, Any]:
-        """This step runs next; of an instance that has ended, it was the last."""
+        """Assert that the instance is at this step: its next step, or its last one if it has ended."""
         __tracebackhide__ = True
         instance = self._find(target)
         if instance.step != step_name(step):
@@ -170,7 +170,7 @@ class HarnessBase:
     @overload
     def instances(self, /) -> list[Instance[Any, Any]]: ...
     def instances(self, machine: Any = None, /) -> list[Instance[Any, Any]]:
-        """Every instance there is, of this machine if one is given, the oldest first."""
+        """Return all instances, or those of this machine, the oldest first."""
         definition = None if machine is None else definition_of(machine)
         wanted = (
             snapshots.Filter()
@@ -181,25 +181,28 @@ class HarnessBase:
         return [_verbs.read(row, definition or self._definition_of(row)) for row in reversed(rows)]
 
     def history(self, target: Target, /) -> list[Transition]:
-        """What this harness has committed of an instance, in order: `[t.step for t in durable.history(order)]`."""
+        """Return the transitions and retries of an instance in order: `[t.step for t in durable.history(order)]`."""
         value = target_value(target)
         if isinstance(value, str):
             ids = {t.instance_id for t in self._stepper.history if t.correlation_key == value}
-            value = max(ids, default=0)  # of those that had the key, one after the other, the latest
+            value = max(ids, default=0)  # the latest instance that had the key
         return [t for t in self._stepper.history if t.instance_id == value]
 
     @contextmanager
     def crash_at(self, step: StepRef[Any] | str, when: CrashPoint = "before_commit", /) -> Generator[None]:
-        """Let the process die when it reaches this step: the drain inside raises `Crash`, the next one recovers.
+        """Simulate a crash of the process at this step: `drain` inside the block raises `Crash`, the next one recovers.
 
             with durable.crash_at(Checkout.ship), pytest.raises(Crash):
                 durable.drain()
             durable.drain()                      # ship() runs again, as another attempt
 
-        Before the step nothing of it has happened; before the commit all of it has, and none of it counts.
+        Args:
+            step: the step, or its name.
+            when: `"before_step"`: the step has not run. `"before_commit"`: the step has run, its outcome is not
+                committed.
 
         Raises:
-            UsageError: there is no such point, or no machine that this harness knows has a step of that name.
+            UsageError: the point is unknown, or no registered machine has a step of this name.
         """
         name = step_name(step)
         self._check_crash_point(step, when)
@@ -217,7 +220,7 @@ class HarnessBase:
             stepper.crash, stepper.recovers = before
 
     def _check_crash_point(self, step: StepRef[Any] | str, when: object) -> None:
-        """Refuse a point that no drain reaches: the test would pass without a crash."""
+        """Refuse a point that no drain reaches, because the test would pass without a crash."""
         points = get_args(CrashPoint)
         if when not in points:
             raise UsageError(
@@ -228,8 +231,8 @@ class HarnessBase:
         if isinstance(step, str) and step not in known:
             raise UsageError(
                 f"crash_at got the step '{step}'{did_you_mean(step, known)}",
-                f"the steps of the machines known here are {_listed(known) or 'none'}; "
-                "for another machine give the step itself: durable.crash_at(Checkout.ship)",
+                f"the steps of the registered machines are {_listed(known) or 'none'}; "
+                "for another machine pass the step itself: durable.crash_at(Checkout.ship)",
             )
 
     def _in_status(self, target: Target, status: Status) -> Instance[Any, Any]:
@@ -251,22 +254,24 @@ class HarnessBase:
         return None if known is None else known.definition
 
     def _described(self, instance: Instance[Any, Any]) -> str:
-        """How it is instead, and why nothing more has happened."""
+        """Describe the current state of an instance, for a failed assertion."""
         parts = [f"it is {instance.status} at step '{instance.step}'"]
         if instance.attempt:
             parts.append(f"attempt {instance.attempt}")
         if instance.awaits and instance.status is Status.AWAITING_SIGNAL:
-            parts.append(f"awaits {_listed(instance.awaits)}")
+            parts.append(f"waiting for {_listed(instance.awaits)}")
         if instance.children_pending:
-            parts.append(f"waits for {instance.children_pending} children")
+            parts.append(f"waiting for {instance.children_pending} children")
         if instance.cancel_reason:
-            parts.append(f"cancelled for: {instance.cancel_reason}")
+            parts.append(f"cancel reason: {instance.cancel_reason}")
         if instance.last_error:
             parts.append(f"last error: {instance.last_error}")
         if instance.status is Status.RUNNABLE:
             is_known = self._stepper.registry.get(instance.machine, instance.version) is not None
             parts.append(
-                "drain() runs it" if is_known else f"nobody runs it: durable.use({instance.machine}) first"
+                "drain() runs it"
+                if is_known
+                else f"its machine is not registered: call durable.use({instance.machine})"
             )
         return ", ".join(parts)
 

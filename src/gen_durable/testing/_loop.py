@@ -1,4 +1,4 @@
-"""An event loop for code that does not await, in the thread that calls."""
+"""An event loop for blocking code, in the calling thread."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ T = TypeVar("T")
 
 
 class Loop:
-    """One loop for many calls: what a step leaves open on it is still there at the next.
+    """One event loop for many calls, so connections that a step opened stay usable.
 
-    `asyncio.run` would do, but for its habit to take away the loop that an async plugin has set for this thread.
+    Not `asyncio.run`, which removes the event loop that a pytest plugin has set for this thread.
     """
 
     def __init__(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def run(self, work: Coroutine[Any, Any, T], what: str, instead: str) -> T:
-        """Run a coroutine to its end. Where a loop runs already, that cannot be: `instead` says what can."""
+        """Run a coroutine to its end. If a loop already runs in this thread, raise with the advice `instead`."""
         if _is_async():
             work.close()
             raise UsageError(f"{what} blocks, and an event loop is running in this thread", instead)
@@ -32,7 +32,7 @@ class Loop:
         return self._loop.run_until_complete(work)
 
     def close(self) -> None:
-        """Cancel what is left on the loop, and close it."""
+        """Cancel remaining tasks and close the loop."""
         loop, self._loop = self._loop, None
         if loop is None:
             return

@@ -1,7 +1,7 @@
-"""An event loop on a thread of its own, for connections that must not belong to the loop of a test.
+"""An event loop on its own thread, for connections that must not belong to the event loop of a test.
 
-A fixture is set up before the loop of its test runs, and every async plugin of pytest has its own idea of which loop
-that will be. What lives here works with all of them, and can be used from code that does not await, too.
+A fixture is set up before the event loop of its test runs, and pytest plugins differ in which loop that is.
+Connections on this loop work with all plugins, and from code without a loop.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 class LoopThread:
-    """The thread and its loop, from the moment it is made until `close`."""
+    """A thread with an event loop, from construction until `close`."""
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
@@ -33,15 +33,15 @@ class LoopThread:
         self._thread.start()
 
     def begin(self, work: Coroutine[Any, Any, T]) -> Future[T]:
-        """Let something happen there."""
+        """Start a coroutine on the loop."""
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def call(self, work: Coroutine[Any, Any, T]) -> T:
-        """Let something happen there, and wait for it."""
+        """Run a coroutine on the loop and wait for its result."""
         return self.begin(work).result()
 
     def close(self) -> None:
-        """End the thread; whatever still happens there is cancelled."""
+        """Cancel all tasks and end the thread."""
         self.call(_cancel_others())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
@@ -49,7 +49,7 @@ class LoopThread:
 
 
 class ThreadedDatabase(Database):
-    """A pool that lives on a loop_thread of its own: awaited from any loop, or used without one."""
+    """A connection pool on its own `LoopThread`, usable from any event loop or without one."""
 
     def __init__(self, database: Database, loop_thread: LoopThread) -> None:
         self._database = database
@@ -58,7 +58,7 @@ class ThreadedDatabase(Database):
 
     @classmethod
     def open_now(cls, dsn: Dsn, schema: str, *, advice: str, pooler: Pooler = "none") -> Self:
-        """Connect; at least one connection works then."""
+        """Open the pool; at least one connection works."""
         loop_thread = LoopThread()
         try:
             return cls(
@@ -69,7 +69,7 @@ class ThreadedDatabase(Database):
             raise
 
     def close_now(self) -> None:
-        """Close every connection, and the loop_thread."""
+        """Close all connections and the thread."""
         self._loop_thread.call(self._database.close())
         self._loop_thread.close()
 

@@ -1,4 +1,4 @@
-"""The server for tests: the one of `GEN_DURABLE_DSN`, or an embedded one that is fast because it may forget."""
+"""The server of the tests: that of `GEN_DURABLE_DSN`, or an embedded server without durability."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from ..errors import UnreachableError
 
 __all__ = ["ScratchServer"]
 
-# Nothing here has to outlive a power cut, and nothing lives long enough to be vacuumed. Statistics that come at a time
-# of their own would make plans differ from run to run.
+# Test databases need no durability and no vacuum. Without autovacuum, statistics and so query plans are the same in
+# every run.
 _FAST_SETTINGS: Final = {
     "autovacuum": "off",
     "fsync": "off",
@@ -26,21 +26,21 @@ _FAST_SETTINGS: Final = {
     "full_page_writes": "off",
     "max_wal_size": "256MB",
 }
-# The next run of the tests finds it warm.
+# Long enough for the next test run to find it running.
 _IDLE_STOP: Final = timedelta(minutes=1)
-_SHARED_MEMORY: Final = Path("/dev/shm")  # noqa: S108 - made 0700 by us, and its owner is checked
-# A server with its WAL and some dozens of databases. Containers often have 64 MB of shared memory.
+_SHARED_MEMORY: Final = Path("/dev/shm")  # noqa: S108 - created with mode 0700, and the owner is checked
+# For a server with its WAL and dozens of databases. Containers often have only 64 MB of shared memory.
 _MIN_FREE_BYTES: Final = 2**30
 
 
 class ScratchServer:
-    """Where the databases of tests are made."""
+    """The server on which test databases are created."""
 
     dsn: str
     advice: str
-    """Which server that is, for those who cannot reach it."""
+    """Which server this is, for the error if it cannot be reached."""
     is_ours: bool
-    """Whether it is the embedded one, on which speed is all that counts."""
+    """Whether it is the embedded server, which only serves tests."""
 
     def __init__(self, dsn: str, advice: str, embedded: EmbeddedPostgres | None = None) -> None:
         self.dsn = dsn
@@ -50,35 +50,36 @@ class ScratchServer:
 
     @classmethod
     def find(cls, dsn: str | None = None) -> Self:
-        """The given server, else the one of the environment, else an embedded one, started if need be.
+        """Return the given server, that of the environment, or the embedded server for tests, started if needed.
 
-        The embedded one is never that of development: it has a home of its own, because it runs with `fsync=off`.
+        The embedded server for tests has its own home, separate from that of development, because it runs with
+        `fsync=off`.
         """
         given = dsn or environment_dsn()
         if given is not None:
-            return cls(given, "tests use the server of GEN_DURABLE_DSN, and else an embedded one")
+            return cls(given, "tests use the server of GEN_DURABLE_DSN; unset it to use an embedded server")
         if sys.platform == "win32":
-            EmbeddedPostgres().ensure()  # says what to do instead
+            EmbeddedPostgres().ensure()  # raises with advice
         failure: UnreachableError | None = None
         for home in _homes():
             embedded = EmbeddedPostgres(home, idle_stop=_IDLE_STOP, options=_FAST_SETTINGS)
             try:
                 return cls(embedded.ensure(), f"it is the embedded server for tests in {home}", embedded)
             except UnreachableError as error:
-                error.add_note(f"It holds nothing but databases of tests: {home} may be removed.")
+                error.add_note(f"{home} contains only test databases and may be removed.")
                 failure = error
         assert failure is not None  # noqa: S101 - there is at least one home
         raise failure
 
     def close(self) -> None:
-        """Give back the lease on the embedded server."""
+        """Release the lease on the embedded server."""
         if self._embedded is not None:
             self._embedded.close()
 
 
 def _homes() -> Iterator[Path]:
-    """Where the embedded server may live, the best place first: in memory a new database takes a tenth of the time."""
-    from ..embedded.binaries import find  # not on Windows, where this module is imported all the same
+    """Yield possible homes of the embedded server. In memory a new database takes a tenth of the time."""
+    from ..embedded.binaries import find  # not at module level: this module is also imported on Windows
 
     name = f"tests-pg{find().major}"
     if (given := environment_home()) is not None:
@@ -96,7 +97,7 @@ def _homes() -> Iterator[Path]:
 
 def _is_usable(home: Path) -> bool:
     try:
-        # Anybody may make directories there: one of somebody else's is not ours to use.
+        # Any user can create directories there; use only our own.
         return home.stat().st_uid == os.geteuid()
     except FileNotFoundError:
         return (

@@ -1,4 +1,4 @@
-"""Runs instances as a worker does, but one step at a time, here and now, until nothing is due."""
+"""Runs instances with the statements of a worker, one step at a time, until none is due."""
 
 from __future__ import annotations
 
@@ -47,12 +47,15 @@ CrashPoint: TypeAlias = Literal["before_step", "before_commit"]
 TransitionKind: TypeAlias = Literal["next", "retry", "await", "schedule_children", "done", "stop", "cancel"]
 
 
-class Crash(Exception):  # noqa: N818 - it is no error: the test asked for it
-    """The process dies here, as far as the database can tell: `crash_at` says where."""
+class Crash(Exception):  # noqa: N818 - not an error: the test asks for it
+    """Raised by `drain` at the point of `crash_at`. For the database, the process has crashed."""
 
 
 class DrainCounts(msgspec.Struct, frozen=True, kw_only=True):
-    """What a drain has committed, by kind of outcome: `assert durable.drain() == DrainCounts(next=2, done=1)`."""
+    """The number of outcomes that a drain committed, by kind.
+
+    `assert durable.drain() == DrainCounts(next=2, done=1)`.
+    """
 
     next: int = 0
     retry: int = 0
@@ -78,36 +81,36 @@ _ENDED: Final[dict[str, Kind]] = {"cancelled": "cancel", "failed": "stop"}
 
 
 class Transition(msgspec.Struct, frozen=True, kw_only=True):
-    """One outcome that was committed. A retry is in the history too, although it leads nowhere."""
+    """One committed outcome, retries included, as `durable.history` returns it."""
 
     instance_id: int
     machine: str
     step: str
     """The step that ran."""
     kind: TransitionKind
-    """What it returned, in the words of telemetry."""
+    """The kind of its outcome, as in telemetry."""
     step_seq: int
-    """As the step saw it; tries of one transition share it."""
+    """`ctx.step_seq` of the step; all attempts at one transition have the same."""
     correlation_key: str | None = None
 
 
 class Plans(Protocol):
-    """A database, as far as a drain needs one."""
+    """Runs plans on a database."""
 
     async def run(self, plan: Plan[T]) -> T: ...
     async def run_in_transaction(self, plan: Plan[T]) -> T: ...
 
 
 class Stepper:
-    """The machines of one test, what they have done, and how they are run."""
+    """The machines of one test, the history of their transitions, and the code that runs them."""
 
     def __init__(self, dsn: str, settings: Settings) -> None:
         self.registry: Registry = Registry()
         self.history: list[Transition] = []
         self.crash: Callable[[str, CrashPoint], None] | None = None
-        """Asked at every point where a process can die; it raises `Crash`, or not."""
+        """Called at every point where a process can crash; raises `Crash` to crash there."""
         self.recovers: bool = False
-        """Whether a drain goes on after a crash, as the next process would."""
+        """Whether a drain continues after a crash, as the next process would."""
         self._dsn = dsn
         self._settings = settings
         self._name = f"test:{os.getpid()}:{secrets.token_hex(3)}"
@@ -123,7 +126,7 @@ class Stepper:
 
     @property
     def resources(self) -> Any:
-        """What steps find in their contexts."""
+        """`ctx.resources` of the steps."""
         return self._executor.resources
 
     @resources.setter
@@ -131,11 +134,11 @@ class Stepper:
         self._executor.resources = resources
 
     def close(self) -> None:
-        """Let the threads end."""
+        """End the threads."""
         self._threads.close()
 
     def learn(self, machine: Insertable[Any, Any]) -> None:
-        """Run this machine from now on, unless it is known already."""
+        """Register a machine, unless it is registered already."""
         definition = definition_of(machine)
         known = self.registry.get(definition.name, definition.version)
         if known is not None and known.definition is definition:
@@ -144,39 +147,37 @@ class Stepper:
             self.registry.add(machine)
         except DefinitionError as error:
             if known is None:
-                error.add_note(f"In a test, say what to run before: durable.use({definition.name}(…))")
+                error.add_note(f"In a test, register an object before: durable.use({definition.name}(…))")
             raise
         self._has_new_machines = True
 
     def use(self, machine: Insertable[Any, Any]) -> None:
-        """Run this machine from now on, in place of another of its name and version."""
+        """Register a machine, replacing another one with its name and version."""
         self.registry.add(machine, replace=True)
         self._has_new_machines = True
 
     async def drain(
         self, database: Plans, *, ahead: timedelta, collapse: bool, max_steps: int
     ) -> DrainCounts:
-        """Run what can run; see `Harness.drain`."""
+        """Run all due instances; see `Harness.drain`."""
         if self._is_draining:
-            raise UsageError(
-                "this harness is draining already", "let one drain end before the next; a step cannot drain"
-            )
+            raise UsageError("this harness is already draining", "do not call drain in a step or in parallel")
         self._is_draining = True
         self._executor.content = ContentLoader(database.run)
         counts: Counter[str] = Counter()
-        slots = 0
+        fired = 0
         try:
             while True:
                 try:
                     await self._recover(database)
                     while True:
                         await self._run_all(database, counts, collapse=collapse, max_steps=max_steps)
-                        # One slot after the other: what it starts has come to rest before the next one comes.
+                        # One fire time after the other: its instances run before the next one fires.
                         if not await database.run(clock.fire_next(ahead)):
                             break
-                        slots += 1
-                        if slots > max_steps:
-                            raise AssertionError(_too_many_slots(max_steps))
+                        fired += 1
+                        if fired > max_steps:
+                            raise AssertionError(_too_many_fire_times(max_steps))
                 except Crash:
                     if not self.recovers:
                         raise
@@ -186,14 +187,14 @@ class Stepper:
             self._is_draining = False
 
     async def _recover(self, database: Plans) -> None:
-        """What a new process finds: its machines known, and the leases of the dead taken back."""
+        """Register new machines and take back expired leases, as a new process would."""
         if self._has_new_machines:
             await database.run(inserts.register(list(self.registry)))
             self._has_new_machines = False
         ours, others = await database.run(clock.end_leases(self._name))
         if not ours and not others:
             return
-        # No time of grace: the server of a test may have been started a moment ago.
+        # No grace period: the server of a test may have started just now.
         settings = self._settings
         while (
             await database.run_in_transaction(
@@ -244,7 +245,7 @@ class Stepper:
                     return execution
                 await self._commit(database, rejoin(execution))
                 continue
-            # Somebody else in this test runs a row of the same key, or a bucket is empty: those make room for the rest.
+            # The key is held by another worker in this test, or a bucket is empty: defer these rows, then pick again.
             moved = 0
             if keys := [row.concurrency_key for row in picked.denied]:
                 moved += (await database.run_in_transaction(admission.gate(keys))).total()
@@ -259,7 +260,7 @@ class Stepper:
         self._clock.observe(execution.leased_at, sent, time.monotonic())
 
     async def _step(self, database: Plans, execution: Execution) -> list[str]:
-        """Execute and commit one step; the kind of its outcome, or nothing if the lease was lost meanwhile."""
+        """Execute and commit one step; return the kind of its outcome, or nothing if the lease was lost."""
         self._crash_if_due(execution, "before_step")
         watched = running.set(execution)
         try:
@@ -308,7 +309,7 @@ class Stepper:
         return report.results[0]
 
     async def _commit_with_effect(self, database: Plans, entry: CommitEntry) -> CommitResult:
-        """On a connection of the loop that steps run on, because the effect is awaited there."""
+        """Commit with an effect, on a connection of the event loop that runs the steps."""
         async with await Database.open(
             self._dsn, self._settings.schema, size=1, pooler=self._settings.pooler, for_effects=True
         ) as effects:
@@ -328,14 +329,14 @@ class Stepper:
     def _too_many_steps(self, execution: Execution, max_steps: int) -> str:
         last = " → ".join(t.step for t in self.history[-5:] if t.instance_id == execution.id)
         return (
-            f"{execution.fsm} {execution.id} has not come to rest after {max_steps} steps "
-            f"(the last ones: {last or 'those of others'}); if it polls, let it wait: drain(collapse=False), "
-            "if it is just long: drain(max_steps=…)"
+            f"{execution.fsm} {execution.id} still runs after {max_steps} steps "
+            f"(last steps: {last or 'of other instances'}); if it polls, use drain(collapse=False), "
+            "if it has many steps, use drain(max_steps=…)"
         )
 
 
 class _LearningExecutor(Executor):
-    """Meets the machines of children where a step schedules them: nobody has to register those."""
+    """Registers the machines of children when a step schedules them."""
 
     def __init__(
         self,
@@ -347,7 +348,7 @@ class _LearningExecutor(Executor):
         super().__init__(registry, bounds, threads)
         self._learn = learn
         self.unknown: DefinitionError | None = None
-        """Why a child cannot run here. That is the test's fault, so the machine's handler must not see it."""
+        """Why a child cannot be registered: an error of the test, which must not go to `handle` of the machine."""
 
     async def _call(self, step: StepDef, machine: Machine[Any, Any] | Job[Any, Any], context: Any) -> object:
         return self._learned(await super()._call(step, machine, context))
@@ -367,15 +368,15 @@ class _LearningExecutor(Executor):
         return outcome
 
 
-def _too_many_slots(max_steps: int) -> str:
+def _too_many_fire_times(max_steps: int) -> str:
     return (
-        f"schedules were due more than {max_steps} times; advance by less, "
-        "or let them catch up by their policy before: durable.catch_up()"
+        f"schedules fired more than {max_steps} times; advance by less, "
+        "or call durable.catch_up() before drain()"
     )
 
 
 def _transition(execution: Execution, kind: Kind) -> Transition:
-    # Nothing is chained here, and what is given back makes no transition.
+    # The harness does not chain steps, and a released execution makes no transition.
     assert kind != "continue" and kind != "release" and kind != "rejoin"  # noqa: S101, PT018
     return Transition(
         instance_id=execution.id,

@@ -1,4 +1,4 @@
-"""One step alone: values in, a value out, no database."""
+"""`run_step` and `context`: one step without a database."""
 
 from __future__ import annotations
 
@@ -24,38 +24,38 @@ _SENT_AT: Final = datetime(2020, 1, 1, tzinfo=UTC)
 
 
 class ContextOptions(TypedDict, total=False):
-    """What a step may find in its context. Everything may be left out."""
+    """Optional values of a test context."""
 
     attempt: int
-    """How often this step was tried before; 0 if left out."""
+    """`ctx.attempt`; default: 0."""
     awaited: Iterable[tuple[Signal[Any] | str, Any]]
-    """The signals that woke it, with their payloads; they are in its inbox as well."""
+    """Signals in `ctx.awaited`, with payloads; they are also in `ctx.inbox`."""
     inbox: Iterable[tuple[Signal[Any] | str, Any]]
-    """Other signals that have come."""
+    """More signals in `ctx.inbox`."""
     timed_out: bool
-    """Whether a timeout woke it."""
+    """`ctx.timed_out`; default: false."""
     children: Sequence[Child[Any]]
-    """The children that it waited for."""
+    """`ctx.children`."""
     id: int
     step_seq: int
     parent_id: int | None
     correlation_key: str | None
     resources: Any
-    """What the worker's lifespan would hold ready."""
+    """`ctx.resources`."""
 
 
 def context(
     state: StateT, /, *, machine: str = "test", step: str = "test", **options: Unpack[ContextOptions]
 ) -> Context[StateT]:
-    """A context as a step would get it, for whoever calls a job, a step or `handle` himself.
+    """Make a context for calling a job, a step or `handle` directly.
 
         charge = await invoice_charge(Invoice(7, 1000), context(Invoice(7, 1000), attempt=2))
         outcome = Checkout().handle(TimeoutError(), context(Order(42), attempt=5))
 
     Args:
-        state: what `ctx.state` is; of a job, the payload.
-        machine: the name in `ctx.machine`.
-        step: the name in `ctx.step`.
+        state: `ctx.state`; for a job, its payload.
+        machine: `ctx.machine`.
+        step: `ctx.step`.
         options: attempt, awaited, inbox, timed_out, children, id, step_seq, parent_id, correlation_key, resources.
     """
     awaited = tuple(options.get("awaited", ()))
@@ -95,13 +95,21 @@ def run_step(step: BoundStep[Any, Any], state: Any, /, **options: Unpack[Context
         outcome = run_step(Checkout().ship, Order(42), awaited=[(Checkout.payment, Payment(100))])
         assert outcome == Done(Receipt(42, 100))
 
-    What the step raises is raised here: `handle` is not asked. What it changes in the state is seen in `state`.
+    Exceptions of the step are raised here; `handle` is not called. Changes of the state are visible in `state`.
+
+    Args:
+        step: a step of a machine object: `Checkout().ship`.
+        state: `ctx.state`.
+        options: more values of the context; see `context`.
+
+    Raises:
+        OutcomeError: the step returned a value that is not an outcome.
     """
     value = _call(step, state, options)
     if inspect.iscoroutine(value):
         loop = Loop()
         try:
-            value = loop.run(value, "run_step", "await run_step_async(…) in its place")
+            value = loop.run(value, "run_step", "use `await run_step_async(…)`")
         finally:
             loop.close()
     return _checked(step, value)
@@ -119,7 +127,7 @@ async def run_step_async(
     step: BoundStep[StateT, _OutcomeT], state: StateT, /, **options: Unpack[ContextOptions]
 ) -> _OutcomeT: ...
 async def run_step_async(step: BoundStep[Any, Any], state: Any, /, **options: Unpack[ContextOptions]) -> Any:
-    """`run_step` for tests that are async themselves."""
+    """Do the same as `run_step` in an async test."""
     value = _call(step, state, options)
     if inspect.iscoroutine(value):
         value = await value
@@ -135,7 +143,7 @@ def _checked(step: BoundStep[Any, Any], value: Any) -> Any:
 
 
 def _machine_of(step: BoundStep[Any, Any]) -> str:
-    machine: Definition[Any, Any] = step._machine  # noqa: SLF001 - known to nobody else, and wanted in messages
+    machine: Definition[Any, Any] = step._machine  # noqa: SLF001 - for messages
     return machine.__definition__.name
 
 

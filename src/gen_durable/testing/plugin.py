@@ -1,7 +1,7 @@
-"""The pytest plugin. It is there wherever gen_durable is installed, and does nothing until a fixture is asked for.
+"""The pytest plugin with the fixtures. pytest loads it wherever gen_durable is installed.
 
-Databases are made on the server of `GEN_DURABLE_DSN`, whose role needs CREATEDB; without one, on an embedded server for
-tests that all projects and all processes of pytest-xdist share.
+Databases are created on the server of `GEN_DURABLE_DSN`, whose role needs CREATEDB. Without it, on an embedded server
+for tests, which all projects and all pytest-xdist processes share.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ __all__ = ["async_durable", "durable", "durable_databases", "durable_dsn", "dura
 
 @pytest.fixture(scope="session")
 def durable_databases() -> Generator[Databases]:
-    """Where databases come from; a test that needs several says `with durable_databases.fresh() as dsn`."""
+    """Creates test databases: `with durable_databases.fresh() as dsn` for a test that needs several."""
     with Databases() as databases:
         yield databases
 
 
 @pytest.fixture
 def durable_settings() -> Settings:
-    """The settings of the harnesses: those of the environment. Define a fixture of this name to choose others."""
+    """The settings of the harnesses, from the environment. Override the fixture to change them."""
     return Settings.load()
 
 
 @pytest.fixture
 def durable_dsn(durable_databases: Databases, durable_settings: Settings) -> Generator[str]:
-    """The DSN of an empty database for this test alone, with our tables in it."""
+    """The DSN of an empty, migrated database of this test."""
     with durable_databases.clean(durable_settings.schema) as dsn:
         yield dsn
 
@@ -46,6 +46,6 @@ def durable(durable_dsn: str, durable_settings: Settings) -> Generator[Harness]:
 
 @pytest.fixture
 def async_durable(durable_dsn: str, durable_settings: Settings) -> Generator[AsyncHarness]:
-    """The same for async tests, under whichever plugin runs them: `gen_durable.testing.AsyncHarness`."""
+    """The same for async tests, with any async plugin: `gen_durable.testing.AsyncHarness`."""
     with AsyncHarness(durable_dsn, settings=durable_settings) as harness:
         yield harness

@@ -1,14 +1,14 @@
-"""Django: the engine's verbs on Django's own connection, our tables by its migrations, and a look at them in its admin.
+"""Django: a client on Django's connection, migrations of the tables, and read-only pages in the admin.
 
     INSTALLED_APPS = [..., "gen_durable.contrib.django"]
-    GEN_DURABLE = {"WORKER": "shop.machines"}    # every setting, in capitals; DATABASE, if it is not "default"
+    GEN_DURABLE = {"WORKER": "shop.machines"}    # settings in capitals; DATABASE, if it is not "default"
 
     durable = DjangoClient()
     with transaction.atomic():
         order = Order.objects.create(...)
-        durable.insert(Checkout, order.pk)       # if and when the block commits
+        durable.insert(Checkout, order.pk)       # commits with the block
 
-`manage.py migrate` installs the tables, `manage.py gen_durable worker` works. Needs the extra `django`.
+`manage.py migrate` creates the tables; `manage.py gen_durable worker` runs a worker. Needs the extra `django`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The tables in Django's admin: to look at. What changes something is a verb of the client, or of the command line."""
+"""Read-only admin pages of the tables. To change something, use the client or the command line."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from .models import AuditEvent, Execution, Instance, OutboxEvent
 
 __all__ = ["AuditEventAdmin", "InstanceAdmin", "OutboxEventAdmin"]
 
-# A page is counted to its end only up to here: the tables may have many millions of rows.
-_MOST: Final = 10_000
+# Rows are counted up to this number only: the tables may have millions of rows.
+_MAX_COUNT: Final = 10_000
 _LATEST: Final = 50
 
 
 class _Pages(Paginator):
     @property
     def count(self) -> int:
-        return int(self.object_list.order_by()[:_MOST].count())
+        return int(self.object_list.order_by()[:_MAX_COUNT].count())
 
 
 class _ReadOnlyAdmin(admin.ModelAdmin):
@@ -50,12 +50,12 @@ class InstanceAdmin(_ReadOnlyAdmin):
     readonly_fields = ("executions", "audit")
 
     def lookup_allowed(self, lookup: str, value: Any, request: HttpRequest | None = None) -> bool:
-        """`?status=failed&queue=mail`: a list of all values would be a walk through the table."""
+        """Allow filters in the URL, `?status=failed&queue=mail`. A sidebar with all values would need a table scan."""
         return lookup in ("status", "queue", "fsm", "step", "parent_id", "schedule")
 
     @admin.display(description="latest executions")
     def executions(self, instance: Instance) -> Any:
-        """A table of them."""
+        """Return an HTML table of the latest ones."""
         latest = Execution.objects.filter(job_id=instance.id).order_by("-attempt")[:_LATEST]
         return _rows(
             (e.attempt, e.step, e.status, e.outcome, e.leased_at, e.finished_at, e.error) for e in latest
@@ -63,7 +63,7 @@ class InstanceAdmin(_ReadOnlyAdmin):
 
     @admin.display(description="latest audit events")
     def audit(self, instance: Instance) -> Any:
-        """A table of them."""
+        """Return an HTML table of the latest ones."""
         latest = AuditEvent.objects.filter(instance_id=instance.id).order_by("-id")[:_LATEST]
         return _rows((e.created_at, e.event, e.actor, e.login, e.reason) for e in latest)
 

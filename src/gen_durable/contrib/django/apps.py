@@ -1,4 +1,4 @@
-"""The app."""
+"""The app configuration."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["DurableConfig"]
 
 
 class DurableConfig(AppConfig):
-    """`gen_durable.contrib.django` in `INSTALLED_APPS`."""
+    """The app config of `gen_durable.contrib.django`."""
 
     name = "gen_durable.contrib.django"
     label = "gen_durable"
@@ -18,5 +18,5 @@ class DurableConfig(AppConfig):
     default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
-        """What is wrong with `GEN_DURABLE` is said when the project starts, not when the first order comes."""
+        """Check `GEN_DURABLE` when the project starts."""
         conf.read()

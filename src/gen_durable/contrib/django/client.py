@@ -1,4 +1,4 @@
-"""`DjangoClient`: a client without connections of its own."""
+"""`DjangoClient`: a client on the connections of Django."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 class DjangoClient(Client):
-    """A blocking client on the connection that Django has open in this thread. There is nothing to open or to close.
+    """A blocking client on the connection that Django has open in this thread.
 
         durable = DjangoClient()
 
@@ -30,15 +30,15 @@ class DjangoClient(Client):
             order = Order.objects.create(...)
             durable.insert(Checkout, order.pk)
 
-    Inside of `atomic()` every verb is part of its transaction, the reading ones too; outside each is its own. In async
-    code it raises what the ORM does: `await sync_to_async(place_order)()`.
+    It needs no `with` block. Inside `atomic()` every call, reads included, is part of that transaction; outside, each
+    call is a transaction of its own. In async code it raises like the ORM: use `await sync_to_async(place_order)()`.
     """
 
     def __init__(self, using: str | None = None) -> None:
-        """Say which database.
+        """Choose the database.
 
         Args:
-            using: an alias of `DATABASES`; left out, the one that `GEN_DURABLE` names.
+            using: an alias of `DATABASES`; default: `GEN_DURABLE["DATABASE"]`, or `"default"`.
         """
         conf = read()
         self._using = conf.database if using is None else using
@@ -51,14 +51,14 @@ class DjangoClient(Client):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Nothing: the connection is Django's."""
+        """Do nothing: Django owns the connection."""
 
     def _is_alone(self, conn: Connection | None) -> bool:
         return conn is None and bool(connections[self._using].get_autocommit())
 
 
 class _DjangoDatabase(BlockingDatabase):
-    """Runs plans on Django's connection of the thread that asks."""
+    """Runs plans on the Django connection of the calling thread."""
 
     def __init__(self, using: str, schema: str) -> None:
         super().__init__("", schema)
@@ -76,10 +76,10 @@ class _DjangoDatabase(BlockingDatabase):
 
 @contextmanager
 def fresh_connections() -> Iterator[None]:
-    """Around what a plain `def` step does with the ORM: what Django does around a request.
+    """Close stale Django connections before and after a block. Use it around ORM code in a plain `def` step.
 
-    Connections that broke, or are older than `CONN_MAX_AGE`, are closed before and after. The threads of a worker live
-    as long as it does, and would keep them.
+    Django does the same around a request: it closes connections that are broken or older than `CONN_MAX_AGE`. The
+    threads of a worker would keep them as long as the worker runs.
     """
     close_old_connections()
     try:

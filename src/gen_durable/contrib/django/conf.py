@@ -1,4 +1,4 @@
-"""What `GEN_DURABLE` of a project's settings says, and where its database is."""
+"""The setting `GEN_DURABLE` of a Django project, and the DSN of its database."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["Conf", "database_dsn", "read"]
 
 _SETTINGS: Final = tuple(field.name.upper() for field in msgspec.structs.fields(Settings))
 _OURS: Final = ("DATABASE", "WORKER")
-# What both drivers call by the same name. Anything else of OPTIONS is about Django's own connections.
+# Options that psycopg and asyncpg share. Other OPTIONS concern only the connections of Django.
 _OPTIONS: Final = (
     *("sslmode", "sslrootcert", "sslcert", "sslkey", "sslcrl", "sslpassword"),
     *(
@@ -35,36 +35,36 @@ _OPTIONS: Final = (
 
 
 class Conf(msgspec.Struct, frozen=True):
-    """`GEN_DURABLE`, checked."""
+    """The checked setting `GEN_DURABLE`."""
 
     database: str
-    """Which of `DATABASES` holds our tables."""
+    """The alias in `DATABASES` of the database with the tables."""
     worker: str | None
-    """What `manage.py gen_durable worker` runs, if it is not told."""
+    """The default target of `manage.py gen_durable worker`."""
     given: Mapping[str, Any]
-    """The settings that the project chose itself."""
+    """The settings that the project sets."""
     settings: Settings
 
 
 def read() -> Conf:
-    """What the project says.
+    """Read and check the setting `GEN_DURABLE`.
 
     Raises:
-        ImproperlyConfigured: it is not understood.
+        ImproperlyConfigured: a name or value is invalid.
     """
-    said: Any = getattr(project, "GEN_DURABLE", {})
-    if not isinstance(said, Mapping):
-        raise ImproperlyConfigured(f"GEN_DURABLE must be a dict, got {said!r}")
-    for name in said:
+    configured: Any = getattr(project, "GEN_DURABLE", {})
+    if not isinstance(configured, Mapping):
+        raise ImproperlyConfigured(f"GEN_DURABLE must be a dict, got {configured!r}")
+    for name in configured:
         if name not in (*_OURS, *_SETTINGS):
             close = did_you_mean(str(name).upper(), (*_OURS, *_SETTINGS))
             raise ImproperlyConfigured(f"GEN_DURABLE[{name!r}] is not a setting{close}")
-    given = {name.lower(): value for name, value in said.items() if name in _SETTINGS}
+    given = {name.lower(): value for name, value in configured.items() if name in _SETTINGS}
     try:
         settings = Settings.load(**given)
     except SettingsError as error:
         raise ImproperlyConfigured(f"GEN_DURABLE: {error}") from error
-    return Conf(_database(said.get("DATABASE", "default")), said.get("WORKER"), given, settings)
+    return Conf(_database(configured.get("DATABASE", "default")), configured.get("WORKER"), given, settings)
 
 
 def _database(alias: Any) -> str:
@@ -75,27 +75,27 @@ def _database(alias: Any) -> str:
     vendor = getattr(connections[alias], "vendor", None)
     if vendor != "postgresql":
         raise ImproperlyConfigured(
-            f"DATABASES[{alias!r}] is {engine!r}; gen_durable needs PostgreSQL. If another one of DATABASES is, name "
-            "it: GEN_DURABLE = {'DATABASE': …}"
+            f"DATABASES[{alias!r}] is {engine!r}; gen_durable needs PostgreSQL. Name a PostgreSQL "
+            "database: GEN_DURABLE = {'DATABASE': …}"
         )
     return str(alias)
 
 
 def database_dsn(using: str | None = None) -> str:
-    """Where a database of `DATABASES` is, as a DSN: for workers, and for `AsyncClient(database_dsn())`.
+    """Return the DSN of a database of `DATABASES`, for workers and `AsyncClient(database_dsn())`.
 
     Args:
-        using: its alias; left out, the one that `GEN_DURABLE` names.
+        using: its alias; default: `GEN_DURABLE["DATABASE"]`, or `"default"`.
     """
-    said = connections[read().database if using is None else using].settings_dict
-    user = "" if not said["USER"] else quote(said["USER"], safe="")
-    password = "" if not said["PASSWORD"] else f":{quote(said['PASSWORD'], safe='')}"
-    options = {name: str(said["OPTIONS"][name]) for name in _OPTIONS if name in said["OPTIONS"]}
-    # The parameter understands what an authority does not: a directory of sockets, several hosts.
-    if said["HOST"]:
-        options["host"] = str(said["HOST"])
-    if said["PORT"]:
-        options["port"] = str(said["PORT"])
+    database = connections[read().database if using is None else using].settings_dict
+    user = "" if not database["USER"] else quote(database["USER"], safe="")
+    password = "" if not database["PASSWORD"] else f":{quote(database['PASSWORD'], safe='')}"
+    options = {name: str(database["OPTIONS"][name]) for name in _OPTIONS if name in database["OPTIONS"]}
+    # As a parameter, host may also be a socket directory or several hosts.
+    if database["HOST"]:
+        options["host"] = str(database["HOST"])
+    if database["PORT"]:
+        options["port"] = str(database["PORT"])
     account = f"{user}{password}@" if user or password else ""
     query = f"?{urlencode(options, quote_via=quote)}" if options else ""
-    return f"postgresql://{account}/{quote(said['NAME'] or '', safe='')}{query}"
+    return f"postgresql://{account}/{quote(database['NAME'] or '', safe='')}{query}"

@@ -1,6 +1,6 @@
-"""What is in our tables, for the admin and for reports: to be read, never to be written.
+"""Read-only models of the tables, for the admin and for reports.
 
-The tables are those of the migrations of gen_durable; Django does not manage them.
+The migrations of gen_durable create the tables; Django does not manage them.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ __all__ = ["AuditEvent", "Execution", "Instance", "OutboxEvent", "table"]
 
 
 def table(name: str) -> str:
-    """A table or view of ours, in its schema. Django takes what is quoted as it is."""
+    """Return the quoted name of a table or view with its schema. Django does not quote a quoted name again."""
     return f'"{read().settings.schema}"."{name}"'
 
 
 def _refuse(*_: Any, **__: Any) -> Any:
     raise UsageError(
-        "the tables of gen_durable are written by the engine only",
-        "use the verbs of DjangoClient, or its commands",
+        "the models of gen_durable are read-only",
+        "use DjangoClient or `manage.py gen_durable`",
     )
 
 
@@ -45,7 +45,7 @@ class _Row(models.Model):
 
 
 class Instance(_Row):
-    """An instance as it is now."""
+    """An instance."""
 
     id = models.BigIntegerField(primary_key=True)
     fsm = models.TextField("machine")
@@ -82,7 +82,7 @@ class Instance(_Row):
 
 
 class Execution(_Row):
-    """One leased attempt at one step."""
+    """An execution: one leased attempt at one step."""
 
     exec_id = models.TextField(primary_key=True)
     job_id = models.BigIntegerField("instance")
@@ -105,7 +105,7 @@ class Execution(_Row):
 
 
 class OutboxEvent(_Row):
-    """An event on its way to a sink, or there."""
+    """An event of the outbox."""
 
     id = models.BigIntegerField(primary_key=True)
     instance_id = models.BigIntegerField("instance")

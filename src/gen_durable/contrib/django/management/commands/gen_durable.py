@@ -1,4 +1,4 @@
-"""`manage.py gen_durable …`: the command line of gen_durable, on the database of the project."""
+"""`manage.py gen_durable …`: the command line of gen_durable for the database of the project."""
 
 from __future__ import annotations
 
@@ -15,23 +15,25 @@ __all__ = ["Command"]
 
 
 class Command(BaseCommand):
-    """`gen-durable`, with `DATABASES` and `GEN_DURABLE` for its DSN and its settings; options still win."""
+    """Run `gen-durable` with DSN and settings from `DATABASES` and `GEN_DURABLE`. Options take precedence."""
 
     help = "Run gen-durable on the database of this project: worker, doctor, ls, show, db status …"
-    # A worker that would not start because of a template that it never renders helps nobody.
+    # System checks, for example of templates, must not keep a worker from starting.
     requires_system_checks = ()
 
     def add_arguments(self, parser: Any) -> None:
-        """For `manage.py help` and `call_command`."""
-        parser.add_argument("arguments", nargs=argparse.REMAINDER, help="as of gen-durable; try: --help")
+        """Declare the arguments for `manage.py help` and `call_command`."""
+        parser.add_argument(
+            "arguments", nargs=argparse.REMAINDER, help="arguments of gen-durable; see --help"
+        )
 
     def run_from_argv(self, argv: list[str]) -> None:
-        """Everything behind the name of the command is gen-durable's, options too."""
+        """Pass all arguments after the command name to gen-durable, options included."""
         root, defaults = _root()
         root.main(argv[2:], prog_name=f"{Path(argv[0]).name} {argv[1]}", default_map=defaults)
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """What `call_command` does."""
+        """Run the command for `call_command`."""
         import click
 
         root, defaults = _root()
