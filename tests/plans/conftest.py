@@ -15,20 +15,20 @@ POPULATION = Path(__file__).with_name("population.sql").read_text(encoding="utf-
 
 TABLES = ("gen_durable.gen_durable", "gen_durable.signals", "gen_durable.executions")
 VACUUM = f"vacuum {', '.join(TABLES)}"
-STIRRED = "select sum(n_tup_ins + n_tup_upd) from pg_stat_xact_user_tables where schemaname = 'gen_durable'"
+CHANGED = "select sum(n_tup_ins + n_tup_upd) from pg_stat_xact_user_tables where schemaname = 'gen_durable'"
 
 
 class Populated(NamedTuple):
     dsn: str
-    # How a session that was there before the rows ran the statements of workers, when all rows had come.
+    # Statements of a session that had prepared its plans before the rows were inserted.
     by_old_plans: Mapping[str, Explained]
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def populated(durable_databases: Databases) -> AsyncIterator[Populated]:
-    """A database with 200,000 instances. Tests undo what they do there."""
+    """A database with 200,000 instances. Tests roll back their changes."""
     with durable_databases.fresh() as dsn, psycopg.connect(dsn, autocommit=True) as conn:
-        # Its snapshots would keep ours from removing what a test left behind.
+        # The snapshots of autovacuum would prevent VACUUM from removing dead rows of earlier tests.
         for table in TABLES:
             conn.execute(f"alter table {table} set (autovacuum_enabled = off)")
         async with Explainer.open(dsn) as early:
@@ -42,7 +42,7 @@ async def populated(durable_databases: Databases) -> AsyncIterator[Populated]:
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def session(populated: Populated) -> AsyncIterator[Explainer]:
-    """One for all tests: as that of a worker, it plans each statement once."""
+    """One session for all tests: like a worker's, it plans each statement once."""
     async with Explainer.open(populated.dsn) as opened:
         yield opened
 
@@ -54,9 +54,9 @@ async def explainer(populated: Populated, session: Explainer) -> AsyncIterator[E
     await transaction.start()
     try:
         yield session
-        stirred = await session.connection.fetchval(STIRRED)
+        changed = await session.connection.fetchval(CHANGED)
     finally:
         await transaction.rollback()
-    if stirred > 1000:  # what it leaves behind would be counted with the blocks of others
+    if changed > 1000:  # its dead rows would add to the block counts of later tests
         with psycopg.connect(populated.dsn, autocommit=True) as conn:
             conn.execute(VACUUM)

@@ -1,7 +1,7 @@
-"""How PostgreSQL runs the statements of a plan, told by the server while it runs them.
+"""Query plans of our statements, as the server reports them when it runs the statements.
 
-`auto_explain` reports every statement, those inside of functions too, to the very session: prepared by the driver that
-workers use, under the settings that workers pin. Nothing is copied from the .sql files, so nothing differs from them.
+`auto_explain` reports every statement, including those inside functions, to the session that runs it. The session uses
+the driver and the pinned settings of a worker, and the statements come from the .sql files.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _REPORTS: Final = {
 
 
 class Explained:
-    """One statement as it was run."""
+    """One statement with its query plan and run-time counts."""
 
     def __init__(self, report: dict[str, Any]) -> None:
         self.query: str = report["Query Text"]
@@ -49,7 +49,7 @@ class Explained:
 
     @property
     def seq_scans(self) -> set[str]:
-        """Tables of ours that were read from end to end."""
+        """Tables of the engine that were read by a sequential scan."""
         return {
             node["Relation Name"]
             for node in self.nodes
@@ -58,18 +58,18 @@ class Explained:
 
     @property
     def indexes(self) -> set[str]:
-        """The indexes that were really looked into; but for that of `queues`, a table of a few rows."""
+        """The indexes that were read, except that of `queues`, which has a few rows."""
         named = {node["Index Name"] for node in self.nodes if "Index Name" in node and node["Actual Loops"]}
         return named - {"queues_pkey"}
 
     @property
     def rows(self) -> int:
-        """How many rows it returned."""
+        """The number of rows that the statement returned."""
         return int(self._plan["Actual Rows"])
 
     @property
     def blocks(self) -> int:
-        """How many blocks it touched. A CTE is counted with whoever reads it; one that only writes, by itself."""
+        """The number of blocks read. A CTE counts with the node that reads it; one that nothing reads, on its own."""
         read = {f"CTE {node['CTE Name']}" for node in self.nodes if "CTE Name" in node}
         unread = [
             node for node in self.nodes if node["Node Type"] == "ModifyTable" and _is_unread(node, read)
@@ -78,14 +78,14 @@ class Explained:
 
 
 def check(explained: Explained, indexes: set[str], *, blocks: int) -> None:
-    """It was found by these indexes and no other way, and touched no more than so many blocks."""
+    """Assert that a statement used exactly these indexes, no sequential scan, and at most `blocks` blocks."""
     assert not explained.seq_scans, explained
     assert explained.indexes == indexes, explained
     assert explained.blocks <= blocks, explained
 
 
 class Explainer:
-    """A pinned session that hears how its statements were run."""
+    """A session with a worker's settings that receives the plans of its statements."""
 
     def __init__(self, connection: Any) -> None:
         self.connection = connection
@@ -97,15 +97,13 @@ class Explainer:
     async def open(cls, dsn: str) -> AsyncIterator[Explainer]:
         connection = await asyncpg.connect(dsn, server_settings=PINNED)
         try:
-            # asyncpg asks the catalog about these before their first use; from then on every statement is ours.
+            # asyncpg queries the catalog before the first use of these types. Later statements are only ours.
             await connection.fetch("select null::bigint[], null::int[], null::boolean[], null::bytea[]")
             await connection.fetch("select null::interval[], null::timestamptz[]")
             try:
                 await connection.execute("load 'auto_explain'")
             except asyncpg.PostgresError as error:
-                pytest.skip(
-                    f"plans are told by auto_explain, which this server does not let us load: {error}"
-                )
+                pytest.skip(f"the server does not allow auto_explain to be loaded: {error}")
             for name, value in _REPORTS.items():
                 await connection.execute(f"set {name} = '{value}'")
             yield cls(connection)
@@ -113,12 +111,12 @@ class Explainer:
             await connection.close()
 
     async def explain(self, plan: Plan[Any]) -> list[Explained]:
-        """Run it, for good, and tell how each of its statements went; of a function, those inside come first."""
+        """Run a plan and return its statements as executed; statements inside a function come before its call."""
         _, explained = await self.run(plan)
         return explained
 
     async def run(self, plan: Plan[T]) -> tuple[T, list[Explained]]:
-        """The same, with what the plan returned."""
+        """Run a plan and return its result and its statements as executed."""
         await self._listen()
         self._heard.clear()
         result = await run_asyncpg(self.connection, plan, "gen_durable")
@@ -126,9 +124,9 @@ class Explainer:
         return result, list(self._heard)
 
     async def _listen(self) -> None:
-        # In a transaction the portal of a SELECT stays open, and unreported, until the next one takes its place.
+        # In a transaction the portal of a SELECT stays open and is not reported until the next statement.
         await self.connection.execute("show jit")
-        await asyncio.sleep(0)  # asyncpg calls listeners in the next round of the loop
+        await asyncio.sleep(0)  # asyncpg calls log listeners in the next iteration of the event loop
 
     def _hear(self, _: object, message: Any) -> None:
         _, found, report = message.message.partition("plan:\n")

@@ -1,5 +1,5 @@
--- 200,000 instances in every state that there is, side by side on the same pages, with their signals and execution records.
--- No row has a neighbour of its own kind, so whatever is found together was not stored together.
+-- 200,000 instances in every status, with signals and execution records. Neighbouring rows are of different kinds, so rows that
+-- are read together are on different pages.
 --
 --   n % 20   what                                                   how many
 --   0 … 7    ended; those of 7 had a correlation key                  80,000
@@ -56,7 +56,7 @@ select g.id, case copy when 1 then 'other' when 2 then 'note' else 'paid' end, c
   from gen_durable.gen_durable g cross join generate_series(1, 3) as copy
  where g.has_signals;
 
--- Everybody who ended took two steps, the second of them at the second try.
+-- Ended instances took two steps, the second one at its second attempt.
 insert into gen_durable.executions (instance_id, step_seq, execution, attempt, status, outcome, step, finished_at)
 select g.id, made.step_seq, made.execution, made.attempt, made.status, made.outcome, 'step', g.finished_at
   from gen_durable.gen_durable g

@@ -1,4 +1,4 @@
-"""Single statements, and entries for the rows of the population."""
+"""Single statements, and commit entries for the rows of population.sql."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LEASES: Final = Leases(LEASE)
 MACHINES: Final = (["Machine0", "Machine1", "Machine2"], [1, 1, 1])
 RECORDER: Final = Recorder("worker", "all")
 
-# Ids of the population by what they are; see population.sql. The token of a lease is the id of its instance.
+# Ids by the kind of row, see population.sql. The lease token of a row is its id.
 PARENTS: Final = range(19, 20_000, 20)
 EXECUTING: Final = range(20_019, 60_000, 20)
 EXECUTING_CHILDREN: Final = range(17, 200_000, 200)
@@ -30,7 +30,7 @@ ENDED: Final = range(7, 200_000, 20)
 GATE_ALL: Final = (
     "update gen_durable.gen_durable set gated = true where queue = 'keyed' and status = 'runnable'"
 )
-# How the next in line of a key that becomes free is found.
+# The indexes that ungate reads.
 UNGATE: Final = {
     "gen_durable_slot",
     "gen_durable_concurrency",
@@ -41,7 +41,7 @@ UNGATE: Final = {
 
 
 def statement(file: str, name: str, **values: Any) -> Plan[Rows]:
-    """One statement of a file by its name: those that plans run only on certain answers."""
+    """One statement of a file, for statements that plans run only in some cases."""
     return (yield statements(file)[name](**values))
 
 
@@ -55,7 +55,7 @@ def outcomes(
     held_key: str | None = None,
     **fields: Any,
 ) -> list[CommitEntry]:
-    """The same outcome for each of these, in the order in which they are locked."""
+    """The same outcome for each of these rows, in lock order."""
     executions = (
         Execution(
             id=id,
@@ -79,7 +79,7 @@ def outcomes(
 
 
 async def explained(explainer: Explainer) -> Mapping[str, Explained]:
-    """The statements that workers run all the time, by name. What they do is undone."""
+    """The frequent statements of workers, by name. Their changes are rolled back."""
     ids = EXECUTING[:100]
     plans: dict[str, Plan[Any]] = {
         "pick": pick.pick("q1", MACHINES, 100, 7, "worker", LEASES),

@@ -1,4 +1,4 @@
-"""What the audit costs when it is not wanted: its level is looked up once per statement, and nothing else is done."""
+"""Cost of a disabled audit: one lookup of the level per statement."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 
 def looks(found: Explained) -> list[int]:
-    """How often each look at the level was run."""
+    """How often each lookup of the level was executed."""
     return [node["Actual Loops"] for node in found.nodes if node.get("Relation Name") == "settings"]
 
 
 def filters(found: Explained) -> list[str]:
-    """Conditions that are worked out before any row is read."""
+    """Conditions that are evaluated before any row is read."""
     return [node["One-Time Filter"] for node in found.nodes if "'all'" in node.get("One-Time Filter", "")]
 
 
@@ -44,7 +44,9 @@ def plan(name: str) -> Plan[Any]:
 @pytest.mark.clause("AUD-3")
 @pytest.mark.parametrize("level", ["off", "failures", "all"])
 @pytest.mark.parametrize("name", ["pick", "pick_by_prefix", "insert", "deliver", "expire"])
-async def test_statements_of_which_only_all_tells(explainer: Explainer, name: str, level: str) -> None:
+async def test_statements_that_write_events_only_at_level_all(
+    explainer: Explainer, name: str, level: str
+) -> None:
     await explainer.connection.execute(f"update gen_durable.settings set audit = '{level}'")
     explained = await explainer.explain(plan(name))
     (found,) = [one for one in explained if "audit_events" in one.query and "audited" in one.query]
@@ -58,7 +60,9 @@ async def test_statements_of_which_only_all_tells(explainer: Explainer, name: st
 @pytest.mark.parametrize("level", ["off", "failures", "all"])
 @pytest.mark.parametrize("kind", ["done", "stop"])
 @pytest.mark.parametrize("is_plain", [True, False], ids=["plain", "any"])
-async def test_commits(explainer: Explainer, kind: Any, level: str, *, is_plain: bool) -> None:
+async def test_commits_read_the_audit_level_once(
+    explainer: Explainer, kind: Any, level: str, *, is_plain: bool
+) -> None:
     await explainer.connection.execute(f"update gen_durable.settings set audit = '{level}'")
     commits = commit.commit_plain if is_plain else commit.commit
     found, *_ = await explainer.explain(commits(outcomes(EXECUTING[:10], kind), RECORDER))

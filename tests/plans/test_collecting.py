@@ -1,4 +1,4 @@
-"""The collector among 200,000 instances: it reads the page that it is at, and what belongs to those that go."""
+"""The collector reads one page and the dependent rows of the instances that it deletes."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ BELONGINGS = {
 
 
 @pytest.mark.parametrize("status", ["done", "failed"])
-async def test_a_page_of_the_ended(explainer: Explainer, status: collect.Ended) -> None:
+async def test_page_of_ended_rows(explainer: Explainer, status: collect.Ended) -> None:
     swept, (found,) = await explainer.run(collect.sweep(status, HOUR, collect.START))
-    assert 400 < swept.deleted <= 500  # some are children that their parents still wait with
+    assert 400 < swept.deleted <= 500  # some are children that a waiting parent still needs
     assert swept.next is not None
     check(found, {"gen_durable_finished", *BELONGINGS}, blocks=120 * 500)
 
 
-async def test_nothing_to_collect_is_one_look(explainer: Explainer) -> None:
+async def test_nothing_to_collect_is_one_probe(explainer: Explainer) -> None:
     for status in ("done", "failed", "cancelled", "deleted"):
         swept, (found,) = await explainer.run(collect.sweep(status, timedelta(days=3000), collect.START))
         assert (swept.deleted, swept.next) == (0, None)
         check(found, {"gen_durable_deleted" if status == "deleted" else "gen_durable_finished"}, blocks=30)
 
 
-async def test_a_page_of_the_deleted(explainer: Explainer) -> None:
+async def test_page_of_deleted_rows(explainer: Explainer) -> None:
     await explainer.connection.execute(
         "update gen_durable.gen_durable set deleted_at = now() - interval '2 h' where id = any ($1)",
         list(ENDED[:600]),
@@ -48,8 +48,8 @@ async def test_a_page_of_the_deleted(explainer: Explainer) -> None:
     check(found, {"gen_durable_deleted", *BELONGINGS}, blocks=120 * 500)
 
 
-async def test_a_page_of_children_that_stay(explainer: Explainer) -> None:
-    """Those of parents that wait for the others: each costs a look at its parent, and nothing is written."""
+async def test_page_of_children_that_are_kept(explainer: Explainer) -> None:
+    """Children of waiting parents: each costs one read of its parent, and nothing is written."""
     await explainer.connection.execute(
         "update gen_durable.gen_durable set finished_at = now() - interval '1 year'"
         " where parent_id is not null and status = 'done' and id < 100000"
@@ -59,7 +59,7 @@ async def test_a_page_of_children_that_stay(explainer: Explainer) -> None:
     check(found, {"gen_durable_finished", "gen_durable_pkey"}, blocks=20 * 500)
 
 
-async def test_a_step_of_a_walk_reads_its_blocks(explainer: Explainer) -> None:
+async def test_table_walk_reads_only_its_blocks(explainer: Explainer) -> None:
     following, (found,) = await explainer.run(collect.walk_executions(HOUR, 256))
     assert following == 512
     assert not found.seq_scans, found
@@ -69,7 +69,7 @@ async def test_a_step_of_a_walk_reads_its_blocks(explainer: Explainer) -> None:
     assert found.indexes <= {"gen_durable_pkey"}, found
 
 
-async def test_expired_events_are_found_by_a_walk(explainer: Explainer) -> None:
+async def test_expired_events_are_found_by_a_table_walk(explainer: Explainer) -> None:
     await explainer.connection.execute(
         "insert into gen_durable.outbox (instance_id, step_seq, n, sink, type, subject, data, created_at)"
         " select n, 1, 1, 's', 't', 'u', '{}', now() - n * interval '1 s' from generate_series(1, 40000) n"
@@ -81,7 +81,7 @@ async def test_expired_events_are_found_by_a_walk(explainer: Explainer) -> None:
     assert not found.indexes, found
 
 
-async def test_old_messages_are_found_by_a_walk(explainer: Explainer) -> None:
+async def test_old_messages_are_found_by_a_table_walk(explainer: Explainer) -> None:
     await explainer.connection.execute(
         "insert into gen_durable.received_messages (message_id, correlation_key, signal, received_at)"
         " select n::text, repeat('k', 100), 's', now() - n * interval '1 s' from generate_series(1, 40000) n"
@@ -92,7 +92,7 @@ async def test_old_messages_are_found_by_a_walk(explainer: Explainer) -> None:
     assert not found.indexes, found
 
 
-async def test_published_events_are_found_by_their_age(explainer: Explainer) -> None:
+async def test_published_events_are_found_by_index(explainer: Explainer) -> None:
     await explainer.connection.execute(
         "insert into gen_durable.outbox (instance_id, step_seq, n, sink, type, subject, data, published_at)"
         " select n, 1, 1, 's', 't', 'u', '{}', now() - n * interval '1 s' from generate_series(1, 20000) n"

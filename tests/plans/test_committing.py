@@ -1,4 +1,4 @@
-"""Group commits: every row is found by its id, whatever rides on it."""
+"""Group commits find every row by its id."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from tests.support.engine_plans import new
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 PKEY = {"gen_durable_pkey"}
-# Found, read and written again, in every index that knows the new status, with a record of the execution; and what went wrong
-# with an audit event.
+# Blocks per row: read and update the row, insert entries in the indexes of the new status, insert the execution record,
+# and for failures an audit event.
 PER_ROW = {"continue": 14, "next": 30, "retry": 30, "done": 25, "stop": 30, "await": 25, "release": 25}
 
 
 @pytest.mark.parametrize("batch", [1, 100, 500])
 @pytest.mark.parametrize("kind", ["continue", "next", "retry", "done", "stop"])
-async def test_plain_outcomes(explainer: Explainer, kind: Kind, batch: int) -> None:
+async def test_commit_plain(explainer: Explainer, kind: Kind, batch: int) -> None:
     found, *_ = await explainer.explain(commit.commit_plain(outcomes(EXECUTING[:batch], kind), RECORDER))
     assert found.rows == batch
     check(found, PKEY, blocks=100 + PER_ROW[kind] * batch)
@@ -42,14 +42,14 @@ async def test_plain_outcomes(explainer: Explainer, kind: Kind, batch: int) -> N
 
 @pytest.mark.parametrize("batch", [1, 100, 500])
 @pytest.mark.parametrize("kind", ["continue", "next", "done", "await", "release"])
-async def test_any_outcomes(explainer: Explainer, kind: Kind, batch: int) -> None:
+async def test_commit(explainer: Explainer, kind: Kind, batch: int) -> None:
     entries = outcomes(EXECUTING[:batch], kind, awaits=("paid",) if kind == "await" else None)
     found, *_ = await explainer.explain(commit.commit(entries, RECORDER))
     assert found.rows == batch
     check(found, PKEY, blocks=80 + (PER_ROW[kind] + 5) * batch)
 
 
-async def test_stale_outcomes_cost_a_look(explainer: Explainer) -> None:
+async def test_stale_outcomes_only_read_the_row(explainer: Explainer) -> None:
     found, *_ = await explainer.explain(
         commit.commit_plain(outcomes(EXECUTING[:100], "done", lease_token=1), RECORDER)
     )
@@ -58,7 +58,7 @@ async def test_stale_outcomes_cost_a_look(explainer: Explainer) -> None:
 
 
 @pytest.mark.parametrize("batch", [1, 100, 500])
-async def test_children_that_end_count_their_parents_down(explainer: Explainer, batch: int) -> None:
+async def test_ended_children_count_down_their_parents(explainer: Explainer, batch: int) -> None:
     entries = outcomes(EXECUTING_CHILDREN[:batch], "done", parent_id=19)
     joined, found, *_ = await explainer.explain(commit.commit(entries, RECORDER))
     assert found.rows == batch
@@ -70,7 +70,7 @@ async def test_children_that_end_count_their_parents_down(explainer: Explainer, 
     assert waiting == batch
 
 
-async def test_keys_that_become_free(explainer: Explainer) -> None:
+async def test_freed_keys_are_ungated(explainer: Explainer) -> None:
     entries = [
         entry
         for number, id in enumerate(HOLDERS[:100])
@@ -83,31 +83,33 @@ async def test_keys_that_become_free(explainer: Explainer) -> None:
     check(ungated, UNGATE, blocks=60 * 100)
 
 
-async def test_consumed_signals_are_found_by_their_ids(explainer: Explainer) -> None:
+async def test_consumed_signals_are_found_by_id(explainer: Explainer) -> None:
     rows = await explainer.connection.fetch("select id from gen_durable.signals order by id limit 300")
     entries = outcomes(EXECUTING[:1], "next", consumed=tuple(row["id"] for row in rows))
     found, *_ = await explainer.explain(commit.commit(entries, RECORDER))
     check(found, {"gen_durable_pkey", "signals_pkey"}, blocks=80 + 12 * 300)
 
 
-async def test_children_are_inserted_without_looking_for_anything(explainer: Explainer) -> None:
+async def test_children_are_inserted_without_index_scans(explainer: Explainer) -> None:
     entries = outcomes(EXECUTING[:10], "schedule_children", children=tuple(new() for _ in range(10)))
     committed, inserted, call = await explainer.explain(commit.commit(entries, RECORDER))
     check(committed, PKEY, blocks=80 + 30 * 10)
     assert inserted.rows == 100
-    check(inserted, set(), blocks=100 + 500 * 100)  # a full page of an index looks for dead rows first
+    check(
+        inserted, set(), blocks=100 + 500 * 100
+    )  # before a full index page is split, dead entries are looked up
     assert call.rows == 100
 
 
-async def test_parked_rows_look_into_their_inboxes(explainer: Explainer) -> None:
+async def test_parking_rows_check_their_inboxes(explainer: Explainer) -> None:
     (found,) = await explainer.explain(statement("commit.sql", "recheck", ids=PARKED[:100]))
     check(found, {"gen_durable_pkey", "signals_target"}, blocks=10 * 100)
 
 
-async def test_refused_children(explainer: Explainer) -> None:
+async def test_rejected_children_fix_the_barrier(explainer: Explainer) -> None:
     (found,) = await explainer.explain(statement("commit.sql", "fix_barriers", ids=PARENTS[:100]))
     assert found.rows == 100
-    # Each has ten children, each on a page of its own.
+    # Each parent has ten children, each on another page.
     check(found, {*PKEY, "gen_durable_parent"}, blocks=40 * 100)
 
 
@@ -118,7 +120,7 @@ async def test_refused_children(explainer: Explainer) -> None:
         ("commit_status", {"ids": EXECUTING[:100]}, 10),
     ],
 )
-async def test_looks_at_single_rows(
+async def test_reads_of_single_rows(
     explainer: Explainer, name: str, values: dict[str, Any], per_row: int
 ) -> None:
     (found,) = await explainer.explain(statement("commit.sql", name, **values))
@@ -126,7 +128,7 @@ async def test_looks_at_single_rows(
     check(found, PKEY, blocks=per_row * found.rows)
 
 
-async def test_the_lock_between_an_effect_and_its_outcome(explainer: Explainer) -> None:
+async def test_lock_for_effect(explainer: Explainer) -> None:
     row = EXECUTING[0]
     plans = await explainer.explain(
         statement("commit.sql", "lock_for_effect", id=row, lease_token=row, step_seq=1)
@@ -137,7 +139,7 @@ async def test_the_lock_between_an_effect_and_its_outcome(explainer: Explainer) 
 
 
 async def test_committed_executions_are_finished(explainer: Explainer) -> None:
-    """Those that are not finished yet are few, and have an index of their own."""
+    """Unfinished executions are few and have a partial index."""
     (found,) = await explainer.explain(
         statement("commit.sql", "finish", ids=[7, 26, 27], step_seqs=[1, 1, 1])
     )
@@ -154,7 +156,7 @@ async def test_abandoned_executions_are_finished(explainer: Explainer) -> None:
     assert found.blocks <= 40 * 80, found
 
 
-async def test_marks_of_events_do_not_read_all_pending_events(explainer: Explainer) -> None:
+async def test_marking_events_does_not_read_all_pending_events(explainer: Explainer) -> None:
     await explainer.connection.execute(
         "insert into gen_durable.outbox (instance_id, step_seq, n, sink, type, subject, data)"
         " select n, 1, 1, 's', 't', 'u', '{}' from generate_series(1, 40000) n"

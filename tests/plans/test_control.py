@@ -1,4 +1,4 @@
-"""What people do to instances: a hundred at once, each found by its id."""
+"""Control of a hundred instances at once: each is found by its id."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ EXPECTED = {
     ],
     ids=["cancel", "delete", "restore", "retry"],
 )
-async def test_a_hundred_at_once(explainer: Explainer, plan: Any, answers: int) -> None:
+async def test_control_of_a_hundred_instances(explainer: Explainer, plan: Any, answers: int) -> None:
     rows, statements = await explainer.run(plan())
     assert len(rows) == answers
     for found in statements:
@@ -48,14 +48,14 @@ async def test_a_hundred_at_once(explainer: Explainer, plan: Any, answers: int) 
 
 
 @pytest.mark.parametrize("children", [control.live_children, control.unfinished_children])
-async def test_children_of_a_hundred(explainer: Explainer, children: Any) -> None:
+async def test_children_of_a_hundred_instances(explainer: Explainer, children: Any) -> None:
     plan: Plan[list[int]] = children(list(PARENTS[:100]))
     ids, (found,) = await explainer.run(plan)
     assert len(ids) == 500
     check(found, {"gen_durable_parent"}, blocks=5 * 1000)
 
 
-async def test_what_was_deleted_is_found_by_its_key(explainer: Explainer) -> None:
+async def test_deleted_instance_is_found_by_key(explainer: Explainer) -> None:
     id, (found,) = await explainer.run(control.deleted_with_key(f"order:{ENDED[3]}"))
     assert id is None
     check(found, {"gen_durable_key"}, blocks=40)

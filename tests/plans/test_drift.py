@@ -1,4 +1,4 @@
-"""Plans that were made for another table than there is now: it was empty then, and nobody has analyzed it since."""
+"""Prepared plans and statistics from a time when the tables were empty."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from tests.plans.statements import LEASES, MACHINES, explained
 
 
 def test_plans_made_for_an_empty_table_serve_a_full_one(populated: Populated) -> None:
-    """As in every new installation: the worker is first, then comes the work."""
+    """In a new installation, workers prepare their statements before there are rows."""
     no_statement_reads_everything(populated.by_old_plans)
 
 
 @pytest.mark.asyncio(loop_scope="session")
-async def test_plans_are_made_for_the_size_of_today_even_if_statistics_say_empty(
+async def test_new_plans_use_the_current_size_without_statistics(
     explainer: Explainer,
 ) -> None:
-    """What was analyzed while it was empty, and has grown since: a new plan sees how large the file is."""
+    """A table that was analyzed while empty and has grown: the planner reads the current file size."""
     for table in TABLES:
         await explainer.connection.execute(
             f"""delete from pg_statistic where starelid = '{table}'::regclass;
@@ -38,7 +38,9 @@ async def test_plans_are_made_for_the_size_of_today_even_if_statistics_say_empty
     no_statement_reads_everything(await explained(explainer))
 
 
-async def test_plans_do_not_grow_old(direct_dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_plans_stay_good_while_the_table_grows(
+    direct_dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(pool, "_PLAN_LIFETIME", 0.2)
     mine = Statement(
         "mine",

@@ -1,4 +1,4 @@
-"""Updates of live executions stay on their page and leave every index alone."""
+"""Updates of live executions are HOT: same page, no new index entries."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 
 def rows(number: int) -> Sequence[int]:
-    """250 for each test, which no other has touched: what was rolled back takes room as well."""
+    """250 rows that no other test has updated: dead rows of a rollback fill pages too."""
     return EXECUTING[500 + 250 * number :][:250]
 
 
@@ -28,11 +28,11 @@ async def test_heartbeats_are_hot(explainer: Explainer) -> None:
             assert not lost
 
 
-async def test_noting_that_a_step_began_is_hot(explainer: Explainer) -> None:
+async def test_mark_started_is_hot(explainer: Explainer) -> None:
     begun = {((id, id), 1): None for id in rows(1)}
     async with hot_updates(explainer, 250):
-        noted, _ = await explainer.run(lease.mark_started(begun))
-        assert len(noted) == 250
+        marked, _ = await explainer.run(lease.mark_started(begun))
+        assert len(marked) == 250
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,7 @@ async def test_noting_that_a_step_began_is_hot(explainer: Explainer) -> None:
 async def test_chained_commits_are_hot(
     explainer: Explainer, commits: Callable[..., Any], level: Any, number: int
 ) -> None:
-    """With records as without: a record is a row of another table."""
+    """With and without execution records, which are in another table."""
     ids = rows(number)
     async with hot_updates(explainer, 750):
         for step_seq in (1, 2, 3):
@@ -63,7 +63,7 @@ async def test_chained_commits_are_hot(
 
 @asynccontextmanager
 async def hot_updates(explainer: Explainer, count: int) -> AsyncIterator[None]:
-    """So many updates happen inside, and all but a few without a new entry in any index."""
+    """Assert that `count` updates happen inside, and at least 95 % of them are HOT."""
     all_before, hot_before = await updates(explainer)
     yield
     all_after, hot_after = await updates(explainer)

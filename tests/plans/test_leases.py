@@ -23,13 +23,13 @@ PKEY = {"gen_durable_pkey"}
 
 
 @pytest.mark.parametrize("batch", [1, 100, 500])
-async def test_a_heartbeat_finds_its_rows_by_id(explainer: Explainer, batch: int) -> None:
+async def test_heartbeat_finds_its_rows_by_id(explainer: Explainer, batch: int) -> None:
     (lost, _), (found,) = await explainer.run(lease.renew({(id, id): LEASE for id in EXECUTING[:batch]}))
     assert not lost
     check(found, PKEY, blocks=40 + 30 * batch)
 
 
-async def test_a_heartbeat_that_missed_looks_twice(explainer: Explainer) -> None:
+async def test_heartbeat_reads_again_what_it_could_not_renew(explainer: Explainer) -> None:
     (lost, _), (renewed, looked) = await explainer.run(
         lease.renew({(id, 1): LEASE for id in EXECUTING[:100]})
     )
@@ -38,15 +38,15 @@ async def test_a_heartbeat_that_missed_looks_twice(explainer: Explainer) -> None
     check(looked, PKEY, blocks=6 * 100)
 
 
-async def test_long_steps_are_noted(explainer: Explainer) -> None:
+async def test_mark_started_finds_its_rows_by_id(explainer: Explainer) -> None:
     begun = {((id, id), 1): None for id in EXECUTING[:100]}
-    noted, (found,) = await explainer.run(lease.mark_started(begun))
-    assert len(noted) == 100
+    marked, (found,) = await explainer.run(lease.mark_started(begun))
+    assert len(marked) == 100
     check(found, PKEY, blocks=30 * 100)
 
 
-async def test_the_reaper_reads_the_executing_and_nobody_else(explainer: Explainer) -> None:
-    """When a lease ends is in no index, or heartbeats would not be HOT: it looks at all that execute, 4,000 here."""
+async def test_reaper_reads_only_executing_rows(explainer: Explainer) -> None:
+    """lease_expires_at is in no index, so that heartbeats are HOT: the reaper reads all executing rows, 4,000 here."""
     reaped, (found,) = await explainer.run(lease.reap(timedelta(0), 20, "all"))
     assert not reaped.ids
     check(found, {"gen_durable_lease"}, blocks=2 * 4000)
@@ -55,8 +55,8 @@ async def test_the_reaper_reads_the_executing_and_nobody_else(explainer: Explain
     check(found, {"gen_durable_lease"}, blocks=2 * 4000)
 
 
-async def test_the_reaper_takes_back_what_is_dead(explainer: Explainer) -> None:
-    """100 of each: plain ones, children (which count down) and holders of keys (whose line moves up)."""
+async def test_reaper_requeues_orphaned_executions(explainer: Explainer) -> None:
+    """100 of each: plain rows, children (which count down) and holders of keys (which are ungated)."""
     dead = [*EXECUTING[:100], *EXECUTING_CHILDREN[:100], *HOLDERS[:100]]
     await explainer.connection.execute(
         "update gen_durable.gen_durable set lease_expires_at = now() - interval '1 h' where id = any ($1)",
@@ -75,7 +75,7 @@ async def test_the_reaper_takes_back_what_is_dead(explainer: Explainer) -> None:
     check(ungated, UNGATE, blocks=60 * 100)
 
 
-async def test_the_deadlines_service_reads_the_deadlines_that_have_passed(explainer: Explainer) -> None:
+async def test_expired_deadlines_are_found_by_index(explainer: Explainer) -> None:
     expired, (found,) = await explainer.run(lease.expire())
     assert len(expired) == 100
     check(found, {"gen_durable_deadline", "gen_durable_pkey"}, blocks=30 * 100)

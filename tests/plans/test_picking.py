@@ -1,4 +1,4 @@
-"""What a worker does all the time to find work."""
+"""Picks, inboxes, children, gating."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ GATED = {"gen_durable_gated"}
 
 
 @pytest.mark.parametrize("demand", [1, 10, 100, 1000])
-async def test_a_pick_touches_what_it_takes(explainer: Explainer, demand: int) -> None:
+async def test_pick_reads_only_what_it_leases(explainer: Explainer, demand: int) -> None:
     picked, (found,) = await explainer.run(pick.pick("q1", MACHINES, demand, 7, "worker", LEASES))
     assert len(picked.executions) == found.rows == demand
     check(found, PICK, blocks=60 + 22 * demand)
 
 
-async def test_a_look_at_an_empty_queue_is_one_probe(explainer: Explainer) -> None:
+async def test_pick_from_an_empty_queue_is_one_probe(explainer: Explainer) -> None:
     picked, (found,) = await explainer.run(pick.pick("nothing", MACHINES, 100, 7, "worker", LEASES))
     assert not picked.executions
     check(found, {"gen_durable_pick"}, blocks=40)
 
 
-async def test_rows_of_unknown_machines_are_passed_over_one_by_one(explainer: Explainer) -> None:
-    """The price of a queue that others share: the index does not know machines, so each due row is looked at."""
+async def test_rows_of_unknown_machines_are_skipped_one_by_one(explainer: Explainer) -> None:
+    """The pick index does not contain the machine, so each due row of a shared queue is read."""
     picked, (found,) = await explainer.run(pick.pick("q1", (["Other"], [1]), 10, 7, "worker", LEASES))
     assert not picked.executions
     check(found, {"gen_durable_pick"}, blocks=10_000)
 
 
-async def test_keys_are_admitted_by_their_holders_and_their_line(explainer: Explainer) -> None:
-    """Every second key loses its holder, so the first of its line may go; those of the others may not."""
+async def test_keyed_rows_are_admitted_by_index(explainer: Explainer) -> None:
+    """Every second key loses its holder, so its first row is admitted; the rows of other keys are not."""
     await explainer.connection.execute(
         "update gen_durable.gen_durable set status = 'done', lease_token = null, concurrency_slot = null"
         " where concurrency_slot = 0 and id % 400 < 200"
@@ -48,8 +48,8 @@ async def test_keys_are_admitted_by_their_holders_and_their_line(explainer: Expl
 
 
 @pytest.mark.parametrize("demand", [1, 10, 100])
-async def test_a_pick_by_prefix_reads_the_heads_of_the_lines(explainer: Explainer, demand: int) -> None:
-    """Three machines with three priorities each, 50,000 due rows; it reaches for five times what it takes."""
+async def test_pick_by_prefix_reads_the_first_rows_of_each_group(explainer: Explainer, demand: int) -> None:
+    """Three machines with three priorities each, 50,000 due rows; :reach is five times the demand."""
     plan = pick.pick_by_prefix("Machine", None, demand, 5 * demand, 7, "worker", LEASES)
     picked, (found,) = await explainer.run(plan)
     assert demand / 2 < len(picked.executions) <= demand  # some of their keys are busy
@@ -72,7 +72,7 @@ async def test_children_of_a_hundred_barriers(explainer: Explainer) -> None:
     check(found, {"gen_durable_parent"}, blocks=2 * 1000)
 
 
-async def test_gating_the_lines_of_fifty_keys(explainer: Explainer) -> None:
+async def test_gating_fifty_keys(explainer: Explainer) -> None:
     gated, (holders, lines) = await explainer.run(admission.gate([f"key{number}" for number in range(50)]))
     assert gated.total() == 50 * 5
     check(holders, {"gen_durable_slot", "limits_pkey"}, blocks=8 * 50)
@@ -90,7 +90,7 @@ async def test_ungating_fifty_keys(explainer: Explainer) -> None:
     check(found, KEYS | GATED | {"gen_durable_pkey"}, blocks=60 * 50)
 
 
-async def test_the_alarm_about_stuck_keys_goes_from_key_to_key(explainer: Explainer) -> None:
+async def test_stuck_keys_is_a_skip_scan(explainer: Explainer) -> None:
     keys, (found,) = await explainer.run(admission.stuck_keys())
     assert keys == []
     assert not found.seq_scans, found

@@ -1,4 +1,4 @@
-"""What clients read, and what waiting costs."""
+"""Reads of clients, and the cost of waiting."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 PKEY = {"gen_durable_pkey"}
 LONG_AGO = datetime(2000, 1, 1, tzinfo=UTC)
-# What 200,000 rows and the index of their ids take: no page costs more, whatever it looks for.
+# The blocks of 200,000 rows and their primary key: the maximum cost of a page.
 EVERYTHING = 13_000
 
 
-async def test_an_instance_by_its_id(explainer: Explainer) -> None:
+async def test_get_by_id(explainer: Explainer) -> None:
     row, (found,) = await explainer.run(snapshots.get(EXECUTING[5]))
     assert row is not None
     check(found, PKEY, blocks=40)
 
 
 @pytest.mark.parametrize("id", [PARKED[3], ENDED[3]], ids=["live", "ended"])
-async def test_an_instance_by_its_key(explainer: Explainer, id: int) -> None:
+async def test_get_by_key(explainer: Explainer, id: int) -> None:
     row, (found,) = await explainer.run(snapshots.get(f"order:{id}"))
     assert row is not None
     assert row["id"] == id
@@ -35,7 +35,7 @@ async def test_an_instance_by_its_key(explainer: Explainer, id: int) -> None:
 
 
 @pytest.mark.parametrize("batch", [1, 100, 1000])
-async def test_those_who_wait_look_at_their_own_instances(explainer: Explainer, batch: int) -> None:
+async def test_waiting_reads_only_the_awaited_instances(explainer: Explainer, batch: int) -> None:
     wanted = dict.fromkeys([*EXECUTING[: batch // 2], *PARENTS[: batch - batch // 2]], True)
     settled, (found,) = await explainer.run(snapshots.finished_or_parked(wanted))
     assert len(settled) == batch - batch // 2
@@ -57,7 +57,7 @@ async def test_the_executions_of_an_instance(explainer: Explainer, id: int, coun
 
 
 @pytest.mark.parametrize("before", [None, 100_000])
-async def test_a_page_is_read_from_where_it_begins(explainer: Explainer, before: int | None) -> None:
+async def test_page_is_read_from_its_start(explainer: Explainer, before: int | None) -> None:
     rows, (found,) = await explainer.run(snapshots.page(Filter(), 100, before))
     assert len(rows) == 100
     check(found, PKEY, blocks=150)
@@ -66,13 +66,13 @@ async def test_a_page_is_read_from_where_it_begins(explainer: Explainer, before:
 @pytest.mark.parametrize(
     ("wanted", "blocks"),
     [
-        # One row in so many fits, so the page is full after so many times its own length …
+        # One of n rows matches, so n pages are read until one is full …
         ({"fsms": ["Machine1"]}, 3 * 100),
         ({"queue": "q1"}, 4 * 100),
         ({"statuses": ["awaiting_signal"]}, 7 * 100),
         ({"statuses": ["executing"]}, 50 * 100),
-        # … and if hardly any does, all instances are looked at, the newest first.
-        ({"fsms": ["Nobody"]}, EVERYTHING),
+        # … and if almost none matches, all instances are read, newest first.
+        ({"fsms": ["Unknown"]}, EVERYTHING),
         ({"version": 2}, EVERYTHING),
         ({"steps": ["nowhere"]}, EVERYTHING),
         ({"statuses": ["cancelled"]}, EVERYTHING),
@@ -83,7 +83,7 @@ async def test_a_page_is_read_from_where_it_begins(explainer: Explainer, before:
     ],
     ids=str,
 )
-async def test_a_filter_is_a_walk_along_the_ids(
+async def test_filters_walk_the_primary_key(
     explainer: Explainer, wanted: dict[str, Any], blocks: int
 ) -> None:
     _, (found,) = await explainer.run(snapshots.page(Filter(**wanted), 100, None))
@@ -102,14 +102,14 @@ async def test_counting_reads_everything_once(explainer: Explainer) -> None:
     ("wanted", "index", "count", "blocks"),
     [
         ({"correlation_key": f"order:{ENDED[3]}"}, "gen_durable_key", 1, 20),
-        ({"correlation_key": "nobody"}, "gen_durable_key", 0, 10),
+        ({"correlation_key": "unknown"}, "gen_durable_key", 0, 10),
         ({"parent_id": PARENTS[4]}, "gen_durable_parent", ..., 60),
         ({"parent_id": 1}, "gen_durable_parent", 0, 10),
         ({"correlation_key": f"order:{ENDED[3]}", "parent_id": 1}, "gen_durable_key", 0, 20),
     ],
     ids=str,
 )
-async def test_a_key_or_a_parent_is_found_by_its_index(
+async def test_key_or_parent_is_found_by_index(
     explainer: Explainer, wanted: dict[str, Any], index: str, count: int, blocks: int
 ) -> None:
     chosen = Filter(**wanted)

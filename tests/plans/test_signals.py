@@ -1,4 +1,4 @@
-"""Signals: whom they reach, and what is left of them."""
+"""Deliveries and sweeps of inboxes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TARGET = PARKED[7]
     [(TARGET, "gen_durable_pkey"), (f"order:{TARGET}", "gen_durable_correlation")],
     ids=["id", "key"],
 )
-async def test_a_delivery(explainer: Explainer, target: Any, index: str) -> None:
+async def test_delivery(explainer: Explainer, target: Any, index: str) -> None:
     arrival, (found, *measured, written, woken, _) = await explainer.run(
         signals.deliver(target, "paid", "100", "event-7")
     )
@@ -33,14 +33,14 @@ async def test_a_delivery(explainer: Explainer, target: Any, index: str) -> None
     check(woken, {"gen_durable_pkey"}, blocks=60)
 
 
-async def test_a_delivery_to_nobody_is_two_probes(explainer: Explainer) -> None:
-    arrival, (first, second, _) = await explainer.run(signals.deliver("order:nobody", "paid", "100", None))
+async def test_delivery_without_a_target_is_two_probes(explainer: Explainer) -> None:
+    arrival, (first, second, _) = await explainer.run(signals.deliver("order:none", "paid", "100", None))
     assert arrival is None
     for look in (first, second):
         check(look, {"gen_durable_correlation"}, blocks=40)
 
 
-async def test_large_inbox_is_not_counted_by_a_delivery(explainer: Explainer) -> None:
+async def test_delivery_does_not_count_a_large_inbox(explainer: Explainer) -> None:
     await explainer.connection.execute(
         "insert into gen_durable.signals (target_id, name) select $1, 'note' from generate_series(1, 9000)",
         TARGET,
@@ -49,7 +49,7 @@ async def test_large_inbox_is_not_counted_by_a_delivery(explainer: Explainer) ->
     assert sum(found.blocks for found in plans) < 200, plans
 
 
-async def test_inbox_at_its_bound_is_counted_by_its_index(explainer: Explainer) -> None:
+async def test_delivery_counts_a_full_inbox_by_index(explainer: Explainer) -> None:
     await explainer.connection.execute(
         "insert into gen_durable.signals (target_id, name) select $1, 'note' from generate_series(1, 9000)",
         TARGET,
@@ -62,6 +62,6 @@ async def test_inbox_at_its_bound_is_counted_by_its_index(explainer: Explainer) 
 
 
 @pytest.mark.parametrize("batch", [1, 100])
-async def test_the_inboxes_of_the_ended_are_swept(explainer: Explainer, batch: int) -> None:
+async def test_sweep_of_inboxes(explainer: Explainer, batch: int) -> None:
     (found,) = await explainer.explain(signals.sweep(PARKED[:batch]))
     check(found, {"signals_target", "signals_dedup"}, blocks=20 + 6 * batch)

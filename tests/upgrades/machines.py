@@ -1,4 +1,4 @@
-"""Work of every kind of outcome, for old and new code alike."""
+"""Machines with every kind of outcome, for workers of old and new code."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.pooler.machines import Alone, Chain, Parent, Payment, Stubborn, Waite
 
 
 class Ender(Machine[str, str]):
-    """Ends as its state says, and emits an event where that is allowed."""
+    """End as the state says; done and stop emit events."""
 
     @step
     async def end(self, ctx: Context[str]) -> Outcome[str]:
@@ -22,7 +22,7 @@ class Ender(Machine[str, str]):
 
 @job("add")
 def add(numbers: list[int]) -> int:
-    """A job, in a thread."""
+    """Add numbers, in a thread."""
     return sum(numbers)
 
 

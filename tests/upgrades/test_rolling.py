@@ -1,4 +1,4 @@
-"""A rolling upgrade: this code and code of the next version work side by side on the schema of the next version."""
+"""Rolling upgrade: workers of this version and of the next one run side by side on the schema of the next version."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def new(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 async def upgrade(dsn: str, new: Path) -> None:
-    """`gen-durable db migrate` of the new code."""
+    """Run `gen-durable db migrate` of the new code."""
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         *("-P", "-m", "gen_durable", "db", "migrate"),
@@ -45,7 +45,7 @@ async def upgrade(dsn: str, new: Path) -> None:
 
 
 class Process:
-    """A worker of old or new code."""
+    """A worker process of old or new code."""
 
     def __init__(self, process: asyncio.subprocess.Process, version: int, name: str, log: Path) -> None:
         self.process, self.version, self.name, self._log = process, version, name, log
@@ -91,7 +91,7 @@ WORK: dict[str, Any] = {
 
 
 async def insert_all(client: AsyncClient, queue: str) -> tuple[list[Any], list[Any]]:
-    """Work of each kind in one queue; and what it shall come to."""
+    """Insert work of each kind in one queue; returns refs and expected results."""
     specs = [Spec(machine, state, queue=queue) for machine, state, _ in WORK.values()]
     specs += [Spec(Alone, "k", queue=queue, concurrency_key=f"key of {queue}") for _ in range(3)]
     specs += [Spec(Chain, 1, queue=queue, rate_limit="crm")]
@@ -121,7 +121,7 @@ async def test_old_and_new_code_on_the_new_schema(
     await db.execute("create table ledger (id bigint, amount int check (amount > 0), what text)")
     async with worker(durable_dsn, "before", tmp_path / "before") as before:
         assert before.version == LATEST
-        await upgrade(durable_dsn, new)  # under a worker that runs
+        await upgrade(durable_dsn, new)  # while a worker runs
         async with (
             AsyncClient(durable_dsn) as client,
             worker(durable_dsn, "old", tmp_path / "old") as started_later,

@@ -1,4 +1,4 @@
-"""A worker in a process of its own, with the code that PYTHONPATH names. Ends with its standard input."""
+"""A worker process with the code in PYTHONPATH. It stops at the end of its standard input."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ async def main(dsn: str, name: str) -> None:
 
 
 async def said(event: object) -> None:
-    """A sink: takes every event."""
+    """Accept every event."""
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Our increments of the schema as an operation of Django's migrations."""
+"""Operations for Django migrations: one increment of the schema, and the unmanaged models."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ __all__ = ["Increment", "Views"]
 
 
 class Increment(Operation):
-    """One increment, up and down, in the schema and the database that `GEN_DURABLE` names.
+    """Apply or revert one increment in the schema and database that the setting `GEN_DURABLE` names.
 
-    Whoever migrated with `gen-durable db migrate` before has it already; then this does nothing.
+    Does nothing if the schema already has the version, for example after `gen-durable db migrate`.
     """
 
     reversible = True
@@ -30,14 +30,14 @@ class Increment(Operation):
         self.version = version
 
     def state_forwards(self, app_label: str, state: Any) -> None:
-        """Nothing: none of the models is managed."""
+        """Do nothing: the models are unmanaged."""
 
     def database_forwards(self, app_label: str, schema_editor: Any, from_state: Any, to_state: Any) -> None:
-        """Bring the schema to this version."""
+        """Apply the increment."""
         self._migrate(app_label, schema_editor, self.version - 1, self.version)
 
     def database_backwards(self, app_label: str, schema_editor: Any, from_state: Any, to_state: Any) -> None:
-        """Take this version back, and what its tables hold."""
+        """Revert the increment, with the data of its tables."""
         self._migrate(app_label, schema_editor, self.version, self.version - 1)
 
     def describe(self) -> str:
@@ -49,7 +49,7 @@ class Increment(Operation):
         schema = conf.settings.schema
         if conn.alias != conf.database or not router.allow_migrate(conn.alias, app_label):
             return
-        if schema_editor.collect_sql:  # of manage.py sqlmigrate, which writes BEGIN and COMMIT itself
+        if schema_editor.collect_sql:  # manage.py sqlmigrate writes BEGIN and COMMIT itself
             text = migrate.script(schema, current, to).strip().removeprefix("begin;").removesuffix("commit;")
             schema_editor.collected_sql.append(text.strip())
         else:
@@ -57,17 +57,17 @@ class Increment(Operation):
 
 
 class Views(Operation):
-    """Our models, as they are now: they are ways to look at tables of others, so their changes change no table."""
+    """The unmanaged models in their current form; changes of the models change no table."""
 
     reversible = True
 
     def state_forwards(self, app_label: str, state: Any) -> None:
-        """Put them where `makemigrations` compares."""
+        """Add the models to the state that `makemigrations` compares."""
         for model in (models.Instance, models.Execution, models.OutboxEvent, models.AuditEvent):
             state.add_model(ModelState.from_model(model))
 
     def database_forwards(self, app_label: str, schema_editor: Any, from_state: Any, to_state: Any) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     database_backwards = database_forwards
 
@@ -76,7 +76,7 @@ class Views(Operation):
 
 
 def _step(schema: str, current: int, to: int) -> Plan[None]:
-    """From one version to the next, unless the schema is beyond that already."""
+    """Migrate from one version to the next, unless the schema is already there or beyond."""
     found = (yield from migrate.status(schema)).version or 0
     if found < to if current < to else found > to:
         yield from migrate.migrate(schema, to)

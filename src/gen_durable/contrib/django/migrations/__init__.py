@@ -1,1 +1,1 @@
-"""One for each increment of our schema."""
+"""One migration for each increment of the schema."""
