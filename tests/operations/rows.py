@@ -1,4 +1,4 @@
-"""Bare rows, put where a test needs them."""
+"""Insert rows directly, in the state that a test needs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _ENDED: Final = ("done", "failed", "cancelled")
 
 
 async def put(db: Any, status: str = "runnable", *, days: float = 0, **columns: Any) -> int:
-    """An instance; one that has ended did so this many days ago. A value that begins with `=` is SQL."""
+    """Insert an instance; an ended one ended this many days ago. A value that begins with `=` is SQL."""
     values: dict[str, Any] = {"fsm": "A", "step": "s", "status": status, "state": '{"n": 1}', **columns}
     if status in _ENDED:
         values.setdefault("finished_at", f"=now() - interval '{days} days'")

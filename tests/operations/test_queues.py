@@ -1,4 +1,4 @@
-"""Queues are paused, resumed and widened while workers run."""
+"""Pause and resume queues and change their concurrency while workers run."""
 
 from __future__ import annotations
 
@@ -49,11 +49,11 @@ async def by_prefix(database: Database, *, is_picky: bool) -> list[int]:
 
 
 @pytest.mark.clause("OPS-3")
-async def test_a_pick_takes_nothing_of_a_paused_queue(db: Any, database: Database, client: Any) -> None:
+async def test_pick_skips_a_paused_queue(db: Any, database: Database, client: Any) -> None:
     id = await put(db)
     said = await client.pause_queue("default", actor="ann")
     assert (said.name, said.is_paused, said.paused_by, said.concurrency) == ("default", True, "ann", None)
-    assert await client.pause_queue("default") == said  # twice is once
+    assert await client.pause_queue("default") == said  # idempotent
     assert await by_queue(database) == []
     assert await client.resume_queue("default") == QueueControl(name="default", is_paused=False)
     assert await by_queue(database) == [id]
@@ -61,9 +61,7 @@ async def test_a_pick_takes_nothing_of_a_paused_queue(db: Any, database: Databas
 
 @pytest.mark.clause("OPS-3")
 @pytest.mark.parametrize("is_picky", [False, True])
-async def test_a_pick_by_prefix_leaves_what_is_in_paused_queues(
-    db: Any, database: Database, *, is_picky: bool
-) -> None:
+async def test_pick_by_prefix_skips_paused_queues(db: Any, database: Database, *, is_picky: bool) -> None:
     await put(db, queue="paused", priority=-5)
     ids = [await put(db, queue="open"), await put(db, queue="open", priority=5), await put(db, queue="other")]
     await database.run(workers.pause_queue("paused", None))
@@ -71,7 +69,7 @@ async def test_a_pick_by_prefix_leaves_what_is_in_paused_queues(
 
 
 class Chain(Machine[int, None]):
-    """Goes on for ever, in short steps."""
+    """Runs short steps forever."""
 
     began: list[float]
 
@@ -89,7 +87,7 @@ class Chain(Machine[int, None]):
 @pytest.mark.parametrize(
     "sources", [{"queues": {"default": 2}}, {"prefixes": ["Ch"]}], ids=["queue", "prefix"]
 )
-async def test_nothing_begins_a_poll_after_a_pause_and_everything_goes_on_after_a_resume(
+async def test_pause_stops_starts_within_a_poll_and_resume_restarts(
     db: Any, durable_dsn: str, sources: Any
 ) -> None:
     chain = Chain()
@@ -111,8 +109,8 @@ async def test_nothing_begins_a_poll_after_a_pause_and_everything_goes_on_after_
         await _reaches(lambda: len(chain.began) > begun + 20)
 
 
-async def test_what_waits_for_a_slot_goes_back_when_its_queue_is_paused(db: Any, durable_dsn: str) -> None:
-    """It is leased, and has not begun."""
+async def test_pause_releases_executions_waiting_for_capacity(db: Any, durable_dsn: str) -> None:
+    """The execution is leased but has not started."""
     is_there, may_go, ran = asyncio.Event(), asyncio.Event(), list[int]()
 
     class Slow(Machine[int, None]):
@@ -129,7 +127,7 @@ async def test_what_waits_for_a_slot_goes_back_when_its_queue_is_paused(db: Any,
         await _reaches(lambda: len(ran) == 2)
         (runner,) = worker._engine._runners  # type: ignore[union-attr]
         ref = await worker.insert(Slow, 3)
-        # As a pick would do that came back while somebody committed.
+        # Start it as a pick does that returns while another execution commits.
         picked = await worker._database.run(
             pick.pick("default", (["Slow"], [1]), 1, 99, worker.name, pick.Leases(timedelta(seconds=60)))
         )
@@ -143,7 +141,7 @@ async def test_what_waits_for_a_slot_goes_back_when_its_queue_is_paused(db: Any,
 
 
 @pytest.mark.clause("OPS-4")
-async def test_another_concurrency_takes_effect_while_workers_run(db: Any, durable_dsn: str) -> None:
+async def test_concurrency_override_applies_to_running_workers(db: Any, durable_dsn: str) -> None:
     may_go, running = asyncio.Event(), 0
 
     class Slow(Machine[int, None]):
@@ -174,7 +172,7 @@ async def test_another_concurrency_takes_effect_while_workers_run(db: Any, durab
 
 
 @pytest.mark.clause("OPS-5")
-async def test_queues_tell_how_much_waits(db: Any, client: Any) -> None:
+async def test_queue_status_counts_rows(db: Any, client: Any) -> None:
     every: list[dict[str, Any]] = [
         {"eligible_at": "=now() - interval '1 h'"},
         {},
@@ -196,7 +194,7 @@ async def test_queues_tell_how_much_waits(db: Any, client: Any) -> None:
 
 
 @pytest.mark.clause("OPS-5")
-async def test_queues_that_only_rows_name_do_not_displace_registered_ones(db: Any, client: Any) -> None:
+async def test_registered_queues_are_listed_before_others(db: Any, client: Any) -> None:
     await db.execute(
         "insert into gen_durable.gen_durable (fsm, step, queue, priority) select 'A', 's', 'a' || n, 0"
         " from generate_series(1, 1500) n union all select 'A', 's', 'busy', n from generate_series(1, 1500) n"
@@ -212,7 +210,7 @@ async def test_queues_that_only_rows_name_do_not_displace_registered_ones(db: An
 
 
 @pytest.mark.clause("OPS-5")
-async def test_counting_has_an_end(db: Any, client: Any) -> None:
+async def test_queue_counts_are_bounded(db: Any, client: Any) -> None:
     await db.execute(
         "insert into gen_durable.gen_durable (fsm, step, queue, eligible_at)"
         " select 'A', 's', 'q', '-infinity' from generate_series(1, 12000)"
@@ -222,9 +220,7 @@ async def test_counting_has_an_end(db: Any, client: Any) -> None:
     assert queue.oldest > timedelta(days=365 * 2000)
 
 
-async def test_a_pause_is_part_of_the_callers_transaction(
-    db: Any, database: Database, durable_dsn: str
-) -> None:
+async def test_pause_joins_the_callers_transaction(db: Any, database: Database, durable_dsn: str) -> None:
     id = await put(db)
     async with AsyncClient(durable_dsn) as client:
         transaction = db.transaction()
@@ -235,7 +231,7 @@ async def test_a_pause_is_part_of_the_callers_transaction(
 
 
 @pytest.mark.parametrize("wrong", ["", "x" * 256, 7])
-async def test_what_is_no_queue_is_refused(client: Any, wrong: Any) -> None:
+async def test_invalid_queue_names_are_refused(client: Any, wrong: Any) -> None:
     for verb in (client.pause_queue, client.resume_queue):
         with pytest.raises(UsageError, match="queue"):
             await verb(wrong)
@@ -243,7 +239,7 @@ async def test_what_is_no_queue_is_refused(client: Any, wrong: Any) -> None:
         await client.set_queue("default", concurrency=0)
 
 
-async def test_sql_says_the_same(db: Any, database: Database) -> None:
+async def test_queue_functions_in_sql(db: Any, database: Database) -> None:
     id = await put(db)
     await db.execute("select gen_durable.pause_queue('default')")
     assert await by_queue(database) == []

@@ -1,4 +1,4 @@
-"""The worker clears up behind a crowd, but not for every few rows, not all the time, and at no risk."""
+"""The worker vacuums after many deferred rows, with pauses, and gives up a slow vacuum."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ async def vacuumed(db: Any, times: int) -> None:
             await asyncio.sleep(0.01)
 
 
-async def test_a_few_rows_are_left_to_autovacuum(vacuum: Vacuum, db: Any) -> None:
+async def test_few_rows_are_left_to_autovacuum(vacuum: Vacuum, db: Any) -> None:
     vacuum.rows_deferred(4999)
     assert await vacuum.tick() is None
     vacuum.rows_deferred(1)
@@ -34,7 +34,7 @@ async def test_a_few_rows_are_left_to_autovacuum(vacuum: Vacuum, db: Any) -> Non
     await vacuumed(db, 1)
 
 
-async def test_after_one_it_rests(vacuum: Vacuum, db: Any) -> None:
+async def test_vacuum_pauses_after_each_run(vacuum: Vacuum, db: Any) -> None:
     vacuum.rows_deferred(5000)
     await vacuum.tick()
     vacuum.rows_deferred(5000)
@@ -45,7 +45,7 @@ async def test_after_one_it_rests(vacuum: Vacuum, db: Any) -> None:
     await vacuumed(db, 2)
 
 
-async def test_one_that_takes_too_long_is_given_up(
+async def test_slow_vacuum_is_given_up(
     vacuum: Vacuum, database: Database, db: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     await db.execute(

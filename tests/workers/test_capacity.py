@@ -1,4 +1,4 @@
-"""Capacity, and the budget that queues share by weight. No database, no worker."""
+"""Capacity of a queue, and the budget that queues share by weight. Without database and worker."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gen_durable._runtime.capacity import Budget, Capacity, SharedCapacity
 
 
 class Feeder:
-    """A queue with more work than it can do, as a scheduler sees it; its steps end when they are told to."""
+    """A queue that always has work, as a picker sees it. `end_one` ends one of its steps."""
 
     def __init__(self, budget: Budget, limit: int, weight: int) -> None:
         self.capacity = SharedCapacity(limit, budget, weight)
@@ -42,7 +42,7 @@ class Feeder:
 
 
 async def rounds(feeders: list[Feeder], count: int) -> None:
-    """So many steps end, those of the busiest queue first, and whoever is woken looks for work."""
+    """End `count` steps, of the busiest queue first. After each one, woken queues pick."""
     for feeder in feeders:
         await feeder.tick()
     for _ in range(count):
@@ -54,7 +54,7 @@ async def rounds(feeders: list[Feeder], count: int) -> None:
 
 @pytest.mark.clause("FED-4")
 @pytest.mark.parametrize("limit", [1, 4, 10])
-async def test_slots_are_shared_by_weight(limit: int) -> None:
+async def test_capacity_is_shared_by_weight(limit: int) -> None:
     budget = Budget(limit)
     heavy, light = Feeder(budget, 100, 3), Feeder(budget, 100, 1)
     await rounds([heavy, light], 400)
@@ -62,7 +62,7 @@ async def test_slots_are_shared_by_weight(limit: int) -> None:
     assert abs(heavy.begun - 3 * light.begun) <= 4 * limit
 
 
-async def test_a_queue_with_nothing_to_do_leaves_everything_to_the_others() -> None:
+async def test_idle_queue_leaves_its_share_to_others() -> None:
     budget = Budget(4)
     idle, busy = Feeder(budget, 10, 100), Feeder(budget, 10, 1)
     idle.has_work = False
@@ -70,18 +70,18 @@ async def test_a_queue_with_nothing_to_do_leaves_everything_to_the_others() -> N
     assert (idle.begun, busy.running) == (0, 4)
     idle.has_work = True
     await rounds([idle, busy], 40)
-    assert idle.begun >= 30, "what it did not use is not saved up, and not lost either"
+    assert idle.begun >= 30, "its unused share is neither saved up nor lost"
     assert busy.begun >= 50
 
 
-async def test_a_queue_at_its_own_limit_is_in_nobodys_way() -> None:
+async def test_queue_at_its_limit_does_not_block_others() -> None:
     budget = Budget(4)
     small, big = Feeder(budget, 1, 100), Feeder(budget, 10, 1)
     await rounds([small, big], 100)
     assert (small.running, big.running) == (1, 3)
 
 
-async def test_what_waits_in_a_queue_comes_before_what_it_could_pick() -> None:
+async def test_waiting_executions_go_before_new_picks() -> None:
     feeder = Feeder(Budget(1), 5, 1)
     await feeder.tick()
     waiting = asyncio.ensure_future(feeder.capacity.acquire())
@@ -92,7 +92,7 @@ async def test_what_waits_in_a_queue_comes_before_what_it_could_pick() -> None:
     await waiting
 
 
-async def test_a_wait_that_is_cancelled_at_its_turn_passes_it_on() -> None:
+async def test_cancelled_waiter_passes_its_capacity_on() -> None:
     for capacity in (Capacity(1), SharedCapacity(1, Budget(1), 1)):
         assert capacity.reserve() == 1
         await capacity.acquire()
@@ -108,8 +108,8 @@ async def test_a_wait_that_is_cancelled_at_its_turn_passes_it_on() -> None:
         assert capacity.reserve() == 1
 
 
-async def test_nothing_is_lost_and_nothing_is_granted_twice() -> None:
-    """Many steps of three queues take and give in any order: never more than the budget, and all of them run."""
+async def test_budget_is_conserved() -> None:
+    """Steps of three queues acquire and release in any order: never more than the budget, and all run."""
     budget = Budget(3)
     counts: Counter[str] = Counter()
     queues = [SharedCapacity(2, budget, weight) for weight in (1, 2, 5)]

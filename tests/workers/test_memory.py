@@ -1,4 +1,4 @@
-"""The memory of a worker's process does not grow with what it has freed."""
+"""The memory of a worker process does not grow with freed buffers or failed steps."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ pytestmark = pytest.mark.skipif(
 
 
 def heap(mode: str, **environment: str) -> int:
-    """MB of heap that a process keeps after it has freed 75 MB of large buffers."""
-    command = [sys.executable, "-m", "tests.workers.memory_probe", mode]
+    """Return the MB of heap that a process keeps after it has freed 75 MB of large buffers."""
+    command = [sys.executable, "-m", "tests.workers.heap_probe", mode]
     done = subprocess.run(command, env={**os.environ, **environment}, capture_output=True, check=True)
     return int(done.stdout)
 
 
-def test_freed_large_buffers_go_back_to_the_system() -> None:
+def test_freed_large_buffers_return_to_the_system() -> None:
     assert heap("fixed") < 20 < 40 < heap("default")
 
 
-def test_settings_of_the_user_win() -> None:
+def test_malloc_settings_of_the_user_win() -> None:
     assert heap("fixed", MALLOC_MMAP_THRESHOLD_="33554432") > 40
 
 
@@ -47,7 +47,7 @@ def test_settings_of_the_user_win() -> None:
         ("MALLOC_ARENA_MAX", "2", False),
     ],
 )
-def test_which_settings_count(
+def test_malloc_variables_that_count(
     monkeypatch: pytest.MonkeyPatch, variable: str, value: str, *, is_tuned: bool
 ) -> None:
     assert not malloc_is_tuned()
@@ -55,7 +55,7 @@ def test_which_settings_count(
     assert malloc_is_tuned() is is_tuned
 
 
-def test_run_sets_it_and_a_block_in_an_application_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_sets_the_malloc_threshold_async_with_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
     called: list[str] = []
     monkeypatch.setattr("gen_durable.worker.return_large_buffers", lambda: called.append("run"))
     monkeypatch.setattr("gen_durable.worker._run", lambda work: work.close())
@@ -65,26 +65,26 @@ def test_run_sets_it_and_a_block_in_an_application_does_not(monkeypatch: pytest.
     assert called == ["run"]
 
 
-class Held:
-    """Something of the user's in a frame of a step that raises."""
+class Witness:
+    """An object in a frame of a step that raises."""
 
 
 @pytest.mark.parametrize("where", ["run", "block"])
 @pytest.mark.parametrize("handler", ["stops", "raises"])
 async def test_failed_step_leaves_no_reference_cycle(durable_dsn: str, where: str, handler: str) -> None:
     """A cycle would keep the state of a failed step until a full garbage collection, which is rare."""
-    held: list[weakref.ref[Held]] = []
+    held: list[weakref.ref[Witness]] = []
 
     class Failing(Machine[None, None]):
         @step(initial=True)
         async def run(self, ctx: Context[None]) -> Outcome[None]:
-            local = Held()
+            local = Witness()
             held.append(weakref.ref(local))
             raise ValueError(str(local))
 
         @step
         def block(self, ctx: Context[None]) -> Outcome[None]:
-            local = Held()
+            local = Witness()
             held.append(weakref.ref(local))
             raise ValueError(str(local))
 

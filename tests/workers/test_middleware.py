@@ -1,4 +1,4 @@
-"""What a worker puts around every step, and what its lifespan holds ready."""
+"""Middleware and lifespan of a worker."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gen_durable.testing import Harness, run_step
 from gen_durable.worker import CallNext
 from tests.support.settings import CALM
 
-tenant: contextvars.ContextVar[str] = contextvars.ContextVar("tenant", default="nobody")
+tenant: contextvars.ContextVar[str] = contextvars.ContextVar("tenant", default="none")
 
 
 class Pair(Machine[str, str]):
@@ -44,7 +44,7 @@ async def end_of(worker: Worker, state: str = "state", machine: Any = Pair) -> A
 
 
 @pytest.mark.clause("MID-1")
-async def test_it_is_around_every_step_the_first_outermost(durable_dsn: str) -> None:
+async def test_middleware_wraps_every_step_first_is_outermost(durable_dsn: str) -> None:
     seen: list[Any] = []
 
     async def outer(ctx: Context[Any], call_next: CallNext) -> Outcome[Any]:
@@ -59,14 +59,14 @@ async def test_it_is_around_every_step_the_first_outermost(durable_dsn: str) -> 
             return await call_next()
 
     async with worker_with(durable_dsn, outer, Inner()) as worker:
-        assert (await end_of(worker)).result == "state nobody nobody"
+        assert (await end_of(worker)).result == "state none none"
         assert seen == [
             ("outer", "one"),
             ("inner", "one"),
-            ("outer", Next("two", "state nobody")),
+            ("outer", Next("two", "state none")),
             ("outer", "two"),
             ("inner", "two"),
-            ("outer", Done("state nobody nobody")),
+            ("outer", Done("state none none")),
         ]
         seen.clear()
         assert (await end_of(worker, "hello", echo)).result == "hello"
@@ -74,7 +74,7 @@ async def test_it_is_around_every_step_the_first_outermost(durable_dsn: str) -> 
 
 
 @pytest.mark.clause("MID-2")
-async def test_steps_see_its_context_variables(durable_dsn: str) -> None:
+async def test_steps_see_context_variables_of_middleware(durable_dsn: str) -> None:
     async def identify(ctx: Context[Any], call_next: CallNext) -> Outcome[Any]:
         tenant.set(f"tenant-{ctx.step}")
         return await call_next()
@@ -84,7 +84,7 @@ async def test_steps_see_its_context_variables(durable_dsn: str) -> None:
 
 
 @pytest.mark.clause("MID-3")
-async def test_it_sees_what_a_step_raises_and_may_answer_for_it(durable_dsn: str) -> None:
+async def test_middleware_may_handle_exceptions_of_a_step(durable_dsn: str) -> None:
     seen: list[BaseException] = []
 
     async def watch(ctx: Context[Any], call_next: CallNext) -> Outcome[Any]:
@@ -103,7 +103,7 @@ async def test_it_sees_what_a_step_raises_and_may_answer_for_it(durable_dsn: str
 
 
 @pytest.mark.clause("MID-4")
-async def test_its_errors_are_failures_of_the_step(durable_dsn: str) -> None:
+async def test_middleware_errors_fail_the_step(durable_dsn: str) -> None:
     async def wrong(ctx: Context[Any], call_next: CallNext) -> Outcome[Any]:
         match ctx.state:
             case "refuse":
@@ -126,7 +126,7 @@ async def test_its_errors_are_failures_of_the_step(durable_dsn: str) -> None:
         assert "called call_next twice" in (await end_of(worker, "twice")).last_error
 
 
-def test_what_is_no_async_function_is_refused() -> None:
+def test_middleware_must_be_async() -> None:
     def plain(ctx: Any, call_next: Any) -> Any: ...
 
     for wrong in (plain, 7, "text"):
@@ -155,13 +155,13 @@ class User(Machine[None, str]):
 
 
 @pytest.mark.clause("RES-1")
-async def test_resources_live_as_long_as_the_work(durable_dsn: str) -> None:
+async def test_lifespan_covers_all_work(durable_dsn: str) -> None:
     log: list[str] = []
 
     @asynccontextmanager
     async def tools(worker: Worker) -> AsyncGenerator[Tools]:
         log.append("opened")
-        # The worker is a client already, and nothing runs yet.
+        # The worker is a client at this time, but has started no work.
         await worker.insert(User, correlation_key="first")
         yield Tools(worker, log)
         log.append("closed")
@@ -175,7 +175,7 @@ async def test_resources_live_as_long_as_the_work(durable_dsn: str) -> None:
 
 
 @pytest.mark.clause("RES-2")
-async def test_a_lifespan_that_fails_lets_no_work_begin(durable_dsn: str, db: Any) -> None:
+async def test_failed_lifespan_starts_no_work(durable_dsn: str, db: Any) -> None:
     @asynccontextmanager
     async def broken(worker: Worker) -> AsyncGenerator[None]:
         await worker.insert(echo, "")
@@ -194,7 +194,7 @@ async def test_a_lifespan_that_fails_lets_no_work_begin(durable_dsn: str, db: An
     assert await db.fetchval(query) == 0, "its connections are closed"
 
 
-def test_a_test_says_what_the_resources_are(durable: Harness) -> None:
+def test_harness_sets_resources(durable: Harness) -> None:
     class Reader(Machine[None, str]):
         @step
         async def run(self, ctx: Context[None, list[str]]) -> Outcome[str]:

@@ -1,4 +1,4 @@
-"""`worker.run(processes=N)` with real processes, some of which die."""
+"""`worker.run(processes=N)` with real processes, some of which are killed."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from tests.support.rows import has_no_lease, row_of
 from tests.support.settings import CALM
 from tests.support.waiting import PATIENCE, holds
 from tests.support.worker_process import WorkerProcess, program
-from tests.workers.victims import Sleeper
+from tests.workers.supervised_worker import Sleeper
 
 ROOT = Path(__file__).parents[2]
 NEVER = "/nonexistent/go"
-IS_THERE = "exists (select from gen_durable.workers where name = $1)"
+IS_REGISTERED = "exists (select from gen_durable.workers where name = $1)"
 PATIENT = msgspec.structs.replace(CALM, drain_timeout=timedelta(seconds=30))
 
 
 @asynccontextmanager
 async def processes(dsn: str, settings: Settings, count: int) -> AsyncIterator[WorkerProcess]:
-    """A supervisor and its children; none outlives the block."""
+    """Run a supervisor and its children; none outlives the block."""
     options = msgspec.json.encode(settings).decode()
-    async with program("tests.workers.victims", dsn, options, str(count)) as process:
+    async with program("tests.workers.supervised_worker", dsn, options, str(count)) as process:
         yield process
 
 
@@ -44,26 +44,26 @@ async def is_gone(pid: int) -> None:
 
 
 @pytest.mark.clause("SUP-1")
-async def test_the_work_of_a_killed_child_goes_on_at_once(durable_dsn: str, db: Any, tmp_path: Path) -> None:
+async def test_work_of_a_killed_child_resumes_at_once(durable_dsn: str, db: Any, tmp_path: Path) -> None:
     go = tmp_path / "go"
     async with AsyncClient(durable_dsn, settings=CALM) as client, processes(durable_dsn, PATIENT, 2) as fleet:
         await fleet.hears(ready=True)
         ref = await client.insert(Sleeper, str(go))
         first = await fleet.hears(begun=ref.id, attempt=0)
         owner = (await row_of(db, ref.id))["locked_by"]
-        await holds(db, f"select {IS_THERE}", owner)
+        await holds(db, f"select {IS_REGISTERED}", owner)
         killed_at = time.monotonic()
         os.kill(first["pid"], signal.SIGKILL)
         second = await fleet.hears(begun=ref.id, attempt=1)
-        assert time.monotonic() - killed_at < 20, "its lease, a minute long, is not waited for"
+        assert time.monotonic() - killed_at < 20, "the lease of one minute need not expire"
         assert second["parent"] == first["parent"]
         row = await row_of(db, ref.id)
         assert (row["attempt"], row["crash_count"]) == (1, 1)
         assert row["locked_by"] != owner
-        await holds(db, f"select not {IS_THERE}", owner)
+        await holds(db, f"select not {IS_REGISTERED}", owner)
         (record,) = await db.fetch("select * from gen_durable.executions where instance_id = $1", ref.id)
         assert (record["status"], record["outcome"], record["lease_owner"]) == ("ABORTED", "lease", owner)
-        # Another one takes its place; Ctrl-C drains those that are there now.
+        # Another process takes its place; Ctrl-C drains the current ones.
         await holds(db, "select count(*) = 2 from gen_durable.workers")
         more = await client.insert_all([Spec(Sleeper, str(go)) for _ in range(3)])
         pids = {second["pid"], *[(await fleet.hears(begun=...))["pid"] for _ in more]}
@@ -78,13 +78,11 @@ async def test_the_work_of_a_killed_child_goes_on_at_once(durable_dsn: str, db: 
     log = "\n".join(fleet.log)
     assert f"(pid {first['pid']}) was killed by SIGKILL; restarting in 0." in log
     assert f"leases of a crashed worker reaped: worker {owner}, ids [{ref.id}]" in log
-    assert sum("is worker" in line for line in fleet.log) == 3, "one more than two: it was started again"
+    assert sum("is worker" in line for line in fleet.log) == 3, "two processes, and one restart"
 
 
 @pytest.mark.clause("SUP-2")
-async def test_the_children_of_a_killed_supervisor_give_back_their_work_and_leave_even_one_that_hangs(
-    durable_dsn: str, db: Any
-) -> None:
+async def test_children_of_a_killed_supervisor_release_and_exit(durable_dsn: str, db: Any) -> None:
     async with AsyncClient(durable_dsn, settings=CALM) as client, processes(durable_dsn, PATIENT, 2) as fleet:
         await fleet.hears(ready=True)
         hanging = await client.insert(Sleeper, NEVER, step="hang")
@@ -103,13 +101,13 @@ async def test_the_children_of_a_killed_supervisor_give_back_their_work_and_leav
 
 
 @pytest.mark.clause("SUP-3")
-async def test_a_crash_loop_is_slowed_down_and_told(durable_dsn: str) -> None:
-    async with program("tests.workers.broken", durable_dsn) as fleet:
+async def test_crash_loop_backs_off_and_is_logged(durable_dsn: str) -> None:
+    async with program("tests.workers.crashes_at_start", durable_dsn) as fleet:
         at = []
         for _ in range(4):
             await fleet.hears(broken=True)
             at.append(time.monotonic())
-        # 0.25 to 0.5 s, 0.5 to 1 s, 1 to 2 s, and what a start takes.
+        # Pauses of 0.25 to 0.5 s, 0.5 to 1 s, 1 to 2 s, and the starts.
         assert at[3] - at[0] >= 1.75
         fleet.send(signal.SIGTERM)
         assert await fleet.ends() in (0, 1), "1 if it was just about to crash again"
@@ -124,7 +122,7 @@ async def test_one_signal_drains_every_child(durable_dsn: str, db: Any, tmp_path
         refs = await client.insert_all([Spec(Sleeper, str(go)) for _ in range(4)])
         pids = {(await fleet.hears(begun=...))["pid"] for _ in refs}
         fleet.send(signal.SIGTERM)
-        # A process manager that signals the whole group, too: no reason to hurry.
+        # A process manager may signal the whole group: that does not skip the drain.
         for pid in pids:
             os.kill(pid, signal.SIGTERM)
         await asyncio.sleep(0.3)
@@ -135,23 +133,23 @@ async def test_one_signal_drains_every_child(durable_dsn: str, db: Any, tmp_path
 
 
 @pytest.mark.clause("SUP-5")
-async def test_a_second_signal_gives_everything_back(durable_dsn: str, db: Any) -> None:
+async def test_second_signal_skips_the_drain(durable_dsn: str, db: Any) -> None:
     async with AsyncClient(durable_dsn, settings=CALM) as client, processes(durable_dsn, PATIENT, 2) as fleet:
         await fleet.hears(ready=True)
         ref = await client.insert(Sleeper, NEVER)
         await fleet.hears(begun=ref.id)
-        told_at = time.monotonic()
+        stopped_at = time.monotonic()
         fleet.send(signal.SIGTERM)
         await asyncio.sleep(0.1)
         fleet.send(signal.SIGINT)
         assert await fleet.ends() == 0
-        assert time.monotonic() - told_at < 20
+        assert time.monotonic() - stopped_at < 20
     row = await row_of(db, ref.id)
     assert (row["status"], row["attempt"], row["crash_count"]) == ("runnable", 0, 0)
 
 
 @pytest.mark.clause("SUP-6")
-async def test_a_child_that_dies_while_it_drains_is_told_by_the_exit_code(durable_dsn: str, db: Any) -> None:
+async def test_child_crash_during_drain_sets_the_exit_code(durable_dsn: str, db: Any) -> None:
     async with AsyncClient(durable_dsn, settings=CALM) as client, processes(durable_dsn, PATIENT, 2) as fleet:
         await fleet.hears(ready=True)
         ref = await client.insert(Sleeper, NEVER)

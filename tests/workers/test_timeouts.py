@@ -1,4 +1,4 @@
-"""A step that takes longer than it may."""
+"""Step timeouts."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ ONE_THREAD = msgspec.structs.replace(CALM, threads=1)
 
 
 class Slow(Machine[str, str]):
-    """Its state says how it behaves when its time is over."""
+    """Its state says how it reacts to its timeout."""
 
     def __init__(self) -> None:
         self.cancelled = asyncio.Event()
@@ -75,7 +75,7 @@ class Slow(Machine[str, str]):
 
 
 @pytest.mark.clause("STO-1")
-async def test_an_async_step_is_cancelled_and_its_handler_decides(durable_dsn: str) -> None:
+async def test_timeout_cancels_async_step_and_calls_handler(durable_dsn: str) -> None:
     machine = Slow()
     async with Worker([machine], dsn=durable_dsn, settings=CALM) as worker:
         for manner in ("give in", "swallow", "translate"):
@@ -94,7 +94,7 @@ async def test_an_async_step_is_cancelled_and_its_handler_decides(durable_dsn: s
 
 
 @pytest.mark.clause("STO-2")
-async def test_a_thread_is_left_to_itself_and_its_place_is_free(durable_dsn: str) -> None:
+async def test_timeout_abandons_thread_and_frees_its_capacity(durable_dsn: str) -> None:
     machine = Slow()
     async with Worker([machine], dsn=durable_dsn, settings=ONE_THREAD) as worker:
         await worker.wait(await worker.insert(Slow, "", step="block"))
@@ -107,10 +107,10 @@ async def test_a_thread_is_left_to_itself_and_its_place_is_free(durable_dsn: str
         again = await worker.get(stuck.id)
     assert again is not None
     assert again.last_error is not None
-    assert again.last_error.startswith("StepTimeoutError"), "what the thread returned at last is dropped"
+    assert again.last_error.startswith("StepTimeoutError"), "the late result of the thread is dropped"
 
 
-async def test_a_step_that_waits_for_a_thread_is_not_running(durable_dsn: str) -> None:
+async def test_timeout_does_not_count_waiting_for_a_thread(durable_dsn: str) -> None:
     begun = threading.Event()
 
     class Crowded(Machine[float, str]):
@@ -126,7 +126,7 @@ async def test_a_step_that_waits_for_a_thread_is_not_running(durable_dsn: str) -
 
 
 @pytest.mark.clause("STO-3")
-async def test_a_step_in_time_and_a_timeout_of_its_own_are_as_ever(durable_dsn: str) -> None:
+async def test_own_timeout_error_is_not_a_step_timeout(durable_dsn: str) -> None:
     machine = Slow()
     async with Worker([machine], dsn=durable_dsn, settings=CALM) as worker:
         assert (await worker.wait(await worker.insert(Slow, "", step="quick"))).result == "in time"
@@ -135,7 +135,7 @@ async def test_a_step_in_time_and_a_timeout_of_its_own_are_as_ever(durable_dsn: 
     assert (type(error), str(error)) == (TimeoutError, "not ours")
 
 
-async def test_a_shutdown_is_no_timeout(durable_dsn: str, db: Any) -> None:
+async def test_shutdown_is_not_a_timeout(durable_dsn: str, db: Any) -> None:
     is_there = asyncio.Event()
 
     class Long(Machine[None, None]):
@@ -154,7 +154,7 @@ async def test_a_shutdown_is_no_timeout(durable_dsn: str, db: Any) -> None:
 
 
 @pytest.mark.clause("STO-4")
-def test_a_job_has_a_timeout_too_and_is_tried_again(durable: Harness) -> None:
+def test_job_timeout_is_retried(durable: Harness) -> None:
     calls: list[int] = []
 
     @job("slow.v1", timeout=BRIEF, max_attempts=2)
@@ -173,7 +173,7 @@ def test_a_job_has_a_timeout_too_and_is_tried_again(durable: Harness) -> None:
     ("given", "message"),
     [(1.5, "is a number without a unit, got 1.5; use "), (timedelta(0), "it must be positive")],
 )
-def test_a_bad_timeout_is_refused_where_it_is_written(given: Any, message: str) -> None:
+def test_invalid_timeout_is_refused_at_definition(given: Any, message: str) -> None:
     with pytest.raises(OptionError, match=message):
 
         @step(timeout=given)

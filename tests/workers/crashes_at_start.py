@@ -1,6 +1,6 @@
-"""A program that works in one process, which dies at its start, before it has imported anything dear.
+"""A supervised program whose worker process exits at its start, before slow imports.
 
-`python -m tests.workers.broken DSN`.
+`python -m tests.workers.crashes_at_start DSN`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ def main(dsn: str) -> None:
     import logging
 
     from gen_durable import Worker
-    from tests.workers.victims import Sleeper
+    from tests.workers.supervised_worker import Sleeper
 
     logging.basicConfig(level=logging.INFO)
     Worker([Sleeper], dsn=dsn).run(processes=1)

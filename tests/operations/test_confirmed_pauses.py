@@ -32,7 +32,7 @@ from tests.support.machines import Sitter
 from tests.support.settings import CALM
 from tests.support.waiting import PATIENCE, happens, holds
 
-# Slow enough that a pause without a confirmation shows: a worker looks after half of this.
+# Long enough to notice a missing confirmation: workers poll twice in this time.
 SLOW = msgspec.structs.replace(CALM, poll_interval=timedelta(seconds=1.2))
 _STRANGER = """
 insert into gen_durable.workers (name, host, pid, version, schema_version, seen_at, expires_at, queues, prefixes,
@@ -41,7 +41,7 @@ values ('stranger', 'h', 1, '1', 1, now(), now() + $1, '{}', '{}', false, '{}', 
 
 
 class Chain(Machine[int, None]):
-    """Goes on in short steps."""
+    """Runs short steps forever."""
 
     def __init__(self) -> None:
         self.began: list[float] = []
@@ -101,7 +101,7 @@ def _pause_blocking(dsn: str) -> Any:
 async def test_confirmation_of_an_earlier_pause_does_not_count(
     durable_dsn: str, client: AsyncClient, db: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A pick may find the queue open again before the worker takes its confirmation back."""
+    """A pick may find the queue resumed before the worker withdraws its confirmation."""
     chain = Chain()
     async with Worker([chain], dsn=durable_dsn, settings=CALM) as worker:
         await worker.insert(chain, 1)
@@ -125,7 +125,6 @@ async def test_confirmation_of_an_earlier_pause_does_not_count(
 async def test_worker_confirms_a_pause_after_its_pickers_apply_it(
     durable_dsn: str, client: AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A mutant that confirms first is caught."""
     order: list[str] = []
     apply, confirm = Picker.apply_overrides, Registration.confirm
 
@@ -153,14 +152,14 @@ async def test_worker_that_does_not_confirm_is_named(client: AsyncClient, db: An
     assert await db.fetchval("select is_paused from gen_durable.queues where name = 'q'")
 
 
-async def test_worker_that_dies_meanwhile_is_not_waited_for(client: AsyncClient, db: Any) -> None:
+async def test_wait_skips_a_worker_that_dies(client: AsyncClient, db: Any) -> None:
     await db.execute(_STRANGER, timedelta(seconds=1))
     began = time.monotonic()
     await client.pause_queue("q", wait=True, timeout=PATIENCE)
     assert time.monotonic() - began > 0.5
 
 
-async def test_worker_that_starts_meanwhile_confirms_too(
+async def test_worker_that_starts_during_the_wait_confirms(
     durable_dsn: str, client: AsyncClient, db: Any
 ) -> None:
     await db.execute(_STRANGER, timedelta(hours=1))
@@ -195,14 +194,14 @@ async def test_draining_worker_confirms(durable_dsn: str, client: AsyncClient, d
         await closing
 
 
-async def test_wait_is_refused_in_a_transaction_of_the_caller(client: AsyncClient, db: Any) -> None:
+async def test_wait_is_refused_in_a_callers_transaction(client: AsyncClient, db: Any) -> None:
     async with db.transaction():
         with pytest.raises(UsageError, match="wait=True with conn="):
             await client.pause_queue("q", wait=True, conn=db)
     assert await db.fetchval("select count(*) from gen_durable.queues") == 0
 
 
-async def test_a_timeout_without_wait_is_refused(client: AsyncClient, db: Any) -> None:
+async def test_timeout_without_wait_is_refused(client: AsyncClient, db: Any) -> None:
     with pytest.raises(UsageError, match="timeout= is given without wait=True"):
         await client.pause_queue("q", timeout=PATIENCE)
     assert await db.fetchval("select count(*) from gen_durable.queues") == 0
@@ -214,9 +213,7 @@ class Quick(Machine[None, None]):
         return Done()
 
 
-async def test_presence_that_is_written_again_keeps_the_confirmation(
-    durable_dsn: str, client: AsyncClient, db: Any
-) -> None:
+async def test_registration_keeps_the_confirmation(durable_dsn: str, client: AsyncClient, db: Any) -> None:
     settings = msgspec.structs.replace(CALM, heartbeat=timedelta(seconds=1))
     async with Worker([Quick], dsn=durable_dsn, settings=settings):
         await client.pause_queue("q", wait=True, timeout=PATIENCE)

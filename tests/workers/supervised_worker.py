@@ -1,6 +1,6 @@
-"""A program that works in several processes, for tests that kill them.
+"""A worker in several processes, for tests that kill them.
 
-`python -m tests.workers.victims DSN SETTINGS-AS-JSON PROCESSES`. It tells what happens, one JSON object per line.
+`python -m tests.workers.supervised_worker DSN SETTINGS-AS-JSON PROCESSES`. Prints what happens, one JSON object per line.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ __all__ = ["Sleeper", "tell"]
 
 
 def tell(**what: Any) -> None:
-    # One write, so that the lines of several processes stay whole.
+    # One write per line, so that lines of several processes do not mix.
     os.write(1, (json.dumps({"pid": os.getpid(), "parent": os.getppid(), **what}) + "\n").encode())
 
 
 class Sleeper(Machine[str, int]):
-    """Begins and, as long as the file that its state names is not there, does not end."""
+    """Runs until the file named by its state exists."""
 
     @step
     async def sleep(self, ctx: Context[str]) -> Outcome[int]:
@@ -38,7 +38,7 @@ class Sleeper(Machine[str, int]):
 
     @step
     async def hang(self, ctx: Context[str]) -> Outcome[int]:
-        """Takes the event loop, so that nothing can be told to this process."""
+        """Blocks the event loop, so that the process cannot react to commands."""
         tell(begun=ctx.id, attempt=ctx.attempt)
         signal.pause()
         return Done(0)

@@ -1,4 +1,4 @@
-"""Steps in processes of their own."""
+"""Steps in the process pool."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.support.rows import has_no_lease, row_of
 from tests.support.settings import CALM
 from tests.support.waiting import PATIENCE, Events
 from tests.support.worker_process import program
-from tests.workers.crunch import Crunch, Part, Work, crunch
+from tests.workers.pool_machines import Crunch, Part, Work, crunch
 from tests.workers.test_supervisor import is_gone
 
 ONE = msgspec.structs.replace(CALM, pool_processes=1)
@@ -50,19 +50,19 @@ async def lines(file: Path, count: int = 1) -> list[list[int]]:
     return [[int(word) for word in line.split()] for line in file.read_text().splitlines()]
 
 
-# One test, because starting processes is most of the work.
+# One test, because starting processes takes most of the time.
 @pytest.mark.clause("POL-1", "POL-2", "POL-3")
-async def test_what_a_step_does_there_counts_here(durable_dsn: str, db: Any) -> None:
+async def test_process_steps_return_outcomes_errors_and_effects(durable_dsn: str, db: Any) -> None:
     async with worker_on(durable_dsn) as worker:
-        await _every_outcome_comes_back_as_json(worker)
-        await _what_it_raises_goes_to_its_handler_there(worker)
-        await _effects_cross_as_sql_or_by_name(worker, db)
-        pids = await _they_are_used_again_and_no_more_than_there_may_be(worker)
+        await _every_outcome_is_returned(worker)
+        await _exceptions_reach_the_handler_in_the_process(worker)
+        await _effects_are_sent_as_sql_or_import_path(worker, db)
+        pids = await _processes_are_reused_up_to_the_limit(worker)
     for pid in pids:
         await is_gone(pid)
 
 
-async def _every_outcome_comes_back_as_json(worker: Worker) -> None:
+async def _every_outcome_is_returned(worker: Worker) -> None:
     pid, parent, id, key = (await end_of(worker, Work("pid"))).result
     assert parent == os.getpid() != pid
     assert key == f"{id}:1"
@@ -76,7 +76,7 @@ async def _every_outcome_comes_back_as_json(worker: Worker) -> None:
     assert (await worker.wait(await worker.insert(crunch, 10), timeout=PATIENCE)).result == 45
 
 
-async def _what_it_raises_goes_to_its_handler_there(worker: Worker) -> None:
+async def _exceptions_reach_the_handler_in_the_process(worker: Worker) -> None:
     assert (await end_of(worker, Work("raise"))).last_error == "Declined True there: no money"
     assert (await end_of(worker, Work("discard"))).last_error == "for good"
     encode = (await end_of(worker, Work("encode"))).last_error
@@ -87,7 +87,7 @@ async def _what_it_raises_goes_to_its_handler_there(worker: Worker) -> None:
     assert "ctx.resources.pool is not available" in resources
 
 
-async def _effects_cross_as_sql_or_by_name(worker: Worker, db: Any) -> None:
+async def _effects_are_sent_as_sql_or_import_path(worker: Worker, db: Any) -> None:
     await db.execute("create table booked (how text)")
     await db.execute(
         "create table typed (a int, b text, c bool, d text, e numeric, f uuid, g bytea, h text[], i timestamptz, j interval)"
@@ -105,7 +105,7 @@ async def _effects_cross_as_sql_or_by_name(worker: Worker, db: Any) -> None:
     assert await db.fetchval("select how from booked") == "by a function"
 
 
-async def _they_are_used_again_and_no_more_than_there_may_be(worker: Worker) -> set[int]:
+async def _processes_are_reused_up_to_the_limit(worker: Worker) -> set[int]:
     refs = await worker.insert_all([Spec(Crunch, Work("pid")) for _ in range(20)])
     pids = {(await worker.wait(ref, timeout=PATIENCE)).result[0] for ref in refs}
     assert 1 <= len(pids) <= 2
@@ -113,7 +113,7 @@ async def _they_are_used_again_and_no_more_than_there_may_be(worker: Worker) -> 
 
 
 @pytest.mark.clause("POL-4")
-async def test_its_death_is_a_crash_of_that_execution_only(
+async def test_dead_process_crashes_only_its_execution(
     durable_dsn: str, db: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with worker_on(durable_dsn) as worker:
@@ -139,14 +139,14 @@ async def test_its_death_is_a_crash_of_that_execution_only(
             assert f"step crashed: Crunch {ref.id}, step die: its process {said}" in caplog.text
 
 
-async def test_a_step_that_always_kills_its_process_is_poison(durable_dsn: str) -> None:
+async def test_step_that_always_kills_its_process_is_poison(durable_dsn: str) -> None:
     async with worker_on(durable_dsn, settings=msgspec.structs.replace(TWO, crash_limit=2)) as worker:
         found = await end_of(worker, Work("kill", number=9), step="die")
         assert found.last_error == "poison: the process died 2 times in step die"
 
 
 @pytest.mark.clause("POL-5")
-async def test_a_timeout_kills_it_and_its_handler_decides(durable_dsn: str, tmp_path: Path) -> None:
+async def test_timeout_kills_the_process_and_calls_the_handler(durable_dsn: str, tmp_path: Path) -> None:
     async with worker_on(durable_dsn) as worker:
         found = await end_of(worker, Work("", file=str(tmp_path / "begun")), step="slow")
         assert found.last_error is not None
@@ -156,14 +156,12 @@ async def test_a_timeout_kills_it_and_its_handler_decides(durable_dsn: str, tmp_
 
 
 @pytest.mark.clause("POL-6")
-async def test_it_is_killed_with_everything_that_it_started(
-    durable_dsn: str, db: Any, tmp_path: Path
-) -> None:
+async def test_kill_includes_programs_started_by_the_step(durable_dsn: str, db: Any, tmp_path: Path) -> None:
     hasty = msgspec.structs.replace(TWO, drain_timeout=timedelta(milliseconds=100))
     async with worker_on(durable_dsn, settings=hasty) as worker:
 
         async def begun(why: str) -> tuple[int, int, int]:
-            """An instance, its process, and the program that this has started."""
+            """Start a step. Returns the ids of the instance, its process, and the program that the step has started."""
             ref = await worker.insert(Crunch, Work("", file=str(tmp_path / why)), step="long")
             ((pid, _, started),) = await lines(tmp_path / why)
             return ref.id, pid, started
@@ -190,16 +188,16 @@ async def test_it_is_killed_with_everything_that_it_started(
 
 
 @pytest.mark.clause("POL-7")
-async def test_they_end_with_a_worker_that_is_killed(durable_dsn: str, tmp_path: Path) -> None:
+async def test_processes_exit_with_a_killed_worker(durable_dsn: str, tmp_path: Path) -> None:
     begun = tmp_path / "begun"
-    async with program("tests.workers.long", durable_dsn, str(begun)):
+    async with program("tests.workers.endless_step", durable_dsn, str(begun)):
         ((pid, _, program_pid),) = await lines(begun)
     await is_gone(pid)
     await is_gone(program_pid)
 
 
 @pytest.mark.clause("POL-8")
-async def test_middleware_is_around_it(durable_dsn: str) -> None:
+async def test_middleware_wraps_process_steps(durable_dsn: str) -> None:
     seen: list[Any] = []
 
     async def watch(ctx: Context[Any], call_next: CallNext) -> Outcome[Any]:
@@ -221,7 +219,7 @@ async def test_middleware_is_around_it(durable_dsn: str) -> None:
 
 
 @pytest.mark.clause("POL-9")
-def test_what_cannot_run_there_is_refused_with_a_reason(durable: Harness) -> None:
+def test_machines_that_cannot_be_imported_are_refused(durable: Harness) -> None:
     class Local(Machine[None, None]):
         @step(pool="process")
         def run(self, ctx: Context[None]) -> Outcome[None]:
@@ -249,7 +247,7 @@ def test_what_cannot_run_there_is_refused_with_a_reason(durable: Harness) -> Non
 
     with pytest.raises(OptionError, match='give "thread" or "process"'):
         step(pool="fork")(lambda self, ctx: None)  # type: ignore[call-overload]
-    # A test needs no process for it.
+    # The harness runs the step without another process.
     ref = durable.insert(local)
     durable.drain()
     durable.assert_done(ref, 7)
@@ -275,10 +273,10 @@ if __name__ == "__main__":
 @pytest.mark.parametrize(
     "start", ["asyncio.run(main())", "Worker([where], dsn=sys.argv[1]).run(processes=2)"]
 )
-def test_a_module_that_starts_a_worker_when_it_is_imported_is_told_so(
+def test_module_must_not_start_a_worker_on_import(
     durable_dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start: str
 ) -> None:
-    """Here in the way of the pool, which imports it: processes must not start processes without end."""
+    """A process of the pool imports the module: it must not start processes in turn."""
     module = tmp_path / "bare.py"
     module.write_text(SCRIPT[: SCRIPT.index("if __name__")] + start)
     monkeypatch.setattr(sys, "argv", ["x", durable_dsn])
@@ -291,7 +289,7 @@ def test_a_module_that_starts_a_worker_when_it_is_imported_is_told_so(
 
 
 @pytest.mark.parametrize("guard", [True, False])
-def test_a_script_works_too_if_it_guards_its_main(durable_dsn: str, tmp_path: Path, guard: bool) -> None:
+def test_script_needs_a_main_guard(durable_dsn: str, tmp_path: Path, guard: bool) -> None:
     script = tmp_path / "script.py"
     bare = SCRIPT.replace('if __name__ == "__main__":\n    ', "")
     script.write_text(SCRIPT if guard else bare)

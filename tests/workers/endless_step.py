@@ -1,4 +1,4 @@
-"""A worker with a step that runs in a process of its own and does not end: `python -m tests.workers.long DSN FILE`."""
+"""A worker with a process step that does not end: `python -m tests.workers.endless_step DSN FILE`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 import sys
 
 from gen_durable import Worker
-from tests.workers.crunch import Crunch, Work
+from tests.workers.pool_machines import Crunch, Work
 
 
 async def main(dsn: str, file: str) -> None:

@@ -1,4 +1,4 @@
-"""The database answers and refuses: a missing right, a renamed table, a full disk, a lock."""
+"""The database answers with errors: a missing privilege, a renamed table, a full disk, a lock."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ async def says(caplog: pytest.LogCaptureFixture, text: str) -> None:
 
 @pytest.mark.clause("DEP-5")
 @pytest.mark.parametrize("fault", BREAKS)
-async def test_worker_waits_until_the_fault_is_undone(
+async def test_worker_retries_until_the_fault_is_fixed(
     worker: Worker, db: Any, caplog: pytest.LogCaptureFixture, fault: str
 ) -> None:
     broken, repaired, sqlstate = BREAKS[fault]
@@ -93,7 +93,7 @@ async def test_worker_waits_until_the_fault_is_undone(
     waiting = [await worker.insert(Plain, number) for number in range(5)]
     await db.execute(broken)
     await says(caplog, REFUSES)
-    await asyncio.sleep(1)  # the step ends meanwhile, and each service tries several times
+    await asyncio.sleep(1)  # the step ends, and each service retries several times
     await db.execute(repaired)
     for ref in (running, *waiting):
         assert (await worker.wait(ref, timeout=PATIENCE)).status is Status.DONE
@@ -115,7 +115,7 @@ async def test_effect_is_not_blamed_for_a_renamed_table(worker: Worker, db: Any)
     assert await db.fetchval("select count(*) from public.ledger") == 1
 
 
-async def test_worker_that_is_not_repaired_in_time_stops(
+async def test_worker_stops_if_the_fault_is_not_fixed_in_time(
     durable_dsn: str, db: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(database_status, "REPAIR_WITHIN", 1.0)
@@ -126,7 +126,7 @@ async def test_worker_that_is_not_repaired_in_time_stops(
                 await asyncio.Event().wait()
 
 
-async def test_caller_hears_of_a_refusal_at_once(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_wait_raises_a_refusal_at_once(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(wanted: object) -> NoReturn:
         raise StatementError("42P01", 'relation "gen_durable.gen_durable" does not exist')
 
@@ -137,7 +137,7 @@ async def test_caller_hears_of_a_refusal_at_once(worker: Worker, monkeypatch: py
             await worker.wait(ref)
 
 
-async def test_worker_is_not_ready_while_it_is_refused(worker: Worker, db: Any) -> None:
+async def test_worker_is_not_ready_during_a_refusal(worker: Worker, db: Any) -> None:
     await db.execute(BREAKS["a renamed table"][0])
     async with asyncio.timeout(PATIENCE.total_seconds()):
         while "refuses a statement:" not in worker._ready()[1]:
@@ -155,7 +155,7 @@ def test_missing_right_names_the_grant(caplog: pytest.LogCaptureFixture) -> None
     assert "grant select, insert, update, delete on gen_durable to this role" in caplog.text
 
 
-def test_silence_names_the_server_and_how_long(caplog: pytest.LogCaptureFixture) -> None:
+def test_log_of_silence_names_server_and_duration(caplog: pytest.LogCaptureFixture) -> None:
     database_status = DatabaseStatus("postgresql://db:5432/shop")
     database_status._last_reply -= 40
     DatabaseRetry("queue default", database_status).pause(from_asyncpg(TimeoutError()))
@@ -165,7 +165,7 @@ def test_silence_names_the_server_and_how_long(caplog: pytest.LogCaptureFixture)
     assert "TimeoutError" not in caplog.text
 
 
-def test_writes_that_fail_now_and_then_are_one_outage(
+def test_intermittent_write_failures_are_one_outage(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -188,8 +188,8 @@ def test_writes_that_fail_now_and_then_are_one_outage(
 
 
 @pytest.fixture
-async def impatient(durable_dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lock timeouts of 300 ms instead of 10 s, and a schema that knows the machine."""
+async def short_lock_timeout(durable_dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lock timeouts of 300 ms instead of 10 s, and a schema in which the machine is registered."""
     async with Worker([Plain], dsn=durable_dsn, settings=CALM):
         pass
     original = Database.open.__func__  # type: ignore[attr-defined]
@@ -200,7 +200,7 @@ async def impatient(durable_dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Database, "open", classmethod(open))
 
 
-@pytest.mark.usefixtures("impatient")
+@pytest.mark.usefixtures("short_lock_timeout")
 @pytest.mark.parametrize(
     "lock", ["lock table gen_durable.machines", "update gen_durable.machines set fsm = fsm"]
 )
@@ -219,8 +219,8 @@ async def test_start_names_the_locked_table_and_retries(
     await worker.__aexit__(None, None, None)
 
 
-@pytest.mark.usefixtures("impatient")
-async def test_signal_ends_a_start_that_waits_for_a_lock(
+@pytest.mark.usefixtures("short_lock_timeout")
+async def test_signal_ends_a_startup_that_waits_for_a_lock(
     durable_dsn: str, db: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     worker = Worker([Plain], dsn=durable_dsn, settings=CALM)

@@ -1,4 +1,4 @@
-"""What has ended goes after a while, and what somebody may still need does not."""
+"""The collector removes rows whose retention is over, except rows that are still needed."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ SETTINGS = Settings.load()
 
 
 async def sweep(database: Database, settings: Settings = SETTINGS) -> int:
-    """One whole sweep; how many instances it says it has removed."""
+    """Run one whole sweep. Returns how many instances it reports as removed."""
     told: list[GcSwept] = []
     telemetry = Telemetry()
     telemetry.subscribe(told.append, GcSwept)
@@ -49,9 +49,7 @@ async def sweep(database: Database, settings: Settings = SETTINGS) -> int:
 
 @pytest.mark.clause("GC-1")
 @pytest.mark.parametrize(("status", "days"), [("done", 1), ("cancelled", 1), ("failed", 7)])
-async def test_each_end_has_a_retention_of_its_own(
-    db: Any, database: Database, status: str, days: int
-) -> None:
+async def test_retention_per_status(db: Any, database: Database, status: str, days: int) -> None:
     await put(db, status, days=days + 0.01)
     kept = await put(db, status, days=days - 0.01)
     assert await sweep(database) == 1
@@ -59,7 +57,7 @@ async def test_each_end_has_a_retention_of_its_own(
 
 
 @pytest.mark.clause("GC-1")
-async def test_the_deleted_are_kept_by_their_own_rule(db: Any, database: Database) -> None:
+async def test_retention_of_deleted_instances(db: Any, database: Database) -> None:
     await put(db, "done", days=30, deleted_at="=now() - interval '7.1 days'")
     kept = await put(db, "done", days=30, deleted_at="=now() - interval '6.9 days'")
     dying = await put(db, "executing", deleted_at="=now() - interval '30 days'")
@@ -69,7 +67,7 @@ async def test_the_deleted_are_kept_by_their_own_rule(db: Any, database: Databas
 
 @pytest.mark.clause("GC-2")
 @pytest.mark.parametrize("status", ["runnable", "executing", "awaiting_signal", "awaiting_children"])
-async def test_what_is_live_stays_with_its_inbox(db: Any, database: Database, status: str) -> None:
+async def test_live_instances_keep_their_inbox(db: Any, database: Database, status: str) -> None:
     id = await put(
         db, status, inserted_at="=now() - interval '1 year'", updated_at="=now() - interval '1 year'"
     )
@@ -83,7 +81,7 @@ async def test_what_is_live_stays_with_its_inbox(db: Any, database: Database, st
 
 
 @pytest.mark.clause("GC-3")
-async def test_with_an_instance_goes_all_that_belongs_to_it(db: Any, database: Database) -> None:
+async def test_instance_is_collected_with_its_rows(db: Any, database: Database) -> None:
     gone, kept = await put(db, "done", days=2), await put(db, "done")
     for id in (gone, kept):
         await db.execute(
@@ -102,9 +100,7 @@ async def test_with_an_instance_goes_all_that_belongs_to_it(db: Any, database: D
 
 
 @pytest.mark.clause("GC-4")
-async def test_a_key_that_is_still_occupied_keeps_its_row_but_not_what_it_carried(
-    db: Any, durable_dsn: str, database: Database
-) -> None:
+async def test_occupied_key_keeps_a_stripped_row(db: Any, durable_dsn: str, database: Database) -> None:
     async with AsyncClient(durable_dsn) as client:
         ref = await client.insert(Plain, 7, idempotency_key="once")
         await db.execute(
@@ -127,7 +123,7 @@ async def test_a_key_that_is_still_occupied_keeps_its_row_but_not_what_it_carrie
 
 
 @pytest.mark.clause("GC-4")
-async def test_what_has_no_state_any_more_goes_on_only_with_another(db: Any, client: Any) -> None:
+async def test_stripped_row_needs_a_new_state_to_retry(db: Any, client: Any) -> None:
     id = await put(
         db, "failed", unique_key="u", unique_scope=EVERY, collected_at="=now()", state="{}", fsm="Plain"
     )
@@ -156,7 +152,7 @@ PAST: dict[str, dict[str, Any]] = {
 
 @pytest.mark.clause("GC-5")
 @pytest.mark.parametrize("parent", PARENTS.values(), ids=PARENTS)
-async def test_a_child_stays_while_its_parent_may_look_at_it(
+async def test_child_stays_while_its_parent_may_read_it(
     db: Any, database: Database, parent: dict[str, Any]
 ) -> None:
     above = await put(db, **{"spawn_round": 3, **parent})
@@ -169,9 +165,7 @@ async def test_a_child_stays_while_its_parent_may_look_at_it(
 
 @pytest.mark.clause("GC-5")
 @pytest.mark.parametrize("parent", PAST.values(), ids=PAST)
-async def test_a_child_goes_when_its_parent_will_not_look_any_more(
-    db: Any, database: Database, parent: dict[str, Any]
-) -> None:
+async def test_child_is_collected_after_the_join(db: Any, database: Database, parent: dict[str, Any]) -> None:
     above = await put(db, **{"spawn_round": 3, **parent})
     await put(db, "done", days=30, parent_id=above, parent_round=3)
     assert await sweep(database) == 1
@@ -179,14 +173,14 @@ async def test_a_child_goes_when_its_parent_will_not_look_any_more(
 
 
 @pytest.mark.clause("GC-5")
-async def test_a_child_without_its_parent_goes(db: Any, database: Database) -> None:
+async def test_child_without_parent_is_collected(db: Any, database: Database) -> None:
     await put(db, "done", days=2, parent_id=99, parent_round=1)
     assert await sweep(database) == 1
 
 
 @pytest.mark.clause("GC-6")
-async def test_what_may_not_go_is_in_nobodys_way(db: Any, database: Database) -> None:
-    """Three pages of children that their parent still needs, and behind them what may go."""
+async def test_sweep_passes_rows_that_must_stay(db: Any, database: Database) -> None:
+    """Three pages of children that their parent needs, followed by rows that can go."""
     parent = await put(db, "awaiting_children", step_seq=3, spawn_round=3, children_pending=1)
     await db.execute(
         "insert into gen_durable.gen_durable (fsm, step, status, finished_at, parent_id, parent_round)"
@@ -202,7 +196,7 @@ async def test_what_may_not_go_is_in_nobodys_way(db: Any, database: Database) ->
 
 
 @pytest.mark.clause("GC-6")
-async def test_a_row_that_somebody_holds_is_left_for_the_next_sweep(db: Any, database: Database) -> None:
+async def test_locked_row_is_left_for_the_next_sweep(db: Any, database: Database) -> None:
     held = await put(db, "done", days=2)
     await put(db, "done", days=2)
     async with db.transaction():
@@ -213,7 +207,7 @@ async def test_a_row_that_somebody_holds_is_left_for_the_next_sweep(db: Any, dat
 
 
 @pytest.mark.clause("GC-7")
-async def test_records_of_executions_have_a_retention_of_their_own(db: Any, database: Database) -> None:
+async def test_retention_of_execution_records(db: Any, database: Database) -> None:
     id = await put(db)
     await db.execute(
         "insert into gen_durable.executions (instance_id, step_seq, execution, attempt, status, outcome, step,"
@@ -223,7 +217,7 @@ async def test_records_of_executions_have_a_retention_of_their_own(db: Any, data
     )
     await sweep(database)
     rows = await db.fetch("select step_seq from gen_durable.executions order by step_seq")
-    # Of eight days 1 is old, 2 is not finished with yet, and 3 is six days old.
+    # 1 is eight days old; 2 too, but it is not finished; 3 is six days old.
     assert [row["step_seq"] for row in rows] == [2, 3, 4, 5, 6, 7, 8]
     await sweep(database, Settings.load(retention_executions=timedelta(days=3)))
     rows = await db.fetch("select step_seq from gen_durable.executions order by step_seq")
@@ -231,7 +225,7 @@ async def test_records_of_executions_have_a_retention_of_their_own(db: Any, data
 
 
 @pytest.mark.clause("GC-7")
-async def test_a_walk_goes_through_the_whole_table(
+async def test_walk_covers_the_whole_table(
     db: Any, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(collect, "_BLOCKS", 4)
@@ -247,7 +241,7 @@ async def test_a_walk_goes_through_the_whole_table(
 
 
 @pytest.mark.clause("GC-8")
-async def test_letters_that_a_crash_left_behind_are_removed(db: Any, database: Database) -> None:
+async def test_orphaned_signals_are_removed(db: Any, database: Database) -> None:
     ended, live = await put(db, "done"), await put(db, "awaiting_signal")
     await db.execute(
         "insert into gen_durable.signals (target_id, name) values ($1, 'a'), ($2, 'b'), (9999, 'c')",
@@ -259,7 +253,7 @@ async def test_letters_that_a_crash_left_behind_are_removed(db: Any, database: D
 
 
 @pytest.mark.clause("GC-10")
-async def test_events_go_when_they_are_published_and_old(db: Any, database: Database) -> None:
+async def test_retention_of_published_events(db: Any, database: Database) -> None:
     for published, dead in (("8 days", None), ("6 days", None), (None, "30 days")):
         await db.execute(
             "insert into gen_durable.outbox (instance_id, step_seq, n, sink, type, subject, data, created_at,"
@@ -277,7 +271,7 @@ async def test_events_go_when_they_are_published_and_old(db: Any, database: Data
 
 
 @pytest.mark.clause("GC-13")
-async def test_messages_are_forgotten_after_their_retention(db: Any, database: Database) -> None:
+async def test_retention_of_received_messages(db: Any, database: Database) -> None:
     await db.execute(
         "insert into gen_durable.received_messages (message_id, correlation_key, signal, received_at)"
         " values ('old', 'k', 's', now() - interval '8 days'), ('young', 'k', 's', now() - interval '6 days')"
@@ -287,9 +281,7 @@ async def test_messages_are_forgotten_after_their_retention(db: Any, database: D
 
 
 @pytest.mark.clause("GC-12")
-async def test_events_that_no_sink_accepts_expire(
-    db: Any, database: Database, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_pending_events_expire(db: Any, database: Database, caplog: pytest.LogCaptureFixture) -> None:
     await db.execute("""
         insert into gen_durable.outbox (instance_id, step_seq, n, sink, type, subject, data, created_at, next_at,
                                         lease_token, dead_at, attempts)
@@ -315,7 +307,7 @@ async def test_events_that_no_sink_accepts_expire(
 
 
 @pytest.mark.clause("GC-12", "EVT-10")
-async def test_an_execution_whose_event_expired_is_done(db: Any, durable_dsn: str) -> None:
+async def test_execution_of_an_expired_event_is_done(db: Any, durable_dsn: str) -> None:
     settings = msgspec.structs.replace(
         FAST, gc_interval=timedelta(milliseconds=100), retention_pending=timedelta(seconds=1)
     )
@@ -330,7 +322,7 @@ async def test_an_execution_whose_event_expired_is_done(db: Any, durable_dsn: st
 
 
 @pytest.mark.clause("GC-11")
-async def test_full_buckets_go_and_others_stay(db: Any, database: Database) -> None:
+async def test_only_full_buckets_are_collected(db: Any, database: Database) -> None:
     await db.execute(
         "insert into gen_durable.buckets (key, full_at) values ('r:1', '-infinity'), ('r:2', now() - interval '2 min'),"
         " ('r:3', now() - interval '1 s'), ('r:4', now() + interval '1 h'), ('r:5', now() - interval '1 day')"
@@ -338,7 +330,7 @@ async def test_full_buckets_go_and_others_stay(db: Any, database: Database) -> N
     told: list[GcSwept] = []
     telemetry = Telemetry()
     telemetry.subscribe(told.append, GcSwept)
-    async with db.transaction():  # a pick is about to charge this one
+    async with db.transaction():  # a pick has locked this bucket
         await db.execute("select from gen_durable.buckets where key = 'r:5' for no key update")
         await Collector(database, SETTINGS, telemetry, DatabaseStatus()).tick()
     assert told == [GcSwept(count=0, buckets=2)]
@@ -347,7 +339,7 @@ async def test_full_buckets_go_and_others_stay(db: Any, database: Database) -> N
 
 
 @pytest.mark.clause("GC-9")
-async def test_a_worker_collects_by_itself(db: Any, durable_dsn: str) -> None:
+async def test_worker_runs_the_collector(db: Any, durable_dsn: str) -> None:
     await put(db, "done", days=2)
     settings = msgspec.structs.replace(CALM, gc_interval=timedelta(milliseconds=100))
     worker = Worker([Plain], dsn=durable_dsn, settings=settings)
@@ -357,7 +349,7 @@ async def test_a_worker_collects_by_itself(db: Any, durable_dsn: str) -> None:
     assert await ids(db) == []
 
 
-async def test_a_sweep_of_many_pages_is_one_line_of_log(
+async def test_sweep_of_many_pages_is_logged_once(
     db: Any, database: Database, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "gen_durable")

@@ -20,12 +20,12 @@ class BugError(Exception):
 
 @pytest.fixture
 def broken(monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
-    """The overseer fails when this is set."""
+    """Set this event to make the override poller fail."""
     fails = asyncio.Event()
 
     async def tick(self: OverridePoller) -> None:
         await fails.wait()
-        raise BugError("the overseer is broken")
+        raise BugError("the poller is broken")
 
     monkeypatch.setattr(OverridePoller, "tick", tick)
     return fails
@@ -35,13 +35,13 @@ def broken(monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
 async def test_engine_error_ends_the_async_with_block(
     durable_dsn: str, broken: asyncio.Event, caplog: Any
 ) -> None:
-    with pytest.raises(WorkerStoppedError, match=r"stopped: BugError: the overseer is broken") as stopped:
+    with pytest.raises(WorkerStoppedError, match=r"stopped: BugError: the poller is broken") as stopped:
         async with Worker([Plain], dsn=durable_dsn, settings=CALM):
             broken.set()
             await asyncio.sleep(30)
     assert isinstance(stopped.value.__cause__, BugError)
     assert asyncio.current_task().cancelling() == 0  # type: ignore[union-attr]
-    assert caplog.text.count("the overseer is broken") >= 1
+    assert caplog.text.count("the poller is broken") >= 1
 
 
 async def test_callers_that_wait_get_the_engine_error(durable_dsn: str, broken: asyncio.Event) -> None:
@@ -72,7 +72,7 @@ async def test_block_that_ended_before_the_error_arrived_raises_it(
         async with Worker([Plain], dsn=durable_dsn, settings=CALM) as worker:
             assert worker._engine is not None
             worker._engine._fail(BugError("at the last moment"))
-    await asyncio.sleep(0)  # no cancellation is left behind
+    await asyncio.sleep(0)  # no cancellation is pending
 
 
 async def test_block_that_swallows_the_cancellation_raises_at_its_end(
@@ -94,7 +94,7 @@ async def test_error_of_the_block_is_raised_with_a_note(durable_dsn: str, broken
                 await asyncio.sleep(30)
             finally:
                 raise KeyError("of the application")
-    assert "BugError: the overseer is broken" in raised.value.__notes__[0]
+    assert "BugError: the poller is broken" in raised.value.__notes__[0]
 
 
 async def test_outer_cancellation_is_not_hidden(durable_dsn: str, broken: asyncio.Event) -> None:
@@ -132,18 +132,18 @@ def test_worker_in_a_thread_raises_at_the_end_of_the_block(
     durable_dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def tick(self: OverridePoller) -> None:
-        raise BugError("the overseer is broken")
+        raise BugError("the poller is broken")
 
     monkeypatch.setattr(OverridePoller, "tick", tick)
     worker = Worker([Plain], dsn=durable_dsn, settings=CALM)
-    with pytest.raises(WorkerStoppedError, match="the overseer is broken"), worker.in_thread():
+    with pytest.raises(WorkerStoppedError, match="the poller is broken"), worker.in_thread():
         pass
 
 
 def test_run_raises(durable_dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
     async def tick(self: OverridePoller) -> None:
-        raise BugError("the overseer is broken")
+        raise BugError("the poller is broken")
 
     monkeypatch.setattr(OverridePoller, "tick", tick)
-    with pytest.raises(WorkerStoppedError, match="the overseer is broken"):
+    with pytest.raises(WorkerStoppedError, match="the poller is broken"):
         Worker([Plain], dsn=durable_dsn, settings=CALM).run()

@@ -1,4 +1,4 @@
-"""How a queue is fed: rows leased ahead, picks that are worth it, shares of a worker, rows of steps."""
+"""How much a worker leases: prefetch, min_demand, weights, and chained steps."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ BY_STATUS = "select status::text, count(*) from gen_durable.gen_durable group by
 
 
 class Gate(Machine[None, None]):
-    """Stays in its step until all may go."""
+    """Stays in its step until `may_go` is set."""
 
     def __init__(self) -> None:
         self.begun = 0
@@ -51,7 +51,7 @@ class Gate(Machine[None, None]):
 
 
 @pytest.mark.clause("FED-1")
-async def test_so_many_are_leased_ahead_and_begin_when_a_slot_is_free(durable_dsn: str, db: Any) -> None:
+async def test_prefetched_rows_start_when_capacity_is_free(durable_dsn: str, db: Any) -> None:
     gate = Gate()
     queues = {"default": Queue(concurrency=2, prefetch=3)}
     async with Worker([gate], dsn=durable_dsn, settings=CALM, queues=queues) as worker:
@@ -69,7 +69,7 @@ async def test_so_many_are_leased_ahead_and_begin_when_a_slot_is_free(durable_ds
 
 
 @pytest.mark.clause("FED-2")
-async def test_what_was_leased_ahead_goes_back_at_once_and_at_no_cost(durable_dsn: str, db: Any) -> None:
+async def test_drain_releases_prefetched_rows_at_once(durable_dsn: str, db: Any) -> None:
     gate = Gate()
     patient = msgspec.structs.replace(CALM, drain_timeout=timedelta(seconds=20))
     queues = {"default": Queue(concurrency=2, prefetch=3)}
@@ -79,7 +79,7 @@ async def test_what_was_leased_ahead_goes_back_at_once_and_at_no_cost(durable_ds
         await worker.insert_all([Spec(Gate) for _ in range(8)])
         await events.wait(SchedulerSaturation, lambda event: event.buffer == 3)
         closing = asyncio.ensure_future(worker.__aexit__(None, None, None))
-        # While the steps that run still have all their time.
+        # Long before the drain timeout of the running steps.
         await holds(db, "select count(*) = 6 from gen_durable.gen_durable where status = 'runnable'")
         assert gate.begun == 2
         gate.may_go.set()
@@ -91,14 +91,14 @@ async def test_what_was_leased_ahead_goes_back_at_once_and_at_no_cost(durable_ds
 
 
 @pytest.mark.clause("FED-3")
-async def test_nobody_looks_for_less_than_min_demand(durable_dsn: str) -> None:
+async def test_picks_wait_for_min_demand(durable_dsn: str) -> None:
     class Quick(Machine[int, None]):
         @step
         async def run(self, ctx: Context[int]) -> Outcome[None]:
             await asyncio.sleep(0.001 * (ctx.state % 10))
             return Done()
 
-    # So long that nobody looks for less because its time has come.
+    # Long enough that no pick happens because poll_interval has passed.
     slow = msgspec.structs.replace(CALM, poll_interval=timedelta(seconds=15))
     queues = {"default": Queue(concurrency=10, min_demand=5)}
     async with Worker([Quick], dsn=durable_dsn, settings=slow, queues=queues) as worker:
@@ -110,7 +110,7 @@ async def test_nobody_looks_for_less_than_min_demand(durable_dsn: str) -> None:
     assert min(demands) >= 5
 
 
-async def test_less_than_min_demand_waits_no_longer_than_a_poll(durable_dsn: str) -> None:
+async def test_demand_below_min_demand_waits_one_poll_interval(durable_dsn: str) -> None:
     gate = Gate()
     gate.full_at = 3
     queues = {"default": Queue(concurrency=3, min_demand=3)}
@@ -164,7 +164,7 @@ async def test_a_worker_runs_no_more_than_its_concurrency(durable_dsn: str, db: 
     ("steps", "time", "turns"),
     [(3, timedelta(seconds=20), 2), (1, timedelta(seconds=20), 6), (9, timedelta(0), 6)],
 )
-async def test_others_get_a_turn_after_so_many_steps_in_a_row(
+async def test_chain_ends_after_chain_steps_or_chain_time(
     durable_dsn: str, steps: int, time: timedelta, turns: int
 ) -> None:
     class Walk(Machine[None, None]):
@@ -179,7 +179,7 @@ async def test_others_get_a_turn_after_so_many_steps_in_a_row(
         assert sum(event.count for event in events.of(PickStop)) == turns
 
 
-def test_the_command_line_says_all_of_a_queue() -> None:
+def test_command_line_sets_all_queue_options() -> None:
     assert queue("mail=10") == ("mail", Queue())
     assert queue("mail=4,prefetch=5,min-demand=3,weight=2") == (
         "mail",
@@ -200,7 +200,7 @@ def test_the_command_line_says_all_of_a_queue() -> None:
         ({"concurrency": 2, "prefetch": 1, "min_demand": 4}, r"prefetch \(3\), got 4"),
     ],
 )
-def test_what_makes_no_sense_is_refused(given: dict[str, int], message: str) -> None:
+def test_invalid_queue_options_are_refused(given: dict[str, int], message: str) -> None:
     with pytest.raises(SettingsError, match=message):
         Queue(**given)
     with pytest.raises(SettingsError, match=r"settings\.chain_steps must be at least 1"):

@@ -1,4 +1,4 @@
-"""Machines whose steps run in a process of the pool. At the top of a module, where that process finds them."""
+"""Machines with steps in the process pool, at the top level of a module, so that other processes can import them."""
 
 from __future__ import annotations
 
@@ -132,8 +132,8 @@ class Crunch(Machine[Work, Any]):
 
     @step(pool="process")
     def long(self, ctx: Context[Work]) -> Outcome[Any]:
-        """And so does a program that it started."""
-        # Not a child of the shell's, so that killing the step's process alone would leave it behind.
+        """Start a program that does not end, and wait for it."""
+        # Killing only the process of the step would leave this program running.
         with subprocess.Popen(["sleep", "3600"]) as program:
             with Path(ctx.state.file).open("a") as file:
                 file.write(f"{os.getpid()} {ctx.attempt} {program.pid}\n")

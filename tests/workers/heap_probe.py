@@ -1,4 +1,4 @@
-"""Frees large buffers between small ones, and prints how many MB of heap remain."""
+"""Free large buffers between small ones, and print the size of the heap in MB."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class _Mallinfo(ctypes.Structure):
 def main(mode: str) -> None:
     if mode == "fixed":
         return_large_buffers()
-    bytes(20_000_000)  # freed at once: from here on glibc would take 20 MB for small
+    bytes(20_000_000)  # freed at once, which raises glibc's mmap threshold to 20 MB
     pairs = [(bytearray(1_000_000), bytearray(20_000)) for _ in range(75)]
     small = [each for _, each in pairs]
     del pairs

@@ -1,4 +1,4 @@
-"""Workers tell that they are there, and those that stop telling are not."""
+"""Workers register, and registrations expire."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ ME = workers.WorkerRow(
 
 
 @pytest.mark.clause("OPS-1")
-async def test_a_worker_is_seen_while_it_is_open(client: Any, db: Any, durable_dsn: str) -> None:
+async def test_open_worker_is_registered(client: Any, db: Any, durable_dsn: str) -> None:
     worker = Worker(
         [Plain, Order],
         dsn=durable_dsn,
@@ -54,7 +54,7 @@ async def test_a_worker_is_seen_while_it_is_open(client: Any, db: Any, durable_d
 
 
 @pytest.mark.clause("OPS-1")
-async def test_one_that_drains_says_so(db: Any, durable_dsn: str) -> None:
+async def test_draining_worker_is_registered_as_draining(db: Any, durable_dsn: str) -> None:
     machine = Sitter()
     async with Worker([machine], dsn=durable_dsn, settings=CALM) as worker:
         await worker.insert(machine, "", step=Sitter.deaf)
@@ -66,9 +66,7 @@ async def test_one_that_drains_says_so(db: Any, durable_dsn: str) -> None:
 
 
 @pytest.mark.clause("OPS-2")
-async def test_one_that_is_silent_is_not_live_and_is_forgotten_later(
-    db: Any, database: Database, client: Any
-) -> None:
+async def test_silent_worker_expires_and_is_removed_later(db: Any, database: Database, client: Any) -> None:
     await database.run(workers.announce(ME, timedelta(0)))
     (seen,) = await client.workers()
     assert not seen.is_live
@@ -77,7 +75,7 @@ async def test_one_that_is_silent_is_not_live_and_is_forgotten_later(
     assert [each.name for each in await client.workers()] == ["other"]
 
 
-async def test_a_later_word_keeps_when_it_began(db: Any, database: Database) -> None:
+async def test_renewed_registration_keeps_its_start(db: Any, database: Database) -> None:
     await database.run(workers.announce(ME, AN_HOUR))
     before = await db.fetchrow("select started_at, seen_at from gen_durable.workers")
     await database.run(workers.announce(ME, AN_HOUR))
@@ -89,7 +87,7 @@ async def test_a_later_word_keeps_when_it_began(db: Any, database: Database) -> 
 
 
 @pytest.mark.clause("GC-9")
-async def test_a_worker_without_queues_and_machines_serves_everybody(db: Any, durable_dsn: str) -> None:
+async def test_worker_without_queues_runs_maintenance(db: Any, durable_dsn: str) -> None:
     await db.execute(
         "insert into gen_durable.gen_durable (fsm, step, status, finished_at)"
         " values ('A', 's', 'done', now() - interval '1 year')"
