@@ -116,8 +116,6 @@ __all__ = [
 
 T_co = TypeVar("T_co", covariant=True)
 _MAX_PAGE: Final = 10_000
-# How many instances one transaction of a bulk verb changes.
-_BATCH: Final = 500
 
 
 class Filters(TypedDict, total=False):
@@ -267,8 +265,11 @@ def cancel(
     parents = [id] if cascade else []
     while parents:
         parents = yield from control.unfinished_children(parents)
-        for batch in _batches(parents):
-            queues |= _woken((yield from control.cancel(batch, why, who, force=force, is_alone=is_alone)))
+        yield from control.in_batches(
+            parents,
+            lambda batch: control.cancel(batch, why, who, force=force, is_alone=is_alone),
+            lambda rows: queues.update(_woken(rows)),
+        )
     return _cancel_result(rows[0]), queues
 
 
@@ -285,10 +286,17 @@ def cancel_all(
     wanted = _filter(machine, {"status": LIVE_STATUSES, **filters})
     why, who = _reason(reason), _actor(actor)
     count, queues = 0, set[str]()
-    for ids in _batches((yield from _all_ids(wanted))):
-        rows = yield from control.cancel(ids, why, who, force=force, is_alone=is_alone)
+
+    def on_changed(rows: Sequence[Mapping[str, Any]]) -> None:
+        nonlocal count
         count += sum(not Status(row["was"]).is_terminal for row in rows)
-        queues |= _woken(rows)
+        queues.update(_woken(rows))
+
+    yield from control.in_batches(
+        _parents_first((yield from control.matching_ids(wanted))),
+        lambda batch: control.cancel(batch, why, who, force=force, is_alone=is_alone),
+        on_changed,
+    )
     return count, queues
 
 
@@ -316,10 +324,17 @@ def delete_all(
     wanted = _filter(machine, filters)
     why, who = _reason(reason), _actor(actor)
     count, queues = 0, set[str]()
-    for ids in _batches((yield from _all_ids(wanted))):
-        rows = yield from control.delete(ids, why, who, is_alone=is_alone)
+
+    def on_changed(rows: Sequence[Mapping[str, Any]]) -> None:
+        nonlocal count
         count += len(rows)
-        queues |= _woken(rows)
+        queues.update(_woken(rows))
+
+    yield from control.in_batches(
+        _parents_first((yield from control.matching_ids(wanted))),
+        lambda batch: control.delete(batch, why, who, is_alone=is_alone),
+        on_changed,
+    )
     return count, queues
 
 
@@ -378,19 +393,18 @@ def retry_all(
     wanted = _filter(machine, {"status": (Status.FAILED, Status.CANCELLED), **filters})
     why, who = _reason(reason), _actor(actor)
     count, queues = 0, set[str]()
-    batches = [batch[::-1] for batch in _batches((yield from _all_ids(wanted)))]
-    while batches:
-        ids = batches.pop()
-        try:
-            rows = yield from control.retry(ids, None, why, who, is_alone=is_alone)
-        except UsageError:
-            # One whose key is taken holds up nobody else: the batch is halved around it.
-            half = len(ids) // 2
-            batches += [ids[half:], ids[:half]] if half else []
-            continue
+
+    def on_changed(rows: Sequence[Mapping[str, Any]]) -> None:
+        nonlocal count
         retried = [row for row in rows if row["is_retried"]]
         count += len(retried)
-        queues |= {row["queue"] for row in retried}
+        queues.update(row["queue"] for row in retried)
+
+    yield from control.in_batches(
+        (yield from control.matching_ids(wanted)),
+        lambda batch: control.retry(batch, None, why, who, is_alone=is_alone),
+        on_changed,
+    )
     return count, queues
 
 
@@ -569,18 +583,9 @@ def given_state(state: Any, args: Any) -> Any:
     return args if state is None else state
 
 
-def _all_ids(wanted: snapshots.Filter) -> Plan[list[int]]:
-    """Everybody that matches now, oldest first: parents before their children, so that none is released on the way."""
-    ids: list[int] = []
-    before = None
-    while page := (yield from snapshots.ids(wanted, _MAX_PAGE, before)):
-        ids += page
-        before = page[-1]
-    return ids[::-1]
-
-
-def _batches(ids: Sequence[int]) -> list[Sequence[int]]:
-    return [ids[start : start + _BATCH] for start in range(0, len(ids), _BATCH)]
+def _parents_first(newest_first: Sequence[int]) -> Sequence[int]:
+    """Order ids so that no cancelled child releases a parent that is cancelled next. Parents have smaller ids."""
+    return newest_first[::-1]
 
 
 def _cancel_result(row: Mapping[str, Any]) -> CancelResult:

@@ -225,7 +225,7 @@ def test_the_command_line_works_where_the_project_does(
     assert key in told
     assert f"schema 'gen_durable' is at version {LATEST}" in told
     assert ended.value.code == 0
-    with pytest.raises(CommandError, match="there is no instance"):
+    with pytest.raises(CommandError, match="no instance has"):
         call_command("gen_durable", "show", "nobody")
     Command().print_help("manage.py", "gen_durable")
     assert "Run gen-durable on the database of this project" in capfd.readouterr().out

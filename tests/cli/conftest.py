@@ -32,7 +32,7 @@ def gd(durable_dsn: str, monkeypatch: pytest.MonkeyPatch) -> Gd:
 
 @pytest.fixture
 def shop(durable: Harness) -> Harness:
-    """A harness that knows the machines, as does the database."""
+    """A harness whose machines are registered in the database."""
     machines: list[Any] = [Checkout, Parcel, Shipment, nightly]
     for machine in machines:
         durable.use(machine)
@@ -46,13 +46,13 @@ def sql(durable_dsn: str) -> Iterator[psycopg.Connection[Any]]:
         yield connection
 
 
-def told(result: Result) -> tuple[int, str, str]:
-    """Exit code, what was printed, and what was said beside it."""
+def output(result: Result) -> tuple[int, str, str]:
+    """Return exit code, stdout and stderr."""
     return result.exit_code, result.stdout, result.stderr
 
 
 def refused(result: Result) -> str:
-    """What it says when it says no: one or two lines, exit code 2."""
+    """Return the message of an error: one or two lines, exit code 2."""
     assert (result.exit_code, result.stdout) == (2, ""), result.output
     assert result.stderr.startswith("gen-durable: ")
     assert result.stderr.count("\n") <= 2
@@ -61,13 +61,13 @@ def refused(result: Result) -> str:
 
 
 def parsed(result: Result) -> Any:
-    """The one JSON document that it printed."""
+    """Return the JSON document on stdout."""
     assert result.stderr == ""
     return json.loads(result.stdout)
 
 
 def execute(sql: psycopg.Connection[Any], id: int) -> None:
-    """As if a worker had leased it."""
+    """Lease an instance as a worker would."""
     sql.execute(
         "update gen_durable.gen_durable set status = 'executing', lease_token = 7, locked_by = 'w', execution = 1,"
         " lease_expires_at = now() + interval '1 h', leased_at = now() where id = %s",

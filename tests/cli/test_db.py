@@ -33,20 +33,20 @@ def run(schema: str) -> Iterator[Run]:
     call("down", "--yes")
 
 
-def test_tables_are_installed_looked_at_and_taken_back(run: Run, schema: str) -> None:
-    nothing = (1, f"schema '{schema}' has no tables of gen_durable (latest version: {LATEST})\n")
+def test_migrate_status_and_down(run: Run, schema: str) -> None:
+    nothing = (1, f"schema '{schema}' has no gen_durable tables (latest version: {LATEST})\n")
     latest = (0, f"schema '{schema}' is at version {LATEST} (the latest)\n")
-    assert told(run("status")) == nothing
-    assert told(run("migrate")) == latest
-    assert told(run("migrate")) == latest
-    assert told(run("status")) == latest
-    assert told(run("down", "--yes")) == (0, nothing[1])
-    assert told(run("status")) == nothing
+    assert output(run("status")) == nothing
+    assert output(run("migrate")) == latest
+    assert output(run("migrate")) == latest
+    assert output(run("status")) == latest
+    assert output(run("down", "--yes")) == (0, nothing[1])
+    assert output(run("status")) == nothing
 
 
-def test_nothing_is_dropped_without_a_yes(run: Run, schema: str) -> None:
+def test_down_needs_confirmation(run: Run, schema: str) -> None:
     run("migrate")
-    question = f"Drop tables of schema '{schema}', with all instances in them? [y/N]: "
+    question = f"Drop tables of schema '{schema}' with all their instances? [y/N]: "
     refused = run("down", answer="n\n")
     assert (refused.exit_code, refused.stdout, refused.stderr) == (
         1,
@@ -57,14 +57,14 @@ def test_nothing_is_dropped_without_a_yes(run: Run, schema: str) -> None:
     assert (unanswered.exit_code, unanswered.stdout, unanswered.stderr) == (
         2,
         "",
-        f"{question}\ngen-durable: nothing was changed; answer the question, or say --yes\n",
+        f"{question}\ngen-durable: nothing was changed: no confirmation. Add --yes.\n",
     )
     assert run("status").exit_code == 0
     assert run("down", answer="y\n").exit_code == 0
     assert run("status").exit_code == 1
 
 
-def test_a_version_that_does_not_exist_is_refused_in_a_sentence(run: Run) -> None:
+def test_unknown_schema_version(run: Run) -> None:
     refused = run("migrate", "--to", "99")
     assert refused.exit_code == 2
     assert refused.stderr.startswith("gen-durable: there is no schema version 99;")
@@ -82,7 +82,7 @@ def test_sql_needs_no_database(schema: str, monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.parametrize("port", [1, 99999])
 @pytest.mark.parametrize("command", ["status", "migrate"])
-def test_an_unreachable_database_is_told_in_a_few_lines(command: str, port: int) -> None:
+def test_unreachable_database(command: str, port: int) -> None:
     dsn = f"postgresql://app:s3:cret@127.0.0.1:{port}/shop"
     failed = CliRunner().invoke(root, ["db", command, "--dsn", dsn])
     assert (failed.exit_code, failed.stdout) == (2, "")
@@ -93,13 +93,13 @@ def test_an_unreachable_database_is_told_in_a_few_lines(command: str, port: int)
     assert "cret" not in failed.stderr
 
 
-def test_a_schema_name_that_cannot_be_is_refused() -> None:
+def test_invalid_schema_name() -> None:
     refused = CliRunner().invoke(root, ["db", "sql", "--schema", "Robert'); drop"])
     assert refused.exit_code == 2
     assert refused.stderr.startswith("gen-durable: settings.schema must match")
 
 
-def told(result: Result) -> tuple[int, str]:
+def output(result: Result) -> tuple[int, str]:
     return result.exit_code, result.output
 
 
@@ -123,23 +123,21 @@ def code(script: str) -> str:
         ("postgresql:///shop", "postgresql:///shop"),
     ],
 )
-def test_the_url_has_no_password_unless_it_is_asked_for(dsn: str, shown: str) -> None:
-    assert told(CliRunner().invoke(root, ["db", "url", "--dsn", dsn])) == (0, f"{shown}\n")
-    assert told(CliRunner().invoke(root, ["db", "url", "--dsn", dsn, "--password"])) == (0, f"{dsn}\n")
+def test_url_has_no_password_by_default(dsn: str, shown: str) -> None:
+    assert output(CliRunner().invoke(root, ["db", "url", "--dsn", dsn])) == (0, f"{shown}\n")
+    assert output(CliRunner().invoke(root, ["db", "url", "--dsn", dsn, "--password"])) == (0, f"{dsn}\n")
 
 
-def test_the_url_of_the_server_in_use_is_one_that_drivers_take(
-    durable_dsn: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_url_is_usable_by_drivers(durable_dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GEN_DURABLE_DSN", durable_dsn)
     printed = CliRunner().invoke(root, ["db", "url"]).stdout.strip()
     with psycopg.connect(printed) as connection:
         assert connection.execute("select 1").fetchone() == (1,)
 
 
-def test_a_newer_schema_that_works_with_this_code(gd: Gd, sql: psycopg.Connection[Any]) -> None:
+def test_newer_compatible_schema(gd: Gd, sql: psycopg.Connection[Any]) -> None:
     sql.execute("insert into gen_durable.migrations values (%s, now(), %s)", [LATEST + 1, LATEST])
-    age = f"this gen_durable is of version {LATEST} and works with it"
+    age = f"this gen_durable has version {LATEST} and works with it"
     for command in ("status", "migrate"):
         result = gd("db", command)
         assert result.stdout == f"schema 'gen_durable' is at version {LATEST + 1} ({age})\n"

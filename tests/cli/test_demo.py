@@ -18,29 +18,29 @@ from tests.cli.program import exit_code, start
 
 
 @pytest.mark.timeout(90)
-def test_the_demo_ends_well_whatever_another_has_left() -> None:
+def test_demo_after_an_interrupted_demo() -> None:
     asyncio.run(drop_schema(None, SCHEMA))
     with Client(settings=Settings(schema=SCHEMA)) as client:
         client.insert(Checkout, Order(1, 3, os.devnull), correlation_key="order:1")
-    told = subprocess.run(
+    output = subprocess.run(
         [sys.executable, "-m", "gen_durable", "demo", "--orders", "50"],
         capture_output=True,
         text=True,
         check=False,
     )
-    assert told.returncode == 0, told.stdout + told.stderr
-    assert "50 checkouts inserted, 50 done: nothing lost" in told.stdout
-    assert "worker 1 gets a SIGKILL in mid-step; labels printed, but not committed: " in told.stdout
-    *command, option, schema = told.stdout.splitlines()[-1].removeprefix("To remove it:").split()
+    assert output.returncode == 0, output.stdout + output.stderr
+    assert "50 checkouts inserted, 50 done: nothing lost" in output.stdout
+    assert "worker 1 gets a SIGKILL in mid-step; labels printed, but not committed: " in output.stdout
+    *command, option, schema = output.stdout.splitlines()[-1].removeprefix("To remove it:").split()
     assert (command[1:], option, schema) == (["db", "down"], "--schema", SCHEMA)
     removed = subprocess.run([*command, option, schema, "--yes"], capture_output=True, text=True, check=False)
     assert removed.returncode == 0, removed.stderr
-    assert "FAIL" not in told.stdout
-    assert "\x1b" not in told.stdout
-    assert told.stderr == ""
+    assert "FAIL" not in output.stdout
+    assert "\x1b" not in output.stdout
+    assert output.stderr == ""
 
 
-def test_without_a_database_the_demo_says_so_in_a_few_lines(tmp_path: Path) -> None:
+def test_demo_without_a_database(tmp_path: Path) -> None:
     ours, its = os.pipe()
     process = start(
         *("demo", "--dsn", "postgresql://app:s3:cret@127.0.0.1:1/shop"),

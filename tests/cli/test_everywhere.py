@@ -13,7 +13,7 @@ import pytest
 from gen_durable import __version__
 from gen_durable.cli.root import root
 from gen_durable.testing import Harness
-from tests.cli.conftest import Gd, parsed, refused, told
+from tests.cli.conftest import Gd, output, parsed, refused
 
 COMMANDS = [
     ["insert", "Checkout"],
@@ -38,14 +38,14 @@ every_command = pytest.mark.parametrize("command", COMMANDS, ids=lambda command:
 
 
 @every_command
-def test_an_unreachable_database_is_told_in_a_few_lines(gd: Gd, command: list[str]) -> None:
+def test_unreachable_database(gd: Gd, command: list[str]) -> None:
     message = refused(gd(*command, "--dsn", "postgresql://app:s3:cret@127.0.0.1:1/shop"))
     assert message.startswith("cannot reach PostgreSQL at postgresql://app@127.0.0.1:1/shop")
     assert "cret" not in message
 
 
 @every_command
-def test_tables_are_neither_made_nor_upgraded_by_the_way(gd: Gd, command: list[str]) -> None:
+def test_commands_do_not_create_tables(gd: Gd, command: list[str]) -> None:
     schema = f"cli_{uuid.uuid4().hex[:12]}"
     message = refused(gd(*command, "--schema", schema))
     where, _, said = message.partition(": ")
@@ -54,7 +54,7 @@ def test_tables_are_neither_made_nor_upgraded_by_the_way(gd: Gd, command: list[s
 
 
 @every_command
-def test_no_server_is_made_by_the_way(
+def test_commands_do_not_create_an_embedded_server(
     gd: Gd, command: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.delenv("GEN_DURABLE_DSN")
@@ -68,7 +68,7 @@ def test_no_server_is_made_by_the_way(
 
 @pytest.mark.clause("CLI-1")
 @every_command
-def test_it_says_json_if_asked(command: list[str]) -> None:
+def test_every_command_has_common_options(command: list[str]) -> None:
     found = root.commands[command[0]]
     listed = found.commands["ls"] if isinstance(found, click.Group) else found
     options = {name for parameter in listed.params for name in parameter.opts}
@@ -81,8 +81,8 @@ def test_a_bare_call_lists(gd: Gd, shop: Harness, name: str) -> None:
     assert (bare.exit_code, as_json.exit_code) == (0, 0)
     assert isinstance(parsed(as_json), list)
     if name in ("queues", "limits", "schedules", "outbox", "audit"):
-        assert told(bare) == told(gd(name, "ls"))
-        assert told(as_json) == told(gd(name, "ls", "--json"))
+        assert output(bare) == output(gd(name, "ls"))
+        assert output(as_json) == output(gd(name, "ls", "--json"))
 
 
 def test_the_package_runs_as_a_module() -> None:

@@ -9,13 +9,13 @@ import psycopg
 import pytest
 
 from gen_durable.testing import Harness
-from tests.cli.conftest import Gd, parsed, refused, told
+from tests.cli.conftest import Gd, output, parsed, refused
 from tests.cli.machines import BIG
 
 
 @pytest.mark.usefixtures("shop")
-def test_a_name_and_a_state_are_enough(gd: Gd, shop: Harness) -> None:
-    assert told(gd("insert", "Checkout", '{"order": 42}')) == (0, "inserted 1\n", "")
+def test_insert_with_state_only(gd: Gd, shop: Harness) -> None:
+    assert output(gd("insert", "Checkout", '{"order": 42}')) == (0, "inserted 1\n", "")
     found = shop.get(1)
     assert found is not None
     assert (found.machine, found.version, found.step, found.queue) == ("Checkout", 1, "start", "checkout")
@@ -23,7 +23,7 @@ def test_a_name_and_a_state_are_enough(gd: Gd, shop: Harness) -> None:
 
 
 @pytest.mark.usefixtures("shop")
-def test_every_option_finds_its_column(gd: Gd, sql: psycopg.Connection[Any]) -> None:
+def test_every_option_is_stored(gd: Gd, sql: psycopg.Connection[Any]) -> None:
     done = gd(
         *("insert", "Parcel", "7", "--step", "pack", "--queue", "q", "--priority", "-5", "--version", "2"),
         *("--at", "2031-01-02T04:04:05+01:00", "--correlation-key", "c", "--unique-key", "u"),
@@ -38,13 +38,13 @@ def test_every_option_finds_its_column(gd: Gd, sql: psycopg.Connection[Any]) -> 
     assert row == ("pack", "q", -5, 2, at, "c", b"u", "tenant:7", 9, 7)
 
 
-def test_it_may_count_for_a_rate_limit(gd: Gd, shop: Harness, sql: psycopg.Connection[Any]) -> None:
+def test_insert_with_a_rate_limit(gd: Gd, shop: Harness, sql: psycopg.Connection[Any]) -> None:
     limited = ("insert", "Checkout", "--rate-limit", "crm:7", "--weight", 3)
     assert refused(gd(*limited)).startswith("there is no rate limit 'crm'; set it with")
     gd("limits", "set", "crm=100/1m/2")
     assert refused(gd(*limited)).startswith("a weight of 3 is more than the burst of rate limit 'crm', 2")
     gd("limits", "set", "crm=100/1m/10")
-    assert told(gd(*limited))[0] == 0
+    assert output(gd(*limited))[0] == 0
     row = sql.execute("select rate_limit, weight from gen_durable.gen_durable").fetchone()
     assert row == ("crm:7", 3)
     assert refused(gd("insert", "Checkout", "--weight", 3)).startswith(
@@ -53,28 +53,26 @@ def test_it_may_count_for_a_rate_limit(gd: Gd, shop: Harness, sql: psycopg.Conne
 
 
 @pytest.mark.usefixtures("shop")
-def test_it_may_run_later(gd: Gd, sql: psycopg.Connection[Any]) -> None:
+def test_insert_with_a_delay(gd: Gd, sql: psycopg.Connection[Any]) -> None:
     assert gd("insert", "Checkout", "--in", "1m30s").exit_code == 0
     row = sql.execute("select eligible_at - inserted_at, state from gen_durable.gen_durable").fetchone()
     assert row == (timedelta(seconds=90), {})
 
 
-def test_the_state_may_come_by_standard_input_and_numbers_keep_their_digits(
+def test_state_from_standard_input_keeps_large_numbers(
     gd: Gd, shop: Harness, sql: psycopg.Connection[Any]
 ) -> None:
     exact = f'{{"big": {BIG}, "price": 0.10000000000000000000000000001}}'
-    assert told(gd("insert", "Checkout", "-", answer=exact)) == (0, "inserted 1\n", "")
+    assert output(gd("insert", "Checkout", "-", answer=exact)) == (0, "inserted 1\n", "")
     assert sql.execute("select state::text from gen_durable.gen_durable").fetchone() == (exact,)
 
 
 @pytest.mark.parametrize("option", ["--unique-key", "--idempotency-key", "--correlation-key"])
-def test_a_key_that_is_taken_gives_the_first_instance_and_its_status(
-    gd: Gd, shop: Harness, option: str
-) -> None:
+def test_taken_key_returns_the_first_instance(gd: Gd, shop: Harness, option: str) -> None:
     gd("insert", "Checkout", option, "k")
     shop.drain()
     again = gd("insert", "Checkout", option, "k")
-    assert told(again) == (0, "1 has that key already; it is awaiting_signal\n", "")
+    assert output(again) == (0, "not inserted: instance 1 (awaiting_signal) has this key\n", "")
     assert parsed(gd("insert", "Checkout", option, "k", "--json")) == {
         "id": 1,
         "inserted": False,
@@ -82,7 +80,7 @@ def test_a_key_that_is_taken_gives_the_first_instance_and_its_status(
     }
 
 
-def test_a_job_without_a_payload_needs_none(gd: Gd, shop: Harness) -> None:
+def test_job_without_payload(gd: Gd, shop: Harness) -> None:
     assert gd("insert", "ops.nightly.v1").exit_code == 0
     assert gd("insert", "ops.nightly.v1", "null").exit_code == 0
     shop.drain()
@@ -95,29 +93,29 @@ def test_a_job_without_a_payload_needs_none(gd: Gd, shop: Harness) -> None:
     [
         (
             ["Chekout"],
-            "no worker has registered a machine 'Chekout'; did you mean 'Checkout'? "
-            "(there are Checkout, Parcel, Shipment, ops.nightly.v1); start its worker once",
+            "no worker has registered machine 'Chekout'; did you mean 'Checkout'? "
+            "(registered: Checkout, Parcel, Shipment, ops.nightly.v1). Start its worker once",
         ),
         (
             ["Parcel", "--version", "1"],
-            "no worker has registered version 1 of Parcel (there are 2); start its worker once",
+            "no worker has registered version 1 of Parcel (registered: 2). Start its worker once.",
         ),
-        (["Checkout", "{"], "the state cannot be used: Input data was truncated"),
-        (["Checkout", ""], "the state cannot be used: Input data was truncated"),
-        (["Checkout", "[1] 2"], "the state cannot be used: JSON is malformed: trailing characters (byte"),
+        (["Checkout", "{"], "the state is invalid: Input data was truncated"),
+        (["Checkout", ""], "the state is invalid: Input data was truncated"),
+        (["Checkout", "[1] 2"], "the state is invalid: JSON is malformed: trailing characters (byte"),
         (
             ["Checkout", '"\\u0000"'],
-            "the state cannot be used: it contains a NUL character, which PostgreSQL cannot store; remove it",
+            "the state is invalid: it contains a NUL character, which PostgreSQL cannot store; remove it",
         ),
         (
             ["Checkout", "[" * 200 + "]" * 200],
-            "the state cannot be used: it is nested more than 100 levels",
+            "the state is invalid: it is nested more than 100 levels",
         ),
-        (["Checkout", '"12345"', "--max-payload", "5"], "the state cannot be used: it is 7 bytes of JSON"),
-        (["Checkout", "--in", "1s", "--at", "2031-01-01T00:00Z"], "--in and --at are both given"),
+        (["Checkout", '"12345"', "--max-payload", "5"], "the state is invalid: it is 7 bytes of JSON"),
+        (["Checkout", "--in", "1s", "--at", "2031-01-01T00:00Z"], "--in and --at exclude each other"),
         (
             ["Checkout", "--unique-key", "a", "--idempotency-key", "b"],
-            "--unique-key and --idempotency-key are both",
+            "--unique-key and --idempotency-key exclude each other",
         ),
         (
             ["Checkout", "--unique-key", "a" * 1025],
@@ -127,41 +125,41 @@ def test_a_job_without_a_payload_needs_none(gd: Gd, shop: Harness) -> None:
         (["", "{}"], "the machine is empty"),
     ],
 )
-def test_what_cannot_be_is_told_in_a_sentence_and_nothing_is_inserted(
-    gd: Gd, sql: psycopg.Connection[Any], arguments: list[str], message: str
-) -> None:
+def test_invalid_inserts(gd: Gd, sql: psycopg.Connection[Any], arguments: list[str], message: str) -> None:
     assert refused(gd("insert", *arguments)).startswith(message)
     assert sql.execute("select count(*) from gen_durable.gen_durable").fetchone() == (0,)
 
 
 @pytest.mark.usefixtures("shop")
-def test_a_key_of_another_machine_is_told(gd: Gd) -> None:
+def test_key_taken_by_another_machine(gd: Gd) -> None:
     gd("insert", "Checkout", "--correlation-key", "k")
     message = refused(gd("insert", "Parcel", "1", "--correlation-key", "k"))
     assert message.startswith("cannot insert Parcel: the key 'k' is held by Checkout 1")
 
 
-def test_where_no_worker_ever_was_nothing_is_known(gd: Gd) -> None:
+def test_insert_before_any_worker_registered(gd: Gd) -> None:
     assert refused(gd("insert", "Checkout")) == (
-        "no worker has registered a machine 'Checkout' (none has registered any); start its worker once"
+        "no worker has registered machine 'Checkout' (none is registered). Start its worker once."
     )
 
 
 @pytest.mark.parametrize("when", ["tomorrow", "2031-01-01T00:00"])
-def test_a_moment_has_a_time_zone(gd: Gd, when: str) -> None:
+def test_time_needs_an_offset(gd: Gd, when: str) -> None:
     wrong = gd("insert", "Checkout", "--at", when)
     assert wrong.exit_code == 2
     assert "2026-01-31T09:00Z" in wrong.stderr or f"write {when}Z" in wrong.stderr
 
 
-def test_a_key_of_digits_is_warned_of(gd: Gd, shop: Harness) -> None:
+def test_correlation_key_of_digits_warns(gd: Gd, shop: Harness) -> None:
     done = gd("insert", "Checkout", "--correlation-key", "77")
-    assert told(done) == (
+    assert output(done) == (
         0,
         "inserted 1\n",
-        "gen-durable: the correlation key 77 is all digits, which commands take for an id; "
-        "they find it by --where correlation-key=77\n",
+        "warning: correlation key 77 consists of digits, which commands read as an id. "
+        "Use --where correlation-key=77, or ls --correlation-key 77.\n",
     )
-    assert "if that is a correlation key: --where correlation-key=77" in refused(gd("cancel", 77))
-    assert "gen-durable ls --correlation-key 77 has the id" in refused(gd("signal", 77, "go"))
+    assert "If it is a correlation key: --where correlation-key=77" in refused(gd("cancel", 77))
+    assert "If 77 is a correlation key: gen-durable ls --correlation-key 77" in refused(
+        gd("signal", 77, "go")
+    )
     assert gd("cancel", "--where", "correlation-key=77", "--yes").exit_code == 0

@@ -15,7 +15,7 @@ def formatted(message: str, *arguments: object, error: bool = False) -> str:
     return RecordFormatter("%(levelname)s %(message)s").format(record)
 
 
-def test_names_and_errors_forge_no_record() -> None:
+def test_stored_text_cannot_forge_log_records() -> None:
     assert formatted("step '%s' fails", "a\nINFO all is well\r\x1b[2J") == (
         "INFO step 'a\n  INFO all is well\\r\\x1b[2J' fails"
     )

@@ -9,7 +9,7 @@ import psycopg
 import pytest
 
 from gen_durable.testing import Harness
-from tests.cli.conftest import Gd, execute, parsed, refused, told
+from tests.cli.conftest import Gd, execute, output, parsed, refused
 from tests.cli.machines import BIG, Checkout, Parcel, Shipment
 
 
@@ -58,7 +58,7 @@ def test_filters(gd: Gd) -> None:
 
 
 @pytest.mark.usefixtures("full")
-def test_in_json_everything_is_there_and_big_numbers_are_whole(gd: Gd) -> None:
+def test_json_keeps_large_numbers(gd: Gd) -> None:
     printed = gd("ls", "--json")
     assert f'"big": {BIG}' in printed.stdout
     assert len(printed.stdout.splitlines()) == 6
@@ -70,24 +70,44 @@ def test_in_json_everything_is_there_and_big_numbers_are_whole(gd: Gd) -> None:
 
 
 @pytest.mark.usefixtures("full")
-def test_without_a_terminal_there_are_columns_of_plain_text(gd: Gd, sql: psycopg.Connection[Any]) -> None:
+def test_without_a_terminal_columns_are_plain_text(gd: Gd, sql: psycopg.Connection[Any]) -> None:
     execute(sql, 6)
     sql.execute("update gen_durable.gen_durable set inserted_at = inserted_at - interval '3 h 4 m'")
     assert [line.split(maxsplit=8) for line in gd("ls", "--deleted").stdout.splitlines()] == [
-        ["ID", "MACHINE", "V", "STEP", "STATUS", "QUEUE", "KEY", "TRY", "AGE   NOTE"],
+        ["ID", "MACHINE", "V", "STEP", "STATUS", "QUEUE", "KEY", "ATTEMPT", "AGE   NOTE"],
         ["7", "Checkout", "1", "start", "cancelled", "checkout", "-", "1", "3h4m  deleted; mistaken"],
-        ["6", "Checkout", "1", "start", "executing", "checkout", "late", "1", "3h4m  by w"],
-        ["5", "Checkout", "1", "ship", "awaiting_signal", "checkout", "-", "1", "3h4m  for payment"],
-        ["4", "Shipment", "1", "join", "awaiting_children", "default", "-", "1", "3h4m  for 1 children"],
+        ["6", "Checkout", "1", "start", "executing", "checkout", "late", "1", "3h4m  running on w"],
+        [
+            "5",
+            "Checkout",
+            "1",
+            "ship",
+            "awaiting_signal",
+            "checkout",
+            "-",
+            "1",
+            "3h4m  waiting for signal payment",
+        ],
+        ["4", "Shipment", "1", "join", "awaiting_children", "default", "-", "1", "3h4m  waiting for 1 child"],
         ["3", "Parcel", "2", "pack", "done", "default", "-", "1", "3h4m  -"],
         ["2", "Parcel", "2", "pack", "failed", "parcels", "-", "1", "3h4m  ValueError: lost\\nin the post"],
-        ["1", "Checkout", "1", "ship", "awaiting_signal", "checkout", "order:1", "1", "3h4m  for payment"],
+        [
+            "1",
+            "Checkout",
+            "1",
+            "ship",
+            "awaiting_signal",
+            "checkout",
+            "order:1",
+            "1",
+            "3h4m  waiting for signal payment",
+        ],
     ]
 
 
 @pytest.mark.clause("SQL-9")
 @pytest.mark.usefixtures("full")
-def test_the_words_of_jobs_are_filters(gd: Gd, sql: psycopg.Connection[Any]) -> None:
+def test_filter_by_job_state(gd: Gd, sql: psycopg.Connection[Any]) -> None:
     execute(sql, 6)
 
     def ids(*arguments: str) -> list[int]:
@@ -103,26 +123,26 @@ def test_the_words_of_jobs_are_filters(gd: Gd, sql: psycopg.Connection[Any]) -> 
 
 @pytest.mark.clause("OUT-20")
 @pytest.mark.usefixtures("full")
-def test_what_has_ended_shows_at_which_try(gd: Gd, sql: psycopg.Connection[Any]) -> None:
+def test_ended_instance_shows_its_last_attempt(gd: Gd, sql: psycopg.Connection[Any]) -> None:
     sql.execute("update gen_durable.gen_durable set attempt = 2, max_attempts = 3 where id = 2")
     (line,) = gd("ls", "--status", "failed").stdout.splitlines()[1:]
     assert line.split()[7] == "3"
-    assert "step:            pack, attempt 3 of 3, 1 execution in all" in gd("show", 2).stdout
+    assert "step:             pack, attempt 3 of 3, 1 execution in total" in gd("show", 2).stdout
 
 
-def test_what_is_not_due_says_when_it_will_be(gd: Gd, shop: Harness) -> None:
+def test_future_instance_shows_when_it_is_due(gd: Gd, shop: Harness) -> None:
     assert gd("insert", "Checkout", "--in", "2h1s").exit_code == 0
     assert gd("ls").stdout.splitlines()[1].endswith("in 2h")
 
 
-def test_a_full_page_says_where_the_next_one_begins(gd: Gd, full: Harness) -> None:
+def test_full_page_names_the_next_one(gd: Gd, full: Harness) -> None:
     page = gd("ls", "--limit", 3)
-    assert page.stderr == "3 shown; older ones: --before 4\n"
-    assert told(gd("ls", "--status", "cancelled")) == (0, "", "no instance matches\n")
-    assert told(gd("ls", "--status", "cancelled", "--json")) == (0, "[]\n", "")
+    assert page.stderr == "3 shown. Next page: --before 4\n"
+    assert output(gd("ls", "--status", "cancelled")) == (0, "", "no matching instances\n")
+    assert output(gd("ls", "--status", "cancelled", "--json")) == (0, "[]\n", "")
 
 
-def test_what_users_store_does_not_move_the_cursor(gd: Gd, shop: Harness) -> None:
+def test_stored_text_cannot_move_the_cursor(gd: Gd, shop: Harness) -> None:
     shop.insert(Checkout, {}, correlation_key="a\n\x1b[2J\x9bb")
     assert "a\\n\\x1b[2J\\x9bb" in gd("ls").stdout
 
@@ -131,17 +151,17 @@ def test_what_users_store_does_not_move_the_cursor(gd: Gd, shop: Harness) -> Non
     ("arguments", "message"),
     [
         (["--status", "faild"], "--status: 'faild' is not a status; did you mean 'failed'?"),
-        (["--parent", "x"], "--parent: 'x' is no id"),
+        (["--parent", "x"], "--parent: 'x' is not a number (id)"),
         (["--parent", "0"], "the id is 0"),
-        (["--version", "two"], "--version: 'two' is no version"),
-        (["--queue", "a", "--queue", "b"], "--queue is given 2 times; it can have one value only"),
+        (["--version", "two"], "--version: 'two' is not a number (version)"),
+        (["--queue", "a", "--queue", "b"], "--queue is given 2 times. Give it once."),
         (
             ["--since", "yesterday"],
-            "--since: 'yesterday' is no moment; write for example 2026-01-31T09:00Z, or how",
+            "--since: 'yesterday' is not a time; write for example 2026-01-31T09:00Z, or an age",
         ),
         (["--machine", ""], "machine is empty"),
         (["--before", 2**63], "the id is 9223372036854775808"),
     ],
 )
-def test_a_filter_that_cannot_be_is_told_in_a_sentence(gd: Gd, arguments: list[object], message: str) -> None:
+def test_invalid_filters(gd: Gd, arguments: list[object], message: str) -> None:
     assert refused(gd("ls", *arguments)).startswith(message)

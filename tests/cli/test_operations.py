@@ -10,13 +10,13 @@ import pytest
 
 from gen_durable._db import workers
 from gen_durable.testing import Harness
-from tests.cli.conftest import Gd, execute, parsed, refused, told
+from tests.cli.conftest import Gd, execute, output, parsed, refused
 from tests.cli.machines import Checkout
 from tests.operations.test_explain import SERVES
 
 
 def test_workers(gd: Gd, shop: Harness) -> None:
-    assert told(gd("workers")) == (0, "", "no worker is there\n")
+    assert output(gd("workers")) == (0, "", "no workers\n")
     shop._database.run(workers.announce(SERVES, timedelta(hours=1)))
     lines = gd("workers").stdout.splitlines()
     assert lines[0].split() == ["NAME", "STATE", "UP", "SEEN", "VERSION", "SERVES", "MACHINES"]
@@ -27,38 +27,39 @@ def test_workers(gd: Gd, shop: Harness) -> None:
 
 def test_queues(gd: Gd, shop: Harness) -> None:
     shop.insert(Checkout, {})
-    unknown = "notice: no worker, machine or due instance is in queue mail; check the name\n"
-    assert told(gd("queues", "pause", "mail", "--actor", "ann")) == (0, "queue mail is paused\n", unknown)
-    assert told(gd("queues", "pause", "mail", "--actor", "ann")) == (0, "queue mail is paused\n", "")
-    assert told(gd("queues", "set", "mail", "--concurrency", 3)) == (
+    unknown = "warning: no worker serves queue mail\n"
+    assert output(gd("queues", "pause", "mail", "--actor", "ann")) == (0, "queue mail paused\n", unknown)
+    assert output(gd("queues", "set", "mail", "--concurrency", 3)) == (
         0,
-        "queue mail runs 3 in each worker\n",
+        "concurrency of queue mail set to 3 per worker\n",
         "",
     )
     mail = next(each for each in parsed(gd("queues", "--json")) if each["name"] == "mail")
     assert (mail["is_paused"], mail["concurrency"], mail["due"]) == (True, 3, 0)
     assert "paused by ann" in gd("queues").stdout
-    assert told(gd("queues", "set", "mail", "--reset")) == (
+    assert output(gd("queues", "set", "mail", "--reset")) == (
         0,
-        "queue mail runs as each worker was told\n",
+        "concurrency of queue mail reset to that of each worker\n",
         "",
     )
-    assert told(gd("queues", "resume", "mail")) == (0, "queue mail is open\n", "")
+    assert output(gd("queues", "resume", "mail")) == (0, "queue mail resumed\n", "")
     assert gd("queues", "set", "mail").exit_code == 2
     assert "the queue" in refused(gd("queues", "pause", ""))
 
 
 def test_pause_waits_for_confirmations(gd: Gd, shop: Harness) -> None:
-    confirmed = (0, "queue mail is paused, confirmed by every live worker\n", "")
-    assert told(gd("queues", "pause", "mail", "--wait"))[:2] == confirmed[:2]
+    confirmed = (0, "queue mail paused, confirmed by all live workers\n", "")
+    assert output(gd("queues", "pause", "mail", "--wait"))[:2] == confirmed[:2]
     shop._database.run(workers.announce(SERVES, timedelta(hours=1)))
     late = gd("queues", "pause", "mail", "--wait", "--timeout", "200ms")
     assert (late.exit_code, late.stdout) == (3, "")
-    assert late.stderr.startswith("gen-durable: queue 'mail' is paused, but not confirmed by w. Wait longer")
+    assert late.stderr.splitlines()[-1].startswith(
+        "gen-durable: queue 'mail' is paused, but not confirmed by w. Wait longer"
+    )
     said = shop._database.run(workers.pause_queue("mail", None))
     assert said.paused_at is not None
     shop._database.run(workers.announce(SERVES, timedelta(hours=1), paused={"mail": said.paused_at}))
-    assert told(gd("queues", "pause", "mail", "--wait")) == confirmed
+    assert output(gd("queues", "pause", "mail", "--wait"))[:2] == confirmed[:2]
     assert gd("queues", "pause", "mail", "--timeout", "1s").exit_code == 2
 
 
@@ -76,15 +77,15 @@ def test_explain(gd: Gd, shop: Harness, sql: psycopg.Connection[Any]) -> None:
     execute(sql, ref.id)
     explained = parsed(gd("explain", ref.id, "--json"))
     assert [reason["reason"] for reason in explained["reasons"]] == ["executing"]
-    assert refused(gd("explain", 999)).startswith("there is no instance 999; if that is a correlation key:")
-    assert refused(gd("explain", "nobody")) == "there is no instance with correlation key 'nobody'"
+    assert refused(gd("explain", 999)).startswith("no instance has id 999. If it is a correlation key:")
+    assert refused(gd("explain", "nobody")) == "no instance has correlation key 'nobody'"
 
 
 def test_doctor(gd: Gd, shop: Harness, sql: psycopg.Connection[Any]) -> None:
     sql.execute("revoke create on schema public from public")  # as since PostgreSQL 15
-    assert told(gd("doctor")) == (0, "all is well\n", "")
+    assert output(gd("doctor")) == (0, "no problems found\n", "")
     shop.insert(Checkout, {})
-    code, printed, _ = told(gd("doctor"))
+    code, printed, _ = output(gd("doctor"))
     assert code == 1
     assert printed.startswith("problem: no live worker serves queue")
     result = gd("doctor", "--json")
@@ -96,7 +97,7 @@ def test_doctor(gd: Gd, shop: Harness, sql: psycopg.Connection[Any]) -> None:
     assert (result.exit_code, [each["code"] for each in parsed(result)]) == (0, ["queue.paused"])
 
 
-def test_the_doctor_tells_of_a_schema_that_is_not_there(gd: Gd) -> None:
+def test_doctor_finds_a_missing_schema(gd: Gd) -> None:
     result = gd("doctor", "--schema", "nowhere", "--json")
     assert (result.exit_code, parsed(result)[0]["code"]) == (1, "schema.version")
 
@@ -105,11 +106,11 @@ def test_the_doctor_tells_of_a_schema_that_is_not_there(gd: Gd) -> None:
     ("options", "said"),
     [
         ([], "Missing argument 'TARGET'"),
-        (["--no-queues", "--queue", "a=1"], "--no-queues serves none"),
+        (["--no-queues", "--queue", "a=1"], "--no-queues excludes --queue and --prefix"),
         (["--no-queues", "--health", "nowhere"], "health must be a port or host:port"),
     ],
 )
-def test_a_worker_that_cannot_be(gd: Gd, options: list[str], said: str) -> None:
+def test_worker_usage_errors(gd: Gd, options: list[str], said: str) -> None:
     result = gd("worker", *options)
     assert result.exit_code == 2
     assert said in result.stderr

@@ -25,7 +25,7 @@ from gen_durable.errors import SettingsError
     ("text", "name", "concurrency"),
     [("default=10", "default", 10), ("a=b=3", "a=b", 3), ("mail", "mail", 10)],
 )
-def test_a_queue_is_a_name_and_a_number(text: str, name: str, concurrency: int) -> None:
+def test_queue_option(text: str, name: str, concurrency: int) -> None:
     assert queue(text) == (name, Queue(concurrency=concurrency))
 
 
@@ -33,7 +33,7 @@ def test_a_queue_is_a_name_and_a_number(text: str, name: str, concurrency: int) 
     ("text", "name", "concurrency"),
     [("billing.", "billing.", 10), ("media.=20", "media.", 20), ("a=b.", None, 0)],
 )
-def test_a_prefix_is_a_namespace_and_perhaps_a_number(text: str, name: str | None, concurrency: int) -> None:
+def test_prefix_option(text: str, name: str | None, concurrency: int) -> None:
     if name is None:
         with pytest.raises(click.BadParameter, match=r"for example billing\. or media\.=20"):
             prefix(text)
@@ -45,11 +45,11 @@ def test_a_prefix_is_a_namespace_and_perhaps_a_number(text: str, name: str | Non
     ("text", "value"),
     [("42", 42), ("0042", 42), ("order:42", "order:42"), ("4_2", "4_2"), ("-1", "-1"), ("٤٢", "٤٢")],
 )
-def test_a_target_of_digits_is_an_id(text: str, value: int | str) -> None:
+def test_target_of_digits_is_an_id(text: str, value: int | str) -> None:
     assert target(text) == value
 
 
-def test_a_moment_is_iso_with_an_offset() -> None:
+def test_time_is_iso_8601_with_offset() -> None:
     assert moment("2026-01-31T09:00Z") == datetime(2026, 1, 31, 9, tzinfo=UTC)
     assert moment("2026-01-31 10:00:00+01:00") == datetime(2026, 1, 31, 9, tzinfo=UTC)
     assert moment_or_age("1h30m") == timedelta(minutes=90)
@@ -65,12 +65,12 @@ def test_a_moment_is_iso_with_an_offset() -> None:
 
 
 @pytest.mark.parametrize("text", ["=3", "default=", "default=0", "default=-1", "default=many", "=", ""])
-def test_a_queue_that_cannot_be_is_refused(text: str) -> None:
+def test_invalid_queue_option(text: str) -> None:
     with pytest.raises(click.BadParameter, match="for example default=10"):
         queue(text)
 
 
-def test_a_duration_that_is_none_is_refused() -> None:
+def test_invalid_duration() -> None:
     with pytest.raises(click.BadParameter, match="write for example 90s"):
         duration("90")
 
@@ -81,7 +81,7 @@ def test_every_setting_is_an_option_of_the_worker() -> None:
     assert {"--" + name.replace("_", "-") for name in fields} <= options
 
 
-def test_the_help_of_a_setting_says_what_it_is() -> None:
+def test_help_of_settings_is_their_docstring() -> None:
     context = click.Context(worker)
     shown = {each.name: (each.get_help_record(context) or ("", ""))[1] for each in worker.params}
     for field in msgspec.structs.fields(Settings):
@@ -98,7 +98,7 @@ def test_the_help_of_a_setting_says_what_it_is() -> None:
     assert shown["gc"].endswith("at least one worker should. Default: --gc.")
 
 
-def test_an_option_that_was_not_given_leaves_the_environment_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_option_keeps_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GEN_DURABLE_THREADS", "7")
     settings = load_settings(
         None, {"threads": None, "lease": timedelta(seconds=2), "heartbeat": timedelta(seconds=1)}
@@ -106,14 +106,14 @@ def test_an_option_that_was_not_given_leaves_the_environment_alone(monkeypatch: 
     assert (settings.threads, settings.lease) == (7, timedelta(seconds=2))
 
 
-def test_settings_that_contradict_each_other_are_refused() -> None:
+def test_contradicting_settings() -> None:
     with pytest.raises(SettingsError, match=r"settings\.heartbeat"):
         load_settings(None, {"lease": timedelta(seconds=2), "heartbeat": timedelta(seconds=2)})
 
 
-def test_help_tells_the_choices_and_what_is_left_out() -> None:
-    told = " ".join(worker.get_help(click.Context(worker)).split())
-    assert "at most half of the lease. Default: a third of each lease." in told
-    assert "--executions [all|failures|off] Which executions are recorded" in told
-    assert "--pooler [none|transaction] Connection pooler in front of PostgreSQL" in told
-    assert "Default: ." not in told
+def test_help_of_settings_shows_choices_and_defaults() -> None:
+    output = " ".join(worker.get_help(click.Context(worker)).split())
+    assert "at most half of the lease. Default: a third of each lease." in output
+    assert "--executions [all|failures|off] Which executions are recorded" in output
+    assert "--pooler [none|transaction] Connection pooler in front of PostgreSQL" in output
+    assert "Default: ." not in output

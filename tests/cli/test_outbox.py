@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from gen_durable.testing import Harness
-from tests.cli.conftest import Gd, parsed, refused, told
+from tests.cli.conftest import Gd, output, parsed, refused
 from tests.outbox.machines import Teller
 
 
@@ -30,7 +30,7 @@ def test_ls(gd: Gd) -> None:
         "cannot list events: no live instance"
     )
     assert parsed(gd("outbox", "ls", "--state", "dead", "--json")) == []
-    lines = told(gd("outbox", "ls", "--limit", "1"))[1].splitlines()
+    lines = output(gd("outbox", "ls", "--limit", "1"))[1].splitlines()
     assert lines[0].split() == [
         "NUMBER",
         "EVENT",
@@ -53,10 +53,10 @@ def test_ls_shows_retries_and_when_an_event_expires(gd: Gd, sql: Any) -> None:
         " next_at = now() + interval '5 min' where id = 6"
     )
     sql.execute("update gen_durable.outbox set dead_at = now(), last_error = 'no' where id = 5")
-    lines = told(gd("outbox", "ls", "--limit", "2", "--retention-pending", "2d"))[1].splitlines()
+    lines = output(gd("outbox", "ls", "--limit", "2", "--retention-pending", "2d"))[1].splitlines()
     assert lines[1].endswith("503")
     assert "  3         1d " in lines[1]
-    assert "next try in 4m59s; expires in 23h59m; 503" in lines[1]
+    assert "next attempt in 4m59s; expires in 23h59m; 503" in lines[1]
     assert lines[2].split()[7:] == ["the", "end", "no"]
     pending, dead = parsed(gd("outbox", "ls", "--limit", "2", "--json"))
     assert pending["expires_at"] > pending["created_at"]
@@ -66,8 +66,8 @@ def test_ls_shows_retries_and_when_an_event_expires(gd: Gd, sql: Any) -> None:
 @pytest.mark.usefixtures("full")
 def test_ls_names_the_failed_event_that_an_event_waits_for(gd: Gd, sql: Any) -> None:
     sql.execute("update gen_durable.outbox set attempts = 1, last_error = '503' where id = 2")
-    lines = told(gd("outbox", "ls"))[1].splitlines()
-    notes = {line.split()[1]: "waits for 1:1:2" in line for line in lines[1:]}
+    lines = output(gd("outbox", "ls"))[1].splitlines()
+    notes = {line.split()[1]: "waiting for 1:1:2" in line for line in lines[1:]}
     later = {"1:1:3": True, "1:2:1": True}
     other_sink_or_instance = {"1:1:4": False, "2:1:1": False}
     assert notes == {"1:1:1": False, "1:1:2": False, **later, **other_sink_or_instance}
@@ -77,8 +77,8 @@ def test_ls_names_the_failed_event_that_an_event_waits_for(gd: Gd, sql: Any) -> 
 def test_replay(gd: Gd, sql: Any) -> None:
     sql.execute("update gen_durable.outbox set dead_at = now(), last_error = 'no' where id <= 2")
     sql.execute("update gen_durable.outbox set published_at = now() where id = 3")
-    assert "which events?" in refused(gd("outbox", "replay"))
-    assert "say --yes" in refused(gd("outbox", "replay", "--dead"))
+    assert "give either event numbers or --dead" in refused(gd("outbox", "replay"))
+    assert "Add --yes" in refused(gd("outbox", "replay", "--dead"))
     assert parsed(gd("outbox", "replay", 3, 4, "--json")) == {"replayed": 1}
-    assert told(gd("outbox", "replay", "--dead", "--yes"))[1] == "2 will be published again\n"
+    assert output(gd("outbox", "replay", "--dead", "--yes"))[1] == "2 events will be published again\n"
     assert {event["state"] for event in parsed(gd("outbox", "ls", "--json"))} == {"pending"}

@@ -79,7 +79,7 @@ GOOD = Evidence(
 )
 
 
-def test_a_story_that_went_well_holds() -> None:
+def test_all_checks_hold() -> None:
     assert [check.claim for check in checks(GOOD)] == [
         "2 checkouts inserted, 2 done: nothing lost",
         "4 parcels, exactly 2 for each checkout: no fan-out ran twice",
@@ -151,6 +151,6 @@ def test_a_story_that_went_well_holds() -> None:
         ),
     ],
 )
-def test_each_kind_of_fault_is_found(changed: dict[str, Any], fault: str) -> None:
+def test_each_check_finds_its_fault(changed: dict[str, Any], fault: str) -> None:
     found = checks(msgspec.structs.replace(GOOD, **changed))
     assert fault in [fault for check in found for fault in check.faults]

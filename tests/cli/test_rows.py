@@ -20,15 +20,15 @@ from gen_durable.instance import Status
         (timedelta(days=400, hours=5, minutes=59), "400d5h"),
     ],
 )
-def test_an_age_has_two_units(age: timedelta, text: str) -> None:
+def test_age_text(age: timedelta, text: str) -> None:
     assert age_text(age) == text
 
 
-def test_a_line_stays_a_line() -> None:
+def test_control_characters_are_escaped() -> None:
     assert clean("a\n\x1b[31mb\tc\x9b\u2028\u202ed é 漢") == "a\\n\\x1b[31mb\\tc\\x9b\\u2028\\u202ed é 漢"
 
 
-def test_a_key_that_is_no_text_is_escaped() -> None:
+def test_binary_key_is_escaped() -> None:
     assert (key_text(None), key_text("ü".encode()), key_text(b"\xff")) == (None, "ü", "\\xff")
 
 

@@ -12,7 +12,7 @@ COUNTS = Counts(checkouts=300, parcels=900, paid=120, shipped=88, done=21, execu
 SUMMARY = [Check("nothing lost", ()), Check("nothing twice", ("checkout 7 [twice]",))]
 
 
-def test_without_a_terminal_there_are_plain_lines(capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_terminal_lines_are_plain(capsys: pytest.CaptureFixture[str]) -> None:
     with PlainScreen() as screen:
         screen.say("worker 1 got a SIGKILL")
         screen.show(COUNTS)
@@ -27,7 +27,7 @@ def test_without_a_terminal_there_are_plain_lines(capsys: pytest.CaptureFixture[
     ]
 
 
-def test_on_a_terminal_there_are_bars() -> None:
+def test_terminal_screen_shows_bars() -> None:
     console = Console(file=io.StringIO(), force_terminal=True, width=100, color_system=None)
     with TerminalScreen(console) as screen:
         screen.say("worker 1 got a SIGKILL [pid 7]")

@@ -59,19 +59,19 @@ def names(target: str) -> list[str]:
 
 
 @pytest.mark.parametrize("place", ["app.py", "app"])
-def test_a_file_stands_for_the_machines_written_in_it(place: str) -> None:
+def test_file_means_the_machines_it_defines(place: str) -> None:
     assert names(place) == ["First", "Second"]
 
 
 @pytest.mark.parametrize("place", ["app.py", "app", "./app.py"])
-def test_a_name_stands_for_what_it_holds(place: str) -> None:
+def test_target_names_a_variable(place: str) -> None:
     assert names(f"{place}:First") == ["First"]
     assert names(f"{place}:both") == ["First", "Second"]
     assert names(f"{place}:Imported") == ["Imported"]
     assert isinstance(load(f"{place}:worker"), Worker)
 
 
-def test_a_file_of_a_package_is_imported_as_part_of_it(directory: Path) -> None:
+def test_file_of_a_package_is_imported_as_its_module(directory: Path) -> None:
     package = directory / "shop"
     package.mkdir()
     (package / "__init__.py").write_text("")
@@ -81,13 +81,13 @@ def test_a_file_of_a_package_is_imported_as_part_of_it(directory: Path) -> None:
     assert names("shop.app:machines") == ["Imported"]
 
 
-def test_a_file_elsewhere_finds_its_neighbours(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_file_imports_modules_of_its_directory(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (directory / "elsewhere").mkdir()
     monkeypatch.chdir(directory / "elsewhere")
     assert names("../app.py") == ["First", "Second"]
 
 
-def test_a_file_named_like_a_module_of_python_hides_nothing(directory: Path) -> None:
+def test_file_does_not_hide_a_standard_module(directory: Path) -> None:
     import queue
 
     (directory / "queue.py").write_text(NEIGHBOUR)
@@ -98,47 +98,47 @@ def test_a_file_named_like_a_module_of_python_hides_nothing(directory: Path) -> 
 @pytest.mark.parametrize(
     ("target", "message"),
     [
-        ("missing.py", r"there is no file .*missing\.py"),
-        ("missing.module", r"there is no module missing\.module, seen from "),
-        ("app.missing:x", r"there is no module app\.missing"),
+        ("missing.py", r"file .*missing\.py does not exist"),
+        ("missing.module", r"module missing\.module not found from "),
+        ("app.missing:x", r"module app\.missing not found"),
         ("app.py:wroker", "app.py has no 'wroker'; did you mean 'worker'?"),
-        ("app.py:nothing", "app.py:nothing is empty; give a machine"),
-        ("app.py:number", "app.py:number is or holds a int; give a machine"),
-        ("app.py:mixed", "app.py:mixed is or holds a str; give a machine"),
+        ("app.py:nothing", "app.py:nothing is empty. Give a machine"),
+        ("app.py:number", "app.py:number contains a value of type int. Give a machine"),
+        ("app.py:mixed", "app.py:mixed contains a value of type str. Give a machine"),
     ],
 )
-def test_what_cannot_be_run_is_told_in_a_sentence(target: str, message: str) -> None:
+def test_invalid_targets(target: str, message: str) -> None:
     with pytest.raises(Failure, match=message) as raised:
         load(target)
     assert "\n" not in raised.value.message
 
 
-def test_a_file_without_machines_is_refused(directory: Path) -> None:
+def test_file_without_machines(directory: Path) -> None:
     (directory / "empty.py").write_text("from neighbour import Imported\n")
     with pytest.raises(
-        Failure, match=r"empty\.py defines no machine; name what holds them: empty\.py:machines"
+        Failure, match=r"empty\.py defines no machine. If a variable holds them, name it: empty\.py:machines"
     ):
         load("empty.py")
 
 
-def test_an_error_in_the_users_file_is_shown_with_the_users_lines_only(directory: Path) -> None:
+def test_import_error_shows_only_user_frames(directory: Path) -> None:
     (directory / "broken.py").write_text("def fail():\n    return 1 / 0\n\nfail()\n")
     with pytest.raises(Failure) as raised:
         load("broken.py")
-    assert raised.value.message.startswith("broken.py cannot be imported\nTraceback")
+    assert raised.value.message.startswith("broken.py cannot be imported:\nTraceback")
     assert raised.value.message.endswith("ZeroDivisionError: division by zero")
     assert "targets.py" not in raised.value.message
     assert "importlib" not in raised.value.message
 
 
-def test_a_missing_dependency_of_the_users_file_is_not_a_missing_target(directory: Path) -> None:
+def test_missing_dependency_of_a_target(directory: Path) -> None:
     (directory / "needy.py").write_text("import something_that_nobody_has\n")
     for target in ("needy.py", "needy"):
         with pytest.raises(Failure, match="No module named 'something_that_nobody_has'"):
             load(target)
 
 
-def test_a_machine_that_is_written_wrongly_says_so_itself(directory: Path) -> None:
+def test_definition_error_is_shown(directory: Path) -> None:
     (directory / "wrong.py").write_text(
         "from gen_durable import Machine, step\nclass Wrong(Machine[int, int]):\n    @step\n    def run(self): ...\n"
     )

@@ -49,7 +49,7 @@ def on_a_terminal(durable_dsn: str, monkeypatch: pytest.MonkeyPatch) -> Terminal
     return call
 
 
-def test_a_list_is_a_table_in_colours_that_fits(shop: Harness, on_a_terminal: Terminal) -> None:
+def test_terminal_table_fits_the_screen(shop: Harness, on_a_terminal: Terminal) -> None:
     shop.insert(Checkout, {}, correlation_key="[red]" + "x" * 200)
     shop.drain()
     code, seen = on_a_terminal("ls")
@@ -62,33 +62,37 @@ def test_a_list_is_a_table_in_colours_that_fits(shop: Harness, on_a_terminal: Te
     assert max(map(len, lines)) <= 100
 
 
-def test_who_waits_sees_what_happens(shop: Harness, on_a_terminal: Terminal) -> None:
+def test_wait_shows_progress_on_a_terminal(shop: Harness, on_a_terminal: Terminal) -> None:
     shop.insert(Checkout, {})
     shop.drain()
     code, seen = on_a_terminal("wait", "1", "--timeout", "700ms")
     assert code == 3
     plain = COLOURS.sub("", seen)
-    assert "Checkout 1 is awaiting_signal at step 'ship': for payment" in plain.split("still")[0]
-    assert plain.rstrip().endswith("Checkout 1 is still awaiting_signal at step 'ship': for payment")
+    assert (
+        "Checkout 1 is awaiting_signal at step 'ship': waiting for signal payment" in plain.split("still")[0]
+    )
+    assert plain.rstrip().endswith(
+        "Checkout 1 is still awaiting_signal at step 'ship': waiting for signal payment"
+    )
 
 
-def test_a_question_is_answered(shop: Harness, on_a_terminal: Terminal) -> None:
+def test_confirmation_on_a_terminal(shop: Harness, on_a_terminal: Terminal) -> None:
     shop.insert(Checkout, {})
     shop.insert(Checkout, {})
     code, seen = on_a_terminal("cancel", "1", "2", answer="y\n")
     assert code == 0
     assert "Cancel 2 instances (2 Checkout runnable)? [y/N]:" in seen
-    assert "1 is cancelled" in seen
+    assert "1: cancelled" in seen
 
 
-def test_json_is_indented(shop: Harness, on_a_terminal: Terminal) -> None:
+def test_json_is_indented_on_a_terminal(shop: Harness, on_a_terminal: Terminal) -> None:
     shop.insert(Checkout, {"a": 1})
     code, seen = on_a_terminal("show", "1", "--json")
     assert code == 0
     assert '\r\n  "machine": "Checkout",\r\n' in seen
 
 
-def test_much_work_has_a_bar(shop: Harness, on_a_terminal: Terminal) -> None:
+def test_progress_bar_for_many_instances(shop: Harness, on_a_terminal: Terminal) -> None:
     shop.insert_all([Spec(Checkout, {}) for _ in range(1200)])
     code, seen = on_a_terminal("cancel", "--where", "machine=Checkout", "--yes")
     assert code == 0

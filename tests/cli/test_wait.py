@@ -13,40 +13,40 @@ from gen_durable._db.failures import StatementError
 from gen_durable._db.plan import Plan, Row
 from gen_durable._runtime import waiting
 from gen_durable.testing import Harness
-from tests.cli.conftest import Gd, parsed, refused, told
+from tests.cli.conftest import Gd, output, parsed, refused
 from tests.cli.machines import BIG, Checkout, Parcel
 
 
 @pytest.mark.clause("CLI-4")
-def test_done_is_zero_and_prints_the_result(gd: Gd, shop: Harness) -> None:
+def test_done_exits_with_0_and_prints_the_result(gd: Gd, shop: Harness) -> None:
     shop.insert(Checkout, {"order": 1}, correlation_key="order:1")
     shop.signal(1, "payment", BIG)
     shop.drain()
-    assert told(gd("wait", 1)) == (0, f'{{"paid": {BIG}, "order": 1}}\n', "")
-    assert told(gd("wait", "order:1", "--timeout", "0s"))[0] == 0
+    assert output(gd("wait", 1)) == (0, f'{{"paid": {BIG}, "order": 1}}\n', "")
+    assert output(gd("wait", "order:1", "--timeout", "0s"))[0] == 0
     found = parsed(gd("wait", 1, "--json"))
     assert (found["status"], found["result"]["paid"]) == ("done", BIG)
 
 
 @pytest.mark.clause("CLI-4")
-def test_failed_and_cancelled_are_one(gd: Gd, shop: Harness) -> None:
+def test_failed_and_cancelled_exit_with_1(gd: Gd, shop: Harness) -> None:
     shop.insert(Parcel, -1)
     shop.insert(Checkout, {})
     shop.cancel(2)
     shop.drain()
     failed = gd("wait", 1)
-    assert told(failed) == (1, "", "Parcel 1 is failed at step 'pack': ValueError: lost\\nin the post\n")
-    assert told(gd("wait", 2)) == (1, "", "Checkout 2 is cancelled at step 'start'\n")
+    assert output(failed) == (1, "", "Parcel 1 is failed at step 'pack': ValueError: lost\\nin the post\n")
+    assert output(gd("wait", 2)) == (1, "", "Checkout 2 is cancelled at step 'start'\n")
     as_json = gd("wait", 2, "--json")
     assert (as_json.exit_code, '"status":"cancelled"' in as_json.stdout) == (1, True)
 
 
 @pytest.mark.clause("CLI-4")
-def test_a_timeout_is_three(gd: Gd, shop: Harness) -> None:
+def test_timeout_exits_with_3(gd: Gd, shop: Harness) -> None:
     shop.insert(Checkout, {})
     began = time.monotonic()
     late = gd("wait", 1, "--timeout", "300ms")
-    assert told(late) == (3, "", "Checkout 1 is still runnable at step 'start'\n")
+    assert output(late) == (3, "", "Checkout 1 is still runnable at step 'start'\n")
     assert 0.3 <= time.monotonic() - began < 3
 
 
@@ -54,11 +54,15 @@ def test_until_parked_returns_at_an_await(gd: Gd, shop: Harness) -> None:
     shop.insert(Checkout, {})
     shop.drain()
     parked = gd("wait", 1, "--until", "parked")
-    assert told(parked) == (0, "", "Checkout 1 is awaiting_signal at step 'ship': for payment\n")
+    assert output(parked) == (
+        0,
+        "",
+        "Checkout 1 is awaiting_signal at step 'ship': waiting for signal payment\n",
+    )
     assert gd("wait", 1, "--timeout", "50ms").exit_code == 3
 
 
-def test_it_waits_for_what_has_yet_to_happen(gd: Gd, shop: Harness) -> None:
+def test_wait_for_a_running_instance(gd: Gd, shop: Harness) -> None:
     shop.insert(Checkout, {})
     cancelling = threading.Timer(0.3, shop.cancel, [1])
     cancelling.start()
@@ -66,9 +70,7 @@ def test_it_waits_for_what_has_yet_to_happen(gd: Gd, shop: Harness) -> None:
     cancelling.join()
 
 
-def test_a_database_that_goes_away_is_waited_for(
-    gd: Gd, shop: Harness, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_wait_survives_a_database_outage(gd: Gd, shop: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
     shop.insert(Parcel, 1)
     shop.drain()
     errors = iter([StatementError("", "the server closed the connection")])
@@ -84,7 +86,7 @@ def test_a_database_that_goes_away_is_waited_for(
     assert next(errors, None) is None
 
 
-def test_unknown_target_is_an_error(gd: Gd) -> None:
-    assert refused(gd("wait", 9)).startswith("there is no instance 9; if that is a correlation key: ")
+def test_unknown_instance(gd: Gd) -> None:
+    assert refused(gd("wait", 9)).startswith("no instance has id 9. If it is a correlation key: ")
     assert gd("wait", 9, "--until", "never").exit_code == 2
     assert gd("wait", 9, "--timeout", "5").exit_code == 2

@@ -43,7 +43,7 @@ log = logging.getLogger("shop")
 class Hello(Machine[int, int]):
     @step
     async def run(self, ctx: Context[int]) -> Outcome[int]:
-        log.debug("not told")
+        log.debug("not shown")
         log.info("hello %d", ctx.state)
         os.kill(os.getpid(), signal.SIGTERM)
         await asyncio.sleep(0.5)
@@ -67,7 +67,7 @@ def schema() -> Iterator[str]:
 
 
 def until_it_is_told(stop: signal.Signals, errors: Path, *arguments: str) -> tuple[int, str, str]:
-    """`gen-durable worker …`, told to stop when it has said a line: its exit code, and all that it said."""
+    """Run `gen-durable worker …`, stop it after its first line, and return exit code, stdout and stderr."""
     ours, its = os.pipe()
     process = start("worker", *arguments, output=its, errors=errors)
     with os.fdopen(ours, encoding="utf-8") as output:
@@ -78,31 +78,31 @@ def until_it_is_told(stop: signal.Signals, errors: Path, *arguments: str) -> tup
 
 
 @pytest.mark.clause("CLI-5")
-def test_it_says_one_line_and_ends_when_it_is_told_to(app: Path, schema: str, tmp_path: Path) -> None:
+def test_start_line_and_graceful_stop(app: Path, schema: str, tmp_path: Path) -> None:
     for stop in (signal.SIGTERM, signal.SIGINT):
         code, said, errors = until_it_is_told(
             stop, tmp_path / "errors", str(app), "--queue", "default=4", "--schema", schema
         )
         assert said.startswith("gen-durable "), stop
         assert "Hello v3, mail v1" in said, stop
-        assert said.endswith("queues default=4; leaves queue mail to other workers\n"), stop
+        assert said.endswith("queues default=4; queue mail left to other workers\n"), stop
         assert (code, said.count("\n"), errors) == (0, 1, ""), stop
 
 
 @pytest.mark.parametrize(
     ("queue", "hint"), [("defualt=3", "; did you mean 'default'?"), ("x=3", ""), ("mail=3", None)]
 )
-def test_a_queue_of_none_of_its_machines_is_warned_of(
+def test_queue_without_machines_warns(
     app: Path, schema: str, tmp_path: Path, queue: str, hint: str | None
 ) -> None:
     code, said, errors = until_it_is_told(
         signal.SIGTERM, tmp_path / "errors", str(app), "--queue", queue, "--schema", schema
     )
-    warning = "WARNING this worker serves none of the queues of its machines (default, mail)"
+    warning = "WARNING worker serves none of the queues of its machines (default, mail)"
     assert (code, said.count("\n")) == (0, 1)
     assert errors.partition(" WARNING")[2] == ("" if hint is None else f"{warning}{hint}\n"[7:])
     others = "queue default" if hint is None else "queues default, mail"
-    assert said.endswith(f"; leaves {others} to other workers\n")
+    assert said.endswith(f"; {others} left to other workers\n")
 
 
 def log_of_a_run(tmp_path: Path, app: str, dsn: str, *options: str) -> list[str]:
@@ -123,18 +123,14 @@ def log_of_a_run(tmp_path: Path, app: str, dsn: str, *options: str) -> list[str]
 STOPPING = "stopping: 1 step is running, waiting up to 25s; a second signal skips the wait"
 
 
-def test_what_is_logged_is_shown_with_time_and_level(
-    durable: Harness, durable_dsn: str, tmp_path: Path
-) -> None:
+def test_log_lines_have_time_and_level(durable: Harness, durable_dsn: str, tmp_path: Path) -> None:
     hello, stopping = log_of_a_run(tmp_path, TALKATIVE, durable_dsn)
     assert re.fullmatch(rf"{TIME} INFO \[Hello 1 run 1\] hello 7", hello)
     assert re.fullmatch(rf"{TIME} WARNING {STOPPING}", stopping)
     durable.assert_done(1, 7)
 
 
-def test_the_log_of_the_application_is_left_as_it_is(
-    durable: Harness, durable_dsn: str, tmp_path: Path
-) -> None:
+def test_logging_of_the_application_is_kept(durable: Harness, durable_dsn: str, tmp_path: Path) -> None:
     for number, set_up in enumerate(
         [
             "logging.basicConfig(format='own %(message)s')",
@@ -145,11 +141,11 @@ def test_the_log_of_the_application_is_left_as_it_is(
         assert said == [f"{'' if number else 'own '}{STOPPING}"]
 
 
-def test_every_process_has_a_log(durable: Harness, durable_dsn: str, tmp_path: Path) -> None:
+def test_every_process_logs(durable: Harness, durable_dsn: str, tmp_path: Path) -> None:
     said = log_of_a_run(tmp_path, TALKATIVE.replace("getpid", "getppid"), durable_dsn, "--processes", "2")
     # Whether both of them were ready before the end came is left open.
-    told = [re.sub(rf"{TIME} ", "", line) for line in said if " is worker " not in line]
-    assert told == ["INFO [Hello 1 run 1] hello 7", f"WARNING {STOPPING}"]
+    output = [re.sub(rf"{TIME} ", "", line) for line in said if " is worker " not in line]
+    assert output == ["INFO [Hello 1 run 1] hello 7", f"WARNING {STOPPING}"]
 
 
 @pytest.mark.clause("CLI-5", "ROUTE-2")
@@ -160,13 +156,13 @@ def test_every_process_has_a_log(durable: Harness, durable_dsn: str, tmp_path: P
             ["--prefix", "ma", "--prefix", "media.=20"],
             "mail v1",
             ", prefixes ma=10, media.=20\n",
-            "begins with 'media.'; what is inserted under it fails as no_handler_registered (--on-unknown leave leaves",
+            "has prefix 'media.'; its instances fail as no_handler_registered (to leave them",
         ),
         (
             ["--prefix", "x", "--on-unknown", "leave"],
             "no machine",
             ", prefixes x=10\n",
-            "is left to other workers",
+            "its instances are left to other workers",
         ),
         (["--prefix", "Hel"], "Hello v3", ", prefixes Hel=10\n", ""),
         (
@@ -177,7 +173,7 @@ def test_every_process_has_a_log(durable: Harness, durable_dsn: str, tmp_path: P
         ),
     ],
 )
-def test_it_says_which_namespaces_it_owns(
+def test_start_line_names_prefixes(
     app: Path, durable_dsn: str, tmp_path: Path, options: list[str], machines: str, end: str, warning: str
 ) -> None:
     code, line, errors = until_it_is_told(
@@ -192,9 +188,7 @@ def test_it_says_which_namespaces_it_owns(
 
 @pytest.mark.clause("ROUTE-7", "ROUTE-8")
 @pytest.mark.parametrize("option", [[], ["--on-unknown", "fail"], ["--on-unknown", "leave"]])
-def test_what_nobody_knows_in_a_namespace_fails_or_is_left(
-    app: Path, durable: Harness, durable_dsn: str, tmp_path: Path, option: list[str]
-) -> None:
+def test_on_unknown(app: Path, durable: Harness, durable_dsn: str, tmp_path: Path, option: list[str]) -> None:
     with psycopg.connect(durable_dsn) as connection:
         connection.execute("select gen_durable.insert('mail', '7', step => 'run', queue => 'elsewhere')")
         connection.execute("select gen_durable.insert('mail.new.v1', step => 'run')")
@@ -221,7 +215,7 @@ def test_what_nobody_knows_in_a_namespace_fails_or_is_left(
         durable.assert_failed(2, match="^no_handler_registered")
 
 
-def test_an_unreachable_database_is_told_in_a_few_lines(app: Path) -> None:
+def test_unreachable_database(app: Path) -> None:
     dsn = "postgresql://app:s3:cret@127.0.0.1:1/shop"
     failed = CliRunner().invoke(root, ["worker", str(app), "--dsn", dsn])
     assert (failed.exit_code, failed.stdout) == (2, "")
@@ -233,10 +227,10 @@ def test_an_unreachable_database_is_told_in_a_few_lines(app: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["nowhere.py"], "there is no file"),
+        (["nowhere.py"], "nowhere.py does not exist"),
         (
             ["{app}:worker", "--threads", "3"],
-            "is a Worker and has its settings in the code; leave the options out",
+            "is a Worker, which has its settings in the code. Remove the options.",
         ),
         (["{app}", "--queue", "a=1", "--queue", "a=2"], "a queue is given twice"),
         (
@@ -244,12 +238,12 @@ def test_an_unreachable_database_is_told_in_a_few_lines(app: Path) -> None:
             "settings.heartbeat must be at most half of settings.lease",
         ),
         (["{app}", "--prefix", "a.", "--prefix", "a.=2"], "a prefix is given twice"),
-        (["{app}:worker", "--prefix", "a."], "is a Worker and has its settings in the code"),
-        (["{app}:worker", "--on-unknown", "leave"], "is a Worker and has its settings in the code"),
+        (["{app}:worker", "--prefix", "a."], "is a Worker, which has its settings in the code"),
+        (["{app}:worker", "--on-unknown", "leave"], "is a Worker, which has its settings in the code"),
         (["{app}", "--settings", "nowhere.toml"], "nowhere.toml cannot be read"),
     ],
 )
-def test_a_wrong_call_is_told_in_a_sentence(app: Path, arguments: list[str], message: str) -> None:
+def test_usage_errors(app: Path, arguments: list[str], message: str) -> None:
     refused = CliRunner().invoke(root, ["worker", *(each.format(app=app) for each in arguments)])
     assert refused.exit_code == 2
     assert message in refused.stderr
@@ -257,7 +251,7 @@ def test_a_wrong_call_is_told_in_a_sentence(app: Path, arguments: list[str], mes
     assert refused.stderr.count("\n") == 1
 
 
-def test_a_wrong_option_is_told_with_the_usage(app: Path) -> None:
+def test_wrong_option_shows_usage(app: Path) -> None:
     refused = CliRunner().invoke(root, ["worker", str(app), "--lease", "2"])
     assert refused.exit_code == 2
     assert "'2' is not a duration; write for example 90s" in refused.stderr

@@ -12,7 +12,7 @@ from gen_durable.cli.root import root
 @pytest.mark.parametrize(
     ("command", "said"),
     [
-        (["rm", "tenant"], "there is no limit 'tenant'"),
+        (["rm", "tenant"], "limit 'tenant' does not exist"),
         (["set", "crm=fast"], "crm=fast"),
     ],
 )

@@ -6,18 +6,33 @@ has to retry.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from ..errors import UsageError
-from . import statement_retry
+from . import snapshots, statement_retry
 from .failures import StatementError
 from .plan import Call, Plan, Row, Rows, statements
 from .sqlstates import KEY_TAKEN
 
-__all__ = ["cancel", "delete", "deleted_with_key", "live_children", "restore", "retry", "unfinished_children"]
+__all__ = [
+    "cancel",
+    "delete",
+    "deleted_with_key",
+    "in_batches",
+    "live_children",
+    "matching_ids",
+    "restore",
+    "retry",
+    "unfinished_children",
+]
 
 _SQL = statements("control.sql")
 _TRIES = 5
+_BATCH = 500  # instances per statement of a bulk change
+_PAGE = 10_000  # ids per statement that reads them
+
+T = TypeVar("T")
 
 
 def cancel(
@@ -54,6 +69,40 @@ def retry(
             ids, _SQL["retry"](ids=ids, state=state, reason=reason, actor=actor), is_alone=is_alone
         )
     )
+
+
+def in_batches(
+    ids: Sequence[int],
+    change: Callable[[Sequence[int]], Plan[Sequence[T]]],
+    on_changed: Callable[[Sequence[T]], object],
+    on_refused: Callable[[int, UsageError], object] | None = None,
+) -> Plan[None]:
+    """Run a bulk change over any number of instances, in their order.
+
+    A change fails as a whole if another instance has one of the keys: such a batch is halved until only the refused
+    instances are left out.
+    """
+    batches = [ids[start : start + _BATCH] for start in range(0, len(ids), _BATCH)][::-1]
+    while batches:
+        batch = batches.pop()
+        try:
+            changed = yield from change(batch)
+        except UsageError as error:
+            if half := len(batch) // 2:
+                batches += [batch[half:], batch[:half]]
+            elif on_refused is not None:
+                on_refused(batch[0], error)
+        else:
+            on_changed(changed)
+
+
+def matching_ids(wanted: snapshots.Filter, before: int | None = None) -> Plan[list[int]]:
+    """Read the ids of all matching instances, newest first."""
+    ids: list[int] = []
+    while page := (yield from snapshots.ids(wanted, _PAGE, before)):
+        ids += page
+        before = page[-1]
+    return ids
 
 
 def live_children(ids: Sequence[int]) -> Plan[list[int]]:

@@ -1,4 +1,4 @@
-"""The command line: `gen-durable`. Its libraries are an extra, so nothing else of the package imports this."""
+"""The command line, `gen-durable`. Its dependencies are the extra `cli`, so no other part of the package imports it."""
 
 from __future__ import annotations
 
@@ -14,6 +14,6 @@ def main() -> None:
     except ModuleNotFoundError as error:
         if error.name not in ("click", "rich"):
             raise
-        print(f"gen-durable needs {error.name}; run: pip install 'gen_durable[cli]'", file=sys.stderr)
+        print(f"gen-durable needs {error.name}. Run: pip install 'gen_durable[cli]'", file=sys.stderr)
         sys.exit(2)
     root(prog_name="gen-durable")

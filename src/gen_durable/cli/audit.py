@@ -1,4 +1,4 @@
-"""`gen-durable audit ls | level`: what has happened to an instance, and how much of that is written."""
+"""`gen-durable audit ls | level`: the audit log and its level."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 @click.group(cls=ListGroup)
 def audit() -> None:
-    """Look at what has happened to an instance, and say how much of it is written."""
+    """List audit events, and show or set the audit level. Without a command: ls."""
 
 
 @audit.command("ls")
@@ -76,7 +76,7 @@ def list_events(
     for event in events:
         click.echo("  ".join(_cells(event, with_subject=of is None)))
     if not events:
-        click.echo("nothing is known of it", err=True)
+        click.echo("no audit events", err=True)
 
 
 @audit.command()
@@ -87,9 +87,9 @@ def list_events(
 def level(
     place: Place, level: AuditLevel | None, reason: str | None, actor: str | None, as_json: bool
 ) -> None:
-    """Show which events are written, or write those of another LEVEL from now on, in every process.
+    """Show the audit level, or set it for all processes.
 
-    failures: what went wrong, and what people did. all: everything. off: nothing.
+    off: write nothing. failures: failures, crashes and actions of operators. all: every event.
     """
     if level is None:
         level = asyncio.run(_run(place, _verbs.audit_level()))

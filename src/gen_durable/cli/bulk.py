@@ -1,15 +1,14 @@
-"""Doing something to a few instances or to all that match: first a preview, then the work, batch by batch."""
+"""Change named instances or all that match: a preview first, then the change in batches."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
-from typing import Final
 
 import msgspec
 
 from .._db import control, snapshots
-from .._db.failures import StatementError, is_race
+from .._db.failures import StatementError
 from .._db.plan import Plan, Row
 from .._db.pool import Database
 from .._db.snapshots import Filter
@@ -20,37 +19,31 @@ from .verbs import IDLE, Change, Group, Outcome, Restore, Verb
 
 __all__ = ["Preview", "carry_out", "preview"]
 
-# How many instances one transaction changes, and how many ids one look brings.
-_BATCH: Final = 500
-_LOOK: Final = 10_000
-# How often a batch is tried that another transaction is in the way of.
-_TRIES: Final = 3
-
 
 class Preview(msgspec.Struct, frozen=True, kw_only=True):
-    """What would be touched, as far as it can be told beforehand."""
+    """What would change, as far as it can be predicted."""
 
     groups: Sequence[Group]
     rows: Sequence[Row] = ()
-    """The instances, where they were named one by one."""
+    """The named instances."""
     wanted: Filter | None = None
-    """Else, the filter that they match."""
+    """The filter, if instances were not named."""
     before: int | None = None
-    """Above every id that matched. What is inserted later was not shown to whoever said yes."""
+    """Above every matching id: instances that are inserted later were not part of the confirmation."""
     cascade: bool = False
     child_count: int = 0
-    """Live ones below those to cancel, which a cascade cancels as well."""
+    """Live descendants, which --cascade cancels as well."""
 
     @property
     def count(self) -> int:
-        """How many would change."""
+        """Return how many instances would change."""
         return sum(group.count for group in self.groups if group.outcome not in IDLE) + self.child_count
 
 
 async def preview(
     database: Database, verb: Verb, chosen: Sequence[int | str] | Selection, *, cascade: bool
 ) -> Preview:
-    """Look at the instances that are named, each once, or at all that match."""
+    """Read the named instances, each once, or count all that match."""
     if isinstance(chosen, Selection):
         shown = await _matching(database, verb, chosen)
     else:
@@ -67,23 +60,21 @@ async def preview(
 
 
 async def carry_out(
-    database: Database, verb: Verb, shown: Preview, tell: Callable[[int], None]
+    database: Database, verb: Verb, shown: Preview, report: Callable[[int], None]
 ) -> list[Change]:
-    """Do it, in transactions of a batch; what became of each instance. Now and then it tells how many are done."""
+    """Change the instances of a preview, batch by batch; `report` gets the number of those done so far."""
     done = [Change(row["id"], "left") for row in shown.rows if _predicted(verb, row) == "left"]
     left = {change.id for change in done}
     try:
-        for batch in _batches([id for id in await _ids(database, verb, shown) if id not in left]):
-            done += await _apply(database, verb, batch)
-            tell(len(done))
+        ids = [id for id in await _ids(database, verb, shown) if id not in left]
+        await _apply(database, verb, ids, done, report)
         if shown.cascade:
             async for parents in _generations(database, [change.id for change in done]):
-                for batch in _batches(await database.run(control.live_children(parents))):
-                    done += await _apply(database, verb, batch)
-                    tell(len(done))
+                children = await database.run(control.live_children(parents))
+                await _apply(database, verb, children, done, report)
     except StatementError as error:
         raise Failure(
-            f"{error}\n{len(done)} instances were done before; run it again for the rest"
+            f"{error}\n{len(done)} instances were changed before. Repeat the command for the rest."
         ) from error
     return done
 
@@ -115,59 +106,41 @@ async def _named(database: Database, verb: Verb, targets: Sequence[int | str]) -
 
 def _find(verb: Verb, target: int | str) -> Plan[Row | None]:
     if isinstance(verb, Restore) and isinstance(target, str):
-        # A key means whoever is deleted and had it, even if another instance has it now.
+        # The latest deleted instance with this key, even if another instance has the key now.
         target = (yield from control.deleted_with_key(target)) or target
     return (yield from snapshots.get(target))
 
 
 async def _ids(database: Database, verb: Verb, shown: Preview) -> list[int]:
-    """The ids of those that were shown, in the order in which they are to be changed."""
+    """Return the ids of a preview, in the order of the change."""
     if shown.wanted is None:
         return [row["id"] for row in shown.rows]
-    ids: list[int] = []
-    before = shown.before
-    while batch := await database.run(snapshots.ids(shown.wanted, _LOOK, before)):
-        ids += batch
-        before = batch[-1]
+    ids = await database.run(control.matching_ids(shown.wanted, shown.before))
     return ids if verb.is_newest_first else ids[::-1]
 
 
 async def _generations(database: Database, parents: Sequence[int]) -> AsyncIterator[Sequence[int]]:
-    """These, their children, and so on: whoever may have live children, also if it failed or was cancelled before.
+    """Yield these instances, their children, and so on, without children of done ones.
 
-    Whoever cancels on the way has other transactions for children than for parents: one would take their locks in the
-    wrong order.
+    A failed or cancelled instance may still have live children. Cancel each generation in a transaction of its own:
+    one transaction would lock parents and children in the wrong order.
     """
     while parents:
         yield parents
         parents = await database.run(control.unfinished_children(parents))
 
 
-def _batches(ids: Sequence[int]) -> list[Sequence[int]]:
-    return [ids[start : start + _BATCH] for start in range(0, len(ids), _BATCH)]
+async def _apply(
+    database: Database, verb: Verb, ids: Sequence[int], done: list[Change], report: Callable[[int], None]
+) -> None:
+    def on_changed(changes: Sequence[Change]) -> None:
+        done.extend(changes)
+        report(len(done))
 
+    def on_refused(id: int, error: UsageError) -> None:
+        done.append(Change(id, "refused", str(error)))
 
-async def _apply(database: Database, verb: Verb, ids: Sequence[int]) -> list[Change]:
-    """Do it to these. One whose key is taken holds up nobody else: around it, the batch is halved."""
-    done: list[Change] = []
-    batches, tries = [ids], _TRIES
-    while batches:
-        batch = batches.pop(0)
-        try:
-            done += await database.run(verb.plan(batch))
-        except StatementError as error:
-            tries -= 1
-            if not tries or not is_race(error):
-                raise
-            batches.insert(0, batch)
-        except UsageError as error:
-            half = len(batch) // 2
-            if half:
-                batches[:0] = [batch[:half], batch[half:]]
-            else:
-                done.append(Change(batch[0], "refused", str(error)))
-    places = {id: place for place, id in enumerate(ids)}
-    return sorted(done, key=lambda change: places[change.id])
+    await database.run(control.in_batches(ids, verb.plan, on_changed, on_refused))
 
 
 def _predicted(verb: Verb, row: Row) -> Outcome:

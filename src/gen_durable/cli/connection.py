@@ -1,4 +1,4 @@
-"""From the options that say where to an open database."""
+"""Options that select a database, and the connection to it."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ Command: TypeAlias = Callable[..., Any]
 
 
 class Place(msgspec.Struct, frozen=True):
-    """Where to work, as the options say it."""
+    """The database that the options select."""
 
     dsn: str | None
     settings: Settings
 
     @asynccontextmanager
-    async def open(self, *, of_any_age: bool = False) -> AsyncGenerator[Database]:
-        """A connection to tables that this library works with. It neither makes nor upgrades them."""
+    async def open(self, *, check_schema: bool = True) -> AsyncGenerator[Database]:
+        """Connect. Fails if the tables are missing or do not suit this version; never creates or upgrades them."""
         server = await Server.find_async(self.dsn, creates=False)
         schema = self.settings.schema
         try:
@@ -39,7 +39,7 @@ class Place(msgspec.Struct, frozen=True):
                 server.dsn, schema, size=1, advice=server.advice, pooler=self.settings.pooler
             ) as database:
                 found = await database.run(migrate.status(schema))
-                if not found.is_usable and not of_any_age:
+                if check_schema and not found.is_usable:
                     where = f"the embedded server in {server.home}" if server.home else shown(server.dsn)
                     raise Failure(f"{where}: {found.refusal()}")
                 yield database
@@ -48,7 +48,10 @@ class Place(msgspec.Struct, frozen=True):
 
 
 def place_options(*more: str) -> Callable[[Command], Command]:
-    """`--dsn`, `--schema` and the like, and settings that the command needs beside these; it gets a `place`."""
+    """Add `--dsn`, `--schema`, `--pooler` and `--settings`, and an option for each setting in `more`.
+
+    The command gets a `place`.
+    """
     names = ("schema", "pooler", *more)
 
     def decorate(command: Command) -> Command:

@@ -1,4 +1,4 @@
-"""`gen-durable cancel | retry | delete | restore`: a few instances, or all that match."""
+"""`gen-durable cancel | retry | delete | restore`: change named instances, or all that match."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ from .verbs import IDLE, Cancel, Change, Delete, Restore, Retry, Verb
 
 __all__ = ["cancel", "delete", "restore", "retry"]
 
-_MANY: Final = 1000  # instances whose change one would like to watch
+_WITH_PROGRESS: Final = 1000  # from this number of instances on, show a progress bar
 
 
 class ControlRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Whom to change, and how to go about it."""
+    """Which instances to change, and how."""
 
     chosen: tuple[int | str, ...] | Selection
-    """Those that are named, or those that match."""
+    """Named instances, or filters."""
     cascade: bool
     dry_run: bool
     yes: bool
@@ -44,22 +44,22 @@ class ControlRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_bulk(self) -> bool:
-        """Whether it may concern more than one."""
+        """Return whether it may change more than one instance."""
         return isinstance(self.chosen, Selection) or len(self.chosen) > 1
 
 
 def _control_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """What all of these have; the command gets a `request`, and who wishes it as `actor`."""
+    """Add the options that these commands share. The command gets a `request`."""
 
     @click.argument("targets", metavar="[TARGET]...", nargs=-1, type=target)
     @where_option
     @action_options
-    @click.option("--dry-run", is_flag=True, help="Only show what would be touched.")
+    @click.option("--dry-run", is_flag=True, help="Show what would change, and change nothing.")
     @click.option(
         "--yes",
         is_flag=True,
-        help="Do not ask. Without it there is a question if several instances are named, with --where even for one, "
-        "and if a cascade finds children.",
+        help="Do not ask for confirmation. Without it: asked for several targets, for --where, and if --cascade finds "
+        "children.",
     )
     @json_option
     @functools.wraps(command)
@@ -74,9 +74,9 @@ def _control_options(command: Callable[..., Any]) -> Callable[..., Any]:
         **given: Any,
     ) -> Any:
         if where and targets:
-            raise Failure(f"give instances or --where, not both{_meant_where(targets[-1])}")
+            raise Failure(f"give either targets or --where{_meant_where(targets[-1])}")
         if not where and not targets:
-            raise Failure("which instances? give ids or correlation keys, or --where")
+            raise Failure("no target: give ids or correlation keys, or --where")
         request = ControlRequest(
             chosen=read_where(where) if where else tuple(target_value(one) for one in targets),
             cascade=cascade,
@@ -91,40 +91,38 @@ def _control_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 @click.command()
 @_control_options
-@click.option("--force", is_flag=True, help="Do not wait for a step that executes: revoke its lease now.")
-@click.option("--cascade", is_flag=True, help="The children that they wait for as well, and theirs.")
+@click.option(
+    "--force", is_flag=True, help="Do not wait for a running step: revoke its lease and discard its outcome."
+)
+@click.option("--cascade", is_flag=True, help="Also cancel all descendants.")
 @place_options()
 def cancel(place: Place, request: ControlRequest, actor: str | None, reason: str | None, force: bool) -> None:
     """Cancel instances.
 
-    TARGET is an id or a correlation key. What is parked or runnable ends at once; a step that executes may end first,
-    and its outcome is dropped. With --where, those of the matching instances that have not ended, unless it names
-    a status.
+    TARGET is an id or a correlation key. Waiting instances end at once. A running step may finish; its outcome is
+    discarded. --where selects live instances, unless it filters by status.
 
-    Exit code 0: they are cancelled or will be, or had ended before; 1: the question was answered with no; 2: a wrong
-    call, nobody there, or no database.
+    Exit code 0: cancelled, cancel requested, or already ended; 1: the confirmation was declined; 2: usage error,
+    instance not found, or database unreachable.
     """
     _run(place, request, Cancel(reason=reason, actor=actor, force=force))
 
 
 @click.command()
 @_control_options
-@click.option(
-    "--state", metavar="JSON", help='With this state instead of the one it ended with; "-": standard input.'
-)
+@click.option("--state", metavar="JSON", help='New state instead of the last one; "-" reads standard input.')
 @place_options("max_payload")
 def retry(
     place: Place, request: ControlRequest, actor: str | None, reason: str | None, state: str | None
 ) -> None:
-    """Let failed or cancelled instances go on where they ended.
+    """Retry failed or cancelled instances at the step where they ended.
 
-    TARGET is an id or a correlation key. They begin the step at which they ended anew, with a fresh count of attempts.
-    The inbox went with the end: what was waiting for a signal, or was woken by one, waits for it again, until the
-    deadline that it had; if that has passed, it runs at once as timed out. With --where, those that failed or were
-    cancelled.
+    TARGET is an id or a correlation key. Attempts start again at 1. The inbox was emptied when the instance ended: a
+    step that was waiting for a signal, or was woken by one, waits for it again, until its old deadline. After that
+    deadline it runs at once, as timed out. --where selects failed and cancelled instances.
 
-    Exit code 0: they go on; 1: one of them could not (it is live, done or deleted, or another instance has its key),
-    or the question was answered with no; 2: a wrong call, nobody there, or no database.
+    Exit code 0: all are retried; 1: one of them is live, done or deleted, or another instance has its key, or the
+    confirmation was declined; 2: usage error, instance not found, or database unreachable.
     """
     text = None if state is None else read_json(state, "the state", place.settings.max_payload)
     _run(place, request, Retry(reason=reason, actor=actor, state=text))
@@ -134,13 +132,12 @@ def retry(
 @_control_options
 @place_options()
 def delete(place: Place, request: ControlRequest, actor: str | None, reason: str | None) -> None:
-    """Delete instances softly.
+    """Soft-delete instances: cancel live ones, and hide all from lists.
 
-    TARGET is an id or a correlation key. They are hidden and never run again; what is live is cancelled. `restore`
-    brings them back.
+    TARGET is an id or a correlation key. `restore` undoes it, until the rows are removed after retention_deleted.
 
-    Exit code 0: they are deleted, now or before; 1: the question was answered with no; 2: a wrong call, nobody there,
-    or no database.
+    Exit code 0: deleted, now or before; 1: the confirmation was declined; 2: usage error, instance not found, or
+    database unreachable.
     """
     _run(place, request, Delete(reason=reason, actor=actor))
 
@@ -149,13 +146,13 @@ def delete(place: Place, request: ControlRequest, actor: str | None, reason: str
 @_control_options
 @place_options()
 def restore(place: Place, request: ControlRequest, actor: str | None, reason: str | None) -> None:
-    """Bring deleted instances back.
+    """Restore deleted instances.
 
-    TARGET is an id or a correlation key. What the deletion cancelled stays cancelled; `retry` lets it go on. With
-    --where, those that are deleted.
+    TARGET is an id or a correlation key. Instances that the delete cancelled stay cancelled; use `retry` to run them.
+    --where selects deleted instances.
 
-    Exit code 0: they are not deleted, now or before; 1: another instance has the key of one of them (delete that, or
-    insert anew), or the question was answered with no; 2: a wrong call, nobody there, or no database.
+    Exit code 0: restored, or not deleted; 1: another instance has the key of one of them (delete that one first), or
+    the confirmation was declined; 2: usage error, instance not found, or database unreachable.
     """
     _run(place, request, Restore(reason=reason, actor=actor))
 
@@ -165,11 +162,11 @@ def _run(place: Place, request: ControlRequest, verb: Verb) -> None:
 
 
 async def _change(place: Place, request: ControlRequest, verb: Verb) -> int:
-    """Look, ask, do, tell; the exit code."""
+    """Preview, confirm, change and report. Returns the exit code."""
     async with place.open() as database:
         shown = await preview(database, verb, request.chosen, cascade=request.cascade)
         if request.dry_run:
-            _tell_preview(shown, request, verb)
+            _print_preview(shown, request, verb)
             return 0
         if (
             (request.is_bulk or shown.child_count)
@@ -179,17 +176,17 @@ async def _change(place: Place, request: ControlRequest, verb: Verb) -> int:
         ):
             click.echo("nothing was changed", err=True)
             return 1
-        with _progress(shown.count) as tell:
-            changes = await carry_out(database, verb, shown, tell)
-    _tell(changes, shown, request, verb)
-    disappointing = {"refused"} if shown.wanted or verb.is_idempotent else {"refused", "left"}
-    return 1 if any(change.outcome in disappointing for change in changes) else 0
+        with _progress(shown.count) as report:
+            changes = await carry_out(database, verb, shown, report)
+    _print_changes(changes, shown, request, verb)
+    failures = {"refused"} if shown.wanted or verb.is_idempotent else {"refused", "left"}
+    return 1 if any(change.outcome in failures for change in changes) else 0
 
 
 @contextmanager
 def _progress(count: int) -> Generator[Callable[[int], None]]:
-    """A bar on a terminal, if there is enough to do for one."""
-    if count < _MANY or not sys.stderr.isatty():
+    """Show a progress bar on a terminal, for many instances."""
+    if count < _WITH_PROGRESS or not sys.stderr.isatty():
         yield lambda done: None
         return
     with Progress(console=Console(stderr=True), transient=True) as bar:
@@ -199,17 +196,17 @@ def _progress(count: int) -> Generator[Callable[[int], None]]:
 
 def _agrees(shown: Preview, verb: Verb) -> bool:
     what = ", ".join(f"{group.count} {clean(group.machine)} {group.status}" for group in shown.groups)
-    below = f" and {shown.child_count} children below" if shown.child_count else ""
+    below = f", and {shown.child_count} descendants" if shown.child_count else ""
     try:
         return click.confirm(f"{verb.name.capitalize()} {_counted(shown.count)} ({what}{below})?", err=True)
     except click.Abort:
         click.echo(err=True)
         raise Failure(
-            f"nothing was changed: {_counted(shown.count)} would be; answer the question, or say --yes"
+            f"nothing was changed: no confirmation to {verb.name} {_counted(shown.count)}. Add --yes."
         ) from None
 
 
-def _tell_preview(shown: Preview, request: ControlRequest, verb: Verb) -> None:
+def _print_preview(shown: Preview, request: ControlRequest, verb: Verb) -> None:
     if request.as_json:
         print_json(
             {
@@ -225,10 +222,10 @@ def _tell_preview(shown: Preview, request: ControlRequest, verb: Verb) -> None:
     for group in shown.groups:
         click.echo(f"  {group.count} {clean(group.machine)} {group.status}: {group.outcome}")
     if shown.child_count:
-        click.echo(f"  {shown.child_count} children below")
+        click.echo(f"  {shown.child_count} descendants")
 
 
-def _tell(changes: Sequence[Change], shown: Preview, request: ControlRequest, verb: Verb) -> None:
+def _print_changes(changes: Sequence[Change], shown: Preview, request: ControlRequest, verb: Verb) -> None:
     outcomes = Counter(change.outcome for change in changes)
     count = sum(number for outcome, number in outcomes.items() if outcome not in IDLE)
     if request.as_json:
@@ -237,32 +234,33 @@ def _tell(changes: Sequence[Change], shown: Preview, request: ControlRequest, ve
         )
     elif shown.wanted:
         click.echo(
-            ", ".join(f"{number} {outcome}" for outcome, number in outcomes.items()) or "no instance matches"
+            ", ".join(f"{number} {outcome}" for outcome, number in outcomes.items())
+            or "no matching instances"
         )
     else:
         rows = {row["id"]: row for row in shown.rows}
         for change in changes:
-            click.echo(f"{change.id} {_sentence(change, rows.get(change.id))}")
+            click.echo(f"{change.id}: {_sentence(change, rows.get(change.id))}")
 
 
 def _sentence(change: Change, row: Row | None) -> str:
     match change.outcome:
         case "requested":
-            return "executes a step, and is cancelled when that ends"
+            return "cancel requested; it ends when its running step ends"
         case "finished":
-            return f"had ended before: it is {row['status']}" if row else "had ended before"
+            return f"already ended ({row['status']})" if row else "already ended"
         case "refused":
-            return f"was left as it is: {change.problem}"
+            return f"not changed: {change.problem}"
         case "left":
             deleted = "deleted" if row and row["deleted_at"] is not None else "not deleted"
-            return f"was left as it is: {row['status'] if row else ''}, {deleted}"
+            return f"not changed: {row['status'] if row else ''}, {deleted}"
         case _:
-            return f"is {change.outcome}"
+            return change.outcome
 
 
 def _meant_where(target: int | str) -> str:
     is_filter = isinstance(target, str) and target.partition("=")[0].replace("_", "-") in FILTERS
-    return f"; did you mean --where {target}?" if is_filter else f": leave out {target}, or --where"
+    return f"; did you mean --where {target}?" if is_filter else f"; remove {target} or --where"
 
 
 def _counted(count: int) -> str:

@@ -1,4 +1,4 @@
-"""`gen-durable db …`: the schema of the library in the user's database."""
+"""`gen-durable db …`: install, upgrade and remove the tables."""
 
 from __future__ import annotations
 
@@ -21,14 +21,17 @@ schema_options = settings_options(only=["schema"])
 
 @click.group()
 def db() -> None:
-    """Look at, install, print or remove the tables."""
+    """Install, upgrade, inspect and remove the tables."""
 
 
 @db.command()
 @dsn_option
 @schema_options
 def status(dsn: str | None, settings_file: Path | None, **given: Any) -> None:
-    """Say which version is installed. Exit code 1 if this gen_durable does not work with it."""
+    """Show the installed schema version.
+
+    Exit code 1: no tables, or a version that this gen_durable does not work with.
+    """
     settings = load_settings(settings_file, given)
     found = asyncio.run(schema_status(dsn, settings.schema, settings.pooler))
     click.echo(_described(found))
@@ -42,16 +45,16 @@ def status(dsn: str | None, settings_file: Path | None, **given: Any) -> None:
     type=click.IntRange(min=1),
     default=LATEST,
     show_default="the latest",
-    help="The version to reach.",
+    help="Target version.",
 )
 @dsn_option
 @schema_options
 def migrate(to: int, dsn: str | None, settings_file: Path | None, **given: Any) -> None:
-    """Install the tables, or bring them up to date. Harmless when they are."""
+    """Install or upgrade the tables. Safe to repeat."""
     settings = load_settings(settings_file, given)
     found = asyncio.run(schema_status(dsn, settings.schema, settings.pooler))
     if (found.version or 0) > to and not (to == LATEST and found.is_usable):
-        raise Failure(f"{_described(found)}; to take versions back: gen-durable db down --to {to}")
+        raise Failure(f"{_described(found)}. To downgrade: gen-durable db down --to {to}")
     click.echo(_described(asyncio.run(migrate_schema(dsn, settings.schema, to, settings.pooler))))
 
 
@@ -60,14 +63,17 @@ def migrate(to: int, dsn: str | None, settings_file: Path | None, **given: Any) 
     "--to",
     type=click.IntRange(min=0),
     default=0,
-    show_default="0: nothing is left",
-    help="The version to reach.",
+    show_default="0: drop everything",
+    help="Target version.",
 )
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @dsn_option
 @schema_options
 def down(to: int, yes: bool, dsn: str | None, settings_file: Path | None, **given: Any) -> None:
-    """Take versions back. With the tables goes what they hold."""
+    """Downgrade or drop the tables, with their data.
+
+    Exit code 1: the confirmation was declined.
+    """
     settings = load_settings(settings_file, given)
     found = asyncio.run(schema_status(dsn, settings.schema, settings.pooler))
     if (found.version or 0) <= to:
@@ -86,30 +92,30 @@ def down(to: int, yes: bool, dsn: str | None, settings_file: Path | None, **give
     type=click.IntRange(min=0),
     default=0,
     show_default=True,
-    help="The version installed.",
+    help="Installed version.",
 )
 @click.option(
     "--to",
     type=click.IntRange(min=0),
     default=LATEST,
     show_default="the latest",
-    help="The version to reach.",
+    help="Target version.",
 )
 @schema_options
 def sql(current: int, to: int, settings_file: Path | None, **given: Any) -> None:
-    """Print the SQL between two versions, for a tool of your own. Needs no database."""
+    """Print the SQL of an upgrade or downgrade, for a migration tool. Needs no database."""
     settings = load_settings(settings_file, given)
     click.echo(script(settings.schema, current, to).rstrip())
 
 
 @db.command()
-@click.option("--password", is_flag=True, help="With the password, if there is one.")
+@click.option("--password", is_flag=True, help="Include the password.")
 @dsn_option
 def url(dsn: str | None, password: bool) -> None:
-    """Print where PostgreSQL is, for psql "$(gen-durable db url)".
+    """Print the URL of PostgreSQL: psql "$(gen-durable db url)".
 
-    An embedded server is started if need be, and stops ten seconds after its last client. psql is none that it knows
-    of: keep a worker or a Python client running meanwhile.
+    Starts the embedded server if necessary. It stops 10 seconds after its last worker or Python client; psql does not
+    count, so keep one running.
     """
     found = server_dsn(dsn)
     try:
@@ -120,16 +126,16 @@ def url(dsn: str | None, password: bool) -> None:
 
 def _agrees(schema: str) -> bool:
     try:
-        return click.confirm(f"Drop tables of schema '{schema}', with all instances in them?", err=True)
+        return click.confirm(f"Drop tables of schema '{schema}' with all their instances?", err=True)
     except click.Abort:
         click.echo(err=True)
-        raise Failure("nothing was changed; answer the question, or say --yes") from None
+        raise Failure("nothing was changed: no confirmation. Add --yes.") from None
 
 
 def _described(found: Schema) -> str:
     if found.version is None:
-        return f"schema '{found.name}' has no tables of gen_durable (latest version: {found.latest})"
+        return f"schema '{found.name}' has no gen_durable tables (latest version: {found.latest})"
     age = "the latest" if found.is_current else f"latest is {found.latest}"
     if found.is_usable and not found.is_current:
-        age = f"this gen_durable is of version {found.latest} and works with it"
+        age = f"this gen_durable has version {found.latest} and works with it"
     return f"schema '{found.name}' is at version {found.version} ({age})"

@@ -20,12 +20,17 @@ __all__ = ["demo"]
     type=click.IntRange(50, 10_000),
     default=300,
     show_default=True,
-    help="How many orders come in.",
+    help="Number of orders.",
 )
 @dsn_option
 def demo(orders: int, dsn: str | None) -> None:
-    """Run a shop on two worker processes, kill one, and prove that nothing was lost or committed twice."""
-    # Ended politely in either way, it takes its worker processes with it.
+    """Run a shop on two worker processes, kill one, and prove that nothing was lost or committed twice.
+
+    The demo uses a schema of its own, gen_durable_demo, and drops it first.
+
+    Exit code 1: a check of the summary failed.
+    """
+    # On SIGTERM as on SIGINT, exit through the with blocks that stop the worker processes.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         holds = asyncio.run(tell(open_screen(), orders=orders, dsn=dsn))

@@ -1,4 +1,4 @@
-"""How the command line says no: a few lines on stderr, exit code 2, no traceback."""
+"""Errors of the command line: a short message on stderr and exit code 2, without a traceback."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import click
 __all__ = ["TIMED_OUT", "Failure", "no_instance"]
 
 TIMED_OUT: Final = 3
-"""The exit code of a command that waits, when its --timeout is over."""
+"""Exit code of a command that waits, when its --timeout is over."""
 
 
 class Failure(click.ClickException):
-    """Something for the person at the terminal to mend."""
+    """An error that the user can fix."""
 
     exit_code = 2
 
@@ -22,9 +22,10 @@ class Failure(click.ClickException):
 
 
 def no_instance(target: int | str, by_key: str = "gen-durable ls --correlation-key {}") -> Failure:
-    """There is no such instance. Digits are an id; `by_key` is how one says that they are a key."""
+    """Return the error for an instance that does not exist.
+
+    Digits are an id. `by_key` is the command that finds an instance whose correlation key consists of digits.
+    """
     if isinstance(target, int):
-        return Failure(
-            f"there is no instance {target}; if that is a correlation key: {by_key.format(target)}"
-        )
-    return Failure(f"there is no instance with correlation key {target!r}")
+        return Failure(f"no instance has id {target}. If it is a correlation key: {by_key.format(target)}")
+    return Failure(f"no instance has correlation key {target!r}")

@@ -1,4 +1,4 @@
-"""`gen-durable limits ls | set | rm`: how many executions at once, and how many starts in a time."""
+"""`gen-durable limits ls | set | rm`: concurrency limits and rate limits."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _COLUMNS: Final = ("NAME", "KIND", "LIMIT")
 
 
 def limit(text: str) -> Limit:
-    """`tenant=3`: slots of a key; `crm=100/1m` or `crm=100/1m/200`: starts per period, and at one moment."""
+    """Read a limit: `tenant=3` (slots per key), `crm=100/1m` (starts per minute), `crm=100/1m/200` (with burst)."""
     try:
         return parse_limit(text)
     except ValueError as error:
@@ -33,14 +33,14 @@ def limit(text: str) -> Limit:
 
 @click.group(cls=ListGroup)
 def limits() -> None:
-    """Show and change limits. A change counts at once, for all workers."""
+    """List and change limits. Changes take effect at once in all workers. Without a command: ls."""
 
 
 @limits.command("ls")
 @json_option
 @place_options()
 def list_limits(place: Place, as_json: bool) -> None:
-    """List the limits that are set. A concurrency key without one has a single slot."""
+    """List limits. A concurrency key without a limit has one slot."""
     found = asyncio.run(_run(place, _verbs.limits()))
     if as_json:
         print_json_rows(_json(one) for one in found)
@@ -48,7 +48,7 @@ def list_limits(place: Place, as_json: bool) -> None:
     if found:
         print_columns([_COLUMNS, *map(_cells, found)])
     else:
-        click.echo("no limit is set", err=True)
+        click.echo("no limits", err=True)
 
 
 @limits.command("set")
@@ -56,7 +56,11 @@ def list_limits(place: Place, as_json: bool) -> None:
 @action_options
 @place_options()
 def set_limits(place: Place, new: tuple[Limit, ...], reason: str | None, actor: str | None) -> None:
-    """Set limits: tenant=3 (slots of each key), crm=100/1m (starts per minute), crm=100/1m/200 (200 at once)."""
+    """Set limits.
+
+    tenant=3: 3 executions at once per concurrency key. crm=100/1m: 100 starts per minute. crm=100/1m/200: with a burst
+    of 200.
+    """
     for one in new:
         asyncio.run(_run(place, _verbs.set_limit(one, reason, actor)))
         click.echo("  ".join(_cells(one)))
@@ -65,17 +69,20 @@ def set_limits(place: Place, new: tuple[Limit, ...], reason: str | None, actor: 
 @limits.command("rm")
 @click.argument("name")
 @click.option(
-    "--kind", type=click.Choice(get_args(LimitKind)), help="Only this one, if the name has both kinds."
+    "--kind", type=click.Choice(get_args(LimitKind)), help="Remove only this kind, if the name has both."
 )
 @action_options
 @place_options()
 def remove_limit(
     place: Place, name: str, kind: LimitKind | None, reason: str | None, actor: str | None
 ) -> None:
-    """Remove the limit of a name. Keys go back to one slot; rows with a rate limit that is gone wait, and say so."""
+    """Remove limit NAME.
+
+    Without a concurrency limit, a key has one slot. Instances whose rate limit does not exist wait until it is set.
+    """
     if not asyncio.run(_run(place, _verbs.remove_limit(name, kind, reason, actor))):
-        raise Failure(f"there is no limit '{name}'")
-    click.echo(f"{name} is gone")
+        raise Failure(f"limit '{name}' does not exist")
+    click.echo(f"removed limit {clean(name)}")
 
 
 async def _run(place: Place, plan: Plan[T]) -> T:
@@ -86,7 +93,7 @@ async def _run(place: Place, plan: Plan[T]) -> T:
 def _cells(one: Limit) -> tuple[str, ...]:
     if isinstance(one, ConcurrencyLimit):
         return clean(one.name), one.kind, f"{one.slots} at once"
-    return clean(one.name), one.kind, f"{one.allowed} per {duration_text(one.per)}, {one.burst} at one moment"
+    return clean(one.name), one.kind, f"{one.allowed} per {duration_text(one.per)}, burst {one.burst}"
 
 
 def _json(one: Limit) -> dict[str, Any]:

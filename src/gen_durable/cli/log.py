@@ -1,4 +1,4 @@
-"""The log of a worker that nobody has set up one for: lines on standard error."""
+"""Logging of a worker to standard error, if the application has not configured logging."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _FORMAT: Final = "%(asctime)s %(levelname)s %(whose)s%(message)s"
 
 
 def set_up_log() -> None:
-    """Show what is logged from INFO on, unless the application has decided what becomes of it."""
+    """Log to standard error from INFO on, unless the application has configured logging."""
     if logging.getLogger("gen_durable.worker").hasHandlers():
         return
     logs.add_context()
@@ -23,17 +23,17 @@ def set_up_log() -> None:
     handler.addFilter(_add_owner)
     root = logging.getLogger()
     root.addHandler(handler)
-    if root.level == logging.WARNING:  # as Python sets it; another one was chosen by the application
+    if root.level == logging.WARNING:  # the default of Python; any other level is a choice of the application
         root.setLevel(logging.INFO)
-    # The command says on standard output what it serves.
+    # The command prints its own start line on standard output.
     logging.getLogger("gen_durable.worker.start").setLevel(logging.WARNING)
 
 
 class RecordFormatter(logging.Formatter):
-    """Escapes control characters and indents all lines of a record but the first.
+    """Escape control characters and indent all lines of a record but the first.
 
-    Names, keys and errors come from rows, so producers choose them: they must not look like a record of their own, nor
-    control the terminal.
+    Names, keys and errors come from rows, so producers choose them. They must not forge a log record or control the
+    terminal.
     """
 
     def format(self, record: logging.LogRecord) -> str:
@@ -41,8 +41,8 @@ class RecordFormatter(logging.Formatter):
 
 
 def _add_owner(record: logging.LogRecord) -> bool:
-    """Add whose step has logged it. The engine's own lines tell that in words."""
+    """Prefix records of user code with their instance and step. Records of the engine name them in the message."""
     owner = getattr(record, "durable", "-")
-    is_told = owner == "-" or record.name.partition(".")[0] == "gen_durable"
-    record.whose = "" if is_told else f"[{owner}] "
+    is_named = owner == "-" or record.name.partition(".")[0] == "gen_durable"
+    record.whose = "" if is_named else f"[{owner}] "
     return True

@@ -1,4 +1,4 @@
-"""`gen-durable ls`: the instances, newest first."""
+"""`gen-durable ls`: list instances."""
 
 from __future__ import annotations
 
@@ -24,46 +24,46 @@ from .selection import Selection, filter_options, read_options
 
 __all__ = ["ls"]
 
-_COLUMNS: Final = ("ID", "MACHINE", "V", "STEP", "STATUS", "QUEUE", "KEY", "TRY", "AGE", "NOTE")
-_NUMBERS: Final = ("ID", "V", "TRY", "AGE")
+_COLUMNS: Final = ("ID", "MACHINE", "V", "STEP", "STATUS", "QUEUE", "KEY", "ATTEMPT", "AGE", "NOTE")
+_NUMBERS: Final = ("ID", "V", "ATTEMPT", "AGE")
 _NARROW: Final = 12
 _STATUS: Final = _COLUMNS.index("STATUS")
 
 
 @click.command()
 @filter_options
-@click.option("--deleted", is_flag=True, help="Those that are deleted as well.")
+@click.option("--deleted", is_flag=True, help="Include deleted instances.")
 @click.option(
     "--limit",
     type=click.IntRange(1, 10_000),
     metavar="N",
     default=50,
     show_default=True,
-    help="How many at most.",
+    help="Maximum number of instances.",
 )
 @click.option(
     "--before",
     type=click.IntRange(min=1),
     metavar="ID",
-    help="Only ids below this one: the last of a page begins the next.",
+    help="Only instances with a smaller id. For the next page: the last id of this page.",
 )
 @json_option
 @place_options()
 def ls(place: Place, deleted: bool, limit: int, before: int | None, as_json: bool, **filters: Any) -> None:
-    """List instances, newest first. Without a filter: all that are not deleted."""
+    """List instances, newest first. Filters combine with AND."""
     if before is not None:
         checked_id(before)
     selection = read_options(filters)
-    now, rows = asyncio.run(_look(place, selection, deleted=deleted, limit=limit, before=before))
+    now, rows = asyncio.run(_read(place, selection, deleted=deleted, limit=limit, before=before))
     if as_json:
         print_json_rows(instance_json(row) for row in rows)
         return
     _print(rows, now)
     if len(rows) == limit:
-        click.echo(f"{limit} shown; older ones: --before {rows[-1]['id']}", err=True)
+        click.echo(f"{limit} shown. Next page: --before {rows[-1]['id']}", err=True)
 
 
-async def _look(
+async def _read(
     place: Place, selection: Selection, *, deleted: bool, limit: int, before: int | None
 ) -> tuple[datetime, Sequence[Row]]:
     def plan() -> Plan[tuple[datetime, Sequence[Row]]]:
@@ -78,7 +78,7 @@ async def _look(
 def _print(rows: Sequence[Row], now: datetime) -> None:
     cells = [_cells(row, now) for row in rows]
     if not rows:
-        click.echo("no instance matches", err=True)
+        click.echo("no matching instances", err=True)
     elif sys.stdout.isatty():
         _print_table(rows, cells)
     else:
@@ -114,20 +114,20 @@ def _print_table(rows: Sequence[Row], cells: Sequence[Sequence[str]]) -> None:
 
 
 def _widths(cells: Sequence[Sequence[str]], screen: int) -> dict[str, int]:
-    """As wide as each column needs. What the screen cannot hold is cut where it hurts least."""
+    """Compute column widths. If the screen is too narrow, cut KEY and NOTE."""
     needed = {
-        column: max(len(column), *(cell_len(line[place]) for line in cells))
-        for place, column in enumerate(_COLUMNS)
+        column: max(len(column), *(cell_len(line[number]) for line in cells))
+        for number, column in enumerate(_COLUMNS)
     }
     rest = sum(width + 2 for column, width in needed.items() if column not in ("KEY", "NOTE")) + 2
-    room = max(screen - rest, 2 * _NARROW)
-    key = min(needed["KEY"], max(_NARROW, room - needed["NOTE"]))
-    return {**needed, "KEY": key, "NOTE": min(needed["NOTE"], room - key)}
+    space = max(screen - rest, 2 * _NARROW)
+    key = min(needed["KEY"], max(_NARROW, space - needed["NOTE"]))
+    return {**needed, "KEY": key, "NOTE": min(needed["NOTE"], space - key)}
 
 
 def _print_lines(lines: Sequence[Sequence[str]]) -> None:
-    """Columns for programs and pagers: nothing is cut off."""
-    widths = [max(len(line[place]) for line in lines) for place in range(len(_COLUMNS))]
+    """Print aligned columns, nothing cut off: for programs and pagers."""
+    widths = [max(len(line[number]) for line in lines) for number in range(len(_COLUMNS))]
     for line in lines:
         padded = (cell.ljust(width) for cell, width in zip(line, widths, strict=True))
         click.echo("  ".join(padded).rstrip())

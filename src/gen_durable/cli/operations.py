@@ -1,9 +1,9 @@
-"""`gen-durable workers | queues | explain | doctor`: what operators ask and say."""
+"""`gen-durable workers | queues | explain | doctor`."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime, timedelta
 from typing import Any, TypeVar
 
@@ -12,6 +12,7 @@ import click
 from .. import _verbs
 from .._db import snapshots
 from .._db.plan import Plan
+from .._dictionary import did_you_mean
 from ..errors import NoTargetError, PauseTimeoutError
 from ..findings import Finding
 from ..operations import QueueControl, QueueStatus, WorkerInfo
@@ -31,14 +32,14 @@ T = TypeVar("T")
 @json_option
 @place_options()
 def workers(place: Place, as_json: bool) -> None:
-    """List the workers of this database, and those that died within the last ten minutes."""
+    """List workers: the live ones, and those that stopped reporting in the last 10 minutes (state silent)."""
     now, found = asyncio.run(_run(place, _with_time(_verbs.workers())))
     if as_json:
         print_json_rows(found)
     elif found:
         print_columns([_WORKER_COLUMNS, *(_worker_cells(each, now) for each in found)])
     else:
-        click.echo("no worker is there", err=True)
+        click.echo("no workers", err=True)
 
 
 _WORKER_COLUMNS = ("NAME", "STATE", "UP", "SEEN", "VERSION", "SERVES", "MACHINES")
@@ -61,21 +62,25 @@ def _worker_cells(each: WorkerInfo, now: datetime) -> tuple[str, ...]:
 
 @click.group(cls=ListGroup)
 def queues() -> None:
-    """List the queues and what waits in them; or pause, resume or set one of them."""
+    """List, pause and resume queues, and set their concurrency. Without a command: ls."""
 
 
 @queues.command("ls")
 @json_option
 @place_options()
 def list_queues(place: Place, as_json: bool) -> None:
-    """List the queues and what waits in them."""
+    """List queues: state, number of due, future, gated and executing instances, and of workers.
+
+    OLDEST is how long the oldest due instance has waited. GATED instances wait for a concurrency slot. 10000 means at
+    least 10000.
+    """
     found = asyncio.run(_run(place, _verbs.queues()))
     if as_json:
         print_json_rows(found)
     elif found:
         print_columns([_QUEUE_COLUMNS, *(_queue_cells(each) for each in found)])
     else:
-        click.echo("there is no queue yet", err=True)
+        click.echo("no queues", err=True)
 
 
 _QUEUE_COLUMNS = ("QUEUE", "STATE", "DUE", "OLDEST", "FUTURE", "GATED", "EXECUTING", "WORKERS", "CONCURRENCY")
@@ -106,17 +111,22 @@ def _on_queue(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @queues.command()
-@click.option("--wait", is_flag=True, help="Return when every live worker has confirmed.")
+@click.option("--wait", is_flag=True, help="Wait until every live worker has confirmed.")
 @click.option(
-    "--timeout", type=duration, metavar="DURATION", help="With --wait: how long to wait at most: 30s."
+    "--timeout",
+    type=duration,
+    metavar="DURATION",
+    help="With --wait: longest wait, for example 30s. Default: no limit.",
 )
 @_on_queue
 def pause(
     place: Place, name: str, reason: str | None, actor: str | None, wait: bool, timeout: timedelta | None
 ) -> None:
-    """Pause the queue NAME: workers start nothing from it until it is resumed.
+    """Pause queue NAME: workers start nothing from it until it is resumed.
 
-    Exit code 3: live workers have not confirmed within --timeout. The queue stays paused.
+    Running steps finish. A queue that no worker serves is paused as well, with a warning.
+
+    Exit code 3: not confirmed within --timeout. The queue stays paused.
     """
     if timeout is not None and not wait:
         raise click.UsageError("--timeout needs --wait")
@@ -126,8 +136,8 @@ def pause(
         click.echo(f"gen-durable: {clean(str(error))}", err=True)
         raise SystemExit(TIMED_OUT) from None
     if not said.is_paused:
-        raise Failure(f"queue {clean(name)} was resumed before every worker had confirmed the pause")
-    click.echo(f"queue {clean(name)} is paused{', confirmed by every live worker' if wait else ''}")
+        raise Failure(f"queue {clean(name)} was resumed before all workers had confirmed the pause")
+    click.echo(f"queue {clean(name)} paused{', confirmed by all live workers' if wait else ''}")
 
 
 async def _pause(
@@ -135,13 +145,12 @@ async def _pause(
 ) -> QueueControl:
     confirming = _verbs.confirming(name, wait=wait, timeout=timeout, is_borrowed=False)
     async with place.open() as database:
-        known = {queue.name for queue in await database.run(_verbs.queues())}
+        queues = {queue.name: queue for queue in await database.run(_verbs.queues())}
+        workers = await database.run(_verbs.workers())
         said, _ = await database.run(_verbs.pause_queue(name, reason, actor))
-        if name not in known:
-            click.echo(
-                f"notice: no worker, machine or due instance is in queue {clean(name)}; check the name",
-                err=True,
-            )
+        if not _is_served(queues.get(name), workers):
+            hint = did_you_mean(name, [other for other in queues if other != name])
+            click.echo(f"warning: no worker serves queue {clean(name)}{hint}", err=True)
         pause: float | None = None if confirming is None else 0.0
         while confirming is not None and pause is not None:
             await asyncio.sleep(pause)
@@ -149,37 +158,51 @@ async def _pause(
     return said
 
 
+def _is_served(queue: QueueStatus | None, workers: Iterable[WorkerInfo]) -> bool:
+    if queue is None or queue.workers:
+        return queue is not None
+    # A worker with prefixes runs instances in any queue.
+    has_rows = queue.due or queue.future or queue.gated or queue.executing
+    return bool(has_rows) and any(each.is_live and each.prefixes for each in workers)
+
+
 @queues.command()
 @_on_queue
 def resume(place: Place, name: str, reason: str | None, actor: str | None) -> None:
-    """Serve the queue NAME again."""
+    """Resume queue NAME."""
     asyncio.run(_run(place, _verbs.resume_queue(name, reason, actor)))
-    click.echo(f"queue {clean(name)} is open")
+    click.echo(f"queue {clean(name)} resumed")
 
 
 @queues.command("set")
 @click.option(
-    "--concurrency", type=click.IntRange(min=1), metavar="N", help="How many at once in each worker."
+    "--concurrency",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Maximum number of steps at once in each worker process.",
 )
-@click.option("--reset", is_flag=True, help="As each worker was told.")
+@click.option("--reset", is_flag=True, help="Use the concurrency that each worker was started with.")
 @_on_queue
 def set_(
     place: Place, name: str, concurrency: int | None, reset: bool, reason: str | None, actor: str | None
 ) -> None:
-    """Give the queue NAME another concurrency in every worker."""
+    """Set the concurrency of queue NAME in all workers. Takes effect within poll_interval."""
     if (concurrency is None) != reset:
         raise click.UsageError("give either --concurrency N or --reset")
     asyncio.run(_run(place, _verbs.set_queue(name, concurrency, reason, actor)))
-    told = "as each worker was told" if concurrency is None else f"{concurrency} in each worker"
-    click.echo(f"queue {clean(name)} runs {told}")
+    value = "reset to that of each worker" if concurrency is None else f"set to {concurrency} per worker"
+    click.echo(f"concurrency of queue {clean(name)} {value}")
 
 
 @click.command()
-@click.argument("instance", type=target)
+@click.argument("instance", metavar="TARGET", type=target)
 @json_option
 @place_options()
 def explain(place: Place, instance: int | str, as_json: bool) -> None:
-    """Say why INSTANCE, an id or a correlation key, does not run."""
+    """Explain why an instance does not run: state, since when, cause, fix.
+
+    TARGET is an id or a correlation key.
+    """
     try:
         found = asyncio.run(_run(place, _verbs.explain(instance)))
     except NoTargetError:
@@ -196,8 +219,13 @@ def explain(place: Place, instance: int | str, as_json: bool) -> None:
 @place_options("lease", "heartbeat", "reap_interval")
 @click.pass_context
 def doctor(ctx: click.Context, place: Place, as_json: bool) -> None:
-    """Look for what is wrong with the database and its workers. Exit code 1: something is."""
-    findings = asyncio.run(_examine(place))
+    """Check the database and its workers. Each finding says what to do.
+
+    Give --lease, --heartbeat and --reap-interval as the workers have them.
+
+    Exit code 0: no problem, at most warnings; 1: at least one problem.
+    """
+    findings = asyncio.run(_check(place))
     if as_json:
         print_json_rows(findings)
     else:
@@ -205,13 +233,13 @@ def doctor(ctx: click.Context, place: Place, as_json: bool) -> None:
             what, fix = str(finding).split("\n", 1)
             click.echo(f"{clean(what)}\n  {clean(fix.strip())}")
         if not findings:
-            click.echo("all is well")
+            click.echo("no problems found")
     if any(finding.severity == "problem" for finding in findings):
         ctx.exit(1)
 
 
-async def _examine(place: Place) -> Sequence[Finding]:
-    async with place.open(of_any_age=True) as database:
+async def _check(place: Place) -> Sequence[Finding]:
+    async with place.open(check_schema=False) as database:
         return await database.run(_verbs.doctor(place.settings))
 
 

@@ -1,4 +1,4 @@
-"""`gen-durable outbox ls | replay`: what has been emitted, and how far it has come."""
+"""`gen-durable outbox ls | replay`: emitted events and their delivery."""
 
 from __future__ import annotations
 
@@ -26,23 +26,38 @@ __all__ = ["outbox"]
 _COLUMNS: Final = ("NUMBER", "EVENT", "TYPE", "SINK", "STATE", "FAILURES", "AGE", "SUBJECT", "NOTE")
 _STYLES: Final = {"pending": "blue", "published": "green", "dead": "red"}
 _state_option = click.option(
-    "--state", type=click.Choice(get_args(EventState)), help="Only those that are in this state."
+    "--state", type=click.Choice(get_args(EventState)), help="Only events in this state."
 )
-_sink_option = click.option("--sink", metavar="NAME", help="Only those for this sink.")
+_sink_option = click.option("--sink", metavar="NAME", help="Only events for this sink.")
 
 
 @click.group(cls=ListGroup)
 def outbox() -> None:
-    """Look at emitted events, and publish some of them again."""
+    """List emitted events, and publish events again. Without a command: ls."""
 
 
 @outbox.command("ls")
-@click.option("--instance", type=target, metavar="ID|KEY", help="Only those of this instance.")
+@click.option(
+    "--instance",
+    type=target,
+    metavar="TARGET",
+    help="Only events of this instance: an id or a correlation key.",
+)
 @_sink_option
 @_state_option
-@click.option("--limit", type=click.IntRange(1, 10_000), metavar="N", default=50, show_default=True)
 @click.option(
-    "--before", type=click.IntRange(min=1), metavar="NUMBER", help="The last of a page begins the next."
+    "--limit",
+    type=click.IntRange(1, 10_000),
+    metavar="N",
+    default=50,
+    show_default=True,
+    help="Maximum number of events.",
+)
+@click.option(
+    "--before",
+    type=click.IntRange(min=1),
+    metavar="NUMBER",
+    help="Only events before this one. For the next page: the last number of this page.",
 )
 @json_option
 @place_options("retention_pending")
@@ -57,8 +72,7 @@ def list_events(
 ) -> None:
     """List events, newest first.
 
-    A pending event is retried until it expires: --retention-pending (30 days) after its commit. Give this command the
-    value that the workers have.
+    A pending event is retried until it expires, --retention-pending after its commit. Give the value of the workers.
     """
     events = asyncio.run(_events(place, instance, sink, state, before, limit))
     retention = place.settings.retention_pending
@@ -67,16 +81,16 @@ def list_events(
             {**msgspec.structs.asdict(event), "expires_at": _expires_at(event, retention)} for event in events
         )
     elif not events:
-        click.echo("no event matches", err=True)
+        click.echo("no matching events", err=True)
     else:
         _print(events, retention)
 
 
 @outbox.command()
 @click.argument("numbers", metavar="[NUMBER]...", nargs=-1, type=click.IntRange(min=1))
-@click.option("--dead", is_flag=True, help="All dead letters.")
+@click.option("--dead", is_flag=True, help="All dead letters, with --sink those of one sink.")
 @_sink_option
-@click.option("--yes", is_flag=True, help="With --dead: do not ask.")
+@click.option("--yes", is_flag=True, help="With --dead: do not ask for confirmation.")
 @action_options
 @json_option
 @place_options()
@@ -90,21 +104,23 @@ def replay(
     actor: str | None,
     as_json: bool,
 ) -> None:
-    """Publish events again that were published or are dead letters, under the same ids.
+    """Publish events again, under the same ids: published events or dead letters.
 
-    Name events by their number, as `outbox ls` shows it, or give --dead.
+    NUMBER is the number of an event in `outbox ls`.
+
+    Exit code 1: the confirmation was declined.
     """
     if bool(numbers) == dead:
-        raise Failure("which events? give their numbers, or --dead")
+        raise Failure("give either event numbers or --dead")
     if dead and not yes and not as_json:
         if not sys.stdin.isatty():
-            raise Failure("this may publish many events again; say --yes")
-        click.confirm("publish all dead letters again?", abort=True)
+            raise Failure("--dead needs a confirmation. Add --yes.")
+        click.confirm("Publish all dead letters again?", abort=True)
     count = asyncio.run(_replay(place, numbers, sink, reason, actor))
     if as_json:
         print_json({"replayed": count})
     else:
-        click.echo(f"{count} will be published again")
+        click.echo(f"{count} event{'s' * (count != 1)} will be published again")
 
 
 async def _events(
@@ -136,19 +152,19 @@ def _expires_at(event: EventRecord, retention: timedelta) -> datetime | None:
 
 
 def _failing(events: list[EventRecord]) -> dict[tuple[int, str], EventRecord]:
-    """The oldest failed event of each instance and sink: it holds up the later ones."""
+    """Return the oldest failed event of each instance and sink; later events wait for it."""
     newest_first = [event for event in events if event.state == "pending" and event.attempts]
     return {(event.instance_id, event.sink): event for event in newest_first}
 
 
 def _note(event: EventRecord, failing: EventRecord | None, retention: timedelta, now: datetime) -> str:
-    """What comes next for an event, and its last error."""
+    """Describe the next attempt and expiry of an event, and its last error."""
     said = []
     if event.state == "pending":
         if failing is not None and failing.number < event.number:
-            said.append(f"waits for {failing.id}")
+            said.append(f"waiting for {failing.id}")
         elif event.next_at is not None and event.next_at > now:
-            said.append(f"next try in {age_text(event.next_at - now)}")
+            said.append(f"next attempt in {age_text(event.next_at - now)}")
         said.append(f"expires in {age_text(event.created_at + retention - now)}")
     return "; ".join([*said, *filter(None, [clean(event.last_error or "")])]) or "-"
 

@@ -28,19 +28,19 @@ __all__ = ["check_known", "insert", "signal"]
 
 
 class Insertion(msgspec.Struct, frozen=True):
-    """What became of an insert."""
+    """The result of an insert."""
 
     id: int
     inserted: bool
     status: str
-    """Of the new instance, or of the one that has the key."""
+    """Status of the new instance, or of the one that has the key."""
 
 
 @click.command()
 @click.argument("machine")
 @click.argument("state", metavar="[STATE-JSON]", default="{}")
-@click.option("--step", metavar="NAME", help="Begin here instead of at the machine's initial step.")
-@click.option("--queue", metavar="NAME", help="Wait here instead of in the machine's queue.")
+@click.option("--step", metavar="NAME", help="First step. Default: the initial step of the machine.")
+@click.option("--queue", metavar="NAME", help="Queue. Default: the queue of the machine.")
 @click.option(
     "--priority",
     type=click.IntRange(-(2**15), 2**15 - 1),
@@ -49,48 +49,52 @@ class Insertion(msgspec.Struct, frozen=True):
     show_default=True,
     help="Smaller numbers run earlier.",
 )
+@click.option("--in", "delay", type=duration, metavar="DURATION", help="Delay before the first run: 90s, 2h.")
 @click.option(
-    "--in", "delay", type=duration, metavar="DURATION", help="Run no earlier than so long from now: 90s, 2h."
+    "--at",
+    "eligible_at",
+    type=moment,
+    metavar="MOMENT",
+    help="Earliest time of the first run: 2026-01-31T09:00Z.",
 )
 @click.option(
-    "--at", "eligible_at", type=moment, metavar="MOMENT", help="Run no earlier than: 2026-01-31T09:00Z."
+    "--correlation-key",
+    metavar="KEY",
+    help="Business key. Signals and commands can address the instance by it; one live instance has it at a time.",
 )
-@click.option(
-    "--correlation-key", metavar="KEY", help="What the business calls it; signals may be sent to this."
-)
-@click.option("--unique-key", metavar="KEY", help="Insert nothing if an instance has this key.")
+@click.option("--unique-key", metavar="KEY", help="Insert nothing if an instance with this key exists.")
 @click.option(
     "--idempotency-key",
     metavar="KEY",
-    help="The same, for a request that may come twice: it gives the first instance for ever.",
+    help="Unique key of a request: repeated inserts return the first instance, as long as it is kept.",
 )
 @click.option(
     "--concurrency-key",
     metavar="KEY",
-    help="Of the instances with this key, one at a time executes, unless a limit gives its name more slots.",
+    help="Run one instance with this key at a time, or as many as its limit allows: importer, or tenant:7.",
 )
 @click.option(
     "--rate-limit",
     metavar="NAME",
-    help="The first step takes tokens from this limit: crm, or crm:7 for a part.",
+    help="Rate limit of the first step: crm, or crm:7 for a bucket of its own.",
 )
 @click.option(
     "--weight",
     type=click.IntRange(1, 2**31 - 1),
     metavar="N",
-    help="How many tokens that takes. Default: 1.",
+    help="Tokens of the rate limit that the first step takes. Default: 1.",
 )
 @click.option(
     "--max-attempts",
     type=click.IntRange(1, 2**31 - 1),
     metavar="N",
-    help="How often a step may be executed in all, where a retry policy counts.",
+    help="Maximum number of attempts at a step. Default: that of the retry policy.",
 )
 @click.option(
     "--version",
     type=click.IntRange(1, 2**31 - 1),
     metavar="N",
-    help="Of this version of the machine. Default: the newest that a worker has registered.",
+    help="Version of the machine. Default: the newest that a worker has registered.",
 )
 @action_options
 @json_option
@@ -106,16 +110,15 @@ def insert(
 ) -> None:
     """Insert an instance of a machine that a worker has registered.
 
-    STATE-JSON is its state, {} if left out; "-" reads it from standard input. A machine or job without a state of its
-    own takes null.
+    STATE-JSON is the state. Default: {}. "-" reads standard input. For a machine or job without state, give null.
     """
     checked_name(machine, "the machine")
     text = read_json(state, "the state", place.settings.max_payload)
     key = given["correlation_key"]
     if isinstance(target(key or ""), int):
         click.echo(
-            f"gen-durable: the correlation key {key} is all digits, which commands take for an id; "
-            f"they find it by --where correlation-key={key}",
+            f"warning: correlation key {key} consists of digits, which commands read as an id. "
+            f"Use --where correlation-key={key}, or ls --correlation-key {key}.",
             err=True,
         )
     new = NamedInsert(fsm=machine, state=text, **_checked(**given))
@@ -125,14 +128,16 @@ def insert(
     elif done.inserted:
         click.echo(f"inserted {done.id}")
     else:
-        click.echo(f"{done.id} has that key already; it is {done.status}")
+        click.echo(f"not inserted: instance {done.id} ({done.status}) has this key")
 
 
 @click.command()
 @click.argument("to", metavar="TARGET", type=target)
 @click.argument("name")
 @click.argument("payload", metavar="[PAYLOAD-JSON]", default="null")
-@click.option("--dedup-key", metavar="KEY", help="The instance takes a signal with this key once only.")
+@click.option(
+    "--dedup-key", metavar="KEY", help="Deliver a signal with this key at most once to the instance."
+)
 @action_options
 @json_option
 @place_options("max_payload", "max_inbox")
@@ -146,9 +151,9 @@ def signal(
     actor: str | None,
     as_json: bool,
 ) -> None:
-    """Send a signal to an instance, and wake it if it waits for that.
+    """Send signal NAME to an instance. Wakes the instance if it waits for it.
 
-    TARGET is an id, or a correlation key. PAYLOAD-JSON is null if left out; "-" reads it from standard input.
+    TARGET is an id or a correlation key. PAYLOAD-JSON is the payload. Default: null. "-" reads standard input.
     """
     text = read_json(payload, "the payload", place.settings.max_payload)
     plan = _signalling(to, name, text, dedup_key, place.settings, reason, actor)
@@ -157,11 +162,11 @@ def signal(
     if as_json:
         print_json({"id": found.id, "delivered": isinstance(found, Delivered), "is_awaited": is_awaited})
     elif not isinstance(found, Delivered):
-        click.echo(f"{found.id} has had a signal with that dedup key; nothing was added")
+        click.echo(f"not delivered: instance {found.id} already has a signal with this dedup key")
     elif is_awaited:
         click.echo(f"delivered to {found.id}, which was waiting for it")
     else:
-        click.echo(f"delivered to {found.id}; it lies in its inbox")
+        click.echo(f"delivered to the inbox of {found.id}; the instance is not waiting for it")
 
 
 def _checked(
@@ -173,9 +178,9 @@ def _checked(
     **given: Any,
 ) -> dict[str, Any]:
     if unique_key is not None and idempotency_key is not None:
-        raise Failure("--unique-key and --idempotency-key are both given; an idempotency key is a unique key")
+        raise Failure("--unique-key and --idempotency-key exclude each other. Give one of them.")
     if delay is not None and eligible_at is not None:
-        raise Failure("--in and --at are both given; both say when it may run")
+        raise Failure("--in and --at exclude each other. Give one of them.")
     return {
         **given,
         "unique_key": unique_key,
@@ -196,23 +201,21 @@ def _insertion(new: NamedInsert, reason: str | None, actor: str | None) -> Plan[
     if is_new:
         yield from audit.give_reason(id, "created", reason, actor, {"machine": new.fsm})
     row = yield from snapshots.get(id)
-    # Whoever holds the key may be gone for good by now.
+    # The instance that has the key may have been removed since.
     return Insertion(id, is_new, "gone" if row is None else row["status"])
 
 
 def check_known(new: NamedInsert, known: Any) -> None:
-    """Nobody would ever run a machine whose name is misspelt."""
+    """Reject a machine or version that no worker has registered: no worker would run it."""
     versions = known.get(new.fsm)
     if versions is None:
         hint = did_you_mean(new.fsm, tuple(known))
-        there = f"there are {', '.join(known)}" if known else "none has registered any"
-        raise Failure(
-            f"no worker has registered a machine '{new.fsm}'{hint} ({there}); start its worker once"
-        )
+        there = f"registered: {', '.join(known)}" if known else "none is registered"
+        raise Failure(f"no worker has registered machine '{new.fsm}'{hint} ({there}). Start its worker once.")
     if new.version is not None and new.version not in versions:
         raise Failure(
             f"no worker has registered version {new.version} of {new.fsm} "
-            f"(there are {', '.join(map(str, versions))}); start its worker once"
+            f"(registered: {', '.join(map(str, versions))}). Start its worker once."
         )
 
 
@@ -223,7 +226,7 @@ async def _signal(place: Place, to: int | str, plan: Plan[Delivery]) -> Delivery
         except NoTargetError as error:
             if isinstance(to, int):
                 raise Failure(
-                    f"{error}; if {to} is a correlation key, gen-durable ls --correlation-key {to} has the id"
+                    f"{error}. If {to} is a correlation key: gen-durable ls --correlation-key {to}"
                 ) from error
             raise
 

@@ -1,4 +1,4 @@
-"""The root command. Errors of the library become a `Failure`; anything else is a bug and shows its traceback."""
+"""The root command. It turns errors of the library into a `Failure`; other exceptions are bugs and show a traceback."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ __all__ = ["root"]
 
 
 class Root(click.Group):
-    """A group whose commands may raise what the library raises."""
+    """Show errors of the library as a `Failure`."""
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -39,29 +39,17 @@ class Root(click.Group):
 @click.group(cls=Root, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 @click.version_option(__version__, prog_name="gen-durable")
 def root() -> None:
-    """Durable state machines on PostgreSQL."""
+    """Durable state machines on PostgreSQL.
+
+    Exit codes: 0 success; 1 negative result (a check found a problem, an instance failed, a confirmation was declined);
+    2 usage error, instance not found, or database unreachable; 3 --timeout is over.
+    """
 
 
 for command in (
-    *(
-        db,
-        demo,
-        worker,
-        insert,
-        signal,
-        ls,
-        show,
-        wait,
-        cancel,
-        retry,
-        delete,
-        restore,
-        outbox,
-        audit,
-        schedules,
-        limits,
-    ),
+    *(db, demo, worker),
+    *(insert, signal, ls, show, wait, explain),
+    *(cancel, retry, delete, restore),
+    *(workers, queues, limits, schedules, outbox, audit, doctor),
 ):
-    root.add_command(command)
-for command in (workers, queues, explain, doctor):
     root.add_command(command)

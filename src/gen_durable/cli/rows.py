@@ -1,4 +1,4 @@
-"""Instances on their way to the screen: as JSON, and as the few words that fit into a line."""
+"""Instances as JSON and as short texts for one line."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from .json_text import raw
 
 __all__ = [
     "STYLES",
+    "activity",
     "age_text",
     "by_text",
     "clean",
@@ -20,7 +21,6 @@ __all__ = [
     "key_text",
     "note",
     "print_columns",
-    "waits",
 ]
 
 STYLES: Final[Mapping[str, str]] = {
@@ -36,7 +36,7 @@ _UNITS: Final = (("d", 86_400), ("h", 3_600), ("m", 60), ("s", 1))
 
 
 def instance_json(row: Mapping[str, Any]) -> dict[str, Any]:
-    """A snapshot under the names of the Python API; state, result and error are the database's own text."""
+    """Return a row under the names of the Python API. State, result and error are the JSON text of the database."""
     named = dict(row)
     given = {
         "id": named.pop("id"),
@@ -50,18 +50,18 @@ def instance_json(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def by_text(actor: str, login: str | None) -> str:
-    """Who did something: the claimed actor, and the role that was logged in if that is another name."""
+    """Name the actor, and the login role if it differs."""
     by = f"by {clean(actor)}"
     return by if login in (None, actor) else f"{by} (login {clean(login)})"
 
 
 def key_text(key: bytes | None) -> str | None:
-    """A unique key as text; bytes that are none are escaped."""
+    """Decode a unique key; escape bytes that are not UTF-8."""
     return None if key is None else key.decode(errors="backslashreplace")
 
 
 def note(row: Mapping[str, Any], now: datetime) -> str:
-    """What else there is to say about an instance, in a line: what it waits for, and what went wrong."""
+    """Summarize what an instance waits for, and its last error or the reason of its cancel."""
     match row["status"]:
         case Status.DONE:
             why = None
@@ -69,30 +69,31 @@ def note(row: Mapping[str, Any], now: datetime) -> str:
             why = row["cancel_reason"]
         case _:
             why = row["last_error"]
-    return "; ".join(filter(None, [waits(row, now), clean(why or "")]))
+    return "; ".join(filter(None, [activity(row, now), clean(why or "")]))
 
 
-def waits(row: Mapping[str, Any], now: datetime) -> str:
-    """What an instance waits for, or who has it."""
+def activity(row: Mapping[str, Any], now: datetime) -> str:
+    """Name what an instance waits for, or the worker that runs it."""
     said = []
     if row["deleted_at"] is not None:
         said.append("deleted")
     match row["status"]:
         case Status.RUNNABLE if row["eligible_at"] > now:
-            said.append(f"in {age_text(row['eligible_at'] - now)}")
+            said.append(f"due in {age_text(row['eligible_at'] - now)}")
         case Status.AWAITING_SIGNAL:
-            said.append(f"for {', '.join(row['awaits'] or ())}")
+            said.append(f"waiting for signal {', '.join(row['awaits'] or ())}")
         case Status.AWAITING_CHILDREN:
-            said.append(f"for {row['children_pending']} children")
+            count = row["children_pending"]
+            said.append(f"waiting for {count} {'child' if count == 1 else 'children'}")
         case Status.EXECUTING:
-            said.append(f"by {row['locked_by']}")
+            said.append(f"running on {row['locked_by']}")
         case _:
             pass
     return clean("; ".join(said))
 
 
 def age_text(age: timedelta) -> str:
-    """A duration in its two largest units: `3d4h`, `12s`."""
+    """Format a duration with its two largest units: `3d4h`, `12s`."""
     seconds = max(0, int(age.total_seconds()))
     parts = []
     for unit, size in _UNITS:
@@ -103,12 +104,12 @@ def age_text(age: timedelta) -> str:
 
 
 def print_columns(lines: Sequence[Sequence[str]]) -> None:
-    """A heading and lines, each cell below the one above it."""
-    widths = [max(len(line[place]) for line in lines) for place in range(len(lines[0]))]
+    """Print a heading and lines in aligned columns."""
+    widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
     for line in lines:
         click.echo("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
 
 
 def clean(text: str) -> str:
-    """One line without control characters: what users store must not move the cursor of whoever looks at it."""
+    """Escape control characters: stored text must not control the terminal."""
     return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)

@@ -1,4 +1,4 @@
-"""`gen-durable schedules ls | show | add | pause | resume | trigger | rm`: recurring work."""
+"""`gen-durable schedules ls | show | add | pause | resume | trigger | rm`: recurring inserts."""
 
 from __future__ import annotations
 
@@ -41,20 +41,20 @@ name_argument = click.argument("name")
 
 @click.group(cls=ListGroup)
 def schedules() -> None:
-    """Recurring work: what is inserted again and again."""
+    """List and change schedules, which insert instances again and again. Without a command: ls."""
 
 
 @schedules.command("ls")
 @json_option
 @place_options()
 def list_(place: Place, as_json: bool) -> None:
-    """List the schedules, by name."""
+    """List schedules by name: next and last fire time, and number of inserted instances."""
     now, records = _run(place, _listing())
     if as_json:
         print_json_rows(map(_json, records))
         return
     if not records:
-        click.echo("there are no schedules")
+        click.echo("no schedules", err=True)
         return
     lines = [_cells(record, now) for record in records]
     if sys.stdout.isatty():
@@ -73,48 +73,67 @@ def list_(place: Place, as_json: bool) -> None:
 @json_option
 @place_options()
 def show(place: Place, name: str, as_json: bool) -> None:
-    """Show everything about a schedule."""
-    _tell(_run(place, _recurring.get(name)), as_json=as_json)
+    """Show schedule NAME."""
+    _print(_run(place, _recurring.get(name)), as_json=as_json)
 
 
 @schedules.command()
 @name_argument
 @click.argument("machine")
 @click.argument("state", metavar="[STATE-JSON]", default="{}")
-@click.option("--cron", metavar="FIELDS", help="When: '0 3 * * *', six fields with seconds, or @daily.")
-@click.option("--every", type=duration, metavar="DURATION", help="Instead: so long from slot to slot: 15m.")
-@click.option("--tz", metavar="ZONE", default="UTC", show_default=True, help="Where --cron is read.")
+@click.option("--cron", metavar="FIELDS", help="Fire times: '0 3 * * *', six fields with seconds, or @daily.")
+@click.option("--every", type=duration, metavar="DURATION", help="Interval between fire times: 15m.")
+@click.option("--tz", metavar="ZONE", default="UTC", show_default=True, help="Time zone of --cron.")
 @click.option(
     "--missed",
     type=click.Choice(["skip", "once", "all"]),
     default="once",
     show_default=True,
-    help="What becomes of slots that came while no worker ran.",
+    help="Fire times while no worker ran: skip them, fire once, or fire all.",
 )
 @click.option(
     "--overlap",
     type=click.Choice(["allow", "skip"]),
     default="allow",
     show_default=True,
-    help="What becomes of a slot that comes while an instance of the schedule is live.",
+    help="Fire time while an instance of the schedule is live: insert another one, or skip.",
 )
-@click.option("--step", metavar="NAME", help="Begin here instead of at the machine's initial step.")
-@click.option("--queue", metavar="NAME", help="Wait here instead of in the machine's queue.")
-@click.option("--priority", type=click.IntRange(-(2**15), 2**15 - 1), metavar="N", help="Default: 0.")
-@click.option("--correlation-key", metavar="KEY", help="What the business calls each of them.")
+@click.option("--step", metavar="NAME", help="First step. Default: the initial step of the machine.")
+@click.option("--queue", metavar="NAME", help="Queue. Default: the queue of the machine.")
+@click.option(
+    "--priority",
+    type=click.IntRange(-(2**15), 2**15 - 1),
+    metavar="N",
+    help="Smaller numbers run earlier. Default: 0.",
+)
+@click.option(
+    "--correlation-key",
+    metavar="KEY",
+    help="Business key. While a live instance has it, no other is inserted.",
+)
 @click.option(
     "--concurrency-key",
     metavar="KEY",
-    help="Of the instances with this key, one at a time executes, unless a limit gives its name more slots.",
+    help="Run one instance with this key at a time, or as many as its limit allows.",
 )
-@click.option("--rate-limit", metavar="NAME", help="The first step of each takes tokens from this limit.")
-@click.option("--weight", type=click.IntRange(1, 2**31 - 1), metavar="N", help="How many. Default: 1.")
-@click.option("--max-attempts", type=click.IntRange(1, 2**31 - 1), metavar="N", help="Of each instance.")
+@click.option("--rate-limit", metavar="NAME", help="Rate limit of the first step.")
+@click.option(
+    "--weight",
+    type=click.IntRange(1, 2**31 - 1),
+    metavar="N",
+    help="Tokens of the rate limit that the first step takes. Default: 1.",
+)
+@click.option(
+    "--max-attempts",
+    type=click.IntRange(1, 2**31 - 1),
+    metavar="N",
+    help="Maximum number of attempts at a step.",
+)
 @click.option(
     "--version",
     type=click.IntRange(1, 2**31 - 1),
     metavar="N",
-    help="Of this version of the machine. Default: the newest that a worker has registered when it is due.",
+    help="Version of the machine. Default: at each fire time, the newest that a worker has registered.",
 )
 @action_options
 @json_option
@@ -134,14 +153,14 @@ def add(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Store a schedule, in place of one of the same name.
+    """Add schedule NAME, or replace it. Give --cron or --every.
 
-    MACHINE is a machine that a worker has registered; STATE-JSON is the state of its instances, {} if left out; "-"
-    reads it from standard input.
+    MACHINE is a machine that a worker has registered. STATE-JSON is the state of its instances. Default: {}. "-" reads
+    standard input.
     """
     checked_name(machine, "the machine")
     if (cron is None) == (every is None):
-        raise Failure("when? give --cron or --every" + (", not both" if cron else ""))
+        raise Failure("give either --cron or --every")
     check_policies(missed, overlap)
     text = read_json(state, "the state", place.settings.max_payload)
     spec = {
@@ -159,7 +178,7 @@ def add(
         spec=msgspec.json.encode(spec).decode(),
     )
     new = NamedInsert(fsm=machine, state=text, version=options["version"])
-    _tell(_run(place, _add(definition, new, reason, actor)), as_json=as_json)
+    _print(_run(place, _add(definition, new, reason, actor)), as_json=as_json)
 
 
 @schedules.command()
@@ -168,9 +187,9 @@ def add(
 @json_option
 @place_options()
 def pause(place: Place, name: str, reason: str | None, actor: str | None, as_json: bool) -> None:
-    """Let the slots of a schedule pass by."""
+    """Pause schedule NAME: it inserts nothing until it is resumed."""
     record, _ = _run(place, _recurring.pause(name, reason, actor))
-    _tell(record, as_json=as_json)
+    _print(record, as_json=as_json)
 
 
 @schedules.command()
@@ -179,9 +198,9 @@ def pause(place: Place, name: str, reason: str | None, actor: str | None, as_jso
 @json_option
 @place_options()
 def resume(place: Place, name: str, reason: str | None, actor: str | None, as_json: bool) -> None:
-    """Let a schedule go on with its next slot. Those of the pause are gone."""
+    """Resume schedule NAME at its next fire time. Fire times during the pause are skipped."""
     record, _ = _run(place, _recurring.resume(name, _NOW, reason, actor))
-    _tell(record, as_json=as_json)
+    _print(record, as_json=as_json)
 
 
 @schedules.command()
@@ -190,13 +209,13 @@ def resume(place: Place, name: str, reason: str | None, actor: str | None, as_js
 @json_option
 @place_options()
 def trigger(place: Place, name: str, reason: str | None, actor: str | None, as_json: bool) -> None:
-    """Insert what a schedule says now, beside its slots, paused or not."""
+    """Insert an instance of schedule NAME now, also if it is paused. Its fire times stay the same."""
     done: Triggered
     done, _ = _run(place, _recurring.trigger(name, _NOW, reason, actor))
     if as_json:
         print_json({"id": done.id, "inserted": done.is_new})
     else:
-        click.echo(f"inserted {done.id}" if done.is_new else f"{done.id} has its key already")
+        click.echo(f"inserted {done.id}" if done.is_new else f"not inserted: instance {done.id} has this key")
 
 
 @schedules.command()
@@ -205,12 +224,12 @@ def trigger(place: Place, name: str, reason: str | None, actor: str | None, as_j
 @json_option
 @place_options()
 def rm(place: Place, name: str, reason: str | None, actor: str | None, as_json: bool) -> None:
-    """Remove a schedule; what it has inserted stays. A worker that declares it brings it back."""
+    """Remove schedule NAME. Its instances stay. A worker whose code declares the schedule adds it again at start."""
     _run(place, _recurring.delete(name, reason, actor))
     if as_json:
         print_json({"name": name, "removed": True})
     else:
-        click.echo(f"removed {clean(name)}")
+        click.echo(f"removed schedule {clean(name)}")
 
 
 def _run(place: Place, plan: Plan[T]) -> T:
@@ -266,7 +285,7 @@ def _cells(record: ScheduleRecord, now: datetime) -> tuple[str, ...]:
     )
 
 
-def _tell(record: ScheduleRecord, *, as_json: bool) -> None:
+def _print(record: ScheduleRecord, *, as_json: bool) -> None:
     if as_json:
         print_json(_json(record))
         return

@@ -1,4 +1,4 @@
-"""Which instances: the options of `ls`, and `--where` of the commands that change many. Both know the same filters."""
+"""Filters of instances: the options of `ls`, and `--where` of commands that change many."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["FILTERS", "Selection", "filter_options", "read_options", "read_where
 
 
 class _Field(msgspec.Struct, frozen=True):
-    """One filter: its name for people, the field of `Filter` behind it, and how its value is read."""
+    """One filter: its option, its field in `Filter`, and the reader of its value."""
 
     name: str
     field: str
@@ -30,7 +30,7 @@ class _Field(msgspec.Struct, frozen=True):
     metavar: str
     help: str
     is_list: bool = False
-    """Whether it may be given more than once: then any of the values will do."""
+    """Whether it may be repeated. An instance matches if it has one of the values."""
 
 
 def _statuses(text: str) -> tuple[Status, ...]:
@@ -43,21 +43,19 @@ def _statuses(text: str) -> tuple[Status, ...]:
 
 def _number(text: str, what: str) -> int:
     if not (text.isascii() and text.isdecimal()):
-        raise click.BadParameter(f"{text!r} is no {what}")
+        raise click.BadParameter(f"{text!r} is not a number ({what})")
     return int(text)
 
 
 _FIELDS: Final = (
-    _Field(
-        "machine", "fsms", lambda text: checked_name(text, "machine"), "NAME", "Of this machine", is_list=True
-    ),
-    _Field("step", "steps", lambda text: checked_name(text, "step"), "NAME", "At this step", is_list=True),
+    _Field("machine", "fsms", lambda text: checked_name(text, "machine"), "NAME", "Machine", is_list=True),
+    _Field("step", "steps", lambda text: checked_name(text, "step"), "NAME", "Current step", is_list=True),
     _Field(
         "status",
         "statuses",
         _statuses,
         "STATUS",
-        "In this status; pending, leased and succeeded stand for those of jobs",
+        "Status. pending, leased and succeeded are the states of jobs",
         is_list=True,
     ),
     _Field(
@@ -65,57 +63,57 @@ _FIELDS: Final = (
         "version",
         lambda text: checked_int(_number(text, "version"), "version", 1, 2**31 - 1),
         "N",
-        "Of this version of the machine.",
+        "Version of the machine.",
     ),
-    _Field("queue", "queue", lambda text: checked_name(text, "queue"), "NAME", "In this queue."),
+    _Field("queue", "queue", lambda text: checked_name(text, "queue"), "NAME", "Queue."),
     _Field(
         "correlation-key",
         "correlation_key",
         lambda text: checked_key(text, "correlation-key"),
         "KEY",
-        "With this correlation key, now or once.",
+        "Correlation key, current or former.",
     ),
     _Field(
         "unique-key",
         "unique_key",
         lambda text: checked_key(text, "unique-key").encode(),
         "KEY",
-        "With this unique or idempotency key.",
+        "Unique key or idempotency key.",
     ),
     _Field(
         "concurrency-key",
         "concurrency_key",
         lambda text: checked_key(text, "concurrency-key"),
         "KEY",
-        "With this concurrency key.",
+        "Concurrency key.",
     ),
     _Field(
         "parent",
         "parent_id",
         lambda text: checked_id(_number(text, "id")),
         "ID",
-        "The children of this instance.",
+        "Id of the parent.",
     ),
     _Field(
         "schedule",
         "schedule",
         lambda text: checked_name(text, "schedule"),
         "NAME",
-        "Inserted by this schedule.",
+        "Schedule that inserted it.",
     ),
     _Field(
         "since",
         "inserted_after",
         moment_or_age,
         "AGE",
-        "Inserted since then: 1h (ago), or a moment in ISO 8601.",
+        "Inserted after this time: an age (1h), or ISO 8601 (2026-01-31T09:00Z).",
     ),
     _Field(
         "until",
         "inserted_before",
         moment_or_age,
         "AGE",
-        "Inserted before: 1h (ago), or a moment in ISO 8601.",
+        "Inserted before this time: an age (1h), or ISO 8601 (2026-01-31T09:00Z).",
     ),
 )
 _BY_NAME: Final = {field.name: field for field in _FIELDS}
@@ -123,12 +121,12 @@ FILTERS: Final = tuple(_BY_NAME)
 
 
 class Selection(msgspec.Struct, frozen=True):
-    """Filters as they were given; an age becomes a moment when the clock of the database is known."""
+    """The given filters. An age becomes a time by the clock of the database."""
 
     values: Mapping[str, Any]
 
     def filter(self, **more: Any) -> Plan[Filter]:
-        """The filter, with fields of the command's own; those that the user gave win."""
+        """Return the filter. `more` are defaults of the command; the filters of the user win."""
         values = {**more, **self.values}
         if any(isinstance(value, timedelta) for value in values.values()):
             now = yield from snapshots.now()
@@ -140,13 +138,13 @@ class Selection(msgspec.Struct, frozen=True):
 
 
 def filter_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """An option for each filter; the command gets them as texts, under the names of the filters."""
+    """Add an option for each filter. The command gets their texts."""
     for field in reversed(_FIELDS):
         command = click.option(
             f"--{field.name}",
             metavar=field.metavar,
             multiple=True,
-            help=f"{field.help}; may be repeated." if field.is_list else field.help,
+            help=f"{field.help} (repeatable)." if field.is_list else field.help,
         )(command)
     return command
 
@@ -155,26 +153,26 @@ where_option = click.option(
     "--where",
     metavar="FILTER=VALUE",
     multiple=True,
-    help="Instead of instances one by one, all that match; may be repeated. The filters are the options of `ls`: "
+    help="Select all matching instances instead of naming them (repeatable, combined with AND). Filters, as in `ls`: "
     + ", ".join(_BY_NAME)
     + ".",
 )
 
 
 def read_options(given: Mapping[str, Iterable[str]]) -> Selection:
-    """What the options of `ls` select."""
+    """Read the filters of `ls`."""
     return _selection({name.replace("_", "-"): list(texts) for name, texts in given.items()}, "--{}")
 
 
 def read_where(pairs: Sequence[str]) -> Selection:
-    """What `--where machine=Checkout --where status=failed` selects."""
+    """Read the filters of `--where machine=Checkout --where status=failed`."""
     given: dict[str, list[str]] = {}
     for pair in pairs:
         name, equals, text = pair.partition("=")
         name = name.strip().replace("_", "-")
         if not equals or name not in _BY_NAME:
-            hint = did_you_mean(name, tuple(_BY_NAME))
-            raise Failure(f"--where {pair}: write FILTER=VALUE{hint}; the filters are {', '.join(_BY_NAME)}")
+            problem = f"unknown filter{did_you_mean(name, FILTERS)}" if equals else "write FILTER=VALUE"
+            raise Failure(f"--where {pair}: {problem}. Filters: {', '.join(FILTERS)}".replace("?.", "?"))
         given.setdefault(name, []).append(text)
     return _selection(given, "--where {}")
 
@@ -184,7 +182,7 @@ def _selection(given: Mapping[str, list[str]], form: str) -> Selection:
     for name, texts in given.items():
         field, option = _BY_NAME[name], form.format(name)
         if len(texts) > 1 and not field.is_list:
-            raise Failure(f"{option} is given {len(texts)} times; it can have one value only")
+            raise Failure(f"{option} is given {len(texts)} times. Give it once.")
         try:
             read = [field.read(text) for text in texts]
         except click.BadParameter as error:
@@ -195,7 +193,7 @@ def _selection(given: Mapping[str, list[str]], form: str) -> Selection:
 
 
 def _flat(values: Iterable[Any]) -> list[Any]:
-    """A status may stand for several."""
+    """Flatten: a state of jobs means several statuses."""
     return [one for value in values for one in (value if isinstance(value, tuple) else [value])]
 
 

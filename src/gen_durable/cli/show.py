@@ -1,4 +1,4 @@
-"""`gen-durable show`: everything that is known about one instance."""
+"""`gen-durable show`: everything that the tables hold about one instance."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from .connection import Place, place_options
 from .failure import no_instance
 from .json_text import json_option, print_json, raw, readable
 from .options import target
-from .rows import STYLES, age_text, by_text, clean, instance_json, key_text, waits
+from .rows import STYLES, activity, age_text, by_text, clean, instance_json, key_text
 
 __all__ = ["show"]
 
-_MOST: Final = 20  # lines of one list; --json has them all
+_MAX_LINES: Final = 20  # of one list; --json prints all
 
 
 class InstanceDetails(msgspec.Struct, frozen=True, kw_only=True):
-    """What the tables hold of one instance."""
+    """All rows that belong to one instance."""
 
     now: datetime
     row: Row
@@ -43,12 +43,13 @@ class InstanceDetails(msgspec.Struct, frozen=True, kw_only=True):
 @json_option
 @place_options()
 def show(place: Place, to: int | str, as_json: bool) -> None:
-    """Show everything about an instance.
+    """Show everything about an instance, also if it is deleted.
 
-    TARGET is an id or a correlation key. It may be deleted. Attempts are counted from 1 here, and from 0 in JSON (and
-    in the tables, and by ctx.attempt).
+    TARGET is an id or a correlation key.
+
+    Attempts count from 1. JSON has the values of the tables and of ctx.attempt, which count from 0.
     """
-    found = asyncio.run(_look(place, target_value(to)))
+    found = asyncio.run(_read(place, target_value(to)))
     if as_json:
         print_json(_json(found))
     else:
@@ -56,7 +57,7 @@ def show(place: Place, to: int | str, as_json: bool) -> None:
             click.echo(line)
 
 
-async def _look(place: Place, to: int | str) -> InstanceDetails:
+async def _read(place: Place, to: int | str) -> InstanceDetails:
     async with place.open() as database:
         return await database.run(_details(to))
 
@@ -100,20 +101,19 @@ def _lines(found: InstanceDetails) -> Iterator[str]:
     yield _bold(f"{clean(row['fsm'])}{version} {row['id']}") + "  " + _status(row["status"])
     for name, value in _facts(found):
         if value is not None:
-            # A value of several lines stays in its column.
-            yield f"  {name + ':':<17}" + value.replace("\n", "\n" + " " * 19)
+            yield f"  {name + ':':<18}" + value.replace("\n", "\n" + " " * 20)
     for name, texts in _lists(found):
         yield ""
         yield _bold(name)
-        yield from (f"  {text}" for text in texts[-_MOST:])
-        if len(texts) > _MOST:
-            yield f"  … and {len(texts) - _MOST} before; --json shows all"
+        yield from (f"  {text}" for text in texts[-_MAX_LINES:])
+        if len(texts) > _MAX_LINES:
+            yield f"  … {len(texts) - _MAX_LINES} earlier ones: --json"
 
 
 def _facts(found: InstanceDetails) -> Iterator[tuple[str, str | None]]:
     row, details, now = found.row, found.details, found.now
     yield "step", ", ".join(filter(None, [clean(row["step"]), _tries(found)]))
-    yield "runs" if row["status"] == Status.EXECUTING else "waits", waits(row, now) or None
+    yield "now", activity(row, now) or None
     yield "queue", f"{clean(row['queue'])}, priority {row['priority']}"
     for name in ("correlation_key", "concurrency_key"):
         yield name.replace("_", " "), None if row[name] is None else clean(row[name])
@@ -121,21 +121,21 @@ def _facts(found: InstanceDetails) -> Iterator[tuple[str, str | None]]:
     yield "unique key", None if key is None else clean(key)
     yield "parent", None if row["parent_id"] is None else str(row["parent_id"])
     yield "inserted", _when(row["inserted_at"], now)
-    yield "changed", _when(row["updated_at"], now)
+    yield "updated", _when(row["updated_at"], now)
     yield "due", _when(row["eligible_at"], now) if row["status"] == Status.RUNNABLE else None
     yield "deadline", _when(row["await_deadline"], now)
     yield "ended", _when(row["finished_at"], now)
     yield "lease", _when(details["lease_expires_at"], now)
     yield (
-        "cancel",
-        _deed(details["cancel_requested_at"], details["cancelled_by"], details["cancel_reason"], now),
+        "cancelled" if row["status"] == Status.CANCELLED else "cancel requested",
+        _action(details["cancel_requested_at"], details["cancelled_by"], details["cancel_reason"], now),
     )
-    yield "deleted", _deed(row["deleted_at"], None, details["delete_reason"], now)
+    yield "deleted", _action(row["deleted_at"], None, details["delete_reason"], now)
     yield "crashes", str(row["crash_count"]) if row["crash_count"] else None
     yield "state", readable(row["state"])
     yield "result", None if row["result"] is None else readable(row["result"])
     yield "last error", None if row["last_error"] is None else clean(row["last_error"])
-    yield "error", None if row["error"] is None else readable(row["error"])
+    yield "error", None if row["error"] is None else _error(row["error"])
 
 
 def _lists(found: InstanceDetails) -> Iterator[tuple[str, list[str]]]:
@@ -145,7 +145,7 @@ def _lists(found: InstanceDetails) -> Iterator[tuple[str, list[str]]]:
         named = [
             f"{clean(row['name'])} × {row['count']}, {_when(row['oldest_at'], now)}" for row in found.inbox
         ]
-        yield f"inbox: {count} unread, {size:,} bytes", named
+        yield f"inbox: {count} unconsumed, {size:,} bytes", named
     if found.children:
         counts = Counter(row["status"] for row in found.children)
         summary = ", ".join(f"{count} {status}" for status, count in sorted(counts.items()))
@@ -156,7 +156,7 @@ def _lists(found: InstanceDetails) -> Iterator[tuple[str, list[str]]]:
         yield (
             "audit",
             [
-                f"{row['event']}, {_deed(row['created_at'], row['actor'], row['reason'], now, row['login'])}"
+                f"{row['event']}, {_action(row['created_at'], row['actor'], row['reason'], now, row['login'])}"
                 for row in found.audit
             ],
         )
@@ -169,7 +169,7 @@ def _child(row: Row) -> str:
 
 def _execution(row: Row) -> str:
     if not _has_run(row):
-        return f"{row['attempt']} {clean(row['step'])} {row['status']} {row['outcome']} while it waited; nothing ran"
+        return f"{row['attempt']} {clean(row['step'])} {row['status']} {row['outcome']} while waiting; no step ran"
     began = row["started_at"] or row["leased_at"]
     took = f" in {_seconds(began, row['finished_at'])}" if began and row["finished_at"] else ""
     outcome = f" {row['outcome']}" if row["outcome"] else ""
@@ -188,13 +188,13 @@ def _status(status: str) -> str:
 
 
 def _tries(found: InstanceDetails) -> str | None:
-    """At which attempt of its step it is, or ended; and of what has ended, how often its steps ran in all."""
+    """Return the current attempt at the step, counted from 1; for an ended instance also its number of executions."""
     row, details = found.row, found.details
     limit = "" if details["max_attempts"] is None else f" of {details['max_attempts']}"
     this = f"attempt {row['attempt'] + 1}{limit}"
     if row["finished_at"] is not None:
         count = details["execution"] - sum(not _has_run(each) for each in found.executions)
-        total = f"{count} execution{'s' * (count != 1)} in all"
+        total = f"{count} execution{'s' * (count != 1)} in total"
         return f"{this}, {total}" if row["attempt"] else total
     if row["status"] == Status.EXECUTING:
         return this
@@ -202,7 +202,7 @@ def _tries(found: InstanceDetails) -> str | None:
 
 
 def _has_run(execution: Row) -> bool:
-    """What nobody had leased is the note that a waiting instance was cancelled."""
+    """Return whether a step ran. The record of a cancel while waiting has no lease."""
     return execution["lease_owner"] is not None
 
 
@@ -213,13 +213,21 @@ def _when(moment: datetime | None, now: datetime) -> str | None:
     return f"{moment.astimezone():%Y-%m-%d %H:%M:%S %z} ({distance})"
 
 
-def _deed(
+def _action(
     at: datetime | None, actor: str | None, reason: str | None, now: datetime, login: str | None = None
 ) -> str | None:
     if at is None:
         return None
     by = f" {by_text(actor, login)}" if actor else ""
     return f"{_when(at, now)}{by}{': ' + clean(reason) if reason else ''}"
+
+
+def _error(text: str) -> str:
+    """Format the error of a step. People count attempts from 1."""
+    error = msgspec.json.decode(text)
+    if isinstance(error, dict) and isinstance(error.get("attempt"), int):
+        return readable(msgspec.json.encode({**error, "attempt": error["attempt"] + 1}).decode())
+    return readable(text)
 
 
 def _seconds(began: datetime, ended: datetime) -> str:

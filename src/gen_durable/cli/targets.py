@@ -1,4 +1,4 @@
-"""What a user means by `app.py`, `app.py:machines` or `shop.machines:worker`."""
+"""Load the target of a worker: `app.py`, `app.py:machines` or `shop.machines:worker`."""
 
 from __future__ import annotations
 
@@ -22,28 +22,28 @@ from .failure import Failure
 __all__ = ["Machines", "load"]
 
 Machines: TypeAlias = list[type[Definition[Any, Any]] | Definition[Any, Any] | Schedule]
-"""Machines, and schedules beside them."""
+"""Machines, jobs and schedules."""
 
 
 def load(target: str) -> Machines | Worker:
-    """The machines behind a target, or the worker that it holds ready-made."""
+    """Return the machines of a target, or its `Worker`."""
     place, _, name = target.partition(":")
     module = _module(place)
     if name:
-        return _meant(_attribute(module, place, name), target)
+        return _checked(_attribute(module, place, name), target)
     machines = _machines_of(module)
     if not machines:
-        raise Failure(f"{place} defines no machine; name what holds them: {place}:machines")
+        raise Failure(f"{place} defines no machine. If a variable holds them, name it: {place}:machines")
     return [*machines, *(value for value in vars(module).values() if isinstance(value, Schedule))]
 
 
 def _module(place: str) -> ModuleType:
-    """Import a file or a dotted name; the current directory is on the path, as it is for `python` itself."""
+    """Import a file or a dotted name, with the current directory on the path."""
     _prepend(Path.cwd())
     is_file = place.endswith(".py")
     path = Path(place).resolve()
     if is_file and not path.is_file():
-        raise Failure(f"there is no file {path}")
+        raise Failure(f"file {path} does not exist")
     try:
         return _import_file(path) if is_file else importlib.import_module(place)
     except GenDurableError:
@@ -51,13 +51,13 @@ def _module(place: str) -> ModuleType:
     except Exception as error:
         if isinstance(error, ModuleNotFoundError) and not is_file and _is_part(error.name, place):
             raise Failure(
-                f"there is no module {place}, seen from {Path.cwd()}; a file works too: app.py"
+                f"module {place} not found from {Path.cwd()}. For a file, write its name with .py: app.py"
             ) from error
-        raise Failure(_told(error, place)) from error
+        raise Failure(_import_failure(error, place)) from error
 
 
 def _import_file(path: Path) -> ModuleType:
-    """Import a file under the name by which its neighbours would import it."""
+    """Import a file under the name by which the modules of its package import it."""
     top, parts = path.parent, [path.stem]
     while (top / "__init__.py").is_file():
         parts.insert(0, top.name)
@@ -67,7 +67,9 @@ def _import_file(path: Path) -> ModuleType:
     if len(parts) > 1:
         return importlib.import_module(name)
     if name in sys.modules:
-        name = f"{name} of {path.parent}"  # a file queue.py must not take the place of the standard library's
+        name = (
+            f"{name} of {path.parent}"  # a file queue.py must not replace the module of the standard library
+        )
     return load_file(name, str(path))
 
 
@@ -77,7 +79,7 @@ def _prepend(directory: Path) -> None:
 
 
 def _machines_of(module: ModuleType) -> Machines:
-    """The machines and jobs that are written in this module, in the order of the file; a base class is none."""
+    """Return the machines and jobs defined in this module, in the order of the file; without abstract bases."""
     return [
         value
         for value in vars(module).values()
@@ -95,19 +97,20 @@ def _attribute(module: ModuleType, place: str, name: str) -> object:
     return value
 
 
-def _meant(value: object, target: str) -> Machines | Worker:
+def _checked(value: object, target: str) -> Machines | Worker:
     if isinstance(value, Worker):
         return value
     found: list[Any] = list(value) if isinstance(value, Iterable) and not isinstance(value, str) else [value]
     odd = [each for each in found if not _is_machine(each)]
     if odd:
+        kind = type(odd[0]).__name__
         raise Failure(
-            f"{target} is or holds a {type(odd[0]).__name__}; give a machine, a list of them, or a Worker"
+            f"{target} contains a value of type {kind}. Give a machine, a list of machines, or a Worker."
         )
     if all(isinstance(each, Schedule) for each in found) and found:
-        raise Failure(f"{target} has schedules only; give the machines as well")
+        raise Failure(f"{target} contains only schedules. Add the machines that they insert.")
     if not found:
-        raise Failure(f"{target} is empty; give a machine, a list of them, or a Worker")
+        raise Failure(f"{target} is empty. Give a machine, a list of machines, or a Worker.")
     return found
 
 
@@ -121,14 +124,14 @@ def _is_part(missing: str | None, place: str) -> bool:
     return missing is not None and f"{place}.".startswith(f"{missing}.")
 
 
-def _told(error: Exception, place: str) -> str:
-    """The error as Python tells it, from the user's first line on: how we got there is of no interest."""
+def _import_failure(error: Exception, place: str) -> str:
+    """Return the traceback from the first line of user code on."""
     frames = error.__traceback__
-    while frames is not None and _is_machinery(frames.tb_frame.f_code.co_filename):
+    while frames is not None and _is_import_machinery(frames.tb_frame.f_code.co_filename):
         frames = frames.tb_next
-    told = "".join(traceback.format_exception(type(error), error, frames)).rstrip()
-    return f"{place} cannot be imported\n{told}"
+    text = "".join(traceback.format_exception(type(error), error, frames)).rstrip()
+    return f"{place} cannot be imported:\n{text}"
 
 
-def _is_machinery(file: str) -> bool:
+def _is_import_machinery(file: str) -> bool:
     return file in (__file__, load_file.__code__.co_filename) or "importlib" in file

@@ -1,4 +1,4 @@
-"""What can be done to instances: what it would do, and how it is done."""
+"""Changes of instances: cancel, retry, delete and restore, with a prediction of their effect."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ IDLE: Final = frozenset({"finished", "left", "refused"})
 Outcome: TypeAlias = Literal[
     "cancelled", "requested", "finished", "retried", "deleted", "restored", "left", "refused"
 ]
-"""finished, left: there was nothing to do; refused: another instance has its key."""
+"""finished, left: nothing to do; refused: another instance has its key."""
 
 
 class Change(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What became of one instance."""
+    """The result for one instance."""
 
     id: int
     outcome: Outcome
     problem: str = ""
-    """Of a refused one: why, and what would help."""
+    """Why it was refused, and what to do."""
 
 
 class Group(msgspec.Struct, frozen=True):
-    """Instances that are alike, and what would become of them."""
+    """Instances of one machine and status, and the predicted result."""
 
     machine: str
     status: str
@@ -50,42 +50,45 @@ class Group(msgspec.Struct, frozen=True):
 
 
 class Verb(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing that can be done to instances."""
+    """A change of instances."""
 
     reason: str | None = None
     actor: str | None = None
 
     @property
     def name(self) -> str:
-        """What it is called on the command line."""
+        """Return the name of the command."""
         return type(self).__name__.lower()
 
     @property
     def is_idempotent(self) -> bool:
-        """Whether an instance on which there is nothing to do is as it was wished."""
+        """Return whether an instance with nothing to do counts as success."""
         return True
 
     @property
     def is_newest_first(self) -> bool:
-        """Whether children go before their parents. Else parents would be released before it is their turn."""
+        """Return whether children are changed before their parents.
+
+        A retried parent waits again for children that were retried before. A cancelled child would release its parent.
+        """
         return False
 
     @property
     def defaults(self) -> Mapping[str, Any]:
-        """Which instances a filter means that does not say it."""
+        """Return filters that apply unless the user gives others."""
         return {}
 
     def predict(self, status: str, *, is_deleted: bool) -> Outcome:
-        """What it would do to an instance."""
+        """Predict the result for an instance."""
         raise NotImplementedError
 
     def plan(self, ids: Sequence[int]) -> Plan[list[Change]]:
-        """Do it, in one statement."""
+        """Change these instances in one statement."""
         raise NotImplementedError
 
 
 class Cancel(Verb, frozen=True, kw_only=True):
-    """End what is live."""
+    """Cancel live instances."""
 
     force: bool = False
 
@@ -99,7 +102,7 @@ class Cancel(Verb, frozen=True, kw_only=True):
         return "requested" if status == Status.EXECUTING and not self.force else "cancelled"
 
     def plan(self, ids: Sequence[int]) -> Plan[list[Change]]:
-        rows = yield from control.cancel(ids, self.reason, self.actor, force=self.force)
+        rows = yield from control.cancel(ids, self.reason, self.actor, force=self.force, is_alone=True)
         return [Change(row["id"], self._outcome(row)) for row in rows]
 
     def _outcome(self, row: Row) -> Outcome:
@@ -109,7 +112,7 @@ class Cancel(Verb, frozen=True, kw_only=True):
 
 
 class Retry(Verb, frozen=True, kw_only=True):
-    """Let go on what failed or was cancelled."""
+    """Retry failed or cancelled instances."""
 
     state: str | None = None
 
@@ -129,23 +132,23 @@ class Retry(Verb, frozen=True, kw_only=True):
         return "retried" if status in (Status.FAILED, Status.CANCELLED) and not is_deleted else "left"
 
     def plan(self, ids: Sequence[int]) -> Plan[list[Change]]:
-        rows = yield from control.retry(ids, self.state, self.reason, self.actor)
+        rows = yield from control.retry(ids, self.state, self.reason, self.actor, is_alone=True)
         return [Change(row["id"], "retried" if row["is_retried"] else "left") for row in rows]
 
 
 class Delete(Verb, frozen=True, kw_only=True):
-    """Take out of sight and out of work."""
+    """Soft-delete instances."""
 
     def predict(self, status: str, *, is_deleted: bool) -> Outcome:
         return "left" if is_deleted else "deleted"
 
     def plan(self, ids: Sequence[int]) -> Plan[list[Change]]:
-        rows = yield from control.delete(ids, self.reason, self.actor)
+        rows = yield from control.delete(ids, self.reason, self.actor, is_alone=True)
         return [Change(row["id"], "deleted") for row in rows]
 
 
 class Restore(Verb, frozen=True, kw_only=True):
-    """Undo a deletion."""
+    """Restore deleted instances."""
 
     @property
     def defaults(self) -> Mapping[str, Any]:
@@ -155,5 +158,5 @@ class Restore(Verb, frozen=True, kw_only=True):
         return "restored" if is_deleted else "left"
 
     def plan(self, ids: Sequence[int]) -> Plan[list[Change]]:
-        rows = yield from control.restore(ids, self.reason, self.actor)
+        rows = yield from control.restore(ids, self.reason, self.actor, is_alone=True)
         return [Change(row["id"], "restored") for row in rows]

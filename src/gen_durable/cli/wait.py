@@ -1,4 +1,4 @@
-"""`gen-durable wait`: until an instance has ended, for scripts and for people who watch."""
+"""`gen-durable wait`: wait until an instance has ended."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ _PARKED: Final = (Status.AWAITING_SIGNAL, Status.AWAITING_CHILDREN)
     "--timeout",
     type=duration,
     metavar="DURATION",
-    help="Wait no longer than so long: 30s. Default: for ever.",
+    help="Longest wait, for example 30s. Default: no limit.",
 )
 @click.option(
     "--until",
     type=click.Choice(["finished", "parked"]),
     default="finished",
     show_default=True,
-    help="parked: also return when it waits for a signal or for children.",
+    help="parked: return also when the instance waits for a signal or for children.",
 )
 @json_option
 @place_options()
@@ -57,7 +57,8 @@ def wait(place: Place, to: int | str, timeout: timedelta | None, until: str, as_
 
     TARGET is an id or a correlation key.
 
-    Exit code 0: it is done (or parked, with --until parked); 1: it failed or was cancelled; 3: the time is over.
+    Exit code 0: done (with --until parked, also parked); 1: failed or cancelled; 2: usage error, instance not found, or
+    database unreachable; 3: --timeout is over.
     """
     try:
         row, code = asyncio.run(_wait(place, target_value(to), timeout, until_parked=until == "parked"))
@@ -68,7 +69,7 @@ def wait(place: Place, to: int | str, timeout: timedelta | None, until: str, as_
     elif row["status"] == Status.DONE:
         click.echo(row["result"])
     if code != 0 or row["status"] != Status.DONE:
-        click.echo(_told(row, "still " if code == TIMED_OUT else ""), err=True)
+        click.echo(_summary(row, "still " if code == TIMED_OUT else ""), err=True)
     raise SystemExit(code)
 
 
@@ -110,15 +111,17 @@ async def _show_progress(database: Database, row: Row) -> None:
     console, began = Console(stderr=True), time.monotonic()
     if not (sys.stderr.isatty() and console.is_terminal):
         return
-    with console.status(Text(_told(row, ""))) as line:
+    with console.status(Text(_summary(row, ""))) as line:
         while True:
             await asyncio.sleep(_REFRESH)
             with suppress(StatementError):  # the wait itself reports an outage
                 row = await _get(database, row["id"])
-            line.update(Text(f"{_told(row, '')} ({age_text(timedelta(seconds=time.monotonic() - began))})"))
+            line.update(
+                Text(f"{_summary(row, '')} ({age_text(timedelta(seconds=time.monotonic() - began))})")
+            )
 
 
-def _told(row: Row, still: str) -> str:
+def _summary(row: Row, still: str) -> str:
     said = note(row, datetime.now(UTC))
     end = f": {said}" if said else ""
     return f"{clean(row['fsm'])} {row['id']} is {still}{row['status']} at step '{clean(row['step'])}'{end}"

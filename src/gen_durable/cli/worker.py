@@ -1,4 +1,4 @@
-"""`gen-durable worker app.py:machines`: run machines until the process is told to stop."""
+"""`gen-durable worker app.py:machines`: run machines until SIGTERM or SIGINT."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ _log: Final = logging.getLogger("gen_durable.worker")
     type=queue,
     metavar="NAME=N",
     multiple=True,
-    help="A queue, and how many of its steps run at once; may be repeated. Default: the machines' queues, 10 each. "
-    "More of Queue behind a comma: mail=10,prefetch=5,min-demand=3,weight=2.",
+    help="Queue to serve and its concurrency (repeatable). Default: the queues of the machines, 10 each. "
+    "Further settings of the queue: mail=10,prefetch=5,min-demand=3,weight=2.",
 )
 @click.option(
     "--prefix",
@@ -44,13 +44,13 @@ _log: Final = logging.getLogger("gen_durable.worker")
     type=prefix,
     metavar="PREFIX[=N]",
     multiple=True,
-    help="A namespace of machines that this worker owns (billing.), and how many of their steps run at once; may be "
-    "repeated, and stands instead of queues unless those are given too. Default: GEN_DURABLE_PREFIXES, if it is set.",
+    help="Serve all machines whose names have this prefix (billing.), in any queue, with concurrency N (repeatable). "
+    "Replaces the default queues. Default: GEN_DURABLE_PREFIXES.",
 )
 @click.option(
     "--on-unknown",
     type=click.Choice(["fail", "leave"]),
-    help="What becomes of an instance under a prefix whose machine TARGET does not have. Default: fail.",
+    help="Instances under a prefix whose machine TARGET lacks: fail them, or leave them to others. Default: fail.",
 )
 @click.option(
     "--limit",
@@ -58,30 +58,30 @@ _log: Final = logging.getLogger("gen_durable.worker")
     type=limit,
     metavar="LIMIT",
     multiple=True,
-    help="A limit to set if there is none of its name: tenant=3 (executions of a key at once), crm=100/1m (starts per "
-    "minute), crm=100/1m/200 (200 of them at one moment); may be repeated.",
+    help="Limit to set unless it exists (repeatable): tenant=3 (executions at once per key), crm=100/1m (starts per "
+    "minute), crm=100/1m/200 (with a burst of 200).",
 )
 @click.option(
     "--metrics",
     type=address,
     metavar="HOST:PORT",
-    help="Answer Prometheus there (needs the extra prometheus).",
+    help="Serve Prometheus metrics there. Needs the extra prometheus.",
 )
 @click.option(
     "--processes",
     type=click.IntRange(1, 1024),
     metavar="N",
-    help="Work in so many processes; one that crashes is started again. Default: in this one.",
+    help="Number of worker processes; one that crashes is restarted. Default: run in this process.",
 )
 @click.option(
     "--no-queues",
     is_flag=True,
-    help="Serve no queue: only run the services that serve everybody (reaper, gc). Needs no TARGET.",
+    help="Serve no queue: run only the services for all workers (reaper, gc). Needs no TARGET.",
 )
 @click.option(
     "--health",
     metavar="[HOST:]PORT",
-    help="Answer /healthz and /readyz there. Default host: 127.0.0.1. Kubernetes probes need 0.0.0.0:PORT.",
+    help="Serve /healthz and /readyz there. Default host: 127.0.0.1. For Kubernetes probes: 0.0.0.0:PORT.",
 )
 @dsn_option
 @settings_options()
@@ -101,19 +101,23 @@ def worker(
 ) -> None:
     """Run the machines of TARGET until SIGTERM or SIGINT.
 
-    TARGET is a file (app.py: all machines and schedules written in it), something in a file (app.py:machines: a
+    TARGET is a file (app.py: all machines and schedules defined in it), a variable of a file (app.py:machines: a
     machine, a list of machines, or a Worker), or the same in a module (shop.machines:checkout).
+
+    The first signal drains: running steps get --drain-timeout to finish. A second signal skips the drain.
+
+    Exit code 0: stopped by a signal; 1: the worker failed; 2: usage error, or database unreachable.
     """
     if target is None and not no_queues:
         raise click.UsageError("Missing argument 'TARGET'.")
     if no_queues and (queues or prefixes):
-        raise Failure("--no-queues serves none; leave --queue and --prefix out, or it")
+        raise Failure("--no-queues excludes --queue and --prefix. Remove one of them.")
     loaded = [] if target is None else load(target)
     set_up_log()
     if isinstance(loaded, Worker):
         given = [name for name, value in settings.items() if value is not None]
         if queues or prefixes or on_unknown or no_queues or health or limits or dsn or settings_file or given:
-            raise Failure(f"{target} is a Worker and has its settings in the code; leave the options out")
+            raise Failure(f"{target} is a Worker, which has its settings in the code. Remove the options.")
         ready = loaded
     else:
         ready = Worker(
@@ -130,23 +134,25 @@ def worker(
     if metrics is not None:
         if processes is not None:
             raise Failure(
-                "--metrics and --processes: every process needs a port of its own; start them one by one"
+                "--metrics excludes --processes: each process needs its own port. Start the processes one by one."
             )
         _serve_metrics(ready, *metrics)
 
-    def tell() -> None:
-        # Not before: of several processes only the one that looks after them comes here.
+    def announce() -> None:
+        # Called in the supervisor only, if there are several processes.
         _warn_of_idle(ready, target)
         click.echo(_start_line(ready, processes))
 
-    ready.run(processes=processes, on_ready=tell)
+    ready.run(processes=processes, on_ready=announce)
 
 
 def _serve_metrics(ready: Worker, host: str, port: int) -> None:
     try:
         from ..contrib.prometheus import Metrics
     except ImportError:
-        raise Failure("--metrics needs prometheus-client: pip install 'gen_durable[prometheus]'") from None
+        raise Failure(
+            "--metrics needs prometheus-client. Run: pip install 'gen_durable[prometheus]'"
+        ) from None
     try:
         Metrics(ready).serve(host, port)
     except OSError as error:
@@ -156,30 +162,30 @@ def _serve_metrics(ready: Worker, host: str, port: int) -> None:
 def _distinct(given: tuple[tuple[str, Queue], ...], what: str) -> dict[str, Queue] | None:
     by_name = dict(given)
     if len(by_name) < len(given):
-        raise Failure(f"a {what} is given twice; one --{what} for each")
+        raise Failure(f"a {what} is given twice. Give one --{what} for each.")
     return by_name or None
 
 
 def _warn_of_idle(ready: Worker, target: str | None) -> None:
-    """Who serves what none of its machines is in has rather made a mistake, and waits for ever, or fails what comes."""
+    """Warn about prefixes and queues that no machine of the worker is in: probably a misspelling."""
     for owned in ready.prefixes:
         if not any(each.name.startswith(owned) for each in ready.machines):
-            _log.warning("no machine of %s begins with %r; %s", target, owned, _fate(ready))
+            _log.warning("no machine of %s has prefix %r; %s", target, owned, _fate(ready))
     queues = sorted({each.queue for each in ready.machines})
     if ready.served_queues and not ready.prefixes and not set(queues) & set(ready.served_queues):
         hints = (did_you_mean(name, queues) for name in ready.served_queues)
         hint = next(filter(None, hints), "")
-        _log.warning("this worker serves none of the queues of its machines (%s)%s", ", ".join(queues), hint)
+        _log.warning("worker serves none of the queues of its machines (%s)%s", ", ".join(queues), hint)
 
 
 def _fate(ready: Worker) -> str:
     if ready.leaves_unknown:
-        return "what is inserted under it is left to other workers"
-    return "what is inserted under it fails as no_handler_registered (--on-unknown leave leaves it)"
+        return "its instances are left to other workers"
+    return "its instances fail as no_handler_registered (to leave them to other workers: --on-unknown leave)"
 
 
 def _start_line(ready: Worker, processes: int | None) -> str:
-    """Who runs what, where. Queues of the machines that are left to other workers are named: it may be a mistake."""
+    """Return the line that names machines, server and queues, and the queues of the machines that it does not serve."""
     prefixes = tuple(ready.prefixes)
     ours = [
         each for each in ready.machines if each.queue in ready.served_queues or each.name.startswith(prefixes)
@@ -188,7 +194,7 @@ def _start_line(ready: Worker, processes: int | None) -> str:
     served = [*_sources("queues", ready.served_queues), *_sources("prefixes", ready.prefixes)]
     elsewhere = sorted({each.queue for each in ready.machines} - set(ready.served_queues))
     named = f"queue{'s' * (len(elsewhere) > 1)} {', '.join(elsewhere)}"
-    left = f"; leaves {named} to other workers" if elsewhere and not prefixes else ""
+    left = f"; {named} left to other workers" if elsewhere and not prefixes else ""
     dsn = ready.dsn or environment_dsn()
     where = shown(dsn) if dsn else "the embedded PostgreSQL"
     number = f", in {processes} processes" if processes else ""
