@@ -1,4 +1,4 @@
-"""A web application that places orders, runs them, and hears of their payments.
+"""A web application that places orders, runs them in its process, and gets their payments by webhook.
 
 GEN_DURABLE_DSN=postgresql://… WEBHOOK_SECRET=whsec_… uvicorn fastapi_app:app
 """
@@ -46,10 +46,10 @@ class Checkout(Machine[int, str]):
         )
 
 
-durable = Worker([Checkout])  # or AsyncClient(), with the workers in processes of their own
+durable = Worker([Checkout])  # or AsyncClient(), with workers in other processes
 app = FastAPI(lifespan=durable.lifespan)
 # POST /hooks/order:42/payment, signed with bound_secret(WEBHOOK_SECRET, "order:42", "payment"); or a CloudEvent to
-# /hooks/, with the slash: sinks follow no redirect
+# /hooks/ (with the slash: HttpSink does not follow redirects)
 app.mount("/hooks", Inbound(durable, secret=os.environ["WEBHOOK_SECRET"]))
 
 
@@ -60,7 +60,7 @@ async def place(number: int, durable: DurableClient) -> dict[str, int]:
 
 
 @app.get("/orders/{number}")
-async def look(number: int, durable: DurableClient) -> dict[str, Any]:
+async def show(number: int, durable: DurableClient) -> dict[str, Any]:
     try:
         order = await durable.wait(f"order:{number}", until="parked", timeout=timedelta(seconds=5))
     except NoTargetError:
@@ -69,5 +69,5 @@ async def look(number: int, durable: DurableClient) -> dict[str, Any]:
         return {"status": order.status}
     try:
         return {"status": order.status, "result": order.result}
-    except NotDoneError as error:  # it failed or was cancelled
+    except NotDoneError as error:  # failed or cancelled
         return {"status": order.status, "why": error.error}

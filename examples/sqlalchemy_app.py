@@ -1,4 +1,4 @@
-"""Orders in a table of yours, the work for them in ours, in one transaction.
+"""Insert an order and its instance in one transaction of SQLAlchemy.
 
 GEN_DURABLE_DSN=postgresql://… python sqlalchemy_app.py
 """
@@ -35,13 +35,13 @@ sessions = async_sessionmaker(engine)
 
 
 async def place(session: AsyncSession, durable: AsyncClient, price: int) -> int:
-    """Part of the caller's transaction, both of it."""
+    """Insert an order and its instance in the transaction of the caller."""
     order = Order(price=price)
     session.add(order)
-    await session.flush()  # now it has its number
+    await session.flush()  # sets order.number
     await durable.insert(Checkout, order.number, correlation_key=f"order:{order.number}", conn=session)
     if price < 1:
-        raise ValueError("there is no price below 1")
+        raise ValueError("the price must be at least 1")
     return order.number
 
 

@@ -1,4 +1,4 @@
-"""`AsyncClient`: insert, signal, look, wait. Its blocking twin says the same in the same words."""
+"""`AsyncClient`: insert, signal, read, wait and control. `Client` is the blocking variant."""
 
 from __future__ import annotations
 
@@ -53,32 +53,31 @@ T = TypeVar("T")
 
 
 class AsyncClient:
-    """A producer: it inserts and addresses instances, and runs none.
+    """A client: inserts, signals, reads and controls instances. It does not run them.
 
         async with AsyncClient(dsn) as client:
             order = await client.insert(Checkout, Order(42), correlation_key="order:42")
             await client.signal(order, Checkout.payment, Payment(100))
             receipt = (await client.wait(order)).result
 
-    A call returns what happened, as a value to look at or to ignore; it raises when what it was asked for did not
-    happen. Verbs that write take `conn=`, a connection of the caller's: then they are part of the caller's
-    transaction, and happen if and when that commits.
+    Methods return their result as a value and raise if they could not do what was asked. Methods that write take
+    `conn=`, a connection of the caller (asyncpg, psycopg or SQLAlchemy): the change is then part of its transaction.
     """
 
     if not TYPE_CHECKING:
         __getattr__ = attribute_hint("client")
 
     def __init__(self, dsn: Dsn | None = None, *, settings: Settings | None = None) -> None:
-        """Say where to work; nothing is opened yet.
+        """Configure the client; `async with` opens it.
 
         Args:
-            dsn: where PostgreSQL is; left out, `GEN_DURABLE_DSN` says it, and else the embedded server is used. A
-                function (plain or async) is asked for it before every new connection: for passwords that do not last.
-            settings: left out, they come from the environment and the defaults.
+            dsn: the DSN of PostgreSQL; default: `GEN_DURABLE_DSN`, or the embedded server. A plain or async function
+                is called for the DSN before every new connection, for passwords that expire.
+            settings: the settings; default: from the environment.
         """
         self.dsn: Dsn | None = dsn
         self.settings: Settings = Settings.given(settings)
-        # How far the clock of this client is ahead of the database's: that of a test may be.
+        # How far the clock of this client is ahead of that of the database; not zero in tests only.
         self._ahead = timedelta(0)
         self._wakes = Wakes()
         self._database_status = DatabaseStatus()
@@ -103,10 +102,10 @@ class AsyncClient:
 
     @asynccontextmanager
     async def lifespan(self, app: object) -> AsyncGenerator[Mapping[str, Any]]:
-        """For Starlette and FastAPI: `FastAPI(lifespan=client.lifespan)`.
+        """Open the client for the lifetime of a Starlette or FastAPI application: `FastAPI(lifespan=client.lifespan)`.
 
-        What it yields is the state by which `contrib.starlette` and `contrib.fastapi` find the client again. An
-        application with more to open does it in a lifespan of its own, and passes that on:
+        It yields the state by which `contrib.starlette` and `contrib.fastapi` find the client. An application with
+        more resources merges it in its own lifespan:
 
             async with Mailer() as mailer, client.lifespan(app) as state:
                 yield {**state, "mailer": mailer}
@@ -153,24 +152,29 @@ class AsyncClient:
         conn: AsyncConnection | None = None,
         **options: Any,
     ) -> InsertResult[Any, Any]:
-        """Insert one instance of a machine. `args=` is another name of `state=`.
+        """Insert one instance of a machine or job.
+
+            order = await client.insert(Checkout, Order(42), correlation_key="order:42")
 
         Args:
-            machine: a machine or a job: its class, an object of it, or the function.
-            state: the state that it begins with; of a job, its payload. A mapping is converted to the declared type:
-                strictly, so a value of another type or an unknown key is refused.
-            args: the same.
-            conn: a connection of the caller's, to take part in its transaction.
+            machine: a machine class, an object of one, or a job.
+            state: the first state; for a job, its payload. A mapping is converted to the declared type. The conversion
+                is strict: values of another type and unknown keys are refused.
+            args: an alias of `state`.
+            conn: a connection of the caller; the insert is then part of its transaction.
             options: step, queue, priority, eligible_at, schedule_at, schedule_in, correlation_key, correlation_scope,
-                unique_key, unique_scope, concurrency_key, idempotency_key, max_attempts, rate_limit,
-                weight, traceparent; see `InsertOptions`.
+                unique_key, unique_scope, concurrency_key, idempotency_key, max_attempts, rate_limit, weight,
+                traceparent; see `InsertOptions`.
 
         Returns:
-            `Inserted`, or `Duplicate` when an instance has the correlation or unique key already. Both point at it.
+            `Inserted`, or `Duplicate` if an instance of this machine already has the correlation or unique key. Both
+            are references to the instance.
 
         Raises:
             KeyTakenError: an instance of another machine has the key.
-            EncodeError: the state is not of the machine's type, or cannot be stored.
+            EncodeError: the state does not match the type of the machine, or cannot be stored.
+            LimitError: the rate limit does not exist, or the weight exceeds its burst.
+            UsageError: an option is unknown or invalid.
         """
         spec = Spec(machine, _verbs.given_state(state, args), **options)
         return await self._write(_verbs.insert(spec, self.settings, is_alone=self._is_alone(conn)), conn)
@@ -186,14 +190,21 @@ class AsyncClient:
     async def insert_all(
         self, specs: Iterable[AnySpec], /, *, conn: AsyncConnection | None = None
     ) -> list[InsertResult[Any, Any] | KeyTaken[Any, Any]]:
-        """Insert many in one statement: all of them or, if it raises, none. One answer per spec, in order.
+        """Insert many instances in one transaction: all of them, or none if it raises.
+
+            await client.insert_all([Spec(Thumbnail, Image(url)) for url in urls])
+
+        Args:
+            specs: the inserts, of one or several machines.
+            conn: a connection of the caller; the insert is then part of its transaction.
 
         Returns:
-            For each spec `Inserted`, `Duplicate`, or `KeyTaken`: an instance of another machine has the key, and that
-            spec alone is not inserted. Any use of a `KeyTaken`, such as to wait for it, raises a `KeyTakenError`.
+            For each spec, in order, `Inserted`, `Duplicate` or `KeyTaken`. `KeyTaken` means that an instance of another
+            machine has the key and this spec was not inserted; every use of it raises `KeyTakenError`.
 
         Raises:
-            UsageError: they have more than 512 MiB together, which no statement can carry; make several calls of it.
+            EncodeError: a state does not match the type of its machine, or cannot be stored.
+            UsageError: the specs have more than 512 MiB together; split them.
         """
         return await self._write(
             _verbs.insert_all(list(specs), self.settings, is_alone=self._is_alone(conn)),
@@ -242,13 +253,24 @@ class AsyncClient:
         dedup_key: Key | None = None,
         conn: AsyncConnection | None = None,
     ) -> Delivery:
-        """Put a signal into the inbox of a live instance, and wake it if it awaits that signal.
+        """Add a signal to the inbox of a live instance, and wake the instance if it waits for this signal.
+
+            await client.signal("order:42", Checkout.payment, Payment(100), dedup_key="evt-7")
+
+        Args:
+            target: a reference, an id, or a correlation key.
+            signal: the `Signal`, or its name.
+            payload: the payload; none for a signal without payload.
+            dedup_key: signals with the same key are delivered to an instance once.
+            conn: a connection of the caller; the delivery is then part of its transaction.
 
         Returns:
-            `Delivered`, or `DuplicateSignal` when the instance has had this `dedup_key` before.
+            `Delivered`, or `DuplicateSignal` if the instance already got a signal with this `dedup_key`.
 
         Raises:
             NoTargetError: there is no such live instance; nothing is stored.
+            InboxFullError: the inbox holds `settings.max_inbox` bytes.
+            EncodeError: the payload does not match its type, or cannot be stored.
         """
         return await self._write(_verbs.signal(target, signal, payload, dedup_key, self.settings), conn)
 
@@ -263,17 +285,20 @@ class AsyncClient:
         cascade: bool = False,
         conn: AsyncConnection | None = None,
     ) -> CancelResult:
-        """Cancel an instance: at once if it is parked or runnable, and as soon as its step ends if one executes.
+        """Cancel an instance: at once, or, if a step executes, when that step ends.
 
-        An acknowledged cancel wins over every later outcome of the step: that is dropped, and its effect does not run.
+        After this call returns, the outcome of an executing step is discarded, and its effect does not run.
 
         Args:
             target: a reference, an id, or a correlation key.
-            reason: for whoever looks at it later.
-            actor: who asked for it.
-            force: do not wait for the step: revoke its lease now. It cannot commit any more, but it may still run.
-            cascade: cancel whatever it has spawned, children and theirs, as well.
-            conn: a connection of the caller's, to take part in its transaction.
+            reason: recorded with the instance and in the audit log.
+            actor: who cancels; recorded in the audit log.
+            force: revoke the lease of an executing step now. The step may still run, but cannot commit.
+            cascade: also cancel all descendants.
+            conn: a connection of the caller; the cancel is then part of its transaction.
+
+        Returns:
+            `Cancelled`, `CancelRequested` if a step executes, or `AlreadyFinished`.
 
         Raises:
             NoTargetError: there is no such instance.
@@ -293,7 +318,7 @@ class AsyncClient:
         force: bool = False,
         **filters: Unpack[Filters],
     ) -> int:
-        """Cancel every live instance that the filters of `list` choose, in batches; how many there were."""
+        """Cancel all live instances that match the filters of `list`, in batches; return how many there were."""
         return await self._write(
             _verbs.cancel_all(machine, filters, reason, actor, force=force, is_alone=self._is_alone(None)),
             None,
@@ -308,7 +333,15 @@ class AsyncClient:
         actor: str | None = None,
         conn: AsyncConnection | None = None,
     ) -> Deleted:
-        """Take an instance out of sight and out of work, and keep its row. A live one is cancelled; twice is once.
+        """Soft-delete an instance: it is hidden, never runs, and is removed after `settings.retention_deleted`.
+
+        A live instance is also cancelled. Repeating the call changes nothing; `restore` undoes it.
+
+        Args:
+            target: a reference, an id, or a correlation key.
+            reason: recorded with the instance and in the audit log.
+            actor: who deletes; recorded in the audit log.
+            conn: a connection of the caller; the delete is then part of its transaction.
 
         Raises:
             NoTargetError: there is no such instance.
@@ -326,7 +359,7 @@ class AsyncClient:
         actor: str | None = None,
         **filters: Unpack[Filters],
     ) -> int:
-        """Delete softly every instance that the filters of `list` choose, in batches; how many there were."""
+        """Soft-delete all instances that match the filters of `list`, in batches; return how many there were."""
         return await self._write(
             _verbs.delete_all(machine, filters, reason, actor, is_alone=self._is_alone(None)), None
         )
@@ -340,7 +373,7 @@ class AsyncClient:
         actor: str | None = None,
         conn: AsyncConnection | None = None,
     ) -> Restored:
-        """Undo a soft delete. What it cancelled stays cancelled; `retry` lets it go on.
+        """Undo a soft delete. An instance that the delete cancelled stays cancelled; `retry` continues it.
 
         A correlation key means the latest deleted instance that had it.
 
@@ -360,20 +393,23 @@ class AsyncClient:
         actor: str | None = None,
         conn: AsyncConnection | None = None,
     ) -> RetryResult:
-        """Let a failed or cancelled instance go on at the step where it ended, with a fresh count of attempts.
+        """Continue a failed or cancelled instance at the step where it ended, with `attempt` 0.
 
-        Queue, keys and limits stay; the error is forgotten. The inbox went with the end, so what waited for a signal,
-        or was woken by one, waits for it again, until the deadline that its `Await` had; if that has passed, it runs at
-        once with `ctx.timed_out`. A parent waits for those of its children that are live. The parent of a
-        retried child waits for it, unless the step that joins has begun. A step that was cancelled runs again under its
-        old idempotency key; one that had failed makes another transition, under a new one.
+        Queue, keys and limits stay; the error is cleared. Consumed signals are gone: an instance that waited for a
+        signal, or was woken by one, waits for it again, until the deadline of its `Await`. If that has passed, it runs
+        at once with `ctx.timed_out`. A parent waits for those of its children that are live. The parent of a retried
+        child waits for the child, unless its joining step has started. A cancelled step runs again with its old
+        idempotency key; a failed one is a new transition with a new key.
 
         Args:
             target: a reference, an id, or a correlation key.
-            state: instead of the one that it ended with.
-            reason: for whoever looks at it later.
-            actor: who asked for it.
-            conn: a connection of the caller's, to take part in its transaction.
+            state: a new state; default: the state at its end.
+            reason: recorded in the audit log.
+            actor: who retries; recorded in the audit log.
+            conn: a connection of the caller; the retry is then part of its transaction.
+
+        Returns:
+            `Retried`, or `NotRetried` if the instance is live, done or deleted.
 
         Raises:
             NoTargetError: there is no such instance.
@@ -392,9 +428,9 @@ class AsyncClient:
         actor: str | None = None,
         **filters: Unpack[Filters],
     ) -> int:
-        """Retry every failed or cancelled instance that the filters of `list` choose, in batches; how many.
+        """Retry all failed or cancelled instances that match the filters of `list`, in batches; return how many.
 
-        One whose key another instance has now is left out.
+        An instance whose key another instance has now is skipped.
         """
         return await self._write(
             _verbs.retry_all(machine, filters, reason, actor, is_alone=self._is_alone(None)), None
@@ -421,10 +457,12 @@ class AsyncClient:
     async def get(
         self, target: Target, /, *, with_deleted: bool = False, conn: AsyncConnection | None = None
     ) -> Instance[Any, Any] | None:
-        """The instance as it is now, or `None`. By key, the one that has it, or else the latest that had it.
+        """Return an instance, or `None`.
 
-        One that is deleted softly shows only `with_deleted=True`. With `conn=` it is looked for in the caller's
-        transaction, which sees what it has inserted itself; so for `list`, `count` and `children`.
+        Args:
+            target: a reference, an id, or a correlation key: the instance that has the key, or the latest that had it.
+            with_deleted: also return a soft-deleted instance.
+            conn: a connection of the caller; the read then sees the inserts of its transaction.
         """
         return await self._read(_verbs.get(target, with_deleted=with_deleted), conn)
 
@@ -460,7 +498,22 @@ class AsyncClient:
         conn: AsyncConnection | None = None,
         **filters: Unpack[Filters],
     ) -> Sequence[Instance[Any, Any]]:
-        """Instances, newest first. The next page begins below the last id of this one: `before=page[-1].id`."""
+        """Return a page of instances, newest first.
+
+            failed = await client.list(Checkout, status="failed", limit=50)
+            more = await client.list(Checkout, status="failed", limit=50, before=failed[-1].id)
+
+        Args:
+            machine: only instances of this machine; default: all.
+            limit: the size of the page.
+            before: only ids below this one, for the next page.
+            conn: a connection of the caller; the read then sees its transaction.
+            filters: version, step, status, queue, correlation_key, unique_key, concurrency_key, parent, schedule,
+                inserted_after, inserted_before, with_deleted.
+
+        Raises:
+            UsageError: a filter is unknown or invalid.
+        """
         return await self._read(_verbs.page(machine, limit, before, filters), conn)
 
     async def count(
@@ -471,21 +524,20 @@ class AsyncClient:
         conn: AsyncConnection | None = None,
         **filters: Unpack[Filters],
     ) -> int:
-        """How many instances there are, by the same filters as `list`."""
+        """Return the number of instances that match the filters of `list`."""
         return await self._read(_verbs.count(machine, filters), conn)
 
     async def limits(self) -> Sequence[Limit]:
-        """Every limit that is set, by name."""
+        """Return all limits, ordered by name."""
         return await self._database.run(_verbs.limits())
 
     async def set_limit(
         self, limit: Limit, /, *, reason: str | None = None, actor: str | None = None
     ) -> None:
-        """Set a limit, in place of what there was of its kind and name. It counts from the next pick on.
+        """Set a limit, replacing one of the same kind and name. It applies from the next pick on.
 
-        More slots let waiting instances in at once; with fewer, the surplus of executions ends in its own time. After
-        another rate, what waits for its turn is given a new one. Instances that name a rate limit which did not exist
-        start now.
+        With more slots, waiting instances start at once. With fewer, running executions end normally. After a change
+        of a rate, waiting instances get new start times. Instances that named a missing rate limit become due.
         """
         await self._database.run(_verbs.set_limit(limit, reason, actor))
 
@@ -498,21 +550,21 @@ class AsyncClient:
         reason: str | None = None,
         actor: str | None = None,
     ) -> bool:
-        """Remove the limits of a name, or the one of a kind; whether there was any.
+        """Remove the limits of a name, or only that of one kind; return whether there was any.
 
-        A concurrency key is back to one slot. An instance with a rate limit that is gone does not start; workers
-        report it as `rate_limit.unknown` until the limit is set again.
+        A concurrency key without a limit has one slot. Instances with a removed rate limit do not start; workers
+        report them as `rate_limit.unknown` until the limit is set again.
         """
         return await self._database.run(_verbs.remove_limit(name, kind, reason, actor))
 
     async def children(
         self, target: Target, /, *, every: bool = False, conn: AsyncConnection | None = None
     ) -> Sequence[Instance[Any, Any]]:
-        """The children of the last `ScheduleChildren` of an instance, in order; or (`every`) all it ever had."""
+        """Return the children of the last `ScheduleChildren` of an instance, in order; with `every`, of all of them."""
         return await self._read(_verbs.children(target, every=every), conn)
 
     async def executions(self, target: Target, /) -> Sequence[ExecutionRecord]:
-        """Every execution of an instance, oldest first: the ended ones as they are recorded, and the live one."""
+        """Return all recorded executions of an instance, oldest first, and the running one."""
         return await self._database.run(_verbs.executions(target))
 
     async def events(
@@ -525,9 +577,14 @@ class AsyncClient:
         before: EventRecord | int | None = None,
         limit: int = 100,
     ) -> Sequence[EventRecord]:
-        """Events of the outbox, the newest first: of one instance, of one sink, in one state.
+        """Return a page of events of the outbox, newest first.
 
-        `before` (the last of a page, or its number) gives the next page.
+        Args:
+            target: only events of this instance.
+            sink: only events of this sink.
+            state: only events in this state: `pending`, `published` or `dead`.
+            limit: the size of the page.
+            before: the last event of a page, or its number, for the next page.
         """
         return await self._database.run(_verbs.events(target, sink, state, before, limit))
 
@@ -539,18 +596,19 @@ class AsyncClient:
         reason: str | None = None,
         actor: str | None = None,
     ) -> int:
-        """Publish events again that were published or dead, under the same ids; how many there were."""
+        """Publish published or dead events again, with the same ids; return how many there were."""
         return await self._database.run(_verbs.replay(events, reason, actor))
 
     async def audit(
         self, target: Target, /, *, after: AuditEvent | int | None = None, limit: int = 1000
     ) -> Sequence[AuditEvent]:
-        """What has happened to an instance, oldest first: by itself, and by whom.
+        """Return a page of audit events of an instance, oldest first.
 
-        `after` (the last of a page, or its number) gives the next page. Which events there are depends on the level.
+        Which events exist depends on the audit level. `after` (the last event of a page, or its number) returns the
+        next page.
 
         Raises:
-            NoTargetError: there is no such instance, and no event of one.
+            NoTargetError: neither the instance nor an audit event of it exists.
         """
         return await self._database.run(_verbs.audit(target, after, limit))
 
@@ -564,7 +622,7 @@ class AsyncClient:
         return await self._database.run(_verbs.audit_log(before, limit))
 
     async def audit_level(self) -> AuditLevel:
-        """Which audit events are written: `off`, `failures` (what went wrong, and what people did) or `all`."""
+        """Return which audit events are written: `off`, `failures` (errors and actions of people) or `all`."""
         return await self._database.run(_verbs.audit_level())
 
     async def set_audit(
@@ -576,7 +634,7 @@ class AsyncClient:
         actor: str | None = None,
         conn: AsyncConnection | None = None,
     ) -> AuditLevel:
-        """Write audit events of another level from now on, in every process; returns the level until now."""
+        """Set the audit level for all processes; return the level before."""
         return await self._write(_verbs.set_audit(level, reason, actor), conn)
 
     async def put_schedule(
@@ -588,14 +646,14 @@ class AsyncClient:
         actor: str | None = None,
         conn: AsyncConnection | None = None,
     ) -> ScheduleRecord:
-        """Store a schedule, in place of the one that has its name, if any. What is paused stays paused.
+        """Store a schedule, replacing one of the same name. A paused schedule stays paused.
 
-        While cron, interval and time zone are what they were, the next slot stays what it was.
+        The next fire time changes only if cron, interval or time zone change.
         """
         return await self._write(_recurring.put(schedule, self.settings, self._ahead, reason, actor), conn)
 
     async def get_schedule(self, name: str, /) -> ScheduleRecord:
-        """A schedule as it is stored.
+        """Return a stored schedule.
 
         Raises:
             NoScheduleError: there is no such schedule.
@@ -603,7 +661,7 @@ class AsyncClient:
         return await self._database.run(_recurring.get(name))
 
     async def schedules(self) -> Sequence[ScheduleRecord]:
-        """All schedules, by name."""
+        """Return all schedules, ordered by name."""
         return await self._database.run(_recurring.every())
 
     async def pause_schedule(
@@ -615,7 +673,7 @@ class AsyncClient:
         actor: str | None = None,
         conn: AsyncConnection | None = None,
     ) -> ScheduleRecord:
-        """Let the slots of a schedule pass by. Once this has returned, none is fired; twice is once.
+        """Pause a schedule. After this call returns, it inserts nothing. Repeating the call changes nothing.
 
         Raises:
             NoScheduleError: there is no such schedule.
@@ -631,7 +689,7 @@ class AsyncClient:
         actor: str | None = None,
         conn: AsyncConnection | None = None,
     ) -> ScheduleRecord:
-        """Let a schedule go on with its next slot. Those that came while it was paused are gone.
+        """Resume a paused schedule with its next fire time. Fire times during the pause are skipped.
 
         Raises:
             NoScheduleError: there is no such schedule.
@@ -647,7 +705,7 @@ class AsyncClient:
         actor: str | None = None,
         conn: AsyncConnection | None = None,
     ) -> Triggered:
-        """Insert what a schedule says now, beside its slots, paused or not; `ctx.fire_time` is this moment.
+        """Insert an instance of a schedule now, paused or not. Its fire times do not change; `ctx.fire_time` is now.
 
         Raises:
             NoScheduleError: there is no such schedule.
@@ -663,9 +721,9 @@ class AsyncClient:
         actor: str | None = None,
         conn: AsyncConnection | None = None,
     ) -> None:
-        """Remove a schedule; what it has inserted stays.
+        """Remove a schedule; its instances stay.
 
-        A worker that declares it stores it again when it opens.
+        A worker that declares the schedule stores it again when it starts.
 
         Raises:
             NoScheduleError: there is no such schedule.
@@ -673,7 +731,7 @@ class AsyncClient:
         await self._write(_recurring.delete(name, reason, actor), conn)
 
     async def explain(self, target: Target, /) -> Explanation:
-        """Why does it not run? All reasons that there are at this moment, with their facts.
+        """Return all reasons why an instance does not run.
 
             print(await client.explain("order:42"))
 
@@ -683,17 +741,17 @@ class AsyncClient:
         return await self._database.run(_verbs.explain(target))
 
     async def doctor(self) -> Sequence[Finding]:
-        """Look for what is wrong with the schema, the server and the workers. Each finding says what to do about it."""
+        """Check schema, server and workers for problems; each finding says how to fix it."""
         return await self._database.run(_verbs.doctor(self.settings))
 
     async def workers(self) -> Sequence[WorkerInfo]:
-        """The workers of this database: those that are there, and for ten minutes those that died."""
+        """Return the workers of this database, including those that crashed within the last ten minutes."""
         return await self._database.run(_verbs.workers())
 
     async def queues(self) -> Sequence[QueueStatus]:
-        """Every queue, how it is served, and how much waits in it.
+        """Return all queues with their counts.
 
-        It costs little, however much that is: figures of 10,000 and above mean "at least".
+        The cost does not depend on the number of instances: counts stop at 10,000, which means "at least".
         """
         return await self._database.run(_verbs.queues())
 
@@ -708,21 +766,20 @@ class AsyncClient:
         actor: str | None = None,
         conn: AsyncConnection | None = None,
     ) -> QueueControl:
-        """Let nothing of a queue begin until it is resumed; what runs comes to its end.
+        """Pause a queue: workers start nothing from it until it is resumed. Running steps end normally.
 
-        No execution of it begins later than one `poll_interval` after this has returned (or after the caller's
-        transaction has committed), in no live worker, by queue or by prefix. What waits stays as it is; deadlines run
-        on.
+        All live workers stop starting its instances within one `poll_interval` after this call returns, or after the
+        transaction of the caller commits. Waiting instances do not change; deadlines continue.
 
         Args:
             name: the queue.
-            wait: return when every live worker has confirmed the pause: then nothing of the queue begins any more,
-                chained steps included. A worker that dies meanwhile is waited for until it counts as dead, three
-                heartbeats. If the queue is resumed meanwhile, this returns with `is_paused` false.
-            timeout: how long to wait at most; left out, until all have confirmed.
+            wait: return only when every live worker has confirmed the pause; after that no step of the queue starts,
+                chained steps included. A worker that crashes meanwhile delays this for up to three heartbeats. If the
+                queue is resumed meanwhile, the call returns with `is_paused` false.
+            timeout: how long to wait for confirmation; default: without limit.
             reason: recorded in the audit log.
-            actor: who asks for it; recorded in the audit log.
-            conn: a connection of the caller's, to take part in its transaction; not with `wait`.
+            actor: who pauses; recorded in the audit log.
+            conn: a connection of the caller; the pause is then part of its transaction. Not with `wait`.
 
         Raises:
             PauseTimeoutError: live workers have not confirmed in time. The queue stays paused.
@@ -740,7 +797,7 @@ class AsyncClient:
         actor: str | None = None,
         conn: AsyncConnection | None = None,
     ) -> QueueControl:
-        """Serve a queue again."""
+        """Resume a paused queue."""
         return await self._write(_verbs.resume_queue(name, reason, actor), conn)
 
     async def set_queue(
@@ -753,9 +810,9 @@ class AsyncClient:
         actor: str | None = None,
         conn: AsyncConnection | None = None,
     ) -> QueueControl:
-        """Give a queue another concurrency in every worker that serves it by name, within one `poll_interval`.
+        """Set the concurrency of a queue in every worker that serves it by name, within one `poll_interval`.
 
-        `None` gives it back to what each worker was told. What runs beyond a lower number comes to its end.
+        `None` restores the `queues=` of each worker. Running steps above a lower number end normally.
         """
         return await self._write(_verbs.set_queue(name, concurrency, reason, actor), conn)
 
@@ -788,17 +845,23 @@ class AsyncClient:
         until: Until = "finished",
         raise_failed: bool = False,
     ) -> Instance[Any, Any]:
-        """Wait until an instance has ended, at most `timeout`, and return it as it is then.
-
-        `until="parked"` comes back also when it parks, for a signal or for its children. `.result` of what is returned
-        gives the result or says why there is none, so a timeout needs no `try`:
+        """Wait until an instance has ended, or until `timeout`, and return it.
 
             instance = await client.wait(order, timeout=timedelta(seconds=1))
             return instance.result if instance.is_finished else Response(status_code=202)
 
+        A timeout does not raise: `.result` of the returned instance returns the result, or raises and says why there
+        is none.
+
+        Args:
+            target: a reference, an id, or a correlation key.
+            until: `"parked"` also returns when the instance waits for a signal or for children.
+            timeout: how long to wait; default: without limit.
+            raise_failed: raise if the instance failed or was cancelled.
+
         Raises:
             NoTargetError: there is no such instance.
-            NotDoneError: with `raise_failed=True`, it failed or was cancelled.
+            NotDoneError: with `raise_failed=True`, the instance failed or was cancelled.
         """
         seconds = None if timeout is None else checked_delay(timeout, "timeout").total_seconds()
         parked = _verbs.checked_until(until)
@@ -841,14 +904,17 @@ class AsyncClient:
         timeout: timedelta | None = None,
         until: Until = "finished",
     ) -> Sequence[Instance[Any, Any]]:
-        """Wait for many, as for one; at most `timeout` in all. The answers are in the order of the targets."""
+        """Wait for several instances like `wait`, with one `timeout` for all.
+
+        Return them in the order of the targets.
+        """
         try:
             async with asyncio.TaskGroup() as group:
                 tasks = [
                     group.create_task(self.wait(target, timeout=timeout, until=until)) for target in targets
                 ]
         except BaseExceptionGroup as failures:
-            raise failures.exceptions[0] from None  # as waiting for one would
+            raise failures.exceptions[0] from None  # the same error as `wait`
         return [task.result() for task in tasks]
 
     async def _poll(self, poll: _verbs.Poll[T]) -> T:

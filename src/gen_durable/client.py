@@ -1,4 +1,4 @@
-"""`Client`: the blocking twin of `AsyncClient`, for scripts and for web frameworks without a loop."""
+"""`Client`: the blocking variant of `AsyncClient`, for scripts and web frameworks without an event loop."""
 
 from __future__ import annotations
 
@@ -46,7 +46,15 @@ T = TypeVar("T")
 
 
 class Client:
-    """A blocking producer. Every method means what it means in `AsyncClient`, which documents them."""
+    """The blocking variant of `AsyncClient`, with the same methods.
+
+        with Client(dsn) as client:
+            order = client.insert(Checkout, Order(42))
+            receipt = client.wait(order).result
+
+    `AsyncClient` documents the methods. Threads may share a client: it has one connection under a lock. `conn=` takes
+    a psycopg, SQLAlchemy or Django connection.
+    """
 
     if not TYPE_CHECKING:
         __getattr__ = attribute_hint("client")

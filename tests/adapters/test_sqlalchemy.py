@@ -253,7 +253,7 @@ async def test_the_example(
     monkeypatch.delitem(sys.modules, "examples.sqlalchemy_app", raising=False)
     await importlib.import_module("examples.sqlalchemy_app").main()
     assert capsys.readouterr().out.splitlines() == [
-        "refused: there is no price below 1",
+        "refused: the price must be at least 1",
         "order 2: 30 charged",
         "in the tables: 1 order, 1 instance",
     ]

@@ -7,7 +7,7 @@ from .models import Order
 
 
 class Checkout(Machine[int, str]):
-    """Its state is the number of the order."""
+    """The state is the number of the order."""
 
     paid = Signal("paid")
 
@@ -16,8 +16,8 @@ class Checkout(Machine[int, str]):
         return Await(self.paid, then=self.ship, timeout=timedelta(days=1))
 
     @step
-    def ship(self, ctx: Context[int]) -> Outcome[str]:  # a plain def runs in a thread: there the ORM works
-        status = "given up" if ctx.timed_out else "shipped"
+    def ship(self, ctx: Context[int]) -> Outcome[str]:  # a plain def runs in a thread, where the ORM works
+        status = "expired" if ctx.timed_out else "shipped"
         with fresh_connections():
             Order.objects.filter(pk=ctx.state).update(status=status)
         return Stop("not paid in time") if ctx.timed_out else Done(status)

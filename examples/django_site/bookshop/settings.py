@@ -1,4 +1,4 @@
-"""A shop for books.
+"""A bookshop.
 
 python manage.py migrate
 python manage.py runserver
@@ -19,7 +19,7 @@ DATABASES = {
     }
 }
 GEN_DURABLE = {
-    "WORKER": "bookshop.machines",  # what `manage.py gen_durable worker` runs
+    "WORKER": "bookshop.machines",  # default target of `manage.py gen_durable worker`
     "LEASE": timedelta(seconds=90),
 }
 INSTALLED_APPS = [
@@ -50,7 +50,7 @@ TEMPLATES = [
     }
 ]
 ROOT_URLCONF = "bookshop.urls"
-SECRET_KEY = os.environ.get("SECRET_KEY", "only for a try")
+SECRET_KEY = os.environ.get("SECRET_KEY", "insecure: for development only")
 ALLOWED_HOSTS = ["*"]
 STATIC_URL = "static/"
 USE_TZ = True

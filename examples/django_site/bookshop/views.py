@@ -14,9 +14,9 @@ durable = DjangoClient()
 @transaction.atomic
 def place(request: HttpRequest) -> JsonResponse:
     order = Order.objects.create(title=request.POST["title"])
-    durable.insert(Checkout, order.pk, correlation_key=f"order:{order.pk}")  # both, or neither
+    durable.insert(Checkout, order.pk, correlation_key=f"order:{order.pk}")  # in the same transaction
     if not order.title:
-        raise ValueError("an order of nothing")
+        raise ValueError("the title is empty")
     return JsonResponse({"number": order.pk})
 
 

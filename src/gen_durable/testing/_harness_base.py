@@ -83,6 +83,9 @@ class HarnessBase:
                 self._stepper.learn(schedule.spec.definition)
             return super().put_schedule(schedule, **options)
 
+        put_schedule.__doc__ = AsyncClient.put_schedule.__doc__
+        put_schedule.__signature__ = signature(AsyncClient.put_schedule)
+
     def advance(
         self,
         by: timedelta = timedelta(0),
