@@ -1,4 +1,4 @@
-"""Everything that one test has: a database, workers, a client, and the reckoning at the end."""
+"""The setup of one test: a database, workers, a client, and the check at the end."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ import asyncpg
 from gen_durable import AsyncClient, Settings
 from gen_durable._db.driver import Connection
 from tests.chaos.checker import Report, check, sealed
-from tests.chaos.fleet import CHAOS, PATIENCE, Fleet
 from tests.chaos.history import Producer
+from tests.chaos.worker_processes import CHAOS, PATIENCE, Workers
 
 __all__ = ["AWAY", "Arena"]
 
 T = TypeVar("T")
 
-# What a plain connection raises when the server is away or has thrown it out.
+# What a plain connection raises when the server is down or has closed it.
 AWAY: Final = (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError)
 
 _UNFINISHED = """
@@ -30,11 +30,11 @@ select (select count(*) from gen_durable.gen_durable where status not in ('done'
 
 
 class Arena:
-    def __init__(self, dsn: str, fleet: Fleet, producer: Producer) -> None:
+    def __init__(self, dsn: str, workers: Workers, producer: Producer) -> None:
         self.dsn = dsn
-        self.fleet = fleet
+        self.workers = workers
         self.producer = producer
-        # Id → what it looked like when it was first seen to have ended.
+        # Id → digest of the row when it was first seen to have ended.
         self.seals: dict[int, str] = {}
         self._conn: Any = None
         self._turn = asyncio.Lock()
@@ -43,19 +43,19 @@ class Arena:
     @asynccontextmanager
     async def open(cls, dsn: str, directory: Path, settings: Settings = CHAOS) -> AsyncIterator[Arena]:
         async with AsyncClient(dsn, settings=settings) as client:
-            with Fleet.open(dsn, directory, settings) as fleet:
-                arena = cls(dsn, fleet, Producer(client))
+            with Workers.open(dsn, directory, settings) as workers:
+                arena = cls(dsn, workers, Producer(client))
                 try:
                     yield arena
                 finally:
                     arena._hang_up()
 
     async def ask(self, query: str, *args: Any) -> Any:
-        """One value, by plain SQL."""
+        """Query one value."""
         return await self._asked(lambda conn: conn.fetchval(query, *args, timeout=5))
 
     async def _asked(self, question: Callable[[Any], Awaitable[T]]) -> T:
-        """On a connection that is kept, because there are many questions; if it is broken, on a new one."""
+        """Query on a kept connection; reconnect if it is broken."""
         async with self._turn:
             if self._conn is not None and not self._conn.is_closed():
                 try:
@@ -70,13 +70,13 @@ class Arena:
             self._conn.terminate()
 
     async def holds(self, query: str, *args: Any) -> None:
-        """Wait for a fact that only the database knows."""
+        """Poll a query until it returns true."""
         async with asyncio.timeout(PATIENCE):
             while not await self.ask(query, *args):
                 await asyncio.sleep(0.05)
 
     async def comes_back(self) -> None:
-        """Wait until the server has thrown us out, and answers again."""
+        """Wait until the server has closed our connection and answers again."""
         async with asyncio.timeout(PATIENCE):
             async with self._turn:
                 with suppress(*AWAY):
@@ -92,11 +92,11 @@ class Arena:
                     return
 
     async def seal(self) -> None:
-        """Note what has ended by now: it must not change any more."""
+        """Record which instances have ended: they must not change any more."""
         self.seals |= await self._asked(lambda conn: sealed(conn, self.seals))
 
     async def finishes(self, within: float = PATIENCE) -> None:
-        """Wait until everything has ended, by the hands of whoever lives."""
+        """Wait until every instance has ended."""
         give_up = time.monotonic() + within
         while left := await self.ask(_UNFINISHED):
             assert time.monotonic() < give_up, f"{left} unfinished\n{await self._leftovers()}"
@@ -104,15 +104,15 @@ class Arena:
             await self.seal()
 
     async def reckoning(self) -> Report:
-        """Wait for the end, let the workers go, and look whether all promises were kept."""
+        """Wait for the end, stop the workers, and run the checker."""
         await self.finishes()
-        await self.fleet.dismiss()
-        report = await check(self.dsn, self.fleet.diary, self.producer.history, self.seals)
+        await self.workers.dismiss()
+        report = await check(self.dsn, self.workers.journal, self.producer.history, self.seals)
         assert not report.breaches, "\n".join([*report.breaches[:20], f"… {len(report.breaches)} in all"])
         return report
 
     async def reaped(self) -> int:
-        """How many executions have lost their lease."""
+        """The number of executions that lost their lease."""
         found: int = await self.ask("select count(*) from gen_durable.executions where outcome = 'lease'")
         return found
 
@@ -126,5 +126,5 @@ class Arena:
             )
         finally:
             await conn.close()
-        logs = [process.log.read_text(encoding="utf-8")[-1500:] for process in self.fleet.processes]
+        logs = [process.log.read_text(encoding="utf-8")[-1500:] for process in self.workers.processes]
         return "\n".join([*map(str, rows), *logs])

@@ -1,19 +1,19 @@
-"""Were the promises kept? Asked of the database in plain SQL, of the diary, and of what clients were told.
+"""Check the guarantees against the database (plain SQL), the journal, and the answers that clients got.
 
-Nothing here knows the engine: no import of it, and no trust in its own view of things. What is checked:
+The checker does not import the engine. It checks:
 
-    lost         what was acknowledged is there, nothing is there that nobody asked for, and all of it has ended well
-    commits      every transition has exactly one committed execution, and none is missing
-    records      it is the last of its executions, none is left half done, and all that ever were are accounted for
-    owners       what was committed is the outcome of the execution that had the lease: all others had ended before
-    chain        a step begins after the one before it was over, with the state that the committed execution left
-    attempts     a step runs once, and once more for each execution of it that was aborted
-    signals      a token that was acknowledged was consumed exactly once, or lies in the inbox of somebody who lives
-    ledger       a payment for each committed step that pays, made by the execution that was committed
-    barriers     whoever waits for children goes on when all of them have ended, and sees all of them
-    sleepers     nobody sleeps on a signal that is there, on children that have ended, or behind a key that is free
-    ends         what has ended does not change any more, and nothing is left executing
-    keys         of one concurrency key, one executes at a time
+    lost         acknowledged instances exist, no others exist, and all have ended as expected
+    commits      every transition has exactly one committed execution
+    records      it is the last of its executions, and every execution is recorded with an end
+    owners       the committed outcome is that of the execution with the lease; others ended before
+    chain        a step begins after its predecessor, with the state of the committed execution
+    attempts     a step runs once, plus once per aborted execution
+    signals      an acknowledged token was consumed exactly once, or is in a live inbox
+    ledger       one payment per committed paying step, made by the committed execution
+    barriers     a parent continues when all its children have ended, and sees all of them
+    sleepers     no instance waits for a delivered signal, ended children, or a free key
+    ends         ended instances do not change, and nothing is left executing
+    keys         one execution at a time per concurrency key
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ __all__ = ["Evidence", "Report", "check", "judge", "sealed"]
 
 _ENDED: Final = ("done", "failed", "cancelled")
 _COMMITTED: Final = ("COMMITTED", "DONE")
-# A statement takes its time before it takes its snapshot; on a busy machine that is more than nothing.
+# A statement reads the clock before its snapshot; on a busy machine the gap is visible.
 _BLUR: Final = timedelta(milliseconds=100)
 Line: TypeAlias = Mapping[str, Any]
 Transition: TypeAlias = tuple[int, int]
@@ -47,13 +47,13 @@ class Report:
 
 @dataclass
 class Evidence:
-    """All that is known after the dust has settled."""
+    """Everything known after the run."""
 
     instances: dict[int, Line]
     executions: list[Line]
     signals: list[Line]
     ledger: list[Line]
-    diary: list[Line]
+    journal: list[Line]
     history: Sequence[Line]
     sealed: Mapping[int, str]
     committed: dict[Transition, list[Line]] = field(default_factory=lambda: defaultdict(list))
@@ -68,14 +68,14 @@ class Evidence:
                 self.committed[transition].append(execution)
             else:
                 self.aborted[transition] += 1
-        for place, line in enumerate(self.diary):
+        for place, line in enumerate(self.journal):
             if line["what"] == "begin":
                 self.begins[line["instance"], line["step_seq"]].append((place, line))
             elif line["what"] == "end":
                 self.ends[line["instance"], line["step_seq"]].append((place, line))
 
     def signature_of(self, transition: Transition) -> str | None:
-        """Whose outcome was committed, as those tell who came after: the next step, or the result."""
+        """Which execution's outcome was committed, by the state of the next step or the result."""
         id, step_seq = transition
         if following := self.begins.get((id, step_seq + 1)):
             return str(following[0][1]["saw"])
@@ -85,18 +85,18 @@ class Evidence:
         return None
 
 
-async def check(dsn: str, diary: Path, history: Sequence[Line], seals: Mapping[int, str]) -> Report:
-    """Everything, at a moment when nothing moves any more."""
+async def check(dsn: str, journal: Path, history: Sequence[Line], seals: Mapping[int, str]) -> Report:
+    """Read everything after the run."""
     conn = await asyncpg.connect(dsn)
     try:
-        evidence = await _gather(conn, diary, history, seals)
+        evidence = await _gather(conn, journal, history, seals)
     finally:
         await conn.close()
     return judge(evidence)
 
 
 def judge(evidence: Evidence) -> Report:
-    """What the evidence says."""
+    """The violations and counters."""
     checks = (
         _lost,
         _commits,
@@ -117,7 +117,7 @@ def judge(evidence: Evidence) -> Report:
 
 
 async def sealed(conn: Any, known: Iterable[int] = ()) -> dict[int, str]:
-    """Everything else that has ended by now, with a digest of its whole row."""
+    """Digests of all other ended rows."""
     rows = await conn.fetch(
         """select id, md5(g::text) as digest from gen_durable.gen_durable g
             where status in ('done', 'failed', 'cancelled') and id <> all ($1::bigint[])""",
@@ -126,7 +126,7 @@ async def sealed(conn: Any, known: Iterable[int] = ()) -> dict[int, str]:
     return {row["id"]: row["digest"] for row in rows}
 
 
-async def _gather(conn: Any, diary: Path, history: Sequence[Line], seals: Mapping[int, str]) -> Evidence:
+async def _gather(conn: Any, journal: Path, history: Sequence[Line], seals: Mapping[int, str]) -> Evidence:
     instances = await conn.fetch(
         """select id, fsm, status::text as status, step_seq, execution, state::text as state, result::text as result,
                   last_error, parent_id, parent_round, spawn_round, children_pending, awaits, presented,
@@ -145,7 +145,7 @@ async def _gather(conn: Any, diary: Path, history: Sequence[Line], seals: Mappin
         [dict(row) for row in executions],
         [dict(row) for row in signals],
         [dict(row) for row in ledger],
-        [json.loads(line) for line in diary.read_bytes().splitlines()] if diary.exists() else [],
+        [json.loads(line) for line in journal.read_bytes().splitlines()] if journal.exists() else [],
         history,
         seals,
     )
@@ -160,7 +160,7 @@ def _lost(evidence: Evidence) -> Iterator[str]:
         if row["status"] != "done":
             yield f"{row['id']} {row['fsm']} is {row['status']}, not done: {row['last_error']}"
     for key in by_key.keys() - {call["key"] for call in calls}:
-        yield f"nobody asked for {by_key[key]} ({key})"
+        yield f"not requested: {by_key[key]} ({key})"
     for key, ids in by_key.items():
         if len(ids) > 1:
             yield f"{key} was inserted {len(ids)} times: {ids}"
@@ -204,7 +204,7 @@ def _records(evidence: Evidence) -> Iterator[str]:
 
 
 def _end_of(evidence: Evidence, id: int, row: Line) -> Iterator[str]:
-    """The last transition is the one that ended it, and no other one is."""
+    """Only the last transition ends the instance."""
     for step_seq in range(1, row["step_seq"] + 1):
         for execution in evidence.committed.get((id, step_seq), ()):
             is_end = execution["outcome"] in ("done", "stop")
@@ -214,7 +214,7 @@ def _end_of(evidence: Evidence, id: int, row: Line) -> Iterator[str]:
 
 
 def _owners(evidence: Evidence) -> Iterator[str]:
-    """An attempt that was aborted costs its successor one; only a shutdown is free."""
+    """An aborted execution costs an attempt, except by a shutdown."""
     aborted: dict[Transition, list[Line]] = defaultdict(list)
     for execution in evidence.executions:
         if execution["status"] == "ABORTED" and execution["outcome"] != "shutdown":
@@ -272,7 +272,7 @@ def _signals(evidence: Evidence) -> Iterator[str]:
     }
     calls = [call for call in evidence.history if call["call"] == "signal"]
     for id, token in tokens.keys() - {(call["target"], call["key"]) for call in calls}:
-        yield f"{id} consumed {token}, which nobody sent"
+        yield f"{id} consumed {token}, which was never sent"
     for (id, token), count in tokens.items():
         if count > 1:
             yield f"{id} consumed {token} {count} times"
@@ -325,7 +325,7 @@ def _barriers(evidence: Evidence) -> Iterator[str]:
 
 
 def _early(evidence: Evidence, place: int, begin: Line, children: Sequence[Line]) -> Iterator[str]:
-    """Whether this beginning of a parent came before the end of a child, or did not see it."""
+    """Whether a parent started before a child ended, or did not see it."""
     who = f"{begin['instance']}:{begin['step_seq']}"
     seen = [[child["id"], child["status"]] for child in children]
     if sorted(begin.get("children", [])) != seen:
@@ -398,7 +398,7 @@ def _counters(evidence: Evidence) -> dict[str, int]:
         execution["outcome"] for execution in evidence.executions if execution["status"] == "ABORTED"
     )
     begins = sum(map(len, evidence.begins.values()))
-    events = Counter(line["event"] for line in evidence.diary if line["what"] == "event")
+    events = Counter(line["event"] for line in evidence.journal if line["what"] == "event")
     return {
         "instances": len(evidence.instances),
         "children": sum(row["parent_id"] is not None for row in evidence.instances.values()),
@@ -411,6 +411,6 @@ def _counters(evidence: Evidence) -> dict[str, int]:
         "released": aborted["shutdown"],
         "stale outcomes": events["outcome.stale"],
         "timeouts": events["await.timeout"],
-        # Beyond those that a step asked for itself, by a retry.
+        # Beyond the step's own retries.
         "duplicate step runs": begins - len(evidence.begins) - aborted["retry"],
     }

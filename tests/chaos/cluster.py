@@ -1,4 +1,4 @@
-"""A PostgreSQL server of the test's own: it may be stopped, frozen, killed and started again."""
+"""A PostgreSQL server that the test may stop, freeze, kill and restart."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ __all__ = ["DURABLE", "FORGETFUL", "Cluster", "Installation"]
 _MEMORY: Final = Path("/dev/shm")
 _ENOUGH: Final = 2**30
 _PATIENCE: Final = 20.0
-# Below those that the kernel gives to outgoing connections: nobody moves in while the server is down.
+# Below the ephemeral ports, so that no other process takes the port while the server is down.
 _PORTS: Final = (20_000, 30_000)
 FORGETFUL: Final = {"fsync": "off", "full_page_writes": "off"}
-# For servers that are going to crash: what was acknowledged must be there afterwards.
+# For servers that crash: acknowledged commits must survive.
 DURABLE: Final = {"fsync": "on", "full_page_writes": "on"}
 _OPTIONS: Final = {
     "listen_addresses": "127.0.0.1",
@@ -41,7 +41,7 @@ _OPTIONS: Final = {
 
 
 class Installation:
-    """The programs, the account that runs them, and a data directory to copy."""
+    """The binaries, the account that runs them, and a template data directory."""
 
     def __init__(self, directory: Path, template: Path) -> None:
         self.account = account.choose(directory / "data")
@@ -51,7 +51,7 @@ class Installation:
     @classmethod
     @contextmanager
     def open(cls, template: Path | None = None) -> Iterator[Installation]:
-        """With a template that was made before, or a new one."""
+        """Use this template, or create one."""
         with _directory(is_in_memory=True) as directory:
             installation = cls(directory, template or directory / "template")
             installation.own(directory)
@@ -61,10 +61,10 @@ class Installation:
 
     @contextmanager
     def cluster(self, options: Mapping[str, str]) -> Iterator[Cluster]:
-        """A running server on a copy of the template; on a disk if it is to survive a crash."""
+        """Start a server on a copy of the template; on disk if it has to survive a crash."""
         with _directory(is_in_memory=options.get("fsync") != "on") as directory:
             self.own(directory)
-            # A thousand files, with their owner: a program that does nothing else is the quickest.
+            # cp is the fastest way to copy a thousand files with their owner.
             subprocess.run(["cp", "-a", self.template, directory / "data"], check=True)
             cluster = Cluster(self, directory, options)
             try:
@@ -75,7 +75,7 @@ class Installation:
 
     @contextmanager
     def standby_of(self, primary: Cluster) -> Iterator[Cluster]:
-        """A second server that follows the first one; from now on the DSN of the first names both."""
+        """Start a standby; the DSN of the primary then names both."""
         with _directory(is_in_memory=True) as directory:
             self.own(directory)
             copy = ("-D", str(directory / "data"), "-R", "-X", "stream", "-c", "fast", "--no-sync")
@@ -90,12 +90,12 @@ class Installation:
                 standby.end()
 
     def keep(self, cluster: Cluster) -> None:
-        """Let later servers begin as this one, which is stopped, has ended."""
+        """Use the data directory of this stopped server as the template."""
         shutil.rmtree(self.template)
         (cluster.directory / "data").rename(self.template)
 
     def run(self, program: str, *arguments: str) -> subprocess.Popen[bytes]:
-        """Start a program of PostgreSQL; it does not outlive us."""
+        """Start a PostgreSQL program that dies with this process."""
         owner = self.account
         return subprocess.Popen(
             [self.programs / program, *arguments],
@@ -110,7 +110,7 @@ class Installation:
         )
 
     def own(self, directory: Path) -> None:
-        """Give a directory and all that is in it to the account of the server."""
+        """Chown a directory tree to the account of the server."""
         directory.chmod(0o700)
         for path in (directory, *directory.rglob("*")):
             if self.account is not None:
@@ -126,7 +126,7 @@ class Installation:
 
 
 class Cluster:
-    """One server, from its first start to its end; it keeps its port."""
+    """One server; it keeps its port over restarts."""
 
     def __init__(self, installation: Installation, directory: Path, options: Mapping[str, str]) -> None:
         self._installation = installation
@@ -149,7 +149,7 @@ class Cluster:
         return f"postgresql://postgres@{hosts}/postgres?sslmode=disable{wanted}"
 
     def start(self) -> None:
-        """Start it, and wait until it answers: after a crash, until it has recovered."""
+        """Start it, and wait until it answers, after crash recovery if needed."""
         assert self._process is None
         settings = [word for name, value in self._options.items() for word in ("-c", f"{name}={value}")]
         data = str(self.directory / "data")
@@ -161,15 +161,15 @@ class Cluster:
             time.sleep(0.01)
 
     def stop(self) -> None:
-        """Stop it in good order; whoever is connected is thrown out."""
+        """Stop it in fast mode; connections are closed."""
         self._end(signal.SIGINT)
 
     def crash(self) -> None:
-        """Stop it at once, as `immediate` does: the next start has to recover."""
+        """Stop it in immediate mode; the next start runs recovery."""
         self._end(signal.SIGQUIT)
 
     def freeze(self) -> None:
-        """It hears and says nothing, and its clock goes on: a virtual machine that is paused, a disk that hangs."""
+        """Stop all its processes, as in a paused virtual machine or a hanging disk."""
         self._send(signal.SIGSTOP)
 
     def thaw(self) -> None:
@@ -187,7 +187,7 @@ class Cluster:
         self._process = None
 
     def _send(self, number: signal.Signals) -> None:
-        """To all of its processes; the postmaster first, so that it has no new children after we have looked."""
+        """Signal all its processes, the postmaster first, so that no new children appear."""
         assert self._process is not None
         postmaster = self._process.pid
         os.kill(postmaster, number)

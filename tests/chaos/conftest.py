@@ -1,4 +1,4 @@
-"""Servers that tests may do anything to, and databases for the gentler ones."""
+"""Disposable servers, and databases on the shared server."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.embedded.once import made_once
 
 @pytest.fixture(scope="session")
 def installation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installation]:
-    """PostgreSQL, and a data directory with our tables and a ledger in it."""
+    """PostgreSQL, and a data directory with the schema and a ledger."""
     with (
         made_once(tmp_path_factory, "chaos-template", _make_template) as template,
         Installation.open(template) as installation,
@@ -29,21 +29,21 @@ def installation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installat
 
 @pytest.fixture
 def cluster(installation: Installation) -> Iterator[Cluster]:
-    """A server that need not survive a crash."""
+    """A server without durability."""
     with installation.cluster(FORGETFUL) as cluster:
         yield cluster
 
 
 @pytest.fixture
 def durable_cluster(installation: Installation) -> Iterator[Cluster]:
-    """A server that loses nothing in a crash."""
+    """A server with durability."""
     with installation.cluster(DURABLE) as cluster:
         yield cluster
 
 
 @pytest.fixture
 async def database(direct_dsn: str) -> str:
-    """A database of the server of all tests, with a ledger in it: for what happens to workers and connections only."""
+    """A database with a ledger on the shared server, for faults of workers and connections."""
     await _give_ledger(direct_dsn)
     return direct_dsn
 

@@ -1,4 +1,4 @@
-"""What a client was told: each call with what was asked, and whether it went well, failed, or nobody knows."""
+"""What a client requested and what it was answered: success, failure, or unknown."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ __all__ = ["History", "Producer"]
 T = TypeVar("T")
 History: TypeAlias = list[dict[str, Any]]
 Answer: TypeAlias = Literal["ok", "fail", "unknown"]
-# Each takes a connection, and a connection takes ten times as long to make as a call does.
+# Each call takes a connection, and connecting takes ten times as long as a call.
 _CALLS_AT_ONCE: Final = 3
 
 
 class Producer:
-    """A client that writes down what it asked for, before, and what it was told, after."""
+    """A client that records each request and its answer."""
 
     def __init__(self, client: AsyncClient) -> None:
         self._client = client
@@ -30,7 +30,7 @@ class Producer:
     async def insert(
         self, key: str, machine: type[Machine[Work, Result]], work: Work, **options: Any
     ) -> int | None:
-        """Insert under a key that makes it safe to try again; the id, or None when nobody knows."""
+        """Insert with a unique key, so it can be repeated; return the id, or None if unknown."""
         call = self._invoke("insert", key=key)
         answer, result = await self._answer(self._client.insert(machine, work, unique_key=key, **options))
         call.update(answer=answer, id=None if result is None else result.id)
@@ -39,7 +39,7 @@ class Producer:
     async def insert_surely(
         self, key: str, machine: type[Machine[Work, Result]], work: Work, **options: Any
     ) -> int:
-        """The same, again and again until it is known to be there."""
+        """Insert until it is acknowledged."""
         while (id := await self.insert(key, machine, work, **options)) is None:
             await asyncio.sleep(0.05)
         return id
@@ -57,7 +57,7 @@ class Producer:
         return answer
 
     async def signal_surely(self, target: int, token: str) -> None:
-        """Send until it is known to have arrived, or that nobody is there to get it."""
+        """Send until it is acknowledged, or its target has ended."""
         while await self.signal(target, token) == "unknown":
             await asyncio.sleep(0.05)
 

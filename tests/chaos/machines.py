@@ -1,7 +1,7 @@
-"""The machines that faults are thrown at.
+"""Machines for fault injection.
 
-Each execution of a step writes begin, effect and end into the diary. What it ends with is signed: every state carries
-the signature of the execution that made it, so the next step tells whose outcome it was that got committed.
+Each execution of a step writes begin, effect and end to the journal. Every state carries the signature of the execution
+that returned it, so the next step shows whose outcome was committed.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from gen_durable import (
     Transaction,
     step,
 )
-from tests.chaos.diary import Diary
+from tests.chaos.journal import Journal
 
 __all__ = [
     "LEDGER",
@@ -49,7 +49,7 @@ __all__ = [
     "Work",
 ]
 
-# No unique index: a payment that is made twice has to show.
+# No unique index: a repeated payment must be visible.
 LEDGER: Final = (
     "create table ledger (instance bigint not null, step_seq bigint not null, signature text not null)"
 )
@@ -57,7 +57,7 @@ _PAY: Final = "insert into ledger (instance, step_seq, signature) values ($1, $2
 
 
 class Work(msgspec.Struct):
-    """The state of them all."""
+    """The state of all these machines."""
 
     steps: int = 1
     """How many steps are left."""
@@ -89,9 +89,9 @@ class Result(msgspec.Struct):
 
 
 class Page:
-    """What one execution writes into the diary."""
+    """What one execution writes to the journal."""
 
-    diary: ClassVar[Diary]
+    journal: ClassVar[Journal]
 
     def __init__(self, ctx: Context[Work]) -> None:
         self._ctx = ctx
@@ -100,11 +100,11 @@ class Page:
         self._note("begin", saw=ctx.state.saw, **({"children": children} if children else {}))
 
     def effect(self) -> None:
-        """Something that the world outside sees, and sees again if the step is run again."""
+        """An external effect, repeated when the step runs again."""
         self._note("effect")
 
     def end(self, *, spawns: int = 0, pays: bool = False, **changes: Any) -> Work:
-        """The state that this execution leaves."""
+        """The signed state of this execution."""
         self._note(
             "end",
             signature=self.signature,
@@ -114,13 +114,13 @@ class Page:
         return msgspec.structs.replace(self._ctx.state, saw=self.signature, **changes)
 
     def ended(self, *, pays: bool = False) -> Result:
-        """The result that this execution leaves."""
+        """The signed result of this execution."""
         state = self.end(pays=pays)
         return Result(state.saw, state.tokens)
 
     def _note(self, what: str, **facts: Any) -> None:
         ctx = self._ctx
-        self.diary.note(
+        self.journal.note(
             what, instance=ctx.id, step=ctx.step, step_seq=ctx.step_seq, attempt=ctx.attempt, **facts
         )
         self.dies(what)
@@ -138,7 +138,7 @@ async def _takes_its_time(ctx: Context[Work]) -> None:
 
 
 class Chain(Machine[Work, Result]):
-    """Step after step, on the event loop and in a thread by turns."""
+    """Steps on the event loop and in threads, alternating."""
 
     @step
     async def hop(self, ctx: Context[Work]) -> Outcome[Result]:
@@ -160,7 +160,7 @@ class Chain(Machine[Work, Result]):
 
 
 class Blocker(Machine[Work, Result]):
-    """Takes the event loop for itself."""
+    """Blocks the event loop."""
 
     @step
     async def block(self, ctx: Context[Work]) -> Outcome[Result]:
@@ -171,7 +171,7 @@ class Blocker(Machine[Work, Result]):
 
 
 class Stubborn(Machine[Work, Result]):
-    """Raises in the first attempts of each step."""
+    """Raises on the first attempts of each step."""
 
     @step
     async def go(self, ctx: Context[Work]) -> Outcome[Result]:
@@ -189,7 +189,7 @@ class Stubborn(Machine[Work, Result]):
 
 
 class Collector(Machine[Work, Result]):
-    """Ends when it has as many tokens as it wants."""
+    """Ends when it has enough tokens."""
 
     token: ClassVar = Signal("token", str)
 
@@ -211,7 +211,7 @@ class Collector(Machine[Work, Result]):
 
 
 class Fan(Machine[Work, Result]):
-    """Spawns, waits for all of them, and spawns again."""
+    """Two rounds of children."""
 
     @step
     async def spawn(self, ctx: Context[Work]) -> Outcome[Result]:
@@ -225,7 +225,7 @@ class Fan(Machine[Work, Result]):
 
 
 class Payer(Machine[Work, Result]):
-    """Pays with every step, by one statement and by several in turn."""
+    """Pays in every step, with one statement and with several, alternating."""
 
     @step
     async def pay(self, ctx: Context[Work]) -> Outcome[Result]:

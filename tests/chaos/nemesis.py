@@ -1,4 +1,4 @@
-"""Throws one fault after the other, as a seed says, and counts them."""
+"""Inject faults in a seeded order, and count them."""
 
 from __future__ import annotations
 
@@ -9,24 +9,23 @@ from collections import Counter
 
 from tests.chaos.arena import Arena
 from tests.chaos.cluster import Cluster
-from tests.chaos.fleet import Process
+from tests.chaos.worker_processes import Process
 
 __all__ = ["BACKENDS", "TERMINATE", "Nemesis"]
 
-# Of clients and workers; those of our own questions have no such name.
+# Sessions of clients and workers, not of the test.
 BACKENDS = """
 select array(select pid from pg_stat_activity
               where application_name = 'gen_durable' and datname = current_database() order by pid)"""
 TERMINATE = "select count(*) filter (where pg_terminate_backend(pid)) from unnest($1::int[]) pid"
 _HOLDERS = """
 select array(select split_part(locked_by, ':', 2)::int from gen_durable.gen_durable where status = 'executing')"""
-# A server that has just been started takes nothing back for one lease; crashes that follow each other more closely
-# would only prove that nothing happens then.
+# The reaper waits one lease after a server start; crashes in shorter intervals would only test that.
 _CALM_AFTER_CRASH = 6.0
 
 
 class Nemesis:
-    """Kills, stops, terminates and crashes; in the end it heals everything."""
+    """Kills, stops, terminates and crashes; then heals everything."""
 
     def __init__(self, arena: Arena, cluster: Cluster, rng: random.Random, workers: int) -> None:
         self._arena = arena
@@ -38,9 +37,9 @@ class Nemesis:
         self.counters: Counter[str] = Counter()
 
     async def rage(self, seconds: float) -> None:
-        """Faults for so long; then the healing."""
+        """Inject faults for this long, then heal."""
         give_up = time.monotonic() + seconds
-        lease = self._arena.fleet.settings.lease.total_seconds()
+        lease = self._arena.workers.settings.lease.total_seconds()
         stops: set[asyncio.Task[None]] = set()
         while time.monotonic() < give_up:
             self._man()
@@ -50,12 +49,12 @@ class Nemesis:
                     victim.kill()
                     self.counters["kills"] += 1
                 case "retire" if victim := await self._victim():
-                    # As a deployment does it: the next one starts while this one gives back what it has.
+                    # As in a rolling deploy: the next worker starts while this one drains.
                     victim.terminate()
                     self._crew.remove(victim)
                     self.counters["retirements"] += 1
                 case "stop" if victim := await self._victim():
-                    # Now and then it comes back in time.
+                    # Sometimes it resumes before its leases expire.
                     stop = self._stop(victim, self._rng.uniform(0.5, 3.0) * lease)
                     stops.add(asyncio.get_running_loop().create_task(stop))
                 case "terminate":
@@ -67,13 +66,13 @@ class Nemesis:
         self._man()
 
     def _man(self) -> None:
-        """As many workers as there should be: who was killed is replaced, and who met no server when it started."""
+        """Replace workers that were killed or exited."""
         self._crew = [process for process in self._crew if process.exit_code is None]
         while len(self._crew) < self._wanted:
-            self._crew.append(self._arena.fleet.launch(queues={"default": 5}))
+            self._crew.append(self._arena.workers.launch(queues={"default": 5}))
 
     async def _victim(self) -> Process | None:
-        """One of those who have something to lose."""
+        """A random running worker."""
         holders = await self._arena.ask(_HOLDERS)
         busy = [process for process in self._crew if process.pid in holders and not process.is_stopped]
         return self._rng.choice(busy) if busy else None

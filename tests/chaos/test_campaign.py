@@ -1,4 +1,4 @@
-"""Half a minute of everything at once, from a seed; then the healing, and the reckoning.
+"""30 seconds of random faults from a seed, then the check.
 
 GEN_DURABLE_TEST_CHAOS_SEED repeats the faults and the work of a run (not its timing);
 GEN_DURABLE_TEST_CHAOS_SECONDS makes it longer.
@@ -19,8 +19,8 @@ import pytest
 
 from tests.chaos.arena import AWAY, Arena
 from tests.chaos.cluster import Cluster
-from tests.chaos.fleet import CHAOS
 from tests.chaos.nemesis import Nemesis
+from tests.chaos.worker_processes import CHAOS
 from tests.chaos.workload import mixed, place
 
 SEED = int(os.environ.get("GEN_DURABLE_TEST_CHAOS_SEED") or random.randrange(2**31))
@@ -28,13 +28,13 @@ SECONDS = float(os.environ.get("GEN_DURABLE_TEST_CHAOS_SECONDS") or 30)
 _SETTINGS = msgspec.structs.replace(CHAOS, lease=timedelta(seconds=2), heartbeat=timedelta(milliseconds=600))
 _WORKERS = 3
 _PRODUCERS = 2
-# Enough to keep all slots busy, few enough to be done soon after the healing.
+# Enough to keep all workers busy, few enough to finish soon after the faults.
 _BACKLOG = 40
 _LIVE = "select count(*) from gen_durable.gen_durable where status in ('runnable', 'executing')"
 
 
 @pytest.mark.timeout(SECONDS + 90)
-async def test_a_campaign_of_random_faults(
+async def test_guarantees_hold_under_random_faults(
     durable_cluster: Cluster, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     _say(capfd, f"chaos: seed {SEED}; GEN_DURABLE_TEST_CHAOS_SEED={SEED} repeats it")
@@ -61,7 +61,7 @@ class _Campaign:
         self.is_over = False
 
     async def produce(self, name: str) -> None:
-        """Place one order after the other, as long as the workers keep up with them."""
+        """Insert orders as long as the workers keep up."""
         rng = random.Random(name)
         while not self.is_over:
             for order in mixed(rng, 7, pace=0.2, slow=2.5, prefix=f"{name} {rng.random()} "):
@@ -72,7 +72,7 @@ class _Campaign:
                     await asyncio.sleep(rng.uniform(0, 0.6))
 
     async def watch(self) -> None:
-        """Look at the backlog, and note what has ended: it must not change any more."""
+        """Read the backlog, and record ended instances."""
         while not self.is_over:
             with suppress(*AWAY):
                 self._backlog = await self._arena.ask(_LIVE)
@@ -81,6 +81,6 @@ class _Campaign:
 
 
 def _say(capfd: pytest.CaptureFixture[str], text: str) -> None:
-    """To the terminal, whether or not the test fails, and also from a process of pytest-xdist."""
+    """Print to the terminal, also from a pytest-xdist process."""
     with capfd.disabled():
         sys.stderr.write(f"\n{text}\n")

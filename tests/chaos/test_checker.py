@@ -1,4 +1,4 @@
-"""The checker finds what it looks for: a small world in which all is well, and one breach of each promise."""
+"""The checker passes a valid history, and finds one violation of each guarantee."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _BEGINNING = datetime(2030, 1, 1, tzinfo=UTC)
 
 
 def _world() -> World:
-    """A chain that was reaped once, a payer, a collector, a parent with a child, and two of one key."""
+    """A chain with one reaped execution, a payer, a collector, a parent with a child, and two rows of a key."""
     world: World = {
         "instances": {},
         "executions": [],
         "signals": [],
         "ledger": [],
-        "diary": [],
+        "journal": [],
         "history": [],
         "sealed": {},
     }
@@ -48,7 +48,7 @@ def _live(world: World, id: int, fsm: str, steps: list[str], **how: Any) -> None
         saw = f"{id}:{step_seq - 1}" if step_seq > 1 else ""
         if step_seq in lost:
             _execute(world, id, step_seq, step, "ABORTED", "lease", attempt=0)
-            world["diary"].append(_line("begin", id, step_seq, saw=saw))
+            world["journal"].append(_line("begin", id, step_seq, saw=saw))
         outcome = "done" if step_seq == len(steps) else "next"
         attempt = 1 if step_seq in lost else 0
         how_ended = {"pays": True} if pays else {}
@@ -59,12 +59,12 @@ def _live(world: World, id: int, fsm: str, steps: list[str], **how: Any) -> None
 
 
 def _run(world: World, id: int, step_seq: int, step: str, saw: str = "", **how: Any) -> None:
-    """A committed execution, with its lines in the diary."""
+    """A committed execution, with its lines in the journal."""
     outcome = how.pop("outcome", "done" if step_seq > 1 else "schedule_children")
     children = {"children": how.pop("children")} if "children" in how else {}
     attempt = how.setdefault("attempt", 0)
-    world["diary"].append(_line("begin", id, step_seq, saw=saw, attempt=attempt, **children))
-    world["diary"].append(_line("end", id, step_seq, signature=f"{id}:{step_seq}", **how))
+    world["journal"].append(_line("begin", id, step_seq, saw=saw, attempt=attempt, **children))
+    world["journal"].append(_line("end", id, step_seq, signature=f"{id}:{step_seq}", **how))
     _execute(world, id, step_seq, step, "DONE", outcome, attempt=attempt)
 
 
@@ -135,7 +135,7 @@ def _row(
         world["history"].append({"call": "insert", "key": f"key {id}", "answer": "ok", "id": id})
 
 
-def test_a_world_in_which_all_is_well() -> None:
+def test_valid_history_passes() -> None:
     report = judge(Evidence(**_world()))
     assert report.breaches == []
     assert {name: report.counters[name] for name in ("instances", "reaped", "duplicate step runs")} == {
@@ -151,7 +151,7 @@ def _of(world: World, id: int) -> Any:
 
 def _lines(world: World, what: str, id: int, step_seq: int) -> list[dict[str, Any]]:
     wanted = (what, id, step_seq)
-    return [line for line in world["diary"] if (line["what"], line["instance"], line["step_seq"]) == wanted]
+    return [line for line in world["journal"] if (line["what"], line["instance"], line["step_seq"]) == wanted]
 
 
 def _signal(target: int, **facts: Any) -> dict[str, Any]:
@@ -172,14 +172,14 @@ def _saw_another_state(world: World) -> None:
 
 def _began_too_early(world: World) -> None:
     (line,) = _lines(world, "begin", 3, 3)
-    world["diary"].remove(line)
-    world["diary"].insert(0, line)
+    world["journal"].remove(line)
+    world["journal"].insert(0, line)
 
 
 def _woke_too_early(world: World) -> None:
     (line,) = _lines(world, "end", 5, 1)
-    world["diary"].remove(line)
-    world["diary"].append(line)
+    world["journal"].remove(line)
+    world["journal"].append(line)
 
 
 def _sleeps_on_a_signal(world: World) -> None:
@@ -195,7 +195,7 @@ def _overlaps(world: World) -> None:
 BREACHES: dict[str, tuple[str, Callable[[World], object]]] = {
     "an instance is gone": ("lost", lambda w: w["instances"].pop(2)),
     "an instance failed": ("lost", lambda w: _of(w, 2).update(status="failed")),
-    "an instance that nobody asked for": ("lost", lambda w: w["history"].pop(0)),
+    "an instance that was not requested": ("lost", lambda w: w["history"].pop(0)),
     "an insert that came twice": ("lost", lambda w: _of(w, 2).update(key="key 1")),
     "a transition committed twice": ("commits", lambda w: w["executions"].append(w["executions"][0])),
     "a transition that is missing": ("commits", lambda w: _of(w, 1).update(step_seq=3)),
@@ -207,15 +207,15 @@ BREACHES: dict[str, tuple[str, Callable[[World], object]]] = {
     ),
     "a commit by a zombie": ("owners", lambda w: w["executions"][2].update(attempt=0)),
     "an outcome of a zombie": ("owners", lambda w: _lines(w, "end", 1, 2)[0].update(attempt=0)),
-    "a state that nobody left": ("chain", _saw_another_state),
+    "a state of no execution": ("chain", _saw_another_state),
     "a step before the one before it": ("chain", _began_too_early),
-    "a result of somebody else": ("chain", lambda w: _of(w, 2)["result"].update(saw="of a zombie")),
-    "a step that ran too often": ("attempts", lambda w: w["diary"].append(_line("begin", 1, 1, saw=""))),
-    "a commit of nobody": ("attempts", lambda w: w["diary"].remove(_lines(w, "end", 2, 1)[0])),
+    "a result of another execution": ("chain", lambda w: _of(w, 2)["result"].update(saw="of a zombie")),
+    "a step that ran too often": ("attempts", lambda w: w["journal"].append(_line("begin", 1, 1, saw=""))),
+    "a commit without an execution": ("attempts", lambda w: w["journal"].remove(_lines(w, "end", 2, 1)[0])),
     "a token that was lost": ("signals", lambda w: _of(w, 3)["result"].update(tokens=[])),
     "a token that came twice": ("signals", lambda w: _of(w, 3)["result"].update(tokens=["a", "a"])),
-    "a token that nobody sent": ("signals", lambda w: _of(w, 3)["result"].update(tokens=["a", "b"])),
-    "an inbox of the dead": ("inboxes", lambda w: w["signals"].append(_signal(3))),
+    "a token that was not sent": ("signals", lambda w: _of(w, 3)["result"].update(tokens=["a", "b"])),
+    "an inbox of an ended instance": ("inboxes", lambda w: w["signals"].append(_signal(3))),
     "a payment made twice": ("ledger", lambda w: w["ledger"].append(w["ledger"][0])),
     "a payment not made": ("ledger", lambda w: w["ledger"].clear()),
     "a payment for nothing": (
@@ -246,7 +246,7 @@ BREACHES: dict[str, tuple[str, Callable[[World], object]]] = {
 
 
 @pytest.mark.parametrize("name", BREACHES)
-def test_a_breach_is_found(name: str) -> None:
+def test_violation_is_found(name: str) -> None:
     check, commit = BREACHES[name]
     world = _world()
     commit(world)
@@ -254,7 +254,7 @@ def test_a_breach_is_found(name: str) -> None:
     assert [breach for breach in report.breaches if breach.startswith(f"{check}: ")], report.breaches
 
 
-def test_the_checker_knows_nothing_of_the_engine() -> None:
+def test_checker_does_not_import_the_engine() -> None:
     text = Path(checker.__file__).read_text(encoding="utf-8")
     imports = [line for line in text.splitlines() if line.startswith(("import ", "from "))]
     assert imports

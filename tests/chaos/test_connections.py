@@ -1,4 +1,4 @@
-"""Connections that break: in mid-statement, between COMMIT and its answer, or without a word."""
+"""Connections that break in a statement, between COMMIT and its reply, or silently."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import pytest
 
 from gen_durable import AsyncClient
 from tests.chaos.arena import Arena
-from tests.chaos.fleet import CHAOS, PATIENT
 from tests.chaos.history import Producer
 from tests.chaos.machines import Chain, Collector, Fan, Payer, Work
 from tests.chaos.nemesis import BACKENDS, TERMINATE
+from tests.chaos.worker_processes import CHAOS, PATIENT
 from tests.chaos.workload import mixed, place
 from tests.support.tcp_proxy import (
     COMMIT,
@@ -33,12 +33,12 @@ from tests.support.tcp_proxy import (
 )
 
 
-async def test_backends_that_are_terminated_under_load_cost_nothing(database: str, tmp_path: Path) -> None:
+async def test_terminated_backends_under_load_lose_nothing(database: str, tmp_path: Path) -> None:
     rng = random.Random(1)
     terminated = 0
     async with Arena.open(database, tmp_path, PATIENT) as arena:
         for _ in range(2):
-            await arena.fleet.start()
+            await arena.workers.start()
         async with asyncio.TaskGroup() as group:
             for order in mixed(rng, 24):
                 group.create_task(place(arena.producer, order, rng))
@@ -48,7 +48,7 @@ async def test_backends_that_are_terminated_under_load_cost_nothing(database: st
                 await asyncio.sleep(0.08)
         report = await arena.reckoning()
     assert terminated >= 40
-    assert report.counters["duplicate step runs"] == 0, "nobody died, so nobody lost a lease"
+    assert report.counters["duplicate step runs"] == 0, "no worker died, so no lease was lost"
 
 
 @pytest.mark.parametrize(
@@ -59,13 +59,13 @@ async def test_backends_that_are_terminated_under_load_cost_nothing(database: st
         pytest.param(Verdict.LATE, "asked", id="the request comes late"),
     ],
 )
-async def test_a_commit_that_got_lost_is_asked_about_before_it_is_sent_again(
+async def test_lost_commit_is_checked_before_it_is_repeated(
     arena: Arena, verdict: Verdict, when: When
 ) -> None:
     async with Proxy.open(arena.dsn) as proxy:
         for match in (saying(PLAIN), saying(COMMIT, after=LOCK_FOR_EFFECT), saying(COMMIT, after=FLUSH)):
             proxy.on(match, when, lambda: verdict, times=5)
-        await arena.fleet.start(proxy.dsn)
+        await arena.workers.start(proxy.dsn)
         rng = random.Random(2)
         async with asyncio.TaskGroup() as group:
             for order in mixed(rng, 24):
@@ -76,21 +76,21 @@ async def test_a_commit_that_got_lost_is_asked_about_before_it_is_sent_again(
     assert report.counters["duplicate step runs"] == 0
 
 
-async def test_the_inbox_of_an_end_whose_answer_got_lost_is_swept_all_the_same(arena: Arena) -> None:
+async def test_inbox_is_deleted_when_the_reply_to_an_end_is_lost(arena: Arena) -> None:
     async with Proxy.open(arena.dsn) as proxy:
         trap = proxy.trap(saying(SWEEP), "asked")
-        await arena.fleet.start(proxy.dsn)
+        await arena.workers.start(proxy.dsn)
         await _collect(arena.producer, 1)
         (await trap.springs()).give(Verdict.CUT)
         await arena.reckoning()
 
 
-async def test_the_answer_of_a_pick_that_got_lost_costs_a_lease(arena: Arena) -> None:
+async def test_lost_reply_to_a_pick_costs_a_lease(arena: Arena) -> None:
     async with Proxy.open(arena.dsn) as proxy:
         for number in range(4):
             await arena.producer.insert_surely(f"chain {number}", Chain, Work(steps=2))
         trap = proxy.trap(saying(PICK), "answered")
-        arena.fleet.launch(proxy.dsn)
+        arena.workers.launch(proxy.dsn)
         (await trap.springs()).give(Verdict.CUT)
         report = await arena.reckoning()
     assert (report.counters["reaped"], report.counters["duplicate step runs"]) == (4, 0)
@@ -107,21 +107,21 @@ async def test_the_answer_of_a_pick_that_got_lost_costs_a_lease(arena: Arena) ->
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-async def test_a_connection_that_falls_silent_is_given_up(arena: Arena, name: str, match: Match) -> None:
+async def test_silent_connection_is_closed(arena: Arena, name: str, match: Match) -> None:
     async with Proxy.open(arena.dsn) as proxy:
         await arena.producer.insert_surely("chain", Chain, Work(steps=2, pace=0.5))
         await arena.producer.insert_surely("payer", Payer, Work(steps=2, pace=0.2))
         await arena.producer.insert_surely("fan", Fan, Work(rounds=[[Work(pace=0.2)]]))
         proxy.on(match, "answered", lambda: Verdict.SILENCE)
-        arena.fleet.launch(proxy.dsn)
+        arena.workers.launch(proxy.dsn)
         report = await arena.reckoning()
     assert proxy.silences == 1
     assert (report.counters["reaped"] > 0) == (name == "pick"), "only what a lost answer has leased"
     assert report.counters["duplicate step runs"] == 0
 
 
-async def test_a_producer_that_does_not_know_asks_again_and_changes_nothing(arena: Arena) -> None:
-    await arena.fleet.start()
+async def test_repeated_insert_after_a_lost_reply_changes_nothing(arena: Arena) -> None:
+    await arena.workers.start()
     async with (
         Proxy.open(arena.dsn) as proxy,
         AsyncClient(proxy.dsn, settings=CHAOS) as client,

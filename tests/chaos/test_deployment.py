@@ -1,4 +1,4 @@
-"""Life in production: outages that are told once, a standby that takes over, passwords that run out."""
+"""Outages, failover, and rotating passwords."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from gen_durable._runtime.effects import commit_with_effect
 from gen_durable.errors import DatabaseError, UnreachableError
 from tests.chaos.arena import Arena
 from tests.chaos.cluster import FORGETFUL, Cluster, Installation
-from tests.chaos.fleet import CHAOS, PATIENCE, PATIENT
 from tests.chaos.machines import Chain, Work
+from tests.chaos.worker_processes import CHAOS, PATIENCE, PATIENT
 from tests.chaos.workload import mixed, place
 from tests.support.engine_plans import RECORDER
 from tests.telemetry.machines import Leg
@@ -32,17 +32,17 @@ PASSWORDS = "host all app 127.0.0.1/32 scram-sha-256\n"
 
 
 @pytest.mark.clause("DEP-1")
-async def test_an_outage_is_one_line_of_log_and_so_is_its_end(cluster: Cluster, tmp_path: Path) -> None:
+async def test_outage_and_recovery_are_logged_once(cluster: Cluster, tmp_path: Path) -> None:
     async with Arena.open(cluster.dsn, tmp_path, PATIENT) as arena:
-        process = await arena.fleet.start()
+        process = await arena.workers.start()
         for number in range(8):
             await arena.producer.insert_surely(f"chain {number}", Chain, Work(steps=4, pace=0.2))
-        await arena.fleet.hears(what="begin", count=8)
+        await arena.workers.hears(what="begin", count=8)
         cluster.stop()
-        await asyncio.sleep(1.5)  # the driver alone would have retried, and told of it, more than once
+        await asyncio.sleep(1.5)  # long enough for several retries of the driver
         await asyncio.to_thread(cluster.start)
         await arena.finishes()
-        # It is back when it is back for everybody, the slowest of the services included.
+        # The recovery is logged when the slowest service has reconnected.
         async with asyncio.timeout(30):
             while "is back after" not in (log := process.log.read_text(encoding="utf-8")):
                 await asyncio.sleep(0.1)
@@ -53,17 +53,17 @@ async def test_an_outage_is_one_line_of_log_and_so_is_its_end(cluster: Cluster, 
 
 
 @pytest.mark.clause("DEP-2")
-async def test_a_promoted_standby_takes_over_and_nothing_acknowledged_is_lost(
+async def test_failover_to_a_standby_loses_nothing_acknowledged(
     installation: Installation, tmp_path: Path
 ) -> None:
     with installation.cluster(FORGETFUL) as primary, installation.standby_of(primary) as standby:
         async with Arena.open(primary.dsn, tmp_path, PATIENT) as arena:
-            # What is acknowledged is on the standby, too: without this, no engine could promise anything.
+            # Synchronous replication: acknowledged commits are on the standby.
             await arena.ask("alter system set synchronous_standby_names = '*'")
             await arena.ask("select pg_reload_conf()")
             await arena.holds("select exists (select from pg_stat_replication where sync_state = 'sync')")
             for _ in range(2):
-                await arena.fleet.start()
+                await arena.workers.start()
             rng = random.Random(6)
             async with asyncio.TaskGroup() as group:
                 for order in mixed(rng, 24, pace=0.1):
@@ -77,8 +77,8 @@ async def test_a_promoted_standby_takes_over_and_nothing_acknowledged_is_lost(
     assert report.counters["duplicate step runs"] == 0, "no worker died"
 
 
-async def test_on_a_standby_no_effect_begins(installation: Installation) -> None:
-    """So what is refused as read-only once it has begun is the doing of the effect."""
+async def test_no_effect_starts_on_a_standby(installation: Installation) -> None:
+    """So a read-only error after the start of an effect is caused by the effect."""
     runs: list[str] = []
 
     async def effect(tx: Transaction) -> None:
@@ -97,7 +97,7 @@ async def test_on_a_standby_no_effect_begins(installation: Installation) -> None
 
 @pytest.fixture
 async def secured(cluster: Cluster) -> Cluster:
-    """A server that asks a role `app` for its password."""
+    """A server with password authentication for the role `app`."""
     rules = cluster.directory / "data" / "pg_hba.conf"
     rules.write_text(PASSWORDS + rules.read_text(encoding="utf-8"), encoding="utf-8")
     conn = await asyncpg.connect(cluster.dsn)
@@ -108,7 +108,7 @@ async def secured(cluster: Cluster) -> Cluster:
 
 
 class Tokens:
-    """Gives out passwords; if it `rotates`, earlier ones are worth nothing from then on."""
+    """Issues passwords; with `rotates`, earlier ones become invalid."""
 
     def __init__(self, cluster: Cluster, *, rotates: bool) -> None:
         self._cluster = cluster
@@ -132,12 +132,12 @@ class Tokens:
 
 
 @pytest.mark.clause("DEP-3")
-async def test_a_function_is_asked_for_the_dsn_before_every_connection(secured: Cluster) -> None:
+async def test_dsn_function_is_called_before_every_connection(secured: Cluster) -> None:
     tokens = Tokens(secured, rotates=True)
     ways: tuple[Callable[[], str | Awaitable[str]], ...] = (tokens.ask, tokens.ask_now)
     for dsn in ways:
         tokens.asked = 0
-        # One after the other: of two passwords that are given out at one moment, only the second is good here.
+        # One after the other: of two concurrently issued passwords only the second is valid.
         id = await asyncio.to_thread(_produce, dsn)
         assert tokens.asked == 1, dsn
         async with AsyncClient(dsn) as client:
@@ -149,7 +149,7 @@ async def test_a_function_is_asked_for_the_dsn_before_every_connection(secured: 
 
 
 @pytest.mark.clause("DEP-3")
-async def test_a_worker_waits_for_whoever_gives_out_passwords(secured: Cluster, caplog: Any) -> None:
+async def test_worker_waits_for_a_slow_dsn_function(secured: Cluster, caplog: Any) -> None:
     tokens = Tokens(secured, rotates=False)
     async with Worker([Leg], dsn=tokens.ask, settings=CHAOS) as worker:
         tokens.is_down = True
@@ -163,11 +163,11 @@ async def test_a_worker_waits_for_whoever_gives_out_passwords(secured: Cluster, 
 
 
 @pytest.mark.parametrize("kind", ["AsyncClient", "Client"])
-async def test_what_the_function_raises_is_told_at_the_door(kind: str) -> None:
+async def test_error_of_the_dsn_function_is_raised_at_opening(kind: str) -> None:
     def vault() -> str:
         raise KeyError("no such secret")
 
-    with pytest.raises(UnreachableError, match=r"vault\(\) says: .* raised KeyError: 'no such secret'"):
+    with pytest.raises(UnreachableError, match=r"vault\(\): .* raised KeyError: 'no such secret'"):
         if kind == "Client":
             with Client(vault):
                 pass
@@ -177,7 +177,7 @@ async def test_what_the_function_raises_is_told_at_the_door(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["AsyncClient", "Client"])
-async def test_what_the_function_returns_is_never_shown(kind: str) -> None:
+async def test_returned_dsn_is_not_shown(kind: str) -> None:
     def vault() -> str:
         return "postgresql://app:s3cr3t/x@127.0.0.1:1/shop"
 
@@ -191,13 +191,13 @@ async def test_what_the_function_returns_is_never_shown(kind: str) -> None:
     assert "s3cr3t" not in str(unreachable.value)
 
 
-async def test_a_connection_to_what_is_no_primary_any_more_is_not_used_again(direct_dsn: str) -> None:
+async def test_connection_to_a_former_primary_is_closed(direct_dsn: str) -> None:
     def write() -> Plan[None]:
         yield Script("set transaction read only")
         yield Script("create table gen_durable.t ()")
 
     def who() -> Plan[None]:
-        yield Script("create temporary table mark ()")  # refused if the session has one
+        yield Script("create temporary table mark ()")  # fails if the session has one
 
     async with await Database.open(direct_dsn, "gen_durable", size=1) as database:
         await database.run(who())
@@ -225,7 +225,7 @@ async def _throw_out(cluster: Cluster) -> None:
 
 
 async def _surely(call: Callable[[], Awaitable[Any]]) -> Any:
-    """Ask again while the connection breaks, as any client of a server must."""
+    """Repeat the query while the connection breaks."""
     async with asyncio.timeout(PATIENCE):
         while True:
             try:

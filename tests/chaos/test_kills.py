@@ -1,7 +1,7 @@
-"""SIGKILL at every point of an execution's life: what was not committed is done again, what was committed is not.
+"""SIGKILL at every point of an execution: uncommitted work is repeated, committed work is not.
 
-Each point has a victim, a queue and a proxy of its own. The victim is killed while the proxy holds a statement of it or
-the answer, or by the step that it runs; a survivor then serves all queues.
+Each point has its own worker, queue and proxy. The worker is killed while the proxy holds a statement or its reply, or
+by its step; a second worker then serves all queues.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ from tests.support.tcp_proxy import (
 
 @dataclass(frozen=True)
 class Point:
-    """A moment to die at, and what it costs: leases that run out, and steps that run twice.
+    """A point to be killed at, and its cost: expired leases, and steps that run twice.
 
-    `None`: it may have gone on with what it had just committed, on another connection.
+    `None`: it may have continued on another connection.
     """
 
     name: str
@@ -133,9 +133,7 @@ POINTS = {
 
 
 @pytest.mark.parametrize("group", POINTS)
-async def test_a_worker_that_is_killed_at_any_point_costs_at_most_its_leases(
-    arena: Arena, group: str
-) -> None:
+async def test_worker_killed_at_any_point_costs_at_most_its_leases(arena: Arena, group: str) -> None:
     points = POINTS[group]
     ids: dict[str, int] = {}
     async with AsyncExitStack() as stack:
@@ -148,7 +146,7 @@ async def test_a_worker_that_is_killed_at_any_point_costs_at_most_its_leases(
                 await arena.producer.signal_surely(id, f"token of {id}")
             proxy = await stack.enter_async_context(Proxy.open(arena.dsn))
             trap = None if point.match is None else proxy.trap(point.match, point.when, skips=point.skips)
-            victim = arena.fleet.launch(proxy.dsn, queues={point.name: 1})
+            victim = arena.workers.launch(proxy.dsn, queues={point.name: 1})
             victims.append((victim, trap))
         for victim, trap in victims:
             if trap is None:
@@ -157,38 +155,38 @@ async def test_a_worker_that_is_killed_at_any_point_costs_at_most_its_leases(
             held = await trap.springs()
             victim.kill()
             held.give(Verdict.CUT)
-    await arena.fleet.start(queues={point.name: 2 for point in points})
+    await arena.workers.start(queues={point.name: 2 for point in points})
     await arena.reckoning()
     for point in points:
         if point.lost_leases is not None:
             assert await _costs(arena, ids[point.name]) == (point.lost_leases, point.second_runs), point.name
 
 
-# Before it has freed the keys of what it found; and when all of it is durable, and it does not know.
+# Before it frees the keys, and after its COMMIT but before the reply.
 REAPING: list[tuple[str, When]] = [(UNGATE, "asked"), (COMMIT, "answered")]
 
 
-async def test_a_reaper_that_is_killed_in_mid_work_leaves_it_to_the_next_one(arena: Arena) -> None:
+async def test_next_reaper_continues_after_a_killed_one(arena: Arena) -> None:
     works = {f"key {number}": Work(kill="effect@1") for number in range(3)}
     for key, work in works.items():
         await arena.producer.insert_surely(key, Chain, work, concurrency_key=key, queue=key)
-        victim = arena.fleet.launch(queues={key: 1})
+        victim = arena.workers.launch(queues={key: 1})
         assert await victim.ends() == -9
     async with Proxy.open(arena.dsn) as proxy:
         for point, when in REAPING:
             trap = proxy.trap(saying(point, after=REAP), when)
-            reaper = arena.fleet.launch(proxy.dsn, queues={"other": 1})
+            reaper = arena.workers.launch(proxy.dsn, queues={"other": 1})
             held = await trap.springs()
             reaper.kill()
             held.give(Verdict.CUT)
             assert await arena.reaped() == (0 if when == "asked" else 3)
-    await arena.fleet.start(queues=dict.fromkeys(works, 1))
+    await arena.workers.start(queues=dict.fromkeys(works, 1))
     report = await arena.reckoning()
     assert (report.counters["reaped"], report.counters["duplicate step runs"]) == (3, 3)
 
 
 def _placed(work: Work, queue: str) -> Work:
-    """Children wait in the queue of their parent, so that the victim has them too."""
+    """Children use the queue of their parent, so the killed worker runs them too."""
     for round in work.rounds:
         for child in round:
             child.queue = queue
@@ -196,12 +194,12 @@ def _placed(work: Work, queue: str) -> Work:
 
 
 async def _costs(arena: Arena, id: int) -> tuple[int, int]:
-    """Of an instance and its children: leases that ran out, and runs of a step beyond the first."""
+    """Expired leases, and repeated steps, of an instance and its children."""
     family = f"select id from gen_durable.gen_durable where {id} in (id, parent_id)"
     lost = await arena.ask(
         f"select count(*) from gen_durable.executions where outcome = 'lease' and instance_id in ({family})"
     )
     members = await arena.ask(f"select array_agg(id) from ({family}) one")
-    begins = [(line["instance"], line["step_seq"]) for line in arena.fleet.told(what="begin")]
+    begins = [(line["instance"], line["step_seq"]) for line in arena.workers.told(what="begin")]
     of_family = [begin for begin in begins if begin[0] in members]
     return lost, len(of_family) - len(set(of_family))

@@ -1,4 +1,4 @@
-"""A server that crashes, is away for longer than a lease, or freezes: nothing is lost, and the living keep theirs."""
+"""A server that crashes, is down for longer than a lease, or freezes."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import pytest
 
 from tests.chaos.arena import Arena
 from tests.chaos.cluster import Cluster
-from tests.chaos.fleet import CHAOS, PATIENT
 from tests.chaos.machines import Chain, Payer, Work
+from tests.chaos.worker_processes import CHAOS, PATIENT
 from tests.chaos.workload import mixed, place
 
 _LEASE = CHAOS.lease.total_seconds()
@@ -23,12 +23,10 @@ _A_BACKEND = (
 )
 
 
-async def test_a_server_that_crashes_in_mid_work_loses_nothing(
-    durable_cluster: Cluster, tmp_path: Path
-) -> None:
+async def test_server_crash_under_load_loses_nothing(durable_cluster: Cluster, tmp_path: Path) -> None:
     async with Arena.open(durable_cluster.dsn, tmp_path, PATIENT) as arena:
         for _ in range(2):
-            await arena.fleet.start()
+            await arena.workers.start()
         rng = random.Random(4)
         async with asyncio.TaskGroup() as group:
             for order in mixed(rng, 24, pace=0.1):
@@ -44,19 +42,17 @@ async def test_a_server_that_crashes_in_mid_work_loses_nothing(
     )
 
 
-async def test_a_backend_that_dies_takes_all_of_them_along_and_costs_nothing(
-    cluster: Cluster, tmp_path: Path
-) -> None:
+async def test_killed_backend_and_crash_recovery_lose_nothing(cluster: Cluster, tmp_path: Path) -> None:
     async with Arena.open(cluster.dsn, tmp_path, PATIENT) as arena:
         for _ in range(2):
-            await arena.fleet.start()
+            await arena.workers.start()
         rng = random.Random(5)
         async with asyncio.TaskGroup() as group:
             for order in mixed(rng, 24, pace=0.1):
                 group.create_task(place(arena.producer, order, rng))
             for _ in range(2):
                 await asyncio.sleep(rng.uniform(0.2, 0.4))
-                # The postmaster lives, throws everybody out and recovers.
+                # The postmaster closes all connections and recovers.
                 os.kill(await arena.ask(_A_BACKEND), signal.SIGKILL)
                 await arena.comes_back()
         report = await arena.reckoning()
@@ -64,7 +60,7 @@ async def test_a_backend_that_dies_takes_all_of_them_along_and_costs_nothing(
 
 
 @pytest.mark.parametrize("kind", ["stopped", "crashed", "frozen"])
-async def test_an_outage_longer_than_the_lease_takes_nothing_from_the_living(
+async def test_live_workers_keep_their_leases_over_a_long_outage(
     durable_cluster: Cluster, tmp_path: Path, kind: str
 ) -> None:
     away: dict[str, tuple[Callable[[], None], Callable[[], None]]] = {
@@ -73,32 +69,32 @@ async def test_an_outage_longer_than_the_lease_takes_nothing_from_the_living(
         "frozen": (durable_cluster.freeze, durable_cluster.thaw),
     }
     async with Arena.open(durable_cluster.dsn, tmp_path) as arena:
-        workers = [await arena.fleet.start() for _ in range(2)]
+        workers = [await arena.workers.start() for _ in range(2)]
         go = tmp_path / "go"
         for number in range(12):
             await arena.producer.insert_surely(f"long {number}", Chain, Work(until=str(go)))
         for number in range(4):
-            # Ends while the server is away, and has to wait with its outcome.
+            # Ends during the outage; its outcome waits.
             await arena.producer.insert_surely(f"short {number}", Chain, Work(steps=2, pace=_LEASE))
-        await arena.fleet.hears(what="begin", count=16)
+        await arena.workers.hears(what="begin", count=16)
         goes, returns = away[kind]
         goes()
         await asyncio.sleep(2.5 * _LEASE)
         await asyncio.to_thread(returns)
-        # Two more leases: whoever would take something from the living does it now.
+        # Two more leases, in which a wrong reap would happen.
         await asyncio.sleep(2 * _LEASE)
         go.touch()
         report = await arena.reckoning()
     assert (report.counters["reaped"], report.counters["duplicate step runs"]) == (0, 0)
-    assert {line["pid"] for line in arena.fleet.told(what="begin")} == {worker.pid for worker in workers}
+    assert {line["pid"] for line in arena.workers.told(what="begin")} == {worker.pid for worker in workers}
 
 
-async def test_payments_that_an_outage_interrupts_are_made_once(
+async def test_payments_interrupted_by_an_outage_are_made_once(
     durable_cluster: Cluster, tmp_path: Path
 ) -> None:
     async with Arena.open(durable_cluster.dsn, tmp_path, PATIENT) as arena:
         for _ in range(2):
-            await arena.fleet.start()
+            await arena.workers.start()
         for number in range(20):
             await arena.producer.insert_surely(f"payer {number}", Payer, Work(steps=6, pace=0.05))
         for pause in (0.3, 0.3, 0.3):

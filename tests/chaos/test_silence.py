@@ -1,4 +1,4 @@
-"""Connections that fall silent: nothing arrives any more, and neither FIN nor RST says so."""
+"""Silent connections: no data, no FIN, no RST."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ from gen_durable._db.reply_timeouts import ReplyTimeouts
 from gen_durable.errors import UnreachableError
 from tests.chaos.arena import Arena
 from tests.chaos.cluster import Cluster
-from tests.chaos.fleet import CHAOS
 from tests.chaos.machines import Chain, Work
+from tests.chaos.worker_processes import CHAOS
 from tests.support.engine_plans import new
 from tests.support.tcp_proxy import INSERT, Proxy, Verdict, saying
 
 LEASE = timedelta(seconds=3)
 SHORT = Settings(lease=LEASE, poll_interval=timedelta(milliseconds=200), drain_timeout=timedelta(seconds=1))
-# A lease of 3 s makes a connection suspect after 1 s. This leaves room for a busy machine; it was 83 s before.
+# With a lease of 3 s a connection is suspect after 1 s; the rest is for a busy machine.
 SOON = 12.0
 SLEEP = Statement("sleep", "select pg_sleep(:seconds::float8)::text as slept")
 
@@ -77,7 +77,7 @@ async def within(seconds: float, work: Any) -> Any:
 
 @pytest.fixture(params=["AsyncClient", "Client"])
 async def verbs(request: pytest.FixtureRequest, proxy: Proxy) -> AsyncIterator[Callable[..., Any]]:
-    """A call of a verb of each client, through the proxy."""
+    """A call of each client, through the proxy."""
     if request.param == "AsyncClient":
         async with AsyncClient(proxy.dsn, settings=SHORT) as client:
             yield lambda verb, *args, **options: getattr(client, verb)(*args, **options)
@@ -104,7 +104,7 @@ async def test_worker_finishes_work_after_its_connections_fall_silent(
         ended = await client.wait_all([*before, *during, *after], timeout=timedelta(seconds=SOON))
     assert [instance.result for instance in ended] == [1, 2, 3] * 3
     silences = [line for line in caplog.messages if line.startswith("connection silent: ")]
-    # The heartbeat has a connection of its own, and finds out for itself.
+    # The heartbeat has its own connection, and detects it separately.
     assert len([line for line in silences if "for the heartbeat" not in line]) == 1, silences
     assert "no answer on a connection for" in silences[0]
 
@@ -119,9 +119,9 @@ async def test_verb_raises_in_bounded_time_and_may_be_repeated(
     assert isinstance(await verbs("insert", Chain, Work(), idempotency_key="one"), Inserted)
 
 
-async def test_all_calls_give_up_when_their_connections_fall_silent(proxy: Proxy) -> None:
+async def test_concurrent_calls_fail_when_their_connections_fall_silent(proxy: Proxy) -> None:
     async with AsyncClient(proxy.dsn, settings=SHORT) as client:
-        # Each has a connection of its own.
+        # Each has its own connection.
         orders = await asyncio.gather(*(client.insert(Chain, Work()) for _ in range(4)))
         order = orders[0]
         proxy.swallow()
@@ -134,12 +134,12 @@ async def test_all_calls_give_up_when_their_connections_fall_silent(proxy: Proxy
 async def test_wait_ends_in_bounded_time(verbs: Callable[..., Any], proxy: Proxy) -> None:
     order = await verbs("insert", Chain, Work())
     proxy.swallow()
-    # The blocking client has one connection; the other one looks a last time, on another connection.
+    # The blocking client has one connection; the async one polls a last time on another.
     with suppress(NoAnswerError):
         await within(SOON, verbs("wait", order, timeout=timedelta(seconds=0.1)))
 
 
-async def test_insert_whose_answer_was_swallowed_is_a_duplicate(
+async def test_repeated_insert_after_a_swallowed_reply_is_a_duplicate(
     verbs: Callable[..., Any], proxy: Proxy
 ) -> None:
     proxy.on(saying(INSERT), "answered", lambda: Verdict.SILENCE)
@@ -148,7 +148,7 @@ async def test_insert_whose_answer_was_swallowed_is_a_duplicate(
     assert isinstance(await verbs("insert", Chain, Work(), idempotency_key="one"), Duplicate)
 
 
-async def test_transaction_on_a_silent_connection_is_given_up(proxy: Proxy) -> None:
+async def test_transaction_on_a_silent_connection_fails(proxy: Proxy) -> None:
     bounds = ReplyTimeouts.of(LEASE)
     async with await Database.open(proxy.dsn, "gen_durable", reply_timeouts=bounds) as database:
         proxy.swallow()
@@ -192,18 +192,18 @@ async def test_verb_raises_when_new_connections_are_silent_too(
 async def test_sigterm_ends_a_worker_whose_connections_are_silent(arena: Arena, new: bool) -> None:
     async with Proxy.open(arena.dsn) as proxy:
         settings = msgspec.structs.replace(CHAOS, drain_timeout=timedelta(seconds=1))
-        process = await arena.fleet.start(proxy.dsn, settings=settings)
+        process = await arena.workers.start(proxy.dsn, settings=settings)
         await arena.producer.insert_surely("chain", Chain, Work(steps=2, pace=1))
         await asyncio.sleep(0.5)
         proxy.swallow(new=new)
         begun = time.monotonic()
         process.terminate()
         assert await process.ends() == 0
-        # The step ends after 1 s at most; the rest is last answers and the closing of all pools together.
+        # The step ends after 1 s at most; the rest is final statements and closing the pools.
         assert time.monotonic() - begun < 16
 
 
-async def test_dsn_function_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_hanging_dsn_function_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gen_durable._db.address._ANSWER_WITHIN", 0.2)
     released = threading.Event()
 
@@ -234,7 +234,7 @@ async def test_next_host_is_tried_when_the_first_does_not_answer(direct_dsn: str
                 dsn, "gen_durable", reply_timeouts=ReplyTimeouts.of(LEASE)
             ) as database:
                 await database.run(only(SLEEP(seconds=0.0)))
-                # The host that did not answer is asked last from now on.
+                # The host that did not answer is tried last from now on.
                 begun = time.monotonic()
                 database._pool.replace_all()
                 await database.run(only(SLEEP(seconds=0.0)))

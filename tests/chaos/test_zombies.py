@@ -1,4 +1,4 @@
-"""Executions that outlive their lease: whatever they do, they commit nothing, and take no lease from their heirs."""
+"""Executions that outlive their lease commit nothing and do not renew other leases."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import asyncio
 from pathlib import Path
 
 from tests.chaos.arena import Arena
-from tests.chaos.fleet import CHAOS
 from tests.chaos.machines import Blocker, Chain, Payer, Work
+from tests.chaos.worker_processes import CHAOS
 from tests.support.tcp_proxy import LOCK_FOR_EFFECT, RENEW, Proxy, Verdict, saying
 
 _LEASE = CHAOS.lease.total_seconds()
@@ -15,22 +15,20 @@ _HOLDER = "select split_part(locked_by, ':', 2)::int from gen_durable.gen_durabl
 _EXPIRED = "select lease_expires_at < now() from gen_durable.gen_durable where id = $1"
 
 
-async def test_a_worker_that_was_stopped_past_its_leases_commits_nothing_when_it_goes_on(
-    arena: Arena, tmp_path: Path
-) -> None:
+async def test_worker_resumed_after_its_leases_expired_commits_nothing(arena: Arena, tmp_path: Path) -> None:
     go, heirs_go = tmp_path / "go", tmp_path / "heirs go"
     work = Work(steps=2, until=str(go), heirs_until=str(heirs_go))
-    zombie = await arena.fleet.start()
+    zombie = await arena.workers.start()
     for number in range(9):
         await arena.producer.insert_surely(f"{number}", Payer if number % 3 == 0 else Chain, work)
-    await arena.fleet.hears(what="begin", pid=zombie.pid, count=9)
+    await arena.workers.hears(what="begin", pid=zombie.pid, count=9)
     zombie.stop()
     go.touch()
-    heir = await arena.fleet.start()
-    await arena.fleet.hears(what="begin", pid=heir.pid, count=9)
+    heir = await arena.workers.start()
+    await arena.workers.hears(what="begin", pid=heir.pid, count=9)
     zombie.resume()
-    # Its steps go on, end, and come too late; unless the heartbeat hears of it before they do.
-    stale = await arena.fleet.hears(what="event", event="outcome.stale")
+    # Its steps end too late, unless the heartbeat detects the loss first.
+    stale = await arena.workers.hears(what="event", event="outcome.stale")
     assert {line["pid"] for line in stale} == {zombie.pid}
     assert await arena.ask("select count(*) from gen_durable.executions where status <> 'ABORTED'") == 0
     heirs_go.touch()
@@ -38,30 +36,32 @@ async def test_a_worker_that_was_stopped_past_its_leases_commits_nothing_when_it
     assert (report.counters["reaped"], report.counters["duplicate step runs"]) == (9, 9)
 
 
-async def test_a_zombie_does_not_keep_the_lease_of_its_heir(arena: Arena, tmp_path: Path) -> None:
+async def test_heartbeat_does_not_renew_the_lease_of_another_worker(arena: Arena, tmp_path: Path) -> None:
     go = tmp_path / "go"
-    zombie = await arena.fleet.start()
+    zombie = await arena.workers.start()
     id = await arena.producer.insert_surely("one", Chain, Work(until=str(go), heirs_until=str(go)))
-    await arena.fleet.hears(what="begin", pid=zombie.pid)
+    await arena.workers.hears(what="begin", pid=zombie.pid)
     zombie.stop()
-    heir = await arena.fleet.start()
-    await arena.fleet.hears(what="begin", pid=heir.pid)
+    heir = await arena.workers.start()
+    await arena.workers.hears(what="begin", pid=heir.pid)
     zombie.resume()
-    # Two leases with both of them alive, and both of their hearts beating.
+    # Two leases, with both workers and their heartbeats running.
     for _ in range(20):
         assert await arena.ask(_HOLDER, id) == heir.pid
         assert not await arena.ask(_EXPIRED, id)
         await asyncio.sleep(_LEASE / 10)
     go.touch()
     await arena.reckoning()
-    assert not arena.fleet.told(what="end", pid=zombie.pid), "its step was cancelled when the lease was lost"
+    assert not arena.workers.told(what="end", pid=zombie.pid), (
+        "its step was cancelled when the lease was lost"
+    )
 
 
-async def test_a_worker_that_was_stopped_inside_of_its_effect_still_has_its_row(arena: Arena) -> None:
+async def test_worker_stopped_in_an_effect_keeps_its_row_locked(arena: Arena) -> None:
     async with Proxy.open(arena.dsn) as proxy:
         trap = proxy.trap(saying(LOCK_FOR_EFFECT), "answered")
-        stopped = await arena.fleet.start(proxy.dsn)
-        await arena.fleet.start(queues={"other": 1})
+        stopped = await arena.workers.start(proxy.dsn)
+        await arena.workers.start(queues={"other": 1})
         id = await arena.producer.insert_surely("one", Payer, Work(steps=2))
         held = await trap.springs()
         stopped.stop()
@@ -69,54 +69,52 @@ async def test_a_worker_that_was_stopped_inside_of_its_effect_still_has_its_row(
         await arena.holds(_EXPIRED, id)
         await asyncio.sleep(_LEASE)
         assert await arena.ask(_HOLDER, id) == stopped.pid, (
-            "its transaction is open: nobody takes the row away"
+            "its transaction is open, so the row is not reaped"
         )
         stopped.resume()
         report = await arena.reckoning()
     assert (report.counters["reaped"], report.counters["duplicate step runs"]) == (0, 0)
 
 
-async def test_a_worker_whose_event_loop_is_blocked_for_three_leases_keeps_them(arena: Arena) -> None:
-    blocked = await arena.fleet.start()
-    await arena.fleet.start(queues={"other": 1})
+async def test_worker_with_a_blocked_event_loop_keeps_its_leases(arena: Arena) -> None:
+    blocked = await arena.workers.start()
+    await arena.workers.start(queues={"other": 1})
     for number in range(3):
         await arena.producer.insert_surely(f"sleeper {number}", Chain, Work(pace=0.2))
-    await arena.fleet.hears(what="begin", count=3)
+    await arena.workers.hears(what="begin", count=3)
     await arena.producer.insert_surely("blocker", Blocker, Work(pace=3.2 * _LEASE))
-    await arena.fleet.hears(what="begin", step="block")
+    await arena.workers.hears(what="begin", step="block")
     report = await arena.reckoning()
     assert (report.counters["reaped"], report.counters["duplicate step runs"]) == (0, 0)
-    assert {line["pid"] for line in arena.fleet.told(what="begin")} == {blocked.pid}
+    assert {line["pid"] for line in arena.workers.told(what="begin")} == {blocked.pid}
 
 
-async def test_a_worker_that_leases_anew_what_it_has_lost_keeps_the_two_apart(
-    arena: Arena, tmp_path: Path
-) -> None:
+async def test_worker_that_leases_its_lost_row_again_keeps_both_apart(arena: Arena, tmp_path: Path) -> None:
     go, heirs_go = tmp_path / "go", tmp_path / "heirs go"
     async with Proxy.open(arena.dsn) as proxy:
-        # Its heart beats into the void. Another worker takes back what this one still works on, and gets to do again.
+        # Its heartbeat does not reach the server. Another worker reaps its rows, and it leases them again.
         trap = proxy.trap(saying(RENEW), "asked", times=None)
-        await arena.fleet.start(queues={"other": 1})
-        worker = await arena.fleet.start(proxy.dsn)
+        await arena.workers.start(queues={"other": 1})
+        worker = await arena.workers.start(proxy.dsn)
         work = Work(steps=2, until=str(go), heirs_until=str(heirs_go))
         id = await arena.producer.insert_surely("one", Chain, work)
         await trap.springs()
-        begins = await arena.fleet.hears(what="begin", instance=id, count=2)
+        begins = await arena.workers.hears(what="begin", instance=id, count=2)
         assert {(line["pid"], line["step_seq"]) for line in begins} == {(worker.pid, 1)}
         assert await arena.ask(_HOLDER, id) == worker.pid
         go.touch()
-        await arena.fleet.hears(what="event", event="outcome.stale", id=id)
+        await arena.workers.hears(what="event", event="outcome.stale", id=id)
         heirs_go.touch()
         report = await arena.reckoning()
     assert report.counters["stale outcomes"] == 1
     assert report.counters["reaped"] == 1
 
 
-async def test_workers_that_were_all_stopped_at_once_take_nothing_from_each_other(arena: Arena) -> None:
-    workers = [await arena.fleet.start() for _ in range(2)]
+async def test_workers_stopped_together_keep_their_leases(arena: Arena) -> None:
+    workers = [await arena.workers.start() for _ in range(2)]
     for number in range(12):
         await arena.producer.insert_surely(f"chain {number}", Chain, Work(steps=2, pace=2 * _LEASE))
-    await arena.fleet.hears(what="begin", count=12)
+    await arena.workers.hears(what="begin", count=12)
     for worker in workers:
         worker.stop()
     await asyncio.sleep(2.5 * _LEASE)

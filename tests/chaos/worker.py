@@ -1,6 +1,6 @@
-"""A worker in a process of its own: `python -m tests.chaos.worker ORDERS-AS-JSON`.
+"""A worker process: `python -m tests.chaos.worker ORDERS-AS-JSON`.
 
-It writes into the diary what its steps do, and of the engine's events those that tell of faults.
+It writes what its steps do, and the engine's fault events, to the journal.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ import msgspec
 
 from gen_durable import Queue, Settings, Worker
 from gen_durable.telemetry import AwaitTimeout, Event, OutcomeStale, PickStop, ReaperReaped
-from tests.chaos.diary import Diary
+from tests.chaos.journal import Journal
 from tests.chaos.machines import MACHINES, Page
 
 
 class Orders(msgspec.Struct, kw_only=True):
     dsn: str
-    diary: str
+    journal: str
     settings: Settings
     queues: dict[str, int]
 
@@ -27,16 +27,16 @@ class Orders(msgspec.Struct, kw_only=True):
 def main(text: str) -> None:
     orders = msgspec.json.decode(text, type=Orders)
     logging.basicConfig(level=logging.INFO, format="%(relativeCreated)d %(levelname)s %(message)s")
-    diary = Page.diary = Diary(Path(orders.diary))
+    journal = Page.journal = Journal(Path(orders.journal))
     queues = {name: Queue(concurrency=limit) for name, limit in orders.queues.items()}
     worker = Worker(MACHINES, dsn=orders.dsn, settings=orders.settings, queues=queues)
 
     def on_first_look(_: PickStop) -> None:
         unsubscribe()
-        diary.note("ready")
+        journal.note("ready")
 
     def on_event(event: Event) -> None:
-        diary.note("event", event=event.name, **msgspec.to_builtins(event))
+        journal.note("event", event=event.name, **msgspec.to_builtins(event))
 
     unsubscribe = worker.telemetry.subscribe(on_first_look, PickStop)
     worker.telemetry.subscribe(on_event, ReaperReaped, OutcomeStale, AwaitTimeout)

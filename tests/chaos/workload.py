@@ -1,4 +1,4 @@
-"""Work of every kind, made from a seed."""
+"""A seeded workload."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["Order", "mixed", "place"]
 
 
 class Order(NamedTuple):
-    """An instance to be inserted, and the tokens that it is going to be sent."""
+    """An instance to insert, and the tokens to send to it."""
 
     key: str
     machine: type[Machine[Work, Result]]
@@ -27,9 +27,9 @@ class Order(NamedTuple):
 def mixed(
     rng: random.Random, count: int, *, pace: float = 0.03, slow: float = 0.0, prefix: str = ""
 ) -> Iterator[Order]:
-    """So many orders: chains, retries, awaits, fan-outs, keys, payments.
+    """`count` orders: chains, retries, awaits, fan-outs, keys, payments.
 
-    A step takes no time or up to `pace` seconds; of one in ten orders, up to `slow`.
+    A step takes up to `pace` seconds; in one of ten orders, up to `slow`.
     """
     kinds = ["chain", "chain", "stubborn", "collector", "fan", "keyed", "payer"]
     for number in range(count):
@@ -70,17 +70,17 @@ def _rounds(rng: random.Random, pace: float, depth: int = 1) -> Iterator[list[Wo
 
 
 async def place(producer: Producer, order: Order, rng: random.Random) -> None:
-    """Insert it and send what it waits for, each again and again until that is known to be there."""
+    """Insert it and send its tokens, each until it is acknowledged."""
     id = await producer.insert_surely(order.key, order.machine, order.work, **order.options)
     if order.tokens and rng.random() < 0.3:
-        await asyncio.sleep(rng.uniform(0, 1.5))  # late enough for one or the other to lose patience
+        await asyncio.sleep(rng.uniform(0, 1.5))  # late enough for some awaits to time out
     tokens = list(order.tokens)
     rng.shuffle(tokens)
     sends: list[Awaitable[None]] = []
     for token in tokens:
         sends.append(producer.signal_surely(id, token))
         if rng.random() < 0.2:
-            sends.append(producer.signal_surely(id, token))  # whoever sends twice is heard once
+            sends.append(producer.signal_surely(id, token))  # sent twice, counted once
     for send in sends:
         await send
         await asyncio.sleep(rng.choice([0.0, rng.uniform(0, 0.3)]))

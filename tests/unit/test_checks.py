@@ -1,4 +1,4 @@
-"""What fits into the database, to the byte."""
+"""Bounds of names, keys, numbers, durations and times."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gen_durable.errors import OptionError, UsageError
 @pytest.mark.parametrize(
     "name", ["a", "billing.invoice_charge.v1", "ключ", "x" * 255, "é" * 127 + "x", "with 'quotes'"]
 )
-def test_a_name_of_up_to_255_bytes_is_kept(name: str) -> None:
+def test_name_of_255_bytes_is_accepted(name: str) -> None:
     assert _checks.checked_name(name, "the name") == name
 
 
@@ -33,14 +33,14 @@ def test_a_name_of_up_to_255_bytes_is_kept(name: str) -> None:
         (None, "the name is of type NoneType"),
     ],
 )
-def test_another_name_is_refused(name: object, message: str) -> None:
+def test_invalid_name_is_rejected(name: object, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         _checks.checked_name(name, "the name")
     with pytest.raises(OptionError, match=message):
         _checks.checked_name(name, "the name", OptionError)
 
 
-def test_a_key_may_have_1024_bytes() -> None:
+def test_key_of_1024_bytes_is_accepted() -> None:
     assert _checks.checked_key("x" * 1024, "key") == "x" * 1024
     with pytest.raises(UsageError, match="1025 bytes"):
         _checks.checked_key("x" * 1025, "key")
@@ -48,7 +48,7 @@ def test_a_key_may_have_1024_bytes() -> None:
 
 @settings(max_examples=50)
 @given(st.text())
-def test_a_name_that_passes_can_be_sent_to_postgresql(name: str) -> None:
+def test_accepted_name_can_be_sent_to_postgresql(name: str) -> None:
     try:
         kept = _checks.checked_name(name, "the name")
     except UsageError:
@@ -59,7 +59,7 @@ def test_a_name_that_passes_can_be_sent_to_postgresql(name: str) -> None:
 
 
 @pytest.mark.parametrize("number", [-5, 11, True, 1.0, "1", None])
-def test_a_number_of_another_kind_or_range_is_refused(number: object) -> None:
+def test_number_of_another_type_or_range_is_rejected(number: object) -> None:
     with pytest.raises(UsageError, match=r"give (a whole number|a number from -4 to 10)"):
         _checks.checked_int(number, "it", -4, 10)
 
@@ -74,12 +74,12 @@ def test_a_number_of_another_kind_or_range_is_refused(number: object) -> None:
         (timedelta.max, "is longer than 100 years"),
     ],
 )
-def test_a_delay_that_no_timestamp_could_take_is_refused(delay: object, message: str) -> None:
+def test_delay_beyond_any_timestamp_is_rejected(delay: object, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         _checks.checked_delay(delay, "the delay")
 
 
-def test_a_moment_becomes_utc() -> None:
+def test_datetime_is_converted_to_utc() -> None:
     berlin = datetime(2030, 1, 1, 12, tzinfo=timezone(timedelta(hours=1)))
     moment = _checks.checked_moment(berlin, "the moment")
     assert moment == berlin
@@ -87,7 +87,7 @@ def test_a_moment_becomes_utc() -> None:
 
 
 class Vague(tzinfo):
-    """A zone that does not know its offset."""
+    """A time zone without an offset."""
 
     def utcoffset(self, _: datetime | None, /) -> None:
         return None
@@ -112,19 +112,19 @@ NAIVE = datetime(2030, 1, 1)  # noqa: DTZ001 - the fault that is looked for
         datetime.max.replace(tzinfo=timezone(timedelta(hours=-1))),
     ],
 )
-def test_a_moment_that_is_none_is_refused(moment: Any) -> None:
+def test_invalid_datetime_is_rejected(moment: Any) -> None:
     with pytest.raises(UsageError, match=r"has no time zone|is of type|out of range"):
         _checks.checked_moment(moment, "the moment")
 
 
 @pytest.mark.parametrize("id", [0, -1, 2**63, True, "7"])
-def test_an_id_is_a_positive_bigint(id: Any) -> None:
+def test_id_is_a_positive_bigint(id: Any) -> None:
     with pytest.raises(UsageError, match="the id is"):
         _checks.checked_id(id)
 
 
 @pytest.mark.parametrize("text", ["0s", "0.5ms", "66ms", "2s", "1.5s", "1m30s", "2h", "1d2h3m4.005s"])
-def test_a_duration_is_written_as_it_is_typed(text: str) -> None:
+def test_duration_is_formatted_as_typed(text: str) -> None:
     assert _checks.duration_text(parse_duration(text)) == text
 
 
@@ -139,5 +139,5 @@ def test_a_duration_is_written_as_it_is_typed(text: str) -> None:
         (0.0005, "0.5ms"),
     ],
 )
-def test_a_duration_is_written_to_the_millisecond(seconds: float, text: str) -> None:
+def test_duration_is_formatted_to_the_millisecond(seconds: float, text: str) -> None:
     assert _checks.duration_text(timedelta(seconds=seconds)) == text

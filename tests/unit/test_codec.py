@@ -1,4 +1,4 @@
-"""What is encoded can be stored and decoded; what cannot be is refused, and the message gives nothing away."""
+"""Encoded values can be stored and decoded; others are rejected, without quoting values."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ UserId = NewType("UserId", int)
 
 
 class Model:
-    """A stand-in for a pydantic model: it has the methods by which one is told."""
+    """A stand-in for a pydantic model, with the methods that identify one."""
 
     def __init__(self, **fields: Any) -> None:
         self.fields = fields
@@ -125,7 +125,7 @@ class Model:
 
 
 class InvalidError(ValueError):
-    """A stand-in for pydantic's ValidationError, which quotes values in its text."""
+    """A stand-in for pydantic's ValidationError, whose text quotes values."""
 
     def __str__(self) -> str:
         return "secret"
@@ -139,7 +139,7 @@ class Holder(msgspec.Struct):
     n: int | None = None
 
 
-# What comes back as it was
+# Round trips
 
 
 @pytest.mark.parametrize(
@@ -187,7 +187,7 @@ class Holder(msgspec.Struct):
         (Holder(Model(a=1)), Holder),
     ],
 )
-def test_a_value_comes_back_as_it_was(value: Any, type_: Any) -> None:
+def test_value_round_trips(value: Any, type_: Any) -> None:
     assert back(value, type_) == value
     assert type(back(value, type_)) is type(value) or type_ is float
 
@@ -210,7 +210,7 @@ JSON = st.recursive(
 
 @settings(max_examples=60)
 @given(JSON)
-def test_all_of_json_comes_back_as_it_was(value: Any) -> None:
+def test_any_json_value_round_trips(value: Any) -> None:
     assert back(value) == value
 
 
@@ -230,11 +230,11 @@ WILD = st.recursive(
 
 @settings(max_examples=60)
 @given(WILD)
-def test_whatever_is_given_is_stored_right_or_refused(value: Any) -> None:
+def test_any_value_is_stored_exactly_or_rejected(value: Any) -> None:
     try:
         text = stored(value)
     except EncodeError:
-        # json sees each of these faults in its own way.
+        # json raises a different error for each of these.
         faulty = json.dumps(value)
         assert any(sign in faulty for sign in ("NaN", "Infinity", "\\u0000", "\\ud"))
     else:
@@ -247,7 +247,7 @@ def test_whatever_is_given_is_stored_right_or_refused(value: Any) -> None:
 @given(
     st.builds(Order, st.integers(), st.lists(st.builds(Line, st.text(), st.floats(), st.none() | st.text())))
 )
-def test_a_typed_state_is_stored_right_or_refused(order: Order) -> None:
+def test_typed_state_is_stored_exactly_or_rejected(order: Order) -> None:
     try:
         text = stored(order, Order)
     except EncodeError:
@@ -258,7 +258,7 @@ def test_a_typed_state_is_stored_right_or_refused(order: Order) -> None:
         assert decode(text, Order, "it") == order
 
 
-# What does not fit the declared type
+# Values that do not fit the declared type
 
 
 @pytest.mark.parametrize(
@@ -295,7 +295,7 @@ def test_a_typed_state_is_stored_right_or_refused(order: Order) -> None:
         (Row(1, 2), Row, "Expected `str`, got `int` - at `$[1]`"),  # type: ignore[arg-type]
     ],
 )
-def test_a_value_of_another_type_is_refused_without_quoting_it(value: Any, type_: Any, message: str) -> None:
+def test_value_of_another_type_is_rejected_without_quoting_it(value: Any, type_: Any, message: str) -> None:
     with pytest.raises(EncodeError) as caught:
         stored(value, type_)
     assert message in str(caught.value)
@@ -331,14 +331,14 @@ class Strict(msgspec.Struct):
         ("1", complex, "complex"),
     ],
 )
-def test_text_that_does_not_fit_is_refused_without_quoting_it(text: str, type_: Any, message: str) -> None:
+def test_json_of_another_type_is_rejected_without_quoting_it(text: str, type_: Any, message: str) -> None:
     with pytest.raises(DecodeError) as caught:
         decode(text, type_, "the state of M")
     assert message in str(caught.value)
     assert "secret" not in str(caught.value)
 
 
-def test_a_type_that_json_cannot_carry_is_named() -> None:
+def test_type_without_json_form_is_named() -> None:
     class Card(msgspec.Struct):
         a: int
 
@@ -352,7 +352,7 @@ def test_a_type_that_json_cannot_carry_is_named() -> None:
             refused()
 
 
-def test_a_type_whose_names_are_missing_is_named() -> None:
+def test_type_with_unresolved_names_is_named() -> None:
     class Broken(msgspec.Struct):
         a: Missing  # type: ignore[name-defined]  # noqa: F821
 
@@ -366,7 +366,7 @@ class Named(Protocol):
     name: str
 
 
-def test_a_protocol_is_not_asked_for_instances() -> None:
+def test_protocol_is_not_used_for_instance_checks() -> None:
     with pytest.raises(
         EncodeError, match=r"cannot be decoded from JSON|has no form in JSON|while it was decoded"
     ):
@@ -381,7 +381,7 @@ class Gift(Line):
 
 
 class Bow(Line):
-    """A subclass without a field of its own."""
+    """A subclass without additional fields."""
 
 
 class Counted(msgspec.Struct):
@@ -535,9 +535,7 @@ ODD_ZONE = datetime(2030, 1, 1, tzinfo=timezone(timedelta(seconds=3601)))
         (hiding(1), Hiding, OTHER, "$._count"),
     ],
 )
-def test_what_would_come_back_as_something_else_is_refused(
-    value: Any, type_: Any, message: str, place: str
-) -> None:
+def test_value_that_would_change_is_rejected(value: Any, type_: Any, message: str, place: str) -> None:
     with pytest.raises(EncodeError) as caught:
         stored(value, type_)
     assert message in str(caught.value)
@@ -567,7 +565,7 @@ class Odd(msgspec.Struct):
     __hash__ = None  # type: ignore[assignment]
 
 
-# The first of the two hours in which Berlin's clocks show half past two: equal to no moment of another zone.
+# The first of two 02:30 in Berlin (fold=0): unequal to any time in another zone.
 TWICE = datetime(2030, 10, 27, 2, 30, tzinfo=ZoneInfo("Europe/Berlin"))
 
 
@@ -588,7 +586,7 @@ TWICE = datetime(2030, 10, 27, 2, 30, tzinfo=ZoneInfo("Europe/Berlin"))
         (Outer(inner=Inner(a=1), anything=(1,)), Outer, '{"inner":{"a":1},"anything":[1]}'),
     ],
 )
-def test_the_same_in_another_form_is_stored(value: Any, type_: Any, text: str) -> None:
+def test_equal_value_in_another_form_is_stored(value: Any, type_: Any, text: str) -> None:
     assert stored(value, type_) == text
 
 
@@ -606,13 +604,13 @@ def test_the_same_in_another_form_is_stored(value: Any, type_: Any, text: str) -
         msgspec.Raw(b"[1]"),
     ],
 )
-def test_anything_comes_back_in_the_form_that_json_has(content: Any) -> None:
+def test_any_typed_value_comes_back_in_json_form(content: Any) -> None:
     found = back(Box(content, (Line("a", 1.0),)), Box)
     assert found.content == json.loads(stored(content))
     assert found.lines == [Line("a", 1.0)]
 
 
-# What PostgreSQL cannot hold
+# Values that PostgreSQL cannot store
 
 
 class Sparse(msgspec.Struct):
@@ -638,7 +636,7 @@ class Sparse(msgspec.Struct):
         (lambda x: (1, x), Any, "$[1]"),
     ],
 )
-def test_what_json_has_no_number_for_is_refused(wrap: Any, type_: Any, place: str, number: float) -> None:
+def test_nan_and_infinity_are_rejected(wrap: Any, type_: Any, place: str, number: float) -> None:
     with pytest.raises(EncodeError) as caught:
         stored(wrap(number), type_)
     assert "it contains NaN or infinity" in str(caught.value)
@@ -648,7 +646,7 @@ def test_what_json_has_no_number_for_is_refused(wrap: Any, type_: Any, place: st
 @pytest.mark.parametrize(
     "value", [{"a": None}, {"null": "null"}, [None, 1.5], {"a": (None,)}, Line("null", 1.0)]
 )
-def test_null_itself_is_no_fault(value: Any) -> None:
+def test_null_is_accepted(value: Any) -> None:
     assert "null" in stored(value)
 
 
@@ -664,7 +662,7 @@ def test_null_itself_is_no_fault(value: Any) -> None:
     ],
     ids=["text", "list", "key", "struct", "model", "escaped"],
 )
-def test_a_nul_is_refused(value: Any, place: str) -> None:
+def test_nul_character_is_rejected(value: Any, place: str) -> None:
     with pytest.raises(EncodeError) as caught:
         stored(value)
     assert str(caught.value).endswith(
@@ -675,12 +673,12 @@ def test_a_nul_is_refused(value: Any, place: str) -> None:
 @pytest.mark.parametrize(
     "text", ["\\u0000", "\\\\u0000", "\x01\x1f\x7f", "\\ud800", "\\\\ud83d", "😀", "\u2028"]
 )
-def test_what_only_looks_like_a_bad_escape_is_kept(text: str) -> None:
+def test_escaped_backslash_is_not_taken_for_an_escape(text: str) -> None:
     assert back({text: text}) == {text: text}
 
 
 @pytest.mark.parametrize("half", ["\ud800", "a\udfff", "\ude00\ud83d"])
-def test_half_of_a_surrogate_pair_is_refused(half: str) -> None:
+def test_lone_surrogate_is_rejected(half: str) -> None:
     for value, place in ((half, "`$`"), ({"a": [half]}, "`$.a[0]`"), ({half: 1}, "a key of `$`")):
         with pytest.raises(EncodeError) as caught:
             stored(value)
@@ -704,12 +702,12 @@ def test_half_of_a_surrogate_pair_is_refused(half: str) -> None:
         (b"[" * 101 + b"]" * 101, "more than 100"),
     ],
 )
-def test_text_that_a_user_wrote_is_looked_at_too(raw: bytes, message: str) -> None:
+def test_raw_json_is_checked(raw: bytes, message: str) -> None:
     with pytest.raises(EncodeError, match=message):
         stored(Sparse(raw=msgspec.Raw(raw)), Sparse)
 
 
-def test_text_that_a_user_wrote_is_looked_at_where_anything_is_allowed() -> None:
+def test_raw_json_is_checked_in_untyped_fields() -> None:
     for raw, message in (
         (b"nonsense", "malformed"),
         (b"1e100000", "out of range"),
@@ -720,7 +718,7 @@ def test_text_that_a_user_wrote_is_looked_at_where_anything_is_allowed() -> None
     assert stored([None, msgspec.Raw(b"null")]) == "[null,null]"
 
 
-def test_a_pair_that_a_user_escaped_is_kept() -> None:
+def test_escaped_surrogate_pair_is_accepted() -> None:
     text = stored(Sparse(1.0, msgspec.Raw(rb'"\ud83d\ude00"')), Sparse)
     assert json.loads(text)["raw"] == "😀"
 
@@ -733,20 +731,20 @@ def nested(depth: int, kind: str) -> Any:
 
 
 @pytest.mark.parametrize("kind", ["list", "dict"])
-def test_a_hundred_levels_are_the_most(kind: str) -> None:
+def test_nesting_is_bounded_at_100_levels(kind: str) -> None:
     assert back(nested(MAX_DEPTH, kind)) == nested(MAX_DEPTH, kind)
     with pytest.raises(EncodeError, match="it is nested more than 100 levels deep; flatten it"):
         stored(nested(MAX_DEPTH + 1, kind))
 
 
-def test_depth_is_not_breadth() -> None:
+def test_many_siblings_are_not_nesting() -> None:
     broad = [{"a": [[], {}], "b": '[[[[{"\\'} for _ in range(500)]
     assert back(broad) == broad
     with pytest.raises(EncodeError, match="more than 100"):
         stored([*broad, nested(MAX_DEPTH, "list")])
 
 
-def test_brackets_in_strings_do_not_hide_depth() -> None:
+def test_brackets_in_strings_do_not_count_as_nesting() -> None:
     value: Any = ["]"]
     for _ in range(MAX_DEPTH):
         value = ["]", value, "["]
@@ -754,7 +752,7 @@ def test_brackets_in_strings_do_not_hide_depth() -> None:
         stored(value)
 
 
-def test_a_value_that_contains_itself_is_refused() -> None:
+def test_cyclic_value_is_rejected() -> None:
     loop: list[Any] = []
     loop.append(loop)
     for value in (loop, ["\ud800", loop], {"a": loop}):
@@ -767,7 +765,7 @@ def test_a_value_that_contains_itself_is_refused() -> None:
         stored(deep, Tree)
 
 
-def test_four_hundred_digits_are_the_most() -> None:
+def test_integers_are_bounded_at_400_digits() -> None:
     longest = 10**MAX_DIGITS - 1
     assert back([longest, -longest, "9" * 1000]) == [longest, -longest, "9" * 1000]
     for number in (10**MAX_DIGITS, -(10**MAX_DIGITS), 10**5000):
@@ -778,17 +776,17 @@ def test_four_hundred_digits_are_the_most() -> None:
 
 
 @pytest.mark.parametrize("number", [1.7976931348623157e308, 5e-324, 1e22, 0.1, -2.5])
-def test_every_float_fits(number: float) -> None:
+def test_every_float_is_accepted(number: float) -> None:
     assert back([number] * 100) == [number] * 100
 
 
-def test_the_limit_counts_bytes_of_json() -> None:
+def test_payload_bound_counts_bytes_of_json() -> None:
     assert stored("é", limit=4) == '"é"'
     with pytest.raises(PayloadTooLargeError, match="it is 4 bytes of JSON, 3 are allowed") as caught:
         stored("é", limit=3)
     assert (caught.value.size, caught.value.limit) == (4, 3)
 
 
-def test_bytes_are_told_from_text() -> None:
+def test_bytes_and_str_are_distinguished() -> None:
     assert stored(b"\x00", bytes) == f'"{base64.b64encode(bytes(1)).decode()}"'
     assert decode(b'{"n": 1}', Keyed, "it") == {"n": 1}

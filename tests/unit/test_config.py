@@ -1,4 +1,4 @@
-"""Settings: defaults, ranges, and what a file, the environment and arguments make together."""
+"""Settings: defaults, ranges, and precedence of file, environment and arguments."""
 
 from __future__ import annotations
 
@@ -68,23 +68,23 @@ def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"pooler": None}, "settings.pooler must be none or transaction, got None"),
     ],
 )
-def test_a_setting_out_of_range_is_refused_by_its_full_name(given: dict[str, Any], message: str) -> None:
+def test_setting_out_of_range_is_rejected_by_its_full_name(given: dict[str, Any], message: str) -> None:
     with pytest.raises(SettingsError, match=message):
         Settings(**given)
 
 
-def test_a_heartbeat_of_half_the_lease_is_allowed() -> None:
+def test_heartbeat_of_half_the_lease_is_accepted() -> None:
     assert Settings(lease=timedelta(seconds=2), heartbeat=timedelta(seconds=1)).heartbeat == timedelta(
         seconds=1
     )
 
 
-def test_every_execution_is_recorded_and_nothing_stands_before_the_server_unless_somebody_says_so() -> None:
+def test_defaults_record_all_executions_and_assume_no_pooler() -> None:
     assert (Settings().executions, Settings().pooler) == ("all", "none")
 
 
 @pytest.mark.parametrize("level", ["all", "failures", "off"])
-def test_the_level_of_records_may_come_from_the_environment_or_a_file(
+def test_execution_level_may_come_from_environment_or_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, level: str
 ) -> None:
     file = tmp_path / "settings.toml"
@@ -97,7 +97,7 @@ def test_the_level_of_records_may_come_from_the_environment_or_a_file(
     assert (settings.executions, settings.pooler) == ("off", "none")
 
 
-def test_a_level_that_is_none_is_refused_wherever_it_comes_from(
+def test_invalid_execution_level_is_rejected_from_any_source(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "settings.toml"
@@ -109,19 +109,19 @@ def test_a_level_that_is_none_is_refused_wherever_it_comes_from(
         Settings.load()
 
 
-def test_settings_cannot_be_changed() -> None:
+def test_settings_are_immutable() -> None:
     settings: Any = Settings()
     with pytest.raises(AttributeError):
         settings.lease = timedelta(seconds=1)
 
 
 @pytest.mark.parametrize("concurrency", [0, -1, 1.5, True, "10"])
-def test_a_queue_needs_room_for_one(concurrency: Any) -> None:
+def test_queue_concurrency_must_be_positive(concurrency: Any) -> None:
     with pytest.raises(SettingsError, match=r"queue\.concurrency must be"):
         Queue(concurrency=concurrency)
 
 
-def test_file_environment_and_arguments_win_in_this_order(
+def test_arguments_override_environment_overrides_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "settings.toml"
@@ -134,37 +134,37 @@ def test_file_environment_and_arguments_win_in_this_order(
     )
 
 
-def test_values_are_checked_after_they_are_merged(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_are_checked_after_merging(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GEN_DURABLE_LEASE", "10s")
     with pytest.raises(SettingsError, match=r"settings\.heartbeat must be at most half"):
         Settings.load(heartbeat=timedelta(seconds=6))
     assert Settings.load(heartbeat=timedelta(seconds=5)).lease == timedelta(seconds=10)
 
 
-def test_a_heartbeat_that_is_left_out_is_a_third_of_the_lease() -> None:
+def test_default_heartbeat_is_a_third_of_the_lease() -> None:
     assert Settings().renew_after() == timedelta(seconds=20)
     assert Settings(lease=timedelta(seconds=3)).renew_after() == timedelta(seconds=1)
 
 
-def test_without_anything_given_the_defaults_apply(tmp_path: Path) -> None:
+def test_defaults_apply(tmp_path: Path) -> None:
     file = tmp_path / "pyproject.toml"
     file.write_text("[project]\nname = 'shop'\n")
     assert Settings.load(file) == Settings.load() == Settings()
 
 
-def test_an_unknown_argument_is_refused_with_a_hint() -> None:
+def test_unknown_argument_is_rejected_with_a_hint() -> None:
     with pytest.raises(SettingsError, match=r"settings\.leese is not a setting; did you mean 'lease'\?"):
         Settings.load(leese=timedelta(1))
 
 
-def test_an_unknown_variable_is_refused_with_a_hint(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unknown_variable_is_rejected_with_a_hint(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GEN_DURABLE_HARTBEAT", "10s")
     expected = r"GEN_DURABLE_HARTBEAT is not a setting; did you mean 'GEN_DURABLE_HEARTBEAT'\?"
     with pytest.raises(SettingsError, match=expected):
         Settings.load()
 
 
-def test_an_unknown_key_of_the_file_is_refused_with_a_hint(tmp_path: Path) -> None:
+def test_unknown_key_of_the_file_is_rejected_with_a_hint(tmp_path: Path) -> None:
     file = tmp_path / "settings.toml"
     file.write_text("[tool.gen_durable]\nthread = 4\n")
     with pytest.raises(
@@ -184,26 +184,26 @@ def test_an_unknown_key_of_the_file_is_refused_with_a_hint(tmp_path: Path) -> No
         ("[tool", "is not valid TOML"),
     ],
 )
-def test_a_bad_file_is_refused(tmp_path: Path, text: str, message: str) -> None:
+def test_malformed_file_is_rejected(tmp_path: Path, text: str, message: str) -> None:
     file = tmp_path / "settings.toml"
     file.write_text(text)
     with pytest.raises(SettingsError, match=message):
         Settings.load(file)
 
 
-def test_a_missing_file_is_refused(tmp_path: Path) -> None:
+def test_missing_file_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match=r"none\.toml cannot be read: No such file"):
         Settings.load(tmp_path / "none.toml")
 
 
-def test_an_empty_variable_counts_as_not_set(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_empty_variable_counts_as_unset(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GEN_DURABLE_LEASE", "")
     monkeypatch.setenv("GEN_DURABLE_DSN", "")
     assert Settings.load() == Settings()
     assert environment_dsn() is None
 
 
-def test_variables_that_are_not_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_gen_durable_variables_are_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
     read = (environment_dsn, environment_home, environment_pg_bin, environment_pg_user)
     assert [one() for one in read] == [None] * 4
     monkeypatch.setenv("GEN_DURABLE_DSN", "postgresql://db/shop")
@@ -234,20 +234,20 @@ def test_variables_that_are_not_settings(monkeypatch: pytest.MonkeyPatch) -> Non
         (" 5m ", timedelta(minutes=5)),
     ],
 )
-def test_a_duration_is_read(text: str, duration: timedelta) -> None:
+def test_duration_is_parsed(text: str, duration: timedelta) -> None:
     assert parse_duration(text) == duration
 
 
 @pytest.mark.parametrize(
     "text", ["", "90", "s", "1s1m", "-5s", "5 s", "1e3s", "1h1h", "٣s", "inf s", "9" * 400 + "d"]
 )
-def test_what_is_no_duration_is_refused(text: str) -> None:
+def test_invalid_duration_is_rejected(text: str) -> None:
     with pytest.raises(ValueError, match=r"is not a duration; write|too long"):
         parse_duration(text)
 
 
 @settings(max_examples=40)
 @given(st.integers(0, 10**9))
-def test_a_duration_in_milliseconds_is_read_exactly(milliseconds: int) -> None:
+def test_milliseconds_are_parsed_exactly(milliseconds: int) -> None:
     seconds, rest = divmod(milliseconds, 1000)
     assert parse_duration(f"{seconds}s{rest}ms") == timedelta(milliseconds=milliseconds)

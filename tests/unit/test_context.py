@@ -1,4 +1,4 @@
-"""What a step sees, and what a producer reads."""
+"""Contexts and snapshots."""
 
 from __future__ import annotations
 
@@ -41,16 +41,16 @@ CHILDREN = Children(
 )
 
 
-def test_children_are_found_by_their_machine() -> None:
+def test_children_are_selected_by_machine() -> None:
     assert [one.id for one in CHILDREN.of(Square)] == [1, 3, 4, 5]
     assert [one.id for one in CHILDREN.of(Other())] == [2]
 
 
-def test_results_are_those_of_children_that_are_done() -> None:
+def test_results_are_of_done_children_only() -> None:
     assert CHILDREN.results(Square) == [1, None]
 
 
-def test_children_that_are_not_done_have_failed() -> None:
+def test_failed_lists_children_that_are_not_done() -> None:
     assert [one.id for one in CHILDREN.failed] == [3, 4]
     assert [one.is_done for one in CHILDREN] == [True, True, False, False, True]
 
@@ -63,7 +63,7 @@ def test_children_are_a_sequence() -> None:
     assert repr(Children()) == "Children([])"
 
 
-def test_a_context_names_its_transition() -> None:
+def test_context_has_its_idempotency_key() -> None:
     ctx = Context(id=7, machine="Square", version=1, step="run", attempt=0, step_seq=1, state=3)
     assert ctx.idempotency_key == "7:1"
     assert (len(ctx.awaited), len(ctx.inbox), len(ctx.children), ctx.timed_out) == (0, 0, 0, False)
@@ -90,7 +90,7 @@ def instance(
     )
 
 
-def test_an_instance_that_is_done_has_a_result() -> None:
+def test_done_instance_has_a_result() -> None:
     assert instance(Status.DONE, 9).result == 9
     assert instance(Status.DONE, None).result is None
 
@@ -103,7 +103,7 @@ def test_an_instance_that_is_done_has_a_result() -> None:
         *((status, InstanceUnfinishedError) for status in LIVE_STATUSES),
     ],
 )
-def test_any_other_says_why_it_has_none(status: Status, error: type[Exception]) -> None:
+def test_result_of_an_unfinished_instance_raises(status: Status, error: type[Exception]) -> None:
     with pytest.raises(error, match=f"instance 7 .* has no result: {status.value} at step 'run': too late"):
         _ = instance(status, error="too late").result
 

@@ -1,4 +1,4 @@
-"""Errors pickle, and say what happened and what to do."""
+"""Errors pickle, and say what failed and what to do."""
 
 from __future__ import annotations
 
@@ -192,12 +192,12 @@ SAMPLES: list[tuple[GenDurableError, str]] = [
 
 
 @pytest.mark.parametrize(("error", "text"), SAMPLES, ids=lambda value: type(value).__name__)
-def test_an_error_says_what_happened_and_what_to_do(error: GenDurableError, text: str) -> None:
+def test_error_says_what_failed_and_what_to_do(error: GenDurableError, text: str) -> None:
     assert str(error) == text
 
 
 @pytest.mark.parametrize("error", [error for error, _ in SAMPLES], ids=lambda error: type(error).__name__)
-def test_an_error_survives_pickling(error: GenDurableError) -> None:
+def test_error_can_be_pickled(error: GenDurableError) -> None:
     copy = pickle.loads(pickle.dumps(error))
     assert type(copy) is type(error)
     assert copy.args == error.args
@@ -217,7 +217,7 @@ def test_every_error_that_is_raised_has_a_sample() -> None:
     assert {type(error) for error, _ in SAMPLES} >= here
 
 
-def test_the_tree_at_the_top_names_every_error() -> None:
+def test_docstring_tree_names_every_error() -> None:
     tree = errors.__doc__ or ""
     assert [name for name in errors.__all__ if name.endswith("Error") and name not in tree] == []
 
@@ -234,5 +234,5 @@ def test_the_tree_at_the_top_names_every_error() -> None:
         (errors.UnknownMachineError, errors.DefinitionError),
     ],
 )
-def test_errors_are_found_under_the_names_that_people_catch(error: type, base: type) -> None:
+def test_errors_have_builtin_bases(error: type, base: type) -> None:
     assert issubclass(error, base)

@@ -1,4 +1,4 @@
-"""What is kept of an exception."""
+"""Exceptions as stored errors."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def outer(password: str) -> NoReturn:
     inner(hidden[0])
 
 
-def test_type_message_place_and_attempt() -> None:
+def test_stored_error_has_type_message_traceback_attempt() -> None:
     error = caught(outer, "hunter2")
     found = facts(error, 4)
     assert list(found) == ["type", "message", "traceback", "attempt"]
@@ -54,12 +54,12 @@ def test_type_message_place_and_attempt() -> None:
     assert all(line.startswith(f"{__file__}:") for line in found["traceback"][-2:])
 
 
-def test_no_local_is_told() -> None:
+def test_stored_error_has_no_local_variables() -> None:
     assert "hunter2" not in failure_json(caught(outer, "hunter2"), 0)
 
 
 def places(error: BaseException) -> list[str]:
-    """The functions of the frames that are told, outermost first."""
+    """The functions of the stored frames, outermost first."""
     told = traceback_text(error).splitlines()
     return [line.rpartition(" in ")[2] for line in told if line.startswith("  File ")]
 
@@ -72,7 +72,7 @@ def fail_twice(password: str) -> NoReturn:
 
 
 async def as_a_step(call: Any, *args: Any) -> None:
-    """As an executor calls it: with a frame of the engine above that of the user."""
+    """Call it with a frame of the engine above the user's, as an executor does."""
     await _within(StepTimeoutError("m", "s", timedelta(seconds=9)), as_awaitable(call, *args))
 
 
@@ -86,7 +86,7 @@ def raised_in_a_step(call: Any, *args: Any) -> Exception:
     return raised.value
 
 
-def test_a_traceback_leaves_out_the_way_to_the_users_code() -> None:
+def test_traceback_omits_engine_frames_above_user_code() -> None:
     error = raised_in_a_step(fail_twice, "hunter2")
     assert "in _within" in "".join(traceback.format_exception(error))
     told = traceback_text(error)
@@ -97,14 +97,14 @@ def test_a_traceback_leaves_out_the_way_to_the_users_code() -> None:
     assert places(error)[-2:] == ["as_awaitable", "fail_twice"]
 
 
-def test_a_traceback_leaves_out_the_way_in_every_part_of_a_group() -> None:
+def test_traceback_of_a_group_omits_engine_frames_in_every_part() -> None:
     inside = raised_in_a_step(outer, "hunter2")
     told = traceback_text(ExceptionGroup("two", [inside, ValueError("the other")]))
     assert "in outer" in told
     assert "in _within" not in told
 
 
-def test_a_traceback_keeps_where_an_error_of_the_engine_was_raised() -> None:
+def test_traceback_keeps_the_frame_that_raised_an_engine_error() -> None:
     assert places(caught(decode, "{", int, "the state"))[-2:] == ["caught", "decode"]
     error = caught(decode, "{", int, "the state")
     while error.__traceback__ is not None and error.__traceback__.tb_frame.f_code.co_filename == __file__:
@@ -112,21 +112,21 @@ def test_a_traceback_keeps_where_an_error_of_the_engine_was_raised() -> None:
     assert places(error)[-1:] == ["decode"]
 
 
-def test_frames_of_the_engine_are_cut() -> None:
+def test_engine_frames_are_cut() -> None:
     error = caught(decode, "{", int, "the state")
     assert isinstance(error, DecodeError)
     assert not [line for line in facts(error)["traceback"] if line.startswith(f"{PACKAGE}/")]
 
 
-def test_frames_of_a_neighbour_whose_name_begins_like_ours_are_not(tmp_path: Path) -> None:
-    """As `gen_durable_billing` beside `gen_durable` in one directory."""
+def test_frames_of_a_package_with_our_prefix_are_kept(tmp_path: Path) -> None:
+    """For example `gen_durable_billing` next to `gen_durable`."""
     neighbour = f"{PACKAGE}_billing/jobs.py"
     space: dict[str, Any] = {}
     exec(compile("def fail():\n    raise ValueError('no')", neighbour, "exec"), space)
     assert facts(caught(space["fail"]))["traceback"][-1] == f"{neighbour}:2 in fail"
 
 
-def test_of_many_frames_the_innermost_are_kept() -> None:
+def test_innermost_frames_are_kept() -> None:
     def deep(depth: int) -> NoReturn:
         if depth:
             deep(depth - 1)
@@ -137,7 +137,7 @@ def test_of_many_frames_the_innermost_are_kept() -> None:
     assert lines[-1].endswith(" in inner")
 
 
-def test_endless_recursion_is_told_like_any() -> None:
+def test_recursion_error_is_stored() -> None:
     def endless() -> NoReturn:
         endless()
 
@@ -145,7 +145,7 @@ def test_endless_recursion_is_told_like_any() -> None:
     assert (found["type"], len(found["traceback"])) == ("RecursionError", 20)
 
 
-def test_what_the_database_cannot_hold_is_written_out() -> None:
+def test_characters_postgresql_rejects_are_escaped() -> None:
     space: dict[str, Any] = {}
     exec(compile("def fail(): raise ValueError('a\\0\\ud800')", "odd\ud800.py", "exec"), space)
     text = failure_json(caught(space["fail"]), 0)
@@ -158,7 +158,7 @@ def test_what_the_database_cannot_hold_is_written_out() -> None:
 
 
 @pytest.mark.parametrize("said", ["", "x" * 100_000])
-def test_messages_are_as_long_as_a_list_of_failures_can_bear(said: str) -> None:
+def test_messages_are_truncated(said: str) -> None:
     message = facts(ValueError(said))["message"]
     assert len(message) <= 8000
     assert said.startswith(message[:-1])
@@ -169,7 +169,7 @@ class Mute(Exception):  # noqa: N818 - it says nothing
         raise RuntimeError("no words")
 
 
-def test_an_exception_that_cannot_speak_is_known_by_its_type() -> None:
+def test_exception_whose_str_raises_is_shown_by_type() -> None:
     assert facts(Mute()) == {
         "type": "Mute",
         "message": "(str() of this exception raised)",

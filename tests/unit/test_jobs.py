@@ -1,6 +1,6 @@
 # mypy: ignore-errors
-# ruff: noqa: ANN001, ANN003, ANN202 - what is written here is what somebody without types would write
-"""How functions become jobs, and which are refused, for those who run no type checker."""
+# ruff: noqa: ANN001, ANN003, ANN202 - written as by a user without types
+"""Job definitions: accepted and rejected functions."""
 
 from __future__ import annotations
 
@@ -45,16 +45,16 @@ def made(function: Callable[..., Any], **options: Any) -> Job[Any, Any]:
 
 
 def run(which: Job[Any, Any], state: Any = None) -> Any:
-    """What its step returns."""
+    """The outcome of its step."""
     only = which.__definition__.steps[STEP]
     value = only.function(which, context(state))
     return asyncio.run(value) if only.is_async else value
 
 
-# What is read from a function
+# Definitions
 
 
-def test_a_function_is_read_once_into_its_definition() -> None:
+def test_job_definition_is_read_once() -> None:
     @job("shop.ship.v1", version=3, queue="ships", lease=timedelta(minutes=2))
     async def ship(order: Order, ctx: Context[Order]) -> Receipt:
         """Sends it."""
@@ -63,9 +63,7 @@ def test_a_function_is_read_once_into_its_definition() -> None:
     assert definition_of(ship) is definition
     assert (definition.name, definition.version, definition.queue) == ("shop.ship.v1", 3, "ships")
     assert (definition.state_type, definition.result_type, definition.initial) == (Order, Receipt, "run")
-    assert definition.location.endswith(
-        "test_jobs.test_a_function_is_read_once_into_its_definition.<locals>.ship"
-    )
+    assert definition.location.endswith("test_jobs.test_job_definition_is_read_once.<locals>.ship")
     (only,) = definition.steps.values()
     assert (only.name, only.is_async, only.is_initial, only.to) == ("run", True, True, ())
     assert (only.retry, only.lease) == (backoff, timedelta(minutes=2))
@@ -106,9 +104,7 @@ def _optional(order: Order, ctx: Context[Order] = None): ...
         (_optional, Order, 2),
     ],
 )
-def test_payload_and_context_are_given_to_those_who_take_them(
-    function: Any, payload: Any, takes: int
-) -> None:
+def test_payload_and_context_are_passed_if_declared(function: Any, payload: Any, takes: int) -> None:
     given: list[tuple[Any, ...]] = []
 
     @functools.wraps(function)
@@ -147,16 +143,16 @@ def _returns(annotation: Any) -> Any:
         (Any, Any),
     ],
 )
-def test_the_result_is_what_it_returns_or_what_its_done_holds(annotation: Any, result: Any) -> None:
+def test_result_type_is_the_return_type_or_that_of_done(annotation: Any, result: Any) -> None:
     assert _returns(annotation) == result
 
 
-def test_without_annotations_it_is_any_json() -> None:
+def test_unannotated_job_takes_any_json() -> None:
     definition = made(lambda order: order).__definition__
     assert (definition.state_type, definition.result_type) == (Any, Any)
 
 
-def test_types_may_stand_beside_it_in_a_function() -> None:
+def test_job_types_may_be_local() -> None:
     @dataclass
     class Local:
         n: int
@@ -171,7 +167,7 @@ def test_types_may_stand_beside_it_in_a_function() -> None:
     assert (definition.state_type, definition.result_type) == (Local, list[Fields])
 
 
-def test_what_it_returns_becomes_done() -> None:
+def test_return_value_becomes_done() -> None:
     assert run(made(lambda: 7)) == Done(7)
     assert run(made(lambda: None)) == Done(None)
     assert run(made(lambda: Done(7))) == Done(7)
@@ -186,7 +182,7 @@ def test_what_it_returns_becomes_done() -> None:
 @pytest.mark.parametrize(
     "outcome", [Retry(), Stop("no"), Next("run"), Await("go", then="run"), ScheduleChildren([], then="run")]
 )
-def test_another_outcome_is_no_result(outcome: Any) -> None:
+def test_other_outcomes_are_rejected_as_results(outcome: Any) -> None:
     with pytest.raises(UsageError, match=f"job 'm' returned {type(outcome).__name__}; return the result"):
         run(made(lambda: outcome))
 
@@ -194,7 +190,7 @@ def test_another_outcome_is_no_result(outcome: Any) -> None:
 # Retries
 
 
-def test_the_policy_is_the_jobs_own_with_its_own_number_of_attempts() -> None:
+def test_retry_policy_takes_max_attempts_of_the_job() -> None:
     policy = Backoff(max_attempts=9, base=timedelta(minutes=1), jitter=0)
 
     def of(**options: Any) -> Backoff | None:
@@ -218,12 +214,12 @@ def test_the_policy_is_the_jobs_own_with_its_own_number_of_attempts() -> None:
         (4, 5, Stop("ValueError: no")),
     ],
 )
-def test_its_handler_counts_executions(attempt: int, limit: int | None, outcome: Outcome) -> None:
+def test_job_handle_counts_executions(attempt: int, limit: int | None, outcome: Outcome) -> None:
     which = made(lambda: None, retry=Backoff(jitter=0))
     assert which.handle(ValueError("no"), context(attempt=attempt, max_attempts=limit)) == outcome
 
 
-# What is refused
+# Rejected definitions
 
 
 def _generator():
@@ -286,7 +282,7 @@ def _unstorable_result(order: Order) -> Order | Receipt: ...
         (job("m.first")(lambda: None), StepSignatureError, r"is on <job m\.first>"),
     ],
 )
-def test_a_function_that_cannot_be_a_job_is_refused(function: Any, error: type, message: str) -> None:
+def test_invalid_job_function_is_rejected(function: Any, error: type, message: str) -> None:
     with pytest.raises(error, match=message):
         made(function)
 
@@ -320,7 +316,7 @@ def test_invalid_job_option_is_rejected(name: Any, options: Any, message: str) -
         job(name, **options)(_payload)
 
 
-def test_a_receiver_of_letters_is_a_name_or_what_has_one() -> None:
+def test_dead_letter_is_a_name_or_a_job() -> None:
     class Archive(Machine, name="ops.archive"):
         @step
         def file(self, ctx): ...
@@ -335,15 +331,15 @@ def test_a_receiver_of_letters_is_a_name_or_what_has_one() -> None:
         made(_payload, dead_letter=7)
 
 
-def test_unknown_options_are_refused() -> None:
+def test_unknown_options_are_rejected() -> None:
     with pytest.raises(OptionError, match="job 'm' has no option 'max_attemps'; did you mean 'max_attempts'"):
         job("m", max_attemps=3)
 
 
-# What a job is to others
+# Use
 
 
-def test_a_job_is_inserted_and_pointed_at_like_a_machine() -> None:
+def test_job_works_in_specs_and_refs() -> None:
     which = made(_payload, queue="q")
     spec = Spec(which, Order(1), priority=2, max_attempts=4)
     assert (spec.values.step, spec.values.queue, spec.values.priority, spec.values.max_attempts) == (
@@ -358,7 +354,7 @@ def test_a_job_is_inserted_and_pointed_at_like_a_machine() -> None:
     assert Spec(which, Order(1), idempotency_key="k").values.unique_scope == tuple(Status)
 
 
-def test_a_job_can_be_called_as_the_function_that_it_was() -> None:
+def test_job_is_callable() -> None:
     def add(n, m=2):
         return n + m
 

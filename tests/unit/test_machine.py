@@ -1,6 +1,6 @@
 # mypy: ignore-errors
-# ruff: noqa: ANN001, ANN002, ANN202 - what is written here is what somebody without types would write
-"""How classes become machines, and which shapes are refused, for those who run no type checker."""
+# ruff: noqa: ANN001, ANN002, ANN202 - written as by a user without types
+"""Machine definitions: accepted and rejected classes."""
 
 from __future__ import annotations
 
@@ -67,10 +67,10 @@ def context(name: str, attempt: int = 0, state: Any = None) -> Context[Any]:
     return Context(id=1, machine="M", version=1, step=name, attempt=attempt, step_seq=1, state=state)
 
 
-# What is read from a class
+# Definitions
 
 
-def test_a_class_is_read_once_into_its_definition() -> None:
+def test_machine_definition_is_read_once() -> None:
     definition = Checkout.__definition__
     assert (definition.name, definition.version, definition.queue) == ("Checkout", 2, "checkout")
     assert list(definition.steps) == ["start", "ship"]
@@ -81,14 +81,14 @@ def test_a_class_is_read_once_into_its_definition() -> None:
     assert definition_of(Checkout) is definition_of(Checkout()) is definition
 
 
-def test_steps_are_async_or_plain_and_have_the_retry_of_step_or_machine() -> None:
+def test_steps_have_kind_and_retry_policy() -> None:
     start, ship = Checkout.__definition__.steps.values()
     assert (start.is_async, ship.is_async) == (True, False)
     assert (start.retry.max_attempts, ship.retry.max_attempts) == (5, 1)
     assert (start.to, ship.to) == (None, ("start",))
 
 
-def test_a_marked_step_is_the_initial_one() -> None:
+def test_initial_step_can_be_marked() -> None:
     class M(Machine):
         @step
         def a(self, ctx): ...
@@ -99,7 +99,7 @@ def test_a_marked_step_is_the_initial_one() -> None:
     assert M.__definition__.initial == "b"
 
 
-def test_a_bare_machine_has_a_dict_as_state_and_any_result() -> None:
+def test_untyped_machine_has_a_dict_state_and_any_result() -> None:
     class M(Machine):
         @step
         def a(self, ctx: Context) -> Outcome: ...
@@ -108,7 +108,7 @@ def test_a_bare_machine_has_a_dict_as_state_and_any_result() -> None:
     assert (M.__definition__.name, M.__definition__.version, M.__definition__.queue) == ("M", 1, "default")
 
 
-def test_a_nested_state_is_the_state() -> None:
+def test_nested_state_class_is_the_state_type() -> None:
     class M(Machine):
         @dataclass
         class State:
@@ -120,7 +120,7 @@ def test_a_nested_state_is_the_state() -> None:
     assert M.__definition__.state_type is M.State
 
 
-def test_types_are_found_through_generic_bases() -> None:
+def test_types_are_resolved_through_generic_bases() -> None:
     class Batch(Machine[list[T], T]):
         pass
 
@@ -143,7 +143,7 @@ def test_types_are_found_through_generic_bases() -> None:
     assert (One.__definition__.state_type, One.__definition__.result_type) == (Order, Any)
 
 
-def test_queue_and_retry_are_inherited_and_name_and_version_are_not() -> None:
+def test_subclass_inherits_queue_and_retry_only() -> None:
     class Base(Machine[Order], name="b", version=7, queue="billing", retry=Backoff(max_attempts=5)):
         pass
 
@@ -156,7 +156,7 @@ def test_queue_and_retry_are_inherited_and_name_and_version_are_not() -> None:
     assert definition.steps["go"].retry.max_attempts == 5
 
 
-def test_a_step_may_be_overridden_and_called_through_super() -> None:
+def test_step_may_be_overridden_and_called_by_super() -> None:
     class Base(Machine[int]):
         @step
         def a(self, ctx: Context[int]) -> Outcome:
@@ -181,7 +181,7 @@ def test_a_step_may_be_overridden_and_called_through_super() -> None:
 # Steps by reference
 
 
-def test_a_step_is_bound_once_to_its_machine() -> None:
+def test_step_is_bound_once() -> None:
     one, other = Checkout("a"), Checkout("b")
     assert one.ship is one.ship
     assert one.ship is not other.ship
@@ -192,16 +192,16 @@ def test_a_step_is_bound_once_to_its_machine() -> None:
     assert (repr(one.ship), repr(Checkout.ship)) == ("<step Checkout.ship>", "<step ship>")
 
 
-def test_a_bound_step_can_be_called() -> None:
+def test_bound_step_can_be_called() -> None:
     machine = Checkout("#")
     assert machine.ship(context("ship", state=Order(7))) == Stop("#7")
     assert asyncio.run(machine.start(context("start"))) == Next("ship")
 
 
-# The default handler
+# The default `handle`
 
 
-def test_without_retry_an_error_stops_the_instance() -> None:
+def test_default_handle_stops_without_a_retry_policy() -> None:
     class M(Machine):
         @step
         def a(self, ctx): ...
@@ -209,7 +209,7 @@ def test_without_retry_an_error_stops_the_instance() -> None:
     assert M().handle(ValueError("no"), context("a")) == Stop("ValueError: no")
 
 
-def test_the_default_handler_retries_until_max_attempts() -> None:
+def test_default_handle_retries_up_to_max_attempts() -> None:
     error, machine = ValueError("no"), Checkout()
     delays = [Retry(timedelta(seconds=seconds)) for seconds in (1, 2, 4, 8)]
     assert [machine.handle(error, context("start", attempt)) for attempt in range(5)] == [
@@ -219,15 +219,15 @@ def test_the_default_handler_retries_until_max_attempts() -> None:
     assert machine.handle(error, context("ship", 0)) == Stop(error)
 
 
-def test_an_error_at_a_step_that_is_gone_stops_the_instance() -> None:
+def test_default_handle_stops_at_an_unknown_step() -> None:
     error = UnknownStepError("Checkout", "old", ("start",))
     assert Checkout().handle(error, context("old")) == Stop(error)
 
 
-# Shapes that are refused
+# Rejected definitions
 
 
-def test_two_steps_of_one_name() -> None:
+def test_two_steps_of_one_name_are_rejected() -> None:
     expected = r"machine 'M' defines step 'a' twice \(lines \d+ and \d+\)"
     with pytest.raises(errors.DuplicateStepError, match=expected):
 
@@ -248,7 +248,7 @@ def test_two_steps_of_one_name() -> None:
             def a(self, ctx): ...  # noqa: F811
 
 
-def test_two_initial_steps() -> None:
+def test_two_initial_steps_are_rejected() -> None:
     with pytest.raises(errors.InitialStepError, match=r"machine 'M' has 2 initial steps \(a, b\)"):
 
         class M(Machine):
@@ -259,7 +259,7 @@ def test_two_initial_steps() -> None:
             def b(self, ctx): ...
 
 
-def test_a_class_without_steps_is_a_base_and_no_machine() -> None:
+def test_class_without_steps_is_not_a_machine() -> None:
     class Empty(Machine[Order]):
         pass
 
@@ -269,13 +269,13 @@ def test_a_class_without_steps_is_a_base_and_no_machine() -> None:
 
 @pytest.mark.parametrize("parameters", ["self", "self, ctx, more", "self, *, ctx", "", "self, ctx, *, more"])
 @pytest.mark.parametrize("decorator", ["@step", "@step()"])
-def test_a_step_with_other_parameters(parameters: str, decorator: str) -> None:
+def test_step_with_other_parameters_is_rejected(parameters: str, decorator: str) -> None:
     source = f"class M(Machine):\n  {decorator}\n  def s({parameters}): ...\n"
     with pytest.raises(StepSignatureError, match=r"step 'M\.s' is s\(.*\); write s\(self, ctx\)"):
         exec(source, {"Machine": Machine, "step": step})
 
 
-def test_a_step_with_a_default_can_be_called() -> None:
+def test_step_parameter_with_a_default_is_accepted() -> None:
     class M(Machine):
         @step
         def s(self, ctx, more=1): ...
@@ -283,7 +283,7 @@ def test_a_step_with_a_default_can_be_called() -> None:
     assert list(M.__definition__.steps) == ["s"]
 
 
-def test_a_step_that_takes_no_context() -> None:
+def test_step_without_context_is_rejected() -> None:
     expected = r"is s\(self, order: Order\); write s\(self, order: Context\[Order\]\)"
     with pytest.raises(StepSignatureError, match=expected):
 
@@ -293,7 +293,7 @@ def test_a_step_that_takes_no_context() -> None:
 
 
 @pytest.mark.parametrize("kind", ["def", "async def"])
-def test_a_generator_is_no_step(kind: str) -> None:
+def test_generator_step_is_rejected(kind: str) -> None:
     source = f"class M(Machine):\n  @step\n  {kind} s(self, ctx):\n    yield 1\n"
     with pytest.raises(
         StepSignatureError, match=r"step 'M\.s' is a generator; write a function that returns"
@@ -302,7 +302,7 @@ def test_a_generator_is_no_step(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", [staticmethod, classmethod])
-def test_a_static_or_class_method_is_no_step(kind: Any) -> None:
+def test_static_or_class_method_step_is_rejected(kind: Any) -> None:
     with pytest.raises(
         StepSignatureError, match=f"step 's' of machine 'M' is a {kind.__name__}; write @step alone"
     ):
@@ -320,7 +320,7 @@ def test_a_static_or_class_method_is_no_step(kind: Any) -> None:
             def s(self, ctx): ...
 
 
-def test_a_wrapper_around_a_step_is_no_step() -> None:
+def test_decorated_step_is_rejected() -> None:
     def logged(function):
         @functools.wraps(function)
         def wrapper(*args): ...
@@ -336,7 +336,7 @@ def test_a_wrapper_around_a_step_is_no_step() -> None:
             def s(self, ctx): ...
 
 
-def test_a_step_has_one_name() -> None:
+def test_step_with_two_names_is_rejected() -> None:
     with pytest.raises(OptionError, match="'b' of machine 'M' is an alias of step 'a'"):
 
         class M(Machine):
@@ -346,7 +346,7 @@ def test_a_step_has_one_name() -> None:
             b = a
 
 
-def test_the_handler_is_no_step() -> None:
+def test_handle_as_a_step_is_rejected() -> None:
     with pytest.raises(StepSignatureError, match="is named like the error handler; write another name"):
 
         class M(Machine):
@@ -357,13 +357,13 @@ def test_the_handler_is_no_step() -> None:
 @pytest.mark.parametrize(
     "source", ["def handle(self, error): ...", "handle = 5", "def handle(self, e, c): yield 1"]
 )
-def test_a_handler_that_cannot_be_called(source: str) -> None:
+def test_handle_with_other_parameters_is_rejected(source: str) -> None:
     source = f"class M(Machine):\n  @step\n  def s(self, ctx): ...\n  {source}\n"
     with pytest.raises(StepSignatureError, match=r"'M\.handle' is .*; write"):
         exec(source, {"Machine": Machine, "step": step})
 
 
-def test_a_step_of_another_state() -> None:
+def test_step_of_another_state_type_is_rejected() -> None:
     expected = (
         r"step 's' of machine M: it takes Context\[Other\], but the state of the machine is Order; "
         r"write `class M\(Machine\[Other\]\)`, or Context\[Order\]"
@@ -375,7 +375,7 @@ def test_a_step_of_another_state() -> None:
             def s(self, ctx: Context[Other]) -> Outcome: ...
 
 
-def test_a_typed_step_in_an_untyped_machine() -> None:
+def test_typed_step_in_an_untyped_machine_is_rejected() -> None:
     with pytest.raises(StateTypeError, match=r"write `class M\(Machine\[Order\]\)`"):
 
         class M(Machine):
@@ -383,7 +383,7 @@ def test_a_typed_step_in_an_untyped_machine() -> None:
             def s(self, ctx: Context[Order]) -> Outcome: ...
 
 
-def test_a_step_that_ends_with_another_result() -> None:
+def test_step_of_another_result_type_is_rejected() -> None:
     with pytest.raises(StateTypeError, match="its result is int, but the result of the machine is str"):
 
         class M(Machine[Order, str]):
@@ -397,7 +397,7 @@ def test_a_step_that_ends_with_another_result() -> None:
             async def s(self, ctx: Context[Order]) -> Next | Done[int]: ...
 
 
-def test_a_step_may_end_with_a_part_of_the_result() -> None:
+def test_step_may_have_a_narrower_result_type() -> None:
     class M(Machine[Order, Receipt | Refund]):
         @step
         def a(self, ctx: Context[Order]) -> Outcome[Receipt]: ...
@@ -420,12 +420,12 @@ class DefinedBelow(msgspec.Struct):
     x: int
 
 
-def test_names_of_later_are_checked_when_a_worker_takes_the_machine_in() -> None:
+def test_forward_references_are_checked_at_registration() -> None:
     with pytest.raises(StateTypeError, match=r"it takes Context\[DefinedBelow\], but the state .* is Order"):
         check_annotations(Later)
 
 
-def test_annotations_that_make_no_sense() -> None:
+def test_invalid_annotations_are_rejected() -> None:
     with pytest.raises(StateTypeError, match="its annotations cannot be evaluated"):
 
         class M(Machine[Order]):
@@ -442,7 +442,7 @@ class Cash(msgspec.Struct):
 
 
 @pytest.mark.parametrize("where", ["state", "result", "signal"])
-def test_a_type_that_json_cannot_tell_apart(where: str) -> None:
+def test_ambiguous_union_is_rejected(where: str) -> None:
     types = {
         "state": (Card | Cash, int, int),
         "result": (int, Card | Cash, int),
@@ -464,7 +464,7 @@ class Plain:
 
 
 @pytest.mark.parametrize("type_", [Plain, list[Plain], dict[str, Plain | None], complex])
-def test_a_class_without_a_form_in_json(type_: Any) -> None:
+def test_class_without_json_form_is_rejected(type_: Any) -> None:
     name = "complex" if type_ is complex else "Plain"
     said = rf"the state of machine 'M'.*no JSON form is known for class \S*{name}\); make \S*{name} a dataclass, a msgspec.Str"
     with pytest.raises(StateTypeError, match=said):
@@ -475,7 +475,7 @@ def test_a_class_without_a_form_in_json(type_: Any) -> None:
 
 
 @pytest.mark.parametrize("type_", [object, dict[str, object], Sequence[object], object | None])
-def test_object_is_any(type_: Any) -> None:
+def test_object_is_treated_as_any(type_: Any) -> None:
     class M(Machine[type_, object]):
         @step
         def s(self, ctx): ...
@@ -483,7 +483,7 @@ def test_object_is_any(type_: Any) -> None:
     assert M.__definition__.state_type == type_
 
 
-def test_two_payload_types_of_one_signal() -> None:
+def test_two_payload_types_of_one_signal_are_rejected() -> None:
     with pytest.raises(
         StateTypeError, match="machine 'M': it declares the signal 'paid' with two payload types"
     ):
@@ -496,7 +496,7 @@ def test_two_payload_types_of_one_signal() -> None:
             def s(self, ctx): ...
 
 
-def test_one_signal_may_have_two_attributes() -> None:
+def test_one_signal_may_be_two_attributes() -> None:
     class M(Machine):
         a = Signal("paid", Order)
         b = Signal("paid", Order)
@@ -522,7 +522,7 @@ def test_one_signal_may_have_two_attributes() -> None:
         ({"retry": 3}, r"retry of machine 'M' is of type int; give a Backoff\(…\)"),
     ],
 )
-def test_an_option_that_cannot_be_used(options: dict[str, Any], message: str) -> None:
+def test_invalid_machine_option_is_rejected(options: dict[str, Any], message: str) -> None:
     with pytest.raises(OptionError, match=message):
 
         class M(Machine, **options):
@@ -530,7 +530,7 @@ def test_an_option_that_cannot_be_used(options: dict[str, Any], message: str) ->
             def s(self, ctx): ...
 
 
-def test_a_misspelt_option() -> None:
+def test_misspelt_option_is_rejected_with_a_hint() -> None:
     with pytest.raises(OptionError, match="machine 'M' has no option 'versoin'; did you mean 'version'"):
 
         class M(Machine, versoin=2): ...
@@ -539,7 +539,7 @@ def test_a_misspelt_option() -> None:
         step(initail=True)
 
 
-def test_a_retry_that_is_no_policy() -> None:
+def test_invalid_retry_policy_is_rejected() -> None:
     with pytest.raises(OptionError, match=r"retry of step '.*M\.s' is of type int"):
 
         class M(Machine):
@@ -547,7 +547,7 @@ def test_a_retry_that_is_no_policy() -> None:
             def s(self, ctx): ...
 
 
-def test_a_declared_target_that_does_not_exist() -> None:
+def test_unknown_declared_target_is_rejected() -> None:
     expected = r"to= of step 'a': machine 'M' has no step 'bb'; did you mean 'b'\? \(it has: a, b\)"
     with pytest.raises(UnknownStepError, match=expected):
 
@@ -559,13 +559,13 @@ def test_a_declared_target_that_does_not_exist() -> None:
             def b(self, ctx): ...
 
 
-def test_a_step_name_is_measured_in_bytes() -> None:
+def test_step_name_is_bounded_in_bytes() -> None:
     source = f"class M(Machine):\n  @step\n  def {'ü' * 128}(self, ctx): ...\n"
     with pytest.raises(OptionError, match="a step name of machine 'M' is 256 bytes long"):
         exec(source, {"Machine": Machine, "step": step})
 
 
-def test_a_definition_made_by_hand_is_checked_too() -> None:
+def test_manual_definition_is_checked() -> None:
     one = StepDef(name="a", function=print, is_async=False)
     given = {
         "name": "m",

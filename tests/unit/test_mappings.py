@@ -1,4 +1,4 @@
-"""A mapping becomes a value of the declared type, strictly: `insert(Checkout, {"order": 42})`."""
+"""A mapping is converted strictly to the declared type: `insert(Checkout, {"order": 42})`."""
 
 from __future__ import annotations
 
@@ -127,14 +127,14 @@ def test_mapping_is_converted_to_the_declared_type(given: Any, type_: Any, conve
         ({"model": {"orderId": "secret"}}, Holder, "ValidationError while it was decoded"),
     ],
 )
-def test_mapping_that_does_not_fit_is_refused(given: Any, type_: Any, problem: str) -> None:
+def test_mapping_that_does_not_fit_is_rejected(given: Any, type_: Any, problem: str) -> None:
     with pytest.raises(EncodeError, match=problem) as refused:
         convert(given, type_, "the state of M")
     assert str(refused.value).startswith("the state of M cannot be stored as ")
     assert "secret" not in str(refused.value)
 
 
-def test_cyclic_mapping_is_refused() -> None:
+def test_cyclic_mapping_is_rejected() -> None:
     class Loose(msgspec.Struct):
         any: Any
 

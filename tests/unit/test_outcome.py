@@ -1,4 +1,4 @@
-"""Outcomes are values, and those that could never be committed cannot be made."""
+"""Outcomes are values; invalid ones cannot be created."""
 
 from __future__ import annotations
 
@@ -46,20 +46,20 @@ class Toggle(Machine[int, int]):
         return Done(ctx.state)
 
 
-def test_outcomes_hold_names() -> None:
+def test_outcomes_store_step_names() -> None:
     machine = Toggle()
     assert Next(machine.on) == Next(Toggle.on) == Next("on")
     assert Await(paid, then=Toggle.on) == Await("paid", then="on")
     assert ScheduleChildren([], then=Toggle.on) == ScheduleChildren((), then="on")
 
 
-def test_a_state_that_is_left_out_differs_from_none() -> None:
+def test_omitted_state_differs_from_none() -> None:
     assert Next("on").state is KEEP
     assert Next("on", None) != Next("on")
     assert Retry().state is Await(paid, then="on").state is ScheduleChildren([], then="on").state is KEEP
 
 
-def test_a_concurrency_key_stays_unless_it_is_named() -> None:
+def test_omitted_concurrency_key_means_unchanged() -> None:
     assert Next("on").concurrency_key is Await(paid, then="on").concurrency_key is KEEP
     assert Next("on", concurrency_key=None).concurrency_key is None
     assert Next("on", concurrency_key=("tenant", 7)).concurrency_key == "tenant:7"
@@ -82,35 +82,35 @@ def test_a_concurrency_key_stays_unless_it_is_named() -> None:
         (ScheduleChildren([Spec(Toggle, 1)], then="on"), ScheduleChildren([Spec(Toggle, 2)], then="on")),
     ],
 )
-def test_outcomes_that_say_something_else_differ(one: object, other: object) -> None:
+def test_different_outcomes_are_unequal(one: object, other: object) -> None:
     assert one != other
     assert one == copy.copy(one)
 
 
-def test_an_outcome_is_read_as_it_was_written() -> None:
+def test_repr_of_an_outcome_is_its_constructor_call() -> None:
     assert repr(Next("on", 1, requeue=True)) == "Next(step='on', state=1, requeue=True)"
     assert repr(Await(paid, then="on")) == "Await(signals=('paid',), then='on')"
     assert repr(Done()) == "Done()"
     assert repr(Stop("late")) == "Stop(reason='late')"
 
 
-def test_outcomes_can_be_matched() -> None:
+def test_outcomes_support_match() -> None:
     match Next("on", 7):
         case Next(name, state):
             assert (name, state) == ("on", 7)
 
 
-def test_an_await_keeps_each_name_once_and_in_order() -> None:
+def test_await_keeps_names_unique_and_in_order() -> None:
     assert Await("b", paid, "a", "b", then="on").signals == ("b", "paid", "a")
 
 
-def test_an_await_may_name_64_signals() -> None:
+def test_await_accepts_64_signals() -> None:
     assert len(Await(*map(str, range(64)), then="on").signals) == 64
     with pytest.raises(UsageError, match="this Await names 65 signals"):
         Await(*map(str, range(65)), then="on")
 
 
-def test_a_deadline_becomes_utc() -> None:
+def test_deadline_is_converted_to_utc() -> None:
     there = datetime(2030, 1, 1, 13, tzinfo=timezone(HOUR))
     assert Await(then="on", deadline=there).deadline == NOON
 
@@ -161,12 +161,12 @@ NAIVE = datetime(2030, 1, 1)  # noqa: DTZ001 - the fault that is looked for
         (lambda: Stop(NUMBER), "of type int"),
     ],
 )
-def test_what_can_never_work_is_refused(make: Any, message: str) -> None:
+def test_invalid_outcome_is_rejected(make: Any, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         make()
 
 
-def test_no_message_quotes_a_private_value() -> None:
+def test_messages_do_not_quote_values() -> None:
     secret: Any = "secret"
     for make in (
         lambda: Next("on", delay=secret),
@@ -221,7 +221,7 @@ def _with_effect(effect: Any) -> list[Any]:
         None,
     ],
 )
-def test_an_effect_is_a_statement_or_an_async_function(effect: Any) -> None:
+def test_effect_is_a_statement_or_an_async_function(effect: Any) -> None:
     assert [outcome.effect for outcome in _with_effect(effect)] == [effect] * 6
 
 
@@ -240,7 +240,7 @@ def test_an_effect_is_a_statement_or_an_async_function(effect: Any) -> None:
         (b"update invoice", "the effect is of type bytes"),
     ],
 )
-def test_what_can_be_no_effect_is_refused(effect: Any, message: str) -> None:
+def test_invalid_effect_is_rejected(effect: Any, message: str) -> None:
     makers: list[Any] = [
         lambda: Next("on", effect=effect),
         lambda: Await(paid, then="on", effect=effect),
@@ -253,7 +253,7 @@ def test_what_can_be_no_effect_is_refused(effect: Any, message: str) -> None:
             make()
 
 
-def test_a_coroutine_that_was_made_too_early_is_no_effect() -> None:
+def test_coroutine_as_an_effect_is_rejected() -> None:
     made: Any = book(AsyncMock())
     with pytest.raises(UsageError, match="the effect is of type coroutine"):
         Done(effect=made)
@@ -265,14 +265,14 @@ def test_retry_takes_no_effect() -> None:
         Retry(effect=Sql("select 1"))  # type: ignore[call-arg]
 
 
-def test_an_outcome_with_another_effect_is_another_outcome() -> None:
+def test_outcomes_with_different_effects_are_unequal() -> None:
     assert Done(1, effect=Sql("update a set b = $1", 5)) == Done(1, effect=Sql("update a set b = $1", 5))
     for other in (Sql("update a set b = $1", 6), Sql("update a set c = $1", 5), book, None):
         assert Done(1, effect=Sql("update a set b = $1", 5)) != Done(1, effect=other)
     assert Next("on", effect=book) == Next("on", effect=book) != Next("on")
 
 
-def test_a_statement_is_read_as_it_was_written() -> None:
+def test_repr_of_sql_is_its_constructor_call() -> None:
     assert repr(Sql("update a set b = $1", 5)) == "Sql(query='update a set b = $1', args=(5,))"
     match Sql("update a set b = $1", 5):
         case Sql(query, args):
@@ -283,7 +283,7 @@ def test_a_statement_is_read_as_it_was_written() -> None:
     ("query", "message"),
     [("", "is empty"), (" \n", "is empty"), (5, "is of type int"), (None, "is of type NoneType")],
 )
-def test_a_statement_is_a_text_that_says_something(query: Any, message: str) -> None:
+def test_empty_sql_is_rejected(query: Any, message: str) -> None:
     with pytest.raises(UsageError, match=f"the statement of this Sql {message}; write Sql"):
         Sql(query)
 
@@ -304,15 +304,15 @@ class MuteError(Exception):
         (MuteError(), "MuteError: (str() of this exception raised)"),
     ],
 )
-def test_a_reason_becomes_text_for_people(reason: Any, text: str) -> None:
+def test_stop_reason_is_converted_to_text(reason: Any, text: str) -> None:
     assert Stop(reason).reason == text
 
 
-def test_a_long_reason_is_cut() -> None:
+def test_long_reason_is_truncated() -> None:
     assert len(reason_text("x" * 100_000)) == 8000
 
 
 @settings(max_examples=50)
 @given(st.text(st.characters(exclude_categories=())))
-def test_every_reason_can_be_stored(reason: str) -> None:
+def test_every_reason_can_be_encoded(reason: str) -> None:
     assert b"\0" not in reason_text(reason).encode()

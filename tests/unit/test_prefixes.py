@@ -1,4 +1,4 @@
-"""A prefix of names as a range: from itself to the first text above everything that begins with it."""
+"""A prefix of names as a range: from the prefix to the smallest string above all names with it."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ LAST = "\U0010ffff"
         ("a_", "a`"),
         ("100%", "100&"),
         ("é", "ê"),
-        ("\ud7ff", "\ue000"),  # between them are halves of pairs, which are no characters
+        ("\ud7ff", "\ue000"),  # surrogates are between them
         (f"a{LAST}", "b"),
         (f"a{LAST}{LAST}", "b"),
         (f"{LAST}a", f"{LAST}b"),
     ],
 )
-def test_the_end_of_a_prefix(prefix: str, end: str) -> None:
+def test_end_of_a_prefix_range(prefix: str, end: str) -> None:
     assert after(prefix) == end
 
 
 @pytest.mark.parametrize("prefix", [LAST, LAST * 3])
-def test_above_the_last_character_there_is_nothing(prefix: str) -> None:
+def test_prefix_of_the_last_character_has_no_end(prefix: str) -> None:
     with pytest.raises(UsageError, match="has no upper bound; use a prefix with another character"):
         after(prefix)
 
@@ -40,8 +40,8 @@ texts = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"
 
 
 @given(texts.filter(lambda text: text.strip(LAST)), texts, texts)
-def test_in_the_range_is_what_begins_with_it_and_nothing_else(prefix: str, rest: str, other: str) -> None:
-    """Compared as bytes, which is how the database compares under the collation "C"."""
+def test_range_contains_exactly_the_names_with_the_prefix(prefix: str, rest: str, other: str) -> None:
+    """Names compare as bytes, as under the collation "C"."""
     low, high = prefix.encode(), after(prefix).encode()
     assert low <= (prefix + rest).encode() < high
     assert (low <= other.encode() < high) is other.startswith(prefix)

@@ -19,14 +19,14 @@ LEASED, IN_PROGRESS, COMMITTED, DONE, ABORTED = ExecutionStatus
 PENDING, RUNNING, SUCCEEDED, FAILED, CANCELLED = JobState
 _numbers = itertools.count(1)
 
-# Every way in which an execution of a job that goes on can stand.
+# Every state of an execution of a live job.
 GOING_ON: Final = [
     *(
         (status, outcome)
         for status in (COMMITTED, DONE)
         for outcome in ("next", "await", "schedule_children")
     ),
-    (COMMITTED, "done"),  # events are to be published: it has succeeded when this is DONE
+    (COMMITTED, "done"),  # events are pending: the job has succeeded when this is DONE
 ]
 GIVEN_BACK: Final = [(ABORTED, reason) for reason in ("retry", "shutdown", "lease")]
 LIVE: Final = [(LEASED, None), (IN_PROGRESS, None)]
@@ -57,38 +57,34 @@ def _state(*executions: tuple[ExecutionStatus, str | None]) -> JobState:
     return job_state([_record(*one) for one in executions])
 
 
-def test_a_job_that_nobody_has_leased_is_pending() -> None:
+def test_job_without_executions_is_pending() -> None:
     assert _state() is PENDING
 
 
 @pytest.mark.parametrize("live", LIVE)
-def test_a_job_that_is_leased_is_running(live: tuple[ExecutionStatus, None]) -> None:
+def test_leased_job_is_running(live: tuple[ExecutionStatus, None]) -> None:
     assert _state(live) is RUNNING
     assert _state(*GIVEN_BACK, live) is RUNNING
 
 
-def test_a_job_whose_executions_all_came_to_nothing_is_pending() -> None:
+def test_job_with_only_aborted_executions_is_pending() -> None:
     assert _state(*GIVEN_BACK) is PENDING
 
 
 @pytest.mark.parametrize("committed", GOING_ON)
-def test_a_job_that_has_committed_something_is_running(committed: tuple[ExecutionStatus, str]) -> None:
+def test_job_with_a_committed_transition_is_running(committed: tuple[ExecutionStatus, str]) -> None:
     assert _state(committed) is RUNNING
     assert _state(committed, *GIVEN_BACK) is RUNNING
 
 
 @pytest.mark.parametrize(("end", "state"), ENDS)
-def test_a_job_has_ended_as_the_execution_says_that_ended_it(
-    end: tuple[ExecutionStatus, str], state: JobState
-) -> None:
+def test_last_execution_decides_the_final_state(end: tuple[ExecutionStatus, str], state: JobState) -> None:
     assert _state(end) is state
     assert _state(*GIVEN_BACK, *GOING_ON, end) is state
 
 
 @pytest.mark.parametrize(("end", "_"), ENDS[1:])
-def test_an_end_after_which_somebody_let_the_job_go_on_is_none(
-    end: tuple[ExecutionStatus, str], _: JobState
-) -> None:
+def test_retried_end_is_not_final(end: tuple[ExecutionStatus, str], _: JobState) -> None:
     retried = msgspec.structs.replace(_record(*end), retried_at=datetime(2030, 1, 1, tzinfo=UTC))
     assert job_state([retried]) is (PENDING if end[0] is ABORTED else RUNNING)
     assert job_state([retried, _record(LEASED, None)]) is RUNNING
@@ -99,7 +95,7 @@ HISTORY = st.lists(st.sampled_from([*GOING_ON, *GIVEN_BACK]), max_size=8)
 
 
 @given(HISTORY, st.sampled_from([*LIVE, (ABORTED, "cancelled"), (DONE, "done")]), st.randoms())
-def test_the_order_in_which_records_are_read_does_not_matter(
+def test_order_of_records_does_not_matter(
     history: list[tuple[ExecutionStatus, str]], last: tuple[ExecutionStatus, str | None], random: Random
 ) -> None:
     records = [_record(*one) for one in [*history, last]]
@@ -109,7 +105,7 @@ def test_the_order_in_which_records_are_read_does_not_matter(
 
 
 @given(HISTORY, st.sampled_from(ENDS))
-def test_an_end_is_an_end_whatever_came_before(
+def test_end_is_final_whatever_came_before(
     history: list[tuple[ExecutionStatus, str]], end: tuple[tuple[ExecutionStatus, str], JobState]
 ) -> None:
     execution, state = end
@@ -117,14 +113,14 @@ def test_an_end_is_an_end_whatever_came_before(
 
 
 @given(HISTORY)
-def test_a_job_only_goes_back_to_pending_if_nothing_was_committed(
+def test_job_returns_to_pending_only_without_a_commit(
     history: list[tuple[ExecutionStatus, str]],
 ) -> None:
     has_committed = any(status is not ABORTED for status, _ in history)
     assert _state(*history) is (RUNNING if has_committed else PENDING)
 
 
-def test_a_row_of_the_view_becomes_a_record() -> None:
+def test_view_row_is_converted_to_a_record() -> None:
     row = {
         "exec_id": "7:2",
         "job_id": 7,

@@ -1,4 +1,4 @@
-"""Options of an insert, keys, specs and references."""
+"""Insert options, keys, specs and refs."""
 
 from __future__ import annotations
 
@@ -50,11 +50,11 @@ def values(**options: Any) -> InsertValues:
     return insert_values(Count.__definition__, options)
 
 
-def test_without_options_the_machine_decides() -> None:
+def test_insert_defaults_are_those_of_the_machine() -> None:
     assert values() == InsertValues(step="begin", queue="numbers")
 
 
-def test_options_replace_what_the_machine_says() -> None:
+def test_insert_options_override_the_machine() -> None:
     assert values(step=Count.end, queue="other", priority=-5) == InsertValues(
         step="end", queue="other", priority=-5
     )
@@ -62,7 +62,7 @@ def test_options_replace_what_the_machine_says() -> None:
     assert values(step=Count().end).step == "end"
 
 
-def test_every_option_that_is_typed_is_known_and_the_other_way_round() -> None:
+def test_typed_options_and_known_options_are_equal() -> None:
     every: InsertOptions = {
         "step": "end",
         "queue": "q",
@@ -93,43 +93,43 @@ def test_every_option_that_is_typed_is_known_and_the_other_way_round() -> None:
         ({"eligible_at": NOON, "schedule_at": NIGHT}, NOON, None),
     ],
 )
-def test_eligible_at_wins_over_schedule_at_over_schedule_in(
+def test_eligible_at_precedes_schedule_at_and_schedule_in(
     options: dict[str, Any], eligible_at: datetime | None, delay: timedelta | None
 ) -> None:
     assert (values(**options).eligible_at, values(**options).delay) == (eligible_at, delay)
 
 
-def test_the_moment_that_loses_is_checked_too() -> None:
+def test_overridden_time_is_checked_too() -> None:
     with pytest.raises(UsageError, match="schedule_at has no time zone"):
         values(eligible_at=NOON, schedule_at=NAIVE)
 
 
-def test_moments_become_utc() -> None:
+def test_datetimes_are_converted_to_utc() -> None:
     there = datetime(2030, 1, 1, 13, tzinfo=timezone(HOUR))
     assert values(eligible_at=there).eligible_at == NOON
 
 
-def test_a_correlation_key_counts_while_its_instance_lives() -> None:
+def test_default_correlation_scope_is_all_live_statuses() -> None:
     assert values(correlation_key="order:42").correlation_scope == LIVE_STATUSES
 
 
-def test_a_unique_key_counts_in_every_status() -> None:
+def test_default_unique_scope_is_all_statuses() -> None:
     assert values(unique_key="evt-7").unique_scope == tuple(Status)
 
 
 @pytest.mark.parametrize("key", ["correlation", "unique"])
-def test_a_scope_is_widened_to_all_live_statuses_and_ordered(key: str) -> None:
+def test_scope_is_widened_to_all_live_statuses(key: str) -> None:
     given = {f"{key}_key": "k", f"{key}_scope": [Status.FAILED, "done", Status.EXECUTING]}
     assert getattr(values(**given), f"{key}_scope") == (*LIVE_STATUSES, Status.DONE, Status.FAILED)
 
 
 @pytest.mark.parametrize("key", ["correlation", "unique"])
-def test_an_empty_scope_takes_the_effect_from_a_key(key: str) -> None:
+def test_empty_scope_disables_a_key(key: str) -> None:
     found = values(**{f"{key}_key": "k", f"{key}_scope": []})
     assert getattr(found, f"{key}_scope") == ()
 
 
-def test_an_idempotency_key_is_a_unique_key_that_is_never_free() -> None:
+def test_idempotency_key_is_a_unique_key_for_all_statuses() -> None:
     found = values(idempotency_key="café")
     assert (found.unique_key, found.unique_scope) == ("café".encode(), tuple(Status))
     others: list[dict[str, Any]] = [{"unique_key": "k"}, {"unique_scope": []}]
@@ -140,7 +140,7 @@ def test_an_idempotency_key_is_a_unique_key_that_is_never_free() -> None:
             values(idempotency_key="k", **other)
 
 
-def test_a_unique_key_is_stored_as_bytes() -> None:
+def test_unique_key_is_encoded_as_bytes() -> None:
     assert values(unique_key="café").unique_key == "café".encode()
     assert values(unique_key=b"\x00\xff").unique_key == b"\x00\xff"
 
@@ -194,18 +194,18 @@ def test_a_unique_key_is_stored_as_bytes() -> None:
         ("traceparent", 7, "traceparent is 7; give 00-<32 hex digits>"),
     ],
 )
-def test_a_wrong_option_is_refused(option: str, value: Any, message: str) -> None:
+def test_invalid_option_is_rejected(option: str, value: Any, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         values(**{option: value})
 
 
 @pytest.mark.parametrize("scope", [["finished"], [7], "done", 7, None])
-def test_a_scope_that_is_no_list_of_statuses_is_refused(scope: Any) -> None:
+def test_invalid_scope_is_rejected(scope: Any) -> None:
     with pytest.raises(UsageError, match=r"unique_scope (contains a value that is not a status|is of type)"):
         values(unique_key="k", unique_scope=scope)
 
 
-def test_an_unknown_step_is_refused_with_a_hint() -> None:
+def test_unknown_step_is_rejected_with_a_hint() -> None:
     with pytest.raises(UnknownStepError, match=r"machine 'Count' has no step 'ende'; did you mean 'end'\?"):
         values(step="ende")
     with pytest.raises(UnknownStepError, match="machine 'Count' has no step 'go'"):
@@ -222,7 +222,7 @@ def test_an_unknown_step_is_refused_with_a_hint() -> None:
         (("t", "x" * 1022), "t:" + "x" * 1022),
     ],
 )
-def test_a_key_is_stored_as_name_and_partition(key: Any, text: str) -> None:
+def test_tuple_key_is_stored_as_name_and_part(key: Any, text: str) -> None:
     assert key_text(key) == values(concurrency_key=key).concurrency_key == text
     assert values(correlation_key=key).correlation_key == values(rate_limit=key).rate_limit == text
     assert values(unique_key=key).unique_key == values(idempotency_key=key).unique_key == text.encode()
@@ -233,26 +233,26 @@ def test_a_key_is_stored_as_name_and_partition(key: Any, text: str) -> None:
     "key",
     [7, ("a",), ("a", "b", "c"), ("a:b", 1), ("", 1), ("a", ""), ("a", None), ("a", True), ("t", "x" * 1023)],
 )
-def test_another_key_is_refused(key: Any) -> None:
+def test_invalid_key_is_rejected(key: Any) -> None:
     with pytest.raises(UsageError, match="concurrency_key"):
         key_text(key)
 
 
-def test_a_spec_knows_its_values() -> None:
+def test_spec_exposes_its_values() -> None:
     spec = Spec(Count, 7, priority=3)
     assert (spec.state, spec.values) == (7, InsertValues(step="begin", queue="numbers", priority=3))
     assert repr(spec) == "Spec(Count, 7, priority=3)"
     assert repr(Spec(Tick)) == "Spec(tick, None)"
 
 
-def test_specs_that_insert_the_same_are_equal() -> None:
+def test_equal_specs_compare_equal() -> None:
     assert Spec(Count, 7, concurrency_key=("a", 1)) == Spec(Count(), 7, concurrency_key="a:1")
     assert Spec(Count, 7) != Spec(Count, 8)
     assert Spec(Count, 7) != Spec(Count, 7, priority=1)
     assert Spec(Count, 7) != 7
 
 
-def test_a_spec_of_something_else_is_refused() -> None:
+def test_spec_of_a_non_machine_is_rejected() -> None:
     wrong: Any = int
     with pytest.raises(UsageError, match="int is neither a machine nor a job; give a subclass of Machine"):
         Spec(wrong, 7)
@@ -264,7 +264,7 @@ def test_a_spec_of_something_else_is_refused() -> None:
         Spec(Empty, 7)
 
 
-def test_answers_of_an_insert_point_at_the_instance() -> None:
+def test_insert_results_are_refs() -> None:
     inserted, duplicate = Inserted(Count, 42), Duplicate(Count, 42, "order:42")
     assert inserted.id == duplicate.id == 42
     assert duplicate.key == "order:42"
@@ -278,13 +278,13 @@ def test_answers_of_an_insert_point_at_the_instance() -> None:
             assert (id, key) == (42, "order:42")
 
 
-def test_a_target_is_a_reference_an_id_or_a_key() -> None:
+def test_target_is_a_ref_an_id_or_a_key() -> None:
     assert [value_of(target) for target in (Ref(Count, 42), Inserted(Count, 42), 42)] == [42, 42, 42]
     assert [value_of(target) for target in (Ref(Count, "order:42"), "order:42")] == ["order:42", "order:42"]
 
 
 @pytest.mark.parametrize("target", ["", "k" * 1025, 0, 2**63, None, 1.5, True])
-def test_another_target_is_refused(target: Any) -> None:
+def test_invalid_target_is_rejected(target: Any) -> None:
     with pytest.raises(UsageError, match=r"correlation_key is|the id is"):
         value_of(target)
     with pytest.raises(UsageError, match=r"correlation_key is|the id is"):

@@ -1,4 +1,4 @@
-"""Back-off grows to its cap, stays there, and never overflows."""
+"""Backoff: growth, cap, jitter, no overflow."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def test_delays_double_up_to_the_cap() -> None:
     assert [policy(attempt) / SECOND for attempt in range(6)] == [1, 2, 4, 8, 10, 10]
 
 
-def test_the_default_begins_with_a_second() -> None:
+def test_default_backoff_begins_with_a_second() -> None:
     assert all(SECOND <= backoff(0) <= 1.5 * SECOND for _ in range(50))
 
 
@@ -32,7 +32,7 @@ def test_the_default_begins_with_a_second() -> None:
     factor=st.floats(1, 100),
     jitter=st.floats(0, 1),
 )
-def test_every_delay_lies_between_the_plain_one_and_its_jitter(
+def test_delay_is_within_the_jitter(
     attempt: int, base: timedelta, cap: timedelta, factor: float, jitter: float
 ) -> None:
     delay = Backoff(base=base, cap=cap, factor=factor, jitter=jitter)(attempt)
@@ -59,7 +59,7 @@ def test_every_delay_lies_between_the_plain_one_and_its_jitter(
     ],
     ids=str,
 )
-def test_a_policy_that_cannot_work_is_refused(wrong: dict[str, Any]) -> None:
+def test_invalid_policy_is_rejected(wrong: dict[str, Any]) -> None:
     (name,) = wrong
     with pytest.raises(OptionError, match=rf"^{name} of this Backoff is .*; (give|use) "):
         Backoff(**wrong)

@@ -1,4 +1,4 @@
-"""Signals by reference and by name, and the inbox that holds them."""
+"""Signals and inboxes."""
 
 from __future__ import annotations
 
@@ -34,24 +34,24 @@ INBOX = Inbox(
 )
 
 
-def test_the_oldest_message_is_got() -> None:
+def test_get_returns_the_oldest_message() -> None:
     assert INBOX.get(payment) == INBOX.get("payment_confirmed") == Payment(5)
     assert INBOX.get("other") is None
 
 
-def test_all_messages_of_a_signal_are_got_in_order() -> None:
+def test_all_returns_messages_in_order() -> None:
     assert INBOX.all(payment) == INBOX.all("payment_confirmed") == [Payment(5), Payment(7)]
     assert INBOX.all("other") == []
 
 
-def test_a_signal_that_carries_nothing_is_asked_for_with_in() -> None:
+def test_signal_without_payload_supports_in() -> None:
     assert withdrawn in INBOX
     assert "withdrawn" in INBOX
     assert INBOX.get(withdrawn) is None
     assert withdrawn not in Inbox()
 
 
-def test_an_inbox_is_a_collection_of_messages() -> None:
+def test_inbox_is_a_collection() -> None:
     assert [one.id for one in INBOX] == [1, 2, 3]
     assert INBOX[1].name == "withdrawn"
     assert len(INBOX) == 3
@@ -60,7 +60,7 @@ def test_an_inbox_is_a_collection_of_messages() -> None:
     assert repr(Inbox()) == "Inbox([])"
 
 
-def test_a_signal_is_known_by_its_name() -> None:
+def test_signals_of_one_name_are_equal() -> None:
     assert signal_name(payment) == "payment_confirmed"
     assert signal_name("other") == "other"
     assert repr(payment) == "Signal('payment_confirmed', Payment)"
@@ -68,6 +68,6 @@ def test_a_signal_is_known_by_its_name() -> None:
 
 
 @pytest.mark.parametrize("name", ["", "a\0b", "\ud800", "é" * 128, None, b"paid"])
-def test_a_name_that_cannot_be_stored_is_refused(name: Any) -> None:
+def test_unstorable_signal_name_is_rejected(name: Any) -> None:
     with pytest.raises(OptionError, match="the name of a signal"):
         Signal(name)

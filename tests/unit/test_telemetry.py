@@ -1,4 +1,4 @@
-"""Events reach those who asked for them, and no subscriber can break the engine."""
+"""Telemetry: subscriptions, and failing subscribers."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ EVENTS: list[Event] = [
 ]
 
 
-def test_events_have_the_names_that_dashboards_know() -> None:
+def test_event_names() -> None:
     assert [event.name for event in EVENTS] == [
         "step.stop",
         "pick.stop",
@@ -84,18 +84,18 @@ def test_events_have_the_names_that_dashboards_know() -> None:
     ]
 
 
-def test_every_kind_of_event_is_here() -> None:
+def test_all_event_kinds_are_covered() -> None:
     kinds = {value for value in vars(module).values() if isinstance(value, type) and issubclass(value, Event)}
     assert {type(event) for event in EVENTS} == kinds - {Event}
 
 
-def test_events_cannot_be_changed() -> None:
+def test_events_are_immutable() -> None:
     event: Any = STEP
     with pytest.raises(AttributeError):
         event.id = 8
 
 
-def test_a_subscriber_gets_the_kinds_that_it_named() -> None:
+def test_subscriber_gets_its_kinds() -> None:
     telemetry, got = Telemetry(), list[Event]()
     telemetry.subscribe(got.append, StepStop, AwaitTimeout)
     for event in EVENTS:
@@ -103,7 +103,7 @@ def test_a_subscriber_gets_the_kinds_that_it_named() -> None:
     assert got == [STEP, EVENTS[-1]]
 
 
-def test_a_subscriber_that_names_no_kind_gets_all() -> None:
+def test_subscriber_without_kinds_gets_all() -> None:
     telemetry, got = Telemetry(), list[Event]()
     telemetry.subscribe(got.append)
     for event in EVENTS:
@@ -111,7 +111,7 @@ def test_a_subscriber_that_names_no_kind_gets_all() -> None:
     assert got == EVENTS
 
 
-def test_what_nobody_wants_need_not_be_made() -> None:
+def test_unwanted_events_are_not_created() -> None:
     telemetry = Telemetry()
     assert not telemetry.is_wanted(StepStop)
     unsubscribe = telemetry.subscribe(print, StepStop)
@@ -121,7 +121,7 @@ def test_what_nobody_wants_need_not_be_made() -> None:
     assert not telemetry.is_wanted(StepStop)
 
 
-def test_unsubscribing_ends_one_subscription_however_often() -> None:
+def test_unsubscribe_is_idempotent() -> None:
     telemetry, got = Telemetry(), list[Event]()
     unsubscribe = telemetry.subscribe(got.append, StepStop)
     telemetry.subscribe(got.append, StepStop)
@@ -131,7 +131,7 @@ def test_unsubscribing_ends_one_subscription_however_often() -> None:
     assert got == [STEP]
 
 
-def test_a_subscriber_that_raises_is_logged_once_and_stops_nobody(caplog: pytest.LogCaptureFixture) -> None:
+def test_raising_subscriber_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     telemetry, got = Telemetry(), list[Event]()
 
     def broken(event: Event) -> None:
@@ -147,7 +147,7 @@ def test_a_subscriber_that_raises_is_logged_once_and_stops_nobody(caplog: pytest
     assert "subscriber failed: " in caplog.text
 
 
-def test_each_broken_subscriber_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+def test_each_raising_subscriber_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     telemetry = Telemetry()
     for _ in range(2):
         telemetry.subscribe(lambda _: 1 / 0, StepStop)
@@ -155,7 +155,7 @@ def test_each_broken_subscriber_is_logged(caplog: pytest.LogCaptureFixture) -> N
     assert len(caplog.records) == 2
 
 
-def test_an_interrupt_goes_through() -> None:
+def test_keyboard_interrupt_propagates() -> None:
     telemetry = Telemetry()
 
     def interrupt(event: Event) -> None:
@@ -166,7 +166,7 @@ def test_an_interrupt_goes_through() -> None:
         telemetry.emit(STEP)
 
 
-def test_a_subscriber_may_unsubscribe_while_it_is_called() -> None:
+def test_subscriber_may_unsubscribe_during_an_event() -> None:
     telemetry, got = Telemetry(), list[Event]()
 
     def once(event: Event) -> None:
@@ -179,21 +179,21 @@ def test_a_subscriber_may_unsubscribe_while_it_is_called() -> None:
     assert got == [STEP]
 
 
-def test_an_async_subscriber_is_refused() -> None:
+def test_async_subscriber_is_rejected() -> None:
     async def later(event: Event) -> None: ...
 
     with pytest.raises(UsageError, match="is an async function, which is not supported"):
         Telemetry().subscribe(later)
 
 
-def test_what_is_no_kind_of_event_is_refused() -> None:
+def test_invalid_event_kind_is_rejected() -> None:
     wrong: Any = int
     for kind in (wrong, Event):
         with pytest.raises(UsageError, match="is not a kind of event; the kinds are AwaitTimeout, Conc"):
             Telemetry().subscribe(print, kind)
 
 
-def test_threads_may_subscribe_and_emit_at_once() -> None:
+def test_threads_may_subscribe_and_emit_concurrently() -> None:
     telemetry, got = Telemetry(), list[Event]()
     telemetry.subscribe(got.append, PickStop)
 

@@ -1,4 +1,4 @@
-"""Who is answered by which look."""
+"""Which poll answers which wait."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gen_durable._runtime.waiting import Waiting
 
 
 class Looks:
-    """A database whose answers come when the test says so."""
+    """A database whose replies the test releases."""
 
     def __init__(self) -> None:
         self.begun = asyncio.Queue[None]()
@@ -22,8 +22,8 @@ class Looks:
         return await self.answers.get()
 
 
-async def test_a_look_answers_nobody_who_came_after_it_began() -> None:
-    """He may have sent a signal before: what was there earlier is not what he waits for."""
+async def test_poll_does_not_answer_waits_that_began_after_it() -> None:
+    """The caller may have sent a signal first, so an earlier snapshot is stale."""
     looks: Any = Looks()
     waiting = Waiting(looks)
     before, after = {"finished_at": None, "step_seq": 1}, {"finished_at": None, "step_seq": 2}

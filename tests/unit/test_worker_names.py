@@ -1,4 +1,4 @@
-"""Names that a worker is given are checked when it is made, before anything is opened."""
+"""Names given to a worker are checked in its constructor."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ async def publish(event: Any) -> None:
 
 
 @pytest.mark.parametrize(("name", "problem"), BAD_NAMES)
-def test_bad_queue_prefix_and_sink_names_are_refused(name: Any, problem: str) -> None:
+def test_invalid_queue_prefix_and_sink_names_are_rejected(name: Any, problem: str) -> None:
     for what, given in (
         ("the name of a queue in queues=", {"queues": {"default": 1, name: 1}}),
         ("a prefix in prefixes=", {"prefixes": {"default.": 1, name: 1}}),
@@ -46,18 +46,18 @@ def test_bad_queue_prefix_and_sink_names_are_refused(name: Any, problem: str) ->
 
 
 @pytest.mark.parametrize("prefixes", [7, True, [["billing."]]])
-def test_prefixes_of_a_wrong_type_are_refused(prefixes: Any) -> None:
+def test_prefixes_of_a_wrong_type_are_rejected(prefixes: Any) -> None:
     with pytest.raises(UsageError, match="prefixes="):
         Worker([Checkout], prefixes=prefixes)
 
 
 @pytest.mark.parametrize(("name", "problem"), [bad for bad in BAD_NAMES if bad[0] != ""])
-def test_bad_alert_sink_is_refused(name: Any, problem: str) -> None:
+def test_invalid_alert_sink_is_rejected(name: Any, problem: str) -> None:
     with pytest.raises(SettingsError, match=f"settings.alerts must be the name of a sink: .* {problem}"):
         Settings(alerts=name)
 
 
 @pytest.mark.parametrize("source", [7, None, "/a\nb"])
-def test_bad_event_source_is_refused(source: Any) -> None:
+def test_invalid_event_source_is_rejected(source: Any) -> None:
     with pytest.raises(SettingsError, match=r"settings\.event_source must be a URI"):
         Settings(event_source=source)

@@ -1,4 +1,4 @@
-"""Worker processes: started, killed, stopped, and watched."""
+"""Start, kill, stop and watch worker processes."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from typing import Any, Final
 import msgspec
 
 from gen_durable import Settings
-from tests.chaos.diary import lines_of
+from tests.chaos.journal import lines_of
 from tests.chaos.worker import Orders
 from tests.support.forkserver import Child, launch
 
-__all__ = ["CHAOS", "PATIENCE", "PATIENT", "Fleet", "Process", "happens"]
+__all__ = ["CHAOS", "PATIENCE", "PATIENT", "Process", "Workers", "happens"]
 
-# Leases run out while the test watches.
+# Short leases.
 CHAOS: Final = Settings(
     lease=timedelta(seconds=1),
     heartbeat=timedelta(milliseconds=300),
@@ -31,7 +31,7 @@ CHAOS: Final = Settings(
     drain_timeout=timedelta(seconds=5),
     crash_limit=1000,
 )
-# For tests in which nobody dies, and nobody may seem to, however busy the machine is.
+# For tests without kills: leases must not expire on a busy machine.
 PATIENT: Final = msgspec.structs.replace(
     CHAOS, lease=timedelta(seconds=2), heartbeat=timedelta(milliseconds=500)
 )
@@ -72,38 +72,38 @@ class Process:
         return self.exit_code
 
     def said(self, text: str) -> int:
-        """How often its log has this text."""
+        """Count a text in its log."""
         return self.log.read_text(encoding="utf-8").count(text)
 
 
-class Fleet:
-    """All workers of a test, and the diary that they share."""
+class Workers:
+    """All worker processes of a test, and their journal."""
 
     def __init__(self, dsn: str, directory: Path, settings: Settings = CHAOS) -> None:
         self.dsn = dsn
         self.settings = settings
-        self.diary = directory / "diary"
+        self.journal = directory / "journal"
         self._directory = directory
         self._numbers = itertools.count(1)
         self.processes: list[Process] = []
 
     @classmethod
     @contextmanager
-    def open(cls, dsn: str, directory: Path, settings: Settings = CHAOS) -> Iterator[Fleet]:
-        """Nobody outlives the block; a worker that ended for a reason of its own fails the test."""
-        fleet = cls(dsn, directory, settings)
+    def open(cls, dsn: str, directory: Path, settings: Settings = CHAOS) -> Iterator[Workers]:
+        """Kill all workers at the end of the block; fail if one ended by itself."""
+        workers = cls(dsn, directory, settings)
         try:
-            yield fleet
+            yield workers
         finally:
-            # Whoever met no server when it started may give up: its supervisor starts it again.
-            started = {line["pid"] for line in fleet.told(what="ready")}
+            # A worker that found no server at its start may exit; its supervisor restarts it.
+            started = {line["pid"] for line in workers.told(what="ready")}
             broken = [
                 process
-                for process in fleet.processes
+                for process in workers.processes
                 if (process.exit_code not in (None, 0, -9) and process.pid in started)
                 or process.said("should not happen")
             ]
-            for process in fleet.processes:
+            for process in workers.processes:
                 if process.exit_code is None:
                     process.kill()
         assert not broken, "\n".join(process.log.read_text(encoding="utf-8")[-4000:] for process in broken)
@@ -118,7 +118,7 @@ class Fleet:
         """Start a worker, and do not wait for it."""
         orders = Orders(
             dsn=dsn or self.dsn,
-            diary=str(self.diary),
+            journal=str(self.journal),
             settings=settings or self.settings,
             queues=queues or {"default": 10},
         )
@@ -130,32 +130,32 @@ class Fleet:
         return process
 
     async def start(self, dsn: str | None = None, **orders: Any) -> Process:
-        """Start a worker, and wait until it looks for work."""
+        """Start a worker, and wait for its first pick."""
         process = self.launch(dsn, **orders)
         await self.hears(what="ready", pid=process.pid)
         return process
 
     async def hears(self, *, count: int = 1, **wanted: Any) -> list[dict[str, Any]]:
-        """Wait until the diary has so many lines like this."""
+        """Wait until the journal has `count` matching lines."""
         found: list[dict[str, Any]] = []
 
         def is_there() -> bool:
             found[:] = self.told(**wanted)
             return len(found) >= count
 
-        await happens(is_there, f"the diary does not have {count} × {wanted}", self._story)
+        await happens(is_there, f"the journal does not have {count} × {wanted}", self._story)
         return found
 
     def told(self, **wanted: Any) -> list[dict[str, Any]]:
-        """The lines of the diary that look like this."""
+        """The matching lines of the journal."""
         return [
             line
-            for line in lines_of(self.diary)
+            for line in lines_of(self.journal)
             if all(name in line and value in (..., line[name]) for name, value in wanted.items())
         ]
 
     async def dismiss(self) -> None:
-        """Let everybody who lives end in good order."""
+        """Stop all running workers gracefully."""
         living = [process for process in self.processes if process.exit_code is None]
         for process in living:
             process.terminate()
@@ -170,7 +170,7 @@ class Fleet:
 async def happens(
     fact: Callable[[], bool], otherwise: str, story: Callable[[], str] = str, within: float = PATIENCE
 ) -> None:
-    """Wait for a fact that nobody announces."""
+    """Poll until `fact` is true."""
     give_up = time.monotonic() + within
     while not fact():
         assert time.monotonic() < give_up, f"{otherwise}\n{story()}"

@@ -1,7 +1,6 @@
-"""What steps did, line by line, in a file that survives every kill.
+"""What steps did, line by line, in a file that survives kills.
 
-One `write` per line to a file that all processes append to: lines are whole, and their order is the order in which they
-were written, whichever process wrote them.
+All processes append with one `write` per line, so lines are complete and in order.
 """
 
 from __future__ import annotations
@@ -11,11 +10,11 @@ import os
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Diary", "lines_of"]
+__all__ = ["Journal", "lines_of"]
 
 
-class Diary:
-    """The end of the file that a process writes to."""
+class Journal:
+    """Appends to the file."""
 
     def __init__(self, path: Path) -> None:
         self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
@@ -26,7 +25,7 @@ class Diary:
 
 
 def lines_of(path: Path) -> list[dict[str, Any]]:
-    """Everything so far."""
+    """All lines so far."""
     if not path.exists():
         return []
     return [json.loads(line) for line in path.read_bytes().splitlines()]
