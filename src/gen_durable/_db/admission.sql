@@ -117,7 +117,7 @@ update gen_durable.gen_durable g set eligible_at = statement_timestamp()
 returning g.queue
 
 -- name: stuck_keys
--- Keys with a free slot whose next row is gated. A correct engine never has one: this finds faults, and repairs them.
+-- Keys with a free slot whose next row is gated. A correct engine never has one; the caller reports and ungates them.
 with recursive gated_keys as (
   (select g.concurrency_key as key from gen_durable.gen_durable g
     where g.status = 'runnable' and g.gated order by g.concurrency_key limit 1)

@@ -67,8 +67,8 @@ create table gen_durable.gen_durable (
   -- children
   parent_id           bigint,
   parent_round        bigint,                             -- the parent's spawn_round that this child belongs to
-  spawn_round         bigint,                             -- step_seq of the last spawn; the step sees its children while step_seq
-                                                          -- equals it
+  spawn_round         bigint,                             -- step_seq of the last spawn; a step sees these children while
+                                                          -- its step_seq equals spawn_round
   children_pending    int not null default 0,
 
   -- identity
@@ -95,8 +95,8 @@ create table gen_durable.gen_durable (
   collected_at        timestamptz,                        -- when the collector removed state and result; the row stays because it
                                                           -- occupies a key
 
-  -- A guard on lease_token therefore need not name status. With status = 'executing' the planner may choose the partial index of
-  -- executing rows, which is small but full of dead entries.
+  -- Because of this constraint, a guard on lease_token need not name status. With status = 'executing' the planner may choose
+  -- the partial index of executing rows, which is small but full of dead entries.
   constraint leased_iff_executing check ((status = 'executing') = (lease_token is not null)),
   constraint slot_only_while_executing check (concurrency_slot is null or status = 'executing'),
   constraint children_never_negative check (children_pending >= 0),

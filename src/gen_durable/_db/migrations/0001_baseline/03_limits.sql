@@ -47,8 +47,8 @@ begin
   end if;
 end $$;
 
--- The time in which so many tokens arrive, rounded up to the microsecond so that no token comes too early, and capped at about
--- three centuries to stay within the range of timestamptz.
+-- The time in which this number of tokens arrives, rounded up to the microsecond so that no token comes too early, and capped
+-- at about three centuries to stay within the range of timestamptz.
 create function gen_durable.refill(tokens numeric, allowed int, period interval) returns interval
 language sql immutable
 return make_interval(secs => least(ceil(tokens * extract(epoch from period) * 1000000 / allowed) / 1000000, 10000000000)::float8);
@@ -87,8 +87,8 @@ begin
         join bucket on bucket.key = given.key
        where given.rate_turn_at is not null or not bucket.has_deferred
     ), granted as materialized (
-      select charges.ord, charges.key, charges.full_at + gen_durable.refill(charges.tokens, charges.allowed, charges.period) as full_at
-        from charges where charges.full_at + gen_durable.refill(charges.tokens, charges.allowed, charges.period) <= charges.limit_at
+      select c.ord, c.key, c.full_at + gen_durable.refill(c.tokens, c.allowed, c.period) as full_at
+        from charges c where c.full_at + gen_durable.refill(c.tokens, c.allowed, c.period) <= c.limit_at
     ), charged as (
       update gen_durable.buckets b set full_at = last.full_at
         from (select granted.key, max(granted.full_at) as full_at from granted group by granted.key) last
@@ -149,8 +149,8 @@ $$;
 -- Deferred rows leave the head of their queue, and a pick finds each when its tokens are there. Rows that missed their turn
 -- keep their position; rows without a turn are appended. Rows whose limit does not exist stall. apply_limit makes them due when
 -- it creates the limit: it either waits for the lock that is taken here and sees the rows, or holds the lock already, and then
--- the rows are due again in a second. Also, one row of each call is due every 30 s, for telemetry, and the others once a day: a
--- million stalled rows cost a pick nothing.
+-- the rows are due again in a second. In addition, one row of each call is due every 30 s, for telemetry, and the others once a
+-- day: a million stalled rows cost a pick nothing.
 -- Locks: limits (ROW SHARE, only for stalling, NOWAIT); buckets by key; rows, SKIP LOCKED; then ungate.
 --   keys, queues     the buckets, and the queues of their rows
 --   fsms, versions   only rows of these machines; null: of all
@@ -159,11 +159,11 @@ returns table (key text, count int)
 language plpgsql set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
 declare
-  one     record;
-  bucket  record;
-  keys_of_deferred   text[];
-  last    record;
-  stalled interval := '1 second';
+  one              record;
+  bucket           record;
+  keys_of_deferred text[];
+  last             record;
+  stalled          interval := '1 second';
 begin
   if exists (select from unnest(keys) as given (key)
               where not exists (select from gen_durable.limits l
