@@ -149,7 +149,7 @@ class Dispatcher(Service):
             round.end()
 
     async def _serve(self, round: _Round, events: Sequence[Leased], token: int) -> None:
-        """Publish a round, and mark its results while it goes on."""
+        """Publish a round, and mark its results while it runs."""
         publishing = asyncio.get_running_loop().create_task(round.publish(events))
         try:
             is_done = False

@@ -86,7 +86,8 @@ class Engine:
         self._is_drain_skipped = asyncio.Event()
         self.is_signalled = False
         """Whether a signal has stopped the worker; if so, a second one skips the drain."""
-        # A chained commit extends a lease to at least this: until the heartbeat renews it, and never beyond it.
+        # A chained commit leaves at least this much of the lease: enough until the next heartbeat, and never more than
+        # the shortest lease.
         grace = settings.renew_after(context.shortest_lease)
         recorder = Recorder(context.name, settings.executions, grace, settings.alerts or None)
         self._flusher = Flusher(

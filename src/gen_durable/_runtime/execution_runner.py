@@ -281,7 +281,7 @@ class ExecutionRunner:
         return entry
 
     def _is_interrupted(self, one: _InFlight) -> bool:
-        """Whether `cancel` has interrupted the step. The task goes on: every outcome now ends as cancelled."""
+        """Whether `cancel` has interrupted the step. The task continues: every outcome now ends as cancelled."""
         if not one.is_interrupted or not one.is_in_step:
             return False
         one.is_interrupted = False

@@ -33,7 +33,7 @@ main({number})"""
 
 
 class ProcessDiedError(Exception):
-    """The process of a step died. Only that execution has crashed; the worker goes on."""
+    """The process of a step died. Only that execution has crashed; the worker continues."""
 
     def __init__(self, code: int) -> None:
         super().__init__(code)
