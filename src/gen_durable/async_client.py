@@ -53,27 +53,30 @@ T = TypeVar("T")
 
 
 class AsyncClient:
-    """A client: inserts, signals, reads and controls instances. It does not run them.
+    """A client that inserts, signals, reads and controls instances. It runs no steps.
 
         async with AsyncClient(dsn) as client:
             order = await client.insert(Checkout, Order(42), correlation_key="order:42")
             await client.signal(order, Checkout.payment, Payment(100))
             receipt = (await client.wait(order)).result
 
-    Methods return their result as a value and raise if they could not do what was asked. Methods that write take
-    `conn=`, a connection of the caller (asyncpg, psycopg or SQLAlchemy): the change is then part of its transaction.
+    A *target* is what `insert` returned, an `Instance`, an id, or a correlation key (text or tuple).
+
+    Methods return what happened as a value (`Inserted`, `Duplicate`, …) and raise if they could not do what was asked.
+    Methods that write take `conn=`, a connection of the caller: then the change is part of the caller's transaction and
+    takes effect when that commits. `reason=` and `actor=` are recorded in the audit log.
     """
 
     if not TYPE_CHECKING:
         __getattr__ = attribute_hint("client")
 
     def __init__(self, dsn: Dsn | None = None, *, settings: Settings | None = None) -> None:
-        """Configure the client; `async with` opens it.
+        """Configure the client; `async with` connects it.
 
         Args:
-            dsn: the DSN of PostgreSQL; default: `GEN_DURABLE_DSN`, or the embedded server. A plain or async function
-                is called for the DSN before every new connection, for passwords that expire.
-            settings: the settings; default: from the environment.
+            dsn: the PostgreSQL DSN. Default: `GEN_DURABLE_DSN`, else the embedded server. A function (plain or async)
+                is called before every new connection, for passwords that expire.
+            settings: default: from the environment.
         """
         self.dsn: Dsn | None = dsn
         self.settings: Settings = Settings.given(settings)
@@ -87,7 +90,7 @@ class AsyncClient:
 
     async def __aenter__(self) -> Self:
         if self._opened is not None:
-            raise UsageError(f"this {type(self).__name__} is open already", "open it once, and pass it on")
+            raise UsageError(f"this {type(self).__name__} is already open", "open it once and share it")
         try:
             await self._open()
         except BaseException:
@@ -102,10 +105,12 @@ class AsyncClient:
 
     @asynccontextmanager
     async def lifespan(self, app: object) -> AsyncGenerator[Mapping[str, Any]]:
-        """Open the client for the lifetime of a Starlette or FastAPI application: `FastAPI(lifespan=client.lifespan)`.
+        """Connect the client for the lifetime of a Starlette or FastAPI application.
 
-        It yields the state by which `contrib.starlette` and `contrib.fastapi` find the client. An application with
-        more resources merges it in its own lifespan:
+            app = FastAPI(lifespan=client.lifespan)
+
+        Yields the state in which `contrib.starlette` and `contrib.fastapi` find the client. An application with other
+        resources calls this from its own lifespan:
 
             async with Mailer() as mailer, client.lifespan(app) as state:
                 yield {**state, "mailer": mailer}
@@ -155,26 +160,23 @@ class AsyncClient:
         """Insert one instance of a machine or job.
 
             order = await client.insert(Checkout, Order(42), correlation_key="order:42")
+            await client.insert(send_mail, Mail("ada"), schedule_in=timedelta(hours=1), conn=session)
 
         Args:
-            machine: a machine class, an object of one, or a job.
-            state: the first state; for a job, its payload. A mapping is converted to the declared type. The conversion
-                is strict: values of another type and unknown keys are refused.
+            machine: a machine class, a machine object, or a job.
+            state: the first state; of a job, its payload. A mapping is converted to the declared type, strictly: values
+                of another type and unknown keys are refused.
             args: an alias of `state`.
-            conn: a connection of the caller; the insert is then part of its transaction.
-            options: step, queue, priority, eligible_at, schedule_at, schedule_in, correlation_key, correlation_scope,
-                unique_key, unique_scope, concurrency_key, idempotency_key, max_attempts, rate_limit, weight,
-                traceparent; see `InsertOptions`.
+            conn: a connection of the caller: insert in its transaction.
+            options: see `InsertOptions`.
 
         Returns:
-            `Inserted`, or `Duplicate` if an instance of this machine already has the correlation or unique key. Both
-            are references to the instance.
+            `Inserted`, or `Duplicate` if an instance has the correlation, unique or idempotency key already. Both refer
+            to the instance.
 
         Raises:
             KeyTakenError: an instance of another machine has the key.
-            EncodeError: the state does not match the type of the machine, or cannot be stored.
-            LimitError: the rate limit does not exist, or the weight exceeds its burst.
-            UsageError: an option is unknown or invalid.
+            EncodeError: the state does not fit the type of the machine, or cannot be stored.
         """
         spec = Spec(machine, _verbs.given_state(state, args), **options)
         return await self._write(_verbs.insert(spec, self.settings, is_alone=self._is_alone(conn)), conn)
@@ -190,21 +192,17 @@ class AsyncClient:
     async def insert_all(
         self, specs: Iterable[AnySpec], /, *, conn: AsyncConnection | None = None
     ) -> list[InsertResult[Any, Any] | KeyTaken[Any, Any]]:
-        """Insert many instances in one transaction: all of them, or none if it raises.
+        """Insert many instances in one statement: all of them or, if it raises, none.
 
-            await client.insert_all([Spec(Thumbnail, Image(url)) for url in urls])
-
-        Args:
-            specs: the inserts, of one or several machines.
-            conn: a connection of the caller; the insert is then part of its transaction.
+            results = await client.insert_all([Spec(Checkout, Order(n)) for n in range(1000)])
 
         Returns:
-            For each spec, in order, `Inserted`, `Duplicate` or `KeyTaken`. `KeyTaken` means that an instance of another
-            machine has the key and this spec was not inserted; every use of it raises `KeyTakenError`.
+            One result per spec, in order: `Inserted`, `Duplicate`, or `KeyTaken` if an instance of another machine has
+            the key. Only that spec is not inserted; using a `KeyTaken` as a target raises `KeyTakenError`.
 
         Raises:
-            EncodeError: a state does not match the type of its machine, or cannot be stored.
-            UsageError: the specs have more than 512 MiB together; split them.
+            EncodeError: a state does not fit the type of its machine, or cannot be stored.
+            UsageError: the specs exceed 512 MiB together; use several calls.
         """
         return await self._write(
             _verbs.insert_all(list(specs), self.settings, is_alone=self._is_alone(conn)),
@@ -253,24 +251,26 @@ class AsyncClient:
         dedup_key: Key | None = None,
         conn: AsyncConnection | None = None,
     ) -> Delivery:
-        """Add a signal to the inbox of a live instance, and wake the instance if it waits for this signal.
+        """Deliver a signal to a live instance, and wake it if it awaits the signal.
 
-            await client.signal("order:42", Checkout.payment, Payment(100), dedup_key="evt-7")
+            await client.signal("order:42", Checkout.payment, Payment(100), dedup_key="charge-9")
+
+        A signal that the instance does not await yet stays in its inbox.
 
         Args:
-            target: a reference, an id, or a correlation key.
-            signal: the `Signal`, or its name.
-            payload: the payload; none for a signal without payload.
-            dedup_key: signals with the same key are delivered to an instance once.
-            conn: a connection of the caller; the delivery is then part of its transaction.
+            target: what `insert` returned, an id, or a correlation key.
+            signal: a declared `Signal`, or a name.
+            payload: a value of the type of the signal.
+            dedup_key: the instance accepts a signal with this key once, also after it was consumed.
+            conn: a connection of the caller: deliver in its transaction.
 
         Returns:
-            `Delivered`, or `DuplicateSignal` if the instance already got a signal with this `dedup_key`.
+            `Delivered`, or `DuplicateSignal` if the instance has received this `dedup_key` before.
 
         Raises:
             NoTargetError: there is no such live instance; nothing is stored.
-            InboxFullError: the inbox holds `settings.max_inbox` bytes.
-            EncodeError: the payload does not match its type, or cannot be stored.
+            EncodeError: the payload does not fit the type of the signal, or cannot be stored.
+            InboxFullError: the inbox of the instance has reached `max_inbox`.
         """
         return await self._write(_verbs.signal(target, signal, payload, dedup_key, self.settings), conn)
 
@@ -285,20 +285,23 @@ class AsyncClient:
         cascade: bool = False,
         conn: AsyncConnection | None = None,
     ) -> CancelResult:
-        """Cancel an instance: at once, or, if a step executes, when that step ends.
+        """Cancel an instance.
 
-        After this call returns, the outcome of an executing step is discarded, and its effect does not run.
+            await client.cancel("order:42", reason="customer called", actor="ada", cascade=True)
+
+        A runnable or parked instance ends at once; an executing one when its step ends. An acknowledged cancel wins
+        over every later outcome of the step: the outcome is discarded, and its effect is rolled back.
 
         Args:
-            target: a reference, an id, or a correlation key.
-            reason: recorded with the instance and in the audit log.
-            actor: who cancels; recorded in the audit log.
-            force: revoke the lease of an executing step now. The step may still run, but cannot commit.
+            target: what `insert` returned, an id, or a correlation key.
+            reason: recorded in the row and in the audit log.
+            actor: who cancels it; recorded likewise.
+            force: revoke the lease of an executing step now. The step may keep running, but cannot commit.
             cascade: also cancel all descendants.
-            conn: a connection of the caller; the cancel is then part of its transaction.
+            conn: a connection of the caller: cancel in its transaction.
 
         Returns:
-            `Cancelled`, `CancelRequested` if a step executes, or `AlreadyFinished`.
+            `Cancelled`, `CancelRequested` if a step is executing, or `AlreadyFinished`.
 
         Raises:
             NoTargetError: there is no such instance.
@@ -318,7 +321,13 @@ class AsyncClient:
         force: bool = False,
         **filters: Unpack[Filters],
     ) -> int:
-        """Cancel all live instances that match the filters of `list`, in batches; return how many there were."""
+        """Cancel all live instances that match the filters of `list`, in batches.
+
+            await client.cancel_all(Checkout, queue="legacy", reason="migrated")
+
+        Returns:
+            How many instances were cancelled or will be when their steps end.
+        """
         return await self._write(
             _verbs.cancel_all(machine, filters, reason, actor, force=force, is_alone=self._is_alone(None)),
             None,
@@ -333,15 +342,9 @@ class AsyncClient:
         actor: str | None = None,
         conn: AsyncConnection | None = None,
     ) -> Deleted:
-        """Soft-delete an instance: it is hidden, never runs, and is removed after `settings.retention_deleted`.
+        """Delete an instance softly: hide it and stop running it, but keep its row.
 
-        A live instance is also cancelled. Repeating the call changes nothing; `restore` undoes it.
-
-        Args:
-            target: a reference, an id, or a correlation key.
-            reason: recorded with the instance and in the audit log.
-            actor: who deletes; recorded in the audit log.
-            conn: a connection of the caller; the delete is then part of its transaction.
+        A live instance is cancelled. Deleting a deleted instance changes nothing. `restore` undoes it.
 
         Raises:
             NoTargetError: there is no such instance.
@@ -359,7 +362,11 @@ class AsyncClient:
         actor: str | None = None,
         **filters: Unpack[Filters],
     ) -> int:
-        """Soft-delete all instances that match the filters of `list`, in batches; return how many there were."""
+        """Delete softly all instances that match the filters of `list`, in batches.
+
+        Returns:
+            How many instances were deleted.
+        """
         return await self._write(
             _verbs.delete_all(machine, filters, reason, actor, is_alone=self._is_alone(None)), None
         )
@@ -375,7 +382,7 @@ class AsyncClient:
     ) -> Restored:
         """Undo a soft delete. An instance that the delete cancelled stays cancelled; `retry` continues it.
 
-        A correlation key means the latest deleted instance that had it.
+        A correlation key refers to the latest deleted instance that had it.
 
         Raises:
             NoTargetError: there is no such instance.
@@ -393,23 +400,27 @@ class AsyncClient:
         actor: str | None = None,
         conn: AsyncConnection | None = None,
     ) -> RetryResult:
-        """Continue a failed or cancelled instance at the step where it ended, with `attempt` 0.
+        """Continue a failed or cancelled instance at the step where it ended, with a new count of attempts.
 
-        Queue, keys and limits stay; the error is cleared. Consumed signals are gone: an instance that waited for a
-        signal, or was woken by one, waits for it again, until the deadline of its `Await`. If that has passed, it runs
-        at once with `ctx.timed_out`. A parent waits for those of its children that are live. The parent of a retried
-        child waits for the child, unless its joining step has started. A cancelled step runs again with its old
-        idempotency key; a failed one is a new transition with a new key.
+            await client.retry("order:42", reason="bank is back")
+
+        Queue, keys and limits stay; the error is cleared. Its inbox was deleted when it ended:
+
+        - An instance that awaited a signal, or was woken by one, awaits it again until its old deadline. If that
+          has passed, the step runs at once with `ctx.timed_out`.
+        - A parent waits for its live children. The parent of a retried child waits for it, unless the joining step has
+          begun.
+        - A cancelled step runs again under its old idempotency key; a failed step under a new one.
 
         Args:
-            target: a reference, an id, or a correlation key.
-            state: a new state; default: the state at its end.
+            target: what `insert` returned, an id, or a correlation key.
+            state: replaces the state that it ended with.
             reason: recorded in the audit log.
-            actor: who retries; recorded in the audit log.
-            conn: a connection of the caller; the retry is then part of its transaction.
+            actor: who retries it; recorded in the audit log.
+            conn: a connection of the caller: retry in its transaction.
 
         Returns:
-            `Retried`, or `NotRetried` if the instance is live, done or deleted.
+            `Retried`, or `NotRetried` if it has neither failed nor been cancelled.
 
         Raises:
             NoTargetError: there is no such instance.
@@ -428,9 +439,14 @@ class AsyncClient:
         actor: str | None = None,
         **filters: Unpack[Filters],
     ) -> int:
-        """Retry all failed or cancelled instances that match the filters of `list`, in batches; return how many.
+        """Retry all failed and cancelled instances that match the filters of `list`, in batches.
 
-        An instance whose key another instance has now is skipped.
+            await client.retry_all(Checkout, status="failed", inserted_after=yesterday)
+
+        Instances whose key another instance has now are skipped.
+
+        Returns:
+            How many instances were retried.
         """
         return await self._write(
             _verbs.retry_all(machine, filters, reason, actor, is_alone=self._is_alone(None)), None
@@ -457,12 +473,16 @@ class AsyncClient:
     async def get(
         self, target: Target, /, *, with_deleted: bool = False, conn: AsyncConnection | None = None
     ) -> Instance[Any, Any] | None:
-        """Return an instance, or `None`.
+        """Return an instance, or `None` if there is none.
+
+            order = await client.get("order:42")
+
+        A correlation key refers to the instance that has it now, else to the latest that had it.
 
         Args:
-            target: a reference, an id, or a correlation key: the instance that has the key, or the latest that had it.
-            with_deleted: also return a soft-deleted instance.
-            conn: a connection of the caller; the read then sees the inserts of its transaction.
+            target: what `insert` returned, an id, or a correlation key.
+            with_deleted: also return an instance that is softly deleted.
+            conn: a connection of the caller: read in its transaction, which sees its own inserts.
         """
         return await self._read(_verbs.get(target, with_deleted=with_deleted), conn)
 
@@ -498,21 +518,17 @@ class AsyncClient:
         conn: AsyncConnection | None = None,
         **filters: Unpack[Filters],
     ) -> Sequence[Instance[Any, Any]]:
-        """Return a page of instances, newest first.
+        """Return instances, newest first.
 
             failed = await client.list(Checkout, status="failed", limit=50)
-            more = await client.list(Checkout, status="failed", limit=50, before=failed[-1].id)
+            older = await client.list(Checkout, status="failed", limit=50, before=failed[-1].id)
 
         Args:
-            machine: only instances of this machine; default: all.
-            limit: the size of the page.
-            before: only ids below this one, for the next page.
-            conn: a connection of the caller; the read then sees its transaction.
-            filters: version, step, status, queue, correlation_key, unique_key, concurrency_key, parent, schedule,
-                inserted_after, inserted_before, with_deleted.
-
-        Raises:
-            UsageError: a filter is unknown or invalid.
+            machine: only instances of this machine: a class, a job, or a name.
+            limit: page size, at most 10,000.
+            before: only instances with lower ids: the last id of the previous page.
+            conn: a connection of the caller: read in its transaction.
+            filters: see `Filters`; all of them must match.
         """
         return await self._read(_verbs.page(machine, limit, before, filters), conn)
 
@@ -524,20 +540,22 @@ class AsyncClient:
         conn: AsyncConnection | None = None,
         **filters: Unpack[Filters],
     ) -> int:
-        """Return the number of instances that match the filters of `list`."""
+        """Count instances, with the filters of `list`: `await client.count(Checkout, status="failed")`."""
         return await self._read(_verbs.count(machine, filters), conn)
 
     async def limits(self) -> Sequence[Limit]:
-        """Return all limits, ordered by name."""
+        """Return all limits, by name."""
         return await self._database.run(_verbs.limits())
 
     async def set_limit(
         self, limit: Limit, /, *, reason: str | None = None, actor: str | None = None
     ) -> None:
-        """Set a limit, replacing one of the same kind and name. It applies from the next pick on.
+        """Set a limit; replaces the limit of the same kind and name. It applies from the next pick on.
 
-        With more slots, waiting instances start at once. With fewer, running executions end normally. After a change
-        of a rate, waiting instances get new start times. Instances that named a missing rate limit become due.
+            await client.set_limit(RateLimit("crm", 100, per=timedelta(minutes=1)))
+
+        More slots start waiting instances at once; with fewer slots, running executions finish first. A new rate
+        reschedules throttled instances. Instances whose rate limit did not exist start now.
         """
         await self._database.run(_verbs.set_limit(limit, reason, actor))
 
@@ -550,21 +568,39 @@ class AsyncClient:
         reason: str | None = None,
         actor: str | None = None,
     ) -> bool:
-        """Remove the limits of a name, or only that of one kind; return whether there was any.
+        """Remove the limits of a name, or only the one of a kind.
 
-        A concurrency key without a limit has one slot. Instances with a removed rate limit do not start; workers
-        report them as `rate_limit.unknown` until the limit is set again.
+        Concurrency keys of that name have one slot again. Instances with a rate limit that does not exist do not start;
+        workers report `rate_limit.unknown` until it is set again.
+
+        Returns:
+            Whether there was a limit to remove.
         """
         return await self._database.run(_verbs.remove_limit(name, kind, reason, actor))
 
     async def children(
         self, target: Target, /, *, every: bool = False, conn: AsyncConnection | None = None
     ) -> Sequence[Instance[Any, Any]]:
-        """Return the children of the last `ScheduleChildren` of an instance, in order; with `every`, of all of them."""
+        """Return the children of the last `ScheduleChildren` of an instance, in order.
+
+        Args:
+            target: the parent.
+            every: return the children of all rounds.
+            conn: a connection of the caller: read in its transaction.
+
+        Raises:
+            NoTargetError: there is no such instance.
+        """
         return await self._read(_verbs.children(target, every=every), conn)
 
     async def executions(self, target: Target, /) -> Sequence[ExecutionRecord]:
-        """Return all recorded executions of an instance, oldest first, and the running one."""
+        """Return the executions of an instance, oldest first: the recorded ones and the live one.
+
+        Which executions are recorded depends on `settings.executions`.
+
+        Raises:
+            NoTargetError: there is no such instance.
+        """
         return await self._database.run(_verbs.executions(target))
 
     async def events(
@@ -577,14 +613,14 @@ class AsyncClient:
         before: EventRecord | int | None = None,
         limit: int = 100,
     ) -> Sequence[EventRecord]:
-        """Return a page of events of the outbox, newest first.
+        """Return events of the outbox, newest first.
 
         Args:
             target: only events of this instance.
-            sink: only events of this sink.
-            state: only events in this state: `pending`, `published` or `dead`.
-            limit: the size of the page.
-            before: the last event of a page, or its number, for the next page.
+            sink: only events for this sink.
+            state: only events that are pending, published or dead.
+            before: only older events: the last event of the previous page, or its number.
+            limit: page size, at most 10,000.
         """
         return await self._database.run(_verbs.events(target, sink, state, before, limit))
 
@@ -596,19 +632,27 @@ class AsyncClient:
         reason: str | None = None,
         actor: str | None = None,
     ) -> int:
-        """Publish published or dead events again, with the same ids; return how many there were."""
+        """Publish events again that were published or are dead, under their old ids.
+
+        Returns:
+            How many events will be published again.
+        """
         return await self._database.run(_verbs.replay(events, reason, actor))
 
     async def audit(
         self, target: Target, /, *, after: AuditEvent | int | None = None, limit: int = 1000
     ) -> Sequence[AuditEvent]:
-        """Return a page of audit events of an instance, oldest first.
+        """Return the audit events of an instance, oldest first.
 
-        Which events exist depends on the audit level. `after` (the last event of a page, or its number) returns the
-        next page.
+        Which events are recorded depends on the audit level.
+
+        Args:
+            target: the instance.
+            after: only newer events: the last event of the previous page, or its number.
+            limit: page size, at most 10,000.
 
         Raises:
-            NoTargetError: neither the instance nor an audit event of it exists.
+            NoTargetError: there is no such instance, and there are no events of one.
         """
         return await self._database.run(_verbs.audit(target, after, limit))
 
@@ -622,7 +666,7 @@ class AsyncClient:
         return await self._database.run(_verbs.audit_log(before, limit))
 
     async def audit_level(self) -> AuditLevel:
-        """Return which audit events are written: `off`, `failures` (errors and actions of people) or `all`."""
+        """Return which audit events are written: `off`, `failures` (failures and changes by people) or `all`."""
         return await self._database.run(_verbs.audit_level())
 
     async def set_audit(
@@ -634,7 +678,11 @@ class AsyncClient:
         actor: str | None = None,
         conn: AsyncConnection | None = None,
     ) -> AuditLevel:
-        """Set the audit level for all processes; return the level before."""
+        """Set the audit level of the database; it applies to all processes at once.
+
+        Returns:
+            The previous level.
+        """
         return await self._write(_verbs.set_audit(level, reason, actor), conn)
 
     async def put_schedule(
@@ -646,9 +694,11 @@ class AsyncClient:
         actor: str | None = None,
         conn: AsyncConnection | None = None,
     ) -> ScheduleRecord:
-        """Store a schedule, replacing one of the same name. A paused schedule stays paused.
+        """Store a schedule; replaces the schedule of the same name.
 
-        The next fire time changes only if cron, interval or time zone change.
+            await client.put_schedule(Schedule("nightly", Spec(Report), cron="0 2 * * *", tz="Europe/Berlin"))
+
+        A paused schedule stays paused. The next fire time stays if cron, interval and time zone are unchanged.
         """
         return await self._write(_recurring.put(schedule, self.settings, self._ahead, reason, actor), conn)
 
@@ -661,7 +711,7 @@ class AsyncClient:
         return await self._database.run(_recurring.get(name))
 
     async def schedules(self) -> Sequence[ScheduleRecord]:
-        """Return all schedules, ordered by name."""
+        """Return all schedules, by name."""
         return await self._database.run(_recurring.every())
 
     async def pause_schedule(
@@ -673,7 +723,7 @@ class AsyncClient:
         actor: str | None = None,
         conn: AsyncConnection | None = None,
     ) -> ScheduleRecord:
-        """Pause a schedule. After this call returns, it inserts nothing. Repeating the call changes nothing.
+        """Pause a schedule: once this has returned, it does not fire until it is resumed.
 
         Raises:
             NoScheduleError: there is no such schedule.
@@ -689,7 +739,7 @@ class AsyncClient:
         actor: str | None = None,
         conn: AsyncConnection | None = None,
     ) -> ScheduleRecord:
-        """Resume a paused schedule with its next fire time. Fire times during the pause are skipped.
+        """Resume a schedule with its next fire time. Fire times during the pause are skipped.
 
         Raises:
             NoScheduleError: there is no such schedule.
@@ -705,7 +755,7 @@ class AsyncClient:
         actor: str | None = None,
         conn: AsyncConnection | None = None,
     ) -> Triggered:
-        """Insert an instance of a schedule now, paused or not. Its fire times do not change; `ctx.fire_time` is now.
+        """Insert an instance of a schedule now, also if it is paused. Its `ctx.fire_time` is the current time.
 
         Raises:
             NoScheduleError: there is no such schedule.
@@ -721,9 +771,7 @@ class AsyncClient:
         actor: str | None = None,
         conn: AsyncConnection | None = None,
     ) -> None:
-        """Remove a schedule; its instances stay.
-
-        A worker that declares the schedule stores it again when it starts.
+        """Delete a schedule. Its instances stay. A worker that declares the schedule stores it again on its next start.
 
         Raises:
             NoScheduleError: there is no such schedule.
@@ -731,7 +779,7 @@ class AsyncClient:
         await self._write(_recurring.delete(name, reason, actor), conn)
 
     async def explain(self, target: Target, /) -> Explanation:
-        """Return all reasons why an instance does not run.
+        """Explain why an instance does not run: all current reasons, with their facts.
 
             print(await client.explain("order:42"))
 
@@ -741,17 +789,17 @@ class AsyncClient:
         return await self._database.run(_verbs.explain(target))
 
     async def doctor(self) -> Sequence[Finding]:
-        """Check schema, server and workers for problems; each finding says how to fix it."""
+        """Check the schema, the server and the workers for problems. Each finding says how to fix it."""
         return await self._database.run(_verbs.doctor(self.settings))
 
     async def workers(self) -> Sequence[WorkerInfo]:
-        """Return the workers of this database, including those that crashed within the last ten minutes."""
+        """Return the workers of this database, including workers that died in the last ten minutes."""
         return await self._database.run(_verbs.workers())
 
     async def queues(self) -> Sequence[QueueStatus]:
-        """Return all queues with their counts.
+        """Return all queues with their workers and backlog.
 
-        The cost does not depend on the number of instances: counts stop at 10,000, which means "at least".
+        The cost does not depend on the backlog: counts of 10,000 mean "at least 10,000".
         """
         return await self._database.run(_verbs.queues())
 
@@ -766,23 +814,25 @@ class AsyncClient:
         actor: str | None = None,
         conn: AsyncConnection | None = None,
     ) -> QueueControl:
-        """Pause a queue: workers start nothing from it until it is resumed. Running steps end normally.
+        """Pause a queue: workers start nothing from it until it is resumed. Running steps finish.
 
-        All live workers stop starting its instances within one `poll_interval` after this call returns, or after the
-        transaction of the caller commits. Waiting instances do not change; deadlines continue.
+            await client.pause_queue("mail", wait=True, timeout=timedelta(seconds=30), reason="smtp is down")
+
+        Live workers stop starting steps of the queue within one `poll_interval` after this has returned (or after the
+        caller's transaction has committed). Waiting instances stay as they are; deadlines keep running.
 
         Args:
             name: the queue.
-            wait: return only when every live worker has confirmed the pause; after that no step of the queue starts,
-                chained steps included. A worker that crashes meanwhile delays this for up to three heartbeats. If the
-                queue is resumed meanwhile, the call returns with `is_paused` false.
-            timeout: how long to wait for confirmation; default: without limit.
+            wait: return once every live worker has confirmed the pause; then no step of the queue starts any more,
+                chained steps included. A worker that dies meanwhile is waited for until it counts as dead, three
+                heartbeats. If the queue is resumed meanwhile, the result has `is_paused` false.
+            timeout: the maximum wait; default: until all workers have confirmed.
             reason: recorded in the audit log.
-            actor: who pauses; recorded in the audit log.
-            conn: a connection of the caller; the pause is then part of its transaction. Not with `wait`.
+            actor: who pauses it; recorded in the audit log.
+            conn: a connection of the caller: pause in its transaction; not with `wait`.
 
         Raises:
-            PauseTimeoutError: live workers have not confirmed in time. The queue stays paused.
+            PauseTimeoutError: a live worker has not confirmed in time. The queue stays paused.
         """
         confirming = _verbs.confirming(name, wait=wait, timeout=timeout, is_borrowed=conn is not None)
         said = await self._write(_verbs.pause_queue(name, reason, actor), conn)
@@ -810,9 +860,11 @@ class AsyncClient:
         actor: str | None = None,
         conn: AsyncConnection | None = None,
     ) -> QueueControl:
-        """Set the concurrency of a queue in every worker that serves it by name, within one `poll_interval`.
+        """Override the concurrency of a queue in every worker that serves it by name, within one `poll_interval`.
 
-        `None` restores the `queues=` of each worker. Running steps above a lower number end normally.
+            await client.set_queue("mail", concurrency=5)
+
+        `None` removes the override. After a reduction, running steps finish.
         """
         return await self._write(_verbs.set_queue(name, concurrency, reason, actor), conn)
 
@@ -845,28 +897,29 @@ class AsyncClient:
         until: Until = "finished",
         raise_failed: bool = False,
     ) -> Instance[Any, Any]:
-        """Wait until an instance has ended, or until `timeout`, and return it.
+        """Wait until an instance has ended, and return it.
 
-            instance = await client.wait(order, timeout=timedelta(seconds=1))
-            return instance.result if instance.is_finished else Response(status_code=202)
+            order = await client.wait("order:42", timeout=timedelta(seconds=1))
+            return order.result if order.is_finished else Response(status_code=202)
 
-        A timeout does not raise: `.result` of the returned instance returns the result, or raises and says why there
-        is none.
+        `.result` of the instance returns its result, or raises if it failed, was cancelled or has not ended. A timeout
+        raises
+        nothing: check `is_finished`.
 
         Args:
-            target: a reference, an id, or a correlation key.
-            until: `"parked"` also returns when the instance waits for a signal or for children.
-            timeout: how long to wait; default: without limit.
-            raise_failed: raise if the instance failed or was cancelled.
+            target: what `insert` returned, an id, or a correlation key.
+            timeout: return the instance as it is after this time; default: wait forever.
+            until: `"parked"`: also return when it waits for a signal or for children.
+            raise_failed: raise if it failed or was cancelled.
 
         Raises:
             NoTargetError: there is no such instance.
-            NotDoneError: with `raise_failed=True`, the instance failed or was cancelled.
+            NotDoneError: with `raise_failed=True`, it failed or was cancelled.
         """
         seconds = None if timeout is None else checked_delay(timeout, "timeout").total_seconds()
         parked = _verbs.checked_until(until)
         database, waiting = self._database, self._waiting
-        assert waiting is not None  # noqa: S101 - opened with the database
+        assert waiting is not None  # noqa: S101 - created with the database
         id = await database.run(_verbs.resolve(target, "wait"))
         try:
             async with asyncio.timeout(seconds):
@@ -904,9 +957,10 @@ class AsyncClient:
         timeout: timedelta | None = None,
         until: Until = "finished",
     ) -> Sequence[Instance[Any, Any]]:
-        """Wait for several instances like `wait`, with one `timeout` for all.
+        """Wait for many instances, at most `timeout` in all; see `wait`.
 
-        Return them in the order of the targets.
+        Returns:
+            The instances, in the order of the targets.
         """
         try:
             async with asyncio.TaskGroup() as group:
@@ -925,18 +979,18 @@ class AsyncClient:
         return answer
 
     def _is_alone(self, conn: AsyncConnection | None) -> bool:
-        """Whether each statement of a verb is a transaction of its own, and may be run again by itself."""
+        """Whether each statement is its own transaction, so that it can be retried after a lost race."""
         return conn is None
 
     async def _read(self, plan: Plan[T], conn: AsyncConnection | None) -> T:
-        """Look, in the caller's transaction or outside of any."""
+        """Run a query, in the caller's transaction or in its own."""
         if conn is None:
             return await self._database.run(plan)
         result: T = await driver_of(conn, blocking=False)(conn, plan, self.settings.schema)
         return result
 
     async def _write(self, plan: Plan[tuple[T, set[str]]], conn: AsyncConnection | None) -> T:
-        """Run a verb; what it woke is told at once, unless the caller's transaction has yet to commit."""
+        """Run a verb, and wake the local queues that have work now, unless a caller's transaction has yet to commit."""
         if conn is not None:
             return await self._write_in(conn, plan)
         result, queues = await self._database.run(plan)
@@ -944,7 +998,7 @@ class AsyncClient:
         return result
 
     async def _receive(self, message_id: str, key: str, name: str, payload: Any, dedup_key: str) -> bool:
-        """Deliver a message from outside as a signal; whether it is new. For `Inbound`."""
+        """Deliver an inbound message as a signal; return whether it is new. For `Inbound`."""
         plan = _verbs.receive(message_id, key, name, payload, dedup_key, self.settings)
         is_new, queues = await self._database.run_in_transaction(plan)
         self._wakes.work(queues)

@@ -68,7 +68,7 @@ class Client:
 
     def __enter__(self) -> Self:
         if self._opened is not None:
-            raise UsageError(f"this {type(self).__name__} is open already", "open it once, and pass it on")
+            raise UsageError(f"this {type(self).__name__} is already open", "open it once and share it")
         self._server = Server.find(self.dsn)
         self._opened = BlockingDatabase(
             self._server.dsn,
@@ -130,7 +130,7 @@ class Client:
         conn: Connection | None = None,
         **options: Any,
     ) -> InsertResult[Any, Any]:
-        """See `AsyncClient.insert`."""
+        """Insert one instance of a machine or job. See `AsyncClient.insert`."""
         spec = Spec(machine, _verbs.given_state(state, args), **options)
         return self._write(_verbs.insert(spec, self.settings, is_alone=self._is_alone(conn)), conn)
 
@@ -145,7 +145,10 @@ class Client:
     def insert_all(
         self, specs: Iterable[AnySpec], /, *, conn: Connection | None = None
     ) -> list[InsertResult[Any, Any] | KeyTaken[Any, Any]]:
-        """See `AsyncClient.insert_all`."""
+        """Insert many instances in one statement: all of them or, if it raises, none.
+
+        See `AsyncClient.insert_all`.
+        """
         return self._write(
             _verbs.insert_all(list(specs), self.settings, is_alone=self._is_alone(conn)),
             conn,
@@ -193,7 +196,7 @@ class Client:
         dedup_key: Key | None = None,
         conn: Connection | None = None,
     ) -> Delivery:
-        """See `AsyncClient.signal`."""
+        """Deliver a signal to a live instance, and wake it if it awaits the signal. See `AsyncClient.signal`."""
         return self._write(_verbs.signal(target, signal, payload, dedup_key, self.settings), conn)
 
     def cancel(
@@ -207,7 +210,7 @@ class Client:
         cascade: bool = False,
         conn: Connection | None = None,
     ) -> CancelResult:
-        """See `AsyncClient.cancel`."""
+        """Cancel an instance. See `AsyncClient.cancel`."""
         return self._write(
             _verbs.cancel(target, reason, actor, force=force, cascade=cascade, is_alone=self._is_alone(conn)),
             conn,
@@ -223,7 +226,7 @@ class Client:
         force: bool = False,
         **filters: Unpack[Filters],
     ) -> int:
-        """See `AsyncClient.cancel_all`."""
+        """Cancel all live instances that match the filters of `list`, in batches. See `AsyncClient.cancel_all`."""
         return self._write(
             _verbs.cancel_all(machine, filters, reason, actor, force=force, is_alone=self._is_alone(None)),
             None,
@@ -238,7 +241,7 @@ class Client:
         actor: str | None = None,
         conn: Connection | None = None,
     ) -> Deleted:
-        """See `AsyncClient.soft_delete`."""
+        """Delete an instance softly: hide it and stop running it, but keep its row. See `AsyncClient.soft_delete`."""
         return self._write(_verbs.soft_delete(target, reason, actor, is_alone=self._is_alone(conn)), conn)
 
     def delete_all(
@@ -250,7 +253,7 @@ class Client:
         actor: str | None = None,
         **filters: Unpack[Filters],
     ) -> int:
-        """See `AsyncClient.delete_all`."""
+        """Delete softly all instances that match the filters of `list`, in batches. See `AsyncClient.delete_all`."""
         return self._write(
             _verbs.delete_all(machine, filters, reason, actor, is_alone=self._is_alone(None)), None
         )
@@ -264,7 +267,10 @@ class Client:
         actor: str | None = None,
         conn: Connection | None = None,
     ) -> Restored:
-        """See `AsyncClient.restore`."""
+        """Undo a soft delete. An instance that the delete cancelled stays cancelled; `retry` continues it.
+
+        See `AsyncClient.restore`.
+        """
         return self._write(_verbs.restore(target, reason, actor, is_alone=self._is_alone(conn)), conn)
 
     def retry(
@@ -277,7 +283,10 @@ class Client:
         actor: str | None = None,
         conn: Connection | None = None,
     ) -> RetryResult:
-        """See `AsyncClient.retry`."""
+        """Continue a failed or cancelled instance at the step where it ended, with a new count of attempts.
+
+        See `AsyncClient.retry`.
+        """
         return self._write(
             _verbs.retry(target, state, reason, actor, self.settings, is_alone=self._is_alone(conn)), conn
         )
@@ -291,7 +300,10 @@ class Client:
         actor: str | None = None,
         **filters: Unpack[Filters],
     ) -> int:
-        """See `AsyncClient.retry_all`."""
+        """Retry all failed and cancelled instances that match the filters of `list`, in batches.
+
+        See `AsyncClient.retry_all`.
+        """
         return self._write(
             _verbs.retry_all(machine, filters, reason, actor, is_alone=self._is_alone(None)), None
         )
@@ -312,7 +324,7 @@ class Client:
     def get(
         self, target: Target, /, *, with_deleted: bool = False, conn: Connection | None = None
     ) -> Instance[Any, Any] | None:
-        """See `AsyncClient.get`."""
+        """Return an instance, or `None` if there is none. See `AsyncClient.get`."""
         return self._read(_verbs.get(target, with_deleted=with_deleted), conn)
 
     @overload
@@ -347,7 +359,7 @@ class Client:
         conn: Connection | None = None,
         **filters: Unpack[Filters],
     ) -> Sequence[Instance[Any, Any]]:
-        """See `AsyncClient.list`."""
+        """Return instances, newest first. See `AsyncClient.list`."""
         return self._read(_verbs.page(machine, limit, before, filters), conn)
 
     def count(
@@ -358,15 +370,18 @@ class Client:
         conn: Connection | None = None,
         **filters: Unpack[Filters],
     ) -> int:
-        """See `AsyncClient.count`."""
+        """Count instances, with the filters of `list`. See `AsyncClient.count`."""
         return self._read(_verbs.count(machine, filters), conn)
 
     def limits(self) -> Sequence[Limit]:
-        """See `AsyncClient.limits`."""
+        """Return all limits, by name. See `AsyncClient.limits`."""
         return self._database.run(_verbs.limits())
 
     def set_limit(self, limit: Limit, /, *, reason: str | None = None, actor: str | None = None) -> None:
-        """See `AsyncClient.set_limit`."""
+        """Set a limit; replaces the limit of the same kind and name. It applies from the next pick on.
+
+        See `AsyncClient.set_limit`.
+        """
         self._database.run(_verbs.set_limit(limit, reason, actor))
 
     def remove_limit(
@@ -378,17 +393,20 @@ class Client:
         reason: str | None = None,
         actor: str | None = None,
     ) -> bool:
-        """See `AsyncClient.remove_limit`."""
+        """Remove the limits of a name, or only the one of a kind. See `AsyncClient.remove_limit`."""
         return self._database.run(_verbs.remove_limit(name, kind, reason, actor))
 
     def children(
         self, target: Target, /, *, every: bool = False, conn: Connection | None = None
     ) -> Sequence[Instance[Any, Any]]:
-        """See `AsyncClient.children`."""
+        """Return the children of the last `ScheduleChildren` of an instance, in order. See `AsyncClient.children`."""
         return self._read(_verbs.children(target, every=every), conn)
 
     def executions(self, target: Target, /) -> Sequence[ExecutionRecord]:
-        """See `AsyncClient.executions`."""
+        """Return the executions of an instance, oldest first: the recorded ones and the live one.
+
+        See `AsyncClient.executions`.
+        """
         return self._database.run(_verbs.executions(target))
 
     def events(
@@ -401,7 +419,7 @@ class Client:
         before: EventRecord | int | None = None,
         limit: int = 100,
     ) -> Sequence[EventRecord]:
-        """See `AsyncClient.events`."""
+        """Return events of the outbox, newest first. See `AsyncClient.events`."""
         return self._database.run(_verbs.events(target, sink, state, before, limit))
 
     def replay(
@@ -412,21 +430,24 @@ class Client:
         reason: str | None = None,
         actor: str | None = None,
     ) -> int:
-        """See `AsyncClient.replay`."""
+        """Publish events again that were published or are dead, under their old ids. See `AsyncClient.replay`."""
         return self._database.run(_verbs.replay(events, reason, actor))
 
     def audit(
         self, target: Target, /, *, after: AuditEvent | int | None = None, limit: int = 1000
     ) -> Sequence[AuditEvent]:
-        """See `AsyncClient.audit`."""
+        """Return the audit events of an instance, oldest first. See `AsyncClient.audit`."""
         return self._database.run(_verbs.audit(target, after, limit))
 
     def audit_log(self, *, before: AuditEvent | int | None = None, limit: int = 100) -> Sequence[AuditEvent]:
-        """See `AsyncClient.audit_log`."""
+        """Return the latest audit events of all subjects, newest first. See `AsyncClient.audit_log`."""
         return self._database.run(_verbs.audit_log(before, limit))
 
     def audit_level(self) -> AuditLevel:
-        """See `AsyncClient.audit_level`."""
+        """Return which audit events are written: `off`, `failures` (failures and changes by people) or `all`.
+
+        See `AsyncClient.audit_level`.
+        """
         return self._database.run(_verbs.audit_level())
 
     def set_audit(
@@ -438,7 +459,7 @@ class Client:
         actor: str | None = None,
         conn: Connection | None = None,
     ) -> AuditLevel:
-        """See `AsyncClient.set_audit`."""
+        """Set the audit level of the database; it applies to all processes at once. See `AsyncClient.set_audit`."""
         return self._write(_verbs.set_audit(level, reason, actor), conn)
 
     def put_schedule(
@@ -450,15 +471,15 @@ class Client:
         actor: str | None = None,
         conn: Connection | None = None,
     ) -> ScheduleRecord:
-        """See `AsyncClient.put_schedule`."""
+        """Store a schedule; replaces the schedule of the same name. See `AsyncClient.put_schedule`."""
         return self._write(_recurring.put(schedule, self.settings, self._ahead, reason, actor), conn)
 
     def get_schedule(self, name: str, /) -> ScheduleRecord:
-        """See `AsyncClient.get_schedule`."""
+        """Return a stored schedule. See `AsyncClient.get_schedule`."""
         return self._database.run(_recurring.get(name))
 
     def schedules(self) -> Sequence[ScheduleRecord]:
-        """See `AsyncClient.schedules`."""
+        """Return all schedules, by name. See `AsyncClient.schedules`."""
         return self._database.run(_recurring.every())
 
     def pause_schedule(
@@ -470,7 +491,10 @@ class Client:
         actor: str | None = None,
         conn: Connection | None = None,
     ) -> ScheduleRecord:
-        """See `AsyncClient.pause_schedule`."""
+        """Pause a schedule: once this has returned, it does not fire until it is resumed.
+
+        See `AsyncClient.pause_schedule`.
+        """
         return self._write(_recurring.pause(name, reason, actor), conn)
 
     def resume_schedule(
@@ -482,7 +506,10 @@ class Client:
         actor: str | None = None,
         conn: Connection | None = None,
     ) -> ScheduleRecord:
-        """See `AsyncClient.resume_schedule`."""
+        """Resume a schedule with its next fire time. Fire times during the pause are skipped.
+
+        See `AsyncClient.resume_schedule`.
+        """
         return self._write(_recurring.resume(name, self._ahead, reason, actor), conn)
 
     def trigger_schedule(
@@ -494,7 +521,10 @@ class Client:
         actor: str | None = None,
         conn: Connection | None = None,
     ) -> Triggered:
-        """See `AsyncClient.trigger_schedule`."""
+        """Insert an instance of a schedule now, also if it is paused. Its `ctx.fire_time` is the current time.
+
+        See `AsyncClient.trigger_schedule`.
+        """
         return self._write(_recurring.trigger(name, self._ahead, reason, actor), conn)
 
     def delete_schedule(
@@ -506,23 +536,32 @@ class Client:
         actor: str | None = None,
         conn: Connection | None = None,
     ) -> None:
-        """See `AsyncClient.delete_schedule`."""
+        """Delete a schedule. Its instances stay. A worker that declares the schedule stores it again on its next start.
+
+        See `AsyncClient.delete_schedule`.
+        """
         self._write(_recurring.delete(name, reason, actor), conn)
 
     def explain(self, target: Target, /) -> Explanation:
-        """See `AsyncClient.explain`."""
+        """Explain why an instance does not run: all current reasons, with their facts. See `AsyncClient.explain`."""
         return self._database.run(_verbs.explain(target))
 
     def doctor(self) -> Sequence[Finding]:
-        """See `AsyncClient.doctor`."""
+        """Check the schema, the server and the workers for problems. Each finding says how to fix it.
+
+        See `AsyncClient.doctor`.
+        """
         return self._database.run(_verbs.doctor(self.settings))
 
     def workers(self) -> Sequence[WorkerInfo]:
-        """See `AsyncClient.workers`."""
+        """Return the workers of this database, including workers that died in the last ten minutes.
+
+        See `AsyncClient.workers`.
+        """
         return self._database.run(_verbs.workers())
 
     def queues(self) -> Sequence[QueueStatus]:
-        """See `AsyncClient.queues`."""
+        """Return all queues with their workers and backlog. See `AsyncClient.queues`."""
         return self._database.run(_verbs.queues())
 
     def pause_queue(
@@ -536,7 +575,10 @@ class Client:
         actor: str | None = None,
         conn: Connection | None = None,
     ) -> QueueControl:
-        """See `AsyncClient.pause_queue`."""
+        """Pause a queue: workers start nothing from it until it is resumed. Running steps finish.
+
+        See `AsyncClient.pause_queue`.
+        """
         confirming = _verbs.confirming(name, wait=wait, timeout=timeout, is_borrowed=conn is not None)
         said = self._write(_verbs.pause_queue(name, reason, actor), conn)
         return said if confirming is None else self._poll(confirming)
@@ -550,7 +592,7 @@ class Client:
         actor: str | None = None,
         conn: Connection | None = None,
     ) -> QueueControl:
-        """See `AsyncClient.resume_queue`."""
+        """Resume a paused queue. See `AsyncClient.resume_queue`."""
         return self._write(_verbs.resume_queue(name, reason, actor), conn)
 
     def set_queue(
@@ -563,7 +605,10 @@ class Client:
         actor: str | None = None,
         conn: Connection | None = None,
     ) -> QueueControl:
-        """See `AsyncClient.set_queue`."""
+        """Override the concurrency of a queue in every worker that serves it by name, within one `poll_interval`.
+
+        See `AsyncClient.set_queue`.
+        """
         return self._write(_verbs.set_queue(name, concurrency, reason, actor), conn)
 
     @overload
@@ -595,7 +640,7 @@ class Client:
         until: Until = "finished",
         raise_failed: bool = False,
     ) -> Instance[Any, Any]:
-        """See `AsyncClient.wait`."""
+        """Wait until an instance has ended, and return it. See `AsyncClient.wait`."""
         (instance,) = self._poll(_verbs.Wait([target], until, timeout))
         if raise_failed and instance.is_finished:
             _ = instance.result
@@ -627,7 +672,7 @@ class Client:
         timeout: timedelta | None = None,
         until: Until = "finished",
     ) -> Sequence[Instance[Any, Any]]:
-        """See `AsyncClient.wait_all`."""
+        """Wait for many instances, at most `timeout` in all. See `AsyncClient.wait_all`."""
         return self._poll(_verbs.Wait(tuple(targets), until, timeout))
 
     def _poll(self, poll: _verbs.Poll[T]) -> T:
@@ -638,7 +683,7 @@ class Client:
         return answer
 
     def _is_alone(self, conn: Connection | None) -> bool:
-        """Whether each statement of a verb is a transaction of its own, and may be run again by itself."""
+        """Whether each statement is its own transaction, so that it can be retried after a lost race."""
         return conn is None
 
     def _read(self, plan: Plan[T], conn: Connection | None) -> T:

@@ -263,7 +263,7 @@ def test_invalid_heartbeat_is_rejected_before_connecting(
 
 async def test_open_async_client_cannot_be_opened_again(durable_dsn: str) -> None:
     async with AsyncClient(durable_dsn) as client:
-        with pytest.raises(UsageError, match="open already"):
+        with pytest.raises(UsageError, match="already open"):
             await client.__aenter__()
         assert await client.count() == 0
     async with client:
@@ -272,7 +272,7 @@ async def test_open_async_client_cannot_be_opened_again(durable_dsn: str) -> Non
 
 def test_open_client_cannot_be_opened_again(durable_dsn: str) -> None:
     with Client(durable_dsn) as client:
-        with pytest.raises(UsageError, match="open already"):
+        with pytest.raises(UsageError, match="already open"):
             client.__enter__()
         assert client.count() == 0
     with client:
