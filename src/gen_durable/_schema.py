@@ -1,4 +1,4 @@
-"""The schema as operators and hosts handle it: one look or one change, on a connection of ours or of theirs."""
+"""Read or migrate the schema, on a connection of our own or of the caller."""
 
 from __future__ import annotations
 
@@ -36,23 +36,22 @@ T = TypeVar("T")
 def migrate(
     where: Dsn | Connection | None = None, /, *, schema: str | None = None, version: int | None = None
 ) -> int:
-    """Bring the tables of gen_durable to a version, up or down, in one transaction.
+    """Migrate the tables of gen_durable to a version, up or down, in one transaction.
 
-    With a connection it is part of the transaction of that connection: nothing is there until its owner commits. On one
-    that is in no transaction it is a transaction of its own. Any number of processes may do it at once: one works, the
-    others wait and find it done.
+    On a connection in a transaction it is part of that transaction, and visible after the caller commits. Otherwise it
+    is a transaction of its own. Processes may call it concurrently: one migrates, the others wait.
 
     Args:
         where: a DSN, or a blocking connection: of psycopg, a `Session` or `Connection` of SQLAlchemy (such as Alembic's
-            `op.get_bind()`), or Django's. Left out, `GEN_DURABLE_DSN` or the embedded server.
-        schema: the PostgreSQL schema; left out, that of the settings (`GEN_DURABLE_SCHEMA`, else `gen_durable`).
-        version: which one; left out, the latest. 0 removes the tables and what they hold.
+            `op.get_bind()`), or Django's. Default: `GEN_DURABLE_DSN`, else the embedded server.
+        schema: the PostgreSQL schema. Default: that of the settings (`GEN_DURABLE_SCHEMA`, else `gen_durable`).
+        version: the target version. Default: the latest. 0 drops the tables with their data.
 
     Returns:
-        The version that the schema has now.
+        The version of the schema now.
 
     Raises:
-        UsageError: there is no such version.
+        UsageError: the version does not exist.
         SchemaVersionError: the schema is newer than this library.
     """
     settings, to = _wanted(schema, version)
@@ -67,9 +66,10 @@ def migrate(
 async def migrate_async(
     where: Dsn | AsyncConnection | None = None, /, *, schema: str | None = None, version: int | None = None
 ) -> int:
-    """The same for an event loop: `where` is a DSN, or an async connection.
+    """`migrate` for an event loop.
 
-    Of asyncpg or psycopg, or an `AsyncSession` or `AsyncConnection` of SQLAlchemy.
+    `where` is a DSN, or an async connection of asyncpg or psycopg, or an `AsyncSession` or `AsyncConnection` of
+    SQLAlchemy.
     """
     settings, to = _wanted(schema, version)
     plan = migrations.migrate(settings.schema, to)
@@ -81,7 +81,7 @@ async def migrate_async(
 
 
 def run_on(conn: Any, plan: Plan[T], schema: str) -> T:
-    """Run a plan as one transaction of a blocking connection that a caller brought."""
+    """Run a plan as one transaction on a blocking connection of a caller."""
     result: T = driver_of(conn, blocking=True)(conn, plan, schema, as_one=True)
     return result
 
@@ -95,23 +95,23 @@ def _wanted(schema: str | None, version: int | None) -> tuple[Settings, int]:
     if version is None:
         return settings, LATEST
     if type(version) is not int:
-        raise UsageError(f"version= must be an int, got {type(version).__name__}", f"give 0 to {LATEST}")
+        raise UsageError(f"version= must be an int, got {type(version).__name__}", f"pass 0 to {LATEST}")
     return settings, version
 
 
 def _blocking(work: Coroutine[Any, Any, T]) -> T:
-    """Wait for it, on a thread of its own: a loop may run in this one."""
+    """Run a coroutine on another thread, because this one may run an event loop."""
     with ThreadPoolExecutor(1, thread_name_prefix="gen_durable migrate") as thread:
         return thread.submit(asyncio.run, work).result()
 
 
 async def schema_status(dsn: str | None, schema: str, pooler: Pooler = "none") -> Schema:
-    """Which version is installed there."""
+    """Read the installed version."""
     return await _run(dsn, schema, migrations.status(schema), pooler)
 
 
 def server_dsn(dsn: str | None) -> str:
-    """Where PostgreSQL is: as given, as the environment says, or the embedded server, started if need be."""
+    """Return the DSN: as given, else of the environment, else of the embedded server, started if necessary."""
     server = Server.find(dsn)
     try:
         found = server.dsn
@@ -123,12 +123,12 @@ def server_dsn(dsn: str | None) -> str:
 async def migrate_schema(
     dsn: str | None, schema: str, to: int | None = None, pooler: Pooler = "none"
 ) -> Schema:
-    """Bring it to a version (`None`: the latest), up or down; 0 takes everything back."""
+    """Migrate to a version (`None`: the latest), up or down; 0 drops everything."""
     return await _run(dsn, schema, migrations.migrate(schema, to), pooler)
 
 
 async def drop_schema(dsn: str | None, schema: str) -> None:
-    """Remove it whole, whatever is in it, of whichever version."""
+    """Drop the schema with everything in it, of any version."""
     await _run(dsn, schema, migrations.drop(schema), "none")
 
 

@@ -1,4 +1,4 @@
-"""Which PostgreSQL: the DSN that was given, the one of the environment, or the embedded server."""
+"""Choose the server: the given DSN, that of the environment, or the embedded server."""
 
 from __future__ import annotations
 
@@ -16,15 +16,16 @@ from .errors import UnreachableError
 
 __all__ = ["Server"]
 
-_REVIVE_EVERY: Final = 1.0  # seconds
+# Seconds between two restarts of an embedded server.
+_REVIVE_EVERY: Final = 1.0
 
 
 class Server:
-    """Where PostgreSQL is, and how we know. Close it to let go of an embedded one."""
+    """The server in use. `close` releases an embedded one."""
 
     dsn: Dsn
     advice: str
-    """Which server that is, for those who cannot reach it."""
+    """Where the DSN came from, for error messages."""
     is_embedded: bool
 
     def __init__(self, dsn: Dsn, advice: str, embedded: EmbeddedPostgres | None = None) -> None:
@@ -36,10 +37,10 @@ class Server:
 
     @classmethod
     def find(cls, dsn: Dsn | None, *, creates: bool = True) -> Self:
-        """The argument wins over `GEN_DURABLE_DSN`, and both over the embedded server, which is started if need be.
+        """Use the argument, else `GEN_DURABLE_DSN`, else the embedded server, which is started if necessary.
 
         Raises:
-            UnreachableError: there is no embedded server yet, and (`creates`) it is not to be made by the way.
+            UnreachableError: the embedded server does not exist and `creates` is false.
         """
         if (given := cls._given(dsn)) is not None:
             return given
@@ -47,14 +48,14 @@ class Server:
         if not creates and not embedded.exists:
             raise UnreachableError(
                 str(embedded.home),
-                "there is no embedded server in that directory",
-                "go where its worker is started, or say where PostgreSQL is: --dsn or GEN_DURABLE_DSN",
+                "no embedded server in this directory",
+                "change to the directory where its worker was started, or set --dsn or GEN_DURABLE_DSN",
             )
-        return cls(embedded.ensure(), "it is the embedded server, whose log lies beside its data", embedded)
+        return cls(embedded.ensure(), "this is the embedded server; see server.log beside its data", embedded)
 
     @classmethod
     async def find_async(cls, dsn: Dsn | None, *, creates: bool = True) -> Self:
-        """The same for an event loop, which waits on a thread for an embedded one."""
+        """`find` for an event loop; an embedded server is started on a thread."""
         if (given := cls._given(dsn)) is not None:
             return given
         return await asyncio.to_thread(cls.find, dsn, creates=creates)
@@ -70,11 +71,11 @@ class Server:
 
     @property
     def home(self) -> Path | None:
-        """The directory of an embedded one."""
+        """The directory of an embedded server."""
         return None if self._embedded is None else self._embedded.home
 
     def revive(self) -> None:
-        """The server does not answer. One of ours is started again, on a thread; anybody else's is left alone."""
+        """Restart an embedded server that does not reply, on a thread; do nothing for other servers."""
         now = time.monotonic()
         if self._embedded is None or now - self._revived_at < _REVIVE_EVERY:
             return
@@ -83,15 +84,15 @@ class Server:
 
     def _restart(self) -> None:
         if self._embedded is not None:
-            with suppress(UnreachableError):  # whoever cannot connect says so, and asks again
+            with suppress(UnreachableError):  # the next failed connect reports it and tries again
                 self._embedded.ensure()
 
     def close(self) -> None:
-        """Give back the lease on the embedded server, which stops after its last client."""
+        """Release the lease on an embedded server, which stops after its last client."""
         if self._embedded is not None:
             self._embedded.close()
 
     async def close_async(self) -> None:
-        """The same for an event loop."""
+        """`close` for an event loop."""
         if self.is_embedded:
             await asyncio.to_thread(self.close)

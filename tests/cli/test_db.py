@@ -67,7 +67,7 @@ def test_down_needs_confirmation(run: Run, schema: str) -> None:
 def test_unknown_schema_version(run: Run) -> None:
     refused = run("migrate", "--to", "99")
     assert refused.exit_code == 2
-    assert refused.stderr.startswith("gen-durable: there is no schema version 99;")
+    assert refused.stderr.startswith("gen-durable: schema version 99 does not exist;")
 
 
 def test_sql_needs_no_database(schema: str, monkeypatch: pytest.MonkeyPatch) -> None:

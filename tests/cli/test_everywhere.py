@@ -61,7 +61,7 @@ def test_commands_do_not_create_an_embedded_server(
     monkeypatch.setenv("GEN_DURABLE_HOME", str(tmp_path / "home"))
     message = refused(gd(*command))
     assert message.startswith("cannot reach PostgreSQL at ")
-    assert "there is no embedded server in that directory" in message
+    assert "no embedded server in this directory" in message
     assert "--dsn or GEN_DURABLE_DSN" in message
     assert not (tmp_path / "home").exists()
 

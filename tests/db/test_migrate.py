@@ -152,7 +152,9 @@ async def test_a_newer_schema_that_works_with_this_code_is_used(
             assert blocking.count() == 0
         with checked():
             assert (await migrate_schema(durable_dsn, "gen_durable")).version == newest
-    said = f"schema 'gen_durable' is at version {newest}; this gen_durable is of version {LATEST} and works with it"
+    said = (
+        f"schema 'gen_durable' has version {newest}; this gen_durable has version {LATEST} and works with it"
+    )
     assert [record.message for record in caplog.records] == [said] * 2 * works
     with pytest.raises(SchemaVersionError):  # only newer code knows how to take it back
         await migrate_schema(durable_dsn, "gen_durable", LATEST - 1)
@@ -212,7 +214,9 @@ async def test_a_client_installs_into_a_database_that_has_nothing(sql: Any, dura
 
 @pytest.mark.parametrize("version", [-1, LATEST + 1])
 async def test_a_version_that_does_not_exist_is_refused(durable_dsn: str, version: int) -> None:
-    with pytest.raises(UsageError, match=rf"no schema version {version}; give 0 \(nothing\) to {LATEST}"):
+    with pytest.raises(
+        UsageError, match=rf"schema version {version} does not exist; pass 0 \(no tables\) to {LATEST}"
+    ):
         await migrate_schema(durable_dsn, "gen_durable", version)
 
 

@@ -128,7 +128,7 @@ async def test_a_dsn(durable_dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_is_refused(durable_dsn: str) -> None:
-    with pytest.raises(UsageError, match="there is no schema version 99"):
+    with pytest.raises(UsageError, match="schema version 99 does not exist"):
         migrate(durable_dsn, version=99)
     bad: Any = "9"
     with pytest.raises(UsageError, match="version= must be an int, got str"):

@@ -92,7 +92,7 @@ async def test_nothing_is_installed_in_a_schema_of_another_role(
     with pytest.raises(UsageError, match=f"schema 'shop' belongs to role '{role}'"):
         async with AsyncClient(durable_dsn, settings=OWN):
             pass
-    with pytest.raises(UsageError, match="install it as that role"):
+    with pytest.raises(UsageError, match="migrate as that role"):
         await migrate_schema(durable_dsn, "shop")
     assert await sql.fetchval("select count(*) from shop.caught") == 0
     await sql.execute("drop table shop.migrations; alter schema shop owner to current_user")

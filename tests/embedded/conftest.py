@@ -84,7 +84,7 @@ def spawn() -> Iterator[processes.Spawn]:
 
 def furnish(home: Path, data: Path) -> None:
     """Make a home with a copy of these data."""
-    homes.settle(home).make()
+    homes.locate(home).make()
     # A thousand files, with their owner: a program that does nothing else is the quickest.
     subprocess.run(["cp", "-a", data, home / "data"], check=True)
 

@@ -36,7 +36,7 @@ def test_a_killed_keeper_takes_the_server_with_it_and_the_next_call_restarts_bot
         (former,) = postmasters(home)
 
         kill(*keepers(home))
-        assert holds_within(10, lambda: not _has_keeper(homes.settle(home)))
+        assert holds_within(10, lambda: not _has_keeper(homes.locate(home)))
         # At once, while the former server may still be shutting down: what is handed out is the next one.
         assert query(server.ensure(), "select answer from kept") == 42
 
@@ -71,7 +71,7 @@ def test_keeper_and_server_killed_together(home: Path) -> None:
     with EmbeddedPostgres(home, idle_stop=SHORT) as server:
         query(server.ensure(), KEEP)
         kill(*keepers(home), *postmasters(home))
-        assert holds_within(10, lambda: not _has_keeper(homes.settle(home)))
+        assert holds_within(10, lambda: not _has_keeper(homes.locate(home)))
         assert query(server.ensure(), "select answer from kept") == 42
 
 

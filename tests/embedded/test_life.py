@@ -86,7 +86,7 @@ async def test_both_drivers_take_the_dsn_of_a_strange_path(empty_home: Path, dat
             await connection.close()
     finally:
         end_everything(strange)
-        shutil.rmtree(homes.settle(strange).socket_directory)
+        shutil.rmtree(homes.locate(strange).socket_directory)
 
 
 def test_a_second_client_finds_it_warm(home: Path) -> None:

@@ -38,7 +38,7 @@ def long_home(empty_home: Path, data: Path) -> Iterator[Path]:
     furnish(path, data)
     yield path
     end_everything(path)
-    shutil.rmtree(homes.settle(path).socket_directory, ignore_errors=True)
+    shutil.rmtree(homes.locate(path).socket_directory, ignore_errors=True)
 
 
 @pytest.fixture
@@ -102,7 +102,7 @@ def test_a_path_too_long_for_a_socket(long_home: Path) -> None:
         dsn = server.ensure()
         assert query(dsn, "select 1") == 1
         assert query(dsn, "show data_directory") == str(long_home / "data")
-        sockets = homes.settle(long_home).socket_directory
+        sockets = homes.locate(long_home).socket_directory
         assert sockets.stat().st_mode & 0o777 == 0o700
     assert holds_within(10, lambda: not is_running(long_home))
 
@@ -121,7 +121,7 @@ def test_data_of_another_major_version(empty_home: Path) -> None:
     (empty_home / "data" / "PG_VERSION").write_text("9\n")
     with pytest.raises(UnreachableError) as caught:
         EmbeddedPostgres(empty_home).ensure()
-    assert "was made by PostgreSQL 9" in caught.value.cause
+    assert "was created by PostgreSQL 9" in caught.value.cause
     assert "GEN_DURABLE_PG_BIN" in caught.value.advice
     assert not is_running(empty_home)
 
@@ -136,7 +136,7 @@ def test_a_server_that_refuses_to_start_says_why(home: Path) -> None:
 
 
 def test_a_log_that_grew_large_makes_room_for_the_next(home: Path) -> None:
-    homes.settle(home).make()
+    homes.locate(home).make()
     (home / "server.log").touch()
     os.truncate(home / "server.log", 9 * 2**20)
     with EmbeddedPostgres(home, idle_stop=AT_ONCE):
@@ -200,15 +200,15 @@ def test_given_programs_win_and_must_work(base: Path, monkeypatch: pytest.Monkey
 def test_where_it_lives(base: Path, empty_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(base)
     major = binaries.find().major
-    default = homes.settle(None)
+    default = homes.locate(None)
     assert default.path == base / ".gen_durable" / f"pg{major}"
     default.make()
     assert (base / ".gen_durable" / ".gitignore").read_text() == "*\n"
     default.make()
 
     monkeypatch.setenv("GEN_DURABLE_HOME", str(empty_home))
-    assert homes.settle(None).path == empty_home
-    assert homes.settle(base / "given").path == base / "given"
+    assert homes.locate(None).path == empty_home
+    assert homes.locate(base / "given").path == base / "given"
 
 
 def test_windows_is_told_what_to_do() -> None:

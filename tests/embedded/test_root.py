@@ -73,13 +73,13 @@ def test_nothing_of_the_users_is_opened_up(
 @pytest.mark.usefixtures("any_umask")
 def test_a_home_is_made_for_the_account_whatever_the_umask(base: Path, empty_home: Path) -> None:
     nested = base / "a" / "b" / "empty_home"
-    homes.settle(nested).make()
-    assert homes.settle(nested).path == nested
+    homes.locate(nested).make()
+    assert homes.locate(nested).path == nested
     assert [path.stat().st_mode & 0o777 for path in (nested, nested.parent, base / "a")] == [0o711] * 3
 
 
 def test_copied_programs_are_kept_and_old_copies_go(closed: Path, empty_home: Path) -> None:
-    homes.settle(empty_home).make()
+    homes.locate(empty_home).make()
     found = binaries.Binaries(_private_programs(closed), 0)
     nobody = _nobody()
     (empty_home / "programs-old").mkdir()

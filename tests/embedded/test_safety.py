@@ -12,7 +12,7 @@ import pytest
 
 from gen_durable.embedded import EmbeddedPostgres, binaries
 from gen_durable.embedded import home as homes
-from gen_durable.embedded.keeper import Keeper, Orders
+from gen_durable.embedded.keeper import Keeper, KeeperConfig
 from gen_durable.errors import UnreachableError
 from tests.embedded.processes import is_running
 
@@ -50,7 +50,7 @@ def test_planted_file_in_the_data_is_neither_followed_nor_quoted(
 ) -> None:
     put(kind, made / "data" / name, secret)
     server = EmbeddedPostgres(made, idle_stop=AT_ONCE)
-    with pytest.raises(UnreachableError, match=rf"{name} is not a plain file of ") as refused:
+    with pytest.raises(UnreachableError, match=rf"{name} is not a regular file of ") as refused:
         server.ensure()
     assert "secret" not in str(refused.value).replace(str(secret), "")
     assert secret.read_text() == SECRET
@@ -64,8 +64,8 @@ def test_keeper_does_not_write_through_a_planted_pid_file(base: Path, secret: Pa
     put(kind, base / "data" / "postmaster.pid", secret)
     keeper = Keeper.__new__(Keeper)
     keeper._data = base / "data"
-    keeper._orders = Orders("", "", "", "", 0, {}, None)
-    with pytest.raises(PermissionError, match=r"postmaster\.pid is not a plain file of "):
+    keeper._config = KeeperConfig("", "", "", "", 0, {}, None)
+    with pytest.raises(PermissionError, match=r"postmaster\.pid is not a regular file of "):
         keeper._disown_postmaster_pid()
     with pytest.raises(PermissionError):
         keeper._was_ready(4711)
@@ -77,7 +77,7 @@ def test_keeper_removes_no_sockets_behind_a_link(base: Path) -> None:
         (base / name).mkdir()
         (base / name / ".s.PGSQL.5432").touch()
     keeper = Keeper.__new__(Keeper)
-    keeper._orders = Orders("", "", "", str(base / "run" / ".s.PGSQL.5432"), 0, {}, None)
+    keeper._config = KeeperConfig("", "", "", str(base / "run" / ".s.PGSQL.5432"), 0, {}, None)
     keeper._remove_sockets()
     assert list((base / "run").iterdir()) == []
     (base / "run").rmdir()
@@ -103,12 +103,12 @@ def test_home_that_others_could_replace_is_refused(
     (above / "home").mkdir(parents=True)
     (above / "home").chmod(home)
     above.chmod(parent)
-    settled = homes.settle(above / "home")
+    located = homes.locate(above / "home")
     if problem is None:
-        settled.make()
+        located.make()
         return
     with pytest.raises(UnreachableError, match=problem) as refused:
-        settled.make()
+        located.make()
     assert "GEN_DURABLE_HOME" in refused.value.advice
     with pytest.raises(UnreachableError, match=problem):
         EmbeddedPostgres(above / "home").ensure()
@@ -148,12 +148,12 @@ def test_default_home_of_root_is_not_below_a_directory_of_another_account(
     project.mkdir()
     os.chown(project, pwd.getpwnam("nobody").pw_uid, -1)
     monkeypatch.chdir(project)
-    assert homes.settle(None).path.parent == base / "system"
+    assert homes.locate(None).path.parent == base / "system"
     # Data that are there already are not silently left behind for an empty server.
     major = binaries.find().major
     (project / ".gen_durable" / f"pg{major}" / "data").mkdir(parents=True)
     with pytest.raises(UnreachableError, match="belongs to uid"):
-        homes.settle(None).make()
+        homes.locate(None).make()
 
 
 @is_root
@@ -169,9 +169,9 @@ def test_link_of_another_account_does_not_choose_the_home(
     place.parent.mkdir(exist_ok=True)
     place.symlink_to(base / "ours")
     monkeypatch.chdir(base / "project")
-    assert homes.settle(None).path.is_relative_to(base / "ours")  # a link of our own is followed
+    assert homes.locate(None).path.is_relative_to(base / "ours")  # a link of our own is followed
     os.chown(place, pwd.getpwnam("nobody").pw_uid, -1, follow_symlinks=False)
-    assert homes.settle(None).path.parent == base / "system"
+    assert homes.locate(None).path.parent == base / "system"
     with pytest.raises(UnreachableError, match=r"is a link that belongs to uid \d+ \(nobody\)"):
         EmbeddedPostgres(place).ensure()
     assert list((base / "ours").iterdir()) == []

@@ -134,7 +134,7 @@ async def test_old_and_new_code_on_the_new_schema(
             versions = {each.name: each.schema_version for each in await client.workers()}
             assert versions == {before.name: LATEST, started_later.name: LATEST, upgraded.name: NEXT}
     fleet = (before, started_later, upgraded)
-    said = f"schema 'gen_durable' is at version {NEXT}; this gen_durable is of version {LATEST} and works with it"
+    said = f"schema 'gen_durable' has version {NEXT}; this gen_durable has version {LATEST} and works with it"
     assert [each.log().count(f"INFO {said}") for each in fleet] == [0, 1, 0]
     troubles = [line for each in fleet for line in each.log() if line.startswith("ERROR")]
     assert [line for line in troubles if "on purpose" not in line and "ledger" not in line] == []

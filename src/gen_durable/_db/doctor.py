@@ -1,4 +1,4 @@
-"""Looks for what is wrong: each check is a plan that ends in findings."""
+"""Checks of the database and the workers; each check is a plan that returns findings."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from .plan import Plan, Row, Rows, in_schema, statements
 __all__ = ["examine", "outdated"]
 
 _SQL = statements("doctor.sql")
-# Below so many dead rows a table is merely small.
+# Fewer dead rows are not reported: the table is small.
 _DEAD: Final = 10_000
 _LONG: Final = timedelta(minutes=5)
-# A worker fires a slot within its poll_interval, and publishes an event at once.
-_LATE_SLOT: Final = timedelta(minutes=1)
+# A worker fires a schedule within its poll_interval, and publishes an event at once.
+_LATE_SCHEDULE: Final = timedelta(minutes=1)
 _LATE_EVENT: Final = timedelta(minutes=5)
-# Counted in a few milliseconds; a figure that has reached it means "at least".
+# The most rows that a check counts, in a few milliseconds. At this number a finding says "at least".
 _MOST: Final = 10_000
 _MOST_OF_A_CODE: Final = 20
-# Beyond this a moment that a program gives (`eligible_at=`) is another one than it means.
+# With a larger skew, times that a program passes (`eligible_at=`) are off noticeably.
 _SKEW: Final = timedelta(seconds=5)
-# Pinned settings that the statements rely on; a pooler in transaction mode loses them.
+# Pinned settings that the statements rely on, and that get lost behind a pooler in transaction mode.
 _SESSION: Final = ("plan_cache_mode", "enable_seqscan", "jit", "synchronous_commit")
 _INDEX: Final = re.compile(
     r"^create (?:unique )?index (\w+) .*?;|^drop index gen_durable\.(\w+);", re.MULTILINE | re.DOTALL
@@ -37,7 +37,7 @@ _INDEX: Final = re.compile(
 
 
 def examine(settings: Settings) -> Plan[list[Finding]]:
-    """All checks; if the schema is of a version that this library does not work with, only that."""
+    """Run all checks. An incompatible schema version is the only finding."""
     schema = yield from migrate.status(settings.schema)
     if not schema.is_usable:
         return [outdated(schema.version, schema.latest)]
@@ -64,7 +64,7 @@ def examine(settings: Settings) -> Plan[list[Finding]]:
 
 
 def _shortened(findings: list[Finding]) -> list[Finding]:
-    """The first findings of each code, and how many more there are: producers choose names of queues."""
+    """Limit the findings per code, and report how many more there are: producers may create many queues."""
     by_code: defaultdict[str, list[Finding]] = defaultdict(list)
     for finding in findings:
         by_code[finding.code].append(finding)
@@ -75,7 +75,7 @@ def _shortened(findings: list[Finding]) -> list[Finding]:
                     code=code,
                     severity=each[0].severity,
                     what=f"{more} more findings of this kind",
-                    fix="repair those above, and run doctor again",
+                    fix="fix those above, and run doctor again",
                     facts={"more": more},
                 )
             ]
@@ -83,7 +83,7 @@ def _shortened(findings: list[Finding]) -> list[Finding]:
 
 
 def outdated(version: int | None, latest: int) -> Finding:
-    """The tables are of another age than this library."""
+    """The finding for an incompatible schema version."""
     is_newer = version is not None and version > latest
     has = "there are no tables of gen_durable" if version is None else f"the schema is at version {version}"
     return Finding(
@@ -118,7 +118,7 @@ def _missing(there: dict[str, bool], schema: str) -> Iterator[Finding]:
 
 
 def _wanted() -> dict[str, str]:
-    """The indexes that the migrations make, each with its definition."""
+    """The indexes that the migrations create, with their definitions."""
     wanted: dict[str, str] = {}
     for version in range(1, migrate.LATEST + 1):
         for made in _INDEX.finditer(migrate.up(version)):
@@ -324,7 +324,7 @@ def _limits(settings: Settings) -> Plan[list[Finding]]:
 
 
 def _schedules(settings: Settings) -> Plan[list[Finding]]:
-    (row,) = yield _SQL["schedules"](grace=_LATE_SLOT, most=_MOST)
+    (row,) = yield _SQL["schedules"](grace=_LATE_SCHEDULE, most=_MOST)
     if not row["count"]:
         return []
     return [

@@ -33,29 +33,29 @@ _logger = logging.getLogger("gen_durable")
 
 
 class Schema(msgspec.Struct, frozen=True):
-    """What a database has of us."""
+    """The installed version of the schema."""
 
     name: str
     version: int | None
-    """`None`: nothing yet."""
+    """`None`: not installed."""
     latest: int
     oldest_code: int | None = None
-    """The oldest code that works with it."""
+    """Version of the oldest code that works with it."""
 
     @property
     def is_current(self) -> bool:
-        """Whether this library and the schema are of the same age."""
+        """Whether this library and the schema have the same version."""
         return self.version == self.latest
 
     @property
     def is_usable(self) -> bool:
-        """Whether this library works with it: it is of the same age, or newer and says so."""
+        """Whether this library works with it: the same version, or a newer one that allows this code."""
         if self.version is None or self.oldest_code is None:
             return False
         return self.version >= self.latest >= self.oldest_code
 
     def refusal(self) -> SchemaVersionError:
-        """Why this library does not work with it, and what to do."""
+        """The error for a schema that this library does not work with."""
         return SchemaVersionError(self.name, self.version, self.latest, self.oldest_code)
 
 
@@ -70,7 +70,7 @@ LATEST = max(_INCREMENTS)
 
 
 def status(schema: str) -> Plan[Schema]:
-    """Which version is installed."""
+    """Read the installed version."""
     rows = yield _SQL["exists"](schema=schema)
     if not rows[0]["has_migrations"]:
         return Schema(schema, None, LATEST)
@@ -83,9 +83,9 @@ def _installed(schema: str) -> Plan[Schema]:
 
 
 def prepare(schema: str, *, upgrade: bool) -> Plan[None]:
-    """What a client does when it opens: install missing tables, refuse a version that does not fit.
+    """Prepare the schema when a client opens: install missing tables, refuse an incompatible version.
 
-    It upgrades older tables only with `upgrade`. Needs a transaction, if there is work to do.
+    Older tables are upgraded only with `upgrade`. Needs a transaction to install or upgrade.
     """
     found = Schema(schema, None, LATEST)
     if (yield _SQL["is_there"](schema=schema))[0]["is_there"]:
@@ -96,7 +96,7 @@ def prepare(schema: str, *, upgrade: bool) -> Plan[None]:
         raise found.refusal()
     if not found.is_current:
         _logger.info(
-            "schema '%s' is at version %s; this gen_durable is of version %s and works with it",
+            "schema '%s' has version %s; this gen_durable has version %s and works with it",
             schema,
             found.version,
             LATEST,
@@ -104,10 +104,10 @@ def prepare(schema: str, *, upgrade: bool) -> Plan[None]:
 
 
 def migrate(schema: str, to: int | None = None) -> Plan[Schema]:
-    """Bring a schema to a version (`None`: the latest), up or down; 0 takes everything back. Needs a transaction.
+    """Migrate a schema to a version (`None`: the latest), up or down; 0 drops everything. Needs a transaction.
 
-    Ten processes may do this at once on an empty database: one works, nine wait and find it done. A newer schema that
-    this library works with is left as it is, where the latest version is wanted: only newer code can take it back.
+    Processes may call it concurrently: one migrates, the others wait for its lock. A newer schema that this library
+    works with is not changed if the latest version is requested: only newer code can revert it.
     """
     to = _check(LATEST if to is None else to)
     yield _SQL["lock"](schema=schema)
@@ -120,14 +120,14 @@ def migrate(schema: str, to: int | None = None) -> Plan[Schema]:
     rows = yield _SQL["exists"](schema=schema)
     if rows[0]["encoding"] != "UTF8":
         raise UsageError(
-            f"the encoding of this database is {rows[0]['encoding']}, which cannot store every text",
-            "use one that was created with ENCODING 'UTF8' (TEMPLATE template0)",
+            f"the encoding of this database is {rows[0]['encoding']}, which cannot store all text",
+            "use a database with encoding UTF8: create database … encoding 'UTF8' template template0",
         )
     if current == 0 and rows[0]["foreign_owner"] is not None:
-        # It can put functions and triggers among ours, and they would run with the rights of this role.
+        # The owner can add functions and triggers, which would run with the privileges of this role.
         raise UsageError(
-            f"schema '{schema}' belongs to role {rows[0]['foreign_owner']!r}, which could run code with your rights",
-            "install it as that role, or alter schema … owner to … first",
+            f"schema '{schema}' belongs to role {rows[0]['foreign_owner']!r}, which could act with your privileges",
+            "migrate as that role, or change the owner first: alter schema … owner to …",
         )
     if not rows[0]["has_schema"]:
         yield Script(f'create schema "{schema}"')
@@ -145,32 +145,32 @@ def migrate(schema: str, to: int | None = None) -> Plan[Schema]:
 
 
 def _refuse_to_break(schema: str, current: int, to: int) -> Plan[None]:
-    """Apply no increment that the code of a live worker does not work with."""
+    """Refuse an increment that the code of a live worker does not work with."""
     if not 0 < current < to:
         return
     needed = max(map(oldest_code, range(current + 1, to + 1)))
     if old := (yield _SQL["left_behind"](oldest_code=needed)):
         names = ", ".join(f"{row['name']} ({row['schema_version']})" for row in old)
         raise UsageError(
-            f"version {to} of schema '{schema}' needs code of version {needed}, and live workers run older code: "
+            f"version {to} of schema '{schema}' needs code of version {needed}, but live workers run older code: "
             f"{names}",
             "replace or stop them first",
         )
 
 
 def drop(schema: str) -> Plan[None]:
-    """Remove a schema whole, whatever is in it. Needs a transaction."""
+    """Drop a schema with everything in it. Needs a transaction."""
     yield _SQL["lock"](schema=schema)
     yield Script(f'drop schema if exists "{schema}" cascade')
 
 
 def script(schema: str, current: int = 0, to: int | None = None) -> str:
-    """The SQL that `migrate` would run, for those who apply it with a tool of their own."""
+    """The SQL that `migrate` would run, for other migration tools."""
     to = _check(LATEST if to is None else to)
     _check(current)
     parts = ["begin;", f"set local search_path = {PINNED['search_path']};"]
     if current == 0 and to > 0:
-        # CREATE SCHEMA IF NOT EXISTS asks for rights on the database even if the schema is there.
+        # CREATE SCHEMA IF NOT EXISTS needs the CREATE privilege on the database even if the schema exists.
         missing = f"""to_regnamespace('"{schema}"') is null"""
         parts.append(f'do $$ begin if {missing} then create schema "{schema}"; end if; end $$;')
         parts.append(in_schema(_TABLE, schema) + ";")
@@ -189,7 +189,7 @@ def script(schema: str, current: int = 0, to: int | None = None) -> str:
 def _check(version: int) -> int:
     if not 0 <= version <= LATEST:
         raise UsageError(
-            f"there is no schema version {version}", f"give 0 (nothing) to {LATEST} (the latest)"
+            f"schema version {version} does not exist", f"pass 0 (no tables) to {LATEST} (the latest)"
         )
     return version
 

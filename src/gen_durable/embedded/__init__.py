@@ -1,4 +1,4 @@
-"""PostgreSQL without installing it: a server of our own for development, tests and small single-host use."""
+"""An embedded PostgreSQL server for development, tests and small single-host use."""
 
 from __future__ import annotations
 

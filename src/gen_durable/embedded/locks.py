@@ -1,7 +1,7 @@
-"""Locks that the kernel keeps: `flock` on a file, freed however its holder ends.
+"""File locks by `flock`, which the kernel releases when the holder exits.
 
-Such a lock belongs to the open file, which a forked child shares. A child that outlives its parent would keep
-the parent's locks, so every child closes its copies right after the fork; what is started by exec never has them.
+The lock belongs to the open file, which a forked child shares. A child that outlives its parent would keep the lock, so
+every child closes its copies right after the fork. Files are close-on-exec.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ __all__ = ["Lock", "attempt"]
 
 
 class Lock:
-    """One held lock. It lasts until `release` or the end of the process: being collected does not free it."""
+    """A held lock. It lasts until `release` or the end of the process; garbage collection does not release it."""
 
     __slots__ = ("_fd",)
 
@@ -26,27 +26,27 @@ class Lock:
         return self._fd
 
     def is_held_on(self, path: Path) -> bool:
-        """Whether it still locks what is at `path`: it is not lost by a fork, and the file not replaced."""
+        """Whether it still locks the file at `path`: not lost by a fork, and the file was not replaced."""
         try:
             return self in _held and os.path.samestat(os.fstat(self._fd), path.stat())
         except FileNotFoundError:
             return False
 
     def release(self) -> None:
-        """Close the file. The lock stays in force for a process that was given the open file on purpose."""
+        """Close the file. The lock persists if another process was given the open file."""
         with _mutex:
             if self in _held:
                 _held.discard(self)
                 os.close(self._fd)
 
 
-# Guarded by _mutex, which a fork takes first: no child is born between the opening of a file and its entry here.
+# Guarded by _mutex, which a fork acquires first: no fork happens between opening a file and adding it here.
 _held: set[Lock] = set()
 _mutex = threading.Lock()
 
 
 def attempt(path: Path, *, shared: bool = False) -> Lock | None:
-    """Lock the file, made if need be, or return None at once when somebody else's lock is in the way."""
+    """Lock the file, created if necessary; return `None` at once if another process holds the lock."""
     with _mutex:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:

@@ -1,4 +1,4 @@
-"""A server that lost its keeper: find it by the pid it left in its data directory, and end it."""
+"""Stop a server that lost its keeper, found by the pid in its data directory."""
 
 from __future__ import annotations
 
@@ -15,23 +15,24 @@ from .keeper import open_owned
 __all__ = ["end_orphan"]
 
 _PAUSE_S = 0.01
-# How long each signal gets: SIGINT closes sessions and writes a checkpoint, SIGQUIT leaves that to recovery.
+# Signals and the seconds to wait after each: SIGINT closes sessions and writes a checkpoint, SIGQUIT leaves that to
+# recovery.
 _SIGNALS = ((signal.SIGINT, 20.0), (signal.SIGQUIT, 5.0), (signal.SIGKILL, 5.0))
 
 
 def end_orphan(data: Path, owner: int) -> None:
     """Stop the server of this data directory, if one runs.
 
-    Only for the starter that holds the start lock and saw no keeper. On Linux the kernel has already asked such
-    a server to stop, and this waits for it; elsewhere it would run on, stopped by nobody.
+    Only for a client that holds the start lock and found no keeper. On Linux the kernel has already signalled such a
+    server, and this waits for its end; on macOS it would run on.
     """
     pid = _recorded_pid(data, owner)
-    for number, patience in _SIGNALS:
+    for number, seconds in _SIGNALS:
         if pid is None or not _is_server_of(data, pid):
             return
         with suppress(ProcessLookupError):
             os.kill(pid, number)
-        give_up = time.monotonic() + patience
+        give_up = time.monotonic() + seconds
         while _is_server_of(data, pid) and time.monotonic() < give_up:
             time.sleep(_PAUSE_S)
 
@@ -49,15 +50,15 @@ def _recorded_pid(data: Path, owner: int) -> int | None:
 
 
 def _is_server_of(data: Path, pid: int) -> bool:
-    """Whether that process was started on this data directory; a pid alone may be somebody else's by now."""
+    """Whether that process was started on this data directory; the pid may have been reused."""
     if sys.platform == "linux":
-        # Readable in every container, other than /proc/<pid>/cwd, and empty for a zombie.
+        # Unlike /proc/<pid>/cwd it is readable in every container; it is empty for a zombie.
         try:
             arguments = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
         except OSError:
             return False
         return arguments[1:3] == [b"-D", os.fsencode(data)]
-    else:  # noqa: RET505  a platform's branch: the type checker looks at the one of its own platform
+    else:  # noqa: RET505  type checkers skip the branches of other platforms
         command = ["ps", "-ww", "-o", "command=", "-p", str(pid)]
         listed = subprocess.run(command, capture_output=True, text=True, check=False)
         return f" -D {data} " in listed.stdout

@@ -1,4 +1,4 @@
-"""The one question that tells whether a server is there: say hello as a client would, and hear its answer."""
+"""Check whether a server accepts connections, by the startup handshake of a client."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from gen_durable._db.sqlstates import CANNOT_CONNECT_NOW
 
 __all__ = ["is_answering"]
 
-# A healthy server answers within milliseconds; on a starved machine the caller asks again.
-_PATIENCE_S = 2.0
+# A healthy server replies within milliseconds; the caller tries again after a timeout.
+_TIMEOUT_S = 2.0
 _PROTOCOL_3_0 = 3 << 16
 _TERMINATE = b"X\0\0\0\4"
 # The code field of an error message: the server starts, recovers or shuts down.
@@ -19,13 +19,13 @@ _NOT_NOW = f"C{CANNOT_CONNECT_NOW}\0".encode()
 
 
 def is_answering(path: Path) -> bool:
-    """Whether a server accepts clients at this socket. A refusal of just this one counts as an answer."""
+    """Whether a server accepts connections at this socket. An authentication error counts as well."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-        connection.settimeout(_PATIENCE_S)
+        connection.settimeout(_TIMEOUT_S)
         try:
             connection.connect(str(path))
             connection.sendall(_startup(user="postgres", database="postgres"))
-            # Read to the end of the greeting: a client that hangs up half-way is a complaint in the log.
+            # Read to the end of the handshake: the server would log an earlier disconnect.
             while True:
                 kind, body = _message(connection)
                 if kind == b"E":
@@ -53,6 +53,6 @@ def _exactly(connection: socket.socket, size: int) -> bytes:
     while len(received) < size:
         chunk = connection.recv(size - len(received))
         if not chunk:
-            raise ConnectionResetError("the server hung up")
+            raise ConnectionResetError("the server closed the connection")
         received += chunk
     return received

@@ -1,4 +1,4 @@
-"""The embedded server as a client sees it: take a lease, find it or start it, hand out its DSN."""
+"""The client side of the embedded server: hold a lease, find or start the server, return its DSN."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from typing import BinaryIO, Self
 from gen_durable.errors import UnreachableError, UsageError
 
 from . import binaries, locks
-from .home import PORT, Home, settle
-from .keeper import Orders, open_owned
+from .home import PORT, Home, locate
+from .keeper import KeeperConfig, open_owned
 from .locks import Lock
 from .postmaster import end_orphan
 from .probe import is_answering
@@ -28,7 +28,7 @@ __all__ = ["EmbeddedPostgres"]
 
 _log = logging.getLogger("gen_durable.embedded")
 _START_TIMEOUT_S = 60.0
-# A second try mends what a kill in mid-start left behind; a third would fail for the reason of the second.
+# A second try repairs what a kill during the start left behind; a third would fail like the second.
 _TRIES = 2
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.002, 0.02
 _MAX_LOG_BYTES = 8 * 2**20
@@ -39,15 +39,15 @@ _REASON = re.compile(r"(?:FATAL|PANIC|error|\w*Error): .*")
 
 
 class EmbeddedPostgres:
-    """A durable PostgreSQL of our own, shared by all processes that name the same home.
+    """A durable PostgreSQL server, shared by all processes that use the same home.
 
-    The first client starts it, and it stops by itself some time after the last one has closed or died. It
-    listens on a private socket only. It is meant for development, tests and small single-host use.
+    The first client starts it. It stops automatically some time after the last client has closed or died. It listens
+    on a private socket only. It is meant for development, tests and small single-host use.
 
     Args:
-        home: the directory it lives in; else GEN_DURABLE_HOME, else `./.gen_durable/pg<major>`.
-        idle_stop: how long it outlives its last client, so that the next one finds it warm.
-        options: server settings by name. The client that starts the server decides on them, and on `idle_stop`.
+        home: its directory; by default GEN_DURABLE_HOME, else `./.gen_durable/pg<major>`.
+        idle_stop: how long it runs after its last client, so that the next one need not start it.
+        options: server settings by name. `options` and `idle_stop` of the client that starts the server apply.
     """
 
     def __init__(
@@ -58,22 +58,22 @@ class EmbeddedPostgres:
         options: Mapping[str, str] | None = None,
     ) -> None:
         if idle_stop < timedelta(0):
-            raise UsageError(f"idle_stop is negative: {idle_stop}", "give timedelta(0) to stop at once")
+            raise UsageError(f"idle_stop is negative: {idle_stop}", "pass timedelta(0) to stop at once")
         self._given_home = home
         self._idle_stop = idle_stop
         self._options = dict(options or {})
-        self._settled_home: Home | None = None
-        # More than one only when threads made their first calls at the same moment; close() gives all back.
+        self._located_home: Home | None = None
+        # More than one only if threads made their first calls concurrently; close() releases all.
         self._leases: list[Lock] = []
 
     def ensure(self) -> str:
-        """Return the DSN of a server that answers, started if need be. Cheap enough to call before a connect.
+        """Start the server if necessary, and return its DSN. Cheap enough to call before every connect.
 
-        From here to `close` or to the end of this process the server is kept up; dropping this object does not
-        end that. A forked child has no share in it and calls `ensure` for itself.
+        The server runs until `close` or the end of this process; dropping this object does not stop it. A forked
+        child has to call `ensure` itself.
 
         Raises:
-            UnreachableError: there are no PostgreSQL programs, or the server does not start.
+            UnreachableError: PostgreSQL is not installed, or the server does not start.
         """
         had_lease = bool(self._leases)
         try:
@@ -89,7 +89,7 @@ class EmbeddedPostgres:
             raise
 
     def close(self) -> None:
-        """Give the lease back. The server goes on for `idle_stop`, and longer if others hold leases."""
+        """Release the lease. The server stops `idle_stop` after the last lease."""
         while self._leases:
             self._leases.pop().release()
 
@@ -102,24 +102,24 @@ class EmbeddedPostgres:
 
     @property
     def exists(self) -> bool:
-        """Whether there is one: it may be at rest, but it has data."""
+        """Whether its data exists. The server may be stopped."""
         return self._home.data.is_dir()
 
     @property
     def home(self) -> Path:
-        """The directory it lives in. For root that may be another than the one asked for."""
+        """Its directory. For root this may differ from the requested one."""
         return self._home.path
 
     @property
     def _home(self) -> Home:
-        if self._settled_home is None:
-            self._settled_home = settle(self._given_home)
-        return self._settled_home
+        if self._located_home is None:
+            self._located_home = locate(self._given_home)
+        return self._located_home
 
     def _lease(self, home: Home) -> None:
         if not any(lease.is_held_on(home.clients_lock) for lease in self._leases):
-            self._leases.append(_patiently(home, home.clients_lock, shared=True))
-        # The keeper may look too rarely to see a short visit; this it sees afterwards.
+            self._leases.append(_lock(home, home.clients_lock, shared=True))
+        # A short lease may fall between two checks of the keeper; it sees the time of this.
         os.utime(home.clients_lock)
 
     def _reach(self, home: Home) -> str:
@@ -143,10 +143,10 @@ class EmbeddedPostgres:
         raise _failure(home, f"it did not answer within {_START_TIMEOUT_S:.0f} s", log_start)
 
     def _start(self, home: Home) -> None:
-        """Bring up a keeper. We hold the start lock, and there is no keeper."""
+        """Start a keeper. We hold the start lock, and no keeper runs."""
         if home.account is not None and home.account.name == "nobody":
             _log.warning(
-                "the embedded server runs as 'nobody', an account that other services may share: they can read and "
+                "the embedded server runs as 'nobody', an account that other services may use: they can read and "
                 "change its data. Create an account for it, and set GEN_DURABLE_PG_USER to its name"
             )
         found = binaries.find()
@@ -154,7 +154,7 @@ class EmbeddedPostgres:
         end_orphan(home.data, home.owner)
         home.make_socket_directory()
         home.has_safe_sockets()
-        orders = Orders(
+        config = KeeperConfig(
             home=str(home.path),
             clients_lock=str(home.clients_lock),
             programs=str(binaries.stage(found, home.path, home.account)),
@@ -163,27 +163,27 @@ class EmbeddedPostgres:
             settings=_settings(home) | self._options,
             account=(home.account.uid, home.account.gid) if home.account else None,
         )
-        _start_keeper(home, orders)
+        _start_keeper(home, config)
 
     def _unusable(self, error: OSError) -> UnreachableError:
-        where = self._settled_home.dsn if self._settled_home else "the embedded server"
+        where = self._located_home.dsn if self._located_home else "the embedded server"
         return UnreachableError(
             where, str(error), f"Set GEN_DURABLE_HOME to a directory that you can write, {_OWN_SERVER}"
         )
 
 
-def _start_keeper(home: Home, orders: Orders) -> None:
-    # Taken here and handed over as an open file: from now on there is a keeper, even if this process dies.
-    keeper_lock = _patiently(home, home.keeper_lock)
+def _start_keeper(home: Home, config: KeeperConfig) -> None:
+    # Locked here and passed on as an open file, so that the lock is held even if this process dies.
+    keeper_lock = _lock(home, home.keeper_lock)
     try:
-        # How that went shows in the lock: without a keeper it is free again, and the caller's next try is due.
+        # If the keeper fails, the lock is free again, and the caller tries once more.
         with _open_log(home.log) as log, suppress(subprocess.TimeoutExpired):
             subprocess.run(
-                [sys.executable, "-I", "-S", _KEEPER, json.dumps(orders._asdict())],
+                [sys.executable, "-I", "-S", _KEEPER, json.dumps(config._asdict())],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                # It must neither pin the user's directory nor get the signals of the user's terminal.
+                # It must not keep the working directory in use, nor get signals of the terminal.
                 cwd="/",
                 start_new_session=True,
                 pass_fds=[keeper_lock.fileno()],
@@ -203,13 +203,13 @@ def _settings(home: Home) -> dict[str, str]:
         "max_connections": "200",
         "timezone": "UTC",
         "log_timezone": "UTC",
-        # The log is for what went wrong; nobody rotates it while the server runs.
+        # The log is for errors; it is not rotated while the server runs.
         "log_checkpoints": "off",
     }
 
 
 def _has_keeper(home: Home) -> bool:
-    # Shared, so that clients who look at the same time do not take each other for the keeper.
+    # Shared, so that clients that check at the same time do not see each other as the keeper.
     free = locks.attempt(home.keeper_lock, shared=True)
     if free is None:
         return True
@@ -226,29 +226,29 @@ def _check_major(home: Home, found: binaries.Binaries) -> None:
     if not _VERSION.fullmatch(made_by):
         raise UnreachableError(
             home.dsn,
-            f"{home.data / 'PG_VERSION'} holds no version of PostgreSQL",
+            f"{home.data / 'PG_VERSION'} does not contain a PostgreSQL version",
             "Restore it from a backup, or set GEN_DURABLE_HOME to a new directory.",
         )
     if made_by != str(found.major):
         raise UnreachableError(
             home.dsn,
-            f"{home.data} was made by PostgreSQL {made_by}, and {found.directory} has PostgreSQL {found.major}",
+            f"{home.data} was created by PostgreSQL {made_by}, but {found.directory} is PostgreSQL {found.major}",
             f"Set GEN_DURABLE_PG_BIN to the programs of PostgreSQL {made_by}, "
             "or GEN_DURABLE_HOME to a new directory.",
         )
 
 
-def _patiently(home: Home, path: Path, *, shared: bool = False) -> Lock:
-    """Lock the file. Others hold such a lock for moments only, or while they stop a server."""
+def _lock(home: Home, path: Path, *, shared: bool = False) -> Lock:
+    """Lock the file; wait for other holders, which keep it briefly or while they stop a server."""
     for _ in _pauses():
         lock = locks.attempt(path, shared=shared)
         if lock is not None:
             return lock
-    raise _failure(home, f"{path} stayed locked for {_START_TIMEOUT_S:.0f} s")
+    raise _failure(home, f"{path} was still locked after {_START_TIMEOUT_S:.0f} s")
 
 
 def _pauses() -> Iterator[None]:
-    """Yield at once, and then after pauses that grow, until it is time to give up."""
+    """Yield at once, and then after growing pauses, until the timeout."""
     give_up = time.monotonic() + _START_TIMEOUT_S
     pause = _FIRST_PAUSE_S
     yield
@@ -265,7 +265,7 @@ def _failure(home: Home, problem: str, log_start: int | None = None) -> Unreacha
 
 
 def _reason(log: Path, start: int) -> str:
-    """The line of the log, from `start` on, that most likely says what is wrong."""
+    """The line of the log, from offset `start`, that most likely names the cause."""
     try:
         text = log.read_bytes()[start:].decode(errors="replace")
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""What Windows gets: locks and sockets are others there, so it needs a server that was installed."""
+"""The embedded server on Windows: not supported."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["EmbeddedPostgres"]
 
 
 class EmbeddedPostgres:
-    """Takes what the real one takes, and says at the first use that it cannot run here."""
+    """Has the signature of the real class; the first use raises `UnreachableError`."""
 
     def __init__(
         self,
