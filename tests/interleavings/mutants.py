@@ -752,7 +752,11 @@ LIMITS = [
         name="a row that stalls beside a change of limits waits for a day",
         scenario=limits.stall_and_set(),
         reason="a row stalls although its limit is set",
-        changes=[Change(SCHEMA, "stalled interval := '1 second';", "stalled interval := '1 day';")],
+        changes=[
+            Change(
+                SCHEMA, "stalled          interval := '1 second';", "stalled          interval := '1 day';"
+            )
+        ],
     ),
     Mutant(
         name="turns are given without a lock on the bucket",
