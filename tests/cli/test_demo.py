@@ -1,4 +1,4 @@
-"""The whole story, smaller than what a newcomer sees."""
+"""The demo, with fewer orders."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from gen_durable import Client, Settings
 from gen_durable._schema import drop_schema
 from gen_durable.demo.machines import Checkout, Order
-from gen_durable.demo.story import SCHEMA
+from gen_durable.demo.scenario import SCHEMA
 from tests.cli.program import exit_code, start
 
 
@@ -29,9 +29,9 @@ def test_demo_after_an_interrupted_demo() -> None:
         check=False,
     )
     assert output.returncode == 0, output.stdout + output.stderr
-    assert "50 checkouts inserted, 50 done: nothing lost" in output.stdout
-    assert "worker 1 gets a SIGKILL in mid-step; labels printed, but not committed: " in output.stdout
-    *command, option, schema = output.stdout.splitlines()[-1].removeprefix("To remove it:").split()
+    assert "50 checkouts inserted, 50 done: nothing was lost" in output.stdout
+    assert "Killed worker 1 (SIGKILL). Labels it had printed but not committed: " in output.stdout
+    *command, option, schema = output.stdout.splitlines()[-1].removeprefix("Remove it:").split()
     assert (command[1:], option, schema) == (["db", "down"], "--schema", SCHEMA)
     removed = subprocess.run([*command, option, schema, "--yes"], capture_output=True, text=True, check=False)
     assert removed.returncode == 0, removed.stderr

@@ -7,8 +7,8 @@ import signal
 
 import click
 
+from ..demo.scenario import run
 from ..demo.screen import open_screen
-from ..demo.story import tell
 from .options import dsn_option
 
 __all__ = ["demo"]
@@ -33,7 +33,7 @@ def demo(orders: int, dsn: str | None) -> None:
     # On SIGTERM as on SIGINT, exit through the with blocks that stop the worker processes.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        holds = asyncio.run(tell(open_screen(), orders=orders, dsn=dsn))
+        holds = asyncio.run(run(open_screen(), orders=orders, dsn=dsn))
     except KeyboardInterrupt:
         raise SystemExit(130) from None
     raise SystemExit(0 if holds else 1)

@@ -1,1 +1,1 @@
-"""The story behind `gen-durable demo`: a shop, two worker processes, and a SIGKILL."""
+"""`gen-durable demo`: a shop on two worker processes, one of which is killed."""

@@ -1,7 +1,6 @@
-"""The world outside the database: a label printer that cannot take back what it printed.
+"""A side effect outside the database: a label printer, simulated by a file.
 
-Every worker process appends to one file. A line is one printed label, so a step that ran twice shows up twice,
-whatever the database says about it.
+Every worker process appends to the file. A line is one printed label, so a step that ran twice has two lines.
 """
 
 from __future__ import annotations
@@ -15,16 +14,16 @@ __all__ = ["Print", "print_label", "read_ledger"]
 
 
 class Print(msgspec.Struct, frozen=True):
-    """One label that came out of the printer."""
+    """One printed label."""
 
     parcel_id: int
     key: str
-    """The idempotency key of the step that printed it: a good printer would have refused the second one."""
+    """The idempotency key of the step. A real printer service could use it to reject the second print."""
     pid: int
 
 
 def print_label(ledger: str, parcel_id: int, key: str) -> None:
-    """Print. One write of one short line, so that lines of several processes never mix."""
+    """Append a line with one write, so that lines of several processes do not mix."""
     line = msgspec.json.encode(Print(parcel_id, key, os.getpid())) + b"\n"
     file = os.open(ledger, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     try:
@@ -34,7 +33,7 @@ def print_label(ledger: str, parcel_id: int, key: str) -> None:
 
 
 def read_ledger(ledger: Path) -> list[Print]:
-    """Everything printed so far."""
+    """Return all labels printed so far."""
     if not ledger.exists():
         return []
     return [msgspec.json.decode(line, type=Print) for line in ledger.read_bytes().splitlines()]

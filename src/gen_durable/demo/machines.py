@@ -1,7 +1,7 @@
-"""The two machines of the demo: a checkout that awaits its payment, and the parcels that it sends.
+"""The machines of the demo: a checkout that waits for its payment, and its shipments.
 
-Each step notes its name in `trail`, which is committed with its outcome. A step that ran twice but was committed
-once is in there once.
+Each step appends its name to `trail`, which is part of the state. A step that ran twice but was committed once is in
+the trail once.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from .ledger import print_label
 __all__ = ["QUEUE", "Checkout", "Order", "Parcel", "Payment", "Receipt", "Shipment", "Shipped"]
 
 QUEUE: Final = "demo"
-# Long enough that a process which dies at any moment dies in the middle of several of them.
+# Long enough that a process is in the middle of several such steps at any time.
 _PRINTING: Final = 0.08  # seconds
 _LOADING: Final = 0.01  # seconds
 
 
 class Order(msgspec.Struct):
-    """What a customer wants."""
+    """State of a checkout."""
 
     number: int
     parcels: int
@@ -38,13 +38,13 @@ class Order(msgspec.Struct):
 
 
 class Payment(msgspec.Struct):
-    """What the bank tells."""
+    """Payload of the payment signal."""
 
     cents: int
 
 
 class Receipt(msgspec.Struct):
-    """How a checkout ended."""
+    """Result of a checkout."""
 
     cents: int
     labels: list[str]
@@ -52,7 +52,7 @@ class Receipt(msgspec.Struct):
 
 
 class Parcel(msgspec.Struct):
-    """One parcel of an order."""
+    """State of a shipment."""
 
     order: int
     number: int
@@ -61,14 +61,14 @@ class Parcel(msgspec.Struct):
 
 
 class Shipped(msgspec.Struct):
-    """How a shipment ended."""
+    """Result of a shipment."""
 
     label: str
     trail: list[str]
 
 
 class Shipment(Machine[Parcel, Shipped], name="demo.shipment", queue=QUEUE):
-    """Label a parcel and hand it over."""
+    """Print the label of a parcel and hand it over."""
 
     @step
     async def label(self, ctx: Context[Parcel]) -> Outcome[Shipped]:
@@ -85,7 +85,7 @@ class Shipment(Machine[Parcel, Shipped], name="demo.shipment", queue=QUEUE):
 
 
 class Checkout(Machine[Order, Receipt], name="demo.checkout", queue=QUEUE):
-    """Await the payment, send the parcels, close the order."""
+    """Wait for the payment, ship the parcels, close the order."""
 
     payment = Signal("payment_confirmed", Payment)
 
@@ -98,7 +98,7 @@ class Checkout(Machine[Order, Receipt], name="demo.checkout", queue=QUEUE):
     async def pack(self, ctx: Context[Order]) -> Outcome[Receipt]:
         payment = ctx.awaited.get(self.payment)
         if payment is None:
-            return Stop("woken without a payment")
+            return Stop("no payment signal")
         order = ctx.state
         order.cents += payment.cents
         order.trail.append("pack")

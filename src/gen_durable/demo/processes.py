@@ -1,4 +1,4 @@
-"""The two worker processes of the demo: the same command that a user would type."""
+"""The worker processes of the demo, started with `gen-durable worker`."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from .machines import QUEUE
 
 __all__ = ["WorkerProcess", "WorkerProcesses"]
 
-# Short, so that the work of a dead process is taken up while somebody is watching.
+# Short, so that the leases of the killed process expire within seconds.
 _TIMINGS: Final = ("--lease=2s", "--heartbeat=500ms", "--reap-interval=1s", "--poll-interval=200ms")
 _CONCURRENCY: Final = 12
 _STOP_TIMEOUT: Final = 10.0  # seconds
 
 
 class WorkerProcess:
-    """`gen-durable worker`, in a process of its own."""
+    """A process that runs `gen-durable worker`."""
 
     def __init__(self, name: str, schema: str, dsn: str | None) -> None:
         self.name = name
@@ -33,7 +33,7 @@ class WorkerProcess:
             [
                 *(sys.executable, "-m", "gen_durable", "worker", machines.__name__),
                 *(f"--queue={QUEUE}={_CONCURRENCY}", f"--schema={schema}", *_TIMINGS, *where),
-                "--executions=all",  # the proof counts them
+                "--executions=all",  # the checks count the records
             ],
             stdin=subprocess.DEVNULL,
             stdout=self._log,
@@ -42,34 +42,34 @@ class WorkerProcess:
 
     @property
     def pid(self) -> int:
-        """Its process id."""
+        """Return its process id."""
         return self._process.pid
 
     @property
     def is_alive(self) -> bool:
-        """Whether it still runs."""
+        """Return whether it is running."""
         return self._process.poll() is None
 
     @property
     def has_started(self) -> bool:
-        """Whether it has said that it works."""
-        return any(line.startswith("gen-durable ") for line in self._said().splitlines())
+        """Return whether it has printed its start line."""
+        return any(line.startswith("gen-durable ") for line in self._log_text().splitlines())
 
     def pause(self) -> None:
-        """Stop it where it is, for a look at what it is doing."""
+        """Freeze it (SIGSTOP)."""
         self._process.send_signal(signal.SIGSTOP)
 
     def resume(self) -> None:
-        """Let it go on."""
+        """Continue it (SIGCONT)."""
         self._process.send_signal(signal.SIGCONT)
 
     def kill(self) -> None:
-        """End it without a word of warning: SIGKILL."""
+        """Kill it (SIGKILL)."""
         self._process.kill()
         self._process.wait()
 
     def stop(self) -> None:
-        """Ask it to drain and end, as a supervisor would: SIGTERM, and SIGKILL for one that does not listen."""
+        """Let it drain (SIGTERM); kill it after a timeout."""
         self._process.terminate()
         try:
             self._process.wait(_STOP_TIMEOUT)
@@ -77,21 +77,21 @@ class WorkerProcess:
             self.kill()
 
     def close(self) -> None:
-        """Give its log file back; it has ended."""
+        """Close its log file."""
         self._log.close()
 
-    def last_words(self) -> str:
-        """The end of what it wrote."""
-        return self._said()[-2000:]
+    def log_tail(self) -> str:
+        """Return the end of its log."""
+        return self._log_text()[-2000:]
 
-    def _said(self) -> str:
-        # Without moving in the file: its place there is the process's too, which goes on writing.
+    def _log_text(self) -> str:
+        # pread keeps the file offset, which this process shares with the writing one.
         file = self._log.fileno()
         return os.pread(file, os.fstat(file).st_size, 0).decode(errors="replace").strip()
 
 
 class WorkerProcesses:
-    """Some of them; none outlives the `with` block."""
+    """Several processes, stopped at the end of the `with` block."""
 
     def __init__(self, names: Sequence[str], schema: str, dsn: str | None) -> None:
         self._names = names

@@ -1,4 +1,4 @@
-"""What the demo shows: bars that move on a terminal, plain lines anywhere else."""
+"""Output of the demo: progress bars on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.text import Text
 
-from .proof import Check
+from .checks import Check
 
 __all__ = ["Counts", "PlainScreen", "Screen", "TerminalScreen", "open_screen"]
 
-_PLAIN_EVERY: Final = 1.0  # seconds between two plain lines of progress
+_PLAIN_EVERY: Final = 1.0  # seconds between two lines of progress
 
 
 class Counts(msgspec.Struct, frozen=True, kw_only=True):
-    """How far the story is."""
+    """Progress of the demo."""
 
     checkouts: int
     parcels: int
@@ -33,7 +33,7 @@ class Counts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Screen(Protocol):
-    """Where the story is told."""
+    """Output of the demo."""
 
     def __enter__(self) -> Self: ...
     def __exit__(
@@ -44,17 +44,17 @@ class Screen(Protocol):
         /,
     ) -> None: ...
     def say(self, line: str, style: str = "") -> None:
-        """Tell something that happened, in a style where there are styles."""
+        """Print a line, on a terminal in this style."""
 
     def show(self, counts: Counts) -> None:
-        """Show how far it is."""
+        """Show the progress."""
 
     def sum_up(self, checks: Sequence[Check]) -> None:
-        """Show the closing summary."""
+        """Print the summary."""
 
 
 class PlainScreen:
-    """One line after the other, at most one a second about progress."""
+    """Plain lines; progress at most once per second."""
 
     def __init__(self) -> None:
         self._shown_at = 0.0
@@ -85,7 +85,7 @@ class PlainScreen:
 
 
 class TerminalScreen:
-    """Three bars under the lines told so far."""
+    """Three progress bars below the printed lines."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -128,6 +128,6 @@ class TerminalScreen:
 
 
 def open_screen() -> Screen:
-    """The screen that suits where the output goes."""
+    """Return the screen for the current output."""
     console = Console()
     return TerminalScreen(console) if console.is_terminal and sys.stdout.isatty() else PlainScreen()

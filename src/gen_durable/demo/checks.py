@@ -1,4 +1,4 @@
-"""The closing summary: what the database and the printer's ledger say about loss and repetition. Pure functions."""
+"""Checks of the summary: compare the database with the ledger of the printer. Pure functions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .machines import Order, Parcel, Receipt, Shipped
 
 __all__ = ["Check", "Evidence", "checks"]
 
-# The steps that one run through each machine commits, and so the number of its transitions.
+# The steps that each machine commits, one transition each.
 _CHECKOUT: Final = ["start", "pack", "close"]
 _SHIPMENT: Final = ["label", "hand_over"]
 _COMMITTED: Final = (ExecutionStatus.COMMITTED, ExecutionStatus.DONE)
@@ -22,36 +22,36 @@ _SHOWN_FAULTS: Final = 3
 
 
 class Evidence(msgspec.Struct, frozen=True, kw_only=True):
-    """All that is known when the story is over."""
+    """All data at the end of the demo."""
 
     sent: Mapping[int, int]
-    """The cents that the bank announced, by the id of the checkout: one entry for each that was inserted."""
+    """Cents paid, by id of the checkout; one entry per inserted checkout."""
     parcels: int
-    """How many parcels each checkout sends."""
+    """Parcels per checkout."""
     checkouts: Sequence[Instance[Order, Receipt]]
     shipments: Sequence[Instance[Parcel, Shipped]]
     prints: Sequence[Print]
     killed_pid: int
     killed_ids: frozenset[int]
-    """The shipments whose label was being printed when that process was killed."""
+    """Shipments whose label that process had printed, but not committed, when it was killed."""
     executions: Sequence[ExecutionRecord]
-    """Of all of these instances."""
+    """Of all these instances."""
 
 
 class Check(msgspec.Struct, frozen=True):
-    """A claim, and the first few facts that contradict it."""
+    """A claim, and the first facts that contradict it."""
 
     claim: str
     faults: tuple[str, ...]
 
     @property
     def holds(self) -> bool:
-        """Whether nothing contradicts it."""
+        """Return whether nothing contradicts the claim."""
         return not self.faults
 
 
 def checks(evidence: Evidence) -> list[Check]:
-    """The claims of the summary, in the order in which they are shown."""
+    """Return the checks of the summary in display order."""
     claims = (_nothing_lost, _children, _transitions, _payments, _killed, _prints)
     return [
         Check(claim, tuple(faults)[:_SHOWN_FAULTS]) for claim, faults in (each(evidence) for each in claims)
@@ -70,8 +70,8 @@ def _nothing_lost(evidence: Evidence) -> _Claim:
         if one.status is not Status.DONE
     ]
     return (
-        f"{count} checkouts inserted, {count} done: nothing lost",
-        [f"checkout {id} is gone" for id in sorted(gone)] + unfinished,
+        f"{count} checkouts inserted, {count} done: nothing was lost",
+        [f"checkout {id} is missing" for id in sorted(gone)] + unfinished,
     )
 
 
@@ -81,37 +81,37 @@ def _children(evidence: Evidence) -> _Claim:
         numbers[shipment.parent_id].append(shipment.state.number)
     every = list(range(1, evidence.parcels + 1))
     return (
-        f"{len(evidence.shipments)} parcels, exactly {evidence.parcels} for each checkout: no fan-out ran twice",
-        [f"checkout {id} has the parcels {sorted(n)}" for id, n in numbers.items() if sorted(n) != every]
+        f"{len(evidence.shipments)} shipments, exactly {evidence.parcels} per checkout: no fan-out was committed twice",
+        [f"checkout {id} has parcels {sorted(n)}" for id, n in numbers.items() if sorted(n) != every]
         + [f"checkout {id} has no parcels" for id in evidence.sent if id not in numbers],
     )
 
 
 def _transitions(evidence: Evidence) -> _Claim:
     return (
-        f"{sum(one.step_seq for one in _every(evidence)):,} transitions committed, each by one execution and in order",
+        f"{sum(one.step_seq for one in _every(evidence)):,} transitions committed, each by one execution, in order",
         [
-            *_astray(evidence.checkouts, _CHECKOUT),
-            *_astray(evidence.shipments, _SHIPMENT),
-            *_uneven(evidence),
+            *_wrong_trails(evidence.checkouts, _CHECKOUT),
+            *_wrong_trails(evidence.shipments, _SHIPMENT),
+            *_wrong_transitions(evidence),
         ],
     )
 
 
-def _uneven(evidence: Evidence) -> Iterable[str]:
-    """Transitions that the records of executions do not have exactly once."""
+def _wrong_transitions(evidence: Evidence) -> Iterable[str]:
+    """Find transitions without exactly one committed execution."""
     counts = Counter((one.job_id, one.step_seq) for one in evidence.executions if one.status in _COMMITTED)
     made = {(one.id, number) for one in _every(evidence) for number in range(1, one.step_seq + 1)}
     for id, number in sorted(made | set(counts)):
         if (id, number) not in made or counts[id, number] != 1:
-            yield f"transition {number} of instance {id}: committed by {counts[id, number]} of its executions"
+            yield f"transition {number} of instance {id} was committed by {counts[id, number]} executions"
 
 
 def _every(evidence: Evidence) -> list[Instance[Any, Any]]:
     return [*evidence.checkouts, *evidence.shipments]
 
 
-def _astray(instances: Iterable[Instance[Any, Any]], wanted: list[str]) -> Iterable[str]:
+def _wrong_trails(instances: Iterable[Instance[Any, Any]], wanted: list[str]) -> Iterable[str]:
     for one in instances:
         trail = one.result.trail if one.status is Status.DONE else one.state.trail
         if one.step_seq != len(wanted) or trail != wanted:
@@ -120,11 +120,11 @@ def _astray(instances: Iterable[Instance[Any, Any]], wanted: list[str]) -> Itera
 
 def _payments(evidence: Evidence) -> _Claim:
     wrong = [
-        f"checkout {one.id} took {one.result.cents} cents of {evidence.sent.get(one.id)}"
+        f"checkout {one.id} has {one.result.cents} cents, paid {evidence.sent.get(one.id)}"
         for one in evidence.checkouts
         if one.status is Status.DONE and one.result.cents != evidence.sent.get(one.id)
     ]
-    return f"{_euros(evidence)} paid, every payment taken once", wrong
+    return f"{_euros(evidence)} paid, every payment counted once", wrong
 
 
 def _euros(evidence: Evidence) -> str:
@@ -141,10 +141,10 @@ def _killed(evidence: Evidence) -> _Claim:
     }
     printed = {each.parcel_id for each in evidence.prints if each.pid != evidence.killed_pid}
     return (
-        f"leases lost by the SIGKILL: {len(dead)}, {len(evidence.killed_ids)} of them with a label just printed; "
-        "the other worker ran all of these steps",
+        f"{len(dead)} running steps were lost with the killed worker ({len(evidence.killed_ids)} had printed their "
+        "label); the other worker ran all of them again",
         [
-            f"{one.step} of instance {one.job_id} was not run again"
+            f"step {one.step} of instance {one.job_id} was not run again"
             for one in dead
             if (one.job_id, one.step_seq) not in again
         ]
@@ -161,11 +161,9 @@ def _prints(evidence: Evidence) -> _Claim:
         keys[each.parcel_id][each.key] += 1
     again = len(evidence.prints) - len(keys)
     return (
-        f"{len(evidence.prints)} labels printed, {again} more than parcels: repeats, under the same idempotency key",
+        f"{len(evidence.prints)} labels printed, {again} of them repeated, with the same idempotency key",
         [f"shipment {one.id} has no label" for one in evidence.shipments if one.id not in keys]
         + [
-            f"shipment {id} printed under {len(counts)} keys"
-            for id, counts in keys.items()
-            if len(counts) > 1
+            f"shipment {id} printed with {len(counts)} keys" for id, counts in keys.items() if len(counts) > 1
         ],
     )

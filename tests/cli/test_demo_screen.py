@@ -5,7 +5,7 @@ import io
 import pytest
 from rich.console import Console
 
-from gen_durable.demo.proof import Check
+from gen_durable.demo.checks import Check
 from gen_durable.demo.screen import Counts, PlainScreen, TerminalScreen
 
 COUNTS = Counts(checkouts=300, parcels=900, paid=120, shipped=88, done=21, executing=12)

@@ -1,4 +1,4 @@
-"""The story: orders come in, payments arrive, one of two workers is killed, and all is finished all the same."""
+"""The course of the demo: insert orders, pay them, kill one of two workers, and check the result."""
 
 from __future__ import annotations
 
@@ -19,57 +19,57 @@ from ..config import Settings
 from ..instance import DuplicateSignal, ExecutionRecord, Instance, Status
 from ..machine import Machine
 from ..refs import InsertResult, KeyTaken, Spec
+from .checks import Check, Evidence, checks
 from .ledger import read_ledger
 from .machines import Checkout, Order, Payment, Receipt, Shipment
 from .processes import WorkerProcess, WorkerProcesses
-from .proof import Check, Evidence, checks
 from .screen import Counts, Screen
 
-__all__ = ["SCHEMA", "tell"]
+__all__ = ["SCHEMA", "run"]
 
 SCHEMA: Final = "gen_durable_demo"
 _SETTINGS: Final = Settings(schema=SCHEMA)
 _PARCELS: Final = 3
-_PAYING: Final = 3.0  # seconds over which the payments come in
-_REPEAT_EVERY: Final = 10  # each tenth notice of the bank comes twice, as webhooks do
-_LOOK_EVERY: Final = 0.15  # seconds between two looks at the counts
-_SETTLING: Final = 0.1  # seconds after which the server has acted on all that a paused process had sent
-_AT_ONCE: Final = 100  # questions about executions
-_DEADLINE: Final = 60.0  # seconds; a tenth of that is usual
+_PAYING: Final = 3.0  # seconds from the first payment to the last
+_REPEAT_EVERY: Final = 10  # every tenth payment signal is sent twice, as webhooks are
+_LOOK_EVERY: Final = 0.15  # seconds between two reads of the counts
+_SETTLING: Final = 0.1  # seconds until the server has processed what a frozen process had sent
+_AT_ONCE: Final = 100  # reads of executions
+_DEADLINE: Final = 60.0  # seconds; usually it takes a tenth of that
 
 
 class _StuckError(Exception):
-    """The story cannot come to its end, and why."""
+    """The demo cannot continue."""
 
 
-async def tell(screen: Screen, *, orders: int, dsn: str | None) -> bool:
-    """Play it from an empty schema to the closing summary; true if every claim of that holds."""
+async def run(screen: Screen, *, orders: int, dsn: str | None) -> bool:
+    """Run the demo. Returns whether all checks of the summary hold."""
     began_at = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="gen_durable_demo_") as scratch, screen:
         async with _fresh_client(screen, dsn) as client:
-            story = _Story(client, screen, Path(scratch) / "printer.jsonl", orders)
+            scenario = _Scenario(client, screen, Path(scratch) / "printer.jsonl", orders)
             with WorkerProcesses(["worker 1", "worker 2"], SCHEMA, dsn) as workers:
                 try:
                     async with asyncio.timeout(_DEADLINE):
-                        summary = await story.play(*workers.all)
+                        summary = await scenario.play(*workers.all)
                 except TimeoutError:
-                    summary = [Check("everything is finished", (f"not after {_DEADLINE:.0f} s",))]
+                    summary = [Check("all checkouts end", (f"not within {_DEADLINE:.0f} s",))]
                 except _StuckError as stuck:
-                    summary = [Check("the story comes to its end", (str(stuck),))]
+                    summary = [Check("the demo runs to its end", (str(stuck),))]
         screen.sum_up(summary)
         holds = all(check.holds for check in summary)
-        verdict = "Nothing lost, nothing committed twice" if holds else "That is not what was promised"
+        verdict = "Nothing was lost, nothing was committed twice" if holds else "A check failed"
         screen.say(
             f"\n{verdict} ({time.monotonic() - began_at:.1f} s).", "bold green" if holds else "bold red"
         )
         where = f"--schema {SCHEMA}{' --dsn …' if dsn else ''}"
         command = _command()
-        screen.say(f"To look at it: {command} ls {where}\nTo remove it:  {command} db down {where}")
+        screen.say(f"Inspect it: {command} ls {where}\nRemove it:  {command} db down {where}")
     return holds
 
 
 def _command() -> str:
-    """How to call gen-durable from the current directory: `./run` does not put its environment on the PATH."""
+    """Return how to call gen-durable from the current directory; `./run` does not extend the PATH."""
     installed = Path(sys.executable).with_name("gen-durable")
     found = shutil.which("gen-durable")
     if found is not None and Path(found) == installed:
@@ -80,22 +80,22 @@ def _command() -> str:
 
 @asynccontextmanager
 async def _fresh_client(screen: Screen, dsn: str | None) -> AsyncIterator[AsyncClient]:
-    """A client on an empty schema of the demo's own: the last run is gone, the user's tables are not touched."""
+    """Open a client on an empty schema of its own. Other schemas are not changed."""
     await drop_schema(dsn, SCHEMA)
     async with AsyncClient(dsn, settings=_SETTINGS) as client:
-        screen.say(f"PostgreSQL is up; the demo works in schema '{SCHEMA}'.")
+        screen.say(f"Connected to PostgreSQL, using schema '{SCHEMA}'.")
         yield client
 
 
-class _Story:
+class _Scenario:
     def __init__(self, client: AsyncClient, screen: Screen, ledger: Path, orders: int) -> None:
         self._client = client
         self._screen = screen
         self._ledger = ledger
         self._orders = orders
-        # Written only by the task that pays: cents by the id of the checkout.
+        # Cents by id of the checkout. Only _pay writes it.
         self._sent: dict[int, int] = {}
-        # Written only by the task that kills: the shipments that were cut off in mid-step; empty until then.
+        # Shipments interrupted by the kill; empty before it. Only _kill_in_mid_step writes it.
         self._cut_off: frozenset[int] = frozenset()
 
     async def play(self, victim: WorkerProcess, survivor: WorkerProcess) -> list[Check]:
@@ -107,7 +107,7 @@ class _Story:
                 group.create_task(self._kill_in_mid_step(victim, survivor))
                 await self._watch(victim, survivor)
         except ExceptionGroup as errors:
-            # One of them is enough to end the story; the others come from its being ended.
+            # The first error ends the demo; the others are consequences.
             raise errors.exceptions[0] from errors
         return checks(await self._evidence(victim.pid))
 
@@ -116,7 +116,7 @@ class _Story:
             _require_alive(*processes)
             await asyncio.sleep(_LOOK_EVERY)
         named = " and ".join(f"{process.name} (pid {process.pid})" for process in processes)
-        self._screen.say(f"{named} are up.")
+        self._screen.say(f"{named} started.")
 
     async def _insert(self) -> Sequence[InsertResult[Order, Receipt] | KeyTaken[Order, Receipt]]:
         specs = [
@@ -125,14 +125,14 @@ class _Story:
         ]
         checkouts = await self._client.insert_all(specs)
         self._screen.say(
-            f"{len(checkouts)} checkouts inserted; each awaits its payment, then ships {_PARCELS} parcels."
+            f"Inserted {len(checkouts)} checkouts. Each waits for its payment, then ships {_PARCELS} parcels."
         )
         return checkouts
 
     async def _pay(
         self, checkouts: Sequence[InsertResult[Order, Receipt] | KeyTaken[Order, Receipt]]
     ) -> None:
-        """Let the bank confirm every order; some of the notices come twice."""
+        """Send a payment signal to every checkout; every tenth one twice."""
         repeated = 0
         for number, checkout in enumerate(checkouts, 1):
             payment = Payment(cents=1000 + number)
@@ -143,12 +143,10 @@ class _Story:
                 )
                 repeated += isinstance(answer, DuplicateSignal)
             await asyncio.sleep(_PAYING / len(checkouts))
-        self._screen.say(
-            f"All {len(checkouts)} payments are in; {repeated} notices came twice and were dropped."
-        )
+        self._screen.say(f"Sent {len(checkouts)} payment signals; {repeated} duplicates were dropped.")
 
     async def _kill_in_mid_step(self, victim: WorkerProcess, survivor: WorkerProcess) -> None:
-        """Kill one once a third is shipped, at a moment at which it surely has steps half done."""
+        """When a third is shipped, kill one worker while it has uncommitted steps."""
         while await self._client.count(Shipment, status=Status.DONE) < self._orders * _PARCELS // 3:
             await asyncio.sleep(_LOOK_EVERY)
         victim.pause()
@@ -162,18 +160,18 @@ class _Story:
         self._cut_off = cut_off
         killed_at = time.monotonic()
         self._screen.say(
-            f"{victim.name} gets a SIGKILL in mid-step; labels printed, but not committed: {len(cut_off)}.",
+            f"Killed {victim.name} (SIGKILL). Labels it had printed but not committed: {len(cut_off)}.",
             "bold red",
         )
         while not cut_off <= self._printed_by(survivor):
             await asyncio.sleep(_LOOK_EVERY)
         after = time.monotonic() - killed_at
         self._screen.say(
-            f"Their leases ran out; {after:.1f} s after the kill, {survivor.name} has run them all again."
+            f"{survivor.name} has run these steps again, {after:.1f} s after the kill: their leases had expired."
         )
 
     async def _half_printed(self, process: WorkerProcess) -> frozenset[int]:
-        """The shipments whose label it has printed, but whose step is not committed."""
+        """Return the shipments whose label it has printed, but not committed."""
         executing = await self._client.list(
             Shipment, status=Status.EXECUTING, step=Shipment.label, limit=1000
         )
@@ -183,14 +181,14 @@ class _Story:
         return frozenset(each.parcel_id for each in read_ledger(self._ledger) if each.pid == process.pid)
 
     async def _watch(self, victim: WorkerProcess, survivor: WorkerProcess) -> None:
-        """Show the counts until every checkout has ended."""
+        """Show the progress until every checkout has ended."""
         while (counts := await self._counts()).done < self._orders:
             self._screen.show(counts)
             _require_alive(survivor, *([] if self._cut_off else [victim]))
             await asyncio.sleep(_LOOK_EVERY)
         self._screen.show(counts)
         if not self._cut_off:
-            raise _StuckError(f"{victim.name} was never seen in the middle of a step")
+            raise _StuckError(f"{victim.name} had no uncommitted step to interrupt")
 
     async def _counts(self) -> Counts:
         return Counts(
@@ -227,7 +225,7 @@ class _Story:
         return found
 
     async def _every(self, machine: type[Machine[StateT, ResultT]]) -> list[Instance[StateT, ResultT]]:
-        """All instances of a machine, page by page."""
+        """Read all instances of a machine, page by page."""
         found: list[Instance[StateT, ResultT]] = []
         while page := await self._client.list(machine, limit=5000, before=found[-1].id if found else None):
             found += page
@@ -237,4 +235,4 @@ class _Story:
 def _require_alive(*processes: WorkerProcess) -> None:
     for process in processes:
         if not process.is_alive:
-            raise _StuckError(f"{process.name} has ended by itself:\n{process.last_words()}")
+            raise _StuckError(f"{process.name} ended unexpectedly:\n{process.log_tail()}")
