@@ -73,7 +73,7 @@ def work(client: Client, key: str, **options: Any) -> None:
 
 
 @pytest.mark.clause("ADAPT-1", "ADAPT-5")
-def test_a_block_that_raises_leaves_nothing_and_one_that_ends_all(dsn: str, durable: DjangoClient) -> None:
+def test_insert_commits_or_rolls_back_with_the_atomic_block(dsn: str, durable: DjangoClient) -> None:
     key = next(KEYS)
     with pytest.raises(ZeroDivisionError), transaction.atomic():
         work(durable, key)
@@ -87,7 +87,7 @@ def test_a_block_that_raises_leaves_nothing_and_one_that_ends_all(dsn: str, dura
 
 
 @pytest.mark.clause("ADAPT-1", "ADAPT-3")
-def test_any_client_takes_the_connection(dsn: str) -> None:
+def test_client_accepts_a_django_connection(dsn: str) -> None:
     key = next(KEYS)
     client = Client("postgresql://nowhere")
     for conn in (connection, connections["default"]):
@@ -100,7 +100,7 @@ def test_any_client_takes_the_connection(dsn: str) -> None:
 
 
 @pytest.mark.clause("ADAPT-5")
-def test_an_inner_block_takes_back_its_own_part(dsn: str, durable: DjangoClient) -> None:
+def test_inner_atomic_block_rolls_back_only_its_inserts(dsn: str, durable: DjangoClient) -> None:
     key, other = next(KEYS), next(KEYS)
     with transaction.atomic():
         durable.insert(Number, 1, correlation_key=key)
@@ -111,7 +111,7 @@ def test_an_inner_block_takes_back_its_own_part(dsn: str, durable: DjangoClient)
 
 
 @pytest.mark.clause("ADAPT-5")
-def test_a_broken_transaction_is_not_taken_for_a_good_one(dsn: str, durable: DjangoClient) -> None:
+def test_broken_transaction_is_refused(dsn: str, durable: DjangoClient) -> None:
     key = next(KEYS)
     elsewhere = DjangoClient()
     elsewhere._opened.schema = "nowhere"  # type: ignore[union-attr]
@@ -127,7 +127,7 @@ def test_a_broken_transaction_is_not_taken_for_a_good_one(dsn: str, durable: Dja
 
 
 @pytest.mark.clause("ADAPT-5")
-def test_there_is_nothing_to_open(durable: DjangoClient) -> None:
+def test_client_needs_no_with_block(durable: DjangoClient) -> None:
     with durable as same:
         order = same.insert(Number, 1)
     assert isinstance(order, Inserted)
@@ -136,7 +136,7 @@ def test_there_is_nothing_to_open(durable: DjangoClient) -> None:
 
 
 @pytest.mark.clause("ADAPT-6")
-async def test_in_async_code_it_says_so_and_works_in_a_thread(dsn: str, durable: DjangoClient) -> None:
+async def test_client_raises_in_async_code_and_works_in_a_thread(dsn: str, durable: DjangoClient) -> None:
     key = next(KEYS)
     with pytest.raises(SynchronousOnlyOperation):
         durable.insert(Number, 1)
@@ -151,7 +151,7 @@ async def test_in_async_code_it_says_so_and_works_in_a_thread(dsn: str, durable:
 
 
 @pytest.mark.clause("ADAPT-7")
-def test_the_tables_come_and_go_with_the_migrations_in_any_schema(dsn: str) -> None:
+def test_migrations_create_and_drop_tables_in_any_schema(dsn: str) -> None:
     def version() -> list[tuple[int]]:
         with connection.cursor() as cursor:
             cursor.execute("select to_regclass('elsewhere.migrations') is not null")
@@ -173,7 +173,7 @@ def test_the_tables_come_and_go_with_the_migrations_in_any_schema(dsn: str) -> N
 
 
 @pytest.mark.clause("ADAPT-7")
-def test_there_is_a_migration_for_each_increment_and_none_is_missing() -> None:
+def test_every_increment_has_a_django_migration() -> None:
     ours = re.compile(r"^ \[X\] (\d{4})_", re.MULTILINE)
     told = io.StringIO()
     call_command("showmigrations", "gen_durable", stdout=told)
@@ -184,7 +184,7 @@ def test_there_is_a_migration_for_each_increment_and_none_is_missing() -> None:
 
 
 @pytest.mark.clause("ADAPT-7")
-def test_sqlmigrate_prints_what_would_be_done() -> None:
+def test_sqlmigrate_prints_the_statements() -> None:
     told = io.StringIO()
     call_command("sqlmigrate", "gen_durable", "0001", stdout=told, no_color=True)
     text = told.getvalue()
@@ -195,7 +195,7 @@ def test_sqlmigrate_prints_what_would_be_done() -> None:
 
 
 @pytest.mark.clause("ADAPT-7")
-def test_migrations_leave_other_databases_alone() -> None:
+def test_migrations_skip_other_databases() -> None:
     class Nobody:
         def allow_migrate(self, *_: object, **__: object) -> bool:
             return False
@@ -213,7 +213,7 @@ def test_migrations_leave_other_databases_alone() -> None:
 
 
 @pytest.mark.clause("ADAPT-8")
-def test_the_command_line_works_where_the_project_does(
+def test_command_line_uses_the_database_of_the_project(
     durable: DjangoClient, capfd: pytest.CaptureFixture[str]
 ) -> None:
     key = next(KEYS)
@@ -232,7 +232,7 @@ def test_the_command_line_works_where_the_project_does(
 
 
 @pytest.mark.clause("ADAPT-8")
-def test_who_cannot_connect_is_told_where_the_project_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_connection_error_names_the_django_database(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(connection.settings_dict, "HOST", "127.0.0.1")
     monkeypatch.setitem(connection.settings_dict, "PORT", "1")
     with pytest.raises(CommandError, match=r"came from DATABASES\['default'\] of the Django project$"):
@@ -240,7 +240,7 @@ def test_who_cannot_connect_is_told_where_the_project_says_so(monkeypatch: pytes
 
 
 @pytest.mark.clause("ADAPT-8")
-def test_a_worker_runs_what_the_settings_name(monkeypatch: pytest.MonkeyPatch, dsn: str) -> None:
+def test_worker_runs_the_target_of_the_settings(monkeypatch: pytest.MonkeyPatch, dsn: str) -> None:
     ran: list[Any] = []
     monkeypatch.setattr("gen_durable.worker.Worker.run", lambda worker, **_: ran.append(worker))
     call_command("gen_durable", "worker")
@@ -252,7 +252,7 @@ def test_a_worker_runs_what_the_settings_name(monkeypatch: pytest.MonkeyPatch, d
 
 
 @pytest.mark.clause("ADAPT-9")
-def test_the_admin_shows_everything_and_changes_nothing(durable: DjangoClient) -> None:
+def test_admin_is_read_only(durable: DjangoClient) -> None:
     from django.contrib.auth.models import Permission, User
 
     key = next(KEYS)
@@ -285,7 +285,7 @@ def test_the_admin_shows_everything_and_changes_nothing(durable: DjangoClient) -
 
 
 @pytest.mark.clause("ADAPT-9")
-def test_the_models_are_to_be_read_only(durable: DjangoClient) -> None:
+def test_models_are_read_only(durable: DjangoClient) -> None:
     order = durable.insert(Number, 1)
     row = Instance.objects.get(pk=order.id)
     assert (str(row), row.status, row.state) == (f"Number {order.id}", "runnable", "1")
@@ -313,20 +313,20 @@ def test_the_models_are_to_be_read_only(durable: DjangoClient) -> None:
         ("gen_durable", "GEN_DURABLE must be a dict, got 'gen_durable'"),
     ],
 )
-def test_settings_that_are_wrong_are_named(said: Any, error: str) -> None:
+def test_invalid_settings_are_named(said: Any, error: str) -> None:
     with override_settings(GEN_DURABLE=said), pytest.raises(ImproperlyConfigured, match=error):
         conf.read()
 
 
 @pytest.mark.clause("ADAPT-10")
-def test_another_database_than_postgresql_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_databases_than_postgresql_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connections["default"], "vendor", "sqlite")
     with pytest.raises(ImproperlyConfigured, match=r"DATABASES\['default'\] is .+ needs PostgreSQL"):
         DjangoClient()
 
 
 @pytest.mark.clause("ADAPT-10")
-def test_the_dsn_of_a_project(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dsn_of_a_project(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert psycopg.conninfo.conninfo_to_dict(database_dsn()) == psycopg.conninfo.conninfo_to_dict(dsn)
     monkeypatch.setitem(connections["default"].settings_dict, "PASSWORD", "a:b@c/d")
     monkeypatch.setitem(
@@ -339,7 +339,7 @@ def test_the_dsn_of_a_project(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.clause("ADAPT-5", "ADAPT-8")
-def test_the_example(dsn: str) -> None:
+def test_example(dsn: str) -> None:
     from bookshop.machines import Checkout as BookCheckout  # type: ignore[import-not-found]
     from bookshop.models import Order as BookOrder  # type: ignore[import-not-found]
 

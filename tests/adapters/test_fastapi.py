@@ -41,7 +41,7 @@ async def served(app: Any) -> AsyncIterator[httpx.AsyncClient]:
 
 
 @pytest.mark.clause("ADAPT-11", "ADAPT-12")
-async def test_the_example(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_example(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GEN_DURABLE_DSN", dsn)
     monkeypatch.setenv("WEBHOOK_SECRET", SECRET)
     monkeypatch.delitem(sys.modules, "examples.fastapi_app", raising=False)
@@ -78,7 +78,7 @@ async def test_the_example(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.clause("ADAPT-11")
-async def test_a_lifespan_of_ones_own_passes_the_client_on(dsn: str) -> None:
+async def test_custom_lifespan_can_merge_the_client_state(dsn: str) -> None:
     client = AsyncClient(dsn)
 
     @asynccontextmanager
@@ -98,7 +98,7 @@ async def test_a_lifespan_of_ones_own_passes_the_client_on(dsn: str) -> None:
 
 
 @pytest.mark.clause("ADAPT-11")
-async def test_an_application_without_a_client_says_what_it_lacks() -> None:
+async def test_missing_client_raises_with_advice() -> None:
     app = FastAPI()
 
     @app.get("/")
@@ -110,7 +110,7 @@ async def test_an_application_without_a_client_says_what_it_lacks() -> None:
 
 
 @pytest.mark.clause("ADAPT-11")
-async def test_a_websocket_gets_it_too(dsn: str) -> None:
+async def test_websocket_gets_the_client(dsn: str) -> None:
     client = AsyncClient(dsn)
     app = FastAPI(lifespan=client.lifespan)
 
@@ -136,7 +136,7 @@ async def test_a_websocket_gets_it_too(dsn: str) -> None:
 
 @pytest.mark.clause("ADAPT-13")
 @pytest.mark.parametrize("name", ["fastapi", "starlette", "django"])
-def test_what_is_missing_is_said_with_the_way_to_get_it(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_library_raises_with_the_extra(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in [each for each in sys.modules if each.split(".")[0] == name or f".contrib.{name}" in each]:
         monkeypatch.delitem(sys.modules, module)
     monkeypatch.setitem(sys.modules, name, None)
@@ -145,5 +145,5 @@ def test_what_is_missing_is_said_with_the_way_to_get_it(name: str, monkeypatch: 
         importlib.import_module(f"gen_durable.contrib.{name}")
 
 
-def test_the_names_of_the_adapter() -> None:
+def test_exported_names() -> None:
     assert adapter.get_client is get_client

@@ -131,9 +131,7 @@ def seen(engine: Engine, key: str) -> tuple[int, ...]:
 
 
 @pytest.mark.clause("ADAPT-1", "ADAPT-2")
-async def test_a_rollback_leaves_nothing_and_a_commit_all_from_the_very_first_statement_on(
-    caller: Caller, blocking: Engine
-) -> None:
+async def test_insert_commits_or_rolls_back_with_the_session(caller: Caller, blocking: Engine) -> None:
     key = next(KEYS)
     await caller.work(key)
     assert seen(blocking, key) == (0, 0, 0)
@@ -145,7 +143,7 @@ async def test_a_rollback_leaves_nothing_and_a_commit_all_from_the_very_first_st
 
 
 @pytest.mark.clause("ADAPT-1")
-async def test_what_is_closed_without_a_commit_has_not_happened(caller: Caller, blocking: Engine) -> None:
+async def test_closing_without_commit_rolls_back(caller: Caller, blocking: Engine) -> None:
     key = next(KEYS)
     await caller.work(key)
     await caller.end("close")
@@ -153,7 +151,7 @@ async def test_what_is_closed_without_a_commit_has_not_happened(caller: Caller, 
 
 
 @pytest.mark.clause("ADAPT-1")
-async def test_a_savepoint_takes_back_its_own_part(caller: Caller, blocking: Engine) -> None:
+async def test_savepoint_rolls_back_only_its_inserts(caller: Caller, blocking: Engine) -> None:
     key, other = next(KEYS), next(KEYS)
     await caller.work(key)
     nested = await _done(caller.session.begin_nested())
@@ -167,7 +165,7 @@ async def test_a_savepoint_takes_back_its_own_part(caller: Caller, blocking: Eng
 
 
 @pytest.mark.clause("ADAPT-2")
-async def test_it_sees_and_shares_what_the_session_has_done(caller: Caller, blocking: Engine) -> None:
+async def test_calls_see_uncommitted_changes_of_the_session(caller: Caller, blocking: Engine) -> None:
     key = next(KEYS)
     await caller.execute("set local statement_timeout = '59s'")
     await caller.work(key)
@@ -178,7 +176,7 @@ async def test_it_sees_and_shares_what_the_session_has_done(caller: Caller, bloc
 
 
 @pytest.mark.clause("ADAPT-3")
-async def test_in_autocommit_each_verb_is_its_own(dsn: str, blocking: Engine) -> None:
+async def test_autocommit_runs_each_call_in_its_own_transaction(dsn: str, blocking: Engine) -> None:
     from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
     from sqlalchemy.orm import Session
 
@@ -196,7 +194,7 @@ async def test_in_autocommit_each_verb_is_its_own(dsn: str, blocking: Engine) ->
 
 
 @pytest.mark.clause("ADAPT-4")
-async def test_what_is_in_no_transaction_or_of_another_kind_is_refused(dsn: str, blocking: Engine) -> None:
+async def test_unsuitable_connections_are_refused(dsn: str, blocking: Engine) -> None:
     from sqlalchemy import create_mock_engine
     from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
     from sqlalchemy.orm import Session
@@ -226,7 +224,7 @@ async def test_what_is_in_no_transaction_or_of_another_kind_is_refused(dsn: str,
 
 
 @pytest.mark.parametrize("driver", ["asyncpg", "psycopg_async"])
-async def test_a_blocking_verb_inside_run_sync_is_part_of_its_transaction(dsn: str, driver: str) -> None:
+async def test_blocking_call_in_run_sync_joins_the_transaction(dsn: str, driver: str) -> None:
     from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 
     engine = create_async_engine(dsn.replace("postgresql:", f"postgresql+{driver}:"))
@@ -246,7 +244,7 @@ async def test_a_blocking_verb_inside_run_sync_is_part_of_its_transaction(dsn: s
 
 
 @pytest.mark.clause("ADAPT-1", "ADAPT-2")
-async def test_the_example(
+async def test_example(
     durable_dsn: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("GEN_DURABLE_DSN", durable_dsn)

@@ -38,7 +38,7 @@ def alerts(stage: Harness, ref: Any) -> list[tuple[str, str, Any]]:
         ("discards", "stop", 1, "not worth it"),
     ],
 )
-def test_a_failure_is_told(stage: Harness, name: str, cause: str, attempts: int, error: str) -> None:
+def test_failure_emits_an_alert(stage: Harness, name: str, cause: str, attempts: int, error: str) -> None:
     ref = story(stage, name)
     stage.assert_failed(ref)
     ((id, type_, data),) = alerts(stage, ref)
@@ -49,12 +49,12 @@ def test_a_failure_is_told(stage: Harness, name: str, cause: str, attempts: int,
 
 @pytest.mark.clause("AUD-9")
 @pytest.mark.parametrize("name", ["ends", "goes_on", "again", "recovers", "gives_up", "spawns"])
-def test_nothing_else_is(stage: Harness, name: str) -> None:
+def test_other_outcomes_emit_no_alert(stage: Harness, name: str) -> None:
     assert alerts(stage, story(stage, name)) == []
 
 
 @pytest.mark.clause("AUD-9", "AUD-10")
-def test_poison(stage: Harness) -> None:
+def test_poison_emits_an_alert(stage: Harness) -> None:
     """A retry that is poison again is another alert; one that ends well has its own events."""
     ref = stage.insert(Story, step="stops", correlation_key="bad")
     for _ in range(2):
@@ -75,7 +75,7 @@ def test_poison(stage: Harness) -> None:
 
 
 @pytest.mark.clause("AUD-9")
-async def test_nobody_knows_its_machine_or_takes_its_outcome(stage: Harness, database: Database) -> None:
+async def test_unknown_machine_and_refused_outcome_emit_alerts(stage: Harness, database: Database) -> None:
     ids = await inserted(database, *[new(queue="unknown") for _ in range(3)])
     first, second, third = await picked(database, queue="unknown")
     unknown = settle.no_handler(first)
@@ -90,7 +90,7 @@ async def test_nobody_knows_its_machine_or_takes_its_outcome(stage: Harness, dat
 
 
 @pytest.mark.clause("AUD-10")
-async def test_it_is_published_at_least_once_under_one_id(durable_dsn: str) -> None:
+async def test_alert_is_published_at_least_once_with_one_id(durable_dsn: str) -> None:
     taken: list[CloudEvent] = []
 
     async def fussy(event: CloudEvent) -> None:
@@ -117,7 +117,7 @@ async def test_it_is_published_at_least_once_under_one_id(durable_dsn: str) -> N
     ("alerts", "sinks", "has"),
     [("ops", ["ops"], None), ("", [], None), ("osp", ["ops"], "ops"), ("ops", [], "none")],
 )
-async def test_a_worker_without_the_sink_says_so(
+async def test_worker_without_the_alert_sink_logs_it(
     durable_dsn: str, caplog: pytest.LogCaptureFixture, alerts: str, sinks: list[str], has: str | None
 ) -> None:
     async def drop(event: CloudEvent) -> None: ...

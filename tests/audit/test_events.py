@@ -101,7 +101,7 @@ TALES: dict[str, tuple[Tale, str, str]] = {
 @pytest.mark.clause("AUD-1", "AUD-3")
 @pytest.mark.parametrize("tale", TALES)
 @pytest.mark.parametrize("level", ["off", "failures", "all"])
-def test_each_level_has_its_events(stage: Harness, level: AuditLevel, tale: str) -> None:
+def test_events_of_each_level(stage: Harness, level: AuditLevel, tale: str) -> None:
     tell, everything, trouble = TALES[tale]
     stage.set_audit(level)
     expected = {"off": "", "failures": trouble, "all": everything}[level]
@@ -109,7 +109,7 @@ def test_each_level_has_its_events(stage: Harness, level: AuditLevel, tale: str)
 
 
 @pytest.mark.clause("AUD-1")
-def test_every_event_is_in_the_documentation() -> None:
+def test_every_event_is_documented() -> None:
     told = {
         name for line in PAGE.splitlines() if line.startswith("| `") for name in re.findall(r"`(\w+)`", line)
     }
@@ -117,7 +117,7 @@ def test_every_event_is_in_the_documentation() -> None:
 
 
 @pytest.mark.clause("AUD-2")
-def test_events_say_what_they_are_about(stage: Harness) -> None:
+def test_data_of_events(stage: Harness) -> None:
     stage.set_audit("all")
     ref = story(stage, "recovers")
     created, leased, retried, _, succeeded = stage.audit(ref)
@@ -138,7 +138,7 @@ def test_events_say_what_they_are_about(stage: Harness) -> None:
 
 
 @pytest.mark.clause("AUD-4")
-def test_people_are_named_with_their_reasons(stage: Harness) -> None:
+def test_events_of_actions_have_actor_and_reason(stage: Harness) -> None:
     stage.set_audit("failures")
     deeds = [(event.event, event.actor, event.reason) for event in stage.audit(people(stage))]
     assert deeds == [
@@ -152,7 +152,7 @@ def test_people_are_named_with_their_reasons(stage: Harness) -> None:
 
 
 @pytest.mark.clause("AUD-4", "AUD-5")
-async def test_a_cancel_that_wins_over_an_outcome(stage: Harness, database: Database) -> None:
+async def test_cancel_wins_over_an_outcome(stage: Harness, database: Database) -> None:
     stage.set_audit("all")
     (id,) = await inserted(database, new(queue="cancel"))
     (execution,) = await picked(database, queue="cancel")
@@ -163,7 +163,7 @@ async def test_a_cancel_that_wins_over_an_outcome(stage: Harness, database: Data
 
 
 @pytest.mark.clause("AUD-1")
-async def test_what_only_a_worker_does(stage: Harness, database: Database) -> None:
+async def test_events_that_only_a_worker_writes(stage: Harness, database: Database) -> None:
     stage.set_audit("all")
     (id,) = await inserted(database, new(queue="rare"))
     (execution,) = await picked(database, queue="rare")
@@ -181,7 +181,7 @@ async def test_what_only_a_worker_does(stage: Harness, database: Database) -> No
 
 
 @pytest.mark.clause("AUD-5")
-async def test_what_did_not_happen_is_not_told(stage: Harness, database: Database, dsn: str) -> None:
+async def test_rolled_back_changes_leave_no_event(stage: Harness, database: Database, dsn: str) -> None:
     stage.set_audit("all")
     (id,) = await inserted(database, new(queue="stale"))
     (execution,) = await picked(database, queue="stale")
@@ -202,9 +202,7 @@ async def test_what_did_not_happen_is_not_told(stage: Harness, database: Databas
     assert (await database.run(commits.commit_plain([], RECORDER))).results == []
 
 
-async def test_a_forced_cancel_tells_of_the_execution_that_it_ends(
-    stage: Harness, database: Database
-) -> None:
+async def test_forced_cancel_names_the_aborted_execution(stage: Harness, database: Database) -> None:
     stage.set_audit("all")
     (id,) = await inserted(database, new(queue="forced"))
     await picked(database, queue="forced")

@@ -19,7 +19,7 @@ from tests.audit.machines import Story, story
 
 
 @pytest.mark.clause("AUD-6")
-async def test_whoever_sets_it_sets_it_for_all(dsn: str) -> None:
+async def test_level_applies_to_all_clients(dsn: str) -> None:
     with Client(dsn) as client, psycopg.connect(dsn, autocommit=True) as sql:
         async with AsyncClient(dsn) as other:
             assert (await other.audit_level(), client.audit_level()) == ("failures", "failures")
@@ -39,7 +39,7 @@ async def test_whoever_sets_it_sets_it_for_all(dsn: str) -> None:
 
 
 @pytest.mark.clause("AUD-6")
-async def test_a_worker_brings_a_level_along_if_it_is_told_to(dsn: str) -> None:
+async def test_worker_sets_the_level_of_its_settings(dsn: str) -> None:
     async with Worker([Story], dsn=dsn) as worker:
         assert await worker.audit_level() == "failures"
     async with Worker([Story], dsn=dsn, settings=Settings(audit="all")) as worker:
@@ -54,7 +54,7 @@ async def test_a_worker_brings_a_level_along_if_it_is_told_to(dsn: str) -> None:
 
 
 @pytest.mark.clause("AUD-6")
-def test_the_command_line(stage: Harness, dsn: str) -> None:
+def test_command_line(stage: Harness, dsn: str) -> None:
     def say(*arguments: str) -> tuple[int, str]:
         result = CliRunner().invoke(root, ["audit", *arguments, "--dsn", dsn])
         return result.exit_code, result.output
@@ -97,7 +97,7 @@ def test_pages(stage: Harness) -> None:
 
 
 @pytest.mark.clause("AUD-8")
-async def test_old_ones_go_in_pages_and_young_ones_stay(database: Database, dsn: str) -> None:
+async def test_retention_removes_old_events_in_batches(database: Database, dsn: str) -> None:
     with psycopg.connect(dsn, autocommit=True) as sql:
         sql.execute("delete from gen_durable.audit_events")
         sql.execute(

@@ -58,9 +58,7 @@ async def until(condition: Callable[[], bool], seconds: float) -> None:
 
 @pytest.mark.clause("EVT-5", "EVT-11")
 @pytest.mark.parametrize("batch", [1, 10])
-async def test_a_good_event_is_out_within_seconds_beside_five_refused_ones(
-    durable_dsn: str, batch: int
-) -> None:
+async def test_refused_events_do_not_delay_a_good_one(durable_dsn: str, batch: int) -> None:
     bad: set[str] = set()
     sink = Picky(batch, refuse(bad, lambda: RuntimeError("no")))
     async with Worker([Teller], dsn=durable_dsn, sinks=sink, settings=CALM) as worker:
@@ -84,9 +82,7 @@ async def test_a_good_event_is_out_within_seconds_beside_five_refused_ones(
 
 @pytest.mark.clause("EVT-11")
 @pytest.mark.parametrize("error", [RuntimeError("no"), Rejected("no")])
-async def test_a_failed_batch_is_split_until_only_the_bad_events_are_left(
-    durable_dsn: str, error: Exception
-) -> None:
+async def test_failed_batch_is_split_down_to_the_bad_events(durable_dsn: str, error: Exception) -> None:
     bad: set[str] = set()
     sink = Picky(50, refuse(bad, lambda: error))
     async with Worker([Teller], dsn=durable_dsn, settings=CALM) as worker:
@@ -114,7 +110,7 @@ async def test_a_failed_batch_is_split_until_only_the_bad_events_are_left(
 
 
 @pytest.mark.clause("EVT-5")
-async def test_a_bad_event_in_a_batch_holds_back_the_events_behind_it(durable_dsn: str) -> None:
+async def test_failed_event_delays_later_events_of_its_instance(durable_dsn: str) -> None:
     """The line of the bad one waits in order; the other lines of the same batch go on."""
     sink = Picky(100, lambda events: None)
     async with Worker([Chatter], dsn=durable_dsn, settings=CALM) as worker:
@@ -143,7 +139,7 @@ async def test_a_bad_event_in_a_batch_holds_back_the_events_behind_it(durable_ds
 
 
 @pytest.mark.clause("EVT-8")
-async def test_an_event_is_retried_every_five_minutes_and_never_given_up(durable_dsn: str, db: Any) -> None:
+async def test_failed_event_is_retried_forever(durable_dsn: str, db: Any) -> None:
     def never(event: CloudEvent) -> None:
         raise RuntimeError("no")
 
@@ -167,7 +163,7 @@ async def test_an_event_is_retried_every_five_minutes_and_never_given_up(durable
     [SinkUnavailable("away", retry_after=timedelta(seconds=1)), ConnectionRefusedError("away")],
     ids=["retry-after", "connection"],
 )
-async def test_a_sink_that_is_away_is_left_alone(durable_dsn: str, error: Exception) -> None:
+async def test_unavailable_sink_is_paused(durable_dsn: str, error: Exception) -> None:
     is_away = True
 
     def rule(events: Sequence[CloudEvent]) -> None:
@@ -196,7 +192,7 @@ async def test_a_sink_that_is_away_is_left_alone(durable_dsn: str, error: Except
 
 
 @pytest.mark.clause("EVT-11")
-async def test_the_pause_that_a_receiver_asks_for_does_not_grow(durable_dsn: str) -> None:
+async def test_retry_after_pause_does_not_grow(durable_dsn: str) -> None:
     """A full inbox of one instance is answered 429 with Retry-After: others wait for that long, however often it is."""
     bad: set[str] = set()
     sink = Picky(1, refuse(bad, lambda: SinkUnavailable("full", retry_after=timedelta(seconds=0.2))))
@@ -212,7 +208,7 @@ async def test_the_pause_that_a_receiver_asks_for_does_not_grow(durable_dsn: str
 
 @pytest.mark.clause("EVT-11")
 @pytest.mark.parametrize("batch", [1, 10])
-async def test_an_event_on_which_the_sink_hangs_does_not_hold_up_others(durable_dsn: str, batch: int) -> None:
+async def test_hanging_event_does_not_delay_others(durable_dsn: str, batch: int) -> None:
     hanging = asyncio.Event()
 
     class Hanging(Picky):
@@ -239,7 +235,7 @@ async def test_an_event_on_which_the_sink_hangs_does_not_hold_up_others(durable_
 
 
 @pytest.mark.clause("EVT-11")
-async def test_a_batch_that_times_out_is_sent_again_one_by_one(durable_dsn: str) -> None:
+async def test_timed_out_batch_is_sent_again_one_by_one(durable_dsn: str) -> None:
     """Each half could take as long as the whole."""
     bad: set[str] = set()
     sink = Picky(10, refuse(bad, TimeoutError))
@@ -269,7 +265,7 @@ def dispatcher_of(sink: Picky, lease: timedelta) -> Dispatcher:
     )
 
 
-def test_a_sink_that_hangs_on_a_round_and_accepts_others_is_not_paused(
+def test_sink_with_one_hanging_round_is_not_paused(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     sink, lease = Picky(1, lambda events: None), timedelta(minutes=1)
@@ -284,7 +280,7 @@ def test_a_sink_that_hangs_on_a_round_and_accepts_others_is_not_paused(
     assert dispatcher._paused_until > time.monotonic()
 
 
-async def test_a_failing_sink_is_logged_once_and_so_is_its_return(
+async def test_sink_failure_and_recovery_are_logged_once(
     durable_dsn: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     is_away = True
@@ -307,7 +303,7 @@ async def test_a_failing_sink_is_logged_once_and_so_is_its_return(
     ]
 
 
-def test_the_log_names_only_rounds_in_which_nothing_was_accepted(
+def test_only_rounds_without_any_success_are_logged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """As one that answers 429 after a number of requests."""
@@ -325,7 +321,7 @@ def test_the_log_names_only_rounds_in_which_nothing_was_accepted(
     ]
 
 
-async def test_a_stopping_worker_hands_back_what_it_has_not_sent(durable_dsn: str) -> None:
+async def test_shutdown_releases_unsent_events(durable_dsn: str) -> None:
     entered, leave = asyncio.Event(), asyncio.Event()
 
     async def slow(event: CloudEvent) -> None:

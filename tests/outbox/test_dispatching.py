@@ -58,7 +58,7 @@ async def all_are_out(client: AsyncClient, sink: str | None = None) -> None:
 
 @pytest.mark.clause("EVT-5", "EVT-10")
 @pytest.mark.parametrize("batch", [1, 7])
-async def test_events_come_out_in_order_and_their_executions_are_done(durable_dsn: str, batch: int) -> None:
+async def test_events_are_published_in_order(durable_dsn: str, batch: int) -> None:
     shelf = Shelf(batch)
     async with Worker([Chatter], dsn=durable_dsn, sinks=shelf, settings=CALM) as worker:
         refs = await worker.insert_all([Spec(Chatter, 5) for _ in range(20)])
@@ -72,7 +72,7 @@ async def test_events_come_out_in_order_and_their_executions_are_done(durable_ds
 
 
 @pytest.mark.clause("EVT-10")
-async def test_an_execution_is_committed_until_its_events_are_out(durable_dsn: str) -> None:
+async def test_execution_is_done_when_its_events_are_published(durable_dsn: str) -> None:
     async with Worker([Teller], dsn=durable_dsn, settings=CALM) as worker:
         ref = await worker.insert(Teller, {}, step="last")
         await worker.wait(ref, timeout=PATIENCE)
@@ -85,7 +85,7 @@ async def test_an_execution_is_committed_until_its_events_are_out(durable_dsn: s
 
 
 @pytest.mark.clause("EVT-5", "EVT-8")
-async def test_a_sink_that_fails_gets_the_event_again_and_in_order(durable_dsn: str) -> None:
+async def test_failed_event_is_retried_in_order(durable_dsn: str) -> None:
     shelf = Shelf(fails=1)
     async with Worker([Chatter], dsn=durable_dsn, sinks=shelf, settings=CALM) as worker:
         events = Events(worker)
@@ -101,7 +101,7 @@ async def test_a_sink_that_fails_gets_the_event_again_and_in_order(durable_dsn: 
 
 @pytest.mark.clause("EVT-8", "EVT-9", "EVT-10")
 @pytest.mark.parametrize("batch", [1, 10])
-async def test_a_rejected_event_is_put_aside_and_the_line_goes_on(durable_dsn: str, batch: int) -> None:
+async def test_rejected_event_does_not_block_later_events(durable_dsn: str, batch: int) -> None:
     shelf = Shelf(batch, refuses=["second"])
     async with Worker(
         [Teller], dsn=durable_dsn, sinks={"default": shelf, "other": print}, settings=CALM
@@ -126,7 +126,7 @@ async def test_a_rejected_event_is_put_aside_and_the_line_goes_on(durable_dsn: s
 
 @pytest.mark.parametrize("batch", [1, 10])
 @pytest.mark.parametrize("error", [asyncio.CancelledError(), SystemExit(3), GeneratorExit()])
-async def test_a_sink_that_raises_what_ends_tasks_has_failed_like_any(
+async def test_cancelled_error_of_a_sink_is_a_failure(
     durable_dsn: str, error: BaseException, batch: int
 ) -> None:
     class Odd(Shelf):
@@ -148,7 +148,7 @@ async def test_a_sink_that_raises_what_ends_tasks_has_failed_like_any(
 
 
 @pytest.mark.clause("EVT-6")
-async def test_no_transaction_is_open_while_a_sink_takes_its_time(durable_dsn: str, db: Any) -> None:
+async def test_no_transaction_is_open_while_a_sink_publishes(durable_dsn: str, db: Any) -> None:
     entered, leave = asyncio.Event(), asyncio.Event()
 
     async def slow(event: CloudEvent) -> None:
@@ -186,7 +186,7 @@ async def test_two_dispatchers_share_the_work(durable_dsn: str) -> None:
 
 
 @pytest.mark.clause("EVT-9")
-async def test_a_published_event_can_be_replayed(durable_dsn: str) -> None:
+async def test_published_event_can_be_replayed(durable_dsn: str) -> None:
     shelf = Shelf()
     async with Worker([Teller], dsn=durable_dsn, sinks=shelf, settings=CALM) as worker:
         ref = await worker.insert(Teller, {}, step="last")
@@ -200,9 +200,7 @@ async def test_a_published_event_can_be_replayed(durable_dsn: str) -> None:
 
 
 @pytest.mark.clause("EVT-5", "EVT-9")
-async def test_replayed_events_go_in_order_before_what_is_pending(
-    durable_dsn: str, database: Database, db: Any
-) -> None:
+async def test_replayed_events_precede_pending_ones(durable_dsn: str, database: Database, db: Any) -> None:
     async with Worker([Chatter], dsn=durable_dsn, settings=CALM) as worker:
         ref = await worker.insert(Chatter, 6)
         await worker.wait(ref, timeout=PATIENCE)
@@ -223,14 +221,14 @@ async def test_replayed_events_go_in_order_before_what_is_pending(
     assert [event.id for event in rest] == numbers[2:]
 
 
-def test_what_is_no_sink_is_refused() -> None:
+def test_invalid_sinks_are_refused() -> None:
     with pytest.raises(UsageError, match="sink 'default' has type int"):
         Worker([Teller], sinks=3)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="sink 'x' has type type"):
         Worker([Teller], sinks={"x": Shelf})  # type: ignore[dict-item]
 
 
-def test_a_moment_is_written_as_the_standard_wants_it() -> None:
+def test_time_attribute_is_rfc3339() -> None:
     from datetime import UTC, datetime
 
     event = CloudEvent(
@@ -253,7 +251,7 @@ def test_a_moment_is_written_as_the_standard_wants_it() -> None:
     }
 
 
-async def test_a_plain_function_that_hangs_holds_up_neither_other_sinks_nor_the_exit(
+async def test_hanging_plain_sink_delays_neither_others_nor_exit(
     durable_dsn: str,
 ) -> None:
     over, hanging, taken = threading.Event(), list[threading.Thread](), list[str]()

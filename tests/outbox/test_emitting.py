@@ -29,7 +29,7 @@ def at(durable: Harness) -> Any:
 
 
 @pytest.mark.clause("EVT-3")
-def test_ids_count_along_transition_and_place(durable: Harness, at: Any) -> None:
+def test_event_id_has_transition_and_index(durable: Harness, at: Any) -> None:
     ref = at("several")
     id = ref.id
     assert told(durable, ref) == [
@@ -41,7 +41,7 @@ def test_ids_count_along_transition_and_place(durable: Harness, at: Any) -> None
     ]
 
 
-def test_an_event_is_about_the_key_of_its_instance(durable: Harness) -> None:
+def test_default_subject_is_the_correlation_key(durable: Harness) -> None:
     durable.insert(Teller, {}, step="last", correlation_key="order:1")
     durable.insert(Teller, {}, step="several", correlation_key="order:2")
     durable.drain()
@@ -63,14 +63,12 @@ def test_an_event_is_about_the_key_of_its_instance(durable: Harness) -> None:
         ("fails_to_act", ["handled"]),
     ],
 )
-def test_every_transition_may_emit_and_nothing_else_does(
-    durable: Harness, at: Any, name: str, types: list[str]
-) -> None:
+def test_only_transitions_emit(durable: Harness, at: Any, name: str, types: list[str]) -> None:
     assert [type for _, type in told(durable, at(name))] == types
 
 
 @pytest.mark.parametrize("value", [float("nan"), "\0", "\ud800"])
-def test_data_that_cannot_be_stored_is_a_failure_of_the_step(durable: Harness, at: Any, value: Any) -> None:
+def test_unstorable_data_fails_the_step(durable: Harness, at: Any, value: Any) -> None:
     class Bad(Machine[None, str]):
         @step
         async def run(self, ctx: Context[None]) -> Outcome[str]:
@@ -92,12 +90,12 @@ def test_data_that_cannot_be_stored_is_a_failure_of_the_step(durable: Harness, a
         (lambda: Next("a", emit=[Event("x")] * 1001), "emit got 1001 events"),
     ],
 )
-def test_what_is_no_event_is_refused(make: Any, says: str) -> None:
+def test_invalid_events_are_refused(make: Any, says: str) -> None:
     with pytest.raises(UsageError, match=says):
         make()
 
 
-def test_there_is_an_end_to_how_many_one_outcome_emits(durable: Harness) -> None:
+def test_number_of_events_is_bounded(durable: Harness) -> None:
     class Flood(Machine[None, str]):
         @step
         async def run(self, ctx: Context[None]) -> Outcome[str]:
@@ -112,7 +110,7 @@ def test_there_is_an_end_to_how_many_one_outcome_emits(durable: Harness) -> None
 
 
 @pytest.mark.clause("EVT-2")
-def test_a_cancelled_execution_emits_nothing(durable: Harness) -> None:
+def test_cancelled_execution_emits_nothing(durable: Harness) -> None:
     class Regrets(Machine[None, str]):
         @step
         def run(self, ctx: Context[None]) -> Outcome[str]:

@@ -32,7 +32,7 @@ async def dispatcher(
 
 
 @pytest.mark.clause("EVT-4", "EVT-5")
-async def test_every_event_comes_out_whoever_dies(durable_dsn: str, tmp_path: Path) -> None:
+async def test_all_events_are_published_despite_kills(durable_dsn: str, tmp_path: Path) -> None:
     shelf = tmp_path / "published"
     async with AsyncClient(durable_dsn) as client, AsyncExitStack() as stack:
         refs = await client.insert_all([Spec(Chatter, 10) for _ in range(60)])
@@ -57,9 +57,7 @@ async def test_every_event_comes_out_whoever_dies(durable_dsn: str, tmp_path: Pa
 
 
 @pytest.mark.clause("EVT-3", "EVT-4")
-async def test_an_event_that_was_published_and_not_marked_comes_again_under_its_id(
-    durable_dsn: str, tmp_path: Path
-) -> None:
+async def test_unmarked_event_is_published_again_with_its_id(durable_dsn: str, tmp_path: Path) -> None:
     shelf = tmp_path / "published"
     async with AsyncClient(durable_dsn) as client:
         async with dispatcher(durable_dsn, FAST, shelf, how="dies") as process:
@@ -73,9 +71,7 @@ async def test_an_event_that_was_published_and_not_marked_comes_again_under_its_
 
 
 @pytest.mark.clause("EVT-5", "EVT-7")
-async def test_a_dispatcher_that_lost_its_lease_repeats_only_known_events(
-    durable_dsn: str, tmp_path: Path
-) -> None:
+async def test_expired_dispatcher_lease_repeats_only_known_events(durable_dsn: str, tmp_path: Path) -> None:
     """One is stopped in the middle of its round, past its lease; another one publishes everything; then it goes on."""
     shelf = tmp_path / "published"
     async with Worker([Chatter], dsn=durable_dsn) as client, AsyncExitStack() as stack:

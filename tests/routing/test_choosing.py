@@ -28,16 +28,16 @@ def served(**options: Any) -> tuple[dict[str, int], dict[str, int]]:
     )
 
 
-def test_left_to_itself_it_serves_the_queues_of_its_machines() -> None:
+def test_default_queues_are_those_of_the_machines() -> None:
     assert served() == ({"billing": 10, "default": 10}, {})
 
 
-def test_with_prefixes_it_serves_no_queue_unless_it_is_asked_to() -> None:
+def test_worker_with_prefixes_serves_only_given_queues() -> None:
     assert served(prefixes=["billing.", "media."]) == ({}, {"billing.": 10, "media.": 10})
     assert served(prefixes=["billing."], queues={"default": 3}) == ({"default": 3}, {"billing.": 10})
 
 
-def test_prefixes_may_have_a_concurrency_each() -> None:
+def test_concurrency_per_prefix() -> None:
     assert served(prefixes={"billing.": 5, "media.": Queue(concurrency=2)})[1] == {"billing.": 5, "media.": 2}
     assert served(prefixes=("billing.", "billing."))[1] == {"billing.": 10}
     assert served(prefixes=(name for name in ["a.", "b."]))[1] == {"a.": 10, "b.": 10}
@@ -45,7 +45,7 @@ def test_prefixes_may_have_a_concurrency_each() -> None:
 
 @pytest.mark.clause("ROUTE-3")
 @pytest.mark.parametrize("nothing", [[], (), {}])
-def test_asked_for_prefixes_without_any_it_owns_the_default_ones(nothing: Any) -> None:
+def test_empty_prefixes_mean_default(nothing: Any) -> None:
     assert served(prefixes=nothing) == ({}, {"default.": 10})
 
 
@@ -60,7 +60,9 @@ def test_asked_for_prefixes_without_any_it_owns_the_default_ones(nothing: Any) -
         (" , ", ["default."]),
     ],
 )
-def test_the_environment_may_say_it(monkeypatch: pytest.MonkeyPatch, text: str, prefixes: list[str]) -> None:
+def test_prefixes_from_the_environment(
+    monkeypatch: pytest.MonkeyPatch, text: str, prefixes: list[str]
+) -> None:
     monkeypatch.setenv("WORKER_TYPE_PREFIXES", text)
     assert served() == ({}, dict.fromkeys(prefixes, 10))
 
@@ -75,7 +77,7 @@ def test_gen_durable_prefixes_wins_over_its_alias(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.clause("ROUTE-2")
-def test_what_the_code_says_wins_over_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_arguments_win_over_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORKER_TYPE_PREFIXES", "media.")
     assert served(prefixes=["billing."]) == ({}, {"billing.": 10})
     assert served(queues={"default": 1}) == ({"default": 1}, {})
@@ -85,12 +87,12 @@ def test_what_the_code_says_wins_over_the_environment(monkeypatch: pytest.Monkey
     "wrong",
     ["billing.", [""], [7], ["a\0"], ["x" * 256], ["\U0010ffff"], {"billing.": 0}, {"billing.": "many"}],
 )
-def test_what_is_no_prefix_is_refused(wrong: Any) -> None:
+def test_invalid_prefixes_are_refused(wrong: Any) -> None:
     with pytest.raises((SettingsError, UsageError), match=r"prefix|concurrency"):
         served(prefixes=wrong)
 
 
-def test_unknown_types_are_failed_or_left_and_nothing_else() -> None:
+def test_on_unknown_is_fail_or_leave() -> None:
     wrong: Any = "ignore"
     with pytest.raises(SettingsError, match="on_unknown must be 'fail' or 'leave', got 'ignore'"):
         Worker([charge], prefixes=["billing."], on_unknown=wrong)

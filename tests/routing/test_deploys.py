@@ -33,7 +33,7 @@ async def release(dsn: str, name: str, source: str) -> AsyncIterator[WorkerProce
 
 @pytest.mark.clause("ROUTE-9")
 @pytest.mark.parametrize("source", ["queue", "prefix"])
-async def test_a_rolling_deploy_loses_nothing(durable_dsn: str, db: Any, source: str) -> None:
+async def test_rolling_deploy_loses_nothing(durable_dsn: str, db: Any, source: str) -> None:
     """Two old workers; a producer that is ahead of them; new workers take their places, one by one, once by SIGKILL."""
     async with AsyncClient(durable_dsn) as client, AsyncExitStack() as stack:
         old = [await stack.enter_async_context(release(durable_dsn, "old", source)) for _ in range(2)]
@@ -104,7 +104,7 @@ async def test_a_rolling_deploy_loses_nothing(durable_dsn: str, db: Any, source:
 
 
 @pytest.mark.parametrize("source", ["queue", "prefix"])
-async def test_what_a_killed_worker_had_is_done_by_another(
+async def test_another_worker_continues_after_a_kill(
     durable_dsn: str, db: Any, tmp_path: Path, source: str
 ) -> None:
     may_end = tmp_path / "may_end"

@@ -82,9 +82,7 @@ async def lengths(db: Any, id: int) -> tuple[float, float]:
 @pytest.mark.parametrize(
     "source", [{"queues": {"default": 5}}, {"prefixes": ["m."]}], ids=["queue", "prefix"]
 )
-async def test_a_lease_has_its_length_at_the_pick_and_at_every_heartbeat(
-    durable_dsn: str, db: Any, source: Any
-) -> None:
+async def test_pick_and_heartbeat_use_the_lease_of_the_step(durable_dsn: str, db: Any, source: Any) -> None:
     held = Held()
 
     @job("m.job", lease=timedelta(seconds=7))
@@ -142,7 +140,7 @@ class Chain(Machine[None, list[int]], name="m.chain"):
         return Done([])
 
 
-async def test_a_chain_into_a_step_of_another_length_is_leased_anew(durable_dsn: str, db: Any) -> None:
+async def test_chained_step_gets_its_own_lease_length(durable_dsn: str, db: Any) -> None:
     held = Held()
     # No heartbeat in the way: what the row has is what the pick gave it.
     settings = msgspec.structs.replace(SETTINGS, heartbeat=timedelta(seconds=1))
@@ -174,7 +172,7 @@ async def test_a_chain_into_a_step_of_another_length_is_leased_anew(durable_dsn:
     ]
 
 
-async def test_a_short_lease_of_its_own_survives_long_steps(durable_dsn: str, db: Any) -> None:
+async def test_short_lease_is_renewed_during_long_steps(durable_dsn: str, db: Any) -> None:
     """Three times its length: the heartbeat of the worker is quick enough for the shortest lease that there is."""
 
     @job("m.short", lease=timedelta(milliseconds=500))
@@ -236,7 +234,7 @@ async def test_short_lease_is_kept_with_the_default_heartbeat(durable_dsn: str, 
     assert (await row_of(db, kept.id))["crash_count"] == 0
 
 
-async def test_silent_heartbeat_connection_is_given_up_in_time_for_the_shortest_lease(
+async def test_silent_heartbeat_connection_is_replaced_in_time(
     durable_dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened: list[float] = []
@@ -265,7 +263,7 @@ def refused(*machines: Any, heartbeat: float) -> str:
 
 
 @pytest.mark.clause("LEASE-6")
-def test_a_heartbeat_above_half_of_any_lease_is_refused() -> None:
+def test_heartbeat_above_half_of_a_lease_is_refused() -> None:
     @job("m.job", lease=timedelta(seconds=7))
     async def short() -> None: ...
 
@@ -282,7 +280,7 @@ def test_a_heartbeat_above_half_of_any_lease_is_refused() -> None:
 @pytest.mark.parametrize(
     "length", [timedelta(0), timedelta(milliseconds=99), timedelta(days=2), -timedelta(1), 60]
 )
-def test_a_length_that_cannot_be_one_is_refused(length: Any) -> None:
+def test_invalid_lease_is_refused(length: Any) -> None:
     with pytest.raises(OptionError, match="lease of machine 'Wrong' is"):
 
         class Wrong(Machine[None, None], lease=length):
@@ -302,7 +300,7 @@ def test_a_length_that_cannot_be_one_is_refused(length: Any) -> None:
 
 
 @pytest.mark.clause("LEASE-6")
-def test_a_step_wins_over_its_machine_and_a_subclass_over_its_base() -> None:
+def test_precedence_of_lease_options() -> None:
     class Sub(Own, lease=timedelta(seconds=90)):
         pass
 

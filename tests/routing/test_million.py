@@ -39,7 +39,7 @@ select id from gen_durable.gen_durable
 # One test, because filling the table is most of the work: half a minute where everything else is busy too.
 @pytest.mark.clause("ROUTE-6")
 @pytest.mark.timeout(240)
-async def test_a_pick_at_a_million_rows(durable_dsn: str) -> None:
+async def test_pick_with_a_million_rows(durable_dsn: str) -> None:
     async with Explainer.open(durable_dsn) as explainer:
         await explainer.connection.execute(_FEW)
         alone = await _by_queue(explainer)

@@ -68,7 +68,7 @@ update gen_durable.gen_durable
 
 
 @pytest.mark.clause("ROUTE-4")
-async def test_a_prefix_is_text_and_nothing_in_it_is_a_wildcard(database: Database, db: Any) -> None:
+async def test_prefix_has_no_wildcards(database: Database, db: Any) -> None:
     await inserted(database, db, [(name, 1, 0, 1) for name in NAMES])
     for prefix in PREFIXES:
         found = [each.fsm for each in await picked(database, prefix)]
@@ -77,7 +77,7 @@ async def test_a_prefix_is_text_and_nothing_in_it_is_a_wildcard(database: Databa
 
 
 @pytest.mark.clause("ROUTE-5")
-async def test_priority_then_time_then_id_over_all_types(database: Database, db: Any) -> None:
+async def test_order_is_priority_time_id_across_types(database: Database, db: Any) -> None:
     rows = [
         ("m.b", 1, 0, 10),
         ("m.a", 1, 0, 20),
@@ -96,7 +96,7 @@ async def test_priority_then_time_then_id_over_all_types(database: Database, db:
 
 @pytest.mark.clause("ROUTE-5")
 @pytest.mark.parametrize("seed", range(6))
-async def test_any_mixture_comes_in_order_whatever_the_demand(database: Database, db: Any, seed: int) -> None:
+async def test_order_holds_for_any_demand(database: Database, db: Any, seed: int) -> None:
     """Against the plain definition: sort everything that is due and known."""
     luck = random.Random(seed)
     types = [f"m.{number}" for number in range(luck.choice([1, 3, 40]))]
@@ -131,7 +131,7 @@ async def test_any_mixture_comes_in_order_whatever_the_demand(database: Database
     assert found == [id for _, id in order]
 
 
-async def test_rows_of_many_types_that_are_due_at_one_moment_all_come(database: Database, db: Any) -> None:
+async def test_all_rows_with_the_same_due_time_are_picked(database: Database, db: Any) -> None:
     ids = await inserted(database, db, [(f"m.{number % 50}", 1, 0, 1) for number in range(500)])
     found: list[int] = []
     while batch := await picked(database, "m.", 10):
@@ -139,7 +139,7 @@ async def test_rows_of_many_types_that_are_due_at_one_moment_all_come(database: 
     assert found == ids
 
 
-async def test_what_is_not_known_does_not_stand_before_what_is(database: Database, db: Any) -> None:
+async def test_unknown_types_do_not_block_known_ones(database: Database, db: Any) -> None:
     """Of forty types, each has rows of a version that only newer workers know, all of them due for longer."""
     unknown = [(f"m.{number}", 2, 0, 1000) for number in range(40) for _ in range(30)]
     known = [(f"m.{number}", 1, 0, 1) for number in range(40)]
@@ -150,7 +150,7 @@ async def test_what_is_not_known_does_not_stand_before_what_is(database: Databas
     assert found == ids[-40:-30]
 
 
-async def test_a_lease_is_as_long_as_its_step_says(database: Database, db: Any) -> None:
+async def test_lease_length_of_the_step(database: Database, db: Any) -> None:
     ids = await inserted(database, db, [("m.own", 1, 0, 3), ("m.own", 2, 0, 2), ("m.other", 1, 0, 1)])
     leases = pick.Leases(timedelta(seconds=60), {("m.own", 1, "run"): timedelta(seconds=7)})
     await picked(database, "m.", leases=leases)
@@ -161,7 +161,7 @@ async def test_a_lease_is_as_long_as_its_step_says(database: Database, db: Any) 
     assert [row["length"].total_seconds() for row in lengths] == [7, 60, 60]
 
 
-async def test_rows_that_somebody_holds_are_skipped(database: Database, db: Any) -> None:
+async def test_locked_rows_are_skipped(database: Database, db: Any) -> None:
     ids = await inserted(database, db, [(f"m.{number % 3}", 1, 0, 99 - number) for number in range(30)])
     async with db.transaction():
         await db.execute("select from gen_durable.gen_durable where id = any ($1) for update", ids[:20])
@@ -171,7 +171,7 @@ async def test_rows_that_somebody_holds_are_skipped(database: Database, db: Any)
 
 
 @pytest.mark.clause("ROUTE-10")
-async def test_pickers_at_one_moment_share_the_rows(database: Database, db: Any, durable_dsn: str) -> None:
+async def test_concurrent_picks_share_the_rows(database: Database, db: Any, durable_dsn: str) -> None:
     ids = await inserted(database, db, [(f"m.{number % 7}", 1, 0, 1) for number in range(300)])
 
     async def take(other: Database) -> list[int]:
@@ -194,7 +194,7 @@ end $$"""
 
 
 @pytest.mark.parametrize("change", ["retried", "leased", "gated"])
-async def test_a_row_that_changed_since_the_pick_began_is_looked_at_again(
+async def test_row_changed_during_the_pick_is_checked_again(
     database: Database, db: Any, durable_dsn: str, change: str
 ) -> None:
     """The pick has its snapshot and stops; meanwhile others lease the row, or put it off; then the pick goes on."""

@@ -68,7 +68,7 @@ async def until_idle(events: Events, label: str) -> None:
 
 
 @pytest.mark.clause("ROUTE-9")
-async def test_by_queue_a_worker_leaves_alone_what_it_does_not_know(durable_dsn: str, db: Any) -> None:
+async def test_queue_worker_leaves_unknown_machines(durable_dsn: str, db: Any) -> None:
     newer = maker("billing.charge.v1", version=2)
     async with (
         AsyncClient(durable_dsn) as client,
@@ -89,9 +89,7 @@ async def test_by_queue_a_worker_leaves_alone_what_it_does_not_know(durable_dsn:
     [{"queues": {"default": 5}}, {"prefixes": {"m.": 5}, "on_unknown": "leave"}],
     ids=["queue", "prefix"],
 )
-async def test_rows_behind_an_unknown_one_of_their_key_do_not_stand_before_other_work(
-    durable_dsn: str, db: Any, source: Any
-) -> None:
+async def test_blocked_key_does_not_delay_other_work(durable_dsn: str, db: Any, source: Any) -> None:
     """They wait for it, in their line. Whoever knows it will let them go on; meanwhile nobody else waits."""
     new, old = maker("m.new"), maker("m.old")
     keys = [f"tenant:{number}" for number in range(20)]
@@ -112,7 +110,7 @@ async def test_rows_behind_an_unknown_one_of_their_key_do_not_stand_before_other
 
 
 @pytest.mark.clause("ROUTE-1")
-async def test_a_prefix_owns_its_names_in_whatever_queue(durable_dsn: str, db: Any) -> None:
+async def test_prefix_applies_to_all_queues(durable_dsn: str, db: Any) -> None:
     elsewhere = maker("billing.refund.v1", queue="money")
     known = [BILLING, MEDIA, DEFAULT, TWIN, elsewhere]
     async with Worker(known, dsn=durable_dsn, prefixes=["billing."], settings=CALM) as worker:
@@ -128,7 +126,7 @@ async def test_a_prefix_owns_its_names_in_whatever_queue(durable_dsn: str, db: A
 
 
 @pytest.mark.clause("ROUTE-1")
-async def test_several_prefixes_and_queues_are_served_by_one_worker(durable_dsn: str, db: Any) -> None:
+async def test_worker_serves_several_prefixes_and_queues(durable_dsn: str, db: Any) -> None:
     known = [BILLING, MEDIA, DEFAULT, TWIN]
     async with Worker(
         known, dsn=durable_dsn, prefixes={"billing.": 1, "media.": 2}, queues={"special": 1}, settings=CALM
@@ -143,9 +141,7 @@ async def test_several_prefixes_and_queues_are_served_by_one_worker(durable_dsn:
 
 
 @pytest.mark.clause("ROUTE-3")
-async def test_without_a_prefix_it_is_default(
-    durable_dsn: str, db: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_default_prefix(durable_dsn: str, db: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORKER_TYPE_PREFIXES", "")
     async with Worker([BILLING, DEFAULT], dsn=durable_dsn, settings=CALM) as worker:
         refs = [await worker.insert(each, 1) for each in (BILLING, DEFAULT)]
@@ -153,7 +149,7 @@ async def test_without_a_prefix_it_is_default(
     assert await waiting(db) == ["billing.charge.v1"]
 
 
-async def test_what_happens_in_the_process_itself_wakes_the_prefix(durable_dsn: str) -> None:
+async def test_insert_in_the_same_process_wakes_the_prefix(durable_dsn: str) -> None:
     class Steps(Machine[int, int], name="m.steps"):
         @step
         async def count(self, ctx: Context[int]) -> Outcome[int]:
@@ -168,7 +164,7 @@ async def test_what_happens_in_the_process_itself_wakes_the_prefix(durable_dsn: 
 
 
 @pytest.mark.clause("ROUTE-5")
-async def test_priority_then_time_over_all_types_of_a_prefix(durable_dsn: str, db: Any) -> None:
+async def test_order_is_priority_then_time_across_types(durable_dsn: str, db: Any) -> None:
     order: list[tuple[str, int]] = []
 
     def noting(name: str) -> Any:
@@ -195,7 +191,7 @@ async def test_priority_then_time_over_all_types_of_a_prefix(durable_dsn: str, d
 
 
 @pytest.mark.clause("ROUTE-10")
-async def test_two_workers_of_overlapping_prefixes_run_nothing_twice(durable_dsn: str, db: Any) -> None:
+async def test_overlapping_prefixes_run_nothing_twice(durable_dsn: str, db: Any) -> None:
     runs: Counter[str] = Counter()
 
     def counting(number: int) -> Any:
@@ -221,7 +217,7 @@ async def test_two_workers_of_overlapping_prefixes_run_nothing_twice(durable_dsn
     assert len(names) == 2, "both of them worked"
 
 
-async def test_rows_that_a_transaction_holds_do_not_stop_a_prefix(durable_dsn: str, db: Any) -> None:
+async def test_locked_rows_do_not_block_a_prefix(durable_dsn: str, db: Any) -> None:
     async with AsyncClient(durable_dsn) as client:
         refs = await client.insert_all([Spec(BILLING, number) for number in range(80)])
         ids = [ref.id for ref in refs]
@@ -235,7 +231,7 @@ async def test_rows_that_a_transaction_holds_do_not_stop_a_prefix(durable_dsn: s
 # Keys under prefixes
 
 
-async def test_a_key_executes_one_at_a_time_and_in_order_over_all_types(durable_dsn: str, db: Any) -> None:
+async def test_concurrency_key_serializes_across_types(durable_dsn: str, db: Any) -> None:
     running: Counter[str] = Counter()
     order: dict[str, list[int]] = {"a": [], "b": []}
 
@@ -272,7 +268,7 @@ async def test_a_key_executes_one_at_a_time_and_in_order_over_all_types(durable_
     assert not await db.fetchval("select count(*) from gen_durable.gen_durable where gated")
 
 
-async def test_a_busy_key_does_not_stand_before_other_work(durable_dsn: str, db: Any) -> None:
+async def test_busy_key_does_not_delay_other_work(durable_dsn: str, db: Any) -> None:
     may_end, is_there = asyncio.Event(), asyncio.Event()
 
     @job("m.slow")
@@ -309,7 +305,7 @@ class Parent(Machine[str, list[str]], name="p.parent"):
 
 
 @pytest.mark.clause("ROUTE-7", "TEL-11")
-async def test_an_unknown_type_under_an_owned_prefix_fails_and_is_told(
+async def test_unknown_type_under_a_prefix_fails(
     durable_dsn: str, db: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     lost, newer = maker("billing.lost.v1"), maker("billing.charge.v1", version=2)
@@ -352,7 +348,7 @@ async def test_an_unknown_type_under_an_owned_prefix_fails_and_is_told(
     )
 
 
-async def test_an_unknown_type_that_failed_can_be_retried_where_it_is_known(durable_dsn: str) -> None:
+async def test_failed_unknown_type_can_be_retried(durable_dsn: str) -> None:
     lost = maker("billing.lost.v1")
     async with Worker([BILLING], dsn=durable_dsn, prefixes=["billing."], settings=CALM) as worker:
         ref = await worker.insert(lost, 1)
@@ -362,7 +358,7 @@ async def test_an_unknown_type_that_failed_can_be_retried_where_it_is_known(dura
         assert (await worker.wait(ref, timeout=PATIENCE)).result == "billing.lost.v1 1"
 
 
-async def test_a_machine_that_says_the_same_words_is_not_missing(durable_dsn: str) -> None:
+async def test_stop_with_the_same_reason_is_not_handler_missing(durable_dsn: str) -> None:
     class Says(Machine[None, None], name="billing.says"):
         @step
         async def run(self, ctx: Context[None]) -> Outcome[None]:
@@ -376,7 +372,7 @@ async def test_a_machine_that_says_the_same_words_is_not_missing(durable_dsn: st
 
 
 @pytest.mark.clause("ROUTE-8")
-async def test_on_unknown_leave_leaves_it_to_others(durable_dsn: str, db: Any) -> None:
+async def test_on_unknown_leave(durable_dsn: str, db: Any) -> None:
     lost, newer = maker("billing.lost.v1"), maker("billing.charge.v1", version=2)
     async with AsyncClient(durable_dsn) as client:
         refs = [await client.insert(each, 1, priority=-1) for each in (lost, newer) * 20]

@@ -13,7 +13,7 @@ from tests.schedules.support import Report, hourly
 
 
 @pytest.mark.clause("CRON-4", "CRON-9", "CRON-10")
-async def test_every_verb(client: Any) -> None:
+async def test_every_method(client: Any) -> None:
     put = await client.put_schedule(hourly(tz="Europe/Vienna"))
     assert isinstance(put, ScheduleRecord)
     assert (put.name, put.cron, put.every, put.tz) == ("hourly", "0 * * * *", None, "Europe/Vienna")
@@ -38,24 +38,24 @@ async def test_every_verb(client: Any) -> None:
 
 
 @pytest.mark.parametrize("verb", ["get", "pause", "resume", "trigger", "delete"])
-async def test_a_name_that_nobody_has(client: Any, verb: str) -> None:
+async def test_unknown_schedule_raises(client: Any, verb: str) -> None:
     with pytest.raises(NoScheduleError, match="there is no schedule 'nightly'"):
         await getattr(client, f"{verb}_schedule")("nightly")
 
 
 @pytest.mark.parametrize("verb", ["get", "pause", "resume", "trigger", "delete"])
-async def test_a_name_that_nobody_can_have(client: Any, verb: str) -> None:
+async def test_invalid_name_is_refused(client: Any, verb: str) -> None:
     for name in ("", "x" * 256, "a\0b", 7):
         with pytest.raises(UsageError, match="the name of a schedule"):
             await getattr(client, f"{verb}_schedule")(name)
 
 
-async def test_what_is_no_schedule(client: Any) -> None:
+async def test_invalid_schedule_is_refused(client: Any) -> None:
     with pytest.raises(UsageError, match="a value of type str is no schedule"):
         await client.put_schedule("nightly")
 
 
-async def test_a_trigger_whose_key_another_machine_has(client: Any) -> None:
+async def test_trigger_with_a_key_of_another_machine(client: Any) -> None:
     await client.put_schedule(Schedule("a", Spec(Report, "x", unique_key="k"), cron="@daily"))
     first = await client.trigger_schedule("a")
     again = await client.trigger_schedule("a")
@@ -63,14 +63,14 @@ async def test_a_trigger_whose_key_another_machine_has(client: Any) -> None:
 
 
 @pytest.mark.parametrize("name", ['"; drop table gen_durable.schedules; --', "ünï", "a b\n%s $1"])
-async def test_names_and_states_are_only_data(client: Any, name: str) -> None:
+async def test_names_and_states_are_escaped(client: Any, name: str) -> None:
     await client.put_schedule(Schedule(name, Spec(Report, name), cron="@daily"))
     triggered = await client.trigger_schedule(name)
     (instance,) = await client.list(schedule=name)
     assert (instance.id, instance.schedule, instance.state) == (triggered.id, name, name)
 
 
-async def test_it_takes_part_in_the_transaction_of_the_caller(durable_dsn: str) -> None:
+async def test_calls_join_the_transaction_of_the_caller(durable_dsn: str) -> None:
     conn = await asyncpg.connect(durable_dsn)
     async with AsyncClient(durable_dsn) as client:
         transaction = conn.transaction()

@@ -46,7 +46,7 @@ def advance_to_fire_time(durable: Harness, name: str = "hourly") -> datetime:
 
 
 @pytest.mark.clause("CRON-1", "CRON-2")
-def test_a_slot_inserts_what_the_spec_says_and_the_step_sees_the_slot(durable: Harness) -> None:
+def test_fire_time_inserts_the_spec_and_is_in_ctx(durable: Harness) -> None:
     spec = Spec(Report, "all", queue="reports", priority=7, correlation_key="report", max_attempts=3)
     put = durable.put_schedule(Schedule("hourly", spec, cron="0 * * * *"))
     assert durable.drain().done == 0
@@ -67,7 +67,7 @@ def test_a_slot_inserts_what_the_spec_says_and_the_step_sees_the_slot(durable: H
 
 
 @pytest.mark.clause("CRON-2")
-def test_what_no_schedule_has_inserted_has_no_slot(durable: Harness) -> None:
+def test_fire_time_is_none_without_a_schedule(durable: Harness) -> None:
     ref = durable.insert(Report, "alone")
     durable.drain()
     assert durable.assert_done(ref) == "alone None"
@@ -75,7 +75,7 @@ def test_what_no_schedule_has_inserted_has_no_slot(durable: Harness) -> None:
 
 
 @pytest.mark.clause("CRON-2")
-def test_the_slot_stays_over_steps_and_retries(durable: Harness) -> None:
+def test_fire_time_stays_over_steps_and_retries(durable: Harness) -> None:
     class Long(Machine[None, str]):
         @step
         async def one(self, ctx: Context[None]) -> Outcome:
@@ -97,7 +97,7 @@ def test_the_slot_stays_over_steps_and_retries(durable: Harness) -> None:
     assert instance.result == f"{fire_time}"
 
 
-def test_a_job_can_be_scheduled(durable: Harness) -> None:
+def test_job_can_be_scheduled(durable: Harness) -> None:
     @job("reports.daily.v1")
     def daily(region: str, ctx: Context[str]) -> str:
         return f"{region} {ctx.fire_time:%H:%M}"
@@ -110,7 +110,7 @@ def test_a_job_can_be_scheduled(durable: Harness) -> None:
 
 
 @pytest.mark.clause("CRON-1")
-def test_slots_of_an_interval_begin_when_it_is_stored(durable: Harness) -> None:
+def test_interval_starts_when_the_schedule_is_stored(durable: Harness) -> None:
     before = now(durable)
     put = durable.put_schedule(Schedule("often", Spec(Report, "x"), every=timedelta(minutes=15)))
     assert put.next_at is not None
@@ -122,9 +122,7 @@ def test_slots_of_an_interval_begin_when_it_is_stored(durable: Harness) -> None:
 
 @pytest.mark.clause("CRON-6")
 @pytest.mark.parametrize(("missed", "expected"), [("skip", 0), ("once", 1), ("all", 5)])
-def test_after_an_outage_missed_slots_are_treated_as_the_schedule_says(
-    durable: Harness, missed: Any, expected: int
-) -> None:
+def test_missed_fire_times_after_an_outage(durable: Harness, missed: Any, expected: int) -> None:
     durable.put_schedule(hourly(missed=missed))
     first = advance_to_fire_time(durable)
     durable.advance(hours=4, minutes=30)
@@ -137,7 +135,7 @@ def test_after_an_outage_missed_slots_are_treated_as_the_schedule_says(
 
 
 @pytest.mark.clause("CRON-6")
-def test_skipping_leaves_a_minute_of_grace(durable: Harness) -> None:
+def test_missed_skip_has_a_minute_of_grace(durable: Harness) -> None:
     durable.put_schedule(hourly(missed="skip"))
     fire_time = advance_to_fire_time(durable)
     durable.advance(seconds=30)
@@ -146,7 +144,7 @@ def test_skipping_leaves_a_minute_of_grace(durable: Harness) -> None:
 
 
 @pytest.mark.clause("CRON-6")
-def test_a_thousand_slots_at_most_are_made_up_for_and_the_latest(durable: Harness) -> None:
+def test_at_most_the_latest_thousand_fire_times_are_made_up(durable: Harness) -> None:
     put = durable.put_schedule(Schedule("often", Spec(Report, "x"), every=timedelta(minutes=1), missed="all"))
     assert put.next_at is not None
     durable.advance(days=1)
@@ -159,7 +157,7 @@ def test_a_thousand_slots_at_most_are_made_up_for_and_the_latest(durable: Harnes
 
 
 @pytest.mark.clause("CRON-6")
-def test_slots_of_a_large_spec_are_made_up_for_as_well(durable: Harness) -> None:
+def test_missed_fire_times_of_a_large_spec(durable: Harness) -> None:
     """In several goes: a jsonb takes 256 MB, and a thousand of these would be a gigabyte."""
     large = Spec(Report, "x" * 1_000_000)
     put = durable.put_schedule(Schedule("often", large, every=timedelta(minutes=1), missed="all"))
@@ -174,7 +172,7 @@ def _page() -> Any:
 
 
 @pytest.mark.clause("CRON-7")
-def test_a_slot_passes_by_while_the_last_instance_lives(durable: Harness) -> None:
+def test_overlap_skip_skips_while_an_instance_is_live(durable: Harness) -> None:
     durable.put_schedule(Schedule("naps", Spec(Sleeper), cron="@hourly", overlap="skip"))
     advance_to_fire_time(durable, "naps")
     durable.advance(hours=2)
@@ -190,7 +188,7 @@ def test_a_slot_passes_by_while_the_last_instance_lives(durable: Harness) -> Non
     assert durable.get_schedule("naps").last_error is None
 
 
-def test_instances_overlap_if_they_may(durable: Harness) -> None:
+def test_overlap_allow(durable: Harness) -> None:
     durable.put_schedule(Schedule("naps", Spec(Sleeper), cron="@hourly"))
     advance_to_fire_time(durable, "naps")
     durable.advance(hours=2)
@@ -198,7 +196,7 @@ def test_instances_overlap_if_they_may(durable: Harness) -> None:
 
 
 @pytest.mark.clause("CRON-8")
-def test_a_key_that_is_taken_costs_the_slot_and_nothing_else(durable: Harness) -> None:
+def test_taken_key_skips_one_fire_time(durable: Harness) -> None:
     holder = durable.insert(Report, "mine", correlation_key="k")
     durable.put_schedule(Schedule("hourly", Spec(Report, "all", correlation_key="k"), cron="@hourly"))
     fire_time = advance_to_fire_time(durable)
@@ -216,7 +214,7 @@ def test_a_key_that_is_taken_costs_the_slot_and_nothing_else(durable: Harness) -
 
 
 @pytest.mark.clause("CRON-8")
-def test_what_cannot_be_inserted_holds_up_neither_its_own_slots_nor_others(durable: Harness) -> None:
+def test_failed_insert_delays_no_later_fire_time(durable: Harness) -> None:
     durable.insert(Sleeper, correlation_key="k")
     durable.drain()
     durable.put_schedule(Schedule("hourly", Spec(Report, "all", correlation_key="k"), cron="@hourly"))
@@ -229,7 +227,7 @@ def test_what_cannot_be_inserted_holds_up_neither_its_own_slots_nor_others(durab
 
 
 @pytest.mark.clause("CRON-3")
-def test_a_clock_that_is_set_back_fires_nothing_twice(durable: Harness) -> None:
+def test_clock_set_back_fires_nothing_twice(durable: Harness) -> None:
     durable.put_schedule(hourly(missed="all"))
     fire_time = advance_to_fire_time(durable)
     durable.advance(hours=2)
@@ -250,7 +248,7 @@ def test_a_clock_that_is_set_back_fires_nothing_twice(durable: Harness) -> None:
 
 
 @pytest.mark.clause("CRON-3")
-def test_that_slots_only_go_forward_is_a_law(durable: Harness, sql: SqlConnection) -> None:
+def test_constraint_fire_times_move_forward(durable: Harness, sql: SqlConnection) -> None:
     durable.put_schedule(hourly())
     advance_to_fire_time(durable)
     durable.drain()
@@ -259,7 +257,7 @@ def test_that_slots_only_go_forward_is_a_law(durable: Harness, sql: SqlConnectio
 
 
 @pytest.mark.clause("CRON-3")
-def test_of_two_that_have_seen_a_slot_one_fires_it(durable: Harness) -> None:
+def test_only_one_of_two_workers_fires(durable: Harness) -> None:
     durable.put_schedule(hourly())
     advance_to_fire_time(durable)
     (seen,) = durable._database.run(schedules.due(10, ahead=durable._ahead))
@@ -272,7 +270,7 @@ def test_of_two_that_have_seen_a_slot_one_fires_it(durable: Harness) -> None:
 
 @pytest.mark.clause("CRON-3")
 @pytest.mark.parametrize("change", ["pause", "resume", "update", "replace"])
-def test_what_was_changed_after_the_look_is_not_fired_as_it_was(durable: Harness, change: str) -> None:
+def test_schedule_changed_after_the_read_is_not_fired(durable: Harness, change: str) -> None:
     durable.put_schedule(hourly())
     advance_to_fire_time(durable)
     (seen,) = durable._database.run(schedules.due(10, ahead=durable._ahead))
@@ -293,7 +291,7 @@ def test_what_was_changed_after_the_look_is_not_fired_as_it_was(durable: Harness
 
 
 @pytest.mark.clause("CRON-9")
-def test_a_pause_lasts_until_it_ends_and_its_slots_are_gone(durable: Harness) -> None:
+def test_fire_times_during_a_pause_are_skipped(durable: Harness) -> None:
     durable.put_schedule(hourly(missed="all"))
     paused = durable.pause_schedule("hourly", reason="month's end", actor="ann")
     assert (paused.is_paused, paused.pause_reason, paused.paused_by) == (True, "month's end", "ann")
@@ -311,7 +309,7 @@ def test_a_pause_lasts_until_it_ends_and_its_slots_are_gone(durable: Harness) ->
 
 
 @pytest.mark.clause("CRON-10")
-def test_a_trigger_inserts_now_paused_or_not_and_leaves_the_slots_alone(durable: Harness) -> None:
+def test_trigger_inserts_now_and_keeps_fire_times(durable: Harness) -> None:
     put = durable.put_schedule(Schedule("naps", Spec(Sleeper), cron="@hourly", overlap="skip"))
     first = durable.trigger_schedule("naps")
     durable.pause_schedule("naps")
@@ -332,7 +330,7 @@ def test_a_trigger_inserts_now_paused_or_not_and_leaves_the_slots_alone(durable:
 
 
 @pytest.mark.clause("CRON-4")
-def test_a_new_definition_keeps_the_next_slot_unless_it_says_another_time(durable: Harness) -> None:
+def test_new_definition_keeps_the_next_fire_time(durable: Harness) -> None:
     every = timedelta(minutes=40)
     first = durable.put_schedule(Schedule("s", Spec(Report, "a"), every=every))
     durable.pause_schedule("s", reason="why")
@@ -348,14 +346,14 @@ def test_a_new_definition_keeps_the_next_slot_unless_it_says_another_time(durabl
     assert later.is_paused
 
 
-def test_an_unchanged_declaration_writes_nothing(durable: Harness, sql: SqlConnection) -> None:
+def test_unchanged_declaration_writes_nothing(durable: Harness, sql: SqlConnection) -> None:
     durable.put_schedule(hourly())
     (row,) = sql("select xmin::text, * from gen_durable.schedules")
     durable.put_schedule(hourly())
     assert sql("select xmin::text, * from gen_durable.schedules") == [row]
 
 
-def test_keys_and_scopes_of_a_spec_arrive_as_they_were_given(durable: Harness, sql: SqlConnection) -> None:
+def test_keys_and_scopes_of_a_spec(durable: Harness, sql: SqlConnection) -> None:
     spec = Spec(
         Report,
         "all",
@@ -379,14 +377,14 @@ def _set(row: Any) -> set[str]:
     return set(row["unique_scope"].strip("{}").split(","))
 
 
-def test_a_thousand_slots_are_too_many_for_a_drain(durable: Harness) -> None:
+def test_drain_refuses_a_thousand_fire_times(durable: Harness) -> None:
     durable.put_schedule(Schedule("naps", Spec(Sleeper), every=timedelta(seconds=1), overlap="skip"))
     durable.advance(minutes=1)
     with pytest.raises(AssertionError, match="schedules were due more than 20 times; advance by less"):
         durable.drain(max_steps=20)
 
 
-async def test_the_async_harness_has_the_same_clock(async_durable: AsyncHarness) -> None:
+async def test_clock_of_the_async_harness(async_durable: AsyncHarness) -> None:
     await async_durable.put_schedule(Schedule("often", Spec(Report, "x"), every=timedelta(minutes=40)))
     async_durable.advance(hours=2)
     assert (await async_durable.drain()).done == 3
@@ -394,7 +392,7 @@ async def test_the_async_harness_has_the_same_clock(async_durable: AsyncHarness)
     assert async_durable.catch_up() == 1
 
 
-def test_dates_are_those_of_the_calendar(durable: Harness) -> None:
+def test_fire_times_follow_the_calendar_after_advance(durable: Harness) -> None:
     """However far time has passed: fire_times lie where cron puts them."""
     durable.put_schedule(Schedule("monthly", Spec(Report, "x"), cron="0 9 1 * *", tz="Asia/Tokyo"))
     durable.advance(days=95)
@@ -407,7 +405,7 @@ def test_dates_are_those_of_the_calendar(durable: Harness) -> None:
 
 
 @pytest.mark.clause("CRON-1", "FLOW-11")
-def test_a_slot_is_not_lost_when_the_rate_limit_does_not_exist(durable: Harness) -> None:
+def test_missing_rate_limit_does_not_lose_a_fire_time(durable: Harness) -> None:
     spec = Spec(Report, "all", rate_limit=("crm", 7), weight=2)
     durable.put_schedule(Schedule("hourly", spec, cron="0 * * * *"))
     advance_to_fire_time(durable)
@@ -420,7 +418,7 @@ def test_a_slot_is_not_lost_when_the_rate_limit_does_not_exist(durable: Harness)
 
 
 @pytest.mark.clause("CRON-1")
-def test_the_rate_limit_of_a_schedule_counts(durable: Harness) -> None:
+def test_rate_limit_of_a_schedule(durable: Harness) -> None:
     durable.set_limit(RateLimit("crm", 2, AN_HOUR))
     spec = Spec(Report, "all", rate_limit="crm", weight=2)
     durable.put_schedule(Schedule("yearly", spec, cron="0 0 1 1 *"))

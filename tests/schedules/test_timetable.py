@@ -94,7 +94,7 @@ def following(timetable: Timetable, moment: datetime, count: int) -> list[dateti
 
 @pytest.mark.clause("CRON-5")
 @pytest.mark.parametrize(("tz", "expression", "start", "expected"), TABLE)
-def test_slots_on_the_nights_when_clocks_are_set(tz: str, expression: str, start: str, expected: str) -> None:
+def test_fire_times_at_dst_changes(tz: str, expression: str, start: str, expected: str) -> None:
     zone = ZoneInfo(tz)
     wanted = [datetime.fromisoformat(f"2024-{one}") for one in expected.split()]
     moment = datetime.fromisoformat(start).replace(tzinfo=zone)
@@ -122,7 +122,7 @@ MOMENTS = st.integers(0, 3 * 365 * 86_400_000).map(
 
 @pytest.mark.clause("CRON-5")
 @given(st.sampled_from(ZONES), st.sampled_from(EXPRESSIONS), MOMENTS, st.integers(0, 40), st.integers(1, 9))
-def test_slots_only_go_forward_and_the_way_back_finds_the_same(
+def test_fire_times_increase_and_match_backward_search(
     tz: str, expression: str, moment: datetime, hours: int, most: int
 ) -> None:
     timetable = cron(expression, tz)
@@ -140,7 +140,7 @@ def test_slots_only_go_forward_and_the_way_back_finds_the_same(
 
 
 @given(MOMENTS, st.integers(1, 10**7), st.integers(0, 10**8), st.integers(1, 9))
-def test_slots_of_an_interval_are_whole_intervals_from_its_anchor(
+def test_interval_fire_times_are_aligned_to_the_anchor(
     moment: datetime, seconds: int, later: int, most: int
 ) -> None:
     every = timedelta(seconds=seconds)
@@ -158,7 +158,7 @@ def test_slots_of_an_interval_are_whole_intervals_from_its_anchor(
     ]
 
 
-def test_the_latest_of_very_many_slots_are_found_at_once() -> None:
+def test_latest_of_many_fire_times_are_found_fast() -> None:
     """A year of seconds is not walked through."""
     first = datetime(2024, 1, 1, tzinfo=UTC)
     now = datetime(2025, 1, 1, 0, 0, 0, 500, tzinfo=UTC)
@@ -197,9 +197,7 @@ def test_the_latest_of_very_many_slots_are_found_at_once() -> None:
         ({"cron": "@daily", "overlap": "skip", "missed": "all"}, "only the first would run"),
     ],
 )
-def test_what_can_never_work_is_refused_where_it_is_written(
-    options: dict[str, Any], problem: str | None
-) -> None:
+def test_invalid_schedules_are_refused(options: dict[str, Any], problem: str | None) -> None:
     if problem is None:
         assert Schedule("odd", Spec(Report, "all"), **options).cron
         return
@@ -215,7 +213,7 @@ def test_what_can_never_work_is_refused_where_it_is_written(
         (Spec(Report, "all", unique_key=b"\xff"), "is of type bytes"),
     ],
 )
-def test_a_spec_says_what_and_not_when(spec: Any, problem: str) -> None:
+def test_spec_with_a_time_option_is_refused(spec: Any, problem: str) -> None:
     with pytest.raises(UsageError, match=problem):
         Schedule("odd", spec, cron="@daily")
 

@@ -46,7 +46,7 @@ def is_every_second_once(fire_times: list[Any]) -> bool:
 
 
 @pytest.mark.clause("CRON-1", "CRON-4", "CRON-11")
-async def test_a_declared_schedule_is_stored_fired_and_told_of(durable_dsn: str) -> None:
+async def test_declared_schedule_is_stored_and_fired(durable_dsn: str) -> None:
     declared = Schedule("often", Spec(Report, "x"), every=A_SECOND)
     async with Worker([Report], dsn=durable_dsn, settings=CALM, schedules=[declared]) as worker:
         events = Events(worker)
@@ -78,7 +78,7 @@ def test_two_declarations_of_one_name_are_refused() -> None:
 
 
 @pytest.mark.clause("CRON-12")
-async def test_a_machine_that_no_worker_here_knows_is_fired_all_the_same(durable_dsn: str, db: Any) -> None:
+async def test_schedule_of_an_unregistered_machine_is_fired(durable_dsn: str, db: Any) -> None:
     async with AsyncClient(durable_dsn) as client:
         await client.put_schedule(hourly())
         await db.execute(_LET_PASS, timedelta(hours=1), "hourly")
@@ -90,7 +90,7 @@ async def test_a_machine_that_no_worker_here_knows_is_fired_all_the_same(durable
             assert (await worker.wait(instance.id, timeout=PATIENCE)).is_finished
 
 
-async def test_many_schedules_in_one_crowd_of_workers(durable_dsn: str, db: Any) -> None:
+async def test_many_schedules_with_many_workers(durable_dsn: str, db: Any) -> None:
     """Four workers, 300 schedules that are due at once, one instance each."""
     async with AsyncClient(durable_dsn) as client:
         await client.put_schedule(hourly())
@@ -112,9 +112,7 @@ async def test_many_schedules_in_one_crowd_of_workers(durable_dsn: str, db: Any)
 
 @pytest.mark.clause("CRON-3")
 @pytest.mark.parametrize("point", ["before", "after"])
-async def test_killed_before_or_after_the_firing_the_slot_is_fired_once(
-    durable_dsn: str, db: Any, point: str
-) -> None:
+async def test_kill_before_or_after_firing_fires_once(durable_dsn: str, db: Any, point: str) -> None:
     async with AsyncClient(durable_dsn) as client:
         await client.put_schedule(hourly(missed="all"))
         await db.execute(
@@ -131,7 +129,7 @@ async def test_killed_before_or_after_the_firing_the_slot_is_fired_once(
 
 
 @pytest.mark.clause("CRON-3")
-async def test_killed_in_the_middle_of_the_firing_the_slot_is_fired_once(durable_dsn: str, db: Any) -> None:
+async def test_kill_during_firing_fires_once(durable_dsn: str, db: Any) -> None:
     async with AsyncClient(durable_dsn) as client:
         spec = Spec(Report, "x", correlation_key="k", correlation_scope=[Status.RUNNABLE])
         await client.put_schedule(Schedule("hourly", spec, cron="@hourly"))
@@ -157,9 +155,7 @@ async def test_killed_in_the_middle_of_the_firing_the_slot_is_fired_once(durable
 
 
 @pytest.mark.clause("CRON-3", "CRON-6")
-async def test_a_fleet_that_is_killed_again_and_again_fires_every_second_once(
-    durable_dsn: str, db: Any
-) -> None:
+async def test_workers_killed_repeatedly_fire_every_second_once(durable_dsn: str, db: Any) -> None:
     async with AsyncClient(durable_dsn) as client:
         declared = Schedule("often", Spec(Report, "x"), every=A_SECOND, missed="all")
         await client.put_schedule(declared)
@@ -179,7 +175,7 @@ async def test_a_fleet_that_is_killed_again_and_again_fires_every_second_once(
     assert len(fire_times) > 30
 
 
-async def test_a_caller_that_holds_a_schedule_holds_up_no_other(durable_dsn: str, db: Any) -> None:
+async def test_locked_schedule_does_not_delay_others(durable_dsn: str, db: Any) -> None:
     async with AsyncClient(durable_dsn) as client:
         for name in ("held", "free"):
             await client.put_schedule(hourly(name))
@@ -192,7 +188,7 @@ async def test_a_caller_that_holds_a_schedule_holds_up_no_other(durable_dsn: str
         assert await client.count(schedule="held") == 0
 
 
-async def test_a_worker_that_cannot_read_a_schedule_leaves_it_to_others(
+async def test_unreadable_schedule_is_left_to_other_workers(
     durable_dsn: str, db: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with AsyncClient(durable_dsn) as client:
@@ -215,7 +211,7 @@ async def test_a_worker_that_cannot_read_a_schedule_leaves_it_to_others(
 
 
 @pytest.mark.clause("CRON-8", "CRON-11")
-async def test_what_is_passed_by_is_told_with_its_reason(
+async def test_skipped_fire_time_emits_its_reason(
     durable_dsn: str, db: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with AsyncClient(durable_dsn) as client:

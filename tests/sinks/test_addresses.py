@@ -67,7 +67,7 @@ from gen_durable.sinks.addresses import ForbiddenAddressError, resolve
         "ff02::1",
     ],
 )
-async def test_private_addresses(host: str) -> None:
+async def test_private_addresses_are_refused(host: str) -> None:
     with pytest.raises(ForbiddenAddressError, match="not a public address"):
         await resolve(host, 443, private=False)
 
@@ -76,9 +76,9 @@ async def test_private_addresses(host: str) -> None:
     "host",
     ["1.1.1.1", "168.63.129.17", "193.0.0.1", "2606:4700:4700::1111", "::ffff:101:101", "64:ff9b::101:101"],
 )
-async def test_public_addresses(host: str) -> None:
+async def test_public_addresses_are_allowed(host: str) -> None:
     assert await resolve(host, 443, private=False) == host
 
 
-async def test_private_ones_if_that_is_meant() -> None:
+async def test_private_true_allows_private_addresses() -> None:
     assert await resolve("127.0.0.1", 80, private=True) == "127.0.0.1"

@@ -45,7 +45,7 @@ def as_they_read_it(request: Request) -> Theirs:
 
 
 @pytest.mark.parametrize("mode", ["structured", "binary"])
-async def test_the_official_sdk_reads_what_is_sent(there: Receiver, mode: Any) -> None:
+async def test_cloudevents_sdk_reads_the_requests(there: Receiver, mode: Any) -> None:
     sink = HttpSink(there.url, mode=mode, private=True, headers={"authorization": "Bearer x"})
     sent = event(subject='order "42" ü %')
     await sink.publish([sent])
@@ -64,7 +64,7 @@ async def test_the_official_sdk_reads_what_is_sent(there: Receiver, mode: Any) -
     assert request.headers["host"] == f"127.0.0.1:{there.port}"
 
 
-async def test_a_batch_is_one_request(there: Receiver) -> None:
+async def test_batch_is_one_request(there: Receiver) -> None:
     sink = HttpSink(there.url, mode="batch", private=True)
     assert sink.batch == 100
     await sink.publish([event(1), event(2)])
@@ -95,7 +95,7 @@ async def test_requests_are_signed(there: Receiver) -> None:
         (503, SinkUnavailable),
     ],
 )
-async def test_answers(there: Receiver, status: int, error: type[Exception]) -> None:
+async def test_status_codes(there: Receiver, status: int, error: type[Exception]) -> None:
     there.status = status
     sink = HttpSink(there.url, private=True)
     with pytest.raises(error, match=f"answered {status}"):
@@ -104,7 +104,7 @@ async def test_answers(there: Receiver, status: int, error: type[Exception]) -> 
 
 
 @pytest.mark.parametrize(("size", "connections"), [(0, 1), (1000, 1), (1_000_000, 3)])
-async def test_connections_are_kept_unless_an_answer_is_large(
+async def test_connection_is_reused_unless_an_answer_is_large(
     there: Receiver, size: int, connections: int
 ) -> None:
     there.status, there.body = 200, b"x" * size
@@ -115,7 +115,7 @@ async def test_connections_are_kept_unless_an_answer_is_large(
     assert there.connections == connections
 
 
-async def test_batches_of_other_events_have_other_ids(there: Receiver) -> None:
+async def test_different_batches_have_different_ids(there: Receiver) -> None:
     """A batch is split and put together anew; a receiver that goes by webhook-id must not drop one for another."""
     sink = HttpSink(there.url, mode="batch", private=True, secret=SECRET)
     for batch in ([1, 2, 3], [1, 2], [1], [1, 2]):
@@ -127,7 +127,7 @@ async def test_batches_of_other_events_have_other_ids(there: Receiver) -> None:
     assert ids[2] == event(1).id
 
 
-async def test_requests_leave_no_line_in_the_log(there: Receiver, caplog: pytest.LogCaptureFixture) -> None:
+async def test_requests_are_not_logged(there: Receiver, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
         sink = HttpSink(there.url, private=True)
         await sink.publish([event()])
@@ -158,7 +158,7 @@ async def test_retry_after_is_passed_on(there: Receiver, header: str, seconds: i
     assert caught.value.retry_after == (None if seconds is None else timedelta(seconds=seconds))
 
 
-async def test_a_receiver_that_is_not_there_is_unavailable() -> None:
+async def test_unreachable_receiver_is_unavailable() -> None:
     sink = HttpSink("http://127.0.0.1:1/", private=True)
     with pytest.raises(SinkUnavailable, match=r"ConnectError"):
         await sink.publish([event()])
@@ -174,7 +174,7 @@ async def test_redirects_are_not_followed(there: Receiver) -> None:
     assert len(there.got) == 1
 
 
-async def test_an_answer_that_does_not_come_is_given_up(there: Receiver) -> None:
+async def test_request_times_out(there: Receiver) -> None:
     there.delay = 5
     sink = HttpSink(there.url, private=True, timeout=timedelta(milliseconds=200))
     with pytest.raises(TimeoutError):
@@ -182,14 +182,14 @@ async def test_an_answer_that_does_not_come_is_given_up(there: Receiver) -> None
     await sink.close()
 
 
-async def test_private_addresses_are_refused_before_anything_is_sent(there: Receiver) -> None:
+async def test_private_addresses_are_refused_before_sending(there: Receiver) -> None:
     sink = HttpSink(there.url)
     with pytest.raises(ForbiddenAddressError):
         await sink.publish([event()])
     assert not there.got
 
 
-async def test_the_address_that_was_checked_is_the_one_that_is_used(
+async def test_checked_address_is_used_for_the_connection(
     there: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A name that leads elsewhere a moment later makes no difference: it is asked once."""
@@ -236,7 +236,7 @@ async def test_the_address_that_was_checked_is_the_one_that_is_used(
         ("https://host/x", {"secret": "short"}, "too short"),
     ],
 )
-def test_bad_configuration_is_refused(url: str, options: dict[str, Any], says: str) -> None:
+def test_invalid_configuration_is_refused(url: str, options: dict[str, Any], says: str) -> None:
     with pytest.raises(UsageError, match=says):
         HttpSink(url, **options)
 
@@ -256,14 +256,14 @@ TOKEN = "s3cr3t-t0ken"
         f"//{TOKEN}",
     ],
 )
-def test_a_url_that_is_refused_is_not_repeated(url: str) -> None:
+def test_refused_url_is_not_shown(url: str) -> None:
     with pytest.raises(UsageError) as caught:
         HttpSink(url)
     assert TOKEN not in f"{caught.value} {caught.value!r} {caught.value.__context__!r}"
 
 
 @pytest.mark.parametrize("rest", [f"services/T0/B0/{TOKEN}", f"hook?token={TOKEN}", f"?{TOKEN}", f"#{TOKEN}"])
-async def test_tokens_of_a_url_are_shown_nowhere(
+async def test_tokens_in_a_url_are_never_shown(
     there: Receiver, rest: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)

@@ -87,9 +87,7 @@ async def post(
     return await door.post(path, content=text, headers={"content-type": kind, **signed, **headers})
 
 
-async def test_a_cloud_event_becomes_a_signal_and_counts_once(
-    async_durable: AsyncHarness, door: httpx.AsyncClient
-) -> None:
+async def test_cloud_event_is_delivered_once(async_durable: AsyncHarness, door: httpx.AsyncClient) -> None:
     first, again = await post(door, event()), await post(door, event())
     assert (first.status_code, first.json()) == (202, {"delivered": 1, "duplicates": 0})
     assert (again.status_code, again.json()) == (200, {"delivered": 0, "duplicates": 1})
@@ -108,7 +106,7 @@ BINARY = {
 BATCH = "application/cloudevents-batch+json"
 
 
-async def test_binary_mode_where_nobody_signs(async_durable: AsyncHarness) -> None:
+async def test_binary_mode_without_signatures(async_durable: AsyncHarness) -> None:
     await async_durable.insert(Order, correlation_key="order:42")
     transport = httpx.ASGITransport(app=Inbound(async_durable, secret=None))
     async with httpx.AsyncClient(transport=transport, base_url="http://here") as door:
@@ -116,7 +114,7 @@ async def test_binary_mode_where_nobody_signs(async_durable: AsyncHarness) -> No
     assert answer.status_code == 202
 
 
-async def test_what_is_not_signed_decides_nothing(door: httpx.AsyncClient) -> None:
+async def test_unsigned_headers_are_refused(door: httpx.AsyncClient) -> None:
     """A signature covers the body: whoever saw a request could else send it on to another instance."""
     answer = await post(door, {"amount": 1}, kind="application/json", **BINARY)
     assert (answer.status_code, "not signed" in answer.text) == (415, True)
@@ -127,7 +125,7 @@ async def test_batches(async_durable: AsyncHarness, door: httpx.AsyncClient) -> 
     assert batch.json() == {"delivered": 2, "duplicates": 0}
 
 
-async def test_a_missing_target_does_not_keep_others_of_the_batch(
+async def test_missing_target_does_not_block_its_batch(
     async_durable: AsyncHarness, door: httpx.AsyncClient
 ) -> None:
     events = [event(id="1"), event(id="2", subject="missing"), event(id="3")]
@@ -143,7 +141,7 @@ async def test_a_missing_target_does_not_keep_others_of_the_batch(
 
 
 @pytest.mark.clause("EVT-13")
-async def test_an_ended_target_is_gone(async_durable: AsyncHarness, door: httpx.AsyncClient) -> None:
+async def test_ended_target_answers_410(async_durable: AsyncHarness, door: httpx.AsyncClient) -> None:
     assert (await post(door, event(id="1"))).status_code == 202
     await async_durable.drain()
     answer = await post(door, event(id="2"))
@@ -159,9 +157,7 @@ async def test_an_ended_target_is_gone(async_durable: AsyncHarness, door: httpx.
 
 
 @pytest.mark.clause("EVT-13")
-async def test_a_full_inbox_asks_for_a_pause(
-    async_durable: AsyncHarness, door: httpx.AsyncClient, db: Any
-) -> None:
+async def test_full_inbox_answers_429(async_durable: AsyncHarness, door: httpx.AsyncClient, db: Any) -> None:
     await db.execute(
         "insert into gen_durable.signals (target_id, name, payload)"
         " select id, 'x', '1' from gen_durable.gen_durable, generate_series(1, 10000)"
@@ -185,7 +181,7 @@ async def test_a_full_inbox_asks_for_a_pause(
         NotConnectedError("the client", "async with"),
     ],
 )
-async def test_an_unreachable_database_asks_for_a_pause(
+async def test_unreachable_database_answers_503(
     async_durable: AsyncHarness, door: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     async def fail(*_: Any, **__: Any) -> None:
@@ -216,7 +212,7 @@ async def post_when_served(app: Inbound, path: str) -> list[Any]:
     return said
 
 
-async def test_an_endpoint_served_alone_opens_and_closes_its_client(async_durable: AsyncHarness) -> None:
+async def test_standalone_endpoint_opens_and_closes_its_client(async_durable: AsyncHarness) -> None:
     order = await async_durable.insert(Order, correlation_key="order:42")
     client = AsyncClient(async_durable.dsn, settings=async_durable.settings)
     started, answer, stopped = await post_when_served(Inbound(client, secret=None), "/order:42/order.paid")
@@ -226,14 +222,14 @@ async def test_an_endpoint_served_alone_opens_and_closes_its_client(async_durabl
         await client.get(order)
 
 
-async def test_an_endpoint_served_alone_leaves_an_open_client_open(async_durable: AsyncHarness) -> None:
+async def test_standalone_endpoint_keeps_an_open_client_open(async_durable: AsyncHarness) -> None:
     order = await async_durable.insert(Order, correlation_key="order:42")
     async with AsyncClient(async_durable.dsn, settings=async_durable.settings) as client:
         assert (await post_when_served(Inbound(client, secret=None), "/order:42/x"))[1].status_code == 202
         assert await client.get(order)
 
 
-async def test_an_endpoint_without_a_database_does_not_start_and_says_why(
+async def test_standalone_endpoint_fails_startup_without_database(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     client = AsyncClient("postgresql://nobody@127.0.0.1:1/nowhere")
@@ -244,7 +240,7 @@ async def test_an_endpoint_without_a_database_does_not_start_and_says_why(
     assert "this AsyncClient is not open; use it inside" in caplog.text
 
 
-async def test_the_answer_of_a_batch_is_the_one_that_is_worth_a_retry(
+async def test_batch_answer_prefers_retryable_status(
     async_durable: AsyncHarness, door: httpx.AsyncClient
 ) -> None:
     await post(door, event(id="1"))
@@ -257,7 +253,7 @@ async def test_the_answer_of_a_batch_is_the_one_that_is_worth_a_retry(
 
 
 @pytest.mark.clause("EVT-13")
-async def test_batches_are_capped(async_durable: AsyncHarness) -> None:
+async def test_batch_size_is_bounded(async_durable: AsyncHarness) -> None:
     app = Inbound(async_durable, secret=None, max_events=3)
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://here") as door:
         answer = await post(door, [event(id=str(n)) for n in range(4)], kind=BATCH)
@@ -265,7 +261,7 @@ async def test_batches_are_capped(async_durable: AsyncHarness) -> None:
 
 
 @pytest.mark.clause("EVT-11")
-async def test_fifty_events_of_which_three_targets_have_ended(durable_dsn: str) -> None:
+async def test_batch_of_fifty_with_three_ended_targets(durable_dsn: str) -> None:
     """From the outbox over HTTP in batches into another machine: 47 are delivered, and only 3 are dead."""
 
     class Caller(Machine[str]):
@@ -302,7 +298,7 @@ async def signed_for(door: httpx.AsyncClient, secret: str, path: str, id: str = 
 
 
 @pytest.mark.clause("EVT-12")
-async def test_a_signature_is_valid_for_its_own_target_only(
+async def test_signature_is_valid_for_its_target_only(
     async_durable: AsyncHarness, door: httpx.AsyncClient
 ) -> None:
     await async_durable.insert(Order, correlation_key="order:43")
@@ -316,7 +312,7 @@ async def test_a_signature_is_valid_for_its_own_target_only(
 
 
 @pytest.mark.clause("EVT-12")
-async def test_an_id_counts_once_over_all_targets(
+async def test_id_is_deduplicated_across_targets(
     async_durable: AsyncHarness, door: httpx.AsyncClient
 ) -> None:
     await async_durable.insert(Order, correlation_key="order:43")
@@ -332,12 +328,12 @@ async def test_an_id_counts_once_over_all_targets(
     assert (await signed_for(door, theirs, "/order:43/order.paid", "msg-7")).status_code == 202
 
 
-async def test_ids_of_two_sources_are_told_apart(door: httpx.AsyncClient) -> None:
+async def test_same_id_of_two_sources_is_not_a_duplicate(door: httpx.AsyncClient) -> None:
     for source, id in (("/a", "b#1"), ("/a#b", "1"), ("/a%23b", "1")):
         assert (await post(door, event(source=source, id=id))).status_code == 202, (source, id)
 
 
-async def test_a_webhook_cannot_use_up_the_id_of_a_cloud_event(
+async def test_webhook_cannot_occupy_the_id_of_a_cloud_event(
     async_durable: AsyncHarness, door: httpx.AsyncClient
 ) -> None:
     """The holder of a bound secret may know which ids the events of another sender will have."""
@@ -362,7 +358,7 @@ async def test_half_a_surrogate_pair_in_a_path_is_refused(async_durable: AsyncHa
     assert answers[0]["status"] == 401
 
 
-async def test_a_message_that_was_refused_does_not_use_up_its_id(
+async def test_refused_message_does_not_occupy_its_id(
     async_durable: AsyncHarness, door: httpx.AsyncClient
 ) -> None:
     assert (await post(door, event(subject="order:43"))).status_code == 404
@@ -370,7 +366,7 @@ async def test_a_message_that_was_refused_does_not_use_up_its_id(
 
 
 @pytest.mark.clause("EVT-12")
-async def test_of_two_deliveries_of_one_id_at_once_one_is_accepted(durable_dsn: str) -> None:
+async def test_concurrent_duplicates_are_delivered_once(durable_dsn: str) -> None:
     async with AsyncClient(durable_dsn) as client:
         keys = [f"order:{n}" for n in range(8)]
         await client.insert_all([Spec(Order, correlation_key=key) for key in keys])
@@ -382,7 +378,7 @@ async def test_of_two_deliveries_of_one_id_at_once_one_is_accepted(durable_dsn: 
                 assert statuses == [202] + [409] * 7
 
 
-async def test_a_plain_webhook_says_whom_in_its_path(door: httpx.AsyncClient) -> None:
+async def test_webhook_path_names_key_and_signal(door: httpx.AsyncClient) -> None:
     answer = await post(door, {"amount": 5}, path="/order%3A42/order.paid", kind="application/json")
     assert answer.status_code == 202
 
@@ -407,7 +403,7 @@ async def test_a_plain_webhook_says_whom_in_its_path(door: httpx.AsyncClient) ->
         (event(), {"webhook-timestamp": "1"}, 401),
     ],
 )
-async def test_what_does_not_belong_here_is_refused(
+async def test_invalid_requests_are_refused(
     door: httpx.AsyncClient, body: Any, options: dict[str, str], status: int
 ) -> None:
     answer = await post(door, body, **options)
@@ -416,7 +412,7 @@ async def test_what_does_not_belong_here_is_refused(
 
 
 @pytest.mark.parametrize("key", ["a/b", "a%41", "100%", "ü", "a b?c"])
-async def test_a_key_of_any_characters_can_be_said_in_the_path(
+async def test_key_with_special_characters_in_the_path(
     async_durable: AsyncHarness, door: httpx.AsyncClient, key: str
 ) -> None:
     ref = await async_durable.insert(Order, correlation_key=key)
@@ -428,7 +424,7 @@ async def test_a_key_of_any_characters_can_be_said_in_the_path(
 
 
 @pytest.mark.parametrize("length", ["²", "9" * 5000, "-1", "x", "10001"])
-async def test_a_length_that_is_none_is_refused(async_durable: AsyncHarness, length: str) -> None:
+async def test_invalid_content_length_is_refused(async_durable: AsyncHarness, length: str) -> None:
     app, told = Inbound(async_durable, secret=None, max_body=10_000), []
 
     async def nothing() -> dict[str, Any]:
@@ -442,5 +438,5 @@ async def test_a_length_that_is_none_is_refused(async_durable: AsyncHarness, len
     assert told[0]["status"] == 413
 
 
-async def test_only_posts_are_taken(door: httpx.AsyncClient) -> None:
+async def test_only_post_is_allowed(door: httpx.AsyncClient) -> None:
     assert (await door.get("/")).status_code == 405

@@ -49,7 +49,7 @@ async def server(program: str, *arguments: str, port: int) -> AsyncIterator[None
         await process.wait()
 
 
-async def test_nats_keeps_each_event_once(tmp_path: Path) -> None:
+async def test_nats_deduplicates_events(tmp_path: Path) -> None:
     port = free_port()
     async with server(
         "nats-server", "-js", "-a", "127.0.0.1", "-p", str(port), "-sd", str(tmp_path), port=port
@@ -70,7 +70,7 @@ async def test_nats_keeps_each_event_once(tmp_path: Path) -> None:
     assert messages[0].subject == "events.order.paid.v1"
 
 
-async def test_redis_gets_them_in_order(tmp_path: Path) -> None:
+async def test_redis_stream_is_in_order(tmp_path: Path) -> None:
     port = free_port()
     arguments = ("--bind", "127.0.0.1", "--port", str(port), "--dir", str(tmp_path), "--save", "")
     async with server("redis-server", *arguments, port=port):
@@ -87,7 +87,7 @@ async def test_redis_gets_them_in_order(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["a b", "a\tb", "a\r\nPUB x 0", "a.*", ">", "a..b", ".a", "a.", "a\u2028b"])
-async def test_a_type_that_is_not_a_subject_is_rejected(kind: str) -> None:
+async def test_type_that_is_not_a_subject_is_rejected(kind: str) -> None:
     sink = NatsSink("nats://127.0.0.1:1")
     with pytest.raises(Rejected, match="cannot be part of a NATS subject"):
         await sink.publish([event(), event(type=kind)])
@@ -104,7 +104,7 @@ async def test_a_type_that_is_not_a_subject_is_rejected(kind: str) -> None:
         (NatsSink, "nats://[s3cr3t"),
     ],
 )
-def test_a_url_that_is_refused_is_not_repeated(kind: Any, url: str) -> None:
+def test_refused_url_is_not_shown(kind: Any, url: str) -> None:
     with pytest.raises(UsageError, match="cannot be read") as caught:
         kind(url)
     assert "s3cr3t" not in f"{caught.value!r} {caught.value}"
@@ -112,7 +112,7 @@ def test_a_url_that_is_refused_is_not_repeated(kind: Any, url: str) -> None:
 
 
 @pytest.mark.parametrize("kind", [NatsSink, RedisSink])
-async def test_a_server_that_is_not_there_is_unavailable(kind: Any, caplog: pytest.LogCaptureFixture) -> None:
+async def test_unreachable_server_is_unavailable(kind: Any, caplog: pytest.LogCaptureFixture) -> None:
     sink = kind("nats://127.0.0.1:1" if kind is NatsSink else "redis://127.0.0.1:1")
     with pytest.raises(SinkUnavailable, match=r"Connect call failed \('127.0.0.1', 1\)"):
         await sink.publish([event()])

@@ -32,7 +32,7 @@ def told(caplog: pytest.LogCaptureFixture, message: str) -> list[tuple[object, .
 
 
 @pytest.mark.clause("OBS-6")
-async def test_records_of_steps_on_the_loop_and_in_threads(
+async def test_log_records_of_steps_in_loop_and_threads(
     durable_dsn: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -59,7 +59,7 @@ class Last(Machine[None, None]):
 
 
 @pytest.mark.clause("OBS-6")
-async def test_records_of_effects_and_of_the_test_kit(
+async def test_log_records_of_effects_and_harness(
     durable_dsn: str, async_durable: AsyncHarness, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with Worker([Last], dsn=durable_dsn, settings=QUICK) as worker:

@@ -47,7 +47,7 @@ def some(kind: type[Event]) -> Event:
 
 
 @pytest.mark.clause("OBS-1")
-async def test_a_worker_is_counted(durable_dsn: str) -> None:
+async def test_worker_metrics(durable_dsn: str) -> None:
     worker, registry = Worker([Trip, Leg], dsn=durable_dsn, settings=QUICK), CollectorRegistry()
     Metrics(worker, registry)
     assert read(registry)["gen_durable_database_up"] == 0, "it is not open yet"
@@ -74,7 +74,7 @@ async def test_a_worker_is_counted(durable_dsn: str) -> None:
 
 @pytest.mark.clause("OBS-1")
 @pytest.mark.parametrize("kind", EVENTS, ids=lambda kind: kind.name)
-def test_every_event_moves_a_metric(kind: type[Event]) -> None:
+def test_every_event_changes_a_metric(kind: type[Event]) -> None:
     worker, registry = Worker([Leg]), CollectorRegistry()
     metrics = Metrics(worker, registry)
     before = read(registry)
@@ -84,7 +84,7 @@ def test_every_event_moves_a_metric(kind: type[Event]) -> None:
 
 
 @pytest.mark.parametrize("kind", [telemetry.StepStop, telemetry.OutcomeStale, telemetry.HandlerMissing])
-def test_names_that_only_rows_have_are_labelled_unknown(kind: type[Event]) -> None:
+def test_unregistered_names_are_labelled_unknown(kind: type[Event]) -> None:
     worker, registry = Worker([Leg]), CollectorRegistry()
     metrics = Metrics(worker, registry)
     for fsm, step in [("Leg", "walk"), ("Leg", "step from a row"), ("machine from a row", "walk")]:
@@ -98,7 +98,7 @@ def test_names_that_only_rows_have_are_labelled_unknown(kind: type[Event]) -> No
 
 
 @pytest.mark.clause("OBS-3")
-def test_every_metric_of_the_dashboard_exists() -> None:
+def test_dashboard_metrics_exist() -> None:
     worker, registry = Worker([Leg]), CollectorRegistry()
     metrics = Metrics(worker, registry)
     for kind in EVENTS:
@@ -115,7 +115,7 @@ def test_every_metric_of_the_dashboard_exists() -> None:
     assert shown == families, "and every metric is shown"
 
 
-async def test_a_metrics_app_in_the_loop_of_the_worker(durable_dsn: str) -> None:
+async def test_asgi_app_on_the_loop_of_the_worker(durable_dsn: str) -> None:
     worker, registry = Worker([Leg], dsn=durable_dsn, settings=QUICK), CollectorRegistry()
     metrics = Metrics(worker, registry)
     sent: list[dict[str, Any]] = []
@@ -133,7 +133,7 @@ async def test_a_metrics_app_in_the_loop_of_the_worker(durable_dsn: str) -> None
     assert b'gen_durable_queue_due{queue="elsewhere"} 1.0' in sent[1]["body"]
 
 
-def test_the_command_line_serves_them(durable_dsn: str) -> None:
+def test_command_line_serves_metrics(durable_dsn: str) -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]

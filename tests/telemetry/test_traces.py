@@ -70,7 +70,7 @@ async def process(dsn: str, file: Path) -> AsyncIterator[None]:
 
 
 @pytest.mark.clause("OBS-4")
-async def test_an_instance_is_one_trace_over_two_processes(
+async def test_instance_is_one_trace_across_processes(
     durable_dsn: str, tmp_path: Path, traces: Traces
 ) -> None:
     file = tmp_path / "spans"
@@ -112,9 +112,7 @@ async def test_an_instance_is_one_trace_over_two_processes(
 
 
 @pytest.mark.clause("OBS-4")
-async def test_without_a_span_an_insert_makes_one_and_each_instance_is_a_trace(
-    durable_dsn: str, traces: Traces
-) -> None:
+async def test_insert_without_a_span_starts_a_trace(durable_dsn: str, traces: Traces) -> None:
     async with Worker([Leg], dsn=durable_dsn, settings=QUICK) as worker:
         refs = [await worker.insert(Leg, 2), await worker.insert(Leg, 2)]
         await worker.wait_all(refs)
@@ -126,7 +124,7 @@ async def test_without_a_span_an_insert_makes_one_and_each_instance_is_a_trace(
 
 
 @pytest.mark.clause("OBS-5")
-async def test_a_context_may_be_given_by_any_producer(durable_dsn: str, traces: Traces) -> None:
+async def test_traceparent_option(durable_dsn: str, traces: Traces) -> None:
     sql = await asyncpg.connect(durable_dsn)
     async with Worker([Leg], dsn=durable_dsn, settings=QUICK) as worker:
         ref = await worker.insert(Leg, 1, traceparent=GIVEN)
@@ -145,9 +143,7 @@ async def test_a_context_may_be_given_by_any_producer(durable_dsn: str, traces: 
 
 
 @pytest.mark.clause("OBS-4")
-async def test_steps_of_an_instance_that_came_without_a_context_are_still_one_trace(
-    durable_dsn: str, traces: Traces
-) -> None:
+async def test_steps_without_a_stored_context_are_one_trace(durable_dsn: str, traces: Traces) -> None:
     sql = await asyncpg.connect(durable_dsn)
     async with Worker([Leg], dsn=durable_dsn, settings=QUICK) as worker:
         rows = await sql.fetch("select id from gen_durable.insert_all($1)", '[{"fsm": "Leg", "state": 2}]')
@@ -158,7 +154,7 @@ async def test_steps_of_an_instance_that_came_without_a_context_are_still_one_tr
     assert first.span != second.span
 
 
-async def test_the_sampler_decides_about_those_as_about_any_root(durable_dsn: str) -> None:
+async def test_sampler_decides_on_derived_contexts(durable_dsn: str) -> None:
     provider = TracerProvider(sampler=ParentBased(ALWAYS_OFF))
     end = opentelemetry.instrument(provider)
     traces = Traces(provider)
@@ -171,7 +167,7 @@ async def test_the_sampler_decides_about_those_as_about_any_root(durable_dsn: st
     assert traces.lines == []
 
 
-def test_a_blocking_client_leaves_its_context_too(durable_dsn: str, traces: Traces) -> None:
+def test_blocking_client_stores_its_context(durable_dsn: str, traces: Traces) -> None:
     with Client(durable_dsn) as client, traces.tracer.start_as_current_span("request") as request:
         client.insert(Leg, 1)
         context = request.get_span_context()
@@ -188,9 +184,7 @@ def test_a_blocking_client_leaves_its_context_too(durable_dsn: str, traces: Trac
     assert asyncio.run(stored())[:-3] == f"00-{context.trace_id:032x}-{context.span_id:016x}"
 
 
-async def test_the_span_of_a_step_is_current_in_its_thread_and_for_its_dead_letter(
-    durable_dsn: str, traces: Traces
-) -> None:
+async def test_step_span_is_current_in_thread_and_dead_letter(durable_dsn: str, traces: Traces) -> None:
     seen: list[int] = []
 
     @job("shop.letters.v1")

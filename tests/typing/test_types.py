@@ -28,7 +28,7 @@ def test_pyright_accepts_right_uses() -> None:
 
 
 @pytest.mark.parametrize("checker", ["mypy", "pyright"])
-def test_wrong_uses_are_refused_where_they_stand(checker: str) -> None:
+def test_checkers_report_wrong_uses_on_their_line(checker: str) -> None:
     marked, found = _marked(checker), _found(checker, "wrong.py")
     missed = {line: text for line, text in marked.items() if line not in found}
     unexpected = {line: text for line, text in found.items() if line not in marked}
