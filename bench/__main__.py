@@ -1,4 +1,4 @@
-"""`./run bench`: rounds of every measurement, interleaved, and their medians."""
+"""`./run bench`: run every measurement in interleaved rounds, and print the medians."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from .machines import CHAIN, Chain, Family, Loud, One
 from .soak import soak
 
 CONCURRENCY = 1000
-CROWD = 50_000
+BLOCKED_ROWS = 50_000
 SCHEMA = "gen_durable_bench"
 HOME = Path(".gen_durable/bench")
 
@@ -48,14 +48,14 @@ values ('One', 'run', 'elsewhere', 'executing', 1, 'infinity', 'busy', 0)"""  # 
 
 
 class Rate(NamedTuple):
-    """How many per second, and how much of a processor's time this process spent on each."""
+    """Operations per second, and processor time of this process per operation."""
 
     per_second: float
     python_us: float
 
 
 class Bench:
-    """One server, one schema, emptied before every measurement."""
+    """Measurements on one server. The schema is emptied before each of them."""
 
     def __init__(self, dsn: str, jobs: int) -> None:
         self.dsn = dsn
@@ -63,11 +63,11 @@ class Bench:
         self.settings = Settings(schema=SCHEMA)
 
     async def begin(self) -> None:
-        """Away with the schema of another version."""
+        """Drop the schema, which may be of another version."""
         await self._execute(f'drop schema if exists "{SCHEMA}" cascade')
 
     async def prepare(self) -> None:
-        """An empty, vacuumed schema, so that no measurement pays for the one before."""
+        """Empty and vacuum the schema, so that a measurement does not pay for the previous one."""
         async with AsyncClient(self.dsn, settings=self.settings):
             pass  # installs the schema
         conn = await connect(self.dsn)
@@ -92,29 +92,29 @@ class Bench:
         return await self._work(self.jobs)
 
     async def jobs_slots(self) -> Rate:
-        """The same under a concurrency limit that is never reached: one key for all, and slots for everybody."""
+        """Run jobs under a concurrency limit that is never reached: one key, more slots than jobs."""
         return await self._limited(ConcurrencyLimit("bench", 30_000), concurrency_key="bench")
 
     async def jobs_tokens(self) -> Rate:
-        """The same under a rate limit that is never reached: one bucket for all."""
+        """Run jobs under a rate limit that is never reached: one bucket."""
         return await self._limited(RateLimit("bench", 1_000_000_000), rate_limit="bench")
 
     async def jobs_unaudited(self) -> Rate:
-        """The same with the audit off."""
+        """Run jobs with the audit off."""
         return await self._audited("off")
 
     async def jobs_audited(self) -> Rate:
-        """The same with the whole audit: three events for each job, one of them before the clock starts."""
+        """Run jobs with audit level `all`: three events per job, one of them before the measurement."""
         return await self._audited("all")
 
-    async def jobs_strangers(self) -> Rate:
-        """The same behind a crowd of a machine that nobody has registered."""
-        await self._crowd("fsm, step) select 'Stranger', 's'")
+    async def jobs_unknown_machine(self) -> Rate:
+        """Run jobs behind 50,000 rows of a machine that is not registered."""
+        await self._insert_blocked("fsm, step) select 'Unknown', 's'")
         return await self.jobs_engine()
 
     async def jobs_busy_key(self) -> Rate:
-        """The same behind a crowd of a key whose holder never ends; making way for the others is part of it."""
-        await self._crowd("fsm, step, concurrency_key) select 'One', 'run', 'busy'")
+        """Run jobs behind 50,000 rows of a busy key. Gating these rows is part of the measurement."""
+        await self._insert_blocked("fsm, step, concurrency_key) select 'One', 'run', 'busy'")
         await self._execute(HOLDER)
         await self._insert(One, self.jobs)
         async with AsyncClient(self.dsn, settings=self.settings) as client:
@@ -147,12 +147,12 @@ class Bench:
                 return await _rate(children, _finish(worker, Spec(Family, children)))
 
     async def jobs_emitting(self) -> Rate:
-        """Every job emits an event, which nobody publishes yet."""
+        """Run jobs that emit an event each. The events stay unpublished."""
         await self._insert(Loud, self.jobs)
         return await self._work(self.jobs, Loud)
 
     async def published(self) -> Rate:
-        """Events to a function that does nothing, by one dispatcher; they are committed before the clock starts."""
+        """Publish events that are already committed to a sink that does nothing, with one dispatcher."""
         await self.jobs_emitting()
         async with AsyncClient(self.dsn, settings=self.settings) as client:
             return await _rate(self.jobs, self._publish(client))
@@ -163,7 +163,7 @@ class Bench:
                 await asyncio.sleep(0.02)
 
     async def latency(self) -> list[float]:
-        """Milliseconds from the call of insert to the start of the step, in one process; sorted."""
+        """Return the milliseconds from the call of insert to the start of the step, in one process, sorted."""
         started: list[float] = []
         times: list[float] = []
         async with self._worker() as worker:
@@ -174,7 +174,7 @@ class Bench:
                 before = time.monotonic()
                 await worker.wait(await worker.insert(One, number))
                 times.append((started[-1] - before) * 1000)
-        return sorted(times[20:])  # the first ones prepare their statements
+        return sorted(times[20:])  # the first inserts prepare their statements
 
     def _worker(self, sinks: SinkLike | None = None) -> Worker:
         return Worker(
@@ -200,8 +200,10 @@ class Bench:
             await client.set_audit(level)
         return await self.jobs_engine()
 
-    async def _crowd(self, rows: str) -> None:
-        await self._execute(f'insert into "{SCHEMA}".gen_durable ({rows} from generate_series(1, {CROWD})')
+    async def _insert_blocked(self, rows: str) -> None:
+        await self._execute(
+            f'insert into "{SCHEMA}".gen_durable ({rows} from generate_series(1, {BLOCKED_ROWS})'
+        )
 
     async def _execute(self, text: str) -> None:
         conn = await connect(self.dsn)
@@ -217,9 +219,9 @@ class Bench:
 
     async def _work(self, steps: int, machine: type[Machine[int, int]] = One) -> Rate:
         async with AsyncClient(self.dsn, settings=self.settings) as client:
-            return await _rate(steps, self._work_off(client, machine))
+            return await _rate(steps, self._run_until_idle(client, machine))
 
-    async def _work_off(self, client: AsyncClient, machine: type[Machine[int, int]]) -> None:
+    async def _run_until_idle(self, client: AsyncClient, machine: type[Machine[int, int]]) -> None:
         async with self._worker():
             while await client.count(machine, status=(Status.RUNNABLE, Status.EXECUTING)):
                 await asyncio.sleep(0.02)
@@ -232,7 +234,7 @@ async def _rate(count: int, work: Awaitable[object]) -> Rate:
 
 
 async def _swallow(event: CloudEvent) -> None:
-    """The fastest sink there is."""
+    """Discard the event."""
 
 
 async def _finish(worker: Worker, spec: Spec[int, int]) -> None:
@@ -247,19 +249,19 @@ PAIRS: tuple[tuple[str, str, str], ...] = (
 )
 
 
-# What stands in the way of jobs, or is looked at beside them.
-BESIDE: tuple[tuple[str, str], ...] = (
+# Variants of jobs/s, shown as a share of it.
+VARIANTS: tuple[tuple[str, str], ...] = (
     ("under a concurrency limit", "jobs_slots"),
     ("under a rate limit", "jobs_tokens"),
     ("with the audit off", "jobs_unaudited"),
     ("with the whole audit", "jobs_audited"),
-    ("behind 50,000 strangers", "jobs_strangers"),
-    ("behind a busy key's 50,000", "jobs_busy_key"),
+    ("behind an unknown machine", "jobs_unknown_machine"),
+    ("behind a busy key", "jobs_busy_key"),
 )
 
 
 async def measure(dsn: str, jobs: int, rounds: int) -> None:
-    """All rounds, then a table."""
+    """Run all rounds and print a table."""
     bench = Bench(dsn, jobs)
     await bench.begin()
     found: dict[str, list[Rate]] = {}
@@ -267,7 +269,7 @@ async def measure(dsn: str, jobs: int, rounds: int) -> None:
     for number in range(1, rounds + 1):
         for name in [
             *(name for _, *pair in PAIRS for name in pair),
-            *(name for _, name in BESIDE),
+            *(name for _, name in VARIANTS),
             "fan_out",
             "jobs_emitting",
             "published",
@@ -296,7 +298,7 @@ def _table(found: dict[str, list[Rate]], latencies: list[list[float]], jobs: int
             f"{1e6 / rate[engine]:.0f}: {python[engine]:.0f}, bare {1e6 / rate[bare]:.0f}: {python[bare]:.0f}"
         )
         lines.append(f"{title:<26}{rate[engine]:>12,.0f}{rate[bare]:>12,.0f}{ratio:>8.2f}{split:>32}")
-    for title, name in BESIDE:
+    for title, name in VARIANTS:
         both = zip(found[name], found["jobs_engine"], strict=True)
         share = statistics.median(one.per_second / other.per_second for one, other in both)
         lines.append(f"{title:<26}{rate[name]:>12,.0f}{'':>12}{share:>8.2f} of jobs/s")
@@ -314,10 +316,10 @@ def _table(found: dict[str, list[Rate]], latencies: list[list[float]], jobs: int
 
 
 def main() -> None:
-    """Run the benchmark on a server of its own, or on a given one."""
+    """Run the benchmark on an embedded server, or on the one that --dsn names."""
     parser = argparse.ArgumentParser(prog="./run bench", description=__doc__)
     parser.add_argument(
-        "--dsn", help="another server than the embedded one; its schema gen_durable_bench is made anew"
+        "--dsn", help="use this server instead of the embedded one; drops its schema gen_durable_bench"
     )
     parser.add_argument("--jobs", type=int, default=20_000)
     parser.add_argument("--rounds", type=int, default=3)

@@ -1,6 +1,6 @@
-"""The bare loop: the engine's own pick and commit on two connections, in batches, with nothing around them.
+"""The bare loop: pick and commit statements of the engine in batches, on two connections.
 
-It runs no user code, keeps no leases and answers nobody; what it reaches is what the statements allow.
+It runs no user code, renews no leases and returns no results, so its rate is the upper bound for these statements.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ _RECORDER = commits.Recorder("bare", "all")
 
 
 async def bare_inserts(database: Database, rows: list[NewInstance]) -> None:
-    """One statement for all of them, from values that are ready."""
+    """Insert prepared rows with one statement."""
     await database.run(inserts.insert(rows, is_alone=True))
 
 
 async def bare_loop(database: Database, fsm: str, queue: str, steps: int) -> int:
-    """Pick and commit until the queue is empty; each row `steps` times. How many rows there were."""
+    """Pick and commit until the queue is empty, each row `steps` times. Returns the number of rows."""
     picked: asyncio.Queue[list[Execution]] = asyncio.Queue(2)
 
     async def pick_all() -> None:

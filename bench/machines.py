@@ -1,4 +1,4 @@
-"""The work that is measured: as little of it as possible."""
+"""Machines of the benchmark. Their steps do nothing."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class One(Machine[int, int]):
 
 
 class Loud(Machine[int, int]):
-    """A job that tells of it."""
+    """A job that emits an event."""
 
     @step
     async def run(self, ctx: Context[int]) -> Outcome[int]:
@@ -26,7 +26,7 @@ class Loud(Machine[int, int]):
 
 
 class Chain(Machine[int, int]):
-    """Ten steps in a row."""
+    """Ten chained steps."""
 
     @step
     async def run(self, ctx: Context[int]) -> Outcome[int]:
@@ -36,7 +36,7 @@ class Chain(Machine[int, int]):
 
 
 class Family(Machine[int, int]):
-    """A fan-out: one parent, many jobs, one barrier."""
+    """A fan-out: one parent with many children."""
 
     @step
     async def split(self, ctx: Context[int]) -> Outcome:

@@ -26,7 +26,7 @@ from .soak_worker import LEDGER, Flaky, Large, Parent, Payer, Threaded, Waiter
 
 __all__ = ["soak"]
 
-# Instances that a producer inserts per second, children and schedules not counted.
+# Instances per second and producer, without children and schedules.
 RATE: Final = 18
 # Seconds between two cuts, on average.
 CUT_EVERY: Final = 5.0
@@ -34,9 +34,9 @@ _START: Final = 15.0
 PLAIN: Final = "gen_durable_soak"
 CUT: Final = "gen_durable_soak_cut"
 _KINDS: Final = (One, Chain, Loud, Waiter, Parent, Payer, Threaded, Flaky)
-# After this many inserts one instance has a large state.
+# One instance with a large state per this many inserts.
 _LARGE_EVERY: Final = 50
-# After this many inserts many steps run on threads at the same time.
+# One burst of steps on threads per this many inserts.
 _BURST_EVERY: Final = 200
 
 Sample = dict[str, float]
@@ -49,18 +49,18 @@ async def soak(dsn: str, minutes: float, curve: Path) -> None:
     async with AsyncExitStack() as stack:
         await _prepare(dsn)
         proxy = await stack.enter_async_context(Proxy.open(dsn))
-        ways = {PLAIN: dsn, CUT: proxy.dsn}
+        dsns = {PLAIN: dsn, CUT: proxy.dsn}
         workers = {
             schema: await asyncio.create_subprocess_exec(
                 sys.executable,
                 "-m",
                 "bench.soak_worker",
-                way,
+                dsn_of_worker,
                 schema,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=stack.enter_context(curve.with_name(f"{schema}.log").open("wb")),
             )
-            for schema, way in ways.items()
+            for schema, dsn_of_worker in dsns.items()
         }
         try:
             async with asyncio.timeout(minutes * 60), asyncio.TaskGroup() as group:
@@ -128,7 +128,7 @@ async def _collect(worker: asyncio.subprocess.Process, samples: list[Sample], sc
 
 
 async def _cut(proxy: Proxy) -> None:
-    await asyncio.sleep(_START)  # a worker that cannot start ends
+    await asyncio.sleep(_START)  # a worker whose start fails would exit
     while True:
         await asyncio.sleep(random.expovariate(1 / CUT_EVERY))
         proxy.on(lambda _: True, random.choice(("asked", "answered")), lambda: Verdict.CUT)

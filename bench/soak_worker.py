@@ -155,7 +155,7 @@ def _smaps() -> dict[str, int]:
 
 
 def sample(begun: float) -> dict[str, float]:
-    """What this process holds now, in MB where it is memory."""
+    """Measure this process. Memory is in MB."""
     smaps, malloc = _smaps(), _mallinfo()
     found: dict[str, float] = {
         "minute": (time.monotonic() - begun) / 60,
@@ -190,7 +190,7 @@ async def _print_samples(begun: float) -> None:
 
 
 def _print_trimmed(begun: float) -> None:
-    """What is left when malloc gives back all that it only keeps."""
+    """Print a sample after malloc has returned its free memory to the system."""
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
     print(json.dumps({**sample(begun), "is_trimmed": 1}), flush=True)
