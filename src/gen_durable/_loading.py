@@ -1,6 +1,6 @@
-"""Content that a pick leaves in the database: payloads, states and results beyond its budget, fetched on demand.
+"""Payloads, states and results that exceed the budget of a pick: steps load them on demand.
 
-This module imports no event loop: the runtime passes in how a thread waits for a fetch.
+Independent of the event loop: the runtime passes in how a thread waits for a fetch.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ T = TypeVar("T")
 _SizedT = TypeVar("_SizedT", bound="_Sized")
 
 Wait: TypeAlias = Callable[[Coroutine[Any, Any, Any]], Any]
-"""Run a coroutine on the event loop of the execution, from a thread of its own, and wait for its result."""
+"""Run a coroutine on the event loop of the execution, from another thread, and wait for its result."""
 
-# What one statement fetches. Sizes are those of compressed values, which expand to at most a hundred times as much in
-# practice; no value is larger than a few MiB.
+# Bounds of one statement. Sizes are those of compressed values, which in practice expand to at most 100 times as much;
+# no value is larger than a few MiB.
 _CHUNK_BYTES: Final = 16 * 2**20
 _CHUNK_ROWS: Final = 1000
 _EXPANSION: Final = 100
-_MOST: Final = 2 * 2**20
+_MAX_EXPANDED: Final = 2 * 2**20
 
 
 class _NotLoaded:
@@ -30,15 +30,15 @@ class _NotLoaded:
 
 
 NOT_LOADED: Final = _NotLoaded()
-"""In place of a payload, state or result that is still in the database only."""
+"""In place of a payload, state or result that has not been loaded."""
 
 
 class LiveChildError(Exception):
-    """A child was retried while the step that joins loaded its result: the instance has to wait for it again."""
+    """A child was retried while the joining step loaded its result. The instance has to wait for it again."""
 
 
 class Loader(Generic[T]):
-    """Fetches content by id, for one execution."""
+    """Loads content by id, for one execution."""
 
     __slots__ = ("_fetch", "_wait")
 
@@ -49,11 +49,11 @@ class Loader(Generic[T]):
         self._wait = wait
 
     async def fetch(self, ids: Sequence[int]) -> Mapping[int, T]:
-        """Fetch the content of these."""
+        """Load content by id."""
         return await self._fetch(ids)
 
     def fetch_sync(self, ids: Sequence[int]) -> Mapping[int, T]:
-        """The same from a thread."""
+        """Load content by id, from a thread."""
         found: Mapping[int, T] = self._wait(self._fetch(ids))
         return found
 
@@ -64,11 +64,11 @@ class _Sized(Protocol):
 
 
 def chunks(items: Sequence[_SizedT]) -> Iterator[list[_SizedT]]:
-    """Cut items, in their order, into lists that one statement may fetch."""
+    """Split items, in order, into lists that one statement may fetch."""
     chunk: list[_SizedT] = []
     total = 0
     for item in items:
-        size = min(item.size * _EXPANSION, max(_MOST, item.size))
+        size = min(item.size * _EXPANSION, max(_MAX_EXPANDED, item.size))
         if chunk and (total + size > _CHUNK_BYTES or len(chunk) == _CHUNK_ROWS):
             yield chunk
             chunk, total = [], 0

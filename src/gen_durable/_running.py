@@ -1,4 +1,4 @@
-"""Which execution this task or thread works on: for whoever watches steps from inside, logs and traces."""
+"""The execution that the current task or thread runs, for logs and traces."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ __all__ = ["Running", "Sent", "running"]
 
 
 class Sent(Protocol):
-    """A signal, as far as a watcher needs to know it."""
+    """The part of a signal that traces need."""
 
     @property
     def traceparent(self) -> str | None: ...
 
 
 class Running(Protocol):
-    """An execution, as far as a watcher needs to know it."""
+    """The part of an execution that logs and traces need."""
 
     @property
     def id(self) -> int: ...
@@ -44,5 +44,5 @@ class Running(Protocol):
     def awaited(self) -> Sequence[Sent]: ...
 
 
-# A step on a thread runs in a copy of its task's context, so it is known there as well.
+# A step in a thread runs in a copy of the context of its task, so the variable is set there, too.
 running: Final[ContextVar[Running | None]] = ContextVar("gen_durable running", default=None)

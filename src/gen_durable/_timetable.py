@@ -1,4 +1,4 @@
-"""When recurring work is due: the slots of a cron expression in a time zone, or of an interval."""
+"""Fire times of schedules: of a cron expression in a time zone, or of an interval."""
 
 from __future__ import annotations
 
@@ -31,77 +31,77 @@ _ALIASES: Final = {
 }
 _SHORTEST: Final = timedelta(seconds=1)
 _SECOND: Final = timedelta(seconds=1)
-_SOME_MOMENT: Final = datetime(2024, 1, 1, tzinfo=UTC)
+_ANY_TIME: Final = datetime(2024, 1, 1, tzinfo=UTC)
 
 
 class Timetable(msgspec.Struct, frozen=True):
-    """The slots of one schedule, as moments in UTC. Each is later than the one before, whatever local clocks do."""
+    """The fire times of one schedule, in UTC. They increase strictly, also when local clocks are set back."""
 
     cron: str | None
     every: timedelta | None
     tz: str
     anchor: datetime
-    """Slots of an interval lie whole intervals from here."""
+    """Fire times of an interval are whole intervals away from this time."""
 
     def after(self, moment: datetime) -> datetime | None:
-        """The first slot after a moment; `None` if there is none in fifty years."""
+        """Return the first fire time after a moment; `None` if there is none in fifty years."""
         return next(self._forward(moment), None)
 
     def due(self, first: datetime, now: datetime, most: int) -> tuple[list[datetime], datetime | None]:
-        """The slots from `first`, which is one, until now, but of many the latest `most` only; and the next one."""
-        slots = [first]
-        for slot in self._forward(first):
-            if slot > now:
-                return slots, slot
-            if len(slots) == most:
-                slots = self._latest(first, now, most)
+        """Return the fire times from `first` until now, at most the latest `most`; and the next fire time."""
+        times = [first]
+        for time in self._forward(first):
+            if time > now:
+                return times, time
+            if len(times) == most:
+                times = self._latest(first, now, most)
                 break
-            slots.append(slot)
-        return slots, self.after(max(now, slots[-1]))
+            times.append(time)
+        return times, self.after(max(now, times[-1]))
 
     def _latest(self, first: datetime, now: datetime, most: int) -> list[datetime]:
-        """Found from the end: nobody wants to walk through all the seconds of a month."""
-        backward = takewhile(lambda slot: slot >= first, self._backward(now))
-        slots = list(islice(backward, most))[::-1] or [first]
-        # On a night when the clock is set back, the way back may miss what the way forward finds.
-        slots += takewhile(lambda slot: slot <= now, self._forward(slots[-1]))
-        return slots[-most:]
+        """Search backwards: a forward search could pass millions of fire times."""
+        backward = takewhile(lambda time: time >= first, self._backward(now))
+        times = list(islice(backward, most))[::-1] or [first]
+        # When the local clock is set back, the backward search may miss times that the forward search finds.
+        times += takewhile(lambda time: time <= now, self._forward(times[-1]))
+        return times[-most:]
 
     def _forward(self, moment: datetime) -> Iterator[datetime]:
         if self.every is not None:
-            slot = self.anchor + ((moment - self.anchor) // self.every + 1) * self.every
+            time = self.anchor + ((moment - self.anchor) // self.every + 1) * self.every
             while True:
-                yield slot
-                slot += self.every
+                yield time
+                time += self.every
         last = moment
         for local in _cronsim(self.cron or "", moment.astimezone(_zone(self.tz))):
-            slot = local.astimezone(UTC)
-            # Local times that come twice lead back to the first of the two.
-            if slot > last:
-                yield slot
-                last = slot
+            time = local.astimezone(UTC)
+            # A repeated local time converts to the first of its two moments.
+            if time > last:
+                yield time
+                last = time
 
     def _backward(self, now: datetime) -> Iterator[datetime]:
         if self.every is not None:
-            slot = self.anchor + (now - self.anchor) // self.every * self.every
+            time = self.anchor + (now - self.anchor) // self.every * self.every
             while True:
-                yield slot
-                slot -= self.every
+                yield time
+                time -= self.every
         last = now + _SECOND
         start = (now.replace(microsecond=0) + _SECOND).astimezone(_zone(self.tz))
         for local in _cronsim(self.cron or "", start, reverse=True):
-            slot = local.astimezone(UTC)
-            if slot <= now and slot < last:
-                yield slot
-                last = slot
+            time = local.astimezone(UTC)
+            if time <= now and time < last:
+                yield time
+                last = time
 
 
 def checked_cron(value: str, tz: str) -> str:
-    """Check a cron expression: five fields, six with seconds before them, or a word like `@daily`."""
+    """Check a cron expression: five fields, six with leading seconds, or an alias like `@daily`."""
     expression = " ".join(checked_name(value, "cron").split())
     expression = _ALIASES.get(expression, expression)
-    if Timetable(expression, None, checked_zone(tz), _SOME_MOMENT).after(_SOME_MOMENT) is None:
-        raise UsageError(f"cron {value!r} never comes", "give days that exist")
+    if Timetable(expression, None, checked_zone(tz), _ANY_TIME).after(_ANY_TIME) is None:
+        raise UsageError(f"cron {value!r} never fires", "use days that exist")
     return expression
 
 
@@ -109,7 +109,7 @@ def checked_interval(value: object) -> timedelta:
     """Check the length of an interval."""
     every = checked_delay(value, "every")
     if every < _SHORTEST:
-        raise UsageError(f"every is {every}", "give a second or more")
+        raise UsageError(f"every is {every}", "use at least 1 second")
     return every
 
 
@@ -129,11 +129,11 @@ def _zone(name: str) -> tzinfo:
         known = available_timezones()
         if not known:
             raise UsageError(
-                f"tz is {name!r}, and this host knows no time zones", "pip install 'gen_durable[cron]'"
+                f"tz is {name!r}, but this host has no time zone database", "pip install 'gen_durable[cron]'"
             ) from None
         raise UsageError(
-            f"tz is {name!r}, which is no time zone{did_you_mean(name, tuple(known))}",
-            "give a name like 'Europe/Vienna'",
+            f"tz is {name!r}, which is not a time zone{did_you_mean(name, tuple(known))}",
+            "use a name like 'Europe/Vienna'",
         ) from None
 
 
@@ -150,5 +150,5 @@ def _cronsim(expression: str, start: datetime, *, reverse: bool = False) -> Cron
     except CronSimError as error:
         raise UsageError(
             f"cron is {expression!r} ({str(error)[:1].lower()}{str(error)[1:]})",
-            "give minute, hour, day of month, month and day of week: '0 3 * * *'",
+            "use minute, hour, day of month, month and day of week: '0 3 * * *'",
         ) from None

@@ -1,4 +1,4 @@
-"""The seam for traces. Nothing here knows who makes them; while nobody does, it costs one look at a global."""
+"""The hook for traces. Without a tracer it costs the read of one global variable."""
 
 from __future__ import annotations
 
@@ -14,45 +14,45 @@ class Span(Protocol):
     """The span of one execution."""
 
     def failed(self, error: BaseException) -> None:
-        """The step raised this."""
+        """Record the exception of the step."""
 
     def ended(self, kind: str, error: str | None) -> None:
-        """Its outcome is known."""
+        """Record the outcome of the step."""
 
 
 class Tracing(Protocol):
-    """Whoever makes spans. Trace contexts travel as W3C traceparents."""
+    """A tracer. Trace contexts are W3C traceparents."""
 
     def insert(self, machine: str) -> str | None:
-        """The context that a new instance of this machine belongs to."""
+        """Return the trace context for a new instance of this machine."""
 
     def signal(self) -> str | None:
-        """The context of whoever sends a signal now."""
+        """Return the trace context of the sender of a signal."""
 
     def step(self, execution: Running) -> AbstractContextManager[Span]:
-        """The span of an execution, current while its step runs."""
+        """Start the span of an execution; it is current while the step runs."""
 
 
-# One for the process, as traces are: their own current span and provider are no less global.
+# One per process, like the tracer provider of OpenTelemetry.
 _tracing: Tracing | None = None
 
 
 def set_tracing(new: Tracing | None) -> None:
-    """Let this one make the spans, or nobody."""
+    """Set the tracer of this process; `None` removes it."""
     global _tracing
     _tracing = new
 
 
 def tracing() -> Tracing | None:
-    """Whoever makes spans."""
+    """Return the tracer of this process."""
     return _tracing
 
 
 def traceparent_of_insert(machine: str) -> str | None:
-    """The context that a new instance belongs to, if anybody makes traces."""
+    """Return the trace context for a new instance; `None` without a tracer."""
     return None if _tracing is None else _tracing.insert(machine)
 
 
 def traceparent_of_signal() -> str | None:
-    """The context of a signal, if anybody makes traces."""
+    """Return the trace context for a signal; `None` without a tracer."""
     return None if _tracing is None else _tracing.signal()

@@ -63,8 +63,9 @@ class AsyncClient:
     A *target* is what `insert` returned, an `Instance`, an id, or a correlation key (text or tuple).
 
     Methods return what happened as a value (`Inserted`, `Duplicate`, …) and raise if they could not do what was asked.
-    Methods that write take `conn=`, a connection of the caller: then the change is part of the caller's transaction and
-    takes effect when that commits. `reason=` and `actor=` are recorded in the audit log.
+    Methods that write take `conn=`, a connection of the caller (asyncpg, psycopg or SQLAlchemy): then the change is
+    part of the caller's transaction and takes effect when that commits. `reason=` and `actor=` are recorded in the
+    audit log.
     """
 
     if not TYPE_CHECKING:
@@ -177,6 +178,8 @@ class AsyncClient:
         Raises:
             KeyTakenError: an instance of another machine has the key.
             EncodeError: the state does not fit the type of the machine, or cannot be stored.
+            LimitError: the rate limit does not exist, or the weight exceeds its burst.
+            UsageError: an option is unknown or invalid.
         """
         spec = Spec(machine, _verbs.given_state(state, args), **options)
         return await self._write(_verbs.insert(spec, self.settings, is_alone=self._is_alone(conn)), conn)
@@ -344,7 +347,8 @@ class AsyncClient:
     ) -> Deleted:
         """Delete an instance softly: hide it and stop running it, but keep its row.
 
-        A live instance is cancelled. Deleting a deleted instance changes nothing. `restore` undoes it.
+        A live instance is cancelled. Deleting a deleted instance changes nothing. `restore` undoes it. The collector
+        removes the row after `settings.retention_deleted`.
 
         Raises:
             NoTargetError: there is no such instance.
@@ -529,6 +533,9 @@ class AsyncClient:
             before: only instances with lower ids: the last id of the previous page.
             conn: a connection of the caller: read in its transaction.
             filters: see `Filters`; all of them must match.
+
+        Raises:
+            UsageError: a filter is unknown or invalid.
         """
         return await self._read(_verbs.page(machine, limit, before, filters), conn)
 

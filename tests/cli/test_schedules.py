@@ -107,9 +107,9 @@ def test_ls(gd: Gd, shop: Harness, sql: psycopg.Connection[Any]) -> None:
         (["add", "x", "Checkout", "--cron", "every day"], "cron is 'every day' (wrong number of fields)"),
         (
             ["add", "x", "Checkout", "--cron", "@daily", "--tz", "Nowhere"],
-            "tz is 'Nowhere', which is no time zone",
+            "tz is 'Nowhere', which is not a time zone",
         ),
-        (["add", "x", "Checkout", "--every", "10ms"], "give a second or more"),
+        (["add", "x", "Checkout", "--every", "10ms"], "use at least 1 second"),
         (
             ["add", "x", "Checkout", "--cron", "@daily", "--missed", "all", "--overlap", "skip"],
             "only the first",

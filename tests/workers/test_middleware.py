@@ -130,7 +130,7 @@ def test_middleware_must_be_async() -> None:
     def plain(ctx: Any, call_next: Any) -> Any: ...
 
     for wrong in (plain, 7, "text"):
-        with pytest.raises(UsageError, match="is no async function; write `async def middleware"):
+        with pytest.raises(UsageError, match="is not an async function; write `async def middleware"):
             Worker([Pair], middleware=[wrong])  # type: ignore[list-item]
 
 

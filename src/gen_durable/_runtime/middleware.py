@@ -1,4 +1,4 @@
-"""What a user puts around every step: async functions that see its context and its outcome, or what it raised."""
+"""Middleware: async functions around every step, with its context and its outcome or exception."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from ..outcome import Outcome
 __all__ = ["CallNext", "Middleware", "checked_middleware", "wrapped"]
 
 CallNext: TypeAlias = Callable[[], Awaitable[Outcome[Any]]]
-"""Goes on with the next middleware or, in the last one, with the step. To be awaited once."""
+"""Calls the next middleware or, in the last one, the step. Await it once."""
 
 Middleware: TypeAlias = Callable[[Context[Any], CallNext], Awaitable[Outcome[Any]]]
 """`async def timed(ctx, call_next): … return await call_next()`."""
 
 
 def checked_middleware(given: Iterable[Middleware]) -> tuple[Middleware, ...]:
-    """The layers, the outermost first, if each of them is an async function."""
+    """Return the layers, outermost first; raise UsageError if one is not an async function."""
     layers = tuple(given)
     for layer in layers:
         call = layer if inspect.isroutine(layer) else getattr(layer, "__call__", None)  # noqa: B004
         if not inspect.iscoroutinefunction(call):
             raise UsageError(
-                f"middleware {_name(layer)} is no async function",
+                f"middleware {_name(layer)} is not an async function",
                 "write `async def middleware(ctx, call_next): return await call_next()`",
             )
     return layers
 
 
 def wrapped(layers: Iterable[Middleware], context: Context[Any], call: CallNext) -> CallNext:
-    """The call with all layers around it."""
+    """Wrap the call in all layers."""
     for layer in reversed(tuple(layers)):
         call = _Layer(layer, context, call)
     return call
@@ -52,13 +52,13 @@ class _Layer:
         self._is_used = False
 
     async def __call__(self) -> Outcome[Any]:
-        value = await self._middleware(self._context, self._go_on)
+        value = await self._middleware(self._context, self._call_next)
         where = f"{self._context.step} (its middleware {_name(self._middleware)})"
         return checked_outcome(value, self._context.machine, where)
 
-    async def _go_on(self) -> Outcome[Any]:
+    async def _call_next(self) -> Outcome[Any]:
         if self._is_used:
-            # The second run would begin with what the first one left in ctx.state.
+            # A second run would start with the ctx.state that the first run has changed.
             raise UsageError(
                 f"middleware {_name(self._middleware)} called call_next twice",
                 "return Retry(…) to run the step again",

@@ -1,7 +1,7 @@
 """A bounded pool of daemon threads for plain `def` steps.
 
-Not `concurrent.futures`: its threads are joined when the interpreter exits, and a step that hangs in one would hold
-up a shutdown for ever. These die with the process; the lease of what they were doing brings the step back.
+Not `concurrent.futures`: the interpreter joins its threads at exit, so a step that hangs would block the shutdown
+forever. Daemon threads end with the process; when the lease expires, the step runs again.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ __all__ = ["Threads"]
 
 _log: Final = logging.getLogger("gen_durable.worker")
 _STOP: Final = None
-# Seconds until a thread that could not be started is tried again.
-_AGAIN: Final = 0.5
+# Seconds until the next attempt after a thread could not be started.
+_START_RETRY: Final = 0.5
 
 
 class _Call:
-    """One call, and whoever awaits it."""
+    """One call, and the future of its result."""
 
     __slots__ = ("function", "future", "is_abandoned", "is_over", "loop", "timeout", "timer")
 
@@ -35,18 +35,18 @@ class _Call:
         self.timer: asyncio.TimerHandle | None = None
         self.loop = asyncio.get_running_loop()
         self.future: asyncio.Future[Any] = self.loop.create_future()
-        # The thread sets the one, the loop the other, each under the lock of the pool and never both.
+        # The thread sets is_over, the loop is_abandoned, under the lock of the pool. Never both.
         self.is_over = False
         self.is_abandoned = False
 
 
 class Threads:
-    """At most `limit` threads, made as they are needed."""
+    """At most `limit` threads, started on demand."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._work: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
-        # Touched on the event loop only. A call counts until its thread is free again, waited for or not.
+        # Used on the event loop only. A call counts until its thread is free again, awaited or not.
         self._busy = 0
         self._started = 0
         self._made = 0
@@ -57,19 +57,19 @@ class Threads:
     ) -> Any:
         """Call the function in a thread and wait for it.
 
-        A wait that is cancelled leaves a running call to itself, and takes back one that has not begun.
+        If the wait is cancelled, a running call continues unobserved, and one that has not begun is dropped.
 
         Args:
-            function: what to call, with `args`.
-            timeout: what to raise when the call has run for as long as it says. The call goes on all the same, on a
-                thread that counts no longer.
+            function: called with `args`.
+            timeout: raised after the call has run for its duration. The call continues in a thread that no longer
+                counts towards the limit.
         """
         context = contextvars.copy_context()
         call = _Call(lambda: context.run(function, *args), timeout)
         self._busy += 1
         self._start_thread()
         self._work.put(call)
-        # No frame in the traceback of an exception may refer to its future: a cycle would keep all that the call had.
+        # No frame in the traceback of an exception may refer to its future: a cycle would keep the arguments alive.
         outcome = self._outcome(call.future)
         del call
         return await outcome
@@ -78,7 +78,7 @@ class Threads:
         result, error = await future
         del future
         try:
-            # Raised here, not by the future: that would pass a GeneratorExit on as if we were thrown away.
+            # Raised here, not by the future: a GeneratorExit from the future would look like our own close().
             if error is not None:
                 raise error
             return result
@@ -86,7 +86,7 @@ class Threads:
             del error
 
     def close(self) -> None:
-        """Let idle threads end; busy ones end after what they are doing."""
+        """End idle threads now, and busy ones after their current call."""
         for _ in range(self._started):
             self._work.put(_STOP)
 
@@ -97,9 +97,9 @@ class Threads:
         thread = threading.Thread(target=self._serve, name=f"gen_durable step {self._made}", daemon=True)
         try:
             thread.start()
-        except RuntimeError as error:  # the system has none to give just now: those that there are take turns
-            _log.warning("a step waits for a thread: %s; trying again", error)
-            asyncio.get_running_loop().call_later(_AGAIN, self._start_thread)
+        except RuntimeError as error:  # the system refuses a new thread; the started ones serve all calls
+            _log.warning("thread not started: %s; retrying in %s s", error, _START_RETRY)
+            asyncio.get_running_loop().call_later(_START_RETRY, self._start_thread)
         else:
             self._started += 1
 
@@ -112,20 +112,20 @@ class Threads:
                         call.loop.call_soon_threadsafe(self._watch, call)
                     try:
                         result = call.function()
-                    except BaseException as raised:  # noqa: BLE001 - carried over to whoever awaits the future
+                    except BaseException as raised:  # noqa: BLE001 - raised where the future is awaited
                         error = raised
                 with self._lock:
                     call.is_over = True
                     if call.is_abandoned:
-                        return  # another thread has this one's place
+                        return  # another thread has replaced this one
                 call.loop.call_soon_threadsafe(self._finish, call, result, error)
             except RuntimeError:
-                return  # the loop is closed: the worker is gone, and with it everybody who could want this
+                return  # the event loop is closed: the worker has ended
             del call, result, error
 
     def _watch(self, call: _Call) -> None:
-        """The call has begun: give it its time."""
-        assert call.timeout is not None  # noqa: S101 - only such a call is watched
+        """Start the timeout of a call that has begun."""
+        assert call.timeout is not None  # noqa: S101 - only calls with a timeout are watched
         call.timer = call.loop.call_later(call.timeout.timeout.total_seconds(), self._abandon, call)
 
     def _abandon(self, call: _Call) -> None:
@@ -137,19 +137,19 @@ class Threads:
         self._started -= 1
         self._start_thread()
         if not call.future.done():
-            assert call.timeout is not None  # noqa: S101 - only such a call is abandoned
-            _log.warning("%s; its thread is left to itself, and what it returns is dropped", call.timeout)
+            assert call.timeout is not None  # noqa: S101 - only calls with a timeout are abandoned
+            _log.warning("%s; its thread keeps running, its result is discarded", call.timeout)
             call.future.set_exception(call.timeout)
 
     def _finish(self, call: _Call, result: Any, error: BaseException | None) -> None:
         if call.timer is not None:
-            call.timer.cancel()  # or it would keep the call for as long as it might have taken
+            call.timer.cancel()  # otherwise the timer keeps the call alive until its timeout
         self._settle(call.future, result, error)
 
     def _settle(self, future: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:
         self._busy -= 1
         if future.done():
-            return  # cancelled meanwhile
+            return  # cancelled
         if isinstance(error, StopIteration):
-            error = RuntimeError("a step raised StopIteration")  # a coroutine cannot
+            error = RuntimeError("a step raised StopIteration")  # a coroutine cannot raise it
         future.set_result((result, error))

@@ -1,4 +1,4 @@
-"""Waiting for instances: one poller per client, however many callers wait for however many instances."""
+"""Wait for instances: one poller per client, for any number of waiters and instances."""
 
 from __future__ import annotations
 
@@ -17,28 +17,26 @@ from .database_status import DatabaseRetry, DatabaseStatus
 __all__ = ["Waiting"]
 
 _Waiter: TypeAlias = tuple[bool, asyncio.Future[Mapping[str, Any]]]
-"""Does parking count? And who waits."""
+"""Whether a parked instance ends the wait, and the future of the waiter."""
 
 
 class Waiting:
-    """Looks at all awaited instances in one statement: often at first, less often while nothing happens."""
+    """Polls all awaited instances in one statement: often at first, less often while nothing changes."""
 
     def __init__(self, database: Database, database_status: DatabaseStatus | None = None) -> None:
         self._database = database
         self._database_status = database_status
-        # Instance → (does parking count?, who waits). Touched on the event loop only.
-        self._futures: defaultdict[int, list[tuple[bool, asyncio.Future[Mapping[str, Any]]]]] = defaultdict(
-            list
-        )
+        # Waiters by instance id. Used on the event loop only.
+        self._futures: defaultdict[int, list[_Waiter]] = defaultdict(list)
         self._hint = asyncio.Event()
         self._poller: asyncio.Task[None] | None = None
 
     def hint(self) -> None:
-        """Something has come to rest in this process: look now."""
+        """Poll now: an instance of this process has ended or parked."""
         self._hint.set()
 
     async def until_at_rest(self, id: int, *, parked: bool) -> Mapping[str, Any]:
-        """The row of an instance when it has ended, or (`parked`) waits for a signal or for children."""
+        """Return the row of an instance once it has ended or, with `parked`, waits for a signal or for children."""
         future: asyncio.Future[Mapping[str, Any]] = asyncio.get_running_loop().create_future()
         waiter = (parked, future)
         self._futures[id].append(waiter)
@@ -54,7 +52,7 @@ class Waiting:
                     del self._futures[id]
 
     def close(self) -> None:
-        """Stop looking; whoever still waits is told that the client is closed."""
+        """Stop polling. Waiters get NotConnectedError."""
         if self._poller is not None:
             self._poller.cancel()
         self.fail(NotConnectedError("client", "async with"))
@@ -110,7 +108,7 @@ class Waiting:
         return answered
 
     def fail(self, error: BaseException) -> None:
-        """Nothing more will happen here: tell everybody who waits."""
+        """Raise the error in all waiters."""
         for waiters in self._futures.values():
             for _, future in waiters:
                 if not future.done():

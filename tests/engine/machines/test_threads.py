@@ -77,7 +77,7 @@ async def test_steps_wait_when_no_thread_can_be_started(
         refs = await worker.insert_all([Spec(Plain) for _ in range(4)])
         ended = await worker.wait_all(refs, timeout=PATIENCE)
     assert {(one.status, one.attempt, one.crash_count) for one in ended} == {(Status.DONE, 0, 0)}
-    assert "a step waits for a thread: can't start new thread; trying again" in caplog.text
+    assert "thread not started: can't start new thread; retrying in" in caplog.text
 
 
 @pytest.mark.clause("MCH-7")
