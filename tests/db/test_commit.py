@@ -15,7 +15,7 @@ from tests.support.engine_plans import RECORDER, entry, flushed, inserted, new, 
 
 
 @pytest.mark.parametrize("is_plain", [True, False])
-async def test_one_bad_row_among_a_hundred_fails_alone(
+async def test_one_invalid_outcome_in_a_batch_fails_alone(
     database: Database, sql: Any, *, is_plain: bool
 ) -> None:
     """No value that settle lets through is refused by PostgreSQL; if one is after all, it must not wedge the rest."""
@@ -39,7 +39,7 @@ async def test_one_bad_row_among_a_hundred_fails_alone(
     assert all(row["state"] == f'"{row["id"]}"' and row["step"] == "t" for row in rows if row not in failed)
 
 
-async def test_a_bad_child_fails_its_parent_and_leaves_no_sister(database: Database, sql: Any) -> None:
+async def test_invalid_child_fails_its_parent_and_inserts_no_sibling(database: Database, sql: Any) -> None:
     ids = await inserted(database, new(), new())
     first, second = await picked(database)
     results = await flushed(
@@ -59,7 +59,7 @@ async def test_a_bad_child_fails_its_parent_and_leaves_no_sister(database: Datab
     assert error.startswith("the database refused the outcome: invalid input syntax for type json")
 
 
-async def test_the_same_outcome_sent_twice_is_committed_once(database: Database, sql: Any) -> None:
+async def test_same_outcome_sent_twice_is_committed_once(database: Database, sql: Any) -> None:
     await inserted(database, new())
     (execution,) = await picked(database)
     twice = entry(execution, "continue", payload="1")
@@ -69,7 +69,7 @@ async def test_the_same_outcome_sent_twice_is_committed_once(database: Database,
     assert await sql.fetchval("select step_seq from gen_durable.gen_durable") == 1
 
 
-async def test_a_chained_step_has_a_lease_until_the_next_heartbeat(database: Database, sql: Any) -> None:
+async def test_chained_step_has_a_lease_until_the_next_heartbeat(database: Database, sql: Any) -> None:
     """While a slow effect held the row, no heartbeat could renew its lease; whoever commits is alive."""
     await inserted(database, new())
     (execution,) = await picked(database)
@@ -79,7 +79,7 @@ async def test_a_chained_step_has_a_lease_until_the_next_heartbeat(database: Dat
     assert timedelta(seconds=5) < left <= RECORDER.grace
 
 
-async def test_an_await_keeps_names_deadline_and_what_was_seen(database: Database, sql: Any) -> None:
+async def test_await_stores_names_deadline_and_presented_signals(database: Database, sql: Any) -> None:
     (id,) = await inserted(database, new())
     await database.run(deliver(id, "early", "1", None))
     (execution,) = await picked(database)
@@ -96,9 +96,7 @@ async def test_an_await_keeps_names_deadline_and_what_was_seen(database: Databas
     assert tuple(row["presented"]) == seen
 
 
-async def test_progress_consumes_what_was_received_and_nothing_that_came_later(
-    database: Database, sql: Any
-) -> None:
+async def test_transition_consumes_only_the_received_signals(database: Database, sql: Any) -> None:
     (id,) = await inserted(database, new())
     for name, key in [("paid", None), ("paid", "evt"), ("other", None)]:
         await database.run(deliver(id, name, '{"a": 1}', key))
@@ -119,7 +117,7 @@ async def test_progress_consumes_what_was_received_and_nothing_that_came_later(
 
 
 @pytest.mark.parametrize("kind", ["done", "stop"])
-async def test_an_end_sweeps_the_inbox_and_keeps_the_state(database: Database, sql: Any, kind: str) -> None:
+async def test_end_clears_the_inbox_and_keeps_the_state(database: Database, sql: Any, kind: str) -> None:
     (id,) = await inserted(database, new(state='{"a": 1}'))
     await database.run(deliver(id, "x", "1", "evt"))
     (execution,) = await picked(database)
@@ -132,7 +130,7 @@ async def test_an_end_sweeps_the_inbox_and_keeps_the_state(database: Database, s
     assert row["finished_at"] is not None
 
 
-async def test_a_retry_waits_counts_and_forgets_nothing(database: Database, sql: Any) -> None:
+async def test_retry_keeps_state_and_counts_the_attempt(database: Database, sql: Any) -> None:
     (id,) = await inserted(database, new())
     await database.run(deliver(id, "paid", "1", None))
     await sql.execute(

@@ -56,15 +56,13 @@ async def test_connection_used_last_is_used_next(database: Database) -> None:
     assert pids == {second.get_server_pid()}
 
 
-async def test_doubtful_connection_is_closed_and_replaced(database: Database, db: Any) -> None:
+async def test_retired_connection_is_closed_and_replaced(database: Database, db: Any) -> None:
     pid = await used(database, is_reusable=False)
     assert await used(database) != pid
     await ends(db, pid)
 
 
-async def test_connection_that_is_being_closed_keeps_its_place(
-    direct_dsn: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_connection_counts_until_it_is_closed(direct_dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
     may_close = asyncio.Event()
 
     async def close(self: Connection, *, timeout: float | None = None) -> None:
@@ -82,7 +80,7 @@ async def test_connection_that_is_being_closed_keeps_its_place(
         await waiting
 
 
-async def test_connection_in_use_is_not_used_again_after_suspicion(database: Database, db: Any) -> None:
+async def test_connection_in_use_is_not_reused_after_replace_all(database: Database, db: Any) -> None:
     pool = database._pool
     idle, busy = await pool.acquire(), await pool.acquire()
     await pool.release(idle, is_reusable=True)
@@ -94,7 +92,7 @@ async def test_connection_in_use_is_not_used_again_after_suspicion(database: Dat
     assert database.connects == 3
 
 
-async def test_cancelled_acquire_leaves_its_place(database: Database) -> None:
+async def test_cancelled_acquire_releases_its_permit(database: Database) -> None:
     pool = database._pool
     busy = [await pool.acquire(), await pool.acquire()]
     with pytest.raises(TimeoutError):
@@ -106,7 +104,9 @@ async def test_cancelled_acquire_leaves_its_place(database: Database) -> None:
         await asyncio.wait([asyncio.ensure_future(used(database)) for _ in range(5)])
 
 
-async def test_failed_connect_leaves_its_place(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_failed_connect_releases_its_permit(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pool = database._pool
     original = pool._connect
 
@@ -121,7 +121,7 @@ async def test_failed_connect_leaves_its_place(database: Database, monkeypatch: 
     await used(database)
 
 
-async def test_idle_connection_ends_after_a_while(
+async def test_idle_connection_is_closed_after_its_lifetime(
     database: Database, db: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connection_pool, "_IDLE_LIFETIME", 0.2)
@@ -138,7 +138,7 @@ async def test_old_connection_is_replaced(
     await ends(db, pid)
 
 
-async def test_close_cuts_what_does_not_come_back(
+async def test_close_terminates_connections_that_are_not_released(
     database: Database, db: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connection_pool, "_CLOSE_WITHIN", 0.2)
@@ -169,7 +169,7 @@ async def test_caller_that_waits_while_the_pool_closes_opens_no_connection(datab
     assert database.connects == 2
 
 
-async def test_cancelled_close_still_cuts_connections_in_use(database: Database, db: Any) -> None:
+async def test_cancelled_close_still_terminates_connections_in_use(database: Database, db: Any) -> None:
     busy = await database._pool.acquire()
     pid = busy.get_server_pid()
     closing = asyncio.ensure_future(database.close())
@@ -197,7 +197,7 @@ async def test_keepalive_value_that_the_kernel_refuses_closes_the_connection(
 
 
 @pytest.mark.parametrize("is_blocking", [False, True], ids=["async", "blocking"])
-async def test_watching_goes_on_when_it_is_not_known_where_to_ask(direct_dsn: str, is_blocking: bool) -> None:
+async def test_watchdog_continues_if_the_dsn_function_fails(direct_dsn: str, is_blocking: bool) -> None:
     answers: list[Any] = [direct_dsn, None, None]
     bounds = ReplyTimeouts(suspect=0.1, connect=2.0, reply=40.0)
     sleep = Statement("sleep", "select pg_sleep(0.6)::text as slept")
@@ -218,7 +218,7 @@ async def test_watching_goes_on_when_it_is_not_known_where_to_ask(direct_dsn: st
         assert is_watched(database)
 
 
-async def test_watching_goes_on_when_a_statement_is_cancelled_during_the_inquiry(
+async def test_watchdog_continues_if_a_statement_is_cancelled_during_its_check(
     direct_dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asking, may_answer = asyncio.Event(), asyncio.Event()

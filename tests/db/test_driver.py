@@ -19,7 +19,7 @@ async def asked(*_: Any) -> None:
     raise AssertionError("it asks")
 
 
-async def test_a_connection_knows_the_arrays_that_we_send(
+async def test_connection_knows_the_arrays_that_we_send(
     durable_dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sent: dict[str, list[Any]] = {
@@ -41,7 +41,7 @@ async def test_a_connection_knows_the_arrays_that_we_send(
     await conn.close()
 
 
-async def test_no_statement_of_ours_has_a_type_that_must_be_asked_for(
+async def test_no_statement_makes_asyncpg_query_types(
     durable_dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(asyncpg.Connection, "_introspect_types", asked)
@@ -51,7 +51,7 @@ async def test_no_statement_of_ours_has_a_type_that_must_be_asked_for(
     await conn.close()
 
 
-async def test_a_codec_of_the_users_own_can_be_set(durable_dsn: str) -> None:
+async def test_users_codec_can_be_set(durable_dsn: str) -> None:
     """On a connection that an effect is lent; the driver asks about a composite type in another way."""
     conn = await connect(durable_dsn)
     await conn.set_type_codec("limits", schema="gen_durable", encoder=tuple, decoder=list, format="tuple")
@@ -72,6 +72,6 @@ async def test_a_codec_of_the_users_own_can_be_set(durable_dsn: str) -> None:
         (TimeoutError(), "no answer in time"),
     ],
 )
-def test_what_a_dying_connection_says_is_told_in_words(error: Exception, message: str) -> None:
+def test_error_of_a_closed_connection_is_readable(error: Exception, message: str) -> None:
     failure = from_asyncpg(error)
     assert (str(failure), failure.__cause__, is_outage(failure)) == (message, error, True)

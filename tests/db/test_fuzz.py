@@ -76,13 +76,13 @@ def conn(durable_dsn: str) -> Iterator[Conn]:
 @given(st.lists(KEYS, max_size=64))
 @example(NASTY)
 @SPARE
-def test_an_array_of_names_is_read_by_postgresql_as_it_was_written(conn: Conn, names: list[str]) -> None:
+def test_text_array_round_trips(conn: Conn, names: list[str]) -> None:
     assert conn.execute("select %s::text::text[]", (text_array(names),)).fetchone() == (names,)
 
 
 @given(st.lists(st.integers(1, 2**63 - 1), max_size=100))
 @SPARE
-def test_an_array_of_ids_is_too(conn: Conn, ids: list[int]) -> None:
+def test_id_array_round_trips(conn: Conn, ids: list[int]) -> None:
     assert conn.execute("select %s::text::bigint[]", (id_array(ids),)).fetchone() == (ids,)
 
 

@@ -41,7 +41,7 @@ CHANGED_WHILE_EXECUTING = {
 }
 
 
-async def test_no_index_names_a_column_that_a_chained_commit_or_a_heartbeat_changes(sql: Any) -> None:
+async def test_no_index_has_a_column_that_chained_commits_or_heartbeats_change(sql: Any) -> None:
     indexes = await sql.fetch(
         """select c.relname as name, i.indrelid, i.indkey::int2[] as keys, pg_get_indexdef(i.indexrelid) as definition,
                   pg_get_expr(i.indpred, i.indrelid) as predicate, pg_get_expr(i.indexprs, i.indrelid) as expressions
@@ -65,7 +65,7 @@ async def test_no_index_names_a_column_that_a_chained_commit_or_a_heartbeat_chan
         assert not named & CHANGED_WHILE_EXECUTING, index["definition"]
 
 
-async def test_no_indexed_generated_column_is_made_of_one_either(sql: Any) -> None:
+async def test_no_indexed_generated_column_depends_on_such_a_column(sql: Any) -> None:
     made = await sql.fetch(
         """select a.attname, pg_get_expr(d.adbin, d.adrelid) as expression
              from pg_attribute a join pg_attrdef d on d.adrelid = a.attrelid and d.adnum = a.attnum

@@ -42,7 +42,7 @@ async def test_increments_applied_one_by_one_equal_a_fresh_schema(sql: Any, dura
 
 
 @pytest.mark.usefixtures("next_version")
-async def test_down_to_each_version_and_up_again_is_a_round_trip(sql: Any, durable_dsn: str) -> None:
+async def test_migrating_down_and_up_is_a_round_trip(sql: Any, durable_dsn: str) -> None:
     await migrate_schema(durable_dsn, "gen_durable")
     fresh = await dump(sql, "gen_durable")
     for version in range(NEXT):
@@ -53,7 +53,7 @@ async def test_down_to_each_version_and_up_again_is_a_round_trip(sql: Any, durab
         assert await dump(sql, "gen_durable") == fresh
 
 
-async def test_down_to_nothing_leaves_nothing_even_with_instances_in_it(sql: Any, durable_dsn: str) -> None:
+async def test_migrating_to_zero_drops_everything_even_with_instances(sql: Any, durable_dsn: str) -> None:
     await sql.execute("select gen_durable.insert('Greet', step => 'hello', correlation_key => 'a')")
     await sql.execute("select gen_durable.signal('a', 'paid')")
     assert (await migrate_schema(durable_dsn, "gen_durable", 0)).version is None
@@ -67,20 +67,20 @@ async def test_objects_of_the_user_in_the_same_schema_survive(sql: Any, durable_
     assert await leftovers(sql, "gen_durable") == ["_invoices", "invoices", "invoices"]
 
 
-async def test_taking_back_what_was_never_there_makes_nothing(sql: Any, durable_dsn: str) -> None:
+async def test_migrating_an_empty_database_to_zero_creates_nothing(sql: Any, durable_dsn: str) -> None:
     assert (await migrate_schema(durable_dsn, ELSEWHERE, 0)).version is None
     assert not await sql.fetchval("select exists (select from pg_namespace where nspname = $1)", ELSEWHERE)
 
 
 @pytest.mark.parametrize("schema", [ELSEWHERE, "order"])
-async def test_the_printed_script_does_what_migrate_does(sql: Any, schema: str) -> None:
+async def test_printed_script_equals_migrate(sql: Any, schema: str) -> None:
     await sql.execute(migrate.script(schema))  # as psql would: one text of many statements, no parameters
     assert await dump(sql, schema) == await dump(sql, "gen_durable")
     await sql.execute(migrate.script(schema, current=LATEST, to=0))
     assert await leftovers(sql, schema) == []
 
 
-async def test_a_script_that_breaks_in_the_middle_leaves_nothing(sql: Any) -> None:
+async def test_failed_script_leaves_nothing(sql: Any) -> None:
     text = migrate.script(ELSEWHERE).replace("create view", "create nonsense", 1)
     with pytest.raises(Exception, match="syntax error"):
         await sql.execute(text)
@@ -88,13 +88,13 @@ async def test_a_script_that_breaks_in_the_middle_leaves_nothing(sql: Any) -> No
     assert not await sql.fetchval("select exists (select from pg_namespace where nspname = $1)", ELSEWHERE)
 
 
-async def test_ten_tasks_may_migrate_an_empty_database_at_once(sql: Any, durable_dsn: str) -> None:
+async def test_ten_tasks_migrate_an_empty_database_concurrently(sql: Any, durable_dsn: str) -> None:
     answers = await asyncio.gather(*[migrate_schema(durable_dsn, ELSEWHERE) for _ in range(10)])
     assert {answer.version for answer in answers} == {LATEST}
     assert await dump(sql, ELSEWHERE) == await dump(sql, "gen_durable")
 
 
-async def test_ten_processes_may_boot_on_an_empty_database_at_once(
+async def test_ten_processes_start_on_an_empty_database_concurrently(
     sql: Any, durable_dsn: str, tmp_path: Path
 ) -> None:
     said = tmp_path / "said"
@@ -108,7 +108,7 @@ async def test_ten_processes_may_boot_on_an_empty_database_at_once(
     assert await dump(sql, ELSEWHERE) == await dump(sql, "gen_durable")
 
 
-async def test_a_newer_schema_is_refused_by_clients_and_by_migrate(sql: Any, durable_dsn: str) -> None:
+async def test_newer_schema_is_refused_by_clients_and_by_migrate(sql: Any, durable_dsn: str) -> None:
     await sql.execute("insert into gen_durable.migrations (version, oldest_code) values ($1, $1)", LATEST + 7)
     newer = rf"schema 'gen_durable' is at version {LATEST + 7}, which needs code of version {LATEST + 7} .* upgrade"
     with pytest.raises(SchemaVersionError, match=newer):
@@ -133,7 +133,7 @@ NEWER = [
 
 @pytest.mark.clause("SCH-12")
 @pytest.mark.parametrize(("oldest", "works"), NEWER)
-async def test_a_newer_schema_that_works_with_this_code_is_used(
+async def test_newer_schema_that_works_with_this_code_is_used(
     sql: Any, durable_dsn: str, oldest: list[int], works: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     for number, code in enumerate(oldest, LATEST + 1):
@@ -160,13 +160,13 @@ async def test_a_newer_schema_that_works_with_this_code_is_used(
         await migrate_schema(durable_dsn, "gen_durable", LATEST - 1)
 
 
-def test_increments_say_which_older_code_works_with_them() -> None:
+def test_increments_state_the_oldest_code_that_works_with_them() -> None:
     stated = {version: migrate.oldest_code(version) for version in range(1, LATEST + 1)}
     assert all(1 <= oldest <= version for version, oldest in stated.items()), stated
 
 
 @pytest.mark.usefixtures("next_version")
-async def test_an_older_schema_is_refused_until_it_is_migrated(durable_dsn: str) -> None:
+async def test_older_schema_is_refused_until_it_is_migrated(durable_dsn: str) -> None:
     older = f"is at version {LATEST}, but this gen_durable needs {NEXT}; run `gen-durable db migrate`"
     with pytest.raises(SchemaVersionError, match=older):
         async with AsyncClient(durable_dsn):
@@ -180,7 +180,7 @@ async def test_an_older_schema_is_refused_until_it_is_migrated(durable_dsn: str)
 
 
 @pytest.mark.usefixtures("next_version")
-async def test_only_the_embedded_server_is_upgraded_by_opening_a_client(sql: Any, durable_dsn: str) -> None:
+async def test_opening_a_client_upgrades_only_an_embedded_server(sql: Any, durable_dsn: str) -> None:
     await migrate_schema(durable_dsn, ELSEWHERE)
     async with await Database.open(durable_dsn, "gen_durable") as database:
         await database.run_in_transaction(migrate.prepare("gen_durable", upgrade=True))
@@ -188,7 +188,7 @@ async def test_only_the_embedded_server_is_upgraded_by_opening_a_client(sql: Any
 
 
 @pytest.mark.usefixtures("next_version")
-async def test_each_increment_printed_alone_adds_up_to_the_whole(sql: Any, durable_dsn: str) -> None:
+async def test_scripts_of_single_increments_equal_the_whole(sql: Any, durable_dsn: str) -> None:
     for version in range(NEXT):
         await migrate_schema(durable_dsn, ELSEWHERE, version + 1)
         await sql.execute(migrate.script("order", current=version, to=version + 1))
@@ -203,7 +203,7 @@ async def test_each_increment_printed_alone_adds_up_to_the_whole(sql: Any, durab
     assert await leftovers(sql, "order") == []
 
 
-async def test_a_client_installs_into_a_database_that_has_nothing(sql: Any, durable_dsn: str) -> None:
+async def test_client_installs_the_schema_in_an_empty_database(sql: Any, durable_dsn: str) -> None:
     settings = Settings(schema=ELSEWHERE)
     async with AsyncClient(durable_dsn, settings=settings) as client:
         assert await client.count() == 0
@@ -213,14 +213,14 @@ async def test_a_client_installs_into_a_database_that_has_nothing(sql: Any, dura
 
 
 @pytest.mark.parametrize("version", [-1, LATEST + 1])
-async def test_a_version_that_does_not_exist_is_refused(durable_dsn: str, version: int) -> None:
+async def test_unknown_version_is_refused(durable_dsn: str, version: int) -> None:
     with pytest.raises(
         UsageError, match=rf"schema version {version} does not exist; pass 0 \(no tables\) to {LATEST}"
     ):
         await migrate_schema(durable_dsn, "gen_durable", version)
 
 
-async def test_a_database_that_cannot_store_every_text_is_refused(sql: Any, durable_dsn: str) -> None:
+async def test_database_without_utf8_is_refused(sql: Any, durable_dsn: str) -> None:
     name = f"{await sql.fetchval('select current_database()')}_latin1"
     await sql.execute(f"create database {name} encoding 'LATIN1' locale 'C' template template0")
     dsn = urlsplit(durable_dsn)._replace(path=f"/{name}").geturl()

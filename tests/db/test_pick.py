@@ -16,7 +16,7 @@ LARGEST = 2**31 - 1
 
 
 @pytest.mark.parametrize("moment", ["-infinity", "0044-03-15 00:00:00+00 BC"])
-async def test_a_row_that_is_due_since_ever_does_not_stop_the_queue(
+async def test_row_due_at_minus_infinity_does_not_block_the_queue(
     database: Database, sql: Any, moment: str
 ) -> None:
     ids = await inserted(database, new(), new(), new())
@@ -26,7 +26,7 @@ async def test_a_row_that_is_due_since_ever_does_not_stop_the_queue(
     assert [execution.id for execution in await picked(database)] == [ids[1], ids[0], ids[2]]
 
 
-async def test_counters_at_their_end_neither_stop_a_pick_nor_a_commit(database: Database, sql: Any) -> None:
+async def test_counters_at_their_maximum_do_not_stop_picks_and_commits(database: Database, sql: Any) -> None:
     ids = await inserted(database, new(), new(), new(), new())
     await sql.execute(
         "update gen_durable.gen_durable set attempt = $2, execution = $2, crash_count = $2 where id = any ($1)",
@@ -40,7 +40,7 @@ async def test_counters_at_their_end_neither_stop_a_pick_nor_a_commit(database: 
 
 
 @pytest.mark.parametrize("is_plain", [True, False])
-async def test_an_instance_that_has_run_for_ever_goes_on(
+async def test_execution_counter_at_its_maximum_does_not_stop_an_instance(
     database: Database, sql: Any, *, is_plain: bool
 ) -> None:
     """Chained steps count too: at some thousand per second the end of the counter is days away."""
@@ -57,7 +57,7 @@ async def statuses(database: Database, executions: list[Execution], kinds: list[
     return [result.status for result in results if isinstance(result, Committed)]
 
 
-async def test_a_crash_count_at_its_end_does_not_stop_the_reaper(database: Database, sql: Any) -> None:
+async def test_crash_count_at_its_maximum_does_not_stop_the_reaper(database: Database, sql: Any) -> None:
     ids = await inserted(database, new(), new())
     await picked(database)
     await sql.execute("update gen_durable.gen_durable set lease_expires_at = now() - interval '1 hour'")
@@ -68,7 +68,7 @@ async def test_a_crash_count_at_its_end_does_not_stop_the_reaper(database: Datab
     assert (sorted(reaped.ids), reaped.capped) == (ids, [ids[0]])
 
 
-async def test_a_pick_takes_no_more_than_it_asks_for_and_the_most_urgent_first(database: Database) -> None:
+async def test_pick_leases_at_most_demand_in_priority_order(database: Database) -> None:
     rows = [new(priority=priority) for priority in (3, -1, 0, -1, 3, 2)]
     ids = await inserted(database, *rows)
     assert [e.id for e in await picked(database, 3)] == [ids[1], ids[3], ids[2]]
@@ -76,13 +76,13 @@ async def test_a_pick_takes_no_more_than_it_asks_for_and_the_most_urgent_first(d
     assert await picked(database) == []
 
 
-async def test_rows_of_machines_that_nobody_here_knows_are_left_alone(database: Database, sql: Any) -> None:
+async def test_rows_of_unknown_machines_are_not_leased(database: Database, sql: Any) -> None:
     ids = await inserted(database, new("Nobody"), new("A"), new("A", version=9))
     assert [e.id for e in await picked(database)] == [ids[1]]
     assert await sql.fetchval("select count(*) from gen_durable.gen_durable where status = 'runnable'") == 2
 
 
-async def test_a_lost_lease_writes_nothing(database: Database, sql: Any) -> None:
+async def test_lost_lease_writes_nothing(database: Database, sql: Any) -> None:
     await inserted(database, new())
     (execution,) = await picked(database)
     await sql.execute("update gen_durable.gen_durable set lease_token = lease_token + 1")

@@ -93,7 +93,7 @@ async def call_all(connection: Any, schema: str = "gen_durable") -> list[tuple[o
 
 
 @pytest.mark.clause("SQL-5")
-async def test_it_can_call_every_function_that_it_was_granted(sql: Any, entitled: Any, role: str) -> None:
+async def test_producer_can_call_all_granted_functions(sql: Any, entitled: Any, role: str) -> None:
     assert await call_all(entitled) == ANSWERS
     called = {match for call in CALLS for match in re.findall(r"\{s\}\.(\w+)\(", call)}
     granted = await sql.fetch(
@@ -106,9 +106,7 @@ async def test_it_can_call_every_function_that_it_was_granted(sql: Any, entitled
 
 
 @pytest.mark.clause("SQL-5")
-async def test_it_has_no_right_on_any_table_view_sequence_or_other_function(
-    sql: Any, entitled: Any, role: str
-) -> None:
+async def test_producer_has_no_privilege_on_other_objects(sql: Any, entitled: Any, role: str) -> None:
     relations = await sql.fetch(
         """select c.relname, c.relkind::text as kind, case c.relkind
                     when 'S' then has_sequence_privilege($1, c.oid, 'usage, select, update')
@@ -164,7 +162,7 @@ ATTEMPTS = [
 
 
 @pytest.mark.clause("SQL-5")
-async def test_what_it_must_not_do_is_denied(entitled: Any) -> None:
+async def test_producer_is_denied_everything_else(entitled: Any) -> None:
     await entitled.execute("select gen_durable.insert('Checkout', correlation_key => 'k')")
     for attempt in ATTEMPTS:
         with pytest.raises(asyncpg.InsufficientPrivilegeError):
@@ -189,7 +187,7 @@ BEYOND_THE_DEFAULT = [
 
 
 @pytest.mark.clause("SQL-5")
-async def test_by_default_it_can_insert_and_signal_only(sql: Any, producer: Any, role: str) -> None:
+async def test_producer_can_only_insert_and_signal_by_default(sql: Any, producer: Any, role: str) -> None:
     assert [tuple(await producer.fetchrow(call.format(s="gen_durable"))) for call in CALLS[:4]] == ANSWERS[:4]
     for call in BEYOND_THE_DEFAULT:
         with pytest.raises(asyncpg.InsufficientPrivilegeError, match="permission denied for function"):
@@ -201,7 +199,7 @@ async def test_by_default_it_can_insert_and_signal_only(sql: Any, producer: Any,
         await producer.execute("select gen_durable.retry(1)")
 
 
-async def test_a_right_may_be_granted_alone(sql: Any, producer: Any, role: str) -> None:
+async def test_single_right_can_be_granted(sql: Any, producer: Any, role: str) -> None:
     await sql.execute("select gen_durable.revoke_producer($1)", role)
     await sql.execute("select gen_durable.grant_producer($1, 'signal')", role)
     await sql.execute("select gen_durable.insert('Checkout', correlation_key => 'k')")
@@ -210,7 +208,7 @@ async def test_a_right_may_be_granted_alone(sql: Any, producer: Any, role: str) 
         await producer.execute("select gen_durable.insert('Checkout')")
 
 
-async def test_an_unknown_right_is_refused(sql: Any, role: str) -> None:
+async def test_unknown_right_is_refused(sql: Any, role: str) -> None:
     with pytest.raises(asyncpg.InvalidParameterValueError, match="no right 'delte'") as raised:
         await sql.execute("select gen_durable.grant_producer($1, 'insert', 'delte')", role)
     assert raised.value.hint == "give one of " + ", ".join(sorted(RIGHTS))
@@ -218,7 +216,7 @@ async def test_an_unknown_right_is_refused(sql: Any, role: str) -> None:
 
 
 @pytest.mark.clause("SQL-7")
-async def test_it_starts_instances_at_the_initial_step_only(sql: Any, producer: Any, role: str) -> None:
+async def test_producer_starts_instances_at_the_initial_step_only(sql: Any, producer: Any, role: str) -> None:
     assert await producer.fetchval("select id from gen_durable.insert('Checkout', step => 'begin')") == 1
     for call, problem in (
         ("insert('Checkout', step => 'ship')", "element 1: machine 'Checkout' starts at step 'begin'"),
@@ -243,7 +241,7 @@ async def test_it_starts_instances_at_the_initial_step_only(sql: Any, producer: 
     assert [row["step"] for row in steps] == ["begin", "ship", "ship"]
 
 
-async def test_a_function_of_the_owner_inserts_with_the_rights_of_the_owner(sql: Any, producer: Any) -> None:
+async def test_function_of_the_owner_inserts_with_the_owners_privileges(sql: Any, producer: Any) -> None:
     """A trigger that starts at a later step does so for every role that may write the table."""
     await sql.execute(
         """create function public.begin_late() returns bigint language sql security definer
@@ -254,7 +252,7 @@ async def test_a_function_of_the_owner_inserts_with_the_rights_of_the_owner(sql:
 
 
 @pytest.mark.clause("SQL-8")
-async def test_texts_that_it_hands_in_are_bounded(sql: Any, entitled: Any, role: str) -> None:
+async def test_texts_of_a_producer_are_bounded(sql: Any, entitled: Any, role: str) -> None:
     await entitled.execute("select gen_durable.insert('Checkout', correlation_key => 'k')")
     long = "é" * 9000
     for call in (
@@ -301,7 +299,7 @@ async def test_texts_that_it_hands_in_are_bounded(sql: Any, entitled: Any, role:
 
 
 @pytest.mark.clause("AUD-12")
-async def test_the_audit_names_the_login_beside_the_claimed_actor(
+async def test_audit_names_the_login_beside_the_claimed_actor(
     sql: Any, entitled: Any, role: str, database: Database
 ) -> None:
     await entitled.execute("select gen_durable.insert('Checkout', correlation_key => 'k')")
@@ -335,7 +333,7 @@ set search_path = lair, pg_catalog;
 """
 
 
-async def test_objects_of_its_own_never_run_with_the_rights_of_the_owner(
+async def test_producers_objects_never_run_with_the_owners_privileges(
     sql: Any, entitled: Any, role: str
 ) -> None:
     await entitled.execute(TRAP)
@@ -346,7 +344,7 @@ async def test_objects_of_its_own_never_run_with_the_rights_of_the_owner(
     assert [row["who"] for row in caught if row["who"] != role] == []
 
 
-async def test_without_the_pinned_path_the_trap_would_spring(sql: Any, entitled: Any) -> None:
+async def test_attack_succeeds_without_the_pinned_path(sql: Any, entitled: Any) -> None:
     """So that the test above is known to test something."""
     await sql.execute(
         """do $$ declare one regprocedure; begin
@@ -360,7 +358,7 @@ async def test_without_the_pinned_path_the_trap_would_spring(sql: Any, entitled:
     assert await sql.fetchval("select count(*) from lair.caught where who = $1", owner) > 0
 
 
-async def test_settings_of_its_session_change_nothing(entitled: Any) -> None:
+async def test_session_settings_of_a_producer_change_nothing(entitled: Any) -> None:
     for setting, value in {
         "default_transaction_isolation": "'serializable'",
         "datestyle": "'SQL, DMY'",
@@ -379,7 +377,7 @@ async def test_settings_of_its_session_change_nothing(entitled: Any) -> None:
     assert await call_all(entitled) == ANSWERS
 
 
-async def test_only_these_functions_run_with_the_rights_of_the_owner_and_all_have_a_pinned_path(
+async def test_all_security_definer_functions_are_known_and_pinned(
     sql: Any,
 ) -> None:
     """And a trigger: it has no arguments, and acts for a role that could update the column."""
@@ -396,7 +394,7 @@ async def test_only_these_functions_run_with_the_rights_of_the_owner_and_all_hav
 
 
 @pytest.mark.clause("SQL-5")
-async def test_no_function_of_ours_is_everybodys(sql: Any) -> None:
+async def test_no_function_is_executable_by_public(sql: Any) -> None:
     """PostgreSQL gives every new function to PUBLIC: a migration that makes one has to take it away."""
     rows = await sql.fetch(
         """select p.oid::regprocedure::text as name from pg_proc p
@@ -406,14 +404,14 @@ async def test_no_function_of_ours_is_everybodys(sql: Any) -> None:
     assert [row["name"] for row in rows] == []
 
 
-async def test_a_right_that_is_taken_back_is_gone(sql: Any, producer: Any, role: str) -> None:
+async def test_revoked_right_is_gone(sql: Any, producer: Any, role: str) -> None:
     await sql.execute("select gen_durable.grant_producer($1)", role)  # again is harmless
     await sql.execute("select gen_durable.revoke_producer($1)", role)
     with pytest.raises(asyncpg.InsufficientPrivilegeError, match="permission denied for schema gen_durable"):
         await producer.execute("select gen_durable.insert('Checkout')")
 
 
-async def test_a_role_of_any_name_in_a_schema_of_any_name(sql: Any, durable_dsn: str, role: str) -> None:
+async def test_role_and_schema_names_are_quoted(sql: Any, durable_dsn: str, role: str) -> None:
     await migrate_schema(durable_dsn, "order")
     strange = f'Web "hooks"; drop {role}'
     quoted = await sql.fetchval("select quote_ident($1)", strange)
@@ -431,9 +429,7 @@ async def test_a_role_of_any_name_in_a_schema_of_any_name(sql: Any, durable_dsn:
         await sql.execute(f"drop owned by {quoted}; drop role {quoted}")
 
 
-async def test_an_owner_that_is_no_superuser_can_have_producers(
-    sql: Any, durable_dsn: str, role: str
-) -> None:
+async def test_owner_without_superuser_can_grant_producers(sql: Any, durable_dsn: str, role: str) -> None:
     owner = f"owner_{uuid.uuid4().hex[:12]}"
     await sql.execute(f"create role {owner} login password 'pw'; create schema shop authorization {owner}")
     try:

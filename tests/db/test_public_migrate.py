@@ -77,7 +77,7 @@ def function_for(conn: Any) -> Callable[..., Any]:
 
 @pytest.mark.clause("SCH-14")
 @pytest.mark.parametrize("kind", KINDS)
-async def test_it_is_part_of_the_transaction_of_the_host(durable_dsn: str, db: Any, kind: str) -> None:
+async def test_migrate_is_part_of_the_callers_transaction(durable_dsn: str, db: Any, kind: str) -> None:
     async with AsyncExitStack() as stack:
         conn = await opened(kind, durable_dsn, stack)
         for how in ("rollback", "commit"):
@@ -95,7 +95,7 @@ async def test_it_is_part_of_the_transaction_of_the_host(durable_dsn: str, db: A
 
 
 @pytest.mark.parametrize("kind", ["asyncpg", "psycopg", "psycopg async"])
-async def test_without_a_transaction_it_is_one_of_its_own(
+async def test_migrate_outside_a_transaction_is_its_own(
     durable_dsn: str, db: Any, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with AsyncExitStack() as stack:
@@ -115,7 +115,7 @@ async def test_without_a_transaction_it_is_one_of_its_own(
             assert await conn.fetchval("show search_path") == "mine, public"
 
 
-async def test_a_dsn(durable_dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_migrate_by_dsn(durable_dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert migrate(durable_dsn, schema="elsewhere", version=1) == 1  # though a loop runs in this thread
     assert await migrate_async(durable_dsn, schema="elsewhere") == LATEST
     assert migrate(lambda: durable_dsn, schema="elsewhere") == LATEST
@@ -127,7 +127,7 @@ async def test_a_dsn(durable_dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
         assert await client.count() == 0
 
 
-def test_what_is_refused(durable_dsn: str) -> None:
+def test_invalid_arguments_are_refused(durable_dsn: str) -> None:
     with pytest.raises(UsageError, match="schema version 99 does not exist"):
         migrate(durable_dsn, version=99)
     bad: Any = "9"
@@ -174,9 +174,7 @@ asyncio.run(main())
 @pytest.mark.parametrize(
     ("driver", "env"), [("psycopg", ENV), ("asyncpg", ASYNC_ENV), ("psycopg_async", ASYNC_ENV)]
 )
-def test_the_revision_of_the_guide_with_alembic(
-    durable_dsn: str, tmp_path: Path, driver: str, env: str
-) -> None:
+def test_alembic_revision_of_the_guide(durable_dsn: str, tmp_path: Path, driver: str, env: str) -> None:
     ((name, revision),) = re.findall(
         r'^```python title="(gen_durable_\d+\.py)"\n(.*?)^```$',
         PAGE.read_text(encoding="utf-8"),

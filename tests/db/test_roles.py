@@ -62,9 +62,7 @@ def as_role(dsn: str, role: str) -> str:
     return re.sub(r"//[^@/]*@", f"//{role}:pw@", dsn, count=1)
 
 
-async def test_the_owner_of_a_schema_needs_no_right_on_the_database(
-    sql: Any, durable_dsn: str, role: str
-) -> None:
+async def test_schema_owner_needs_no_privilege_on_the_database(sql: Any, durable_dsn: str, role: str) -> None:
     await sql.execute(f"create schema shop authorization {role}")
     dsn = as_role(durable_dsn, role)
     async with Worker([Echo], dsn=dsn, settings=OWN) as worker:
@@ -75,9 +73,7 @@ async def test_the_owner_of_a_schema_needs_no_right_on_the_database(
     assert (await migrate_schema(dsn, "shop", 0)).version is None
 
 
-async def test_nothing_is_installed_in_a_schema_of_another_role(
-    sql: Any, durable_dsn: str, role: str
-) -> None:
+async def test_schema_of_another_role_is_refused(sql: Any, durable_dsn: str, role: str) -> None:
     """Its owner can put a trigger on a table that we write, and it runs with the rights of the role that installs."""
     await sql.execute(f"create schema shop authorization {role}")
     squatter = await asyncpg.connect(as_role(durable_dsn, role))
@@ -99,7 +95,7 @@ async def test_nothing_is_installed_in_a_schema_of_another_role(
     assert (await migrate_schema(durable_dsn, "shop")).is_current
 
 
-async def test_a_member_of_the_owner_of_a_schema_may_install(sql: Any, durable_dsn: str, role: str) -> None:
+async def test_member_of_the_owner_of_a_schema_may_install(sql: Any, durable_dsn: str, role: str) -> None:
     group = f"{role}_group"
     await sql.execute(
         f"create role {group}; grant {group} to {role}; create schema shop authorization {group}"
@@ -110,16 +106,14 @@ async def test_a_member_of_the_owner_of_a_schema_may_install(sql: Any, durable_d
         await sql.execute(f"drop owned by {group} cascade; drop role {group}")
 
 
-async def test_a_role_that_may_create_schemas_installs_one_by_itself(
-    sql: Any, durable_dsn: str, role: str
-) -> None:
+async def test_role_that_may_create_schemas_creates_the_schema(sql: Any, durable_dsn: str, role: str) -> None:
     await sql.execute(f"grant create on database {await sql.fetchval('select current_database()')} to {role}")
     async with AsyncClient(as_role(durable_dsn, role), settings=OWN) as client:
         await client.insert(Echo, "hi")
         assert await client.count() == 1
 
 
-async def test_a_role_without_any_right_is_told_so_and_nothing_is_left(
+async def test_role_without_privileges_gets_an_error_and_leaves_nothing(
     sql: Any, durable_dsn: str, role: str
 ) -> None:
     said = (
@@ -131,9 +125,7 @@ async def test_a_role_without_any_right_is_told_so_and_nothing_is_left(
     assert not await sql.fetchval("select exists (select from pg_namespace where nspname = 'shop')")
 
 
-async def test_a_role_without_a_right_is_told_which_grant_is_missing(
-    sql: Any, durable_dsn: str, role: str
-) -> None:
+async def test_error_names_the_missing_grant(sql: Any, durable_dsn: str, role: str) -> None:
     dsn = as_role(durable_dsn, role)
     missing = [
         ("usage on schema gen_durable", "usage on schema gen_durable"),
@@ -154,16 +146,14 @@ async def test_a_role_without_a_right_is_told_which_grant_is_missing(
         assert (await client.insert(Echo, "hi")).id
 
 
-async def test_a_role_that_may_not_vacuum_leaves_it_to_others(sql: Any, durable_dsn: str, role: str) -> None:
+async def test_role_without_the_right_to_vacuum_skips_it(sql: Any, durable_dsn: str, role: str) -> None:
     await sql.execute(f"grant usage on schema gen_durable to {role}")
     async with await Database.open(as_role(durable_dsn, role), "gen_durable") as database:
         await database.run_bare(collect.vacuum())
     assert not await sql.fetchval("select sum(vacuum_count) from pg_stat_user_tables")
 
 
-async def test_the_printed_script_works_for_the_owner_of_a_schema(
-    sql: Any, durable_dsn: str, role: str
-) -> None:
+async def test_printed_script_works_for_the_schema_owner(sql: Any, durable_dsn: str, role: str) -> None:
     await sql.execute(f"create schema shop authorization {role}")
     connection = await asyncpg.connect(as_role(durable_dsn, role))
     try:
@@ -174,7 +164,7 @@ async def test_the_printed_script_works_for_the_owner_of_a_schema(
         assert await client.count() == 0
 
 
-async def test_the_defaults_of_a_role_have_no_say(sql: Any, durable_dsn: str, role: str) -> None:
+async def test_pinned_settings_override_the_defaults_of_a_role(sql: Any, durable_dsn: str, role: str) -> None:
     await sql.execute(f"create schema shop authorization {role}")
     for setting, value in {
         "default_transaction_isolation": "'repeatable read'",

@@ -47,16 +47,14 @@ def cut(*sizes: int) -> list[list[int]]:
     return [list(sizes[part]) for part in chunking.chunks(sizes)]
 
 
-def test_portions_are_full_and_what_is_too_large_goes_alone() -> None:
+def test_chunks_are_full_and_a_large_row_is_alone() -> None:
     assert cut(1000, 1000, 1000, 1000, 100, 1) == [[1000, 1000, 1000, 1000, 100], [1]]
     assert cut(1, 9000, 2, PORTION, 9000) == [[1], [9000], [2], [PORTION], [9000]]
     assert cut(9000) == [[9000]]
     assert cut() == [[]]
 
 
-async def test_a_batch_has_no_more_bytes_than_a_statement_takes(
-    wire: Wire, wired: Database, sql: Any
-) -> None:
+async def test_batch_size_is_bounded_by_bytes(wire: Wire, wired: Database, sql: Any) -> None:
     await inserted(wired, *[new() for _ in range(10)])
     entries = [entry(e, "done", payload=TEXT) for e in await picked(wired)]
     with wire.counted() as sent:
@@ -66,7 +64,7 @@ async def test_a_batch_has_no_more_bytes_than_a_statement_takes(
 
 
 @pytest.mark.clause("LIM-9")
-async def test_children_of_many_bytes_go_in_several_statements_of_one_transaction(
+async def test_large_children_take_several_statements_of_one_transaction(
     wire: Wire, wired: Database, sql: Any
 ) -> None:
     await inserted(wired, new())
@@ -89,7 +87,9 @@ async def test_children_of_many_bytes_go_in_several_statements_of_one_transactio
 
 
 @pytest.mark.clause("LIM-9")
-async def test_events_of_many_bytes_too(wire: Wire, wired: Database, sql: Any) -> None:
+async def test_large_events_take_several_statements_of_one_transaction(
+    wire: Wire, wired: Database, sql: Any
+) -> None:
     await inserted(wired, new())
     (execution,) = await picked(wired)
     events = tuple(EventRow("default", str(n), "s", TEXT) for n in range(10))
@@ -116,7 +116,7 @@ class Slow:
 
 
 @pytest.mark.clause("LIM-9")
-async def test_nobody_waits_for_a_large_outcome(database: Database) -> None:
+async def test_large_outcome_does_not_delay_others(database: Database) -> None:
     await inserted(database, new(), new(), new())
     first, second, third = [entry(e, "done", payload="1") for e in await picked(database)]
     second.payload = '"' + "x" * PORTION + '"'
@@ -134,7 +134,7 @@ async def test_nobody_waits_for_a_large_outcome(database: Database) -> None:
     running.cancel()
 
 
-async def test_what_no_waiting_can_mend_is_told_to_who_waits_for_a_large_outcome(database: Database) -> None:
+async def test_permanent_error_of_a_large_outcome_is_raised(database: Database) -> None:
     await inserted(database, new())
     (execution,) = await picked(database)
     slow: Any = Slow(database, StatementError("XX000", "invalid memory alloc request size"))
@@ -155,7 +155,7 @@ create trigger bomb before update on gen_durable.gen_durable for each row execut
 
 
 @pytest.mark.parametrize("place", [0, 2])
-async def test_an_outcome_under_which_every_connection_breaks_holds_up_nobody(
+async def test_outcome_that_breaks_connections_does_not_delay_others(
     database: Database, sql: Any, monkeypatch: pytest.MonkeyPatch, place: int
 ) -> None:
     """And it fails nobody: it may be the network."""

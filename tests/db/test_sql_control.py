@@ -46,26 +46,26 @@ WORDS = {
 
 
 @pytest.mark.clause("SQL-2")
-async def test_a_job_stands_in_the_words_of_simple_workflows(sql: Any, one: int) -> None:
+async def test_job_status_uses_the_words_of_the_state_model(sql: Any, one: int) -> None:
     for each, word in WORDS.items():
         await set_status(sql, one, each)
         by_id_and_key = "select gen_durable.job_status($1::bigint), gen_durable.job_status('k')"
         assert await sql.fetchrow(by_id_and_key, one) == (word, word), each
 
 
-async def test_every_status_has_a_word(sql: Any) -> None:
+async def test_every_status_has_a_job_status(sql: Any) -> None:
     words = {each: await sql.fetchval("select gen_durable.job_status_name($1)", each) for each in Status}
     assert set(words.values()) == {"pending", "leased", "succeeded", "failed", "cancelled"}
 
 
-async def test_of_nobody_there_is_no_status(sql: Any) -> None:
+async def test_unknown_instance_has_no_status(sql: Any) -> None:
     assert await sql.fetchrow("select gen_durable.job_status(9), gen_durable.job_status('nobody')") == (
         None,
         None,
     )
 
 
-async def test_by_key_it_is_the_one_that_has_it_or_else_the_latest_that_had_it(sql: Any, one: int) -> None:
+async def test_key_finds_the_current_or_else_the_latest_holder(sql: Any, one: int) -> None:
     await set_status(sql, one, "done")
     assert await sql.fetchval("select gen_durable.job_status('k')") == "succeeded"
     second = await sql.fetchval("select id from gen_durable.insert('A', step => 's', correlation_key => 'k')")
@@ -82,7 +82,7 @@ async def test_by_key_it_is_the_one_that_has_it_or_else_the_latest_that_had_it(s
 
 
 @pytest.mark.clause("SQL-1")
-async def test_cancel_says_what_it_did(sql: Any, one: int) -> None:
+async def test_cancel_returns_what_it_did(sql: Any, one: int) -> None:
     await set_status(sql, one, "executing")
     assert await sql.fetchval("select gen_durable.cancel('k', 'why', 'ada')") == "requested"
     assert await sql.fetchval("select gen_durable.cancel($1::bigint, force => true)", one) == "cancelled"
@@ -94,7 +94,7 @@ async def test_cancel_says_what_it_did(sql: Any, one: int) -> None:
 
 
 @pytest.mark.clause("SQL-1")
-async def test_delete_restore_and_retry_by_either_name(sql: Any, one: int) -> None:
+async def test_delete_restore_and_retry_by_id_or_key(sql: Any, one: int) -> None:
     assert await sql.fetchval("select gen_durable.soft_delete('k', 'why') is not null")
     assert not await sql.fetchval("select gen_durable.retry($1::bigint)", one)
     assert await sql.fetchval("select gen_durable.restore('k')") == "cancelled"
@@ -107,7 +107,7 @@ async def test_delete_restore_and_retry_by_either_name(sql: Any, one: int) -> No
     assert tuple(row) == ("runnable", "2")
 
 
-async def test_restoring_by_key_means_the_one_that_is_deleted(sql: Any, one: int) -> None:
+async def test_restore_by_key_takes_the_deleted_instance(sql: Any, one: int) -> None:
     await sql.execute("select gen_durable.soft_delete('k')")
     await sql.execute("select gen_durable.insert('A', step => 's', correlation_key => 'k')")
     assert await sql.fetchval("select gen_durable.restore('k')") == "cancelled"
@@ -125,7 +125,7 @@ async def test_unknown_target_is_an_error(sql: Any) -> None:
 
 @pytest.mark.clause("SQL-4")
 @pytest.mark.parametrize("verb", ["restore", "retry"])
-async def test_a_key_that_another_one_has_now_is_an_error(sql: Any, one: int, verb: str) -> None:
+async def test_key_taken_by_another_instance_is_an_error(sql: Any, one: int, verb: str) -> None:
     if verb == "restore":
         await set_status(sql, one, "done")
         unique = await sql.fetchval("select id from gen_durable.insert('A', step => 's', unique_key => 'u')")
@@ -149,7 +149,7 @@ async def test_a_key_that_another_one_has_now_is_an_error(sql: Any, one: int, ve
 
 
 @pytest.mark.clause("IDM-1", "IDM-2", "SQL-2")
-async def test_the_same_request_gives_the_first_run_and_how_it_stands_until_it_is_deleted(sql: Any) -> None:
+async def test_idempotency_key_returns_the_first_instance_until_it_is_deleted(sql: Any) -> None:
     insert = "select id, inserted, status from gen_durable.insert('A', step => 's', idempotency_key => 'r')"
     assert tuple(await sql.fetchrow(insert)) == (1, True, "pending")
     for each, word in (
@@ -167,7 +167,7 @@ async def test_the_same_request_gives_the_first_run_and_how_it_stands_until_it_i
 
 
 @pytest.mark.clause("IDM-3")
-async def test_in_a_batch_and_in_a_transaction_the_same_request_is_one_run(sql: Any) -> None:
+async def test_idempotency_key_counts_within_batches_and_transactions(sql: Any) -> None:
     async with sql.transaction():
         rows = await sql.fetch(
             """select ord, id, inserted, status from gen_durable.insert_all(
@@ -181,7 +181,7 @@ async def test_in_a_batch_and_in_a_transaction_the_same_request_is_one_run(sql: 
         assert tuple(found) == (1, False, "cancelled")
 
 
-async def test_options_that_contradict_each_other_are_refused(sql: Any) -> None:
+async def test_contradicting_options_are_refused(sql: Any) -> None:
     for options, problem in (
         ("unique_key => 'a', idempotency_key => 'b'", "unique_key and idempotency_key are both given"),
         ("unique_scope => '{done}', idempotency_key => 'b'", "an idempotency_key is taken in every status"),
@@ -193,7 +193,7 @@ async def test_options_that_contradict_each_other_are_refused(sql: Any) -> None:
 
 
 @pytest.mark.clause("SQL-3")
-async def test_a_rollback_of_the_caller_undoes_everything(sql: Any, one: int) -> None:
+async def test_rollback_of_the_caller_undoes_everything(sql: Any, one: int) -> None:
     transaction = sql.transaction()
     await transaction.start()
     await sql.execute("select gen_durable.cancel('k'), gen_durable.retry('k'), gen_durable.soft_delete('k')")

@@ -44,7 +44,7 @@ async def insert_all(sql: Any, *specs: object) -> list[tuple[int, int, bool]]:
 
 
 @pytest.mark.usefixtures("registered")
-async def test_what_is_left_out_comes_from_the_newest_version_that_workers_registered(sql: Any) -> None:
+async def test_defaults_come_from_the_newest_registered_version(sql: Any) -> None:
     answer = await sql.fetchrow("select * from gen_durable.insert('Checkout', '{\"order\": 42}')")
     assert answer["inserted"]
     found = await row(sql, answer["id"])
@@ -56,16 +56,14 @@ async def test_what_is_left_out_comes_from_the_newest_version_that_workers_regis
 
 
 @pytest.mark.usefixtures("registered")
-async def test_an_older_version_brings_its_own_defaults(sql: Any) -> None:
+async def test_older_version_has_its_own_defaults(sql: Any) -> None:
     found = await row(sql, await sql.fetchval("select id from gen_durable.insert('Checkout', version => 2)"))
     assert (found["fsm_version"], found["step"], found["queue"]) == (2, "begin", "checkout")
     assert json.loads(found["state"]) == {}
 
 
 @pytest.mark.usefixtures("registered")
-async def test_a_worker_that_starts_again_with_other_defaults_changes_them(
-    sql: Any, database: Database
-) -> None:
+async def test_restarted_worker_updates_the_defaults(sql: Any, database: Database) -> None:
     before = await sql.fetch("select * from gen_durable.machines order by fsm_version")
     await database.run(register([machine(2, "begin", "checkout")]))
     assert await sql.fetch("select * from gen_durable.machines order by fsm_version") == before
@@ -75,7 +73,7 @@ async def test_a_worker_that_starts_again_with_other_defaults_changes_them(
 
 
 @pytest.mark.clause("SQL-1")
-async def test_every_option_finds_its_column(sql: Any) -> None:
+async def test_every_option_is_stored(sql: Any) -> None:
     id = await sql.fetchval(
         """select id from gen_durable.insert('Shop.checkout.v1', '[1]', step => 'ship', queue => 'q', priority => -5,
              version => 3, eligible_at => '2031-01-02 03:04:05+00', correlation_key => 'order:1',
@@ -97,7 +95,7 @@ async def test_every_option_finds_its_column(sql: Any) -> None:
     assert (found["correlation_scope"], found["unique_scope"]) == ([*LIVE, "done"], [*LIVE, "failed"])
 
 
-async def test_a_delay_is_added_to_the_clock_of_the_database(sql: Any) -> None:
+async def test_delay_is_added_to_the_clock_of_the_database(sql: Any) -> None:
     id = await sql.fetchval(
         "select id from gen_durable.insert('A', step => 's', schedule_in => '90 minutes')"
     )
@@ -106,7 +104,7 @@ async def test_a_delay_is_added_to_the_clock_of_the_database(sql: Any) -> None:
     )
 
 
-async def test_one_answer_per_element_in_their_order(sql: Any) -> None:
+async def test_one_row_per_element_in_their_order(sql: Any) -> None:
     specs = [{"fsm": "A", "step": "s", "unique_key": key} for key in ("c", "a", "c", "b", "a")]
     answers = await insert_all(sql, *specs)
     assert [ord for ord, _, _ in answers] == [1, 2, 3, 4, 5]
@@ -118,11 +116,11 @@ async def test_one_answer_per_element_in_their_order(sql: Any) -> None:
     assert again == [(ord, id, False) for ord, id, _ in answers]
 
 
-async def test_no_elements_are_no_rows(sql: Any) -> None:
+async def test_empty_list_returns_no_rows(sql: Any) -> None:
     assert await insert_all(sql) == []
 
 
-async def test_a_duplicate_answers_with_the_holder_whichever_key_it_was(sql: Any) -> None:
+async def test_duplicate_returns_the_holder_of_either_key(sql: Any) -> None:
     first = await insert_all(sql, {"fsm": "A", "step": "s", "correlation_key": "order:1", "unique_key": "u"})
     ((_, holder, _),) = first
     assert await insert_all(sql, {"fsm": "A", "step": "s", "correlation_key": "order:1"}) == [
@@ -133,7 +131,7 @@ async def test_a_duplicate_answers_with_the_holder_whichever_key_it_was(sql: Any
     assert (found["id"], found["inserted"]) == (holder, False)
 
 
-async def test_a_key_of_another_machine_is_an_error_of_a_single_insert(sql: Any) -> None:
+async def test_single_insert_raises_for_a_key_of_another_machine(sql: Any) -> None:
     ((_, holder, _),) = await insert_all(sql, {"fsm": "A", "step": "s", "correlation_key": "k"})
     with pytest.raises(
         asyncpg.PostgresError, match=f"cannot insert B: its correlation_key belongs to A {holder}"
@@ -145,7 +143,7 @@ async def test_a_key_of_another_machine_is_an_error_of_a_single_insert(sql: Any)
 
 
 @pytest.mark.clause("INS-11")
-async def test_of_many_a_key_of_another_machine_refuses_its_own_row_only(sql: Any) -> None:
+async def test_batch_insert_refuses_only_the_row_with_a_key_of_another_machine(sql: Any) -> None:
     ((_, holder, _),) = await insert_all(sql, {"fsm": "A", "step": "s", "correlation_key": "k"})
     specs = [
         {"fsm": "B", "step": "s", **more} for more in ({}, {"correlation_key": "k"}, {"unique_key": "u"})
@@ -161,7 +159,7 @@ async def test_of_many_a_key_of_another_machine_refuses_its_own_row_only(sql: An
     assert await sql.fetchval("select count(*) from gen_durable.gen_durable") == 3
 
 
-async def test_a_refused_row_points_at_the_holder_of_the_key_that_refused_it(sql: Any) -> None:
+async def test_refused_row_names_the_holder_of_its_key(sql: Any) -> None:
     """A correlation key of the empty scope is nobody's address: whoever has the same one has nothing to do with it."""
     await insert_all(sql, {"fsm": "A", "step": "s", "correlation_key": "same"})
     ((_, holder, _),) = await insert_all(sql, {"fsm": "A", "step": "s", "unique_key": "u"})
@@ -169,7 +167,7 @@ async def test_a_refused_row_points_at_the_holder_of_the_key_that_refused_it(sql
     assert await insert_all(sql, refused) == [(1, holder, False)]
 
 
-async def test_twenty_thousand_rows_go_in_one_call(sql: Any) -> None:
+async def test_twenty_thousand_rows_in_one_call(sql: Any) -> None:
     answers = await sql.fetch(
         """select * from gen_durable.insert_all((select jsonb_agg(jsonb_build_object(
              'fsm', 'A', 'step', 's', 'state', n, 'unique_key', 'u' || n)) from generate_series(1, 20000) n))"""
@@ -182,7 +180,7 @@ async def test_twenty_thousand_rows_go_in_one_call(sql: Any) -> None:
 
 
 @pytest.mark.clause("SQL-3")
-async def test_a_rollback_of_the_caller_leaves_nothing(sql: Any) -> None:
+async def test_rollback_of_the_caller_leaves_nothing(sql: Any) -> None:
     transaction = sql.transaction()
     await transaction.start()
     await insert_all(sql, {"fsm": "A", "step": "s", "unique_key": "u"})
@@ -194,7 +192,7 @@ async def test_a_rollback_of_the_caller_leaves_nothing(sql: Any) -> None:
     assert await sql.fetchval("select count(*) from gen_durable.signals") == 0
 
 
-async def test_a_trigger_can_insert(sql: Any) -> None:
+async def test_trigger_can_insert(sql: Any) -> None:
     await sql.execute(
         """create table orders (id int primary key);
            create function begin_checkout() returns trigger language plpgsql as $$ begin

@@ -40,9 +40,7 @@ CALLS = [
 
 @pytest.mark.clause("LIM-6")
 @pytest.mark.parametrize(("call", "what"), CALLS)
-async def test_one_byte_too_many_is_refused_and_nothing_is_written(
-    sql: Any, one: int, call: str, what: str
-) -> None:
+async def test_one_byte_above_the_limit_is_refused(sql: Any, one: int, call: str, what: str) -> None:
     await sql.execute("select gen_durable.cancel(1)") if "retry" in call else None
     before = await sql.fetch("select * from gen_durable.gen_durable")
     with pytest.raises(asyncpg.PostgresError) as caught:
@@ -56,14 +54,14 @@ async def test_one_byte_too_many_is_refused_and_nothing_is_written(
     await sql.fetch(f"select * from gen_durable.{call.format(text(LIMIT))}")
 
 
-async def test_it_is_the_text_that_counts_so_a_short_number_may_be_long(sql: Any) -> None:
+async def test_size_is_that_of_the_json_text(sql: Any) -> None:
     """`1e100000` is seven bytes on the way in, and a hundred thousand for every reader."""
     numbers = ",".join(["1e100000"] * 11)
     with pytest.raises(asyncpg.PostgresError, match="state has 1100033 bytes of JSON"):
         await sql.fetch(f"select * from gen_durable.insert('Big', '[{numbers}]', step => 's')")
 
 
-async def test_the_owner_may_allow_more(sql: Any) -> None:
+async def test_owner_can_raise_the_limit(sql: Any) -> None:
     await sql.execute(
         "create or replace function gen_durable.max_payload() returns int language sql immutable as 'select 10'"
     )

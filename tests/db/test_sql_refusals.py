@@ -68,7 +68,7 @@ BAD_CALLS = [
 
 @pytest.mark.clause("SQL-4")
 @pytest.mark.usefixtures("registered")
-async def test_a_bad_option_is_refused_and_nothing_is_inserted(sql: Any) -> None:
+async def test_invalid_option_is_refused_and_nothing_is_inserted(sql: Any) -> None:
     for call, problem in BAD_CALLS:
         error = await refused(sql, call)
         assert isinstance(error, asyncpg.DataError), call
@@ -77,7 +77,7 @@ async def test_a_bad_option_is_refused_and_nothing_is_inserted(sql: Any) -> None
         assert await sql.fetchval("select count(*) from gen_durable.gen_durable") == 0, call
 
 
-async def test_a_moment_that_python_cannot_hold_is_refused(sql: Any) -> None:
+async def test_time_outside_the_range_of_python_is_refused(sql: Any) -> None:
     """A worker could not read the row that it has just leased."""
     for option in (
         "eligible_at => 'infinity'",

@@ -31,7 +31,7 @@ async def end(sql: Any, id: int, status: str) -> None:
 
 
 @pytest.mark.clause("SQL-1")
-async def test_a_signal_by_id_or_by_key_lies_in_the_inbox(sql: Any) -> None:
+async def test_signal_by_id_or_key_is_in_the_inbox(sql: Any) -> None:
     id = await sql.fetchval(INSERT)
     answers = [
         await sql.fetchrow("select * from gen_durable.signal($1::bigint, 'paid', '{\"amount\": 100}')", id),
@@ -48,7 +48,7 @@ async def test_a_signal_by_id_or_by_key_lies_in_the_inbox(sql: Any) -> None:
     assert await sql.fetchval("select has_signals and status = 'runnable' from gen_durable.gen_durable")
 
 
-async def test_it_wakes_the_one_that_awaits_that_name_and_nobody_else(sql: Any) -> None:
+async def test_signal_wakes_only_the_instance_that_awaits_it(sql: Any) -> None:
     id = await sql.fetchval(INSERT)
     await park(sql, id, "paid", "cancelled")
     await sql.execute("select gen_durable.signal('order:1', 'shipped')")
@@ -80,7 +80,7 @@ async def test_unknown_target_is_an_error(sql: Any) -> None:
         assert await sql.fetchval("select count(*) from gen_durable.signals") == 0, call
 
 
-async def test_the_ended_are_nobody_even_if_they_keep_their_key(sql: Any) -> None:
+async def test_ended_instance_is_not_a_target_even_if_it_keeps_its_key(sql: Any) -> None:
     for status in ("done", "failed", "cancelled"):
         id = await sql.fetchval(
             "select id from gen_durable.insert('A', step => 's', correlation_key => $1,"
@@ -93,7 +93,7 @@ async def test_the_ended_are_nobody_even_if_they_keep_their_key(sql: Any) -> Non
             assert "no live instance" in str(error), (status, target)
 
 
-async def test_a_key_of_the_empty_scope_is_no_address(sql: Any) -> None:
+async def test_key_of_the_empty_scope_does_not_address_an_instance(sql: Any) -> None:
     await sql.execute(
         "select gen_durable.insert('A', step => 's', correlation_key => 'k', correlation_scope => '{}')"
     )
@@ -101,7 +101,7 @@ async def test_a_key_of_the_empty_scope_is_no_address(sql: Any) -> None:
         await sql.execute("select gen_durable.signal('k', 'paid')")
 
 
-async def test_a_dedup_key_counts_once_per_instance_even_after_it_was_consumed(sql: Any) -> None:
+async def test_dedup_key_counts_once_per_instance_even_after_it_was_consumed(sql: Any) -> None:
     id = await sql.fetchval(INSERT)
     other = await sql.fetchval("select id from gen_durable.insert('A', step => 's')")
     assert await sql.fetchval("select delivered from gen_durable.signal('order:1', 'paid', '1', 'evt')")
@@ -113,7 +113,7 @@ async def test_a_dedup_key_counts_once_per_instance_even_after_it_was_consumed(s
     assert await sql.fetchval("select count(*) from gen_durable.signals") == 2
 
 
-async def test_a_duplicate_wakes_nobody(sql: Any) -> None:
+async def test_duplicate_does_not_wake_an_instance(sql: Any) -> None:
     id = await sql.fetchval(INSERT)
     await sql.execute("select gen_durable.signal('order:1', 'paid', '1', 'evt')")
     await park(sql, id, "paid")
@@ -121,7 +121,7 @@ async def test_a_duplicate_wakes_nobody(sql: Any) -> None:
     assert await sql.fetchval("select status::text from gen_durable.gen_durable") == "awaiting_signal"
 
 
-async def test_an_inbox_holds_ten_thousand_unread_signals(sql: Any) -> None:
+async def test_inbox_holds_ten_thousand_unread_signals(sql: Any) -> None:
     id = await sql.fetchval(INSERT)
     await sql.execute("select gen_durable.signal($1::bigint, 'first', 'null', 'evt')", id)
     await sql.execute(
@@ -142,7 +142,7 @@ async def test_an_inbox_holds_ten_thousand_unread_signals(sql: Any) -> None:
     )
 
 
-async def test_a_duplicate_is_one_even_when_the_inbox_is_full(sql: Any) -> None:
+async def test_duplicate_is_detected_when_the_inbox_is_full(sql: Any) -> None:
     """Its sender has done its part: told that the inbox is full, it would send again for ever."""
     id = await sql.fetchval(INSERT)
     await sql.execute("select gen_durable.signal($1::bigint, 'first', 'null', 'evt')", id)
@@ -167,7 +167,7 @@ OUT_OF_BOUNDS = [
 ]
 
 
-async def test_names_and_keys_have_bounds(sql: Any) -> None:
+async def test_names_and_keys_are_bounded(sql: Any) -> None:
     await sql.execute(INSERT)
     for call, problem in OUT_OF_BOUNDS:
         error = await refused(sql, call)
@@ -176,7 +176,7 @@ async def test_names_and_keys_have_bounds(sql: Any) -> None:
         assert await sql.fetchval("select count(*) from gen_durable.signals") == 0, call
 
 
-async def test_no_payload_is_the_null_of_json(sql: Any) -> None:
+async def test_missing_payload_is_json_null(sql: Any) -> None:
     id = await sql.fetchval(INSERT)
     await sql.execute("select gen_durable.signal($1::bigint, 's', null)", id)
     await sql.execute("select gen_durable.signal('order:1', 's', null)")
@@ -185,7 +185,7 @@ async def test_no_payload_is_the_null_of_json(sql: Any) -> None:
 
 
 @pytest.mark.clause("SIG-23")
-async def test_inbox_is_full_at_its_limit_of_bytes(sql: Any) -> None:
+async def test_inbox_is_bounded_by_bytes(sql: Any) -> None:
     id = await sql.fetchval(INSERT)
     large = "select delivered from gen_durable.signal('order:1', $1, to_jsonb(repeat('x', 1048574)))"
     for _ in range(16):
@@ -224,7 +224,7 @@ async def test_consumed_signals_never_fill_an_inbox(sql: Any) -> None:
     assert bounds == [[1, 3], [2, 6], [3, 9], [1, 3], [2, 6], [3, 9]]
 
 
-async def test_duplicate_is_one_even_when_the_inbox_is_full_of_bytes(sql: Any) -> None:
+async def test_duplicate_is_detected_when_the_inbox_has_too_many_bytes(sql: Any) -> None:
     await sql.execute(INSERT)
     again = (
         "select delivered from gen_durable.signal('order:1', 'note', to_jsonb(repeat('x', 1000000)), 'evt')"

@@ -43,16 +43,14 @@ async def database(wire: Wire) -> AsyncIterator[Database]:
         yield opened
 
 
-async def test_an_empty_pick_is_one_statement(wire: Wire, database: Database) -> None:
+async def test_empty_pick_is_one_statement(wire: Wire, database: Database) -> None:
     for _ in range(3):
         with wire.counted() as sent:
             assert await picked(database) == []
         assert sent == ["pick"]
 
 
-async def test_a_pick_of_plain_rows_is_one_statement_whatever_their_number(
-    wire: Wire, database: Database
-) -> None:
+async def test_pick_of_any_number_of_plain_rows_is_one_statement(wire: Wire, database: Database) -> None:
     for count in (1, 10, 300):
         await inserted(database, *[new() for _ in range(count)])
         with wire.counted() as sent:
@@ -72,7 +70,7 @@ async def family(database: Database, parents: int) -> None:
         await database.run(deliver(id, "paid", "{}", None))
 
 
-async def test_a_pick_with_signals_and_children_is_three_statements(wire: Wire, database: Database) -> None:
+async def test_pick_with_signals_and_children_is_three_statements(wire: Wire, database: Database) -> None:
     for count in (1, 50):
         await family(database, count)
         with wire.counted() as sent:
@@ -81,9 +79,7 @@ async def test_a_pick_with_signals_and_children_is_three_statements(wire: Wire, 
         assert [(len(e.inbox), len(e.children)) for e in executions] == [(1, 2)] * count
 
 
-async def test_a_flush_of_plain_outcomes_is_one_statement_whatever_their_number(
-    wire: Wire, database: Database
-) -> None:
+async def test_flush_of_any_number_of_plain_outcomes_is_one_statement(wire: Wire, database: Database) -> None:
     kinds = ["continue", "next", "retry", "done", "stop"]
     for count in (1, 10, 300):
         queue = f"{count} rows"  # some of them are to run again
@@ -120,7 +116,7 @@ async def mixed(database: Database, sets: int) -> dict[str, list[Execution]]:
     return by_role
 
 
-async def test_the_dearest_flush_of_all_is_ten_more_than_its_outcomes_whatever_its_size(
+async def test_most_expensive_flush_has_ten_extra_statements_at_any_size(
     wire: Wire, database: Database, durable_dsn: str
 ) -> None:
     async with AsyncClient(durable_dsn) as client:
@@ -155,7 +151,7 @@ async def test_the_dearest_flush_of_all_is_ten_more_than_its_outcomes_whatever_i
         assert not any(isinstance(result, Stale) for result in results), sets
 
 
-async def test_without_refused_children_and_letters_to_the_ended_it_is_seven(
+async def test_flush_without_refused_children_and_dead_letters_has_seven_extra(
     wire: Wire, database: Database
 ) -> None:
     for sets in (1, 50):
@@ -186,7 +182,7 @@ async def test_plain_outcomes_with_signals_are_three_statements(wire: Wire, data
         assert sent == ["commit_plain", "sweep", "inboxes"], sets
 
 
-async def test_a_batch_pays_only_for_what_is_in_it(wire: Wire, database: Database) -> None:
+async def test_flush_sends_only_the_statements_that_it_needs(wire: Wire, database: Database) -> None:
     by_role = await mixed(database, 3)
     with wire.counted() as sent:
         await flushed(database, [entry(e, "await", awaits=("other",)) for e in by_role["await"]])
@@ -196,7 +192,7 @@ async def test_a_batch_pays_only_for_what_is_in_it(wire: Wire, database: Databas
     assert sent == [BEGIN, "commit", "ungate", COMMIT]
 
 
-async def test_an_outcome_with_an_effect_is_a_transaction_of_its_own_and_a_share_of_one_more(
+async def test_outcome_with_an_effect_is_one_transaction_and_shares_another(
     wire: Wire, database: Database
 ) -> None:
     await inserted(database, *[new() for _ in range(10)])
@@ -220,9 +216,7 @@ async def test_an_outcome_with_an_effect_is_a_transaction_of_its_own_and_a_share
     assert [type(result) for result in results] == [Committed] * 10
 
 
-async def test_a_heartbeat_is_one_statement_and_two_if_leases_are_lost(
-    wire: Wire, database: Database
-) -> None:
+async def test_heartbeat_is_one_statement_or_two_if_leases_are_lost(wire: Wire, database: Database) -> None:
     for count in (1, 10, 300):
         await inserted(database, *[new() for _ in range(count)])
         held = {(e.id, e.lease_token): LEASE for e in await picked(database)}
@@ -236,7 +230,7 @@ async def test_a_heartbeat_is_one_statement_and_two_if_leases_are_lost(
         assert sent == ["renew", "still_held"], count
 
 
-async def test_steps_that_take_long_are_noted_and_watched_by_one_statement_each(
+async def test_long_steps_cost_one_statement_to_record_and_one_to_watch(
     wire: Wire, database: Database
 ) -> None:
     for count in (1, 300):
@@ -249,7 +243,7 @@ async def test_steps_that_take_long_are_noted_and_watched_by_one_statement_each(
 
 
 @pytest.mark.parametrize("count", [0, 300])
-async def test_services_that_find_nothing_cost_the_same_in_a_full_table(
+async def test_idle_services_cost_the_same_in_a_full_table(
     wire: Wire, database: Database, count: int
 ) -> None:
     await inserted(database, *[new(concurrency_key=f"k{n}") for n in range(count)])

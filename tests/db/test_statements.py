@@ -23,7 +23,7 @@ def all_statements() -> Iterator[tuple[str, Statement]]:
                 yield file.name, statement
 
 
-def test_the_statements_are_found() -> None:
+def test_statements_are_found() -> None:
     files = {file for file, _ in all_statements()}
     assert {"commit.sql", "insert.sql", "pick.sql"} <= files
 
@@ -39,9 +39,7 @@ async def test_every_statement_prepares_on_a_fresh_schema(sql: Any) -> None:
 
 
 @pytest.mark.parametrize("schema", ["my_app_1", "order"])
-async def test_a_schema_of_another_name_needs_nothing_of_the_default_one(
-    sql: Any, durable_dsn: str, schema: str
-) -> None:
+async def test_other_schema_does_not_need_the_default_one(sql: Any, durable_dsn: str, schema: str) -> None:
     await migrate_schema(durable_dsn, schema)
     await sql.execute("drop schema gen_durable cascade")
     await prepare_all(sql, schema)
@@ -57,7 +55,7 @@ async def test_a_schema_of_another_name_needs_nothing_of_the_default_one(
 
 
 @pytest.mark.parametrize("schema", SCHEMAS)
-def test_no_text_of_ours_names_another_schema(schema: str) -> None:
+def test_no_statement_names_another_schema(schema: str) -> None:
     texts = [in_schema(statement.text, schema) for _, statement in all_statements()]
     plan = migrate.migrate(schema)
     found = {"has_schema": False, "has_migrations": False, "encoding": "UTF8", "foreign_owner": None}
@@ -71,7 +69,7 @@ def test_no_text_of_ours_names_another_schema(schema: str) -> None:
         assert "gen_durable." not in text.replace('"gen_durable".', "")
 
 
-def test_every_parameter_says_its_type_wherever_it_is_used() -> None:
+def test_every_parameter_is_cast_wherever_it_is_used() -> None:
     """A bare one would take its type from the neighbourhood, and another driver might send another one."""
     bare = [
         (file, statement.name, statement.parameters[int(number) - 1])

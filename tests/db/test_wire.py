@@ -8,7 +8,7 @@ import psycopg
 from tests.support.wire_proxy import Wire
 
 
-async def test_every_statement_of_asyncpg_is_seen(durable_dsn: str) -> None:
+async def test_every_statement_of_asyncpg_is_recorded(durable_dsn: str) -> None:
     with Wire(durable_dsn) as wire:
         connection = await asyncpg.connect(wire.dsn)
         with wire.counted() as sent:
@@ -21,7 +21,7 @@ async def test_every_statement_of_asyncpg_is_seen(durable_dsn: str) -> None:
     assert sent == ["BEGIN;", *["SELECT $1::INT"] * 4, "SELECT 5", "COMMIT;"]
 
 
-def test_every_statement_of_psycopg_is_seen(durable_dsn: str) -> None:
+def test_every_statement_of_psycopg_is_recorded(durable_dsn: str) -> None:
     with Wire(durable_dsn) as wire, psycopg.connect(wire.dsn) as connection, wire.counted() as sent:
         for number in range(7):  # from the sixth on it is prepared under a name
             connection.execute("select %s::int", (number,))

@@ -121,7 +121,9 @@ async def ended(caller: Caller) -> None:
 
 @pytest.mark.clause("SQL-10")
 @pytest.mark.parametrize("kind", KINDS)
-async def test_no_trap_springs_and_the_path_stays(trapped: str, db: Any, attacker: str, kind: str) -> None:
+async def test_no_planted_object_runs_and_the_path_is_restored(
+    trapped: str, db: Any, attacker: str, kind: str
+) -> None:
     async with AsyncExitStack() as stack:
         caller = await opened(kind, trapped, stack)
         before = await caller.path()
@@ -135,7 +137,7 @@ async def test_no_trap_springs_and_the_path_stays(trapped: str, db: Any, attacke
 
 
 @pytest.mark.parametrize("trapped", ["public, pg_catalog"], indirect=True)
-async def test_without_the_guard_they_spring(
+async def test_planted_objects_run_without_the_pinned_path(
     trapped: str, db: Any, attacker: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """So that the test above is known to test something."""
@@ -148,7 +150,9 @@ async def test_without_the_guard_they_spring(
     assert await caught(db, attacker) == {await db.fetchval("select current_user::text")}
 
 
-async def test_without_the_pin_of_the_functions_they_spring(trapped: str, db: Any, attacker: str) -> None:
+async def test_planted_objects_run_without_the_pin_of_the_functions(
+    trapped: str, db: Any, attacker: str
+) -> None:
     await db.execute(
         """do $$ declare one regprocedure; begin
              for one in select p.oid from pg_proc p where p.pronamespace = 'gen_durable'::regnamespace loop
@@ -163,7 +167,7 @@ async def test_without_the_pin_of_the_functions_they_spring(trapped: str, db: An
 
 
 @pytest.mark.parametrize("kind", ["asyncpg", "psycopg", "psycopg autocommit", "psycopg async"])
-async def test_the_path_stays_after_an_error(durable_dsn: str, kind: str) -> None:
+async def test_path_is_restored_after_an_error(durable_dsn: str, kind: str) -> None:
     async with AsyncExitStack() as stack:
         caller = await opened(kind, durable_dsn, stack)
         await done(caller.conn.execute("set search_path = shop, public"))
@@ -178,7 +182,7 @@ async def test_the_path_stays_after_an_error(durable_dsn: str, kind: str) -> Non
         assert await caller.path() == "shop, public"
 
 
-async def test_a_path_for_one_transaction_ends_with_it(durable_dsn: str) -> None:
+async def test_path_set_for_one_transaction_ends_with_it(durable_dsn: str) -> None:
     conn = await asyncpg.connect(durable_dsn)
     client = AsyncClient("postgresql://nowhere")
     await conn.execute("set search_path = session_path")
@@ -196,9 +200,7 @@ async def test_a_path_for_one_transaction_ends_with_it(durable_dsn: str) -> None
     await conn.close()
 
 
-async def test_a_statement_that_is_cancelled_leaves_neither_a_path_nor_a_transaction(
-    durable_dsn: str, db: Any
-) -> None:
+async def test_cancelled_statement_leaves_neither_path_nor_transaction(durable_dsn: str, db: Any) -> None:
     conn = await asyncpg.connect(durable_dsn)
     client = AsyncClient("postgresql://nowhere")
     await conn.execute("set search_path = mine")
@@ -222,7 +224,7 @@ ROUND_TRIPS: dict[str, Callable[[Caller], Any]] = {
 
 
 @pytest.mark.parametrize("verb", ROUND_TRIPS)
-async def test_a_verb_that_is_a_call_costs_no_round_trip_more(durable_dsn: str, verb: str) -> None:
+async def test_verb_that_is_a_function_call_needs_no_extra_round_trip(durable_dsn: str, verb: str) -> None:
     with Wire(durable_dsn) as wire:
         conn = await asyncpg.connect(wire.dsn)
         caller = Caller(conn, blocks=False)

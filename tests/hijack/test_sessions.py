@@ -124,13 +124,13 @@ async def used(client: Any) -> None:
 
 
 @pytest.mark.clause("SQL-10")
-async def test_a_worker(trapped: str, db: Any, attacker: str) -> None:
+async def test_worker_runs_no_planted_object(trapped: str, db: Any, attacker: str) -> None:
     await worked(trapped, db)
     assert await db.fetchval("select count(*) from public.ledger") == 2
     assert await caught(db, attacker) == set()
 
 
-async def test_behind_a_pooler(trapped: str, db: Any, attacker: str) -> None:
+async def test_worker_behind_a_pooler_runs_no_planted_object(trapped: str, db: Any, attacker: str) -> None:
     """There the pins go with every transaction, on sessions with the defaults of the role."""
     settings = msgspec.structs.replace(SETTINGS, pooler="transaction")
     await worked(trapped, db, settings)
@@ -140,21 +140,23 @@ async def test_behind_a_pooler(trapped: str, db: Any, attacker: str) -> None:
     assert await caught(db, attacker) == set()
 
 
-async def test_a_blocking_client_behind_a_pooler(trapped: str, db: Any, attacker: str) -> None:
+async def test_blocking_client_behind_a_pooler_runs_no_planted_object(
+    trapped: str, db: Any, attacker: str
+) -> None:
     settings = Settings(pooler="transaction")
     await asyncio.to_thread(lambda: asyncio.run(used_blocking(trapped, settings)))
     assert await caught(db, attacker) == set()
 
 
 @pytest.mark.clause("SQL-10")
-async def test_an_async_client(trapped: str, db: Any, attacker: str) -> None:
+async def test_async_client_runs_no_planted_object(trapped: str, db: Any, attacker: str) -> None:
     async with AsyncClient(trapped) as client:
         await used(client)
     assert await caught(db, attacker) == set()
 
 
 @pytest.mark.clause("SQL-10")
-async def test_a_blocking_client(trapped: str, db: Any, attacker: str) -> None:
+async def test_blocking_client_runs_no_planted_object(trapped: str, db: Any, attacker: str) -> None:
     await asyncio.to_thread(lambda: asyncio.run(used_blocking(trapped)))
     assert await caught(db, attacker) == set()
 
@@ -184,7 +186,7 @@ doctor
 
 
 @pytest.mark.clause("SQL-10")
-async def test_a_superuser_at_the_command_line(trapped: str, db: Any, attacker: str) -> None:
+async def test_command_line_runs_no_planted_object(trapped: str, db: Any, attacker: str) -> None:
     assert await db.fetchval("select usesuper from pg_user where usename = current_user")
     async with Worker([Chain], dsn=trapped, queues={}):
         pass
@@ -195,7 +197,7 @@ async def test_a_superuser_at_the_command_line(trapped: str, db: Any, attacker: 
 
 
 @pytest.mark.parametrize("what", ["worker", "client", "blocking client"])
-async def test_without_the_pinned_path_the_traps_spring(
+async def test_planted_objects_run_on_the_path_of_the_role(
     trapped: str, db: Any, attacker: str, what: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """So that the tests above are known to test something."""
@@ -214,7 +216,7 @@ async def test_without_the_pinned_path_the_traps_spring(
     assert await caught(db, attacker) == {owner}
 
 
-async def test_an_outcome_is_written_on_the_pinned_path_after_an_effect(
+async def test_outcome_is_written_on_the_pinned_path_after_an_effect(
     trapped: str, db: Any, attacker: str
 ) -> None:
     """Without the pin of lock_for_effect the commit would find the traps on the path of the effect."""
@@ -251,9 +253,7 @@ async def test_every_function_is_pinned_or_bound_when_it_is_created(db: Any) -> 
 
 
 @pytest.mark.clause("SQL-10")
-async def test_migrations_bind_nothing_that_is_found_on_the_path(
-    trapped: str, db: Any, attacker: str
-) -> None:
+async def test_migrations_bind_no_planted_object(trapped: str, db: Any, attacker: str) -> None:
     """Views, defaults, constraints and indexes keep the operators that they were created with."""
     await migrate_schema(trapped, "second")
     bound = await db.fetch(

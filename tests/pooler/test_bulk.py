@@ -56,7 +56,7 @@ async def test_each_batch_is_a_transaction(client: Any, db: Any) -> None:
         assert await transactions(db, "audit_events") == [events * count for count in _BATCHES]
 
 
-async def test_what_was_done_before_a_failure_stays(client: Any, db: Any) -> None:
+async def test_batches_before_a_failure_stay_committed(client: Any, db: Any) -> None:
     refs = await client.insert_all([Spec(Chain, n) for n in range(_TWO_BATCHES)])
     await db.execute(
         f"""create function refuse() returns trigger language plpgsql as $$ begin

@@ -29,7 +29,7 @@ async def client(
             yield Awaitable(blocking)
 
 
-async def test_every_verb_seven_times(client: Any, durable_dsn: str, durable_settings: Settings) -> None:
+async def test_every_verb_works_repeatedly(client: Any, durable_dsn: str, durable_settings: Settings) -> None:
     async with Worker(ALL, dsn=durable_dsn, settings=durable_settings):
         for number in range(7):
             key = f"key:{number}"
@@ -56,14 +56,14 @@ async def test_every_verb_seven_times(client: Any, durable_dsn: str, durable_set
                 await client.signal(waiter, Waiter.note, "too late")
 
 
-async def test_many_at_once(client: Any) -> None:
+async def test_concurrent_verbs(client: Any) -> None:
     async with asyncio.TaskGroup() as group:
         inserts = [group.create_task(client.insert(Chain, number)) for number in range(100)]
     assert len({insert.result().id for insert in inserts}) == 100
     assert await client.count() == 100
 
 
-async def test_whoever_forgets_the_setting_is_told(durable_dsn: str) -> None:
+async def test_missing_setting_raises_an_error_with_advice(durable_dsn: str) -> None:
     """Without it our settings go with the connection, which PgBouncer refuses. Better at once than in mid-work."""
     with pytest.raises(UnreachableError, match="set GEN_DURABLE_POOLER or"):
         async with AsyncClient(durable_dsn):

@@ -73,7 +73,7 @@ def one_row(text: str) -> Plan[Row]:
     return rows[0]
 
 
-async def test_every_transaction_has_our_settings_whatever_the_defaults_are(database: Any) -> None:
+async def test_every_transaction_has_the_pinned_settings(database: Any) -> None:
     names = [name for name in PINNED if not name.startswith("default_transaction_")]
     columns = ", ".join(f"current_setting('{name}') as {name}" for name in names)
     for run in (database.run, database.run_in_transaction):
@@ -89,7 +89,7 @@ async def test_every_transaction_has_our_settings_whatever_the_defaults_are(data
         assert dict(kind) == {"isolation": "read committed", "read_only": "off"}
 
 
-async def test_a_plan_may_go_on_after_a_statement_that_failed(database: Any) -> None:
+async def test_plan_can_continue_after_a_failed_statement(database: Any) -> None:
     """As an insert does that met a deadlock: without a pooler each statement is a transaction of its own as well."""
 
     def stubborn() -> Plan[int]:
@@ -103,7 +103,7 @@ async def test_a_plan_may_go_on_after_a_statement_that_failed(database: Any) -> 
         assert await database.run(stubborn()) == 42
 
 
-async def test_a_transaction_is_one(database: Any, db: Any) -> None:
+async def test_run_in_transaction_is_one_transaction(database: Any, db: Any) -> None:
     await db.execute("create table noted (what text)")
 
     def failing() -> Plan[None]:
@@ -115,7 +115,7 @@ async def test_a_transaction_is_one(database: Any, db: Any) -> None:
     assert await db.fetchval("select count(*) from noted") == 0
 
 
-async def test_nothing_is_left_behind_on_a_server_connection(
+async def test_server_connections_are_left_clean(
     durable_dsn: str, direct_dsn: str, durable_settings: Settings
 ) -> None:
     names = ["role", "search_path", "timezone", *PINNED]
@@ -148,7 +148,7 @@ async def test_nothing_is_left_behind_on_a_server_connection(
         assert row == {"prepared": 0, **(untouched or {})}
 
 
-async def test_whoever_is_cancelled_leaves_no_transaction_open(durable_dsn: str, db: Any) -> None:
+async def test_cancelled_call_leaves_no_open_transaction(durable_dsn: str, db: Any) -> None:
     """At any moment: before BEGIN is answered, in mid-statement, or while it commits."""
     async with await Database.open(durable_dsn, SCHEMA, size=4, pooler="transaction") as database:
 
@@ -199,7 +199,7 @@ async def test_connection_of_a_cancelled_transaction_is_not_used_again(durable_d
         assert database.connects == 2
 
 
-async def test_a_standby_is_an_outage() -> None:
+async def test_standby_is_an_outage() -> None:
     """It cannot begin READ WRITE, and says so in other words than to a write."""
     connection = Interrupted(asyncpg.FeatureNotSupportedError("cannot set transaction read-write mode"))
     with pytest.raises(StatementError) as refused:
@@ -214,7 +214,7 @@ select count(*) from pg_locks
 
 
 @pytest.mark.parametrize("kind", ["AsyncClient", "Client"])
-async def test_tables_are_installed_through_it(durable_dsn: str, db: Any, kind: str) -> None:
+async def test_schema_is_installed_through_the_pooler(durable_dsn: str, db: Any, kind: str) -> None:
     """By the first who comes; the others wait for a lock that ends with its transaction."""
     settings = Settings(schema="elsewhere", pooler="transaction")
 

@@ -64,7 +64,7 @@ async def test_keys(worker: Worker, db: Any) -> None:
     assert await db.fetchval("select count(*) from gen_durable.gen_durable where status <> 'done'") == 0
 
 
-async def test_effects_happen_once_and_a_failing_one_fails_its_own_outcome(worker: Worker, db: Any) -> None:
+async def test_effects_run_once_and_a_failing_one_fails_only_its_outcome(worker: Worker, db: Any) -> None:
     await db.execute(
         "create table ledger (id bigint, amount int check (amount >= 0), what text, primary key (id, what))"
     )
@@ -85,14 +85,14 @@ async def test_effects_happen_once_and_a_failing_one_fails_its_own_outcome(worke
             await asyncio.sleep(0.02)
 
 
-async def test_a_step_that_outlives_its_lease_keeps_it(worker: Worker) -> None:
+async def test_long_step_keeps_its_lease(worker: Worker) -> None:
     slow = await worker.insert(Slow, 2.5)
     assert (await worker.wait(slow, timeout=PATIENCE)).result == 0
     (record,) = await worker.executions(slow)
     assert record.started_at is not None
 
 
-async def test_a_worker_that_closes_gives_back_what_it_has(
+async def test_closing_worker_releases_its_leases(
     durable_dsn: str, durable_settings: Settings, db: Any
 ) -> None:
     impatient = msgspec.structs.replace(durable_settings, drain_timeout=timedelta(seconds=1))
@@ -143,7 +143,7 @@ async def test_several_workers_share_five_server_connections(
     assert doubled == 0
 
 
-async def test_work_goes_on_after_a_restart_of_pgbouncer(worker: Worker, bouncer: Bouncer) -> None:
+async def test_work_continues_after_a_restart_of_pgbouncer(worker: Worker, bouncer: Bouncer) -> None:
     refs = await worker.insert_all([Spec(Chain, number) for number in range(80)])
     bouncer.stop()
     await asyncio.sleep(0.3)
