@@ -78,7 +78,7 @@ def test_outcome_commits_in_one_transaction(durable: Harness, sql: SqlConnection
     assert sql.inbox(ref.id) == ["go"]
     assert durable.count(Say) == 0
     sql("drop trigger no on gen_durable.executions")
-    with pytest.raises(AssertionError, match="not come to rest"):
+    with pytest.raises(AssertionError, match="still runs after"):
         durable.drain(max_steps=1)
     assert sql.columns(ref.id, "status step state step_seq") == ("awaiting_children", "one", 8, 2)
     assert sql.inbox(ref.id) == []
