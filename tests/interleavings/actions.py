@@ -1,4 +1,4 @@
-"""What sessions do in most scenarios."""
+"""Actions of sessions, shared by scenarios."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def put(*rows: NewInstance) -> Work:
 
 
 def reap() -> Work:
-    # A lease of a millisecond: the server has been up for longer.
+    # The grace after a server start is one lease: 1 ms.
     return transaction(lambda _: lease.reap(timedelta(milliseconds=1), CRASH_LIMIT, RECORDER.level))
 
 
@@ -59,7 +59,7 @@ def reap_execution(id: int, lease_token: int, step_seq: int = 0) -> Work:
 
 
 def lease_some(token: int, demand: int = 10, worker: str = WORKER) -> Work:
-    """A pick, if nobody else is named by the worker whose leases ran out: same name, new token."""
+    """A pick; by default by the worker whose leases expired, with a new token."""
 
     def plan() -> Plan[pick.Picked]:
         picked = yield from pick.pick(QUEUE, MACHINES, demand, token, worker, pick.Leases(LEASE))
@@ -70,7 +70,7 @@ def lease_some(token: int, demand: int = 10, worker: str = WORKER) -> Work:
 
 
 def commit_picked(kind: Any) -> Work:
-    """Commit an outcome of what this session has just picked, if it got anything."""
+    """Commit an outcome of each row that this session picked."""
 
     def make(session: Session) -> Plan[Any] | None:
         picked: pick.Picked = session.result
@@ -84,7 +84,7 @@ def commit_picked(kind: Any) -> Work:
 
 
 def flush_with_effect(entry: CommitEntry) -> Work:
-    """Commit an outcome with its effect, as the engine would: the effect first, and undone if it came too late."""
+    """Commit an outcome with its effect, as the engine does: run the effect, and undo it if the lease is lost."""
 
     def plan() -> Plan[Flushed]:
         yield _EFFECT(id=entry.id)
@@ -104,7 +104,7 @@ def delete(*ids: int) -> Work:
 
 
 def plain_delete(*ids: int) -> Work:
-    """What simple-workflow recommends: an update of the column, and nothing else."""
+    """A plain update of deleted_at."""
 
     def plan() -> Plan[None]:
         yield _PLAIN_DELETE(ids=ids)
@@ -125,7 +125,7 @@ def retry(*ids: int, state: str | None = None) -> Work:
 
 
 def flush_picked(kind: Any, **fields: Any) -> Work:
-    """The same with the long statement, for what rides on an outcome."""
+    """The same with the long commit statement."""
 
     def make(session: Session) -> Plan[Any] | None:
         picked: pick.Picked = session.result
@@ -141,7 +141,7 @@ def flush_picked(kind: Any, **fields: Any) -> Work:
 
 
 def join_picked(kind: Any, **fields: Any) -> Work:
-    """Commit this outcome of what this session has picked; a row with a live child goes back to its barrier instead."""
+    """Commit this outcome of each picked row; a row with a live child goes back to its barrier."""
 
     def make(session: Session) -> Plan[Any] | None:
         picked: pick.Picked = session.result

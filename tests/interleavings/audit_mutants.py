@@ -1,4 +1,4 @@
-"""The audit with a rule left out: each of these some order makes tell what was not."""
+"""Mutants of the audit riders."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MUTANTS = [
         ],
     ),
     Mutant(
-        name="a cancel is told of what has ended",
+        name="a cancel of an ended instance is audited",
         scenario=cancels.cancel_and_commit(outcome(1, "done")),
         reason="not one audit event for each execution that has ended",
         changes=[

@@ -1,4 +1,4 @@
-"""Connections to a test database, and the locks by which a session is stopped inside of a function."""
+"""Connections to a test database, and advisory locks that pause a session inside a function."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.interleavings.product import Change, Product
 from tests.interleavings.session import Lane
 
 _SESSIONS: Final = 3
-# The engine's own settings, but: an end to every wait that is a mistake, victims of deadlocks at once, no disk.
+# The engine's settings, with short timeouts, an immediate deadlock check, and no fsync.
 _SETTINGS: Final = {
     **PINNED,
     "lock_timeout": "5s",
@@ -21,7 +21,7 @@ _SETTINGS: Final = {
     "client_min_messages": "error",
 }
 _PAUSES: Final = 2
-# Unlike CREATE OR REPLACE, this leaves alone what else has been said about a function.
+# Unlike CREATE OR REPLACE, this keeps all other attributes of a function.
 _REPLACE: Final = """
 update pg_proc p set prosrc = change.new from unnest($2::text[], $3::text[]) as change (old, new)
  where p.pronamespace = (select n.oid from pg_namespace n where n.nspname = $1) and p.prosrc = change.old"""
@@ -31,7 +31,7 @@ select pid, pg_blocking_pids(pid) as blockers
 
 
 class Pins(NamedTuple):
-    """Which of the engine's two ways to pin READ COMMITTED are in place, in a database whose default is another."""
+    """Which of the engine's two ways to pin READ COMMITTED are active."""
 
     begin: bool = True
     """BEGIN names the isolation. Its connection has the database's default then, to show that BEGIN is enough."""
@@ -46,14 +46,14 @@ REPEATABLE_READ: Final = Pins()
 
 
 class Bench:
-    """A database of the test's own, whose default isolation is REPEATABLE READ, and connections to it."""
+    """A database with default isolation REPEATABLE READ, and connections to it."""
 
     def __init__(self, admin: Any, brake: Any, pinned: list[Any], unpinned: list[Any]) -> None:
         self.admin = admin
         self._brake = brake
         self._pinned = pinned
         self._unpinned = unpinned
-        # By their frames: a schema, and the functions that it has now.
+        # Per frame: a schema and its current functions.
         self._schemas: dict[str, Product] = {}
         self.brake_pid = brake.get_server_pid()
 
@@ -86,7 +86,7 @@ class Bench:
         return [Lane(*pair) for pair in zip(self._unpinned, statements, strict=True)]
 
     async def install(self, changes: tuple[Change, ...]) -> Product:
-        """A schema with these changes. Statements need none, and functions are changed where they are."""
+        """A schema with these changes. Changed statements need no schema; functions are replaced in place."""
         frame = Product("", changes).frame()
         if (installed := self._schemas.get(frame)) is None:
             wanted = Product(f"gen_durable_{len(self._schemas)}", changes)
@@ -109,17 +109,17 @@ class Bench:
         return [row["tablename"] for row in rows]
 
     async def blockers(self, names: Mapping[int, str]) -> dict[str, set[int]]:
-        """Who of these waits, and for whom."""
+        """Which of these sessions wait for a lock, and for which session."""
         rows = await self.admin.fetch(_BLOCKERS, list(names))
         return {names[row["pid"]]: set(row["blockers"]) for row in rows}
 
     async def brake_all(self) -> None:
-        """Stop every session at every pause."""
+        """Pause every session at every pause point."""
         await self._brake.execute("select pg_advisory_unlock_all()")
         await self._lock(conn.get_server_pid() for conn in (*self._pinned, *self._unpinned))
 
     async def release(self, pid: int) -> int:
-        """Let a session that pauses go on; at which pause it was."""
+        """Resume a paused session, and return its pause point."""
         place = await self._brake.fetchval(
             "select classid::int from pg_locks where pid = $1 and locktype = 'advisory' and not granted", pid
         )
@@ -127,7 +127,7 @@ class Bench:
         return int(place)
 
     async def brake(self, pid: int, place: int) -> None:
-        """Stop a session at this pause the next time."""
+        """Pause a session at this point again."""
         await self._brake.execute(f"select pg_advisory_lock({place}, {pid})")
 
     async def release_all(self) -> None:

@@ -1,4 +1,4 @@
-"""Collecting with a rule left out."""
+"""Mutants of the collector."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ MUTANTS = [
         changes=[Change("schema", "and (g.collected_at is null or new_state is not null)", "")],
     ),
     Mutant(
-        name="letters to the living are collected",
+        name="signals to live instances are collected",
         scenario=collecting.gc_of_letters(),
         reason="signals lost",
         changes=[Change("sweep_signals", "where g.id = s.target_id and", "where false and")],

@@ -14,15 +14,15 @@ import pytest_asyncio
 from gen_durable.embedded import EmbeddedPostgres
 from tests.interleavings.bench import Bench
 
-# Durability is not what these tests ask about. Autovacuum would be one more session, at times of its own.
+# No durability needed; autovacuum would be an uncontrolled session.
 _OPTIONS = {"fsync": "off", "full_page_writes": "off", "synchronous_commit": "off", "autovacuum": "off"}
 
 
 @pytest.fixture(scope="session")
 def server() -> Iterator[str]:
-    """A server of this process's own."""
+    """A server for this test process."""
     home = Path(tempfile.mkdtemp(prefix="gd-")).resolve()
-    home.chmod(0o711)  # an account lent by root must be able to pass
+    home.chmod(0o711)  # the server's account needs access
     postgres = EmbeddedPostgres(home / "home", idle_stop=timedelta(0), options=_OPTIONS)
     yield postgres.ensure()
     postgres.close()
@@ -31,7 +31,7 @@ def server() -> Iterator[str]:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def bench(server: str) -> AsyncIterator[Bench]:
-    """A database with an unusual default isolation, and connections to it."""
+    """A database with default isolation REPEATABLE READ, and connections to it."""
     name = f"interleavings_{uuid4().hex}"
     admin = await asyncpg.connect(server)
     await admin.execute(f"create database {name}")

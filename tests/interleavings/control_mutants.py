@@ -1,4 +1,4 @@
-"""Cancelling, deleting, restoring and retrying with a rule left out."""
+"""Mutants of cancel, delete, restore and retry."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ _COUNTED = """(select count(*)::int from gen_durable.gen_durable child
 
 
 def _rejoin_with_an_old_count() -> Plan[Flushed]:
-    """Count first, then lock: a child that ends in between has counted down nothing and is still waited for."""
+    """Count first, then lock: a child that ends in between is still waited for."""
     count = (yield _COUNT())[0]["pending"]
     entry = retries.REJOIN
     rows = commits._by_lease((yield commits._full_call([entry], RECORDER)))
@@ -99,7 +99,7 @@ CANCELS = [
     Mutant(
         name="a cancelled outcome is a transition",
         scenario=cancels.cancel_and_commit(outcome(1, "next")),
-        reason="step_seq is not what the engine was told",
+        reason="step_seq differs from the acknowledged commits",
         changes=[
             Change(
                 "commit_plain",
@@ -167,13 +167,13 @@ CANCELS = [
         changes=[Change(SCHEMA, _LOCK_TARGETS, _LOCK_TARGETS.replace("order by g.id desc", "order by g.id"))],
     ),
     Mutant(
-        name="cancel lets nobody in",
+        name="cancel does not ungate the next row",
         scenario=cancels.cancel_first_in_line(),
         reason="free key, its line is gated",
         changes=[Change(SCHEMA, "array(select gen_durable.ungate(live.keys))", "'{}'::text[]")],
     ),
     Mutant(
-        name="cancel skips the next in line if somebody holds it",
+        name="cancel skips the next row of a key if it is locked",
         scenario=cancels.cancel_first_in_line(),
         reason="free key, its line is gated",
         changes=[Change(SCHEMA, "for no key update) gated", "for no key update skip locked) gated")],
@@ -244,7 +244,7 @@ CANCELS = [
             Change(
                 SCHEMA,
                 "delete from gen_durable.signals s",
-                "delete from gen_durable.signals s using (select where false) as nobody",
+                "delete from gen_durable.signals s using (select where false) as none",
             )
         ],
     ),
@@ -403,7 +403,7 @@ RETRIES = [
     Mutant(
         name="a retried child counts for a parent that has gone on",
         scenario=retries.retry_child_and_join("done"),
-        reason="a barrier that nobody waits at",
+        reason="a barrier without a waiting parent",
         changes=[
             Change(SCHEMA, "p.spawn_round = again.parent_round and p.status = 'awaiting_children';", "true;"),
         ],
@@ -519,7 +519,7 @@ RETRIES = [
         ],
     ),
     Mutant(
-        name="a parent that waits again leaves its key to nobody",
+        name="a parent that waits again does not ungate the next row",
         scenario=retries.retry_child_of_released(),
         reason="free key, its line is gated",
         changes=[Change(SCHEMA, "  if parked <> '{}' then", "  if false then")],

@@ -1,4 +1,4 @@
-"""The outbox with a rule left out: each of these some order of dispatchers breaks."""
+"""Mutants of the outbox."""
 
 from __future__ import annotations
 

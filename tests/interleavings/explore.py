@@ -28,19 +28,19 @@ SEED: Final = 20_251
 MOST_OF_THREE: Final = 2_000
 _WANTS_ALL: Final = os.environ.get("GEN_DURABLE_TEST_INTERLEAVINGS") == "all"
 
-# What the orders of other scenarios have left would be in the way of every look.
+# Rows of other scenarios would slow down every snapshot.
 _VACUUM: Final = (
     "vacuum gen_durable.gen_durable, gen_durable.executions, gen_durable.signals, gen_durable.audit_events"
 )
 
 
 def sample(scenario: Scenario) -> int | None:
-    """How many of its orders are enough. GEN_DURABLE_TEST_INTERLEAVINGS=all runs all orders of all scenarios."""
+    """The number of orders to run. GEN_DURABLE_TEST_INTERLEAVINGS=all runs all orders of all scenarios."""
     return None if _WANTS_ALL else scenario.sample
 
 
 class Verdict(msgspec.Struct):
-    """What came of the orders of a scenario."""
+    """The results of the orders of a scenario."""
 
     scenario: str
     orders: int = 0
@@ -78,19 +78,19 @@ async def explore(
     """Run the orders of a scenario: all of them, or a sample if three sessions have very many.
 
     Args:
-        changes: mistakes to put into the product.
-        until: the beginning of a reason: stop at the first order that is broken for it.
-        most: run no more orders than that.
+        changes: mutations of the engine's SQL.
+        until: the prefix of a reason: stop at the first order that fails for it.
+        most: the maximum number of orders.
     """
     if most is None and len(scenario.sessions) > 2:
         most = MOST_OF_THREE
-    stage = await Stage.set(bench, scenario, pins, changes)
+    stage = await PreparedScenario.set(bench, scenario, pins, changes)
     verdict = Verdict(scenario.name)
     steps: Counter[str] = Counter()
     chance = random.Random(SEED)
     frontier: list[Choices] = [()]
     while frontier and (most is None or verdict.orders < most):
-        # Taken at random: if the orders are too many, those that are run are no corner of the tree.
+        # Chosen at random, so that a sample covers the whole tree.
         place = chance.randrange(len(frontier))
         frontier[place], frontier[-1] = frontier[-1], frontier[place]
         order = await stage.run(frontier.pop(), chance)
@@ -109,8 +109,8 @@ async def explore(
     return verdict
 
 
-class Stage(msgspec.Struct, frozen=True):
-    """A scenario, set up to be run any number of times."""
+class PreparedScenario(msgspec.Struct, frozen=True):
+    """A prepared scenario."""
 
     bench: Bench
     scenario: Scenario
@@ -131,7 +131,7 @@ class Stage(msgspec.Struct, frozen=True):
         return cls(bench, scenario, pins, product, setup, await look(bench.admin, product.schema))
 
     async def run(self, given: Choices, chance: random.Random, kind: type[Order] = Order) -> Order:
-        """Run one order: the choices that are given, and any after them."""
+        """Run one order: the given choices, then random ones."""
         await self.bench.admin.fetch(self.setup)
         order = kind(self.bench, self.product, self.scenario, self.pins, chance)
         await order.run(given, self.before)

@@ -1,4 +1,4 @@
-"""What must be true of every scenario, in every order."""
+"""Invariants of every scenario, in every order."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _ENDS = frozenset({"succeeded", "retried", "failed", "crashed", "released", "can
 
 
 class BrokenError(Exception):
-    """An order led to a state that must not be."""
+    """An order violated an invariant."""
 
 
 def require(is_so: bool, otherwise: str) -> None:
@@ -21,7 +21,7 @@ def require(is_so: bool, otherwise: str) -> None:
 
 
 def check_always(world: World) -> None:
-    """Of every committed state: nobody is there to mend it later."""
+    """Invariants of every committed state."""
     for row in world.instances.values():
         require((row["status"] == "executing") == (row["lease_token"] is not None), "lease without execution")
         _check_awake(row, world)
@@ -34,19 +34,19 @@ def check_always(world: World) -> None:
 
 
 def check_told(before: World, after: World, sessions: Collection[Session]) -> None:
-    """Of the end: the database is where the engine and the senders were told it is."""
+    """Invariants of the end: the database matches the answers that the engine and senders got."""
     told, gained = transitions(sessions), signals_gained(sessions)
     for id, row in after.instances.items():
         had = before.instances.get(id)
         seq = (had["step_seq"] if had else 0) + told[id]
-        require(row["step_seq"] == seq, "step_seq is not what the engine was told")
+        require(row["step_seq"] == seq, "step_seq differs from the acknowledged commits")
         if row["status"] not in TERMINAL:
             unread = len(before.unread(id)) + gained[id]
             require(len(after.unread(id)) == unread, "signals lost or doubled")
 
 
 def check_traces(before: World, after: World) -> None:
-    """Of the end: what has ended leaves a record of each of its executions, and nothing else."""
+    """Invariants of the end: ended instances leave exactly their execution records."""
     for id, row in after.instances.items():
         if row["status"] in TERMINAL:
             require(not [s for s in after.signals if s["target_id"] == id], "the inbox of the ended is left")
@@ -55,18 +55,18 @@ def check_traces(before: World, after: World) -> None:
         made, had_made = _transitions(after, id), _transitions(before, id)
         new = made[len(had_made) :]
         require(new == list(range(seq + 1, row["step_seq"] + 1)), "not one record for each transition")
-        # All that were ever leased, the live one included.
+        # All leased executions, including the live one.
         numbers = [record["execution"] for record in after.records(id)]
         numbers += [row["execution"]] * (row["status"] == "executing")
         require(numbers == list(range(1, row["execution"] + 1)), "executions are not numbered in order")
 
 
 def check_audit(before: World, after: World) -> None:
-    """Of the end: the audit tells how each execution has ended, once, and of no transition that was not made."""
+    """Invariants of the end: one audit event per ended execution, and none without a transition."""
     for id, row in after.instances.items():
         had = before.instances.get(id)
         events = [event for event in after.audit if event["instance_id"] == id]
-        # What people do has no data; of that, only a cancel ends an execution.
+        # Audit events of control verbs have no data; only a cancel ends an execution.
         ends = [event for event in events if event["event"] in _ENDS and event["data"] is not None]
         ends += [event for event in events if event["event"] == "cancelled" and event["data"] is None]
         made = len(after.records(id)) - len(before.records(id))
@@ -121,10 +121,11 @@ def _check_barrier(row: Row, world: World) -> None:
         require(row["children_pending"] == len(live), "barrier counts wrong")
         require(len(live) > 0, "asleep on a satisfied barrier")
     elif row["status"] not in TERMINAL:
-        # A child that was retried when its parent had gone on is nobody's concern but its own.
+        # A child that was retried after its parent continued does not count.
         require(all(world.told(id, "retried") for id in live), "barrier released early")
     require(
-        row["status"] == "awaiting_children" or not row["children_pending"], "a barrier that nobody waits at"
+        row["status"] == "awaiting_children" or not row["children_pending"],
+        "a barrier without a waiting parent",
     )
 
 
@@ -138,12 +139,12 @@ def _check_keys(world: World) -> None:
         limit = world.slots.get(key.partition(":")[0])
         slots, holders = limit or 1, len(taken)
         require(len(set(taken)) == holders, "two executions in one slot")
-        # A limit that was lowered lets the surplus end; scenarios that lower one do so from two.
+        # Executions above a lowered limit may finish; scenarios lower limits from two.
         require(holders <= (1 if limit is None else max(limit, 2)), "two executions of one key")
         due = sorted(
             (row for row in line if row["status"] == "runnable" and row["is_due"]),
             key=lambda row: (row["priority"], row["eligible_at"], row["id"]),
         )
-        # A pick takes the first of the line or nobody: a gated first one holds up all others.
+        # A pick takes the first row of a key or none, so a gated first row would block the others.
         for row in due[: max(slots - holders, 0)]:
             require(not row["gated"], "free key, its line is gated")

@@ -1,6 +1,6 @@
-"""Statements that look right and are not: the ones that the engine's SQL grew out of, and its own with a rule left out.
+"""Mutants: the first draft of the engine's SQL, and its current SQL with a rule removed.
 
-Each belongs to a scenario, some order of which it breaks for the reason given here.
+Each breaks some order of its scenario, for the given reason.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tests.interleavings.world import QUEUE, TOKEN, outcome
 
 
 class Mutant(msgspec.Struct, frozen=True, kw_only=True):
-    """A mistake, and how it shows."""
+    """A mutation, and the violation it causes."""
 
     name: str
     scenario: Scenario
@@ -36,7 +36,7 @@ class Mutant(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def with_sessions(scenario: Scenario, **sessions: Sequence[Work]) -> Scenario:
-    """The scenario, with other work for some of its sessions."""
+    """The scenario, with other actions for some sessions."""
     assert sessions.keys() <= scenario.sessions.keys()
     return msgspec.structs.replace(scenario, sessions={**scenario.sessions, **sessions})
 
@@ -85,9 +85,9 @@ _JOIN = Statement(
          from gen_durable.gen_durable c
         where c.id = :id::bigint and c.parent_id = p.id""",
 )
-# The watch on ended rows would find a second end before the parent has counted it.
+# The trigger on ended rows would report a second end before the parent counts it.
 _UNWATCHED = Statement("unwatched", "select set_config('session_replication_role', 'replica', true)")
-# A slot for each row, so that nothing but the lock says who may run.
+# A slot per row, so that only the lock decides which row runs.
 _PICK = Statement(
     "draft_pick",
     """with picked as (
@@ -112,7 +112,7 @@ _HAND_BACK = Statement(
               concurrency_slot = null, execution = execution - 1
         where id = :id::bigint""",
 )
-# What the server does when a connection ends.
+# As the server does when a connection ends.
 _BREAK = Statement("connection_breaks", "select pg_advisory_unlock_all()")
 _COUNT_SIBLINGS = Statement(
     "count_siblings",
@@ -126,7 +126,7 @@ _COUNT_SIBLINGS = Statement(
 
 
 def _believed(entry: CommitEntry, *statements: Statement) -> Plan[Flushed]:
-    """Run these and believe that they did something: the first draft did not look."""
+    """Run these statements without checking their row counts, as the first draft did."""
     for statement in statements:
         yield statement(**{name: getattr(entry.execution, name) for name in statement.parameters})
     return Flushed([entry], commits.CommitReport([Committed("believed")], set()))
@@ -141,7 +141,7 @@ def _end_and_join(id: int, *statements: Statement) -> Work:
 
 
 def _pick_then_lock(lease_token: int) -> Work:
-    """In one transaction: nobody sees a row that was handed back as leased."""
+    """In one transaction, so no session sees the row as leased."""
 
     def plan() -> Plan[Picked]:
         (row,) = yield _PICK(lease_token=lease_token)
@@ -155,7 +155,7 @@ def _pick_then_lock(lease_token: int) -> Work:
 
 
 def _lose_connection(session: Session) -> Plan[Picked]:
-    """The steps of what was picked go on, and so do their leases."""
+    """The picked steps continue on their leases."""
     yield _BREAK()
     picked: Picked = session.result
     return picked
@@ -197,7 +197,7 @@ def _ungate_first(entry: CommitEntry) -> Plan[Flushed]:
 
 
 def _one_by_one(entries: list[CommitEntry]) -> Plan[Flushed]:
-    """Outcomes of one transaction in the order of their arrival, each with its own statement."""
+    """Commit outcomes in order of arrival, one statement each."""
     results: list[CommitResult] = []
     for entry in entries:
         results += (yield from commit([entry])).report.results
@@ -246,7 +246,7 @@ FIRST_DRAFT = [
         reason="barrier counts wrong",
     ),
     Mutant(
-        name="a barrier is counted down by whoever has this parent",
+        name="a barrier is counted down by any child of this parent",
         scenario=with_sessions(children.late_child("done"), A=[_end_and_join(11, _END_CHILD)]),
         reason="barrier released early",
     ),
@@ -325,9 +325,9 @@ _ALL_CONSUMED = (
 
 GUARDS = [
     Mutant(
-        name="a dead worker's leases are not told from those of the living",
+        name="reap_worker takes the leases of all workers",
         scenario=leases.dead_worker("next"),
-        reason="the lease of the living was taken",
+        reason="the lease of a live worker was taken",
         changes=[Change("reap_worker", "and g.locked_by = $1::pg_catalog.text", "")],
     ),
     Mutant(
@@ -528,7 +528,7 @@ SIGNALS = [
         changes=[Change(SCHEMA, "woken := signal_id is not null and ", "woken := ")],
     ),
     Mutant(
-        name="nobody sweeps the inbox of the ended",
+        name="the inbox of an ended instance is not deleted",
         scenario=signals.done_and_deliver(has_signals=False),
         reason="the inbox of the ended is left",
         changes=[Change("sweep", "where s.target_id", "where false and s.target_id")],
@@ -645,7 +645,7 @@ KEYS = [
         ],
     ),
     Mutant(
-        name="ungate lets in anybody",
+        name="ungate admits any row",
         scenario=keys.gate_and_release("done"),
         reason="free key, its line is gated",
         changes=[
@@ -657,7 +657,7 @@ KEYS = [
         ],
     ),
     Mutant(
-        name="ungate skips rows that somebody holds",
+        name="ungate skips locked rows",
         scenario=keys.release_and_deliver_to_the_next(),
         reason="free key, its line is gated",
         changes=[Change(SCHEMA, "for no key update) gated", "for no key update skip locked) gated")],
@@ -678,7 +678,7 @@ LIMITS = [
         changes=[Change("lock_holders", "for share", "")],
     ),
     Mutant(
-        name="a raised limit lets nobody in",
+        name="a raised limit does not ungate",
         scenario=limits.gate_and_raise(is_new=False),
         reason="free key, its line is gated",
         changes=[Change(SCHEMA, "if limit_kind = 'concurrency' then", "if false then")],
@@ -700,7 +700,7 @@ LIMITS = [
         changes=[Change("pick", "greatest(slots.count - held.count, 0)", "slots.count")],
     ),
     Mutant(
-        name="ungate takes a row that waits for granted",
+        name="ungate assumes that a waiting row exists",
         scenario=limits.release_and_cancel_of_the_waiting(),
         reason="free key, its line is gated",
         changes=[
@@ -712,7 +712,7 @@ LIMITS = [
         ],
     ),
     Mutant(
-        name="ungate lets in one whatever is free",
+        name="ungate admits one row, whatever is free",
         scenario=limits.two_releases(),
         reason="free key, its line is gated",
         changes=[

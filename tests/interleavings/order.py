@@ -1,4 +1,4 @@
-"""One run of the sessions of a scenario, a step at a time, in a given order."""
+"""One run of the sessions of a scenario, step by step, in a given order."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.interleavings.scenario import Broken, Choices, End, Scenario
 from tests.interleavings.session import Session
 from tests.interleavings.world import World, look
 
-# A step that has not answered by then is asked whether it waits for a lock. Most answer within a millisecond or two.
+# After this time, check whether a step waits for a lock. Most steps end within 2 ms.
 _PATIENCE: Final = 0.003
 _LONGEST_WAIT: Final = 10.0
 _RETRIES: Final = 5
@@ -24,7 +24,7 @@ _NAMES: Final = {"40P01": "deadlock", "40001": "refused by isolation"}
 
 
 class Order:
-    """Follows the choices that it is given, then chooses by chance, and notes where else it could have gone."""
+    """Follows the given choices, then chooses at random, and records the alternatives."""
 
     def __init__(
         self, bench: Bench, product: Product, scenario: Scenario, pins: Pins, chance: random.Random
@@ -44,7 +44,7 @@ class Order:
         self._choices: list[str] = []
         self._known = 0
         self._running: dict[str, asyncio.Task[None]] = {}
-        # Of those that run: who waits for a lock of another session, and who stands at a pause.
+        # Of running sessions: those that wait for a lock, and those that are paused.
         self._waiting: set[str] = set()
         self._paused: set[str] = set()
         self._refused: list[str] = []
@@ -74,7 +74,7 @@ class Order:
 
     async def _go(self, given: Choices) -> None:
         choices = iter(given)
-        # All but the last of them another order has taken as well, and was looked at after each.
+        # Another order has checked all states but the last.
         self._known = len(given) - 1
         while ready := self.ready():
             await self._take(self._choose(ready, choices))
@@ -82,7 +82,7 @@ class Order:
                 await self._wait_for_deadlock()
 
     def ready(self) -> list[str]:
-        """Who can take a step."""
+        """The sessions that can take a step."""
         return [
             name
             for name, session in self.sessions.items()
@@ -92,7 +92,7 @@ class Order:
         ]
 
     def steps(self) -> Counter[str]:
-        """How many steps each session took."""
+        """The number of steps per session."""
         return Counter(self._choices)
 
     def _choose(self, ready: list[str], choices: Iterator[str]) -> str:
@@ -109,7 +109,7 @@ class Order:
         return chosen
 
     async def _take(self, name: str) -> None:
-        """Give a session its next step."""
+        """Run the next step of a session."""
         self._choices.append(name)
         session = self.sessions[name]
         if name in self._paused:
@@ -127,13 +127,13 @@ class Order:
             check_always(await look(self._bench.admin, self._product.schema))
 
     async def _settle(self) -> None:
-        """Let everything that runs come to its end, to a lock that another session holds, or to a pause."""
+        """Wait until every running step has ended, waits for a lock, or is paused."""
         while unpaused := [name for name in self._running if name not in self._paused]:
             if fresh := [self._running[name] for name in unpaused if name not in self._waiting]:
                 await asyncio.wait(fresh, timeout=_PATIENCE, return_when=asyncio.FIRST_COMPLETED)
             if await self._collect():
                 continue
-            # Asked when nothing has just ended: an end grants locks before it is answered, so this is not out of date.
+            # Checked when no step has just ended: locks are granted before the reply, so the answer is current.
             blockers = await self._bench.blockers({self.sessions[name].pid: name for name in unpaused})
             if await self._collect():
                 continue
@@ -152,7 +152,7 @@ class Order:
         self._waiting = waiting
 
     async def _collect(self) -> bool:
-        """Take note of steps that have ended; whether there were any."""
+        """Record ended steps; return whether there were any."""
         ended = [name for name, task in self._running.items() if task.done()]
         self._waiting.difference_update(ended)
         for name in ended:
@@ -166,14 +166,14 @@ class Order:
         return bool(ended)
 
     async def _wait_for_deadlock(self) -> None:
-        """Everybody waits for somebody: PostgreSQL will pick a victim."""
+        """All sessions wait: PostgreSQL chooses a deadlock victim."""
         await asyncio.wait(self._running.values(), timeout=_LONGEST_WAIT, return_when=asyncio.FIRST_COMPLETED)
         if not await self._collect():
-            raise BrokenError("all sessions wait for ever")
+            raise BrokenError("all sessions wait forever")
         await self._settle()
 
     async def _try_again(self) -> None:
-        """Those that lost a race do their transaction once more, after all others, as the engine does."""
+        """Repeat transactions that failed to serialize or deadlocked, after all others, as the engine does."""
         if self._refused:
             await self._bench.release_all()
         while self._refused:
@@ -202,7 +202,7 @@ class Order:
                 raise BrokenError("waited for a lock")
 
     async def _clean_up(self) -> None:
-        """Leave the connections as the next order expects them."""
+        """Reset the connections for the next order."""
         await self._bench.release_all()
         for name, session in self.sessions.items():
             if name not in self._running:

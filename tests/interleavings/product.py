@@ -1,4 +1,4 @@
-"""The engine's SQL as it stands, and with a mistake put into it."""
+"""The engine's SQL, unchanged or mutated."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ SCHEMA: Final = "schema"
 
 _BODY: Final = re.compile(r"(?<=as \$\$).*?(?=\$\$;)", re.DOTALL)
 
-# An after-trigger, because a before-trigger would lock rows earlier than the engine does and so hide its races. What
-# has ended changes by a retry, of itself or of its parent; a delete, a restore and the collector leave its status alone.
+# An AFTER trigger: a BEFORE trigger would lock rows earlier than the engine does and hide its races. Only a retry, of
+# the row or its parent, may change an ended row's status.
 _WATCH: Final = """
 create function gen_durable.watch() returns trigger language plpgsql as $$
 declare
@@ -58,7 +58,7 @@ $$;
 
 
 class Change(NamedTuple):
-    """A piece of the product's text, and what stands there instead."""
+    """A piece of the engine's SQL, and its replacement."""
 
     where: str
     """The name of a statement, or `SCHEMA`."""
@@ -72,7 +72,7 @@ class Change(NamedTuple):
 
 
 class Product:
-    """The statements and the schema, changed or not."""
+    """The statements and the schema, unchanged or mutated."""
 
     def __init__(self, schema: str, changes: Iterable[Change] = ()) -> None:
         self.schema = schema
@@ -89,11 +89,11 @@ class Product:
         return in_schema(self._changed.get(statement.name, statement.text), self.schema)
 
     def ddl(self) -> str:
-        """The schema, with an eye on what no statement may do, and with what scenarios need."""
+        """The schema, with a trigger on ended rows and the tables of the scenarios."""
         return in_schema(self._ddl + _WATCH, self.schema)
 
     def frame(self) -> str:
-        """The schema without the bodies of its functions: what cannot be changed once it stands."""
+        """The schema without function bodies; it is not changed after installation."""
         return _BODY.sub("", self._ddl)
 
     def bodies(self) -> list[str]:

@@ -1,4 +1,4 @@
-"""A scenario, and how an order of it ended."""
+"""A scenario, and the result of an order."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Choices: TypeAlias = tuple[str, ...]
 
 
 class End(msgspec.Struct, frozen=True):
-    """What an order left behind."""
+    """The result of an order."""
 
     after: World
     sessions: Mapping[str, Session]
@@ -27,7 +27,7 @@ class End(msgspec.Struct, frozen=True):
         return self.sessions[name].results[-1]
 
     def began(self, name: str) -> int:
-        """The place of a session's first step."""
+        """The index of a session's first step."""
         return min(self._places(name))
 
     def is_before(self, first: str, second: str) -> bool:
@@ -39,7 +39,7 @@ class End(msgspec.Struct, frozen=True):
 
 
 class Scenario(msgspec.Struct, frozen=True, kw_only=True):
-    """Rows, sessions that meet on them, and what must be true afterwards, whatever the order was."""
+    """Rows, concurrent sessions, and a check that holds for every order."""
 
     name: str
     setup: Sequence[str]
@@ -52,11 +52,11 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     never_wait: frozenset[str] = frozenset()
     """Sessions that may never wait for a lock."""
     sample: int = 24
-    """So many of its orders find every mistake of its mutants."""
+    """This many orders kill all its mutants."""
 
 
 class Broken(msgspec.Struct, frozen=True):
-    """An order that went wrong."""
+    """A failed order."""
 
     reason: str
     choices: Choices

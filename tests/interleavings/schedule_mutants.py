@@ -1,4 +1,4 @@
-"""Schedules with a rule left out."""
+"""Mutants of schedules."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A session: plans of the engine, run one statement at a time."""
+"""A session runs plans of the engine one statement at a time."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from tests.interleavings.world import WORKER
 
 Make: TypeAlias = "Callable[[Session], Plan[Any] | None]"
 
-# No grace: a chained step may be reaped at once, so that orders in which it is can be told.
+# No grace: a chained step may be reaped at once.
 RECORDER: Final = commits.Recorder(WORKER, "all", timedelta(0))
-# Plain reads hold no lock: when their transaction ends makes no difference to anybody.
+# Plain reads hold no lock, so the end of their transaction does not matter.
 _READS: Final = frozenset(
     {"inboxes", "children", "still_held", "commit_status", "stuck_keys", "due_schedules", "find_schedule"}
 )
 
 
 class Work(msgspec.Struct, frozen=True):
-    """One plan of a session, made when its turn comes: it may build on the results before it, or be left out."""
+    """One plan of a session, created when it runs: it may use earlier results, or be skipped."""
 
     make: Make
     in_transaction: bool
@@ -43,13 +43,13 @@ class Work(msgspec.Struct, frozen=True):
 
 
 class Flushed(msgspec.Struct, frozen=True):
-    """A flush and what the engine was told of it."""
+    """A flush and its results."""
 
     entries: list[CommitEntry]
     report: commits.CommitReport
 
     def committed(self) -> list[CommitEntry]:
-        """Those that took effect: not stale, and not overtaken by a cancel."""
+        """The entries that took effect: not stale, and not cancelled."""
         return [
             entry
             for entry, result in zip(self.entries, self.report.results, strict=True)
@@ -121,12 +121,12 @@ class Session:
             await self._connection.execute("rollback")
 
     async def unlock(self) -> None:
-        """Give back what outlasts the transactions of an order: the next one has the same connections."""
+        """Release what outlasts a transaction; the next order uses the same connections."""
         if any(work.locks_session for work in self._works):
             await self._lane.transactions.execute("select pg_advisory_unlock_all()")
 
     async def start_again(self, error: StatementError) -> None:
-        """Lost a race: everything of this transaction is undone, and will be done again from its first statement."""
+        """Roll back, and start this transaction again from its first statement."""
         self.refusals.append(error.sqlstate)
         await self.roll_back()
         self._begin_work()
@@ -157,12 +157,12 @@ class Session:
             try:
                 self._call = _checked(self._plan.throw(failure))
             except StopIteration as finished:
-                # To this plan it is an answer.
+                # This plan handles the error.
                 self._call, self._end = None, finished.value
                 await self.roll_back()
                 self._finish_work()
                 return
-            # The plan goes on by itself. In autocommit nothing is left of the statement that failed.
+            # The plan continues; in autocommit the failed statement left nothing.
             self.refusals.append(failure.sqlstate)
             await self.roll_back()
             return
@@ -209,7 +209,7 @@ def callers(isolation: str, make: Make) -> Work:
 
 
 def refusable(work: Work) -> Work:
-    """Work that may be refused, because a key is taken or an inbox is full; its result is `None` then."""
+    """Work that may fail because a key is taken or an inbox is full; its result is then `None`."""
 
     def make(session: Session) -> Any:
         def plan() -> Any:
@@ -242,7 +242,7 @@ def commit_plain(entries: list[CommitEntry]) -> Plan[Flushed]:
 
 
 def transitions(sessions: Iterable[Session]) -> Counter[int]:
-    """How many transitions of each instance the engine was told are committed."""
+    """The acknowledged transitions per instance."""
     return Counter(
         entry.id
         for session in sessions
@@ -254,7 +254,7 @@ def transitions(sessions: Iterable[Session]) -> Counter[int]:
 
 
 def signals_gained(sessions: Iterable[Session]) -> Counter[int]:
-    """How many unread signals each instance has more than before, by what senders and the engine were told."""
+    """The expected change of unread signals per instance, by acknowledged sends and commits."""
     gained: Counter[int] = Counter()
     for session in sessions:
         for result in session.results:

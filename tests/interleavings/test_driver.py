@@ -1,4 +1,4 @@
-"""The driver does what it says: all merges, nothing twice, and any order again."""
+"""The explorer runs all merges, each once, and repeats any order."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from itertools import combinations
 import pytest
 
 from tests.interleavings.bench import READ_COMMITTED, Bench
-from tests.interleavings.explore import MOST_OF_THREE, SEED, Stage, explore
+from tests.interleavings.explore import MOST_OF_THREE, SEED, PreparedScenario, explore
 from tests.interleavings.mutants import MUTANTS
 from tests.interleavings.order import Order
 from tests.interleavings.product import Change, Product
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
 class Merge(Order):
-    """Follows a merge to the letter: a session that waits when its step is due takes it as soon as it can."""
+    """Follows a merge exactly; a waiting session takes its step as soon as it can."""
 
     async def _go(self, given: Choices) -> None:
         owed: list[str] = []
@@ -47,11 +47,9 @@ def merges(first: str, firsts: int, second: str, seconds: int) -> Iterator[Choic
     ],
     ids=lambda value: value.name.replace("×", "x") if isinstance(value, Scenario) else "",
 )
-async def test_the_orders_are_those_of_all_merges(
-    bench: Bench, scenario: Scenario, steps: tuple[int, int]
-) -> None:
+async def test_explorer_runs_all_merges(bench: Bench, scenario: Scenario, steps: tuple[int, int]) -> None:
     first, second = scenario.sessions
-    stage = await Stage.set(bench, scenario, READ_COMMITTED)
+    stage = await PreparedScenario.set(bench, scenario, READ_COMMITTED)
     chance = random.Random(SEED)
     merged = set()
     for merge in merges(first, steps[0], second, steps[1]):
@@ -69,16 +67,16 @@ async def test_the_orders_are_those_of_all_merges(
     assert len(explored) == len(merged)
 
 
-async def test_an_order_can_be_run_again(bench: Bench) -> None:
+async def test_order_can_be_repeated(bench: Bench) -> None:
     mutant = next(mutant for mutant in MUTANTS if mutant.name == "no recheck after parking")
     verdict = await explore(bench, mutant.scenario, mutant.pins, changes=mutant.changes, until=mutant.reason)
-    stage = await Stage.set(bench, mutant.scenario, mutant.pins, mutant.changes)
+    stage = await PreparedScenario.set(bench, mutant.scenario, mutant.pins, mutant.changes)
     again = await stage.run(verdict.broken[-1].choices, random.Random(0))
     assert again.broken == verdict.broken[-1]
     assert again.untaken == []
 
 
-async def test_too_many_orders_are_sampled(bench: Bench) -> None:
+async def test_large_scenarios_are_sampled(bench: Bench) -> None:
     assert MOST_OF_THREE == 2_000
     verdict = await explore(bench, keys.gate_gate_and_release(), READ_COMMITTED, most=10)
     assert (verdict.orders, verdict.is_complete) == (10, False)
@@ -86,6 +84,6 @@ async def test_too_many_orders_are_sampled(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("where", ["pick", "schema"])
-async def test_a_mistake_that_no_longer_fits_is_loud(where: str) -> None:
+async def test_mutation_that_does_not_apply_fails(where: str) -> None:
     with pytest.raises(LookupError, match="no longer says 'for share'"):
         Product("gen_durable", [Change(where, "for share", "")])

@@ -1,4 +1,4 @@
-"""The scenarios see the mistakes that they are there for, in as many orders as are run of every scenario."""
+"""Each mutant breaks some of the orders that the suite runs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
     ],
     ids=lambda mutant: mutant.name,
 )
-async def test_some_order_breaks_it(bench: Bench, mutant: Mutant) -> None:
+async def test_mutant_is_killed(bench: Bench, mutant: Mutant) -> None:
     verdict = await explore(
         bench,
         mutant.scenario,

@@ -1,4 +1,4 @@
-"""Every order of the sessions of every scenario ends well: all orders of the heart, and a sample of the others."""
+"""Every order of every core scenario passes, and a sample of the others."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ AREAS = (
     schedules,
     collecting,
 )
-# All run in a database whose default is REPEATABLE READ; these under PostgreSQL's own default as well, and in every order.
+# All run with default REPEATABLE READ; these also with READ COMMITTED, and in every order.
 HEART = (
     "park × deliver",
     "park × deliver × reap",
@@ -94,11 +94,11 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
     "RTY-6",
 )
 @pytest.mark.parametrize(("scenario", "pins", "most"), CASES)
-async def test_every_order_ends_well(bench: Bench, scenario: Scenario, pins: Pins, most: int | None) -> None:
+async def test_every_order_passes(bench: Bench, scenario: Scenario, pins: Pins, most: int | None) -> None:
     verdict = await explore(bench, scenario, pins, most=most)
     print(verdict)  # noqa: T201 - with its seed, for pytest -s
     assert not verdict.broken, str(verdict)
 
 
-async def test_the_heart_is_there() -> None:
+async def test_core_scenarios_exist() -> None:
     assert set(HEART) <= {scenario.name for area in AREAS for scenario in area.SCENARIOS}

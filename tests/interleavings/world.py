@@ -1,4 +1,4 @@
-"""The database before and after an order: how rows get in, and how a test sees them afterwards."""
+"""The database before and after an order: inserts and snapshots."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ select (select coalesce(jsonb_agg(to_jsonb(g) || jsonb_build_object(
 
 
 class World(msgspec.Struct, frozen=True):
-    """All there is at one moment."""
+    """A snapshot of all tables."""
 
     instances: Mapping[int, Row]
     signals: list[Row]
@@ -76,7 +76,7 @@ class World(msgspec.Struct, frozen=True):
         return str(self.instances[id]["status"])
 
     def holders(self, guard: str, key: str | bytes) -> set[int]:
-        """Who has a unique or correlation key."""
+        """The holder of a unique or correlation key."""
         text = key.decode() if isinstance(key, bytes) else key
         return {id for id, row in self.instances.items() if row[guard] == text}
 
@@ -98,7 +98,7 @@ async def look(conn: Any, schema: str) -> World:
 
 
 def reset(tables: Iterable[str], setup: Iterable[str]) -> str:
-    """A function that empties the tables and inserts the rows of a scenario: run often, and planned once."""
+    """A function that empties the tables and inserts the rows of a scenario."""
     statements = (
         *(f"delete from gen_durable.{table}" for table in tables),
         f"perform setval('gen_durable.gen_durable_id_seq', {FIRST_NEW_ID}, false)",
@@ -115,21 +115,21 @@ def reset(tables: Iterable[str], setup: Iterable[str]) -> str:
 
 
 def instance(id: int, status: str = "runnable", **columns: Any) -> str:
-    """An instance of machine F. A `timedelta` means so long from now."""
+    """An instance of machine F. A `timedelta` is relative to now."""
     return _insert("gen_durable", {"id": id, "fsm": "F", "step": "s", "status": status, **columns})
 
 
 def leased(id: int, **columns: Any) -> str:
-    """An instance that worker w1 executes on a lease that has run out: its outcome and the reaper race.
+    """An instance that worker w1 executes on an expired lease: its outcome and the reaper race.
 
-    Its crash_count makes the reaper's back-off a microsecond long, so that a pick may follow at once.
+    Its crash_count makes the reaper's backoff 1 µs, so a pick may follow at once.
     """
     lease = {"lease_token": TOKEN, "locked_by": WORKER, "lease_expires_at": PAST, "execution": 1}
     return instance(id, "executing", **{**lease, "crash_count": -20, **columns})
 
 
 def failed(id: int, **columns: Any) -> list[str]:
-    """An instance that its first step has stopped."""
+    """An instance that failed in its first step."""
     ended = instance(id, "failed", **{"step_seq": 1, "execution": 1, "finished_at": PAST, **columns})
     return [ended, _record(id, "DONE", "stop")]
 
@@ -141,7 +141,7 @@ def done(id: int, **columns: Any) -> list[str]:
 
 
 def cancelled(id: int, **columns: Any) -> list[str]:
-    """An instance that was cancelled before it did anything."""
+    """An instance that was cancelled before its first step."""
     end = {"execution": 1, "finished_at": PAST, "cancel_requested_at": PAST, "cancel_reason": "by mistake"}
     seq: int = columns.get("step_seq", 0)
     return [instance(id, "cancelled", **{**end, **columns}), _record(id, "ABORTED", "cancelled", seq + 1)]
@@ -196,7 +196,7 @@ def rate(name: str) -> str:
 
 
 def empty(key: str) -> str:
-    """A bucket from which the token of the day is gone."""
+    """A bucket without a token."""
     return (
         "insert into gen_durable.buckets (key, full_at)"
         f" values ('{key}', statement_timestamp() + interval '1 day')"
@@ -204,7 +204,7 @@ def empty(key: str) -> str:
 
 
 def full(key: str) -> str:
-    """A bucket with the token of the day in it."""
+    """A bucket with one token."""
     return f"insert into gen_durable.buckets (key) values ('{key}')"
 
 
@@ -220,7 +220,7 @@ def outcome(
     has_inbox: bool = False,
     **fields: Any,
 ) -> CommitEntry:
-    """An outcome of an execution that was leased when the order began."""
+    """An outcome of an execution that was leased before the order."""
     execution = Execution(
         id=id,
         lease_token=lease_token,

@@ -1,4 +1,4 @@
-"""A cancel, against everything that its target may do at the same moment: once it is acknowledged, it has won."""
+"""Cancel against concurrent changes of its target: an acknowledged cancel wins."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _STOP = outcome(1, "stop", error="no")
 
 
 def cancel_and_commit(entry: CommitEntry, *, force: bool = False) -> Scenario:
-    """Whoever is first wins; and a cancel that came second still stops what goes on."""
+    """The first commit wins; a later cancel stops an instance that continues."""
     has_effect = entry.effect is not None
 
     def check(end: End) -> None:
@@ -62,7 +62,7 @@ def cancel_and_commit(entry: CommitEntry, *, force: bool = False) -> Scenario:
 
 
 def cancel_pick_and_commit(kind: Any, *, force: bool = False) -> Scenario:
-    """A row that is cancelled is not leased; one that was leased first commits nothing."""
+    """A cancelled row is not leased; a row leased first commits nothing."""
 
     def check(end: End) -> None:
         _check_cancel(end, 1)
@@ -87,7 +87,7 @@ def cancel_pick_and_commit(kind: Any, *, force: bool = False) -> Scenario:
 
 
 def cancel_commit_and_resend(kind: Any) -> Scenario:
-    """An outcome whose answer was lost is sent again: the cancel in between is not overtaken by the second one."""
+    """An outcome is sent again after a lost reply: it does not override a cancel in between."""
 
     def check(end: End) -> None:
         _check_cancel(end, 1)
@@ -104,7 +104,7 @@ def cancel_commit_and_resend(kind: Any) -> Scenario:
 
 
 def cancel_first_in_line() -> Scenario:
-    """The one whose turn it is leaves a line whose key is free: the next one is let in."""
+    """The first row of a free key is cancelled: the next row is admitted."""
     return Scenario(
         name="cancel(first in line) × deliver(to the next) × pick",
         sample=40,
@@ -119,7 +119,7 @@ def cancel_first_in_line() -> Scenario:
 
 
 def cancel_next_in_line() -> Scenario:
-    """The holder ends and lets in the next one, which is being cancelled."""
+    """The holder ends and admits the next row, which is being cancelled."""
     return Scenario(
         name="cancel(next in line) × commit(done) × pick",
         setup=_line(),
@@ -130,7 +130,7 @@ def cancel_next_in_line() -> Scenario:
 
 
 def cancel_holder() -> Scenario:
-    """The holder is cancelled by force: that frees its key like any end."""
+    """A force cancel of the holder frees its key."""
     return Scenario(
         name="force cancel(holder) × commit(next) × deliver(to the next in line)",
         setup=_line(),
@@ -144,7 +144,7 @@ def cancel_holder() -> Scenario:
 
 
 def cancel_in_one_line() -> Scenario:
-    """Two cancels in one line: each looks for the next in line, and may find a row that the other one holds."""
+    """Two cancels on one key: each looks for the next row, and may find the row that the other has locked."""
 
     def check(end: End) -> None:
         _check_cancel(end, 1)
@@ -182,7 +182,7 @@ def cancel_park_and_deliver() -> Scenario:
 
 
 def cancel_and_deliver() -> Scenario:
-    """A signal that wakes an instance does not bring it back to life."""
+    """A signal does not wake a cancelled instance."""
 
     def check(end: End) -> None:
         _check_cancel(end, 1)
@@ -199,7 +199,7 @@ def cancel_and_deliver() -> Scenario:
 
 
 def cancel_and_reap(*, crash_count: int = 0, force: bool = False) -> Scenario:
-    """The process died: its instance ends as cancelled, at once or by the reaper, and never as failed."""
+    """The process died: its instance ends as cancelled, at once or by the reaper, not as failed."""
 
     def check(end: End) -> None:
         answer = _answer(end, 1)
@@ -221,7 +221,7 @@ def cancel_and_reap(*, crash_count: int = 0, force: bool = False) -> Scenario:
 
 
 def force_commit_and_reap(kind: Any) -> Scenario:
-    """A lease that is revoked is nobody's: the outcome comes too late, and the reaper has nothing to reap."""
+    """After a force cancel the outcome is stale, and the reaper has nothing to reap."""
 
     def check(end: End) -> None:
         is_first = _check_cancel(end, 1)
@@ -240,7 +240,7 @@ def force_commit_and_reap(kind: Any) -> Scenario:
 
 
 def cancel_child_and_end_of_sibling() -> Scenario:
-    """A cancelled child has ended: its parent waits for the other one only."""
+    """A parent does not wait for a cancelled child."""
 
     def check(end: End) -> None:
         _check_cancel(end, 11)
@@ -259,7 +259,7 @@ def cancel_child_and_end_of_sibling() -> Scenario:
 
 
 def cancel_executing_child_and_end_of_both() -> Scenario:
-    """A child is asked to end while it and its sibling end: each counts once."""
+    """A child is cancelled while it and its sibling end: each counts once."""
 
     def check(end: End) -> None:
         _check_cancel(end, 11)
@@ -287,7 +287,7 @@ def force_cancel_child_and_end_of_both() -> Scenario:
 
 
 def cancel_parent_and_end_of_children() -> Scenario:
-    """The last child ends while its parent is cancelled: the parent stays where it is, cancelled."""
+    """The last child ends while its parent is cancelled: the parent stays cancelled."""
 
     def check(end: End) -> None:
         _check_cancel(end, 1)
@@ -302,7 +302,7 @@ def cancel_parent_and_end_of_children() -> Scenario:
 
 
 def cancel_family_and_end_of_child() -> Scenario:
-    """One cancel of a parent and its children, some of which end by themselves: locks are taken children first."""
+    """Cancel a parent and its children while some end: locks are taken children first."""
 
     def check(end: End) -> None:
         for id in (1, 11, 12):
@@ -319,7 +319,7 @@ def cancel_family_and_end_of_child() -> Scenario:
 
 
 def cancel_and_cancel() -> Scenario:
-    """Twice is once, and both are told."""
+    """Two cancels: one takes effect, both are answered."""
 
     def check(end: End) -> None:
         told = sorted(str(end.result(name)[0]["was"]) for name in "CE")
@@ -368,7 +368,7 @@ def _is_cancelled(id: int) -> Callable[[End], None]:
 
 
 def _check_cancel(end: End, id: int, by: str = "C") -> bool:
-    """The cancel and its answer are as the row says; whether it was acknowledged to a live instance."""
+    """Check the cancel and its answer against the row; return whether a live instance acknowledged it."""
     answer, row = _answer(end, id, by), end.after.instances[id]
     if answer["was"] in TERMINAL:
         require(row["status"] == answer["was"], "a terminal row changed")
@@ -378,11 +378,11 @@ def _check_cancel(end: End, id: int, by: str = "C") -> bool:
     )
     require(row["cancel_requested_at"] is not None, "the request was lost")
     event = "cancelled" if answer["status"] == "cancelled" else "cancel_requested"
-    require(len(end.after.told(id, event)) >= 1, "nobody noted who did it")
+    require(len(end.after.told(id, event)) >= 1, "not audited")
     if answer["status"] == "cancelled":
         require(row["status"] == "cancelled", "an acknowledged cancel did not win")
     else:
-        # Asked to end: it has ended so, or its execution has not come to its end yet.
+        # Cancel requested: it ended as cancelled, or its execution still runs.
         require(row["status"] in ("cancelled", "executing"), "an acknowledged cancel did not win")
     if row["status"] == "cancelled":
         last = end.after.records(id)[-1]
@@ -393,7 +393,7 @@ def _check_cancel(end: End, id: int, by: str = "C") -> bool:
 
 
 def _check_undone(row: Row) -> None:
-    """Of a cancelled execution nothing is left but its record."""
+    """A cancelled execution leaves only its record."""
     require(row["step_seq"] == 0, "a transition of a cancelled execution")
     require((row["step"], row["result"], row["spawn_round"]) == ("s", None, None), "it changed its instance")
 

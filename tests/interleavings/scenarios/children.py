@@ -1,4 +1,4 @@
-"""Parents, their barriers, and children that end at the same moment."""
+"""Barriers, and children that end concurrently."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def spawn_and_reap() -> Scenario:
 
 
 def spawn_and_end_of_holder() -> Scenario:
-    """The key of the only child is freed at this moment: the child is there or it is not waited for."""
+    """The key of the only child is being freed: the child is inserted, or the parent does not wait."""
     spawn = outcome(1, "schedule_children", children=(new(unique_key=b"u"),))
 
     def check(end: End) -> None:
@@ -51,7 +51,7 @@ def spawn_and_end_of_holder() -> Scenario:
 
 
 def spawn_and_insert() -> Scenario:
-    """A producer and a parent want one key."""
+    """A producer and a parent insert the same key."""
 
     def check(end: End) -> None:
         (answer,) = end.result("I")
@@ -77,13 +77,13 @@ def three_children() -> Scenario:
 
 
 def two_children_and_a_reaped_one() -> Scenario:
-    """The third child dies once too often and fails: that is an end like any other."""
+    """The third child fails as poison: it counts as ended."""
     return Scenario(
         name="child × child × reap(child at the cap)",
         setup=[
             *_family(parents=1, children=2),
             leased(13, parent_id=1, parent_round=1, crash_count=CRASH_LIMIT - 1),
-            # Their leases are good: only the third one is to be reaped.
+            # Only the third lease has expired.
             "update gen_durable.gen_durable set lease_expires_at = 'infinity' where id in (11, 12)",
             "update gen_durable.gen_durable set children_pending = 3 where id = 1",
         ],
@@ -93,7 +93,7 @@ def two_children_and_a_reaped_one() -> Scenario:
 
 
 def children_and_pick() -> Scenario:
-    """The parent runs when all children have ended, and sees them all."""
+    """The parent runs when all children have ended, and sees all of them."""
 
     def check(end: End) -> None:
         picked: Picked = end.result("K")
@@ -115,7 +115,7 @@ def children_and_deliver_to_the_parent() -> Scenario:
 
     def check(end: End) -> None:
         require(end.after.status(1) == "runnable", "parent not released")
-        require(end.after.instances[1]["has_signals"], "a signal that nobody will look for")
+        require(end.after.instances[1]["has_signals"], "a signal that is never read")
 
     return Scenario(
         name="child × child × deliver(to the parent)",
@@ -126,7 +126,7 @@ def children_and_deliver_to_the_parent() -> Scenario:
 
 
 def late_child(how: str) -> Scenario:
-    """A child that was retried when its parent had gone on ends beside the next round, and counts for nobody."""
+    """A child retried after its parent continued ends during the next round, and does not count."""
     of_first = {"parent_id": 1, "parent_round": 1}
     late, end_late = {
         "done": (leased(11, **of_first), _end(11, "done")),
@@ -152,7 +152,7 @@ def late_child(how: str) -> Scenario:
 
 
 def zombie_child() -> Scenario:
-    """A child is reaped and leased again, and its first execution comes back with its end: one child, counted once."""
+    """A child is reaped and leased again, and its first execution commits late: it counts once."""
 
     def check(end: End) -> None:
         is_committed = bool(end.result("F").committed())

@@ -1,4 +1,4 @@
-"""The collector among the living: it takes nothing that somebody still needs, and waits for nobody."""
+"""The collector against concurrent changes: it removes only unneeded rows, and waits for no lock."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _STOPPED: Final = (
     "from (select page.id, gen_durable.pause(1) from page offset 0) page"
     " join gen_durable.gen_durable g on g.id = page.id"
 )
-# The collector has chosen its page and has yet to lock it.
+# The collector has chosen its page and has not locked it yet.
 PAUSE_AFTER_PAGE: Final = Change("sweep_ended", _AFTER_PAGE, _STOPPED)
 PAUSE_AFTER_DELETED: Final = Change("sweep_deleted", _AFTER_PAGE, _STOPPED)
 
@@ -89,7 +89,7 @@ def gc_and_retry_of_the_parent() -> Scenario:
 
 
 def gc_and_insert() -> Scenario:
-    """A key that is occupied after the end stays so; whoever asks for it is told who has it."""
+    """A key that stays taken after the end is not freed by the collector."""
 
     def check(end: End) -> None:
         (answer,) = end.result("I")
@@ -110,7 +110,7 @@ def gc_and_insert() -> Scenario:
 
 
 def gc_and_retry() -> Scenario:
-    """It goes, or it goes on; never half of each."""
+    """The instance is collected or retried, completely."""
 
     def check(end: End) -> None:
         told = end.result("R")
@@ -132,7 +132,7 @@ def gc_and_retry() -> Scenario:
 
 
 def gc_and_retry_of_a_holder() -> Scenario:
-    """Of one that has a key, a retry gets the whole of it, or is told that there is nothing left to go on with."""
+    """A retry of an instance with a key gets all of it, or an error."""
 
     def check(end: End) -> None:
         (told,) = end.result("R")
@@ -153,7 +153,7 @@ def gc_and_retry_of_a_holder() -> Scenario:
 
 
 def gc_and_restore() -> Scenario:
-    """What is restored is there."""
+    """A restored instance exists."""
 
     def check(end: End) -> None:
         told = end.result("R")
@@ -170,7 +170,7 @@ def gc_and_restore() -> Scenario:
 
 
 def gc_of_letters() -> Scenario:
-    """Letters to the ended go, those to the living stay."""
+    """Signals to ended instances are collected, those to live instances stay."""
 
     def check(end: End) -> None:
         require(not [s for s in end.after.signals if s["target_id"] == 2], "a letter to the ended is left")
@@ -185,7 +185,7 @@ def gc_of_letters() -> Scenario:
 
 
 def gc_of_buckets() -> Scenario:
-    """A full bucket has one token, whether its row is there or not: who wants it gets it, and nobody a second one."""
+    """A full bucket has one token, with or without its row: exactly one start gets it."""
 
     def check(end: End) -> None:
         started = [name for name in "AB" if end.result(name).executions]

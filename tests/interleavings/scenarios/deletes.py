@@ -1,4 +1,4 @@
-"""Soft deletes and their undoing: never leased, never signalled, and a key is never with two live runs."""
+"""Soft delete and restore: deleted rows are not leased or signalled, and a key has one live instance."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _CORRELATED: Mapping[str, Any] = {"correlation_key": "c", "correlation_scope": L
 
 
 def delete_pick_and_commit(kind: Any) -> Scenario:
-    """Deleted is never leased; leased and then deleted commits nothing."""
+    """A deleted row is not leased; a leased and deleted row commits nothing."""
 
     def check(end: End) -> None:
         row = _check_deleted(end)
@@ -47,7 +47,7 @@ def delete_pick_and_commit(kind: Any) -> Scenario:
 
 
 def delete_and_insert() -> Scenario:
-    """The key is free as soon as nobody who had it can run: at once, if it did not execute."""
+    """A delete frees the key at once if the row does not execute."""
 
     def check(end: End) -> None:
         _check_deleted(end)
@@ -67,7 +67,7 @@ def delete_and_insert() -> Scenario:
 
 
 def delete_executing_insert_and_commit(kind: Any) -> Scenario:
-    """While the old run executes its key is taken, deleted or not: there are never two live runs of one key."""
+    """A deleted row keeps its key while it executes."""
 
     def check(end: End) -> None:
         row = _check_deleted(end)
@@ -111,7 +111,7 @@ def delete_executing_and_reap() -> Scenario:
 
 
 def delete_and_deliver(target: int | str) -> Scenario:
-    """A signal is accepted before the delete or not at all."""
+    """A signal is accepted only before the delete."""
 
     def check(end: End) -> None:
         _check_deleted(end)
@@ -133,7 +133,7 @@ def delete_and_deliver(target: int | str) -> Scenario:
 
 
 def delete_child_and_end_of_sibling() -> Scenario:
-    """A deleted child has ended like any other: nobody waits for what nobody can see."""
+    """A deleted child counts as ended."""
 
     def check(end: End) -> None:
         _check_deleted(end, 11)
@@ -167,12 +167,12 @@ def delete_and_delete() -> Scenario:
 
 
 def restore_and_insert() -> Scenario:
-    """The key goes to one of them; who asks in vain is told."""
+    """One of them gets the key; the other gets an error."""
 
     def check(end: End) -> None:
         (answer,) = end.result("I")
         is_restored = end.result("U") is not None
-        require(is_restored != answer.is_new, "both have the key, or nobody")
+        require(is_restored != answer.is_new, "both have the key, or none")
         require(end.after.holders("unique_guard", b"u") == {1 if is_restored else answer.id}, _KEYS)
         require((end.after.instances[1]["deleted_at"] is None) == is_restored, "neither deleted nor restored")
 
@@ -186,7 +186,7 @@ def restore_and_insert() -> Scenario:
 
 
 def restore_and_delete() -> Scenario:
-    """Each does what it says to what it finds."""
+    """Delete and restore each apply to the current row."""
 
     def check(end: End) -> None:
         row = end.after.instances[1]
@@ -209,7 +209,9 @@ def restore_and_retry() -> Scenario:
     def check(end: End) -> None:
         row = end.after.instances[1]
         is_retried = end.result("T")[0]["is_retried"]
-        require(row["status"] == ("runnable" if is_retried else "cancelled"), "not what it was told")
+        require(
+            row["status"] == ("runnable" if is_retried else "cancelled"), "status differs from the answer"
+        )
         require(row["deleted_at"] is None, "not restored")
 
     return Scenario(
@@ -221,7 +223,7 @@ def restore_and_retry() -> Scenario:
 
 
 def plain_delete_pick_and_commit(kind: Any) -> Scenario:
-    """The same after a plain update: what was not leased before it is never leased, what was goes no further."""
+    """After a plain update: an unleased row is never leased, a leased one does not continue."""
 
     def check(end: End) -> None:
         row = end.after.instances[1]
@@ -230,7 +232,7 @@ def plain_delete_pick_and_commit(kind: Any) -> Scenario:
             require(not picked, "leased after it was deleted")
         require(row["deleted_at"] is not None, "not deleted")
         if row["status"] not in TERMINAL:
-            # The update came between the pick and the commit of a step that keeps its lease.
+            # The update was between the pick and the commit of a chained step.
             require(row["status"] == "executing", "deleted, and waits for work")
             require(row["cancel_requested_at"] is not None, "deleted, and goes on")
 
@@ -267,7 +269,7 @@ def plain_delete_and_chained_commits() -> Scenario:
 
 
 def plain_delete_and_deliver(target: int | str) -> Scenario:
-    """A signal is accepted before the update or not at all, and wakes nothing after it."""
+    """A signal is accepted only before the update."""
 
     def check(end: End) -> None:
         if end.is_before("X", "D"):
@@ -309,7 +311,7 @@ def plain_delete_child_and_end_of_sibling() -> Scenario:
 
 
 def plain_delete_first_in_line() -> Scenario:
-    """The next one of the line is let in."""
+    """The next row of the key is admitted."""
 
     def check(end: End) -> None:
         require(end.after.status(1) in ("cancelled", "executing"), "deleted, and waits for work")

@@ -1,4 +1,4 @@
-"""Dispatchers that meet on one outbox: of every line, in order; and a late mark changes nothing."""
+"""Concurrent dispatchers on one outbox: order per instance and sink, and late marks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def lease(token: int, demand: int = 10) -> Work:
 
 
 def publish(token: int, verdict: Any = "published") -> Work:
-    """What this session has leased has been published, or could not be."""
+    """Mark the events that this session leased as published or failed."""
 
     def make(session: Session) -> Plan[Any] | None:
         events: list[outbox.Leased] = session.result
@@ -32,7 +32,7 @@ def publish(token: int, verdict: Any = "published") -> Work:
 
 
 def dispatch_and_dispatch() -> Scenario:
-    """Two dispatchers, one of which takes little: an event is out before another one takes what is behind it."""
+    """Two dispatchers, one with a small batch: an event is published before the next one is leased."""
 
     def check(end: End) -> None:
         taken = {name: [one.id for one in end.sessions[name].results[0]] for name in ("A", "B")}
@@ -44,7 +44,7 @@ def dispatch_and_dispatch() -> Scenario:
                 if firsts and seconds and min(firsts) < max(seconds):
                     require(end.is_before(first, second), "overtaken in its line")
         for id in {1, 2, 3, 4, 5} - set(taken["A"]) - set(taken["B"]):
-            require(_row(end.after, id)["published_at"] is None, "published by nobody")
+            require(_row(end.after, id)["published_at"] is None, "published by no dispatcher")
 
     return Scenario(
         name="dispatch × dispatch",
@@ -56,7 +56,7 @@ def dispatch_and_dispatch() -> Scenario:
 
 
 def dispatch_behind_a_failure() -> Scenario:
-    """One fails on the head of a line; nobody publishes what is behind it before its time has come."""
+    """A failed event blocks the events behind it until its retry."""
 
     def check(end: End) -> None:
         failed = {one.id for one in end.sessions["A"].results[0]}
@@ -72,15 +72,15 @@ def dispatch_behind_a_failure() -> Scenario:
 
 
 def late_mark() -> Scenario:
-    """A dispatcher that slept past its lease comes back: if another one has the event now, its mark counts for nothing."""
+    """A dispatcher resumes after its lease expired: its mark is ignored if another one has the event."""
 
     def check(end: End) -> None:
         ours, theirs = end.sessions["Z"].results[-1], end.sessions["D"].results
         require(ours == 0 or not theirs[0], "a late mark counted")
         row = _row(end.after, 1)
-        require((row["published_at"] is not None) == (ours == 1), "published, and marked by nobody")
+        require((row["published_at"] is not None) == (ours == 1), "published, and not marked")
 
-    stale = outbox.Leased(1, 1, 1, 1, "told", "x", "null", None, 0)  # type: ignore[arg-type]  # nobody asks when
+    stale = outbox.Leased(1, 1, 1, 1, "told", "x", "null", None, 0)  # type: ignore[arg-type]  # the time is not used
     return Scenario(
         name="mark × lease × mark",
         setup=[event(1, 1, lease_token=1, next_at=PAST)],
@@ -93,7 +93,7 @@ def late_mark() -> Scenario:
 
 
 def last_marks() -> Scenario:
-    """Two sinks mark the last two events of one execution at once: one of them finishes the execution."""
+    """Two sinks mark the last two events of an execution concurrently: one finishes the execution."""
 
     def check(end: End) -> None:
         require([record["status"] for record in end.after.executions] == ["DONE"], "not done")

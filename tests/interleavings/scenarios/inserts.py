@@ -1,4 +1,4 @@
-"""Inserts with keys, against each other and against those who give a key up."""
+"""Inserts with keys, against each other and against ending holders."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.interleavings.world import LIVE, leased, new, outcome
 
 
 def insert_and_done(key: str) -> Scenario:
-    """The holder ends: the insert is new, or it is told of a holder that was there."""
+    """The holder ends: the insert is new, or a duplicate of that holder."""
     value: Any = b"u" if key == "unique" else "u"
     return Scenario(
         name=f"insert({key}) × done",
@@ -27,7 +27,7 @@ def insert_and_done(key: str) -> Scenario:
 
 
 def insert_insert_and_done() -> Scenario:
-    """Two producers wait for one holder to end: one of them gets the key, the other is told of the first."""
+    """Two producers wait for a holder to end: one gets the key, the other a duplicate."""
     return Scenario(
         name="insert(unique) × insert(unique) × done",
         setup=[leased(1, unique_key=b"u", unique_scope=LIVE)],
@@ -96,14 +96,14 @@ def _answered_once(key: str, value: Any, *inserters: str) -> Callable[[End], Non
 
 
 def _check_answers(end: End, key: str, value: Any, answers: Collection[Answer]) -> None:
-    """Instance 1 has ended: who was told to be new holds the key, and everybody else was told of one of the two."""
+    """Instance 1 has ended: the new insert holds the key, all others are duplicates of either."""
     require(all(answers), "no answer")
     holders = end.after.holders(f"{key}_guard", value)
     added = [answer.id for answer in answers if answer.is_new]
     require(len(added) <= 1, "two holders of one key")
-    require(holders == set(added), "the key is not with who was told so")
+    require(holders == set(added), "the new insert does not hold the key")
     for answer in answers:
-        require(answer.id in {1, *added}, "an answer that names nobody")
+        require(answer.id in {1, *added}, "an answer with an unknown id")
 
 
 SCENARIOS = [

@@ -1,4 +1,4 @@
-"""Concurrency keys: at most one execution of a key, and a line that never gets stuck."""
+"""Concurrency keys: one execution per key, and gated rows never get stuck."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def gate_release_and_pick() -> Scenario:
 
 
 def release_and_deliver_to_the_next() -> Scenario:
-    """The next in line is held by a sender for a moment: whoever frees the key waits for it."""
+    """A sender has locked the next row: the session that frees the key waits for it."""
     return Scenario(
         name="commit(done) × deliver(to the next in line)",
         setup=[
@@ -96,7 +96,7 @@ def gate_release_and_switch() -> Scenario:
 
 
 def gate_and_switch_away() -> Scenario:
-    """The holder goes on under another key: that is a release too."""
+    """The holder continues under another key, which frees the old one."""
     switch = outcome(1, "next", switches_key=True, concurrency_key="other", held_key="k")
     return Scenario(
         name="gate × commit(next, with another key)",
@@ -107,7 +107,7 @@ def gate_and_switch_away() -> Scenario:
 
 
 def release_and_urgent_insert() -> Scenario:
-    """The line is gated; a more urgent row comes while the key is freed, and a pick looks."""
+    """Rows are gated; a more urgent row arrives while the key is freed and a pick runs."""
     return Scenario(
         name="commit(done) × urgent insert × pick",
         setup=_line(gated=True),
@@ -122,7 +122,7 @@ def release_and_urgent_insert() -> Scenario:
 
 
 def gate_behind_and_cancel() -> Scenario:
-    """Nobody holds the key: the rows behind the first are gated, and the first is cancelled."""
+    """The key is free: the rows behind the first are gated, and the first is cancelled."""
     return Scenario(
         name="gate behind the first × cancel(the first)",
         setup=_free_line(),
@@ -142,7 +142,7 @@ def gate_behind_and_pick() -> Scenario:
 
 
 def gate_behind_and_urgent_insert() -> Scenario:
-    """Another one comes to stand before the first, which is cancelled."""
+    """A new row sorts before the first, which is cancelled."""
     return Scenario(
         name="gate behind the first × urgent insert × cancel(the first)",
         setup=_free_line(),
@@ -152,7 +152,7 @@ def gate_behind_and_urgent_insert() -> Scenario:
 
 
 def gate_behind_and_deliver() -> Scenario:
-    """A sender holds the first for a moment, so another one is taken for it."""
+    """A sender has locked the first row, so the pick takes another."""
     return Scenario(
         name="gate behind the first × deliver(to the first) × pick",
         setup=_free_line(),
@@ -163,12 +163,12 @@ def gate_behind_and_deliver() -> Scenario:
 
 
 def _free_line() -> list[str]:
-    """Three due rows of a key that nobody holds."""
+    """Three due rows of a free key."""
     return [instance(id, concurrency_key="k", eligible_at=PAST) for id in (1, 2, 3)]
 
 
 def _line(*, gated: bool) -> list[str]:
-    """An execution that holds k, two due rows behind it, and an urgent one whose time has not come."""
+    """An execution that holds k, two due rows behind it, and an urgent row that is not due."""
     return [
         leased(1, concurrency_key="k", concurrency_slot=0),
         *(instance(id, concurrency_key="k", gated=gated, eligible_at=PAST) for id in (2, 3)),
@@ -181,7 +181,7 @@ def _outcome(kind: Any) -> Any:
 
 
 def _nothing_more(end: End) -> None:
-    """The line of a key is looked at after every order of every scenario."""
+    """The rows of each key are checked after every order."""
 
 
 SCENARIOS = [

@@ -1,4 +1,4 @@
-"""One execution and everybody who may end it: its outcome, the same outcome again, the reaper, the next owner."""
+"""One execution against its outcome, a repeated outcome, the reaper, and the next owner."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tests.interleavings.session import (
 from tests.interleavings.world import LEASE, TOKEN, instance, leased, outcome
 
 CONTINUE = outcome(1, "continue")
-# What the check of a foreign key does to the row that it points at.
+# The lock that a foreign key check takes on the referenced row.
 _KEY_SHARE = Statement(
     "key_share", "select from gen_durable.gen_durable where id = :id::bigint for key share"
 )
@@ -45,7 +45,7 @@ def commit_and_reap(kind: Any, *, crash_count: int = 0) -> Scenario:
 
     def check(end: End) -> None:
         is_committed, is_reaped = bool(end.result("F").committed()), 1 in end.result("R").ids
-        # A lease that is kept can still be reaped, until a heartbeat renews it.
+        # A kept lease can still be reaped until a heartbeat renews it.
         require(
             is_committed != is_reaped or (kind == "continue" and is_committed), "outcome and reaper both won"
         )
@@ -79,7 +79,7 @@ def zombie(kind: Any) -> Scenario:
 
 
 def dead_worker(kind: Any) -> Scenario:
-    """A worker is dead, and known to be; its last commit may be on the wire. Another one lives, and holds a lease."""
+    """A worker is known to be dead; its last commit may still arrive. Another worker holds a lease."""
 
     def check(end: End) -> None:
         is_committed, reaped = bool(end.result("F").committed()), end.result("R").ids
@@ -87,8 +87,8 @@ def dead_worker(kind: Any) -> Scenario:
             is_committed != (1 in reaped) or (kind == "continue" and is_committed),
             "outcome and reaper both won",
         )
-        require(2 not in reaped, "the lease of the living was taken")
-        require(end.after.instances[2]["lease_token"] == 9, "the lease of the living is gone")
+        require(2 not in reaped, "the lease of a live worker was taken")
+        require(end.after.instances[2]["lease_token"] == 9, "the lease of a live worker is gone")
 
     return Scenario(
         name=f"commit({kind}) × reap of a dead worker × pick and commit",
@@ -104,11 +104,11 @@ def dead_worker(kind: Any) -> Scenario:
 
 
 def dead_execution() -> Scenario:
-    """The process of one step has died, and so much later that the reaper may have been there, and the next owner."""
+    """The process of one step has died; the reaper and the next owner may already have the row."""
 
     def check(end: End) -> None:
         by_reaper, by_worker = 1 in end.result("R").ids, 1 in end.result("C").ids
-        require(by_reaper or by_worker, "nobody counted the crash")
+        require(by_reaper or by_worker, "the crash was not counted")
         require(not (by_reaper and by_worker), "one crash was counted twice")
 
     return Scenario(
@@ -172,7 +172,7 @@ def resolve_while_unanswered(kind: Any) -> Scenario:
 
 
 def reap_reap_and_pick() -> Scenario:
-    """Every worker has a reaper."""
+    """Two reapers."""
 
     def check(end: End) -> None:
         require(len(end.result("R").ids) + len(end.result("S").ids) == 1, "not reaped exactly once")
@@ -203,7 +203,7 @@ def release_reap_and_commit() -> Scenario:
 
 def effect_reap_and_pick() -> Scenario:
     """An effect happens in the transaction of its outcome, and only if that execution still has its lease."""
-    # Which effect it is makes no difference to the commit.
+    # The kind of effect does not matter to the commit.
     entry = outcome(1, "next", effect=Sql("select 1"))
 
     def check(end: End) -> None:
@@ -223,7 +223,7 @@ def effect_reap_and_pick() -> Scenario:
 
 
 def finish_and_finish_abandoned() -> Scenario:
-    """A worker marks its committed execution as done, and a reaper takes that worker for dead."""
+    """A worker marks its committed execution as done while a reaper does the same."""
 
     def check(end: End) -> None:
         require([record["status"] for record in end.after.executions] == ["DONE"], "not done")
@@ -246,7 +246,7 @@ def finish_and_finish_abandoned() -> Scenario:
 
 
 def mark_started_and_commit() -> Scenario:
-    """A worker notes that a step has begun, while that step ends and the next one goes on with its lease."""
+    """A worker records the start of a step while that step ends and the next one continues on the lease."""
     begun = {((1, TOKEN), 0): None}
 
     def check(end: End) -> None:
@@ -271,7 +271,7 @@ def renew_and_commit() -> Scenario:
     def check(end: End) -> None:
         lost, held = end.result("H")
         require(lost <= {(1, TOKEN)}, "a live lease was taken for lost")
-        require(held <= {(1, TOKEN), (3, TOKEN)}, "a row that nobody locked was skipped")
+        require(held <= {(1, TOKEN), (3, TOKEN)}, "an unlocked row was skipped")
 
     return Scenario(
         name="renew × commit",
@@ -286,7 +286,7 @@ def renew_and_commit() -> Scenario:
 
 
 def renew_reap_and_pick() -> Scenario:
-    """A heartbeat keeps its own lease alive and nobody else's."""
+    """A heartbeat renews only its own lease."""
 
     def check(end: End) -> None:
         if end.is_before("R", "H"):
@@ -323,7 +323,7 @@ def pick_and_pick() -> Scenario:
 
 
 def pick_and_foreign_key() -> Scenario:
-    """Somebody's open transaction has just pointed a foreign key at the row; that is no reason not to run it."""
+    """A foreign key check in an open transaction does not keep the row from being picked."""
 
     def share() -> Plan[None]:
         yield _KEY_SHARE(id=1)
@@ -341,7 +341,7 @@ def pick_and_foreign_key() -> Scenario:
 
 
 def commit_and_commit_of_two_owners() -> Scenario:
-    """One batch holds the outcome of a lost execution and of the live one of the same instance."""
+    """One batch has a stale outcome and the valid one of the same instance."""
     old, live = outcome(1, "done"), outcome(1, "next", lease_token=8)
 
     def check(end: End) -> None:

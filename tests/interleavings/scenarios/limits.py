@@ -1,4 +1,4 @@
-"""Limits: keys of two slots, limits that change under way, and buckets that several want."""
+"""Limits: keys with two slots, changing limits, and shared buckets."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def defer_rows(key: str) -> Work:
 
 
 def defer_denied() -> Work:
-    """What the pick before this found throttled, if anything."""
+    """Defer the rows that the previous pick found throttled."""
 
     def make(session: Session) -> Plan[Any] | None:
         picked: pick.Picked = session.result
@@ -50,7 +50,7 @@ def defer_denied() -> Work:
 
 
 def set_rate(name: str, allowed: int = 1) -> Work:
-    """In a transaction of the caller, which stays open for a while."""
+    """In a caller's open transaction."""
     return transaction(lambda _: limits.put(RateLimit(name, allowed)))
 
 
@@ -59,7 +59,7 @@ def lease_from(queue: str, token: int) -> Work:
 
 
 def two_picks() -> Scenario:
-    """Two slots, two pickers, and a row that comes to stand before all others."""
+    """Two slots, two picks, and a new first row."""
 
     def check(end: End) -> None:
         picked = [e.id for name in "AB" for e in end.result(name).executions]
@@ -88,7 +88,7 @@ def gate_and_two_releases() -> Scenario:
 
 
 def two_releases() -> Scenario:
-    """Both see the other's slot as taken: each lets in one, and not the same."""
+    """Two ends see each other's slot as taken: each admits one row, not the same."""
     return Scenario(
         name="commit(done) × commit(done) × pick, a key of two slots",
         setup=_pair(gated=True),
@@ -113,7 +113,7 @@ def gate_release_and_pick() -> Scenario:
 
 
 def release_and_cancel_of_the_waiting() -> Scenario:
-    """The row that waits for the freed slot is cancelled: the one behind it must not be forgotten by both."""
+    """The row that waits for the freed slot is cancelled: the one behind it must be admitted."""
     return Scenario(
         name="commit(done) × cancel(the next in line), which is not gated",
         setup=[
@@ -137,7 +137,7 @@ def reap_and_release() -> Scenario:
 
 
 def gate_and_raise(*, is_new: bool) -> Scenario:
-    """More slots while the line of the key is being gated for want of them."""
+    """The limit is raised while rows of the key are being gated."""
     return Scenario(
         name=f"gate × a limit is {'set' if is_new else 'raised'}",
         setup=[
@@ -165,7 +165,7 @@ def raise_and_release() -> Scenario:
 
 
 def lower_and_pick() -> Scenario:
-    """Who was let in before stays; nobody is let in after."""
+    """Executions admitted before a lowered limit continue; no others are admitted."""
 
     def check(end: End) -> None:
         if end.is_before("L", "K"):
@@ -184,7 +184,7 @@ def lower_and_pick() -> Scenario:
 
 
 def two_buckets() -> Scenario:
-    """Two queues want the tokens of two buckets, in opposite order."""
+    """Two queues take tokens of two buckets in opposite order."""
 
     def check(end: End) -> None:
         started = [e.rate_limit for name in "AB" for e in end.result(name).executions]
@@ -223,7 +223,7 @@ def defer_and_release() -> Scenario:
 
 
 def defer_twice() -> Scenario:
-    """Two pickers put off the rows of one bucket: everybody gets a place, and nobody the same."""
+    """Two picks defer rows of one bucket: each row gets its own start time."""
 
     def check(end: End) -> None:
         places = [row["rate_turn_at"] for row in end.after.instances.values()]
@@ -263,7 +263,7 @@ def commit_stall_and_set() -> Scenario:
 
 
 def defer_and_raise() -> Scenario:
-    """Two rows get their turns by a rate of one a day, while a transaction raises the rate to a thousand a second."""
+    """Two rows get start times at one per day while a transaction raises the rate to 1000/s."""
     return Scenario(
         name="put off × a rate limit is raised",
         setup=[
@@ -299,7 +299,7 @@ def _done(id: int) -> CommitEntry:
 
 
 def _nothing_more(end: End) -> None:
-    """The line of a key is looked at after every order of every scenario."""
+    """The rows of each key are checked after every order."""
 
 
 SCENARIOS = [

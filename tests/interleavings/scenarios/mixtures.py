@@ -1,4 +1,4 @@
-"""Several things at once, as in the engine: one flush with many outcomes, one session that picks, runs and parks."""
+"""Mixed work: one flush with many outcomes, one session that picks, runs and parks."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def mixed_flush() -> Scenario:
 
 
 def pick_and_park_a_pack() -> Scenario:
-    """A step that collects signals is picked, sees what has arrived, and parks again, while more arrives, and again."""
+    """A step that collects signals is picked and parks again while more signals arrive."""
 
     def park(session: Session) -> Plan[Any] | None:
         picked: Picked = session.result
@@ -83,7 +83,7 @@ def pick_and_park_a_pack() -> Scenario:
 
 
 def two_signals_in_a_transaction() -> Scenario:
-    """A caller's transaction locks its targets in an order of its own. One of the two may have to begin again."""
+    """A caller's transaction locks its targets in another order. One of the two may be retried."""
     flushed_both = flush(*(outcome(id, "await", awaits=("go",)) for id in (1, 2)))
 
     def send_both() -> Plan[list[Arrival | None]]:
@@ -105,7 +105,7 @@ def two_signals_in_a_transaction() -> Scenario:
 
 
 def alarm_while_a_key_changes_hands() -> Scenario:
-    """The alarm for stuck keys is silent at every moment."""
+    """The check for stuck keys raises no false alarm."""
 
     def check(end: End) -> None:
         require(end.result("S") == [], "false alarm")

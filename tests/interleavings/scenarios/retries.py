@@ -1,4 +1,4 @@
-"""Retries: what has ended goes on once, with the keys that are still its own, and whoever waits for it waits again."""
+"""Manual retries against concurrent changes."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ def _live(id: int, status: str = "executing") -> str:
 
 
 def retry_and_insert(key: str) -> Scenario:
-    """The key that its end gave up is with one of them; who asks in vain is told."""
+    """One of them gets the released key; the other gets an error."""
     value: Any = b"u" if key == "unique" else "u"
 
     def check(end: End) -> None:
         (answer,) = end.result("I")
         is_retried = end.result("T") is not None
-        require(is_retried != answer.is_new, "both have the key, or nobody")
+        require(is_retried != answer.is_new, "both have the key, or none")
         require(
             end.after.holders(f"{key}_guard", value) == {1 if is_retried else answer.id},
             "two holders, or none",
@@ -64,7 +64,7 @@ def retry_and_insert(key: str) -> Scenario:
 
 
 def retry_insert_and_done() -> Scenario:
-    """The key is with a third one that ends at this moment."""
+    """A third instance holds the key and is ending."""
 
     def check(end: End) -> None:
         (answer,) = end.result("I")
@@ -102,7 +102,7 @@ def retry_and_retry() -> Scenario:
 
 
 def retry_and_cancel() -> Scenario:
-    """A cancel that came first is over with the retry; one that comes after it ends the instance again."""
+    """A retry clears an earlier cancel; a later cancel ends the instance again."""
 
     def check(end: End) -> None:
         row = end.after.instances[1]
@@ -126,7 +126,7 @@ def retry_and_cancel() -> Scenario:
 
 
 def cancel_and_retry_of_an_execution() -> Scenario:
-    """The execution of before the retry is nobody's: its outcome is stale, whoever runs now."""
+    """The outcome of an execution from before the retry is stale."""
 
     def check(end: End) -> None:
         (told,) = end.result("T")
@@ -146,7 +146,7 @@ def cancel_and_retry_of_an_execution() -> Scenario:
 
 
 def retry_child_and_end_of_sibling() -> Scenario:
-    """A parent that still waits waits for the retried child as well; one that has gone on goes on."""
+    """A waiting parent waits for the retried child; a parent that continued does not."""
 
     def check(end: End) -> None:
         parent = end.after.instances[1]
@@ -194,7 +194,7 @@ def retry_two_children() -> Scenario:
 
 
 def retry_parent_and_end_of_child() -> Scenario:
-    """A parent that was cancelled on its barrier waits again for whoever still runs, and sees everybody."""
+    """A retried parent waits for its running children again, and sees all of them."""
 
     def check(end: End) -> None:
         status = end.after.status(1)

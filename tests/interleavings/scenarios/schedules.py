@@ -1,4 +1,4 @@
-"""Firing schedules, against others who fire them, and against those who change them meanwhile."""
+"""Firing schedules, against other workers and against changes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def fire() -> Work:
     def plan() -> Plan[list[Fired]]:
         fired: list[Fired | None] = []
         for due in (yield from schedules.due(10)):
-            fired.append((yield from schedules.fire(due, due.firing())))  # noqa: PERF401 - a plan is no comprehension
+            fired.append((yield from schedules.fire(due, due.firing())))  # noqa: PERF401 - a plan cannot be a comprehension
         return [one for one in fired if one is not None]
 
     return autocommit(lambda _: plan())
@@ -124,7 +124,7 @@ def cron_and_update() -> Scenario:
 
 
 def update_and_resume() -> Scenario:
-    """Whoever writes the next slot writes that of the definition that is there."""
+    """The next fire time is that of the stored definition."""
 
     def check(end: End) -> None:
         stored = _stored(end)
@@ -159,7 +159,8 @@ def cron_and_delete() -> Scenario:
     def check(end: End) -> None:
         require(not end.after.schedules, "it is still there")
         require(
-            len(end.after.instances) == len(end.result("A")) <= 1, "fired is not what the worker was told"
+            len(end.after.instances) == len(end.result("A")) <= 1,
+            "instances differ from the acknowledged firings",
         )
         if _is_committed_before(end, "D", "A fire_schedule"):
             require(not end.after.instances, "fired what was removed")

@@ -1,4 +1,4 @@
-"""Signals, against everything that may happen to their target at the same moment."""
+"""Signals against concurrent changes of their target."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def park_and_deliver() -> Scenario:
 
 
 def park_and_two_senders() -> Scenario:
-    """The inbox holds a signal already, so a delivery need not touch the row: only its lock shows that it is there."""
+    """The inbox is not empty, so a delivery does not update the row; only its lock is visible."""
     return Scenario(
         name="park × deliver × deliver(other name)",
         setup=[leased(1, has_signals=True), signal(1, 1, "old")],
@@ -87,7 +87,7 @@ def park_a_pack_and_deliver() -> Scenario:
 
 
 def park_a_pack_and_redeliver() -> Scenario:
-    """Nothing new has come: the collector sleeps on."""
+    """No new signal: the collecting step stays parked."""
 
     def check(end: End) -> None:
         require(not end.result("D").is_new, "a duplicate was taken for new")
@@ -102,7 +102,7 @@ def park_a_pack_and_redeliver() -> Scenario:
 
 
 def park_and_redeliver_what_was_consumed() -> Scenario:
-    """What is left of a consumed signal keeps duplicates out, and wakes nobody."""
+    """A consumed signal rejects duplicates, and they wake no step."""
 
     def check(end: End) -> None:
         require(not end.result("D").is_new, "the same event twice")
@@ -117,7 +117,7 @@ def park_and_redeliver_what_was_consumed() -> Scenario:
 
 
 def done_and_deliver(*, has_signals: bool) -> Scenario:
-    """A signal is accepted by a live instance or refused; nobody is told that it arrived after the end."""
+    """A signal is accepted by a live instance or rejected; none is accepted after the end."""
 
     def send_and_look() -> Plan[tuple[Arrival | None, str]]:
         arrival = yield from deliver(1, "go", "{}", None)
@@ -141,7 +141,7 @@ def done_and_deliver(*, has_signals: bool) -> Scenario:
 
 
 def done_deliver_and_reap() -> Scenario:
-    """An end that comes too late takes no signal with it."""
+    """A stale end deletes no signal."""
 
     def check(end: End) -> None:
         is_done = bool(end.result("F").committed())
@@ -247,7 +247,7 @@ def fill_and_consume() -> Scenario:
 
 
 def done_insert_and_deliver_by_key() -> Scenario:
-    """A key passes from an instance that ends to a new one, while somebody sends to the key."""
+    """A key passes from an ending instance to a new one during a send to the key."""
 
     def check(end: End) -> None:
         (answer,) = end.result("I")
@@ -272,7 +272,7 @@ def done_insert_and_deliver_by_key() -> Scenario:
 
 
 def pass_a_key_on_and_deliver_by_key() -> Scenario:
-    """One flush ends the holder of a key and spawns the next one: at no moment is there nobody to send to."""
+    """One flush ends the holder of a key and inserts the next: the key always has a target."""
     spawn = outcome(2, "schedule_children", children=(new(correlation_key="c"),))
 
     def check(end: End) -> None:
