@@ -205,9 +205,9 @@ begin
     return;
   end if;
   -- Released parents: they wait again, and free their position of the concurrency key.
-  parked := array(select p.id from gen_durable.gen_durable p
-                   where p.id in (select child.parent_id from gen_durable.gen_durable child
-                                   where child.id = any (retried) and child.parent_round = p.spawn_round)
+  parked := array(select distinct p.id from gen_durable.gen_durable child
+                    join gen_durable.gen_durable p on p.id = child.parent_id and p.spawn_round = child.parent_round
+                   where child.id = any (retried)
                      and p.status = 'runnable' and p.spawn_round = p.step_seq);
   update gen_durable.gen_durable p set children_pending = p.children_pending + again.children
     from (select child.parent_id, child.parent_round, count(*)::int as children from gen_durable.gen_durable child
