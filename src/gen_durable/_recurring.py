@@ -1,4 +1,4 @@
-"""What producers can do with schedules, once for both clients."""
+"""The operations on schedules of both clients and of the command line, as plans."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ __all__ = ["definitions", "delete", "every", "get", "pause", "put", "record_of",
 
 
 def definitions(declared: Iterable[Schedule], settings: Settings) -> list[schedules.Definition]:
-    """Schedules as they are stored; each name once."""
+    """Convert declared schedules to stored definitions. Raises UsageError if a name is used twice."""
     found: dict[str, schedules.Definition] = {}
     for schedule in declared:
         definition = _definition(schedule, settings)
         if definition.name in found:
-            raise UsageError(f"two schedules are called '{definition.name}'", "give each a name of its own")
+            raise UsageError(f"two schedules have the name '{definition.name}'", "rename one of them")
         found[definition.name] = definition
     return list(found.values())
 
@@ -41,17 +41,17 @@ def put(
 
 
 def get(name: str) -> Plan[ScheduleRecord]:
-    """One schedule."""
+    """Return one schedule."""
     return record_of((yield from schedules.find(_checked(name))))
 
 
 def every() -> Plan[Sequence[ScheduleRecord]]:
-    """All of them."""
+    """Return all schedules."""
     return [record_of(row) for row in (yield from schedules.all_schedules())]
 
 
 def pause(name: str, reason: str | None, actor: str | None) -> Plan[tuple[ScheduleRecord, set[str]]]:
-    """Let its slots pass by."""
+    """Pause a schedule."""
     yield from schedules.pause(_checked(name), **_why(reason, actor))
     return (yield from get(name)), set()
 
@@ -59,7 +59,7 @@ def pause(name: str, reason: str | None, actor: str | None) -> Plan[tuple[Schedu
 def resume(
     name: str, ahead: timedelta, reason: str | None, actor: str | None
 ) -> Plan[tuple[ScheduleRecord, set[str]]]:
-    """Go on."""
+    """Resume a schedule."""
     yield from schedules.resume(_checked(name), ahead, **_why(reason, actor))
     return (yield from get(name)), set()
 
@@ -67,19 +67,19 @@ def resume(
 def trigger(
     name: str, ahead: timedelta, reason: str | None, actor: str | None
 ) -> Plan[tuple[Triggered, set[str]]]:
-    """Insert an instance now; and the queue that has work."""
+    """Insert an instance of a schedule now."""
     id, is_new, queue = yield from schedules.trigger(_checked(name), ahead, **_why(reason, actor))
     return Triggered(id, is_new), {queue} if is_new else set()
 
 
 def delete(name: str, reason: str | None, actor: str | None) -> Plan[tuple[None, set[str]]]:
-    """Forget it."""
+    """Delete a schedule."""
     yield from schedules.delete(_checked(name), **_why(reason, actor))
     return None, set()
 
 
 def record_of(row: Row) -> ScheduleRecord:
-    """A row as people see it."""
+    """Build a record from a row."""
     spec = msgspec.json.decode(row["spec"])
     return ScheduleRecord(
         name=row["name"],
@@ -118,8 +118,8 @@ def _checked(name: str) -> str:
 def _definition(schedule: Schedule, settings: Settings) -> schedules.Definition:
     if not isinstance(schedule, Schedule):
         raise UsageError(
-            f"a value of type {type(schedule).__name__} is no schedule",
-            "give Schedule(name, Spec(…), cron=…)",
+            f"a value of type {type(schedule).__name__} is not a schedule",
+            "use Schedule(name, Spec(…), cron=…)",
         )
     return schedules.Definition(
         name=schedule.name,
@@ -133,7 +133,7 @@ def _definition(schedule: Schedule, settings: Settings) -> schedules.Definition:
 
 
 def _spec(schedule: Schedule, settings: Settings) -> str:
-    """What to insert, as an element of `insert_all`."""
+    """Encode the spec of a schedule as an element of the SQL function `insert_all`."""
     new = new_instance(schedule.spec, settings.max_payload)
     values = schedule.spec.values
     element: dict[str, Any] = {

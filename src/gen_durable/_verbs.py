@@ -1,4 +1,7 @@
-"""What producers can do, once for both clients: each verb is a plan that ends in the value the caller gets."""
+"""The operations of both clients and of the command line. Each is a plan that returns the value for the caller.
+
+Plans of changes return two values: the result, and the queues that have work now.
+"""
 
 from __future__ import annotations
 
@@ -119,29 +122,29 @@ _MAX_PAGE: Final = 10_000
 
 
 class Filters(TypedDict, total=False):
-    """Which instances. Every filter may be left out; those that are given must all hold."""
+    """Filters of `list`, `count` and the bulk methods. All given filters must match."""
 
     version: int
     step: StepRef[Any] | str
     status: Status | JobWord | Iterable[Status | JobWord]
-    """A word of jobs stands for its statuses: `pending`, `leased`, `succeeded`."""
+    """A status, several, or a word of the job model: `pending`, `leased`, `succeeded`."""
     queue: str
     correlation_key: Key
     unique_key: Key | bytes
     concurrency_key: Key
     parent: Ref[Any, Any] | int
     schedule: str
-    """Inserted by this schedule."""
+    """Only instances that this schedule inserted."""
     inserted_after: datetime
     inserted_before: datetime
     with_deleted: bool
-    """Those that are deleted softly as well."""
+    """Also instances that are softly deleted."""
 
 
 def insert(
     spec: AnySpec, settings: Settings, *, is_alone: bool
 ) -> Plan[tuple[InsertResult[Any, Any], set[str]]]:
-    """Insert one instance; the answer, and the queue that has work now."""
+    """Insert one instance."""
     (result,), queues = yield from insert_all([spec], settings, is_alone=is_alone)
     if isinstance(result, KeyTaken):
         raise result.error
@@ -151,7 +154,7 @@ def insert(
 def insert_all(
     specs: Sequence[AnySpec], settings: Settings, *, is_alone: bool
 ) -> Plan[tuple[list[InsertResult[Any, Any] | KeyTaken[Any, Any]], set[str]]]:
-    """Insert instances; the answers in order, and the queues that have work now."""
+    """Insert instances; the results are in the order of the specs."""
     for spec in specs:
         if not isinstance(spec, AnySpec):
             raise UsageError(
@@ -163,7 +166,7 @@ def insert_all(
             rows.append(new_instance(spec, settings.max_payload))
         except CodecError as error:
             if len(specs) > 1:
-                error.add_note(f"It is number {number} of {len(specs)}; none of them is inserted.")
+                error.add_note(f"Spec {number} of {len(specs)}; none of them was inserted.")
             raise
     answers = yield from inserts.insert(rows, is_alone=is_alone)
     results = [_insert_result(*one) for one in zip(specs, rows, answers, strict=True)]
@@ -173,7 +176,7 @@ def insert_all(
 def signal(
     target: Target, signal: Signal[Any] | str, payload: Any, dedup_key: Key | None, settings: Settings
 ) -> Plan[tuple[Delivery, set[str]]]:
-    """Deliver a signal; what became of it, and the queue that has work now."""
+    """Deliver a signal."""
     name = signal.name if isinstance(signal, Signal) else checked_name(signal, "the name of a signal")
     payload_type = signal.payload_type if isinstance(signal, Signal) else Any
     text = encode(payload, payload_type, f"the payload of signal '{name}'", settings.max_payload)
@@ -193,9 +196,9 @@ def signal(
 def receive(
     message_id: str, key: str, name: str, payload: Any, dedup_key: str, settings: Settings
 ) -> Plan[tuple[bool, set[str]]]:
-    """Deliver a message from outside as a signal, once over all targets; whether it is new. Needs a transaction.
+    """Deliver an inbound message as a signal, once over all targets; return whether it is new. Needs a transaction.
 
-    The memory of messages outlives the instance: a message that comes again after its target has ended is known.
+    Message ids outlive instances: a message that is repeated after its target has ended is recognised.
     """
     checked_name(name, "the name of a signal")
     checked_key(key, "the correlation key")
@@ -207,7 +210,7 @@ def receive(
 
 
 def get(target: Target, *, with_deleted: bool = False) -> Plan[Instance[Any, Any] | None]:
-    """One instance, or `None`."""
+    """Return one instance, or `None`."""
     row = yield from snapshots.get(target_value(target))
     if row is None or (row["deleted_at"] is not None and not with_deleted):
         return None
@@ -215,7 +218,7 @@ def get(target: Target, *, with_deleted: bool = False) -> Plan[Instance[Any, Any
 
 
 def resolve(target: Target, verb: str) -> Plan[int]:
-    """The id of an instance that must exist."""
+    """Return the id of a target; raise NoTargetError if a correlation key has no instance."""
     value = target_value(target)
     if isinstance(value, int):
         return value
@@ -229,7 +232,7 @@ def resolve(target: Target, verb: str) -> Plan[int]:
 def page(
     machine: Insertable[Any, Any] | str | None, limit: int, before: int | None, filters: Mapping[str, Any]
 ) -> Plan[Sequence[Instance[Any, Any]]]:
-    """Instances, newest first."""
+    """Return a page of instances, newest first."""
     checked_int(limit, "limit", 1, _MAX_PAGE)
     if before is not None:
         checked_id(before)
@@ -239,12 +242,12 @@ def page(
 
 
 def count(machine: Insertable[Any, Any] | str | None, filters: Mapping[str, Any]) -> Plan[int]:
-    """How many there are."""
+    """Count instances."""
     return (yield from snapshots.count(_filter(machine, filters)))
 
 
 def children(target: Target, *, every: bool) -> Plan[Sequence[Instance[Any, Any]]]:
-    """The children of an instance."""
+    """Return the children of an instance."""
     id = yield from resolve(target, "list the children")
     rows = yield from snapshots.children_of(id, every=every)
     return [read(row, None) for row in rows]
@@ -253,15 +256,15 @@ def children(target: Target, *, every: bool) -> Plan[Sequence[Instance[Any, Any]
 def cancel(
     target: Target, reason: str | None, actor: str | None, *, force: bool, cascade: bool, is_alone: bool
 ) -> Plan[tuple[CancelResult, set[str]]]:
-    """Cancel an instance, and (`cascade`) whatever it has spawned; and the queues that have work now."""
+    """Cancel an instance; with `cascade`, also all descendants."""
     id = yield from resolve(target, "cancel")
     why, who = _reason(reason), _actor(actor)
     rows = yield from control.cancel([id], why, who, force=force, is_alone=is_alone)
     if not rows:
         raise NoTargetError(id, "cancel")
     queues = _woken(rows)
-    # Downwards, a transaction per batch: parents and children in one would take their locks in the wrong order. And
-    # through those that have failed or were cancelled before: their children may live on.
+    # One transaction per generation and batch: parents and children in one would be locked in the wrong order. Failed
+    # and cancelled descendants are included, because they may have live children.
     parents = [id] if cascade else []
     while parents:
         parents = yield from control.unfinished_children(parents)
@@ -282,7 +285,7 @@ def cancel_all(
     force: bool,
     is_alone: bool,
 ) -> Plan[tuple[int, set[str]]]:
-    """Cancel every live instance that the filters choose; how many, and the queues that have work now."""
+    """Cancel all live instances that match; return how many."""
     wanted = _filter(machine, {"status": LIVE_STATUSES, **filters})
     why, who = _reason(reason), _actor(actor)
     count, queues = 0, set[str]()
@@ -303,7 +306,7 @@ def cancel_all(
 def soft_delete(
     target: Target, reason: str | None, actor: str | None, *, is_alone: bool
 ) -> Plan[tuple[Deleted, set[str]]]:
-    """Delete an instance softly."""
+    """Soft-delete an instance."""
     id = yield from resolve(target, "delete")
     rows = yield from control.delete([id], _reason(reason), _actor(actor), is_alone=is_alone)
     if not rows:
@@ -320,7 +323,7 @@ def delete_all(
     *,
     is_alone: bool,
 ) -> Plan[tuple[int, set[str]]]:
-    """Delete every instance that the filters choose; how many, and the queues that have work now."""
+    """Soft-delete all instances that match; return how many."""
     wanted = _filter(machine, filters)
     why, who = _reason(reason), _actor(actor)
     count, queues = 0, set[str]()
@@ -341,7 +344,7 @@ def delete_all(
 def restore(
     target: Target, reason: str | None, actor: str | None, *, is_alone: bool
 ) -> Plan[tuple[Restored, set[str]]]:
-    """Undo a soft delete. A key means whoever is deleted and had it, even if another instance has it now."""
+    """Undo a soft delete. A key refers to the deleted instance that had it, even if another instance has it now."""
     value = target_value(target)
     id = (yield from control.deleted_with_key(value)) if isinstance(value, str) else value
     if id is None:
@@ -361,7 +364,7 @@ def retry(
     *,
     is_alone: bool,
 ) -> Plan[tuple[RetryResult, set[str]]]:
-    """Let an instance go on where it ended."""
+    """Continue a failed or cancelled instance where it ended."""
     text = None
     if state is not KEEP:
         definition = definition_of_target(target)
@@ -386,7 +389,7 @@ def retry_all(
     *,
     is_alone: bool,
 ) -> Plan[tuple[int, set[str]]]:
-    """Retry every failed or cancelled instance that the filters choose; how many, and the queues that have work.
+    """Retry all failed and cancelled instances that match; return how many.
 
     Newest first: children before their parents, which then wait for them.
     """
@@ -409,14 +412,14 @@ def retry_all(
 
 
 def executions(target: Target) -> Plan[Sequence[ExecutionRecord]]:
-    """The executions of an instance."""
+    """Return the executions of an instance."""
     id = yield from resolve(target, "list the executions")
     rows = yield from snapshots.executions(id)
     return [record_of(row) for row in rows]
 
 
 def explain(target: Target) -> Plan[Explanation]:
-    """Why an instance does not run."""
+    """Explain why an instance does not run."""
     id = yield from resolve(target, "explain")
     row = yield from explains.facts(id)
     if row is None:
@@ -425,60 +428,60 @@ def explain(target: Target) -> Plan[Explanation]:
 
 
 def doctor(settings: Settings) -> Plan[Sequence[Finding]]:
-    """What is wrong with this database and its workers."""
+    """Check the database and its workers for problems."""
     return (yield from doctors.examine(settings))
 
 
 def workers() -> Plan[Sequence[WorkerInfo]]:
-    """The workers that are there, or were a short while ago."""
+    """Return live workers, and those that died recently."""
     return (yield from stored_workers.list_workers())
 
 
 def queues() -> Plan[Sequence[QueueStatus]]:
-    """All queues, and how much waits in them."""
+    """Return all queues with their backlog."""
     return (yield from stored_workers.queues())
 
 
 def pause_queue(name: str, reason: str | None, actor: str | None) -> Plan[tuple[QueueControl, set[str]]]:
-    """Let nothing more of a queue begin."""
+    """Pause a queue."""
     checked_name(name, "the queue")
     return (yield from stored_workers.pause_queue(name, _actor(actor), _reason(reason))), set()
 
 
 def confirming(name: str, *, wait: bool, timeout: timedelta | None, is_borrowed: bool) -> Confirming | None:
-    """Wait for the confirmations of a pause; `None` without `wait`."""
+    """Return the poll for the confirmations of a pause; `None` without `wait`."""
     if wait:
         return Confirming(name, timeout, is_borrowed=is_borrowed)
     if timeout is not None:
-        raise UsageError("timeout= is given without wait=True", "add wait=True, or leave timeout out")
+        raise UsageError("timeout= is given without wait=True", "add wait=True or remove timeout")
     return None
 
 
 class Poll(Protocol[T_co]):
-    """Something to poll until it is over."""
+    """A condition to poll."""
 
     def plan(self) -> Plan[tuple[T_co, float | None]]:
-        """Poll once. Returns the answer, and the seconds until the next poll; `None`: it is over."""
+        """Poll once. Returns the value, and the seconds until the next poll; `None` ends the polling."""
         ...
 
 
 class Confirming:
-    """Waits until every live worker has confirmed the pause of a queue."""
+    """Polls until every live worker has confirmed the pause of a queue."""
 
     def __init__(self, name: str, timeout: timedelta | None, *, is_borrowed: bool) -> None:
         if is_borrowed:
             raise UsageError(
-                "wait=True with conn=: workers see the pause only after that transaction has committed",
-                "leave one of them out",
+                "wait=True cannot be used with conn=: workers see the pause only after that transaction has committed",
+                "remove one of them",
             )
         self._name = name
         self._pace = Pace(timeout)
 
     def plan(self) -> Plan[tuple[QueueControl, float | None]]:
-        """The queue as it is now, and the seconds until the next look; `None` if there is nothing to wait for.
+        """Poll once: the queue, and the seconds until the next poll; `None` if all workers have confirmed.
 
         Raises:
-            PauseTimeoutError: the time is over, and live workers have not confirmed.
+            PauseTimeoutError: a live worker has not confirmed in time.
         """
         said, workers = yield from stored_workers.unconfirmed(self._name)
         if not workers or not said.is_paused:
@@ -490,7 +493,7 @@ class Confirming:
 
 
 def resume_queue(name: str, reason: str | None, actor: str | None) -> Plan[tuple[QueueControl, set[str]]]:
-    """Serve a queue again; it may have work now."""
+    """Resume a queue."""
     checked_name(name, "the queue")
     return (yield from stored_workers.resume_queue(name, _actor(actor), _reason(reason))), {name}
 
@@ -498,7 +501,7 @@ def resume_queue(name: str, reason: str | None, actor: str | None) -> Plan[tuple
 def set_queue(
     name: str, concurrency: int | None, reason: str | None, actor: str | None
 ) -> Plan[tuple[QueueControl, set[str]]]:
-    """Give a queue another concurrency."""
+    """Override the concurrency of a queue."""
     if concurrency is not None:
         checked_int(concurrency, "concurrency", 1, 2**31 - 1)
     checked_name(name, "the queue")
@@ -507,24 +510,24 @@ def set_queue(
 
 
 def definition_of_target(target: Target) -> MachineDef | None:
-    """The machine of a reference; of an id or a key it is not known."""
+    """Return the machine of a reference; `None` for an id or a key."""
     return definition_of(target.definition) if isinstance(target, Ref) else None
 
 
 def read(row: Mapping[str, Any], definition: MachineDef | None) -> Instance[Any, Any]:
-    """A row as the caller sees it."""
+    """Build an instance from a row. Raises UsageError if it belongs to another machine."""
     if definition is not None and row["fsm"] != definition.name:
         raise UsageError(
             f"instance {row['id']} is a {row['fsm']}, not a {definition.name}",
-            "give the machine that it belongs to",
+            "use the machine that it belongs to",
         )
-    # Another version may have another state; it is shown as plain JSON.
+    # Another version may have another state type, so its state is plain JSON.
     is_known = definition is not None and row["fsm_version"] == definition.version
     return instance_of(row, definition if is_known else None)
 
 
 def checked_until(until: object) -> bool:
-    """Whether parking counts as the end of a wait."""
+    """Return whether a parked instance ends the wait."""
     if until not in get_args(Until):
         raise UsageError(f"until is {until!r}", "give 'finished' or 'parked'")
     return until == "parked"
@@ -577,9 +580,9 @@ class Wait:
 
 
 def given_state(state: Any, args: Any) -> Any:
-    """The state of an insert, under either of its names."""
+    """Return the state of an insert, given as `state` or as `args`."""
     if state is not None and args is not None:
-        raise UsageError("both state and args are given", "they are two names of one thing: give one")
+        raise UsageError("both state and args are given", "args is an alias of state: use one of them")
     return args if state is None else state
 
 
@@ -650,7 +653,7 @@ def _unique_key(value: Any) -> bytes:
 def _parent_id(parent: Ref[Any, Any] | int) -> int:
     id = parent.target if isinstance(parent, Ref) else parent
     if isinstance(id, str):
-        raise UsageError("parent is given by its key", "give its id, or what insert returned")
+        raise UsageError("parent is given by its key", "use its id, or what insert returned")
     return checked_id(id)
 
 
@@ -685,9 +688,9 @@ def events(
     before: EventRecord | int | None,
     limit: int,
 ) -> Plan[list[EventRecord]]:
-    """Events of the outbox, the newest first."""
+    """Return a page of events of the outbox, newest first."""
     if state not in (None, "pending", "published", "dead"):
-        raise UsageError(f"there is no event state {state!r}", "give pending, published or dead")
+        raise UsageError(f"{state!r} is not an event state", "use pending, published or dead")
     checked_int(limit, "the limit of events", 1, _MAX_PAGE)
     instance_id: int | None = None
     if target is not None:
@@ -722,7 +725,7 @@ def events(
 
 
 def audit(target: Target, after: AuditEvent | int | None, limit: int) -> Plan[list[AuditEvent]]:
-    """What has happened to an instance, oldest first."""
+    """Return the audit events of an instance, oldest first."""
     checked_int(limit, "the limit of audit events", 1, _MAX_PAGE)
     if after is not None and not isinstance(after, AuditEvent):
         after = checked_id(after)
@@ -757,21 +760,19 @@ def _audit_event(row: Mapping[str, Any]) -> AuditEvent:
 
 
 def audit_level() -> Plan[AuditLevel]:
-    """Which events are written."""
+    """Return the audit level."""
     return audits.level()
 
 
 def set_audit(level: AuditLevel, reason: str | None, actor: str | None) -> Plan[tuple[AuditLevel, set[str]]]:
-    """Write events of another level from now on; the level until now."""
+    """Set the audit level; return the previous one."""
     if level not in get_args(AuditLevel):
-        raise UsageError(
-            f"{level!r} is no level of the audit", f"give one of {', '.join(get_args(AuditLevel))}"
-        )
+        raise UsageError(f"{level!r} is not an audit level", f"use one of {', '.join(get_args(AuditLevel))}")
     return (yield from audits.set_level(level, _actor(actor), _reason(reason))), set()
 
 
 def replay(chosen: Iterable[EventRecord | int], reason: str | None, actor: str | None) -> Plan[int]:
-    """Publish events again; how many of them were published or dead."""
+    """Publish events again that were published or are dead; return how many."""
     return (yield from outbox.replay([_number(one) for one in chosen], _reason(reason), _actor(actor)))
 
 
@@ -780,18 +781,18 @@ def _number(event: EventRecord | int) -> int:
 
 
 def limits() -> Plan[list[Limit]]:
-    """Every limit, by name."""
+    """Return all limits, by name."""
     return stored_limits.list_limits()
 
 
 def set_limit(limit: Limit, reason: str | None, actor: str | None) -> Plan[None]:
-    """Set a limit, new or not."""
+    """Set a limit."""
     (checked,) = checked_limits([limit])
     return stored_limits.put(checked, _reason(reason), _actor(actor))
 
 
 def remove_limit(name: str, kind: LimitKind | None, reason: str | None, actor: str | None) -> Plan[bool]:
-    """Remove a limit, or both kinds of that name."""
+    """Remove a limit, or the limits of both kinds; return whether there was one."""
     if kind not in (None, *get_args(LimitKind)):
-        raise UsageError(f"{kind!r} is no kind of limit", f"give one of {', '.join(get_args(LimitKind))}")
+        raise UsageError(f"{kind!r} is not a kind of limit", f"use one of {', '.join(get_args(LimitKind))}")
     return stored_limits.remove(limit_name(name), kind, _reason(reason), _actor(actor))

@@ -33,7 +33,7 @@ async def test_level_applies_to_all_clients(dsn: str) -> None:
             sql.execute("insert into gen_durable.settings (audit) values ('off')")
         with pytest.raises(psycopg.errors.InvalidParameterValue, match="off, failures or all"):
             sql.execute("select gen_durable.set_audit('loud')")
-        with pytest.raises(UsageError, match="'loud' is no level"):
+        with pytest.raises(UsageError, match="'loud' is not an audit level"):
             client.set_audit("loud")  # type: ignore[arg-type]
         client.set_audit("failures")
 

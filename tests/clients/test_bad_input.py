@@ -71,7 +71,7 @@ async def test_unstorable_state_is_rejected(client: Any) -> None:
             await client.insert(Open, state)
         with pytest.raises(error, match=problem) as refused:
             await client.insert_all([Spec(Open, {}), Spec(Open, state)])
-        assert refused.value.__notes__ == ["It is number 2 of 2; none of them is inserted."]
+        assert refused.value.__notes__ == ["Spec 2 of 2; none of them was inserted."]
     cyclic: dict[str, Any] = {}
     cyclic["self"] = cyclic
     with pytest.raises(EncodeError, match="it is nested too deeply or contains itself; store plain values"):

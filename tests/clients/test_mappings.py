@@ -69,7 +69,7 @@ async def test_mapping_with_unknown_key_is_rejected(client: Any) -> None:
         await client.insert(Checkout, TYPO)
     with pytest.raises(EncodeError, match=problem) as refused:
         await client.insert_all([Spec(Checkout, Order(1)), Spec(Checkout, TYPO)])
-    assert refused.value.__notes__ == ["It is number 2 of 2; none of them is inserted."]
+    assert refused.value.__notes__ == ["Spec 2 of 2; none of them was inserted."]
     with pytest.raises(EncodeError, match=problem):
         await client.put_schedule(Schedule("often", Spec(Checkout, TYPO), every=timedelta(hours=1)))
     with pytest.raises(EncodeError, match=r"the state of weigh cannot be stored as Parcel: .*`weight`"):

@@ -40,7 +40,7 @@ async def test_get_by_ref_is_typed_and_by_id_is_plain_json(client: Any) -> None:
 async def test_ref_of_another_machine_is_rejected(client: Any) -> None:
     order = await client.insert(Checkout, Order(42))
     with pytest.raises(
-        UsageError, match=f"instance {order.id} is a Checkout, not a Refund; give the machine that it"
+        UsageError, match=f"instance {order.id} is a Checkout, not a Refund; use the machine that it"
     ):
         await client.get(Ref(Refund, order.id))
 
@@ -175,7 +175,7 @@ BAD: list[tuple[Wanted, str]] = [
     ({"unique_key": ""}, "unique_key is empty"),
     ({"step": 7}, "a value of type int is not a step"),
     ({"concurrency_key": ("a", "b", "c")}, r"concurrency_key is a tuple of 3; give \(name, partition\)"),
-    ({"parent": Ref(Checkout, "k")}, "parent is given by its key; give its id"),
+    ({"parent": Ref(Checkout, "k")}, "parent is given by its key; use its id"),
     ({"inserted_after": datetime(2020, 1, 1)}, r"inserted_after has no time zone .*; write datetime"),  # noqa: DTZ001
     ({"inserted_before": "yesterday"}, "inserted_before is of type str; write datetime"),
 ]

@@ -196,7 +196,7 @@ async def test_draining_worker_confirms(durable_dsn: str, client: AsyncClient, d
 
 async def test_wait_is_refused_in_a_callers_transaction(client: AsyncClient, db: Any) -> None:
     async with db.transaction():
-        with pytest.raises(UsageError, match="wait=True with conn="):
+        with pytest.raises(UsageError, match="wait=True cannot be used with conn="):
             await client.pause_queue("q", wait=True, conn=db)
     assert await db.fetchval("select count(*) from gen_durable.queues") == 0
 

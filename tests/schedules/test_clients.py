@@ -51,7 +51,7 @@ async def test_invalid_name_is_refused(client: Any, verb: str) -> None:
 
 
 async def test_invalid_schedule_is_refused(client: Any) -> None:
-    with pytest.raises(UsageError, match="a value of type str is no schedule"):
+    with pytest.raises(UsageError, match="a value of type str is not a schedule"):
         await client.put_schedule("nightly")
 
 

@@ -73,7 +73,7 @@ async def test_declared_schedule_is_stored_and_fired(durable_dsn: str) -> None:
 
 
 def test_two_declarations_of_one_name_are_refused() -> None:
-    with pytest.raises(UsageError, match="two schedules are called 'hourly'"):
+    with pytest.raises(UsageError, match="two schedules have the name 'hourly'"):
         Worker([Report], schedules=[hourly(), hourly()])
 
 
