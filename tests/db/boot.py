@@ -1,4 +1,4 @@
-"""`python -m tests.db.boot DSN SCHEMA WHEN`: a process that uses a database as soon as that moment (monotonic) has come."""
+"""`python -m tests.db.boot DSN SCHEMA WHEN`: open a client at a monotonic time."""
 
 from __future__ import annotations
 

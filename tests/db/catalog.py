@@ -1,4 +1,4 @@
-"""A schema as its catalog tells it, with its own name written as `$schema`, so that two schemas can be compared."""
+"""Dump a schema from the catalog, with its name replaced by `$schema`, to compare two schemas."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _QUERIES = {
 
 
 async def dump(connection: Any, schema: str) -> dict[str, list[tuple[object, ...]]]:
-    """Everything that the catalog knows of an installed schema."""
+    """Dump all objects of an installed schema."""
     quoted = await connection.fetchval("select quote_ident($1)", schema)
     versions = await connection.fetch(f"select version from {quoted}.migrations order by 1")
     found = {"increments": [tuple(row) for row in versions]}
@@ -49,7 +49,7 @@ async def dump(connection: Any, schema: str) -> dict[str, list[tuple[object, ...
 
 
 async def leftovers(connection: Any, schema: str) -> list[str]:
-    """The names of all objects in a schema, of whatever kind."""
+    """The names of all objects in a schema, of any kind."""
     rows = await connection.fetch(
         """select relname::text as name from pg_class where relnamespace = quote_ident($1)::regnamespace
            union all select proname::text from pg_proc where pronamespace = quote_ident($1)::regnamespace

@@ -1,4 +1,4 @@
-"""Statements on a connection of a pool, as the driver takes them."""
+"""Run SQL directly on a connection of a pool."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Group commit, where one row of a batch is bad, and what it writes."""
+"""Group commit: what it writes, and batches with an invalid row."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.support.engine_plans import RECORDER, entry, flushed, inserted, new, 
 async def test_one_invalid_outcome_in_a_batch_fails_alone(
     database: Database, sql: Any, *, is_plain: bool
 ) -> None:
-    """No value that settle lets through is refused by PostgreSQL; if one is after all, it must not wedge the rest."""
+    """settle lets no invalid value through; if PostgreSQL refuses one anyway, the rest of the batch commits."""
     ids = await inserted(database, *[new(concurrency_key=None if is_plain else f"k{n}") for n in range(100)])
     executions = await picked(database)
     entries = [entry(e, "next", payload=f'"{e.id}"') for e in executions]
@@ -70,7 +70,7 @@ async def test_same_outcome_sent_twice_is_committed_once(database: Database, sql
 
 
 async def test_chained_step_has_a_lease_until_the_next_heartbeat(database: Database, sql: Any) -> None:
-    """While a slow effect held the row, no heartbeat could renew its lease; whoever commits is alive."""
+    """A slow effect locks the row, so no heartbeat can renew the lease meanwhile."""
     await inserted(database, new())
     (execution,) = await picked(database)
     await sql.execute("update gen_durable.gen_durable set lease_expires_at = now() - interval '1 second'")

@@ -1,4 +1,4 @@
-"""The pool of connections: who gets which, and when they end."""
+"""The connection pool: reuse, replacement and closing of connections."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ async def database(direct_dsn: str) -> AsyncIterator[Database]:
 
 
 async def used(database: Database, *, is_reusable: bool = True) -> int:
-    """Use a connection; the process id of its session."""
+    """Use a connection; return the process id of its session."""
     conn = await database._pool.acquire()
     pid: int = conn.get_server_pid()
     await database._pool.release(conn, is_reusable=is_reusable)
@@ -236,10 +236,10 @@ async def test_watchdog_continues_if_a_statement_is_cancelled_during_its_check(
         await asyncio.wait_for(asking.wait(), 10)
         slow.cancel()
         await asyncio.wait([slow])
-        await asyncio.wait(database._pool._tasks)  # it is closed now
+        await asyncio.wait(database._pool._tasks)  # the connection is closed now
         asking.clear()
         may_answer.set()
         slow = asyncio.ensure_future(database.run(only(Statement("sleep", "select pg_sleep(20)::text")())))
-        await asyncio.wait_for(asking.wait(), 10)  # it asks again
+        await asyncio.wait_for(asking.wait(), 10)  # the watchdog checks again
         slow.cancel()
         assert is_watched(database)

@@ -1,4 +1,4 @@
-"""What the driver knows without asking the server."""
+"""The array types that the driver knows without a query."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ async def test_no_statement_makes_asyncpg_query_types(
 
 
 async def test_users_codec_can_be_set(durable_dsn: str) -> None:
-    """On a connection that an effect is lent; the driver asks about a composite type in another way."""
+    """On a connection of an effect; asyncpg queries a composite type in another way."""
     conn = await connect(durable_dsn)
     await conn.set_type_codec("limits", schema="gen_durable", encoder=tuple, decoder=list, format="tuple")
     await conn.execute("insert into gen_durable.limits (name, kind, slots) values ('mail', 'concurrency', 3)")

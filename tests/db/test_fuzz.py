@@ -1,4 +1,4 @@
-"""Names and keys of every kind survive the way into the database and back."""
+"""Names and keys of all kinds survive a round trip through the database."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ NASTY = [
 
 
 def texts(most: int) -> st.SearchStrategy[str]:
-    """What `_checks` lets through: not empty, no NUL, no a lone surrogate, so many bytes."""
+    """Texts that `_checks` accepts: not empty, no NUL, no lone surrogate, at most this many bytes."""
     characters = st.characters(exclude_categories=["Cs"], exclude_characters="\0")
     longest = st.text(characters, min_size=1, max_size=most).filter(lambda text: len(text.encode()) <= most)
     return st.sampled_from(NASTY) | longest

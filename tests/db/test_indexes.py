@@ -1,4 +1,4 @@
-"""Updates of live executions stay on their page: no index stands in their way."""
+"""Updates of live executions are HOT updates: no index contains a changed column."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ async def test_no_index_has_a_column_that_chained_commits_or_heartbeats_change(s
     assert set(columns.values()) >= CHANGED_WHILE_EXECUTING
     assert len(indexes) >= 11
     for index in indexes:
-        # Keys and INCLUDEd columns by number; what expressions and predicates name, by their text.
+        # Key and INCLUDE columns by number; columns in expressions and predicates by text.
         named = {columns[number] for number in index["keys"] if number}
         for text in (index["predicate"], index["expressions"]):
             named |= set(re.findall(r"[a-z_]+", text or "")) & set(columns.values())
@@ -86,9 +86,9 @@ async def test_heartbeats_and_chained_commits_are_hot_updates(sql: Any) -> None:
     picked = await run_asyncpg(
         sql, pick.pick("default", (["Greet"], [1]), 2, 7, "w", pick.Leases(LEASE)), "gen_durable"
     )
-    # Woken from an await with a timeout: the first commit after it is no exception.
+    # Includes the first commit after an await with a timeout.
     await sql.execute("update gen_durable.gen_durable set awaits = '{go}', await_deadline = '2099-01-01'")
-    # All versions of two rows fit into one page, so only an index could make one of these updates a cold one.
+    # All versions of two rows fit on one page, so only an index can prevent a HOT update.
 
     async with sql.transaction(), hot_updates(sql, 2):
         leases = {(execution.id, 7): LEASE for execution in picked.executions}
@@ -109,7 +109,7 @@ async def test_heartbeats_and_chained_commits_are_hot_updates(sql: Any) -> None:
                 commit.commit_plain(entries, RECORDER) if step_seq % 2 else commit.commit(entries, RECORDER)
             )
             await run_asyncpg(sql, plan, "gen_durable")
-        # The list above is complete.
+        # The list of columns above is complete.
         changed = {
             column for old, new in zip(before, await rows(sql), strict=True) for column, _ in old ^ new
         }
@@ -117,14 +117,14 @@ async def test_heartbeats_and_chained_commits_are_hot_updates(sql: Any) -> None:
 
 
 async def rows(sql: Any) -> list[set[tuple[str, str]]]:
-    """Every column of every instance, as text."""
+    """All columns of all instances, as text."""
     found = await sql.fetch("select to_jsonb(g) as row from gen_durable.gen_durable g order by id")
     return [{(name, json.dumps(value)) for name, value in json.loads(one["row"]).items()} for one in found]
 
 
 @asynccontextmanager
 async def hot_updates(sql: Any, expected: int) -> AsyncIterator[None]:
-    """So many updates of the table happen inside, and all of them without a new entry in any index."""
+    """Assert that the block makes this many updates of the table, all of them HOT."""
     before = await updates(sql)
     yield
     assert await updates(sql) - before == Counter(all=expected, hot=expected)

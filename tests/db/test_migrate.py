@@ -1,4 +1,4 @@
-"""The schema comes and goes in numbered increments, whoever applies them and however many at once."""
+"""Migrations: numbered increments, applied and reverted, also concurrently."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ELSEWHERE = "my_app_1"
 
 @pytest.fixture
 def next_version(durable_dsn: str, durable_databases: Databases, tmp_path: Path) -> Iterator[None]:
-    """Code with one increment more than the schema `gen_durable` of `durable_dsn`."""
+    """Code with one more increment than the schema `gen_durable` of `durable_dsn`."""
     with as_next_version(tmp_path, durable_databases):
         yield
 
@@ -74,7 +74,7 @@ async def test_migrating_an_empty_database_to_zero_creates_nothing(sql: Any, dur
 
 @pytest.mark.parametrize("schema", [ELSEWHERE, "order"])
 async def test_printed_script_equals_migrate(sql: Any, schema: str) -> None:
-    await sql.execute(migrate.script(schema))  # as psql would: one text of many statements, no parameters
+    await sql.execute(migrate.script(schema))  # like psql: one text with many statements
     assert await dump(sql, schema) == await dump(sql, "gen_durable")
     await sql.execute(migrate.script(schema, current=LATEST, to=0))
     assert await leftovers(sql, schema) == []
@@ -98,7 +98,7 @@ async def test_ten_processes_start_on_an_empty_database_concurrently(
     sql: Any, durable_dsn: str, tmp_path: Path
 ) -> None:
     said = tmp_path / "said"
-    when = str(time.monotonic() + 0.5)  # all of them have been started by then
+    when = str(time.monotonic() + 0.5)  # all processes have started by then
     with said.open("wb") as output:
         booting = [
             launch("tests.db.boot", durable_dsn, ELSEWHERE, when, output=output.fileno()) for _ in range(10)
@@ -123,11 +123,11 @@ async def test_newer_schema_is_refused_by_clients_and_by_migrate(sql: Any, durab
 
 
 NEWER = [
-    # What the next increments say of the oldest code that works with each, and whether ours is among it.
+    # The oldest code of the next increments, and whether ours works with all of them.
     ([LATEST], True),
     ([LATEST - 1, LATEST], True),
     ([LATEST + 1], False),
-    ([LATEST + 1, LATEST], False),  # one of them broke it, though a later one did not
+    ([LATEST + 1, LATEST], False),  # one of them excludes our code
 ]
 
 
@@ -156,7 +156,7 @@ async def test_newer_schema_that_works_with_this_code_is_used(
         f"schema 'gen_durable' has version {newest}; this gen_durable has version {LATEST} and works with it"
     )
     assert [record.message for record in caplog.records] == [said] * 2 * works
-    with pytest.raises(SchemaVersionError):  # only newer code knows how to take it back
+    with pytest.raises(SchemaVersionError):  # only newer code can revert it
         await migrate_schema(durable_dsn, "gen_durable", LATEST - 1)
 
 

@@ -1,4 +1,4 @@
-"""The pick, where rows are odd: one of them must not stand in the way of the others."""
+"""Picks of unusual rows, which must not block others."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ async def test_counters_at_their_maximum_do_not_stop_picks_and_commits(database:
 async def test_execution_counter_at_its_maximum_does_not_stop_an_instance(
     database: Database, sql: Any, *, is_plain: bool
 ) -> None:
-    """Chained steps count too: at some thousand per second the end of the counter is days away."""
+    """Chained steps count too: at thousands per second the counter reaches its maximum within days."""
     await inserted(database, new(), new(concurrency_key=None if is_plain else "k"))
     await sql.execute("update gen_durable.gen_durable set execution = $1", LARGEST)
     assert await statuses(database, await picked(database), ["continue", "continue"]) == [
@@ -77,7 +77,7 @@ async def test_pick_leases_at_most_demand_in_priority_order(database: Database) 
 
 
 async def test_rows_of_unknown_machines_are_not_leased(database: Database, sql: Any) -> None:
-    ids = await inserted(database, new("Nobody"), new("A"), new("A", version=9))
+    ids = await inserted(database, new("Unknown"), new("A"), new("A", version=9))
     assert [e.id for e in await picked(database)] == [ids[1]]
     assert await sql.fetchval("select count(*) from gen_durable.gen_durable where status = 'runnable'") == 2
 

@@ -1,4 +1,4 @@
-"""A producer: a role that can call the functions that it was granted, and nothing else whatever it tries."""
+"""Producers: roles that can call the granted functions and nothing else."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gen_durable._schema import migrate_schema
 from gen_durable.outcome import reason_text
 from tests.db.test_sql_insert import machine
 
-# One call of each, in an order in which each has something to do. Ids are those of a fresh database.
+# One call of each function, in an order in which each has an effect. Ids are those of a fresh database.
 CALLS = [
     """select id, status from {s}.insert('Checkout', '{{"a": 1}}', correlation_key => 'k')""",
     """select id from {s}.insert_all('[{{"fsm": "Checkout", "idempotency_key": "i"}}]')""",
@@ -63,7 +63,7 @@ RIGHTS = ("insert", "steps", "signal", "status", "cancel", "delete", "restore", 
 
 @pytest.fixture
 async def role(sql: Any) -> AsyncIterator[str]:
-    """A login that may connect, and make objects in a schema of its own."""
+    """A login that may connect, and create objects in its own schema."""
     name = f"producer_{uuid.uuid4().hex[:12]}"
     await sql.execute(
         f"create role {name} login nosuperuser password 'pw'; create schema lair authorization {name}"
@@ -83,7 +83,7 @@ async def producer(sql: Any, durable_dsn: str, role: str, database: Database) ->
 
 @pytest.fixture
 async def entitled(sql: Any, producer: Any, role: str) -> Any:
-    """A producer with every right that there is."""
+    """A producer with all rights."""
     await sql.execute("select gen_durable.grant_producer($1, variadic $2)", role, RIGHTS)
     return producer
 
@@ -242,7 +242,7 @@ async def test_producer_starts_instances_at_the_initial_step_only(sql: Any, prod
 
 
 async def test_function_of_the_owner_inserts_with_the_owners_privileges(sql: Any, producer: Any) -> None:
-    """A trigger that starts at a later step does so for every role that may write the table."""
+    """A trigger function of the owner may start at a later step, for every role that may write the table."""
     await sql.execute(
         """create function public.begin_late() returns bigint language sql security definer
              set search_path = pg_catalog, pg_temp
@@ -308,7 +308,7 @@ async def test_audit_names_the_login_beside_the_claimed_actor(
     assert (event.event, event.actor, event.login) == ("cancelled", "the chief", role)
 
 
-# Objects that stand before those of PostgreSQL for whoever looks for them by their bare names.
+# Objects that shadow those of PostgreSQL when they are looked up by unqualified names.
 TRAP = """
 create table lair.caught (who text);
 grant insert on lair.caught to public;
@@ -338,14 +338,14 @@ async def test_producers_objects_never_run_with_the_owners_privileges(
 ) -> None:
     await entitled.execute(TRAP)
     await entitled.execute("create temp table gen_durable (id bigint); create temp table machines (fsm text)")
-    # What the caller's own statement names is found on the caller's own path.
+    # Names in the caller's own statement are resolved on the caller's path.
     assert await call_all(entitled) == ANSWERS
     caught = await sql.fetch("select distinct who from lair.caught")
     assert [row["who"] for row in caught if row["who"] != role] == []
 
 
 async def test_attack_succeeds_without_the_pinned_path(sql: Any, entitled: Any) -> None:
-    """So that the test above is known to test something."""
+    """Proves that the test above can fail."""
     await sql.execute(
         """do $$ declare one regprocedure; begin
              for one in select function from gen_durable.producer_rights() loop
@@ -380,7 +380,7 @@ async def test_session_settings_of_a_producer_change_nothing(entitled: Any) -> N
 async def test_all_security_definer_functions_are_known_and_pinned(
     sql: Any,
 ) -> None:
-    """And a trigger: it has no arguments, and acts for a role that could update the column."""
+    """One of them is a trigger: no arguments, and it acts for a role that may update the column."""
     rows = await sql.fetch(
         """select p.oid::regprocedure::text as name, p.proconfig from pg_proc p
             where p.pronamespace = 'gen_durable'::regnamespace and p.prosecdef order by 1"""
@@ -395,7 +395,7 @@ async def test_all_security_definer_functions_are_known_and_pinned(
 
 @pytest.mark.clause("SQL-5")
 async def test_no_function_is_executable_by_public(sql: Any) -> None:
-    """PostgreSQL gives every new function to PUBLIC: a migration that makes one has to take it away."""
+    """PostgreSQL grants EXECUTE on new functions to PUBLIC: every migration has to revoke it."""
     rows = await sql.fetch(
         """select p.oid::regprocedure::text as name from pg_proc p
             where p.pronamespace = 'gen_durable'::regnamespace
@@ -405,7 +405,7 @@ async def test_no_function_is_executable_by_public(sql: Any) -> None:
 
 
 async def test_revoked_right_is_gone(sql: Any, producer: Any, role: str) -> None:
-    await sql.execute("select gen_durable.grant_producer($1)", role)  # again is harmless
+    await sql.execute("select gen_durable.grant_producer($1)", role)  # granting again is harmless
     await sql.execute("select gen_durable.revoke_producer($1)", role)
     with pytest.raises(asyncpg.InsufficientPrivilegeError, match="permission denied for schema gen_durable"):
         await producer.execute("select gen_durable.insert('Checkout')")

@@ -1,4 +1,4 @@
-"""`gen_durable.migrate`: hosts apply our increments on their own connection, in their own transaction."""
+"""`gen_durable.migrate` on a connection and in a transaction of the caller."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ async def done(value: Any) -> Any:
 
 
 async def opened(kind: str, dsn: str, stack: AsyncExitStack) -> Any:
-    """A connection of the host, in a transaction of its own or about to begin one."""
+    """A connection of the caller, in a transaction or before one."""
     if kind == "asyncpg":
         conn: Any = await asyncpg.connect(dsn)
         stack.push_async_callback(conn.close, timeout=5)
@@ -116,7 +116,7 @@ async def test_migrate_outside_a_transaction_is_its_own(
 
 
 async def test_migrate_by_dsn(durable_dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert migrate(durable_dsn, schema="elsewhere", version=1) == 1  # though a loop runs in this thread
+    assert migrate(durable_dsn, schema="elsewhere", version=1) == 1  # although a loop runs in this thread
     assert await migrate_async(durable_dsn, schema="elsewhere") == LATEST
     assert migrate(lambda: durable_dsn, schema="elsewhere") == LATEST
     monkeypatch.setenv("GEN_DURABLE_DSN", durable_dsn)
@@ -192,7 +192,7 @@ def test_alembic_revision_of_the_guide(durable_dsn: str, tmp_path: Path, driver:
     command.upgrade(config, "head")
     with psycopg.connect(durable_dsn) as conn:
         assert conn.execute("select max(version) from gen_durable.migrations").fetchone() == (LATEST,)
-        # Beside ours, in the same transaction, on the path of the host.
+        # In the same transaction, on the search_path of the caller.
         assert conn.execute("select version_num from public.alembic_version").fetchone() == (
             f"gen_durable_{LATEST}",
         )

@@ -1,4 +1,4 @@
-"""No superuser is needed, and what a role has as defaults has no say."""
+"""Roles without superuser, and the default settings of a role."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Echo(Machine[str, str]):
 
 @pytest.fixture
 async def role(sql: Any) -> AsyncIterator[str]:
-    """A login without any right of its own."""
+    """A login without privileges."""
     name = f"role_{uuid.uuid4().hex[:12]}"
     await sql.execute(f"create role {name} login nosuperuser nocreatedb nocreaterole password 'pw'")
     await sql.execute(
@@ -74,7 +74,7 @@ async def test_schema_owner_needs_no_privilege_on_the_database(sql: Any, durable
 
 
 async def test_schema_of_another_role_is_refused(sql: Any, durable_dsn: str, role: str) -> None:
-    """Its owner can put a trigger on a table that we write, and it runs with the rights of the role that installs."""
+    """The owner could add a trigger that runs with the privileges of the role that installs."""
     await sql.execute(f"create schema shop authorization {role}")
     squatter = await asyncpg.connect(as_role(durable_dsn, role))
     await squatter.execute(

@@ -1,4 +1,4 @@
-"""Outcomes of many bytes: no statement is too large for the wire, and nobody waits for those who have much to say."""
+"""Large outcomes: statements are bounded, and other outcomes are not delayed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.db.test_statement_counts import BEGIN, COMMIT
 from tests.support.engine_plans import RECORDER, entry, flushed, inserted, new, picked
 from tests.support.wire_proxy import Wire
 
-# So that four rows with a text of this length are one portion, and five are two.
+# Four rows with a text of this length are one chunk, five are two.
 TEXT = '"' + "x" * 498 + '"'
 PORTION = 4100
 PATIENCE = 20
@@ -68,7 +68,7 @@ async def test_large_children_take_several_statements_of_one_transaction(
     wire: Wire, wired: Database, sql: Any
 ) -> None:
     await inserted(wired, new())
-    # The last one has the key of the first, which an earlier statement has inserted.
+    # The last child has the key of the first, which an earlier statement has inserted.
     keys = [b"k", *[None] * 8, b"k"]
     children = tuple(
         new("B", state=TEXT, priority=n, **({"unique_key": key} if key else {})) for n, key in enumerate(keys)
@@ -101,7 +101,7 @@ async def test_large_events_take_several_statements_of_one_transaction(
 
 
 class Slow:
-    """A database that does nothing before it is told to."""
+    """A database that waits for an event before each statement."""
 
     def __init__(self, database: Database, error: Exception | None = None) -> None:
         self._database = database
@@ -125,7 +125,7 @@ async def test_large_outcome_does_not_delay_others(database: Database) -> None:
     running = asyncio.create_task(flusher.run())
     async with asyncio.timeout(PATIENCE):
         large = asyncio.create_task(flusher.commit(second))
-        await asyncio.sleep(0)  # it is first in line
+        await asyncio.sleep(0)  # it is first in the queue
         for one in (first, third):
             assert await flusher.commit(one) == Committed("done")
         assert not large.done()
@@ -158,7 +158,7 @@ create trigger bomb before update on gen_durable.gen_durable for each row execut
 async def test_outcome_that_breaks_connections_does_not_delay_others(
     database: Database, sql: Any, monkeypatch: pytest.MonkeyPatch, place: int
 ) -> None:
-    """And it fails nobody: it may be the network."""
+    """It does not fail other outcomes: the cause may be the network."""
     monkeypatch.setattr(database_status, "_FIRST_PAUSE", 0.001)
     await inserted(database, *[new() for _ in range(4)])
     entries: list[CommitEntry] = [entry(e, "done", payload="1") for e in await picked(database)]

@@ -1,4 +1,4 @@
-"""What people and services in other languages do to instances, as plain SQL functions."""
+"""The SQL functions that control instances: job_status, cancel, soft_delete, restore, retry."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.db.conftest import refused
 
 @pytest.fixture
 async def one(sql: Any) -> int:
-    """A runnable instance, by id and by key."""
+    """A runnable instance with a key."""
     id: int = await sql.fetchval(
         """select id from gen_durable.insert('A', '{"n": 1}', step => 's', correlation_key => 'k')"""
     )
@@ -59,7 +59,7 @@ async def test_every_status_has_a_job_status(sql: Any) -> None:
 
 
 async def test_unknown_instance_has_no_status(sql: Any) -> None:
-    assert await sql.fetchrow("select gen_durable.job_status(9), gen_durable.job_status('nobody')") == (
+    assert await sql.fetchrow("select gen_durable.job_status(9), gen_durable.job_status('unknown')") == (
         None,
         None,
     )

@@ -1,4 +1,4 @@
-"""`insert` and `insert_all` as plain SQL functions: what psql, a trigger or a service in Go would call."""
+"""The SQL functions `insert` and `insert_all`, as psql, triggers and other languages call them."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ async def test_batch_insert_refuses_only_the_row_with_a_key_of_another_machine(s
 
 
 async def test_refused_row_names_the_holder_of_its_key(sql: Any) -> None:
-    """A correlation key of the empty scope is nobody's address: whoever has the same one has nothing to do with it."""
+    """A correlation key of the empty scope does not count: another instance may have the same key."""
     await insert_all(sql, {"fsm": "A", "step": "s", "correlation_key": "same"})
     ((_, holder, _),) = await insert_all(sql, {"fsm": "A", "step": "s", "unique_key": "u"})
     refused = {"fsm": "A", "step": "s", "correlation_key": "same", "correlation_scope": [], "unique_key": "u"}

@@ -1,4 +1,4 @@
-"""How large a state or payload may be that comes in by SQL."""
+"""Size limits of states and payloads in the SQL functions."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import asyncpg
 import pytest
 
 LIMIT = 1_048_576
-# JSON of exactly so many bytes: the quotes count.
+# JSON of exactly this many bytes, quotes included.
 TEXT = "to_jsonb(repeat('x', {}))"
 
 
@@ -55,7 +55,7 @@ async def test_one_byte_above_the_limit_is_refused(sql: Any, one: int, call: str
 
 
 async def test_size_is_that_of_the_json_text(sql: Any) -> None:
-    """`1e100000` is seven bytes on the way in, and a hundred thousand for every reader."""
+    """`1e100000` has eight characters as input, and 100,001 as stored text."""
     numbers = ",".join(["1e100000"] * 11)
     with pytest.raises(asyncpg.PostgresError, match="state has 1100033 bytes of JSON"):
         await sql.fetch(f"select * from gen_durable.insert('Big', '[{numbers}]', step => 's')")

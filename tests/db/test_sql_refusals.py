@@ -1,4 +1,4 @@
-"""What `insert` and `insert_all` refuse when they are called from SQL: in words, and with nothing inserted."""
+"""Errors of the SQL functions `insert` and `insert_all`: the message, and nothing inserted."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ async def test_invalid_option_is_refused_and_nothing_is_inserted(sql: Any) -> No
 
 
 async def test_time_outside_the_range_of_python_is_refused(sql: Any) -> None:
-    """A worker could not read the row that it has just leased."""
+    """A worker could not read the leased row."""
     for option in (
         "eligible_at => 'infinity'",
         "eligible_at => '-infinity'",

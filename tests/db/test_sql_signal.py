@@ -1,4 +1,4 @@
-"""`signal` as a plain SQL function: to a live instance, by id or by correlation key."""
+"""The SQL function `signal`: to a live instance, by id or correlation key."""
 
 from __future__ import annotations
 
@@ -58,10 +58,10 @@ async def test_signal_wakes_only_the_instance_that_awaits_it(sql: Any) -> None:
     assert (row["status"], row["timed_out"]) == ("runnable", False)
     assert await sql.fetchval("select await_deadline from gen_durable.snapshots") is None
     assert row["eligible_at"].year > 2001
-    assert row["awaits"] == ["paid", "cancelled"], "the woken step still has to know what it awaited"
+    assert row["awaits"] == ["paid", "cancelled"], "the woken step needs to know what it awaited"
 
 
-NOBODY = [
+UNKNOWN = [
     ("signal(4711, 'paid')", "cannot signal 'paid': there is no live instance 4711"),
     ("signal('order:2', 'paid')", "cannot signal 'paid': no live instance has correlation_key 'order:2'"),
     ("signal('it''s', 'paid')", "no live instance has correlation_key 'it''s'"),
@@ -73,7 +73,7 @@ NOBODY = [
 @pytest.mark.clause("SQL-4")
 async def test_unknown_target_is_an_error(sql: Any) -> None:
     await sql.execute(INSERT)
-    for call, problem in NOBODY:
+    for call, problem in UNKNOWN:
         error = await refused(sql, call)
         assert problem in str(error), call
         assert error.sqlstate == "GD003", call
@@ -143,7 +143,7 @@ async def test_inbox_holds_ten_thousand_unread_signals(sql: Any) -> None:
 
 
 async def test_duplicate_is_detected_when_the_inbox_is_full(sql: Any) -> None:
-    """Its sender has done its part: told that the inbox is full, it would send again for ever."""
+    """With an error 'inbox full', the sender of a duplicate would retry forever."""
     id = await sql.fetchval(INSERT)
     await sql.execute("select gen_durable.signal($1::bigint, 'first', 'null', 'evt')", id)
     await sql.execute(
@@ -207,7 +207,7 @@ async def test_inbox_is_bounded_by_bytes(sql: Any) -> None:
 
 @pytest.mark.clause("SIG-23")
 async def test_consumed_signals_never_fill_an_inbox(sql: Any) -> None:
-    """The bounds of the row grow with every delivery; they are counted anew when they reach the limit."""
+    """The counters of the row grow with every delivery; they are recomputed at the limit."""
     id = await sql.fetchval(INSERT)
     await sql.execute(
         "create or replace function gen_durable.max_inbox() returns bigint language sql immutable as 'select 10::bigint'"

@@ -1,4 +1,4 @@
-"""How many statements the hot path sends, counted on the wire. Whoever changes a number changes the cost model."""
+"""The number of statements of the hot path, counted on the wire. A changed number is a changed cost."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.support.wire_proxy import Wire
 
 BEGIN = "BEGIN ISOLATION LEVEL READ COMMITTED"
 COMMIT = "COMMIT"
-# asyncpg asks once per connection what these are, which takes three statements of its own.
+# asyncpg queries these types once per connection, with three statements.
 ARRAYS = "select $1::bigint[], $2::int[], $3::interval[], $4::timestamptz[], $5::bytea[], $6::boolean[], $7::text[]"
 
 
@@ -82,7 +82,7 @@ async def test_pick_with_signals_and_children_is_three_statements(wire: Wire, da
 async def test_flush_of_any_number_of_plain_outcomes_is_one_statement(wire: Wire, database: Database) -> None:
     kinds = ["continue", "next", "retry", "done", "stop"]
     for count in (1, 10, 300):
-        queue = f"{count} rows"  # some of them are to run again
+        queue = f"{count} rows"  # some of them run again
         await inserted(database, *[new(queue=queue) for _ in range(count)])
         entries = [
             entry(e, kinds[n % 5], payload="{}", error="no" if kinds[n % 5] == "stop" else None)
@@ -95,8 +95,8 @@ async def test_flush_of_any_number_of_plain_outcomes_is_one_statement(wire: Wire
 
 
 async def mixed(database: Database, sets: int) -> dict[str, list[Execution]]:
-    """Executions for flushes of every kind, by what they are for. The letters in their names have come early."""
-    queue = f"{sets} sets"  # some of them are to run again
+    """Executions for a flush with outcomes of every kind, by role. All but the role `free` have a signal."""
+    queue = f"{sets} sets"  # a queue per call: some executions run again
     ids = await inserted(
         database,
         *[
@@ -123,9 +123,8 @@ async def test_most_expensive_flush_has_ten_extra_statements_at_any_size(
         await client.set_limit(RateLimit("crm", 100))
     children = (new("B"), new("B", unique_key=b"taken"))
     event, letter = EventRow("sink", "paid", "order", "{}"), DeadLetter("B", "{}")
-    # A step is under a rate limit. A child was refused, a letter is left by a worker and one by the database, events are
-    # emitted, an awaited signal lay there already, an inbox has to be cleared, a key came free, and a chained step has
-    # an inbox.
+    # The batch has: a rate limit, a refused child, a dead letter by a worker and one by the database, events, an await
+    # with its signal already there, an inbox to clear, a freed key, and a chained step with an inbox.
     riders = [
         "insert",
         "fix_barriers",
@@ -170,7 +169,7 @@ async def test_flush_without_refused_children_and_dead_letters_has_seven_extra(
 async def test_plain_outcomes_with_signals_are_three_statements(wire: Wire, database: Database) -> None:
     for sets in (1, 50):
         by_role = await mixed(database, sets)
-        # The signals arrive after the pick: the worker does not know of them.
+        # The signals arrive after the pick, so the worker has not loaded them.
         unaware = {
             role: [msgspec.structs.replace(e, inbox=(), has_signals=False) for e in by_role[role]]
             for role in ("continue", "end")
@@ -201,7 +200,7 @@ async def test_outcome_with_an_effect_is_one_transaction_and_shares_another(
         await fetch(effects, ARRAYS, *[[]] * 7)
         with wire.counted() as sent:
             results = await flushed(database, entries, effects)
-    # The search path goes back to that of the effect with COMMIT, and the session is cleaned afterwards.
+    # COMMIT restores the search_path of the effect, and the session is reset afterwards.
     alone = [
         f"{BEGIN} READ WRITE",
         "SELECT 1",
@@ -212,7 +211,7 @@ async def test_outcome_with_an_effect_is_one_transaction_and_shares_another(
     ]
     each = [COMMIT if text.endswith(COMMIT) else text.split(";")[0] for text in sent if text != "finish"]
     assert each == alone * 10
-    assert 1 <= sent.count("finish") <= 11  # one that the end of the flusher cut off is run again
+    assert 1 <= sent.count("finish") <= 11  # one that the close of the flusher interrupts is run again
     assert [type(result) for result in results] == [Committed] * 10
 
 
@@ -250,7 +249,7 @@ async def test_idle_services_cost_the_same_in_a_full_table(
     await picked(database)
     settings = Settings(lease=timedelta(milliseconds=2), heartbeat=timedelta(milliseconds=1))
     reaper = Reaper(database, settings, Telemetry(), Wakes(), DatabaseStatus())
-    await asyncio.sleep(0.005)  # the reaper itself waits one lease before it reaps
+    await asyncio.sleep(0.005)  # the reaper waits one lease before it reaps
     with wire.counted() as sent:
         await reaper.tick()
     assert sent == ["suspect", "finish_abandoned", "deleted_live", "pull_forward", "stuck_keys"]

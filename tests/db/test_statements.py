@@ -1,4 +1,4 @@
-"""Every statement of ours is one that PostgreSQL takes, in whatever schema."""
+"""PostgreSQL can prepare every statement, in any schema."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ async def test_other_schema_does_not_need_the_default_one(sql: Any, durable_dsn:
     await migrate_schema(durable_dsn, schema)
     await sql.execute("drop schema gen_durable cascade")
     await prepare_all(sql, schema)
-    # plpgsql looks at the bodies only when they run.
+    # plpgsql checks bodies only when they run.
     await sql.execute(
         f"""select * from "{schema}".insert('Greet', step => 'hello', unique_key => 'a', correlation_key => 'b');
             select * from "{schema}".insert('Greet', step => 'hello', unique_key => 'a');
@@ -70,11 +70,11 @@ def test_no_statement_names_another_schema(schema: str) -> None:
 
 
 def test_every_parameter_is_cast_wherever_it_is_used() -> None:
-    """A bare one would take its type from the neighbourhood, and another driver might send another one."""
+    """Without a cast PostgreSQL infers the type from the context, and another driver might send another type."""
     bare = [
         (file, statement.name, statement.parameters[int(number) - 1])
         for file, statement in all_statements()
         for number in re.findall(r"\$(\d+)(?!\d|::)", statement.text)
     ]
-    # Compared with a text column, again and again.
+    # Each use is compared with a text column.
     assert set(bare) == {("pick.sql", "pick", "queue"), ("pick.sql", "pick_by_machine", "queue")}

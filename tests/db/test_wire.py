@@ -1,4 +1,4 @@
-"""The tool that counts statements is itself counted."""
+"""The recorder of statements sees every statement."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ async def test_every_statement_of_asyncpg_is_recorded(durable_dsn: str) -> None:
 
 def test_every_statement_of_psycopg_is_recorded(durable_dsn: str) -> None:
     with Wire(durable_dsn) as wire, psycopg.connect(wire.dsn) as connection, wire.counted() as sent:
-        for number in range(7):  # from the sixth on it is prepared under a name
+        for number in range(7):  # psycopg prepares it from the sixth use on
             connection.execute("select %s::int", (number,))
         connection.commit()
     assert sent == ["BEGIN", *["SELECT $1::INT"] * 7, "COMMIT"]

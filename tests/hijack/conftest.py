@@ -11,7 +11,7 @@ import pytest
 
 from tests.hijack.traps import traps
 
-# Where the victims look: PostgreSQL's own first, as by default, or after those of others.
+# Search paths: pg_catalog first (the default), or last.
 PATHS = ["public", "public, pg_catalog"]
 
 
@@ -29,7 +29,7 @@ async def attacker(db: Any) -> AsyncIterator[str]:
 
 @pytest.fixture(params=PATHS)
 async def trapped(request: pytest.FixtureRequest, direct_dsn: str, attacker: str, db: Any) -> str:
-    """The DSN of a database with traps: a role that runs one of them is in the table `caught`."""
+    """The DSN of a database with planted objects. They record the role that runs them in the table `caught`."""
     connection = await asyncpg.connect(re.sub(r"//[^@/]*@", f"//{attacker}:pw@", direct_dsn, count=1))
     await connection.execute(traps())
     await connection.close(timeout=5)

@@ -1,4 +1,4 @@
-"""Verbs on a caller's connection: no trap on its search path springs, and the path is the same afterwards."""
+"""Verbs on a caller's connection: no planted object on its search_path runs, and the path is restored."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ async def done(value: Any) -> Any:
 
 
 class Caller:
-    """A connection or session of the application, and the client that takes it."""
+    """A connection or session of the application, and the client for it."""
 
     def __init__(self, conn: Any, *, blocks: bool) -> None:
         self.conn = conn
@@ -89,7 +89,7 @@ async def opened(kind: str, dsn: str, stack: AsyncExitStack) -> Caller:
 
 
 async def use_all(caller: Caller) -> None:
-    """Every verb that takes a connection."""
+    """Use every verb that accepts a connection."""
     ref = await caller.use("insert", Chain, 1, correlation_key="c", concurrency_key="k")
     await caller.use("insert_all", [Spec(Chain, 1, unique_key="u"), Spec(Chain, 1, unique_key="u")])
     await caller.use("signal", "c", "note", "x")
@@ -114,7 +114,7 @@ async def use_all(caller: Caller) -> None:
 
 
 async def ended(caller: Caller) -> None:
-    """Commit what the caller has begun, so that others see what was caught."""
+    """Commit the transaction of the caller, so that the table `caught` is visible."""
     if hasattr(caller.conn, "commit"):
         await done(caller.conn.commit())
 
@@ -128,7 +128,9 @@ async def test_no_planted_object_runs_and_the_path_is_restored(
         caller = await opened(kind, trapped, stack)
         before = await caller.path()
         await ended(caller)
-        await db.execute("truncate public.caught")  # by statements of the driver, which are the caller's own
+        await db.execute(
+            "truncate public.caught"
+        )  # filled by statements of the driver, which are the caller's
         await use_all(caller)
         assert await caller.path() == before
         await ended(caller)
@@ -140,7 +142,7 @@ async def test_no_planted_object_runs_and_the_path_is_restored(
 async def test_planted_objects_run_without_the_pinned_path(
     trapped: str, db: Any, attacker: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """So that the test above is known to test something."""
+    """Proves that the test above can fail."""
     monkeypatch.setattr(caller_connection, "on_pinned_path", lambda plan, *_, **__: plan)
     async with AsyncExitStack() as stack:
         caller = await opened("psycopg async", trapped, stack)
@@ -174,7 +176,7 @@ async def test_path_is_restored_after_an_error(durable_dsn: str, kind: str) -> N
         await ended(caller)
         with pytest.raises(NoTargetError):
             await caller.use("cancel", "nowhere")
-        with pytest.raises(StatementError):  # refused by PostgreSQL: the transaction has failed
+        with pytest.raises(StatementError):  # PostgreSQL refuses it, and the transaction has failed
             client = caller.make("postgresql://nowhere", settings=Settings(schema="nowhere"))
             await done(client.list(conn=caller.conn))
         if hasattr(caller.conn, "rollback"):

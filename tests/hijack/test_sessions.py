@@ -1,4 +1,4 @@
-"""What another role creates in a schema of the search path never runs with the rights of a worker or a client."""
+"""Objects of another role on the search_path never run with the privileges of a worker or client."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ SETTINGS = Settings(
 
 
 class Booked(Machine[None, None]):
-    """Writes into a table of the application, which its effects find by its bare name."""
+    """Writes to a table of the application, which its effects find by its unqualified name."""
 
     @step
     async def first(self, ctx: Context[None]) -> Outcome[None]:
@@ -64,7 +64,7 @@ MACHINES: list[Any] = [Chain, Stubborn, Waiter, Parent, Alone, Booked]
 
 
 async def worked(dsn: str, db: Any, settings: Settings = SETTINGS) -> None:
-    """What a worker does: every outcome, keys, limits, signals, deadlines, effects, children."""
+    """All work of a worker: outcomes, keys, limits, signals, deadlines, effects, children."""
     await db.execute("create table public.ledger (id bigint)")
     limits = [RateLimit("crm", 1000, per=timedelta(seconds=1))]
     async with Worker(MACHINES, dsn=dsn, settings=settings, limits=limits) as worker:
@@ -85,7 +85,7 @@ async def worked(dsn: str, db: Any, settings: Settings = SETTINGS) -> None:
 
 
 async def used(client: Any) -> None:
-    """The verbs of a client, of either kind."""
+    """The verbs of a blocking or async client."""
 
     async def done(value: Any) -> Any:
         return await value if asyncio.iscoroutine(value) else value
@@ -131,7 +131,7 @@ async def test_worker_runs_no_planted_object(trapped: str, db: Any, attacker: st
 
 
 async def test_worker_behind_a_pooler_runs_no_planted_object(trapped: str, db: Any, attacker: str) -> None:
-    """There the pins go with every transaction, on sessions with the defaults of the role."""
+    """Behind a pooler every transaction sets the pins, on sessions with the defaults of the role."""
     settings = msgspec.structs.replace(SETTINGS, pooler="transaction")
     await worked(trapped, db, settings)
     assert await db.fetchval("select count(*) from public.ledger") == 2
@@ -200,12 +200,12 @@ async def test_command_line_runs_no_planted_object(trapped: str, db: Any, attack
 async def test_planted_objects_run_on_the_path_of_the_role(
     trapped: str, db: Any, attacker: str, what: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """So that the tests above are known to test something."""
+    """Proves that the tests above can fail."""
     monkeypatch.delitem(connector.PINNED, "search_path")
     monkeypatch.setattr(pool, "_PIN_PATH", "select")
     monkeypatch.setattr(blocking, "_OPTIONS", dict.fromkeys((True, False), ""))
     owner = await db.fetchval("select current_user::text")
-    with suppress(GenDurableError):  # some statements cannot even be parsed with these operators
+    with suppress(GenDurableError):  # with these operators some statements do not parse
         if what == "worker":
             await worked(trapped, db)
         elif what == "client":
@@ -219,7 +219,7 @@ async def test_planted_objects_run_on_the_path_of_the_role(
 async def test_outcome_is_written_on_the_pinned_path_after_an_effect(
     trapped: str, db: Any, attacker: str
 ) -> None:
-    """Without the pin of lock_for_effect the commit would find the traps on the path of the effect."""
+    """Without the pin of lock_for_effect, the commit would run on the search_path of the effect."""
     await db.execute("create table public.ledger (id bigint)")
 
     async def effects() -> set[str]:
@@ -243,7 +243,7 @@ async def used_blocking(dsn: str, settings: Settings | None = None) -> None:
 
 
 async def test_every_function_is_pinned_or_bound_when_it_is_created(db: Any) -> None:
-    """With one exception, which pins the path for the rest of its transaction."""
+    """One exception pins the path for the rest of its transaction."""
     rows = await db.fetch(
         """select p.proname from pg_proc p
             where p.pronamespace = 'gen_durable'::regnamespace and p.prosqlbody is null

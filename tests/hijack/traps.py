@@ -1,7 +1,7 @@
-"""Operators and functions of one role that another role's statements find by their bare names.
+"""Planted operators and functions of an attacker, which shadow those of PostgreSQL by unqualified names.
 
-PostgreSQL prefers an operator or a function whose argument types match exactly. Its own take any enum and any array, so
-those of another schema on the search path, for our types, win even where pg_catalog comes first.
+PostgreSQL prefers an operator or function whose argument types match exactly. Its own accept any enum and any array.
+So planted ones for our types win even if pg_catalog comes first on the search_path.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any, Final
 ENUMS: Final = ("gen_durable.durable_status", "gen_durable.audit_level")
 ARRAYS: Final = ("text[]", "bigint[]", "int[]", "interval[]", "timestamptz[]", "boolean[]", "bytea[]")
 COMPARISONS: Final = ("=", "<>", "<", "<=", ">", ">=")
-# They match as exactly as PostgreSQL's own, and win only where pg_catalog comes later on the path.
+# These match as exactly as PostgreSQL's own, and win only if pg_catalog comes later on the path.
 PLAIN: Final = ("bigint", "text", "int", "timestamptz", "smallint")
 FUNCTIONS: Final = {
     "statement_timestamp()": "timestamptz",
@@ -38,7 +38,7 @@ end $$;
 
 
 def traps() -> str:
-    """The statements that lay them. Each does what the original does, and notes with whose rights it ran."""
+    """The statements that create them. Each does what the original does, and records the role that runs it."""
     made = [CAUGHT]
     for number, type_ in enumerate((*ENUMS, *ARRAYS, *PLAIN)):
         for place, sign in enumerate(COMPARISONS):
@@ -71,6 +71,6 @@ def traps() -> str:
 
 
 async def caught(sql: Any, attacker: str) -> set[str]:
-    """The roles whose rights the attacker has had."""
+    """The roles that have run a planted object."""
     rows = await sql.fetch("select distinct who from public.caught where who <> $1", attacker)
     return {row["who"] for row in rows}

@@ -17,11 +17,10 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict
 
 PROGRAM: Final = shutil.which("pgbouncer", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin")
-MISSING: Final = "there is no pgbouncer here (on Debian: apt-get install pgbouncer)"
+MISSING: Final = "pgbouncer is not installed (on Debian: apt-get install pgbouncer)"
 
-# Fewer server connections than clients, and the next transaction of a client goes to another one whenever it can:
-# whatever belongs to a session is soon found missing, or somebody else's. No startup parameter is ignored, so one that
-# PgBouncer does not know is refused.
+# Fewer server connections than clients, and round robin: consecutive transactions of a client use different sessions, so
+# a dependency on session state shows soon. PgBouncer refuses startup parameters that it does not know.
 _CONFIGURATION: Final = """\
 [databases]
 * = host={host} port={port}
@@ -43,7 +42,7 @@ log_disconnections = 0
 
 
 class Bouncer:
-    """One PgBouncer, from `with` to its end."""
+    """A PgBouncer that runs inside `with`."""
 
     def __init__(self, server: str) -> None:
         self._server = conninfo_to_dict(server)
@@ -64,7 +63,7 @@ class Bouncer:
         shutil.rmtree(self.directory)
 
     def start(self) -> None:
-        """As somebody who may enter the server's socket directory; PgBouncer will not run as root."""
+        """Start it as an account that can enter the socket directory of the server, because it refuses to run as root."""
         assert PROGRAM is not None
         switch: list[str] = []
         if (account := self._account()) is not None:
@@ -82,21 +81,21 @@ class Bouncer:
             time.sleep(0.02)
 
     def stop(self) -> None:
-        """At once; whoever is connected is thrown out."""
+        """Stop at once; all connections are closed."""
         if self._process is not None:
             self._process.terminate()
             self._process.wait(10)
             self._process = None
 
     def in_front_of(self, dsn: str) -> str:
-        """The way to the same database through here."""
+        """The DSN of the same database through this PgBouncer."""
         given = conninfo_to_dict(dsn)
         user = quote(str(given.get("user", "postgres")))
         return f"postgresql://{user}@/{given['dbname']}?host={quote(str(self.directory), safe='/')}&port=6432"
 
     def show(self, what: str) -> list[dict[str, Any]]:
-        """What it tells of itself: `show("servers")`."""
-        # Its console knows neither transactions nor parameters.
+        """Run a SHOW command of its console: `show("servers")`."""
+        # The console supports neither transactions nor parameters.
         with (
             psycopg.connect(
                 self.in_front_of("dbname=pgbouncer"), autocommit=True, row_factory=psycopg.rows.dict_row

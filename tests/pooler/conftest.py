@@ -9,7 +9,7 @@ from gen_durable import Settings
 
 @pytest.fixture
 def durable_settings() -> Settings:
-    """With these, `durable_dsn` leads through PgBouncer."""
+    """`durable_dsn` goes through PgBouncer with this fixture."""
     return Settings(
         pooler="transaction",
         poll_interval=timedelta(milliseconds=100),

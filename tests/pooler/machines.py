@@ -1,4 +1,4 @@
-"""One machine for each thing that a worker does."""
+"""One machine for each feature of a worker."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SOON = timedelta(milliseconds=10)
 
 
 class Chain(Machine[int, int]):
-    """Adds one in each of its steps: the first two chained, the third from the queue."""
+    """Adds one in each step: the first two are chained, the third is picked from the queue."""
 
     @step
     async def one(self, ctx: Context[int]) -> Outcome[int]:
@@ -43,7 +43,7 @@ class Chain(Machine[int, int]):
 
 
 class Stubborn(Machine[None, int]):
-    """Succeeds at the third try: the first is refused by itself, the second by an exception."""
+    """Succeeds at the third attempt: the first returns Retry, the second raises."""
 
     @step
     async def work(self, ctx: Context[None]) -> Outcome[int]:
@@ -58,7 +58,7 @@ class Stubborn(Machine[None, int]):
 
 
 class Waiter(Machine[float, list[str]]):
-    """Waits for a note, but not for ever."""
+    """Waits for a signal, with a timeout."""
 
     note = Signal("note", str)
 
@@ -74,7 +74,7 @@ class Waiter(Machine[float, list[str]]):
 
 
 class Parent(Machine[int, int]):
-    """Adds up what its children return."""
+    """Adds up the results of its children."""
 
     @step
     async def spawn(self, ctx: Context[int]) -> Outcome[int]:
@@ -86,7 +86,7 @@ class Parent(Machine[int, int]):
 
 
 class Alone(Machine[str, None]):
-    """Notes how many of its kind run under one key at the same time."""
+    """Records how many instances run concurrently under one key."""
 
     running = 0
     most = 0
@@ -102,7 +102,7 @@ class Alone(Machine[str, None]):
 
 
 class Payment(Machine[int, None]):
-    """Writes into the ledger, once by a statement and once by a function; a debt is refused by the ledger."""
+    """Writes to the ledger, once by a statement and once by a function; the ledger refuses a negative amount."""
 
     @step
     async def pay(self, ctx: Context[int]) -> Outcome[None]:
@@ -121,7 +121,7 @@ class Payment(Machine[int, None]):
 
 
 class Slow(Machine[float, int]):
-    """Takes its time, much longer than a lease."""
+    """Runs much longer than a lease."""
 
     @step
     async def work(self, ctx: Context[float]) -> Outcome[int]:

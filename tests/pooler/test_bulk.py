@@ -1,4 +1,4 @@
-"""The verbs for many, behind PgBouncer: each batch is a transaction of its own, as it is without."""
+"""Bulk verbs behind PgBouncer: each batch is a transaction, as without PgBouncer."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ async def client(
 
 
 async def transactions(db: Any, table: str) -> list[int]:
-    """How many rows of the table were written by each transaction, the last one of each row."""
+    """How many rows of the table each transaction wrote (by the last writer of each row)."""
     rows = await db.fetch(f"select count(*) from gen_durable.{table} group by xmin::text order by 1")
     return [row["count"] for row in rows]
 
@@ -52,7 +52,7 @@ async def test_each_batch_is_a_transaction(client: Any, db: Any) -> None:
         await db.execute("truncate gen_durable.audit_events")
         assert await getattr(client, verb)(Chain) == _MANY
         assert await transactions(db, "gen_durable") == _BATCHES
-        events = 2 if verb == "delete_all" else 1  # it cancels what is live, and deletes
+        events = 2 if verb == "delete_all" else 1  # it cancels live instances, then deletes
         assert await transactions(db, "audit_events") == [events * count for count in _BATCHES]
 
 
@@ -72,7 +72,7 @@ async def test_batches_before_a_failure_stay_committed(client: Any, db: Any) -> 
 
 
 async def test_taken_key_blocks_only_its_instance_in_a_bulk_retry(client: Any, db: Any) -> None:
-    """A statement that fails in the middle: the next one finds no transaction in ruins."""
+    """After a failed statement the next one does not run in a failed transaction."""
     await client.insert_all([Spec(Chain, n, correlation_key=f"k{n}") for n in range(_TWO_BATCHES)])
     await client.cancel_all(Chain)
     await client.insert(Chain, 0, correlation_key="k550")

@@ -1,4 +1,4 @@
-"""Clients behind PgBouncer: every verb seven times, for what a driver does only at first, or only later."""
+"""Clients behind PgBouncer: every verb seven times, because drivers treat first and later uses differently."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ async def test_concurrent_verbs(client: Any) -> None:
 
 
 async def test_missing_setting_raises_an_error_with_advice(durable_dsn: str) -> None:
-    """Without it our settings go with the connection, which PgBouncer refuses. Better at once than in mid-work."""
+    """Without the setting, startup parameters are sent, which PgBouncer refuses: an error at once."""
     with pytest.raises(UnreachableError, match="set GEN_DURABLE_POOLER or"):
         async with AsyncClient(durable_dsn):
             pass

@@ -1,9 +1,9 @@
-"""What belongs to a session: we bring it along with every transaction, and leave nothing behind.
+"""Session state behind PgBouncer: every transaction sets what it needs, and leaves nothing behind.
 
-PgBouncer 1.18, which Debian 12 has, knows no prepared statements in transaction mode, so we prepare none, and each
-statement is planned anew (0.7 to 1 ms). From 1.21 on it can carry them over (max_prepared_statements above 0, from 1.24
-on by default): then asyncpg could keep its statement cache, at two round trips and a plan less per statement. The
-settings would still have to go with every BEGIN. Nothing here relies on that.
+PgBouncer 1.18 (Debian 12) does not support prepared statements in transaction mode, so none are prepared, and each
+statement is planned again (0.7 to 1 ms). PgBouncer 1.21 and later can support them (max_prepared_statements above 0,
+the default since 1.24). Then asyncpg could keep its statement cache and save two round trips and a plan per statement.
+Every BEGIN would still have to set the settings.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from tests.pooler.machines import ALL, Chain, Parent
 from tests.support.clients import Awaitable
 
 SCHEMA: Final = "gen_durable"
-# What a cautious or careless administrator may have set.
+# Defaults that an administrator may have set.
 DEFAULTS: Final = {
     "default_transaction_isolation": "repeatable read",
     "default_transaction_read_only": "on",
@@ -56,7 +56,7 @@ def blocking_database(dsn: str) -> Iterator[Any]:
 
 @pytest.fixture(params=["asyncpg", "psycopg"])
 async def database(request: pytest.FixtureRequest, durable_dsn: str, db: Any) -> Any:
-    """Each of the two, on a database with unwelcome defaults."""
+    """A database by each driver, with other defaults than ours."""
     name = await db.fetchval("select current_database()")
     for setting, value in DEFAULTS.items():
         await db.execute(f"alter database {name} set {setting} = '{value}'")
@@ -90,7 +90,7 @@ async def test_every_transaction_has_the_pinned_settings(database: Any) -> None:
 
 
 async def test_plan_can_continue_after_a_failed_statement(database: Any) -> None:
-    """As an insert does that met a deadlock: without a pooler each statement is a transaction of its own as well."""
+    """Like an insert after a deadlock. Without a pooler each statement is its own transaction as well."""
 
     def stubborn() -> Plan[int]:
         with pytest.raises(StatementError, match="division by zero"):
@@ -132,13 +132,13 @@ async def test_server_connections_are_left_clean(
                 client.wait_all(refs)
                 return client.count()
 
-        # On a thread: a loop that waits here for a server connection could not give back those that it holds.
+        # On a thread: a blocked loop could not release the server connections that it holds.
         assert await asyncio.to_thread(wait) == 12
     seen: dict[int, Any] = {}
     with psycopg.connect(
         durable_dsn, autocommit=True, row_factory=dict_row, prepare_threshold=None
     ) as through:
-        for _ in range(25):  # they take turns
+        for _ in range(25):  # round robin
             row: Any = through.execute(
                 f"select pg_backend_pid() as pid, (select count(*) from pg_prepared_statements) as prepared, {look}"
             ).fetchone()
@@ -149,7 +149,7 @@ async def test_server_connections_are_left_clean(
 
 
 async def test_cancelled_call_leaves_no_open_transaction(durable_dsn: str, db: Any) -> None:
-    """At any moment: before BEGIN is answered, in mid-statement, or while it commits."""
+    """Cancelled at any moment: before the reply to BEGIN, during a statement, or during COMMIT."""
     async with await Database.open(durable_dsn, SCHEMA, size=4, pooler="transaction") as database:
 
         async def hasty(patience: float) -> None:
@@ -173,7 +173,7 @@ async def test_cancelled_call_leaves_no_open_transaction(durable_dsn: str, db: A
 
 
 class Interrupted:
-    """A connection on which BEGIN goes out, and its answer does not come back as it should."""
+    """A connection that sends BEGIN but does not get its reply."""
 
     def __init__(self, answer: BaseException) -> None:
         self._answer = answer
@@ -189,7 +189,7 @@ class Interrupted:
 
 
 async def test_connection_of_a_cancelled_transaction_is_not_used_again(durable_dsn: str) -> None:
-    """Otherwise its next use would go on in a transaction that another one began."""
+    """Otherwise its next use would continue in the transaction of another call."""
     async with await Database.open(durable_dsn, SCHEMA, size=1, pooler="transaction") as database:
         sleep = Statement("sleep", "select pg_sleep(:seconds::float8)::text as slept")
         with pytest.raises(TimeoutError):
@@ -200,7 +200,7 @@ async def test_connection_of_a_cancelled_transaction_is_not_used_again(durable_d
 
 
 async def test_standby_is_an_outage() -> None:
-    """It cannot begin READ WRITE, and says so in other words than to a write."""
+    """BEGIN READ WRITE fails on a standby with another code than a write."""
     connection = Interrupted(asyncpg.FeatureNotSupportedError("cannot set transaction read-write mode"))
     with pytest.raises(StatementError) as refused:
         async with _Transaction(connection, PINNED):
@@ -215,7 +215,7 @@ select count(*) from pg_locks
 
 @pytest.mark.parametrize("kind", ["AsyncClient", "Client"])
 async def test_schema_is_installed_through_the_pooler(durable_dsn: str, db: Any, kind: str) -> None:
-    """By the first who comes; the others wait for a lock that ends with its transaction."""
+    """By the first process; the others wait for its transaction lock."""
     settings = Settings(schema="elsewhere", pooler="transaction")
 
     async def opened() -> None:

@@ -1,4 +1,4 @@
-"""Workers behind PgBouncer: everything that they do, on server connections that are somebody else's a moment later."""
+"""Workers behind PgBouncer: all their work, on shared server connections."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ async def test_signals_and_timeouts(worker: Worker) -> None:
     called = await worker.insert_all([Spec(Waiter, 60.0, correlation_key=f"w:{n}") for n in range(20)])
     forgotten = await worker.insert(Waiter, 0.1)
     for number, ref in enumerate(called):
-        # To some before they wait, to others afterwards, and to every second one by its key.
+        # Some signals arrive before the wait, others during it; every second one by key.
         target: Any = ref if number % 2 else f"w:{number}"
         await worker.signal(target, Waiter.note, f"hello {number}", dedup_key="once")
     results = [done.result for done in await worker.wait_all(called, timeout=PATIENCE)]
@@ -54,7 +54,7 @@ async def test_children(worker: Worker) -> None:
 
 
 async def test_keys(worker: Worker, db: Any) -> None:
-    """A key's line moves up one by one, and the rows of a busy key are not in the way of others."""
+    """Rows of a key run one by one, and rows of a busy key do not block others."""
     Alone.most = 0
     alone = await worker.insert_all([Spec(Alone, "x", concurrency_key="x") for _ in range(40)])
     chain = await worker.insert(Chain, 1)
