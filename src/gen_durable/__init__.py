@@ -1,7 +1,7 @@
 """Durable state machines on PostgreSQL.
 
-A machine is a class whose steps return outcomes; what an outcome says is committed before anything else happens, so an
-instance outlives the process, the host and the database server that it runs on.
+A machine is a class; its steps return outcomes. The engine commits each outcome before it runs the next step, so an
+instance survives crashes of its process, its host and the database server.
 """
 
 from typing import TYPE_CHECKING as _TYPE_CHECKING

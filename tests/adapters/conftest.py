@@ -1,4 +1,4 @@
-"""One database for each module here: what a test looks at it tells from the rest by its keys."""
+"""One database per test module; tests use distinct keys."""
 
 from __future__ import annotations
 

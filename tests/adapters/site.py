@@ -1,4 +1,4 @@
-"""The Django of these tests: the site of the examples, set up once per process, on the database that a test says."""
+"""The example Django site, set up once per process, on the database of a test."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from django.conf import settings
 from django.db import connections
 
 SITE = Path(__file__).parents[2] / "examples" / "django_site"
-# As MIGRATION_MODULES: their tables are made at once. No test is about the twenty migrations of Django.
+# MIGRATION_MODULES: create the tables of Django without its migrations, which no test needs.
 AT_ONCE = dict.fromkeys(("admin", "auth", "contenttypes", "sessions"))
 
 
@@ -29,7 +29,7 @@ def set_up() -> None:
 
 @contextmanager
 def on(dsn: str) -> Iterator[None]:
-    """Let the default database be this one."""
+    """Use this database as the default one."""
     set_up()
     place = urlsplit(dsn)
     connection = connections["default"]

@@ -1,4 +1,4 @@
-"""Django: our verbs on its connection, our tables by its migrations, its commands, its admin."""
+"""Django: client, migrations, commands and admin."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def database(dsn: str) -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The commands lend it; what they lend is taken back."""
+    """Restore the environment variables that the commands set."""
     for name in ("DSN", "DSN_SOURCE", "SCHEMA", "LEASE"):
         monkeypatch.setenv(f"GEN_DURABLE_{name}", "")
 
@@ -57,7 +57,7 @@ def durable() -> DjangoClient:
 
 
 def seen(dsn: str, key: str) -> int:
-    """What others see."""
+    """What other connections see."""
     with psycopg.connect(dsn) as conn:
         query = "select count(*) from gen_durable.gen_durable where correlation_key like %s"
         row = conn.execute(query, (f"{key}%",)).fetchone()
@@ -196,12 +196,12 @@ def test_sqlmigrate_prints_the_statements() -> None:
 
 @pytest.mark.clause("ADAPT-7")
 def test_migrations_skip_other_databases() -> None:
-    class Nobody:
+    class NoMigrations:
         def allow_migrate(self, *_: object, **__: object) -> bool:
             return False
 
     with (
-        override_settings(GEN_DURABLE={"SCHEMA": "refused"}, DATABASE_ROUTERS=[Nobody()]),
+        override_settings(GEN_DURABLE={"SCHEMA": "refused"}, DATABASE_ROUTERS=[NoMigrations()]),
         connection.schema_editor() as editor,
     ):
         from gen_durable.contrib.django.increments import Increment
@@ -226,7 +226,7 @@ def test_command_line_uses_the_database_of_the_project(
     assert f"schema 'gen_durable' is at version {LATEST}" in told
     assert ended.value.code == 0
     with pytest.raises(CommandError, match="no instance has"):
-        call_command("gen_durable", "show", "nobody")
+        call_command("gen_durable", "show", "missing")
     Command().print_help("manage.py", "gen_durable")
     assert "Run gen-durable on the database of this project" in capfd.readouterr().out
 
@@ -272,7 +272,7 @@ def test_admin_is_read_only(durable: DjangoClient) -> None:
     found = browser.get("/admin/gen_durable/instance/", {"q": key, "status": "cancelled"})
     assert found.content.decode().count(key) >= 1
     assert (
-        browser.get("/admin/gen_durable/instance/", {"q": "nobody"}).content.decode().count("field-fsm") == 0
+        browser.get("/admin/gen_durable/instance/", {"q": "missing"}).content.decode().count("field-fsm") == 0
     )
     page = browser.get(f"/admin/gen_durable/instance/{order.id}/change/").content.decode()
     assert "&lt;changed&gt; her mind" in page

@@ -1,4 +1,4 @@
-"""FastAPI and Starlette: the client opens with the application, and every request finds it."""
+"""FastAPI and Starlette: the application opens the client, and requests get it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SECRET = "0123456789abcdef0123456789abcdef"
 
 @asynccontextmanager
 async def served(app: Any) -> AsyncIterator[httpx.AsyncClient]:
-    """Requests to an application that has started, as a server would send them: with the state of its lifespan."""
+    """Send requests to a started application, with the state of its lifespan."""
     async with app.router.lifespan_context(app) as state:
 
         async def handle(scope: Any, receive: Any, send: Any) -> None:

@@ -1,4 +1,4 @@
-"""Sessions and connections of SQLAlchemy where `conn=` is: what is done on them is part of their transaction."""
+"""SQLAlchemy sessions and connections as `conn=`: calls join their transaction."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gen_durable import AsyncClient, Client, Spec
 from gen_durable.errors import NoTargetError, UsageError
 from tests.clients.machines import Checkout, Number, Order, Payment
 
-# Dear: what is needed of it is imported where it is used, by the one process of pytest that runs these tests.
+# Importing SQLAlchemy is slow, so tests import it locally.
 if TYPE_CHECKING:
     from sqlalchemy import Engine
     from sqlalchemy.orm import Session
@@ -35,15 +35,15 @@ async def _done(value: Any) -> Any:
 
 
 class Caller:
-    """Somebody with a session of SQLAlchemy, blocking or not, and the client that takes it."""
+    """A SQLAlchemy session, blocking or async, and a client that uses it."""
 
     def __init__(self, session: Any, *, blocks: bool) -> None:
         self.session = session
-        # Not opened: on a connection of the caller's it needs none of its own.
+        # Not opened: with conn= the client needs no connection of its own.
         self.client: Any = Client("postgresql://nowhere") if blocks else AsyncClient("postgresql://nowhere")
 
     async def work(self, key: str) -> None:
-        """Something first, with nothing of the caller's before it."""
+        """Call the client before any statement of the caller."""
         await _done(
             self.client.insert(Checkout, Order(1), correlation_key=key, conn=self.session),
         )
@@ -123,7 +123,7 @@ async def caller(request: pytest.FixtureRequest, dsn: str, blocking: Engine) -> 
 
 
 def seen(engine: Engine, key: str) -> tuple[int, ...]:
-    """What others see: instances, signals, those cancelled."""
+    """What other connections see: instances, signals, cancelled instances."""
     from sqlalchemy import text
 
     with engine.connect() as conn:

@@ -1,4 +1,4 @@
-"""One database for the tests of a module: each looks at instances of its own."""
+"""One database per test module; each test reads its own instances."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Machines that begin at the step that a test names."""
+"""Machines that start at a step that the test chooses."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ async def add(numbers: list[int]) -> Done[int]:
 
 
 def story(stage: Any, name: str) -> Any:
-    """Insert an instance that begins there, and run what can run; its reference."""
+    """Insert an instance at this step, drain, and return its reference."""
     ref = stage.insert(Story, step=name)
     stage.drain()
     return ref

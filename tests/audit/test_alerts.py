@@ -1,4 +1,4 @@
-"""Instances that fail are told of: in the transaction that fails them, through the outbox like any event."""
+"""A failing instance emits an alert in the transaction that fails it."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_other_outcomes_emit_no_alert(stage: Harness, name: str) -> None:
 
 @pytest.mark.clause("AUD-9", "AUD-10")
 def test_poison_emits_an_alert(stage: Harness) -> None:
-    """A retry that is poison again is another alert; one that ends well has its own events."""
+    """A retried instance that is poison again emits another alert."""
     ref = stage.insert(Story, step="stops", correlation_key="bad")
     for _ in range(2):
         for _ in range(2):

@@ -1,4 +1,4 @@
-"""What is written at which level: every event beside the change that it tells of."""
+"""Audit events of each level, written in the transaction of the change."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.db.raw import fetch
 from tests.support.engine_plans import RECORDER, entry, flushed, inserted, new, picked
 
 PAGE = (Path(__file__).parents[2] / "docs" / "guides" / "audit.md").read_text(encoding="utf-8")
-# Without the pause after a crash.
+# No delay after a crash.
 DUE = "update gen_durable.gen_durable set eligible_at = now() where id = $1"
 Tale = Callable[[Harness], Any]
 

@@ -1,4 +1,4 @@
-"""The level is one for all: clients, producers in SQL, workers."""
+"""The audit level applies to clients, SQL producers and workers."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ async def test_worker_sets_the_level_of_its_settings(dsn: str) -> None:
         ref = await worker.insert(Story, step="goes_on")
         await worker.wait(ref)
         told = [event.event for event in await worker.audit(ref)]
-    # What is chained goes on under the lease that there is.
+    # Chained steps keep their lease.
     assert told == ["created", "leased", "succeeded", "succeeded"]
     async with Worker([Story], dsn=dsn) as worker:
         assert await worker.set_audit("failures") == "all"
@@ -67,7 +67,7 @@ def test_command_line(stage: Harness, dsn: str) -> None:
     assert "error=no more" in lines
     failed = json.loads(say("ls", str(ref.id), "--json")[1])[-1]
     assert (failed["event"], failed["data"]["cause"]) == ("failed", "stop")
-    assert say("ls", "nobody")[0] == 2
+    assert say("ls", "missing")[0] == 2
     assert say("ls", "99999")[0] == 2
     stage.cancel(stage.insert(Story, step="ends", correlation_key="k"), reason="why", actor="ann")
     login = json.loads(say("ls", "k", "--json")[1])[-1]["login"]
@@ -78,7 +78,7 @@ def test_command_line(stage: Harness, dsn: str) -> None:
     ]
     assert say("level", "failures") == (0, "failures\n")
     quiet = stage.insert(Story, step="ends")
-    assert say("ls", str(quiet.id)) == (0, "nothing is known of it\n")
+    assert say("ls", str(quiet.id)) == (0, "no audit events\n")
 
 
 @pytest.mark.clause("AUD-7")
@@ -88,9 +88,9 @@ def test_pages(stage: Harness) -> None:
     events = stage.audit(ref)
     assert [*stage.audit(ref, limit=2), *stage.audit(ref, after=events[1])] == events
     assert stage.audit(ref, after=events[-1].number) == []
-    for nobody in ("nobody", 99_999):
+    for missing in ("missing", 99_999):
         with pytest.raises(NoTargetError):
-            stage.audit(nobody)
+            stage.audit(missing)
     with pytest.raises(UsageError, match="the limit of audit events"):
         stage.audit(ref, limit=0)
     stage.set_audit("failures")

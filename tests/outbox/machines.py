@@ -24,7 +24,7 @@ from gen_durable import (
 
 
 class Teller(Machine[dict[str, Any], str]):
-    """Begins at the step that a test names, and tells of it."""
+    """Starts at a step that the test chooses, and emits events."""
 
     go = Signal("go", int)
 
@@ -80,7 +80,7 @@ class Teller(Machine[dict[str, Any], str]):
 
 
 class Chatter(Machine[int, int]):
-    """Emits one event per step, so often."""
+    """Emits one event per step, a given number of times."""
 
     @step
     async def talk(self, ctx: Context[int]) -> Outcome[int]:

@@ -63,7 +63,7 @@ async def test_refused_events_do_not_delay_a_good_one(durable_dsn: str, batch: i
     sink = Picky(batch, refuse(bad, lambda: RuntimeError("no")))
     async with Worker([Teller], dsn=durable_dsn, sinks=sink, settings=CALM) as worker:
         events = Events(worker)
-        # Paused until the instances are known to be bad: the sink must not see them before.
+        # Paused until the instances are marked as bad, so the sink does not see them before.
         async with asyncio.timeout(PATIENCE.total_seconds()):
             refs = await worker.insert_all(
                 [Spec(Teller, {}, step="last", schedule_in=timedelta(seconds=0.5)) for _ in range(5)]
@@ -111,7 +111,7 @@ async def test_failed_batch_is_split_down_to_the_bad_events(durable_dsn: str, er
 
 @pytest.mark.clause("EVT-5")
 async def test_failed_event_delays_later_events_of_its_instance(durable_dsn: str) -> None:
-    """The line of the bad one waits in order; the other lines of the same batch go on."""
+    """Later events of the bad instance wait; other instances of the batch continue."""
     sink = Picky(100, lambda events: None)
     async with Worker([Chatter], dsn=durable_dsn, settings=CALM) as worker:
         refs = await worker.insert_all([Spec(Chatter, 6) for _ in range(4)])
@@ -193,7 +193,7 @@ async def test_unavailable_sink_is_paused(durable_dsn: str, error: Exception) ->
 
 @pytest.mark.clause("EVT-11")
 async def test_retry_after_pause_does_not_grow(durable_dsn: str) -> None:
-    """A full inbox of one instance is answered 429 with Retry-After: others wait for that long, however often it is."""
+    """A 429 with Retry-After pauses the sink for that time, also when it repeats."""
     bad: set[str] = set()
     sink = Picky(1, refuse(bad, lambda: SinkUnavailable("full", retry_after=timedelta(seconds=0.2))))
     async with Worker([Teller], dsn=durable_dsn, sinks=sink, settings=CALM) as worker:
@@ -228,7 +228,7 @@ async def test_hanging_event_does_not_delay_others(durable_dsn: str, batch: int)
             async with asyncio.timeout(10):
                 while last not in sink.taken:
                     await asyncio.sleep(0.02)
-            # What is out is marked while the other one still hangs.
+            # Published events are marked while the other one still hangs.
             async with asyncio.timeout(10):
                 while await worker.events(good, state="pending"):
                     await asyncio.sleep(0.02)
@@ -236,11 +236,11 @@ async def test_hanging_event_does_not_delay_others(durable_dsn: str, batch: int)
 
 @pytest.mark.clause("EVT-11")
 async def test_timed_out_batch_is_sent_again_one_by_one(durable_dsn: str) -> None:
-    """Each half could take as long as the whole."""
+    """Halving would time out again and again."""
     bad: set[str] = set()
     sink = Picky(10, refuse(bad, TimeoutError))
     async with Worker([Teller], dsn=durable_dsn, sinks=sink, settings=CALM) as worker:
-        # One transaction of one step each: they are due at one moment, and go in one batch or in few.
+        # One step per event: all are due at the same time, so they go in few batches.
         refs = await worker.insert_all(
             [Spec(Teller, {}, step="last", schedule_in=timedelta(seconds=0.5)) for _ in range(4)]
         )
@@ -306,7 +306,7 @@ async def test_sink_failure_and_recovery_are_logged_once(
 def test_only_rounds_without_any_success_are_logged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """As one that answers 429 after a number of requests."""
+    """A sink that answers 429 after a number of requests."""
     sink, lease = Picky(1, lambda events: None), timedelta(minutes=1)
     dispatcher = dispatcher_of(sink, lease)
     caplog.set_level(logging.INFO, "gen_durable.outbox")

@@ -1,4 +1,4 @@
-"""A worker with sinks publishes what commits put into the outbox."""
+"""A worker with sinks publishes the events of the outbox."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.support.waiting import PATIENCE, Events
 
 
 class Shelf:
-    """A sink that keeps what it takes."""
+    """A sink that records its events."""
 
     def __init__(self, batch: int = 1, refuses: Sequence[str] = (), fails: int = 0) -> None:
         self.batch = batch
@@ -38,7 +38,7 @@ class Shelf:
             raise Rejected("not that one")
         if self._fails:
             self._fails -= 1
-            raise ConnectionError("nobody there")
+            raise ConnectionError("connection refused")
         self.taken.extend(events)
 
     def lines(self) -> dict[str, list[tuple[int, int]]]:
@@ -50,7 +50,7 @@ class Shelf:
 
 
 async def all_are_out(client: AsyncClient, sink: str | None = None) -> None:
-    # Whoever dies leaves leases behind that have to run out.
+    # Short, because leases of a killed process must expire.
     async with asyncio.timeout(3 * PATIENCE.total_seconds()):
         while await client.events(state="pending", sink=sink):
             await asyncio.sleep(0.02)
@@ -95,7 +95,7 @@ async def test_failed_event_is_retried_in_order(durable_dsn: str) -> None:
         await all_are_out(worker)
         (_, _, first) = await worker.events(ref)
     assert shelf.lines() == {str(ref.id): [(1, 1), (2, 1), (3, 1)]}
-    assert (failed.sink, failed.error) == ("default", "ConnectionError: nobody there")
+    assert (failed.sink, failed.error) == ("default", "ConnectionError: connection refused")
     assert (first.attempts, first.state, first.last_error) == (1, "published", None)
 
 
@@ -116,7 +116,7 @@ async def test_rejected_event_does_not_block_later_events(durable_dsn: str, batc
         assert dead.id == letter.id == f"{ref.id}:1:2"
         assert [event.type for event in shelf.taken] == ["first", "third", "done"]
         assert {record.status for record in await worker.executions(ref)} == {ExecutionStatus.DONE}
-        # Mended, it is published after all, under the same id.
+        # After a replay it is published with the same id.
         shelf._refuses = ()
         assert await worker.replay([letter]) == 1
         worker._wakes.events()
@@ -213,7 +213,7 @@ async def test_replayed_events_precede_pending_ones(durable_dsn: str, database: 
     await db.execute("update gen_durable.outbox set next_at = now()")
     first = await database.run(outbox.lease("default", 2, 1, minute))
     assert [event.id for event in first] == numbers[:2]
-    # While another dispatcher has the head of the line, nothing behind it is leased, replayed or not.
+    # While another dispatcher has leased the first event of an instance, later ones are not leased.
     assert await database.run(outbox.lease("default", 10, 2, minute)) == []
     marks = [outbox.Mark(event, "published") for event in first]
     assert await database.run_in_transaction(outbox.mark("default", marks, 1)) == 2

@@ -18,7 +18,7 @@ def told(durable: Harness, ref: Any) -> list[tuple[str, str]]:
 
 @pytest.fixture
 def at(durable: Harness) -> Any:
-    """Run an instance from a step; its reference."""
+    """Run an instance from a step and return its reference."""
 
     def run(name: str, **state: Any) -> Any:
         ref = durable.insert(Teller, state, step=name)

@@ -1,4 +1,4 @@
-"""Dispatchers die under load: every event comes out, and along each line in order."""
+"""Dispatchers are killed under load: every event is published, in order per instance."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ async def dispatcher(
     dsn: str, settings: Settings, file: Path, *, how: str = ""
 ) -> AsyncIterator[WorkerProcess]:
     arguments = (dsn, msgspec.json.encode(settings).decode(), str(file), *[how] * bool(how))
-    async with program("tests.outbox.victims", *arguments) as process:
+    async with program("tests.outbox.killable_worker", *arguments) as process:
         yield process
 
 
@@ -37,13 +37,13 @@ async def test_all_events_are_published_despite_kills(durable_dsn: str, tmp_path
     async with AsyncClient(durable_dsn) as client, AsyncExitStack() as stack:
         refs = await client.insert_all([Spec(Chatter, 10) for _ in range(60)])
         lives = [await stack.enter_async_context(dispatcher(durable_dsn, FAST, shelf)) for _ in range(3)]
-        for victim in lives[:2]:
-            await victim.hears()
+        for worker in lives[:2]:
+            await worker.hears()
             async with asyncio.timeout(PATIENCE.total_seconds()):
                 while not await client.events(state="published", limit=1):
                     await asyncio.sleep(0.01)
             await asyncio.sleep(random.uniform(0, 0.3))
-            victim.send(signal.SIGKILL)
+            worker.send(signal.SIGKILL)
         for ref in refs:
             await client.wait(ref, timeout=3 * PATIENCE)
         await all_are_out(client)
@@ -52,7 +52,7 @@ async def test_all_events_are_published_despite_kills(durable_dsn: str, tmp_path
         instance, seq, _ = line.split()[0].split(":")
         if int(seq) not in seen[int(instance)]:
             seen[int(instance)].append(int(seq))
-    # What comes again may come late, under an id that is known; what comes first comes in order.
+    # Repeated deliveries may be late, with a known id; first deliveries are in order.
     assert seen == {ref.id: list(range(1, 11)) for ref in refs}
 
 
@@ -72,7 +72,7 @@ async def test_unmarked_event_is_published_again_with_its_id(durable_dsn: str, t
 
 @pytest.mark.clause("EVT-5", "EVT-7")
 async def test_expired_dispatcher_lease_repeats_only_known_events(durable_dsn: str, tmp_path: Path) -> None:
-    """One is stopped in the middle of its round, past its lease; another one publishes everything; then it goes on."""
+    """A dispatcher is stopped during a round until its lease expires; another one publishes; then the first continues."""
     shelf = tmp_path / "published"
     async with Worker([Chatter], dsn=durable_dsn) as client, AsyncExitStack() as stack:
         refs = await client.insert_all([Spec(Chatter, 10) for _ in range(60)])
@@ -97,6 +97,6 @@ async def test_expired_dispatcher_lease_repeats_only_known_events(durable_dsn: s
         if int(seq) not in firsts[int(instance)]:
             firsts[int(instance)].append(int(seq))
     assert firsts == {ref.id: list(range(1, 11)) for ref in refs}
-    # What it had begun to send may still arrive, behind later events, under ids that are known; nothing else does.
+    # Only events that it was sending may arrive again, late, with known ids.
     assert len(after) <= 16
     assert {line.split()[0] for line in after} <= {line.split()[0] for line in before}

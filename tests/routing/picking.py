@@ -1,4 +1,4 @@
-"""Rows to pick, and picks by prefix, one statement at a time."""
+"""Inserting rows and picking them by prefix, one statement at a time."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LEASES: Final = pick.Leases(timedelta(seconds=60))
 
 
 async def inserted(database: Database, db: Any, rows: Sequence[tuple[str, int, int, float]]) -> list[int]:
-    """Insert rows (type, version, priority, due since so many seconds), all by one clock."""
+    """Insert rows (type, version, priority, seconds since due)."""
     answers = await database.run(
         insert.insert(
             [

@@ -1,4 +1,4 @@
-"""Two releases of one shop. The new one knows a type, and a version of another, that the old one has never heard of.
+"""Two releases of one shop. The new one has a new type, and a new version of another type.
 
 Run as a program, this is a worker of one of them: `python -m tests.routing.releases DSN SETTINGS RELEASE SOURCE`.
 It tells what it runs, one JSON object per line.
@@ -33,13 +33,13 @@ from tests.support.crashing_workers import tell
 
 __all__ = ["NEW", "OLD", "Month", "MonthV2", "charge", "nap", "refund"]
 
-# A kill costs an execution, so the limit must leave room for some; nothing here fails by itself.
+# A kill costs an execution, so the limit is high enough for several.
 _PATIENT: Final = Backoff(max_attempts=10)
 
 
 @job("shop.charge.v1", retry=_PATIENT)
 async def charge(number: int, ctx: Context[int]) -> str:
-    """Both releases know it."""
+    """A type of both releases."""
     tell(ran=ctx.machine, version=ctx.version, id=ctx.id)
     await asyncio.sleep(0.01)
     return f"charged {number}"
@@ -47,14 +47,14 @@ async def charge(number: int, ctx: Context[int]) -> str:
 
 @job("shop.refund.v1", retry=_PATIENT)
 async def refund(number: int, ctx: Context[int]) -> str:
-    """Only the new release knows it."""
+    """A type of the new release only."""
     tell(ran=ctx.machine, version=ctx.version, id=ctx.id)
     await asyncio.sleep(0.01)
     return f"refunded {number}"
 
 
 class Month(Machine[int, int], name="shop.month", retry=_PATIENT):
-    """Closes a month by charging."""
+    """Schedules charges as children."""
 
     @step
     async def begin(self, ctx: Context[int]) -> Outcome[int]:
@@ -71,7 +71,7 @@ class Month(Machine[int, int], name="shop.month", retry=_PATIENT):
 
 
 class MonthV2(Month, name="shop.month", version=2):
-    """Refunds as well."""
+    """Schedules refunds too."""
 
     @step
     async def split(self, ctx: Context[int]) -> Outcome[int]:
@@ -81,7 +81,7 @@ class MonthV2(Month, name="shop.month", version=2):
 
 @job("shop.nap.v1", retry=_PATIENT)
 async def nap(file: str, ctx: Context[str]) -> int:
-    """Does not end before the file is there."""
+    """Waits until a file exists."""
     tell(ran=ctx.machine, version=ctx.version, id=ctx.id, attempt=ctx.attempt, key=ctx.idempotency_key)
     while not Path(file).exists():
         await asyncio.sleep(0.01)

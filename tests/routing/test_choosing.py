@@ -1,4 +1,4 @@
-"""What a worker is asked to serve: queues, prefixes, or what the environment says."""
+"""Which queues and prefixes a worker serves: arguments, environment, defaults."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Report(Machine[None, None]):
 
 
 def served(**options: Any) -> tuple[dict[str, int], dict[str, int]]:
-    """Queues and prefixes, each with its concurrency."""
+    """Queues and prefixes with their concurrency."""
     worker = Worker([charge, Report], **options)
     return (
         {name: queue.concurrency for name, queue in worker.served_queues.items()},

@@ -1,4 +1,4 @@
-"""Workers come and go, politely and not, of one release and the next, while work goes on: nothing is lost or failed."""
+"""Rolling deploys with graceful and killed workers lose nothing and fail nothing."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SETTINGS = msgspec.structs.replace(FAST, drain_timeout=timedelta(seconds=2))
 
 @asynccontextmanager
 async def release(dsn: str, name: str, source: str) -> AsyncIterator[WorkerProcess]:
-    """A worker of one release, in a process of its own that does not outlive the block."""
+    """A worker process of one release, killed at the end of the block."""
     settings = msgspec.json.encode(SETTINGS).decode()
     async with program("tests.routing.releases", dsn, settings, name, source) as process:
         yield process
@@ -34,21 +34,21 @@ async def release(dsn: str, name: str, source: str) -> AsyncIterator[WorkerProce
 @pytest.mark.clause("ROUTE-9")
 @pytest.mark.parametrize("source", ["queue", "prefix"])
 async def test_rolling_deploy_loses_nothing(durable_dsn: str, db: Any, source: str) -> None:
-    """Two old workers; a producer that is ahead of them; new workers take their places, one by one, once by SIGKILL."""
+    """New workers replace two old ones, one of them by SIGKILL, while a producer inserts types of the new release."""
     async with AsyncClient(durable_dsn) as client, AsyncExitStack() as stack:
         old = [await stack.enter_async_context(release(durable_dsn, "old", source)) for _ in range(2)]
         for process in old:
             await process.hears(ready=True)
 
         def wave(first: int) -> list[Any]:
-            """Some of everything, what only the new release knows among it and more urgent."""
+            """Insert all types; those of the new release have a higher priority."""
             jobs = [Spec(each, number) for number in range(first, first + 15) for each in (charge, refund)]
             newer = [Spec(MonthV2, 3, priority=-1), Spec(refund, 0, priority=-1, concurrency_key="till")]
             return [*newer, *jobs, Spec(Month, 3), Spec(charge, 0, concurrency_key="till")]
 
         await client.insert_all(wave(100))
-        # Only the old release is there. What it knows is done; what it does not know waits, untouched, and with it the
-        # charge that stands behind a refund in the line of their key.
+        # Only the old release runs. Its types are done; new types wait, and so does the charge that has the same
+        # concurrency key as a waiting refund.
         known = (
             "fsm <> 'shop.refund.v1' and (fsm, fsm_version) <> ('shop.month', 2) and concurrency_key is null"
         )
@@ -95,7 +95,7 @@ async def test_rolling_deploy_loses_nothing(durable_dsn: str, db: Any, source: s
         assert (
             await db.fetchval("select max(attempt) from gen_durable.executions where outcome <> 'lease'") <= 1
         )
-        # A transition is committed once, however many tried.
+        # Every transition is committed once.
         made = await db.fetchrow(
             """select count(*), count(distinct (instance_id, step_seq)) as transitions
                  from gen_durable.executions where status = 'DONE'"""

@@ -1,4 +1,4 @@
-"""How long an execution is leased: as the worker says, its machine, or its step; at the pick and at every heartbeat."""
+"""Lease length of a worker, machine or step, at the pick and at every heartbeat."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ SETTINGS = Settings(
 )
 
 
-class Held:
-    """Where steps wait until a test has looked at their rows."""
+class Gate:
+    """A gate at which steps wait until the test has read their rows."""
 
     def __init__(self) -> None:
         self.is_there, self.may_go = asyncio.Event(), asyncio.Event()
@@ -44,28 +44,28 @@ class Held:
 
 
 class Plain(Machine[None, None], name="m.plain"):
-    """As the worker says."""
+    """Lease of the worker."""
 
-    def __init__(self, held: Held) -> None:
-        self.held = held
+    def __init__(self, gate: Gate) -> None:
+        self.gate = gate
 
     @step
     async def run(self, ctx: Context[None]) -> Outcome[None]:
-        await self.held.wait()
+        await self.gate.wait()
         return Done()
 
 
 class Own(Plain, name="m.own", lease=timedelta(seconds=40)):
-    """A length for the machine, another for one of its steps."""
+    """One lease for the machine, another for one of its steps."""
 
     @step(lease=timedelta(minutes=3))
     async def long(self, ctx: Context[None]) -> Outcome[None]:
-        await self.held.wait()
+        await self.gate.wait()
         return Done()
 
 
 async def lengths(db: Any, id: int) -> tuple[float, float]:
-    """How long the lease was at the pick, and what it is from now on after a heartbeat."""
+    """Return the lease length at the pick and after a heartbeat."""
     row = await row_of(db, id)
     first = (row["lease_expires_at"] - row["leased_at"]).total_seconds()
     await holds(
@@ -83,13 +83,13 @@ async def lengths(db: Any, id: int) -> tuple[float, float]:
     "source", [{"queues": {"default": 5}}, {"prefixes": ["m."]}], ids=["queue", "prefix"]
 )
 async def test_pick_and_heartbeat_use_the_lease_of_the_step(durable_dsn: str, db: Any, source: Any) -> None:
-    held = Held()
+    gate = Gate()
 
     @job("m.job", lease=timedelta(seconds=7))
     async def short() -> None:
-        await held.wait()
+        await gate.wait()
 
-    plain, own = Plain(held), Own(held)
+    plain, own = Plain(gate), Own(gate)
     cases: list[tuple[Any, str, float]] = [
         (plain, "run", 20),
         (own, "run", 40),
@@ -99,9 +99,9 @@ async def test_pick_and_heartbeat_use_the_lease_of_the_step(durable_dsn: str, db
     async with Worker([plain, own, short], dsn=durable_dsn, settings=SETTINGS, **source) as worker:
         for machine, name, length in cases:
             ref = await worker.insert(machine, step=name)
-            await happens(held.is_there)
+            await happens(gate.is_there)
             first, renewed = await lengths(db, ref.id)
-            held.may_go.set()
+            gate.may_go.set()
             await worker.wait(ref.id, timeout=PATIENCE)
             case = (name, length)
             assert length <= first < length + 5, case  # a heartbeat may have come before the look
@@ -109,53 +109,53 @@ async def test_pick_and_heartbeat_use_the_lease_of_the_step(durable_dsn: str, db
 
 
 class Chain(Machine[None, list[int]], name="m.chain"):
-    """Two steps of the worker's length, two of another one, and one of a third."""
+    """Two steps with the lease of the worker, two with another, one with a third."""
 
-    def __init__(self, held: Held) -> None:
-        self.held = held
+    def __init__(self, gate: Gate) -> None:
+        self.gate = gate
 
     @step
     async def a(self, ctx: Context[None]) -> Outcome[list[int]]:
-        await self.held.wait()
+        await self.gate.wait()
         return Next(self.b)
 
     @step
     async def b(self, ctx: Context[None]) -> Outcome[list[int]]:
-        await self.held.wait()
+        await self.gate.wait()
         return Next(self.c)
 
     @step(lease=timedelta(seconds=50))
     async def c(self, ctx: Context[None]) -> Outcome[list[int]]:
-        await self.held.wait()
+        await self.gate.wait()
         return Next(self.d)
 
     @step(lease=timedelta(seconds=50))
     async def d(self, ctx: Context[None]) -> Outcome[list[int]]:
-        await self.held.wait()
+        await self.gate.wait()
         return Next(self.e)
 
     @step(lease=timedelta(seconds=2))
     async def e(self, ctx: Context[None]) -> Outcome[list[int]]:
-        await self.held.wait()
+        await self.gate.wait()
         return Done([])
 
 
 async def test_chained_step_gets_its_own_lease_length(durable_dsn: str, db: Any) -> None:
-    held = Held()
-    # No heartbeat in the way: what the row has is what the pick gave it.
+    gate = Gate()
+    # No heartbeat, so the row shows the lease of the pick.
     settings = msgspec.structs.replace(SETTINGS, heartbeat=timedelta(seconds=1))
     seen: dict[str, tuple[int, float]] = {}
-    async with Worker([chain := Chain(held)], dsn=durable_dsn, settings=settings) as worker:
+    async with Worker([chain := Chain(gate)], dsn=durable_dsn, settings=settings) as worker:
         ref = await worker.insert(chain)
-        await happens(held.is_there)
+        await happens(gate.is_there)
         while True:
             row = await row_of(db, ref.id)
             left = (row["lease_expires_at"] - row["now"]).total_seconds()
             seen[row["step"]] = (row["lease_token"], left)
             if row["step"] == "e":
                 break
-            await held.next()
-        held.may_go.set()
+            await gate.next()
+        gate.may_go.set()
         ended = await worker.wait(ref, timeout=PATIENCE)
         records = await worker.executions(ref)
     assert ended.step_seq == 5
@@ -173,7 +173,7 @@ async def test_chained_step_gets_its_own_lease_length(durable_dsn: str, db: Any)
 
 
 async def test_short_lease_is_renewed_during_long_steps(durable_dsn: str, db: Any) -> None:
-    """Three times its length: the heartbeat of the worker is quick enough for the shortest lease that there is."""
+    """The step takes three leases: the heartbeat is fast enough for the shortest lease."""
 
     @job("m.short", lease=timedelta(milliseconds=500))
     async def short() -> int:
@@ -209,26 +209,26 @@ def test_default_heartbeat_follows_a_shorter_lease() -> None:
 
 @pytest.mark.clause("LEASE-6")
 async def test_short_lease_is_kept_with_the_default_heartbeat(durable_dsn: str, db: Any) -> None:
-    held, long_held = Held(), Held()
+    gate, long_gate = Gate(), Gate()
 
     @job("m.short", lease=timedelta(seconds=3))
     async def short() -> None:
-        await held.wait()
+        await gate.wait()
 
-    plain = Plain(long_held)
+    plain = Plain(long_gate)
     async with Worker([short, plain], dsn=durable_dsn) as worker:
         kept, long = await worker.insert(short), await worker.insert(plain)
-        await happens(held.is_there)
-        await happens(long_held.is_there)
+        await happens(gate.is_there)
+        await happens(long_gate.is_there)
         first, long_first = await row_of(db, kept.id), await row_of(db, long.id)
         until = first["lease_expires_at"] + timedelta(seconds=0.5)
         while (row := await row_of(db, kept.id))["now"] < until:
             assert row["lease_expires_at"] > row["now"], "the lease ran out under a live worker"
             await asyncio.sleep(0.1)
-        # A lease of the worker's own length is renewed after 10 s: the short one costs it no writes.
+        # The lease of the worker is renewed after 10 s; the short lease does not cause more renewals of it.
         assert (await row_of(db, long.id))["lease_expires_at"] == long_first["lease_expires_at"]
-        held.may_go.set()
-        long_held.may_go.set()
+        gate.may_go.set()
+        long_gate.may_go.set()
         await worker.wait(kept, timeout=PATIENCE)
         await worker.wait(long, timeout=PATIENCE)
     assert (await row_of(db, kept.id))["crash_count"] == 0
@@ -246,14 +246,14 @@ async def test_silent_heartbeat_connection_is_replaced_in_time(
         return await original(*given, **options)
 
     monkeypatch.setattr(Database, "open", noted)
-    async with Worker([half_minute, Plain(Held())], dsn=durable_dsn):
+    async with Worker([half_minute, Plain(Gate())], dsn=durable_dsn):
         async with asyncio.timeout(PATIENCE.total_seconds()):
             while not opened:
                 await asyncio.sleep(0.01)
     assert opened == [10]
 
 
-# What cannot work
+# Invalid leases
 
 
 def refused(*machines: Any, heartbeat: float) -> str:
@@ -267,13 +267,13 @@ def test_heartbeat_above_half_of_a_lease_is_refused() -> None:
     @job("m.job", lease=timedelta(seconds=7))
     async def short() -> None: ...
 
-    assert refused(Own(Held()), heartbeat=20.1) == (
+    assert refused(Own(Gate()), heartbeat=20.1) == (
         "settings.heartbeat must be at most half of every lease: the lease of step 'run' of machine 'm.own' is 40s, "
         "got 20.1s; lower it, or omit it"
     )
     assert "step 'run' of machine 'm.job' is 7s" in refused(short, heartbeat=3.51)
-    assert "step 'e' of machine 'm.chain' is 2s" in refused(Chain(Held()), heartbeat=1.01)
-    Worker([Own(Held())], settings=Settings(heartbeat=timedelta(seconds=20)))
+    assert "step 'e' of machine 'm.chain' is 2s" in refused(Chain(Gate()), heartbeat=1.01)
+    Worker([Own(Gate())], settings=Settings(heartbeat=timedelta(seconds=20)))
     Worker([short], settings=Settings(heartbeat=timedelta(seconds=3.5)))
 
 

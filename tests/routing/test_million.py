@@ -1,4 +1,4 @@
-"""A million rows that are urgent and have time, of many types: a pick reads a bounded part of one index."""
+"""With a million rows of many types and priorities, a pick reads a bounded part of one index."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ select id from gen_durable.gen_durable
  order by priority, eligible_at, id limit 500"""
 
 
-# One test, because filling the table is most of the work: half a minute where everything else is busy too.
+# One test, because filling the table takes most of the time.
 @pytest.mark.clause("ROUTE-6")
 @pytest.mark.timeout(240)
 async def test_pick_with_a_million_rows(durable_dsn: str) -> None:
@@ -46,7 +46,7 @@ async def test_pick_with_a_million_rows(durable_dsn: str) -> None:
     await _fill(durable_dsn)
     async with Explainer.open(durable_dsn) as explainer:
         assert await explainer.connection.fetchval("show plan_cache_mode") == "force_generic_plan"
-        # Two more levels of the index, and one look at the urgent priority.
+        # Two more index levels, and one probe of the urgent priority.
         behind = await _by_queue(explainer)
         assert behind.blocks <= alone.blocks + 100, behind
         await _reads_little(explainer)
@@ -62,14 +62,14 @@ async def _by_queue(explainer: Explainer) -> Explained:
 
 
 async def _reads_little(explainer: Explainer) -> None:
-    """Blocks grow with types (each costs a few per queue, version and priority, here three, two and four) and with the reach."""
+    """The number of blocks grows with the number of types (a few per queue, version and priority) and with the demand."""
     for prefix, demand, found, most in (
         ("billing.", 1, 1, 9000),
         ("billing.", 10, 10, 9500),
         ("billing.", 100, 100, 13000),
         ("billing", 10, 10, 18500),  # twice as many types
         ("billing.job7.", 10, 10, 550),  # one type
-        ("nobody.", 10, 0, 10),
+        ("missing.", 10, 0, 10),
         ("a", 10, 0, 10),
         ("zzz", 10, 0, 10),
     ):
@@ -89,7 +89,7 @@ async def _leaves_what_is_unknown_at_no_cost(explainer: Explainer) -> None:
         (_NAMESPACE, 10),
         (_NAMESPACE[:1], 10),
         ([each for each in _NAMESPACE if each[1] == 2], 10),
-        ([("billing.nobody.v1", 1)], 0),
+        ([("billing.missing.v1", 1)], 0),
     ):
         picked, report = await _tried(explainer, by_prefix("billing.", 10, machines=machines))
         case = (machines[0], report.blocks, report.indexes)
@@ -108,7 +108,7 @@ async def _takes_the_first_rows(explainer: Explainer) -> None:
 
 
 async def _tried(explainer: Explainer, plan: Plan[Picked]) -> tuple[Picked, Explained]:
-    """Run a pick, and take it back."""
+    """Run a pick and roll it back."""
     transaction = explainer.connection.transaction()
     await transaction.start()
     try:

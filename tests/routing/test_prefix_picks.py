@@ -1,4 +1,4 @@
-"""The pick by prefix, statement by statement: what belongs to a prefix, and in which order it is leased."""
+"""The pick by prefix: which rows belong to a prefix, and in which order they are leased."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ async def test_order_is_priority_time_id_across_types(database: Database, db: An
 @pytest.mark.clause("ROUTE-5")
 @pytest.mark.parametrize("seed", range(6))
 async def test_order_holds_for_any_demand(database: Database, db: Any, seed: int) -> None:
-    """Against the plain definition: sort everything that is due and known."""
+    """Compare with the plain definition: sort all due rows of known types."""
     luck = random.Random(seed)
     types = [f"m.{number}" for number in range(luck.choice([1, 3, 40]))]
     rows = [
@@ -140,10 +140,10 @@ async def test_all_rows_with_the_same_due_time_are_picked(database: Database, db
 
 
 async def test_unknown_types_do_not_block_known_ones(database: Database, db: Any) -> None:
-    """Of forty types, each has rows of a version that only newer workers know, all of them due for longer."""
+    """Forty types have older rows of a version that this worker does not have."""
     unknown = [(f"m.{number}", 2, 0, 1000) for number in range(40) for _ in range(30)]
     known = [(f"m.{number}", 1, 0, 1) for number in range(40)]
-    strange = [("m.nobody", 1, -1, 1000)] * 50
+    strange = [("m.missing", 1, -1, 1000)] * 50
     ids = await inserted(database, db, [*strange, *unknown, *known])
     machines = [(fsm, version) for fsm, version, _, _ in known]
     found = [each.id for each in await picked(database, "m.", 10, machines=machines)]
@@ -197,7 +197,7 @@ end $$"""
 async def test_row_changed_during_the_pick_is_checked_again(
     database: Database, db: Any, durable_dsn: str, change: str
 ) -> None:
-    """The pick has its snapshot and stops; meanwhile others lease the row, or put it off; then the pick goes on."""
+    """While a pick waits after taking its snapshot, the row is leased or deferred; then the pick continues."""
     (id,) = await inserted(database, db, [("m.a", 1, 0, 1)])
     await db.execute(_SLOW_CLOCK)
     slow = await asyncpg.connect(durable_dsn, server_settings={**PINNED, "search_path": "slow, pg_catalog"})

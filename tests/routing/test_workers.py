@@ -1,4 +1,4 @@
-"""Workers by queue and by prefix, side by side on one database."""
+"""Workers that serve queues and workers that serve prefixes, on one database."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from tests.support.waiting import PATIENCE, Events, happens, holds
 
 
 def maker(name: str, version: int = 1, **options: Any) -> Any:
-    """A job that says its name."""
+    """Make a job that returns its name."""
 
     @job(name, version=version, **options)
     async def made(number: int) -> str:
@@ -43,12 +43,12 @@ def maker(name: str, version: int = 1, **options: Any) -> Any:
 
 
 BILLING, MEDIA, DEFAULT = maker("billing.charge.v1"), maker("media.scale.v1"), maker("default.tidy.v1")
-# As like the prefix `billing.` as a name can be that does not begin with it.
+# Names that are similar to the prefix `billing.` but do not begin with it.
 TWIN = maker("billing_charge.v1")
 
 
 async def waiting(db: Any) -> list[str]:
-    """The types of what nobody has touched."""
+    """Return the types of instances that were never leased."""
     rows = await db.fetch(
         "select fsm from gen_durable.gen_durable where status = 'runnable' and execution = 0 order by fsm"
     )
@@ -56,7 +56,7 @@ async def waiting(db: Any) -> list[str]:
 
 
 async def until_idle(events: Events, label: str) -> None:
-    """Wait for a look at this queue or prefix that finds nothing; it begins from now on."""
+    """Wait for a pick of this queue or prefix that starts now and finds nothing."""
     count = len(events.of(PickStop, lambda event: event.queue == label))
     for number in (1, 2):
         await events.wait(
@@ -90,7 +90,7 @@ async def test_queue_worker_leaves_unknown_machines(durable_dsn: str, db: Any) -
     ids=["queue", "prefix"],
 )
 async def test_blocked_key_does_not_delay_other_work(durable_dsn: str, db: Any, source: Any) -> None:
-    """They wait for it, in their line. Whoever knows it will let them go on; meanwhile nobody else waits."""
+    """They wait for their key; other work continues. A worker that has the machine continues them."""
     new, old = maker("m.new"), maker("m.old")
     keys = [f"tenant:{number}" for number in range(20)]
     async with AsyncClient(durable_dsn) as client:
@@ -289,11 +289,11 @@ async def test_busy_key_does_not_delay_other_work(durable_dsn: str, db: Any) -> 
             assert (await worker.wait(ref.id, timeout=PATIENCE)).status is Status.DONE
 
 
-# Types that an owner does not know
+# Unknown types under a prefix
 
 
 class Parent(Machine[str, list[str]], name="p.parent"):
-    """Has a child of a type that nobody here knows."""
+    """Has a child of an unknown type."""
 
     @step
     async def split(self, ctx: Context[str]) -> Outcome[list[str]]:

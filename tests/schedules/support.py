@@ -1,4 +1,4 @@
-"""A machine that tells its fire time, and looks at what schedules have done."""
+"""Machines and helpers of the schedule tests."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ A_SECOND: Final = timedelta(seconds=1)
 
 
 class Report(Machine[str, str]):
-    """Ends with its fire time."""
+    """Its result is its fire time."""
 
     @step
     async def write(self, ctx: Context[str]) -> Outcome[str]:
@@ -19,7 +19,7 @@ class Report(Machine[str, str]):
 
 
 class Sleeper(Machine[None, None]):
-    """Lives until it is woken."""
+    """Waits for a signal."""
 
     wake = Signal("wake")
 
@@ -33,10 +33,10 @@ class Sleeper(Machine[None, None]):
 
 
 def hourly(name: str = "hourly", **options: Any) -> Schedule:
-    """A report at every full hour."""
+    """An hourly schedule."""
     return Schedule(name, Spec(Report, "all"), cron="0 * * * *", **options)
 
 
 def fire_times(instances: Any) -> list[datetime | None]:
-    """For which fire times these were inserted, oldest first."""
+    """Return the fire times of these instances, oldest first."""
     return sorted(instance.fire_time for instance in instances)

@@ -1,4 +1,4 @@
-"""Both clients, the caller's transactions, and bad input."""
+"""Schedule methods of both clients, transactions of callers, and invalid input."""
 
 from __future__ import annotations
 

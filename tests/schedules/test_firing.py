@@ -1,4 +1,4 @@
-"""What is inserted for which fire time, in the database of a test whose time passes as the test wants."""
+"""Firing of schedules, with the clock of the harness."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ from tests.support.settings import AN_HOUR
 
 
 def now(durable: Harness) -> datetime:
-    """What time it is for this test."""
+    """Return the current time of the harness."""
     (row,) = (durable._database.run(schedules._found("", durable._ahead)),)
     moment: datetime = row["now"]
     return moment
 
 
 def advance_to_fire_time(durable: Harness, name: str = "hourly") -> datetime:
-    """Let time pass until just after the next fire time."""
+    """Advance the clock to just after the next fire time."""
     fire_time = durable.get_schedule(name).next_at
     assert fire_time is not None
     durable.advance(fire_time - now(durable) + timedelta(seconds=1))
@@ -158,7 +158,7 @@ def test_at_most_the_latest_thousand_fire_times_are_made_up(durable: Harness) ->
 
 @pytest.mark.clause("CRON-6")
 def test_missed_fire_times_of_a_large_spec(durable: Harness) -> None:
-    """In several goes: a jsonb takes 256 MB, and a thousand of these would be a gigabyte."""
+    """Several statements: jsonb is limited to 256 MB, and a thousand of these have a gigabyte."""
     large = Spec(Report, "x" * 1_000_000)
     put = durable.put_schedule(Schedule("often", large, every=timedelta(minutes=1), missed="all"))
     assert put.next_at is not None
@@ -234,7 +234,7 @@ def test_clock_set_back_fires_nothing_twice(durable: Harness) -> None:
     assert durable.drain().done == 3
     durable._ahead -= 3 * AN_HOUR
     assert durable.catch_up() == 0
-    # Whatever is done to it meanwhile: no fire_time is next again.
+    # No change of the schedule repeats a fire time.
     durable.put_schedule(Schedule("hourly", Spec(Report, "new"), cron="*/30 * * * *", missed="all"))
     durable.pause_schedule("hourly")
     assert durable.resume_schedule("hourly").next_at == fire_time + timedelta(hours=2, minutes=30)
@@ -380,7 +380,7 @@ def _set(row: Any) -> set[str]:
 def test_drain_refuses_a_thousand_fire_times(durable: Harness) -> None:
     durable.put_schedule(Schedule("naps", Spec(Sleeper), every=timedelta(seconds=1), overlap="skip"))
     durable.advance(minutes=1)
-    with pytest.raises(AssertionError, match="schedules were due more than 20 times; advance by less"):
+    with pytest.raises(AssertionError, match="schedules fired more than 20 times; advance by less"):
         durable.drain(max_steps=20)
 
 
@@ -393,7 +393,7 @@ async def test_clock_of_the_async_harness(async_durable: AsyncHarness) -> None:
 
 
 def test_fire_times_follow_the_calendar_after_advance(durable: Harness) -> None:
-    """However far time has passed: fire_times lie where cron puts them."""
+    """After any advance, fire times follow cron."""
     durable.put_schedule(Schedule("monthly", Spec(Report, "x"), cron="0 9 1 * *", tz="Asia/Tokyo"))
     durable.advance(days=95)
     durable.drain()

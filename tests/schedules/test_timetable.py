@@ -1,4 +1,4 @@
-"""Slots: cron in a zone on the nights when its clocks are set, intervals, and the way back."""
+"""Fire times of cron (time zones, DST changes) and intervals, forward and backward."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from tests.schedules.support import Report
 
 ANCHOR = datetime(2024, 1, 1, 0, 0, 7, tzinfo=UTC)
 
-# Zone, cron, from (local), and the fire_times that follow, each with its offset.
+# Zone, cron, start (local), and the next fire times with their offsets.
 TABLE = [
-    # Cairo, spring: Friday begins at 01:00. What is meant for midnight comes then, and is not left out.
+    # Cairo, spring: Friday starts at 01:00. A midnight fire time moves to 01:00.
     ("Africa/Cairo", "0 0 * * *", "2024-04-25T12:00", "04-26T01:00+03:00 04-27T00:00+03:00"),
     ("Africa/Cairo", "30 0 * * *", "2024-04-25T12:00", "04-26T01:00+03:00 04-27T00:30+03:00"),
-    # Cairo, autumn: 23:00 to 24:00 comes twice. A fixed time is meant once, the first time …
+    # Cairo, autumn: 23:00 to 24:00 repeats. A fixed time fires once, the first time …
     ("Africa/Cairo", "30 23 * * *", "2024-10-31T12:00", "10-31T23:30+03:00 11-01T23:30+02:00"),
-    # … and what repeats goes on all the time.
+    # … and a repeating expression fires both times.
     (
         "Africa/Cairo",
         "*/30 * * * *",
         "2024-10-31T22:40",
         "10-31T23:00+03:00 10-31T23:30+03:00 10-31T23:00+02:00 10-31T23:30+02:00 11-01T00:00+02:00",
     ),
-    # Santiago: the gap and the second pass are at midnight, too.
+    # Santiago: the gap and the repeated hour are at midnight, too.
     ("America/Santiago", "0 0 * * *", "2024-09-07T12:00", "09-08T01:00-03:00 09-09T00:00-03:00"),
     (
         "America/Santiago",
@@ -40,7 +40,7 @@ TABLE = [
         "04-06T00:00-03:00 04-07T00:00-04:00 04-08T00:00-04:00",
     ),
     ("America/Santiago", "30 23 * * *", "2024-04-06T12:00", "04-06T23:30-03:00 04-07T23:30-04:00"),
-    # Melbourne: the usual hour at night.
+    # Melbourne: a change at night.
     ("Australia/Melbourne", "30 2 * * *", "2024-10-05T12:00", "10-06T03:00+11:00 10-07T02:30+11:00"),
     ("Australia/Melbourne", "30 2 * * *", "2024-04-06T12:00", "04-07T02:30+11:00 04-08T02:30+10:00"),
     (
@@ -50,7 +50,7 @@ TABLE = [
         "04-07T02:00+11:00 04-07T02:00+10:00 04-07T03:00+10:00",
     ),
     ("Australia/Melbourne", "0 * * * *", "2024-10-06T00:30", "10-06T01:00+10:00 10-06T03:00+11:00"),
-    # Lord Howe: half an hour.
+    # Lord Howe: a change by half an hour.
     ("Australia/Lord_Howe", "15 2 * * *", "2024-10-05T12:00", "10-06T02:30+11:00 10-07T02:15+11:00"),
     ("Australia/Lord_Howe", "45 1 * * *", "2024-04-06T12:00", "04-07T01:45+11:00 04-08T01:45+10:30"),
     ("Australia/Lord_Howe", "*/15 * * * *", "2024-10-06T01:40", "10-06T01:45+10:30 10-06T02:30+11:00"),
@@ -60,7 +60,7 @@ TABLE = [
         "2024-04-07T01:40",
         "04-07T01:45+11:00 04-07T01:30+10:30 04-07T01:45+10:30 04-07T02:00+10:30",
     ),
-    # As cronsim does: on such a day it walks in whole hours from a half one, and finds 05:30 before 05:00.
+    # Behaviour of cronsim: on such a day it steps in whole hours from a half hour, and finds 05:30 before 05:00.
     (
         "Australia/Lord_Howe",
         "*/15 5 * * *",
@@ -68,7 +68,7 @@ TABLE = [
         "10-06T05:30+11:00 10-06T05:45+11:00 10-07T05:00+11:00",
     ),
     ("Australia/Lord_Howe", "0,15,30,45 5 * * *", "2024-10-06T01:10", "10-06T05:00+11:00 10-06T05:15+11:00"),
-    # A zone without such nights, days of the week, and seconds.
+    # A zone without DST, days of the week, and seconds.
     ("Asia/Kathmandu", "0 9 * * MON-FRI", "2024-10-04T12:00", "10-07T09:00+05:45 10-08T09:00+05:45"),
     (
         "UTC",
@@ -159,7 +159,7 @@ def test_interval_fire_times_are_aligned_to_the_anchor(
 
 
 def test_latest_of_many_fire_times_are_found_fast() -> None:
-    """A year of seconds is not walked through."""
+    """The search does not iterate over a year of seconds."""
     first = datetime(2024, 1, 1, tzinfo=UTC)
     now = datetime(2025, 1, 1, 0, 0, 0, 500, tzinfo=UTC)
     found, upcoming = cron("* * * * * *").due(first, now, 1000)

@@ -1,4 +1,4 @@
-"""Real workers, alone, in crowds, and killed: each fire time is fired once."""
+"""Real workers, alone, many and killed: each fire time is fired once."""
 
 from __future__ import annotations
 
@@ -22,15 +22,17 @@ from tests.support.waiting import PATIENCE, Events, holds
 from tests.support.worker_process import WorkerProcess, program
 
 _ROOT = Path(__file__).parents[2]
-# As if the last so many seconds had passed without a worker.
+# As if no worker had run for the last seconds.
 _LET_PASS = """update gen_durable.schedules
    set anchor_at = anchor_at - $1::interval, next_at = next_at - $1::interval where name = $2"""
 
 
 @asynccontextmanager
-async def victim(dsn: str, settings: Settings, point: str = "nowhere") -> AsyncIterator[WorkerProcess]:
+async def killable_worker(
+    dsn: str, settings: Settings, point: str = "nowhere"
+) -> AsyncIterator[WorkerProcess]:
     options = msgspec.json.encode(settings).decode()
-    async with program("tests.schedules.victim", dsn, options, point) as process:
+    async with program("tests.schedules.killable_worker", dsn, options, point) as process:
         yield process
 
 
@@ -60,7 +62,7 @@ async def test_declared_schedule_is_stored_and_fired(durable_dsn: str) -> None:
         )
         assert timedelta(0) <= event.lag
         await worker.pause_schedule("often")
-    # Code wins over what is stored; a pause stays.
+    # The declaration replaces the stored schedule; a pause stays.
     new = Schedule("often", Spec(Report, "y"), cron="@daily")
     async with Worker([Report], dsn=durable_dsn, settings=CALM, schedules=[new]) as worker:
         record = await worker.get_schedule("often")
@@ -118,7 +120,7 @@ async def test_kill_before_or_after_firing_fires_once(durable_dsn: str, db: Any,
         await db.execute(
             "update gen_durable.schedules set next_at = date_trunc('hour', now()) - interval '2 hours'"
         )
-        async with victim(durable_dsn, FAST, point) as process:
+        async with killable_worker(durable_dsn, FAST, point) as process:
             assert await process.ends() == -signal.SIGKILL
         assert await client.count(schedule="hourly") == (0 if point == "before" else 3)
         async with Worker([Sleeper], dsn=durable_dsn, settings=FAST):
@@ -143,7 +145,7 @@ async def test_kill_during_firing_fires_once(durable_dsn: str, db: Any) -> None:
         await db.execute("update gen_durable.schedules set next_at = date_trunc('hour', now())")
         waits = """select count(*) = 1 from pg_stat_activity
                     where wait_event_type = 'Lock' and query like '%fire_schedule%' and datname = current_database()"""
-        async with victim(durable_dsn, FAST) as process:
+        async with killable_worker(durable_dsn, FAST) as process:
             await holds(db, waits)
             await process.kill()
         async with Worker([Sleeper], dsn=durable_dsn, settings=FAST):
@@ -161,7 +163,7 @@ async def test_workers_killed_repeatedly_fire_every_second_once(durable_dsn: str
         await client.put_schedule(declared)
         await db.execute(_LET_PASS, timedelta(seconds=30), "often")
         for _ in range(2):
-            async with victim(durable_dsn, FAST) as one, victim(durable_dsn, FAST) as other:
+            async with killable_worker(durable_dsn, FAST) as one, killable_worker(durable_dsn, FAST) as other:
                 await one.hears(ready=True)
                 await other.hears(ready=True)
                 before = await db.fetchval("select fired_count from gen_durable.schedules")

@@ -1,4 +1,4 @@
-"""An HTTP server that keeps what it is sent, and answers as it is told."""
+"""An HTTP server that records requests and gives configured answers."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ class Receiver:
             writer.close()
 
     async def hang_up(self) -> None:
-        """Nobody is served any longer, also those who would have stayed."""
-        # Who was accepted at the last moment is known some rounds of the loop later.
+        """Close the server and all its connections."""
+        # A connection that was accepted last is known some iterations of the loop later.
         await asyncio.sleep(0.01)
         for writer in self._clients:
             writer.transport.abort()

@@ -1,4 +1,4 @@
-"""What is not public is refused, however it is written."""
+"""Addresses that are not public are refused, in any notation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Events over HTTP, in the three modes of the standard, as its own SDK reads them."""
+"""`HttpSink`: the three modes of CloudEvents, read by the official SDK."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ async def test_connection_is_reused_unless_an_answer_is_large(
 
 
 async def test_different_batches_have_different_ids(there: Receiver) -> None:
-    """A batch is split and put together anew; a receiver that goes by webhook-id must not drop one for another."""
+    """Retries split batches; a receiver that deduplicates by webhook-id must not drop a different batch."""
     sink = HttpSink(there.url, mode="batch", private=True, secret=SECRET)
     for batch in ([1, 2, 3], [1, 2], [1], [1, 2]):
         await sink.publish([event(n) for n in batch])
@@ -192,7 +192,7 @@ async def test_private_addresses_are_refused_before_sending(there: Receiver) -> 
 async def test_checked_address_is_used_for_the_connection(
     there: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A name that leads elsewhere a moment later makes no difference: it is asked once."""
+    """DNS rebinding has no effect: the name is resolved once."""
     asked: list[str] = []
 
     async def once(host: str, port: int, *, private: bool) -> str:

@@ -1,4 +1,4 @@
-"""What comes in from outside becomes a signal, once, and only from those who know the secret."""
+"""`Inbound`: messages become signals, once, and only with a valid signature."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ async def test_binary_mode_without_signatures(async_durable: AsyncHarness) -> No
 
 
 async def test_unsigned_headers_are_refused(door: httpx.AsyncClient) -> None:
-    """A signature covers the body: whoever saw a request could else send it on to another instance."""
+    """A signature covers the body only: otherwise an observer could resend a request to another instance."""
     answer = await post(door, {"amount": 1}, kind="application/json", **BINARY)
     assert (answer.status_code, "not signed" in answer.text) == (415, True)
 
@@ -193,7 +193,7 @@ async def test_unreachable_database_answers_503(
 
 
 async def post_when_served(app: Inbound, path: str) -> list[Any]:
-    """Start `app` as a server does, post one webhook, stop it; what the server learns, and the answer."""
+    """Start `app` like a server, post one webhook, stop it; return the lifespan messages and the answer."""
     said: list[Any] = []
     orders: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
     started = asyncio.Event()
@@ -262,7 +262,7 @@ async def test_batch_size_is_bounded(async_durable: AsyncHarness) -> None:
 
 @pytest.mark.clause("EVT-11")
 async def test_batch_of_fifty_with_three_ended_targets(durable_dsn: str) -> None:
-    """From the outbox over HTTP in batches into another machine: 47 are delivered, and only 3 are dead."""
+    """Batches from the outbox to another machine: 47 events are delivered, 3 are dead letters."""
 
     class Caller(Machine[str]):
         @step
@@ -323,7 +323,7 @@ async def test_id_is_deduplicated_across_targets(
     assert (await post(door, {}, path="/order:42/order.refunded", **webhook)).status_code == 409
     assert (await post(door, event())).status_code == 202
     assert (await post(door, event(subject="order:43"))).status_code == 409
-    # Ids are unique per sender only.
+    # Ids are unique only per sender.
     theirs = bound_secret(OTHER, "order:43", "order.paid")
     assert (await signed_for(door, theirs, "/order:43/order.paid", "msg-7")).status_code == 202
 
@@ -336,7 +336,7 @@ async def test_same_id_of_two_sources_is_not_a_duplicate(door: httpx.AsyncClient
 async def test_webhook_cannot_occupy_the_id_of_a_cloud_event(
     async_durable: AsyncHarness, door: httpx.AsyncClient
 ) -> None:
-    """The holder of a bound secret may know which ids the events of another sender will have."""
+    """A holder of a bound secret may guess the event ids of another sender."""
     await async_durable.insert(Order, correlation_key="order:43")
     webhook = await post(door, {}, path="/order:43/order.paid", kind="application/json", id="/shop#7:1:1")
     assert webhook.status_code == 202

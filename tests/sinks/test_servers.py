@@ -1,4 +1,4 @@
-"""NATS and Redis, as they are: real servers, started for the test, or skipped with the reason."""
+"""`NatsSink` and `RedisSink` with real servers; skipped if the server is not installed."""
 
 from __future__ import annotations
 

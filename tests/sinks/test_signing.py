@@ -1,4 +1,4 @@
-"""Signatures: the right one passes, whatever else does not."""
+"""Webhook signatures."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_signed_message_is_accepted() -> None:
 
 
 def test_signature_matches_standard_webhooks() -> None:
-    """A published example of the scheme."""
+    """A published example of Standard Webhooks."""
     headers = sign(
         "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw",
         "msg_p5jXN8AQM9LWM0D4loKWxJek",
@@ -74,7 +74,7 @@ def test_invalid_secret_is_refused(secret: str | bytes) -> None:
 
 
 def test_bound_secret_signs_like_any_secret() -> None:
-    """A value that other languages can compare with."""
+    """A reference value for implementations in other languages."""
     bound = bound_secret(SECRET, "order:42", "payment")
     assert bound == BOUND
     assert verify(bound, sign(bound, "evt-1", BODY, at=NOW), BODY, now=NOW) == "evt-1"
@@ -88,7 +88,7 @@ def test_bound_secret_signs_like_any_secret() -> None:
     ("id", "body"), [("evt-1", f"{NOW}.5"), ("evt-1", f"{NOW}.7.5"), (f"evt.{NOW}", "5")]
 )
 def test_id_ambiguous_with_the_timestamp_is_refused(id: str, body: str) -> None:
-    """Id, time and body are signed with a dot between them: `evt-1.100.200.5` has two readings."""
+    """Id, time and body are signed with dots between them: `evt-1.100.200.5` is ambiguous."""
     moment = NOW - 100
     signature = f"v1,{_digest(SECRET.encode(), id, moment, body.encode())}"
     text = f"{id}.{moment}.{body}"

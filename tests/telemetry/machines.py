@@ -1,4 +1,4 @@
-"""What is watched: steps on the loop and in threads, children, a signal, a failure; and a process that runs them."""
+"""Machines of the telemetry tests, and a process that runs them."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class Trip(Machine[None, None]):
 
 
 class Line(msgspec.Struct):
-    """A span, as a process leaves it."""
+    """A recorded span."""
 
     name: str
     trace: int

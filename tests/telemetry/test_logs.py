@@ -1,4 +1,4 @@
-"""Records of a step's body know their instance."""
+"""Log records of steps have the fields of their instance."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a worker tells, as Prometheus reads it."""
+"""Prometheus metrics of a worker."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ EVENTS = [
 
 
 def read(registry: CollectorRegistry) -> dict[str, float]:
-    """`name{labels}` → value, as it is sent."""
+    """Return `name{labels}` → value of a scrape."""
     lines = generate_latest(registry).decode().splitlines()
     return {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in lines if line[0] != "#"}
 
 
 def some(kind: type[Event]) -> Event:
-    """An event of this kind with something in every field."""
+    """Make an event of this kind with a value in every field."""
     values: dict[type, Any] = {int: 3, str: "x", timedelta: timedelta(seconds=2)}
     fields = msgspec.structs.fields(kind)
     return kind(**{field.name: values.get(field.type, (1, 2, 3)) for field in fields})

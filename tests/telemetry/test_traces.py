@@ -56,7 +56,7 @@ def traces() -> Iterator[Traces]:
 
 @asynccontextmanager
 async def process(dsn: str, file: Path) -> AsyncIterator[None]:
-    """A worker of its own, which leaves its spans in a file."""
+    """A worker process that writes its spans to a file."""
     popen = subprocess.Popen(
         [sys.executable, "-m", "tests.telemetry.machines", dsn, str(file)],
         cwd=ROOT,

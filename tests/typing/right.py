@@ -1,4 +1,4 @@
-"""Right uses, and what the types say about them. Both checkers read this file; nobody runs it."""
+"""Right uses, with their inferred types. Type checkers read this file; it is not executed."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ class Open(Machine[Parcel]):
 
 
 class Bare(Machine):
-    """Every name may stand bare."""
+    """Every generic name works without arguments."""
 
     @step
     def only(self, ctx: Context) -> Outcome:
@@ -287,14 +287,14 @@ def book_plain(parcel: Parcel) -> Done[Label]:
 
 @job("shop.scale.v1")
 def scale(parcel: Parcel, *, factor: int = 2) -> None:
-    """What it has beyond payload and context is its own."""
+    """Parameters after payload and context need defaults."""
 
 
 def takes_a_job(which: Job[Parcel, Label]) -> None: ...
 
 
 async def called(ctx: Context[Parcel]) -> None:
-    """A job is still the function that it was."""
+    """A job can be called as a function."""
     assert_type(await weigh(Parcel(1), ctx), Label)
     assert_type(print_label(Parcel(1)), Label)
     assert_type(sweep(), int)

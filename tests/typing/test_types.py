@@ -1,4 +1,4 @@
-"""Both type checkers accept every right use, and refuse every wrong one on its very line."""
+"""mypy and pyright accept every right use, and report every wrong one on its line."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
 MARK = re.compile(r"# E(?:\((mypy|pyright)\))?: ")
 
-# Each checker reads both files at once, and once for all tests: starting it is what takes the time.
+# Each checker reads both files in one run, which all tests share: starting a checker is slow.
 pytestmark = pytest.mark.timeout(240)
 
 

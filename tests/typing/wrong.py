@@ -1,5 +1,5 @@
-# ruff: noqa: F811, RET503, T201 - faults are what this file is for
-"""Wrong uses. Both checkers must refuse each line that is marked with an E, or the one that the mark names."""
+# ruff: noqa: F811, RET503, T201 - deliberate errors
+"""Wrong uses. Both checkers, or the one that the mark names, must report each line with an E mark."""
 
 from __future__ import annotations
 
@@ -80,23 +80,23 @@ class Delivery(Machine[Parcel, Label]):
             return ScheduleChildren([], then=self.send, state=Other(1))  # E: a state of another type
         if ctx.attempt == 4:
             return Next(self.send, Parcel())  # E: a field is missing
-        ctx.state.is_payed = True  # E: there is no such field
+        ctx.state.is_payed = True  # E: unknown field
         return Retry(state=Other(1))  # allowed: Retry does not know its machine
 
     @step
     async def targets(self, ctx: Context[Parcel]) -> Outcome[Label]:
         if ctx.attempt == 1:
-            return Next(self.sned)  # E: there is no such step
+            return Next(self.sned)  # E: unknown step
         if ctx.attempt == 2:
-            return Next(self.helper)  # E: a method that is no step
+            return Next(self.helper)  # E: a method that is not a step
         if ctx.attempt == 3:
-            return self.send  # E: a step is no outcome
+            return self.send  # E: a step is not an outcome
         if ctx.attempt == 4:
             return Next(self.send(ctx))  # E: a step that was called
         if ctx.attempt == 5:
             return Next(self.foreign)  # E: a step that takes another state
         if ctx.attempt == 6:
-            return Next(Tick)  # E: a machine is no step
+            return Next(Tick)  # E: a machine is not a step
         return Next("sned")  # allowed: a name is only text
 
     @step
@@ -114,32 +114,32 @@ class Delivery(Machine[Parcel, Label]):
         if ctx.attempt == 2:
             return Await(self.payment)  # E: nothing runs afterwards
         if ctx.attempt == 3:
-            return Await(self.paymnt, then=self.send)  # E: there is no such signal
+            return Await(self.paymnt, then=self.send)  # E: unknown signal
         if ctx.attempt == 4:
             return Await([self.payment], then=self.send)  # E: signals are given one by one
         if ctx.attempt == 5:
-            return Await(self.payment, then=self.send, timeout=30)  # E: a number is no duration
+            return Await(self.payment, then=self.send, timeout=30)  # E: a number is not a duration
         if ctx.attempt == 6:
             return Await(then=self.send, timeout=DAY, deadline=NOON)  # E: one of the two
         if ctx.attempt == 7:
             return Await("a", then=self.send, timeout=DAY, deadline=NOON)  # E: one of the two
         payment = ctx.awaited.get(self.payment)
         print(payment.cents)  # E: it may not have come
-        return Retry(5)  # E: a number is no duration
+        return Retry(5)  # E: a number is not a duration
 
     @step
     async def options(self, ctx: Context[Parcel]) -> Outcome[Label]:
         if ctx.attempt == 1:
-            return Next(self.send, delay=5)  # E: a number is no duration
+            return Next(self.send, delay=5)  # E: a number is not a duration
         if ctx.attempt == 2:
             return Next(self.send, concurrency_key=7)  # E: a key is a text, or a text and a partition
         if ctx.attempt == 3:
-            return Next(self.send, rate_limits="crm")  # E: there is no such option
+            return Next(self.send, rate_limits="crm")  # E: unknown option
         if ctx.attempt == 4:
-            return ScheduleChildren([Parcel(1)], then=self.send)  # E: a state is no spec
+            return ScheduleChildren([Parcel(1)], then=self.send)  # E: a state is not a spec
         if ctx.attempt == 5:
             return ScheduleChildren([Spec(Delivery, Other(1))], then=self.send)  # E: a child of another state
-        return ScheduleChildren(Spec(Tick), then=self.send)  # E: a spec is no list
+        return ScheduleChildren(Spec(Tick), then=self.send)  # E: a spec is not a list
 
     @step
     def send(self, ctx: Context[Parcel]) -> Outcome[Label]:
@@ -149,7 +149,7 @@ class Delivery(Machine[Parcel, Label]):
     def foreign(self, ctx: Context[Other]) -> Outcome[Label]:
         return Stop("refused wherever it is used, and at import")
 
-    @step  # E: there is no ctx
+    @step  # E: missing ctx
     def lonely(self) -> Outcome[Label]:
         return Stop("")
 
@@ -157,11 +157,11 @@ class Delivery(Machine[Parcel, Label]):
     async def crowded(self, ctx: Context[Parcel], more: int) -> Outcome[Label]:
         return Stop("")
 
-    @step  # E: the parameter is no Context
+    @step  # E: the parameter is not a Context
     async def direct(self, parcel: Parcel) -> Outcome[Label]:
         return Stop("")
 
-    @step  # E: what it returns is no outcome
+    @step  # E: what it returns is not an outcome
     def counting(self, ctx: Context[Parcel]) -> int:
         return 1
 
@@ -170,11 +170,11 @@ class Delivery(Machine[Parcel, Label]):
         if ctx.state.is_paid:
             return Stop("")
 
-    @step(initail=True)  # E: there is no such option
+    @step(initail=True)  # E: unknown option
     def misspelt(self, ctx: Context[Parcel]) -> Outcome[Label]:
         return Stop("")
 
-    @step(retry=5)  # E: a number is no policy
+    @step(retry=5)  # E: a number is not a policy
     def stubborn(self, ctx: Context[Parcel]) -> Outcome[Label]:
         return Stop("")
 
@@ -187,7 +187,7 @@ class Delivery(Machine[Parcel, Label]):
 
 async def write_down(tx: Transaction) -> None:
     await tx.commit()  # E: it ends by itself
-    await tx.execute()  # E: there is no statement
+    await tx.execute()  # E: missing statement
     await tx.execute(Sql("select 1"))  # E: a text is wanted
     tx.execute("select 1")  # E: it is not awaited
 
@@ -215,7 +215,7 @@ class Booking(Machine[Parcel, Label]):
             return ScheduleChildren([], then=self.only, effect=two)  # E: a parameter too many
         if ctx.attempt == 4:
             return Done(Label(1), effect=none)  # E: no parameter
-        return Retry(effect=Sql("select 1"))  # E: a retry is no transition
+        return Retry(effect=Sql("select 1"))  # E: a retry is not a transition
 
     @step
     async def more(self, ctx: Context[Parcel]) -> Outcome[Label]:
@@ -226,7 +226,7 @@ class Booking(Machine[Parcel, Label]):
         if ctx.attempt == 7:
             return Stop("late", effect=[Sql("select 1"), Sql("select 2")])  # E: one is enough
         if ctx.attempt == 8:
-            return Stop("late", effect=Sql())  # E: there is no statement
+            return Stop("late", effect=Sql())  # E: missing statement
         if ctx.attempt == 9:
             return Stop("late", effect=Sql(5))  # E: a statement is a text
         return Next(self.only, effect=write_down(ctx))  # E: an effect that was called
@@ -242,7 +242,7 @@ class Twice(Machine[Parcel]):
         return Stop("")
 
 
-class Misspelt(Machine[Parcel], versoin=2):  # E: there is no such option
+class Misspelt(Machine[Parcel], versoin=2):  # E: unknown option
     @step
     def start(self, ctx: Context[Parcel]) -> Outcome:
         return Stop("")
@@ -262,12 +262,12 @@ class Typed(Machine[Fields]):
     @step
     async def start(self, ctx: Context[Fields]) -> Outcome:
         if ctx.state["n"]:
-            return Next(self.start, Fields(m=1))  # E: there is no such key
+            return Next(self.start, Fields(m=1))  # E: unknown key
         return Next(self.start, Fields())  # E: a key is missing
 
 
 class Pool:
-    """As the pools of both drivers: it hands out connections and is none."""
+    """Like the pools of both drivers: it returns connections, but is not one."""
 
     async def acquire(self) -> object:
         raise NotImplementedError
@@ -284,23 +284,23 @@ async def producer(client: AsyncClient, pool: Pool, blocking_conn: psycopg.Conne
     await client.insert(Delivery)  # E: the state is missing
     await client.insert(Tick, Parcel(1))  # E: it takes no state
     await client.insert(Parcel, Parcel(1))  # E: not a machine
-    await client.insert(Delivery, Parcel(1), priorty=3)  # E: there is no such option
+    await client.insert(Delivery, Parcel(1), priorty=3)  # E: unknown option
     await client.insert(Delivery, Parcel(1), priority="high")  # E: an option of another type
-    await client.insert(Delivery, Parcel(1), schedule_in=60)  # E: a number is no duration
-    await client.insert(Delivery, Parcel(1), conn=pool)  # E: a pool is no transaction
+    await client.insert(Delivery, Parcel(1), schedule_in=60)  # E: a number is not a duration
+    await client.insert(Delivery, Parcel(1), conn=pool)  # E: a pool is not a transaction
     await client.insert(Delivery, Parcel(1), conn=blocking_conn)  # E: a blocking connection
     client.insert(Delivery, Parcel(1))  # E: it is not awaited
     await client.insert_all([Delivery, Parcel(1)])  # E: specs are wanted
 
     parcel = await client.insert(Delivery, Parcel(1))
     print((await client.wait(parcel)).result.cents)  # E: a Label has none
-    print((await client.wait(parcel, timeout=5)).result)  # E: a number is no duration
+    print((await client.wait(parcel, timeout=5)).result)  # E: a number is not a duration
     print((await client.wait(parcel, until="done")).result)  # E: finished or parked
     print((await client.get(parcel)).status)  # E: there may be none
     await client.signal(parcel, Delivery.payment, Other(1))  # E: a payload of another type
     await client.signal(parcel, Delivery.payment)  # E: the payload is missing
     await client.signal(parcel, Delivery.withdrawn, Payment(1))  # E: it carries nothing
-    await client.signal(parcel, Delivery.paymnt, Payment(1))  # E: there is no such signal
+    await client.signal(parcel, Delivery.paymnt, Payment(1))  # E: unknown signal
     match parcel:
         case Inserted():
             pass
@@ -311,7 +311,7 @@ async def producer(client: AsyncClient, pool: Pool, blocking_conn: psycopg.Conne
 @job("shop.weigh.v1")
 async def weigh(parcel: Parcel, ctx: Context[Parcel]) -> Label:
     if ctx.attempt == 1:
-        raise RetryAfter(60)  # E: a number is no duration
+        raise RetryAfter(60)  # E: a number is not a duration
     if ctx.attempt == 2:
         return Discard("no")  # E: it is raised, not returned
     return Label(1)
@@ -333,10 +333,10 @@ def nameless(parcel: Parcel) -> Label:
 
 
 job(7)  # E: a name is a text
-job("a", max_attemps=3)  # E: there is no such option
-job("a", max_attempts="3")  # E: a text is no number
-job("a", retry=5)  # E: a number is no policy
-job("a", lease=60)  # E: a number is no duration
+job("a", max_attemps=3)  # E: unknown option
+job("a", max_attempts="3")  # E: a text is not a number
+job("a", retry=5)  # E: a number is not a policy
+job("a", lease=60)  # E: a number is not a duration
 job("a", dead_letter=Parcel)  # E: neither a job nor a machine
 job("a")(Parcel(1))  # E: not a function
 
@@ -351,7 +351,7 @@ async def job_producer(client: AsyncClient, ctx: Context[Parcel], other: Context
     await client.insert(weigh)  # E: the payload is missing
     await client.insert(sweep, Parcel(1))  # E: it takes no payload
     await client.insert(weigh, Parcel(1), ctx)  # E: a context is not inserted
-    await client.insert(weigh, Parcel(1), max_attempts="5")  # E: a text is no number
+    await client.insert(weigh, Parcel(1), max_attempts="5")  # E: a text is not a number
     await client.insert(weigh, Parcel(1), idempotency_key=7)  # E: a key is a text
     await client.insert(weigh, Parcel(1), dead_letter="x")  # E: an option of the job, not of an insert
     print((await client.wait(await client.insert(weigh, Parcel(1)))).result.cents)  # E: a Label has none
@@ -366,8 +366,8 @@ class Leads(Machine[Parcel]):
     @step
     async def start(self, ctx: Context[Parcel]) -> Outcome:
         if ctx.attempt:
-            return Next(weigh)  # E: a job is no step
-        return ScheduleChildren([Spec(weigh, ctx)], then=self.start)  # E: a context is no payload
+            return Next(weigh)  # E: a job is not a step
+        return ScheduleChildren([Spec(weigh, ctx)], then=self.start)  # E: a context is not a payload
 
 
 async def mixed(client: Client, conn: psycopg.AsyncConnection[Any]) -> None:
@@ -395,12 +395,12 @@ def subscribers(telemetry: Telemetry) -> None:
 
 
 Worker([Parcel])  # E: not a machine
-Worker([Delivery], queue={"default": 1})  # E: there is no such option
-Worker([Delivery], queues={"default": "many"})  # E: a text is no number
+Worker([Delivery], queue={"default": 1})  # E: unknown option
+Worker([Delivery], queues={"default": "many"})  # E: a text is not a number
 Worker([weigh], prefixes=[7])  # E: a prefix is a text
 Worker([weigh], prefixes=["shop."], on_unknown="ignore")  # E: fail or leave
-Settings(leese=timedelta(1))  # E: there is no such setting
-Settings(lease=60)  # E: a number is no duration
+Settings(leese=timedelta(1))  # E: unknown setting
+Settings(lease=60)  # E: a number is not a duration
 Settings(executions="some")  # E: all, failures or off
 Settings(pooler="session")  # E: none or transaction
 Queue(5)  # E: by name only
@@ -414,8 +414,8 @@ async def in_sessions(
     blocking: Client,
     blocking_session: orm.Session,
 ) -> None:
-    await client.insert(Tick, conn=engine)  # E: an engine is no transaction
+    await client.insert(Tick, conn=engine)  # E: an engine is not a transaction
     await client.insert(Tick, conn=blocking_session)  # E: a blocking session
-    blocking.insert(Tick, conn=engine)  # E: an engine is no transaction
+    blocking.insert(Tick, conn=engine)  # E: an engine is not a transaction
     blocking.insert(Tick, conn=session)  # E: a session of the other kind
     blocking.insert(Tick, conn=conn)  # E(pyright): a connection of the other kind

@@ -1,4 +1,4 @@
-"""A worker in a process of its own that fires schedules, and may die while it does: `python -m tests.schedules.victim …`."""
+"""A worker process that fires schedules and may be killed meanwhile: `python -m tests.schedules.killable_worker …`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ fire = schedules.fire
 
 
 def die(due: Due, firing: Firing, point: str) -> Plan[Fired | None]:
-    """Fire, and be killed before or after."""
+    """Fire, and kill this process before or after."""
     if point == "before":
         os.kill(os.getpid(), signal.SIGKILL)
     fired = yield from fire(due, firing)

@@ -1,4 +1,4 @@
-"""A worker that publishes into a file, in a process of its own: `python -m tests.outbox.victims DSN SETTINGS FILE [dies|slow]`."""
+"""A worker process that publishes to a file: `python -m tests.outbox.killable_worker DSN SETTINGS FILE [dies|slow]`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ async def main(dsn: str, settings: str, file: str, how: str = "") -> None:
     shelf = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 
     async def publish(event: CloudEvent) -> None:
-        # One write: a line is there whole or not at all, whenever this process dies.
+        # One write per line, so a kill leaves no partial line.
         os.write(shelf, f"{event.id} {os.getpid()}\n".encode())
         if how == "dies":
             os.kill(os.getpid(), signal.SIGKILL)
