@@ -77,7 +77,7 @@ OUTCOMES: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: Done("\udc00"),
         "a lone surrogate, which is not valid Unicode",
     ),
-    "a result that is no JSON": (lambda: Done(object()), "a value of type object has no form in JSON"),
+    "a result without JSON form": (lambda: Done(object()), "a value of type object has no form in JSON"),
     "a result that is too large": (lambda: Done("x" * 2000), "it is 2002 bytes of JSON, 2000 are allowed"),
     "a result that is too deep": (
         lambda: Done(nested(100)),

@@ -1,4 +1,4 @@
-"""`python -m tests.embedded.client HOME IDLE_STOP MANNER`: says its DSN once it is attached, and stays until it is ended."""
+"""`python -m tests.embedded.client HOME IDLE_STOP MANNER`: prints its DSN once it is attached, and runs until it is killed."""
 
 from __future__ import annotations
 

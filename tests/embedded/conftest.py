@@ -36,7 +36,7 @@ def plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def empty_home(base: Path, plain_environment: None) -> Iterator[Path]:
-    """Where a home will be; its server, if any, is ended with the test."""
+    """The path of a new home; its server is stopped after the test."""
     path = base / "home"
     yield path
     processes.end_everything(path)
@@ -44,21 +44,21 @@ def empty_home(base: Path, plain_environment: None) -> Iterator[Path]:
 
 @pytest.fixture(scope="session")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """What the keeper's initdb has made, from a server at rest."""
+    """A data directory made by the keeper's initdb."""
     with made_once(tmp_path_factory, "embedded-data", _make_data) as path:
         yield path
 
 
 @pytest.fixture
 def made(data: Path, empty_home: Path) -> Path:
-    """A home that has data already, for tests that are not about initdb."""
+    """A home with data, without running initdb."""
     furnish(empty_home, data)
     return empty_home
 
 
 @pytest.fixture
 def home(session_base: Path, data: Path, plain_environment: None) -> Iterator[Path]:
-    """A home that other tests have used before; its server is ended with the test."""
+    """A home shared by tests; its server is stopped after the test."""
     path = session_base / "home"
     if not path.exists():
         furnish(path, data)
@@ -69,7 +69,7 @@ def home(session_base: Path, data: Path, plain_environment: None) -> Iterator[Pa
 
 @pytest.fixture
 def spawn() -> Iterator[processes.Spawn]:
-    """Start clients that are ended with the test."""
+    """Start clients that are killed after the test."""
     started: list[processes.Client] = []
 
     def spawned(home: Path, *, idle_stop: float = 0.2, manner: str = "stays") -> processes.Client:
@@ -83,15 +83,15 @@ def spawn() -> Iterator[processes.Spawn]:
 
 
 def furnish(home: Path, data: Path) -> None:
-    """Make a home with a copy of these data."""
+    """Make a home with a copy of this data directory."""
     homes.locate(home).make()
-    # A thousand files, with their owner: a program that does nothing else is the quickest.
+    # cp is the fastest way to copy a thousand files with their owner.
     subprocess.run(["cp", "-a", data, home / "data"], check=True)
 
 
 def _make_data(path: Path) -> None:
     with _open_directory() as base, pytest.MonkeyPatch.context() as environment:
-        # An initdb that heeds it makes another collation.
+        # An initdb that used it would choose another collation.
         environment.setenv("LC_ALL", "tr_TR.UTF-8")
         home = base / "home"
         with EmbeddedPostgres(home, idle_stop=timedelta(0)):
@@ -102,7 +102,7 @@ def _make_data(path: Path) -> None:
 
 @contextmanager
 def _open_directory() -> Iterator[Path]:
-    """A directory that an account lent by root can pass through; pytest's own are closed to others."""
+    """A directory that other accounts can enter; pytest's own are private."""
     path = Path(tempfile.mkdtemp(prefix="gd-")).resolve()
     path.chmod(0o711)
     yield path

@@ -1,4 +1,4 @@
-"""What is dear to make and only copied, made once for all processes of pytest-xdist."""
+"""Expensive directories, made once for all processes of pytest-xdist."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["made_once"]
 
 @contextmanager
 def made_once(directories: pytest.TempPathFactory, name: str, make: Callable[[Path], None]) -> Iterator[Path]:
-    """A directory that the first process of this run makes, and that the last one to leave removes."""
+    """A directory that the first process creates and the last one removes."""
     own = directories.getbasetemp()
     common = own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
     path = common / name

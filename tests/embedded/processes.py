@@ -1,4 +1,4 @@
-"""Real processes: clients to be killed, and the keeper and the server of a home."""
+"""Client processes, and the keeper and server processes of a home."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def listed() -> list[Process]:
             for pid, _, args in (line.strip().partition(" ") for line in shown.stdout.splitlines())
         ]
     found = []
-    # There are hundreds of them, and they are looked at again and again: no paths.
+    # Hundreds of processes, read often: plain strings instead of Path.
     for pid in filter(str.isdigit, os.listdir("/proc")):  # noqa: PTH208
         with suppress(OSError), open(f"/proc/{pid}/cmdline", "rb", buffering=0) as file:  # noqa: PTH123
             found.append(Process(int(pid), os.fsdecode(file.read().replace(b"\0", b" "))))
@@ -71,8 +71,8 @@ def kill(*pids: int, number: signal.Signals = signal.SIGKILL) -> None:
 
 
 def end_everything(home: Path) -> None:
-    """End whatever a test left running, politely first so that PostgreSQL gives back its shared memory."""
-    # Those of the former keeper first: the next loop may meet a server whose keeper was killed.
+    """End all processes of a home, gracefully first, so that PostgreSQL releases its shared memory."""
+    # The keeper first: the next iteration may find a server whose keeper was killed.
     for number in (signal.SIGTERM, signal.SIGKILL):
         kill(*keepers(home), *initdbs(home), number=number)
         if holds_within(10, lambda: not is_running(home)):
@@ -91,7 +91,7 @@ def holds_within(seconds: float, predicate: Callable[[], bool]) -> bool:
 
 
 class Client:
-    """A process that wants the server of a home."""
+    """A process that uses the server of a home."""
 
     def __init__(self, home: Path, idle_stop: float, manner: str) -> None:
         told, output = os.pipe()
@@ -100,7 +100,7 @@ class Client:
         self._told = os.fdopen(told, encoding="utf-8")
 
     def says(self) -> str:
-        """Its next line, the first of which is its DSN: it is attached then. What it ended of is shown."""
+        """Its next line; the first is its DSN, printed when it is attached. Raises its traceback if it failed."""
         line = self._told.readline().strip()
         if not line or line.startswith("Traceback"):
             raise AssertionError(self._told.read())

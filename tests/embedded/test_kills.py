@@ -1,4 +1,4 @@
-"""SIGKILL of each process, at the worst moments: nothing is lost, and the next call mends it."""
+"""SIGKILL of each process: nothing is lost, and the next call recovers."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ SHORT = timedelta(seconds=0.2)
 pytestmark = pytest.mark.timeout(40)
 
 
-def test_a_killed_keeper_takes_the_server_with_it_and_the_next_call_restarts_both(home: Path) -> None:
+def test_next_call_restarts_a_killed_keeper_and_its_server(home: Path) -> None:
     with EmbeddedPostgres(home, idle_stop=SHORT) as server:
         query(server.ensure(), KEEP)
         (former,) = postmasters(home)
 
         kill(*keepers(home))
         assert holds_within(10, lambda: not _has_keeper(homes.locate(home)))
-        # At once, while the former server may still be shutting down: what is handed out is the next one.
+        # At once, while the old server may still be shutting down.
         assert query(server.ensure(), "select answer from kept") == 42
 
         assert former not in postmasters(home)
@@ -45,13 +45,13 @@ def test_a_killed_keeper_takes_the_server_with_it_and_the_next_call_restarts_bot
 
 
 @pytest.mark.skipif(not Path("/proc").exists(), reason="only Linux tells a process of its parent's end")
-def test_a_killed_keeper_leaves_no_server_behind(home: Path) -> None:
+def test_killed_keeper_leaves_no_server_behind(home: Path) -> None:
     with EmbeddedPostgres(home):
         kill(*keepers(home))
         assert holds_within(10, lambda: not is_running(home))
 
 
-def test_the_keeper_restarts_a_killed_server_even_with_a_busy_session(home: Path) -> None:
+def test_keeper_restarts_a_killed_server_with_a_busy_session(home: Path) -> None:
     with EmbeddedPostgres(home, idle_stop=SHORT) as server:
         dsn = server.ensure()
         query(dsn, KEEP)
@@ -60,14 +60,14 @@ def test_the_keeper_restarts_a_killed_server_even_with_a_busy_session(home: Path
             (former,) = postmasters(home)
 
             kill(former)
-            # A client that lives on and only reconnects finds it again, without a call of ours.
+            # A client that only reconnects finds it again.
             assert holds_within(10, lambda: _answers(dsn, "select answer from kept", 42))
 
             assert former not in postmasters(home)
             assert len(postmasters(home)) == 1
 
 
-def test_keeper_and_server_killed_together(home: Path) -> None:
+def test_next_call_recovers_when_keeper_and_server_are_killed(home: Path) -> None:
     with EmbeddedPostgres(home, idle_stop=SHORT) as server:
         query(server.ensure(), KEEP)
         kill(*keepers(home), *postmasters(home))
@@ -76,7 +76,7 @@ def test_keeper_and_server_killed_together(home: Path) -> None:
 
 
 @pytest.mark.parametrize("victims", [initdbs, keepers], ids=["initdb", "keeper"])
-def test_a_kill_in_the_middle_of_initdb(
+def test_next_call_recovers_from_a_killed_initdb(
     empty_home: Path, spawn: Spawn, victims: Callable[[Path], list[int]]
 ) -> None:
     starter = spawn(empty_home)
@@ -89,7 +89,7 @@ def test_a_kill_in_the_middle_of_initdb(
     assert len(postmasters(empty_home)) == 1
 
 
-def test_the_starter_killed_in_the_middle_of_initdb(empty_home: Path, spawn: Spawn) -> None:
+def test_next_call_recovers_when_the_client_dies_during_initdb(empty_home: Path, spawn: Spawn) -> None:
     starter, waiter = spawn(empty_home), spawn(empty_home)
     assert holds_within(20, lambda: bool(initdbs(empty_home)))
     starter.kill()

@@ -1,4 +1,4 @@
-"""From the first start to the last client, and what it promises in between."""
+"""The life of the embedded server, from the first start to the last client."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SHORT = timedelta(seconds=0.2)
 pytestmark = pytest.mark.timeout(40)
 
 
-def test_a_restarted_server_still_has_what_was_committed(home: Path) -> None:
+def test_committed_data_survives_a_restart(home: Path) -> None:
     with EmbeddedPostgres(home, idle_stop=timedelta(0)) as server:
         query(server.ensure(), KEEP)
     assert holds_within(10, lambda: not is_running(home))
@@ -41,7 +41,9 @@ def test_a_restarted_server_still_has_what_was_committed(home: Path) -> None:
         assert query(server.ensure(), "select answer from kept") == 42
 
 
-def test_it_is_durable_private_and_the_same_everywhere(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_server_settings_are_durable_private_and_portable(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name, value in {
         "PGPORT": "1",
         "PGDATESTYLE": "German",
@@ -71,10 +73,12 @@ def test_it_is_durable_private_and_the_same_everywhere(home: Path, monkeypatch: 
 
 
 @pytest.mark.parametrize("name", ['ho me "x" 50%&é=1', "ho,me"])
-async def test_both_drivers_take_the_dsn_of_a_strange_path(empty_home: Path, data: Path, name: str) -> None:
+async def test_both_drivers_accept_the_dsn_of_an_unusual_path(
+    empty_home: Path, data: Path, name: str
+) -> None:
     strange = empty_home.with_name(name)
     empty_home.symlink_to(strange)
-    if name == "ho,me":  # strange to drivers only; the other one is to initdb, too
+    if name == "ho,me":  # unusual for drivers only; the other path is unusual for initdb too
         furnish(strange, data)
     try:
         with EmbeddedPostgres(empty_home, idle_stop=timedelta(0)) as server:
@@ -89,7 +93,7 @@ async def test_both_drivers_take_the_dsn_of_a_strange_path(empty_home: Path, dat
         shutil.rmtree(homes.locate(strange).socket_directory)
 
 
-def test_a_second_client_finds_it_warm(home: Path) -> None:
+def test_second_client_attaches_quickly(home: Path) -> None:
     with EmbeddedPostgres(home, idle_stop=SHORT) as first:
         began = time.monotonic()
         with EmbeddedPostgres(home) as second:
@@ -99,7 +103,7 @@ def test_a_second_client_finds_it_warm(home: Path) -> None:
         assert len(postmasters(home)) == 1
 
 
-def test_it_stays_while_one_of_two_clients_does(home: Path, spawn: Spawn) -> None:
+def test_server_runs_until_the_last_client_leaves(home: Path, spawn: Spawn) -> None:
     stays, leaves = spawn(home, idle_stop=0), spawn(home, idle_stop=0)
     dsn = stays.says()
     assert leaves.says() == dsn
@@ -112,7 +116,7 @@ def test_it_stays_while_one_of_two_clients_does(home: Path, spawn: Spawn) -> Non
     assert postmasters(home) == [pid]
 
 
-def test_it_stops_by_itself_after_its_only_client_was_killed(home: Path, spawn: Spawn) -> None:
+def test_server_stops_after_its_only_client_was_killed(home: Path, spawn: Spawn) -> None:
     only = spawn(home)
     only.says()
     only.kill()
@@ -120,7 +124,7 @@ def test_it_stops_by_itself_after_its_only_client_was_killed(home: Path, spawn: 
     assert "database system is shut down" in (home / "server.log").read_text()
 
 
-def test_dropping_the_object_does_not_give_the_lease_back(home: Path, spawn: Spawn) -> None:
+def test_garbage_collected_object_keeps_its_lease(home: Path, spawn: Spawn) -> None:
     careless = spawn(home, idle_stop=0, manner="drops the object")
     dsn = careless.says()
     assert careless.says() == "dropped"
@@ -128,7 +132,7 @@ def test_dropping_the_object_does_not_give_the_lease_back(home: Path, spawn: Spa
     assert query(dsn, "select 1") == 1
 
 
-def test_children_of_a_client_do_not_keep_it_up(home: Path, spawn: Spawn) -> None:
+def test_child_processes_do_not_keep_the_server_running(home: Path, spawn: Spawn) -> None:
     parent = spawn(home, manner="has children")
     parent.says()
     children = [int(pid) for pid in parent.says().split()]
@@ -141,7 +145,7 @@ def test_children_of_a_client_do_not_keep_it_up(home: Path, spawn: Spawn) -> Non
         kill(*children)
 
 
-def test_a_forked_child_can_take_a_lease_of_its_own(home: Path, spawn: Spawn) -> None:
+def test_forked_child_can_take_its_own_lease(home: Path, spawn: Spawn) -> None:
     parent = spawn(home, idle_stop=0, manner="has a child that is a client")
     parent.says()
     dsn, child = parent.says().split()
@@ -154,7 +158,7 @@ def test_a_forked_child_can_take_a_lease_of_its_own(home: Path, spawn: Spawn) ->
     assert holds_within(10, lambda: not is_running(home))
 
 
-def test_short_visits_keep_it_warm(home: Path) -> None:
+def test_short_uses_keep_the_server_running(home: Path) -> None:
     for _ in range(3):
         with EmbeddedPostgres(home, idle_stop=timedelta(seconds=1.5)):
             pass
@@ -163,13 +167,13 @@ def test_short_visits_keep_it_warm(home: Path) -> None:
     assert (home / "server.log").read_text().count("starting PostgreSQL") == 1
 
 
-def test_a_removed_home_takes_its_server_with_it(base: Path, made: Path) -> None:
+def test_server_stops_when_its_home_is_removed(base: Path, made: Path) -> None:
     with EmbeddedPostgres(made):
         made.rename(base / "elsewhere")
         assert holds_within(10, lambda: not is_running(made))
 
 
-def test_a_server_whose_programs_are_removed_makes_way_for_one_that_has_them(
+def test_server_with_removed_binaries_is_replaced(
     base: Path, made: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = binaries.find().directory
@@ -184,6 +188,6 @@ def test_a_server_whose_programs_are_removed_makes_way_for_one_that_has_them(
         assert query(server.ensure(), "select answer from kept") == 42
 
 
-def test_idle_stop_is_no_negative_time() -> None:
+def test_negative_idle_stop_is_rejected() -> None:
     with pytest.raises(UsageError, match="idle_stop"):
         EmbeddedPostgres(idle_stop=timedelta(seconds=-1))

@@ -1,4 +1,4 @@
-"""What may lie in the way of a start, and what is said when it cannot be cleared."""
+"""Obstacles to a start, and their error messages."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def without_programs(monkeypatch: pytest.MonkeyPatch, base: Path) -> None:
     monkeypatch.setattr(binaries, "_DEBIAN", base)
 
 
-def test_a_strangers_pid_in_the_files_of_a_dead_server(home: Path) -> None:
+def test_stale_pid_file_with_a_foreign_pid_is_ignored(home: Path) -> None:
     with EmbeddedPostgres(home, idle_stop=AT_ONCE) as server:
         query(server.ensure(), KEEP)
         recorded = {
@@ -58,7 +58,7 @@ def test_a_strangers_pid_in_the_files_of_a_dead_server(home: Path) -> None:
     assert holds_within(10, lambda: not is_running(home))
 
     owner = (home / "data").stat()
-    # PostgreSQL takes a pid of another account for dead, so the stranger is of its own.
+    # PostgreSQL ignores pids of other accounts, so this process runs as the same account.
     stranger = subprocess.Popen(["sleep", "60"], user=owner.st_uid)
     try:
         for path, text in recorded.items():
@@ -74,7 +74,7 @@ def test_a_strangers_pid_in_the_files_of_a_dead_server(home: Path) -> None:
         stranger.wait()
 
 
-def test_a_server_without_a_keeper_is_replaced(home: Path) -> None:
+def test_server_without_a_keeper_is_replaced(home: Path) -> None:
     with EmbeddedPostgres(home, idle_stop=AT_ONCE) as server:
         dsn = server.ensure()
         query(dsn, KEEP)
@@ -97,7 +97,7 @@ def test_a_server_without_a_keeper_is_replaced(home: Path) -> None:
         server.close()
 
 
-def test_a_path_too_long_for_a_socket(long_home: Path) -> None:
+def test_path_too_long_for_a_socket_is_rejected(long_home: Path) -> None:
     with EmbeddedPostgres(long_home, idle_stop=AT_ONCE) as server:
         dsn = server.ensure()
         assert query(dsn, "select 1") == 1
@@ -116,7 +116,7 @@ def test_a_path_too_long_for_a_socket(long_home: Path) -> None:
     sockets.unlink()
 
 
-def test_data_of_another_major_version(empty_home: Path) -> None:
+def test_data_of_another_major_version_is_rejected(empty_home: Path) -> None:
     (empty_home / "data").mkdir(parents=True)
     (empty_home / "data" / "PG_VERSION").write_text("9\n")
     with pytest.raises(UnreachableError) as caught:
@@ -126,7 +126,7 @@ def test_data_of_another_major_version(empty_home: Path) -> None:
     assert not is_running(empty_home)
 
 
-def test_a_server_that_refuses_to_start_says_why(home: Path) -> None:
+def test_start_failure_shows_the_server_log(home: Path) -> None:
     server = EmbeddedPostgres(home, options={"work_mem": "plenty"})
     with pytest.raises(UnreachableError, match=r"FATAL: .*work_mem") as caught:
         server.ensure()
@@ -135,7 +135,7 @@ def test_a_server_that_refuses_to_start_says_why(home: Path) -> None:
     assert not is_running(home)
 
 
-def test_a_log_that_grew_large_makes_room_for_the_next(home: Path) -> None:
+def test_large_log_is_rotated(home: Path) -> None:
     homes.locate(home).make()
     (home / "server.log").touch()
     os.truncate(home / "server.log", 9 * 2**20)
@@ -144,14 +144,14 @@ def test_a_log_that_grew_large_makes_room_for_the_next(home: Path) -> None:
         assert (home / "server.log.old").stat().st_size == 9 * 2**20
 
 
-def test_a_home_that_cannot_be_made(base: Path, empty_home: Path) -> None:
+def test_unwritable_home_is_rejected(base: Path, empty_home: Path) -> None:
     (base / "file").write_text("")
     with pytest.raises(UnreachableError, match="GEN_DURABLE_HOME"):
         EmbeddedPostgres(base / "file" / "empty_home").ensure()
 
 
 @pytest.mark.usefixtures("without_programs")
-def test_no_programs_at_all(empty_home: Path) -> None:
+def test_missing_binaries_are_reported(empty_home: Path) -> None:
     for server in (EmbeddedPostgres(empty_home), EmbeddedPostgres()):
         with pytest.raises(UnreachableError) as caught:
             server.ensure()
@@ -160,35 +160,33 @@ def test_no_programs_at_all(empty_home: Path) -> None:
 
 
 @pytest.mark.usefixtures("without_programs")
-def test_programs_of_the_system_and_the_newest_of_them(base: Path) -> None:
+def test_newest_system_binaries_are_used(base: Path) -> None:
     for major in (9, 14, 16):
         _pretend(base / str(major) / "bin", major)
     assert binaries.find() == binaries.Binaries(base / "16" / "bin", 16)
 
 
 @pytest.mark.usefixtures("without_programs")
-def test_programs_on_the_path(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_binaries_on_the_path_are_used(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _pretend(base / "some" / "where", 15)
     monkeypatch.setenv("PATH", str(base / "some" / "where"))
     assert binaries.find() == binaries.Binaries(base / "some" / "where", 15)
 
 
 @pytest.mark.usefixtures("without_programs")
-def test_a_wheel_wins_over_the_system_and_its_newest_version_counts(
-    base: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_wheel_binaries_precede_system_binaries(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _pretend(base / "99" / "bin", 99)
     package = base / "packages" / "gen_durable_some_wheel"
     _pretend(package / "pginstall" / "bin", 16)
     _pretend(package / "pginstall18" / "bin", 18)
-    # Importing it would fail: it is only looked for.
+    # Importing it would fail; the module is only located.
     (package / "__init__.py").write_text("raise AssertionError\n")
     monkeypatch.syspath_prepend(package.parent)
     monkeypatch.setattr(binaries, "_WHEELS", ("gen_durable_no_such_wheel", "gen_durable_some_wheel"))
     assert binaries.find() == binaries.Binaries(package / "pginstall18" / "bin", 18)
 
 
-def test_given_programs_win_and_must_work(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_configured_binaries_come_first_and_must_work(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _pretend(base / "mine", 17)
     monkeypatch.setenv("GEN_DURABLE_PG_BIN", str(base / "mine"))
     assert binaries.find() == binaries.Binaries(base / "mine", 17)
@@ -197,7 +195,7 @@ def test_given_programs_win_and_must_work(base: Path, monkeypatch: pytest.Monkey
         binaries.find()
 
 
-def test_where_it_lives(base: Path, empty_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_default_home(base: Path, empty_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(base)
     major = binaries.find().major
     default = homes.locate(None)
@@ -211,7 +209,7 @@ def test_where_it_lives(base: Path, empty_home: Path, monkeypatch: pytest.Monkey
     assert homes.locate(base / "given").path == base / "given"
 
 
-def test_windows_is_told_what_to_do() -> None:
+def test_windows_is_rejected_with_advice() -> None:
     assert inspect.signature(unsupported.EmbeddedPostgres) == inspect.signature(EmbeddedPostgres)
     with pytest.raises(UnreachableError, match="GEN_DURABLE_DSN"), unsupported.EmbeddedPostgres():
         pass

@@ -1,4 +1,4 @@
-"""Many clients at once."""
+"""Concurrent clients."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.support.forkserver import launch
 pytestmark = pytest.mark.timeout(50)
 
 
-def test_twenty_clients_race_the_first_start_and_share_one_server(empty_home: Path) -> None:
+def test_twenty_concurrent_clients_start_one_server(empty_home: Path) -> None:
     told, output = os.pipe()
     racers = [launch("tests.embedded.visitor", str(empty_home), "0.2", output=output) for _ in range(20)]
     os.close(output)
@@ -33,14 +33,14 @@ def test_twenty_clients_race_the_first_start_and_share_one_server(empty_home: Pa
             each.kill()
 
 
-def test_visits_that_race_the_stop_of_an_idle_server_all_succeed(home: Path) -> None:
-    # Every object is a client of its own, also within one process: leases belong to open files.
+def test_clients_that_race_the_idle_stop_succeed(home: Path) -> None:
+    # Each object is a separate client, also within one process: leases belong to open files.
     def visit(pause: float) -> object:
         time.sleep(pause)
         with EmbeddedPostgres(home, idle_stop=timedelta(0)) as server:
             return query(server.ensure(), "select 1")
 
-    # The keeper looks every 20 ms and stops within a few more: some visits fall on each moment of that.
+    # The keeper checks every 20 ms, so some clients arrive at each point of the stop.
     pauses = [random.Random(seed).uniform(0, 0.06) for seed in range(30)]
     with ThreadPoolExecutor(2) as threads:
         assert list(threads.map(visit, pauses)) == [1] * 30

@@ -1,4 +1,4 @@
-"""Root lends the server an account, and leaves everything else as it was."""
+"""Root runs the server under another account, and changes no other permissions."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ pytestmark = [
 
 @pytest.fixture
 def closed(base: Path) -> Path:
-    """A directory like /root: nobody else gets in."""
+    """A private directory, like /root."""
     path = base / "closed"
     path.mkdir(0o700)
     return path
@@ -47,7 +47,7 @@ def any_umask() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("plain_environment", "any_umask")
-def test_nothing_of_the_users_is_opened_up(
+def test_permissions_of_user_files_are_unchanged(
     closed: Path, system: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     project = closed / "project"
@@ -71,14 +71,14 @@ def test_nothing_of_the_users_is_opened_up(
 
 
 @pytest.mark.usefixtures("any_umask")
-def test_a_home_is_made_for_the_account_whatever_the_umask(base: Path, empty_home: Path) -> None:
+def test_home_is_accessible_to_the_account_at_any_umask(base: Path, empty_home: Path) -> None:
     nested = base / "a" / "b" / "empty_home"
     homes.locate(nested).make()
     assert homes.locate(nested).path == nested
     assert [path.stat().st_mode & 0o777 for path in (nested, nested.parent, base / "a")] == [0o711] * 3
 
 
-def test_copied_programs_are_kept_and_old_copies_go(closed: Path, empty_home: Path) -> None:
+def test_copied_binaries_are_kept_and_old_copies_removed(closed: Path, empty_home: Path) -> None:
     homes.locate(empty_home).make()
     found = binaries.Binaries(_private_programs(closed), 0)
     nobody = _nobody()
@@ -92,15 +92,13 @@ def test_copied_programs_are_kept_and_old_copies_go(closed: Path, empty_home: Pa
     assert [path.name for path in empty_home.glob("programs-*")] == [staged.relative_to(empty_home).parts[0]]
 
 
-def test_programs_that_the_account_can_run_are_not_copied(empty_home: Path) -> None:
+def test_accessible_binaries_are_not_copied(empty_home: Path) -> None:
     found = binaries.find()
     if account.can_run(_nobody(), found.directory / "postgres"):
         assert binaries.stage(found, empty_home, _nobody()) == found.directory
 
 
-def test_the_owner_of_the_data_is_the_account_unless_another_is_named(
-    empty_home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_owner_of_the_data_is_the_default_account(empty_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (empty_home / "data").mkdir(parents=True)
     os.chown(empty_home / "data", _nobody().uid, _nobody().gid)
     assert account.choose(empty_home / "data") == _nobody()
@@ -111,7 +109,7 @@ def test_the_owner_of_the_data_is_the_account_unless_another_is_named(
 
 
 @pytest.mark.parametrize("name", ["root", "gen-durable-no-such-account"])
-def test_an_account_that_cannot_be_lent(empty_home: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_unusable_account_is_rejected(empty_home: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setenv("GEN_DURABLE_PG_USER", name)
     with pytest.raises(SettingsError, match="GEN_DURABLE_PG_USER"):
         account.choose(empty_home / "data")
@@ -123,7 +121,7 @@ def _nobody() -> account.Account:
 
 
 def _private_programs(directory: Path) -> Path:
-    """PostgreSQL as a user with a umask of 077 would have installed it."""
+    """Binaries installed with a umask of 077."""
     source = binaries.find().directory.resolve()
     if not (source.parent / "share").is_dir():
         pytest.skip("these programs are not of one piece that could be copied")

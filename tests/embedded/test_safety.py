@@ -1,4 +1,4 @@
-"""Files that another account planted are not followed, and homes that it could replace are refused."""
+"""Files planted by another account are not followed, and replaceable homes are rejected."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_planted_file_in_the_data_is_neither_followed_nor_quoted(
 
 @pytest.mark.parametrize("kind", ["symlink", "hard link", "fifo", "directory"])
 def test_keeper_does_not_write_through_a_planted_pid_file(base: Path, secret: Path, kind: str) -> None:
-    """Planted after the client has looked, while the server runs: the keeper looks again when it starts the next one."""
+    """Planted while the server runs: the keeper checks again before it starts the next one."""
     (base / "data").mkdir()
     put(kind, base / "data" / "postmaster.pid", secret)
     keeper = Keeper.__new__(Keeper)
@@ -96,7 +96,7 @@ def test_keeper_removes_no_sockets_behind_a_link(base: Path) -> None:
         (0o711, 0o1777, "can be written by other accounts"),
     ],
 )
-def test_home_that_others_could_replace_is_refused(
+def test_home_that_others_could_replace_is_rejected(
     base: Path, plain_environment: None, parent: int, home: int, problem: str | None
 ) -> None:
     above = base / "above"
@@ -117,7 +117,7 @@ def test_home_that_others_could_replace_is_refused(
 
 @is_root
 @pytest.mark.parametrize("owned", ["above", "above/home"])
-def test_home_below_a_directory_of_another_account_is_refused(
+def test_home_below_a_directory_of_another_account_is_rejected(
     base: Path, plain_environment: None, owned: str
 ) -> None:
     (base / "above" / "home").mkdir(parents=True)
@@ -142,14 +142,14 @@ def test_missing_home_is_not_made_below_a_directory_of_another_account(
 def test_default_home_of_root_is_not_below_a_directory_of_another_account(
     base: Path, plain_environment: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A container's root in a mounted project: nothing is made there, and the server still has a place."""
+    """Root of a container in a mounted project: the home is elsewhere."""
     monkeypatch.setattr(homes, "_SYSTEM", base / "system")
     project = base / "project"
     project.mkdir()
     os.chown(project, pwd.getpwnam("nobody").pw_uid, -1)
     monkeypatch.chdir(project)
     assert homes.locate(None).path.parent == base / "system"
-    # Data that are there already are not silently left behind for an empty server.
+    # Existing data is not silently replaced by an empty server.
     major = binaries.find().major
     (project / ".gen_durable" / f"pg{major}" / "data").mkdir(parents=True)
     with pytest.raises(UnreachableError, match="belongs to uid"):
@@ -161,7 +161,7 @@ def test_default_home_of_root_is_not_below_a_directory_of_another_account(
 def test_link_of_another_account_does_not_choose_the_home(
     base: Path, plain_environment: None, monkeypatch: pytest.MonkeyPatch, link: str
 ) -> None:
-    """What it leads to belongs to us, and is safe by itself: the other account chose that we write there."""
+    """The target is ours and safe, but another account chose that we write there."""
     monkeypatch.setattr(homes, "_SYSTEM", base / "system")
     (base / "ours").mkdir()
     (base / "project").mkdir()
@@ -178,7 +178,7 @@ def test_link_of_another_account_does_not_choose_the_home(
 
 
 @is_root
-def test_server_as_nobody_is_warned_of(
+def test_server_as_nobody_logs_a_warning(
     empty_home: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("GEN_DURABLE_PG_USER", "nobody")

@@ -1,4 +1,4 @@
-"""`python -m tests.embedded.visitor HOME IDLE_STOP`: a client that says who serves it, and stays until it is ended."""
+"""`python -m tests.embedded.visitor HOME IDLE_STOP`: a client that prints the pid of its server, and runs until it is killed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def main(home: str, idle_stop: str) -> None:
     server = EmbeddedPostgres(Path(home), idle_stop=timedelta(seconds=float(idle_stop)))
     with psycopg.connect(server.ensure()) as connection:
         row = connection.execute("select pg_postmaster_start_time()::text").fetchone()
-    os.write(1, f"{server.ensure()} {row}\n".encode())  # at once: others say the same on the same pipe
+    os.write(1, f"{server.ensure()} {row}\n".encode())  # one write: others write to the same pipe
     signal.pause()
 
 

@@ -120,7 +120,7 @@ async def counts_of_picks(dsn: str, explainer: Explainer) -> list[int]:
 async def check_the_way_is_free(
     explainer: Explainer, dsn: str, crowd: Callable[[], Awaitable[None]], orderly: Explained
 ) -> None:
-    """Assert that vacuum has removed the dead index entries.
+    """Assert that vacuum has removed dead index entries.
 
     An older transaction in any database of the server can prevent that.
     Then another worker has to vacuum; nothing else does.

@@ -70,7 +70,7 @@ async def test_starts_obey_the_limit_of_each_bucket(durable_dsn: str, db: Any) -
     assert all(event.granted < event.wanted for event in throttled)
 
 
-class Held(Machine[str, None]):
+class HeldJob(Machine[str, None]):
     """Records its start; the first instance waits for the test."""
 
     def __init__(self) -> None:
@@ -89,15 +89,15 @@ class Held(Machine[str, None]):
 @pytest.mark.clause("FLOW-17")
 async def test_no_token_is_spent_without_capacity(durable_dsn: str, db: Any) -> None:
     """If prefetched rows spent tokens, four would start at the same time after an hour."""
-    held = Held()
+    held = HeldJob()
     limit = RateLimit("crm", 2, timedelta(hours=1))
     queues = {"default": Queue(concurrency=1, prefetch=10)}
     async with Worker([held], dsn=durable_dsn, settings=CALM, limits=[limit], queues=queues) as worker:
-        await worker.insert(Held, "first")
+        await worker.insert(HeldJob, "first")
         await happens(held.is_there)
         states = ("plain", "limited", "limited", "behind")
-        limited = Spec(Held, "limited", rate_limit="crm")
-        specs = [limited if one == "limited" else Spec(Held, one) for one in states]
+        limited = Spec(HeldJob, "limited", rate_limit="crm")
+        specs = [limited if one == "limited" else Spec(HeldJob, one) for one in states]
         await worker.insert_all(specs)
         await holds(db, "select count(*) = 2 from gen_durable.gen_durable where status = 'executing'")
         leased = await db.fetch("select state from gen_durable.gen_durable where status = 'executing'")

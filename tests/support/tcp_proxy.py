@@ -34,7 +34,7 @@ __all__ = [
     "SWEEP",
     "UNGATE",
     "Exchange",
-    "Held",
+    "HeldExchange",
     "Match",
     "Proxy",
     "Trap",
@@ -99,7 +99,7 @@ def saying(statement: str, *, after: str | None = None) -> Match:
 
 
 @dataclass
-class Held:
+class HeldExchange:
     """An exchange that waits for a verdict."""
 
     exchange: Exchange
@@ -125,14 +125,14 @@ class Trap:
     """Holds exchanges one by one, for a test to decide about."""
 
     def __init__(self) -> None:
-        self._held: asyncio.Queue[Held] = asyncio.Queue()
+        self._held: asyncio.Queue[HeldExchange] = asyncio.Queue()
 
     async def decide(self, exchange: Exchange) -> Verdict:
-        held = Held(exchange)
+        held = HeldExchange(exchange)
         self._held.put_nowait(held)
         return await held.verdict
 
-    async def springs(self, within: float = 20.0) -> Held:
+    async def springs(self, within: float = 20.0) -> HeldExchange:
         """Wait for something to be held."""
         async with asyncio.timeout(within):
             return await self._held.get()

@@ -237,9 +237,9 @@ async def test_effect_whose_outcome_repeatedly_times_out_fails(
     class Hurried(Machine[None, str]):
         @step
         async def run(self, ctx: Context[None]) -> Outcome[str]:
-            return Done("done", effect=self.hurry)
+            return Done("done", effect=self.shorten_timeout)
 
-        async def hurry(self, tx: Transaction) -> None:
+        async def shorten_timeout(self, tx: Transaction) -> None:
             runs.append(1)
             await tx.execute(BOOK, "hurried", "")
             await tx.execute("set local statement_timeout = '1ms'")

@@ -85,7 +85,7 @@ class Everything(Machine[None, None]):
 class Failing(Machine[None, None]):
     @step
     async def run(self, ctx: Context[None]) -> Outcome[None]:
-        return Stop("as it was told", effect=booking(ctx))
+        return Stop("as expected", effect=booking(ctx))
 
 
 def _told(records: Any) -> list[tuple[str, str | None]]:
